@@ -1,0 +1,1 @@
+"""Buckets, ladders and selection; pure Python."""

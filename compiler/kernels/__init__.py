@@ -1,0 +1,1 @@
+"""TIR kernel templates, one family a file."""

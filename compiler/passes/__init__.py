@@ -1,0 +1,1 @@
+"""Relax passes, one a file."""

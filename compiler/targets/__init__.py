@@ -1,0 +1,1 @@
+"""Exact target descriptions."""

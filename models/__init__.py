@@ -1,0 +1,1 @@
+"""Model families in plain torch plus the llmc ops."""

@@ -1,0 +1,1 @@
+"""Runs artifacts; imports neither torch nor tvm."""

@@ -1,0 +1,227 @@
+/* llmc.h: the C ABI of the llmc runtime.
+ *
+ * Every function returns a status code and takes a caller-owned llmc_error (may be NULL). Every struct starts
+ * with struct_size, is filled by its _init function and only grows at the end. Ids are uint64_t and never reused.
+ * No exception, abort or stdio crosses this boundary. Unless stated otherwise a function may be called from any
+ * thread, but calls on one object must not overlap; on failure outputs are unchanged. */
+#ifndef LLMC_LLMC_H_
+#define LLMC_LLMC_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define LLMC_API __attribute__((visibility("default")))
+#else
+#define LLMC_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define LLMC_ABI_VERSION 1u
+
+typedef int32_t llmc_status;
+enum {
+  LLMC_OK = 0,
+  LLMC_ERR_INVALID_ARGUMENT = 1,
+  LLMC_ERR_NOT_FOUND = 2,
+  LLMC_ERR_IO = 3,
+  LLMC_ERR_CORRUPT = 4,
+  LLMC_ERR_VERSION = 5,
+  LLMC_ERR_UNSUPPORTED_ISA = 6,
+  LLMC_ERR_OUT_OF_MEMORY = 7,
+  LLMC_ERR_OUT_OF_RANGE = 8,
+  LLMC_ERR_QUEUE_FULL = 9,
+  LLMC_ERR_BUCKET_MISS = 10,
+  LLMC_ERR_INTERNAL = 11
+};
+
+typedef struct llmc_error {
+  uint32_t struct_size;
+  int32_t code;
+  char message[1016]; /* one sentence, NUL-terminated, with the offending value and what to do */
+} llmc_error;
+LLMC_API void llmc_error_init(llmc_error *error);
+
+/* Version of the library, "MAJOR.MINOR.PATCH"; static storage. */
+LLMC_API const char *llmc_version(void);
+LLMC_API uint32_t llmc_abi_version(void);
+
+/* ---- artifact: opening validates everything ------------------------------------------------------------ */
+typedef struct llmc_artifact llmc_artifact;
+
+typedef struct llmc_artifact_info {
+  uint32_t struct_size;
+  uint32_t num_graphs, num_kernels, num_commands, num_weights;
+  int32_t num_layers, num_kv_heads, head_dim, block_size, vocab_size, max_model_len, max_num_seqs;
+  uint32_t isa_level;
+  uint64_t weight_bytes;          /* bytes of weights.safetensors */
+  uint64_t code_bytes;            /* bytes of kernels.so */
+  uint64_t max_arena_bytes;       /* largest arena over all graphs */
+  uint64_t kv_block_bytes;        /* K and V of one block over all layers */
+} llmc_artifact_info;
+
+typedef struct llmc_graph_info {
+  uint32_t struct_size;
+  uint32_t phase;                 /* 0 prefill, 1 decode, 2 mixed */
+  uint32_t batch, seq, max_tokens, max_seqs, max_samples, max_blocks_per_seq, num_commands;
+  uint64_t arena_bytes;
+} llmc_graph_info;
+
+/* Opens an artifact directory: maps files, validates, loads the kernels. *out is owned by the caller. */
+LLMC_API llmc_status llmc_artifact_open(const char *path, llmc_artifact **out, llmc_error *error);
+/* Releases the artifact; engines and replayers made from it keep their own reference. NULL is allowed. */
+LLMC_API void llmc_artifact_close(llmc_artifact *artifact);
+LLMC_API llmc_status llmc_artifact_get_info(const llmc_artifact *artifact, llmc_artifact_info *info, llmc_error *error);
+LLMC_API llmc_status llmc_artifact_get_graph(const llmc_artifact *artifact, uint32_t index, llmc_graph_info *info,
+                                             llmc_error *error);
+
+/* ---- replayer: one graph at a time, for tools, tests and benchmarks -------------------------------------- */
+typedef struct llmc_replayer llmc_replayer;
+
+typedef struct llmc_replayer_options {
+  uint32_t struct_size;
+  uint32_t num_threads;           /* 0: every CPU this process may use */
+  uint32_t num_blocks;            /* KV blocks besides the dummy block 0; 0: enough for one sequence of max_model_len */
+  uint32_t pin_threads;           /* 1: pin each team thread to one allowed CPU (default) */
+} llmc_replayer_options;
+LLMC_API void llmc_replayer_options_init(llmc_replayer_options *options);
+
+/* One step's inputs; arrays are owned by the caller and read during the call only. */
+typedef struct llmc_batch {
+  uint32_t struct_size;
+  uint32_t num_tokens, num_seqs, num_samples, block_table_stride;
+  const int32_t *input_ids;       /* [num_tokens] */
+  const int32_t *positions;       /* [num_tokens] */
+  const int32_t *slot_mapping;    /* [num_tokens] */
+  const int32_t *block_tables;    /* [num_seqs][block_table_stride] */
+  const int32_t *context_lens;    /* [num_seqs] tokens in the cache after this step */
+  const int32_t *query_start;     /* [num_seqs + 1] */
+  const int32_t *sample_index;    /* [num_samples] rows among the packed tokens */
+} llmc_batch;
+LLMC_API void llmc_batch_init(llmc_batch *batch);
+
+typedef struct llmc_replay_stats {
+  uint32_t struct_size;
+  uint32_t num_threads;
+  uint64_t num_replays;
+  uint64_t total_ns;              /* wall time inside replay */
+  uint64_t kernel_ns;             /* thread 0: time inside kernels (only while profiling is on) */
+  uint64_t family_ns[8];          /* the same by kernel family */
+} llmc_replay_stats;
+
+LLMC_API llmc_status llmc_replayer_create(llmc_artifact *artifact, const llmc_replayer_options *options,
+                                          llmc_replayer **out, llmc_error *error);
+LLMC_API void llmc_replayer_destroy(llmc_replayer *replayer);
+/* Replays graph `graph`; writes num_samples × vocab_size floats to logits (capacity in floats). Validates the batch
+ * against the graph first; on failure nothing ran. */
+LLMC_API llmc_status llmc_replayer_run(llmc_replayer *replayer, uint32_t graph, const llmc_batch *batch, float *logits,
+                                       uint64_t capacity, llmc_error *error);
+LLMC_API llmc_status llmc_replayer_set_profiling(llmc_replayer *replayer, uint32_t on, llmc_error *error);
+LLMC_API llmc_status llmc_replayer_get_stats(const llmc_replayer *replayer, llmc_replay_stats *stats, llmc_error *error);
+
+/* ---- engine: continuous batching ------------------------------------------------------------------------- */
+typedef struct llmc_engine llmc_engine;
+
+enum { LLMC_MISS_LARGER = 0, LLMC_MISS_ERROR = 1 };
+
+typedef struct llmc_engine_options {
+  uint32_t struct_size;
+  uint32_t num_threads;           /* 0: every CPU this process may use */
+  uint32_t num_blocks;            /* 0: from kv_bytes, or else enough for max_num_seqs sequences of max_model_len, at most 1 GiB */
+  uint32_t max_num_seqs;          /* 0: the artifact's */
+  uint32_t max_waiting;           /* bound on waiting requests; 0: 65536 */
+  uint32_t max_tokens_per_step;   /* prefill tokens in one step; 0: the largest prefill graph */
+  uint32_t prefix_cache;          /* 1 on (default), 0 off */
+  uint32_t miss_policy;
+  uint32_t pin_threads;
+  uint32_t idle_spin_us;          /* team threads spin this long before they sleep; default 1000 */
+  uint64_t kv_bytes;              /* bytes for the KV pool; 0: see num_blocks */
+} llmc_engine_options;
+LLMC_API void llmc_engine_options_init(llmc_engine_options *options);
+
+typedef struct llmc_logit_bias { int32_t token_id; float bias; } llmc_logit_bias;
+
+typedef struct llmc_sampling_params {
+  uint32_t struct_size;
+  uint32_t n;                     /* independent continuations, 1 … 64; default 1 */
+  uint32_t max_tokens;            /* default 16; clipped by max_model_len */
+  uint32_t min_tokens;            /* eos and stop ids are masked before this many */
+  float temperature;              /* 0: greedy; default 1 */
+  float top_p, min_p;             /* defaults 1 and 0 */
+  int32_t top_k;                  /* 0 or -1: off */
+  float repetition_penalty, presence_penalty, frequency_penalty; /* 1, 0, 0 */
+  uint32_t ignore_eos;
+  uint64_t seed;                  /* stream = f(seed, continuation index, position): independent of the batch */
+  uint32_t has_seed;              /* 0: the engine draws one */
+  int32_t num_logprobs;           /* -1 none, 0 only the chosen token, up to 20 alternatives */
+  const int32_t *stop_token_ids;
+  uint64_t num_stop_token_ids;
+  const llmc_logit_bias *logit_bias;
+  uint64_t num_logit_bias;
+} llmc_sampling_params;
+LLMC_API void llmc_sampling_params_init(llmc_sampling_params *params);
+
+typedef struct llmc_request {
+  uint32_t struct_size;
+  int32_t priority;               /* lower runs first; default 0 */
+  const int32_t *prompt_token_ids;
+  uint64_t num_prompt_tokens;
+  llmc_sampling_params sampling;
+} llmc_request;
+LLMC_API void llmc_request_init(llmc_request *request);
+
+enum { LLMC_EVENT_TOKEN = 0, LLMC_EVENT_FINISHED = 1, LLMC_EVENT_FAILED = 2 };
+enum { LLMC_FINISH_NONE = 0, LLMC_FINISH_STOP = 1, LLMC_FINISH_LENGTH = 2, LLMC_FINISH_CANCELLED = 3, LLMC_FINISH_ERROR = 4 };
+#define LLMC_MAX_TOP_LOGPROBS 20
+
+typedef struct llmc_event {
+  uint32_t struct_size;
+  uint32_t kind;
+  uint64_t request_id;
+  uint32_t output_index;          /* which of n */
+  int32_t token_id;               /* TOKEN: the token; FINISHED by stop token: that token; else -1 */
+  uint32_t finish_reason;
+  uint32_t num_prompt_tokens, num_cached_tokens, num_output_tokens;
+  int32_t error_code;
+  float logprob;
+  uint32_t num_top;
+  int32_t top_token_ids[LLMC_MAX_TOP_LOGPROBS];
+  float top_logprobs[LLMC_MAX_TOP_LOGPROBS];
+  uint64_t time_ns;               /* monotonic clock */
+} llmc_event;
+
+typedef struct llmc_engine_stats {
+  uint32_t struct_size;
+  uint32_t num_running, num_waiting, num_blocks, num_free_blocks, num_cached_blocks, num_threads;
+  uint64_t num_steps, num_prefill_steps, num_decode_steps, num_preemptions, num_finished, num_bucket_misses;
+  uint64_t prompt_tokens, cached_tokens, output_tokens;
+  uint64_t scheduled_tokens, padded_tokens;  /* valid tokens replayed; padding of the buckets they ran in */
+  uint64_t step_ns, replay_ns, sample_ns;    /* wall time */
+} llmc_engine_stats;
+
+/* All allocation happens here. The engine keeps a reference to the artifact. */
+LLMC_API llmc_status llmc_engine_create(llmc_artifact *artifact, const llmc_engine_options *options, llmc_engine **out,
+                                        llmc_error *error);
+LLMC_API void llmc_engine_destroy(llmc_engine *engine);
+/* submit, cancel: from any thread, also while another thread is in step. */
+LLMC_API llmc_status llmc_engine_submit(llmc_engine *engine, const llmc_request *request, uint64_t *id, llmc_error *error);
+LLMC_API llmc_status llmc_engine_cancel(llmc_engine *engine, uint64_t id, llmc_error *error);
+/* One iteration: schedule, prepare, replay, sample, postprocess. *progressed = 0 when there was nothing to do. */
+LLMC_API llmc_status llmc_engine_step(llmc_engine *engine, uint32_t *progressed, llmc_error *error);
+/* Moves up to capacity events, oldest first. events[0].struct_size must be set by the caller. */
+LLMC_API llmc_status llmc_engine_poll(llmc_engine *engine, llmc_event *events, uint64_t capacity, uint64_t *count,
+                                      llmc_error *error);
+LLMC_API llmc_status llmc_engine_get_stats(const llmc_engine *engine, llmc_engine_stats *stats, llmc_error *error);
+/* Per graph: how often it was replayed, and how many valid tokens it carried. Arrays of `capacity` graphs. */
+LLMC_API llmc_status llmc_engine_get_graph_use(const llmc_engine *engine, uint64_t *replays, uint64_t *tokens,
+                                               uint64_t capacity, llmc_error *error);
+/* LLMC_OK when reference counts, block tables, free list and prefix index agree; LLMC_ERR_INTERNAL and why otherwise. */
+LLMC_API llmc_status llmc_engine_check_integrity(const llmc_engine *engine, llmc_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* LLMC_LLMC_H_ */

@@ -1,0 +1,48 @@
+// Device: what the engine needs of an accelerator. The scheduler and block manager never see one; the engine calls
+// it once per step. CpuDevice replays artifact graphs; tests use a null device.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "status.h"
+
+namespace llmc {
+
+enum class Phase : uint32_t { kPrefill = 0, kDecode = 1, kMixed = 2 };
+
+// One compiled bucket, as the scheduler sees it.
+struct GraphShape {
+  Phase phase;
+  uint32_t batch, seq;
+  uint32_t max_tokens, max_seqs, max_samples, max_blocks_per_seq;
+};
+
+// Facts of the model that the engine needs.
+struct ModelShape {
+  int32_t num_layers, block_size, vocab_size, max_model_len, max_num_seqs;
+  std::vector<int32_t> eos_token_ids;
+  uint64_t kv_block_bytes;
+  std::vector<GraphShape> graphs;
+};
+
+// Inputs of one step; int32 arrays packed (ragged) at the front, as FORMAT.md describes. Vectors are reused.
+struct StepBatch {
+  uint32_t graph = 0;
+  uint32_t num_tokens = 0, num_seqs = 0, num_samples = 0, block_table_stride = 0;
+  std::vector<int32_t> input_ids, positions, slot_mapping, block_tables, context_lens, query_start, sample_index;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual const ModelShape& model() const = 0;
+  // KV blocks of the pool, the dummy block 0 included.
+  virtual uint32_t num_blocks() const = 0;
+  virtual uint32_t num_threads() const = 0;
+  // Replays batch.graph. *logits points to num_samples × vocab_size floats, valid until the next call.
+  virtual Status Run(const StepBatch& batch, const float** logits) = 0;
+  // Copies one KV block of every layer (copy-on-write).
+  virtual Status CopyBlock(uint32_t from, uint32_t to) = 0;
+};
+
+}  // namespace llmc

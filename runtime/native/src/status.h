@@ -1,0 +1,24 @@
+// Status: how internal functions report failure; converted to llmc_status + llmc_error at the C boundary.
+#pragma once
+#include <string>
+#include <utility>
+
+#include "llmc/llmc.h"
+
+namespace llmc {
+
+struct [[nodiscard]] Status {
+  llmc_status code = LLMC_OK;
+  std::string message;
+  bool ok() const { return code == LLMC_OK; }
+  static Status Ok() { return {}; }
+  static Status Error(llmc_status code, std::string message) { return {code, std::move(message)}; }
+};
+
+#define LLMC_RETURN_IF_ERROR(expr)          \
+  do {                                      \
+    ::llmc::Status status_ = (expr);        \
+    if (!status_.ok()) return status_;      \
+  } while (0)
+
+}  // namespace llmc
