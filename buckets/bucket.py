@@ -1,0 +1,125 @@
+"""The bucket: the static shape that one graph is compiled for, and the choice among buckets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+PHASES = ("prefill", "decode", "mixed")
+MAX_DIM = 1 << 24
+MAX_BUCKETS = 4096
+
+_TEXT = re.compile(r"([a-z]+):([0-9]{1,9})x([0-9]{1,9})", re.ASCII)
+
+
+class BucketError(ValueError):
+    """A bucket, ladder or spec that cannot be used; the message is one sentence with the offending value."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Bucket:
+    """Shape of one graph: `batch` sequences of at most `seq` tokens each.
+
+    seq counts new tokens of a sequence in `prefill`, tokens of context in `decode`, and all tokens of the step in
+    `mixed`. Raises BucketError for an unknown phase or a dimension outside 1 … 2**24.
+    """
+
+    phase: str
+    batch: int
+    seq: int
+
+    def __post_init__(self) -> None:
+        if self.phase not in PHASES:
+            raise BucketError(f"unknown phase {self.phase!r}: use one of {', '.join(PHASES)}")
+        for name, value in (("batch", self.batch), ("seq", self.seq)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise BucketError(f"{name} of a {self.phase} bucket must be a whole number, not {value!r}")
+            if not 1 <= value <= MAX_DIM:
+                raise BucketError(f"{name} {value} of a {self.phase} bucket is out of range: use 1 to {MAX_DIM}")
+
+    @classmethod
+    def parse(cls, text: str) -> Bucket:
+        """Reads "decode:4x512" (phase:batch×seq), the form that `str` writes. Raises BucketError."""
+        match = _TEXT.fullmatch(text.strip())
+        if match is None:
+            raise BucketError(f"{text!r} is not a bucket: write it as PHASE:BATCHxSEQ, for example decode:4x512")
+        return cls(match[1], int(match[2]), int(match[3]))
+
+    def __str__(self) -> str:
+        return f"{self.phase}:{self.batch}x{self.seq}"
+
+    @property
+    def max_tokens(self) -> int:
+        """Token rows of the graph."""
+        if self.phase == "prefill":
+            return self.batch * self.seq
+        return self.batch if self.phase == "decode" else self.seq
+
+    def fits(self, num_seqs: int, length: int) -> bool:
+        """True when `num_seqs` sequences, the longest of `length` tokens (as `seq` counts them), run in this graph."""
+        return num_seqs <= self.batch and length <= self.seq
+
+
+def area(bucket: Bucket) -> int:
+    """Stand-in for the measured cost: batch × seq."""
+    return bucket.batch * bucket.seq
+
+
+def select(
+    buckets: Iterable[Bucket], num_seqs: int, length: int, cost: Callable[[Bucket], float] = area
+) -> Bucket | None:
+    """Cheapest bucket that fits, or None on a miss. Ties go to the smaller batch, so the choice is deterministic."""
+    fitting = (bucket for bucket in buckets if bucket.fits(num_seqs, length))
+    return min(fitting, key=lambda bucket: (cost(bucket), bucket.batch, bucket.seq), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketLadder:
+    """The buckets of an artifact, each phase sorted by (batch, seq) and free of duplicates.
+
+    Raises BucketError when a phase is empty, holds a bucket of another phase or one bucket twice, or when there are
+    more than MAX_BUCKETS in all.
+    """
+
+    prefill: tuple[Bucket, ...]
+    decode: tuple[Bucket, ...]
+
+    def __post_init__(self) -> None:
+        if len(self) > MAX_BUCKETS:
+            raise BucketError(f"{len(self)} buckets are more than the limit of {MAX_BUCKETS}: use larger steps")
+        for phase in ("prefill", "decode"):
+            buckets: tuple[Bucket, ...] = getattr(self, phase)
+            if not buckets:
+                raise BucketError(f"no {phase} bucket: a ladder needs at least one prefill and one decode bucket")
+            seen: set[Bucket] = set()
+            for bucket in buckets:
+                if bucket.phase != phase:
+                    raise BucketError(f"bucket {bucket} is listed under {phase}: move it to {bucket.phase}")
+                if bucket in seen:
+                    raise BucketError(f"bucket {bucket} is given twice: list each bucket once")
+                seen.add(bucket)
+            object.__setattr__(self, phase, tuple(sorted(buckets)))
+
+    def __len__(self) -> int:
+        return len(self.prefill) + len(self.decode)
+
+    def __iter__(self) -> Iterator[Bucket]:
+        yield from self.prefill
+        yield from self.decode
+
+    @property
+    def max_batch(self) -> int:
+        """Most sequences that one decode step can carry."""
+        return max(bucket.batch for bucket in self.decode)
+
+    @property
+    def max_context(self) -> int:
+        """Longest context, in tokens, that a decode bucket holds."""
+        return max(bucket.seq for bucket in self.decode)
+
+    def select(self, phase: str, num_seqs: int, length: int, cost: Callable[[Bucket], float] = area) -> Bucket | None:
+        """Cheapest bucket of `phase` that fits, or None on a miss. Raises BucketError for an unknown phase."""
+        if phase not in ("prefill", "decode"):
+            raise BucketError(f"unknown phase {phase!r}: a ladder has prefill and decode")
+        return select(self.prefill if phase == "prefill" else self.decode, num_seqs, length, cost)
