@@ -45,7 +45,7 @@ def pad_slots(slots: Sequence[int], bucket: Bucket, block_size: int) -> list[int
 
 
 def padding_tokens(bucket: Bucket, num_tokens: int) -> int:
-    """Rows of `bucket` that are padding when it carries `num_tokens` tokens. Raises BucketError when they do not fit."""
+    """Rows of `bucket` that are padding when it carries `num_tokens` tokens. Raises BucketError if too many."""
     if not 0 <= num_tokens <= bucket.max_tokens:
         raise BucketError(f"{num_tokens} tokens do not fit the {bucket.max_tokens} rows of {bucket}")
     return bucket.max_tokens - num_tokens
