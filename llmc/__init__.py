@@ -1,3 +1,72 @@
-"""llmc: ahead-of-time compiler and bucketed graph runtime for large language models."""
+"""llmc: ahead-of-time compiler and bucketed graph runtime for large language models.
+
+`LLM(path)` takes an artifact or a model directory; a model directory is compiled on the way, through the cache.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmc.runtime.llm import LLM
+    from llmc.runtime.params import SamplingParams
 
 __version__ = "0.1.0"
+__all__ = ["LLM", "ModelPathError", "SamplingParams", "__version__", "artifact_path"]
+
+
+class ModelPathError(ValueError):
+    """A path that is neither an artifact nor a model that can be compiled here; the message is one sentence."""
+
+
+def artifact_path(path: str | Path) -> Path:
+    """`path` if it is an artifact; for a model directory, the artifact compiled from it with default settings.
+
+    Raises ModelPathError for anything else, and when a model has to be compiled but the compiler is not installed.
+    """
+    path = Path(path)
+    if (path / "graphs.bin").is_file():
+        return path
+    if not path.exists():
+        raise ModelPathError(f"{path} does not exist: give an artifact or a model directory")
+    if not (path / "config.json").is_file():
+        raise ModelPathError(f"{path} is neither an artifact (no graphs.bin) nor a model directory (no config.json)")
+    require_compiler(f"{path} is a model directory and must be compiled first")
+    from llmc.compiler.pipeline import compile_cached
+
+    return Path(compile_cached(path))
+
+
+def require_compiler(why: str) -> None:
+    """Raises ModelPathError, one sentence that starts with `why`, when the extra llmc[compiler] is not installed."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("llmc.compiler", "torch", "tvm") if find_spec(name) is None]
+    if missing:
+        raise ModelPathError(f"{why}, but {missing[0]} is not installed: pip install 'llmc[compiler]'")
+
+
+def __getattr__(name: str) -> Any:
+    # Resolved at first use: importing llmc stays free of the runtime library, numpy and the tokenizer.
+    if name == "LLM":
+        value: Any = _llm_class()
+    elif name == "SamplingParams":
+        from llmc.runtime.params import SamplingParams as value
+    else:
+        raise AttributeError(f"module 'llmc' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def _llm_class() -> type:
+    from llmc.runtime.llm import LLM as RuntimeLLM
+
+    class LLM(RuntimeLLM):
+        __doc__ = RuntimeLLM.__doc__
+
+        def __init__(self, path: str | Path, **options: Any) -> None:
+            super().__init__(artifact_path(path), **options)
+
+    LLM.__module__, LLM.__qualname__ = "llmc", "LLM"
+    return LLM

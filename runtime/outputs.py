@@ -1,0 +1,66 @@
+"""What a finished request gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+FINISH_REASONS = ("", "stop", "length", "cancelled", "error")
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Natural-log probability of the chosen token, and of the most likely ones: {token id: logprob}."""
+
+    token_id: int
+    logprob: float
+    top: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One continuation. text: without the stop string; token_ids: without the token that ended it.
+
+    finish_reason: "stop", "length", "cancelled" or "error". stop_reason: the stop string or stop token id that ended
+    it, None for anything else. logprobs: one entry a token when asked for, else None.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of a request; cached_tokens are those of the prompt that came from the prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds from submission. ttft_s: to the first token; tpot_s: mean between later tokens, None below two tokens."""
+
+    ttft_s: float | None
+    tpot_s: float | None
+    total_s: float
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A finished request; index counts the prompts of the call. prompt is None when token ids were given.
+
+    error: one sentence when the engine failed the request, else None.
+    """
+
+    index: int
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    usage: Usage
+    timings: Timings
+    error: str | None = None

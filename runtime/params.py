@@ -1,0 +1,105 @@
+"""How a request is sampled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_CONTINUATIONS = 64
+MAX_LOGPROBS = 20
+
+
+class RequestError(ValueError):
+    """A prompt or sampling parameter that cannot be served; the message is one sentence with the offending value."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Sampling of one request; a request with a seed is a pure function of (artifact, request).
+
+    n: independent continuations, 1 … 64. max_tokens, min_tokens: generated tokens; max_tokens is clipped by the
+    artifact's max_model_len, eos and stops do not apply before min_tokens. temperature 0 is greedy. top_k 0 or -1 is
+    off. stop: strings that end the text and are left out of it. logit_bias: token id → value added to its logit.
+    logprobs: None, or 0 … 20 alternatives beside the chosen token. seed None: drawn by the engine.
+    Raises RequestError for a value out of range.
+    """
+
+    n: int = 1
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        _whole("n", self.n, 1, MAX_CONTINUATIONS)
+        _whole("max_tokens", self.max_tokens, 1, 1 << 31)
+        _whole("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _whole("top_k", self.top_k, -1, (1 << 31) - 1)
+        _real("temperature", self.temperature, 0.0, 100.0)
+        _real("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0:
+            raise RequestError("top_p 0 leaves no token: use a value above 0, or temperature 0 for greedy")
+        _real("min_p", self.min_p, 0.0, 1.0)
+        _real("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.seed is not None:
+            _whole("seed", self.seed, 0, (1 << 64) - 1)
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for text in stop:
+            if not isinstance(text, str) or not text:
+                raise RequestError(f"stop {text!r} is not a non-empty string")
+        for token in self.stop_token_ids:
+            _whole("stop_token_ids", token, 0, (1 << 31) - 1)
+        for token, bias in self.logit_bias.items():
+            _whole("logit_bias token", token, 0, (1 << 31) - 1)
+            _real(f"logit_bias of token {token}", bias, -1000.0, 1000.0)
+
+    @property
+    def num_logprobs(self) -> int:
+        """`logprobs` as the C ABI counts it: -1 for none."""
+        return -1 if self.logprobs is None else self.logprobs
+
+    @classmethod
+    def from_generation_config(cls, config: Mapping[str, Any], **overrides: Any) -> SamplingParams:
+        """The model's own defaults (generation_config.json), then `overrides` that are not None.
+
+        A config with do_sample false, or without sampling keys, is greedy. Raises RequestError.
+        """
+        values: dict[str, Any] = {}
+        if config.get("do_sample"):
+            keys = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+            values = {key: config[key] for key in keys if config.get(key) is not None}
+        else:
+            values = {"temperature": 0.0}
+        values.update({key: value for key, value in overrides.items() if value is not None})
+        return cls(**values)
+
+
+def _whole(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise RequestError(f"{name} {value!r} is out of range: use a whole number from {low} to {high}")
+
+
+def _real(name: str, value: object, low: float, high: float) -> None:
+    fine = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not fine or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type, operator]
+        raise RequestError(f"{name} {value!r} is out of range: use a number from {low:g} to {high:g}")
