@@ -1,0 +1,58 @@
+#include "isa.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace llmc {
+
+const char* IsaName(uint32_t level) {
+  switch (level) {
+    case 1: return "x86-64-v3";
+    case 2: return "x86-64-v4";
+    case 3: return "x86-64-v4 + AVX512-VNNI";
+    case 4: return "x86-64-v4 + AVX512-VNNI + AVX512-BF16";
+    case 5: return "x86-64-v4 + AVX512-VNNI + AVX512-BF16 + AMX-BF16";
+    default: return "less than x86-64-v3";
+  }
+}
+
+#if defined(__x86_64__)
+
+uint32_t MachineIsaLevel() {
+  // The avx checks of __builtin_cpu_supports include that the operating system saves the registers.
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("bmi") ||
+      !__builtin_cpu_supports("bmi2") || !__builtin_cpu_supports("popcnt")) {
+    return 0;
+  }
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512cd") || !__builtin_cpu_supports("avx512dq") ||
+      !__builtin_cpu_supports("avx512vl")) {
+    return 1;
+  }
+  if (!__builtin_cpu_supports("avx512vnni")) return 2;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr unsigned kAvx512Bf16 = 1u << 5;                   // leaf 7.1 eax
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;  // leaf 7.0 edx
+  if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !(eax & kAvx512Bf16)) return 3;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 4;
+  return (edx & kAmxBf16) && (edx & kAmxTile) ? 5 : 4;
+}
+
+bool EnableIsaLevel(uint32_t level) {
+  if (level < 5) return true;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+#else
+
+uint32_t MachineIsaLevel() { return 0; }
+bool EnableIsaLevel(uint32_t level) { return level == 0; }
+
+#endif
+
+}  // namespace llmc
