@@ -1,0 +1,167 @@
+"""A small layer over TVM's IR builder: flat buffers, 16-lane vectors, the kernel ABI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernels import vector_ir
+
+Expr = Any
+WIDTH = 16  # float32 values of one vector, on every target
+_UNBOUNDED = 1 << 30  # shapes of whole buffers are not known to a kernel; nothing is derived from this
+LANES = {"f32": 1, "bf16": 2}  # elements of one packed word
+TIR_DTYPE = {"f32": "float32", "bf16": "uint16", "i32": "int32"}
+
+
+class KernelSpecError(ValueError):
+    """A spec that no template can build."""
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def lanes_of(dtype: str) -> int:
+    if dtype not in LANES:
+        raise KernelSpecError(f"dtype {dtype!r} is not one of {', '.join(LANES)}")
+    return LANES[dtype]
+
+
+def word_dtype(dtype: str) -> str:
+    """TIR dtype of one word of a packed tensor: one float32 or two bf16."""
+    return "float32" if lanes_of(dtype) == 1 else "int32"
+
+
+def call(name: str, *args: Expr) -> Expr:
+    """A helper that returns 16 floats."""
+    return T.call_extern("float32x16", f"llmc_{name}", *args)
+
+
+def do(name: str, *args: Expr) -> None:
+    """A helper called for its effect."""
+    T.evaluate(T.call_extern("int32", f"llmc_{name}", *args))
+
+
+def splat(value: Expr) -> Expr:
+    if isinstance(value, (int, float)):
+        value = T.float32(value)
+    return T.broadcast(value, WIDTH)
+
+
+def at(buffer: Expr, index: Expr) -> Expr:
+    """Address of an element."""
+    return T.address_of(buffer[index])
+
+
+def store(buffer: Expr, value: Expr, index: Expr) -> None:
+    T.buffer_store(buffer, value, [index])
+
+
+def load_vector(buffer: Expr, index: Expr, count: Expr = WIDTH, dtype: str = "f32") -> Expr:
+    """`count` floats from `index` on, the other lanes zero; reads nothing past them."""
+    if dtype == "f32" and isinstance(count, int) and count == WIDTH:
+        return buffer[T.ramp(index, 1, WIDTH)]
+    return call(f"load_{dtype}", at(buffer, index), count)
+
+
+def store_vector(buffer: Expr, value: Expr, index: Expr, count: Expr = WIDTH, dtype: str = "f32") -> None:
+    do(f"store_{dtype}", value, at(buffer, index), count)
+
+
+class Vectors:
+    """An array of 16-lane vectors kept in registers (indices must be constants once loops are unrolled)."""
+
+    def __init__(self, count: int, dtype: str = "float32") -> None:
+        self.buffer = T.alloc_buffer((count * WIDTH,), dtype, scope="local")
+
+    def __getitem__(self, index: Expr) -> Expr:
+        return self.buffer[T.ramp(index * WIDTH, 1, WIDTH)]
+
+    def __setitem__(self, index: Expr, value: Expr) -> None:
+        T.buffer_store(self.buffer, value, [T.ramp(index * WIDTH, 1, WIDTH)])
+
+    def address(self, index: Expr) -> Expr:
+        return T.address_of(self.buffer[index * WIDTH])
+
+    def lane(self, index: Expr) -> Expr:
+        """One float of the array."""
+        return self.buffer[index]
+
+
+@contextmanager
+def when(condition: Expr) -> Iterator[None]:
+    with T.If(condition), T.Then():
+        yield
+
+
+def pieces(width: int) -> list[tuple[int, int]]:
+    """(start, count) of the vectors that cover `width` elements."""
+    return [(start, min(WIDTH, width - start)) for start in range(0, width, WIDTH)]
+
+
+class Kernel:
+    """The frame of one kernel: buffers by name, scalars, task and num_tasks.
+
+    Buffers do not overlap: a kernel may keep partial results in its output.
+    """
+
+    def __init__(self, symbol: str, buffers: Sequence[tuple[str, str]], helpers: str) -> None:
+        self.symbol = symbol
+        self._specs = buffers
+        self._helpers = helpers
+        self._stack = ExitStack()
+        self._builder = IRBuilder()
+        self.buffers: dict[str, Expr] = {}
+
+    def __enter__(self) -> Kernel:
+        enter = self._stack.enter_context
+        enter(self._builder)
+        enter(T.prim_func(s_tir=True))
+        T.func_name(self.symbol)
+        T.func_attr({"global_symbol": self.symbol, "tirx.noalias": True})
+        handles = [(name, dtype, T.arg(name, T.handle(dtype))) for name, dtype in self._specs]
+        scalars = T.arg("scalars", T.handle("int64"))
+        self.task = T.arg("task", T.int32())
+        self.num_tasks = T.arg("num_tasks", T.int32())
+        for name, dtype, handle in handles:
+            self.buffers[name] = T.decl_buffer((_UNBOUNDED,), dtype, data=handle)
+        self._scalars = T.decl_buffer((8,), "int64", data=scalars)
+        enter(T.attr(0, "pragma_import_llvm", self._helpers))
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.__exit__(*exc)
+
+    def scalar(self, index: int) -> Expr:
+        return T.Cast("int32", self._scalars[index])
+
+    def __getitem__(self, name: str) -> Expr:
+        return self.buffers[name]
+
+    @contextmanager
+    def share(self, total: Expr) -> Iterator[Expr]:
+        """Loop over this task's contiguous share of `total` units."""
+        first = T.truncdiv(self.task * total, self.num_tasks)
+        last = T.truncdiv((self.task + 1) * total, self.num_tasks)
+        with T.serial(first, last) as unit:
+            yield unit
+
+    def function(self) -> tirx.PrimFunc:
+        return self._builder.get()
+
+
+def packed_position(row: Expr, row_tile: int, words: int) -> Expr:
+    """Index of word 0 of a row of a packed activation `[tile][words][row_tile]`."""
+    return T.truncdiv(row, row_tile) * (words * row_tile) + T.truncmod(row, row_tile)
+
+
+def put(buffer: Expr, value: Expr, base: Expr, element: Expr, dtype: str, row_tile: int, count: int) -> None:
+    """Write elements [element, element + count) of a row whose word 0 is at `base`; `element` is a whole word."""
+    word = element if dtype == "f32" else T.truncdiv(element, 2)
+    do(vector_ir.put_name(dtype, row_tile, count), value, at(buffer, base + word * row_tile))

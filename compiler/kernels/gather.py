@@ -1,0 +1,35 @@
+"""gather_rows: the rows whose logits are wanted."""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernels import builder as b
+from llmc.compiler.kernels import vector_ir
+from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.targets.cpu import Target
+
+
+def buffers(spec: KernelSpec) -> tuple[str, ...]:
+    return ("x", "index", "out")
+
+
+def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
+    p = spec.as_dict()
+    dim = int(p["dim"])
+    full, tail = dim // b.WIDTH, dim % b.WIDTH
+    kernel = b.Kernel(
+        spec.symbol(), [("x", "float32"), ("index", "int32"), ("out", "float32")], vector_ir.helpers(target.mcpu)
+    )
+    with kernel as k:
+        x, index, out = k["x"], k["index"], k["out"]
+        with k.share(k.scalar(int(p.get("rows", 2)))) as row:
+            source = index[row] * dim
+            with T.serial(full) as step:
+                at = step * b.WIDTH
+                b.store_vector(out, b.load_vector(x, source + at), row * dim + at)
+            if tail:
+                at = full * b.WIDTH
+                b.store_vector(out, b.load_vector(x, source + at, tail), row * dim + at, tail)
+    return kernel.function()

@@ -1,0 +1,136 @@
+"""linear: y = x · wᵀ (+ bias) (+ residual). One chain of fma (or bf16 dot) per output element, k ascending.
+
+Tiles of `row_tile` rows × one panel of columns stay in registers. K is walked in blocks: partial sums are stored in y
+and picked up again, which keeps the chain, so a block of the panel stays in cache for all row tiles.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernels import builder as b
+from llmc.compiler.kernels import vector_ir
+from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.targets.cpu import Target
+
+_ROW_CHUNK = 256  # rows that share one pass over the panels
+_K_BLOCK = 256  # words of K in one pass
+
+
+def buffers(spec: KernelSpec) -> tuple[str, ...]:
+    p = spec.as_dict()
+    return ("x", "w", *(["bias"] if p["bias"] else []), *(["residual"] if p["residual"] else []), "y")
+
+
+def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
+    p = spec.as_dict()
+    kdim, n, tile, act = int(p["k"]), int(p["n"]), int(p["row_tile"]), str(p["act_dtype"])
+    if p["weight_dtype"] != act:
+        raise b.KernelSpecError(f"linear: weight_dtype {p['weight_dtype']!r} must equal act_dtype {act!r}")
+    lanes = b.lanes_of(act)
+    words = b.ceil_div(kdim, lanes)
+    columns = target.panel_columns
+    panels, vectors = b.ceil_div(n, columns), columns // b.WIDTH
+    dot = lanes == 2 and target.bf16_dot
+    expand = lanes == 2 and not dot and tile > 1  # bf16 rows become float32 once for all panels
+    block = words if tile == 1 else min(words, _K_BLOCK // (2 if expand else 1) if lanes == 2 else _K_BLOCK)
+    blocks = b.ceil_div(words, block)
+    chunk_tiles = max(1, _ROW_CHUNK // tile)
+
+    specs = [(name, b.word_dtype(act) if name in ("x", "w") else "float32") for name in buffers(spec)]
+    kernel = b.Kernel(spec.symbol(), specs, vector_ir.helpers(target.mcpu, bf16_dot=dot))
+    with kernel as k:
+        x, w, y = k["x"], k["w"], k["y"]
+        rows = k.scalar(int(p["rows"]))
+        tiles = T.truncdiv(rows + (tile - 1), tile)
+        wide = T.alloc_buffer((chunk_tiles * block * 2 * tile,), "float32", scope="local") if expand else None
+
+        def tile_body(t: b.Expr, t_local: b.Expr, panel: b.Expr, kb: int, length: int) -> None:
+            first, last = kb == 0, kb == blocks - 1
+            acc = b.Vectors(tile * vectors)
+            span = [(panel * columns + v * b.WIDTH) for v in range(vectors)]
+            whole = n % columns == 0
+            count = [b.WIDTH if whole else n - s for s in span]
+
+            def each_row(body: object) -> None:
+                for r in range(tile):
+                    if tile == 1:
+                        body(r)  # type: ignore[operator]
+                    else:
+                        with b.when(t * tile + r < rows):
+                            body(r)  # type: ignore[operator]
+
+            for i in range(tile * vectors):
+                acc[i] = b.splat(0.0)
+            if not first:
+
+                def reload(r: int) -> None:
+                    for v in range(vectors):
+                        acc[r * vectors + v] = b.load_vector(y, (t * tile + r) * n + span[v], count[v])
+
+                each_row(reload)
+            with T.serial(length) as q:
+                word = q + kb * block
+                wv = [w[T.ramp((panel * words + word) * columns + v * b.WIDTH, 1, b.WIDTH)] for v in range(vectors)]
+                xi = [(t * words + word) * tile + r for r in range(tile)]
+                if lanes == 1 or dot:
+                    helper = "dot_bf16" if dot else "fma"
+                    for r in range(tile):
+                        for v in range(vectors):
+                            i = r * vectors + v
+                            value = b.splat(x[xi[r]])
+                            args = (acc[i], value, wv[v]) if dot else (value, wv[v], acc[i])
+                            acc[i] = b.call(helper, *args)
+                else:
+                    for half, part in enumerate(("bf16_low", "bf16_high")):
+                        parts = b.Vectors(vectors)
+                        for v in range(vectors):
+                            parts[v] = b.call(part, wv[v])
+                        for r in range(tile):
+                            if expand:
+                                value = b.splat(wide[((t_local * block + q) * 2 + half) * tile + r])
+                            else:
+                                value = b.call(part, b.splat(x[xi[r]]))
+                            for v in range(vectors):
+                                i = r * vectors + v
+                                acc[i] = b.call("fma", value, parts[v], acc[i])
+
+            def finish(r: int) -> None:
+                for v in range(vectors):
+                    value, at = acc[r * vectors + v], (t * tile + r) * n + span[v]
+                    if last and p["bias"]:
+                        value = b.call("add", value, b.load_vector(k["bias"], span[v], count[v]))
+                    if last and p["residual"]:
+                        value = b.call("add", value, b.load_vector(k["residual"], at, count[v]))
+                    b.store_vector(y, value, at, count[v])
+
+            each_row(finish)
+
+        if tile == 1:
+            with k.share(panels) as panel, T.serial(rows) as t:
+                tile_body(t, 0, panel, 0, words)
+        else:
+            chunks = T.truncdiv(tiles + (chunk_tiles - 1), chunk_tiles)
+            units = chunks * panels
+            unit0 = T.truncdiv(k.task * units, k.num_tasks)
+            unit1 = T.truncdiv((k.task + 1) * units, k.num_tasks)
+            with T.serial(T.truncdiv(unit0, panels), T.truncdiv(unit1 + (panels - 1), panels)) as chunk:
+                panel0 = T.max(unit0 - chunk * panels, 0)
+                panel1 = T.min(unit1 - chunk * panels, panels)
+                tile0 = chunk * chunk_tiles
+                here = T.min(tiles - tile0, chunk_tiles)
+                for kb in range(blocks):
+                    length = min(block, words - kb * block)
+                    if expand:
+                        with T.serial(here) as t, T.serial(length) as q:
+                            for r in range(tile):
+                                value = x[((tile0 + t) * words + kb * block + q) * tile + r]
+                                low = T.reinterpret("float32", T.shift_left(value, 16))
+                                high = T.reinterpret("float32", T.bitwise_and(value, T.int32(-65536)))
+                                at = (t * block + q) * 2 * tile + r
+                                b.store(wide, low, at)
+                                b.store(wide, high, at + tile)
+                    with T.serial(panel0, panel1) as panel, T.serial(here) as t:
+                        tile_body(tile0 + t, t, panel, kb, length)
+    return kernel.function()

@@ -1,0 +1,61 @@
+"""rms_norm: x * 1/sqrt(mean(x²) + eps) * weight, a row at a time, written as a packed activation."""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernels import builder as b
+from llmc.compiler.kernels import vector_ir
+from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.targets.cpu import Target
+
+_CHAINS = 4  # independent sums of squares, merged in one order
+
+
+def buffers(spec: KernelSpec) -> tuple[str, ...]:
+    return ("x", "weight", "out")
+
+
+def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
+    p = spec.as_dict()
+    dim, row_tile, act, eps = int(p["dim"]), int(p["row_tile"]), str(p["act_dtype"]), float(p["eps"])
+    words = b.ceil_div(dim, b.lanes_of(act))
+    full, tail = dim // b.WIDTH, dim % b.WIDTH
+    helpers = vector_ir.helpers(target.mcpu, puts=((act, row_tile, 16), (act, row_tile, max(tail, 1))))
+    kernel = b.Kernel(spec.symbol(), [("x", "float32"), ("weight", "float32"), ("out", b.word_dtype(act))], helpers)
+    with kernel as k:
+        x, weight, out = k["x"], k["weight"], k["out"]
+        with k.share(k.scalar(int(p["rows"]))) as row:
+            sums = b.Vectors(_CHAINS)
+            for chain in range(_CHAINS):
+                sums[chain] = b.splat(0.0)
+
+            def square(chain: int, index: b.Expr, count: int) -> None:
+                v = b.load_vector(x, row * dim + index, count)
+                sums[chain] = b.call("fma", v, v, sums[chain])
+
+            with T.serial(full // _CHAINS) as step:
+                for chain in range(_CHAINS):
+                    square(chain, (step * _CHAINS + chain) * b.WIDTH, b.WIDTH)
+            for piece in range(full // _CHAINS * _CHAINS, full):
+                square(piece % _CHAINS, piece * b.WIDTH, b.WIDTH)
+            if tail:
+                square(full % _CHAINS, full * b.WIDTH, tail)
+            low, high = b.call("add", sums[0], sums[1]), b.call("add", sums[2], sums[3])
+            total = b.call("sum_lanes", b.call("add", low, high))
+            mean = b.call("div", total, b.splat(float(dim)))
+            scale = b.Vectors(1)
+            scale[0] = b.call("div", b.splat(1.0), b.call("sqrt", b.call("add", mean, b.splat(eps))))
+            base = b.packed_position(row, row_tile, words)
+
+            def emit(index: b.Expr, count: int) -> None:
+                v = b.call("mul", b.load_vector(x, row * dim + index, count), scale[0])
+                v = b.call("mul", v, b.load_vector(weight, index, count))
+                b.put(out, v, base, index, act, row_tile, count)
+
+            with T.serial(full) as step:
+                emit(step * b.WIDTH, b.WIDTH)
+            if tail:
+                emit(full * b.WIDTH, tail)
+    return kernel.function()

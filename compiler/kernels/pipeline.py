@@ -1,0 +1,115 @@
+"""From TIR to machine code: plain C symbols without TVM's calling convention or its runtime."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.tirx import compilation_pipeline
+
+from llmc.compiler.targets.cpu import Target
+
+PIPELINE = "llmc_plain_c"
+
+
+class KernelBuildError(RuntimeError):
+    """A kernel that could not be compiled or linked."""
+
+
+def _plain_c_pipeline() -> tuple[Any, Any, Any]:
+    @tvm.transform.module_pass(opt_level=0)
+    def lower(mod: tvm.IRModule, _ctx: Any) -> tvm.IRModule:
+        for step in (
+            s_tir.transform.CanonicalizeLoop(),
+            s_tir.transform.LowerInitBlock(),
+            s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+            s_tir.transform.ConvertBlocksToOpaque(),
+            s_tir.transform.CompactBufferAllocation(),
+            s_tir.transform.LowerMatchBuffer(),
+            s_tir.transform.StmtSimplify(),
+            s_tir.transform.LowerOpaqueBlock(),
+            tirx.transform.FlattenBuffer(),
+            tirx.transform.NarrowDataType(32),
+            tirx.transform.VectorizeLoop(True),
+            tirx.transform.StorageRewrite(),
+            tirx.transform.UnrollLoop(),
+            tirx.transform.StmtSimplify(),
+            tirx.transform.RemoveNoOp(),
+            tirx.transform.CommonSubexprElim(),
+        ):
+            mod = step(mod)
+        return mod
+
+    return lower, tirx.transform.LowerIntrin, tirx.transform.LowerIntrin
+
+
+compilation_pipeline.PIPELINE_MAP[PIPELINE] = _plain_c_pipeline
+
+
+def _build(func: tirx.PrimFunc, target: Target) -> Any:
+    symbol = str(func.attrs["global_symbol"])
+    machine = tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu, "mtriple": "x86_64-unknown-linux-gnu"})
+    return tvm.tirx.build(tvm.IRModule({symbol: func}), target=machine, pipeline=PIPELINE)
+
+
+def llvm_text(func: tirx.PrimFunc, target: Target, form: str = "ll") -> str:
+    """Optimised LLVM IR (`ll`) or assembly (`asm`) of one kernel, for people."""
+    built = _build(func, target)
+    inner = [built, *getattr(built, "imports", [])]
+    for module in inner:
+        try:
+            return str(module.inspect_source(form))
+        except (tvm.error.InternalError, RuntimeError):
+            continue
+    raise KernelBuildError("the built module has no LLVM source to show")
+
+
+def compile_object(func: tirx.PrimFunc, target: Target) -> bytes:
+    """An ELF object for exactly `target.mcpu` that defines the kernel's symbol and needs no library of TVM."""
+    built = _build(func, target)
+    inner = [built, *getattr(built, "imports", [])]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.o"
+        for module in inner:
+            if module.kind == "llvm":
+                module.write_to_file(str(path), "o")
+                return path.read_bytes()
+    raise KernelBuildError(f"TVM built no LLVM module for {func.attrs['global_symbol']}")
+
+
+# What a kernel may leave to the C library.
+_ALLOWED_UNDEFINED = frozenset({"memcpy", "memset", "memmove"})
+
+
+def link_shared(objects: Sequence[bytes], path: Path) -> None:
+    """Link kernels into one shared library. Same objects, same bytes. Raises KernelBuildError."""
+    linker = shutil.which("cc")
+    if linker is None:
+        raise KernelBuildError("no C compiler driver `cc` on PATH; install gcc or clang to link kernels")
+    with tempfile.TemporaryDirectory() as folder:
+        names = []
+        for index, data in enumerate(objects):
+            name = f"k{index:05d}.o"
+            (Path(folder) / name).write_bytes(data)
+            names.append(name)
+        (Path(folder) / "objects.txt").write_text("\n".join(names))
+        flags = ["-shared", "-nostartfiles", "-Wl,--build-id=none", "-Wl,-soname,kernels.so", "-Wl,-z,noexecstack"]
+        command = [linker, *flags, "-o", "kernels.so", "@objects.txt"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise KernelBuildError(f"linking {len(names)} kernels failed: {done.stderr.strip()}")
+        undefined = subprocess.run(
+            ["nm", "-D", "--undefined-only", "kernels.so"], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
+        fields = [line.split() for line in undefined.splitlines()]
+        bad = {f[-1] for f in fields if f[-2].upper() == "U"} - _ALLOWED_UNDEFINED
+        bad = {name for name in bad if name.split("@")[0] not in _ALLOWED_UNDEFINED}
+        if bad:
+            raise KernelBuildError(f"kernels need symbols outside the C library: {', '.join(sorted(bad))}")
+        shutil.copyfile(Path(folder) / "kernels.so", path)

@@ -1,0 +1,82 @@
+"""Compile kernels and call them through ctypes, with guard bytes around every buffer."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.compiler.kernels.pipeline import compile_object, link_shared
+from llmc.compiler.kernels.registry import build_kernel, kernel_buffers
+from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.targets.cpu import Target
+
+_GUARD = 4096
+_PATTERN = 0xA5
+_folder = tempfile.TemporaryDirectory(prefix="llmc-kernels-")
+_live: list[ctypes.CDLL] = []
+
+
+@functools.cache
+def compiled(spec: KernelSpec, target: Target) -> Any:
+    """The kernel as a C function."""
+    path = Path(_folder.name) / f"{spec.symbol()}-{target.name}.so"
+    link_shared([compile_object(build_kernel(spec, target), target)], path)
+    library = ctypes.CDLL(str(path))
+    _live.append(library)
+    function = library[spec.symbol()]
+    function.restype = None
+    return function
+
+
+class Guarded:
+    """A 64-byte aligned copy of an array between two fields of guard bytes."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        size = array.nbytes
+        self._raw = np.full(size + 2 * _GUARD + 64, _PATTERN, np.uint8)
+        start = _GUARD + (-(self._raw.ctypes.data + _GUARD)) % 64
+        self._start, self._end = start, start + size
+        self.array = self._raw[start : start + size].view(array.dtype).reshape(array.shape)
+        self.array[...] = array
+        self.address = self._raw.ctypes.data + start
+
+    def check(self, name: str) -> None:
+        assert (self._raw[: self._start] == _PATTERN).all(), f"{name}: bytes before the buffer were written"
+        assert (self._raw[self._end :] == _PATTERN).all(), f"{name}: bytes after the buffer were written"
+
+
+def run(
+    spec: KernelSpec,
+    target: Target,
+    arrays: Mapping[str, NDArray[Any]],
+    *,
+    written: tuple[str, ...],
+    scalars: Mapping[int, int],
+    num_tasks: int = 1,
+) -> dict[str, NDArray[Any]]:
+    """Run every task of a kernel; returns the written buffers. All other buffers must come back unchanged."""
+    names = kernel_buffers(spec)
+    assert set(names) == set(arrays), f"{spec.op} takes {names}"
+    guarded = {name: Guarded(np.ascontiguousarray(arrays[name])) for name in names}
+    values = (ctypes.c_int64 * 8)(*[scalars.get(i, 0) for i in range(8)])
+    function = compiled(spec, target)
+    for task in reversed(range(num_tasks)):
+        function(
+            *[ctypes.c_void_p(guarded[name].address) for name in names],
+            values,
+            ctypes.c_int32(task),
+            ctypes.c_int32(num_tasks),
+        )
+    for name in names:
+        guarded[name].check(name)
+        if name not in written:
+            before = np.ascontiguousarray(arrays[name]).view(np.uint8)
+            assert (guarded[name].array.view(np.uint8) == before).all(), f"{name}: an input was written"
+    return {name: guarded[name].array.copy() for name in written}
