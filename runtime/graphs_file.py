@@ -38,6 +38,20 @@ _WEIGHT = struct.Struct("<4I2Q4q8x")
 _GRAPH = struct.Struct("<10IQ16x")
 _COMMAND = struct.Struct("<4IiI")
 _OPERAND = struct.Struct("<IIQQ")
+_MODEL_FIELDS = (
+    "num_layers",
+    "num_kv_heads",
+    "head_dim",
+    "head_dim_padded",
+    "block_size",
+    "kv_dtype",
+    "vocab_size",
+    "max_model_len",
+    "max_num_seqs",
+    "panel_columns",
+    "act_dtype",
+    "sliding_window",
+)
 _STRINGS_KIND = 1
 _LAYOUTS = {2: _MODEL, 3: _KERNEL, 4: _WEIGHT, 5: _GRAPH, 6: _COMMAND, 7: _OPERAND}
 _SECTION_NAMES = {1: "strings", 2: "model", 3: "kernels", 4: "weights", 5: "graphs", 6: "commands", 7: "operands"}
@@ -247,7 +261,7 @@ class _Reader:
         values = next(self._records(2))
         num_eos, eos, bos = values[12], values[13:21], values[21]
         _need(0 <= num_eos <= 8, f"the model record has {num_eos} end-of-sequence ids, at most 8 fit")
-        model = ModelRecord(*values[:12], eos=eos[:num_eos], bos=bos)
+        model = ModelRecord(**dict(zip(_MODEL_FIELDS, values, strict=False)), eos=eos[:num_eos], bos=bos)
         for name in ("num_layers", "num_kv_heads", "head_dim", "block_size", "vocab_size", "max_model_len",
                      "max_num_seqs", "panel_columns"):  # fmt: skip
             value = getattr(model, name)
