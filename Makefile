@@ -1,0 +1,44 @@
+# Everything a user or CI needs; each target sets up what it needs first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+NATIVE := runtime/native
+
+.PHONY: all demo test lint native-test sanitize clean
+
+all: test
+
+# Editable install of llmc with the compiler and the development tools; the native library is built on the way.
+$(STAMP): pyproject.toml $(NATIVE)/CMakeLists.txt $(wildcard $(NATIVE)/src/*) $(wildcard $(NATIVE)/include/llmc/*)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --upgrade pip "scikit-build-core>=0.11" "cmake>=3.20" ninja
+	@$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet "torch==2.13.*"
+	$(BIN)/pip install --quiet --no-build-isolation --editable ".[compiler,dev]"
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/llmc compile examples/tiny-english -o out/tiny-english
+	$(BIN)/llmc run out/tiny-english --prompts examples/prompts.txt --max-tokens 80 --temperature 0.7 --seed 1
+
+test: $(STAMP) native-test
+	$(BIN)/python -m pytest
+
+native-test: $(STAMP)
+	@$(BIN)/cmake -S $(NATIVE) -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DLLMC_BUILD_TESTS=ON >/dev/null
+	@$(BIN)/cmake --build build/native >/dev/null || $(BIN)/cmake --build build/native
+	$(BIN)/ctest --test-dir build/native --output-on-failure
+
+sanitize: $(STAMP)
+	@for kind in address,undefined thread; do \
+	  dir=build/native-$$(echo $$kind | tr , -); \
+	  $(BIN)/cmake -S $(NATIVE) -B $$dir -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLLMC_BUILD_TESTS=ON -DLLMC_SANITIZE=$$kind >/dev/null \
+	  && $(BIN)/cmake --build $$dir >/dev/null && $(BIN)/ctest --test-dir $$dir --output-on-failure || exit 1; done
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p llmc
+
+clean:
+	rm -rf $(VENV) build out

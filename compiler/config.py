@@ -1,0 +1,80 @@
+"""What a compilation is asked to do, and what it reports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+Progress = Callable[[str, int, int], None]
+"""Called with (phase, done, total); a phase starts with done = 0."""
+
+
+class CompileError(Exception):
+    """A compilation that cannot go on; the message is one sentence that says what to do."""
+
+
+def no_progress(phase: str, done: int, total: int) -> None:
+    """A Progress that shows nothing."""
+
+
+@dataclass(frozen=True)
+class CompileConfig:
+    """One call of the compiler.
+
+    dtype, kv_dtype: "auto", "f32" or "bf16"; auto follows the checkpoint (f32 → f32, f16 and bf16 → bf16), kv_dtype
+    auto follows dtype. max_model_len in tokens, None: the model's, at most 4096. jobs: compiling processes, 0: one a CPU.
+    """
+
+    model: Path
+    output: Path
+    buckets: str | None = None
+    target: str = "native"
+    dtype: str = "auto"
+    kv_dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 16
+    block_size: int = 32
+    jobs: int = 0
+    cache_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("dtype", self.dtype), ("kv_dtype", self.kv_dtype)):
+            if value not in ("auto", "f32", "bf16"):
+                raise CompileError(f"{name} {value!r} is not one of auto, f32, bf16")
+        if self.block_size < 16 or self.block_size % 16:
+            raise CompileError(f"block size {self.block_size} must be a positive multiple of 16")
+        if not 1 <= self.max_num_seqs <= 4096:
+            raise CompileError(f"max-num-seqs {self.max_num_seqs} must be between 1 and 4096")
+        if self.max_model_len is not None and self.max_model_len < 1:
+            raise CompileError(f"max-model-len {self.max_model_len} must be at least 1")
+        if self.jobs < 0:
+            raise CompileError(f"jobs {self.jobs} must be 0 (one a CPU) or more")
+
+    def num_jobs(self) -> int:
+        return self.jobs or len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """What was built: counts, bytes, seconds by phase."""
+
+    artifact: Path
+    target: str
+    num_prefill_graphs: int
+    num_decode_graphs: int
+    num_kernels: int
+    kernels_compiled: int
+    kernels_cached: int
+    code_bytes: int
+    weight_bytes: int
+    arena_bytes: int
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def num_graphs(self) -> int:
+        return self.num_prefill_graphs + self.num_decode_graphs
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "artifact": str(self.artifact), "num_graphs": self.num_graphs}

@@ -1,0 +1,84 @@
+"""Module → torch.export ExportedProgram, once per model, with symbolic numbers of tokens, samples and sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+INPUTS = (
+    "input_ids",
+    "positions",
+    "slot_mapping",
+    "block_tables",
+    "context_lens",
+    "query_start",
+    "sample_index",
+    "token_seq",
+)
+"""Graph inputs in the order of FORMAT.md's input indices; int32."""
+
+
+class _WeightsAsInputs(nn.Module):
+    """Calls a module with its weights as arguments, so that no weight becomes a constant of the graph."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        # A list hides the module: its parameters must not be captured a second time.
+        self._hidden = [model]
+
+    def forward(self, inputs: list[torch.Tensor], weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.func.functional_call(self._hidden[0], weights, tuple(inputs))
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A traced model. weights: parameter and buffer names in the order of the program's weight inputs."""
+
+    program: ExportedProgram
+    weights: tuple[str, ...]
+
+
+def model_weights(model: nn.Module) -> Mapping[str, torch.Tensor]:
+    """Every parameter and buffer by name; a tied parameter appears once."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def export_model(model: nn.Module) -> Exported:
+    """Traces `model` (weights may be on the meta device). The number of layers does not change what is symbolic."""
+    tokens, samples, seqs, width = (Dim(n, min=1, max=1 << 20) for n in ("tokens", "samples", "seqs", "max_blocks"))
+    bounds = Dim("query_bounds", min=2, max=1 << 20)
+    dims = {
+        "input_ids": {0: tokens},
+        "positions": {0: tokens},
+        "slot_mapping": {0: tokens},
+        "block_tables": {0: seqs, 1: width},
+        "context_lens": {0: seqs},
+        "query_start": {0: bounds},
+        "sample_index": {0: samples},
+        "token_seq": {0: tokens},
+    }
+    shapes = {
+        "input_ids": (24,),
+        "positions": (24,),
+        "slot_mapping": (24,),
+        "block_tables": (6, 7),
+        "context_lens": (6,),
+        "query_start": (5,),
+        "sample_index": (3,),
+        "token_seq": (24,),
+    }
+    weights = dict(model_weights(model))
+    device = next(iter(weights.values())).device
+    inputs = [torch.zeros(shapes[name], dtype=torch.int32, device=device) for name in INPUTS]
+    with torch.no_grad():
+        program = torch.export.export(
+            _WeightsAsInputs(model),
+            (inputs, weights),
+            dynamic_shapes=([dims[name] for name in INPUTS], dict.fromkeys(weights)),
+            strict=False,
+        )
+    return Exported(program, tuple(weights))

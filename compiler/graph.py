@@ -1,0 +1,58 @@
+"""The compiler's own data between phases: op sites, and the command list that a bucket replays. Imports no tvm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llmc.compiler.kernels.spec import KernelSpec
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class Site:
+    """One op of the model: its name, static attributes, and the names of the tensors it is called with, in order."""
+
+    op: str
+    attributes: dict[str, Any]
+    tensors: tuple[str, ...]
+
+    @property
+    def layer(self) -> int:
+        """Layer whose KV pool the op touches, −1 for none."""
+        return int(self.attributes.get("layer", -1))
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One buffer of a command. kind: arena, weight, input, k_pool, v_pool or output.
+
+    name: the weight's or input's name; layer for pools; offset and nbytes in bytes (nbytes 0 for pools and inputs).
+    """
+
+    kind: str
+    name: str = ""
+    layer: int = -1
+    offset: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Command:
+    """One kernel call. barrier: every thread meets after it."""
+
+    spec: KernelSpec
+    operands: tuple[Operand, ...]
+    layer: int
+    barrier: bool = True
+
+
+@dataclass(frozen=True)
+class CommandList:
+    """What one bucket replays, and the bytes of arena it needs."""
+
+    commands: tuple[Command, ...]
+    arena_bytes: int

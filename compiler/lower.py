@@ -1,0 +1,123 @@
+"""ExportedProgram → Relax; every llmc op becomes a call of a kernel template at a numbered site.
+
+A call names its site (`llmc_site_7`); the site holds the op's static attributes, which Relax need not understand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import tvm
+from torch import fx
+from tvm import relax
+from tvm.relax.frontend.torch import from_exported_program
+
+from llmc.compiler.config import CompileError
+from llmc.compiler.export import INPUTS, Exported
+from llmc.compiler.graph import Site, round_up
+
+SITE_PREFIX = "llmc_site_"
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The Relax module with symbolic shapes. params: names of main's parameters in order, inputs first."""
+
+    module: tvm.IRModule
+    sites: tuple[Site, ...]
+    params: tuple[str, ...]
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """The op's arguments by schema name, defaults filled in."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    values: dict[str, Any] = {}
+    for i, argument in enumerate(schema.arguments):
+        if i < len(node.args):
+            values[argument.name] = node.args[i]
+        elif argument.name in node.kwargs:
+            values[argument.name] = node.kwargs[argument.name]
+        else:
+            values[argument.name] = argument.default_value
+    return values
+
+
+def _output_type(op: str, values: dict[str, Any], tensors: dict[str, Any]) -> relax.TensorType:
+    """Shape and dtype of the op's result; a packed activation's width is rounded up to its dtype's lanes."""
+    act = {"f32": ("float32", 1), "bf16": ("bfloat16", 2)}.get(values.get("act_dtype", "f32"))
+    if act is None:
+        raise CompileError(f"activation dtype {values['act_dtype']!r} of op {op} is not one of f32, bf16")
+    dtype, lanes = act
+
+    def dim(name: str, axis: int) -> Any:
+        return tensors[name].ty.shape[axis]
+
+    match op:
+        case "embedding":
+            return relax.TensorType((dim("ids", 0), dim("weight", 1)), "float32")
+        case "rms_norm":
+            return relax.TensorType((dim("x", 0), round_up(int(dim("x", 1)), lanes)), dtype)
+        case "linear":
+            return relax.TensorType((dim("x", 0), dim("weight", 0)), "float32")
+        case "rope_kv_write":
+            return relax.TensorType((dim("qkv", 0), values["num_heads"] * values["head_dim"]), "float32")
+        case "paged_attention":
+            return relax.TensorType((dim("q", 0), round_up(int(dim("q", 1)), lanes)), dtype)
+        case "silu_mul":
+            return relax.TensorType((dim("gate_up", 0), round_up(int(dim("gate_up", 1)) // 2, lanes)), dtype)
+        case "gather_rows":
+            return relax.TensorType((dim("index", 0), dim("x", 1)), "float32")
+    raise CompileError(f"op llmc::{op} has no kernel template")
+
+
+def _converter(op: str, sites: list[Site], samples: str) -> Callable[[fx.Node, Any], relax.Var]:
+    def convert(node: fx.Node, importer: Any) -> relax.Var:
+        values = _arguments(node)
+        tensors = {name: importer.env[value] for name, value in values.items() if isinstance(value, fx.Node)}
+        attributes = {
+            name: value for name, value in values.items() if value is not None and not isinstance(value, fx.Node)
+        }
+        shapes = {name: node_value.meta["val"].shape for name, node_value in values.items() if name in tensors}
+        attributes["weight_shapes"] = {
+            name: tuple(shape) for name, shape in shapes.items() if all(isinstance(d, int) for d in shape)
+        }
+        attributes["widths"] = {name: shape[-1] for name, shape in shapes.items() if isinstance(shape[-1], int)}
+        out_type = _output_type(op, values, tensors)
+        attributes["on_samples"] = str(node.meta["val"].shape[0]) == samples
+        sites.append(Site(op, attributes, tuple(tensors)))
+        call = relax.call_dps_packed(f"{SITE_PREFIX}{len(sites) - 1}", list(tensors.values()), out_type)
+        return importer.block_builder.emit(call)
+
+    return convert
+
+
+def lower(exported: Exported) -> Lowered:
+    """Imports the traced program. Raises CompileError naming an op without a kernel template."""
+    sites: list[Site] = []
+    placeholders = [n for n in exported.program.graph.nodes if n.op == "placeholder"]
+    samples = str(placeholders[INPUTS.index("sample_index")].meta["val"].shape[0])
+    targets = {
+        node.target
+        for node in exported.program.graph.nodes
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+    }
+    converters = {}
+    for target in targets:
+        namespace, name = target._schema.name.split("::")
+        if namespace == "llmc":
+            converters[f"{name}.{target._overloadname}"] = _converter(name, sites, samples)
+    module = from_exported_program(
+        exported.program,
+        keep_params_as_input=True,
+        unwrap_unit_return_tuple=True,
+        custom_convert_map=converters,
+        run_ep_decomposition=False,
+    )
+    names = [*INPUTS, *exported.weights]
+    params = module["main"].params
+    if len(params) != len(names):
+        raise CompileError(f"the traced graph has {len(params)} parameters where {len(names)} were expected")
+    return Lowered(module, tuple(sites), tuple(names))

@@ -1,0 +1,85 @@
+"""Which graphs an artifact needs, and each one's command list: from the cache or by tracing the model once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from llmc.buckets import Bucket
+from llmc.compiler.cache import GraphCache, key_of
+from llmc.compiler.graph import Command, CommandList, Operand, round_up
+from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.templates import GraphParams
+
+
+@dataclass(frozen=True)
+class GraphShape:
+    """Rows that a graph is bound to; buckets of equal shape share one command list.
+
+    tokens, samples: rows rounded up to their tiles.
+    """
+
+    tokens: int
+    samples: int
+    row_tile: int
+    sample_row_tile: int
+
+
+def graph_shape(bucket: Bucket, params: GraphParams) -> GraphShape:
+    """The rows of `bucket`'s graph: one sample a sequence."""
+    row_tile = params.target.row_tile_for(bucket.max_tokens)
+    sample_row_tile = params.target.row_tile_for(bucket.batch)
+    return GraphShape(
+        round_up(bucket.max_tokens, row_tile), round_up(bucket.batch, sample_row_tile), row_tile, sample_row_tile
+    )
+
+
+def to_json(commands: CommandList) -> bytes:
+    """The cached form of a command list."""
+    return json.dumps(asdict(commands), separators=(",", ":")).encode()
+
+
+def from_json(payload: bytes) -> CommandList:
+    """Reads `to_json`'s output."""
+
+    def spec(value: dict[str, Any]) -> KernelSpec:
+        return KernelSpec(value["family"], value["op"], tuple((k, v) for k, v in value["params"]))
+
+    raw = json.loads(payload)
+    return CommandList(
+        tuple(
+            Command(spec(c["spec"]), tuple(Operand(**o) for o in c["operands"]), c["layer"], c["barrier"])
+            for c in raw["commands"]
+        ),
+        raw["arena_bytes"],
+    )
+
+
+def plan_graphs(
+    buckets: Sequence[Bucket],
+    params: GraphParams,
+    components: dict[str, str],
+    cache: GraphCache,
+    bind: Callable[[GraphShape, GraphParams], CommandList],
+    on_graph: Callable[[int, int], None],
+) -> dict[Bucket, tuple[GraphShape, CommandList]]:
+    """Command lists of all buckets. `bind` traces on its first call; it is never called when the cache has them all."""
+    lists: dict[GraphShape, CommandList] = {}
+    graphs: dict[Bucket, tuple[GraphShape, CommandList]] = {}
+    for done, bucket in enumerate(buckets, 1):
+        shape = graph_shape(bucket, params)
+        if shape not in lists:
+            own = {**components, **{f"shape.{k}": str(v) for k, v in asdict(shape).items()}}
+            key = key_of(own)
+            payload = cache.get(key)
+            if payload is None:
+                tiles = replace(params, row_tile=shape.row_tile, sample_row_tile=shape.sample_row_tile)
+                lists[shape] = bind(shape, tiles)
+                cache.put(key, to_json(lists[shape]), own, {"bucket": str(bucket)})
+            else:
+                lists[shape] = from_json(payload)
+        graphs[bucket] = (shape, lists[shape])
+        on_graph(done, len(buckets))
+    return graphs

@@ -1,0 +1,159 @@
+"""Which kernel template an op site becomes in a graph, and the order of its buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llmc.compiler.config import CompileError
+from llmc.compiler.graph import Site
+from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.targets.cpu import Target
+
+NUM_TOKENS, NUM_SAMPLES = 0, 2
+"""Indices into the kernel scalars: what bounds a kernel's rows."""
+
+
+class BufferSource:
+    """Buffers that are no tensor of the traced graph."""
+
+    K_POOL = "<k_pool>"
+    V_POOL = "<v_pool>"
+
+
+@dataclass(frozen=True)
+class GraphParams:
+    """What a template needs to know of the graph: tile of token rows and of sample rows, dtypes, block size in tokens.
+
+    packed_embedding: the embedding shares its (packed) weight with the output projection.
+    """
+
+    target: Target
+    row_tile: int
+    sample_row_tile: int
+    act_dtype: str
+    kv_dtype: str
+    block_size: int
+    packed_embedding: bool
+
+
+Buffers = tuple[str, ...]
+
+
+def _rows(site: Site, graph: GraphParams) -> dict[str, int]:
+    on_samples = bool(site.attributes["on_samples"])
+    return {
+        "rows": NUM_SAMPLES if on_samples else NUM_TOKENS,
+        "row_tile": graph.sample_row_tile if on_samples else graph.row_tile,
+    }
+
+
+def _embedding(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
+    vocab, dim = site.attributes["weight_shapes"]["weight"]
+    spec = KernelSpec.of(
+        "embedding",
+        "embedding",
+        dim=dim,
+        vocab=vocab,
+        weight_dtype=graph.act_dtype,
+        packed=graph.packed_embedding,
+        panel_columns=graph.target.panel_columns,
+    )
+    return spec, ("ids", "weight", "out")
+
+
+def _rms_norm(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
+    spec = KernelSpec.of(
+        "norm",
+        "rms_norm",
+        dim=site.attributes["widths"]["x"],
+        eps=float(site.attributes["eps"]),
+        act_dtype=graph.act_dtype,
+        **_rows(site, graph),
+    )
+    return spec, ("x", "weight", "out")
+
+
+def _linear(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
+    n, k = site.attributes["weight_shapes"]["weight"]
+    optional = tuple(name for name in ("bias", "residual") if name in site.tensors)
+    spec = KernelSpec.of(
+        "linear",
+        "linear",
+        k=k,
+        n=n,
+        act_dtype=graph.act_dtype,
+        weight_dtype=graph.act_dtype,
+        bias="bias" in optional,
+        residual="residual" in optional,
+        **_rows(site, graph),
+    )
+    return spec, ("x", "weight", *optional, "out")
+
+
+def _rope_kv_write(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
+    a = site.attributes
+    qk_norm = "q_norm" in site.tensors
+    spec = KernelSpec.of(
+        "rope",
+        "rope_kv_write",
+        num_heads=a["num_heads"],
+        num_kv_heads=a["num_kv_heads"],
+        head_dim=a["head_dim"],
+        rotary_dim=a["widths"]["cos_sin"],
+        qk_norm=qk_norm,
+        norm_eps=float(a.get("norm_eps", 0.0)),
+        kv_dtype=graph.kv_dtype,
+        block_size=graph.block_size,
+    )
+    norms = ("q_norm", "k_norm") if qk_norm else ()
+    pools = (BufferSource.K_POOL, BufferSource.V_POOL)
+    return spec, ("qkv", *norms, "cos_sin", "positions", "slot_mapping", *pools, "out")
+
+
+def _paged_attention(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
+    a = site.attributes
+    spec = KernelSpec.of(
+        "attention",
+        "paged_attention",
+        num_heads=a["num_heads"],
+        num_kv_heads=a["num_kv_heads"],
+        head_dim=a["head_dim"],
+        scale=float(a["scale"]),
+        window=a["window"],
+        row_tile=graph.row_tile,
+        act_dtype=graph.act_dtype,
+        kv_dtype=graph.kv_dtype,
+        block_size=graph.block_size,
+    )
+    inputs = ("q", "block_tables", "context_lens", "query_start", "token_seq", "positions")
+    return spec, (*inputs, BufferSource.K_POOL, BufferSource.V_POOL, "out")
+
+
+def _silu_mul(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
+    dim = site.attributes["widths"]["gate_up"] // 2
+    spec = KernelSpec.of("activation", "silu_mul", dim=dim, row_tile=graph.row_tile, act_dtype=graph.act_dtype)
+    return spec, ("gate_up", "out")
+
+
+def _gather_rows(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
+    return KernelSpec.of("gather", "gather_rows", dim=site.attributes["widths"]["x"]), ("x", "index", "out")
+
+
+_TEMPLATES: dict[str, Callable[[Site, GraphParams], tuple[KernelSpec, Buffers]]] = {
+    "embedding": _embedding,
+    "rms_norm": _rms_norm,
+    "linear": _linear,
+    "rope_kv_write": _rope_kv_write,
+    "paged_attention": _paged_attention,
+    "silu_mul": _silu_mul,
+    "gather_rows": _gather_rows,
+}
+
+
+def command_of(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
+    """The kernel that computes `site` in `graph`, and the sources of its buffers in operand order."""
+    template = _TEMPLATES.get(site.op)
+    if template is None:
+        raise CompileError(f"op llmc::{site.op} has no kernel template; known: {', '.join(sorted(_TEMPLATES))}")
+    return template(site, graph)
