@@ -1,0 +1,1 @@
+"""The modules that the families are built of."""

@@ -1,0 +1,40 @@
+"""Parameters of a linear and of a norm: weights in the activation dtype, norms and biases float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from llmc.models import ops
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
+    """A frozen parameter without a value, on the default device."""
+    return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+
+
+class Linear(nn.Module):
+    """weight [N, K] of the activation dtype, bias float32 [N] or None."""
+
+    def __init__(self, num_out: int, num_in: int, bias: bool, act_dtype: str) -> None:
+        super().__init__()
+        self.weight = empty(num_out, num_in, dtype=ops.torch_act_dtype(act_dtype))
+        self.register_parameter("bias", empty(num_out) if bias else None)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """act [T, K], residual float32 [T, N] → float32 [T, N]."""
+        return ops.linear(x, self.weight, self.bias, residual)
+
+
+class RmsNorm(nn.Module):
+    """weight float32 [D]."""
+
+    def __init__(self, size: int, eps: float, act_dtype: str) -> None:
+        super().__init__()
+        self.weight = empty(size)
+        self.eps = eps
+        self.act_dtype = act_dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32 [T, D] → act [T, D]."""
+        return ops.rms_norm(x, self.weight, self.eps, act_dtype=self.act_dtype)

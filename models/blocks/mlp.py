@@ -1,0 +1,23 @@
+"""The gated feed-forward block, with one fused projection of gate and up."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from llmc.models import ops
+from llmc.models.blocks.layers import Linear
+from llmc.models.config import ModelConfig
+
+
+class Mlp(nn.Module):
+    """gate_up [2 I, D], gate first, and down [D, I]."""
+
+    def __init__(self, config: ModelConfig, act_dtype: str) -> None:
+        super().__init__()
+        self.act_dtype = act_dtype
+        self.gate_up = Linear(2 * config.intermediate_size, config.hidden_size, config.mlp_bias, act_dtype)
+        self.down = Linear(config.hidden_size, config.intermediate_size, config.mlp_bias, act_dtype)
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """act [T, D], residual float32 [T, D] → float32 [T, D]."""
+        return self.down(ops.silu_mul(self.gate_up(x), act_dtype=self.act_dtype), residual)

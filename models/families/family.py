@@ -1,0 +1,23 @@
+"""What a family is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llmc.models.blocks.decoder import Decoder
+from llmc.models.config import ModelConfig
+from llmc.models.fields import Fields
+from llmc.models.weight_map import WeightMap
+
+
+@dataclass(frozen=True)
+class Family:
+    """model_type: exactly as in config.json. read_config: from config.json and generation_config.json.
+    build: (config, act_dtype, max_len) → a module on the default device, without values.
+    """
+
+    model_type: str
+    read_config: Callable[[Fields, Fields], ModelConfig]
+    weight_map: Callable[[ModelConfig], WeightMap]
+    build: Callable[[ModelConfig, str, int], Decoder]

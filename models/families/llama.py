@@ -1,0 +1,19 @@
+"""Llama 2 and 3, and the many models that use their layout."""
+
+from __future__ import annotations
+
+from llmc.models.blocks.decoder import Decoder
+from llmc.models.config import ModelConfig, standard_config
+from llmc.models.families.family import Family
+from llmc.models.fields import Fields
+from llmc.models.weight_map import decoder_weight_map
+
+
+def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    """attention_bias stands for all four projections of attention."""
+    bias = fields.flag("attention_bias", False)
+    mlp_bias = fields.flag("mlp_bias", False)
+    return standard_config(fields, generation, attention_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
+
+
+LLAMA = Family("llama", read_config, decoder_weight_map, Decoder)

@@ -1,0 +1,24 @@
+"""Mistral: Llama without biases, with a sliding window on every layer."""
+
+from __future__ import annotations
+
+from llmc.models.blocks.decoder import Decoder
+from llmc.models.config import ModelConfig, standard_config
+from llmc.models.errors import ModelError
+from llmc.models.families.family import Family
+from llmc.models.fields import Fields
+from llmc.models.weight_map import decoder_weight_map
+
+
+def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    """A sliding_window of null is full attention; one that is not mentioned is the family's default of 4096."""
+    num_layers = fields.integer("num_hidden_layers")
+    if fields.has("layer_types") and len(set(fields.texts("layer_types", num_layers))) > 1:
+        raise ModelError(f"{fields.origin}: a mistral model whose layer_types differ is not supported")
+    window = 0
+    if fields.has("sliding_window") or not fields.mentions("sliding_window"):
+        window = fields.integer("sliding_window", 4096)
+    return standard_config(fields, generation, attention_bias=False, o_bias=False, layer_windows=(window,) * num_layers)
+
+
+MISTRAL = Family("mistral", read_config, decoder_weight_map, Decoder)

@@ -1,0 +1,18 @@
+"""Qwen2 and Qwen2.5: biases on q, k and v, none on the output projection."""
+
+from __future__ import annotations
+
+from llmc.models.blocks.decoder import Decoder
+from llmc.models.config import ModelConfig, standard_config, windows_by_layer
+from llmc.models.families.family import Family
+from llmc.models.fields import Fields
+from llmc.models.weight_map import decoder_weight_map
+
+
+def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    """The sliding window counts only with use_sliding_window, from layer max_window_layers on or by layer_types."""
+    windows = windows_by_layer(fields)
+    return standard_config(fields, generation, attention_bias=True, o_bias=False, layer_windows=windows)
+
+
+QWEN2 = Family("qwen2", read_config, decoder_weight_map, Decoder)

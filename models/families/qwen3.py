@@ -1,0 +1,21 @@
+"""Qwen3: a norm on each head of q and k, and a head_dim of its own."""
+
+from __future__ import annotations
+
+from llmc.models.blocks.decoder import Decoder
+from llmc.models.config import ModelConfig, standard_config, windows_by_layer
+from llmc.models.families.family import Family
+from llmc.models.fields import Fields
+from llmc.models.weight_map import decoder_weight_map
+
+
+def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    """attention_bias stands for all four projections of attention; head_dim is 128 unless told."""
+    bias = fields.flag("attention_bias", False)
+    windows = windows_by_layer(fields)
+    return standard_config(
+        fields, generation, attention_bias=bias, o_bias=bias, qk_norm=True, head_dim=128, layer_windows=windows
+    )
+
+
+QWEN3 = Family("qwen3", read_config, decoder_weight_map, Decoder)

@@ -1,0 +1,125 @@
+"""Typed reading of a JSON object: every wrong or missing field is one clear sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llmc.models.errors import ModelError
+
+
+class _Required:
+    """Marks a field without a default."""
+
+
+REQUIRED = _Required()
+
+
+class Fields:
+    """Fields of one JSON object. origin: what an error calls the object, a path or `path: key`.
+
+    A field that is null counts as missing. Every accessor raises ModelError on a missing field without a default and on
+    a value of the wrong type or range.
+    """
+
+    def __init__(self, values: Mapping[str, Any], origin: str) -> None:
+        self._values = values
+        self.origin = origin
+
+    @classmethod
+    def read(cls, path: Path) -> Fields:
+        """Reads a JSON file that holds one object."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ModelError(f"{path} does not exist; pass the directory of a Hugging Face checkpoint") from None
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            raise ModelError(f"{path} is not valid JSON ({error}); download it again") from error
+        if not isinstance(values, dict):
+            raise ModelError(f"{path} holds a JSON {type(values).__name__} where an object was expected")
+        return cls(values, str(path))
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self._values.get(name) is not None
+
+    def mentions(self, name: str) -> bool:
+        """Whether the field is there, null or not."""
+        return name in self._values
+
+    def raw(self, name: str, default: Any = REQUIRED) -> Any:
+        """The value as it is."""
+        value = self._values.get(name)
+        if value is not None:
+            return value
+        if default is REQUIRED:
+            raise ModelError(f"{self.origin} lacks the field {name!r}")
+        return default
+
+    def _wrong(self, name: str, value: Any, expected: str) -> ModelError:
+        return ModelError(f"{self.origin}: field {name!r} is {value!r} where {expected} was expected")
+
+    def integer(self, name: str, default: Any = REQUIRED, minimum: int = 1) -> int:
+        """An integer of at least `minimum`."""
+        value = self.raw(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise self._wrong(name, value, f"an integer of at least {minimum}")
+        return value
+
+    def number(self, name: str, default: Any = REQUIRED, positive: bool = True) -> float:
+        """A finite number, positive unless told otherwise."""
+        value = self.raw(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise self._wrong(name, value, "a number")
+        if positive and value <= 0:
+            raise self._wrong(name, value, "a positive number")
+        return float(value)
+
+    def optional_number(self, name: str) -> float | None:
+        """A finite number that may be zero or negative, None where it is missing."""
+        return self.number(name, positive=False) if self.has(name) else None
+
+    def flag(self, name: str, default: Any = REQUIRED) -> bool:
+        value = self.raw(name, default)
+        if not isinstance(value, bool):
+            raise self._wrong(name, value, "true or false")
+        return value
+
+    def text(self, name: str, default: Any = REQUIRED) -> str:
+        value = self.raw(name, default)
+        if not isinstance(value, str):
+            raise self._wrong(name, value, "a string")
+        return value
+
+    def texts(self, name: str, count: int) -> tuple[str, ...]:
+        """A list of exactly `count` strings."""
+        value = self.raw(name)
+        if not isinstance(value, list) or len(value) != count or not all(isinstance(v, str) for v in value):
+            raise self._wrong(name, value, f"a list of {count} strings")
+        return tuple(value)
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """One token id or a list of them; empty where missing."""
+        value = self.raw(name, [])
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+            raise self._wrong(name, value, "a token id or a list of token ids")
+        return tuple(dict.fromkeys(ids))
+
+    def table(self, name: str) -> Fields | None:
+        """A nested object, None where it is missing."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self._wrong(name, value, "an object")
+        return Fields(value, f"{self.origin}: {name}")
+
+    def nested_names(self) -> tuple[str, ...]:
+        """Names of the fields that are objects themselves."""
+        return tuple(name for name, value in self._values.items() if isinstance(value, dict))

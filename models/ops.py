@@ -1,0 +1,198 @@
+"""The llmc ops: what a model is written in beside plain torch, and what each compiles to a kernel template.
+
+The eager implementations are references: float32 arithmetic, activations rounded where the compiled kernels round.
+T tokens, S samples, B sequences, D hidden size, H and Hkv query and KV heads, hd head_dim. The argument `act_dtype`,
+"f32" or "bf16", is the dtype of an activation that feeds a linear; its packed layout exists only in compiled form.
+"""
+
+# torch reads the ops' schemas from the annotations, so they must be types and not strings.
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llmc.models.reference import active_cache
+
+_ACT_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+def torch_act_dtype(act_dtype: str) -> torch.dtype:
+    """torch dtype of "f32" or "bf16"; raises ValueError on another name."""
+    if act_dtype not in _ACT_DTYPES:
+        raise ValueError(f"activation dtype {act_dtype!r} is not one of {', '.join(_ACT_DTYPES)}")
+    return _ACT_DTYPES[act_dtype]
+
+
+def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm over the last axis, float32."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight.float()
+
+
+@torch.library.custom_op("llmc::embedding", mutates_args=())
+def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    """Rows of `weight` [V, D] named by ids i32 [T]: float32 [T, D]."""
+    return weight[ids.long()].float()
+
+
+@embedding.register_fake
+def _(ids: Tensor, weight: Tensor) -> Tensor:
+    return weight.new_empty((ids.shape[0], weight.shape[1]), dtype=torch.float32)
+
+
+@torch.library.custom_op("llmc::rms_norm", mutates_args=())
+def rms_norm(x: Tensor, weight: Tensor, eps: float, act_dtype: str = "f32") -> Tensor:
+    """x float32 [T, D] over its root mean square, times weight [D]: act [T, D]."""
+    return _normalise(x.float(), weight, eps).to(torch_act_dtype(act_dtype))
+
+
+@rms_norm.register_fake
+def _(x: Tensor, weight: Tensor, eps: float, act_dtype: str = "f32") -> Tensor:
+    return x.new_empty(x.shape, dtype=torch_act_dtype(act_dtype))
+
+
+@torch.library.custom_op("llmc::linear", mutates_args=())
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    """act [T, K] times weight [N, K] transposed, plus bias [N], plus residual [T, N]: float32 [T, N]."""
+    out = F.linear(x.float(), weight.float())
+    if bias is not None:
+        out = out + bias.float()
+    if residual is not None:
+        out = out + residual
+    return out
+
+
+@linear.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the leading elements of heads [T, heads, hd] by angles [T, 1, rotary_dim / 2]."""
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+
+@torch.library.custom_op("llmc::rope_kv_write", mutates_args=())
+def rope_kv_write(
+    qkv: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    layer: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    norm_eps: float,
+) -> Tensor:
+    """Splits qkv float32 [T, (H + 2 Hkv) hd], norms q and k per head where q_norm and k_norm [hd] are given, rotates
+    them by cos_sin [max_len, rotary_dim] and writes k and v to the layer's slots: q float32 [T, H hd].
+    """
+    heads = qkv.float().view(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
+    q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    if q_norm is not None:
+        q = _normalise(q, q_norm, norm_eps)
+    if k_norm is not None:
+        k = _normalise(k, k_norm, norm_eps)
+    cos, sin = cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)
+    active_cache().write(layer, slot_mapping, _rotate(k, cos, sin), v)
+    return _rotate(q, cos, sin).reshape(qkv.shape[0], num_heads * head_dim)
+
+
+@rope_kv_write.register_fake
+def _(
+    qkv: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    layer: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    norm_eps: float,
+) -> Tensor:
+    return qkv.new_empty((qkv.shape[0], num_heads * head_dim), dtype=torch.float32)
+
+
+@torch.library.custom_op("llmc::paged_attention", mutates_args=())
+def paged_attention(
+    q: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_start: Tensor,
+    token_seq: Tensor,
+    positions: Tensor,
+    layer: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    scale: float,
+    window: int,
+    act_dtype: str = "f32",
+) -> Tensor:
+    """Causal attention of q float32 [T, H hd] over each token's own sequence in the paged cache: act [T, H hd].
+
+    A token at position p sees the keys max(0, p − window + 1) … p; window 0 is no limit. block_tables i32
+    [B, max_blocks], context_lens i32 [B], query_start i32 [B+1], token_seq and positions i32 [T].
+    """
+    cache, groups = active_cache(), num_heads // num_kv_heads
+    heads = q.float().view(q.shape[0], num_kv_heads, groups, head_dim)
+    out = torch.empty_like(heads)
+    for seq in token_seq.unique().tolist():
+        rows = (token_seq == seq).nonzero().squeeze(1)
+        at = positions[rows].long()
+        keys, values = cache.read(layer, block_tables[seq], int(context_lens[seq]))
+        key_at = torch.arange(keys.shape[0])
+        seen = key_at <= at[:, None]
+        if window:
+            seen &= key_at > at[:, None] - window
+        scores = torch.einsum("tkgd,skd->kgts", heads[rows], keys) * scale
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
+        out[rows] = torch.einsum("kgts,skd->tkgd", weights, values)
+    return out.view(q.shape[0], num_heads * head_dim).to(torch_act_dtype(act_dtype))
+
+
+@paged_attention.register_fake
+def _(
+    q: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_start: Tensor,
+    token_seq: Tensor,
+    positions: Tensor,
+    layer: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    scale: float,
+    window: int,
+    act_dtype: str = "f32",
+) -> Tensor:
+    return q.new_empty(q.shape, dtype=torch_act_dtype(act_dtype))
+
+
+@torch.library.custom_op("llmc::silu_mul", mutates_args=())
+def silu_mul(gate_up: Tensor, act_dtype: str = "f32") -> Tensor:
+    """silu(gate) times up for gate_up float32 [T, 2 I], gate first: act [T, I]."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (F.silu(gate) * up).to(torch_act_dtype(act_dtype))
+
+
+@silu_mul.register_fake
+def _(gate_up: Tensor, act_dtype: str = "f32") -> Tensor:
+    return gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=torch_act_dtype(act_dtype))
+
+
+@torch.library.custom_op("llmc::gather_rows", mutates_args=())
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of x [T, D] named by index i32 [S]: [S, D]."""
+    return x[index.long()]
+
+
+@gather_rows.register_fake
+def _(x: Tensor, index: Tensor) -> Tensor:
+    return x.new_empty((index.shape[0], x.shape[1]))

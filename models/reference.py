@@ -1,0 +1,60 @@
+"""The KV cache behind the eager ops: for tests only, the compiled model has pools of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+
+
+class ReferenceCache:
+    """Paged K and V of every layer, each [num_blocks * block_size, num_kv_heads, head_dim] of `dtype`."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        shape = (num_layers, num_blocks * block_size, num_kv_heads, head_dim)
+        self.block_size = block_size
+        self.keys = torch.zeros(shape, dtype=dtype)
+        self.values = torch.zeros(shape, dtype=dtype)
+
+    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Stores float32 [T, num_kv_heads, head_dim] at `slots` [T], rounded to the cache's dtype."""
+        index = slots.long()
+        self.keys[layer, index] = keys.to(self.keys.dtype)
+        self.values[layer, index] = values.to(self.values.dtype)
+
+    def read(self, layer: int, blocks: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values, float32 [length, num_kv_heads, head_dim], of the positions 0 … length−1 of a sequence."""
+        positions = torch.arange(length)
+        slots = blocks.long()[positions // self.block_size] * self.block_size + positions % self.block_size
+        return self.keys[layer, slots].float(), self.values[layer, slots].float()
+
+
+_active: ContextVar[ReferenceCache | None] = ContextVar("llmc_reference_cache", default=None)
+
+
+@contextmanager
+def use_cache(cache: ReferenceCache) -> Iterator[ReferenceCache]:
+    """Lets the eager ops called inside the block read and write `cache`."""
+    token = _active.set(cache)
+    try:
+        yield cache
+    finally:
+        _active.reset(token)
+
+
+def active_cache() -> ReferenceCache:
+    """The cache of the enclosing `use_cache` block. Raises RuntimeError outside of one."""
+    cache = _active.get()
+    if cache is None:
+        raise RuntimeError("llmc attention ops run eagerly only inside `with use_cache(ReferenceCache(...))`")
+    return cache
