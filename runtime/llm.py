@@ -14,6 +14,7 @@ from .tokenizer import Tokenizer, TokenizerError, read_generation_config
 
 EVENT_TOKEN, EVENT_FINISHED, EVENT_FAILED = 0, 1, 2
 _FINISH_STOP = 1
+PHASES = ("prefill", "decode", "mixed")
 
 OnOutput = Callable[[RequestOutput], None]
 Progress = Callable[[int, int, int], None]
@@ -130,6 +131,17 @@ class LLM:
     def stats(self) -> Any:
         """Counters of the engine since it was opened (llmc_engine_stats)."""
         return self.engine.stats()
+
+    def graph_use(self) -> list[dict[str, Any]]:
+        """Graphs that were replayed: {"graph": "decode:4x512", "replays": …, "tokens": valid tokens carried}."""
+        graphs = self.artifact.graphs()
+        uses = self.engine.graph_use()
+        return [
+            {"graph": f"{PHASES[g.phase] if isinstance(g.phase, int) else g.phase}:{g.batch}x{g.seq}",
+             "replays": replays, "tokens": tokens}
+            for g, (replays, tokens) in zip(graphs, uses, strict=True)
+            if replays
+        ]  # fmt: skip
 
     def close(self) -> None:
         """Releases engine and artifact; may be called twice."""

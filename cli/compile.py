@@ -1,0 +1,144 @@
+"""`llmc compile`: a model directory to an artifact."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from llmc.compiler.config import CompileReport, Progress
+
+_HELP = """Compile a Hugging Face model directory into an artifact.
+
+SPEC of --buckets is batch x sequence for each phase: a ramp-up range MIN:STEP:MAX, a list [1,2,4], one number, or the
+name of a TOML or JSON file.
+
+\b
+Examples:
+  llmc compile models/qwen2.5-0.5b -o qwen.llmc
+  llmc compile models/llama -o llama.llmc --buckets "prefill=1:32:4x128:128:1024,decode=1:128:4x128:128:2048"
+  llmc compile models/llama -o llama.llmc --buckets "prefill=[1,2]x[128,512],decode=[1,8]x2048" --dtype bf16
+  llmc compile models/llama -o avx2.llmc --target x86-64-v3 --jobs 2 --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to `app`."""
+    app.command("compile", help=_HELP)(compile_command)
+
+
+def compile_command(
+    model: Path = typer.Argument(..., metavar="MODEL", help="Directory with config.json and safetensors."),
+    output: Path = typer.Option(..., "-o", "--output", metavar="OUT", help="Artifact directory to write."),
+    buckets: str | None = typer.Option(None, metavar="SPEC", help="Buckets; default: ramp-up ladders of the limits."),
+    target: str = typer.Option("native", help="CPU to compile for: native, x86-64-v3, znver4, sapphirerapids, …"),
+    dtype: str = typer.Option("auto", help="Weights and activations: auto, f32 or bf16."),
+    kv_dtype: str = typer.Option("auto", help="KV cache: auto (as dtype), f32 or bf16."),
+    max_model_len: int | None = typer.Option(None, min=1, metavar="N", help="Longest prompt plus output, tokens."),
+    max_num_seqs: int = typer.Option(16, min=1, max=4096, metavar="N", help="Sequences that run at once."),
+    block_size: int = typer.Option(32, min=16, metavar="N", help="Tokens of a KV block, a multiple of 16."),
+    jobs: int = typer.Option(0, min=0, metavar="N", help="Compiling processes; 0: one a CPU."),
+    cache_dir: Path | None = typer.Option(
+        None, envvar="LLMC_CACHE_DIR", metavar="DIR", help="Graph cache; default: $XDG_CACHE_HOME/llmc."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON on stdout."),
+) -> None:
+    _check_usage(buckets, dtype, kv_dtype, block_size)
+    from llmc import require_compiler
+
+    require_compiler("llmc compile needs the compiler")
+    from llmc.compiler.config import CompileConfig
+    from llmc.compiler.pipeline import compile_model
+
+    config = CompileConfig(
+        model=model,
+        output=output,
+        buckets=buckets,
+        target=target,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        block_size=block_size,
+        jobs=jobs,
+        cache_dir=cache_dir,
+    )
+    with progress_bar() as progress:
+        report = compile_model(config, progress)
+    if as_json:
+        print(json.dumps(report.as_dict(), indent=2))
+    else:
+        _print_table(report)
+
+
+def _check_usage(buckets: str | None, dtype: str, kv_dtype: str, block_size: int) -> None:
+    """What is wrong whatever the model is: reported before anything heavy is imported."""
+    for name, value in (("--dtype", dtype), ("--kv-dtype", kv_dtype)):
+        if value not in ("auto", "f32", "bf16"):
+            raise typer.BadParameter(f"{name} {value!r} is unknown: use auto, f32 or bf16")
+    if block_size % 16:
+        raise typer.BadParameter(f"--block-size {block_size} is not a multiple of 16")
+    if buckets is not None:
+        from llmc.buckets import BucketError, parse_spec
+
+        try:
+            parse_spec(buckets)
+        except BucketError as error:
+            raise typer.BadParameter(f"--buckets: {error}") from error
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A progress callback for the compiler that draws one bar a phase on stderr, or nothing when it is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        tasks: dict[str, Any] = {}
+
+        def update(phase: str, done: int, total: int) -> None:
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(phase, total=total)
+            bars.update(tasks[phase], completed=done, total=total)
+
+        yield update
+
+
+def format_bytes(count: int) -> str:
+    """1536 → "1.5 KiB"."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+def _print_table(report: CompileReport) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{report.artifact}", title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_row("graphs", f"{report.num_graphs}")
+    table.add_row(
+        "distinct kernels",
+        f"{report.num_kernels} ({report.kernels_compiled} compiled, {report.kernels_cached} from the cache)",
+    )
+    table.add_row("code", format_bytes(report.code_bytes))
+    table.add_row("weights", format_bytes(report.weight_bytes))
+    table.add_row("arena (largest graph)", format_bytes(report.arena_bytes))
+    table.add_section()
+    for phase, seconds in report.phase_seconds.items():
+        table.add_row(phase, f"{seconds:.2f} s")
+    table.add_row("total", f"{sum(report.phase_seconds.values()):.2f} s")
+    Console(file=sys.stdout).print(table)

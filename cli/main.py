@@ -1,0 +1,126 @@
+"""The `llmc` command: registers the commands and turns every error into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import typer
+
+EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+COMMANDS = ("compile", "run", "inspect", "cache")
+
+_HELP = """Compile large language models ahead of time and run them.
+
+\b
+Examples:
+  llmc compile models/qwen2.5-0.5b -o qwen.llmc
+  llmc run qwen.llmc --prompt "Once upon a time"
+  llmc inspect qwen.llmc
+"""
+
+
+def build_app() -> typer.Typer:
+    """The typer application with every command that is installed."""
+    app = typer.Typer(
+        name="llmc",
+        help=_HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for command in COMMANDS:
+        name = f"{__package__}.{command}"
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            continue
+        module.register(app)
+    return app
+
+
+def _root(
+    version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True),
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error; works after a command too."),
+) -> None:
+    if version:
+        from llmc import __version__
+
+        typer.echo(f"llmc {__version__}")
+        raise typer.Exit()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command line and returns its exit code: 0, 1 for a failure, 2 for wrong usage, 130 when interrupted."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    options = args[: args.index("--")] if "--" in args else args
+    debug = "--debug" in options
+    if debug:
+        args.remove("--debug")
+    if args == ["--version"]:
+        # The root group would ask for a command first.
+        from llmc import __version__
+
+        print(f"llmc {__version__}")
+        return EXIT_OK
+    try:
+        result: Any = build_app()(args=args, prog_name="llmc", standalone_mode=False)
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of stdout left; a second failure while flushing at exit would print a traceback.
+        sys.stdout = None  # type: ignore[assignment]
+        return EXIT_FAILURE
+    except Exception as error:
+        if type(error).__name__ == "Abort":
+            return _fail("interrupted", EXIT_INTERRUPTED)
+        # Typer ships its own click in some versions, so its exceptions are known by what they carry.
+        if hasattr(error, "exit_code") and hasattr(error, "format_message"):
+            if type(error).__name__ == "NoArgsIsHelpError":
+                print(error.format_message(), file=sys.stderr)
+                return EXIT_USAGE
+            context = getattr(error, "ctx", None)
+            hint = f" (see {context.command_path} --help)" if context is not None else ""
+            return _fail(f"{error.format_message().rstrip('.')}{hint}", error.exit_code)
+        if debug:
+            raise
+        return _fail(describe(error), EXIT_FAILURE)
+    return result if isinstance(result, int) else EXIT_OK
+
+
+def describe(error: BaseException) -> str:
+    """One line for an error: its own sentence when it is one of ours or the system's, else its type as well."""
+    text = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}"
+    if isinstance(error, MemoryError):
+        return "out of memory: use a smaller model, fewer sequences or a smaller KV pool"
+    if type(error).__module__.startswith("llmc") and text:
+        return text
+    return f"internal error, {type(error).__name__}: {text or 'no message'} (run again with --debug for the traceback)"
+
+
+def usage_error(message: str) -> Exception:
+    """An error that ends the command with exit code 2."""
+    return typer.BadParameter(message)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"llmc: error: {message}", file=sys.stderr)
+    return code
+
+
+def entry() -> None:
+    """Console entry point."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    entry()

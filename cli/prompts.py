@@ -1,0 +1,102 @@
+"""The prompts of `llmc run`: where they come from, and how files of them are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_KEYS = ("prompt", "prompt_token_ids", "messages")
+
+
+class PromptError(ValueError):
+    """A prompt file that cannot be used; the message is one sentence with file and line."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Exactly one of the three is set: a text, token ids, or the messages of a conversation."""
+
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+
+    def as_record(self) -> dict[str, Any]:
+        """The prompt's part of an output line; equal records mean the same prompt."""
+        record: dict[str, Any] = {"prompt": self.text}
+        if self.token_ids is not None:
+            record["prompt_token_ids"] = list(self.token_ids)
+        if self.messages is not None:
+            record["messages"] = list(self.messages)
+        return record
+
+    def as_chat(self) -> tuple[dict[str, Any], ...] | None:
+        """The conversation: the messages, or the text as the user's; None for token ids."""
+        if self.text is not None:
+            return ({"role": "user", "content": self.text},)
+        return self.messages
+
+
+def read_file(path: Path) -> list[Prompt]:
+    """Reads FILE.jsonl (an object a line) or FILE.txt (a prompt a line); blank lines are skipped. Raises PromptError."""
+    if path.suffix not in (".jsonl", ".txt"):
+        raise PromptError(f"prompts file {path} must end in .jsonl or .txt")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise PromptError(f"cannot read prompts file {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise PromptError(f"prompts file {path} is not UTF-8 at byte {error.start}: convert it first") from error
+    # Not splitlines(): it also splits at characters that may stand inside a prompt.
+    lines = text.split("\n")
+    prompts = parse_jsonl(lines, str(path)) if path.suffix == ".jsonl" else parse_lines(lines)
+    if not prompts:
+        raise PromptError(f"prompts file {path} has no prompts: give one a line")
+    return prompts
+
+
+def parse_lines(lines: Iterable[str]) -> list[Prompt]:
+    """A prompt a line; blank lines are skipped."""
+    return [Prompt(text=line.rstrip("\r\n")) for line in lines if line.strip()]
+
+
+def parse_jsonl(lines: Iterable[str], name: str) -> list[Prompt]:
+    """A JSON object a line with `prompt`, `prompt_token_ids` or `messages`. Raises PromptError naming the line."""
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{name} line {number}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise PromptError(f"{where} is not valid JSON: {error}") from error
+        prompts.append(_from_record(record, where))
+    return prompts
+
+
+def _from_record(record: Any, where: str) -> Prompt:
+    if not isinstance(record, dict):
+        raise PromptError(f"{where} is not a JSON object: write {{\"prompt\": …}}")
+    unknown = [key for key in record if key not in _KEYS]
+    if unknown:
+        raise PromptError(f"{where} has the unknown key {unknown[0]!r}: use one of {', '.join(_KEYS)}")
+    if len(record) != 1:
+        raise PromptError(f"{where} has {len(record)} keys: give exactly one of {', '.join(_KEYS)}")
+    key, value = next(iter(record.items()))
+    if key == "prompt":
+        if not isinstance(value, str) or not value:
+            raise PromptError(f"{where}: prompt {value!r} is not a non-empty text")
+        return Prompt(text=value)
+    if not isinstance(value, list) or not value:
+        raise PromptError(f"{where}: {key} must be a non-empty list")
+    if key == "prompt_token_ids":
+        for token in value:
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise PromptError(f"{where}: token id {token!r} is not a whole number of at least 0")
+        return Prompt(token_ids=tuple(value))
+    if not all(isinstance(message, dict) for message in value):
+        raise PromptError(f"{where}: messages must be objects with role and content")
+    return Prompt(messages=tuple(value))

@@ -1,0 +1,255 @@
+"""`llmc run`: offline inference over a batch of prompts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from .prompts import Prompt, PromptError, parse_lines, read_file
+
+if TYPE_CHECKING:
+    from llmc.runtime.llm import LLM
+    from llmc.runtime.outputs import RequestOutput
+    from llmc.runtime.params import SamplingParams
+
+    from .results import ResultsFile
+
+_HELP = """Generate text for a batch of prompts with an artifact or a model directory (compiled on the way, cached).
+
+Prompts come from --prompt, --prompts or, with neither, from stdin, one a line. Sampling defaults are the model's own.
+
+\b
+Examples:
+  llmc run qwen.llmc --prompt "Once upon a time" --max-tokens 64
+  llmc run qwen.llmc --chat --prompt "Name three rivers." --temperature 0.7 --seed 1
+  llmc run qwen.llmc --prompts questions.jsonl --output answers.jsonl
+  llmc run qwen.llmc --prompts questions.jsonl --output answers.jsonl --resume
+  cat lines.txt | llmc run qwen.llmc --quiet --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to `app`."""
+    app.command("run", help=_HELP)(run_command)
+
+
+def run_command(
+    model: Path = typer.Argument(..., metavar="ARTIFACT_OR_MODEL", help="Artifact, or model directory to compile."),
+    prompt: list[str] = typer.Option([], metavar="TEXT", help="A prompt; may be repeated."),
+    prompts: Path | None = typer.Option(
+        None, metavar="FILE", help="FILE.txt (a prompt a line) or FILE.jsonl (prompt, prompt_token_ids or messages)."
+    ),
+    chat: bool = typer.Option(False, "--chat", help="Apply the chat template; a prompt is the user's message."),
+    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE.jsonl", help="Write results there."),
+    resume: bool = typer.Option(False, "--resume", help="Continue an interrupted --output file."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing --output file."),
+    max_tokens: int = typer.Option(128, min=1, metavar="N", help="Tokens to generate at most."),
+    min_tokens: int = typer.Option(0, min=0, metavar="N", help="No stop before this many tokens."),
+    temperature: float | None = typer.Option(None, help="0: greedy."),
+    top_p: float | None = typer.Option(None, help="Keep the most likely tokens up to this probability."),
+    top_k: int | None = typer.Option(None, help="Keep this many tokens; 0: all."),
+    min_p: float | None = typer.Option(None, help="Drop tokens below this share of the likeliest."),
+    repetition_penalty: float | None = typer.Option(None, help="1: off."),
+    presence_penalty: float | None = typer.Option(None, help="0: off."),
+    frequency_penalty: float | None = typer.Option(None, help="0: off."),
+    n: int = typer.Option(1, "-n", min=1, max=64, help="Continuations a prompt."),
+    seed: int | None = typer.Option(None, min=0, help="Same request and seed, same tokens."),
+    stop: list[str] = typer.Option([], metavar="TEXT", help="End the text before this string; may be repeated."),
+    stop_token_id: list[int] = typer.Option([], metavar="ID", help="End at this token; may be repeated."),
+    logit_bias: list[str] = typer.Option([], metavar="ID=BIAS", help="Add BIAS to a logit; may be repeated."),
+    ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Go on after the end-of-sequence token."),
+    logprobs: int | None = typer.Option(None, min=0, max=20, metavar="N", help="Log probabilities, N alternatives."),
+    threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use."),
+    max_num_seqs: int = typer.Option(0, min=0, metavar="N", help="Sequences that run at once; 0: the artifact's."),
+    kv_bytes: int = typer.Option(0, min=0, metavar="BYTES", help="Size of the KV pool; 0: from the limits."),
+    prefix_cache: bool = typer.Option(True, help="Reuse KV blocks of equal prompt prefixes."),
+    miss_policy: str = typer.Option("larger", help="When no bucket fits exactly: larger or error."),
+    quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar, no summary."),
+    as_json: bool = typer.Option(False, "--json", help="Print results and summary as one JSON object on stdout."),
+) -> None:
+    if resume and output is None:
+        raise typer.BadParameter("--resume needs --output FILE.jsonl")
+    if resume and overwrite:
+        raise typer.BadParameter("--resume and --overwrite exclude each other")
+    if miss_policy not in ("larger", "error"):
+        raise typer.BadParameter(f"--miss-policy {miss_policy!r} is unknown: use larger or error")
+    sampling = {
+        "n": n, "max_tokens": max_tokens, "min_tokens": min_tokens, "temperature": temperature, "top_p": top_p,
+        "top_k": top_k, "min_p": min_p, "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty, "seed": seed, "stop": tuple(stop), "ignore_eos": ignore_eos,
+        "stop_token_ids": tuple(stop_token_id), "logprobs": logprobs, "logit_bias": parse_logit_bias(logit_bias),
+    }  # fmt: skip
+    check_sampling(sampling)
+    items = gather_prompts(prompt, prompts, chat=chat)
+
+    from llmc import artifact_path
+    from llmc.runtime.llm import LLM
+
+    from .results import ResultsFile
+
+    results = None if output is None else ResultsFile(output, items, resume=resume, overwrite=overwrite)
+    try:
+        with LLM(
+            artifact_path(model),
+            num_threads=threads,
+            max_num_seqs=max_num_seqs,
+            kv_bytes=kv_bytes,
+            prefix_cache=prefix_cache,
+            miss_policy=miss_policy,
+        ) as llm:
+            outputs, summary = run_prompts(llm, items, llm.default_params(**sampling), results, chat=chat, quiet=quiet)
+    except KeyboardInterrupt:
+        if results is not None and not quiet:
+            done = len(results.finished)
+            print(f"llmc: {done} of {len(items)} results kept, --resume continues", file=sys.stderr)
+        raise
+    finally:
+        if results is not None:
+            results.close()
+    if as_json:
+        shown = {"summary": summary} if output is not None else {"results": outputs, "summary": summary}
+        print(json.dumps(shown, ensure_ascii=False, indent=2))
+    else:
+        if output is None:
+            print_texts(outputs, chat=chat)
+        if not quiet:
+            from .summary import print_summary
+
+            print_summary(summary)
+    failed = [record for record in outputs if "error" in record]
+    if failed:
+        first = failed[0]
+        print(
+            f"llmc: error: {len(failed)} of {len(items)} prompts failed, the first is {first['index']}: {first['error']}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1)
+
+
+def parse_logit_bias(options: Sequence[str]) -> dict[int, float]:
+    """["15=-2.5"] → {15: -2.5}. Raises BadParameter."""
+    biases = {}
+    for option in options:
+        token, equals, bias = option.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise typer.BadParameter(f"--logit-bias {option!r} is not ID=BIAS, for example 15=-2.5") from None
+    return biases
+
+
+def check_sampling(sampling: dict[str, Any]) -> None:
+    """Turns a sampling flag out of range into a usage error before anything is opened."""
+    from llmc.runtime.params import RequestError, SamplingParams
+
+    try:
+        SamplingParams(**{key: value for key, value in sampling.items() if value is not None})
+    except RequestError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def gather_prompts(texts: Sequence[str], file: Path | None, *, chat: bool) -> list[Prompt]:
+    """Prompts of the flags, or of stdin when there are none. Raises BadParameter or PromptError."""
+    for text in texts:
+        if not text:
+            raise typer.BadParameter("--prompt is empty: give at least one character")
+    items = [Prompt(text=text) for text in texts]
+    if file is not None:
+        items.extend(read_file(file))
+    if not texts and file is None:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise typer.BadParameter("no prompt: use --prompt TEXT, --prompts FILE, or pipe lines into stdin")
+        try:
+            items = parse_lines(sys.stdin)
+        except UnicodeDecodeError as error:
+            raise PromptError(f"stdin is not UTF-8 at byte {error.start}: convert it first") from error
+        if not items:
+            raise typer.BadParameter("no prompt: stdin is empty")
+    for index, item in enumerate(items):
+        if chat and item.token_ids is not None:
+            raise PromptError(f"prompt {index} is token ids, which --chat cannot render: give prompt or messages")
+        if not chat and item.messages is not None:
+            raise PromptError(f"prompt {index} has messages: pass --chat to render them")
+    return items
+
+
+def run_prompts(
+    llm: LLM,
+    items: Sequence[Prompt],
+    params: SamplingParams,
+    results: ResultsFile | None,
+    *,
+    chat: bool = False,
+    quiet: bool = True,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Runs the prompts that `results` does not hold yet; returns (records of this run in input order, summary)."""
+    from .summary import Summary, progress_bar
+
+    finished = frozenset() if results is None else results.finished
+    todo = [index for index in range(len(items)) if index not in finished]
+    records: dict[int, dict[str, Any]] = {}
+    summary = Summary(num_resumed=len(finished))
+
+    def store(output: RequestOutput) -> None:
+        index = todo[output.index]
+        record = as_record(index, items[index], output)
+        if results is not None:
+            results.add(record)
+        records[index] = record
+        summary.add(output)
+
+    prompts = [_model_input(llm, items[index], chat) for index in todo]
+    with progress_bar(quiet) as progress:
+        llm.generate(prompts, params, on_output=store, progress=progress)
+    return [records[index] for index in sorted(records)], summary.as_dict(llm)
+
+
+def _model_input(llm: LLM, item: Prompt, chat: bool) -> Any:
+    if item.token_ids is not None:
+        return list(item.token_ids)
+    conversation = item.as_chat()
+    return llm.encode_chat(conversation) if chat and conversation is not None else item.text
+
+
+def as_record(index: int, item: Prompt, output: RequestOutput) -> dict[str, Any]:
+    """The output line of one prompt; with n > 1 the first continuation is spelled out and all are in `outputs`."""
+    completions = []
+    for completion in output.outputs:
+        fields: dict[str, Any] = {
+            "text": completion.text,
+            "token_ids": list(completion.token_ids),
+            "finish_reason": completion.finish_reason,
+        }
+        if completion.logprobs is not None:
+            fields["logprobs"] = [
+                {"token_id": p.token_id, "logprob": p.logprob, "top": {str(t): v for t, v in p.top.items()}}
+                for p in completion.logprobs
+            ]
+        completions.append(fields)
+    record = {
+        "index": index,
+        **item.as_record(),
+        **completions[0],
+        "usage": {
+            "prompt_tokens": output.usage.prompt_tokens,
+            "completion_tokens": output.usage.completion_tokens,
+            "cached_tokens": output.usage.cached_tokens,
+        },
+    }
+    if len(completions) > 1:
+        record["outputs"] = completions
+    if output.error is not None:
+        record["error"] = output.error
+    return record
+
+
+def print_texts(records: Sequence[dict[str, Any]], *, chat: bool) -> None:
+    """The texts on stdout; outside a chat each reads on from its prompt."""
+    for record in records:
+        for completion in record.get("outputs", [record]):
+            print(("" if chat else record["prompt"] or "") + completion["text"])
