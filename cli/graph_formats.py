@@ -1,0 +1,165 @@
+"""A graph as JSON data, Graphviz source, or an ONNX model for viewers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llmc.cli.graph_view import BufferView, CommandView, commands_of, memory_plan
+from llmc.runtime.graphs_file import Graph, Tables
+
+_COLOURS = {"linear": "#cfe2ff", "attention": "#ffd9c7", "rope": "#fff3bf", "norm": "#d8f5d0", "activation": "#e7dcf7"}
+
+
+class InspectError(RuntimeError):
+    """A graph that cannot be shown as asked."""
+
+
+def graph_data(tables: Tables, graph: Graph) -> dict[str, Any]:
+    """Plain data of one graph: shapes, commands, and the memory plan (offsets and sizes in bytes)."""
+    commands = commands_of(tables, graph)
+    return {
+        "bucket": graph.name,
+        "max_tokens": graph.max_tokens,
+        "max_seqs": graph.max_seqs,
+        "max_samples": graph.max_samples,
+        "max_blocks_per_seq": graph.max_blocks_per_seq,
+        "row_tile": graph.row_tile,
+        "arena_bytes": graph.arena_bytes,
+        "commands": [
+            {
+                "index": c.index,
+                "kernel": c.symbol,
+                "op": c.op,
+                "family": c.family,
+                "layer": c.layer,
+                "barrier": c.barrier,
+                "operands": [
+                    {
+                        "kind": b.kind,
+                        "name": b.name,
+                        "dtype": b.dtype,
+                        "shape": list(b.shape),
+                        "offset": b.offset,
+                        "bytes": b.bytes,
+                        "written": b.written,
+                    }
+                    for b in c.buffers
+                ],
+            }
+            for c in commands
+        ],
+        "memory_plan": [
+            {
+                "name": v.name,
+                "dtype": v.dtype,
+                "shape": list(v.shape),
+                "offset": v.offset,
+                "bytes": v.bytes,
+                "first_command": v.first,
+                "last_command": v.last,
+            }
+            for v in memory_plan(commands)
+        ],
+    }
+
+
+def _quote(text: str) -> str:
+    # JSON leaves `\n`, which Graphviz reads as a line break, and escapes quotes the way Graphviz wants.
+    return json.dumps(text, ensure_ascii=False)
+
+
+def graph_dot(tables: Tables, graph: Graph) -> str:
+    """Graphviz source: a box a command, an edge a value."""
+    commands = commands_of(tables, graph)
+    lines = [f"digraph {_quote(graph.name)} {{", "  rankdir=TB; node [shape=box, fontname=sans, style=filled];"]
+    sources: dict[str, str] = {}
+
+    def source(buffer: BufferView) -> str:
+        if buffer.name not in sources:
+            sources[buffer.name] = node = f"v{len(sources)}"
+            label = _quote(f"{buffer.name}\n{buffer.type}")
+            lines.append(f'  {node} [label={label}, shape=ellipse, fillcolor="#f4f4f4"];')
+        return sources[buffer.name]
+
+    for c in commands:
+        layer = "" if c.layer < 0 else f", layer {c.layer}"
+        label = _quote(f"{c.index}: {c.op}{layer}\n{c.symbol}")
+        lines.append(f'  c{c.index} [label={label}, fillcolor="{_COLOURS.get(c.family, "#eeeeee")}"];')
+        for buffer in _reads(c):
+            lines.append(f"  {source(buffer)} -> c{c.index} [label={_quote(buffer.type)}];")
+        for buffer in _writes(c):
+            sources[buffer.name] = f"c{c.index}"
+            if buffer.kind == "output":
+                end = _quote(f"{buffer.name}\n{buffer.type}")
+                lines.append(f"  out{c.index} [label={end}, shape=ellipse]; c{c.index} -> out{c.index};")
+    return "\n".join([*lines, "}", ""])
+
+
+def _reads(command: CommandView) -> list[BufferView]:
+    # A pool that is written shows once, as the new version.
+    return [b for b in command.buffers if not b.written]
+
+
+def _writes(command: CommandView) -> list[BufferView]:
+    return [b for b in command.buffers if b.written]
+
+
+def graph_onnx(tables: Tables, graph: Graph) -> bytes:
+    """An ONNX model for viewers: a node of domain `llmc` a command; weights are inputs without data.
+
+    Raises InspectError where the package onnx is missing.
+    """
+    try:
+        import onnx
+        from onnx import TensorProto, helper
+    except ImportError:
+        raise InspectError("the ONNX format needs the package onnx: pip install 'llmc[compiler]'") from None
+    types = {
+        "f32": TensorProto.FLOAT,
+        "bf16": TensorProto.BFLOAT16,
+        "f16": TensorProto.FLOAT16,
+        "i8": TensorProto.INT8,
+        "u8": TensorProto.UINT8,
+        "i32": TensorProto.INT32,
+    }
+
+    def info(buffer: BufferView) -> Any:
+        where = f", at byte {buffer.offset} of the arena" if buffer.kind == "arena" else ""
+        text = f"{buffer.kind}, {buffer.bytes} bytes{where}"
+        return helper.make_tensor_value_info(buffer.name, types[buffer.dtype], list(buffer.shape), doc_string=text)
+
+    nodes: list[Any] = []
+    inputs: list[Any] = []
+    between: list[Any] = []
+    outputs: list[Any] = []
+    known: set[str] = set()
+    commands = commands_of(tables, graph)
+    last_pool = {b.name.split(".")[0]: b.name for c in commands for b in _writes(c) if b.kind in ("k_pool", "v_pool")}
+    for c in commands:
+        for buffer in _reads(c):
+            if buffer.name not in known:
+                known.add(buffer.name)
+                inputs.append(info(buffer))
+        for buffer in _writes(c):
+            known.add(buffer.name)
+            is_output = buffer.kind == "output" or buffer.name in last_pool.values()
+            (outputs if is_output else between).append(info(buffer))
+        nodes.append(
+            helper.make_node(
+                c.op,
+                [b.name for b in _reads(c)],
+                [b.name for b in _writes(c)],
+                name=f"{c.index}_{c.op}",
+                domain="llmc",
+                kernel=c.symbol,
+                family=c.family,
+                layer=c.layer,
+                barrier=int(c.barrier),
+            )
+        )
+    body = helper.make_graph(nodes, graph.name.replace(":", "_"), inputs, outputs, value_info=between)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("llmc", 1)]
+    model = helper.make_model(body, producer_name="llmc", opset_imports=opsets, ir_version=10)
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())

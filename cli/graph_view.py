@@ -1,0 +1,176 @@
+"""What people want to see of one graph: commands with named, shaped buffers, and how they flow from one to the next."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from llmc.runtime.graphs_file import DTYPE_BYTES, DTYPES, FAMILIES, INPUTS, OPERAND_KINDS, Command, Graph, Tables
+
+Dim = int | str
+
+_LINEAR = FAMILIES.index("linear")
+_GATHER = FAMILIES.index("gather")
+_ROPE = FAMILIES.index("rope")
+_PACKS_OUTPUT = tuple(FAMILIES.index(f) for f in ("norm", "attention", "activation"))
+
+
+@dataclass(frozen=True)
+class BufferView:
+    """One argument of a kernel. offset: in the arena or the weight; bytes 0: as large as the pool.
+
+    name: unique in the graph for each value: an arena buffer that is written again gets a new one.
+    """
+
+    kind: str
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+    offset: int
+    bytes: int
+    written: bool
+
+    @property
+    def type(self) -> str:
+        """As in `f32[4, 896]`."""
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class CommandView:
+    """One kernel call; op is the kernel template's name; layer -1: none."""
+
+    index: int
+    symbol: str
+    op: str
+    family: str
+    layer: int
+    barrier: bool
+    buffers: tuple[BufferView, ...]
+
+
+@dataclass(frozen=True)
+class ArenaValue:
+    """A value in the arena, from the command that writes it to the last that reads it (indices)."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+    offset: int
+    bytes: int
+    first: int
+    last: int
+
+
+def op_of(symbol: str) -> str:
+    """The kernel template behind a symbol, `op_` and a hash."""
+    return symbol.rsplit("_", 1)[0] or symbol
+
+
+def _input_shape(graph: Graph, index: int) -> tuple[Dim, ...]:
+    tokens, seqs = graph.max_tokens, graph.max_seqs
+    shapes: tuple[tuple[Dim, ...], ...] = (
+        (tokens,),
+        (tokens,),
+        (tokens,),
+        (seqs, graph.max_blocks_per_seq),
+        (seqs,),
+        (seqs + 1,),
+        (graph.max_samples,),
+        (tokens,),
+    )
+    return shapes[index]
+
+
+def _row_tile(graph: Graph, rows: int) -> int:
+    tile = 1
+    while tile < rows and tile < graph.row_tile:
+        tile *= 2
+    return tile
+
+
+def _arena_type(tables: Tables, graph: Graph, size: int, packed: bool, rows: int) -> tuple[str, tuple[Dim, ...]]:
+    """dtype and logical shape: graphs.bin only has bytes, but FORMAT.md fixes the layout of what is in between."""
+    code = tables.model.act_dtype if packed else 0
+    tile = _row_tile(graph, rows) if packed else 1
+    row_bytes, rest = divmod(size, -(-rows // tile) * tile)
+    if rest or row_bytes % DTYPE_BYTES[code] or not row_bytes:
+        return "u8", (size,)
+    return DTYPES[code], (rows, row_bytes // DTYPE_BYTES[code])
+
+
+def _buffers(
+    tables: Tables, graph: Graph, command: Command, sampled: bool, versions: dict[str, int]
+) -> tuple[BufferView, ...]:
+    model = tables.model
+    operands = tables.operands_of(command)
+    views = []
+    for position, operand in enumerate(operands):
+        kind, index, size = OPERAND_KINDS[operand.kind], operand.index, operand.bytes
+        written = position == len(operands) - 1
+        # A gather reads all tokens; it and what follows it write the rows that are sampled.
+        rows = graph.max_samples if sampled and (written or command.family != _GATHER) else graph.max_tokens
+        dtype, shape = "f32", tuple[Dim, ...]()
+        if kind == "arena":
+            name = f"arena_{operand.offset}"
+            packed = written if command.family in _PACKS_OUTPUT else command.family == _LINEAR and position == 0
+            dtype, shape = _arena_type(tables, graph, size, packed, rows)
+        elif kind == "weight":
+            weight = tables.weights[index]
+            name, dtype, shape = weight.name, DTYPES[weight.dtype], weight.shape
+        elif kind == "input":
+            name, dtype, shape = INPUTS[index], "i32", _input_shape(graph, index)
+            size = 4 * math.prod(int(dim) for dim in shape)
+        elif kind == "output":
+            name, shape = "logits", (graph.max_samples, model.vocab_size)
+        else:
+            name, dtype = f"{kind}_{index}", DTYPES[model.kv_dtype]
+            tail = (model.head_dim, model.block_size) if kind == "k_pool" else (model.block_size, model.head_dim_padded)
+            shape = ("num_blocks", model.num_kv_heads, *tail)
+            written = command.family == _ROPE
+        views.append(BufferView(kind, name, dtype, shape, operand.offset, size, written))
+    # Reads first: a kernel may write where it reads.
+    named = [v if v.kind in ("weight", "input") else replace(v, name=_version(v.name, versions)) for v in views]
+    for i, view in enumerate(views):
+        if view.written and view.kind not in ("weight", "input"):
+            versions[view.name] = versions.get(view.name, -1 if view.kind == "output" else 0) + 1
+            named[i] = replace(view, name=_version(view.name, versions))
+    return tuple(named)
+
+
+def _version(name: str, versions: dict[str, int]) -> str:
+    number = versions.get(name, 0)
+    return f"{name}.{number}" if number else name
+
+
+def commands_of(tables: Tables, graph: Graph) -> list[CommandView]:
+    """The command list of `graph` with names, dtypes, shapes and byte counts of every buffer."""
+    versions: dict[str, int] = {}
+    sampled = False
+    views = []
+    for index, command in enumerate(tables.commands_of(graph)):
+        kernel = tables.kernels[command.kernel]
+        sampled = sampled or command.family == _GATHER
+        buffers = _buffers(tables, graph, command, sampled, versions)
+        family = FAMILIES[command.family]
+        views.append(
+            CommandView(index, kernel.symbol, op_of(kernel.symbol), family, command.layer, command.barrier, buffers)
+        )
+    return views
+
+
+def memory_plan(commands: list[CommandView]) -> list[ArenaValue]:
+    """The values in the arena in the order of their first use."""
+    values: dict[str, ArenaValue] = {}
+    for command in commands:
+        for buffer in command.buffers:
+            if buffer.kind != "arena":
+                continue
+            known = values.get(buffer.name)
+            if known is None:
+                values[buffer.name] = ArenaValue(
+                    buffer.name, buffer.dtype, buffer.shape, buffer.offset, buffer.bytes, command.index, command.index
+                )
+            else:
+                values[buffer.name] = replace(known, last=command.index)
+    return list(values.values())

@@ -1,0 +1,256 @@
+"""`llmc inspect`: what is in an artifact."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from llmc.cli.graph_formats import InspectError, graph_data, graph_dot, graph_onnx
+from llmc.cli.graph_view import commands_of, memory_plan, op_of
+from llmc.runtime.graphs_file import DTYPES, FAMILIES, ISA_LEVELS, Graph, Tables, read_graphs
+
+
+class Format(enum.StrEnum):
+    """Output formats; dot and onnx show one bucket."""
+
+    text = "text"
+    json = "json"
+    dot = "dot"
+    onnx = "onnx"
+
+
+def read_manifest(artifact: Path) -> dict[str, Any]:
+    """manifest.json of an artifact. Raises InspectError if it is missing or not a JSON object."""
+    path = artifact / "manifest.json"
+    try:
+        manifest = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InspectError(f"cannot read {path}: {error.strerror}; is {artifact} an llmc artifact?") from None
+    except (ValueError, RecursionError):
+        raise InspectError(f"{path} is not valid JSON; compile the model again") from None
+    if not isinstance(manifest, dict):
+        raise InspectError(f"{path} is not a JSON object; compile the model again")
+    return manifest
+
+
+def human_bytes(count: float) -> str:
+    """As in 12.3 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Plain aligned columns; numbers to the right."""
+    cells = [[str(c) for c in row] for row in rows]
+    widths = [max(len(row[i]) for row in [list(header), *cells]) for i in range(len(header))]
+    right = [all(isinstance(row[i], int) for row in rows) and bool(rows) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        parts = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)]
+        return "  " + "  ".join(parts).rstrip()
+
+    return "\n".join([line(header), *map(line, cells)])
+
+
+def _weights(tables: Tables, manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    listed = manifest.get("weights")
+    known = listed if isinstance(listed, dict) else {}
+    weights = []
+    for weight in tables.weights:
+        entry = known.get(weight.name, [])
+        sources = entry.get("sources", []) if isinstance(entry, dict) else entry
+        dtype = DTYPES[weight.dtype]
+        weights.append(
+            {
+                "name": weight.name,
+                "scheme": entry.get("scheme", dtype) if isinstance(entry, dict) else dtype,
+                "dtype": dtype,
+                "shape": list(weight.shape),
+                "file_offset": weight.file_offset,
+                "bytes": weight.bytes,
+                "sources": [str(s) for s in sources] if isinstance(sources, list) else [str(sources)],
+            }
+        )
+    return weights
+
+
+def _schemes(weights: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    count: Counter[tuple[str, str]] = Counter()
+    size: Counter[tuple[str, str]] = Counter()
+    for weight in weights:
+        key = (str(weight["scheme"]), str(weight["dtype"]))
+        count[key] += 1
+        size[key] += weight["bytes"]
+    return [{"scheme": s, "dtype": d, "count": n, "bytes": size[s, d]} for (s, d), n in sorted(count.items())]
+
+
+def _kernels(tables: Tables) -> list[dict[str, Any]]:
+    calls: Counter[int] = Counter()
+    for graph in tables.graphs:
+        calls.update(c.kernel for c in tables.commands_of(graph))
+    return [
+        {
+            "symbol": k.symbol,
+            "op": op_of(k.symbol),
+            "family": FAMILIES[k.family],
+            "num_buffers": k.num_buffers,
+            "calls": calls[i],
+        }
+        for i, k in enumerate(tables.kernels)
+    ]
+
+
+def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Plain data of the artifact: model, kernels, buckets, weights by scheme and one by one."""
+    weights = _weights(tables, manifest)
+    return {
+        "format_version": tables.header.version,
+        "isa": ISA_LEVELS[tables.header.isa_level],
+        "fingerprint": manifest.get("fingerprint"),
+        "model": {
+            **asdict(tables.model),
+            "kv_dtype": DTYPES[tables.model.kv_dtype],
+            "act_dtype": DTYPES[tables.model.act_dtype],
+        },
+        "buckets": [
+            {
+                "bucket": g.name,
+                "max_tokens": g.max_tokens,
+                "max_seqs": g.max_seqs,
+                "row_tile": g.row_tile,
+                "commands": g.num_commands,
+                "arena_bytes": g.arena_bytes,
+            }
+            for g in tables.graphs
+        ],
+        "kernels": _kernels(tables),
+        "weights_by_scheme": _schemes(weights),
+        "weights": weights,
+    }
+
+
+def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
+    """The artifact for people."""
+    data = artifact_data(tables, manifest)
+    model = tables.model
+    total = sum(w["bytes"] for w in data["weights"])
+    parts = [
+        f"artifact format {data['format_version']}, ISA {data['isa']}, fingerprint {data['fingerprint'] or 'unknown'}",
+        f"model: {model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}, vocabulary "
+        f"{model.vocab_size}, up to {model.max_model_len} tokens and {model.max_num_seqs} sequences",
+        f"dtypes: activations {DTYPES[model.act_dtype]}, KV cache {DTYPES[model.kv_dtype]}, "
+        f"blocks of {model.block_size} tokens",
+        f"\nbuckets ({len(tables.graphs)}); largest arena {human_bytes(max(g.arena_bytes for g in tables.graphs))}",
+        table(
+            ("bucket", "tokens", "sequences", "row tile", "commands", "arena bytes"),
+            [(g.name, g.max_tokens, g.max_seqs, g.row_tile, g.num_commands, g.arena_bytes) for g in tables.graphs],
+        ),
+        f"\nkernels ({len(tables.kernels)})",
+        table(
+            ("kernel", "family", "buffers", "calls"),
+            [(k["symbol"], k["family"], k["num_buffers"], k["calls"]) for k in data["kernels"]],
+        ),
+        f"\nweights ({len(tables.weights)}), {human_bytes(total)}",
+        table(
+            ("scheme", "dtype", "count", "bytes"),
+            [(s["scheme"], s["dtype"], s["count"], s["bytes"]) for s in data["weights_by_scheme"]],
+        ),
+        "",
+        table(
+            ("weight", "dtype", "shape", "bytes", "from"),
+            [
+                (w["name"], w["dtype"], "x".join(map(str, w["shape"])), w["bytes"], ", ".join(w["sources"]) or "-")
+                for w in data["weights"]
+            ],
+        ),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def graph_text(tables: Tables, graph: Graph) -> str:
+    """One bucket for people: commands with their buffers, then the memory plan."""
+    commands = commands_of(tables, graph)
+    lines = [
+        f"{graph.name}: up to {graph.max_tokens} tokens, {graph.max_seqs} sequences, {graph.max_samples} samples, "
+        f"row tile {graph.row_tile}, arena {human_bytes(graph.arena_bytes)}",
+        f"\ncommands ({len(commands)}); > marks what is written, | a barrier",
+    ]
+    for c in commands:
+        layer = "" if c.layer < 0 else f"layer {c.layer}"
+        lines.append(f"  {c.index:4d}{'|' if c.barrier else ' '} {c.symbol}  {layer}".rstrip())
+        for b in c.buffers:
+            size = f"{b.bytes} bytes" if b.bytes else "the pool"
+            where = f" at {b.offset}" if b.kind == "arena" else ""
+            lines.append(f"        {'>' if b.written else ' '} {b.kind:7} {b.name}  {b.type}  {size}{where}")
+    lines.append(f"\nmemory plan, arena of {graph.arena_bytes} bytes")
+    lines.append(
+        table(
+            ("value", "type", "offset", "bytes", "first", "last"),
+            [
+                (v.name, f"{v.dtype}[{', '.join(map(str, v.shape))}]", v.offset, v.bytes, v.first, v.last)
+                for v in memory_plan(commands)
+            ],
+        )
+    )
+    return "\n".join(lines) + "\n"
+
+
+def find_graph(tables: Tables, bucket: str | None, output: Format) -> Graph | None:
+    """The graph named `bucket`, as in decode:4x512. Raises typer.BadParameter naming the ones there are."""
+    names = ", ".join(g.name for g in tables.graphs[:8]) + (", …" if len(tables.graphs) > 8 else "")
+    if bucket is not None:
+        for graph in tables.graphs:
+            if graph.name == bucket.strip().lower():
+                return graph
+        raise typer.BadParameter(f"the artifact has no bucket {bucket!r}; it has {names}", param_hint="--bucket")
+    if output in (Format.text, Format.json):
+        return None
+    if len(tables.graphs) == 1:
+        return tables.graphs[0]
+    raise typer.BadParameter(f"--format {output.value} shows one bucket; name one of {names}", param_hint="--bucket")
+
+
+def _render(tables: Tables, manifest: dict[str, Any], graph: Graph | None, output: Format) -> bytes:
+    if graph is not None and output is Format.onnx:
+        return graph_onnx(tables, graph)
+    if graph is not None and output is Format.dot:
+        return graph_dot(tables, graph).encode()
+    if output is Format.json:
+        data = artifact_data(tables, manifest) if graph is None else graph_data(tables, graph)
+        return (json.dumps(data, indent=2) + "\n").encode()
+    return (artifact_text(tables, manifest) if graph is None else graph_text(tables, graph)).encode()
+
+
+def inspect(
+    artifact: Annotated[Path, typer.Argument(help="Directory made by llmc compile.")],
+    bucket: Annotated[str | None, typer.Option(help="One bucket, as in decode:4x512.")] = None,
+    output_format: Annotated[Format, typer.Option("--format", help="dot and onnx show one bucket.")] = Format.text,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write instead of stdout.")] = None,
+) -> None:
+    """Show buckets, commands, kernels, the memory plan and weights of an artifact."""
+    tables = read_graphs(artifact)
+    manifest = read_manifest(artifact)
+    if output_format is Format.onnx and output is None:
+        raise typer.BadParameter("--format onnx is binary; name a file", param_hint="-o")
+    data = _render(tables, manifest, find_graph(tables, bucket, output_format), output_format)
+    if output is None:
+        typer.echo(data.decode(), nl=False)
+        return
+    try:
+        output.write_bytes(data)
+    except OSError as error:
+        raise InspectError(f"cannot write {output}: {error.strerror}") from None
+
+
+def register(app: typer.Typer) -> None:
+    """Add `inspect` to the command line."""
+    app.command("inspect")(inspect)

@@ -1,0 +1,206 @@
+"""`llmc inspect` on a small hand-made artifact."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer
+from llmc.cli import inspect as cli
+from llmc.cli.graph_formats import InspectError
+from llmc.compiler import graphs_writer as w
+from llmc.runtime.graphs_file import FAMILIES, FormatError
+from typer.testing import CliRunner
+
+VOCAB, DIM = 100, 32
+F = {name: i for i, name in enumerate(FAMILIES)}
+NAMES = ("embed", "norm", "qkv", "cos_sin", "o_proj", "head")
+SHAPES = ((VOCAB, DIM), (DIM,), (6, 16, 16, 2), (64, 8), (2, 16, 16, 2), (7, 16, 16, 2))
+DTYPES = (0, 0, 1, 0, 1, 1)
+
+
+def _weights() -> list[w.WeightRecord]:
+    records, offset = [], 64
+    for name, shape, dtype in zip(NAMES, SHAPES, DTYPES, strict=True):
+        size = 2 if dtype else 4
+        for dim in shape:
+            size *= dim
+        records.append(w.WeightRecord(name, dtype, shape, offset, size))
+        offset += -(-size // 64) * 64
+    return records
+
+
+WEIGHTS = _weights()
+KERNELS = [
+    w.KernelRecord(f"{op}_{'0' * 11}{i}", buffers, F[family])
+    for i, (op, family, buffers) in enumerate(
+        (
+            ("embedding", "embedding", 3),
+            ("rms_norm", "norm", 3),
+            ("linear", "linear", 3),
+            ("rope_kv_write", "rope", 7),
+            ("paged_attention", "attention", 4),
+            ("linear", "linear", 4),
+            ("gather_rows", "gather", 3),
+        )
+    )
+]
+
+
+def arena(offset: int, size: int) -> w.OperandRecord:
+    return w.OperandRecord(0, 0, offset, size)
+
+
+def weight(name: str) -> w.OperandRecord:
+    index = NAMES.index(name)
+    return w.OperandRecord(1, index, 0, WEIGHTS[index].bytes)
+
+
+def other(kind: int, index: int) -> w.OperandRecord:
+    return w.OperandRecord(kind, index, 0, 0)
+
+
+def graph(phase: int, batch: int, seq: int, tokens: int, row_tile: int) -> w.GraphRecord:
+    x, act, qkv = tokens * DIM * 4, tokens * DIM * 2, tokens * 96 * 4
+    a, b, c = 0, x, x + qkv
+    sampled = arena(b, batch * DIM * 4)
+    commands = (
+        (0, (other(2, 0), weight("embed"), arena(a, x)), -1),
+        (1, (arena(a, x), weight("norm"), arena(c, act)), 0),
+        (2, (arena(c, act), weight("qkv"), arena(b, qkv)), 0),
+        (3, (arena(b, qkv), weight("cos_sin"), other(2, 1), other(2, 2), other(3, 0), other(4, 0), arena(c, x)), 0),
+        (4, (arena(c, x), other(3, 0), other(4, 0), arena(b, act)), 0),
+        (5, (arena(b, act), weight("o_proj"), arena(a, x), arena(a, x)), 0),
+        (6, (arena(a, x), other(2, 6), sampled), -1),
+        (1, (sampled, weight("norm"), arena(c, batch * DIM * 2)), -1),
+        (2, (arena(c, batch * DIM * 2), weight("head"), w.OperandRecord(5, 0, 0, batch * VOCAB * 4)), -1),
+    )
+    records = tuple(w.CommandRecord(k, o, True, layer, KERNELS[k].family) for k, o, layer in commands)
+    return w.GraphRecord(phase, batch, seq, tokens, batch, batch, 4, row_tile, x + qkv + x, records)
+
+
+GRAPHS = [graph(0, 1, 16, 16, 8), graph(0, 2, 16, 32, 8), graph(1, 4, 64, 4, 4)]
+MODEL = w.ModelRecord(1, 2, 8, 16, 16, 1, VOCAB, 64, 4, 16, 1, 0, (2,), 1)
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    folder = tmp_path / "artifact"
+    folder.mkdir()
+    (folder / "graphs.bin").write_bytes(w.write_graphs(MODEL, KERNELS, WEIGHTS, GRAPHS, 4))
+    (folder / "weights.safetensors").write_bytes(bytes(WEIGHTS[-1].file_offset + WEIGHTS[-1].bytes))
+    sources = {"qkv": ["q_proj.weight", "k_proj.weight", "v_proj.weight"], "embed": ["embed_tokens.weight"]}
+    (folder / "manifest.json").write_text(json.dumps({"fingerprint": "f00d", "weights": sources}))
+    return folder
+
+
+def invoke(*args: str | Path) -> tuple[int, str]:
+    app = typer.Typer()
+    cli.register(app)
+    app.command("other")(lambda: None)
+    result = CliRunner().invoke(app, ["inspect", *map(str, args)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_artifact_as_text(artifact: Path) -> None:
+    code, text = invoke(artifact)
+    assert code == 0
+    for part in ("f00d", "decode:4x64", "rms_norm_000000000001", "q_proj.weight, k_proj.weight", "6x16x16x2", "bf16"):
+        assert part in text
+
+
+def test_artifact_as_json(artifact: Path) -> None:
+    data = json.loads(invoke(artifact, "--format", "json")[1])
+    assert [b["bucket"] for b in data["buckets"]] == ["prefill:1x16", "prefill:2x16", "decode:4x64"]
+    assert {s["dtype"]: s["count"] for s in data["weights_by_scheme"]} == {"f32": 3, "bf16": 3}
+    assert sum(s["bytes"] for s in data["weights_by_scheme"]) == sum(x.bytes for x in WEIGHTS)
+    assert data["weights"][2]["sources"] == ["q_proj.weight", "k_proj.weight", "v_proj.weight"]
+    assert {k["op"]: k["calls"] for k in data["kernels"] if k["op"] != "linear"} == {
+        "embedding": 3, "rms_norm": 6, "rope_kv_write": 3, "paged_attention": 3, "gather_rows": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("bucket", "tokens", "samples"), [("prefill:2x16", 32, 2), ("decode:4x64", 4, 4)])
+def test_bucket_as_json(artifact: Path, bucket: str, tokens: int, samples: int) -> None:
+    data = json.loads(invoke(artifact, "--bucket", bucket, "--format", "json")[1])
+    commands = data["commands"]
+    types = [[(o["dtype"], o["shape"]) for o in c["operands"]] for c in commands]
+    assert types[0] == [("i32", [tokens]), ("f32", [VOCAB, DIM]), ("f32", [tokens, DIM])]
+    assert types[1] == [("f32", [tokens, DIM]), ("f32", [DIM]), ("bf16", [tokens, DIM])]
+    assert types[3][4:6] == [("bf16", ["num_blocks", 2, 8, 16]), ("bf16", ["num_blocks", 2, 16, 16])]
+    assert types[5][2:] == [("f32", [tokens, DIM]), ("f32", [tokens, DIM])]
+    assert types[6] == [("f32", [tokens, DIM]), ("i32", [samples]), ("f32", [samples, DIM])]
+    assert types[8] == [("bf16", [samples, DIM]), ("bf16", [7, 16, 16, 2]), ("f32", [samples, VOCAB])]
+    plan = {v["name"]: v for v in data["memory_plan"]}
+    assert plan["arena_0.1"]["first_command"] == 0
+    assert plan["arena_0.1"]["last_command"] == 5
+    assert all(v["offset"] + v["bytes"] <= data["arena_bytes"] for v in plan.values())
+
+
+def test_bucket_as_text(artifact: Path) -> None:
+    code, text = invoke(artifact, "--bucket", "DECODE:4x64")
+    assert code == 0
+    for part in ("paged_attention_000000000004  layer 0", "bf16[4, 32]", "memory plan", "the pool"):
+        assert part in text
+
+
+def test_onnx_passes_the_checker(artifact: Path, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    target = tmp_path / "g.onnx"
+    assert invoke(artifact, "--bucket", "prefill:2x16", "--format", "onnx", "-o", target)[0] == 0
+    model = onnx.load(target)
+    onnx.checker.check_model(model, full_check=True)
+    nodes = model.graph.node
+    assert [n.op_type for n in nodes][:3] == ["embedding", "rms_norm", "linear"]
+    assert {n.domain for n in nodes} == {"llmc"}
+    assert len(nodes) == 9
+    assert {i.name for i in model.graph.input} >= {*NAMES, "input_ids"}
+    assert {o.name for o in model.graph.output} == {"logits", "k_pool_0.1", "v_pool_0.1"}
+    made = {name for n in nodes for name in n.output}
+    assert {v.name for v in model.graph.value_info} == made - {o.name for o in model.graph.output}
+
+
+def test_dot(artifact: Path, tmp_path: Path) -> None:
+    target = tmp_path / "g.dot"
+    assert invoke(artifact, "--bucket", "decode:4x64", "--format", "dot", "-o", target)[0] == 0
+    text = target.read_text()
+    assert text.startswith('digraph "decode:4x64" {')
+    assert text.count("{") == text.count("}")
+    assert all(line.rstrip().endswith((";", "{", "}")) for line in text.splitlines())
+    assert "c0 -> c1" in text
+    if shutil.which("dot"):
+        subprocess.run(["dot", "-Tsvg", "-o", tmp_path / "g.svg", target], check=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--bucket", "decode:9x9"],
+        ["--format", "dot"],
+        ["--format", "onnx", "--bucket", "decode:4x64"],
+        ["--format", "png"],
+    ],
+)
+def test_usage_errors_exit_with_2(artifact: Path, arguments: list[str]) -> None:
+    assert invoke(artifact, *arguments)[0] == 2
+
+
+def test_bad_artifacts_are_named(artifact: Path, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="cannot read"):
+        invoke(tmp_path / "nothing")
+    with pytest.raises(InspectError, match="cannot write"):
+        invoke(artifact, "-o", tmp_path / "no" / "file")
+    for text in ("[]", "{", "\xff", "[" * 100_000):
+        (artifact / "manifest.json").write_text(text)
+        with pytest.raises(InspectError, match=r"manifest\.json"):
+            invoke(artifact)
+    (artifact / "manifest.json").write_text('{"weights": {"embed": 3, "qkv": {"scheme": "awq", "sources": ["a"]}}}')
+    assert "awq" in invoke(artifact)[1]
+    (artifact / "weights.safetensors").write_bytes(b"")
+    with pytest.raises(FormatError, match="which has 0"):
+        invoke(artifact)
