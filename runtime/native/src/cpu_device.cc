@@ -1,0 +1,315 @@
+#include "cpu_device.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace llmc {
+namespace {
+
+uint64_t NowNs() {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+          .count());
+}
+
+using I64 = const int64_t*;
+using P = void*;
+
+// The kernel ABI of FORMAT.md: buffers one by one, then scalars, task, num_tasks.
+inline void Call(void* f, void* const* b, I64 s, int32_t t, int32_t n, uint32_t num_buffers) {
+#define LLMC_CALL(count, types, args)                                 \
+  case count:                                                         \
+    reinterpret_cast<void (*) types>(f) args;                         \
+    return;
+#define LLMC_T(...) (__VA_ARGS__, I64, int32_t, int32_t)
+#define LLMC_A(...) (__VA_ARGS__, s, t, n)
+  switch (num_buffers) {
+    LLMC_CALL(1, LLMC_T(P), LLMC_A(b[0]))
+    LLMC_CALL(2, LLMC_T(P, P), LLMC_A(b[0], b[1]))
+    LLMC_CALL(3, LLMC_T(P, P, P), LLMC_A(b[0], b[1], b[2]))
+    LLMC_CALL(4, LLMC_T(P, P, P, P), LLMC_A(b[0], b[1], b[2], b[3]))
+    LLMC_CALL(5, LLMC_T(P, P, P, P, P), LLMC_A(b[0], b[1], b[2], b[3], b[4]))
+    LLMC_CALL(6, LLMC_T(P, P, P, P, P, P), LLMC_A(b[0], b[1], b[2], b[3], b[4], b[5]))
+    LLMC_CALL(7, LLMC_T(P, P, P, P, P, P, P), LLMC_A(b[0], b[1], b[2], b[3], b[4], b[5], b[6]))
+    LLMC_CALL(8, LLMC_T(P, P, P, P, P, P, P, P), LLMC_A(b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]))
+    LLMC_CALL(9, LLMC_T(P, P, P, P, P, P, P, P, P), LLMC_A(b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8]))
+    LLMC_CALL(10, LLMC_T(P, P, P, P, P, P, P, P, P, P),
+              LLMC_A(b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9]))
+    LLMC_CALL(11, LLMC_T(P, P, P, P, P, P, P, P, P, P, P),
+              LLMC_A(b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10]))
+    LLMC_CALL(12, LLMC_T(P, P, P, P, P, P, P, P, P, P, P, P),
+              LLMC_A(b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11]))
+    default: return;  // the artifact was validated: 1 … 12
+  }
+#undef LLMC_A
+#undef LLMC_T
+#undef LLMC_CALL
+}
+
+Status OutOfRange(const char* what, uint64_t index, int64_t value, int64_t low, int64_t high) {
+  return Status::Error(LLMC_ERR_OUT_OF_RANGE, std::string(what) + "[" + std::to_string(index) + "] is " +
+                                                  std::to_string(value) + ", outside " + std::to_string(low) + " … " +
+                                                  std::to_string(high) + "; pass values of this model and graph");
+}
+
+Status CheckRange(const char* what, const int32_t* values, uint64_t count, int64_t low, int64_t high) {
+  for (uint64_t i = 0; i < count; ++i) {
+    if (values[i] < low || values[i] > high) return OutOfRange(what, i, values[i], low, high);
+  }
+  return Status::Ok();
+}
+
+Status CheckCount(const char* what, uint32_t value, uint32_t low, uint32_t high) {
+  if (value >= low && value <= high) return Status::Ok();
+  return Status::Error(LLMC_ERR_OUT_OF_RANGE, std::string(what) + " is " + std::to_string(value) + ", outside " +
+                                                  std::to_string(low) + " … " + std::to_string(high) +
+                                                  "; choose a graph that fits the batch");
+}
+
+}  // namespace
+
+Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, uint32_t num_threads, uint32_t num_blocks, bool pin,
+                         uint32_t idle_spin_us, std::unique_ptr<CpuDevice>* out) {
+  // Slots are int32, and block 0 is the dummy block.
+  const uint32_t max_blocks = static_cast<uint32_t>(INT32_MAX / artifact->model().block_size);
+  if (num_blocks < 2 || num_blocks > max_blocks) {
+    return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "num_blocks with the dummy block is " +
+                                                        std::to_string(num_blocks) + ", outside 2 … " +
+                                                        std::to_string(max_blocks) + "; choose another pool size");
+  }
+  std::unique_ptr<CpuDevice> device(new CpuDevice);
+  device->artifact_ = std::move(artifact);
+  device->num_blocks_ = num_blocks;
+  LLMC_RETURN_IF_ERROR(device->Allocate());
+  device->Resolve();
+  LLMC_RETURN_IF_ERROR(Team::Create(num_threads, pin, idle_spin_us, &device->team_));
+  *out = std::move(device);
+  return Status::Ok();
+}
+
+Status CpuDevice::Allocate() {
+  const Artifact& artifact = *artifact_;
+  uint64_t value_pool_bytes = 0, kv_bytes = 0;
+  if (__builtin_mul_overflow(artifact.key_block_bytes(), uint64_t{num_blocks_}, &key_pool_bytes_) ||
+      __builtin_mul_overflow(artifact.value_block_bytes(), uint64_t{num_blocks_}, &value_pool_bytes) ||
+      key_pool_bytes_ > (1ull << 60) || value_pool_bytes > (1ull << 60)) {
+    return Status::Error(LLMC_ERR_OUT_OF_MEMORY, "a KV pool of " + std::to_string(num_blocks_) +
+                                                     " blocks overflows 64 bits; ask for fewer blocks");
+  }
+  key_pool_bytes_ = RoundUp(key_pool_bytes_, kAlignment);
+  layer_pool_bytes_ = key_pool_bytes_ + RoundUp(value_pool_bytes, kAlignment);
+  if (__builtin_mul_overflow(layer_pool_bytes_, uint64_t(artifact.model().num_layers), &kv_bytes)) kv_bytes = UINT64_MAX;
+  LLMC_RETURN_IF_ERROR(Pages::Allocate(kv_bytes, "KV pool", &kv_pool_));
+  LLMC_RETURN_IF_ERROR(Pages::Allocate(artifact.max_arena_bytes(), "arena", &arena_));
+
+  // One region for inputs and logits, each sized for the largest graph.
+  uint64_t offsets[kNumInputs + 1] = {}, bytes = 0, max_samples = 0;
+  for (uint32_t i = 0; i < kNumInputs; ++i) {
+    uint64_t largest = 0;
+    for (const GraphRecord& graph : artifact.graphs()) largest = std::max(largest, InputBytes(graph, i));
+    offsets[i] = bytes;
+    bytes += largest;
+  }
+  for (const GraphRecord& graph : artifact.graphs()) max_samples = std::max<uint64_t>(max_samples, graph.max_samples);
+  offsets[kNumInputs] = bytes;
+  bytes += RoundUp(max_samples * uint64_t(artifact.model().vocab_size) * sizeof(float), kAlignment);
+  LLMC_RETURN_IF_ERROR(Pages::Allocate(bytes, "inputs and logits", &io_));
+  for (uint32_t i = 0; i < kNumInputs; ++i) inputs_[i] = reinterpret_cast<int32_t*>(io_.data() + offsets[i]);
+  logits_ = reinterpret_cast<float*>(io_.data() + offsets[kNumInputs]);
+  return Status::Ok();
+}
+
+void* CpuDevice::OperandAddress(const OperandRecord& operand) const {
+  switch (static_cast<OperandKind>(operand.kind)) {
+    case OperandKind::kArena: return arena_.data() + operand.offset;
+    case OperandKind::kWeight: {
+      const uint64_t offset = artifact_->weights()[operand.index].file_offset + operand.offset;
+      return const_cast<unsigned char*>(artifact_->weight_file().data()) + offset;
+    }
+    case OperandKind::kInput: return reinterpret_cast<char*>(inputs_[operand.index]) + operand.offset;
+    case OperandKind::kKeyPool: return kv_pool_.data() + operand.index * layer_pool_bytes_;
+    case OperandKind::kValuePool: return kv_pool_.data() + operand.index * layer_pool_bytes_ + key_pool_bytes_;
+    case OperandKind::kOutput: return reinterpret_cast<char*>(logits_) + operand.offset;
+  }
+  return nullptr;
+}
+
+void CpuDevice::Resolve() {
+  const Artifact& artifact = *artifact_;
+  std::size_t total = 0;
+  for (const GraphRecord& graph : artifact.graphs()) total += graph.num_commands;
+  steps_.reserve(total);  // ranges below point into it
+  for (const GraphRecord& graph : artifact.graphs()) {
+    const Step* begin = steps_.data() + steps_.size();
+    for (uint32_t c = 0; c < graph.num_commands; ++c) {
+      const CommandRecord& command = artifact.commands()[graph.first_command + c];
+      Step step{artifact.function(command.kernel), {}, command.num_operands, command.barrier, command.family};
+      for (uint32_t o = 0; o < command.num_operands; ++o) {
+        step.buffers[o] = OperandAddress(artifact.operands()[command.first_operand + o]);
+      }
+      steps_.push_back(step);
+    }
+    steps_.back().barrier = 0;  // the team meets at the end of a job anyway
+    graphs_.push_back({begin, steps_.data() + steps_.size()});
+  }
+}
+
+Status CpuDevice::Check(const BatchView& b) const {
+  const ModelRecord& model = artifact_->model();
+  if (b.graph >= graphs_.size()) {
+    return Status::Error(LLMC_ERR_OUT_OF_RANGE, "graph " + std::to_string(b.graph) + " does not exist; the artifact has " +
+                                                    std::to_string(graphs_.size()));
+  }
+  const GraphRecord& graph = artifact_->graphs()[b.graph];
+  LLMC_RETURN_IF_ERROR(CheckCount("num_tokens", b.num_tokens, 1, graph.max_tokens));
+  LLMC_RETURN_IF_ERROR(CheckCount("num_seqs", b.num_seqs, 1, graph.max_seqs));
+  LLMC_RETURN_IF_ERROR(CheckCount("num_samples", b.num_samples, 0, graph.max_samples));
+  LLMC_RETURN_IF_ERROR(CheckCount("block_table_stride", b.block_table_stride, 1, INT32_MAX));
+  const int64_t block_size = model.block_size;
+  const int64_t max_slot = int64_t{num_blocks_} * block_size - 1;
+  LLMC_RETURN_IF_ERROR(CheckRange("input_ids", b.input_ids, b.num_tokens, 0, model.vocab_size - 1));
+  LLMC_RETURN_IF_ERROR(CheckRange("positions", b.positions, b.num_tokens, 0, model.max_model_len - 1));
+  LLMC_RETURN_IF_ERROR(CheckRange("slot_mapping", b.slot_mapping, b.num_tokens, 0, max_slot));
+  LLMC_RETURN_IF_ERROR(CheckRange("sample_index", b.sample_index, b.num_samples, 0, int64_t{b.num_tokens} - 1));
+  if (b.query_start[0] != 0) return OutOfRange("query_start", 0, b.query_start[0], 0, 0);
+  if (b.query_start[b.num_seqs] != static_cast<int64_t>(b.num_tokens)) {
+    return OutOfRange("query_start", b.num_seqs, b.query_start[b.num_seqs], b.num_tokens, b.num_tokens);
+  }
+  const int64_t columns = std::min(b.block_table_stride, graph.max_blocks_per_seq);
+  for (uint32_t i = 0; i < b.num_seqs; ++i) {
+    const int64_t start = b.query_start[i], end = b.query_start[i + 1];
+    if (end <= start || end > static_cast<int64_t>(b.num_tokens)) {
+      return OutOfRange("query_start", i + 1, end, start + 1, b.num_tokens);
+    }
+    const int64_t context = b.context_lens[i];
+    if (context < end - start || context > columns * block_size) {
+      return OutOfRange("context_lens", i, context, end - start, columns * block_size);
+    }
+    // Attention reads keys 0 … position, so a position inside the context keeps it inside the checked blocks.
+    LLMC_RETURN_IF_ERROR(CheckRange("positions", b.positions + start, end - start, 0, context - 1));
+    const int32_t* row = b.block_tables + uint64_t{i} * b.block_table_stride;
+    const uint64_t used = static_cast<uint64_t>((context + block_size - 1) / block_size);
+    LLMC_RETURN_IF_ERROR(CheckRange("block_tables", row, used, 0, int64_t{num_blocks_} - 1));
+  }
+  return Status::Ok();
+}
+
+void CpuDevice::CopyInputs(const BatchView& b) {
+  const GraphRecord& graph = artifact_->graphs()[b.graph];
+  const auto copy = [this](Input input, const int32_t* from, uint64_t count) {
+    if (count) std::memcpy(inputs_[input], from, count * sizeof(int32_t));
+  };
+  copy(kInputIds, b.input_ids, b.num_tokens);
+  copy(kPositions, b.positions, b.num_tokens);
+  copy(kSlotMapping, b.slot_mapping, b.num_tokens);
+  copy(kContextLens, b.context_lens, b.num_seqs);
+  copy(kQueryStart, b.query_start, uint64_t{b.num_seqs} + 1);
+  copy(kSampleIndex, b.sample_index, b.num_samples);
+  // Rows wider than the graph's are cut; Check made sure that only unused entries are lost.
+  const uint64_t stride = std::min(b.block_table_stride, graph.max_blocks_per_seq);
+  for (uint64_t i = 0; i < b.num_seqs; ++i) {
+    std::memcpy(inputs_[kBlockTables] + i * stride, b.block_tables + i * b.block_table_stride,
+                stride * sizeof(int32_t));
+    std::fill(inputs_[kTokenSeq] + b.query_start[i], inputs_[kTokenSeq] + b.query_start[i + 1],
+              static_cast<int32_t>(i));
+  }
+  scalars_[0] = b.num_tokens;
+  scalars_[1] = b.num_seqs;
+  scalars_[2] = b.num_samples;
+  scalars_[3] = static_cast<int64_t>(stride);
+  scalars_[4] = num_blocks_;
+}
+
+template <bool kProfile>
+void CpuDevice::Walk(uint32_t thread, uint32_t num_threads) {
+  const int64_t* scalars = scalars_;
+  const int32_t task = static_cast<int32_t>(thread), num_tasks = static_cast<int32_t>(num_threads);
+  for (const Step* step = current_.begin; step != current_.end; ++step) {
+    const uint64_t start = kProfile && thread == 0 ? NowNs() : 0;
+    Call(step->function, step->buffers, scalars, task, num_tasks, step->num_buffers);
+    if (kProfile && thread == 0) stats_.family_ns[step->family] += NowNs() - start;
+    if (step->barrier) team_->Barrier();
+  }
+}
+
+Status CpuDevice::Replay(const BatchView& batch, const float** logits) {
+  LLMC_RETURN_IF_ERROR(Check(batch));
+  const uint64_t start = NowNs();
+  CopyInputs(batch);
+  current_ = graphs_[batch.graph];
+  const Team::Job plain = [](void* self, uint32_t thread, uint32_t num_threads) {
+    static_cast<CpuDevice*>(self)->Walk<false>(thread, num_threads);
+  };
+  const Team::Job profiled = [](void* self, uint32_t thread, uint32_t num_threads) {
+    static_cast<CpuDevice*>(self)->Walk<true>(thread, num_threads);
+  };
+  team_->Run(profiling_ ? profiled : plain, this);
+  stats_.num_replays += 1;
+  stats_.total_ns += NowNs() - start;
+  if (profiling_) {
+    stats_.kernel_ns = 0;
+    for (uint64_t ns : stats_.family_ns) stats_.kernel_ns += ns;
+  }
+  *logits = logits_;
+  return Status::Ok();
+}
+
+Status CpuDevice::Run(const StepBatch& b, const float** logits) {
+  const struct {
+    const char* name;
+    const std::vector<int32_t>& values;
+    uint64_t needed;
+  } arrays[] = {
+      {"input_ids", b.input_ids, b.num_tokens},
+      {"positions", b.positions, b.num_tokens},
+      {"slot_mapping", b.slot_mapping, b.num_tokens},
+      {"block_tables", b.block_tables, uint64_t{b.num_seqs} * b.block_table_stride},
+      {"context_lens", b.context_lens, b.num_seqs},
+      {"query_start", b.query_start, uint64_t{b.num_seqs} + 1},
+      {"sample_index", b.sample_index, b.num_samples},
+  };
+  for (const auto& array : arrays) {
+    if (array.values.size() < array.needed) {
+      return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::string(array.name) + " has " +
+                                                          std::to_string(array.values.size()) + " elements and needs " +
+                                                          std::to_string(array.needed) + "; fill it before the step");
+    }
+  }
+  return Replay({b.graph, b.num_tokens, b.num_seqs, b.num_samples, b.block_table_stride, b.input_ids.data(),
+                 b.positions.data(), b.slot_mapping.data(), b.block_tables.data(), b.context_lens.data(),
+                 b.query_start.data(), b.sample_index.data()},
+                logits);
+}
+
+Status CpuDevice::CopyBlock(uint32_t from, uint32_t to) {
+  if (from >= num_blocks_ || to >= num_blocks_) {
+    return Status::Error(LLMC_ERR_OUT_OF_RANGE, "cannot copy KV block " + std::to_string(from) + " to " +
+                                                    std::to_string(to) + "; the pool has " +
+                                                    std::to_string(num_blocks_) + " blocks");
+  }
+  if (from == to) return Status::Ok();
+  const uint64_t key = artifact_->key_block_bytes(), value = artifact_->value_block_bytes();
+  for (int32_t layer = 0; layer < artifact_->model().num_layers; ++layer) {
+    char* keys = kv_pool_.data() + static_cast<uint64_t>(layer) * layer_pool_bytes_;
+    char* values = keys + key_pool_bytes_;
+    std::memcpy(keys + to * key, keys + from * key, key);
+    std::memcpy(values + to * value, values + from * value, value);
+  }
+  return Status::Ok();
+}
+
+const ModelShape& ArtifactModelShape(const llmc_artifact* artifact) { return artifact->artifact->shape(); }
+
+Status MakeCpuDevice(llmc_artifact* artifact, uint32_t num_threads, uint32_t num_blocks_with_dummy, bool pin,
+                     uint32_t idle_spin_us, std::unique_ptr<Device>* out) {
+  std::unique_ptr<CpuDevice> device;
+  LLMC_RETURN_IF_ERROR(
+      CpuDevice::Create(artifact->artifact, num_threads, num_blocks_with_dummy, pin, idle_spin_us, &device));
+  *out = std::move(device);
+  return Status::Ok();
+}
+
+}  // namespace llmc

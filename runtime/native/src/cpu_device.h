@@ -1,0 +1,86 @@
+// CpuDevice: replays an artifact's graphs on a thread team over its own KV pool and arena.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "artifact.h"
+#include "device.h"
+#include "mapped_file.h"
+#include "team.h"
+
+namespace llmc {
+
+struct ReplayStats {
+  uint64_t num_replays = 0;
+  uint64_t total_ns = 0;
+  uint64_t kernel_ns = 0;
+  std::array<uint64_t, kNumFamilies> family_ns{};
+};
+
+// A StepBatch as plain pointers, so that callers keep their own storage.
+struct BatchView {
+  uint32_t graph, num_tokens, num_seqs, num_samples, block_table_stride;
+  const int32_t *input_ids, *positions, *slot_mapping, *block_tables, *context_lens, *query_start, *sample_index;
+};
+
+class CpuDevice final : public Device {
+ public:
+  static Status Create(std::shared_ptr<const Artifact> artifact, uint32_t num_threads, uint32_t num_blocks, bool pin,
+                       uint32_t idle_spin_us, std::unique_ptr<CpuDevice>* out);
+
+  const ModelShape& model() const override { return artifact_->shape(); }
+  uint32_t num_blocks() const override { return num_blocks_; }
+  uint32_t num_threads() const override { return team_->num_threads(); }
+  Status Run(const StepBatch& batch, const float** logits) override;
+  Status CopyBlock(uint32_t from, uint32_t to) override;
+
+  // As Run; on failure nothing ran.
+  Status Replay(const BatchView& batch, const float** logits);
+  void set_profiling(bool on) { profiling_ = on; }
+  const ReplayStats& stats() const { return stats_; }
+
+ private:
+  // A command with every pointer resolved.
+  struct Step {
+    void* function;
+    void* buffers[kMaxBuffers];
+    uint32_t num_buffers, barrier, family;
+  };
+  struct StepRange {
+    const Step* begin;
+    const Step* end;
+  };
+
+  CpuDevice() = default;
+  Status Allocate();
+  void Resolve();
+  void* OperandAddress(const OperandRecord& operand) const;
+  Status Check(const BatchView& batch) const;
+  void CopyInputs(const BatchView& batch);
+  template <bool kProfile>
+  void Walk(uint32_t thread, uint32_t num_threads);
+
+  std::shared_ptr<const Artifact> artifact_;
+  std::unique_ptr<Team> team_;
+  uint32_t num_blocks_ = 0;
+  Pages arena_, kv_pool_, io_;
+  uint64_t key_pool_bytes_ = 0, layer_pool_bytes_ = 0;  // K of one layer; K and V of one layer
+  int32_t* inputs_[kNumInputs] = {};
+  float* logits_ = nullptr;
+  std::vector<Step> steps_;
+  std::vector<StepRange> graphs_;
+
+  // The step being replayed.
+  int64_t scalars_[8] = {};
+  StepRange current_{};
+  bool profiling_ = false;
+  ReplayStats stats_;
+};
+
+const ModelShape& ArtifactModelShape(const llmc_artifact* artifact);
+Status MakeCpuDevice(llmc_artifact* artifact, uint32_t num_threads, uint32_t num_blocks_with_dummy, bool pin,
+                     uint32_t idle_spin_us, std::unique_ptr<Device>* out);
+
+}  // namespace llmc

@@ -1,0 +1,405 @@
+// A hand-made artifact is opened and replayed, then its tables are damaged in thousands of ways.
+#include "artifact.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "cpu_device.h"
+#include "llmc/llmc.h"
+
+namespace {
+
+using Bytes = std::vector<unsigned char>;
+
+constexpr int kVocab = 8, kTokens = 4, kBlockSize = 16;
+
+// Command 0 doubles the ids into the arena; command 1 adds the weight and writes the logits of the sampled rows;
+// its block table and token_seq make the logits depend on all that Run computes.
+const char* const kSource = R"(
+#include <stdint.h>
+void twice(void *ids, void *arena, const int64_t *s, int32_t task, int32_t n) {
+  for (int64_t t = task; t < s[0]; t += n) ((float *)arena)[t] = 2.0f * ((int32_t *)ids)[t];
+}
+void logits(void *arena, void *weight, void *sample, void *seq, void *tables, void *k, void *v, void *out,
+            const int64_t *s, int32_t task, int32_t n) {
+  (void)k; (void)v;
+  for (int64_t i = task; i < s[2] * 8; i += n) {
+    int32_t row = ((int32_t *)sample)[i / 8], q = ((int32_t *)seq)[row];
+    ((float *)out)[i] = ((float *)arena)[row] + ((float *)weight)[i % 8] + 100.0f * q +
+                        1000.0f * ((int32_t *)tables)[q * s[3]];
+  }
+})";
+
+uint32_t Crc32(const unsigned char* data, size_t size) {
+  uint32_t crc = ~0u;
+  for (size_t i = 0; i < size; ++i) {
+    crc ^= data[i];
+    for (int k = 0; k < 8; ++k) crc = (crc >> 1) ^ (crc & 1 ? 0xEDB88320u : 0u);
+  }
+  return ~crc;
+}
+
+void FixCrc(Bytes* file) {
+  if (file->size() < 64) return;
+  const uint32_t crc = Crc32(file->data() + 64, file->size() - 64);
+  std::memcpy(file->data() + 28, &crc, 4);
+}
+
+template <class T>
+void Put(Bytes* file, size_t at, T value) {
+  CHECK(at + sizeof(T) <= file->size());
+  std::memcpy(file->data() + at, &value, sizeof(T));
+}
+
+struct Tables {
+  Bytes file;
+  std::array<size_t, 8> offset{};  // of each section, by kind
+};
+
+Tables MakeTables() {
+  const std::string strings("twice\0logits\0table", 18);
+  llmc::ModelRecord model{};
+  model = {1, 1, 4, 16, kBlockSize, 0, kVocab, 64, 2, 48, 0, 0, 1, {7}, 1, {}};
+  const std::vector<llmc::KernelRecord> kernels = {{0, 5, 2, 0}, {6, 6, 8, 2}};
+  const std::vector<llmc::WeightRecord> weights = {{13, 5, 0, 1, 64, kVocab * 4, {kVocab, 0, 0, 0}, 0}};
+  const std::vector<llmc::GraphRecord> graphs = {{0, 1, 4, kTokens, 2, 2, 4, 4, 0, 2, 64, {}}};
+  const std::vector<llmc::CommandRecord> commands = {{0, 0, 2, 1, -1, 0}, {1, 2, 8, 0, 0, 2}};
+  const std::vector<llmc::OperandRecord> operands = {{2, 0, 0, kTokens * 4}, {0, 0, 0, kTokens * 4},
+                                                     {0, 0, 0, kTokens * 4}, {1, 0, 0, kVocab * 4},
+                                                     {2, 6, 0, 8},           {2, 7, 0, kTokens * 4},
+                                                     {2, 3, 0, 32},          {3, 0, 0, 0},
+                                                     {4, 0, 0, 0},           {5, 0, 0, 2 * kVocab * 4}};
+  Tables t;
+  t.file.resize(64 + 7 * 24);
+  size_t entry = 64;
+  const auto add = [&](uint32_t kind, uint32_t record_bytes, const void* data, size_t count) {
+    t.file.resize((t.file.size() + 7) / 8 * 8);
+    t.offset[kind] = t.file.size();
+    Put(&t.file, entry, kind);
+    Put(&t.file, entry + 4, record_bytes);
+    Put(&t.file, entry + 8, uint64_t{t.file.size()});
+    Put(&t.file, entry + 16, uint64_t{count});
+    entry += 24;
+    const auto* bytes = static_cast<const unsigned char*>(data);
+    t.file.insert(t.file.end(), bytes, bytes + record_bytes * count);
+  };
+  add(1, 1, strings.data(), strings.size());
+  add(2, 128, &model, 1);
+  add(3, 16, kernels.data(), kernels.size());
+  add(4, 72, weights.data(), weights.size());
+  add(5, 64, graphs.data(), graphs.size());
+  add(6, 24, commands.data(), commands.size());
+  add(7, 24, operands.data(), operands.size());
+  std::memcpy(t.file.data(), "LLMCGRPH", 8);
+  Put(&t.file, 8, uint32_t{1});
+  Put(&t.file, 12, uint32_t{64});
+  Put(&t.file, 16, uint64_t{t.file.size()});
+  Put(&t.file, 24, uint32_t{7});
+  Put(&t.file, 32, uint32_t{1});
+  FixCrc(&t.file);
+  return t;
+}
+
+std::string g_dir;
+
+void Write(const std::string& name, const Bytes& bytes) {
+  std::ofstream out(g_dir + "/" + name, std::ios::binary | std::ios::trunc);
+  out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  CHECK(out.good());
+}
+
+Bytes Read(const std::string& name) {
+  std::ifstream in(g_dir + "/" + name, std::ios::binary);
+  return Bytes(std::istreambuf_iterator<char>(in), {});
+}
+
+llmc_status Open(std::string* message = nullptr) {
+  llmc_error error{};
+  llmc_error_init(&error);
+  llmc_artifact* artifact = nullptr;
+  const llmc_status status = llmc_artifact_open(g_dir.c_str(), &artifact, &error);
+  CHECK((status == LLMC_OK) == (artifact != nullptr));
+  CHECK(status == LLMC_OK || error.message[0] != 0);
+  if (message) *message = error.message;
+  llmc_artifact_close(artifact);
+  return status;
+}
+
+struct Batch {
+  std::vector<int32_t> ids{3, 4, 5}, positions{0, 1, 0}, slots{16, 17, 32}, tables{1, 0, 0, 0, 2, 0, 0, 0};
+  std::vector<int32_t> context{2, 1}, start{0, 2, 3}, sample{1, 2};
+  uint32_t num_tokens = 3, num_seqs = 2, num_samples = 2, stride = 4;
+  llmc_batch View() const {
+    llmc_batch b;
+    llmc_batch_init(&b);
+    b.num_tokens = num_tokens, b.num_seqs = num_seqs, b.num_samples = num_samples, b.block_table_stride = stride;
+    b.input_ids = ids.data(), b.positions = positions.data(), b.slot_mapping = slots.data();
+    b.block_tables = tables.data(), b.context_lens = context.data(), b.query_start = start.data();
+    b.sample_index = sample.data();
+    return b;
+  }
+};
+
+void TestReplay(uint32_t threads) {
+  llmc_error error;
+  llmc_error_init(&error);
+  llmc_artifact* artifact = nullptr;
+  CHECK(llmc_artifact_open(g_dir.c_str(), &artifact, &error) == LLMC_OK);
+  llmc_artifact_info info{};
+  info.struct_size = sizeof(info);
+  CHECK(llmc_artifact_get_info(artifact, &info, &error) == LLMC_OK);
+  CHECK(info.num_graphs == 1 && info.num_kernels == 2 && info.num_commands == 2 && info.num_weights == 1);
+  CHECK(info.vocab_size == kVocab && info.kv_block_bytes == (4 + 16) * 16 * 4 && info.max_arena_bytes == 64);
+  llmc_graph_info graph{};
+  graph.struct_size = 8;  // an older caller: only the fields it knows are written
+  graph.batch = 77;
+  CHECK(llmc_artifact_get_graph(artifact, 0, &graph, &error) == LLMC_OK);
+  CHECK(graph.phase == 0 && graph.batch == 77);
+  CHECK(llmc_artifact_get_graph(artifact, 1, &graph, &error) == LLMC_ERR_OUT_OF_RANGE);
+
+  llmc_replayer_options options;
+  llmc_replayer_options_init(&options);
+  options.num_threads = threads;
+  llmc_replayer* replayer = nullptr;
+  CHECK(llmc_replayer_create(artifact, &options, &replayer, &error) == LLMC_OK);
+  llmc_artifact_close(artifact);  // the replayer keeps its own reference
+
+  const Batch good;
+  llmc_batch b = good.View();
+  std::vector<float> logits(2 * kVocab, -1.0f);
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    CHECK(llmc_replayer_set_profiling(replayer, repeat % 2, &error) == LLMC_OK);
+    CHECK(llmc_replayer_run(replayer, 0, &b, logits.data(), logits.size(), &error) == LLMC_OK);
+    for (int v = 0; v < kVocab; ++v) {
+      CHECK(logits[v] == 2.0f * 4 + 0.5f * v + 1000.0f);
+      CHECK(logits[kVocab + v] == 2.0f * 5 + 0.5f * v + 100.0f + 2000.0f);
+    }
+  }
+  // A stride that is not the graph's: narrower, then wider.
+  Batch other = good;
+  other.tables = {1, 2}, other.stride = 1;
+  b = other.View();
+  CHECK(llmc_replayer_run(replayer, 0, &b, logits.data(), logits.size(), &error) == LLMC_OK);
+  CHECK(logits[kVocab] == 2110.0f);
+  other.tables = {1, 0, 0, 0, -5, -5, 2, 0, 0, 0, -5, -5}, other.stride = 6;
+  b = other.View();
+  CHECK(llmc_replayer_run(replayer, 0, &b, logits.data(), logits.size(), &error) == LLMC_OK);
+  CHECK(logits[kVocab] == 2110.0f);
+
+  const auto fails = [&](const std::function<void(Batch*)>& damage, llmc_status expected) {
+    Batch bad;
+    damage(&bad);
+    const llmc_batch view = bad.View();
+    const std::vector<float> before = logits;
+    CHECK(llmc_replayer_run(replayer, 0, &view, logits.data(), logits.size(), &error) == expected);
+    CHECK(error.code == expected && error.message[0] && logits == before);
+  };
+  fails([](Batch* x) { x->ids[1] = kVocab; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->ids[0] = -1; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->positions[2] = 1; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->slots[0] = 5 * kBlockSize; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->tables[4] = 5; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->context[0] = 65; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->start = {0, 3, 3}; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->start = {0, 2, 4}; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->start = {0, 1 << 30, 3}; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->sample[1] = 3; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->num_tokens = 5; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->num_seqs = 3; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->stride = 0; }, LLMC_ERR_OUT_OF_RANGE);
+  b = good.View();
+  CHECK(llmc_replayer_run(replayer, 1, &b, logits.data(), logits.size(), &error) == LLMC_ERR_OUT_OF_RANGE);
+  CHECK(llmc_replayer_run(replayer, 0, &b, logits.data(), 15, &error) == LLMC_ERR_INVALID_ARGUMENT);
+  CHECK(llmc_replayer_run(replayer, 0, nullptr, logits.data(), 16, nullptr) == LLMC_ERR_INVALID_ARGUMENT);
+
+  llmc_replay_stats stats{};
+  stats.struct_size = sizeof(stats);
+  CHECK(llmc_replayer_get_stats(replayer, &stats, &error) == LLMC_OK);
+  CHECK(stats.num_replays == 22 && stats.num_threads == threads && stats.total_ns > 0);
+  CHECK(stats.kernel_ns == stats.family_ns[0] + stats.family_ns[2] && stats.kernel_ns <= stats.total_ns);
+  llmc_replayer_destroy(replayer);
+}
+
+void TestDevice() {
+  llmc_artifact* artifact = nullptr;
+  CHECK(llmc_artifact_open(g_dir.c_str(), &artifact, nullptr) == LLMC_OK);
+  std::unique_ptr<llmc::Device> device;
+  CHECK(llmc::MakeCpuDevice(artifact, 2, 1, true, 10, &device).code == LLMC_ERR_INVALID_ARGUMENT);
+  CHECK(llmc::MakeCpuDevice(artifact, 2, 4, true, 10, &device).ok());
+  CHECK(llmc::ArtifactModelShape(artifact).eos_token_ids == std::vector<int32_t>{7});
+  llmc_artifact_close(artifact);
+  CHECK(device->num_blocks() == 4 && device->num_threads() == 2 && device->model().graphs.size() == 1);
+  CHECK(device->CopyBlock(1, 3).ok() && !device->CopyBlock(4, 0).ok() && !device->CopyBlock(0, 4).ok());
+  const Batch good;
+  llmc::StepBatch step{0, 3, 2, 2, 4, good.ids, good.positions, good.slots, good.tables, good.context, good.start,
+                       good.sample};
+  const float* logits = nullptr;
+  CHECK(device->Run(step, &logits).ok() && logits[0] == 1008.0f && logits[kVocab] == 2110.0f);
+  step.num_samples = 0;
+  CHECK(device->Run(step, &logits).ok());
+  step.block_tables.pop_back();
+  CHECK(device->Run(step, &logits).code == LLMC_ERR_INVALID_ARGUMENT);
+}
+
+void TestDamage(const Tables& good) {
+  const auto fails = [&](size_t at, auto value, llmc_status expected) {
+    Bytes bytes = good.file;
+    Put(&bytes, at, value);
+    FixCrc(&bytes);
+    Write("graphs.bin", bytes);
+    std::string message;
+    const llmc_status status = Open(&message);
+    if (status != expected) std::fprintf(stderr, "byte %zu: %d, '%s'\n", at, status, message.c_str());
+    CHECK(status == expected);
+  };
+  const auto corrupt = [&](size_t at, auto value) { fails(at, value, LLMC_ERR_CORRUPT); };
+  corrupt(0, 'X');
+  fails(8, uint32_t{2}, LLMC_ERR_VERSION);
+  corrupt(12, uint32_t{72});
+  corrupt(16, uint64_t{good.file.size() + 1});
+  corrupt(24, uint32_t{6});           // a section is missing
+  corrupt(24, uint32_t{0xFFFFFFFF});
+  corrupt(32, uint32_t{0});
+  fails(32, uint32_t{99}, LLMC_ERR_UNSUPPORTED_ISA);
+  corrupt(64, uint32_t{2});           // two models
+  corrupt(68, uint32_t{2});           // record size
+  corrupt(72, ~uint64_t{7});          // offset
+  corrupt(80, ~uint64_t{0});          // count
+  const size_t model = good.offset[2], kernel = good.offset[3], weight = good.offset[4], graph = good.offset[5];
+  const size_t command = good.offset[6], operand = good.offset[7];
+  corrupt(model, int32_t{0});
+  corrupt(model + 12, int32_t{17});   // head_dim_padded
+  corrupt(model + 16, int32_t{24});   // block_size
+  corrupt(model + 20, int32_t{2});    // kv_dtype
+  corrupt(model + 48, int32_t{9});    // num_eos
+  corrupt(kernel, uint32_t{18});
+  corrupt(kernel + 4, uint32_t{4});   // no NUL after the symbol
+  corrupt(kernel + 8, uint32_t{13});
+  corrupt(kernel + 12, uint32_t{8});
+  corrupt(weight + 4, uint32_t{6});
+  corrupt(weight + 8, uint32_t{6});
+  corrupt(weight + 12, uint32_t{5});
+  corrupt(weight + 16, uint64_t{128});
+  corrupt(weight + 16, uint64_t{65});
+  corrupt(weight + 32, int64_t{1} << 62);
+  for (size_t field = 0; field < 10; ++field) {
+    if (field != 8) corrupt(graph + 4 * field, uint32_t{0xFFFFFFFF});
+  }
+  corrupt(graph + 32, uint32_t{1});   // first_command + num_commands
+  corrupt(graph + 40, uint64_t{0});   // arena too small for the operands
+  corrupt(command, uint32_t{2});
+  corrupt(command + 4, uint32_t{9});
+  corrupt(command + 8, uint32_t{1});
+  corrupt(command + 12, uint32_t{2});
+  corrupt(command + 16, int32_t{1});
+  corrupt(command + 16, int32_t{-2});
+  corrupt(operand, uint32_t{6});
+  corrupt(operand + 4, uint32_t{8});
+  corrupt(operand + 8, uint64_t{4});
+  corrupt(operand + 8, ~uint64_t{63});
+  corrupt(operand + 16, uint64_t{65});
+  corrupt(operand + 24 + 16, uint64_t{65});
+  corrupt(good.offset[1], 'X');       // a symbol that kernels.so lacks
+  Write("graphs.bin", good.file);
+}
+
+void TestOtherFiles() {
+  const Bytes weights = Read("weights.safetensors"), code = Read("kernels.so");
+  Write("weights.safetensors", Bytes(weights.begin(), weights.end() - 1));
+  CHECK(Open() == LLMC_ERR_CORRUPT);
+  Write("weights.safetensors", {});
+  CHECK(Open() == LLMC_ERR_CORRUPT);
+  Write("weights.safetensors", weights);
+  CHECK(Open() == LLMC_OK);
+  // A new file each time: the loader must never see a library it has mapped shrink.
+  for (size_t keep : {size_t{0}, size_t{10}, size_t{100}, code.size() / 2, code.size() - 1}) {
+    CHECK(::unlink((g_dir + "/kernels.so").c_str()) == 0);
+    Write("kernels.so", Bytes(code.begin(), code.begin() + static_cast<std::ptrdiff_t>(keep)));
+    CHECK(Open() == LLMC_ERR_CORRUPT);
+  }
+  CHECK(::unlink((g_dir + "/kernels.so").c_str()) == 0);
+  CHECK(Open() == LLMC_ERR_NOT_FOUND);
+  Write("kernels.so", code);
+  CHECK(Open() == LLMC_OK);
+  llmc_artifact* artifact = nullptr;
+  CHECK(llmc_artifact_open((g_dir + "/missing").c_str(), &artifact, nullptr) == LLMC_ERR_NOT_FOUND);
+  CHECK(llmc_artifact_open((g_dir + "/graphs.bin").c_str(), &artifact, nullptr) == LLMC_ERR_INVALID_ARGUMENT);
+  CHECK(llmc_artifact_open(nullptr, &artifact, nullptr) == LLMC_ERR_INVALID_ARGUMENT);
+}
+
+void Fuzz(const Tables& good, int rounds) {
+  std::mt19937 random(7);
+  const uint32_t extremes[] = {0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xFFFFFFF8, 64};
+  int opened = 0, refused = 0;
+  for (int round = 0; round < rounds; ++round) {
+    Bytes bytes = good.file;
+    const uint32_t changes = 1 + random() % 3;
+    for (uint32_t i = 0; i < changes; ++i) {
+      const size_t at = random() % bytes.size();
+      if (random() % 2) {
+        bytes[at] ^= static_cast<unsigned char>(1u << random() % 8);
+      } else {
+        const size_t word = std::min(at / 4 * 4, bytes.size() - 4);
+        Put(&bytes, word, extremes[random() % 7]);
+      }
+    }
+    if (random() % 8 == 0) bytes.resize(random() % bytes.size());
+    if (random() % 4 != 0) {
+      if (bytes.size() >= 24) Put(&bytes, 16, uint64_t{bytes.size()});
+      FixCrc(&bytes);
+    }
+    Write("graphs.bin", bytes);
+    llmc_artifact* artifact = nullptr;
+    if (llmc_artifact_open(g_dir.c_str(), &artifact, nullptr) == LLMC_OK) {
+      ++opened;
+      // What opens can also be made into a device, or is refused for its size.
+      std::unique_ptr<llmc::Device> device;
+      (void)llmc::MakeCpuDevice(artifact, 1, 4, false, 0, &device);
+      llmc_artifact_close(artifact);
+    } else {
+      ++refused;
+    }
+  }
+  CHECK(refused > rounds / 2 && opened > 0);
+  Write("graphs.bin", good.file);
+  CHECK(Open() == LLMC_OK);
+}
+
+}  // namespace
+
+int main() {
+  char pattern[] = "/tmp/llmc_artifact_test_XXXXXX";
+  CHECK(::mkdtemp(pattern) != nullptr);
+  g_dir = pattern;
+  {
+    std::ofstream source(g_dir + "/kernels.c");
+    source << kSource;
+  }
+  CHECK(std::system(("cc -O1 -shared -fPIC -o " + g_dir + "/kernels.so " + g_dir + "/kernels.c").c_str()) == 0);
+  Bytes weights(64 + kVocab * 4);
+  Put(&weights, 0, uint64_t{56});
+  for (int v = 0; v < kVocab; ++v) Put(&weights, 64 + 4 * static_cast<size_t>(v), 0.5f * static_cast<float>(v));
+  Write("weights.safetensors", weights);
+  const Tables good = MakeTables();
+  Write("graphs.bin", good.file);
+
+  for (uint32_t threads : {1u, 2u, 3u}) TestReplay(threads);
+  TestDevice();
+  TestDamage(good);
+  TestOtherFiles();
+  Fuzz(good, 6000);
+  for (const char* name : {"graphs.bin", "weights.safetensors", "kernels.so", "kernels.c"}) {
+    ::unlink((g_dir + "/" + name).c_str());
+  }
+  ::rmdir(g_dir.c_str());
+  std::puts("artifact_test passed");
+  return 0;
+}

@@ -1,0 +1,31 @@
+// CHECK macros of the native unit tests: print, count, and let main return the count.
+#pragma once
+#include <cstdio>
+
+namespace llmc_test {
+inline int& Failures() {
+  static int count = 0;
+  return count;
+}
+inline long& Checks() {
+  static long count = 0;
+  return count;
+}
+inline bool Report(bool ok, const char* file, int line, const char* text) {
+  ++Checks();
+  if (!ok && ++Failures() <= 50) std::fprintf(stderr, "%s:%d: CHECK failed: %s\n", file, line, text);
+  return ok;
+}
+inline int Finish(const char* name) {
+  std::printf("%s: %ld checks, %d failures\n", name, Checks(), Failures());
+  return Failures() == 0 && Checks() > 0 ? 0 : 1;
+}
+}  // namespace llmc_test
+
+#define CHECK(condition) ::llmc_test::Report(static_cast<bool>(condition), __FILE__, __LINE__, #condition)
+#define CHECK_EQ(a, b) CHECK((a) == (b))
+#define CHECK_OK(status)                                                           \
+  do {                                                                             \
+    auto check_status = (status);                                                  \
+    if (!CHECK(check_status.ok())) std::fprintf(stderr, "  %s\n", check_status.message.c_str()); \
+  } while (0)
