@@ -74,6 +74,13 @@ def store_vector(buffer: Expr, value: Expr, index: Expr, count: Expr = WIDTH, dt
     do(f"store_{dtype}", value, at(buffer, index), count)
 
 
+def let(value: Expr) -> Expr:
+    """An int32 held in a register and opaque to TVM's simplifier, which rewrites long index sums unsoundly."""
+    cell = T.alloc_buffer((1,), "int32", scope="local")
+    T.buffer_store(cell, value, [0])
+    return cell[0]
+
+
 class Vectors:
     """An array of 16-lane vectors kept in registers (indices must be constants once loops are unrolled)."""
 
@@ -139,7 +146,7 @@ class Kernel:
         self._stack.__exit__(*exc)
 
     def scalar(self, index: int) -> Expr:
-        return T.Cast("int32", self._scalars[index])
+        return let(T.Cast("int32", self._scalars[index]))
 
     def __getitem__(self, name: str) -> Expr:
         return self.buffers[name]
@@ -147,10 +154,15 @@ class Kernel:
     @contextmanager
     def share(self, total: Expr) -> Iterator[Expr]:
         """Loop over this task's contiguous share of `total` units."""
-        first = T.truncdiv(self.task * total, self.num_tasks)
-        last = T.truncdiv((self.task + 1) * total, self.num_tasks)
+        first, last = self.share_bounds(total)
         with T.serial(first, last) as unit:
             yield unit
+
+    def share_bounds(self, total: Expr) -> tuple[Expr, Expr]:
+        """This task's contiguous share of `total` units, first and end."""
+        first = T.call_extern("int32", "llmc_share", self.task, total, self.num_tasks)
+        last = T.call_extern("int32", "llmc_share", self.task + 1, total, self.num_tasks)
+        return let(first), let(last)
 
     def function(self) -> tirx.PrimFunc:
         return self._builder.get()

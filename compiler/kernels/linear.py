@@ -113,13 +113,13 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
         else:
             chunks = T.truncdiv(tiles + (chunk_tiles - 1), chunk_tiles)
             units = chunks * panels
-            unit0 = T.truncdiv(k.task * units, k.num_tasks)
-            unit1 = T.truncdiv((k.task + 1) * units, k.num_tasks)
-            with T.serial(T.truncdiv(unit0, panels), T.truncdiv(unit1 + (panels - 1), panels)) as chunk:
-                panel0 = T.max(unit0 - chunk * panels, 0)
-                panel1 = T.min(unit1 - chunk * panels, panels)
-                tile0 = chunk * chunk_tiles
-                here = T.min(tiles - tile0, chunk_tiles)
+            unit0, unit1 = k.share_bounds(units)
+            chunk0, chunk1 = b.let(T.truncdiv(unit0, panels)), b.let(T.truncdiv(unit1 + (panels - 1), panels))
+            with T.serial(chunk0, chunk1) as chunk:
+                panel0 = b.let(T.max(unit0 - chunk * panels, 0))
+                panel1 = b.let(T.min(unit1 - chunk * panels, panels))
+                tile0 = b.let(chunk * chunk_tiles)
+                here = b.let(T.min(tiles - tile0, chunk_tiles))
                 for kb in range(blocks):
                     length = min(block, words - kb * block)
                     if expand:

@@ -8,7 +8,18 @@ from types import ModuleType
 
 from tvm import tirx
 
-from llmc.compiler.kernels import activation, builder, embedding, gather, linear, norm, pipeline, vector_ir
+from llmc.compiler.kernels import (
+    activation,
+    attention,
+    builder,
+    embedding,
+    gather,
+    linear,
+    norm,
+    pipeline,
+    rope,
+    vector_ir,
+)
 from llmc.compiler.kernels import spec as spec_module
 from llmc.compiler.kernels.builder import KernelSpecError
 from llmc.compiler.kernels.spec import KernelSpec
@@ -18,6 +29,8 @@ TEMPLATES: dict[str, ModuleType] = {
     "embedding": embedding,
     "rms_norm": norm,
     "linear": linear,
+    "rope_kv_write": rope,
+    "paged_attention": attention,
     "silu_mul": activation,
     "gather_rows": gather,
 }

@@ -173,7 +173,12 @@ def _simple() -> str:
         f"  %n = fneg {_F} %v\n  %e = call {_F} @llmc_exp({_F} %n)\n"
         f"  %d = fadd {_F} %e, {_splat('1.0', 'float')}\n  %r = fdiv {_F} %v, %d\n  ret {_F} %r\n"
     )
+    share = (
+        "  %t = sext i32 %task to i64\n  %u = sext i32 %total to i64\n  %n = sext i32 %num to i64\n"
+        "  %p = mul i64 %t, %u\n  %q = sdiv i64 %p, %n\n  %r = trunc i64 %q to i32\n  ret i32 %r\n"
+    )
     return "".join((
+        _define("i32", "share", "i32 %task, i32 %total, i32 %num", share),
         _define(_F, "fma", f"{_F} %a, {_F} %b, {_F} %c", fma),
         _define(_F, "fnma", f"{_F} %a, {_F} %b, {_F} %c", neg),
         _define(_F, "bf16_low", f"{_I} %w", low),

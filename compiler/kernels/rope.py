@@ -1,0 +1,93 @@
+"""rope_kv_write: optional per-head RMS norm of q and k, half-split rotation, K and V written to the paged pool."""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernels import builder as b
+from llmc.compiler.kernels import vector_ir
+from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.targets.cpu import Target
+
+
+def buffers(spec: KernelSpec) -> tuple[str, ...]:
+    norms = ("q_norm", "k_norm") if spec.as_dict()["qk_norm"] else ()
+    return ("qkv", *norms, "cos_sin", "positions", "slot_mapping", "k_pool", "v_pool", "q_out")
+
+
+def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
+    p = spec.as_dict()
+    heads, kv_heads, head_dim = int(p["num_heads"]), int(p["num_kv_heads"]), int(p["head_dim"])
+    rotary, qk_norm, kv, block = int(p["rotary_dim"]), bool(p["qk_norm"]), str(p["kv_dtype"]), int(p["block_size"])
+    if p.get("interleaved", False):
+        raise b.KernelSpecError("rope_kv_write: interleaved rotation has no template; use half-split weights")
+    if rotary % 2 or rotary > head_dim or block % b.WIDTH:
+        raise b.KernelSpecError(f"rope_kv_write: bad rotary_dim {rotary}, head_dim {head_dim} or block_size {block}")
+    half, padded = rotary // 2, b.ceil_div(head_dim, b.WIDTH) * b.WIDTH
+    rotated = b.pieces(half)
+    rest = [(rotary + start, count) for start, count in b.pieces(head_dim - rotary)]
+    counts = {count for _, count in rotated + rest}
+    helpers = vector_ir.helpers(target.mcpu, scatters=tuple((kv, block, count) for count in counts))
+    pool = b.TIR_DTYPE[kv]
+    types = {"positions": "int32", "slot_mapping": "int32", "k_pool": pool, "v_pool": pool}
+    kernel = b.Kernel(spec.symbol(), [(name, types.get(name, "float32")) for name in buffers(spec)], helpers)
+    width, all_heads = (heads + 2 * kv_heads) * head_dim, heads + 2 * kv_heads
+    with kernel as k:
+        qkv, cos_sin = k["qkv"], k["cos_sin"]
+        rows = k.scalar(int(p.get("rows", 0)))
+        with k.share(rows * all_heads) as unit:
+            token = b.let(T.truncdiv(unit, all_heads))
+            head = b.let(unit - token * all_heads)
+            source = b.let(token * width + head * head_dim)
+            slot = k["slot_mapping"][token]
+            kv_block, offset = b.let(T.truncdiv(slot, block)), b.let(T.truncmod(slot, block))
+            angle = b.let(k["positions"][token] * rotary)
+
+            def put(what: str, value: b.Expr, start: int, count: int) -> None:
+                if what == "q":
+                    b.store_vector(k["q_out"], value, (token * heads + head) * head_dim + start, count)
+                    return
+                at = ((kv_block * kv_heads + (head - heads)) * head_dim + start) * block + offset
+                b.do(vector_ir.scatter_name(kv, block, count), value, b.at(k["k_pool"], at))
+
+            def rotate(what: str) -> None:
+                scale = None
+                if qk_norm:
+                    total = b.Vectors(1)
+                    total[0] = b.splat(0.0)
+                    for start, count in b.pieces(head_dim):
+                        v = b.load_vector(qkv, source + start, count)
+                        total[0] = b.call("fma", v, v, total[0])
+                    mean = b.call("div", b.call("sum_lanes", total[0]), b.splat(float(head_dim)))
+                    root = b.call("sqrt", b.call("add", mean, b.splat(float(p["norm_eps"]))))
+                    scale = b.Vectors(1)
+                    scale[0] = b.call("div", b.splat(1.0), root)
+
+                def value(start: int, count: int) -> b.Expr:
+                    v = b.load_vector(qkv, source + start, count)
+                    if scale is None:
+                        return v
+                    return b.call("mul", b.call("mul", v, scale[0]), b.load_vector(k[f"{what}_norm"], start, count))
+
+                for start, count in rotated:
+                    pair = b.Vectors(4)
+                    pair[0], pair[1] = value(start, count), value(half + start, count)
+                    pair[2] = b.load_vector(cos_sin, angle + start, count)
+                    pair[3] = b.load_vector(cos_sin, angle + half + start, count)
+                    low = b.call("fnma", b.splat(1.0), b.call("mul", pair[1], pair[3]), b.call("mul", pair[0], pair[2]))
+                    high = b.call("add", b.call("mul", pair[1], pair[2]), b.call("mul", pair[0], pair[3]))
+                    put(what, low, start, count)
+                    put(what, high, half + start, count)
+                for start, count in rest:
+                    put(what, value(start, count), start, count)
+
+            with b.when(head < heads):
+                rotate("q")
+            with b.when(T.And(head >= heads, head < heads + kv_heads)):
+                rotate("k")
+            with b.when(head >= heads + kv_heads):
+                at = b.let(((kv_block * kv_heads + (head - heads - kv_heads)) * block + offset) * padded)
+                for start, count in b.pieces(head_dim):
+                    b.store_vector(k["v_pool"], b.load_vector(qkv, source + start, count), at + start, count, kv)
+    return kernel.function()

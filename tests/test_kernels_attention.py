@@ -1,0 +1,186 @@
+"""Rope, KV write and paged attention against numpy in float64, and the bits of a token in every company."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from kernel_harness import run
+from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.packing import pack_activation, unpack_activation
+from llmc.compiler.targets.cpu import TARGETS, Target, native_target
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+NATIVE = native_target()
+CPUS = [NATIVE] if NATIVE.isa_level == 1 else [NATIVE, TARGETS["x86-64-v3"]]
+NUMPY = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
+on_cpus = pytest.mark.parametrize("target", CPUS, ids=lambda t: t.name)
+
+
+def random(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32)
+
+
+def same_bits(a: Array, b: Array) -> bool:
+    return bool((np.ascontiguousarray(a).view(np.uint8) == np.ascontiguousarray(b).view(np.uint8)).all())
+
+
+def rms(x: Array, weight: Array, eps: float) -> Array:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+
+
+def rotate(x: Array, cos: Array, sin: Array, rotary: int) -> Array:
+    half = rotary // 2
+    low, high, rest = x[..., :half], x[..., half:rotary], x[..., rotary:]
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin, rest], -1)
+
+
+@on_cpus
+@pytest.mark.parametrize("kv", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "rotary", "norm"), [(7, 1, 20, 20, True), (6, 2, 80, 20, False), (2, 2, 64, 64, True)]
+)
+def test_rope_kv_write(
+    target: Target, kv: str, heads: int, kv_heads: int, dim: int, rotary: int, norm: bool
+) -> None:
+    rows, seen, block, blocks, longest, eps = 9, 7, 16, 5, 40, 1e-6
+    padded = -(-dim // 16) * 16
+    qkv = random(rows, (heads + 2 * kv_heads) * dim)
+    angles = np.outer(np.arange(longest), 10000.0 ** (-np.arange(rotary // 2) * 2 / rotary))
+    cos_sin = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+    rng = np.random.default_rng(5)
+    positions = rng.integers(0, longest, rows).astype(np.int32)
+    slots = rng.permutation(np.arange(block, blocks * block))[:rows].astype(np.int32)
+    norms = {"q_norm": random(dim, seed=1), "k_norm": random(dim, seed=2)} if norm else {}
+    spec = KernelSpec.of(
+        "rope", "rope_kv_write", num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, rotary_dim=rotary, qk_norm=norm,
+        norm_eps=eps, kv_dtype=kv, block_size=block, interleaved=False,
+    )
+    arrays = {
+        "qkv": qkv, **norms, "cos_sin": cos_sin, "positions": positions, "slot_mapping": slots,
+        "k_pool": np.zeros((blocks, kv_heads, dim, block), NUMPY[kv]),
+        "v_pool": np.zeros((blocks, kv_heads, block, padded), NUMPY[kv]),
+        "q_out": np.full((rows, heads * dim), np.nan, np.float32),
+    }
+    results = [
+        run(spec, target, arrays, written=("k_pool", "v_pool", "q_out"), scalars={0: seen}, num_tasks=tasks)
+        for tasks in (1, 2, 3, 5)
+    ]
+    for other in results[1:]:
+        assert all(same_bits(other[name], results[0][name]) for name in other)
+
+    wide = qkv.astype(np.float64).reshape(rows, heads + 2 * kv_heads, dim)
+    q, key, value = wide[:, :heads], wide[:, heads : heads + kv_heads], wide[:, heads + kv_heads :]
+    if norm:
+        q, key = rms(q, norms["q_norm"], eps), rms(key, norms["k_norm"], eps)
+    cos, sin = np.split(cos_sin[positions].astype(np.float64)[:, None], 2, axis=-1)
+    q, key = rotate(q, cos, sin, rotary), rotate(key, cos, sin, rotary)
+    got = results[0]
+    np.testing.assert_allclose(got["q_out"][:seen].reshape(seen, heads, dim), q[:seen], rtol=1e-5, atol=2e-6)
+    assert np.isnan(got["q_out"][seen:]).all()
+    want_k, want_v = np.zeros_like(arrays["k_pool"], np.float64), np.zeros_like(arrays["v_pool"], np.float64)
+    for t in range(seen):
+        want_k[slots[t] // block, :, :, slots[t] % block] = key[t]
+        want_v[slots[t] // block, :, slots[t] % block, :dim] = value[t]
+    tolerance = {"rtol": 1e-5, "atol": 2e-6} if kv == "f32" else {"rtol": 2.0**-8, "atol": 2e-6}
+    np.testing.assert_allclose(got["k_pool"].astype(np.float64), want_k, **tolerance)
+    assert same_bits(got["v_pool"], want_v.astype(np.float32).astype(NUMPY[kv]))
+
+
+class Cache:
+    """Sequences of given lengths in a paged pool with shuffled blocks; block 0 and unused slots hold rubbish."""
+
+    def __init__(self, lengths: list[int], heads: int, kv_heads: int, dim: int, block: int, kv: str) -> None:
+        self.lengths, self.heads, self.kv_heads, self.dim, self.block = lengths, heads, kv_heads, dim, block
+        padded = -(-dim // 16) * 16
+        needed = [-(-n // block) for n in lengths]
+        self.stride = max(needed) + 1
+        order = np.random.default_rng(1).permutation(np.arange(1, sum(needed) + 1))
+        self.tables = np.zeros((len(lengths), self.stride), np.int32)
+        self.k_pool = (random(sum(needed) + 1, kv_heads, dim, block, seed=7) * 50).astype(NUMPY[kv])
+        self.v_pool = np.zeros((sum(needed) + 1, kv_heads, block, padded), NUMPY[kv])
+        self.v_pool[..., :dim] = np.nan  # a value nobody may see spoils every sum it enters
+        self.keys, self.values, self.queries = [], [], []
+        used = 0
+        for s, n in enumerate(lengths):
+            self.tables[s, : needed[s]] = order[used : used + needed[s]]
+            used += needed[s]
+            key = (random(n, kv_heads, dim, seed=10 + s) * 2).astype(NUMPY[kv])
+            value = random(n, kv_heads, dim, seed=20 + s).astype(NUMPY[kv])
+            for t in range(n):
+                at = self.tables[s, t // block]
+                self.k_pool[at, :, :, t % block] = key[t]
+                self.v_pool[at, :, t % block, :dim] = value[t]
+            self.keys.append(key.astype(np.float64))
+            self.values.append(value.astype(np.float64))
+            self.queries.append(random(n, heads * dim, seed=30 + s))
+
+    def expected(self, s: int, t: int, scale: float, window: int) -> Array:
+        first = max(0, t - window + 1) if window else 0
+        group = self.heads // self.kv_heads
+        q = self.queries[s][t].astype(np.float64).reshape(self.kv_heads, group, self.dim)
+        scores = np.einsum("hgd,khd->hgk", q, self.keys[s][first : t + 1]) * scale
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        return np.einsum("hgk,khd->hgd", weights, self.values[s][first : t + 1]).reshape(-1)
+
+    def attend(
+        self, target: Target, params: dict[str, Any], chunks: list[tuple[int, int, int]], tile: int, tasks: int
+    ) -> Array:
+        """Chunks are (sequence, first token, end) and make up one step."""
+        rows = sum(end - start for _, start, end in chunks)
+        act = params["act_dtype"]
+        spec = KernelSpec.of("attention", "paged_attention", **params, row_tile=tile)
+        q = np.concatenate([self.queries[s][a:e] for s, a, e in chunks])
+        width = self.heads * self.dim
+        blank = np.full((-(-rows // tile) * tile, width), np.nan, NUMPY[act])
+        arrays = {
+            "q": q, "block_tables": np.stack([self.tables[s] for s, _, _ in chunks]),
+            "context_lens": np.array([e for _, _, e in chunks], np.int32),
+            "query_start": np.cumsum([0] + [e - a for _, a, e in chunks]).astype(np.int32),
+            "token_seq": np.concatenate([np.full(e - a, i, np.int32) for i, (_, a, e) in enumerate(chunks)]),
+            "positions": np.concatenate([np.arange(a, e, dtype=np.int32) for _, a, e in chunks]),
+            "k_pool": self.k_pool, "v_pool": self.v_pool, "out": pack_activation(blank, tile),
+        }
+        scalars = {0: rows, 1: len(chunks), 3: self.stride}
+        packed = run(spec, target, arrays, written=("out",), scalars=scalars, num_tasks=tasks)["out"]
+        return unpack_activation(packed, rows, width)
+
+
+@on_cpus
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "act", "kv", "block", "window"),
+    [
+        (7, 1, 20, "f32", "f32", 16, 0), (3, 1, 8, "bf16", "bf16", 32, 0), (2, 2, 80, "f32", "bf16", 64, 0),
+        (6, 2, 24, "bf16", "f32", 32, 40), (2, 1, 64, "bf16", "bf16", 16, 300), (14, 2, 64, "bf16", "bf16", 32, 0),
+    ],
+)
+def test_paged_attention(
+    target: Target, heads: int, kv_heads: int, dim: int, act: str, kv: str, block: int, window: int
+) -> None:
+    lengths = [530, 33, 1]
+    cache = Cache(lengths, heads, kv_heads, dim, block, kv)
+    scale = dim**-0.5
+    params = dict(
+        num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, scale=scale, window=window, act_dtype=act, kv_dtype=kv,
+        block_size=block,
+    )
+    whole = cache.attend(target, params, [(0, 500, 530)], 4, 1)
+    everything = cache.attend(target, params, [(1, 0, 33), (2, 0, 1), (0, 480, 530)], target.row_tile, 3)
+    for tasks in (2, 3, 5):
+        assert same_bits(cache.attend(target, params, [(0, 500, 530)], 4, tasks), whole)
+    assert same_bits(everything[-30:], whole)
+    for t in (500, 513, 529):
+        assert same_bits(cache.attend(target, params, [(0, t, t + 1)], 1, 2)[0], whole[t - 500]), f"decode of {t}"
+    together = cache.attend(target, params, [(0, 510, 511), (1, 32, 33), (2, 0, 1)], 4, 2)
+    assert same_bits(together, np.stack([whole[10], everything[32], everything[33]]))
+    assert same_bits(cache.attend(target, params, [(0, 503, 516), (1, 5, 9)], target.row_tile, 2)[:13], whole[3:16])
+
+    want = [cache.expected(0, t, scale, window) for t in range(500, 530)]
+    tolerance = {"rtol": 2e-5, "atol": 3e-6} if act == "f32" else {"rtol": 2.0**-8, "atol": 1e-5}
+    np.testing.assert_allclose(whole.astype(np.float64), np.stack(want), **tolerance)
+    want = [cache.expected(1, t, scale, window) for t in range(33)]
+    np.testing.assert_allclose(everything[:33].astype(np.float64), np.stack(want), **tolerance)
