@@ -1,0 +1,39 @@
+#include "error.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+namespace llmc {
+
+llmc_status ToC(const Status& status, llmc_error* error) noexcept {
+  constexpr size_t kHeader = offsetof(llmc_error, message);
+  if (error == nullptr || error->struct_size <= kHeader) return status.code;
+  error->code = status.code;
+  const char* text = status.message.c_str();
+  size_t length = status.message.size();
+  if (length == 0 && status.code == LLMC_ERR_OUT_OF_MEMORY) {
+    text = "Out of memory: lower kv_bytes, num_blocks or max_num_seqs.";
+    length = std::strlen(text);
+  }
+  size_t room = std::min<size_t>(error->struct_size - kHeader, sizeof(error->message));
+  size_t n = std::min(length, room - 1);
+  std::memcpy(error->message, text, n);
+  error->message[n] = 0;
+  return status.code;
+}
+
+}  // namespace llmc
+
+extern "C" {
+
+void llmc_error_init(llmc_error* error) {
+  if (error == nullptr) return;
+  std::memset(error, 0, sizeof(*error));
+  error->struct_size = sizeof(*error);
+}
+
+const char* llmc_version(void) { return "0.1.0"; }
+uint32_t llmc_abi_version(void) { return LLMC_ABI_VERSION; }
+
+}  // extern "C"

@@ -1,0 +1,393 @@
+#include "sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace llmc {
+namespace {
+
+constexpr float kMasked = -std::numeric_limits<float>::infinity();
+
+uint64_t SplitMix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+inline int32_t Bits(float x) {
+  int32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
+
+inline float Exp(float x) {
+  const float t = x < -87.0f ? -87.0f : x;
+  const float shifted = t * 1.44269504f + 12582912.0f;  // 1.5·2^23: the sum is rounded to an integer
+  const float n = shifted - 12582912.0f;
+  float r = t - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const int32_t scale_bits = (static_cast<int32_t>(n) + 127) * (1 << 23);
+  float scale;
+  std::memcpy(&scale, &scale_bits, sizeof(scale));
+  return x < -87.0f ? 0.0f : p * scale;
+}
+
+// Sum of eight interleaved chains, added in order: the compiler may use vectors and the bits do not change.
+double SumInOrder(const float* x, uint32_t n) {
+  double lanes[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+  uint32_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    for (uint32_t j = 0; j < 8; ++j) lanes[j] += x[i + j];
+  }
+  for (uint32_t j = 0; i < n; ++i, ++j) lanes[j] += x[i];
+  double sum = 0;
+  for (double lane : lanes) sum += lane;
+  return sum;
+}
+
+// Maximum of a row without NaN; as integers, so that it vectorises without relaxed float rules.
+float Max(const float* row, uint32_t n) {
+  int32_t best = std::numeric_limits<int32_t>::min();
+  for (uint32_t i = 0; i < n; ++i) {
+    int32_t b = Bits(row[i]);
+    b ^= (b >> 31) & 0x7fffffff;
+    best = b > best ? b : best;
+  }
+  best ^= (best >> 31) & 0x7fffffff;
+  float max;
+  std::memcpy(&max, &best, sizeof(max));
+  return max;
+}
+
+bool AllFinite(const float* row, uint32_t n) {
+  int32_t worst = 0;
+  for (uint32_t i = 0; i < n; ++i) {
+    int32_t b = Bits(row[i]) & 0x7fffffff;
+    worst = b > worst ? b : worst;
+  }
+  return worst < 0x7f800000;
+}
+
+uint32_t FirstEqual(const float* row, uint32_t n, float value) {
+  uint32_t i = 0;
+  while (i < n && !(row[i] == value)) ++i;
+  return i;
+}
+
+}  // namespace
+
+double UniformFromKey(uint64_t seed, uint64_t output_index, uint64_t position) {
+  uint64_t h = SplitMix(seed);
+  h = SplitMix(h ^ SplitMix(output_index + 0x632be59bd9b4e019ull));
+  h = SplitMix(h ^ SplitMix(position + 0xd1342543de82ef95ull));
+  return static_cast<double>(h >> 11) * 0x1.0p-53;
+}
+
+float ExpNegative(float x) { return Exp(x); }
+
+Sampler::Sampler(int32_t vocab_size, std::vector<int32_t> eos_token_ids)
+    : vocab_size_(static_cast<uint32_t>(vocab_size)),
+      eos_token_ids_(std::move(eos_token_ids)),
+      modified_(vocab_size_),
+      weights_(vocab_size_),
+      maxima_((vocab_size_ + kBlock - 1) / kBlock),
+      maxima_scratch_(maxima_.size()),
+      output_counts_(vocab_size_),
+      seen_(vocab_size_) {
+  candidates_.reserve(vocab_size_);
+}
+
+Status Sampler::Sample(const float* row, const SamplingParams& params, const SampleContext& context,
+                       SampleResult* out) {
+  if (!AllFinite(row, vocab_size_)) {
+    uint32_t i = 0;
+    while (std::isfinite(row[i])) ++i;
+    return Status::Error(LLMC_ERR_INTERNAL, "The model produced the logit " + std::to_string(row[i]) + " for token " +
+                                                std::to_string(i) + " at position " +
+                                                std::to_string(context.num_tokens) +
+                                                "; check the weights and the precision of the artifact.");
+  }
+  out->num_top = 0;
+  out->logprob = 0;
+  const float* logits = Modify(row, params, context);
+  const float max = Max(logits, vocab_size_);
+  if (!std::isfinite(max)) {
+    return Status::Error(LLMC_ERR_INVALID_ARGUMENT,
+                         "No token can be sampled at position " + std::to_string(context.num_tokens) +
+                             ": bias, penalties and the min_tokens mask left no finite logit; relax them.");
+  }
+  if (params.temperature < 1e-5f || params.top_k == 1) {
+    out->token = static_cast<int32_t>(FirstEqual(logits, vocab_size_, max));
+  } else {
+    out->token = Draw(logits, max, params, UniformFromKey(params.seed, context.output_index, context.num_tokens));
+  }
+  if (params.num_logprobs >= 0) Logprobs(row, params, out);
+  return Status::Ok();
+}
+
+// Returns row itself when nothing changes it.
+const float* Sampler::Modify(const float* row, const SamplingParams& params, const SampleContext& context) {
+  const bool repetition = params.repetition_penalty != 1.0f;
+  const bool counts = params.presence_penalty != 0.0f || params.frequency_penalty != 0.0f;
+  const bool mask = context.num_tokens - context.num_prompt < params.min_tokens;
+  if (!repetition && !counts && !mask && params.logit_bias.empty()) return row;
+
+  float* x = modified_.data();
+  std::memcpy(x, row, vocab_size_ * sizeof(float));
+  for (const llmc_logit_bias& b : params.logit_bias) x[b.token_id] += b.bias;
+  if (mask) {
+    for (int32_t id : eos_token_ids_) {
+      if (id >= 0 && static_cast<uint32_t>(id) < vocab_size_) x[id] = kMasked;
+    }
+    for (int32_t id : params.stop_token_ids) x[id] = kMasked;
+  }
+  if (repetition) {
+    for (uint32_t i = 0; i < context.num_tokens; ++i) {
+      const int32_t id = context.tokens[i];
+      if (seen_[id]) continue;
+      seen_[id] = 1;
+      x[id] = x[id] > 0 ? x[id] / params.repetition_penalty : x[id] * params.repetition_penalty;
+    }
+    for (uint32_t i = 0; i < context.num_tokens; ++i) seen_[context.tokens[i]] = 0;
+  }
+  if (counts) {
+    for (uint32_t i = context.num_prompt; i < context.num_tokens; ++i) ++output_counts_[context.tokens[i]];
+    for (uint32_t i = context.num_prompt; i < context.num_tokens; ++i) {
+      const int32_t id = context.tokens[i];
+      if (output_counts_[id] == 0) continue;
+      x[id] -= params.frequency_penalty * static_cast<float>(output_counts_[id]);
+      x[id] -= params.presence_penalty;
+      output_counts_[id] = 0;
+    }
+  }
+  return x;
+}
+
+void Sampler::BlockMaxima(const float* row) {
+  for (uint32_t b = 0; b < maxima_.size(); ++b) {
+    const uint32_t begin = b * kBlock;
+    maxima_[b] = Max(row + begin, std::min(kBlock, vocab_size_ - begin));
+  }
+}
+
+// candidates_ = the k highest finite logits, best first. Needs BlockMaxima(row). The k-th highest block maximum bounds
+// the k-th highest logit from below, so few elements are ever looked at twice.
+void Sampler::SelectTop(const float* row, uint32_t k) {
+  float threshold = std::numeric_limits<float>::lowest();
+  if (k <= maxima_.size()) {
+    std::copy(maxima_.begin(), maxima_.end(), maxima_scratch_.begin());
+    std::nth_element(maxima_scratch_.begin(), maxima_scratch_.begin() + (k - 1), maxima_scratch_.end(),
+                     [](float a, float b) { return a > b; });
+    threshold = std::max(threshold, maxima_scratch_[k - 1]);
+  }
+  candidates_.clear();
+  for (uint32_t b = 0; b < maxima_.size(); ++b) {
+    if (maxima_[b] < threshold) continue;
+    const uint32_t end = std::min((b + 1) * kBlock, vocab_size_);
+    for (uint32_t i = b * kBlock; i < end; ++i) {
+      if (row[i] >= threshold) candidates_.push_back({row[i], static_cast<int32_t>(i)});
+    }
+  }
+  auto better = [](const Candidate& a, const Candidate& b) {
+    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+  };
+  if (candidates_.size() > k) {
+    std::nth_element(candidates_.begin(), candidates_.begin() + (k - 1), candidates_.end(), better);
+    candidates_.resize(k);
+  }
+  std::sort(candidates_.begin(), candidates_.end(), better);
+}
+
+int32_t Sampler::DrawFromAll(const float* row, float max, float inv_temperature, double uniform) {
+  constexpr uint32_t kSpan = 512;
+  float* w = weights_.data();
+  for (uint32_t i = 0; i < vocab_size_; ++i) w[i] = Exp((row[i] - max) * inv_temperature);
+  double total = 0;
+  for (uint32_t begin = 0; begin < vocab_size_; begin += kSpan) {
+    total += SumInOrder(w + begin, std::min(kSpan, vocab_size_ - begin));
+  }
+  const double target = uniform * total;
+  double before = 0;
+  uint32_t last = 0;
+  for (uint32_t begin = 0; begin < vocab_size_; begin += kSpan) {
+    const uint32_t size = std::min(kSpan, vocab_size_ - begin);
+    const double sum = SumInOrder(w + begin, size);
+    if (before + sum <= target && begin + size < vocab_size_) {
+      before += sum;
+      continue;
+    }
+    double inside = before;
+    for (uint32_t i = begin; i < begin + size; ++i) {
+      if (w[i] == 0) continue;
+      last = i;
+      inside += w[i];
+      if (inside > target) return static_cast<int32_t>(i);
+    }
+    before += sum;  // rounding put the target past this span: the next span's first token, or the last one seen
+  }
+  return static_cast<int32_t>(last);
+}
+
+int32_t Sampler::Draw(const float* row, float max, const SamplingParams& params, double uniform) {
+  const float inv = 1.0f / params.temperature;
+  const bool top_k = params.top_k > 0 && static_cast<uint32_t>(params.top_k) < vocab_size_;
+  if (!top_k && params.top_p >= 1.0f && params.min_p <= 0.0f) return DrawFromAll(row, max, inv, uniform);
+
+  BlockMaxima(row);
+  // The mass that top_p is a share of: what min_p and top_k leave.
+  double mass = -1;
+  if (!top_k && params.top_p < 1.0f) {
+    float* w = weights_.data();
+    for (uint32_t i = 0; i < vocab_size_; ++i) {
+      const float e = Exp((row[i] - max) * inv);
+      w[i] = e >= params.min_p ? e : 0.0f;
+    }
+    mass = SumInOrder(w, vocab_size_);
+  }
+  // Without top_k the number of candidates is not known in advance: look at more until they suffice.
+  uint32_t k = top_k ? static_cast<uint32_t>(params.top_k) : std::min(256u, vocab_size_);
+  for (;;) {
+    SelectTop(row, k);
+    const bool complete = top_k || candidates_.size() < k || k == vocab_size_;
+    uint32_t kept = 0;
+    double sum = 0;
+    for (Candidate& c : candidates_) {
+      c.logit = Exp((c.logit - max) * inv);
+      if (c.logit < params.min_p) break;
+      ++kept;
+      sum += c.logit;
+    }
+    const bool min_p_ended = kept < candidates_.size();
+    const double whole = mass < 0 ? sum : mass;
+    const double limit = static_cast<double>(params.top_p) * whole;
+    bool top_p_ended = false;
+    if (params.top_p < 1.0f) {
+      double before = 0;
+      for (uint32_t i = 0; i < kept; ++i) {
+        before += candidates_[i].logit;
+        if (before >= limit) {
+          top_p_ended = true;
+          kept = i + 1;
+          sum = before;
+          break;
+        }
+      }
+    }
+    if (!complete && !min_p_ended && !top_p_ended) {
+      k = k > vocab_size_ / 8 ? vocab_size_ : k * 8;
+      continue;
+    }
+    const double target = uniform * sum;
+    double inside = 0;
+    for (uint32_t i = 0; i < kept; ++i) {
+      inside += candidates_[i].logit;
+      if (inside > target) return candidates_[i].id;
+    }
+    return candidates_[kept - 1].id;
+  }
+}
+
+void Sampler::Logprobs(const float* row, const SamplingParams& params, SampleResult* out) {
+  const float max = Max(row, vocab_size_);
+  float* w = weights_.data();
+  for (uint32_t i = 0; i < vocab_size_; ++i) w[i] = Exp(row[i] - max);
+  const double log_sum = std::log(SumInOrder(w, vocab_size_)) + max;
+  out->logprob = static_cast<float>(row[out->token] - log_sum);
+  if (params.num_logprobs == 0) return;
+  BlockMaxima(row);
+  SelectTop(row, std::min(static_cast<uint32_t>(params.num_logprobs), vocab_size_));
+  for (const Candidate& c : candidates_) {
+    out->top_token_ids[out->num_top] = c.id;
+    out->top_logprobs[out->num_top++] = static_cast<float>(c.logit - log_sum);
+  }
+}
+
+// ---- validation ------------------------------------------------------------------------------------------------
+
+namespace {
+
+Status Invalid(std::string message) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::move(message)); }
+
+std::string Text(float x) { return std::to_string(x); }
+
+}  // namespace
+
+Status MakeSamplingParams(const llmc_sampling_params& c, int32_t vocab_size, uint64_t random_seed,
+                          SamplingParams* out) {
+  // Comparisons are written so that NaN fails them.
+  if (c.n < 1 || c.n > 64) return Invalid("n is " + std::to_string(c.n) + "; use 1 to 64.");
+  if (c.max_tokens < 1) return Invalid("max_tokens is 0; use at least 1.");
+  if (c.min_tokens > c.max_tokens) {
+    return Invalid("min_tokens is " + std::to_string(c.min_tokens) + " but max_tokens is " +
+                   std::to_string(c.max_tokens) + "; use a min_tokens no larger than max_tokens.");
+  }
+  if (!(c.temperature >= 0 && std::isfinite(c.temperature))) {
+    return Invalid("temperature is " + Text(c.temperature) + "; use 0 (greedy) or a positive number.");
+  }
+  if (!(c.top_p > 0 && c.top_p <= 1)) return Invalid("top_p is " + Text(c.top_p) + "; use more than 0 and at most 1.");
+  if (!(c.min_p >= 0 && c.min_p <= 1)) return Invalid("min_p is " + Text(c.min_p) + "; use 0 to 1.");
+  if (c.top_k < -1) return Invalid("top_k is " + std::to_string(c.top_k) + "; use 0 or -1 (off) or a positive number.");
+  if (!(c.repetition_penalty > 0 && std::isfinite(c.repetition_penalty))) {
+    return Invalid("repetition_penalty is " + Text(c.repetition_penalty) + "; use a positive number, 1 for none.");
+  }
+  if (!(c.presence_penalty >= -2 && c.presence_penalty <= 2)) {
+    return Invalid("presence_penalty is " + Text(c.presence_penalty) + "; use -2 to 2.");
+  }
+  if (!(c.frequency_penalty >= -2 && c.frequency_penalty <= 2)) {
+    return Invalid("frequency_penalty is " + Text(c.frequency_penalty) + "; use -2 to 2.");
+  }
+  if (c.num_logprobs < -1 || c.num_logprobs > LLMC_MAX_TOP_LOGPROBS) {
+    return Invalid("num_logprobs is " + std::to_string(c.num_logprobs) + "; use -1 (none) to " +
+                   std::to_string(LLMC_MAX_TOP_LOGPROBS) + ".");
+  }
+  if (c.num_stop_token_ids > 0 && c.stop_token_ids == nullptr) {
+    return Invalid("stop_token_ids is NULL but num_stop_token_ids is " + std::to_string(c.num_stop_token_ids) + ".");
+  }
+  if (c.num_logit_bias > 0 && c.logit_bias == nullptr) {
+    return Invalid("logit_bias is NULL but num_logit_bias is " + std::to_string(c.num_logit_bias) + ".");
+  }
+  for (uint64_t i = 0; i < c.num_stop_token_ids; ++i) {
+    if (c.stop_token_ids[i] < 0 || c.stop_token_ids[i] >= vocab_size) {
+      return Invalid("stop_token_ids[" + std::to_string(i) + "] is " + std::to_string(c.stop_token_ids[i]) +
+                     "; use 0 to " + std::to_string(vocab_size - 1) + ".");
+    }
+  }
+  for (uint64_t i = 0; i < c.num_logit_bias; ++i) {
+    if (c.logit_bias[i].token_id < 0 || c.logit_bias[i].token_id >= vocab_size) {
+      return Invalid("logit_bias[" + std::to_string(i) + "].token_id is " + std::to_string(c.logit_bias[i].token_id) +
+                     "; use 0 to " + std::to_string(vocab_size - 1) + ".");
+    }
+    if (!std::isfinite(c.logit_bias[i].bias)) {
+      return Invalid("logit_bias[" + std::to_string(i) + "].bias is " + Text(c.logit_bias[i].bias) +
+                     "; use a finite number.");
+    }
+  }
+  out->n = c.n;
+  out->max_tokens = c.max_tokens;
+  out->min_tokens = c.min_tokens;
+  out->temperature = c.temperature;
+  out->top_p = c.top_p;
+  out->min_p = c.min_p;
+  out->top_k = std::max(c.top_k, 0);
+  out->repetition_penalty = c.repetition_penalty;
+  out->presence_penalty = c.presence_penalty;
+  out->frequency_penalty = c.frequency_penalty;
+  out->ignore_eos = c.ignore_eos != 0;
+  out->seed = c.has_seed ? c.seed : random_seed;
+  out->num_logprobs = c.num_logprobs;
+  out->stop_token_ids.assign(c.stop_token_ids, c.stop_token_ids + c.num_stop_token_ids);
+  out->logit_bias.assign(c.logit_bias, c.logit_bias + c.num_logit_bias);
+  return Status::Ok();
+}
+
+}  // namespace llmc

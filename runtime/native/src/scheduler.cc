@@ -1,0 +1,371 @@
+#include "scheduler.h"
+
+#include <algorithm>
+
+namespace llmc {
+
+Scheduler::Scheduler(const ModelShape& model, const SchedulerOptions& options, BlockManager* blocks)
+    : model_(model),
+      options_(options),
+      blocks_(blocks),
+      block_size_(blocks->block_size()),
+      watermark_(std::max(1u, blocks->num_usable() / 100)) {
+  uint32_t largest = 0;
+  for (const GraphShape& g : model_.graphs) {
+    if (g.phase == Phase::kDecode) continue;
+    has_mixed_ |= g.phase == Phase::kMixed;
+    largest = std::max(largest, g.max_tokens);
+  }
+  if (options_.max_tokens_per_step == 0) options_.max_tokens_per_step = std::max(largest, 1u);
+  // A prompt that fits no prefill graph can still be computed a token a step in a decode graph.
+  prefill_phases_ = kPrefillMask | kMixedMask;
+}
+
+// ---- graphs ----------------------------------------------------------------------------------------------------
+
+// The graph of least max_tokens, then max_blocks_per_seq, that holds the load.
+int Scheduler::Choose(const Load& load, uint32_t phases) const {
+  int best = kNoGraph;
+  for (size_t i = 0; i < model_.graphs.size(); ++i) {
+    const GraphShape& g = model_.graphs[i];
+    if (!InPhase(g, phases) || load.seqs > g.max_seqs || load.tokens > g.max_tokens || load.samples > g.max_samples ||
+        load.blocks > g.max_blocks_per_seq) {
+      continue;
+    }
+    if (best == kNoGraph) {
+      best = static_cast<int>(i);
+      continue;
+    }
+    const GraphShape& b = model_.graphs[best];
+    if (g.max_tokens != b.max_tokens ? g.max_tokens < b.max_tokens
+        : g.max_blocks_per_seq != b.max_blocks_per_seq ? g.max_blocks_per_seq < b.max_blocks_per_seq
+                                                       : g.max_seqs < b.max_seqs) {
+      best = static_cast<int>(i);
+    }
+  }
+  return best;
+}
+
+// Most tokens, up to `remaining`, of one more sequence that some graph holds together with `load`.
+uint32_t Scheduler::Room(const Load& load, uint32_t computed, uint32_t remaining, uint32_t phases) const {
+  uint32_t best = 0;
+  for (const GraphShape& g : model_.graphs) {
+    if (!InPhase(g, phases) || load.seqs >= g.max_seqs || load.tokens >= g.max_tokens || load.samples > g.max_samples ||
+        load.blocks > g.max_blocks_per_seq) {
+      continue;
+    }
+    uint64_t reach = static_cast<uint64_t>(g.max_blocks_per_seq) * block_size_;
+    if (reach <= computed) continue;
+    uint32_t room = static_cast<uint32_t>(std::min<uint64_t>({remaining, g.max_tokens - load.tokens, reach - computed}));
+    if (g.phase == Phase::kDecode) room = std::min(room, 1u);
+    if (room == remaining && load.samples >= g.max_samples) room = remaining - 1;
+    best = std::max(best, room);
+  }
+  return best;
+}
+
+void Scheduler::AddToLoad(Load* load, const Sequence& s, uint32_t count) const {
+  load->seqs += 1;
+  load->tokens += count;
+  load->samples += count == s.num_remaining();
+  load->blocks = std::max(load->blocks, BlocksFor(s.num_computed + count));
+}
+
+Scheduler::Load Scheduler::LoadOf(const std::vector<Sequence*>& sequences) const {
+  Load load;
+  for (const Sequence* s : sequences) AddToLoad(&load, *s, 1);
+  return load;
+}
+
+// ---- the life of a sequence ------------------------------------------------------------------------------------
+
+void Scheduler::Add(Sequence* s) {
+  s->state = Sequence::State::kWaiting;
+  waiting_.insert(s);
+  if (!s->started) ++num_unstarted_;
+}
+
+void Scheduler::InsertRunning(Sequence* s) {
+  s->state = Sequence::State::kRunning;
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), s, Before()), s);
+}
+
+void Scheduler::Fork(const Sequence& parent, Sequence* child) {
+  child->started = true;
+  child->num_cached = parent.num_cached;
+  if (running_.size() >= options_.max_num_seqs) return Add(child);
+  child->num_computed = parent.num_computed;
+  child->blocks = parent.blocks;
+  child->num_registered = parent.num_registered;
+  child->parent_id = parent.parent_id;
+  for (uint32_t b : child->blocks) blocks_->Acquire(b);
+  InsertRunning(child);
+}
+
+void Scheduler::ReleaseBlocks(Sequence* s) {
+  for (size_t i = s->blocks.size(); i-- > 0;) blocks_->Release(s->blocks[i]);
+  s->blocks.clear();
+  s->num_computed = s->num_registered = 0;
+  s->parent_id = BlockManager::kRoot;
+}
+
+void Scheduler::Remove(Sequence* s) {
+  if (s->state == Sequence::State::kWaiting) {
+    waiting_.erase(s);
+    if (!s->started) --num_unstarted_;
+  } else if (s->state == Sequence::State::kRunning) {
+    running_.erase(std::find(running_.begin(), running_.end(), s));
+    ReleaseBlocks(s);
+  }
+  s->state = Sequence::State::kDone;
+}
+
+// Recompute: cheaper than swapping on a CPU, and the bits are the same.
+void Scheduler::Preempt(Sequence* s) {
+  running_.erase(std::find(running_.begin(), running_.end(), s));
+  ReleaseBlocks(s);
+  ++num_preemptions_;
+  Add(s);
+}
+
+// Makes the next token's slot exist and belong to s alone. Takes blocks from the least important sequence; false
+// when that was s itself.
+bool Scheduler::EnsureWritable(Sequence* s, StepPlan* plan) {
+  uint32_t index = s->num_computed / block_size_;
+  for (;;) {
+    bool append = index == s->blocks.size();
+    if (!append && blocks_->ref(s->blocks[index]) == 1) return true;
+    uint32_t block = blocks_->Allocate();
+    if (block != 0) {
+      if (append) {
+        s->blocks.push_back(block);
+      } else {
+        plan->copies.push_back({s->blocks[index], block});
+        blocks_->Release(s->blocks[index]);
+        s->blocks[index] = block;
+      }
+      return true;
+    }
+    Sequence* victim = running_.back();
+    Preempt(victim);
+    if (victim == s) return false;
+  }
+}
+
+// ---- planning --------------------------------------------------------------------------------------------------
+
+// With both kinds of work and no mixed graph, prefill and decode steps alternate: neither starves.
+void Scheduler::Schedule(StepPlan* plan) {
+  *plan = {0, false, 0, 0, 0, std::move(plan->items), std::move(plan->copies), std::move(plan->misses)};
+  plan->items.clear();
+  plan->copies.clear();
+  plan->misses.clear();
+  ++step_;
+  decodes_.clear();
+  prefills_.clear();
+  for (Sequence* s : running_) (s->num_remaining() == 1 ? decodes_ : prefills_).push_back(s);
+  const bool has_prefill = !prefills_.empty() || !waiting_.empty();
+
+  Load load;
+  uint32_t phases = kDecodeMask;
+  // A mixed step that found no room for a prefill is not tried twice running, or decodes would starve prefills.
+  const bool try_mixed = has_mixed_ && has_prefill && !decodes_.empty() && !mixed_was_full_;
+  mixed_was_full_ = false;
+  if (try_mixed && PlanMixed(plan, &load)) {
+    mixed_was_full_ = !plan->prefill;
+  } else {
+    const bool prefill_first = has_prefill && (decodes_.empty() || !last_was_prefill_);
+    if (prefill_first) AddPrefills(prefill_phases_, &load, plan);
+    if (plan->items.empty() && !decodes_.empty()) phases = PlanDecode(plan, &load);
+    if (plan->items.empty() && has_prefill && !prefill_first) AddPrefills(prefill_phases_, &load, plan);
+  }
+  last_was_prefill_ = plan->prefill;
+  if (plan->items.empty()) return;
+
+  int graph = Choose(load, plan->prefill ? prefill_phases_ : phases);
+  if (graph == kNoGraph) graph = Choose(load, kPrefillMask | kDecodeMask | kMixedMask);
+  plan->graph = static_cast<uint32_t>(graph);
+  plan->num_tokens = load.tokens;
+  plan->num_samples = load.samples;
+  plan->max_blocks = load.blocks;
+}
+
+void Scheduler::AddItem(Sequence* s, uint32_t count, Load* load, StepPlan* plan) {
+  plan->items.push_back({s, s->num_computed, count, count == s->num_remaining()});
+  AddToLoad(load, *s, count);
+  s->last_step = step_;
+}
+
+// `chosen` is in running order, so that a victim of EnsureWritable is never a sequence already in the plan.
+void Scheduler::AddDecodes(const std::vector<Sequence*>& chosen, Load* load, StepPlan* plan) {
+  for (Sequence* s : chosen) {
+    if (s->state == Sequence::State::kRunning && EnsureWritable(s, plan)) AddItem(s, 1, load, plan);
+  }
+}
+
+// Decodes ride along with prefill chunks when a mixed graph holds all of them and at least one more token.
+bool Scheduler::PlanMixed(StepPlan* plan, Load* load) {
+  Load all = LoadOf(decodes_);
+  uint32_t computed = prefills_.empty() ? 0 : prefills_.front()->num_computed;
+  if (Room(all, computed, 2, kMixedMask) == 0) return false;
+  AddDecodes(decodes_, load, plan);
+  AddPrefills(kMixedMask, load, plan);
+  return !plan->items.empty();
+}
+
+// Returns the phases to choose the graph from.
+uint32_t Scheduler::PlanDecode(StepPlan* plan, Load* load) {
+  constexpr uint32_t kAny = kPrefillMask | kDecodeMask | kMixedMask;
+  uint32_t phases = kDecodeMask;
+  const Load all = LoadOf(decodes_);
+  if (Choose(all, kDecodeMask) != kNoGraph) {
+    AddDecodes(decodes_, load, plan);
+    return phases;
+  }
+  if (!options_.error_on_miss && Choose(all, kAny) != kNoGraph) {
+    ++num_bucket_misses_;
+    AddDecodes(decodes_, load, plan);
+    return kAny;
+  }
+  // Split: those that waited longest first.
+  std::stable_sort(decodes_.begin(), decodes_.end(),
+                   [](const Sequence* a, const Sequence* b) { return a->last_step < b->last_step; });
+  chosen_.clear();
+  Load some;
+  for (Sequence* s : decodes_) {
+    if (chosen_.empty() && Room(some, s->num_computed, 1, kDecodeMask) == 0) {
+      ++num_bucket_misses_;
+      if (options_.error_on_miss || Room(some, s->num_computed, 1, kAny) == 0) {
+        plan->misses.push_back(s);
+        continue;
+      }
+      phases = kAny;
+    }
+    if (Room(some, s->num_computed, 1, phases) == 0) continue;
+    AddToLoad(&some, *s, 1);
+    chosen_.push_back(s);
+  }
+  std::sort(chosen_.begin(), chosen_.end(), Before());
+  AddDecodes(chosen_, load, plan);
+  return phases;
+}
+
+// Chunks of running prefills, then of newly admitted sequences, packed up to the token budget.
+void Scheduler::AddPrefills(uint32_t phases, Load* load, StepPlan* plan) {
+  const uint32_t budget = options_.max_tokens_per_step;
+  constexpr uint32_t kAny = kPrefillMask | kDecodeMask | kMixedMask;
+  uint32_t used = 0;
+  for (Sequence* s : prefills_) {
+    if (used == budget) break;
+    if (s->state != Sequence::State::kRunning) continue;  // preempted for a decode of this step
+    uint32_t room = Room(*load, s->num_computed, std::min(s->num_remaining(), budget - used), phases);
+    if (room == 0 && plan->items.empty()) {
+      ++num_bucket_misses_;
+      room = options_.error_on_miss ? 0 : Room(*load, s->num_computed, s->num_remaining(), kAny);
+      if (room == 0) {
+        plan->misses.push_back(s);
+        continue;
+      }
+      AddItem(s, std::min(room, budget), load, plan);
+      plan->prefill = true;
+      return;
+    }
+    if (room == 0) continue;
+    AddItem(s, room, load, plan);
+    plan->prefill = true;
+    used += room;
+  }
+  while (used < budget && Admit(plan, load, phases, budget, &used)) {
+  }
+}
+
+// Moves the head of the waiting queue into the step. All its blocks are taken now, so a prefill never waits for
+// memory halfway. False when it does not fit: nobody behind it may overtake.
+bool Scheduler::Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budget, uint32_t* used) {
+  if (waiting_.empty() || running_.size() >= options_.max_num_seqs) return false;
+  Sequence* s = *waiting_.begin();
+  const uint32_t length = static_cast<uint32_t>(s->tokens.size());
+  uint64_t id;
+  // The last token is always computed: its logits are wanted.
+  blocks_->Lookup(s->tokens.data(), (length - 1) / block_size_, &hits_, &id);
+  const uint32_t cached = static_cast<uint32_t>(hits_.size()) * block_size_;
+
+  uint32_t free = blocks_->num_free();
+  for (uint32_t b : hits_) free -= blocks_->ref(b) == 0;
+  const uint32_t need = BlocksFor(length) - static_cast<uint32_t>(hits_.size());
+  if (free < need + (running_.empty() ? 0 : watermark_)) return false;
+
+  uint32_t room = Room(*load, cached, std::min(length - cached, budget - *used), phases);
+  if (room == 0) {
+    if (!plan->items.empty()) return false;
+    ++num_bucket_misses_;
+    room = options_.error_on_miss ? 0 : Room(*load, cached, length - cached, kPrefillMask | kDecodeMask | kMixedMask);
+    if (room == 0) {
+      plan->misses.push_back(s);
+      Remove(s);
+      return true;
+    }
+    *used = budget;  // an odd graph: nothing else rides along
+  }
+
+  waiting_.erase(waiting_.begin());
+  if (!s->started) {
+    s->started = true;
+    s->num_cached = cached;
+    --num_unstarted_;
+  }
+  for (uint32_t b : hits_) blocks_->Acquire(b);
+  s->blocks = hits_;
+  for (uint32_t i = 0; i < need; ++i) s->blocks.push_back(blocks_->Allocate());
+  s->num_computed = cached;
+  s->num_registered = static_cast<uint32_t>(hits_.size());
+  s->parent_id = id;
+  InsertRunning(s);
+  room = std::min(room, budget);
+  AddItem(s, room, load, plan);
+  plan->prefill = true;
+  if (*used < budget) *used += room;
+  return true;
+}
+
+void Scheduler::Commit(const StepPlan& plan) {
+  for (const StepItem& item : plan.items) {
+    Sequence* s = item.sequence;
+    s->num_computed = item.start + item.count;
+    for (; (s->num_registered + 1) * block_size_ <= s->num_computed; ++s->num_registered) {
+      s->parent_id = blocks_->Register(s->blocks[s->num_registered], s->parent_id,
+                                       &s->tokens[static_cast<size_t>(s->num_registered) * block_size_]);
+    }
+  }
+}
+
+Status Scheduler::CheckIntegrity() const {
+  auto broken = [](const Sequence* s, const char* what) {
+    return Status::Error(LLMC_ERR_INTERNAL, "Sequence " + std::to_string(s->output_index) + " of request " +
+                                                std::to_string(s->arrival) + " " + what + ".");
+  };
+  std::vector<uint32_t> refs(blocks_->num_usable() + 1);
+  if (running_.size() > options_.max_num_seqs) return broken(running_.back(), "runs beyond max_num_seqs");
+  uint32_t unstarted = 0;
+  for (const Sequence* s : waiting_) {
+    if (s->state != Sequence::State::kWaiting) return broken(s, "is in the waiting queue in another state");
+    if (!s->blocks.empty() || s->num_computed != 0) return broken(s, "waits and holds blocks");
+    unstarted += !s->started;
+  }
+  if (unstarted != num_unstarted_) return Status::Error(LLMC_ERR_INTERNAL, "The count of new sequences is wrong.");
+  for (size_t i = 0; i < running_.size(); ++i) {
+    const Sequence* s = running_[i];
+    if (s->state != Sequence::State::kRunning) return broken(s, "is in the running list in another state");
+    if (i > 0 && !Before()(running_[i - 1], s)) return broken(s, "is out of order in the running list");
+    if (s->num_computed >= s->tokens.size()) return broken(s, "has computed more tokens than it has");
+    if (s->blocks.size() < BlocksFor(s->num_computed)) return broken(s, "has too few blocks");
+    if (s->blocks.size() > BlocksFor(static_cast<uint32_t>(s->tokens.size()))) return broken(s, "has too many blocks");
+    for (uint32_t b : s->blocks) {
+      if (b == 0 || b >= refs.size()) return broken(s, "refers to a block outside the pool");
+      ++refs[b];
+    }
+  }
+  return blocks_->CheckIntegrity(refs);
+}
+
+}  // namespace llmc

@@ -1,0 +1,133 @@
+// Continuous batching: which sequences compute which tokens in the next step, in which graph. Touches no device.
+#pragma once
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include "block_manager.h"
+#include "device.h"
+
+namespace llmc {
+
+struct Request;
+
+// One continuation of a request. tokens[0, num_computed) have their KV in `blocks`; the logits of the last token are
+// what the next token is sampled from, so a sequence is ready to sample when it has computed all its tokens.
+struct Sequence {
+  enum class State { kNew, kWaiting, kRunning, kDone };
+
+  Request* request = nullptr;
+  int32_t priority = 0;
+  uint64_t arrival = 0;  // the request's id: earlier is smaller
+  uint32_t output_index = 0;
+  uint32_t num_prompt = 0;
+  std::vector<int32_t> tokens;  // prompt, then output
+  bool finished = false;        // its last event was sent
+
+  // Owned by the scheduler.
+  State state = State::kNew;
+  bool started = false;
+  uint32_t num_computed = 0;
+  uint32_t num_cached = 0;  // tokens found in the prefix cache at the first admission
+  std::vector<uint32_t> blocks;
+  uint32_t num_registered = 0;  // leading blocks offered to the prefix cache
+  uint64_t parent_id = BlockManager::kRoot;
+  uint64_t last_step = 0;
+
+  uint32_t num_remaining() const { return static_cast<uint32_t>(tokens.size()) - num_computed; }
+};
+
+struct StepItem {
+  Sequence* sequence;
+  uint32_t start, count;  // tokens [start, start + count)
+  bool sample;            // the last of them is the sequence's last token
+};
+
+struct StepPlan {
+  uint32_t graph = 0;
+  bool prefill = false;  // has an item that is not a decode
+  uint32_t num_tokens = 0, num_samples = 0, max_blocks = 0;
+  std::vector<StepItem> items;
+  struct Copy { uint32_t from, to; };
+  std::vector<Copy> copies;        // in this order, before the replay
+  std::vector<Sequence*> misses;   // no graph can ever run these: the engine must fail them
+};
+
+struct SchedulerOptions {
+  uint32_t max_num_seqs = 1;
+  uint32_t max_tokens_per_step = 0;  // prefill tokens; 0: the largest prefill graph
+  bool error_on_miss = false;
+};
+
+class Scheduler {
+ public:
+  Scheduler(const ModelShape& model, const SchedulerOptions& options, BlockManager* blocks);
+
+  // A new sequence joins the waiting queue.
+  void Add(Sequence* sequence);
+  // `child` continues `parent`, which has computed all of child->tokens: shares its blocks, copy-on-write. When no
+  // running slot is free it waits and is computed again (the prefix cache makes that cheap).
+  void Fork(const Sequence& parent, Sequence* child);
+  // The sequence is finished, cancelled or failed; its blocks are released.
+  void Remove(Sequence* sequence);
+
+  void Schedule(StepPlan* plan);
+  // The plan's replay succeeded: its tokens are in the cache.
+  void Commit(const StepPlan& plan);
+
+  uint32_t num_running() const { return static_cast<uint32_t>(running_.size()); }
+  uint32_t num_waiting() const { return static_cast<uint32_t>(waiting_.size()); }
+  uint32_t num_unstarted() const { return num_unstarted_; }
+  uint64_t num_preemptions() const { return num_preemptions_; }
+  uint64_t num_bucket_misses() const { return num_bucket_misses_; }
+  Status CheckIntegrity() const;
+
+ private:
+  // Lower priority values first, then age: the order of service; preemption takes from the other end.
+  struct Before {
+    bool operator()(const Sequence* a, const Sequence* b) const {
+      if (a->priority != b->priority) return a->priority < b->priority;
+      if (a->arrival != b->arrival) return a->arrival < b->arrival;
+      return a->output_index < b->output_index;
+    }
+  };
+  // What a graph must hold.
+  struct Load {
+    uint32_t seqs = 0, tokens = 0, samples = 0, blocks = 0;
+  };
+  static constexpr uint32_t kPrefillMask = 1u << 0, kDecodeMask = 1u << 1, kMixedMask = 1u << 2;
+  static constexpr int kNoGraph = -1;
+
+  static bool InPhase(const GraphShape& g, uint32_t phases) { return (phases >> static_cast<uint32_t>(g.phase)) & 1; }
+  int Choose(const Load& load, uint32_t phases) const;
+  uint32_t Room(const Load& load, uint32_t computed, uint32_t remaining, uint32_t phases) const;
+  uint32_t BlocksFor(uint32_t tokens) const { return (tokens + block_size_ - 1) / block_size_; }
+  void AddToLoad(Load* load, const Sequence& s, uint32_t count) const;
+  Load LoadOf(const std::vector<Sequence*>& sequences) const;
+
+  void AddDecodes(const std::vector<Sequence*>& chosen, Load* load, StepPlan* plan);
+  void AddPrefills(uint32_t phases, Load* load, StepPlan* plan);
+  void AddItem(Sequence* s, uint32_t count, Load* load, StepPlan* plan);
+  bool PlanMixed(StepPlan* plan, Load* load);
+  uint32_t PlanDecode(StepPlan* plan, Load* load);
+  bool Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budget, uint32_t* used);
+  bool EnsureWritable(Sequence* s, StepPlan* plan);
+  void Preempt(Sequence* s);
+  void ReleaseBlocks(Sequence* s);
+  void InsertRunning(Sequence* s);
+
+  const ModelShape& model_;
+  SchedulerOptions options_;
+  BlockManager* blocks_;
+  uint32_t block_size_, watermark_, prefill_phases_ = 0;
+  bool has_mixed_ = false;
+  bool last_was_prefill_ = false, mixed_was_full_ = false;
+  uint64_t step_ = 0, num_preemptions_ = 0, num_bucket_misses_ = 0;
+  uint32_t num_unstarted_ = 0;
+  std::set<Sequence*, Before> waiting_;
+  std::vector<Sequence*> running_;                         // sorted by Before
+  std::vector<Sequence*> decodes_, prefills_, chosen_;     // scratch of one Schedule
+  std::vector<uint32_t> hits_;
+};
+
+}  // namespace llmc
