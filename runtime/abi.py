@@ -1,0 +1,274 @@
+"""The structs and functions of llmc.h (ABI version 1) as ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sysconfig
+from ctypes import POINTER, c_char, c_char_p, c_float, c_int32, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+
+ABI_VERSION = 1
+MAX_TOP_LOGPROBS = 20
+
+I32P = POINTER(c_int32)
+F32P = POINTER(c_float)
+U64P = POINTER(c_uint64)
+
+
+class Error(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("code", c_int32), ("message", c_char * 1016)]
+
+
+class ArtifactInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        *[(name, c_uint32) for name in ("num_graphs", "num_kernels", "num_commands", "num_weights")],
+        *[
+            (name, c_int32)
+            for name in (
+                "num_layers",
+                "num_kv_heads",
+                "head_dim",
+                "block_size",
+                "vocab_size",
+                "max_model_len",
+                "max_num_seqs",
+            )
+        ],
+        ("isa_level", c_uint32),
+        *[(name, c_uint64) for name in ("weight_bytes", "code_bytes", "max_arena_bytes", "kv_block_bytes")],
+    ]
+
+
+class GraphInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        *[
+            (name, c_uint32)
+            for name in (
+                "phase",
+                "batch",
+                "seq",
+                "max_tokens",
+                "max_seqs",
+                "max_samples",
+                "max_blocks_per_seq",
+                "num_commands",
+            )
+        ],
+        ("arena_bytes", c_uint64),
+    ]
+
+
+class ReplayerOptions(ctypes.Structure):
+    _fields_ = [(name, c_uint32) for name in ("struct_size", "num_threads", "num_blocks", "pin_threads")]
+
+
+class Batch(ctypes.Structure):
+    _fields_ = [
+        *[
+            (name, c_uint32)
+            for name in ("struct_size", "num_tokens", "num_seqs", "num_samples", "block_table_stride")
+        ],
+        *[
+            (name, I32P)
+            for name in (
+                "input_ids",
+                "positions",
+                "slot_mapping",
+                "block_tables",
+                "context_lens",
+                "query_start",
+                "sample_index",
+            )
+        ],
+    ]
+
+
+class ReplayStats(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("num_threads", c_uint32),
+        ("num_replays", c_uint64),
+        ("total_ns", c_uint64),
+        ("kernel_ns", c_uint64),
+        ("family_ns", c_uint64 * 8),
+    ]
+
+
+class EngineOptions(ctypes.Structure):
+    _fields_ = [
+        *[
+            (name, c_uint32)
+            for name in (
+                "struct_size",
+                "num_threads",
+                "num_blocks",
+                "max_num_seqs",
+                "max_waiting",
+                "max_tokens_per_step",
+                "prefix_cache",
+                "miss_policy",
+                "pin_threads",
+                "idle_spin_us",
+            )
+        ],
+        ("kv_bytes", c_uint64),
+    ]
+
+
+class LogitBias(ctypes.Structure):
+    _fields_ = [("token_id", c_int32), ("bias", c_float)]
+
+
+class SamplingParams(ctypes.Structure):
+    _fields_ = [
+        *[(name, c_uint32) for name in ("struct_size", "n", "max_tokens", "min_tokens")],
+        *[(name, c_float) for name in ("temperature", "top_p", "min_p")],
+        ("top_k", c_int32),
+        *[(name, c_float) for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")],
+        ("ignore_eos", c_uint32),
+        ("seed", c_uint64),
+        ("has_seed", c_uint32),
+        ("num_logprobs", c_int32),
+        ("stop_token_ids", I32P),
+        ("num_stop_token_ids", c_uint64),
+        ("logit_bias", POINTER(LogitBias)),
+        ("num_logit_bias", c_uint64),
+    ]
+
+
+class Request(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("priority", c_int32),
+        ("prompt_token_ids", I32P),
+        ("num_prompt_tokens", c_uint64),
+        ("sampling", SamplingParams),
+    ]
+
+
+class Event(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("kind", c_uint32),
+        ("request_id", c_uint64),
+        ("output_index", c_uint32),
+        ("token_id", c_int32),
+        *[
+            (name, c_uint32)
+            for name in ("finish_reason", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens")
+        ],
+        ("error_code", c_int32),
+        ("logprob", c_float),
+        ("num_top", c_uint32),
+        ("top_token_ids", c_int32 * MAX_TOP_LOGPROBS),
+        ("top_logprobs", c_float * MAX_TOP_LOGPROBS),
+        ("time_ns", c_uint64),
+    ]
+
+
+class EngineStats(ctypes.Structure):
+    _fields_ = [
+        *[
+            (name, c_uint32)
+            for name in (
+                "struct_size",
+                "num_running",
+                "num_waiting",
+                "num_blocks",
+                "num_free_blocks",
+                "num_cached_blocks",
+                "num_threads",
+            )
+        ],
+        *[
+            (name, c_uint64)
+            for name in (
+                "num_steps",
+                "num_prefill_steps",
+                "num_decode_steps",
+                "num_preemptions",
+                "num_finished",
+                "num_bucket_misses",
+                "prompt_tokens",
+                "cached_tokens",
+                "output_tokens",
+                "scheduled_tokens",
+                "padded_tokens",
+                "step_ns",
+                "replay_ns",
+                "sample_ns",
+            )
+        ],
+    ]
+
+
+_E = POINTER(Error)
+# name → argument types; every one of them returns llmc_status.
+_STATUS_FUNCTIONS: dict[str, list[object]] = {
+    "llmc_artifact_open": [c_char_p, POINTER(c_void_p), _E],
+    "llmc_artifact_get_info": [c_void_p, POINTER(ArtifactInfo), _E],
+    "llmc_artifact_get_graph": [c_void_p, c_uint32, POINTER(GraphInfo), _E],
+    "llmc_replayer_create": [c_void_p, POINTER(ReplayerOptions), POINTER(c_void_p), _E],
+    "llmc_replayer_run": [c_void_p, c_uint32, POINTER(Batch), F32P, c_uint64, _E],
+    "llmc_replayer_set_profiling": [c_void_p, c_uint32, _E],
+    "llmc_replayer_get_stats": [c_void_p, POINTER(ReplayStats), _E],
+    "llmc_engine_create": [c_void_p, POINTER(EngineOptions), POINTER(c_void_p), _E],
+    "llmc_engine_submit": [c_void_p, POINTER(Request), U64P, _E],
+    "llmc_engine_cancel": [c_void_p, c_uint64, _E],
+    "llmc_engine_step": [c_void_p, POINTER(c_uint32), _E],
+    "llmc_engine_poll": [c_void_p, POINTER(Event), c_uint64, U64P, _E],
+    "llmc_engine_get_stats": [c_void_p, POINTER(EngineStats), _E],
+    "llmc_engine_get_graph_use": [c_void_p, U64P, U64P, c_uint64, _E],
+    "llmc_engine_check_integrity": [c_void_p, _E],
+}
+_VOID_FUNCTIONS: dict[str, list[object]] = {
+    "llmc_error_init": [_E],
+    "llmc_artifact_close": [c_void_p],
+    "llmc_replayer_options_init": [POINTER(ReplayerOptions)],
+    "llmc_replayer_destroy": [c_void_p],
+    "llmc_batch_init": [POINTER(Batch)],
+    "llmc_engine_options_init": [POINTER(EngineOptions)],
+    "llmc_engine_destroy": [c_void_p],
+    "llmc_sampling_params_init": [POINTER(SamplingParams)],
+    "llmc_request_init": [POINTER(Request)],
+}
+
+
+def library_candidates() -> list[Path]:
+    """Where libllmc.so may lie; an editable install keeps it in site-packages, away from the sources."""
+    override = os.environ.get("LLMC_LIBRARY")
+    if override:
+        return [Path(override)]
+    folders = [Path(__file__).parent]
+    try:
+        import llmc.runtime
+
+        folders += [Path(entry) for entry in llmc.runtime.__path__]
+    except ImportError:
+        pass
+    folders += [Path(sysconfig.get_path(key)) / "llmc" / "runtime" for key in ("platlib", "purelib")]
+    return [folder / "libllmc.so" for folder in dict.fromkeys(folders)]
+
+
+def load_library() -> ctypes.CDLL:
+    """Loads libllmc.so and declares its functions. LLMC_LIBRARY is the default path when it is set."""
+    candidates = library_candidates()
+    path = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if path is None:
+        places = ", ".join(str(candidate) for candidate in candidates)
+        raise ImportError(f"libllmc.so is at none of {places}; install llmc, or set LLMC_LIBRARY to the library")
+    library = ctypes.CDLL(str(path))
+    library.llmc_abi_version.restype = c_uint32
+    library.llmc_version.restype = c_char_p
+    if (version := library.llmc_abi_version()) != ABI_VERSION:
+        raise ImportError(f"{path} has ABI version {version}, this package needs {ABI_VERSION}; reinstall llmc")
+    for names, result in ((_STATUS_FUNCTIONS, c_int32), (_VOID_FUNCTIONS, None)):
+        for name, arguments in names.items():
+            if not hasattr(library, name):
+                raise ImportError(f"{path} has no function {name}; reinstall llmc")
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, result
+    return library
