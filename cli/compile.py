@@ -1,5 +1,6 @@
 """`llmc compile`: a model directory to an artifact."""
 
+# ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations
 
 import json

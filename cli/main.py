@@ -21,8 +21,8 @@ Examples:
 """
 
 
-def build_app() -> typer.Typer:
-    """The typer application with every command that is installed."""
+def build_app(command: str | None = None) -> typer.Typer:
+    """The typer application with every command that is installed, or with `command` alone, which imports less."""
     app = typer.Typer(
         name="llmc",
         help=_HELP,
@@ -33,8 +33,8 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for command in COMMANDS:
-        name = f"{__package__}.{command}"
+    for name in [command] if command in COMMANDS else COMMANDS:
+        name = f"{__package__}.{name}"
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
@@ -70,7 +70,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"llmc {__version__}")
         return EXIT_OK
     try:
-        result: Any = build_app()(args=args, prog_name="llmc", standalone_mode=False)
+        command = next((arg for arg in args if not arg.startswith("-")), None)
+        result: Any = build_app(command)(args=args, prog_name="llmc", standalone_mode=False)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
@@ -87,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
                 return EXIT_USAGE
             context = getattr(error, "ctx", None)
             hint = f" (see {context.command_path} --help)" if context is not None else ""
-            return _fail(f"{error.format_message().rstrip('.')}{hint}", error.exit_code)
+            return _fail(f"{error.format_message().rstrip('.')}{_given(error, args)}{hint}", error.exit_code)
         if debug:
             raise
         return _fail(describe(error), EXIT_FAILURE)
@@ -107,9 +108,17 @@ def describe(error: BaseException) -> str:
     return f"internal error, {type(error).__name__}: {text or 'no message'} (run again with --debug for the traceback)"
 
 
-def usage_error(message: str) -> Exception:
-    """An error that ends the command with exit code 2."""
-    return typer.BadParameter(message)
+def _given(error: Any, args: list[str]) -> str:
+    """ ", not VALUE" for a flag whose value the parser refused without quoting it."""
+    names = getattr(getattr(error, "param", None), "opts", ())
+    for name, value in zip(args, args[1:], strict=False):
+        if name in names:
+            return f", not {value!r}"
+    for arg in args:
+        name, equals, value = arg.partition("=")
+        if equals and name in names:
+            return f", not {value!r}"
+    return ""
 
 
 def _fail(message: str, code: int) -> int:

@@ -40,7 +40,7 @@ class Prompt:
 
 
 def read_file(path: Path) -> list[Prompt]:
-    """Reads FILE.jsonl (an object a line) or FILE.txt (a prompt a line); blank lines are skipped. Raises PromptError."""
+    """Reads FILE.jsonl (an object a line) or FILE.txt (one a line); blank lines are skipped. Raises PromptError."""
     if path.suffix not in (".jsonl", ".txt"):
         raise PromptError(f"prompts file {path} must end in .jsonl or .txt")
     try:
@@ -79,7 +79,7 @@ def parse_jsonl(lines: Iterable[str], name: str) -> list[Prompt]:
 
 def _from_record(record: Any, where: str) -> Prompt:
     if not isinstance(record, dict):
-        raise PromptError(f"{where} is not a JSON object: write {{\"prompt\": …}}")
+        raise PromptError(f'{where} is not a JSON object: write {{"prompt": …}}')
     unknown = [key for key in record if key not in _KEYS]
     if unknown:
         raise PromptError(f"{where} has the unknown key {unknown[0]!r}: use one of {', '.join(_KEYS)}")

@@ -32,7 +32,7 @@ class ResultsFile:
         self._next = 0
         self._partial: TextIO | None = None
         self._file: TextIO | None = None
-        exists = path.exists() or self.partial_path.exists()
+        exists = any(file.exists() and file.stat().st_size > 0 for file in (path, self.partial_path))
         if exists and not resume and not overwrite:
             raise ResultsError(f"{path} exists: pass --resume to continue it or --overwrite to replace it")
         keep_bytes = self._read_existing() if exists and resume else 0

@@ -1,5 +1,6 @@
 """`llmc run`: offline inference over a batch of prompts."""
 
+# ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations
 
 import json
@@ -87,12 +88,13 @@ def run_command(
     check_sampling(sampling)
     items = gather_prompts(prompt, prompts, chat=chat)
 
-    from llmc import artifact_path
     from llmc.runtime.llm import LLM
+
+    from llmc import artifact_path
 
     from .results import ResultsFile
 
-    results = None if output is None else ResultsFile(output, items, resume=resume, overwrite=overwrite)
+    results: ResultsFile | None = None
     try:
         with LLM(
             artifact_path(model),
@@ -102,6 +104,8 @@ def run_command(
             prefix_cache=prefix_cache,
             miss_policy=miss_policy,
         ) as llm:
+            if output is not None:
+                results = ResultsFile(output, items, resume=resume, overwrite=overwrite)
             outputs, summary = run_prompts(llm, items, llm.default_params(**sampling), results, chat=chat, quiet=quiet)
     except KeyboardInterrupt:
         if results is not None and not quiet:
@@ -124,10 +128,8 @@ def run_command(
     failed = [record for record in outputs if "error" in record]
     if failed:
         first = failed[0]
-        print(
-            f"llmc: error: {len(failed)} of {len(items)} prompts failed, the first is {first['index']}: {first['error']}",
-            file=sys.stderr,
-        )
+        which = f"{len(failed)} of {len(items)} prompts failed, the first is {first['index']}"
+        print(f"llmc: error: {which}: {first['error']}", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -135,7 +137,7 @@ def parse_logit_bias(options: Sequence[str]) -> dict[int, float]:
     """["15=-2.5"] → {15: -2.5}. Raises BadParameter."""
     biases = {}
     for option in options:
-        token, equals, bias = option.partition("=")
+        token, _, bias = option.partition("=")
         try:
             biases[int(token)] = float(bias)
         except ValueError:

@@ -96,7 +96,9 @@ def _spread(values: list[float]) -> dict[str, float] | None:
     if not values:
         return None
     ranked = sorted(values)
-    rank = {name: ranked[min(len(ranked) - 1, int(share * len(ranked)))] for name, share in (("p50", 0.5), ("p99", 0.99))}
+    rank = {
+        name: ranked[min(len(ranked) - 1, int(share * len(ranked)))] for name, share in (("p50", 0.5), ("p99", 0.99))
+    }
     return {"mean": sum(ranked) / len(ranked), **rank}
 
 

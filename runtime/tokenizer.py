@@ -100,7 +100,8 @@ class Tokenizer:
         environment.filters["tojson"] = to_json
         environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
         special = {
-            key: text for key in ("bos_token", "eos_token", "unk_token", "pad_token")
+            key: text
+            for key in ("bos_token", "eos_token", "unk_token", "pad_token")
             if (text := _token_text(self.config.get(key))) is not None
         }
         try:

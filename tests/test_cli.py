@@ -1,0 +1,121 @@
+"""Exit codes, one-sentence errors and help of the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from llmc.cli import main as cli
+
+
+def one_sentence(capsys: pytest.CaptureFixture[str]) -> str:
+    """The only line of stderr, without its prefix."""
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("llmc: error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize("command", ["compile", "run"])
+def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "Examples:" in text
+    assert f"  llmc {command} " in text
+
+
+def test_help_lists_commands_and_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert "compile" in text
+    assert "run" in text
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("llmc ")
+
+
+@pytest.mark.parametrize(
+    ("argv", "fragment"),
+    [
+        (["bogus"], "bogus"),
+        (["run"], "ARTIFACT_OR_MODEL"),
+        (["run", "x", "--prompt", "a", "--bogus"], "--bogus"),
+        (["run", "x", "--prompt", ""], "--prompt is empty"),
+        (["run", "x", "--prompt", "a", "--max-tokens", "0"], "'0'"),
+        (["run", "x", "--prompt", "a", "--max-tokens=many"], "'many'"),
+        (["run", "x", "--prompt", "a", "--top-p", "7"], "top_p 7.0"),
+        (["run", "x", "--prompt", "a", "--temperature", "nan"], "temperature nan"),
+        (["run", "x", "--prompt", "a", "--min-tokens", "9", "--max-tokens", "3"], "min_tokens 9"),
+        (["run", "x", "--prompt", "a", "--logit-bias", "12"], "'12'"),
+        (["run", "x", "--prompt", "a", "--resume"], "--output"),
+        (["run", "x", "--prompt", "a", "--miss-policy", "split"], "'split'"),
+        (["compile", "x"], "--output"),
+        (["compile", "x", "-o", "y", "--dtype", "f8"], "'f8'"),
+        (["compile", "x", "-o", "y", "--block-size", "17"], "17"),
+        (["compile", "x", "-o", "y", "--buckets", "prefill=1:0:4x8,decode=1x8"], "step 0"),
+    ],
+)
+def test_wrong_usage_exits_with_2(argv: list[str], fragment: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 2
+    assert fragment in one_sentence(capsys)
+
+
+@pytest.mark.parametrize(
+    ("make", "fragment"),
+    [(None, "does not exist"), ("empty", "neither an artifact"), ("file", "neither an artifact")],
+)
+def test_run_of_what_is_no_model_exits_with_1(
+    make: str | None, fragment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model"
+    if make == "empty":
+        path.mkdir()
+    elif make == "file":
+        path.write_text("x")
+    output = tmp_path / "out.jsonl"
+    assert cli.main(["run", str(path), "--prompt", "a", "--output", str(output)]) == 1
+    message = one_sentence(capsys)
+    assert fragment in message
+    assert str(path) in message
+    assert not output.exists()
+
+
+def test_bad_prompts_file_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", str(tmp_path), "--prompts", str(tmp_path / "none.txt")]) == 1
+    assert "none.txt" in one_sentence(capsys)
+
+
+def failing(error: BaseException) -> object:
+    def app(**kwargs: object) -> None:
+        raise error
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "fragment"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (FileNotFoundError(2, "No such file or directory", "/x/y"), 1, "/x/y: No such file"),
+        (OSError(28, "No space left on device"), 1, "No space left"),
+        (MemoryError(), 1, "out of memory"),
+        (KeyError("secret"), 1, "KeyError"),
+        (ValueError("two\nlines"), 1, "two lines"),
+    ],
+)
+def test_any_error_is_one_sentence(
+    error: BaseException,
+    code: int,
+    fragment: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cli, "build_app", lambda command: failing(error))
+    assert cli.main(["run"]) == code
+    assert fragment in one_sentence(capsys)
+
+
+def test_debug_lets_the_traceback_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "build_app", lambda command: failing(KeyError("secret")))
+    with pytest.raises(KeyError, match="secret"):
+        cli.main(["run", "--debug"])

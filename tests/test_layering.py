@@ -1,0 +1,87 @@
+"""Who may import whom, read from the sources."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("cli", "compiler", "runtime", "buckets", "quantize", "models")
+ALLOWED = {
+    "cli": {"compiler", "runtime", "buckets", "quantize"},
+    "compiler": {"models", "quantize", "buckets"},
+    "runtime": set(),
+    "models": set(),
+    "quantize": set(),
+    "buckets": set(),
+}
+FORBIDDEN_ROOTS = {
+    "runtime": {"torch", "tvm", "transformers", "onnx"},
+    "buckets": {"torch", "tvm", "numpy", "transformers"},
+}
+
+
+def imported_modules(path: Path, package: str) -> set[str]:
+    """Absolute names of all modules that a file of `package` imports, wherever in the file."""
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            modules.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = package.split(".")
+                base = ".".join([*parts[: len(parts) - node.level + 1], *([base] if base else [])])
+            modules.add(base)
+            modules.update(f"{base}.{alias.name}" for alias in node.names)
+    return modules
+
+
+def sources(folder: str) -> list[Path]:
+    return sorted(path for path in (ROOT / folder).rglob("*.py") if "build" not in path.parts)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_folder_imports_only_what_it_may(folder: str) -> None:
+    files = sources(folder)
+    assert files
+    wrong = []
+    for path in files:
+        package = ".".join(["llmc", *path.relative_to(ROOT).parent.parts])
+        for module in imported_modules(path, package):
+            root, _, rest = module.partition(".")
+            sibling = rest.partition(".")[0]
+            crosses = root == "llmc" and sibling in FOLDERS and sibling != folder
+            if crosses and sibling not in ALLOWED[folder]:
+                wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+            if root in FORBIDDEN_ROOTS.get(folder, ()):
+                wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert not wrong
+
+
+def test_relative_imports_are_resolved(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text("from ..compiler import cache\nfrom . import y\nimport torch.nn\n")
+    assert {"llmc.compiler.cache", "llmc.runtime.y", "torch.nn"} <= imported_modules(file, "llmc.runtime")
+
+
+@pytest.mark.parametrize("statement", ["import llmc", "from llmc import SamplingParams; SamplingParams()"])
+def test_package_is_lazy(statement: str) -> None:
+    heavy = "torch tvm numpy tokenizers typer rich jinja2 transformers"
+    code = f"{statement}; import sys; print(sorted(set('{heavy}'.split()) & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["run", "--help"], ["run", "/nowhere", "--prompt", "x"]])
+def test_command_line_imports_no_compiler_stack(argv: list[str]) -> None:
+    code = (
+        "import sys; from llmc.cli.main import main; main(sys.argv[1:]);"
+        "print('LOADED', sorted({'torch', 'tvm', 'transformers'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-P", "-c", code, *argv], capture_output=True, text=True, check=True)
+    assert result.stdout.strip().endswith("LOADED []")
