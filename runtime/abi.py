@@ -67,10 +67,7 @@ class ReplayerOptions(ctypes.Structure):
 
 class Batch(ctypes.Structure):
     _fields_ = [
-        *[
-            (name, c_uint32)
-            for name in ("struct_size", "num_tokens", "num_seqs", "num_samples", "block_table_stride")
-        ],
+        *[(name, c_uint32) for name in ("struct_size", "num_tokens", "num_seqs", "num_samples", "block_table_stride")],
         *[
             (name, I32P)
             for name in (

@@ -265,9 +265,7 @@ class Replayer(_Handle):
 
     _destroy = "llmc_replayer_destroy"
 
-    def __init__(
-        self, artifact: Artifact, num_threads: int = 0, num_blocks: int = 0, pin_threads: bool = True
-    ) -> None:
+    def __init__(self, artifact: Artifact, num_threads: int = 0, num_blocks: int = 0, pin_threads: bool = True) -> None:
         super().__init__()
         self._vocab_size = artifact.info.vocab_size
         options = abi.ReplayerOptions()
@@ -312,9 +310,7 @@ class Replayer(_Handle):
         for name, array in arrays.items():
             setattr(batch, name, array.ctypes.data_as(abi.I32P))
         logits = np.empty((batch.num_samples, self._vocab_size), np.float32)
-        _call(
-            "llmc_replayer_run", self.pointer, graph, byref(batch), logits.ctypes.data_as(abi.F32P), logits.size
-        )
+        _call("llmc_replayer_run", self.pointer, graph, byref(batch), logits.ctypes.data_as(abi.F32P), logits.size)
         return logits
 
     def set_profiling(self, on: bool) -> None:
@@ -362,7 +358,9 @@ class Engine(_Handle):
         chosen = dataclasses.replace(params or SamplingParams(), **sampling)
         prompt = _int32("prompt_ids", prompt_ids)
         stop = _int32("stop_token_ids", chosen.stop_token_ids)
-        bias = (abi.LogitBias * len(chosen.logit_bias))(*chosen.logit_bias.items())
+        bias = (abi.LogitBias * len(chosen.logit_bias))(
+            *(abi.LogitBias(token, value) for token, value in chosen.logit_bias.items())
+        )
         request = abi.Request()
         library().llmc_request_init(byref(request))
         request.priority = priority

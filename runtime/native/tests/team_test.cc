@@ -28,9 +28,9 @@ struct Shared {
 };
 
 // Every step each thread writes its slot from what all slots held: any lost barrier changes the result.
-void Mix(void* context, uint32_t thread, uint32_t num_threads) {
+// No CHECK here: it counts without a lock.
+void Mix(void* context, uint32_t thread, uint32_t) {
   Shared& s = *static_cast<Shared*>(context);
-  CHECK(num_threads == s.a.size());
   for (uint64_t step = 0; step < s.steps; ++step) {
     const std::vector<uint64_t>& from = step % 2 ? s.b : s.a;
     std::vector<uint64_t>& to = step % 2 ? s.a : s.b;
