@@ -181,7 +181,7 @@ def _file_grid(phase: str, value: Any) -> list[tuple[int, int]]:
         for item in value:
             if not (isinstance(item, list) and len(item) == 2):
                 raise BucketError(f"{_short(str(item))} under {phase} in the bucket file is not a [batch, seq] pair")
-            pairs.append((*_sizes(item[:1], item), *_sizes(item[1:], item)))
+            pairs.append((_sizes(item[:1], item)[0], _sizes(item[1:], item)[0]))
         return pairs
     raise BucketError(f"{phase} in the bucket file is {_short(str(value))}: give a text, a table or a list of pairs")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from itertools import pairwise
 from typing import Any
 
 import typer
@@ -103,7 +104,9 @@ def describe(error: BaseException) -> str:
         return f"{where}{error.strerror}"
     if isinstance(error, MemoryError):
         return "out of memory: use a smaller model, fewer sequences or a smaller KV pool"
-    if type(error).__module__.startswith("llmc") and text:
+    # A bare ImportError is the runtime's, about its native library; a missing module would be a bug.
+    ours = type(error).__module__.startswith("llmc") or type(error) is ImportError
+    if ours and text:
         return text
     return f"internal error, {type(error).__name__}: {text or 'no message'} (run again with --debug for the traceback)"
 
@@ -111,7 +114,7 @@ def describe(error: BaseException) -> str:
 def _given(error: Any, args: list[str]) -> str:
     """ ", not VALUE" for a flag whose value the parser refused without quoting it."""
     names = getattr(getattr(error, "param", None), "opts", ())
-    for name, value in zip(args, args[1:], strict=False):
+    for name, value in pairwise(args):
         if name in names:
             return f", not {value!r}"
     for arg in args:

@@ -94,10 +94,17 @@ def run_command(
 
     from .results import ResultsFile
 
+    if (model / "graphs.bin").is_file() or quiet:
+        artifact = artifact_path(model)
+    else:
+        from .compile import progress_bar
+
+        with progress_bar() as progress:
+            artifact = artifact_path(model, progress)
     results: ResultsFile | None = None
     try:
         with LLM(
-            artifact_path(model),
+            artifact,
             num_threads=threads,
             max_num_seqs=max_num_seqs,
             kv_bytes=kv_bytes,

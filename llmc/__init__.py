@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,10 @@ class ModelPathError(ValueError):
     """A path that is neither an artifact nor a model that can be compiled here; the message is one sentence."""
 
 
-def artifact_path(path: str | Path) -> Path:
+def artifact_path(path: str | Path, progress: Callable[[str, int, int], None] | None = None) -> Path:
     """`path` if it is an artifact; for a model directory, the artifact compiled from it with default settings.
 
-    Raises ModelPathError for anything else, and when a model has to be compiled but the compiler is not installed.
+    progress is the compiler's, called with (phase, done, total). Raises ModelPathError for anything else, and when a model has to be compiled but the compiler is not installed.
     """
     path = Path(path)
     if (path / "graphs.bin").is_file():
@@ -35,7 +36,7 @@ def artifact_path(path: str | Path) -> Path:
     require_compiler(f"{path} is a model directory and must be compiled first")
     from llmc.compiler.pipeline import compile_cached
 
-    return Path(compile_cached(path))
+    return compile_cached(path) if progress is None else compile_cached(path, progress)
 
 
 def require_compiler(why: str) -> None:

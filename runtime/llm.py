@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .binding import ERROR_NAMES, MISS_POLICIES, Artifact, Engine, LlmcError
 from .detokenizer import OutputText
-from .outputs import FINISH_REASONS, CompletionOutput, RequestOutput, Timings, TokenLogprob, Usage
+from .outputs import CompletionOutput, RequestOutput, Timings, TokenLogprob, Usage
 from .params import RequestError, SamplingParams
 from .tokenizer import Tokenizer, TokenizerError, read_generation_config
 
-EVENT_TOKEN, EVENT_FINISHED, EVENT_FAILED = 0, 1, 2
-_FINISH_STOP = 1
-PHASES = ("prefill", "decode", "mixed")
-
+_ADVICE = {
+    "bucket_miss": "compile with larger buckets, or use the miss policy larger",
+    "out_of_memory": "give a larger KV pool or shorten the prompt",
+    "out_of_range": "shorten the prompt, or compile with a larger max-model-len",
+}
 OnOutput = Callable[[RequestOutput], None]
 Progress = Callable[[int, int, int], None]
 """Called after each engine step with (finished requests, all requests, tokens generated so far)."""
@@ -42,11 +44,8 @@ class LLM:
         prefix_cache: bool = True,
         miss_policy: str = "larger",
     ) -> None:
-        from .binding import Artifact, Engine
-
-        policies = {"larger": 0, "error": 1}
-        if miss_policy not in policies:
-            raise RequestError(f"miss policy {miss_policy!r} is unknown: use {' or '.join(policies)}")
+        if miss_policy not in MISS_POLICIES:
+            raise RequestError(f"miss policy {miss_policy!r} is unknown: use {' or '.join(MISS_POLICIES)}")
         self.path = Path(path)
         self.artifact: Any = Artifact(self.path)
         try:
@@ -57,8 +56,8 @@ class LLM:
                 kv_bytes=kv_bytes,
                 max_num_seqs=max_num_seqs,
                 max_tokens_per_step=max_tokens_per_step,
-                prefix_cache=int(prefix_cache),
-                miss_policy=policies[miss_policy],
+                prefix_cache=prefix_cache,
+                miss_policy=miss_policy,
             )
         except BaseException:
             self.artifact.close()
@@ -129,19 +128,17 @@ class LLM:
         return self.tokenizer.encode(self.tokenizer.apply_chat_template(messages), add_special_tokens=False)
 
     def stats(self) -> Any:
-        """Counters of the engine since it was opened (llmc_engine_stats)."""
-        return self.engine.stats()
+        """Counters of the engine since it was opened (binding.EngineStats)."""
+        return self.engine.stats
 
     def graph_use(self) -> list[dict[str, Any]]:
         """Graphs that were replayed: {"graph": "decode:4x512", "replays": …, "tokens": valid tokens carried}."""
-        graphs = self.artifact.graphs()
-        uses = self.engine.graph_use()
+        uses = zip(self.artifact.graphs(), self.engine.graph_use(), strict=True)
         return [
-            {"graph": f"{PHASES[g.phase] if isinstance(g.phase, int) else g.phase}:{g.batch}x{g.seq}",
-             "replays": replays, "tokens": tokens}
-            for g, (replays, tokens) in zip(graphs, uses, strict=True)
+            {"graph": f"{graph.phase}:{graph.batch}x{graph.seq}", "replays": replays, "tokens": tokens}
+            for graph, (replays, tokens) in uses
             if replays
-        ]  # fmt: skip
+        ]
 
     def close(self) -> None:
         """Releases engine and artifact; may be called twice."""
@@ -193,36 +190,43 @@ class LLM:
                     running[self.engine.submit(request.token_ids, request.params)] = request
                 progressed = self.engine.step()
                 events = self.engine.poll()
+                stopped: list[int] = []
                 for event in events:
                     current = running.get(event.request_id)
                     if current is None:
                         continue
-                    num_tokens += event.kind == EVENT_TOKEN
+                    num_tokens += event.kind == "token"
                     current.take(event)
                     if not current.done:
                         continue
                     del running[event.request_id]
                     if not current.engine_done:
-                        self.engine.cancel(event.request_id)
+                        stopped.append(event.request_id)
                     output = outputs[current.index] = current.output()
                     num_finished += 1
                     if on_output is not None:
                         on_output(output)
+                self._cancel(stopped)
                 if progress is not None:
                     progress(num_finished, len(requests), num_tokens)
                 if not progressed and not events and running:
                     raise RuntimeError(f"the engine stands still with {len(running)} requests running")
         except BaseException:
             self._cancel(running)
+            while self.engine.step():
+                self.engine.poll()
+            self.engine.poll()
             raise
         return [output for output in outputs if output is not None]
 
-    def _cancel(self, running: Mapping[int, _Request]) -> None:
-        for request_id in running:
-            self.engine.cancel(request_id)
-        while self.engine.step():
-            self.engine.poll()
-        self.engine.poll()
+    def _cancel(self, request_ids: Iterable[int]) -> None:
+        for request_id in request_ids:
+            try:
+                self.engine.cancel(request_id)
+            except LlmcError as error:
+                # It finished in the very step whose tokens ended it here.
+                if error.name != "not_found":
+                    raise
 
 
 def _no_text(token_ids: Sequence[int]) -> str:
@@ -276,18 +280,19 @@ class _Request:
     def take(self, event: Any) -> None:
         """Takes one event of the engine (fields of llmc_event)."""
         self._cached = max(self._cached, event.num_cached_tokens)
-        if event.kind == EVENT_FAILED:
+        if event.kind == "failed":
             code = event.error_code
-            self._error = f"the engine failed this request with error code {code}"
+            name = ERROR_NAMES[code] if 0 <= code < len(ERROR_NAMES) else str(code)
+            self._error = f"the engine could not serve this request ({name}): {_ADVICE.get(name, 'report it')}"
             for output in self._outputs:
                 self._finish(output, "error")
             return
         output = self._outputs[event.output_index]
-        if event.kind == EVENT_FINISHED:
+        if event.kind == "finished":
             self._finished_by_engine += 1
-            if event.finish_reason == _FINISH_STOP and event.token_id >= 0 and not output.finish_reason:
+            if event.finish_reason == "stop" and event.token_id >= 0 and not output.finish_reason:
                 output.stop_reason = event.token_id
-            self._finish(output, FINISH_REASONS[event.finish_reason] or "stop")
+            self._finish(output, event.finish_reason or "stop")
             return
         if output.finish_reason:
             return
@@ -295,8 +300,7 @@ class _Request:
         self._last_ns = event.time_ns
         output.token_ids.append(event.token_id)
         if self.params.logprobs is not None:
-            top = dict(zip(event.top_token_ids, event.top_logprobs, strict=True))
-            output.logprobs.append(TokenLogprob(event.token_id, event.logprob, top))
+            output.logprobs.append(TokenLogprob(event.token_id, event.logprob, dict(event.top_logprobs)))
         output.text.push(event.token_id)
         if output.text.stop_reason is not None:
             self._finish(output, "stop")

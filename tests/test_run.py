@@ -14,6 +14,7 @@ import pytest
 from llmc.cli.prompts import Prompt, PromptError, parse_jsonl, parse_lines, read_file
 from llmc.cli.results import ResultsError, ResultsFile
 from llmc.cli.run import gather_prompts, parse_logit_bias, run_prompts
+from llmc.runtime.binding import LlmcError
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import RequestError, SamplingParams
 
@@ -48,6 +49,8 @@ class FakeEngine:
 
     def cancel(self, request_id: int) -> None:
         self.cancelled.append(request_id)
+        if all(request["id"] != request_id for request in self.queue):
+            raise LlmcError(2, "Request is unknown or has finished; nothing to cancel.")
         self.queue = deque(request for request in self.queue if request["id"] != request_id)
 
     def step(self) -> bool:
@@ -55,14 +58,14 @@ class FakeEngine:
         if self.num_steps == self.interrupt_after:
             raise KeyboardInterrupt
         for request in list(self.queue)[: self.slots]:
-            self._emit(request, kind=0, token_id=request["answer"][request["done"]])
+            self._emit(request, kind="token", token_id=request["answer"][request["done"]])
             request["done"] += 1
             if request["done"] == len(request["answer"]):
                 self.queue.remove(request)
-                self._emit(request, kind=1, token_id=-1, finish_reason=2)
+                self._emit(request, kind="finished", token_id=-1, finish_reason="length")
         return bool(self.queue)
 
-    def _emit(self, request: dict[str, Any], kind: int, token_id: int, finish_reason: int = 0) -> None:
+    def _emit(self, request: dict[str, Any], kind: str, token_id: int, finish_reason: str | None = None) -> None:
         self.events.append(
             SimpleNamespace(
                 kind=kind,
@@ -75,8 +78,7 @@ class FakeEngine:
                 num_output_tokens=request["done"],
                 error_code=0,
                 logprob=-0.5,
-                top_token_ids=[token_id],
-                top_logprobs=[-0.5],
+                top_logprobs=((token_id, -0.5),),
                 time_ns=time.monotonic_ns(),
             )
         )
@@ -85,6 +87,7 @@ class FakeEngine:
         events, self.events = self.events, []
         return events
 
+    @property
     def stats(self) -> SimpleNamespace:
         return SimpleNamespace(scheduled_tokens=6, padded_tokens=2, num_bucket_misses=0, num_preemptions=0)
 
@@ -99,7 +102,7 @@ class FakeLLM(LLM):
     def __init__(self, engine: FakeEngine, path: Path) -> None:
         self.path = path
         self.engine = engine
-        graphs = [SimpleNamespace(phase=phase, batch=1, seq=64) for phase in (0, 1)]
+        graphs = [SimpleNamespace(phase=phase, batch=1, seq=64) for phase in ("prefill", "decode")]
         self.artifact = SimpleNamespace(graphs=lambda: graphs, close=lambda: None)
         self._setup(SimpleNamespace(max_model_len=64, vocab_size=0x110000, max_num_seqs=4))
         self._tokenizer = FakeTokenizer()  # type: ignore[assignment]
@@ -147,6 +150,11 @@ def test_stop_string_cancels_the_request(llm: FakeLLM) -> None:
     assert output.outputs[0].text == "dcb"
     assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", "ad")
     assert llm.engine.cancelled == [1]
+
+
+def test_stop_string_on_the_last_token(llm: FakeLLM) -> None:
+    (output,) = llm.generate("abcd", SamplingParams(max_tokens=5, stop=["ad"]))
+    assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("dcb", "stop")
 
 
 @pytest.mark.parametrize("prompt", [[], [-1], [0x110000], [1.5], [True], [1] * 64])
