@@ -1,0 +1,67 @@
+"""Runs an eager model step by step over a paged cache of shuffled blocks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+
+from llmc.models.blocks.decoder import Decoder
+from llmc.models.reference import ReferenceCache, use_cache
+
+
+class PagedRunner:
+    """Sequences of one eager model. step() takes new tokens of several sequences and returns logits of each row."""
+
+    def __init__(
+        self, model: Decoder, num_seqs: int = 1, max_len: int = 128, block_size: int = 16, seed: int = 0
+    ) -> None:
+        config = model.config
+        self.model, self.block_size = model, block_size
+        width = -(-max_len // block_size)
+        order = torch.randperm(num_seqs * width, generator=torch.Generator().manual_seed(seed)) + 1
+        self.tables = order.to(torch.int32).view(num_seqs, width)
+        self.lengths = [0] * num_seqs
+        self.cache = ReferenceCache(
+            config.num_layers, num_seqs * width + 1, block_size, config.num_kv_heads, config.head_dim
+        )
+
+    def step(self, chunks: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """chunks: the next tokens of every sequence, none for an idle one. Returns float32 [tokens, V] of each."""
+        ids, positions, slots, seqs, starts = [], [], [], [], [0]
+        for seq, chunk in enumerate(chunks):
+            for token in chunk:
+                at = self.lengths[seq]
+                block = int(self.tables[seq, at // self.block_size])
+                ids.append(token)
+                positions.append(at)
+                slots.append(block * self.block_size + at % self.block_size)
+                seqs.append(seq)
+                self.lengths[seq] += 1
+            starts.append(len(ids))
+
+        def tensor(values: Sequence[int]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.int32)
+
+        with use_cache(self.cache), torch.no_grad():
+            logits = self.model(
+                tensor(ids),
+                tensor(positions),
+                tensor(slots),
+                self.tables,
+                tensor(self.lengths),
+                tensor(starts),
+                tensor(range(len(ids))),
+                tensor(seqs),
+            )
+        return [logits[a:b] for a, b in itertools.pairwise(starts)]
+
+    def greedy(self, prompt: Sequence[int], count: int, chunk: int = 7) -> tuple[list[int], torch.Tensor]:
+        """Greedy ids after `prompt`, prefilled in chunks, and the logits float32 [count, V] they come from."""
+        for begin in range(0, len(prompt), chunk):
+            row = self.step([prompt[begin : begin + chunk]])[0][-1]
+        rows = [row]
+        while len(rows) < count:
+            rows.append(self.step([[int(rows[-1].argmax())]])[0][-1])
+        return [int(r.argmax()) for r in rows], torch.stack(rows)

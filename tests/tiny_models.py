@@ -1,0 +1,57 @@
+"""Tiny random checkpoints in Hugging Face format, written by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def make_tiny_model(
+    path: str | Path,
+    family: str,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str | int = "1GB",
+    **overrides: Any,
+) -> Path:
+    """Saves a random model of `family` to the directory `path` and returns it.
+
+    overrides: fields of the family's transformers config. The same arguments give the same weights. Weights are large
+    enough that logits differ clearly and norms and biases are not trivial.
+    """
+    fields: dict[str, Any] = {
+        "vocab_size": 515,
+        "hidden_size": 60,
+        "intermediate_size": 100,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 20,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **({"sliding_window": None} if family == "mistral" else {}),
+        **overrides,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**fields))
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.dim() == 1 and name.endswith("norm.weight"):
+                    parameter.uniform_(0.5, 1.5)
+                else:
+                    parameter.normal_(std=0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
+            # Logits are spread out, so that greedy tokens do not hinge on rounding; a tied embedding is small instead,
+            # so that the layers decide and the model does not just repeat its last token.
+            model.get_output_embeddings().weight.mul_(0.25 if model.config.tie_word_embeddings else 2.0)
+    model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
+    return Path(path)
