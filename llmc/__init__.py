@@ -24,7 +24,8 @@ class ModelPathError(ValueError):
 def artifact_path(path: str | Path, progress: Callable[[str, int, int], None] | None = None) -> Path:
     """`path` if it is an artifact; for a model directory, the artifact compiled from it with default settings.
 
-    progress is the compiler's, called with (phase, done, total). Raises ModelPathError for anything else, and when a model has to be compiled but the compiler is not installed.
+    progress is the compiler's, called with (phase, done, total). Raises ModelPathError for anything else, and when a
+    model has to be compiled but the compiler is not installed.
     """
     path = Path(path)
     if (path / "graphs.bin").is_file():
