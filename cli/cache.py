@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
 from llmc.cli.inspect import human_bytes, read_manifest, table
 from llmc.compiler.cache import CacheError, Difference, Entry, GraphCache, cache_root
 

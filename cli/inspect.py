@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
 from llmc.cli.graph_formats import InspectError, graph_data, graph_dot, graph_onnx
 from llmc.cli.graph_view import commands_of, memory_plan, op_of
 from llmc.runtime.graphs_file import DTYPES, FAMILIES, ISA_LEVELS, Graph, Tables, read_graphs

@@ -88,9 +88,8 @@ def run_command(
     check_sampling(sampling)
     items = gather_prompts(prompt, prompts, chat=chat)
 
-    from llmc.runtime.llm import LLM
-
     from llmc import artifact_path
+    from llmc.runtime.llm import LLM
 
     from .results import ResultsFile
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
 from llmc.runtime import abi
 
 IntArray = npt.ArrayLike  # converted to a contiguous int32 array

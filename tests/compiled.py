@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+
 from llmc.compiler.config import CompileConfig
 from llmc.compiler.pipeline import compile_model
 from llmc.runtime.binding import Artifact, Replayer
-
-PHASES = ("prefill", "decode", "mixed")
 
 
 def compile_tiny(model: Path, output: Path, cache: Path, **options: object) -> Artifact:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from llmc.runtime import abi
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
 

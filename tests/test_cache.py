@@ -17,10 +17,11 @@ import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
+
 from llmc.cli import cache as cli
 from llmc.compiler import cache as module
 from llmc.compiler.cache import CacheError, GraphCache, cache_root, key_of
-from typer.testing import CliRunner
 
 COMPONENTS = {"kind": "kernel", "op": "linear", "ir": "abc", "target": "znver4", "tvm": "0.27.0"}
 

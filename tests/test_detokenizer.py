@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llmc.runtime.detokenizer import Detokenizer, OutputText, StopStrings
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from llmc.runtime.detokenizer import Detokenizer, OutputText, StopStrings
 
 CORPUS = [
     "Once upon a time there was a little fox.",

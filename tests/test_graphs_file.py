@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from llmc.compiler import graphs_writer as w
 from llmc.runtime import graphs_file as r
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
+
 from llmc.cli import inspect as cli
 from llmc.cli.graph_formats import InspectError
 from llmc.compiler import graphs_writer as w
 from llmc.runtime.graphs_file import FAMILIES, FormatError
-from typer.testing import CliRunner
 
 VOCAB, DIM = 100, 32
 F = {name: i for i, name in enumerate(FAMILIES)}

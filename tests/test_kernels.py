@@ -8,12 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from kernel_harness import run
+from numpy.typing import NDArray
+
 from llmc.compiler.kernels.builder import KernelSpecError
 from llmc.compiler.kernels.registry import TEMPLATES, build_kernel, kernel_buffers, source_digest
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.packing import pack_activation, pack_linear, unpack_activation, unpack_linear
 from llmc.compiler.targets.cpu import TARGETS, Target, native_target
-from numpy.typing import NDArray
 
 NATIVE = native_target()
 CPUS = [NATIVE] if NATIVE.isa_level == 1 else [NATIVE, TARGETS["x86-64-v3"]]
@@ -84,7 +85,12 @@ def test_embedding(target: Target, dtype: str, packed: bool, dim: int) -> None:
     ids = np.random.default_rng(1).integers(0, vocab, rows).astype(np.int32)
     ids[:2] = 0, vocab - 1
     spec = KernelSpec.of(
-        "embedding", "embedding", dim=dim, vocab=vocab, weight_dtype=dtype, packed=packed,
+        "embedding",
+        "embedding",
+        dim=dim,
+        vocab=vocab,
+        weight_dtype=dtype,
+        packed=packed,
         panel_columns=target.panel_columns,
     )
     weight = pack_linear(table, target.panel_columns) if packed else table
@@ -165,7 +171,10 @@ def test_silu_mul(target: Target, dtype: str, dim: int) -> None:
 
 @on_cpus
 @dtypes
-@pytest.mark.parametrize(("n", "k", "bias", "residual"), [(50, 65, True, True), (96, 700, False, True), (515, 64, True, False), (7, 1, False, False)])
+@pytest.mark.parametrize(
+    ("n", "k", "bias", "residual"),
+    [(50, 65, True, True), (96, 1100, True, True), (515, 64, False, True), (7, 1, False, False)],
+)
 def test_linear(target: Target, dtype: str, n: int, k: int, bias: bool, residual: bool) -> None:
     rows_most = 19
     x, weight = random(rows_most, k, dtype=dtype), random(n, k, seed=1, dtype=dtype)
@@ -176,14 +185,24 @@ def test_linear(target: Target, dtype: str, n: int, k: int, bias: bool, residual
     first: NDArray[Any] | None = None
     for tile in sorted({1, 2, target.row_tile}):
         spec = KernelSpec.of(
-            "linear", "linear", k=k, n=n, row_tile=tile, act_dtype=dtype, weight_dtype=dtype, bias=bias,
-            residual=residual, rows=0,
+            "linear",
+            "linear",
+            k=k,
+            n=n,
+            row_tile=tile,
+            act_dtype=dtype,
+            weight_dtype=dtype,
+            bias=bias,
+            residual=residual,
+            rows=0,
         )
         for rows, tasks in ((19, 1), (19, 3), (1, 2), (8, 5), (9, 2)):
             arrays = {
-                "x": pack_activation(x, tile), "w": packed_weight,
+                "x": pack_activation(x, tile),
+                "w": packed_weight,
                 "y": np.full((rows_most, n), np.nan, np.float32),
-            } | ({"bias": shift} if bias else {}) | ({"residual": start} if residual else {})
+            }
+            arrays |= ({"bias": shift} if bias else {}) | ({"residual": start} if residual else {})
             y = run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
             first = y if first is None else first
             assert same_bits(y[:rows], first[:rows]), f"tile {tile}, {rows} rows, {tasks} tasks"
@@ -200,11 +219,20 @@ def test_linear_rows_beyond_one_chunk(target: Target) -> None:
         results = []
         for tile, tasks in ((1, 1), (target.row_tile, 1), (target.row_tile, 3)):
             spec = KernelSpec.of(
-                "linear", "linear", k=k, n=n, row_tile=tile, act_dtype=dtype, weight_dtype=dtype, bias=False,
-                residual=False, rows=2,
+                "linear",
+                "linear",
+                k=k,
+                n=n,
+                row_tile=tile,
+                act_dtype=dtype,
+                weight_dtype=dtype,
+                bias=False,
+                residual=False,
+                rows=2,
             )
             arrays = {
-                "x": pack_activation(x, tile), "w": pack_linear(weight, target.panel_columns),
+                "x": pack_activation(x, tile),
+                "w": pack_linear(weight, target.panel_columns),
                 "y": np.full((rows, n), np.nan, np.float32),
             }
             results.append(run(spec, target, arrays, written=("y",), scalars={2: rows}, num_tasks=tasks)["y"])

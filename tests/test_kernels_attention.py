@@ -8,10 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from kernel_harness import run
+from numpy.typing import NDArray
+
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.packing import pack_activation, unpack_activation
 from llmc.compiler.targets.cpu import TARGETS, Target, native_target
-from numpy.typing import NDArray
 
 Array = NDArray[Any]
 NATIVE = native_target()
@@ -43,9 +44,7 @@ def rotate(x: Array, cos: Array, sin: Array, rotary: int) -> Array:
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "rotary", "norm"), [(7, 1, 20, 20, True), (6, 2, 80, 20, False), (2, 2, 64, 64, True)]
 )
-def test_rope_kv_write(
-    target: Target, kv: str, heads: int, kv_heads: int, dim: int, rotary: int, norm: bool
-) -> None:
+def test_rope_kv_write(target: Target, kv: str, heads: int, kv_heads: int, dim: int, rotary: int, norm: bool) -> None:
     rows, seen, block, blocks, longest, eps = 9, 7, 16, 5, 40, 1e-6
     padded = -(-dim // 16) * 16
     qkv = random(rows, (heads + 2 * kv_heads) * dim)
@@ -56,11 +55,24 @@ def test_rope_kv_write(
     slots = rng.permutation(np.arange(block, blocks * block))[:rows].astype(np.int32)
     norms = {"q_norm": random(dim, seed=1), "k_norm": random(dim, seed=2)} if norm else {}
     spec = KernelSpec.of(
-        "rope", "rope_kv_write", num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, rotary_dim=rotary, qk_norm=norm,
-        norm_eps=eps, kv_dtype=kv, block_size=block, interleaved=False,
+        "rope",
+        "rope_kv_write",
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        rotary_dim=rotary,
+        qk_norm=norm,
+        norm_eps=eps,
+        kv_dtype=kv,
+        block_size=block,
+        interleaved=False,
     )
     arrays = {
-        "qkv": qkv, **norms, "cos_sin": cos_sin, "positions": positions, "slot_mapping": slots,
+        "qkv": qkv,
+        **norms,
+        "cos_sin": cos_sin,
+        "positions": positions,
+        "slot_mapping": slots,
         "k_pool": np.zeros((blocks, kv_heads, dim, block), NUMPY[kv]),
         "v_pool": np.zeros((blocks, kv_heads, block, padded), NUMPY[kv]),
         "q_out": np.full((rows, heads * dim), np.nan, np.float32),
@@ -138,12 +150,15 @@ class Cache:
         width = self.heads * self.dim
         blank = np.full((-(-rows // tile) * tile, width), np.nan, NUMPY[act])
         arrays = {
-            "q": q, "block_tables": np.stack([self.tables[s] for s, _, _ in chunks]),
+            "q": q,
+            "block_tables": np.stack([self.tables[s] for s, _, _ in chunks]),
             "context_lens": np.array([e for _, _, e in chunks], np.int32),
             "query_start": np.cumsum([0] + [e - a for _, a, e in chunks]).astype(np.int32),
             "token_seq": np.concatenate([np.full(e - a, i, np.int32) for i, (_, a, e) in enumerate(chunks)]),
             "positions": np.concatenate([np.arange(a, e, dtype=np.int32) for _, a, e in chunks]),
-            "k_pool": self.k_pool, "v_pool": self.v_pool, "out": pack_activation(blank, tile),
+            "k_pool": self.k_pool,
+            "v_pool": self.v_pool,
+            "out": pack_activation(blank, tile),
         }
         scalars = {0: rows, 1: len(chunks), 3: self.stride}
         packed = run(spec, target, arrays, written=("out",), scalars=scalars, num_tasks=tasks)["out"]
@@ -154,8 +169,12 @@ class Cache:
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "act", "kv", "block", "window"),
     [
-        (7, 1, 20, "f32", "f32", 16, 0), (3, 1, 8, "bf16", "bf16", 32, 0), (2, 2, 80, "f32", "bf16", 64, 0),
-        (6, 2, 24, "bf16", "f32", 32, 40), (2, 1, 64, "bf16", "bf16", 16, 300), (14, 2, 64, "bf16", "bf16", 32, 0),
+        (7, 1, 20, "f32", "f32", 16, 0),
+        (3, 1, 8, "bf16", "bf16", 32, 0),
+        (2, 2, 80, "f32", "bf16", 64, 0),
+        (6, 2, 24, "bf16", "f32", 32, 40),
+        (2, 1, 64, "bf16", "bf16", 16, 300),
+        (14, 2, 64, "bf16", "bf16", 32, 0),
     ],
 )
 def test_paged_attention(
@@ -165,19 +184,26 @@ def test_paged_attention(
     cache = Cache(lengths, heads, kv_heads, dim, block, kv)
     scale = dim**-0.5
     params = dict(
-        num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, scale=scale, window=window, act_dtype=act, kv_dtype=kv,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        scale=scale,
+        window=window,
+        act_dtype=act,
+        kv_dtype=kv,
         block_size=block,
     )
-    whole = cache.attend(target, params, [(0, 500, 530)], 4, 1)
-    everything = cache.attend(target, params, [(1, 0, 33), (2, 0, 1), (0, 480, 530)], target.row_tile, 3)
+    tile = target.row_tile
+    whole = cache.attend(target, params, [(0, 500, 530)], tile, 1)
+    everything = cache.attend(target, params, [(1, 0, 33), (2, 0, 1), (0, 480, 530)], tile, 3)
     for tasks in (2, 3, 5):
-        assert same_bits(cache.attend(target, params, [(0, 500, 530)], 4, tasks), whole)
+        assert same_bits(cache.attend(target, params, [(0, 500, 530)], tile, tasks), whole)
     assert same_bits(everything[-30:], whole)
     for t in (500, 513, 529):
         assert same_bits(cache.attend(target, params, [(0, t, t + 1)], 1, 2)[0], whole[t - 500]), f"decode of {t}"
-    together = cache.attend(target, params, [(0, 510, 511), (1, 32, 33), (2, 0, 1)], 4, 2)
+    together = cache.attend(target, params, [(0, 510, 511), (1, 32, 33), (2, 0, 1)], tile, 2)
     assert same_bits(together, np.stack([whole[10], everything[32], everything[33]]))
-    assert same_bits(cache.attend(target, params, [(0, 503, 516), (1, 5, 9)], target.row_tile, 2)[:13], whole[3:16])
+    assert same_bits(cache.attend(target, params, [(0, 503, 516), (1, 5, 9)], tile, 2)[:13], whole[3:16])
 
     want = [cache.expected(0, t, scale, window) for t in range(500, 530)]
     tolerance = {"rtol": 2e-5, "atol": 3e-6} if act == "f32" else {"rtol": 2.0**-8, "atol": 1e-5}

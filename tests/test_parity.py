@@ -9,8 +9,9 @@ import pytest
 import torch
 import transformers
 from compiled import Pages, compile_tiny, replay
-from llmc.runtime.binding import Artifact, Replayer
 from tiny_models import make_tiny_model
+
+from llmc.runtime.binding import Artifact, Replayer
 
 LADDER = "prefill=[1,2,3]x[16,32],decode=[1,2,3,5]x[64,96]"
 FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
@@ -53,12 +54,12 @@ def test_every_bucket_matches_transformers(compiled: tuple[Path, Artifact]) -> N
         pages = Pages(64, artifact.info.block_size, seed=index)
         # One sequence fewer than the bucket holds, and shorter ones: every bucket runs with padding.
         num_seqs = max(1, graph.batch - 1)
-        if graph.phase == 0:
+        if graph.phase == "prefill":
             lengths = [max(1, graph.seq - 3 - s) for s in range(num_seqs)]
             logits = replay(replayer, index, pages, [(s, text[:n], 0) for s, n in enumerate(lengths)])
             at = [n - 1 for n in lengths]
         else:
-            prefill = next(i for i, g in enumerate(artifact.graphs()) if g.phase == 0 and g.max_tokens >= 30)
+            prefill = next(i for i, g in enumerate(artifact.graphs()) if g.phase == "prefill" and g.max_tokens >= 30)
             at = [20 + s for s in range(num_seqs)]
             for s, position in enumerate(at):
                 replay(replayer, prefill, pages, [(s, text[:position], 0)])
@@ -77,7 +78,7 @@ def test_bits_do_not_depend_on_batch_chunks_or_threads(compiled: tuple[Path, Art
     for s, text in enumerate(texts):
         replayer = Replayer(artifact, num_threads=1, num_blocks=64)
         pages = Pages(64, artifact.info.block_size, seed=9)
-        big = max(range(len(graphs)), key=lambda i: graphs[i].max_tokens if graphs[i].phase == 0 else 0)
+        big = max(range(len(graphs)), key=lambda i: graphs[i].max_tokens if graphs[i].phase == "prefill" else 0)
         alone[s] = replay(replayer, big, pages, [(s, text, 0)])[0]
     for trial in range(12):
         replayer = Replayer(artifact, num_threads=1 + trial % 3, num_blocks=64)
@@ -97,7 +98,7 @@ def test_bits_do_not_depend_on_batch_chunks_or_threads(compiled: tuple[Path, Art
                 for i, g in enumerate(graphs)
                 if g.batch >= len(chunks)
                 and g.max_tokens >= total
-                and (g.phase == 0 or all(len(c[1]) == 1 for c in chunks))
+                and (g.phase == "prefill" or all(len(c[1]) == 1 for c in chunks))
             ]
             if not fitting:
                 continue
@@ -115,7 +116,7 @@ def test_bf16_logits_are_close(tmp_path: Path) -> None:
     text = [int(t) for t in np.random.default_rng(1).integers(3, artifact.info.vocab_size, 24)]
     expected = reference_logits(model, text)
     replayer = Replayer(artifact, num_threads=2, num_blocks=16)
-    graph = next(i for i, g in enumerate(artifact.graphs()) if g.phase == 0 and g.max_tokens >= 24)
+    graph = next(i for i, g in enumerate(artifact.graphs()) if g.phase == "prefill" and g.max_tokens >= 24)
     logits = replay(replayer, graph, Pages(16, artifact.info.block_size), [(0, text, 0)])
     # bf16 keeps 8 bits of mantissa: weights and activations each round by up to 2^-9, through a few layers.
     assert relative_error(logits, expected[-1:]) < 3e-2

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from llmc.cli.prompts import Prompt, PromptError, parse_jsonl, parse_lines, read_file
 from llmc.cli.results import ResultsError, ResultsFile
 from llmc.cli.run import gather_prompts, parse_logit_bias, run_prompts
