@@ -22,7 +22,7 @@ demo: $(STAMP)
 	$(BIN)/llmc run out/tiny-english --prompts examples/prompts.txt --max-tokens 80 --temperature 0.7 --seed 1
 
 test: $(STAMP) native-test
-	$(BIN)/python -m pytest
+	$(BIN)/pytest
 
 native-test: $(STAMP)
 	@$(BIN)/cmake -S $(NATIVE) -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DLLMC_BUILD_TESTS=ON >/dev/null
@@ -38,7 +38,8 @@ sanitize: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p llmc
+	@rm -rf build/typecheck && $(BIN)/pip install --quiet --no-build-isolation --no-deps --target build/typecheck .
+	cd build && MYPYPATH=typecheck $(abspath $(BIN))/mypy --config-file $(abspath pyproject.toml) -p llmc
 
 clean:
 	rm -rf $(VENV) build out

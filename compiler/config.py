@@ -24,7 +24,8 @@ class CompileConfig:
     """One call of the compiler.
 
     dtype, kv_dtype: "auto", "f32" or "bf16"; auto follows the checkpoint (f32 → f32, f16 and bf16 → bf16), kv_dtype
-    auto follows dtype. max_model_len in tokens, None: the model's, at most 4096. jobs: compiling processes, 0: one a CPU.
+    auto follows dtype. max_model_len in tokens, None: the model's, at most 4096. jobs: compiling processes, 0: one
+    a CPU.
     """
 
     model: Path

@@ -119,9 +119,7 @@ def write_weights(
             if array.nbytes != weight.nbytes:
                 raise CompileError(f"weight {name} has {array.nbytes} bytes where {weight.nbytes} were planned")
             out.seek(weight.file_offset)
-            out.write(
-                memoryview(np.ascontiguousarray(array)).cast("B") if array.dtype == np.float32 else array.tobytes()
-            )
+            out.write(np.ascontiguousarray(array).view(np.uint8).data)
             on_weight(len(layout.weights) - len(wanted), len(layout.weights))
         if wanted:
             raise CompileError(f"the model has no value for weights {', '.join(sorted(wanted)[:5])}")

@@ -41,7 +41,7 @@ class Pages:
 
 
 def replay(replayer: Replayer, graph: int, pages: Pages, chunks: list[tuple[int, list[int], int]]) -> np.ndarray:
-    """Runs (sequence, new tokens, position of the first) chunks ragged in one graph; logits of each one's last token."""
+    """Runs (sequence, new tokens, first position) chunks ragged in one graph; logits of each one's last token."""
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
