@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := runtime/native
 
-.PHONY: all demo test lint native-test sanitize clean
+.PHONY: all demo bench test lint native-test sanitize clean
 
 all: test
 
@@ -40,6 +40,12 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	@rm -rf build/typecheck && $(BIN)/pip install --quiet --no-build-isolation --no-deps --target build/typecheck .
 	cd build && MYPYPATH=typecheck $(abspath $(BIN))/mypy --config-file $(abspath pyproject.toml) -p llmc
+
+# Speed of a random model of Qwen2.5-0.5B's shape, beside limits measured in the same run.
+bench: $(STAMP)
+	@test -f out/bench-model/model.safetensors || $(BIN)/python bench/make_model.py qwen2.5-0.5b out/bench-model
+	$(BIN)/llmc compile out/bench-model -o out/bench --buckets "prefill=[1]x[128,512,2048],decode=[1,8]x[512,2048]"
+	$(BIN)/python bench/bench_model.py out/bench
 
 clean:
 	rm -rf $(VENV) build out

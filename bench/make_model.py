@@ -1,0 +1,91 @@
+"""Writes a random-weight checkpoint of a known model's shape: `make_model.py qwen2.5-0.5b OUT`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+SHAPES: dict[str, dict[str, object]] = {
+    "qwen2.5-0.5b": {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+    },
+    "llama-3.2-1b": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "vocab_size": 128256,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def tensors(shape: dict[str, object], seed: int) -> dict[str, torch.Tensor]:
+    """bf16 tensors with Hugging Face names; values small enough that activations stay finite through all layers."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return (torch.randn(rows, columns, generator=generator) * 0.02).to(torch.bfloat16)
+
+    def size(name: str) -> int:
+        value = shape[name]
+        assert isinstance(value, int)
+        return value
+
+    hidden, inter = size("hidden_size"), size("intermediate_size")
+    heads, kv_heads = size("num_attention_heads"), size("num_key_value_heads")
+    head_dim = hidden // heads if "head_dim" not in shape else size("head_dim")
+    out = {"model.embed_tokens.weight": matrix(size("vocab_size"), hidden)}
+    for i in range(size("num_hidden_layers")):
+        prefix = f"model.layers.{i}."
+        for name, rows in (("q", heads * head_dim), ("k", kv_heads * head_dim), ("v", kv_heads * head_dim)):
+            out[f"{prefix}self_attn.{name}_proj.weight"] = matrix(rows, hidden)
+            if shape["model_type"] == "qwen2":
+                out[f"{prefix}self_attn.{name}_proj.bias"] = matrix(1, rows)[0]
+        out[f"{prefix}self_attn.o_proj.weight"] = matrix(hidden, heads * head_dim)
+        out[f"{prefix}mlp.gate_proj.weight"] = matrix(inter, hidden)
+        out[f"{prefix}mlp.up_proj.weight"] = matrix(inter, hidden)
+        out[f"{prefix}mlp.down_proj.weight"] = matrix(hidden, inter)
+        out[f"{prefix}input_layernorm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
+        out[f"{prefix}post_attention_layernorm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
+    out["model.norm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    shape = SHAPES[arguments.shape]
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    config = {**shape, "hidden_act": "silu", "torch_dtype": "bfloat16", "eos_token_id": 0, "bos_token_id": 1}
+    (arguments.output / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    save_file(tensors(shape, arguments.seed), arguments.output / "model.safetensors", metadata={"format": "pt"})
+
+
+if __name__ == "__main__":
+    main()
