@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +12,7 @@ from kernel_harness import run
 from numpy.typing import NDArray
 
 from llmc.compiler.kernels.builder import KernelSpecError
+from llmc.compiler.kernels.pipeline import compile_object, link_shared, llvm_text
 from llmc.compiler.kernels.registry import TEMPLATES, build_kernel, kernel_buffers, source_digest
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.packing import pack_activation, pack_linear, unpack_activation, unpack_linear
@@ -239,6 +241,25 @@ def test_linear_rows_beyond_one_chunk(target: Target) -> None:
         assert same_bits(results[0], results[1])
         assert same_bits(results[0], results[2])
         np.testing.assert_allclose(results[0], x.astype(np.float64) @ weight.astype(np.float64).T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["cooperlake", "znver4", "znver5", "sapphirerapids"])
+def test_bf16_targets_use_the_dot_instruction(name: str, tmp_path: Path) -> None:
+    target = TARGETS[name]
+    spec = KernelSpec.of(
+        "linear", "linear", k=64, n=96, row_tile=target.row_tile, act_dtype="bf16", weight_dtype="bf16", bias=False,
+        residual=False, rows=0,
+    )
+    func = build_kernel(spec, target)
+    assert llvm_text(func, target, "asm").count("vdpbf16ps") >= target.row_tile * target.panel_columns // 16
+    link_shared([compile_object(func, target)], tmp_path / "kernels.so")
+
+
+def test_same_objects_link_to_the_same_bytes(tmp_path: Path) -> None:
+    spec = KernelSpec.of("gather", "gather_rows", dim=20)
+    for name in ("a.so", "b.so"):
+        link_shared([compile_object(build_kernel(spec, NATIVE), NATIVE)], tmp_path / name)
+    assert (tmp_path / "a.so").read_bytes() == (tmp_path / "b.so").read_bytes()
 
 
 def test_buffers_follow_the_spec() -> None:

@@ -23,7 +23,15 @@ _NEVER = -3.0e38  # score of a key out of sight
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
     return (
-        "q", "block_tables", "context_lens", "query_start", "token_seq", "positions", "k_pool", "v_pool", "out",
+        "q",
+        "block_tables",
+        "context_lens",
+        "query_start",
+        "token_seq",
+        "positions",
+        "k_pool",
+        "v_pool",
+        "out",
     )
 
 

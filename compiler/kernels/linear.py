@@ -6,6 +6,8 @@ and picked up again, which keeps the chain, so a block of the panel stays in cac
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
@@ -15,7 +17,9 @@ from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import Target
 
 _ROW_CHUNK = 256  # rows that share one pass over the panels
-_K_BLOCK = 256  # words of K in one pass
+_K_BLOCK = 512  # words of K in one pass
+# bf16 rows widened on the stack: rows × words × 8 bytes = 256 KiB, a share of L2 and of a thread's stack.
+_WIDE_ROWS, _WIDE_BLOCK = 128, 256
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
@@ -34,9 +38,9 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     panels, vectors = b.ceil_div(n, columns), columns // b.WIDTH
     dot = lanes == 2 and target.bf16_dot
     expand = lanes == 2 and not dot and tile > 1  # bf16 rows become float32 once for all panels
-    block = words if tile == 1 else min(words, _K_BLOCK // (2 if expand else 1) if lanes == 2 else _K_BLOCK)
+    block = words if tile == 1 else min(words, _WIDE_BLOCK if expand else _K_BLOCK)
     blocks = b.ceil_div(words, block)
-    chunk_tiles = max(1, _ROW_CHUNK // tile)
+    chunk_tiles = max(1, (_WIDE_ROWS if expand else _ROW_CHUNK) // tile)
 
     specs = [(name, b.word_dtype(act) if name in ("x", "w") else "float32") for name in buffers(spec)]
     kernel = b.Kernel(spec.symbol(), specs, vector_ir.helpers(target.mcpu, bf16_dot=dot))
@@ -44,32 +48,32 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
         x, w, y = k["x"], k["w"], k["y"]
         rows = k.scalar(int(p["rows"]))
         tiles = T.truncdiv(rows + (tile - 1), tile)
-        wide = T.alloc_buffer((chunk_tiles * block * 2 * tile,), "float32", scope="local") if expand else None
+        wide: b.Expr = T.alloc_buffer((chunk_tiles * block * 2 * tile,), "float32", scope="local") if expand else None
 
-        def tile_body(t: b.Expr, t_local: b.Expr, panel: b.Expr, kb: int, length: int) -> None:
-            first, last = kb == 0, kb == blocks - 1
+        def tile_body(t: b.Expr, t_local: b.Expr, panel: b.Expr, kb: b.Expr, length: b.Expr) -> None:
             acc = b.Vectors(tile * vectors)
-            span = [(panel * columns + v * b.WIDTH) for v in range(vectors)]
+            span = [panel * columns + v * b.WIDTH for v in range(vectors)]
             whole = n % columns == 0
             count = [b.WIDTH if whole else n - s for s in span]
 
-            def each_row(body: object) -> None:
+            def each_row(body: Callable[[int], None]) -> None:
                 for r in range(tile):
                     if tile == 1:
-                        body(r)  # type: ignore[operator]
+                        body(r)
                     else:
                         with b.when(t * tile + r < rows):
-                            body(r)  # type: ignore[operator]
+                            body(r)
 
             for i in range(tile * vectors):
                 acc[i] = b.splat(0.0)
-            if not first:
+            if blocks > 1:
 
                 def reload(r: int) -> None:
                     for v in range(vectors):
                         acc[r * vectors + v] = b.load_vector(y, (t * tile + r) * n + span[v], count[v])
 
-                each_row(reload)
+                with b.when(kb > 0):
+                    each_row(reload)
             with T.serial(length) as q:
                 word = q + kb * block
                 wv = [w[T.ramp((panel * words + word) * columns + v * b.WIDTH, 1, b.WIDTH)] for v in range(vectors)]
@@ -96,16 +100,25 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                                 i = r * vectors + v
                                 acc[i] = b.call("fma", value, parts[v], acc[i])
 
-            def finish(r: int) -> None:
+            def add_rest(r: int) -> None:
                 for v in range(vectors):
-                    value, at = acc[r * vectors + v], (t * tile + r) * n + span[v]
-                    if last and p["bias"]:
-                        value = b.call("add", value, b.load_vector(k["bias"], span[v], count[v]))
-                    if last and p["residual"]:
-                        value = b.call("add", value, b.load_vector(k["residual"], at, count[v]))
-                    b.store_vector(y, value, at, count[v])
+                    i, at = r * vectors + v, (t * tile + r) * n + span[v]
+                    if p["bias"]:
+                        acc[i] = b.call("add", acc[i], b.load_vector(k["bias"], span[v], count[v]))
+                    if p["residual"]:
+                        acc[i] = b.call("add", acc[i], b.load_vector(k["residual"], at, count[v]))
 
-            each_row(finish)
+            def keep(r: int) -> None:
+                for v in range(vectors):
+                    b.store_vector(y, acc[r * vectors + v], (t * tile + r) * n + span[v], count[v])
+
+            if p["bias"] or p["residual"]:
+                if blocks == 1:
+                    each_row(add_rest)
+                else:
+                    with b.when(kb == blocks - 1):
+                        each_row(add_rest)
+            each_row(keep)
 
         if tile == 1:
             with k.share(panels) as panel, T.serial(rows) as t:
@@ -120,8 +133,8 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                 panel1 = b.let(T.min(unit1 - chunk * panels, panels))
                 tile0 = b.let(chunk * chunk_tiles)
                 here = b.let(T.min(tiles - tile0, chunk_tiles))
-                for kb in range(blocks):
-                    length = min(block, words - kb * block)
+                with T.serial(blocks) as kb:
+                    length = b.let(T.min(words - kb * block, block))
                     if expand:
                         with T.serial(here) as t, T.serial(length) as q:
                             for r in range(tile):

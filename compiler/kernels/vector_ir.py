@@ -64,7 +64,6 @@ declare {_I} @llvm.masked.load.v16i32.p0(ptr, i32, {_M}, {_I})
 declare void @llvm.masked.store.v16f32.p0({_F}, ptr, i32, {_M})
 declare void @llvm.masked.store.v16i16.p0({_H}, ptr, i32, {_M})
 declare void @llvm.masked.store.v16i32.p0({_I}, ptr, i32, {_M})
-declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 """
 
 
@@ -165,7 +164,9 @@ def _simple() -> str:
     root = f"  %r = call {_F} @llvm.sqrt.v16f32({_F} %a)\n  ret {_F} %r\n"
     larger = f"  %r = call {_F} @llvm.maxnum.v16f32({_F} %a, {_F} %b)\n  ret {_F} %r\n"
     select = (
-        _broadcast("%bs", "i32", "%base") + _broadcast("%los", "i32", "%lo") + _broadcast("%his", "i32", "%hi")
+        _broadcast("%bs", "i32", "%base")
+        + _broadcast("%los", "i32", "%lo")
+        + _broadcast("%his", "i32", "%hi")
         + f"  %k = add {_I} %bs, {_IOTA}\n  %above = icmp sge {_I} %k, %los\n  %below = icmp sle {_I} %k, %his\n"
         f"  %in = and {_M} %above, %below\n  %r = select {_M} %in, {_F} %v, {_F} %other\n  ret {_F} %r\n"
     )
@@ -177,29 +178,38 @@ def _simple() -> str:
         "  %t = sext i32 %task to i64\n  %u = sext i32 %total to i64\n  %n = sext i32 %num to i64\n"
         "  %p = mul i64 %t, %u\n  %q = sdiv i64 %p, %n\n  %r = trunc i64 %q to i32\n  ret i32 %r\n"
     )
-    return "".join((
-        _define("i32", "share", "i32 %task, i32 %total, i32 %num", share),
-        _define(_F, "fma", f"{_F} %a, {_F} %b, {_F} %c", fma),
-        _define(_F, "fnma", f"{_F} %a, {_F} %b, {_F} %c", neg),
-        _define(_F, "bf16_low", f"{_I} %w", low),
-        _define(_F, "bf16_high", f"{_I} %w", high),
-        _define(_F, "load_bf16", "ptr %p, i32 %n", wide),
-        _define("i32", "store_bf16", f"{_F} %v, ptr %p, i32 %n", narrow),
-        _define(_F, "sqrt", f"{_F} %a", root),
-        _define(_F, "max", f"{_F} %a, {_F} %b", larger),
-        _define(_F, "in_range", f"{_F} %v, {_F} %other, i32 %base, i32 %lo, i32 %hi", select),
-        _define(_F, "silu", f"{_F} %v", sigmoid),
-        _define("i32", "prefetch", "ptr %p", "  call void @llvm.prefetch.p0(ptr %p, i32 0, i32 3, i32 1)\n  ret i32 0\n"),
-    ))
+    return "".join(
+        (
+            _define("i32", "share", "i32 %task, i32 %total, i32 %num", share),
+            _define(_F, "fma", f"{_F} %a, {_F} %b, {_F} %c", fma),
+            _define(_F, "fnma", f"{_F} %a, {_F} %b, {_F} %c", neg),
+            _define(_F, "bf16_low", f"{_I} %w", low),
+            _define(_F, "bf16_high", f"{_I} %w", high),
+            _define(_F, "load_bf16", "ptr %p, i32 %n", wide),
+            _define("i32", "store_bf16", f"{_F} %v, ptr %p, i32 %n", narrow),
+            _define(_F, "sqrt", f"{_F} %a", root),
+            _define(_F, "max", f"{_F} %a, {_F} %b", larger),
+            _define(_F, "in_range", f"{_F} %v, {_F} %other, i32 %base, i32 %lo, i32 %hi", select),
+            _define(_F, "silu", f"{_F} %v", sigmoid),
+            _define(
+                "i32", "prefetch", "ptr %p", "  call void @llvm.prefetch.p0(ptr %p, i32 0, i32 3, i32 1)\n  ret i32 0\n"
+            ),
+        )
+    )
 
 
 _DOT = f"""
 declare {_F} @llvm.x86.avx512bf16.dpbf16ps.512({_F}, <32 x bfloat>, <32 x bfloat>)
-""" + _define(_F, "dot_bf16", f"{_F} %c, {_I} %a, {_I} %b", f"""  %x = bitcast {_I} %a to <32 x bfloat>
+""" + _define(
+    _F,
+    "dot_bf16",
+    f"{_F} %c, {_I} %a, {_I} %b",
+    f"""  %x = bitcast {_I} %a to <32 x bfloat>
   %y = bitcast {_I} %b to <32 x bfloat>
   %r = call {_F} @llvm.x86.avx512bf16.dpbf16ps.512({_F} %c, <32 x bfloat> %x, <32 x bfloat> %y)
   ret {_F} %r
-""")
+""",
+)
 
 
 def put_name(dtype: str, row_tile: int, count: int) -> str:
@@ -257,7 +267,6 @@ def helpers(
         _DECLARATIONS,
         _load("load_f32", "float"),
         _load("load_i16", "i16"),
-        _load("load_i32", "i32"),
         _store("store_f32", "float"),
         _store("store_i16", "i16"),
         _binary("mul", "fmul", True),
