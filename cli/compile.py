@@ -56,6 +56,7 @@ def compile_command(
     require_compiler("llmc compile needs the compiler")
     from llmc.compiler.config import CompileConfig
     from llmc.compiler.pipeline import compile_model
+    from llmc.compiler.targets.cpu import TargetError, resolve_target
 
     config = CompileConfig(
         model=model,
@@ -70,6 +71,10 @@ def compile_command(
         jobs=jobs,
         cache_dir=cache_dir,
     )
+    try:
+        resolve_target(target)
+    except TargetError as error:
+        raise typer.BadParameter(f"--target: {error}") from error
     with progress_bar() as progress:
         report = compile_model(config, progress)
     if as_json:

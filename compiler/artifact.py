@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
+import glob
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from llmc.buckets import Bucket
@@ -30,6 +34,9 @@ from llmc.compiler.weights import WeightLayout
 DTYPE_CODES = {"f32": 0, "bf16": 1}
 PHASE_CODES = {"prefill": 0, "decode": 1, "mixed": 2}
 _OPERAND_KINDS = {"arena": 0, "weight": 1, "input": 2, "k_pool": 3, "v_pool": 4, "output": 5}
+_STAGING_SUFFIX = re.compile(r"\.tmp-[0-9a-f]{8}")
+# Linux: renameat2(2).
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 COPIED_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -104,18 +111,31 @@ def is_artifact(path: Path) -> bool:
     return (path / "graphs.bin").is_file() and (path / "manifest.json").is_file()
 
 
+def check_output(output: Path) -> None:
+    """Raises CompileError when `output` exists and is no artifact: nothing of other people is overwritten."""
+    if not os.path.lexists(output) or is_artifact(output):
+        return
+    if not output.is_dir() or any(output.iterdir()):
+        raise CompileError(f"{output} exists and is not an llmc artifact; choose another -o or remove it")
+
+
 @contextmanager
 def staged_directory(output: Path) -> Iterator[Path]:
     """A new directory that becomes `output` when the block succeeds, and vanishes when it does not.
 
-    Raises CompileError when `output` exists and is no artifact: nothing of other people is overwritten.
+    Directories that killed compilations of `output` left behind vanish too. Raises CompileError when `output` exists
+    and is no artifact, and when the disk does not take what is written.
     """
-    output = output.absolute()
-    if output.exists() and not is_artifact(output) and not (output.is_dir() and not any(output.iterdir())):
-        raise CompileError(f"{output} exists and is not an llmc artifact; choose another -o or remove it")
-    staging = output.with_name(f"{output.name}.tmp-{secrets.token_hex(4)}")
+    # A link to an artifact stays a link.
+    output = Path(os.path.realpath(output)) if output.is_symlink() else output.absolute()
     try:
-        staging.mkdir(parents=True)
+        check_output(output)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        _drop_dead_staging(output)
+        staging, lock = _locked_staging(output)
+    except OSError as error:
+        raise _unwritable(output, error) from None
+    try:
         yield staging
         for file in staging.iterdir():
             _sync(file)
@@ -123,11 +143,48 @@ def staged_directory(output: Path) -> Iterator[Path]:
         _replace(staging, output)
         _sync(output.parent)
     except OSError as error:
-        raise CompileError(
-            f"cannot write {output}: {error.strerror or error}; free space or choose another -o"
-        ) from None
+        raise _unwritable(output, error) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        os.close(lock)
+
+
+def _unwritable(output: Path, error: OSError) -> CompileError:
+    return CompileError(f"cannot write {output}: {error.strerror or error}; free space or choose another -o")
+
+
+def _locked_staging(output: Path) -> tuple[Path, int]:
+    """A new staging directory of `output`, and a descriptor that holds its lock for as long as this process lives."""
+    while True:
+        staging = output.with_name(f"{output.name}.tmp-{secrets.token_hex(4)}")
+        staging.mkdir()
+        lock = os.open(staging, os.O_RDONLY)
+        # Where the file system has no locks nobody removes what looks dead either.
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        # Before it was locked it looked dead, and another compilation may have removed it.
+        if staging.is_dir():
+            return staging, lock
+        os.close(lock)
+
+
+def _drop_dead_staging(output: Path) -> None:
+    """Removes staging directories of `output` whose compilation is gone: nobody holds their lock."""
+    for left in output.parent.glob(f"{glob.escape(output.name)}.tmp-*"):
+        if not _STAGING_SUFFIX.fullmatch(left.name[len(output.name) :]):
+            continue
+        try:
+            lock = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pass
+        else:
+            shutil.rmtree(left, ignore_errors=True)
+        finally:
+            os.close(lock)
 
 
 def _sync(path: Path) -> None:
@@ -139,8 +196,12 @@ def _sync(path: Path) -> None:
 
 
 def _replace(staging: Path, output: Path) -> None:
-    if not output.exists():
+    """Puts `staging` at `output`; what was there is then at `staging`, or gone."""
+    if not os.path.lexists(output):
         staging.rename(output)
+        return
+    # In one step where the file system can: whoever is killed here leaves the old artifact or the new one.
+    if _exchange(staging, output):
         return
     old = output.with_name(f"{output.name}.old-{secrets.token_hex(4)}")
     output.rename(old)
@@ -150,6 +211,26 @@ def _replace(staging: Path, output: Path) -> None:
         old.rename(output)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swaps two directory entries atomically; False where the system cannot, and then nothing changed."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None:
+        return False
+    return rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)) == 0
+
+
+def reuse_weights(previous: Path, weights_key: str, packed: Path) -> bool:
+    """Links the weights of the artifact about to be replaced when they were packed from the same checkpoint."""
+    try:
+        manifest = json.loads((previous / "manifest.json").read_text())
+        if manifest.get("weights_key") != weights_key:
+            return False
+        os.link(previous / "weights.safetensors", packed)
+    except (OSError, ValueError, AttributeError):
+        return False
+    return True
 
 
 def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:

@@ -22,8 +22,10 @@ from llmc import __version__
 from llmc.buckets import BucketLadder, default_ladder, parse_spec
 from llmc.compiler.artifact import (
     DTYPE_CODES,
+    check_output,
     copy_tokenizer,
     graphs_bin,
+    reuse_weights,
     staged_directory,
     write_manifest,
 )
@@ -36,7 +38,7 @@ from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.plan import GraphShape, plan_graphs
 from llmc.compiler.targets.cpu import Target, resolve_target
 from llmc.compiler.templates import GraphParams
-from llmc.compiler.weights import WeightRequest, plan_weights, write_weights
+from llmc.compiler.weights import WeightLayout, WeightRequest, plan_weights, write_weights
 from llmc.models.config import ModelConfig, load_config
 from llmc.models.loader import Checkpoint, load_parameters
 from llmc.models.registry import build_model, get_family
@@ -202,6 +204,8 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
     clock = PhaseClock(progress)
     cache = GraphCache(cache_root(config.cache_dir))
     with clock.phase("load"):
+        # staged_directory checks too; this one saves the minutes before it.
+        check_output(config.output)
         resolved = resolve(config)
         checkpoint = Checkpoint(config.model)
         with torch.device("meta"):
@@ -225,12 +229,14 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
     layout = plan_weights(weight_requests(model, command_lists, resolved.act_dtype), resolved.target.panel_columns)
     with staged_directory(config.output) as staging:
         with clock.phase("weights") as on_weight:
-            parameters = chain(
-                load_parameters(resolved.model, checkpoint, resolved.act_dtype),
-                [("rope.cos_sin", cos_sin_table(resolved.model, resolved.max_model_len))],
-            )
-            columns = resolved.target.panel_columns
-            write_weights(layout, parameters, columns, staging / "weights.safetensors", on_weight)
+            packed = staging / "weights.safetensors"
+            weights_key = key_of(weights_components(checkpoint, resolved, layout))
+            if not reuse_weights(config.output, weights_key, packed):
+                parameters = chain(
+                    load_parameters(resolved.model, checkpoint, resolved.act_dtype),
+                    [("rope.cos_sin", cos_sin_table(resolved.model, resolved.max_model_len))],
+                )
+                write_weights(layout, parameters, resolved.target.panel_columns, packed, on_weight)
         with clock.phase("link"):
             link_shared([k.code for k in kernels], staging / "kernels.so")
             tables = graphs_bin(model_record(resolved), specs, layout, graphs, resolved.target.isa_level)
@@ -249,8 +255,22 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
                 arena_bytes=max(of.arena_bytes for of in command_lists),
                 phase_seconds=clock.seconds,
             )
-            write_manifest(staging / "manifest.json", manifest(resolved, kernels, components, report, copied))
+            described = manifest(resolved, kernels, components, report, copied)
+            write_manifest(staging / "manifest.json", {**described, "weights_key": weights_key})
     return report
+
+
+def weights_components(checkpoint: Checkpoint, resolved: Resolved, layout: WeightLayout) -> dict[str, str]:
+    """What packed weights are made of, by name; a checkpoint's files count by size and time of change."""
+    files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(checkpoint.path.glob("*.safetensors"))]
+    sources = (Path(__file__).with_name(name).read_bytes() for name in ("weights.py", "packing.py"))
+    return {
+        "kind": "weights",
+        "files": json.dumps(files),
+        "layout": hashlib.sha256(layout.header).hexdigest(),
+        "rope": f"{resolved.model.rope_theta} {resolved.model.rope_scaling}",
+        "sources": hashlib.sha256(b"".join(sources)).hexdigest(),
+    }
 
 
 def manifest(
