@@ -1,0 +1,192 @@
+"""What cache keys depend on, and what they do not."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_models import make_tiny_model
+
+from llmc.compiler.cache import GraphCache
+from llmc.compiler.config import CompileConfig, CompileReport
+from llmc.compiler.kernels import registry
+from llmc.compiler.pipeline import compile_model
+from llmc.compiler.wanted import Wanted, wanted_entries
+
+LADDER = "prefill=[2]x[8],decode=[1]x[32]"
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[CompileConfig, CompileReport]:
+    """A cold compilation with a cache of its own."""
+    root = tmp_path_factory.mktemp("keys")
+    model = make_tiny_model(root / "model", "qwen3", num_hidden_layers=1)
+    config = CompileConfig(
+        model=model, output=root / "artifact", cache_dir=root / "cache", buckets=LADDER, target="x86-64-v3", dtype="f32"
+    )
+    return config, compile_model(config)
+
+
+def wanted(config: CompileConfig) -> list[Wanted]:
+    assert config.cache_dir is not None
+    return wanted_entries(config, GraphCache(config.cache_dir))
+
+
+def keys(config: CompileConfig, kind: str | None = None) -> dict[str, str]:
+    """Key by name of the graphs and kernels that a compilation would look for."""
+    return {w.name: w.key for w in wanted(config) if kind in (None, w.components["kind"])}
+
+
+def recompile(config: CompileConfig, output: Path) -> CompileReport:
+    return compile_model(replace(config, output=output))
+
+
+def assert_same_files(a: Path, b: Path) -> None:
+    for name in ("graphs.bin", "kernels.so", "weights.safetensors"):
+        assert (a / name).read_bytes() == (b / name).read_bytes(), name
+
+
+def test_cold_compile_fills_the_cache(compiled: tuple[CompileConfig, CompileReport]) -> None:
+    config, report = compiled
+    assert report.kernels_compiled == report.num_kernels > 5
+    assert report.kernels_cached == 0
+    found = wanted(config)
+    assert len([w for w in found if w.components["kind"] == "graph"]) == 2
+    assert len([w for w in found if w.components["kind"] == "kernel"]) == report.num_kernels
+    assert config.cache_dir is not None
+    assert {e.key for e in GraphCache(config.cache_dir).entries()} == {w.key for w in found}
+
+
+def test_warm_compile_compiles_nothing_and_writes_the_same_bytes(
+    compiled: tuple[CompileConfig, CompileReport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, report = compiled
+
+    def fail(*arguments: object) -> None:
+        raise AssertionError("compiled or traced with a warm cache")
+
+    monkeypatch.setattr("llmc.compiler.build._compile", fail)
+    monkeypatch.setattr("llmc.compiler.export.export_model", fail)
+    warm = recompile(config, tmp_path / "warm")
+    assert (warm.kernels_compiled, warm.kernels_cached) == (0, report.num_kernels)
+    assert_same_files(config.output, tmp_path / "warm")
+
+
+def test_cold_compile_elsewhere_writes_the_same_bytes(
+    compiled: tuple[CompileConfig, CompileReport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, _ = compiled
+    model = tmp_path / "elsewhere" / "model"
+    shutil.copytree(config.model, model)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    report = compile_model(replace(config, model=model, output=tmp_path / "out", cache_dir=tmp_path / "cache"))
+    assert report.kernels_cached == 0
+    assert_same_files(config.output, tmp_path / "out")
+    assert keys(replace(config, cache_dir=tmp_path / "cache")) == keys(config)
+
+
+@pytest.mark.parametrize("move", ["home", "cwd", "model", "output", "jobs", "environment"])
+def test_keys_do_not_depend_on_places(
+    move: str, compiled: tuple[CompileConfig, CompileReport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, _ = compiled
+    before = keys(config)
+    if move == "home":
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    elif move == "cwd":
+        monkeypatch.chdir(tmp_path)
+    elif move == "model":
+        shutil.copytree(config.model, tmp_path / "copy")
+        config = replace(config, model=tmp_path / "copy")
+    elif move == "output":
+        config = replace(config, output=tmp_path / "other")
+    elif move == "jobs":
+        config = replace(config, jobs=7)
+    else:
+        monkeypatch.setenv("USER", "somebody")
+        monkeypatch.setenv("LANG", "tr_TR.UTF-8")
+        monkeypatch.setenv("PYTHONHASHSEED", "5")
+    assert keys(config) == before
+
+
+def test_a_weight_changes_no_key(compiled: tuple[CompileConfig, CompileReport], tmp_path: Path) -> None:
+    config, _ = compiled
+    other = make_tiny_model(tmp_path / "model", "qwen3", num_hidden_layers=1, seed=1)
+    assert keys(replace(config, model=other)) == keys(config)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"target": "haswell"}, {"target": "znver4"}],
+)
+def test_the_target_changes_every_kernel(change: dict[str, str], compiled: tuple[CompileConfig, CompileReport]) -> None:
+    config, _ = compiled
+    before, after = wanted(config), wanted(replace(config, **change))  # type: ignore[arg-type]
+    assert not {w.key for w in before if w.components["kind"] == "kernel"} & {w.key for w in after}
+    graphs = [[w.key for w in found if w.components["kind"] == "graph"] for found in (before, after)]
+    # The graph is the same on a target with the same tiles.
+    assert (graphs[0] == graphs[1]) == (change["target"] == "haswell")
+
+
+@pytest.mark.parametrize("change", [{"dtype": "bf16"}, {"kv_dtype": "bf16"}, {"block_size": 16}, {"max_model_len": 16}])
+def test_what_changes_every_graph(change: dict[str, object], compiled: tuple[CompileConfig, CompileReport]) -> None:
+    config, _ = compiled
+    changed = replace(config, **change)  # type: ignore[arg-type]
+    assert not set(keys(config, "graph").values()) & set(keys(changed, "graph").values())
+
+
+def test_kv_dtype_changes_only_kernels_that_touch_the_cache(
+    compiled: tuple[CompileConfig, CompileReport], tmp_path: Path
+) -> None:
+    config, first = compiled
+    assert config.cache_dir is not None
+    shutil.copytree(config.cache_dir, tmp_path / "cache")
+    report = compile_model(replace(config, kv_dtype="bf16", output=tmp_path / "artifact", cache_dir=tmp_path / "cache"))
+    ops = [w.components["op"] for w in wanted(config) if w.components["kind"] == "kernel"]
+    touching = sum(op in ("rope_kv_write", "paged_attention") for op in ops)
+    assert (report.kernels_compiled, report.kernels_cached) == (touching, first.num_kernels - touching)
+
+
+def test_an_added_bucket_compiles_only_what_is_new(
+    compiled: tuple[CompileConfig, CompileReport], tmp_path: Path
+) -> None:
+    config, first = compiled
+    assert config.cache_dir is not None
+    shutil.copytree(config.cache_dir, tmp_path / "cache")
+    # Rows of the same tiles as the prefill graph has: another shape, the same kernels.
+    buckets = "prefill=[2]x[8,16],decode=[1]x[32]"
+    report = compile_model(replace(config, buckets=buckets, output=tmp_path / "artifact", cache_dir=tmp_path / "cache"))
+    assert report.num_graphs == 3
+    assert (report.kernels_compiled, report.kernels_cached) == (0, first.num_kernels)
+
+
+@pytest.mark.parametrize("op", sorted(registry.TEMPLATES))
+def test_a_changed_template_changes_its_kernels_only(
+    op: str, compiled: tuple[CompileConfig, CompileReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, _ = compiled
+    before = keys(config)
+    real = registry.source_digest
+    monkeypatch.setattr(registry, "source_digest", lambda name: "changed" if name == op else real(name))
+    after = {w.name: w for w in wanted(config)}
+    changed = {name for name, key in before.items() if after[name].key != key}
+    assert changed == {name for name, w in after.items() if w.components.get("op") == op}
+    assert changed
+
+
+def test_source_digests_are_each_templates_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {op: registry.source_digest(op) for op in registry.TEMPLATES}
+    assert len(set(before.values())) == len(before)
+    edited = tmp_path / "norm.py"
+    edited.write_text(Path(str(registry.norm.__file__)).read_text() + "# edited\n")
+    monkeypatch.setattr(registry.norm, "__file__", str(edited))
+    after = {op: registry.source_digest(op) for op in registry.TEMPLATES}
+    assert {op for op in before if before[op] != after[op]} == {"rms_norm"}
+    shared = tmp_path / "builder.py"
+    shared.write_text(Path(str(registry.builder.__file__)).read_text() + "# edited\n")
+    monkeypatch.setattr(registry.builder, "__file__", str(shared))
+    assert all(registry.source_digest(op) != after[op] for op in after)
