@@ -381,7 +381,7 @@ def test_min_tokens_masks_stops(engine: Engine, plain: list[int], own: OwnLogits
 
 
 def test_eos(engine: Engine) -> None:
-    eos = {"temperature": 0.0, "max_tokens": 8, "logit_bias": {2: 1000.0}}
+    eos: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8, "logit_bias": {2: 1000.0}}
     output = one(engine, **eos)
     assert (output.ids, output.reason, output.last_id) == ([], "stop", 2)
     output = one(engine, ignore_eos=True, **eos)
