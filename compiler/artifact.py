@@ -221,13 +221,19 @@ def _exchange(one: Path, other: Path) -> bool:
     return rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)) == 0
 
 
-def reuse_weights(previous: Path, weights_key: str, packed: Path) -> bool:
-    """Links the weights of the artifact about to be replaced when they were packed from the same checkpoint."""
+def reuse_weights(previous: Path, weights_key: str, total_bytes: int, packed: Path) -> bool:
+    """Links the weights of the artifact about to be replaced when they were packed from the same checkpoint.
+
+    Not when the file was changed since: compiling again is what mends a damaged artifact.
+    """
+    weights = previous / "weights.safetensors"
     try:
         manifest = json.loads((previous / "manifest.json").read_text())
-        if manifest.get("weights_key") != weights_key:
+        info = weights.stat()
+        found = (manifest.get("weights_key"), manifest.get("weights_mtime_ns"), info.st_size)
+        if found != (weights_key, info.st_mtime_ns, total_bytes):
             return False
-        os.link(previous / "weights.safetensors", packed)
+        os.link(weights, packed)
     except (OSError, ValueError, AttributeError):
         return False
     return True

@@ -231,7 +231,7 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
         with clock.phase("weights") as on_weight:
             packed = staging / "weights.safetensors"
             weights_key = key_of(weights_components(checkpoint, resolved, layout))
-            if not reuse_weights(config.output, weights_key, packed):
+            if not reuse_weights(config.output, weights_key, layout.total_bytes, packed):
                 parameters = chain(
                     load_parameters(resolved.model, checkpoint, resolved.act_dtype),
                     [("rope.cos_sin", cos_sin_table(resolved.model, resolved.max_model_len))],
@@ -256,7 +256,8 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
                 phase_seconds=clock.seconds,
             )
             described = manifest(resolved, kernels, components, report, copied)
-            write_manifest(staging / "manifest.json", {**described, "weights_key": weights_key})
+            reusable = {"weights_key": weights_key, "weights_mtime_ns": packed.stat().st_mtime_ns}
+            write_manifest(staging / "manifest.json", {**described, **reusable})
     return report
 
 

@@ -332,6 +332,18 @@ def test_artifact_is_replaced_also_through_a_link(tiny_artifact: TinyArtifact, a
     assert sorted(p.name for p in tmp_path.iterdir()) == ["artifact", "link"]
 
 
+def test_compiling_again_mends_damaged_weights(tiny_artifact: TinyArtifact, artifact: Path) -> None:
+    weights = artifact / "weights.safetensors"
+    good = weights.read_bytes()
+    before = weights.stat().st_ino
+    assert cli.main(compile_argv(tiny_artifact, artifact)) == 0
+    assert weights.stat().st_ino == before  # whole ones are kept
+    for damage in (lambda: keep(weights, -64), lambda: flip(weights, len(good) - 100), weights.unlink):
+        damage()
+        assert cli.main(compile_argv(tiny_artifact, artifact)) == 0
+        assert weights.read_bytes() == good
+
+
 def test_killed_compilation_leaves_nothing_broken(tiny_artifact: TinyArtifact, tmp_path: Path) -> None:
     output = tmp_path / "out"
     # Killed with everything but the manifest written, and the staging directory there.
@@ -405,6 +417,7 @@ def test_full_disk_leaves_the_old_artifact(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(pipeline, step, full)
+    os.utime(artifact / "weights.safetensors")  # so that they are not reused
     before = snapshot(artifact)
     for output in (artifact, tmp_path / "new"):
         fails(capsys, 1, compile_argv(tiny_artifact, output), "No space left on device", str(output), "free space")
