@@ -156,8 +156,9 @@ def test_half_precision_and_sharded_checkpoints(dtype: str, tmp_path: Path, cach
 
 
 def test_bf16_logprobs_are_close(tmp_path: Path, cache: Path) -> None:
-    model = make_tiny_model(tmp_path / "model", "qwen3", head_dim=24)
-    artifact = compile_tiny(model, tmp_path / "artifact", cache, buckets=LADDER, dtype="bf16")
+    model = make_tiny_model(tmp_path / "model", "qwen3", head_dim=24, dtype=torch.float16, max_shard_size="100KB")
+    artifact = compile_tiny(model, tmp_path / "artifact", cache, buckets=LADDER)
+    assert json.loads((tmp_path / "artifact" / "manifest.json").read_text())["act_dtype"] == "bf16"
     prompt = random_ids(8, 30)
     with Engine(artifact, num_threads=2) as engine:
         ((output,),) = drive(engine, [(prompt, greedy(num_logprobs=20))])
