@@ -247,8 +247,16 @@ def test_linear_rows_beyond_one_chunk(target: Target) -> None:
 def test_bf16_targets_use_the_dot_instruction(name: str, tmp_path: Path) -> None:
     target = TARGETS[name]
     spec = KernelSpec.of(
-        "linear", "linear", k=64, n=96, row_tile=target.row_tile, act_dtype="bf16", weight_dtype="bf16", bias=False,
-        residual=False, rows=0,
+        "linear",
+        "linear",
+        k=64,
+        n=96,
+        row_tile=target.row_tile,
+        act_dtype="bf16",
+        weight_dtype="bf16",
+        bias=False,
+        residual=False,
+        rows=0,
     )
     func = build_kernel(spec, target)
     assert llvm_text(func, target, "asm").count("vdpbf16ps") >= target.row_tile * target.panel_columns // 16
