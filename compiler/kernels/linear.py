@@ -17,9 +17,10 @@ from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import Target
 
 _ROW_CHUNK = 256  # rows that share one pass over the panels
-_K_BLOCK = 512  # words of K in one pass
+_K_BLOCK = 1024  # words of K in one pass
+_PANEL_GROUP = 4  # panels whose partial sums stay in cache while K is walked
 # bf16 rows widened on the stack: rows × words × 8 bytes = 256 KiB, a share of L2 and of a thread's stack.
-_WIDE_ROWS, _WIDE_BLOCK = 128, 256
+_WIDE_ROWS, _WIDE_BLOCK, _WIDE_GROUP = 128, 256, 8
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
@@ -40,6 +41,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     expand = lanes == 2 and not dot and tile > 1  # bf16 rows become float32 once for all panels
     block = words if tile == 1 else min(words, _WIDE_BLOCK if expand else _K_BLOCK)
     blocks = b.ceil_div(words, block)
+    panel_group = _WIDE_GROUP if expand else _PANEL_GROUP
     chunk_tiles = max(1, (_WIDE_ROWS if expand else _ROW_CHUNK) // tile)
 
     specs = [(name, b.word_dtype(act) if name in ("x", "w") else "float32") for name in buffers(spec)]
@@ -50,7 +52,9 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
         tiles = T.truncdiv(rows + (tile - 1), tile)
         wide: b.Expr = T.alloc_buffer((chunk_tiles * block * 2 * tile,), "float32", scope="local") if expand else None
 
-        def tile_body(t: b.Expr, t_local: b.Expr, panel: b.Expr, kb: b.Expr, length: b.Expr) -> None:
+        def tile_body(
+            t: b.Expr, t_local: b.Expr, panel: b.Expr, kb: b.Expr, length: b.Expr, ahead: b.Expr | None
+        ) -> None:
             acc = b.Vectors(tile * vectors)
             span = [panel * columns + v * b.WIDTH for v in range(vectors)]
             whole = n % columns == 0
@@ -76,6 +80,9 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                     each_row(reload)
             with T.serial(length) as q:
                 word = q + kb * block
+                if ahead is not None:  # the tiles of a chunk together fetch the panel block that comes next
+                    line = T.truncdiv((t_local * length + q) * columns, chunk_tiles)
+                    b.do("prefetch", b.at(w, ahead * columns + line))
                 wv = [w[T.ramp((panel * words + word) * columns + v * b.WIDTH, 1, b.WIDTH)] for v in range(vectors)]
                 xi = [(t * words + word) * tile + r for r in range(tile)]
                 if lanes == 1 or dot:
@@ -93,7 +100,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                             parts[v] = b.call(part, wv[v])
                         for r in range(tile):
                             if expand:
-                                value = b.splat(wide[((t_local * block + q) * 2 + half) * tile + r])
+                                value = b.splat(wide[((t_local * 2 + half) * block + q) * tile + r])
                             else:
                                 value = b.call(part, b.splat(x[xi[r]]))
                             for v in range(vectors):
@@ -120,9 +127,22 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                         each_row(add_rest)
             each_row(keep)
 
+        def widen(t: b.Expr, start: b.Expr, length: b.Expr) -> None:
+            """Row tile t of the chunk, words [start, start + length): first all low halves, then all high ones."""
+            low, high = t * 2 * block * tile, (t * 2 + 1) * block * tile
+            vectors_here = b.let(T.truncdiv(length * tile, b.WIDTH))
+            with T.serial(vectors_here) as i:
+                words_read = x[T.ramp(start + i * b.WIDTH, 1, b.WIDTH)]
+                b.store(wide, b.call("bf16_low", words_read), T.ramp(low + i * b.WIDTH, 1, b.WIDTH))
+                b.store(wide, b.call("bf16_high", words_read), T.ramp(high + i * b.WIDTH, 1, b.WIDTH))
+            with T.serial(vectors_here * b.WIDTH, length * tile) as i:
+                value = x[start + i]
+                b.store(wide, T.reinterpret("float32", T.shift_left(value, 16)), low + i)
+                b.store(wide, T.reinterpret("float32", T.bitwise_and(value, T.int32(-65536))), high + i)
+
         if tile == 1:
             with k.share(panels) as panel, T.serial(rows) as t:
-                tile_body(t, 0, panel, 0, words)
+                tile_body(t, 0, panel, 0, words, None)
         else:
             chunks = T.truncdiv(tiles + (chunk_tiles - 1), chunk_tiles)
             units = chunks * panels
@@ -133,17 +153,17 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                 panel1 = b.let(T.min(unit1 - chunk * panels, panels))
                 tile0 = b.let(chunk * chunk_tiles)
                 here = b.let(T.min(tiles - tile0, chunk_tiles))
-                with T.serial(blocks) as kb:
-                    length = b.let(T.min(words - kb * block, block))
-                    if expand:
-                        with T.serial(here) as t, T.serial(length) as q:
-                            for r in range(tile):
-                                value = x[((tile0 + t) * words + kb * block + q) * tile + r]
-                                low = T.reinterpret("float32", T.shift_left(value, 16))
-                                high = T.reinterpret("float32", T.bitwise_and(value, T.int32(-65536)))
-                                at = (t * block + q) * 2 * tile + r
-                                b.store(wide, low, at)
-                                b.store(wide, high, at + tile)
-                    with T.serial(panel0, panel1) as panel, T.serial(here) as t:
-                        tile_body(tile0 + t, t, panel, kb, length)
+                with T.serial(T.truncdiv(panel1 - panel0 + (panel_group - 1), panel_group)) as group:
+                    first = b.let(panel0 + group * panel_group)
+                    end = b.let(T.min(first + panel_group, panel1))
+                    with T.serial(blocks) as kb:
+                        length = b.let(T.min(words - kb * block, block))
+                        if expand:
+                            with T.serial(here) as t:
+                                widen(t, b.let(((tile0 + t) * words + kb * block) * tile), length)
+                        with T.serial(first, end) as panel:
+                            last = T.Cast("int32", panel + 1 == end)
+                            ahead = b.let((panel + 1 - last * (end - first)) * words + (kb + last) * block)
+                            with T.serial(here) as t:
+                                tile_body(tile0 + t, t, panel, kb, length, ahead)
     return kernel.function()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -112,4 +113,7 @@ def link_shared(objects: Sequence[bytes], path: Path) -> None:
         bad = {name for name in bad if name.split("@")[0] not in _ALLOWED_UNDEFINED}
         if bad:
             raise KernelBuildError(f"kernels need symbols outside the C library: {', '.join(sorted(bad))}")
-        shutil.copyfile(Path(folder) / "kernels.so", path)
+        # Replaced, not rewritten: a process that has the old file mapped keeps it.
+        new = path.with_name(f".{path.name}.{os.getpid()}")
+        shutil.copyfile(Path(folder) / "kernels.so", new)
+        new.replace(path)
