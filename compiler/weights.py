@@ -63,7 +63,8 @@ def plan_weights(requests: Iterable[WeightRequest], panel_columns: int) -> Weigh
     for request in requests:
         shape = request.shape
         if request.packed:
-            shape = packed_shape(*request.shape, panel_columns, LANES[request.dtype])
+            n, k = request.shape
+            shape = packed_shape(n, k, panel_columns, LANES[request.dtype])
         nbytes = int(np.prod(shape)) * _ITEM_BYTES[request.dtype]
         entries[request.name] = {
             "dtype": _SAFETENSORS_DTYPE[request.dtype],
