@@ -271,6 +271,7 @@ def weights_components(checkpoint: Checkpoint, resolved: Resolved, layout: Weigh
         "layout": hashlib.sha256(layout.header).hexdigest(),
         "rope": f"{resolved.model.rope_theta} {resolved.model.rope_scaling}",
         "sources": hashlib.sha256(b"".join(sources)).hexdigest(),
+        "models": sources_digest(),
     }
 
 
