@@ -112,20 +112,29 @@ class LLM:
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
         on_output: OnOutput | None = None,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
-        """`generate` for one conversation, or a list of them, rendered with the model's chat template."""
+        """`generate` for one conversation, or a list of them, rendered with the model's chat template.
+
+        tools: JSON schemas of functions the model may call. template_variables: what else the template reads, as in
+        {"enable_thinking": False}. Raises RequestError and ChatTemplateError as well.
+        """
         if messages and isinstance(messages[0], Mapping):
             conversations: list[Any] = [messages]
         else:
             conversations = list(messages)
-        prompts = [self.encode_chat(conversation) for conversation in conversations]
+        variables = dict(template_variables or {})
+        prompts = [self.encode_chat(conversation, tools=tools, **variables) for conversation in conversations]
         return self.generate(prompts, params, on_output=on_output, progress=progress)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation up to where the assistant's answer starts."""
-        return self.tokenizer.encode(self.tokenizer.apply_chat_template(messages), add_special_tokens=False)
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Token ids of a conversation up to where the assistant's answer starts; options as ChatTemplates.render's."""
+        text = self.tokenizer.apply_chat_template(messages, **options)
+        # The template writes the special tokens itself.
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def stats(self) -> Any:
         """Counters of the engine since it was opened (binding.EngineStats)."""

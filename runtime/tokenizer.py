@@ -7,17 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .chat_template import ChatTemplates, token_text
 from .params import RequestError
 
 
 class TokenizerError(RuntimeError):
-    """Tokenizer files that are missing or damaged, or a template that fails; the message is one sentence."""
+    """Tokenizer files that are missing or damaged; the message is one sentence."""
 
 
 class Tokenizer:
     """Reads tokenizer.json, tokenizer_config.json, generation_config.json and chat_template.jinja of `path`.
 
-    Raises TokenizerError when tokenizer.json is missing or any of them is not readable.
+    Raises TokenizerError when tokenizer.json is missing, TokenizerError or ChatTemplateError when one of them is not
+    readable.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,11 +35,12 @@ class Tokenizer:
         # A file may carry limits of its training run; prompts are checked against the artifact instead.
         self._backend.no_truncation()
         self._backend.no_padding()
-        self.config = _read_json(path / "tokenizer_config.json")
+        # Older models name their special tokens only in the map.
+        self.config = _read_json(path / "special_tokens_map.json") | _read_json(path / "tokenizer_config.json")
         self.generation_config = read_generation_config(path)
-        self.chat_template = _chat_template(path, self.config)
-        self.bos_token = _token_text(self.config.get("bos_token"))
-        self.eos_token = _token_text(self.config.get("eos_token"))
+        self._chat_templates = ChatTemplates(path, self.config)
+        self.bos_token = token_text(self.config.get("bos_token"))
+        self.eos_token = token_text(self.config.get("eos_token"))
         self.bos_token_id = self._id("bos_token_id", self.bos_token)
         eos = self.generation_config.get("eos_token_id")
         fallback = None if self.eos_token is None else self._backend.token_to_id(self.eos_token)
@@ -65,79 +68,14 @@ class Tokenizer:
         """Text of `token_ids`, special tokens left out; ids the tokenizer does not know decode to nothing."""
         return self._backend.decode(list(token_ids), skip_special_tokens=True)
 
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
-    ) -> str:
-        """Renders messages ({"role", "content"}) with the model's template, in a sandbox.
-
-        Raises RequestError for messages that are malformed or that the template refuses, TokenizerError when the
-        model has no template or it is not valid.
-        """
-        if self.chat_template is None:
-            raise TokenizerError("this model has no chat template: use plain prompts instead of chat")
-        if not messages:
-            raise RequestError("the list of messages is empty: give at least one message")
-        for message in messages:
-            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-                raise RequestError(f"message {message!r} is not an object with role and content")
-        from jinja2 import TemplateError, TemplateSyntaxError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        def raise_exception(text: str) -> None:
-            raise TemplateError(text)
-
-        def to_json(value: Any, indent: int | None = None) -> str:
-            return json.dumps(value, ensure_ascii=False, indent=indent)
-
-        def strftime_now(form: str) -> str:
-            from datetime import datetime
-
-            return datetime.now().strftime(form)
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = to_json
-        environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
-        special = {
-            key: text
-            for key in ("bos_token", "eos_token", "unk_token", "pad_token")
-            if (text := _token_text(self.config.get(key))) is not None
-        }
-        try:
-            template = environment.from_string(self.chat_template)
-            return template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **{**special, **variables}
-            )
-        except TemplateSyntaxError as error:
-            raise TokenizerError(f"the chat template is not valid: {_one_line(error)}") from error
-        except Exception as error:
-            raise RequestError(f"the chat template refuses these messages: {_one_line(error)}") from error
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The prompt of a conversation; options and errors are those of ChatTemplates.render."""
+        return self._chat_templates.render(messages, **options)
 
 
 def read_generation_config(path: Path) -> dict[str, Any]:
     """generation_config.json of an artifact; empty when there is none. Raises TokenizerError."""
     return _read_json(path / "generation_config.json")
-
-
-def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
-    file = path / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise TokenizerError(f"cannot read {file}: {_one_line(error)}") from error
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
-
-
-def _token_text(value: Any) -> str | None:
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
 
 
 def _read_json(file: Path) -> dict[str, Any]:
