@@ -135,7 +135,7 @@ def run_command(
     if failed:
         first = failed[0]
         which = f"{len(failed)} of {len(items)} prompts failed, the first is {first['index']}"
-        print(f"llmc: error: {which}: {first['error']}", file=sys.stderr)
+        print(f"llmc: error: {which}: {first['error']['message']}", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -252,7 +252,7 @@ def as_record(index: int, item: Prompt, output: RequestOutput) -> dict[str, Any]
     if len(completions) > 1:
         record["outputs"] = completions
     if output.error is not None:
-        record["error"] = output.error
+        record["error"] = {"code": output.error.code, "message": output.error.message}
     return record
 
 

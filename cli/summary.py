@@ -51,11 +51,12 @@ class Summary:
         self._prompt_tokens = self._output_tokens = self._cached_tokens = 0
         self._ttft: list[float] = []
         self._tpot: list[float] = []
-        self._num_requests = 0
+        self._num_requests = self._num_failed = 0
 
     def add(self, output: RequestOutput) -> None:
         """Counts a finished request."""
         self._num_requests += 1
+        self._num_failed += output.error is not None
         self._prompt_tokens += output.usage.prompt_tokens
         self._output_tokens += output.usage.completion_tokens
         self._cached_tokens += output.usage.cached_tokens
@@ -71,6 +72,7 @@ class Summary:
         scheduled, padded = _field(stats, "scheduled_tokens"), _field(stats, "padded_tokens")
         return {
             "requests": self._num_requests,
+            "failed": self._num_failed,
             "resumed": self._num_resumed,
             "seconds": seconds,
             "prompt_tokens": self._prompt_tokens,
@@ -110,8 +112,9 @@ def print_summary(summary: dict[str, Any]) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
+    failed = f", {summary['failed']} failed" if summary["failed"] else ""
     resumed = f", {summary['resumed']} kept from before" if summary["resumed"] else ""
-    table.add_row("requests", f"{summary['requests']} in {summary['seconds']:.2f} s{resumed}")
+    table.add_row("requests", f"{summary['requests']} in {summary['seconds']:.2f} s{failed}{resumed}")
     table.add_row(
         "tokens",
         f"{summary['prompt_tokens']} in ({summary['cached_tokens']} cached), {summary['output_tokens']} out",

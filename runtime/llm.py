@@ -9,15 +9,12 @@ from typing import Any
 
 from .binding import ERROR_NAMES, MISS_POLICIES, Artifact, Engine, LlmcError
 from .detokenizer import OutputText
-from .outputs import CompletionOutput, RequestOutput, Timings, TokenLogprob, Usage
+from .outputs import CompletionOutput, RequestFailure, RequestOutput, Timings, TokenLogprob, Usage, failure_at
 from .params import RequestError, SamplingParams
 from .tokenizer import Tokenizer, TokenizerError, read_generation_config
 
-_ADVICE = {
-    "bucket_miss": "compile with larger buckets, or use the miss policy larger",
-    "out_of_memory": "give a larger KV pool or shorten the prompt",
-    "out_of_range": "shorten the prompt, or compile with a larger max-model-len",
-}
+# What the engine may refuse in one request that the checks here cannot see; any other error is the engine's own.
+_REFUSALS = ("invalid_argument", "out_of_range", "out_of_memory")
 OnOutput = Callable[[RequestOutput], None]
 Progress = Callable[[int, int, int], None]
 """Called after each engine step with (finished requests, all requests, tokens generated so far)."""
@@ -94,7 +91,8 @@ class LLM:
 
         params: one for all or one a prompt; None: `default_params()`. on_output is called as each request finishes, in
         that order. Every prompt is checked before any runs: raises RequestError for one that is empty, too long or has
-        token ids out of range. When a callback or a signal raises, what still runs is cancelled and the error goes on.
+        token ids out of range. A request that the engine fails says why in its output's `error`; the others go on.
+        When a callback or a signal raises, what still runs is cancelled and the error goes on.
         """
         items: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
         if isinstance(params, SamplingParams) or params is None:
@@ -192,11 +190,25 @@ class LLM:
         # Enough to keep the engine's queue full, few enough that a million prompts do not sit in it.
         window = 4 * self.max_num_seqs + 64
         num_finished = num_tokens = 0
+
+        def finish(request: _Request) -> None:
+            nonlocal num_finished
+            output = outputs[request.index] = request.output()
+            num_finished += 1
+            if on_output is not None:
+                on_output(output)
+
         try:
             while num_finished < len(requests):
                 while len(running) < window and (request := next(waiting, None)) is not None:
                     request.submit_ns = time.monotonic_ns()
-                    running[self.engine.submit(request.token_ids, request.params)] = request
+                    try:
+                        running[self.engine.submit(request.token_ids, request.params)] = request
+                    except LlmcError as error:
+                        if error.name not in _REFUSALS:
+                            raise
+                        request.fail(RequestFailure(error.name, str(error)))
+                        finish(request)
                 progressed = self.engine.step()
                 events = self.engine.poll()
                 stopped: list[int] = []
@@ -211,10 +223,7 @@ class LLM:
                     del running[event.request_id]
                     if not current.engine_done:
                         stopped.append(event.request_id)
-                    output = outputs[current.index] = current.output()
-                    num_finished += 1
-                    if on_output is not None:
-                        on_output(output)
+                    finish(current)
                 self._cancel(stopped)
                 if progress is not None:
                     progress(num_finished, len(requests), num_tokens)
@@ -274,7 +283,7 @@ class _Request:
         ]
         self._first_ns = self._last_ns = 0
         self._cached = 0
-        self._error: str | None = None
+        self._error: RequestFailure | None = None
         self._finished_by_engine = 0
 
     @property
@@ -292,9 +301,8 @@ class _Request:
         if event.kind == "failed":
             code = event.error_code
             name = ERROR_NAMES[code] if 0 <= code < len(ERROR_NAMES) else str(code)
-            self._error = f"the engine could not serve this request ({name}): {_ADVICE.get(name, 'report it')}"
-            for output in self._outputs:
-                self._finish(output, "error")
+            num_output_tokens = max(len(output.token_ids) for output in self._outputs)
+            self.fail(failure_at(name, len(self.token_ids), num_output_tokens))
             return
         output = self._outputs[event.output_index]
         if event.kind == "finished":
@@ -313,6 +321,12 @@ class _Request:
         output.text.push(event.token_id)
         if output.text.stop_reason is not None:
             self._finish(output, "stop")
+
+    def fail(self, failure: RequestFailure) -> None:
+        """Ends all continuations that still run."""
+        self._error = failure
+        for output in self._outputs:
+            self._finish(output, "error")
 
     def _finish(self, output: _Continuation, reason: str) -> None:
         if output.finish_reason:

@@ -49,10 +49,35 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class RequestFailure:
+    """Why the engine failed a request. code: name of an llmc_status; message: one sentence with what to do next."""
+
+    code: str
+    message: str
+
+
+_CAUSES = {
+    "bucket_miss": "no bucket fits its next step and the miss policy is error: compile with larger buckets, or use the "
+    "miss policy larger",
+    "internal": "the model's logits are not finite numbers: check the checkpoint, or compile it with another dtype",
+    "invalid_argument": "logit_bias, penalties and min_tokens leave no token to choose: relax them",
+    "out_of_memory": "memory ran out: use fewer sequences or a smaller KV pool",
+}
+
+
+def failure_at(code: str, num_prompt_tokens: int, num_output_tokens: int) -> RequestFailure:
+    """The failure that a status code tells, when prompt and output had so many tokens."""
+    cause = _CAUSES.get(code, f"the engine reports {code}: run the request alone to see whether it recurs")
+    where = f"after {num_prompt_tokens} prompt and {num_output_tokens} output tokens"
+    return RequestFailure(code, f"the request failed {where} because {cause}")
+
+
+@dataclass(frozen=True)
 class RequestOutput:
     """A finished request; index counts the prompts of the call. prompt is None when token ids were given.
 
-    error: one sentence when the engine failed the request, else None.
+    error: why the engine failed the request, whose outputs then hold what came before and end with the reason "error";
+    else None.
     """
 
     index: int
@@ -61,4 +86,4 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     usage: Usage
     timings: Timings
-    error: str | None = None
+    error: RequestFailure | None = None
