@@ -85,7 +85,11 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, uint32_t num_
   device->num_blocks_ = num_blocks;
   LLMC_RETURN_IF_ERROR(device->Allocate());
   device->Resolve();
-  LLMC_RETURN_IF_ERROR(Team::Create(num_threads, pin, idle_spin_us, &device->team_));
+  TeamOptions team;
+  team.num_threads = num_threads;
+  team.pin = pin;
+  team.idle_spin_us = idle_spin_us;
+  LLMC_RETURN_IF_ERROR(Team::Create(team, &device->team_));
   *out = std::move(device);
   return Status::Ok();
 }
@@ -231,7 +235,7 @@ void CpuDevice::Walk(uint32_t thread, uint32_t num_threads) {
     const uint64_t start = kProfile && thread == 0 ? NowNs() : 0;
     Call(step->function, step->buffers, scalars, task, num_tasks, step->num_buffers);
     if (kProfile && thread == 0) stats_.family_ns[step->family] += NowNs() - start;
-    if (step->barrier) team_->Barrier();
+    if (step->barrier) team_->Barrier(thread);
   }
 }
 

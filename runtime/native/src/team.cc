@@ -1,31 +1,22 @@
 #include "team.h"
 
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <chrono>
 #include <string>
 #include <system_error>
+
+#include "clock.h"
+#include "cpu_topology.h"
 
 namespace llmc {
 namespace {
 
 constexpr uint32_t kMaxThreads = 1024;
 constexpr uint32_t kMaxCpus = 8192;
-
-inline void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
+constexpr uint64_t kLeastSpinFraction = 16;
 
 using CpuMask = std::vector<cpu_set_t>;
 CpuMask EmptyMask() {
@@ -49,43 +40,32 @@ bool PinTo(int cpu) {
   return SetAffinity(mask);
 }
 
-std::vector<int> AllowedCpus() {
-  std::vector<int> cpus;
-  CpuMask mask;
-  if (GetAffinity(&mask)) {
-    for (int cpu = 0; cpu < static_cast<int>(kMaxCpus); ++cpu) {
-      if (CPU_ISSET_S(cpu, mask.size() * sizeof(cpu_set_t), mask.data())) cpus.push_back(cpu);
-    }
-  }
-  return cpus;
+// For counters with a single writer: no locked instruction.
+void Add(std::atomic<uint64_t>* counter, uint64_t amount) {
+  counter->store(counter->load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
 }
-
-void FutexWait(std::atomic<uint32_t>* word, uint32_t expected) {
-  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
-}
-
-void FutexWakeAll(std::atomic<uint32_t>* word) {
-  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
-}
-static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a plain 32-bit word");
 
 }  // namespace
 
-Status Team::Create(uint32_t num_threads, bool pin, uint32_t idle_spin_us, std::unique_ptr<Team>* out) {
-  std::unique_ptr<Team> team(new Team);
-  team->cpus_ = AllowedCpus();
-  const uint32_t num_cpus = team->cpus_.empty() ? std::max(1u, std::thread::hardware_concurrency())
-                                                : static_cast<uint32_t>(team->cpus_.size());
-  if (num_threads == 0) num_threads = std::min(num_cpus, kMaxThreads);
+Status Team::Create(const TeamOptions& options, std::unique_ptr<Team>* out) {
+  CpuPlan plan = PlanCpus();
+  const uint32_t num_threads =
+      options.num_threads != 0 ? options.num_threads : std::min(plan.num_threads(), kMaxThreads);
   if (num_threads > kMaxThreads) {
     return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "num_threads is " + std::to_string(num_threads) +
                                                         ", more than 1024; pass 0 to use every allowed CPU");
   }
+  std::unique_ptr<Team> team(new Team);
   team->num_threads_ = num_threads;
-  team->idle_spin_us_ = idle_spin_us;
-  team->pinned_ = pin && num_threads > 1 && num_threads <= team->cpus_.size();
-  // With more threads than CPUs whoever is waited for may need this CPU: yield almost at once.
-  team->spins_before_yield_ = num_threads > num_cpus ? 16 : 4096;
+  while ((1u << team->num_rounds_) < num_threads) ++team->num_rounds_;
+  team->pinned_ = options.pin && num_threads > 1 && num_threads <= plan.cpus.size() && !plan.quota_binds();
+  team->idle_spin_ns_ = uint64_t{options.idle_spin_us} * 1000;
+  // When not all threads can run at once, whoever is waited for needs this thread's CPU.
+  team->barrier_spin_ns_ = num_threads > plan.num_running() ? 0 : uint64_t{options.barrier_spin_us} * 1000;
+  team->cpus_ = std::move(plan.cpus);
+  team->members_.reset(new Member[num_threads]);
+  team->gates_.reset(new Gate[std::size_t{num_threads} * team->num_rounds_]);
+  for (uint32_t i = 0; i < num_threads; ++i) team->members_[i].spin_ns = team->barrier_spin_ns_;
 
   // Signals belong to the application's threads.
   sigset_t all, before;
@@ -108,72 +88,90 @@ Status Team::Create(uint32_t num_threads, bool pin, uint32_t idle_spin_us, std::
 
 Team::~Team() {
   stop_ = true;
-  generation_.fetch_add(1);
-  FutexWakeAll(&generation_);
+  job_gate_.Open(job_gate_.value() + 1);
   for (std::thread& worker : workers_) worker.join();
 }
 
 void Team::Run(Job job, void* context) {
+  Add(&jobs_, 1);
   if (num_threads_ == 1) return job(context, 0, 1);
   if (pinned_) PlaceCaller();
   job_ = job;
   context_ = context;
-  // Sequentially consistent on both sides: either a worker sees the new generation or this thread sees the sleeper.
-  generation_.fetch_add(1);
-  if (sleepers_.load() != 0) FutexWakeAll(&generation_);
+  job_gate_.Open(job_gate_.value() + 1);
   job(context, 0, num_threads_);
-  Barrier();
-}
-
-void Team::Barrier() {
-  if (num_threads_ == 1) return;
-  // Nobody can complete this epoch before this thread arrives, so the value read here is the current one.
-  const uint32_t epoch = epoch_.load(std::memory_order_relaxed);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) == num_threads_ - 1) {
-    arrived_.store(0, std::memory_order_relaxed);
-    epoch_.store(epoch + 1, std::memory_order_release);
-    return;
-  }
-  for (uint32_t spins = 0; epoch_.load(std::memory_order_acquire) == epoch; ++spins) {
-    if (spins < spins_before_yield_) {
-      Pause();
-    } else {
-      ::sched_yield();
-    }
-  }
-}
-
-uint32_t Team::WaitForJob(uint32_t seen) {
-  using Clock = std::chrono::steady_clock;
-  uint32_t now = generation_.load(std::memory_order_acquire);
-  if (now != seen) return now;
-  if (idle_spin_us_ > 0) {
-    const auto deadline = Clock::now() + std::chrono::microseconds(idle_spin_us_);
-    for (uint32_t spins = 0;; ++spins) {
-      if ((now = generation_.load(std::memory_order_acquire)) != seen) return now;
-      if (spins < spins_before_yield_) {
-        Pause();
-      } else {
-        ::sched_yield();
-      }
-      if (spins % 64 == 63 && Clock::now() >= deadline) break;
-    }
-  }
-  sleepers_.fetch_add(1);
-  while ((now = generation_.load()) == seen) FutexWait(&generation_, seen);
-  sleepers_.fetch_sub(1);
-  return now;
+  Meet(0, true);
 }
 
 void Team::Work(uint32_t thread) {
   ::pthread_setname_np(::pthread_self(), ("llmc-" + std::to_string(thread)).c_str());
   if (pinned_) PinTo(cpus_[thread]);
-  for (uint32_t seen = 0;;) {
-    seen = WaitForJob(seen);
+  Member& self = members_[thread];
+  for (uint32_t job = 1;; ++job) {
+    if (job_gate_.Await(job, idle_spin_ns_).parked) Add(&self.job_parks, 1);
     if (stop_) return;
     job_(context_, thread, num_threads_);
-    Barrier();
+    // The caller waits for everyone, so a worker that has told its partners may look for the next job.
+    Meet(thread, false);
   }
+}
+
+void Team::Meet(uint32_t thread, bool wait_last) {
+  Member& self = members_[thread];
+  Add(&self.barriers, 1);
+  if (!profiling_) return Exchange(thread, wait_last);
+  const uint64_t start = MonotonicNs();
+  Exchange(thread, wait_last);
+  Add(&self.wait_ns, MonotonicNs() - start);
+}
+
+// A dissemination barrier: in round r a thread tells the one 2^r further on and hears from the one 2^r before, so
+// after the last round it has heard, through others, from all. A gate has one writer, and no line is fought for: two
+// threads meet in one transfer of a line each way, n threads in log2(n). A partner may be one epoch ahead: gates only
+// grow.
+void Team::Exchange(uint32_t thread, bool wait_last) {
+  Member& self = members_[thread];
+  const uint32_t epoch = ++self.epoch;
+  for (uint32_t round = 0; round < num_rounds_; ++round) {
+    uint32_t to = thread + (1u << round);
+    if (to >= num_threads_) to -= num_threads_;
+    gates_[std::size_t{to} * num_rounds_ + round].Open(epoch);
+    if (round + 1 == num_rounds_ && !wait_last) return;
+    AwaitMember(&self, &gates_[std::size_t{thread} * num_rounds_ + round], epoch);
+  }
+}
+
+// Waits are short (kernels share their work evenly) or, when some thread lost its CPU to another process, as long as
+// a time slice. Spinning pays for the former only, so the bound halves with each wait that outlasts it, which hands
+// the CPU back early on a crowded machine, and doubles with each that does not.
+void Team::AwaitMember(Member* self, Gate* gate, uint32_t target) {
+  const Waited waited = gate->Await(target, self->spin_ns);
+  if (waited.parked) Add(&self->parks, 1);
+  if (waited.ns > barrier_spin_ns_) {
+    self->spin_ns = std::max(self->spin_ns / 2, barrier_spin_ns_ / kLeastSpinFraction);
+  } else if (waited.ns > 0) {
+    self->spin_ns = std::min(self->spin_ns * 2, barrier_spin_ns_);
+  }
+}
+
+TeamThreadStats Team::ThreadStats(uint32_t thread) const {
+  const Member& member = members_[thread];
+  const auto get = [](const std::atomic<uint64_t>& counter) { return counter.load(std::memory_order_relaxed); };
+  return {get(member.barriers), get(member.parks), get(member.job_parks), get(member.wait_ns)};
+}
+
+TeamStats Team::Stats() const {
+  TeamStats stats;
+  stats.jobs = jobs_.load(std::memory_order_relaxed);
+  for (uint32_t i = 0; i < num_threads_; ++i) {
+    const TeamThreadStats thread = ThreadStats(i);
+    stats.total.barriers += thread.barriers;
+    stats.total.parks += thread.parks;
+    stats.total.job_parks += thread.job_parks;
+    stats.total.wait_ns += thread.wait_ns;
+    stats.max_wait_ns = std::max(stats.max_wait_ns, thread.wait_ns);
+  }
+  return stats;
 }
 
 // The caller belongs to the application, so it is never left pinned: when it drifted off the CPU the workers leave

@@ -6,51 +6,91 @@
 #include <thread>
 #include <vector>
 
+#include "gate.h"
 #include "status.h"
 
 namespace llmc {
+
+struct TeamOptions {
+  uint32_t num_threads = 0;       // 0: CpuPlan::num_threads of the caller's CPUs
+  bool pin = true;                // worker i stays on the i-th CPU of the plan; see Team::pinned
+  uint32_t idle_spin_us = 1000;   // a worker spins this long for the next job before it sleeps; 0: sleeps at once
+  uint32_t barrier_spin_us = 50;  // a thread spins at most this long at a barrier before it sleeps; 0: sleeps at once
+};
+
+// What the threads of a team spent on waiting for one another. Counts start at Create and only grow.
+struct TeamThreadStats {
+  uint64_t barriers = 0;   // barriers passed, the one that ends each job included
+  uint64_t parks = 0;      // waits at them that ended asleep
+  uint64_t job_parks = 0;  // waits for a job that ended asleep; 0 for the caller
+  uint64_t wait_ns = 0;    // time at barriers, while profiling is on
+};
+
+struct TeamStats {
+  uint64_t jobs = 0;
+  TeamThreadStats total;     // sums over the threads
+  uint64_t max_wait_ns = 0;  // of the thread that waited longest
+};
 
 class Team {
  public:
   using Job = void (*)(void* context, uint32_t thread, uint32_t num_threads);
 
-  // num_threads 0: every CPU this process may use. Workers spin idle_spin_us for the next job before they sleep.
-  // pin: worker i stays on the i-th allowed CPU; ignored when there are more threads than CPUs.
-  static Status Create(uint32_t num_threads, bool pin, uint32_t idle_spin_us, std::unique_ptr<Team>* out);
+  static Status Create(const TeamOptions& options, std::unique_ptr<Team>* out);
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
   uint32_t num_threads() const { return num_threads_; }
+  // False when pinning was not asked for, or would do harm: for a single thread, for more threads than CPUs, and where
+  // a cgroup quota grants less than the CPUs of the affinity mask.
+  bool pinned() const { return pinned_; }
   // Runs job on every thread and returns when all have finished. One caller at a time; job must not throw.
   void Run(Job job, void* context);
-  // Inside a job, called by every thread: none continues before all have arrived.
-  void Barrier();
+  // Inside a job, called by every thread with its number: none continues before all have arrived.
+  void Barrier(uint32_t thread) {
+    if (num_threads_ > 1) Meet(thread, true);
+  }
+
+  // Between jobs.
+  void SetProfiling(bool on) { profiling_ = on; }
+  // From any thread; during a job the counts are those of a moment ago.
+  TeamStats Stats() const;
+  TeamThreadStats ThreadStats(uint32_t thread) const;
 
  private:
+  // Only its own thread writes it: no line travels for a count.
+  struct alignas(kGateLine) Member {
+    uint32_t epoch = 0;  // barriers that this thread has entered
+    uint64_t spin_ns = 0;
+    std::atomic<uint64_t> barriers{0}, parks{0}, job_parks{0}, wait_ns{0};
+  };
+
   Team() = default;
   void Work(uint32_t thread);
-  uint32_t WaitForJob(uint32_t seen);
+  void Meet(uint32_t thread, bool wait_last);
+  void Exchange(uint32_t thread, bool wait_last);
+  void AwaitMember(Member* self, Gate* gate, uint32_t target);
   void PlaceCaller() const;
 
-  static constexpr std::size_t kLine = 128;  // two lines: the prefetcher fetches pairs
   uint32_t num_threads_ = 1;
-  uint32_t idle_spin_us_ = 0;
-  uint32_t spins_before_yield_ = 0;
+  uint32_t num_rounds_ = 0;
+  uint64_t idle_spin_ns_ = 0;
+  uint64_t barrier_spin_ns_ = 0;
   bool pinned_ = false;
-  std::vector<int> cpus_;  // allowed CPUs at creation
+  bool profiling_ = false;
+  std::vector<int> cpus_;
   std::vector<std::thread> workers_;
+  std::unique_ptr<Member[]> members_;  // [num_threads]
+  std::unique_ptr<Gate[]> gates_;      // [num_threads][num_rounds]
 
   // Written by the caller before a job is published.
   Job job_ = nullptr;
   void* context_ = nullptr;
   bool stop_ = false;
+  std::atomic<uint64_t> jobs_{0};
 
-  alignas(kLine) std::atomic<uint32_t> generation_{0};  // counts jobs; sleepers wait on it
-  alignas(kLine) std::atomic<uint32_t> sleepers_{0};
-  alignas(kLine) std::atomic<uint32_t> arrived_{0};
-  alignas(kLine) std::atomic<uint32_t> epoch_{0};  // counts completed barriers
-  char padding_[kLine];
+  Gate job_gate_;  // counts jobs; on lines of its own
 };
 
 }  // namespace llmc

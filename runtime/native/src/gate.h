@@ -1,0 +1,46 @@
+// Gate: a counter that one thread advances and others wait for, spinning first and then asleep on a futex.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace llmc {
+
+constexpr std::size_t kGateLine = 128;  // two cache lines: the prefetcher fetches pairs
+
+// What a wait cost. Zero when the gate opened within the first polls, which read no clock.
+struct Waited {
+  uint64_t ns = 0;
+  bool parked = false;
+};
+
+class alignas(kGateLine) Gate {
+ public:
+  uint32_t value() const { return value_.load(std::memory_order_acquire); }
+
+  // Sets the value, which only grows (modulo 2^32), and wakes the threads that sleep here: no system call when none
+  // does. Everything written before is visible to whoever sees the value. One thread at a time.
+  void Open(uint32_t value) {
+    // Sequentially consistent here and in Park: either the sleeper sees the value, or this thread sees the sleeper.
+    value_.store(value, std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst) != 0) WakeAll();
+  }
+
+  // Returns when the value has reached `target`: at once, or after spinning for at most spin_ns, or after sleeping.
+  Waited Await(uint32_t target, uint64_t spin_ns) {
+    if (Reached(value(), target)) return {};
+    return AwaitSlowly(target, spin_ns);
+  }
+
+ private:
+  // Waiters lag behind by far less than 2^31.
+  static bool Reached(uint32_t value, uint32_t target) { return static_cast<int32_t>(value - target) >= 0; }
+  Waited AwaitSlowly(uint32_t target, uint64_t spin_ns);
+  void Park(uint32_t target);
+  void WakeAll();
+
+  std::atomic<uint32_t> value_{0};
+  std::atomic<uint32_t> sleepers_{0};  // beside the value: Open owns the line anyway
+};
+
+}  // namespace llmc
