@@ -1,16 +1,24 @@
-"""Buckets, ladders and selection; pure Python, imports nothing else of llmc."""
+"""Buckets, ladders, selection and planning; pure Python and numpy, imports nothing else of llmc.
+
+The names here need no numpy; `llmc.buckets.trace` and `llmc.buckets.planner` do.
+"""
 
 from .bucket import Bucket, BucketError, BucketLadder, select
-from .ladder import default_ladder, exponential, ramp_up
-from .spec import parse_spec
+from .environment import spec_from_environment
+from .ladder import default_ladder, exponential, padding_bounded, ramp_up
+from .spec import Limits, format_spec, parse_spec
 
 __all__ = [
     "Bucket",
     "BucketError",
     "BucketLadder",
+    "Limits",
     "default_ladder",
     "exponential",
+    "format_spec",
+    "padding_bounded",
     "parse_spec",
     "ramp_up",
     "select",
+    "spec_from_environment",
 ]

@@ -1,52 +1,80 @@
-"""The textual bucket spec and its file form.
+"""The textual bucket spec.
 
     SPEC   = PHASE "=" GRID { "," PHASE "=" GRID }        each phase once, both phases present
     PHASE  = "prefill" | "decode"
-    GRID   = AXIS "x" AXIS                                batch, then sequence
-    AXIS   = MIN ":" STEP ":" MAX                         ramp-up
+    GRID   = AXIS "x" AXIS [ "x" AXIS "blk" ]             batch, sequence in tokens, context in blocks
+           | AXIS "x" AXIS "blk"                          decode only: batch, context in blocks
+    AXIS   = MIN ":" STEP ":" MAX                         ramp-up: min doubles until step, then multiples of step
+           | MIN ":" STEP ":" MAX ":pad:" PCT [ ":" CAP ] ramp-up, thinned: at most PCT % (and CAP tokens) of padding
+           | MIN ":" STEP ":" MAX ":exp" [ ":" LIMIT ]    at most LIMIT sizes in geometric progression
            | MIN ":exp:" MAX                              doubling
            | "[" N { "," N } "]"                          explicit
            | N
+    MAX    = N | "max"                                    "max": max-num-seqs, max-model-len, or that in blocks
 
-White space is free. A SPEC that ends in .toml or .json names a file with the keys `prefill` and `decode`; each is
-a GRID text, a table {batch = AXIS, seq = AXIS} (AXIS a text, number or list), or a list of [batch, seq] pairs.
+White space is free. A length axis in blocks is multiplied by the block size; MIN or N of the third, prefill axis may
+be 0, "no context". Graphs of llmc reach the context of a prefill through its block table, whatever its length, so the
+third axis adds no graph: it is checked, then dropped. Bounds and limits: `llmc.buckets.ladder`.
+A SPEC that ends in .toml, .json or .txt names a file: `llmc.buckets.files`.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from .bucket import MAX_BUCKETS, MAX_DIM, Bucket, BucketError, BucketLadder
-from .ladder import exponential, ramp_up
+from .ladder import default_limit, exponential, padding_bounded, ramp_up
 
 LADDER_PHASES = ("prefill", "decode")
+FILE_SUFFIXES = (".toml", ".json", ".txt")
 _EXAMPLE = "prefill=1:32:4x128:128:1024,decode=1:128:4x128:128:2048"
-_MAX_FILE_BYTES = 1 << 20
+_AXIS_FORMS = "MIN:STEP:MAX, MIN:STEP:MAX:pad:PERCENT, MIN:STEP:MAX:exp:LIMIT, [1,2,4] or one number"
+
+Pairs = list[tuple[int, int]]
 
 
-def parse_spec(spec: str) -> BucketLadder:
-    """Parses a spec text or reads a spec file (name ending in .toml or .json); the module's docstring has the grammar.
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What `max` and sizes in blocks stand for; None: not known, so a spec that needs it is refused."""
+
+    max_num_seqs: int | None = None
+    max_model_len: int | None = None
+    block_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """What `max` means on an axis: its value, and the flag that gives it."""
+
+    maximum: int | None
+    flag: str
+    zero: bool = False
+
+
+def parse_spec(spec: str, limits: Limits | None = None) -> BucketLadder:
+    """Parses a spec text or reads a spec file (.toml, .json, .txt); the module's docstring has the grammar.
 
     Raises BucketError, one sentence with the offending value, for a spec that is malformed, empty, too large (more
-    than 4096 buckets), gives a phase or bucket twice, or lacks a phase.
+    than 4096 buckets), gives a phase or bucket twice, lacks a phase, or needs a limit that `limits` does not give.
     """
     text = spec.strip()
-    if text.endswith((".toml", ".json")):
-        grids = _read_file(Path(text))
+    if text.endswith(FILE_SUFFIXES):
+        from .files import read_file
+
+        grids = read_file(Path(text), limits or Limits())
     else:
-        grids = _parse_text(text)
+        grids = _parse_text(text, limits or Limits())
     missing = [phase for phase in LADDER_PHASES if phase not in grids]
     if missing:
-        raise BucketError(f"bucket spec {_short(spec)} has no {missing[0]} buckets: add {missing[0]}=BATCHxSEQ")
+        raise BucketError(f"bucket spec {short(spec)} has no {missing[0]} buckets: add {missing[0]}=BATCHxSEQ")
     total = sum(len(pairs) for pairs in grids.values())
     if total > MAX_BUCKETS:
         raise BucketError(
-            f"bucket spec {_short(spec)} asks for {total} buckets, the limit is {MAX_BUCKETS}: use larger steps"
+            f"bucket spec {short(spec)} asks for {total} buckets, the limit is {MAX_BUCKETS}: use larger steps"
         )
     return BucketLadder(
         prefill=tuple(Bucket("prefill", batch, seq) for batch, seq in grids["prefill"]),
@@ -54,18 +82,121 @@ def parse_spec(spec: str) -> BucketLadder:
     )
 
 
-def _parse_text(text: str) -> dict[str, list[tuple[int, int]]]:
+def format_spec(ladder: BucketLadder) -> str | None:
+    """The spec text of a ladder whose phases are full grids, None for a ladder that only a file can express."""
+    parts = []
+    for phase in LADDER_PHASES:
+        buckets: tuple[Bucket, ...] = getattr(ladder, phase)
+        batches, seqs = sorted({b.batch for b in buckets}), sorted({b.seq for b in buckets})
+        if len(batches) * len(seqs) != len(buckets):
+            return None
+        parts.append(f"{phase}=[{','.join(map(str, batches))}]x[{','.join(map(str, seqs))}]")
+    return ",".join(parts)
+
+
+def parse_grid(phase: str, grid: str, limits: Limits) -> Pairs:
+    """(batch, seq) pairs of a GRID text. Raises BucketError."""
+    # "exp" and "max" hold an x of their own.
+    axes = [axis.strip() for axis in re.split(r"(?<!e)(?<!ma)x", grid)]
+    blocks = [axis.endswith("blk") for axis in axes]
+    if blocks not in ([False, False], [False, True], [False, False, True]):
+        raise BucketError(f"{phase} grid {short(grid)} is not BATCHxSEQ: write it like 1:32:4x128:128:1024")
+    batches = parse_axis(axes[0], batch_axis(limits))
+    if len(axes) == 3:
+        if phase == "decode":
+            raise BucketError(f"decode grid {short(grid)} has three axes: its length is SEQ or BLOCKSblk, not both")
+        parse_axis(axes[2].removesuffix("blk"), blocks_axis(limits, zero=True))
+    if not blocks[1]:
+        return grid_of(phase, batches, parse_axis(axes[1], seq_axis(limits)))
+    if phase == "prefill":
+        raise BucketError(f"prefill grid {short(grid)} has no query length in tokens: write BATCHxSEQxBLOCKSblk")
+    return grid_of(phase, batches, in_tokens(parse_axis(axes[1].removesuffix("blk"), blocks_axis(limits)), limits))
+
+
+def grid_of(phase: str, batches: tuple[int, ...], seqs: tuple[int, ...]) -> Pairs:
+    """All pairs. Raises BucketError when they are more than MAX_BUCKETS."""
+    if len(batches) * len(seqs) > MAX_BUCKETS:
+        raise BucketError(
+            f"{phase} grid has {len(batches)} x {len(seqs)} = {len(batches) * len(seqs)} buckets, "
+            f"the limit is {MAX_BUCKETS}: use larger steps"
+        )
+    return list(product(batches, seqs))
+
+
+def batch_axis(limits: Limits) -> _Axis:
+    return _Axis(limits.max_num_seqs, "max-num-seqs")
+
+
+def seq_axis(limits: Limits) -> _Axis:
+    return _Axis(limits.max_model_len, "max-model-len")
+
+
+def blocks_axis(limits: Limits, zero: bool = False) -> _Axis:
+    """The axis of blocks that a sequence's context fills."""
+    length, block = limits.max_model_len, limits.block_size
+    return _Axis(-(-length // block) if length and block else None, "max-model-len and block-size", zero)
+
+
+def in_tokens(blocks: Iterable[int], limits: Limits) -> tuple[int, ...]:
+    """Sizes in blocks as tokens, not past max_model_len. Raises BucketError when the block size is not known."""
+    if limits.block_size is None:
+        raise BucketError("sizes in blocks need the block size: give sizes in tokens or a block size")
+    sizes = {count * limits.block_size for count in blocks}
+    if limits.max_model_len:
+        # The last block may be partly past the end; the context is not.
+        below = {min(size, limits.max_model_len) for size in sizes if size < limits.max_model_len + limits.block_size}
+        sizes = below or {limits.max_model_len}
+    if max(sizes) > MAX_DIM:
+        raise BucketError(f"a context of {max(sizes)} tokens is out of range: use at most {MAX_DIM}")
+    return tuple(sorted(sizes))
+
+
+def parse_axis(axis: str, meaning: _Axis) -> tuple[int, ...]:
+    """Sizes of an AXIS text, ascending. Raises BucketError."""
+    axis = axis.strip()
+    if axis.startswith("[") and axis.endswith("]"):
+        return sizes_of([_number(item, axis) for item in axis[1:-1].split(",")], axis, meaning.zero)
+    fields = [field.strip() for field in axis.split(":")]
+    if len(fields) == 1:
+        return sizes_of([_maximum(fields[0], axis, meaning)], axis, meaning.zero)
+    if len(fields) < 3:
+        raise BucketError(f"{short(axis)} is not a range of sizes: write {_AXIS_FORMS}")
+    minimum, maximum = _number(fields[0], axis), _maximum(fields[2], axis, meaning)
+    with_zero = meaning.zero and minimum == 0
+    if fields[1] == "exp":
+        if len(fields) > 3:
+            raise BucketError(f"{short(axis)} is not a range of sizes: write MIN:exp:MAX or MIN:STEP:MAX:exp:LIMIT")
+        sizes = exponential(minimum or int(with_zero), maximum)
+    else:
+        step = _number(fields[1], axis)
+        sizes = _range(minimum or (step if with_zero else 0), step, maximum, fields[3:], axis)
+    return (0, *sizes) if with_zero else sizes
+
+
+def _range(minimum: int, step: int, maximum: int, suffix: list[str], axis: str) -> tuple[int, ...]:
+    if not suffix:
+        return ramp_up(minimum, step, maximum)
+    kind, *values = suffix
+    if kind == "pad" and 1 <= len(values) <= 2:
+        cap = _number(values[1], axis) if len(values) == 2 else None
+        return padding_bounded(minimum, step, maximum, _percent(values[0], axis), cap)
+    if kind == "exp" and len(values) <= 1:
+        return exponential(minimum, maximum, step, _number(values[0], axis) if values else default_limit(maximum))
+    raise BucketError(f"{short(axis)} is not a range of sizes: write {_AXIS_FORMS}")
+
+
+def _parse_text(text: str, limits: Limits) -> dict[str, Pairs]:
     if not text:
         raise BucketError(f"bucket spec is empty: write it like {_EXAMPLE}")
-    grids: dict[str, list[tuple[int, int]]] = {}
+    grids: dict[str, Pairs] = {}
     for part in _split_outside_brackets(text):
         phase, equals, grid = (piece.strip() for piece in part.partition("="))
         if not equals:
-            raise BucketError(f"{_short(part)} in the bucket spec is not PHASE=BATCHxSEQ: write it like {_EXAMPLE}")
-        _check_phase(phase)
+            raise BucketError(f"{short(part)} in the bucket spec is not PHASE=BATCHxSEQ: write it like {_EXAMPLE}")
+        check_phase(phase)
         if phase in grids:
             raise BucketError(f"bucket spec gives {phase} twice: give each phase once, use a list for irregular sizes")
-        grids[phase] = _parse_grid(phase, grid)
+        grids[phase] = parse_grid(phase, grid, limits)
     return grids
 
 
@@ -82,116 +213,54 @@ def _split_outside_brackets(text: str) -> list[str]:
         if depth not in (0, 1):
             break
     if depth != 0:
-        raise BucketError(f"bucket spec {_short(text)} has unbalanced brackets: write lists as [1,2,4]")
+        raise BucketError(f"bucket spec {short(text)} has unbalanced brackets: write lists as [1,2,4]")
     return [*parts, text[start:]]
 
 
-def _parse_grid(phase: str, grid: str) -> list[tuple[int, int]]:
-    # "exp" holds an x of its own.
-    axes = re.split(r"(?<!e)x", grid)
-    if len(axes) != 2:
-        raise BucketError(f"{phase} grid {_short(grid)} is not BATCHxSEQ: write it like 1:32:4x128:128:1024")
-    return _grid(phase, _parse_axis(axes[0]), _parse_axis(axes[1]))
-
-
-def _grid(phase: str, batches: tuple[int, ...], seqs: tuple[int, ...]) -> list[tuple[int, int]]:
-    if len(batches) * len(seqs) > MAX_BUCKETS:
-        raise BucketError(
-            f"{phase} grid has {len(batches)} x {len(seqs)} = {len(batches) * len(seqs)} buckets, "
-            f"the limit is {MAX_BUCKETS}: use larger steps"
-        )
-    return list(product(batches, seqs))
-
-
-def _parse_axis(axis: str) -> tuple[int, ...]:
-    axis = axis.strip()
-    if axis.startswith("[") and axis.endswith("]"):
-        return _sizes([_number(item, axis) for item in axis[1:-1].split(",")], axis)
-    fields = [field.strip() for field in axis.split(":")]
-    if len(fields) == 1:
-        return _sizes([_number(fields[0], axis)], axis)
-    if len(fields) != 3:
-        raise BucketError(f"{_short(axis)} is not a range of sizes: write MIN:STEP:MAX, [1,2,4] or one number")
-    minimum, maximum = _number(fields[0], axis), _number(fields[2], axis)
-    if fields[1] == "exp":
-        return exponential(minimum, maximum)
-    return ramp_up(minimum, _number(fields[1], axis), maximum)
+def _maximum(text: str, axis: str, meaning: _Axis) -> int:
+    if text.strip() != "max":
+        return _number(text, axis)
+    if meaning.maximum is None:
+        raise BucketError(f"max in {short(axis)} needs {meaning.flag}, which is not known here: write a number")
+    return meaning.maximum
 
 
 def _number(text: str, axis: str) -> int:
     text = text.strip()
     # The length bound comes first: int() of a million digits is slow, and none of them is a size.
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text, re.ASCII):
-        raise BucketError(f"{_short(text)} in {_short(axis)} is not a size: use whole numbers from 1 to {MAX_DIM}")
+        raise BucketError(f"{short(text)} in {short(axis)} is not a size: use whole numbers from 1 to {MAX_DIM}")
     return int(text)
 
 
-def _sizes(sizes: list[int], where: object) -> tuple[int, ...]:
+def _percent(text: str, axis: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,6})?", text, re.ASCII):
+        raise BucketError(f"{short(text)} in {short(axis)} is not a percentage: use 0 or more and less than 100")
+    return float(text)
+
+
+def sizes_of(sizes: list[int], where: object, zero: bool = False) -> tuple[int, ...]:
+    """The sizes, checked and sorted; `where` is quoted in errors. Raises BucketError."""
     if len(sizes) > MAX_BUCKETS:
         raise BucketError(f"a list of {len(sizes)} sizes is too long, the limit is {MAX_BUCKETS} buckets: shorten it")
     seen: set[int] = set()
     for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_DIM:
+        if isinstance(size, bool) or not isinstance(size, int) or not (0 if zero else 1) <= size <= MAX_DIM:
             raise BucketError(
-                f"size {size!r} in {_short(str(where))} is out of range: use whole numbers from 1 to {MAX_DIM}"
+                f"size {size!r} in {short(str(where))} is out of range: use whole numbers from 1 to {MAX_DIM}"
             )
         if size in seen:
-            raise BucketError(f"size {size} in {_short(str(where))} is given twice: list each size once")
+            raise BucketError(f"size {size} in {short(str(where))} is given twice: list each size once")
         seen.add(size)
     return tuple(sorted(sizes))
 
 
-def _check_phase(phase: str) -> None:
+def check_phase(phase: str) -> None:
     if phase not in LADDER_PHASES:
-        raise BucketError(f"unknown phase {_short(phase)} in the bucket spec: use {' or '.join(LADDER_PHASES)}")
+        raise BucketError(f"unknown phase {short(phase)} in the bucket spec: use {' or '.join(LADDER_PHASES)}")
 
 
-def _read_file(path: Path) -> dict[str, list[tuple[int, int]]]:
-    try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise BucketError(f"bucket file {path} is larger than {_MAX_FILE_BYTES} bytes: give a smaller file")
-        text = path.read_text(encoding="utf-8")
-        data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        raise BucketError(f"cannot read bucket file {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, BucketError):
-            raise
-        raise BucketError(f"bucket file {path} is not valid {path.suffix[1:].upper()}: {error}") from error
-    if not isinstance(data, dict):
-        raise BucketError(f"bucket file {path} must hold a table with the keys prefill and decode")
-    grids = {}
-    for phase, value in data.items():
-        _check_phase(phase)
-        grids[phase] = _file_grid(phase, value)
-    return grids
-
-
-def _file_grid(phase: str, value: Any) -> list[tuple[int, int]]:
-    if isinstance(value, str):
-        return _parse_grid(phase, value.strip())
-    if isinstance(value, dict):
-        if set(value) != {"batch", "seq"}:
-            raise BucketError(
-                f"{phase} in the bucket file has the keys {_short(', '.join(value))}: give exactly batch and seq"
-            )
-        return _grid(phase, _file_axis(value["batch"]), _file_axis(value["seq"]))
-    if isinstance(value, list):
-        pairs = []
-        for item in value:
-            if not (isinstance(item, list) and len(item) == 2):
-                raise BucketError(f"{_short(str(item))} under {phase} in the bucket file is not a [batch, seq] pair")
-            pairs.append((_sizes(item[:1], item)[0], _sizes(item[1:], item)[0]))
-        return pairs
-    raise BucketError(f"{phase} in the bucket file is {_short(str(value))}: give a text, a table or a list of pairs")
-
-
-def _file_axis(value: Any) -> tuple[int, ...]:
-    if isinstance(value, str):
-        return _parse_axis(value)
-    return _sizes(value if isinstance(value, list) else [value], value)
-
-
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """The text quoted, cut to 80 characters."""
     text = text.strip()
     return repr(text if len(text) <= 80 else text[:77] + "...")

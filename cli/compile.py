@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from llmc.buckets import BucketError, Limits, parse_spec, spec_from_environment
+
 if TYPE_CHECKING:
     from llmc.compiler.config import CompileReport, Progress
 
 _HELP = """Compile a Hugging Face model directory into an artifact.
 
-SPEC of --buckets is batch x sequence for each phase: a ramp-up range MIN:STEP:MAX, a list [1,2,4], one number, or the
-name of a TOML or JSON file.
+SPEC of --buckets is batch x sequence for each phase: a ramp-up range MIN:STEP:MAX, bounded padding
+MIN:STEP:MAX:pad:PERCENT, MIN:STEP:MAX:exp:LIMIT, a list [1,2,4] or one number; MAX may be "max". Or it is the name of a
+.toml, .json or .txt file, as llmc buckets plan writes it; docs/buckets.md explains all of them. Environment variables
+LLMC_{PROMPT,DECODE}_{BS,SEQ,BLOCK}_BUCKET_{MIN,STEP,MAX} are its defaults.
 
 \b
 Examples:
@@ -50,7 +55,9 @@ def compile_command(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON on stdout."),
 ) -> None:
-    _check_usage(buckets, dtype, kv_dtype, block_size)
+    if buckets is None:
+        buckets = _buckets_from_environment(max_num_seqs, max_model_len, block_size)
+    _check_usage(buckets, Limits(max_num_seqs, max_model_len, block_size), dtype, kv_dtype)
     from llmc import require_compiler
 
     require_compiler("llmc compile needs the compiler")
@@ -83,18 +90,24 @@ def compile_command(
         _print_table(report)
 
 
-def _check_usage(buckets: str | None, dtype: str, kv_dtype: str, block_size: int) -> None:
+def _buckets_from_environment(max_num_seqs: int, max_model_len: int | None, block_size: int) -> str | None:
+    try:
+        return spec_from_environment(os.environ, max_num_seqs, max_model_len, block_size)
+    except BucketError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _check_usage(buckets: str | None, limits: Limits, dtype: str, kv_dtype: str) -> None:
     """What is wrong whatever the model is: reported before anything heavy is imported."""
     for name, value in (("--dtype", dtype), ("--kv-dtype", kv_dtype)):
         if value not in ("auto", "f32", "bf16"):
             raise typer.BadParameter(f"{name} {value!r} is unknown: use auto, f32 or bf16")
-    if block_size % 16:
-        raise typer.BadParameter(f"--block-size {block_size} is not a multiple of 16")
-    if buckets is not None:
-        from llmc.buckets import BucketError, parse_spec
-
+    if limits.block_size is not None and limits.block_size % 16:
+        raise typer.BadParameter(f"--block-size {limits.block_size} is not a multiple of 16")
+    # A `max` that only the model knows is checked once the model is read.
+    if buckets is not None and not (limits.max_model_len is None and "max" in buckets):
         try:
-            parse_spec(buckets)
+            parse_spec(buckets, limits)
         except BucketError as error:
             raise typer.BadParameter(f"--buckets: {error}") from error
 

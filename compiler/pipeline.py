@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from llmc import __version__
-from llmc.buckets import BucketLadder, default_ladder, parse_spec
+from llmc.buckets import BucketLadder, Limits, default_ladder, parse_spec
 from llmc.compiler.artifact import (
     DTYPE_CODES,
     check_output,
@@ -87,7 +87,7 @@ def resolve(config: CompileConfig) -> Resolved:
     if config.buckets is None:
         ladder = default_ladder(max_num_seqs, max_model_len, config.block_size)
     else:
-        ladder = parse_spec(config.buckets)
+        ladder = parse_spec(config.buckets, Limits(max_num_seqs, max_model_len, config.block_size))
         max_num_seqs = min(max_num_seqs, ladder.max_batch)
         if ladder.max_context < max_model_len and config.max_model_len is not None:
             raise CompileError(

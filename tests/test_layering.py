@@ -21,7 +21,7 @@ ALLOWED = {
 }
 FORBIDDEN_ROOTS = {
     "runtime": {"torch", "tvm", "transformers", "onnx"},
-    "buckets": {"torch", "tvm", "numpy", "transformers"},
+    "buckets": {"torch", "tvm", "transformers"},
 }
 
 

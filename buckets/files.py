@@ -1,0 +1,109 @@
+"""Bucket files: TOML or JSON with the keys `prefill` and `decode`, and the text form of Intel Gaudi's vLLM plugin.
+
+In TOML and JSON each phase is a GRID text (`llmc.buckets.spec`), a table {batch = AXIS, seq = AXIS} (AXIS a text,
+number or list), or a list of [batch, seq] pairs. The text form is read by `llmc.buckets.gaudi`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from .bucket import BucketError, BucketLadder
+from .gaudi import parse_gaudi
+from .spec import (
+    FILE_SUFFIXES,
+    LADDER_PHASES,
+    Limits,
+    Pairs,
+    batch_axis,
+    check_phase,
+    grid_of,
+    parse_axis,
+    parse_grid,
+    seq_axis,
+    short,
+    sizes_of,
+)
+
+_MAX_FILE_BYTES = 1 << 20
+
+
+def read_file(path: Path, limits: Limits) -> dict[str, Pairs]:
+    """(batch, seq) pairs by phase. Raises BucketError naming the file, and the line for the text form."""
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise BucketError(f"bucket file {path} is larger than {_MAX_FILE_BYTES} bytes: give a smaller file")
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".txt":
+            return parse_gaudi(text, str(path), limits)
+        data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise BucketError(f"cannot read bucket file {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, BucketError):
+            raise
+        kind = {".toml": "TOML", ".json": "JSON", ".txt": "UTF-8 text"}[path.suffix]
+        raise BucketError(f"bucket file {path} is not valid {kind}: {error}") from error
+    if not isinstance(data, dict):
+        raise BucketError(f"bucket file {path} must hold a table with the keys prefill and decode")
+    grids = {}
+    for phase, value in data.items():
+        check_phase(phase)
+        grids[phase] = _file_grid(phase, value, limits)
+    return grids
+
+
+def format_file(ladder: BucketLadder, suffix: str, comment: str = "") -> str:
+    """Text of a .toml or .json bucket file that `parse_spec` reads back; `comment` only goes into TOML."""
+    pairs = {phase: [[b.batch, b.seq] for b in getattr(ladder, phase)] for phase in LADDER_PHASES}
+    if suffix == ".json":
+        rows = [f'  "{phase}": {json.dumps(items)}' for phase, items in pairs.items()]
+        return "{\n" + ",\n".join(rows) + "\n}\n"
+    lines = [f"# {line}" for line in comment.splitlines()]
+    for phase, items in pairs.items():
+        lines += [f"{phase} = [", *(f"  [{batch}, {seq}]," for batch, seq in items), "]"]
+    return "\n".join(lines) + "\n"
+
+
+def write_file(path: Path, ladder: BucketLadder, comment: str = "") -> None:
+    """Writes a .toml or .json bucket file in one step. Raises BucketError for another suffix or a failed write."""
+    if path.suffix not in (".toml", ".json"):
+        raise BucketError(
+            f"bucket file {path} must end in .toml or .json to be written; the spec reads {FILE_SUFFIXES}"
+        )
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(format_file(ladder, path.suffix, comment), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise BucketError(f"cannot write bucket file {path}: {error.strerror or error}") from error
+
+
+def _file_grid(phase: str, value: Any, limits: Limits) -> Pairs:
+    if isinstance(value, str):
+        return parse_grid(phase, value.strip(), limits)
+    if isinstance(value, dict):
+        if set(value) != {"batch", "seq"}:
+            raise BucketError(
+                f"{phase} in the bucket file has the keys {short(', '.join(value))}: give exactly batch and seq"
+            )
+        batches = parse_axis(value["batch"], batch_axis(limits)) if isinstance(value["batch"], str) else None
+        seqs = parse_axis(value["seq"], seq_axis(limits)) if isinstance(value["seq"], str) else None
+        return grid_of(phase, batches or _listed(value["batch"]), seqs or _listed(value["seq"]))
+    if isinstance(value, list):
+        pairs = []
+        for item in value:
+            if not (isinstance(item, list) and len(item) == 2):
+                raise BucketError(f"{short(str(item))} under {phase} in the bucket file is not a [batch, seq] pair")
+            pairs.append((sizes_of(item[:1], item)[0], sizes_of(item[1:], item)[0]))
+        return pairs
+    raise BucketError(f"{phase} in the bucket file is {short(str(value))}: give a text, a table or a list of pairs")
+
+
+def _listed(value: Any) -> tuple[int, ...]:
+    return sizes_of(value if isinstance(value, list) else [value], value)
