@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 _KEYS = ("prompt", "prompt_token_ids", "messages")
+_MORE_KEYS = ("tools",)
 
 
 class PromptError(ValueError):
@@ -17,11 +18,12 @@ class PromptError(ValueError):
 
 @dataclass(frozen=True)
 class Prompt:
-    """Exactly one of the three is set: a text, token ids, or the messages of a conversation."""
+    """Exactly one of the three is set: a text, token ids, or the messages of a conversation, which may have tools."""
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     messages: tuple[dict[str, Any], ...] | None = None
+    tools: tuple[dict[str, Any], ...] | None = None
 
     def as_record(self) -> dict[str, Any]:
         """The prompt's part of an output line; equal records mean the same prompt."""
@@ -30,6 +32,8 @@ class Prompt:
             record["prompt_token_ids"] = list(self.token_ids)
         if self.messages is not None:
             record["messages"] = list(self.messages)
+        if self.tools is not None:
+            record["tools"] = list(self.tools)
         return record
 
     def as_chat(self) -> tuple[dict[str, Any], ...] | None:
@@ -63,7 +67,10 @@ def parse_lines(lines: Iterable[str]) -> list[Prompt]:
 
 
 def parse_jsonl(lines: Iterable[str], name: str) -> list[Prompt]:
-    """A JSON object a line with `prompt`, `prompt_token_ids` or `messages`. Raises PromptError naming the line."""
+    """A JSON object a line with `prompt`, `prompt_token_ids`, or `messages` and perhaps `tools`.
+
+    Raises PromptError naming the line.
+    """
     prompts = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -80,12 +87,16 @@ def parse_jsonl(lines: Iterable[str], name: str) -> list[Prompt]:
 def _from_record(record: Any, where: str) -> Prompt:
     if not isinstance(record, dict):
         raise PromptError(f'{where} is not a JSON object: write {{"prompt": …}}')
-    unknown = [key for key in record if key not in _KEYS]
+    unknown = [key for key in record if key not in _KEYS + _MORE_KEYS]
     if unknown:
         raise PromptError(f"{where} has the unknown key {unknown[0]!r}: use one of {', '.join(_KEYS)}")
-    if len(record) != 1:
-        raise PromptError(f"{where} has {len(record)} keys: give exactly one of {', '.join(_KEYS)}")
-    key, value = next(iter(record.items()))
+    keys = [key for key in record if key in _KEYS]
+    if len(keys) != 1:
+        raise PromptError(f"{where} has {len(keys)} prompts: give exactly one of {', '.join(_KEYS)}")
+    key = keys[0]
+    value, tools = record[key], record.get("tools")
+    if "tools" in record and key != "messages":
+        raise PromptError(f"{where} has tools beside {key}: they belong to messages")
     if key == "prompt":
         if not isinstance(value, str) or not value:
             raise PromptError(f"{where}: prompt {value!r} is not a non-empty text")
@@ -99,4 +110,6 @@ def _from_record(record: Any, where: str) -> Prompt:
         return Prompt(token_ids=tuple(value))
     if not all(isinstance(message, dict) for message in value):
         raise PromptError(f"{where}: messages must be objects with role and content")
-    return Prompt(messages=tuple(value))
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise PromptError(f"{where}: tools must be a list of objects, each the JSON schema of a function")
+    return Prompt(messages=tuple(value), tools=None if tools is None else tuple(tools))

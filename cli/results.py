@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from .prompts import Prompt
+from .run_identity import difference
 
 
 class ResultsError(RuntimeError):
@@ -16,35 +18,43 @@ class ResultsError(RuntimeError):
 
 
 class ResultsFile:
-    """Writes one JSON line a prompt to `path`, in input order.
+    """Writes one JSON line a prompt to `path`, in input order, and `identity` beside it (`path` + ".run").
 
     The file always holds the results 0 … k-1. A result that finishes before its predecessors goes to a side file
     (`path` + ".partial") until they are there; the side file is removed when all are. Every line is fsynced before
-    `add` returns. With resume, both files are read, checked against the prompts, and continued; a line that an
-    interruption tore is dropped. Raises ResultsError.
+    `add` returns, so a killed run keeps what it finished. Nothing on disk changes before the first `add`.
+
+    With resume the files are read, checked against identity and prompts, and continued: a line that an interruption
+    tore and requests that failed run again. Raises ResultsError.
     """
 
-    def __init__(self, path: Path, prompts: Sequence[Prompt], *, resume: bool = False, overwrite: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        prompts: Sequence[Prompt],
+        identity: Mapping[str, Any],
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+    ) -> None:
         self.path = path
         self.partial_path = path.with_name(path.name + ".partial")
+        self.run_path = path.with_name(path.name + ".run")
         self._prompts = prompts
+        self._identity = identity
         self._waiting: dict[int, dict[str, Any]] = {}
         self._next = 0
+        self._keep_bytes = 0
         self._partial: TextIO | None = None
         self._file: TextIO | None = None
         exists = any(file.exists() and file.stat().st_size > 0 for file in (path, self.partial_path))
         if exists and not resume and not overwrite:
             raise ResultsError(f"{path} exists: pass --resume to continue it or --overwrite to replace it")
-        keep_bytes = self._read_existing() if exists and resume else 0
-        if not resume:
-            self.partial_path.unlink(missing_ok=True)
-        try:
-            self._file = path.open("r+" if path.exists() else "w", encoding="utf-8", newline="\n")
-            self._file.truncate(keep_bytes)
-            self._file.seek(0, os.SEEK_END)
-        except OSError as error:
-            raise ResultsError(f"cannot write {path}: {error.strerror or error}") from error
-        self._advance()
+        if not os.access(path if path.exists() else path.parent, os.W_OK) or path.is_dir():
+            raise ResultsError(f"cannot write {path}: name a file in a directory that exists and may be written to")
+        if exists and resume:
+            self._check_identity()
+            self._read_existing()
 
     @property
     def finished(self) -> frozenset[int]:
@@ -53,8 +63,10 @@ class ResultsFile:
 
     def add(self, record: dict[str, Any]) -> None:
         """Stores the result of prompt record["index"]. Raises ResultsError when the disk does not take it."""
-        self._waiting[record["index"]] = record
         try:
+            if self._file is None:
+                self._start()
+            self._waiting[record["index"]] = record
             if record["index"] != self._next:
                 if self._partial is None:
                     self._partial = self.partial_path.open("a", encoding="utf-8", newline="\n")
@@ -68,8 +80,23 @@ class ResultsFile:
         for file in (self._file, self._partial):
             if file is not None:
                 file.close()
-        if not self._waiting:
+        if self._file is not None and not self._waiting:
             self.partial_path.unlink(missing_ok=True)
+
+    def _start(self) -> None:
+        """Opens the files, without what is torn or runs again; at every moment they can be resumed from."""
+        self._file = self.path.open("r+" if self.path.exists() else "w", encoding="utf-8", newline="\n")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ResultsError(f"another llmc run writes {self.path}: wait for it, or name another file") from None
+        if self._waiting or self.partial_path.exists():
+            _replace(self.partial_path, self._waiting.values())
+        self._file.truncate(self._keep_bytes)
+        self._file.seek(0, os.SEEK_END)
+        os.fsync(self._file.fileno())
+        _replace(self.run_path, [self._identity])
+        self._advance()
 
     def _advance(self) -> None:
         assert self._file is not None
@@ -78,30 +105,40 @@ class ResultsFile:
             del self._waiting[self._next]
             self._next += 1
 
-    def _read_existing(self) -> int:
-        """Takes over what the files hold; returns the bytes of `path` that are whole lines."""
-        keep_bytes = 0
-        for record, end in _read_lines(self.path):
+    def _check_identity(self) -> None:
+        try:
+            before = json.loads(self.run_path.read_bytes())
+        except FileNotFoundError:
+            raise ResultsError(
+                f"{self.path} has no {self.run_path.name} beside it that says how it was made: pass --overwrite to "
+                "replace it"
+            ) from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise ResultsError(f"cannot read {self.run_path}: pass --overwrite to replace the results") from error
+        differs = difference(before, self._identity)
+        if differs is not None:
+            raise ResultsError(f"{self.path} was made with {differs}: resume with the same, or pass --overwrite")
+
+    def _read_existing(self) -> None:
+        """Takes over what the files hold; requests that failed run again."""
+        for position, (record, end) in enumerate(_read_lines(self.path)):
             self._check(record, self.path)
-            if record["index"] != self._next:
+            if record["index"] != position:
                 raise ResultsError(
-                    f"{self.path} has index {record['index']} where {self._next} belongs: it was not written by "
+                    f"{self.path} has index {record['index']} where {position} belongs: it was not written by "
                     "llmc run, pass --overwrite to replace it"
                 )
-            self._next += 1
-            keep_bytes = end
+            if "error" in record:
+                continue
+            if position == self._next:
+                self._next += 1
+                self._keep_bytes = end
+            else:
+                self._waiting[position] = record
         for record, _ in _read_lines(self.partial_path):
             self._check(record, self.partial_path)
-            if record["index"] >= self._next:
+            if record["index"] >= self._next and "error" not in record:
                 self._waiting[record["index"]] = record
-        # Rewritten without a torn last line, so that appending stays safe.
-        if self.partial_path.exists():
-            side = self.partial_path.with_name(self.partial_path.name + ".new")
-            with side.open("w", encoding="utf-8", newline="\n") as file:
-                for record in self._waiting.values():
-                    _append(file, record)
-            os.replace(side, self.partial_path)
-        return keep_bytes
 
     def _check(self, record: dict[str, Any], path: Path) -> None:
         index = record.get("index")
@@ -118,8 +155,22 @@ class ResultsFile:
             )
 
 
-def _append(file: TextIO, record: dict[str, Any]) -> None:
-    file.write(json.dumps(record, ensure_ascii=False) + "\n")
+def _replace(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Writes a file of JSON lines in one step."""
+    new = path.with_name(path.name + ".new")
+    with new.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(_line(record) for record in records)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+def _append(file: TextIO, record: Mapping[str, Any]) -> None:
+    file.write(_line(record))
     file.flush()
     os.fsync(file.fileno())
 

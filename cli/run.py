@@ -43,7 +43,9 @@ def run_command(
     model: Path = typer.Argument(..., metavar="ARTIFACT_OR_MODEL", help="Artifact, or model directory to compile."),
     prompt: list[str] = typer.Option([], metavar="TEXT", help="A prompt; may be repeated."),
     prompts: Path | None = typer.Option(
-        None, metavar="FILE", help="FILE.txt (a prompt a line) or FILE.jsonl (prompt, prompt_token_ids or messages)."
+        None,
+        metavar="FILE",
+        help="FILE.txt (a prompt a line) or FILE.jsonl (prompt, prompt_token_ids, or messages and tools).",
     ),
     chat: bool = typer.Option(False, "--chat", help="Apply the chat template; a prompt is the user's message."),
     output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE.jsonl", help="Write results there."),
@@ -92,6 +94,7 @@ def run_command(
     from llmc.runtime.llm import LLM
 
     from .results import ResultsFile
+    from .run_identity import run_identity
 
     if (model / "graphs.bin").is_file() or quiet:
         artifact = artifact_path(model)
@@ -110,9 +113,11 @@ def run_command(
             prefix_cache=prefix_cache,
             miss_policy=miss_policy,
         ) as llm:
+            params = llm.default_params(**sampling)
             if output is not None:
-                results = ResultsFile(output, items, resume=resume, overwrite=overwrite)
-            outputs, summary = run_prompts(llm, items, llm.default_params(**sampling), results, chat=chat, quiet=quiet)
+                identity = run_identity(artifact, items, params, chat=chat)
+                results = ResultsFile(output, items, identity, resume=resume, overwrite=overwrite)
+            outputs, summary = run_prompts(llm, items, params, results, chat=chat, quiet=quiet)
     except KeyboardInterrupt:
         if results is not None and not quiet:
             done = len(results.finished)
@@ -221,7 +226,7 @@ def _model_input(llm: LLM, item: Prompt, chat: bool) -> Any:
     if item.token_ids is not None:
         return list(item.token_ids)
     conversation = item.as_chat()
-    return llm.encode_chat(conversation) if chat and conversation is not None else item.text
+    return llm.encode_chat(conversation, tools=item.tools) if chat and conversation is not None else item.text
 
 
 def as_record(index: int, item: Prompt, output: RequestOutput) -> dict[str, Any]:
