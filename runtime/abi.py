@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sysconfig
-from ctypes import POINTER, c_char, c_char_p, c_float, c_int32, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
 ABI_VERSION = 1
@@ -91,6 +91,14 @@ class ReplayStats(ctypes.Structure):
         ("total_ns", c_uint64),
         ("kernel_ns", c_uint64),
         ("family_ns", c_uint64 * 8),
+        ("barrier_ns", c_uint64),
+    ]
+
+
+class ProbeOptions(ctypes.Structure):
+    _fields_ = [
+        *[(name, c_uint32) for name in ("struct_size", "num_threads", "pin_threads", "reserved")],
+        ("read_bytes", c_uint64),
     ]
 
 
@@ -197,6 +205,13 @@ class EngineStats(ctypes.Structure):
                 "step_ns",
                 "replay_ns",
                 "sample_ns",
+                "schedule_ns",
+                "prepare_ns",
+                "kernel_ns",
+                "barrier_ns",
+                "decode_step_ns",
+                "decode_kernel_ns",
+                "decode_barrier_ns",
             )
         ],
     ]
@@ -212,6 +227,9 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_replayer_run": [c_void_p, c_uint32, POINTER(Batch), F32P, c_uint64, _E],
     "llmc_replayer_set_profiling": [c_void_p, c_uint32, _E],
     "llmc_replayer_get_stats": [c_void_p, POINTER(ReplayStats), _E],
+    "llmc_replayer_get_command_times": [c_void_p, c_uint32, U64P, U64P, U64P, c_uint64, U64P, _E],
+    "llmc_probe_create": [POINTER(ProbeOptions), POINTER(c_void_p), _E],
+    "llmc_probe_measure": [c_void_p, c_uint32, c_double, POINTER(c_double), _E],
     "llmc_engine_create": [c_void_p, POINTER(EngineOptions), POINTER(c_void_p), _E],
     "llmc_engine_submit": [c_void_p, POINTER(Request), U64P, _E],
     "llmc_engine_cancel": [c_void_p, c_uint64, _E],
@@ -226,6 +244,8 @@ _VOID_FUNCTIONS: dict[str, list[object]] = {
     "llmc_artifact_close": [c_void_p],
     "llmc_replayer_options_init": [POINTER(ReplayerOptions)],
     "llmc_replayer_destroy": [c_void_p],
+    "llmc_probe_options_init": [POINTER(ProbeOptions)],
+    "llmc_probe_destroy": [c_void_p],
     "llmc_batch_init": [POINTER(Batch)],
     "llmc_engine_options_init": [POINTER(EngineOptions)],
     "llmc_engine_destroy": [c_void_p],

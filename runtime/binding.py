@@ -83,13 +83,14 @@ class GraphInfo:
 
 @dataclasses.dataclass(frozen=True)
 class ReplayStats:
-    """Wall time; `kernel_ns` and `family_ns` are thread 0's, counted only while profiling is on."""
+    """Wall time over all replays; of it, on thread 0, time in kernels (by family) and waiting for other threads."""
 
     num_threads: int
     num_replays: int
     total_ns: int
     kernel_ns: int
     family_ns: dict[str, int]
+    barrier_ns: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +154,13 @@ class EngineStats:
     step_ns: int
     replay_ns: int
     sample_ns: int
+    schedule_ns: int
+    prepare_ns: int
+    kernel_ns: int
+    barrier_ns: int
+    decode_step_ns: int
+    decode_kernel_ns: int
+    decode_barrier_ns: int
 
 
 @functools.cache
@@ -269,6 +277,7 @@ class Replayer(_Handle):
     def __init__(self, artifact: Artifact, num_threads: int = 0, num_blocks: int = 0, pin_threads: bool = True) -> None:
         super().__init__()
         self._vocab_size = artifact.info.vocab_size
+        self._max_commands = max(graph.num_commands for graph in artifact.graphs())
         options = abi.ReplayerOptions()
         library().llmc_replayer_options_init(byref(options))
         options.num_threads, options.num_blocks, options.pin_threads = num_threads, num_blocks, int(pin_threads)
@@ -315,8 +324,18 @@ class Replayer(_Handle):
         return logits
 
     def set_profiling(self, on: bool) -> None:
-        """Measures the time in kernels by family from now on; costs two clock reads a command."""
+        """Notes from now on when each thread runs each command, for command_times()."""
         _call("llmc_replayer_set_profiling", self.pointer, int(on))
+
+    def command_times(self, thread: int) -> npt.NDArray[np.uint64]:
+        """The last replay on one thread: [commands, 3], nanoseconds since the replay began.
+
+        The columns: the kernel starts, the kernel ends, the thread leaves the barrier behind it (without one: as before).
+        """
+        times, count = np.empty((3, self._max_commands), np.uint64), c_uint64()
+        columns = [column.ctypes.data_as(abi.U64P) for column in times]
+        _call("llmc_replayer_get_command_times", self.pointer, thread, *columns, self._max_commands, byref(count))
+        return times[:, : count.value].T
 
     @property
     def stats(self) -> ReplayStats:

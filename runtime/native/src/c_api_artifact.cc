@@ -55,8 +55,6 @@ llmc_status llmc_artifact_open(const char* path, llmc_artifact** out, llmc_error
   });
 }
 
-void llmc_artifact_close(llmc_artifact* artifact) { delete artifact; }
-
 llmc_status llmc_artifact_get_info(const llmc_artifact* artifact, llmc_artifact_info* info, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
     if (!artifact) return NullArgument("artifact");
@@ -189,7 +187,7 @@ llmc_status llmc_replayer_run(llmc_replayer* replayer, uint32_t graph, const llm
 llmc_status llmc_replayer_set_profiling(llmc_replayer* replayer, uint32_t on, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
     if (!replayer) return NullArgument("replayer");
-    replayer->device->set_profiling(on != 0);
+    replayer->device->SetProfiling(on != 0);
     return Status::Ok();
   });
 }
@@ -204,8 +202,39 @@ llmc_status llmc_replayer_get_stats(const llmc_replayer* replayer, llmc_replay_s
     value.num_replays = from.num_replays;
     value.total_ns = from.total_ns;
     value.kernel_ns = from.kernel_ns;
+    value.barrier_ns = from.barrier_ns;
     std::copy(from.family_ns.begin(), from.family_ns.end(), value.family_ns);
     CopyOut(value, stats);
+    return Status::Ok();
+  });
+}
+
+llmc_status llmc_replayer_get_command_times(const llmc_replayer* replayer, uint32_t thread, uint64_t* start_ns,
+                                            uint64_t* end_ns, uint64_t* leave_ns, uint64_t capacity, uint64_t* count,
+                                            llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (!replayer) return NullArgument("replayer");
+    if (!count) return NullArgument("count");
+    if (capacity && (!start_ns || !end_ns || !leave_ns)) return NullArgument("start_ns, end_ns or leave_ns");
+    const llmc::CpuDevice& device = *replayer->device;
+    if (thread >= device.num_threads()) {
+      return Status::Error(LLMC_ERR_OUT_OF_RANGE, "thread " + std::to_string(thread) + " does not exist; the team has " +
+                                                      std::to_string(device.num_threads()));
+    }
+    const uint32_t commands = device.num_profiled();
+    if (commands == 0) {
+      return Status::Error(LLMC_ERR_NOT_FOUND,
+                           "the last replay was not profiled; call llmc_replayer_set_profiling before it");
+    }
+    if (capacity < commands) {
+      return Status::Error(LLMC_ERR_OUT_OF_RANGE, "capacity is " + std::to_string(capacity) + " but the graph has " +
+                                                      std::to_string(commands) + " commands; pass larger arrays");
+    }
+    for (uint32_t i = 0; i < commands; ++i) {
+      const llmc::CommandTime time = device.Profiled(thread, i);
+      start_ns[i] = time.start, end_ns[i] = time.end, leave_ns[i] = time.leave;
+    }
+    *count = commands;
     return Status::Ok();
   });
 }

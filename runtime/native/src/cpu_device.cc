@@ -1,19 +1,14 @@
 #include "cpu_device.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <string>
 #include <utility>
 
+#include "ticks.h"
+
 namespace llmc {
 namespace {
-
-uint64_t NowNs() {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-          .count());
-}
 
 using I64 = const int64_t*;
 using P = void*;
@@ -227,38 +222,99 @@ void CpuDevice::CopyInputs(const BatchView& b) {
   scalars_[4] = num_blocks_;
 }
 
-template <bool kProfile>
 void CpuDevice::Walk(uint32_t thread, uint32_t num_threads) {
   const int64_t* scalars = scalars_;
   const int32_t task = static_cast<int32_t>(thread), num_tasks = static_cast<int32_t>(num_threads);
   for (const Step* step = current_.begin; step != current_.end; ++step) {
-    const uint64_t start = kProfile && thread == 0 ? NowNs() : 0;
     Call(step->function, step->buffers, scalars, task, num_tasks, step->num_buffers);
-    if (kProfile && thread == 0) stats_.family_ns[step->family] += NowNs() - start;
     if (step->barrier) team_->Barrier(thread);
   }
 }
 
+// As Walk, on thread 0 and, while profiling, on every thread.
+void CpuDevice::WalkTimed(uint32_t thread, uint32_t num_threads) {
+  const int64_t* scalars = scalars_;
+  const int32_t task = static_cast<int32_t>(thread), num_tasks = static_cast<int32_t>(num_threads);
+  CommandTime* times = profile_.empty() ? nullptr : profile_.data() + thread * profile_stride_;
+  auto ticks = ticks_;
+  for (const Step* from = current_.begin; from != current_.end; ++from) {
+    const Step step = *from;  // before the clock is read: fetching a command is overhead
+    const uint64_t start = Ticks();
+    Call(step.function, step.buffers, scalars, task, num_tasks, step.num_buffers);
+    const uint64_t end = Ticks();
+    uint64_t leave = end;
+    if (step.barrier) {
+      team_->Barrier(thread);
+      leave = Ticks();
+    }
+    ticks.family[step.family] += end - start;
+    ticks.barrier += leave - end;
+    ticks.done = leave;
+    if (times) *times++ = {start, end, leave};
+  }
+  if (thread == 0) ticks_ = ticks;
+}
+
 Status CpuDevice::Replay(const BatchView& batch, const float** logits) {
+  const uint64_t start_ns = MonotonicNs(), start = Ticks();
   LLMC_RETURN_IF_ERROR(Check(batch));
-  const uint64_t start = NowNs();
   CopyInputs(batch);
   current_ = graphs_[batch.graph];
-  const Team::Job plain = [](void* self, uint32_t thread, uint32_t num_threads) {
-    static_cast<CpuDevice*>(self)->Walk<false>(thread, num_threads);
-  };
-  const Team::Job profiled = [](void* self, uint32_t thread, uint32_t num_threads) {
-    static_cast<CpuDevice*>(self)->Walk<true>(thread, num_threads);
-  };
-  team_->Run(profiling_ ? profiled : plain, this);
-  stats_.num_replays += 1;
-  stats_.total_ns += NowNs() - start;
-  if (profiling_) {
-    stats_.kernel_ns = 0;
-    for (uint64_t ns : stats_.family_ns) stats_.kernel_ns += ns;
-  }
+  ticks_ = {};
+  team_->Run(
+      [](void* self, uint32_t thread, uint32_t num_threads) {
+        CpuDevice& device = *static_cast<CpuDevice*>(self);
+        if (thread == 0 || !device.profile_.empty()) {
+          device.WalkTimed(thread, num_threads);
+        } else {
+          device.Walk(thread, num_threads);
+        }
+      },
+      this);
+  const uint64_t end = Ticks();
+  Account(start, end, MonotonicNs() - start_ns);
   *logits = logits_;
   return Status::Ok();
+}
+
+// The clock's nanoseconds of this replay say what its ticks are worth. Everything is rounded down, so parts never
+// exceed the whole.
+void CpuDevice::Account(uint64_t start, uint64_t end, uint64_t ns) {
+  ns_per_tick_ = end > start ? static_cast<double>(ns) / static_cast<double>(end - start) : 0;
+  const auto to_ns = [this](uint64_t ticks) { return static_cast<uint64_t>(static_cast<double>(ticks) * ns_per_tick_); };
+  last_ = {};
+  for (uint32_t family = 0; family < kNumFamilies; ++family) {
+    const uint64_t family_ns = to_ns(ticks_.family[family]);
+    stats_.family_ns[family] += family_ns;
+    last_.kernel_ns += family_ns;
+  }
+  // The team meets at the end of the job, after the last command.
+  last_.barrier_ns = to_ns(ticks_.barrier + (end - ticks_.done));
+  stats_.num_replays += 1;
+  stats_.total_ns += ns;
+  stats_.kernel_ns += last_.kernel_ns;
+  stats_.barrier_ns += last_.barrier_ns;
+  num_profiled_ = profile_.empty() ? 0 : static_cast<uint32_t>(current_.end - current_.begin);
+  profile_start_ = start;
+}
+
+void CpuDevice::SetProfiling(bool on) {
+  std::size_t longest = 0;
+  for (const StepRange& graph : graphs_) {
+    longest = std::max(longest, static_cast<std::size_t>(graph.end - graph.begin));
+  }
+  // Threads write side by side: keep them a line apart.
+  profile_stride_ = longest + 128 / sizeof(CommandTime) + 1;
+  profile_ = std::vector<CommandTime>(on ? profile_stride_ * num_threads() : 0);
+  num_profiled_ = 0;
+}
+
+CommandTime CpuDevice::Profiled(uint32_t thread, uint32_t index) const {
+  const CommandTime& ticks = profile_[thread * profile_stride_ + index];
+  const auto to_ns = [this](uint64_t at) {
+    return at > profile_start_ ? static_cast<uint64_t>(static_cast<double>(at - profile_start_) * ns_per_tick_) : 0;
+  };
+  return {to_ns(ticks.start), to_ns(ticks.end), to_ns(ticks.leave)};
 }
 
 Status CpuDevice::Run(const StepBatch& b, const float** logits) {

@@ -12,11 +12,18 @@
 
 namespace llmc {
 
+// Sums over replays. Kernels and barriers are those of thread 0: what is left of total_ns is overhead.
 struct ReplayStats {
   uint64_t num_replays = 0;
   uint64_t total_ns = 0;
   uint64_t kernel_ns = 0;
+  uint64_t barrier_ns = 0;
   std::array<uint64_t, kNumFamilies> family_ns{};
+};
+
+// One command on one thread: the kernel ran from start to end, then the thread waited until leave.
+struct CommandTime {
+  uint64_t start, end, leave;
 };
 
 // A StepBatch as plain pointers, so that callers keep their own storage.
@@ -34,12 +41,18 @@ class CpuDevice final : public Device {
   uint32_t num_blocks() const override { return num_blocks_; }
   uint32_t num_threads() const override { return team_->num_threads(); }
   Status Run(const StepBatch& batch, const float** logits) override;
+  ReplayTime last_replay() const override { return last_; }
   Status CopyBlock(uint32_t from, uint32_t to) override;
 
   // As Run; on failure nothing ran.
   Status Replay(const BatchView& batch, const float** logits);
-  void set_profiling(bool on) { profiling_ = on; }
   const ReplayStats& stats() const { return stats_; }
+  // While on, every thread notes the time of every command. Allocates; throws std::bad_alloc.
+  void SetProfiling(bool on);
+  // Commands of the last replay, if it was profiled; else 0.
+  uint32_t num_profiled() const { return num_profiled_; }
+  // Command `index` of the last replay on `thread`, in nanoseconds since the replay began.
+  CommandTime Profiled(uint32_t thread, uint32_t index) const;
 
  private:
   // A command with every pointer resolved.
@@ -59,8 +72,9 @@ class CpuDevice final : public Device {
   void* OperandAddress(const OperandRecord& operand) const;
   Status Check(const BatchView& batch) const;
   void CopyInputs(const BatchView& batch);
-  template <bool kProfile>
   void Walk(uint32_t thread, uint32_t num_threads);
+  void WalkTimed(uint32_t thread, uint32_t num_threads);
+  void Account(uint64_t start, uint64_t end, uint64_t ns);
 
   std::shared_ptr<const Artifact> artifact_;
   std::unique_ptr<Team> team_;
@@ -75,8 +89,19 @@ class CpuDevice final : public Device {
   // The step being replayed.
   int64_t scalars_[8] = {};
   StepRange current_{};
-  bool profiling_ = false;
+  struct {  // thread 0's, in ticks
+    std::array<uint64_t, kNumFamilies> family;
+    uint64_t barrier, done;
+  } ticks_{};
   ReplayStats stats_;
+  ReplayTime last_;
+
+  // Profiling: [thread][command], in ticks; empty while it is off.
+  std::vector<CommandTime> profile_;
+  std::size_t profile_stride_ = 0;
+  uint32_t num_profiled_ = 0;
+  uint64_t profile_start_ = 0;
+  double ns_per_tick_ = 0;
 };
 
 const ModelShape& ArtifactModelShape(const llmc_artifact* artifact);

@@ -32,6 +32,12 @@ struct StepBatch {
   std::vector<int32_t> input_ids, positions, slot_mapping, block_tables, context_lens, query_start, sample_index;
 };
 
+// Where the time of a replay went on thread 0; the rest of its wall time is overhead.
+struct ReplayTime {
+  uint64_t kernel_ns = 0;
+  uint64_t barrier_ns = 0;  // waiting for the other threads
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -41,6 +47,8 @@ class Device {
   virtual uint32_t num_threads() const = 0;
   // Replays batch.graph. *logits points to num_samples × vocab_size floats, valid until the next call.
   virtual Status Run(const StepBatch& batch, const float** logits) = 0;
+  // Of the last Run; zero on a device that does not measure.
+  virtual ReplayTime last_replay() const { return {}; }
   // Copies one KV block of every layer (copy-on-write).
   virtual Status CopyBlock(uint32_t from, uint32_t to) = 0;
 };

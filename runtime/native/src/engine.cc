@@ -1,17 +1,12 @@
 #include "engine.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
+
+#include "clock.h"
 
 namespace llmc {
 namespace {
-
-uint64_t NowNs() {
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                   std::chrono::steady_clock::now().time_since_epoch())
-                                   .count());
-}
 
 bool Contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
@@ -175,9 +170,11 @@ Status Engine::CheckIntegrity() const {
 
 Status Engine::Step(bool* progressed) {
   std::lock_guard<std::mutex> step_lock(step_mutex_);
-  const uint64_t begin = NowNs();
+  const uint64_t begin = MonotonicNs();
   TakeInbox();
   scheduler_.Schedule(&plan_);
+  const uint64_t scheduled = MonotonicNs();
+  counters_.schedule_ns += scheduled - begin;
   for (Sequence* s : plan_.misses) EndRequest(s->request, LLMC_EVENT_FAILED, LLMC_FINISH_ERROR, LLMC_ERR_BUCKET_MISS);
   // A missed request may have had other sequences in the plan: then this plan is void and the next step plans anew.
   const bool run = !plan_.items.empty() && plan_.misses.empty();
@@ -185,10 +182,11 @@ Status Engine::Step(bool* progressed) {
   Status status;
   if (run || !plan_.copies.empty()) {
     Prepare();
-    const uint64_t replay = NowNs();
+    const uint64_t replay = MonotonicNs();
+    counters_.prepare_ns += replay - scheduled;
     const float* logits = nullptr;
     status = Run(run, &logits);
-    const uint64_t sample = NowNs();
+    const uint64_t sample = MonotonicNs();
     counters_.replay_ns += sample - replay;
     if (!status.ok()) {
       FailAll(status.code);
@@ -196,12 +194,25 @@ Status Engine::Step(bool* progressed) {
       scheduler_.Commit(plan_);
       Sample(logits);
       Postprocess();
-      counters_.sample_ns += NowNs() - sample;
+      counters_.sample_ns += MonotonicNs() - sample;
     }
   }
-  counters_.step_ns += NowNs() - begin;
+  CountTime(run && status.ok(), MonotonicNs() - begin);
   Publish(run && status.ok());
   return status;
+}
+
+void Engine::CountTime(bool stepped, uint64_t step_ns) {
+  llmc_engine_stats& c = counters_;
+  c.step_ns += step_ns;
+  if (!stepped) return;
+  const ReplayTime time = device_->last_replay();
+  c.kernel_ns += time.kernel_ns;
+  c.barrier_ns += time.barrier_ns;
+  if (plan_.prefill) return;
+  c.decode_step_ns += step_ns;
+  c.decode_kernel_ns += time.kernel_ns;
+  c.decode_barrier_ns += time.barrier_ns;
 }
 
 void Engine::TakeInbox() {
@@ -378,7 +389,7 @@ llmc_event Engine::MakeEvent(const Sequence& s, uint32_t output_index, uint32_t 
   event.num_prompt_tokens = s.num_prompt;
   event.num_cached_tokens = s.num_cached;
   event.num_output_tokens = static_cast<uint32_t>(s.tokens.size()) - s.num_prompt;
-  event.time_ns = NowNs();
+  event.time_ns = MonotonicNs();
   return event;
 }
 

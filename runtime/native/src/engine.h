@@ -64,6 +64,7 @@ class Engine {
   static void SetSample(const SampleResult& sample, llmc_event* event);
   void EndRequest(Request* request, uint32_t kind, uint32_t reason, llmc_status code);
   void FailAll(llmc_status code);
+  void CountTime(bool stepped, uint64_t step_ns);
   void Publish(bool stepped);
   llmc_event MakeEvent(const Sequence& sequence, uint32_t output_index, uint32_t kind) const;
 

@@ -107,9 +107,10 @@ typedef struct llmc_replay_stats {
   uint32_t struct_size;
   uint32_t num_threads;
   uint64_t num_replays;
-  uint64_t total_ns;              /* wall time inside replay */
-  uint64_t kernel_ns;             /* thread 0: time inside kernels (only while profiling is on) */
+  uint64_t total_ns;              /* wall time inside replay; what is in no field below is overhead */
+  uint64_t kernel_ns;             /* thread 0: time inside kernels */
   uint64_t family_ns[8];          /* the same by kernel family */
+  uint64_t barrier_ns;            /* thread 0: time waiting for the other threads */
 } llmc_replay_stats;
 
 LLMC_API llmc_status llmc_replayer_create(llmc_artifact *artifact, const llmc_replayer_options *options,
@@ -119,8 +120,35 @@ LLMC_API void llmc_replayer_destroy(llmc_replayer *replayer);
  * against the graph first; on failure nothing ran. */
 LLMC_API llmc_status llmc_replayer_run(llmc_replayer *replayer, uint32_t graph, const llmc_batch *batch, float *logits,
                                        uint64_t capacity, llmc_error *error);
+/* While on, every thread notes when it ran every command; costs three clock reads a command. */
 LLMC_API llmc_status llmc_replayer_set_profiling(llmc_replayer *replayer, uint32_t on, llmc_error *error);
 LLMC_API llmc_status llmc_replayer_get_stats(const llmc_replayer *replayer, llmc_replay_stats *stats, llmc_error *error);
+/* The last replay on one thread of the team, in nanoseconds since the replay began: command i ran from start_ns[i] to
+ * end_ns[i], then the thread waited at a barrier until leave_ns[i]. Arrays of `capacity` commands. LLMC_ERR_NOT_FOUND
+ * when that replay was not profiled. */
+LLMC_API llmc_status llmc_replayer_get_command_times(const llmc_replayer *replayer, uint32_t thread, uint64_t *start_ns,
+                                                     uint64_t *end_ns, uint64_t *leave_ns, uint64_t capacity,
+                                                     uint64_t *count, llmc_error *error);
+
+/* ---- probe: the limits of this machine, measured ---------------------------------------------------------- */
+typedef struct llmc_probe llmc_probe;
+
+enum { LLMC_LIMIT_READ = 0, LLMC_LIMIT_F32 = 1, LLMC_LIMIT_BF16 = 2, LLMC_LIMIT_INT8 = 3 };
+
+typedef struct llmc_probe_options {
+  uint32_t struct_size;
+  uint32_t num_threads;           /* 0: every CPU this process may use */
+  uint32_t pin_threads;           /* 1: pin each thread to one allowed CPU (default) */
+  uint32_t reserved;
+  uint64_t read_bytes;            /* memory that LLMC_LIMIT_READ reads, default 512 MiB; far more than the caches */
+} llmc_probe_options;
+LLMC_API void llmc_probe_options_init(llmc_probe_options *options);
+LLMC_API llmc_status llmc_probe_create(const llmc_probe_options *options, llmc_probe **out, llmc_error *error);
+LLMC_API void llmc_probe_destroy(llmc_probe *probe);
+/* Keeps all threads busy for about `seconds` (at most 60). *rate: bytes a second read from memory (LLMC_LIMIT_READ), or
+ * operations a second, a multiply-add being two. LLMC_ERR_UNSUPPORTED_ISA when the CPU lacks the instructions. */
+LLMC_API llmc_status llmc_probe_measure(llmc_probe *probe, uint32_t limit, double seconds, double *rate,
+                                        llmc_error *error);
 
 /* ---- engine: continuous batching ------------------------------------------------------------------------- */
 typedef struct llmc_engine llmc_engine;
@@ -200,6 +228,9 @@ typedef struct llmc_engine_stats {
   uint64_t prompt_tokens, cached_tokens, output_tokens;
   uint64_t scheduled_tokens, padded_tokens;  /* valid tokens replayed; padding of the buckets they ran in */
   uint64_t step_ns, replay_ns, sample_ns;    /* wall time */
+  uint64_t schedule_ns, prepare_ns;          /* wall time before the replay: what to run, and its inputs */
+  uint64_t kernel_ns, barrier_ns;            /* of replay_ns on thread 0: in kernels; waiting for other threads */
+  uint64_t decode_step_ns, decode_kernel_ns, decode_barrier_ns; /* the same of decode steps; the rest is overhead */
 } llmc_engine_stats;
 
 /* All allocation happens here. The engine keeps a reference to the artifact. */
