@@ -10,8 +10,10 @@ from pathlib import Path
 
 ABI_VERSION = 1
 MAX_TOP_LOGPROBS = 20
+MAX_BUCKET_MISSES = 64
 
 I32P = POINTER(c_int32)
+U32P = POINTER(c_uint32)
 F32P = POINTER(c_float)
 U64P = POINTER(c_uint64)
 
@@ -151,6 +153,9 @@ class Request(ctypes.Structure):
         ("prompt_token_ids", I32P),
         ("num_prompt_tokens", c_uint64),
         ("sampling", SamplingParams),
+        ("guided", c_uint32),
+        ("num_prompt_logprobs", c_int32),
+        ("deadline_ns", c_uint64),
     ]
 
 
@@ -171,6 +176,9 @@ class Event(ctypes.Structure):
         ("top_token_ids", c_int32 * MAX_TOP_LOGPROBS),
         ("top_logprobs", c_float * MAX_TOP_LOGPROBS),
         ("time_ns", c_uint64),
+        ("position", c_uint32),
+        ("rank", c_uint32),
+        *[(name, c_uint64) for name in ("arrival_ns", "first_scheduled_ns", "first_token_ns")],
     ]
 
 
@@ -212,8 +220,24 @@ class EngineStats(ctypes.Structure):
                 "decode_step_ns",
                 "decode_kernel_ns",
                 "decode_barrier_ns",
+                "prefix_query_tokens",
+                "prefix_hit_tokens",
             )
         ],
+    ]
+
+
+class GraphStats(ctypes.Structure):
+    _fields_ = [
+        *[(name, c_uint32) for name in ("struct_size", "reserved")],
+        *[(name, c_uint64) for name in ("replays", "tokens", "padded_tokens", "replay_ns")],
+    ]
+
+
+class BucketMiss(ctypes.Structure):
+    _fields_ = [
+        *[(name, c_uint32) for name in ("struct_size", "phase", "num_seqs", "num_tokens", "num_blocks", "reserved")],
+        ("count", c_uint64),
     ]
 
 
@@ -233,9 +257,14 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_engine_create": [c_void_p, POINTER(EngineOptions), POINTER(c_void_p), _E],
     "llmc_engine_submit": [c_void_p, POINTER(Request), U64P, _E],
     "llmc_engine_cancel": [c_void_p, c_uint64, _E],
+    "llmc_engine_set_token_mask": [c_void_p, c_uint64, c_uint32, U32P, c_uint64, _E],
+    "llmc_engine_wait": [c_void_p, c_uint64, POINTER(c_uint32), _E],
+    "llmc_engine_warm_graph": [c_void_p, c_uint32, U64P, _E],
     "llmc_engine_step": [c_void_p, POINTER(c_uint32), _E],
     "llmc_engine_poll": [c_void_p, POINTER(Event), c_uint64, U64P, _E],
     "llmc_engine_get_stats": [c_void_p, POINTER(EngineStats), _E],
+    "llmc_engine_get_graph_stats": [c_void_p, POINTER(GraphStats), c_uint64, U64P, _E],
+    "llmc_engine_get_bucket_misses": [c_void_p, POINTER(BucketMiss), c_uint64, U64P, _E],
     "llmc_engine_get_graph_use": [c_void_p, U64P, U64P, c_uint64, _E],
     "llmc_engine_check_integrity": [c_void_p, _E],
 }

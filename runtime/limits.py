@@ -6,13 +6,13 @@ import ctypes
 from ctypes import byref, c_double, c_void_p
 
 from llmc.runtime import abi
-from llmc.runtime.binding import LlmcError, _call, _Handle, library
+from llmc.runtime.handle import Handle, LlmcError, call, library
 
 LIMITS = ("read", "f32", "bf16", "int8")
 UNSUPPORTED_ISA = 6
 
 
-class Probe(_Handle):
+class Probe(Handle):
     """Measures one limit at a time with `num_threads` threads (0: every CPU this process may use).
 
     Owns `read_bytes` of memory, which must be far more than the caches hold.
@@ -26,7 +26,7 @@ class Probe(_Handle):
         library().llmc_probe_options_init(byref(options))
         options.num_threads, options.pin_threads, options.read_bytes = num_threads, int(pin_threads), read_bytes
         pointer = c_void_p()
-        _call("llmc_probe_create", byref(options), byref(pointer))
+        call("llmc_probe_create", byref(options), byref(pointer))
         self._pointer = pointer
 
     def measure(self, limit: str, seconds: float = 0.2) -> float | None:
@@ -38,7 +38,7 @@ class Probe(_Handle):
             raise ValueError(f"limit is {limit!r}; choose one of {', '.join(LIMITS)}")
         rate = c_double()
         try:
-            _call("llmc_probe_measure", self.pointer, LIMITS.index(limit), ctypes.c_double(seconds), byref(rate))
+            call("llmc_probe_measure", self.pointer, LIMITS.index(limit), ctypes.c_double(seconds), byref(rate))
         except LlmcError as error:
             if error.code == UNSUPPORTED_ISA:
                 return None

@@ -195,6 +195,8 @@ def test_structs_match_the_header(tmp_path: Path) -> None:
         "llmc_request": abi.Request,
         "llmc_event": abi.Event,
         "llmc_engine_stats": abi.EngineStats,
+        "llmc_graph_stats": abi.GraphStats,
+        "llmc_bucket_miss": abi.BucketMiss,
     }
     expected, lines = [], []
     for name, struct_type in structs.items():

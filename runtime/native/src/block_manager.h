@@ -20,6 +20,7 @@ class BlockManager {
   BlockManager(uint32_t num_blocks, uint32_t block_size, bool prefix_cache);
 
   uint32_t block_size() const { return block_size_; }
+  bool prefix_cache() const { return prefix_cache_; }
   uint32_t num_usable() const { return num_blocks_ - 1; }
   uint32_t num_free() const { return num_free_; }
   uint32_t num_cached() const { return num_cached_; }

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <utility>
+#include <vector>
 
 #include "cpu_device.h"
 #include "engine.h"
@@ -34,8 +36,18 @@ Status ReadStruct(const T* from, const char* init, T* to) {
   return Status::Ok();
 }
 
+// Copies `items` to a caller's array whose elements may be older and smaller, or newer and larger, than ours.
+template <typename T>
+void WriteArray(std::vector<T> items, uint64_t count, T* to) {
+  const uint32_t stride = count ? to[0].struct_size : 0;
+  for (uint64_t i = 0; i < count; ++i) {
+    items[i].struct_size = stride;
+    std::memcpy(reinterpret_cast<char*>(to) + i * stride, &items[i], std::min<size_t>(stride, sizeof(T)));
+  }
+}
+
 // llmc_request embeds llmc_sampling_params, so an older one differs in the middle; the embedded struct_size says where
-// its fields end.
+// its fields end and those behind it begin.
 Status ReadRequest(const llmc_request* from, llmc_request* to) {
   constexpr size_t kHead = offsetof(llmc_request, sampling);
   if (from->struct_size < kHead + sizeof(uint32_t) * 2) {
@@ -45,6 +57,12 @@ Status ReadRequest(const llmc_request* from, llmc_request* to) {
   llmc_sampling_params sampling = to->sampling;
   LLMC_RETURN_IF_ERROR(ReadStruct(&from->sampling, "llmc_sampling_params_init", &sampling));
   std::memcpy(to, from, kHead);
+  constexpr size_t kTail = offsetof(llmc_request, guided);
+  const size_t from_tail = kHead + (static_cast<size_t>(from->sampling.struct_size) + 7) / 8 * 8;
+  if (from->struct_size > from_tail) {
+    std::memcpy(reinterpret_cast<char*>(to) + kTail, reinterpret_cast<const char*>(from) + from_tail,
+                std::min<size_t>(from->struct_size - from_tail, sizeof(*to) - kTail));
+  }
   to->struct_size = sizeof(*to);
   to->sampling = sampling;
   return Status::Ok();
@@ -118,6 +136,7 @@ void llmc_request_init(llmc_request* request) {
   std::memset(request, 0, sizeof(*request));
   request->struct_size = sizeof(*request);
   llmc_sampling_params_init(&request->sampling);
+  request->num_prompt_logprobs = -1;
 }
 
 llmc_status llmc_engine_create(llmc_artifact* artifact, const llmc_engine_options* options, llmc_engine** out,
@@ -169,6 +188,31 @@ llmc_status llmc_engine_cancel(llmc_engine* engine, uint64_t id, llmc_error* err
   return llmc::Guard(error, [&]() -> Status {
     if (engine == nullptr) return Null("engine");
     return engine->engine->Cancel(id);
+  });
+}
+
+llmc_status llmc_engine_set_token_mask(llmc_engine* engine, uint64_t id, uint32_t output_index, const uint32_t* words,
+                                       uint64_t num_words, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return Null("engine");
+    if (words == nullptr) return Null("words");
+    return engine->engine->SetTokenMask(id, output_index, words, num_words);
+  });
+}
+
+llmc_status llmc_engine_wait(llmc_engine* engine, uint64_t timeout_ns, uint32_t* ready, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return Null("engine");
+    if (ready == nullptr) return Null("ready");
+    *ready = engine->engine->Wait(timeout_ns);
+    return Status::Ok();
+  });
+}
+
+llmc_status llmc_engine_warm_graph(llmc_engine* engine, uint32_t graph, uint64_t* ns, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return Null("engine");
+    return engine->engine->WarmGraph(graph, ns);
   });
 }
 
@@ -226,7 +270,50 @@ llmc_status llmc_engine_get_graph_use(const llmc_engine* engine, uint64_t* repla
                                                       " but the artifact has " +
                                                       std::to_string(engine->engine->num_graphs()) + " graphs.");
     }
-    engine->engine->GraphUse(replays, tokens);
+    for (const llmc_graph_stats& g : engine->engine->GraphStats()) {
+      *replays++ = g.replays;
+      *tokens++ = g.tokens;
+    }
+    return Status::Ok();
+  });
+}
+
+llmc_status llmc_engine_get_graph_stats(const llmc_engine* engine, llmc_graph_stats* stats, uint64_t capacity,
+                                        uint64_t* count, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return Null("engine");
+    if (stats == nullptr) return Null("stats");
+    if (count == nullptr) return Null("count");
+    const uint64_t num_graphs = engine->engine->num_graphs();
+    if (capacity < num_graphs) {
+      return Status::Error(LLMC_ERR_OUT_OF_RANGE, "capacity is " + std::to_string(capacity) +
+                                                      " but the artifact has " + std::to_string(num_graphs) +
+                                                      " graphs.");
+    }
+    if (stats[0].struct_size < sizeof(uint32_t) * 2) {
+      return Invalid("stats[0].struct_size is " + std::to_string(stats[0].struct_size) +
+                     "; set it to sizeof(llmc_graph_stats).");
+    }
+    WriteArray(engine->engine->GraphStats(), num_graphs, stats);
+    *count = num_graphs;
+    return Status::Ok();
+  });
+}
+
+llmc_status llmc_engine_get_bucket_misses(const llmc_engine* engine, llmc_bucket_miss* misses, uint64_t capacity,
+                                          uint64_t* count, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return Null("engine");
+    if (count == nullptr) return Null("count");
+    if (capacity > 0 && misses == nullptr) return Null("misses");
+    if (capacity > 0 && misses[0].struct_size < sizeof(uint32_t) * 2) {
+      return Invalid("misses[0].struct_size is " + std::to_string(misses[0].struct_size) +
+                     "; set it to sizeof(llmc_bucket_miss).");
+    }
+    std::vector<llmc_bucket_miss> all = engine->engine->BucketMisses();
+    const uint64_t given = std::min<uint64_t>(capacity, all.size());
+    WriteArray(std::move(all), given, misses);
+    *count = given;
     return Status::Ok();
   });
 }

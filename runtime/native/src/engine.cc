@@ -1,6 +1,8 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <chrono>
+#include <string>
 #include <cstring>
 
 #include "clock.h"
@@ -49,11 +51,10 @@ Engine::Engine(std::unique_ptr<Device> device, const EngineOptions& options)
                   options.max_tokens_per_step, options.error_on_miss},
                  &blocks_),
       sampler_(model_.vocab_size, model_.eos_token_ids),
-      graph_replays_(model_.graphs.size()),
-      graph_tokens_(model_.graphs.size()) {
+      graph_stats_(model_.graphs.size()) {
   if (options_.max_waiting == 0) options_.max_waiting = 65536;
   std::memset(&counters_, 0, sizeof(counters_));
-  Publish(false);
+  Publish(false, false);
 }
 
 // ---- from any thread -------------------------------------------------------------------------------------------
@@ -75,16 +76,27 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
                      "; use 0 to " + std::to_string(model_.vocab_size - 1) + ".");
     }
   }
+  if (c.num_prompt_logprobs < -1 || c.num_prompt_logprobs > LLMC_MAX_TOP_LOGPROBS) {
+    return Invalid("num_prompt_logprobs is " + std::to_string(c.num_prompt_logprobs) + "; use -1 (none) to " +
+                   std::to_string(LLMC_MAX_TOP_LOGPROBS) + ".");
+  }
   auto request = std::make_unique<Request>();
   LLMC_RETURN_IF_ERROR(MakeSamplingParams(c.sampling, model_.vocab_size, 0, &request->params));
   const uint32_t num_prompt = static_cast<uint32_t>(c.num_prompt_tokens);
   request->max_length = static_cast<uint32_t>(
       std::min<uint64_t>(max_length_, static_cast<uint64_t>(num_prompt) + request->params.max_tokens));
   request->num_unfinished = request->params.n;
+  request->guided = c.guided != 0;
+  request->num_prompt_logprobs = c.num_prompt_logprobs;
+  request->deadline_ns = c.deadline_ns;
+  request->arrival_ns = MonotonicNs();
+  if (request->guided) request->masks.resize(request->params.n);
   auto sequence = std::make_unique<Sequence>();
   sequence->request = request.get();
   sequence->priority = c.priority;
   sequence->num_prompt = num_prompt;
+  sequence->held = request->guided;
+  sequence->score_end = c.num_prompt_logprobs < 0 ? 0 : num_prompt - 1;
   sequence->tokens.reserve(request->max_length);
   sequence->tokens.assign(c.prompt_token_ids, c.prompt_token_ids + num_prompt);
   request->sequences.push_back(std::move(sequence));
@@ -102,12 +114,16 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
     // Spread the engine's seed over requests; the sampler mixes it.
     r->params.seed = options_.seed + r->id * 0x9e3779b97f4a7c15ull;
   }
+  for (uint32_t i = 0; r->guided && i < r->params.n; ++i) {
+    events_.push_back(MakeEvent(*r->sequences[0], i, LLMC_EVENT_NEEDS_MASK));
+  }
   inbox_.push_back(r);
   live_.emplace(r->id, std::move(request));
   ++next_id_;
   ++num_queued_;
   ++stats_.num_waiting;
   *id = r->id;
+  changed_.notify_all();
   return Status::Ok();
 }
 
@@ -119,7 +135,68 @@ Status Engine::Cancel(uint64_t id) {
                          "Request " + std::to_string(id) + " is unknown or has finished; nothing to cancel.");
   }
   cancel_inbox_.push_back(it->second.get());
+  changed_.notify_all();
   return Status::Ok();
+}
+
+Status Engine::SetTokenMask(uint64_t id, uint32_t output_index, const uint32_t* words, uint64_t num_words) {
+  const uint64_t most = (static_cast<uint64_t>(model_.vocab_size) + 31) / 32;
+  if (num_words < 1 || num_words > most) {
+    return Invalid("num_words is " + std::to_string(num_words) + "; use 1 to " + std::to_string(most) +
+                   ", one bit for each token of the vocabulary.");
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto it = live_.find(id);
+  if (it == live_.end()) {
+    return Status::Error(LLMC_ERR_NOT_FOUND,
+                         "Request " + std::to_string(id) + " is unknown or has finished; it needs no mask.");
+  }
+  Request* r = it->second.get();
+  if (!r->guided) return Invalid("Request " + std::to_string(id) + " is not guided; submit it with guided = 1.");
+  if (output_index >= r->masks.size()) {
+    return Invalid("output_index is " + std::to_string(output_index) + " but the request has n = " +
+                   std::to_string(r->masks.size()) + "; use 0 to " + std::to_string(r->masks.size() - 1) + ".");
+  }
+  TokenMask& mask = r->masks[output_index];
+  const std::string name = "Continuation " + std::to_string(output_index) + " of request " + std::to_string(id);
+  if (mask.state == TokenMask::State::kDone) {
+    return Status::Error(LLMC_ERR_NOT_FOUND, name + " has finished; it needs no mask.");
+  }
+  if (mask.state == TokenMask::State::kTaken) {
+    return Invalid(name + " is taking a token by its last mask; set the next one after that token's event.");
+  }
+  mask.words.assign(words, words + num_words);
+  mask.state = TokenMask::State::kReady;
+  mask_inbox_.push_back(r);
+  changed_.notify_all();
+  return Status::Ok();
+}
+
+uint32_t Engine::Ready() const {
+  const bool work = runnable_ || !inbox_.empty() || !cancel_inbox_.empty() || !mask_inbox_.empty() ||
+                    (next_deadline_ns_ != 0 && next_deadline_ns_ <= MonotonicNs());
+  uint32_t ready = 0;
+  if (!events_.empty()) ready |= LLMC_READY_EVENTS;
+  if (work) ready |= LLMC_READY_WORK;
+  return ready;
+}
+
+uint32_t Engine::Wait(uint64_t timeout_ns) {
+  constexpr uint64_t kForever = INT64_MAX;
+  const uint64_t begin = MonotonicNs();
+  const uint64_t end = timeout_ns < kForever - begin ? begin + timeout_ns : kForever;
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    const uint32_t ready = Ready();
+    if (ready != 0 || MonotonicNs() >= end) return ready;
+    const uint64_t until = std::min(end, next_deadline_ns_ ? next_deadline_ns_ : kForever);
+    if (until >= kForever) {
+      changed_.wait(lock);
+    } else {
+      changed_.wait_until(lock, std::chrono::steady_clock::time_point(
+                                    std::chrono::nanoseconds(static_cast<int64_t>(until))));
+    }
+  }
 }
 
 uint64_t Engine::Poll(llmc_event* events, uint64_t capacity) {
@@ -142,10 +219,18 @@ llmc_engine_stats Engine::Stats() const {
   return stats_;
 }
 
-void Engine::GraphUse(uint64_t* replays, uint64_t* tokens) const {
+std::vector<llmc_graph_stats> Engine::GraphStats() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::copy(graph_replays_.begin(), graph_replays_.end(), replays);
-  std::copy(graph_tokens_.begin(), graph_tokens_.end(), tokens);
+  return graph_stats_;
+}
+
+std::vector<llmc_bucket_miss> Engine::BucketMisses() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<llmc_bucket_miss> misses;
+  for (const BucketMiss& m : bucket_misses_) {
+    misses.push_back({0, static_cast<uint32_t>(m.phase), m.seqs, m.tokens, m.blocks, 0, m.count});
+  }
+  return misses;
 }
 
 Status Engine::CheckIntegrity() const {
@@ -163,6 +248,15 @@ Status Engine::CheckIntegrity() const {
                                                 std::to_string(scheduler_.num_running() + scheduler_.num_waiting()) +
                                                 ".");
   }
+  for (const auto& [id, request] : live_) {
+    // A mask set since the last step is not known to the scheduler yet.
+    if (std::find(mask_inbox_.begin(), mask_inbox_.end(), request.get()) != mask_inbox_.end()) continue;
+    for (const auto& s : request->sequences) {
+      if (!s->finished && s->held != IsHeld(*request, *s)) {
+        return Status::Error(LLMC_ERR_INTERNAL, "Request " + std::to_string(id) + " is held by mistake, or not held.");
+      }
+    }
+  }
   return Status::Ok();
 }
 
@@ -171,14 +265,16 @@ Status Engine::CheckIntegrity() const {
 Status Engine::Step(bool* progressed) {
   std::lock_guard<std::mutex> step_lock(step_mutex_);
   const uint64_t begin = MonotonicNs();
-  TakeInbox();
+  TakeInbox(begin);
+  const uint64_t preemptions = scheduler_.num_preemptions();
   scheduler_.Schedule(&plan_);
   const uint64_t scheduled = MonotonicNs();
   counters_.schedule_ns += scheduled - begin;
   for (Sequence* s : plan_.misses) EndRequest(s->request, LLMC_EVENT_FAILED, LLMC_FINISH_ERROR, LLMC_ERR_BUCKET_MISS);
   // A missed request may have had other sequences in the plan: then this plan is void and the next step plans anew.
   const bool run = !plan_.items.empty() && plan_.misses.empty();
-  *progressed = run || !new_events_.empty();
+  *progressed = run || !new_events_.empty() || scheduler_.num_preemptions() != preemptions;
+  if (run) TakeMasks();
   Status status;
   if (run || !plan_.copies.empty()) {
     Prepare();
@@ -187,7 +283,8 @@ Status Engine::Step(bool* progressed) {
     const float* logits = nullptr;
     status = Run(run, &logits);
     const uint64_t sample = MonotonicNs();
-    counters_.replay_ns += sample - replay;
+    replay_ns_ = sample - replay;
+    counters_.replay_ns += replay_ns_;
     if (!status.ok()) {
       FailAll(status.code);
     } else if (run) {
@@ -198,7 +295,7 @@ Status Engine::Step(bool* progressed) {
     }
   }
   CountTime(run && status.ok(), MonotonicNs() - begin);
-  Publish(run && status.ok());
+  Publish(run && status.ok(), *progressed);
   return status;
 }
 
@@ -215,16 +312,45 @@ void Engine::CountTime(bool stepped, uint64_t step_ns) {
   c.decode_barrier_ns += time.barrier_ns;
 }
 
-void Engine::TakeInbox() {
+void Engine::TakeInbox(uint64_t now) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     arrived_.swap(inbox_);
     cancelled_.swap(cancel_inbox_);
+    for (Request* r : mask_inbox_) {
+      for (const auto& s : r->sequences) s->held = IsHeld(*r, *s);
+    }
+    mask_inbox_.clear();
   }
-  for (Request* r : arrived_) scheduler_.Add(r->sequences[0].get());
+  for (Request* r : arrived_) {
+    scheduler_.Add(r->sequences[0].get());
+    if (r->deadline_ns != 0) deadlines_.insert({r->deadline_ns, r});
+  }
   for (Request* r : cancelled_) EndRequest(r, LLMC_EVENT_FINISHED, LLMC_FINISH_CANCELLED, LLMC_OK);
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    EndRequest(deadlines_.begin()->second, LLMC_EVENT_FINISHED, LLMC_FINISH_TIMEOUT, LLMC_OK);
+  }
   arrived_.clear();
   cancelled_.clear();
+}
+
+// The first token of a request is drawn for all its continuations at once, so all their masks must be there.
+bool Engine::IsHeld(const Request& r, const Sequence& s) {
+  const auto missing = [](const TokenMask& mask) { return mask.state != TokenMask::State::kReady; };
+  if (!r.guided) return false;
+  return r.forked ? missing(r.masks[s.output_index]) : std::any_of(r.masks.begin(), r.masks.end(), missing);
+}
+
+// From here on the masks of this step's tokens cannot be replaced.
+void Engine::TakeMasks() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const StepItem& item : plan_.items) {
+    Request* r = item.sequence->request;
+    if (!item.sample || !r->guided) continue;
+    for (uint32_t i = 0; i < r->masks.size(); ++i) {
+      if (!r->forked || i == item.sequence->output_index) r->masks[i].state = TokenMask::State::kTaken;
+    }
+  }
 }
 
 // Packs the plan into the device's input arrays.
@@ -256,7 +382,11 @@ void Engine::Prepare() {
     table += b.block_table_stride;
     b.context_lens.push_back(static_cast<int32_t>(end));
     b.query_start.push_back(static_cast<int32_t>(b.input_ids.size()));
-    if (item.sample) b.sample_index.push_back(static_cast<int32_t>(b.input_ids.size()) - 1);
+    const int32_t row = static_cast<int32_t>(b.input_ids.size()) - static_cast<int32_t>(end);  // of position 0
+    for (uint32_t i = 0; i < item.num_scores; ++i) {
+      b.sample_index.push_back(row + static_cast<int32_t>(item.first_score + i));
+    }
+    if (item.sample) b.sample_index.push_back(row + static_cast<int32_t>(end) - 1);
   }
 }
 
@@ -268,25 +398,48 @@ Status Engine::Run(bool replay, const float** logits) {
 // One token for every sequence whose last token was computed; n of them when a prompt with n > 1 is done.
 void Engine::Sample(const float* logits) {
   sampled_.clear();
-  uint32_t row = 0;
+  const float* row = logits;
   for (const StepItem& item : plan_.items) {
-    if (!item.sample) continue;
     Sequence* s = item.sequence;
     Request* r = s->request;
-    const bool first = !r->forked;
-    if (first) Fork(s);
-    const size_t count = first ? r->sequences.size() : 1;
-    for (size_t i = 0; i < count; ++i) {
-      Sequence* one = first ? r->sequences[i].get() : s;
-      sampled_.push_back({one, {}, {}});
-      Sampled& out = sampled_.back();
-      const SampleContext context{one->tokens.data(), static_cast<uint32_t>(one->tokens.size()), one->num_prompt,
-                                  one->output_index};
-      out.status = sampler_.Sample(logits + static_cast<size_t>(row) * model_.vocab_size, r->params, context,
-                                   &out.result);
+    if (r->first_scheduled_ns == 0) r->first_scheduled_ns = MonotonicNs() - replay_ns_;
+    row = Score(item, row);
+    if (!item.sample) continue;
+    if (r->forked) {
+      SampleOne(s, row);
+    } else {
+      Fork(s);
+      for (const auto& one : r->sequences) SampleOne(one.get(), row);
     }
-    ++row;
+    row += model_.vocab_size;
   }
+}
+
+// Logprobs of the prompt's tokens after the rows of this item; returns the row behind them.
+const float* Engine::Score(const StepItem& item, const float* row) {
+  Sequence* s = item.sequence;
+  for (uint32_t i = 0; i < item.num_scores; ++i, row += model_.vocab_size) {
+    const uint32_t position = item.first_score + i + 1;
+    sampled_.push_back({s, {}, {}});
+    Sampled& out = sampled_.back();
+    out.status = sampler_.Score(row, s->tokens[position], static_cast<uint32_t>(s->request->num_prompt_logprobs),
+                                position, &out.result);
+    out.prompt_position = position;
+  }
+  return row;
+}
+
+void Engine::SampleOne(Sequence* s, const float* row) {
+  const Request& r = *s->request;
+  sampled_.push_back({s, {}, {}});
+  Sampled& out = sampled_.back();
+  SampleContext context{s->tokens.data(), static_cast<uint32_t>(s->tokens.size()), s->num_prompt, s->output_index};
+  if (r.guided) {
+    const TokenMask& mask = r.masks[s->output_index];
+    context.mask = mask.words.data();
+    context.num_mask_words = static_cast<uint32_t>(mask.words.size());
+  }
+  out.status = sampler_.Sample(row, r.params, context, &out.result);
 }
 
 void Engine::Fork(Sequence* parent) {
@@ -311,7 +464,12 @@ void Engine::Fork(Sequence* parent) {
 void Engine::Postprocess() {
   for (const Sampled& s : sampled_) {
     if (s.sequence->state == Sequence::State::kDone) continue;  // a sibling failed the request
-    if (s.status.ok()) {
+    if (s.status.ok() && s.prompt_position != 0) {
+      llmc_event event = MakeEvent(*s.sequence, 0, LLMC_EVENT_PROMPT_LOGPROBS);
+      SetSample(s.result, &event);
+      event.position = s.prompt_position;
+      new_events_.push_back(event);
+    } else if (s.status.ok()) {
       AppendToken(s.sequence, s.result);
     } else {
       EndRequest(s.sequence->request, LLMC_EVENT_FAILED, LLMC_FINISH_ERROR, s.status.code);
@@ -328,8 +486,15 @@ void Engine::AppendToken(Sequence* s, const SampleResult& sample) {
   ++counters_.output_tokens;
   llmc_event event = MakeEvent(*s, s->output_index, LLMC_EVENT_TOKEN);
   SetSample(sample, &event);
+  event.position = static_cast<uint32_t>(s->tokens.size()) - 1;
   new_events_.push_back(event);
-  if (s->tokens.size() >= s->request->max_length) Finish(s, LLMC_FINISH_LENGTH, nullptr);
+  Request* r = s->request;
+  if (r->first_token_ns == 0) r->first_token_ns = event.time_ns;
+  if (s->tokens.size() >= r->max_length) return Finish(s, LLMC_FINISH_LENGTH, nullptr);
+  if (!r->guided) return;
+  s->held = true;
+  mask_updates_.push_back({&r->masks[s->output_index], TokenMask::State::kWanted});
+  new_events_.push_back(MakeEvent(*s, s->output_index, LLMC_EVENT_NEEDS_MASK));
 }
 
 // ---- ends ------------------------------------------------------------------------------------------------------
@@ -342,10 +507,16 @@ void Engine::Finish(Sequence* s, uint32_t reason, const SampleResult* stop) {
   if (stop != nullptr) SetSample(*stop, &event);
   new_events_.push_back(event);
   Request* r = s->request;
-  if (--r->num_unfinished > 0) return;
+  if (r->guided) mask_updates_.push_back({&r->masks[s->output_index], TokenMask::State::kDone});
+  if (--r->num_unfinished == 0) MarkEnded(r);
+}
+
+void Engine::MarkEnded(Request* r) {
+  r->num_unfinished = 0;
   r->ended = true;
   ++counters_.num_finished;
   ended_.push_back(r);
+  if (r->deadline_ns != 0) deadlines_.erase({r->deadline_ns, r});
 }
 
 // Ends every unfinished continuation, with one event each.
@@ -361,10 +532,7 @@ void Engine::EndRequest(Request* r, uint32_t kind, uint32_t reason, llmc_status 
     event.error_code = code;
     new_events_.push_back(event);
   }
-  r->num_unfinished = 0;
-  r->ended = true;
-  ++counters_.num_finished;
-  ended_.push_back(r);
+  MarkEnded(r);
 }
 
 void Engine::FailAll(llmc_status code) {
@@ -390,19 +558,25 @@ llmc_event Engine::MakeEvent(const Sequence& s, uint32_t output_index, uint32_t 
   event.num_cached_tokens = s.num_cached;
   event.num_output_tokens = static_cast<uint32_t>(s.tokens.size()) - s.num_prompt;
   event.time_ns = MonotonicNs();
+  if (kind == LLMC_EVENT_FINISHED || kind == LLMC_EVENT_FAILED) {
+    event.arrival_ns = s.request->arrival_ns;
+    event.first_scheduled_ns = s.request->first_scheduled_ns;
+    event.first_token_ns = s.request->first_token_ns;
+  }
   return event;
 }
 
 void Engine::SetSample(const SampleResult& sample, llmc_event* event) {
   event->token_id = sample.token;
   event->logprob = sample.logprob;
+  event->rank = sample.rank;
   event->num_top = sample.num_top;
   std::copy_n(sample.top_token_ids, sample.num_top, event->top_token_ids);
   std::copy_n(sample.top_logprobs, sample.num_top, event->top_logprobs);
 }
 
 // Makes the step visible to other threads: events, statistics, the end of requests.
-void Engine::Publish(bool stepped) {
+void Engine::Publish(bool stepped, bool progressed) {
   llmc_engine_stats& c = counters_;
   if (stepped) {
     const GraphShape& g = model_.graphs[plan_.graph];
@@ -418,24 +592,79 @@ void Engine::Publish(bool stepped) {
   c.num_threads = device_->num_threads();
   c.num_preemptions = scheduler_.num_preemptions();
   c.num_bucket_misses = scheduler_.num_bucket_misses();
+  c.prefix_query_tokens = scheduler_.num_query_tokens();
+  c.prefix_hit_tokens = scheduler_.num_hit_tokens();
 
   std::lock_guard<std::mutex> lock(mutex_);
   if (stepped) {
-    ++graph_replays_[plan_.graph];
-    graph_tokens_[plan_.graph] += plan_.num_tokens;
+    llmc_graph_stats& g = graph_stats_[plan_.graph];
+    ++g.replays;
+    g.tokens += plan_.num_tokens;
+    g.padded_tokens += model_.graphs[plan_.graph].max_tokens - plan_.num_tokens;
+    g.replay_ns += replay_ns_;
   }
+  if (stats_.num_bucket_misses != c.num_bucket_misses) bucket_misses_ = scheduler_.bucket_misses();
+  for (const MaskUpdate& update : mask_updates_) update.mask->state = update.state;
+  mask_updates_.clear();
   events_.insert(events_.end(), new_events_.begin(), new_events_.end());
   new_events_.clear();
   if (!ended_.empty()) {
-    // A cancel may still name a request that ends now.
-    cancel_inbox_.erase(std::remove_if(cancel_inbox_.begin(), cancel_inbox_.end(), [](Request* r) { return r->ended; }),
-                        cancel_inbox_.end());
+    // A cancel or a mask may still name a request that ends now.
+    for (std::vector<Request*>* inbox : {&cancel_inbox_, &mask_inbox_}) {
+      inbox->erase(std::remove_if(inbox->begin(), inbox->end(), [](Request* r) { return r->ended; }), inbox->end());
+    }
     for (Request* r : ended_) live_.erase(r->id);
     ended_.clear();
   }
   num_queued_ = static_cast<uint32_t>(inbox_.size()) + scheduler_.num_unstarted();
   c.num_waiting = static_cast<uint32_t>(inbox_.size()) + scheduler_.num_waiting();
   stats_ = c;
+  runnable_ = progressed && scheduler_.num_running() + scheduler_.num_waiting() > 0;
+  next_deadline_ns_ = deadlines_.empty() ? 0 : deadlines_.begin()->first;
+  changed_.notify_all();
+}
+
+// ---- warm-up ---------------------------------------------------------------------------------------------------
+
+// As many tokens and as long contexts as the bucket holds; all block tables and slots are those of the dummy block.
+Status Engine::WarmGraph(uint32_t graph, uint64_t* ns) {
+  if (graph >= model_.graphs.size()) {
+    return Status::Error(LLMC_ERR_OUT_OF_RANGE, "Graph " + std::to_string(graph) + " does not exist; the artifact has " +
+                                                    std::to_string(model_.graphs.size()) + ".");
+  }
+  const GraphShape& g = model_.graphs[graph];
+  const uint32_t block_size = static_cast<uint32_t>(model_.block_size);
+  const uint32_t reach = static_cast<uint32_t>(std::min<uint64_t>(
+      static_cast<uint64_t>(g.max_blocks_per_seq) * block_size, static_cast<uint64_t>(model_.max_model_len)));
+  const uint32_t each = g.phase == Phase::kDecode ? 1 : std::min(g.max_tokens, reach);
+  StepBatch b;
+  b.graph = graph;
+  b.num_seqs = std::min(g.max_seqs, std::max(g.max_tokens / each, 1u));
+  b.num_tokens = b.num_seqs * each;
+  b.num_samples = std::min(g.max_samples, b.num_tokens);
+  b.block_table_stride = (reach + block_size - 1) / block_size;
+  b.input_ids.assign(b.num_tokens, 0);
+  b.block_tables.assign(static_cast<size_t>(b.num_seqs) * b.block_table_stride, 0);
+  b.context_lens.assign(b.num_seqs, static_cast<int32_t>(g.phase == Phase::kDecode ? reach : each));
+  for (uint32_t i = 0; i < b.num_seqs; ++i) {
+    b.query_start.push_back(static_cast<int32_t>(i * each));
+    const int32_t start = b.context_lens[i] - static_cast<int32_t>(each);
+    for (uint32_t t = 0; t < each; ++t) {
+      b.positions.push_back(start + static_cast<int32_t>(t));
+      b.slot_mapping.push_back(b.positions.back() % model_.block_size);
+    }
+  }
+  b.query_start.push_back(static_cast<int32_t>(b.num_tokens));
+  for (uint32_t i = 0; i < b.num_samples; ++i) {
+    b.sample_index.push_back(static_cast<int32_t>(b.num_tokens - b.num_samples + i));
+  }
+
+  std::lock_guard<std::mutex> step_lock(step_mutex_);
+  const float* logits = nullptr;
+  const uint64_t begin = MonotonicNs();
+  LLMC_RETURN_IF_ERROR(device_->Run(b, &logits));
+  if (ns != nullptr) *ns = MonotonicNs() - begin;
+  return Status::Ok();
 }
 
 }  // namespace llmc

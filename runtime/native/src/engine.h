@@ -1,11 +1,14 @@
-// Engine: continuous batching over one Device. submit, cancel and poll are safe while another thread is in Step.
+// Engine: continuous batching over one Device. Everything but CheckIntegrity and WarmGraph, which wait for a step in
+// flight, is safe and quick while another thread is in Step.
 #pragma once
-#include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "block_manager.h"
@@ -13,6 +16,7 @@
 #include "sampler.h"
 #include "scheduler.h"
 #include "status.h"
+#include "token_mask.h"
 
 namespace llmc {
 
@@ -22,8 +26,13 @@ struct Request {
   uint32_t max_length = 0;  // prompt and output
   bool forked = false;      // the prompt is done and all n sequences exist
   bool ended = false;
+  bool guided = false;
+  int32_t num_prompt_logprobs = -1;
+  uint64_t deadline_ns = 0;  // 0: none
+  uint64_t arrival_ns = 0, first_scheduled_ns = 0, first_token_ns = 0;
   uint32_t num_unfinished = 0;
   std::vector<std::unique_ptr<Sequence>> sequences;
+  std::vector<TokenMask> masks;  // [n] when guided
 };
 
 struct EngineOptions {
@@ -41,31 +50,43 @@ class Engine {
 
   Status Submit(const llmc_request& request, uint64_t* id);
   Status Cancel(uint64_t id);
+  Status SetTokenMask(uint64_t id, uint32_t output_index, const uint32_t* words, uint64_t num_words);
+  // LLMC_READY_ bits; 0 after the timeout.
+  uint32_t Wait(uint64_t timeout_ns);
   // One iteration. A failed request is an event; an error here means that the device failed: then every request has
   // failed (one event each) and the engine is empty.
   Status Step(bool* progressed);
+  // Replays a full bucket of made-up tokens that write to the dummy block only.
+  Status WarmGraph(uint32_t graph, uint64_t* ns);
   uint64_t Poll(llmc_event* events, uint64_t capacity);
   llmc_engine_stats Stats() const;
-  void GraphUse(uint64_t* replays, uint64_t* tokens) const;
+  std::vector<llmc_graph_stats> GraphStats() const;
+  std::vector<llmc_bucket_miss> BucketMisses() const;
   uint32_t num_graphs() const { return static_cast<uint32_t>(model_.graphs.size()); }
   Status CheckIntegrity() const;
 
  private:
   Engine(std::unique_ptr<Device> device, const EngineOptions& options);
 
-  void TakeInbox();
+  void TakeInbox(uint64_t now);
+  void TakeMasks();
   void Prepare();
   Status Run(bool replay, const float** logits);
   void Sample(const float* logits);
+  const float* Score(const StepItem& item, const float* logits);
+  void SampleOne(Sequence* sequence, const float* row);
   void Postprocess();
   void Fork(Sequence* parent);
   void AppendToken(Sequence* sequence, const SampleResult& sample);
   void Finish(Sequence* sequence, uint32_t reason, const SampleResult* stop);
   static void SetSample(const SampleResult& sample, llmc_event* event);
   void EndRequest(Request* request, uint32_t kind, uint32_t reason, llmc_status code);
+  void MarkEnded(Request* request);
   void FailAll(llmc_status code);
   void CountTime(bool stepped, uint64_t step_ns);
-  void Publish(bool stepped);
+  void Publish(bool stepped, bool progressed);
+  uint32_t Ready() const;
+  static bool IsHeld(const Request& request, const Sequence& sequence);
   llmc_event MakeEvent(const Sequence& sequence, uint32_t output_index, uint32_t kind) const;
 
   std::unique_ptr<Device> device_;
@@ -83,22 +104,34 @@ class Engine {
     Sequence* sequence;
     Status status;
     SampleResult result;
+    uint32_t prompt_position = 0;  // not 0: the logprob of this token of the prompt
   };
   std::vector<Sampled> sampled_;
   std::vector<llmc_event> new_events_;
   std::vector<Request*> ended_;
   std::vector<Request*> arrived_, cancelled_;
+  std::set<std::pair<uint64_t, Request*>> deadlines_;
+  struct MaskUpdate {
+    TokenMask* mask;
+    TokenMask::State state;
+  };
+  std::vector<MaskUpdate> mask_updates_;
+  uint64_t replay_ns_ = 0;  // of this step
   llmc_engine_stats counters_;
 
   mutable std::mutex step_mutex_;  // held by Step and CheckIntegrity
   mutable std::mutex mutex_;       // guards what follows
   uint64_t next_id_ = 1;
   uint32_t num_queued_ = 0;  // requests that have not started
-  std::vector<Request*> inbox_, cancel_inbox_;
+  std::condition_variable changed_;  // something that Ready depends on
+  bool runnable_ = false;            // the next step may find work without news from outside
+  uint64_t next_deadline_ns_ = 0;    // 0: none
+  std::vector<Request*> inbox_, cancel_inbox_, mask_inbox_;
   std::unordered_map<uint64_t, std::unique_ptr<Request>> live_;
   std::deque<llmc_event> events_;
   llmc_engine_stats stats_;
-  std::vector<uint64_t> graph_replays_, graph_tokens_;
+  std::vector<llmc_graph_stats> graph_stats_;
+  std::vector<BucketMiss> bucket_misses_;
 };
 
 }  // namespace llmc

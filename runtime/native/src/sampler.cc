@@ -78,6 +78,15 @@ bool AllFinite(const float* row, uint32_t n) {
   return worst < 0x7f800000;
 }
 
+// 1 + the tokens before this one when equal logits are ordered by id.
+uint32_t Rank(const float* row, uint32_t n, uint32_t token) {
+  const float value = row[token];
+  uint32_t before = 0;
+  for (uint32_t i = 0; i < token; ++i) before += row[i] >= value;
+  for (uint32_t i = token + 1; i < n; ++i) before += row[i] > value;
+  return before + 1;
+}
+
 uint32_t FirstEqual(const float* row, uint32_t n, float value) {
   uint32_t i = 0;
   while (i < n && !(row[i] == value)) ++i;
@@ -107,50 +116,85 @@ Sampler::Sampler(int32_t vocab_size, std::vector<int32_t> eos_token_ids)
   candidates_.reserve(vocab_size_);
 }
 
+Status Sampler::CheckFinite(const float* row, uint32_t position) const {
+  if (AllFinite(row, vocab_size_)) return Status::Ok();
+  uint32_t i = 0;
+  while (std::isfinite(row[i])) ++i;
+  return Status::Error(LLMC_ERR_INTERNAL, "The model produced the logit " + std::to_string(row[i]) + " for token " +
+                                              std::to_string(i) + " at position " + std::to_string(position) +
+                                              "; check the weights and the precision of the artifact.");
+}
+
+Status Sampler::Score(const float* row, int32_t token, uint32_t num_top, uint32_t position, SampleResult* out) {
+  LLMC_RETURN_IF_ERROR(CheckFinite(row, position));
+  out->token = token;
+  Logprobs(row, num_top, out);
+  return Status::Ok();
+}
+
 Status Sampler::Sample(const float* row, const SamplingParams& params, const SampleContext& context,
                        SampleResult* out) {
-  if (!AllFinite(row, vocab_size_)) {
-    uint32_t i = 0;
-    while (std::isfinite(row[i])) ++i;
-    return Status::Error(LLMC_ERR_INTERNAL, "The model produced the logit " + std::to_string(row[i]) + " for token " +
-                                                std::to_string(i) + " at position " +
-                                                std::to_string(context.num_tokens) +
-                                                "; check the weights and the precision of the artifact.");
-  }
-  out->num_top = 0;
+  LLMC_RETURN_IF_ERROR(CheckFinite(row, context.num_tokens));
+  out->num_top = out->rank = 0;
   out->logprob = 0;
   const float* logits = Modify(row, params, context);
+  if (logits == nullptr) {
+    return Status::Error(LLMC_ERR_EMPTY_MASK, "The token mask for position " + std::to_string(context.num_tokens) +
+                                                  " allows no token; a finished grammar must allow eos.");
+  }
   const float max = Max(logits, vocab_size_);
   if (!std::isfinite(max)) {
     return Status::Error(LLMC_ERR_INVALID_ARGUMENT,
                          "No token can be sampled at position " + std::to_string(context.num_tokens) +
-                             ": bias, penalties and the min_tokens mask left no finite logit; relax them.");
+                             ": bias, penalties, the token mask and the min_tokens mask left no finite logit; relax them.");
   }
   if (params.temperature < 1e-5f || params.top_k == 1) {
     out->token = static_cast<int32_t>(FirstEqual(logits, vocab_size_, max));
   } else {
     out->token = Draw(logits, max, params, UniformFromKey(params.seed, context.output_index, context.num_tokens));
   }
-  if (params.num_logprobs >= 0) Logprobs(row, params, out);
+  if (params.num_logprobs >= 0) Logprobs(row, static_cast<uint32_t>(params.num_logprobs), out);
   return Status::Ok();
 }
 
-// Returns row itself when nothing changes it.
+// False when the mask allows nothing.
+bool Sampler::ApplyMask(const SampleContext& context, float* x) const {
+  uint32_t any = 0;
+  for (uint32_t begin = 0, w = 0; begin < vocab_size_; begin += 32, ++w) {
+    const uint32_t size = std::min(32u, vocab_size_ - begin);
+    uint32_t word = w < context.num_mask_words ? context.mask[w] : 0;
+    if (size < 32) word &= (1u << size) - 1;
+    any |= word;
+    if (word == 0xffffffffu) continue;
+    for (uint32_t i = 0; i < size; ++i) x[begin + i] = (word >> i) & 1 ? x[begin + i] : kMasked;
+  }
+  return any != 0;
+}
+
+// The min_tokens mask. Under a token mask it holds only while something else is left to choose.
+void Sampler::ForbidStops(const SamplingParams& params, bool masked, float* x) {
+  float* saved = weights_.data();
+  if (masked) std::memcpy(saved, x, vocab_size_ * sizeof(float));
+  for (int32_t id : eos_token_ids_) {
+    if (id >= 0 && static_cast<uint32_t>(id) < vocab_size_) x[id] = kMasked;
+  }
+  for (int32_t id : params.stop_token_ids) x[id] = kMasked;
+  if (masked && Max(x, vocab_size_) == kMasked) std::memcpy(x, saved, vocab_size_ * sizeof(float));
+}
+
+// Returns row itself when nothing changes it, NULL when the token mask allows nothing.
 const float* Sampler::Modify(const float* row, const SamplingParams& params, const SampleContext& context) {
   const bool repetition = params.repetition_penalty != 1.0f;
   const bool counts = params.presence_penalty != 0.0f || params.frequency_penalty != 0.0f;
-  const bool mask = context.num_tokens - context.num_prompt < params.min_tokens;
-  if (!repetition && !counts && !mask && params.logit_bias.empty()) return row;
+  const bool too_early = context.num_tokens - context.num_prompt < params.min_tokens;
+  const bool masked = context.mask != nullptr;
+  if (!repetition && !counts && !too_early && !masked && params.logit_bias.empty()) return row;
 
   float* x = modified_.data();
   std::memcpy(x, row, vocab_size_ * sizeof(float));
+  if (masked && !ApplyMask(context, x)) return nullptr;
   for (const llmc_logit_bias& b : params.logit_bias) x[b.token_id] += b.bias;
-  if (mask) {
-    for (int32_t id : eos_token_ids_) {
-      if (id >= 0 && static_cast<uint32_t>(id) < vocab_size_) x[id] = kMasked;
-    }
-    for (int32_t id : params.stop_token_ids) x[id] = kMasked;
-  }
+  if (too_early) ForbidStops(params, masked, x);
   if (repetition) {
     for (uint32_t i = 0; i < context.num_tokens; ++i) {
       const int32_t id = context.tokens[i];
@@ -297,15 +341,17 @@ int32_t Sampler::Draw(const float* row, float max, const SamplingParams& params,
   }
 }
 
-void Sampler::Logprobs(const float* row, const SamplingParams& params, SampleResult* out) {
+void Sampler::Logprobs(const float* row, uint32_t num_top, SampleResult* out) {
   const float max = Max(row, vocab_size_);
   float* w = weights_.data();
   for (uint32_t i = 0; i < vocab_size_; ++i) w[i] = Exp(row[i] - max);
   const double log_sum = std::log(SumInOrder(w, vocab_size_)) + max;
   out->logprob = static_cast<float>(row[out->token] - log_sum);
-  if (params.num_logprobs == 0) return;
+  out->rank = Rank(row, vocab_size_, static_cast<uint32_t>(out->token));
+  out->num_top = 0;
+  if (num_top == 0) return;
   BlockMaxima(row);
-  SelectTop(row, std::min(static_cast<uint32_t>(params.num_logprobs), vocab_size_));
+  SelectTop(row, std::min(num_top, vocab_size_));
   for (const Candidate& c : candidates_) {
     out->top_token_ids[out->num_top] = c.id;
     out->top_logprobs[out->num_top++] = static_cast<float>(c.logit - log_sum);

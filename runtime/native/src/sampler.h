@@ -26,34 +26,46 @@ Status MakeSamplingParams(const llmc_sampling_params& c, int32_t vocab_size, uin
 struct SampleContext {
   const int32_t* tokens;  // prompt, then output
   uint32_t num_tokens, num_prompt, output_index;
+  // Token t is allowed when bit t % 32 of word t / 32 is set; tokens past the last word are not. NULL: all are.
+  const uint32_t* mask = nullptr;
+  uint32_t num_mask_words = 0;
 };
 
 struct SampleResult {
   int32_t token = -1;
   float logprob = 0;
+  uint32_t rank = 0;  // of the token in the raw row, 1 is the most likely; 0 without logprobs
   uint32_t num_top = 0;
   int32_t top_token_ids[LLMC_MAX_TOP_LOGPROBS];
   float top_logprobs[LLMC_MAX_TOP_LOGPROBS];
 };
 
-// Order, as in vLLM: logit bias and the min_tokens mask, penalties, temperature, min-p, top-k, top-p. Logprobs are the
-// log-softmax of the raw row. Equal logits rank by id, lowest first. A temperature below 1e-5 is greedy.
+// Order, as in vLLM: the token mask, logit bias and the min_tokens mask, penalties, temperature, min-p, top-k, top-p.
+// Where the token mask allows nothing but eos and stop ids, min_tokens gives way: a finished grammar must be able to
+// end. Logprobs are the log-softmax of the raw row. Equal logits rank by id, lowest first. A temperature below 1e-5 is
+// greedy.
 class Sampler {
  public:
   Sampler(int32_t vocab_size, std::vector<int32_t> eos_token_ids);
+  // LLMC_ERR_EMPTY_MASK when the mask allows no token of the vocabulary.
   Status Sample(const float* row, const SamplingParams& params, const SampleContext& context, SampleResult* out);
+  // The logprob and rank of a given token at `position`, with num_top alternatives.
+  Status Score(const float* row, int32_t token, uint32_t num_top, uint32_t position, SampleResult* out);
 
  private:
   struct Candidate {
     float logit;
     int32_t id;
   };
+  Status CheckFinite(const float* row, uint32_t position) const;
   const float* Modify(const float* row, const SamplingParams& params, const SampleContext& context);
+  bool ApplyMask(const SampleContext& context, float* x) const;
+  void ForbidStops(const SamplingParams& params, bool masked, float* x);
   void BlockMaxima(const float* row);
   void SelectTop(const float* row, uint32_t k);
   int32_t Draw(const float* row, float max, const SamplingParams& params, double uniform);
   int32_t DrawFromAll(const float* row, float max, float inv_temperature, double uniform);
-  void Logprobs(const float* row, const SamplingParams& params, SampleResult* out);
+  void Logprobs(const float* row, uint32_t num_top, SampleResult* out);
 
   static constexpr uint32_t kBlock = 64;
   uint32_t vocab_size_;

@@ -64,10 +64,45 @@ uint32_t Scheduler::Room(const Load& load, uint32_t computed, uint32_t remaining
   return best;
 }
 
+// The same for a sequence that is being scored and runs alone. Each of its rows is sampled, so graphs of all phases
+// serve it: what their kernels compute does not depend on the phase.
+uint32_t Scheduler::ScoringRoom(const Sequence& s, uint32_t computed, uint32_t remaining) const {
+  const uint32_t scored = s.num_scored - computed;  // computed again after a preemption
+  uint32_t best = 0;
+  for (const GraphShape& g : model_.graphs) {
+    const uint64_t reach = static_cast<uint64_t>(g.max_blocks_per_seq) * block_size_;
+    if (reach <= computed) continue;
+    best = std::max(best, static_cast<uint32_t>(std::min<uint64_t>(
+                              {remaining, g.max_tokens, static_cast<uint64_t>(scored) + g.max_samples,
+                               reach - computed})));
+  }
+  return best;
+}
+
+// Of the next `count` tokens, those whose logits are wanted for the prompt's logprobs.
+uint32_t Scheduler::NumScores(const Sequence& s, uint32_t count) {
+  if (!s.scoring()) return 0;
+  const uint32_t end = std::min(s.num_computed + count, s.score_end);
+  return end > s.num_scored ? end - s.num_scored : 0;
+}
+
+void Scheduler::CountMiss(Phase phase, const Load& load) {
+  ++num_bucket_misses_;
+  for (BucketMiss& miss : bucket_misses_) {
+    if (miss.phase == phase && miss.seqs == load.seqs && miss.tokens == load.tokens && miss.blocks == load.blocks) {
+      ++miss.count;
+      return;
+    }
+  }
+  if (bucket_misses_.size() < LLMC_MAX_BUCKET_MISSES) {
+    bucket_misses_.push_back({phase, load.seqs, load.tokens, load.blocks, 1});
+  }
+}
+
 void Scheduler::AddToLoad(Load* load, const Sequence& s, uint32_t count) const {
   load->seqs += 1;
   load->tokens += count;
-  load->samples += count == s.num_remaining();
+  load->samples += NumScores(s, count) + (count == s.num_remaining());
   load->blocks = std::max(load->blocks, BlocksFor(s.num_computed + count));
 }
 
@@ -163,7 +198,10 @@ void Scheduler::Schedule(StepPlan* plan) {
   ++step_;
   decodes_.clear();
   prefills_.clear();
-  for (Sequence* s : running_) (s->num_remaining() == 1 ? decodes_ : prefills_).push_back(s);
+  for (Sequence* s : running_) {
+    const bool last = s->num_remaining() == 1;
+    if (!last || !s->held) (last ? decodes_ : prefills_).push_back(s);
+  }
   const bool has_prefill = !prefills_.empty() || !waiting_.empty();
 
   Load load;
@@ -182,8 +220,9 @@ void Scheduler::Schedule(StepPlan* plan) {
   last_was_prefill_ = plan->prefill;
   if (plan->items.empty()) return;
 
-  int graph = Choose(load, plan->prefill ? prefill_phases_ : phases);
-  if (graph == kNoGraph) graph = Choose(load, kPrefillMask | kDecodeMask | kMixedMask);
+  if (plan->prefill) phases = plan->items.front().num_scores > 0 ? kAnyMask : prefill_phases_;
+  int graph = Choose(load, phases);
+  if (graph == kNoGraph) graph = Choose(load, kAnyMask);
   plan->graph = static_cast<uint32_t>(graph);
   plan->num_tokens = load.tokens;
   plan->num_samples = load.samples;
@@ -191,7 +230,7 @@ void Scheduler::Schedule(StepPlan* plan) {
 }
 
 void Scheduler::AddItem(Sequence* s, uint32_t count, Load* load, StepPlan* plan) {
-  plan->items.push_back({s, s->num_computed, count, count == s->num_remaining()});
+  plan->items.push_back({s, s->num_computed, count, count == s->num_remaining(), s->num_scored, NumScores(*s, count)});
   AddToLoad(load, *s, count);
   s->last_step = step_;
 }
@@ -215,17 +254,16 @@ bool Scheduler::PlanMixed(StepPlan* plan, Load* load) {
 
 // Returns the phases to choose the graph from.
 uint32_t Scheduler::PlanDecode(StepPlan* plan, Load* load) {
-  constexpr uint32_t kAny = kPrefillMask | kDecodeMask | kMixedMask;
   uint32_t phases = kDecodeMask;
   const Load all = LoadOf(decodes_);
   if (Choose(all, kDecodeMask) != kNoGraph) {
     AddDecodes(decodes_, load, plan);
     return phases;
   }
-  if (!options_.error_on_miss && Choose(all, kAny) != kNoGraph) {
-    ++num_bucket_misses_;
+  if (!options_.error_on_miss && Choose(all, kAnyMask) != kNoGraph) {
+    CountMiss(Phase::kDecode, all);
     AddDecodes(decodes_, load, plan);
-    return kAny;
+    return kAnyMask;
   }
   // Split: those that waited longest first.
   std::stable_sort(decodes_.begin(), decodes_.end(),
@@ -234,12 +272,12 @@ uint32_t Scheduler::PlanDecode(StepPlan* plan, Load* load) {
   Load some;
   for (Sequence* s : decodes_) {
     if (chosen_.empty() && Room(some, s->num_computed, 1, kDecodeMask) == 0) {
-      ++num_bucket_misses_;
-      if (options_.error_on_miss || Room(some, s->num_computed, 1, kAny) == 0) {
+      CountMiss(Phase::kDecode, LoadOf({s}));
+      if (options_.error_on_miss || Room(some, s->num_computed, 1, kAnyMask) == 0) {
         plan->misses.push_back(s);
         continue;
       }
-      phases = kAny;
+      phases = kAnyMask;
     }
     if (Room(some, s->num_computed, 1, phases) == 0) continue;
     AddToLoad(&some, *s, 1);
@@ -250,18 +288,28 @@ uint32_t Scheduler::PlanDecode(StepPlan* plan, Load* load) {
   return phases;
 }
 
-// Chunks of running prefills, then of newly admitted sequences, packed up to the token budget.
+// Chunks of running prefills, then of newly admitted sequences, packed up to the token budget. A sequence that is being
+// scored runs alone: when others were first it waits, and nobody behind it may overtake.
 void Scheduler::AddPrefills(uint32_t phases, Load* load, StepPlan* plan) {
   const uint32_t budget = options_.max_tokens_per_step;
-  constexpr uint32_t kAny = kPrefillMask | kDecodeMask | kMixedMask;
   uint32_t used = 0;
   for (Sequence* s : prefills_) {
     if (used == budget) break;
     if (s->state != Sequence::State::kRunning) continue;  // preempted for a decode of this step
-    uint32_t room = Room(*load, s->num_computed, std::min(s->num_remaining(), budget - used), phases);
+    const uint32_t wanted = s->num_remaining() - s->held;
+    if (s->scoring() && !plan->items.empty()) return;
+    uint32_t room = s->scoring() ? ScoringRoom(*s, s->num_computed, std::min(wanted, budget))
+                                 : Room(*load, s->num_computed, std::min(wanted, budget - used), phases);
+    if (s->scoring() && room > 0) {
+      AddItem(s, room, load, plan);
+      plan->prefill = true;
+      return;
+    }
     if (room == 0 && plan->items.empty()) {
-      ++num_bucket_misses_;
-      room = options_.error_on_miss ? 0 : Room(*load, s->num_computed, s->num_remaining(), kAny);
+      Load missed;
+      AddToLoad(&missed, *s, wanted);
+      CountMiss(Phase::kPrefill, missed);
+      room = options_.error_on_miss || s->scoring() ? 0 : Room(*load, s->num_computed, wanted, kAnyMask);
       if (room == 0) {
         plan->misses.push_back(s);
         continue;
@@ -279,15 +327,26 @@ void Scheduler::AddPrefills(uint32_t phases, Load* load, StepPlan* plan) {
   }
 }
 
+// The first waiting sequence that has something to compute, and the cached blocks it starts from in hits_; NULL if none.
+// One that only waits for a mask is passed over.
+Sequence* Scheduler::NextWaiting(uint64_t* id) {
+  for (Sequence* s : waiting_) {
+    // The last token is always computed, and so are those whose logits are wanted.
+    const uint32_t length = static_cast<uint32_t>(s->tokens.size());
+    blocks_->Lookup(s->tokens.data(), (s->scoring() ? s->num_scored : length - 1) / block_size_, &hits_, id);
+    if (length - hits_.size() * block_size_ > s->held) return s;
+  }
+  return nullptr;
+}
+
 // Moves the head of the waiting queue into the step. All its blocks are taken now, so a prefill never waits for
 // memory halfway. False when it does not fit: nobody behind it may overtake.
 bool Scheduler::Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budget, uint32_t* used) {
-  if (waiting_.empty() || running_.size() >= options_.max_num_seqs) return false;
-  Sequence* s = *waiting_.begin();
-  const uint32_t length = static_cast<uint32_t>(s->tokens.size());
+  if (running_.size() >= options_.max_num_seqs) return false;
   uint64_t id;
-  // The last token is always computed: its logits are wanted.
-  blocks_->Lookup(s->tokens.data(), (length - 1) / block_size_, &hits_, &id);
+  Sequence* s = NextWaiting(&id);
+  if (s == nullptr || (s->scoring() && !plan->items.empty())) return false;
+  const uint32_t length = static_cast<uint32_t>(s->tokens.size());
   const uint32_t cached = static_cast<uint32_t>(hits_.size()) * block_size_;
 
   uint32_t free = blocks_->num_free();
@@ -295,11 +354,14 @@ bool Scheduler::Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budg
   const uint32_t need = BlocksFor(length) - static_cast<uint32_t>(hits_.size());
   if (free < need + (running_.empty() ? 0 : watermark_)) return false;
 
-  uint32_t room = Room(*load, cached, std::min(length - cached, budget - *used), phases);
+  const uint32_t wanted = length - cached - s->held;
+  uint32_t room = s->scoring() ? ScoringRoom(*s, cached, std::min(wanted, budget))
+                               : Room(*load, cached, std::min(wanted, budget - *used), phases);
+  if (s->scoring()) *used = budget;  // nothing else rides along
   if (room == 0) {
     if (!plan->items.empty()) return false;
-    ++num_bucket_misses_;
-    room = options_.error_on_miss ? 0 : Room(*load, cached, length - cached, kPrefillMask | kDecodeMask | kMixedMask);
+    CountMiss(Phase::kPrefill, {1, wanted, 1, BlocksFor(cached + wanted)});
+    room = options_.error_on_miss || s->scoring() ? 0 : Room(*load, cached, wanted, kAnyMask);
     if (room == 0) {
       plan->misses.push_back(s);
       Remove(s);
@@ -308,11 +370,15 @@ bool Scheduler::Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budg
     *used = budget;  // an odd graph: nothing else rides along
   }
 
-  waiting_.erase(waiting_.begin());
+  waiting_.erase(s);
   if (!s->started) {
     s->started = true;
     s->num_cached = cached;
     --num_unstarted_;
+    if (blocks_->prefix_cache() && !s->scoring()) {
+      num_query_tokens_ += length;
+      num_hit_tokens_ += cached;
+    }
   }
   for (uint32_t b : hits_) blocks_->Acquire(b);
   s->blocks = hits_;
@@ -332,6 +398,7 @@ void Scheduler::Commit(const StepPlan& plan) {
   for (const StepItem& item : plan.items) {
     Sequence* s = item.sequence;
     s->num_computed = item.start + item.count;
+    s->num_scored += item.num_scores;
     for (; (s->num_registered + 1) * block_size_ <= s->num_computed; ++s->num_registered) {
       s->parent_id = blocks_->Register(s->blocks[s->num_registered], s->parent_id,
                                        &s->tokens[static_cast<size_t>(s->num_registered) * block_size_]);
@@ -358,6 +425,7 @@ Status Scheduler::CheckIntegrity() const {
     if (s->state != Sequence::State::kRunning) return broken(s, "is in the running list in another state");
     if (i > 0 && !Before()(running_[i - 1], s)) return broken(s, "is out of order in the running list");
     if (s->num_computed >= s->tokens.size()) return broken(s, "has computed more tokens than it has");
+    if (s->scoring() && s->num_computed > s->num_scored) return broken(s, "has passed prompt tokens without a score");
     if (s->blocks.size() < BlocksFor(s->num_computed)) return broken(s, "has too few blocks");
     if (s->blocks.size() > BlocksFor(static_cast<uint32_t>(s->tokens.size()))) return broken(s, "has too many blocks");
     for (uint32_t b : s->blocks) {

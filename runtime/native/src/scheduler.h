@@ -23,6 +23,9 @@ struct Sequence {
   uint32_t num_prompt = 0;
   std::vector<int32_t> tokens;  // prompt, then output
   bool finished = false;        // its last event was sent
+  bool held = false;            // guided, and the mask of its next token is missing: its last token waits
+  // The logits after tokens [num_scored, score_end) are still wanted, once, whatever is recomputed later.
+  uint32_t num_scored = 0, score_end = 0;
 
   // Owned by the scheduler.
   State state = State::kNew;
@@ -35,12 +38,21 @@ struct Sequence {
   uint64_t last_step = 0;
 
   uint32_t num_remaining() const { return static_cast<uint32_t>(tokens.size()) - num_computed; }
+  bool scoring() const { return num_scored < score_end; }
 };
 
 struct StepItem {
   Sequence* sequence;
   uint32_t start, count;  // tokens [start, start + count)
   bool sample;            // the last of them is the sequence's last token
+  uint32_t first_score, num_scores;  // the logits after these tokens are wanted, too
+};
+
+// A load that no graph of its phase holds, and how often it came.
+struct BucketMiss {
+  Phase phase;
+  uint32_t seqs, tokens, blocks;
+  uint64_t count;
 };
 
 struct StepPlan {
@@ -80,6 +92,11 @@ class Scheduler {
   uint32_t num_unstarted() const { return num_unstarted_; }
   uint64_t num_preemptions() const { return num_preemptions_; }
   uint64_t num_bucket_misses() const { return num_bucket_misses_; }
+  // The first LLMC_MAX_BUCKET_MISSES shapes that missed.
+  const std::vector<BucketMiss>& bucket_misses() const { return bucket_misses_; }
+  // Prompt tokens looked up in the prefix cache at the first admission, and found.
+  uint64_t num_query_tokens() const { return num_query_tokens_; }
+  uint64_t num_hit_tokens() const { return num_hit_tokens_; }
   Status CheckIntegrity() const;
 
  private:
@@ -96,11 +113,15 @@ class Scheduler {
     uint32_t seqs = 0, tokens = 0, samples = 0, blocks = 0;
   };
   static constexpr uint32_t kPrefillMask = 1u << 0, kDecodeMask = 1u << 1, kMixedMask = 1u << 2;
+  static constexpr uint32_t kAnyMask = kPrefillMask | kDecodeMask | kMixedMask;
   static constexpr int kNoGraph = -1;
 
   static bool InPhase(const GraphShape& g, uint32_t phases) { return (phases >> static_cast<uint32_t>(g.phase)) & 1; }
   int Choose(const Load& load, uint32_t phases) const;
   uint32_t Room(const Load& load, uint32_t computed, uint32_t remaining, uint32_t phases) const;
+  uint32_t ScoringRoom(const Sequence& s, uint32_t computed, uint32_t remaining) const;
+  static uint32_t NumScores(const Sequence& s, uint32_t count);
+  void CountMiss(Phase phase, const Load& load);
   uint32_t BlocksFor(uint32_t tokens) const { return (tokens + block_size_ - 1) / block_size_; }
   void AddToLoad(Load* load, const Sequence& s, uint32_t count) const;
   Load LoadOf(const std::vector<Sequence*>& sequences) const;
@@ -110,6 +131,7 @@ class Scheduler {
   void AddItem(Sequence* s, uint32_t count, Load* load, StepPlan* plan);
   bool PlanMixed(StepPlan* plan, Load* load);
   uint32_t PlanDecode(StepPlan* plan, Load* load);
+  Sequence* NextWaiting(uint64_t* id);
   bool Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budget, uint32_t* used);
   bool EnsureWritable(Sequence* s, StepPlan* plan);
   void Preempt(Sequence* s);
@@ -122,12 +144,13 @@ class Scheduler {
   uint32_t block_size_, watermark_, prefill_phases_ = 0;
   bool has_mixed_ = false;
   bool last_was_prefill_ = false, mixed_was_full_ = false;
-  uint64_t step_ = 0, num_preemptions_ = 0, num_bucket_misses_ = 0;
+  uint64_t step_ = 0, num_preemptions_ = 0, num_bucket_misses_ = 0, num_query_tokens_ = 0, num_hit_tokens_ = 0;
   uint32_t num_unstarted_ = 0;
   std::set<Sequence*, Before> waiting_;
   std::vector<Sequence*> running_;                         // sorted by Before
   std::vector<Sequence*> decodes_, prefills_, chosen_;     // scratch of one Schedule
   std::vector<uint32_t> hits_;
+  std::vector<BucketMiss> bucket_misses_;
 };
 
 }  // namespace llmc

@@ -72,6 +72,7 @@ Status Submit(Engine* engine, Job* job) {
   r.prompt_token_ids = job->prompt.data();
   r.num_prompt_tokens = job->prompt.size();
   r.sampling = job->params;
+  r.num_prompt_logprobs = -1;
   r.sampling.stop_token_ids = job->stops.data();
   r.sampling.num_stop_token_ids = job->stops.size();
   return engine->Submit(r, &job->id);
@@ -291,15 +292,18 @@ void TestPrefixAndGraphs() {
   CHECK_EQ((outputs[{b.id, 0}].num_cached), 32u);
   CHECK_EQ((outputs[{c.id, 0}].num_cached), 28u);  // the last token is always computed
   for (const Job* j : {&a, &b, &c}) Compare(outputs[{j->id, 0}], Reference(*j, 0, 64));
-  std::vector<uint64_t> replays(engine->num_graphs()), tokens(engine->num_graphs());
-  engine->GraphUse(replays.data(), tokens.data());
-  uint64_t sum = 0, valid = 0;
-  for (size_t i = 0; i < replays.size(); ++i) {
-    sum += replays[i];
-    valid += tokens[i];
+  uint64_t sum = 0, valid = 0, padded = 0;
+  for (const llmc_graph_stats& g : engine->GraphStats()) {
+    sum += g.replays;
+    valid += g.tokens;
+    padded += g.padded_tokens;
   }
-  CHECK_EQ(sum, engine->Stats().num_steps);
-  CHECK_EQ(valid, engine->Stats().scheduled_tokens);
+  const llmc_engine_stats stats = engine->Stats();
+  CHECK_EQ(sum, stats.num_steps);
+  CHECK_EQ(valid, stats.scheduled_tokens);
+  CHECK_EQ(padded, stats.padded_tokens);
+  CHECK_EQ(stats.prefix_query_tokens, 33u + 33u + 32u);
+  CHECK_EQ(stats.prefix_hit_tokens, 32u + 28u);
 }
 
 void TestMissPolicy() {

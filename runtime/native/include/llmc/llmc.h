@@ -35,7 +35,8 @@ enum {
   LLMC_ERR_OUT_OF_RANGE = 8,
   LLMC_ERR_QUEUE_FULL = 9,
   LLMC_ERR_BUCKET_MISS = 10,
-  LLMC_ERR_INTERNAL = 11
+  LLMC_ERR_INTERNAL = 11,
+  LLMC_ERR_EMPTY_MASK = 12
 };
 
 typedef struct llmc_error {
@@ -198,11 +199,27 @@ typedef struct llmc_request {
   const int32_t *prompt_token_ids;
   uint64_t num_prompt_tokens;
   llmc_sampling_params sampling;
+  uint32_t guided;                /* 1: every token needs a mask (llmc_engine_set_token_mask) */
+  int32_t num_prompt_logprobs;    /* -1 none (default), 0 only the prompt's tokens, up to 20 alternatives */
+  uint64_t deadline_ns;           /* on the clock of llmc_event.time_ns: then it ends by TIMEOUT; 0: never */
 } llmc_request;
 LLMC_API void llmc_request_init(llmc_request *request);
 
-enum { LLMC_EVENT_TOKEN = 0, LLMC_EVENT_FINISHED = 1, LLMC_EVENT_FAILED = 2 };
-enum { LLMC_FINISH_NONE = 0, LLMC_FINISH_STOP = 1, LLMC_FINISH_LENGTH = 2, LLMC_FINISH_CANCELLED = 3, LLMC_FINISH_ERROR = 4 };
+enum {
+  LLMC_EVENT_TOKEN = 0,
+  LLMC_EVENT_FINISHED = 1,
+  LLMC_EVENT_FAILED = 2,
+  LLMC_EVENT_PROMPT_LOGPROBS = 3, /* of the prompt's token at `position`; all of them before the first TOKEN */
+  LLMC_EVENT_NEEDS_MASK = 4       /* the token after num_output_tokens tokens waits for its mask */
+};
+enum {
+  LLMC_FINISH_NONE = 0,
+  LLMC_FINISH_STOP = 1,
+  LLMC_FINISH_LENGTH = 2,
+  LLMC_FINISH_CANCELLED = 3,
+  LLMC_FINISH_ERROR = 4,
+  LLMC_FINISH_TIMEOUT = 5
+};
 #define LLMC_MAX_TOP_LOGPROBS 20
 
 typedef struct llmc_event {
@@ -219,6 +236,9 @@ typedef struct llmc_event {
   int32_t top_token_ids[LLMC_MAX_TOP_LOGPROBS];
   float top_logprobs[LLMC_MAX_TOP_LOGPROBS];
   uint64_t time_ns;               /* monotonic clock */
+  uint32_t position;              /* TOKEN, PROMPT_LOGPROBS: of the token, counted from the prompt's first */
+  uint32_t rank;                  /* with logprob: 1 when no token was likelier; else 0 */
+  uint64_t arrival_ns, first_scheduled_ns, first_token_ns; /* FINISHED, FAILED: of the request; 0: never */
 } llmc_event;
 
 typedef struct llmc_engine_stats {
@@ -231,21 +251,63 @@ typedef struct llmc_engine_stats {
   uint64_t schedule_ns, prepare_ns;          /* wall time before the replay: what to run, and its inputs */
   uint64_t kernel_ns, barrier_ns;            /* of replay_ns on thread 0: in kernels; waiting for other threads */
   uint64_t decode_step_ns, decode_kernel_ns, decode_barrier_ns; /* the same of decode steps; the rest is overhead */
+  uint64_t prefix_query_tokens, prefix_hit_tokens; /* prompt tokens looked up in the prefix cache, and found */
 } llmc_engine_stats;
+
+typedef struct llmc_graph_stats {
+  uint32_t struct_size, reserved;
+  uint64_t replays, tokens, padded_tokens;   /* valid tokens carried, and padding beside them */
+  uint64_t replay_ns;                        /* wall time */
+} llmc_graph_stats;
+
+/* A step that no graph of its phase could hold, or that no graph could. */
+typedef struct llmc_bucket_miss {
+  uint32_t struct_size;
+  uint32_t phase;                 /* 0 prefill, 1 decode */
+  uint32_t num_seqs, num_tokens;
+  uint32_t num_blocks, reserved;  /* of the longest sequence */
+  uint64_t count;
+} llmc_bucket_miss;
+#define LLMC_MAX_BUCKET_MISSES 64
+
+enum { LLMC_READY_EVENTS = 1, LLMC_READY_WORK = 2 };
 
 /* All allocation happens here. The engine keeps a reference to the artifact. */
 LLMC_API llmc_status llmc_engine_create(llmc_artifact *artifact, const llmc_engine_options *options, llmc_engine **out,
                                         llmc_error *error);
 LLMC_API void llmc_engine_destroy(llmc_engine *engine);
-/* submit, cancel: from any thread, also while another thread is in step. */
+/* submit, cancel, set_token_mask, wait, poll and the get_ functions: from any thread, also while another is in step. */
 LLMC_API llmc_status llmc_engine_submit(llmc_engine *engine, const llmc_request *request, uint64_t *id, llmc_error *error);
+/* Takes effect at the start of the next step: no token follows the one of a step in flight. */
 LLMC_API llmc_status llmc_engine_cancel(llmc_engine *engine, uint64_t id, llmc_error *error);
+/* The tokens that continuation `output_index` of a guided request may take next: bit t % 32 of words[t / 32] allows
+ * token t; tokens past the last word are not allowed. Each mask serves one token: set the first one of each of the n
+ * continuations after submit, the next one after each TOKEN event (a NEEDS_MASK event asks for each). Until it is there
+ * the continuation waits; others go on, and so does its prompt but for the last token. Setting it again before a step
+ * uses it replaces it. LLMC_ERR_NOT_FOUND: the request or continuation has ended. LLMC_ERR_INVALID_ARGUMENT: a step in
+ * flight uses a mask already, or the request is not guided. A mask without a token fails the request with
+ * LLMC_ERR_EMPTY_MASK. min_tokens gives way where the mask leaves only eos and stop ids. */
+LLMC_API llmc_status llmc_engine_set_token_mask(llmc_engine *engine, uint64_t id, uint32_t output_index,
+                                                const uint32_t *words, uint64_t num_words, llmc_error *error);
 /* One iteration: schedule, prepare, replay, sample, postprocess. *progressed = 0 when there was nothing to do. */
 LLMC_API llmc_status llmc_engine_step(llmc_engine *engine, uint32_t *progressed, llmc_error *error);
 /* Moves up to capacity events, oldest first. events[0].struct_size must be set by the caller. */
 LLMC_API llmc_status llmc_engine_poll(llmc_engine *engine, llmc_event *events, uint64_t capacity, uint64_t *count,
                                       llmc_error *error);
+/* Blocks until there are events to poll or work for step, or for timeout_ns (UINT64_MAX: without limit). *ready:
+ * LLMC_READY_ bits, 0 after the timeout. submit, cancel, set_token_mask and a passing deadline wake it. */
+LLMC_API llmc_status llmc_engine_wait(llmc_engine *engine, uint64_t timeout_ns, uint32_t *ready, llmc_error *error);
+/* Replays a full bucket of made-up tokens, which write to the dummy KV block only: reads the weights, faults in the
+ * pages. *ns (may be NULL): wall time of the replay. Waits for a step in flight; not counted in the statistics. */
+LLMC_API llmc_status llmc_engine_warm_graph(llmc_engine *engine, uint32_t graph, uint64_t *ns, llmc_error *error);
 LLMC_API llmc_status llmc_engine_get_stats(const llmc_engine *engine, llmc_engine_stats *stats, llmc_error *error);
+/* One entry a graph. stats[0].struct_size must be set by the caller; LLMC_ERR_OUT_OF_RANGE below num_graphs entries. */
+LLMC_API llmc_status llmc_engine_get_graph_stats(const llmc_engine *engine, llmc_graph_stats *stats, uint64_t capacity,
+                                                 uint64_t *count, llmc_error *error);
+/* The shapes that missed, in order of appearance: up to capacity of the first LLMC_MAX_BUCKET_MISSES; later shapes count
+ * in num_bucket_misses only. misses[0].struct_size must be set by the caller. */
+LLMC_API llmc_status llmc_engine_get_bucket_misses(const llmc_engine *engine, llmc_bucket_miss *misses,
+                                                   uint64_t capacity, uint64_t *count, llmc_error *error);
 /* Per graph: how often it was replayed, and how many valid tokens it carried. Arrays of `capacity` graphs. */
 LLMC_API llmc_status llmc_engine_get_graph_use(const llmc_engine *engine, uint64_t *replays, uint64_t *tokens,
                                                uint64_t capacity, llmc_error *error);
