@@ -55,6 +55,8 @@ llmc_status llmc_artifact_open(const char* path, llmc_artifact** out, llmc_error
   });
 }
 
+void llmc_artifact_close(llmc_artifact* artifact) { delete artifact; }
+
 llmc_status llmc_artifact_get_info(const llmc_artifact* artifact, llmc_artifact_info* info, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
     if (!artifact) return NullArgument("artifact");
