@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from llmc.compiler.kernels import builder as b
 from llmc.compiler.kernels import vector_ir
-from llmc.compiler.kernels.pipeline import compile_object, link_shared
+from llmc.compiler.kernels.pipeline import compile_object
 from llmc.compiler.kernels.registry import build_kernel
 from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.link import link_shared
 from llmc.compiler.packing import pack_activation, pack_linear
 from llmc.compiler.targets.cpu import Target, resolve_target
 

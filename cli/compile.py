@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ def compile_command(
     require_compiler("llmc compile needs the compiler")
     from llmc.compiler.config import CompileConfig
     from llmc.compiler.pipeline import compile_model
+    from llmc.compiler.resources import seconds_since_start
     from llmc.compiler.targets.cpu import TargetError, resolve_target
 
     config = CompileConfig(
@@ -82,8 +84,10 @@ def compile_command(
         resolve_target(target)
     except TargetError as error:
         raise typer.BadParameter(f"--target: {error}") from error
+    start_s = round(seconds_since_start(), 3)
     with progress_bar() as progress:
         report = compile_model(config, progress)
+    report = replace(report, phase_seconds={"start": start_s, **report.phase_seconds})
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))
     else:
@@ -156,6 +160,7 @@ def _print_table(report: CompileReport) -> None:
     table.add_row("code", format_bytes(report.code_bytes))
     table.add_row("weights", format_bytes(report.weight_bytes))
     table.add_row("arena (largest graph)", format_bytes(report.arena_bytes))
+    table.add_row("peak memory", format_bytes(report.peak_memory_bytes))
     table.add_section()
     for phase, seconds in report.phase_seconds.items():
         table.add_row(phase, f"{seconds:.2f} s")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
+from llmc.compiler import keys
 from llmc.compiler.cache import GraphCache, key_of
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import Target
+from llmc.compiler.tvm_import import import_tvm
 
 _MIN_KERNELS_A_PROCESS = 8
 
@@ -27,21 +27,8 @@ class BuiltKernel:
     cached: bool
 
 
-def kernel_components(spec: KernelSpec, target: Target) -> dict[str, str]:
-    """Everything that determines a kernel's code, by name: the template's sources stand for the IR they generate."""
-    from llmc.compiler.kernels.registry import source_digest
-
-    return {
-        "kind": "kernel",
-        "op": spec.op,
-        "params": json.dumps(spec.params),
-        "target": json.dumps(asdict(target), sort_keys=True),
-        "template": source_digest(spec.op),
-        "tvm": importlib.metadata.version("apache-tvm"),
-    }
-
-
 def _compile(job: tuple[KernelSpec, Target]) -> bytes:
+    import_tvm()
     from llmc.compiler.kernels.pipeline import compile_object
     from llmc.compiler.kernels.registry import build_kernel
 
@@ -60,7 +47,7 @@ def build_kernels(
     built: dict[KernelSpec, BuiltKernel] = {}
     missing: list[tuple[KernelSpec, str, dict[str, str]]] = []
     for spec in specs:
-        components = kernel_components(spec, target)
+        components = keys.kernel_components(spec, target)
         key = key_of(components)
         code = cache.get(key)
         if code is None:

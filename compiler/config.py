@@ -59,7 +59,10 @@ class CompileConfig:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What was built: counts, bytes, seconds by phase."""
+    """What was built: counts, bytes, seconds by phase.
+
+    peak_memory_bytes: largest sum of the resident memory of the compiler and the processes it started.
+    """
 
     artifact: Path
     target: str
@@ -71,6 +74,7 @@ class CompileReport:
     code_bytes: int
     weight_bytes: int
     arena_bytes: int
+    peak_memory_bytes: int
     phase_seconds: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -9,17 +9,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-INPUTS = (
-    "input_ids",
-    "positions",
-    "slot_mapping",
-    "block_tables",
-    "context_lens",
-    "query_start",
-    "sample_index",
-    "token_seq",
-)
-"""Graph inputs in the order of FORMAT.md's input indices; int32."""
+from llmc.compiler.graph import INPUTS
 
 
 class _WeightsAsInputs(nn.Module):

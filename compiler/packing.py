@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
+ReadRows = Callable[[int, Array], None]
 
 
 def lanes_of_dtype(dtype: np.dtype) -> int:
@@ -23,21 +27,48 @@ def packed_shape(n: int, k: int, panel_columns: int, lanes: int) -> tuple[int, i
     return (-(-n // panel_columns), -(-k // lanes), panel_columns, lanes)
 
 
-def pack_linear(weight: Array, panel_columns: int, lanes: int | None = None) -> Array:
-    """[N, K] to [ceil(N/C)][K/L][C][L], zero padded. lanes defaults to that of the dtype."""
-    if lanes is None:
-        lanes = lanes_of_dtype(weight.dtype)
+class PanelPacker:
+    """Packs a weight some panels at a time through scratch memory that stays in cache; not shared between threads.
+
+    read_rows: writes rows [first, first + len(out)) of the [N, K] weight to `out`, which is strided.
+    """
+
+    # Words between two rows of the scratch: rows that are a multiple of a page apart would share a cache set.
+    _GAP = 16
+
+    def __init__(self, n: int, k: int, panel_columns: int, dtype: np.dtype, read_rows: ReadRows) -> None:
+        lanes = lanes_of_dtype(dtype)
+        self._n = n
+        self.panels, self.words, self._columns, _ = packed_shape(n, k, panel_columns, lanes)
+        # Zeros: what no row writes is the padding.
+        scratch = np.zeros((panel_columns, self.words + self._GAP), np.uint32)
+        self._words = scratch[:, : self.words]
+        self._rows = scratch.view(dtype)[:, :k]
+        self._read_rows = read_rows
+
+    def pack(self, first_panel: int, out: NDArray[np.uint32]) -> None:
+        """Writes panels from `first_panel` on to `out` [count, words, panel_columns]."""
+        for i in range(len(out)):
+            first = (first_panel + i) * self._columns
+            rows = min(self._columns, self._n - first)
+            self._read_rows(first, self._rows[:rows])
+            if rows < self._columns:
+                self._words[rows:] = 0
+            # Whole words: 4 bytes at a time keep numpy on its fast copy.
+            np.copyto(out[i], self._words.T)
+
+
+def pack_linear(weight: Array, panel_columns: int) -> Array:
+    """[N, K] float32 or bfloat16 to [ceil(N/C)][ceil(K/L)][C][L], zero padded."""
     n, k = weight.shape
-    panels, words, columns, _ = packed_shape(n, k, panel_columns, lanes)
-    # Transposing whole words moves 4 bytes at a time and keeps numpy on its fast copy.
-    if n == panels * columns and k == words * lanes:
-        padded = np.ascontiguousarray(weight)
-    else:
-        padded = np.zeros((panels * columns, words * lanes), weight.dtype)
-        padded[:n, :k] = weight
-    word = padded.view(np.uint32)
-    out = np.ascontiguousarray(word.reshape(panels, columns, words).transpose(0, 2, 1))
-    return out.view(weight.dtype).reshape(panels, words, columns, lanes)
+
+    def read_rows(first: int, out: Array) -> None:
+        np.copyto(out, weight[first : first + len(out)])
+
+    packer = PanelPacker(n, k, panel_columns, weight.dtype, read_rows)
+    out = np.empty((packer.panels, packer.words, panel_columns), np.uint32)
+    packer.pack(0, out)
+    return out.view(weight.dtype).reshape(packed_shape(n, k, panel_columns, lanes_of_dtype(weight.dtype)))
 
 
 def unpack_linear(packed: Array, n: int, k: int) -> Array:
@@ -46,9 +77,9 @@ def unpack_linear(packed: Array, n: int, k: int) -> Array:
     return np.ascontiguousarray(packed.transpose(0, 2, 1, 3)).reshape(panels * columns, words * lanes)[:n, :k]
 
 
-def pack_activation(x: Array, row_tile: int, lanes: int | None = None) -> Array:
+def pack_activation(x: Array, row_tile: int) -> Array:
     """[T, K] to [ceil(T/R)][K/L][R][L], zero padded (kernels write this layout; tests read it)."""
-    return pack_linear(x, row_tile, lanes)
+    return pack_linear(x, row_tile)
 
 
 def unpack_activation(packed: Array, rows: int, k: int) -> Array:

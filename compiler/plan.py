@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from llmc.buckets import Bucket
+from llmc.compiler import keys
 from llmc.compiler.cache import GraphCache, key_of
 from llmc.compiler.graph import Command, CommandList, Operand, round_up
 from llmc.compiler.kernels.spec import KernelSpec
@@ -57,27 +58,43 @@ def from_json(payload: bytes) -> CommandList:
     )
 
 
+def needed_graphs(
+    buckets: Sequence[Bucket], params: GraphParams, common: Mapping[str, str]
+) -> dict[GraphShape, tuple[Bucket, dict[str, str]]]:
+    """The distinct command lists of `buckets`: the first bucket of each, and what its key is made of."""
+    needed: dict[GraphShape, tuple[Bucket, dict[str, str]]] = {}
+    for bucket in buckets:
+        shape = graph_shape(bucket, params)
+        if shape not in needed:
+            needed[shape] = bucket, keys.shape_components(common, asdict(shape))
+    return needed
+
+
 def plan_graphs(
     buckets: Sequence[Bucket],
     params: GraphParams,
-    components: dict[str, str],
+    common: Mapping[str, str],
     cache: GraphCache,
     bind: Callable[[GraphShape, GraphParams], CommandList],
     on_graph: Callable[[int, int], None],
 ) -> dict[Bucket, tuple[GraphShape, CommandList]]:
-    """Command lists of all buckets. `bind` traces on its first call; it is never called when the cache has them all."""
+    """Command lists of all buckets. `bind` traces on its first call; it is never called when the cache has them all.
+
+    common: `keys.graph_components`.
+    """
+    needed = needed_graphs(buckets, params, common)
     lists: dict[GraphShape, CommandList] = {}
     graphs: dict[Bucket, tuple[GraphShape, CommandList]] = {}
     for done, bucket in enumerate(buckets, 1):
         shape = graph_shape(bucket, params)
         if shape not in lists:
-            own = {**components, **{f"shape.{k}": str(v) for k, v in asdict(shape).items()}}
-            key = key_of(own)
+            _, components = needed[shape]
+            key = key_of(components)
             payload = cache.get(key)
             if payload is None:
                 tiles = replace(params, row_tile=shape.row_tile, sample_row_tile=shape.sample_row_tile)
                 lists[shape] = bind(shape, tiles)
-                cache.put(key, to_json(lists[shape]), own, {"bucket": str(bucket)})
+                cache.put(key, to_json(lists[shape]), components, {"bucket": str(bucket)})
             else:
                 lists[shape] = from_json(payload)
         graphs[bucket] = (shape, lists[shape])

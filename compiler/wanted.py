@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
+from llmc.compiler import keys
 from llmc.compiler.cache import GraphCache, key_of
 from llmc.compiler.config import CompileConfig
+from llmc.compiler.plan import from_json, needed_graphs
+from llmc.compiler.resolve import resolve
 
 
 @dataclass(frozen=True)
@@ -21,35 +24,17 @@ class Wanted:
 
 
 def wanted_entries(config: CompileConfig, cache: GraphCache) -> list[Wanted]:
-    """Graphs, then the kernels of those graphs that the cache has (the others' kernels are not known before a trace).
+    """Graphs, the trace, then the kernels of those graphs that the cache has (the others' are not known before).
 
-    Raises what `pipeline.resolve` raises for a bad model.
+    The trace is looked for only when a graph is missing. Raises what `resolve` raises for a bad model.
     """
-    from llmc.compiler.build import kernel_components
-    from llmc.compiler.pipeline import graph_components, resolve
-    from llmc.compiler.plan import from_json, graph_shape
-    from llmc.compiler.templates import GraphParams
-
     resolved = resolve(config)
-    params = GraphParams(
-        target=resolved.target,
-        row_tile=0,
-        sample_row_tile=0,
-        act_dtype=resolved.act_dtype,
-        kv_dtype=resolved.kv_dtype,
-        block_size=resolved.block_size,
-        packed_embedding=resolved.model.tie_word_embeddings,
-    )
-    common = graph_components(resolved, params)
-    graphs: dict[str, Wanted] = {}
-    for bucket in resolved.ladder:
-        shape = asdict(graph_shape(bucket, params))
-        wanted = Wanted(str(bucket), {**common, **{f"shape.{name}": str(value) for name, value in shape.items()}})
-        graphs.setdefault(wanted.key, wanted)
+    needed = needed_graphs(list(resolved.ladder), resolved.graph_params(), resolved.graph_components())
+    graphs = [Wanted(str(bucket), components) for bucket, components in needed.values()]
     specs = set()
-    for key in graphs:
-        payload = cache.get(key)
+    for graph in graphs:
+        payload = cache.get(graph.key)
         if payload is not None:
             specs |= {command.spec for command in from_json(payload).commands}
-    kernels = [Wanted(s.symbol(), kernel_components(s, resolved.target)) for s in specs]
-    return [*graphs.values(), *sorted(kernels, key=lambda w: w.name)]
+    kernels = [Wanted(s.symbol(), keys.kernel_components(s, resolved.target)) for s in specs]
+    return [*graphs, Wanted("trace", resolved.trace_components()), *sorted(kernels, key=lambda w: w.name)]

@@ -1,24 +1,33 @@
-"""Packs parameters into weights.safetensors, streaming: one parameter in memory at a time."""
+"""Packs parameters into weights.safetensors: a few MiB of each in memory at a time, several parameters at once."""
 
 from __future__ import annotations
 
+import ctypes
 import json
+import math
 import os
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
-import torch
 
 from llmc.compiler.config import CompileError
-from llmc.compiler.packing import pack_linear, packed_shape
+from llmc.compiler.packing import PanelPacker, packed_shape
+from llmc.models.convert import DTYPES
+from llmc.models.loader import Parameter
 
 ALIGNMENT = 64
 _SAFETENSORS_DTYPE = {"f32": "F32", "bf16": "BF16"}
 _ITEM_BYTES = {"f32": 4, "bf16": 2}
 LANES = {"f32": 1, "bf16": 2}
+_PIECE_BYTES = 2 << 20
+_EARLY_WRITE_BYTES = 64 << 10
+# Linux: sync_file_range(2); None elsewhere, where the sync at the end does all of it.
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+_SYNC_FILE_RANGE_WRITE = 2
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,7 @@ def plan_weights(requests: Iterable[WeightRequest], panel_columns: int) -> Weigh
         if request.packed:
             n, k = request.shape
             shape = packed_shape(n, k, panel_columns, LANES[request.dtype])
-        nbytes = int(np.prod(shape)) * _ITEM_BYTES[request.dtype]
+        nbytes = math.prod(shape) * _ITEM_BYTES[request.dtype]
         entries[request.name] = {
             "dtype": _SAFETENSORS_DTYPE[request.dtype],
             "shape": list(shape),
@@ -91,38 +100,84 @@ def plan_weights(requests: Iterable[WeightRequest], panel_columns: int) -> Weigh
     return WeightLayout(weights, header, len(header) + offset)
 
 
-def _as_numpy(tensor: torch.Tensor, dtype: str) -> np.ndarray:
-    tensor = tensor.detach().contiguous()
-    if dtype == "bf16":
-        return tensor.to(torch.bfloat16).view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.to(torch.float32).numpy()
-
-
 def write_weights(
     layout: WeightLayout,
-    parameters: Iterable[tuple[str, torch.Tensor]],
+    parameters: Iterable[Parameter],
     panel_columns: int,
     path: Path,
     on_weight: Callable[[int, int], None],
-) -> None:
-    """Writes every weight of `layout` from `parameters` (any order). Raises CompileError when one is missing."""
-    wanted = {w.name: w for w in layout.weights}
-    with path.open("wb") as out:
+    num_threads: int = 1,
+) -> dict[str, int]:
+    """Writes every weight of `layout` from `parameters` (any order) and returns the CRC-32 of each one's bytes.
+
+    The caller syncs the file: most of it is on its way to the disk when this returns. Raises CompileError when a
+    parameter is missing or does not fit, OSError when the disk does not take it.
+    """
+    values = {p.name: p for p in parameters}
+    missing = sorted(w.name for w in layout.weights if w.name not in values)
+    if missing:
+        raise CompileError(f"the model has no value for weights {', '.join(missing[:5])}")
+    checksums: dict[str, int] = {}
+    with path.open("wb") as out, ThreadPoolExecutor(max(1, num_threads)) as pool:
         out.truncate(layout.total_bytes)
-        out.write(layout.header)
-        for name, tensor in parameters:
-            weight = wanted.pop(name, None)
-            if weight is None:
-                continue
-            array = _as_numpy(tensor, weight.dtype)
-            if weight.packed:
-                array = pack_linear(array, panel_columns, LANES[weight.dtype])
-            if array.nbytes != weight.nbytes:
-                raise CompileError(f"weight {name} has {array.nbytes} bytes where {weight.nbytes} were planned")
-            out.seek(weight.file_offset)
-            out.write(np.ascontiguousarray(array).view(np.uint8).data)
-            on_weight(len(layout.weights) - len(wanted), len(layout.weights))
-        if wanted:
-            raise CompileError(f"the model has no value for weights {', '.join(sorted(wanted)[:5])}")
-        out.flush()
-        os.fsync(out.fileno())
+        _write(out.fileno(), layout.header, 0)
+        # The largest first, so that no thread is left with it at the end.
+        jobs = {
+            pool.submit(_write_weight, out.fileno(), weight, values[weight.name], panel_columns): weight.name
+            for weight in sorted(layout.weights, key=lambda w: -w.nbytes)
+        }
+        try:
+            for job in as_completed(jobs):
+                checksums[jobs[job]] = job.result()
+                on_weight(len(checksums), len(jobs))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return checksums
+
+
+def _write_weight(fd: int, weight: PackedWeight, parameter: Parameter, panel_columns: int) -> int:
+    """Converts, packs and writes one weight some MiB at a time; returns the CRC-32 of its bytes."""
+    checksum, offset = 0, weight.file_offset
+    for piece in _pieces(weight, parameter, panel_columns):
+        checksum = zlib.crc32(piece, checksum)
+        _write(fd, piece, offset)
+        offset += len(piece)
+    if offset - weight.file_offset != weight.nbytes:
+        raise CompileError(
+            f"weight {weight.name} has {offset - weight.file_offset} bytes where {weight.nbytes} were planned"
+        )
+    return checksum
+
+
+def _pieces(weight: PackedWeight, parameter: Parameter, panel_columns: int) -> Iterator[memoryview]:
+    """The bytes of a stored weight in order; a piece is valid until the next one is asked for."""
+    dtype, shape = DTYPES[weight.dtype], parameter.shape
+    if weight.packed:
+        packer = PanelPacker(shape[0], shape[1], panel_columns, dtype, parameter.read)
+        panel_bytes = packer.words * panel_columns * 4
+        count = min(packer.panels, max(1, _PIECE_BYTES // panel_bytes))
+        words = np.empty((count, packer.words, panel_columns), np.uint32)
+        for first in range(0, packer.panels, count):
+            some = words[: packer.panels - first]
+            packer.pack(first, some)
+            yield memoryview(some).cast("B")
+    else:
+        row_bytes = math.prod(shape[1:]) * dtype.itemsize
+        count = min(shape[0], max(1, _PIECE_BYTES // max(1, row_bytes)))
+        rows = np.empty((count, *shape[1:]), dtype)
+        for first in range(0, shape[0], count):
+            some = rows[: shape[0] - first]
+            parameter.read(first, some)
+            yield memoryview(some.view(np.uint8)).cast("B")
+
+
+def _write(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """Writes all of `data` at `offset` and lets the disk begin with it: a sync at the end alone takes far longer."""
+    rest = memoryview(data).cast("B")
+    at = offset
+    while rest:
+        written = os.pwrite(fd, rest, at)
+        rest, at = rest[written:], at + written
+    if _sync_file_range is not None and at - offset >= _EARLY_WRITE_BYTES:
+        _sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(at - offset), _SYNC_FILE_RANGE_WRITE)

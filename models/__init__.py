@@ -1,7 +1,10 @@
-"""Model families in plain torch over the llmc ops: configs, weights and graphs."""
+"""Model families in plain torch over the llmc ops: configs, weights and graphs.
+
+Configs, checkpoints and weight maps need no torch; it is imported with the first module that is built.
+"""
 
 from llmc.models.config import ModelConfig, ModelError, RopeScaling, load_config
-from llmc.models.loader import Checkpoint, load_model, load_parameters
+from llmc.models.loader import Checkpoint, Parameter, load_parameters
 from llmc.models.registry import build_model, get_family
 from llmc.models.rope import cos_sin_table
 
@@ -9,11 +12,11 @@ __all__ = [
     "Checkpoint",
     "ModelConfig",
     "ModelError",
+    "Parameter",
     "RopeScaling",
     "build_model",
     "cos_sin_table",
     "get_family",
     "load_config",
-    "load_model",
     "load_parameters",
 ]

@@ -1,4 +1,4 @@
-"""Reads safetensors checkpoints: memory-mapped, one parameter at a time."""
+"""Reads safetensors checkpoints: memory-mapped, as numpy arrays; nothing is read before it is asked for."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
-from llmc.models.blocks.decoder import Decoder
-from llmc.models.config import ModelConfig, load_config
+from llmc.models.config import ModelConfig
+from llmc.models.convert import DTYPES, Array, convert
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
-from llmc.models.ops import torch_act_dtype
-from llmc.models.registry import build_model, get_family
-from llmc.models.rope import cos_sin_table
+from llmc.models.registry import get_family
 
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES = {name.upper(): dtype for name, dtype in DTYPES.items()}
 _MAX_HEADER_BYTES = 100 << 20
 _AGAIN = "download the checkpoint again"
 
@@ -42,8 +40,7 @@ class _File:
         self.path = path
         try:
             with path.open("rb") as file:
-                # Private and writable only because torch wants writable memory; nothing ever writes.
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             raise ModelError(f"{path} does not exist; {_AGAIN}") from None
         except ValueError:
@@ -83,16 +80,13 @@ class _File:
             raise self._broken(f"tensor {name} of shape {list(shape)} and dtype {dtype} has {end - begin} bytes")
         return _Entry(dtype, shape, start + begin, start + end)
 
-    def load(self, name: str) -> torch.Tensor:
+    def load(self, name: str) -> Array:
         entry = self.entries[name]
         if entry.dtype not in _DTYPES:
             raise ModelError(
                 f"{self.path}: tensor {name} has dtype {entry.dtype}, which is not one of {', '.join(_DTYPES)}"
             )
-        dtype, count = _DTYPES[entry.dtype], math.prod(entry.shape)
-        if count == 0:
-            return torch.empty(entry.shape, dtype=dtype)
-        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=entry.begin).view(entry.shape)
+        return np.ndarray(entry.shape, _DTYPES[entry.dtype], self._map, entry.begin)
 
 
 class Checkpoint:
@@ -152,38 +146,51 @@ class Checkpoint:
         """One of f32, f16, bf16, or another safetensors dtype in lower case."""
         return self._entry(name).dtype.lower()
 
-    def load(self, name: str) -> torch.Tensor:
-        """The tensor, backed by the mapped file; do not write to it. Raises ModelError on an unsupported dtype."""
+    def load(self, name: str) -> Array:
+        """The tensor, a read-only view of the mapped file. Raises ModelError on an unsupported dtype."""
         self._entry(name)
         return self._files[name].load(name)
 
 
-def load_parameters(config: ModelConfig, checkpoint: Checkpoint, act_dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, value) of every parameter in order, one in memory at a time; the buffer rope.cos_sin is not among them.
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the model whose value is still in the checkpoint.
 
-    Linear and embedding weights come in act_dtype ("f32" or "bf16"), norms and biases in float32; values that need no
-    conversion are views of the mapped file. Raises ModelError before the first one if the checkpoint does not fit.
+    dtype: what it is stored in, "f32" or "bf16". parts: f32, f16 or bf16 arrays, one below the other.
+    """
+
+    name: str
+    dtype: str
+    parts: tuple[Array, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (sum(len(part) for part in self.parts), *self.parts[0].shape[1:])
+
+    def read(self, first: int, out: Array) -> None:
+        """Writes rows [first, first + len(out)) to `out`, which may be strided, converted to out's dtype."""
+        start = 0
+        for part in self.parts:
+            begin, end = max(first, start), min(first + len(out), start + len(part))
+            if begin < end:
+                convert(part[begin - start : end - start], out[begin - first : end - first])
+            start += len(part)
+
+    def value(self) -> Array:
+        """The whole parameter in its dtype, in memory of its own."""
+        out = np.empty(self.shape, DTYPES[self.dtype])
+        self.read(0, out)
+        return out
+
+
+def load_parameters(config: ModelConfig, checkpoint: Checkpoint, act_dtype: str) -> Iterator[Parameter]:
+    """Every parameter in order; the buffer rope.cos_sin is not among them.
+
+    Linear and embedding weights are stored in act_dtype ("f32" or "bf16"), norms and biases in float32. Raises
+    ModelError before the first one if the checkpoint does not fit.
     """
     weights = get_family(config.model_type).weight_map(config)
     weights.check({name: checkpoint.shape(name) for name in checkpoint.names()}, str(checkpoint.path))
-    act = torch_act_dtype(act_dtype)
     for target in weights.targets:
-        dtype = act if target.dtype == "act" else torch.float32
-        parts = [checkpoint.load(source.name).to(dtype) for source in target.sources]
-        yield target.name, parts[0] if target.how == "copy" else torch.cat(parts)
-
-
-def load_model(path: str | Path, act_dtype: str = "f32", max_len: int | None = None) -> Decoder:
-    """The whole model on the CPU for eager runs; max_len in tokens, None for max_position_embeddings."""
-    config = load_config(path)
-    length = max_len or config.max_position_embeddings
-    with torch.device("meta"):
-        model = build_model(config, act_dtype, length)
-    state = dict(load_parameters(config, Checkpoint(path), act_dtype))
-    if config.tie_word_embeddings:
-        state["lm_head.weight"] = state["embed.weight"]
-    state["rope.cos_sin"] = cos_sin_table(config, length)
-    model.load_state_dict(state, strict=True, assign=True)
-    if config.tie_word_embeddings:
-        model.lm_head.weight = model.embed.weight
-    return model.eval()
+        dtype = act_dtype if target.dtype == "act" else "f32"
+        yield Parameter(target.name, dtype, tuple(checkpoint.load(source.name) for source in target.sources))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llmc.models.blocks.decoder import Decoder
+from typing import TYPE_CHECKING
+
 from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
@@ -10,6 +11,9 @@ from llmc.models.families.llama import LLAMA
 from llmc.models.families.mistral import MISTRAL
 from llmc.models.families.qwen2 import QWEN2
 from llmc.models.families.qwen3 import QWEN3
+
+if TYPE_CHECKING:
+    from llmc.models.blocks.decoder import Decoder
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}
 

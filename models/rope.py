@@ -1,16 +1,23 @@
-"""The table of rotary cosines and sines, in the arithmetic of transformers (float32 frequencies and angles)."""
+"""The table of rotary cosines and sines: float32 frequencies and angles as in transformers, their functions correctly
+rounded, so that the table is the same on every machine.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from llmc.models.config import ModelConfig, RopeScaling
 from llmc.models.errors import ModelError
 
+_F32 = np.float32
+Array = NDArray[Any]
 
-def cos_sin_table(config: ModelConfig, max_len: int) -> torch.Tensor:
+
+def cos_sin_table(config: ModelConfig, max_len: int) -> Array:
     """float32 [max_len, rotary_dim]: cosines in the first half of a row, sines in the second, for positions 0, 1, ….
 
     Yarn's attention factor is folded in. Dynamic (NTK) scaling, whose frequencies follow the length of the text
@@ -20,22 +27,29 @@ def cos_sin_table(config: ModelConfig, max_len: int) -> torch.Tensor:
     if max_len < 1:
         raise ModelError(f"a rotary table of {max_len} positions was asked for; it needs at least 1")
     inv_freq, factor = _frequencies(config, max_len)
-    angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inv_freq
-    return torch.cat((angles.cos() * factor, angles.sin() * factor), dim=-1)
+    # float32 angles; only their cosines and sines are taken in float64, then rounded once.
+    angles = (np.arange(max_len, dtype=_F32)[:, None] * inv_freq).astype(np.float64)
+    return np.concatenate((np.cos(angles).astype(_F32), np.sin(angles).astype(_F32)), axis=-1) * _F32(factor)
 
 
-def _inverse(base: float | torch.Tensor, dim: int) -> torch.Tensor:
-    return 1.0 / (base ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
+def _powers(base: float, dim: int) -> Array:
+    """base ** (2 i / dim), float32 [dim / 2], correctly rounded."""
+    exponents = np.arange(0, dim, 2).astype(_F32) / _F32(dim)
+    return np.power(float(base), exponents.astype(np.float64)).astype(_F32)
 
 
-def _frequencies(config: ModelConfig, max_len: int) -> tuple[torch.Tensor, float]:
+def _inverse(base: float, dim: int) -> Array:
+    return _F32(1) / _powers(base, dim)
+
+
+def _frequencies(config: ModelConfig, max_len: int) -> tuple[Array, float]:
     """(inverse frequencies float32 [rotary_dim / 2], factor of cos and sin)."""
     theta, dim, scaling = config.rope_theta, config.rotary_dim, config.rope_scaling
     if scaling is None:
         return _inverse(theta, dim), 1.0
     match scaling.rope_type:
         case "linear":
-            return _inverse(theta, dim) / scaling.factor, 1.0
+            return _inverse(theta, dim) / _F32(scaling.factor), 1.0
         case "dynamic":
             return _inverse(_dynamic_base(theta, dim, scaling, max_len), dim), 1.0
         case "llama3":
@@ -45,31 +59,31 @@ def _frequencies(config: ModelConfig, max_len: int) -> tuple[torch.Tensor, float
     raise ModelError(f"rope type {scaling.rope_type!r} is not supported; one of default, linear, dynamic, llama3, yarn")
 
 
-def _dynamic_base(theta: float, dim: int, scaling: RopeScaling, max_len: int) -> float | torch.Tensor:
+def _dynamic_base(theta: float, dim: int, scaling: RopeScaling, max_len: int) -> float:
     original = scaling.original_max_position_embeddings
     if max_len <= original:
         return theta
     if dim == 2:
         raise ModelError("dynamic rope scaling needs more than 2 rotated elements in a head")
-    # A tensor, because transformers takes the length from a tensor and so rounds every step to float32.
-    length = torch.tensor(max_len)
-    return theta * ((scaling.factor * length / original) - (scaling.factor - 1)) ** (dim / (dim - 2))
+    # Every step rounded to float32, because transformers takes the length from a tensor.
+    ratio = _F32(scaling.factor) * _F32(max_len) / _F32(original) - _F32(scaling.factor - 1)
+    return float(_F32(theta) * _F32(float(ratio) ** (dim / (dim - 2))))
 
 
-def _llama3(inv_freq: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+def _llama3(inv_freq: Array, scaling: RopeScaling) -> Array:
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     if low is None or high is None:
         raise ModelError("llama3 rope scaling needs low_freq_factor and high_freq_factor")
     original = scaling.original_max_position_embeddings
-    wavelength = 2 * math.pi / inv_freq
-    long, short = wavelength > original / low, wavelength < original / high
-    scaled = torch.where(long, inv_freq / scaling.factor, inv_freq)
-    smooth = (original / wavelength - low) / (high - low)
-    smoothed = (1 - smooth) * scaled / scaling.factor + smooth * scaled
-    return torch.where(~short & ~long, smoothed, scaled)
+    wavelength = _F32(2 * math.pi) / inv_freq
+    long, short = wavelength > _F32(original / low), wavelength < _F32(original / high)
+    scaled = np.where(long, inv_freq / _F32(scaling.factor), inv_freq)
+    smooth = (_F32(original) / wavelength - _F32(low)) / _F32(high - low)
+    smoothed = (_F32(1) - smooth) * scaled / _F32(scaling.factor) + smooth * scaled
+    return np.where(~short & ~long, smoothed, scaled)
 
 
-def _yarn(theta: float, dim: int, scaling: RopeScaling) -> tuple[torch.Tensor, float]:
+def _yarn(theta: float, dim: int, scaling: RopeScaling) -> tuple[Array, float]:
     def correction(rotations: float) -> float:
         wavelengths = scaling.original_max_position_embeddings / (rotations * 2 * math.pi)
         return (dim * math.log(wavelengths)) / (2 * math.log(theta))
@@ -80,10 +94,10 @@ def _yarn(theta: float, dim: int, scaling: RopeScaling) -> tuple[torch.Tensor, f
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
         high += 0.001
-    powers = theta ** (torch.arange(0, dim, 2).float() / dim)
-    ramp = torch.clamp((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low), 0, 1)
-    keep = 1 - ramp
-    inv_freq = 1.0 / (scaling.factor * powers) * (1 - keep) + 1.0 / powers * keep
+    powers = _powers(theta, dim)
+    ramp = np.clip((np.arange(dim // 2, dtype=_F32) - _F32(low)) / _F32(high - low), _F32(0), _F32(1))
+    keep = _F32(1) - ramp
+    inv_freq = _F32(1) / (_F32(scaling.factor) * powers) * (_F32(1) - keep) + _F32(1) / powers * keep
     return inv_freq, _yarn_factor(scaling)
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.kernels.pipeline import compile_object, link_shared
+from llmc.compiler.kernels.pipeline import compile_object
 from llmc.compiler.kernels.registry import build_kernel, kernel_buffers
 from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.link import link_shared
 from llmc.compiler.targets.cpu import Target
 
 _GUARD = 4096

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from tiny_models import make_tiny_model
 
+from llmc.compiler import keys as keys_module
 from llmc.compiler.cache import GraphCache
 from llmc.compiler.config import CompileConfig, CompileReport
-from llmc.compiler.kernels import registry
+from llmc.compiler.kernels import sources
 from llmc.compiler.pipeline import compile_model
 from llmc.compiler.wanted import Wanted, wanted_entries
 
@@ -164,29 +165,38 @@ def test_an_added_bucket_compiles_only_what_is_new(
     assert (report.kernels_compiled, report.kernels_cached) == (0, first.num_kernels)
 
 
-@pytest.mark.parametrize("op", sorted(registry.TEMPLATES))
+@pytest.mark.parametrize("op", sorted(sources.TEMPLATE_FILES))
 def test_a_changed_template_changes_its_kernels_only(
     op: str, compiled: tuple[CompileConfig, CompileReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, _ = compiled
     before = keys(config)
-    real = registry.source_digest
-    monkeypatch.setattr(registry, "source_digest", lambda name: "changed" if name == op else real(name))
+    real = sources.source_digest
+    monkeypatch.setattr(keys_module, "source_digest", lambda name: "changed" if name == op else real(name))
     after = {w.name: w for w in wanted(config)}
     changed = {name for name, key in before.items() if after[name].key != key}
     assert changed == {name for name, w in after.items() if w.components.get("op") == op}
     assert changed
 
 
-def test_source_digests_are_each_templates_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = {op: registry.source_digest(op) for op in registry.TEMPLATES}
+def test_source_digests_are_each_templates_own(tmp_path: Path) -> None:
+    folder = tmp_path / "kernels"
+    shutil.copytree(Path(sources.__file__).parent, folder)
+    edited = tmp_path / "edited"
+
+    def digests(folder: Path) -> dict[str, str]:
+        return {op: sources.source_digest(op, folder) for op in sources.TEMPLATE_FILES}
+
+    def edit(name: str) -> dict[str, str]:
+        shutil.rmtree(edited, ignore_errors=True)
+        shutil.copytree(folder, edited)
+        with (edited / name).open("a") as file:
+            file.write("# edited\n")
+        sources.source_digest.cache_clear()
+        return digests(edited)
+
+    before = digests(folder)
+    assert before == {op: sources.source_digest(op) for op in sources.TEMPLATE_FILES}
     assert len(set(before.values())) == len(before)
-    edited = tmp_path / "norm.py"
-    edited.write_text(Path(str(registry.norm.__file__)).read_text() + "# edited\n")
-    monkeypatch.setattr(registry.norm, "__file__", str(edited))
-    after = {op: registry.source_digest(op) for op in registry.TEMPLATES}
-    assert {op for op in before if before[op] != after[op]} == {"rms_norm"}
-    shared = tmp_path / "builder.py"
-    shared.write_text(Path(str(registry.builder.__file__)).read_text() + "# edited\n")
-    monkeypatch.setattr(registry.builder, "__file__", str(shared))
-    assert all(registry.source_digest(op) != after[op] for op in after)
+    assert {op for op, digest in edit("norm.py").items() if digest != before[op]} == {"rms_norm"}
+    assert {op for op, digest in edit("builder.py").items() if digest != before[op]} == set(before)

@@ -13,7 +13,7 @@ from engine_driver import assert_greedy, drive, greedy, random_ids, reference_lo
 from tiny_models import make_tiny_model
 
 from llmc.compiler.config import CompileConfig
-from llmc.compiler.pipeline import resolve
+from llmc.compiler.resolve import resolve
 from llmc.runtime.binding import Engine
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams

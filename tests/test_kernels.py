@@ -12,9 +12,11 @@ from kernel_harness import run
 from numpy.typing import NDArray
 
 from llmc.compiler.kernels.builder import KernelSpecError
-from llmc.compiler.kernels.pipeline import compile_object, link_shared, llvm_text
-from llmc.compiler.kernels.registry import TEMPLATES, build_kernel, kernel_buffers, source_digest
+from llmc.compiler.kernels.pipeline import compile_object, llvm_text
+from llmc.compiler.kernels.registry import build_kernel, kernel_buffers
+from llmc.compiler.kernels.sources import TEMPLATE_FILES, source_digest
 from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.link import link_shared
 from llmc.compiler.packing import pack_activation, pack_linear, unpack_activation, unpack_linear
 from llmc.compiler.targets.cpu import TARGETS, Target, native_target
 
@@ -69,8 +71,8 @@ def test_unknown_op_and_missing_parameter_are_clear() -> None:
 
 
 def test_digests_differ_by_op() -> None:
-    digests = {op: source_digest(op) for op in TEMPLATES}
-    assert len(set(digests.values())) == len(TEMPLATES)
+    digests = {op: source_digest(op) for op in TEMPLATE_FILES}
+    assert len(set(digests.values())) == len(TEMPLATE_FILES)
     assert all(len(d) == 64 for d in digests.values())
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from paged_reference import PagedRunner
@@ -26,9 +27,9 @@ from llmc.models import (
     cos_sin_table,
     get_family,
     load_config,
-    load_model,
-    load_parameters,
 )
+from llmc.models.eager import as_tensor, load_model
+from llmc.models.loader import load_parameters
 
 STORIES = Path(__file__).resolve().parents[2] / "shared" / "models" / "stories260k"
 
@@ -155,8 +156,10 @@ def test_rope_table_equals_transformers(kind: str, max_len: int, tmp_path: Path)
     cos, sin = reference(torch.zeros(1), torch.arange(max_len)[None])
     expected = torch.cat((cos[0, :, :10], sin[0, :, :10]), dim=-1)
     table = cos_sin_table(load_config(path), max_len)
-    assert table.dtype == torch.float32
-    assert torch.equal(table, expected)
+    assert table.dtype == np.float32
+    # transformers' cosines are torch's, within one unit of the last place of the exact ones, which the table has.
+    assert np.abs(table - expected.numpy()).max() <= 2**-23 * max(1.0, float(np.abs(table).max()))
+    assert (table == expected.numpy()).mean() > 0.8
 
 
 def test_old_and_new_rope_spellings_agree(tmp_path: Path) -> None:
@@ -177,7 +180,7 @@ def test_partial_rotary_factor_rotates_the_leading_elements(tmp_path: Path) -> N
     config = load_config(make_tiny_model(tmp_path / "m", "llama"))
     half = replace(config, partial_rotary_factor=0.5)
     assert half.rotary_dim == 10
-    assert torch.equal(cos_sin_table(half, 40), cos_sin_table(replace(config, head_dim=10), 40))
+    assert np.array_equal(cos_sin_table(half, 40), cos_sin_table(replace(config, head_dim=10), 40))
 
 
 def edit_config(path: Path, **changes: Any) -> None:
@@ -244,7 +247,7 @@ def test_unknown_family() -> None:
 
 
 def parameters(path: Path, act_dtype: str = "f32") -> dict[str, torch.Tensor]:
-    return dict(load_parameters(load_config(path), Checkpoint(path), act_dtype))
+    return {p.name: as_tensor(p.value()) for p in load_parameters(load_config(path), Checkpoint(path), act_dtype)}
 
 
 def test_sharded_checkpoint_is_the_same(tmp_path: Path) -> None:
@@ -288,8 +291,8 @@ def test_f16_checkpoint_is_cast(tmp_path: Path) -> None:
     checkpoint = Checkpoint(path)
     assert checkpoint.dtype("model.norm.weight") == "f16"
     weight = checkpoint.load("model.embed_tokens.weight")
-    assert weight.dtype == torch.float16
-    assert torch.equal(parameters(path, "bf16")["embed.weight"], weight.to(torch.bfloat16))
+    assert weight.dtype == np.float16
+    assert torch.equal(parameters(path, "bf16")["embed.weight"], torch.from_numpy(weight.copy()).to(torch.bfloat16))
 
 
 def rewrite(path: Path, **changes: torch.Tensor | None) -> None:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from tiny_models import make_tiny_model
 
-from llmc.compiler import pipeline
+from llmc.compiler import keys
+from llmc.models import load_config
 
 
 def test_weights_key_follows_the_checkpoint_and_the_weight_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(b"one")
-    resolved = SimpleNamespace(model=SimpleNamespace(rope_theta=1e4, rope_scaling=None))
+    model = make_tiny_model(tmp_path, "llama", num_hidden_layers=1)
+    config, file = load_config(model), model / "model.safetensors"
 
-    def components() -> dict[str, str]:
-        checkpoint, layout = SimpleNamespace(path=tmp_path), SimpleNamespace(header=b"header")
-        return pipeline.weights_components(checkpoint, resolved, layout)  # type: ignore[arg-type]
+    def components(max_model_len: int = 64, header: bytes = b"header") -> dict[str, str]:
+        return keys.weights_components(model, config, max_model_len, header)
+
+    def changed(**given: object) -> set[str]:
+        found = components(**given)  # type: ignore[arg-type]
+        return {name for name in first if found[name] != first[name]}
 
     first = components()
-    assert components() == first
-    monkeypatch.setattr(pipeline, "sources_digest", lambda: "an edited weight map")
-    assert {k for k in first if components()[k] != first[k]} == {"models"}
-    file.write_bytes(b"other")
-    assert {k for k in first if components()[k] != first[k]} == {"models", "files"}
+    assert changed() == set()
+    assert changed(max_model_len=65) == {"rope"}
+    assert changed(header=b"another layout") == {"layout"}
+    monkeypatch.setattr(keys, "sources_digest", lambda names: f"an edited weight map beside {names}")
+    assert changed() == {"sources"}
+    file.write_bytes(file.read_bytes() + b" ")
+    assert changed() == {"sources", "files"}

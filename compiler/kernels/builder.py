@@ -11,16 +11,13 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernels import vector_ir
+from llmc.compiler.kernels.spec import KernelSpecError
 
 Expr = Any
 WIDTH = 16  # float32 values of one vector, on every target
 _UNBOUNDED = 1 << 30  # shapes of whole buffers are not known to a kernel; nothing is derived from this
 LANES = {"f32": 1, "bf16": 2}  # elements of one packed word
 TIR_DTYPE = {"f32": "float32", "bf16": "uint16", "i32": "int32"}
-
-
-class KernelSpecError(ValueError):
-    """A spec that no template can build."""
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 
 Param = int | float | str | bool
 
+
+class KernelSpecError(ValueError):
+    """A spec that no template can build."""
+
+
 FAMILIES = ("embedding", "norm", "linear", "rope", "attention", "activation", "gather", "other")
 
 
@@ -30,6 +35,6 @@ class KernelSpec:
         return dict(self.params)
 
     def symbol(self) -> str:
-        """Stable C symbol, `op_` and 12 hex digits of the spec's hash."""
+        """Stable C symbol: the op (the parameter `name` where there is one) and 12 hex digits of the spec's hash."""
         text = json.dumps([self.family, self.op, self.params], sort_keys=True)
-        return f"{self.op}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        return f"{self.as_dict().get('name', self.op)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"

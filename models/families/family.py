@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from llmc.models.blocks.decoder import Decoder
 from llmc.models.config import ModelConfig
 from llmc.models.fields import Fields
 from llmc.models.weight_map import WeightMap
+
+if TYPE_CHECKING:
+    from llmc.models.blocks.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -21,3 +24,11 @@ class Family:
     read_config: Callable[[Fields, Fields], ModelConfig]
     weight_map: Callable[[ModelConfig], WeightMap]
     build: Callable[[ModelConfig, str, int], Decoder]
+
+
+def build_decoder(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:
+    """`Family.build` of the families that are one `Decoder`."""
+    # Here, so that reading configs and weights imports no torch.
+    from llmc.models.blocks.decoder import Decoder
+
+    return Decoder(config, act_dtype, max_len)

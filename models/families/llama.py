@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from llmc.models.blocks.decoder import Decoder
 from llmc.models.config import ModelConfig, standard_config
-from llmc.models.families.family import Family
+from llmc.models.families.family import Family, build_decoder
 from llmc.models.fields import Fields
 from llmc.models.weight_map import decoder_weight_map
 
@@ -16,4 +15,4 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     return standard_config(fields, generation, attention_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
 
 
-LLAMA = Family("llama", read_config, decoder_weight_map, Decoder)
+LLAMA = Family("llama", read_config, decoder_weight_map, build_decoder)

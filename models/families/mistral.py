@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from llmc.models.blocks.decoder import Decoder
 from llmc.models.config import ModelConfig, standard_config
 from llmc.models.errors import ModelError
-from llmc.models.families.family import Family
+from llmc.models.families.family import Family, build_decoder
 from llmc.models.fields import Fields
 from llmc.models.weight_map import decoder_weight_map
 
@@ -21,4 +20,4 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     return standard_config(fields, generation, attention_bias=False, o_bias=False, layer_windows=(window,) * num_layers)
 
 
-MISTRAL = Family("mistral", read_config, decoder_weight_map, Decoder)
+MISTRAL = Family("mistral", read_config, decoder_weight_map, build_decoder)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from llmc.models.blocks.decoder import Decoder
 from llmc.models.config import ModelConfig, standard_config, windows_by_layer
-from llmc.models.families.family import Family
+from llmc.models.families.family import Family, build_decoder
 from llmc.models.fields import Fields
 from llmc.models.weight_map import decoder_weight_map
 
@@ -18,4 +17,4 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-QWEN3 = Family("qwen3", read_config, decoder_weight_map, Decoder)
+QWEN3 = Family("qwen3", read_config, decoder_weight_map, build_decoder)

@@ -1,0 +1,41 @@
+"""Which file holds which kernel template, and the digest of what decides a kernel's code. Imports no tvm."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+from llmc.compiler.kernels.spec import KernelSpecError
+
+TEMPLATE_FILES: dict[str, str] = {
+    "embedding": "embedding",
+    "rms_norm": "norm",
+    "linear": "linear",
+    "rope_kv_write": "rope",
+    "paged_attention": "attention",
+    "silu_mul": "activation",
+    "gather_rows": "gather",
+    "fused": "fused",
+}
+"""Module of this package by exact op name."""
+_EXTRA = {"fused": ("vector_math",)}
+"""Further modules that a template is made of."""
+_SHARED = ("builder", "pipeline", "vector_ir", "spec")
+
+
+def template_file(op: str) -> str:
+    """The module that holds the template of `op`. Raises KernelSpecError."""
+    if op not in TEMPLATE_FILES:
+        raise KernelSpecError(f"no kernel template for op {op!r}; known ops: {', '.join(sorted(TEMPLATE_FILES))}")
+    return TEMPLATE_FILES[op]
+
+
+@cache
+def source_digest(op: str, folder: Path = Path(__file__).parent) -> str:
+    """sha256 of the sources that decide a kernel's code: the template and what all templates share."""
+    digest = hashlib.sha256()
+    for name in (template_file(op), *_EXTRA.get(op, ()), *_SHARED):
+        data = (folder / f"{name}.py").read_bytes()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()

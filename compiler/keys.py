@@ -1,0 +1,122 @@
+"""What every key of the graph cache is made of, by name: the one place that says what invalidates what.
+
+A component is a string; `llmc cache why` shows the ones that differ. Imports neither torch nor tvm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+import llmc.models
+from llmc.compiler.kernels.sources import source_digest
+from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.targets.cpu import Target
+from llmc.compiler.templates import GraphParams
+from llmc.models.config import ModelConfig
+
+_HERE = Path(__file__).parent
+_MODELS = Path(str(llmc.models.__file__)).parent
+_TRACE_SOURCES = ("export.py", "importer.py", "lower.py", "lowered.py", "rowwise.py", "verify.py", "passes", "graph.py")
+_GRAPH_SOURCES = (*_TRACE_SOURCES, "emit.py", "templates.py", "plan.py")
+_WEIGHT_SOURCES = ("weights.py", "packing.py")
+# Fields of a config that no graph depends on.
+_NOT_ARCHITECTURE = ("eos_token_ids", "bos_token_id", "dtype")
+
+
+@cache
+def tool_version(distribution: str) -> str:
+    """The installed version, without importing it."""
+    return importlib.metadata.version(distribution)
+
+
+@cache
+def sources_digest(names: Sequence[str] = _GRAPH_SOURCES) -> str:
+    """Digest of files and folders of the compiler, and of models; the place they are installed at is not in it."""
+    digest = hashlib.sha256()
+    paths = [_HERE / name for name in names]
+    files = [file for path in paths for file in (sorted(path.glob("*.py")) if path.is_dir() else [path])]
+    for file in [*files, *sorted(_MODELS.rglob("*.py"))]:
+        digest.update(f"{file.name}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _model_components(model: ModelConfig, max_model_len: int, act_dtype: str) -> dict[str, str]:
+    architecture = {name: value for name, value in asdict(model).items() if name not in _NOT_ARCHITECTURE}
+    return {
+        "architecture": json.dumps(architecture, sort_keys=True, default=str),
+        "max_model_len": str(max_model_len),
+        "act_dtype": act_dtype,
+        "torch": tool_version("torch"),
+        "tvm": tool_version("apache-tvm"),
+    }
+
+
+def trace_components(model: ModelConfig, max_model_len: int, act_dtype: str) -> dict[str, str]:
+    """What a lowered model depends on; no bucket is in it."""
+    return {
+        "kind": "trace",
+        **_model_components(model, max_model_len, act_dtype),
+        "sources": sources_digest(_TRACE_SOURCES),
+    }
+
+
+def graph_components(model: ModelConfig, max_model_len: int, params: GraphParams) -> dict[str, str]:
+    """What all command lists of an artifact depend on."""
+    return {
+        "kind": "graph",
+        **_model_components(model, max_model_len, params.act_dtype),
+        "kv_dtype": params.kv_dtype,
+        "block_size": str(params.block_size),
+        "tiles": f"{params.target.lanes} {params.target.row_tile} {params.target.panel_columns}",
+        "sources": sources_digest(),
+    }
+
+
+def shape_components(common: Mapping[str, str], shape: Mapping[str, int]) -> dict[str, str]:
+    """What one command list depends on: `graph_components` and the rows it is bound to."""
+    return {**common, **{f"shape.{name}": str(value) for name, value in shape.items()}}
+
+
+def kernel_components(spec: KernelSpec, target: Target) -> dict[str, str]:
+    """What a kernel's code depends on: the template's sources stand for the IR they generate."""
+    return {
+        "kind": "kernel",
+        "op": spec.op,
+        "params": json.dumps(spec.params),
+        "target": json.dumps(asdict(target), sort_keys=True),
+        "template": source_digest(spec.op),
+        "tvm": tool_version("apache-tvm"),
+    }
+
+
+def weights_components(checkpoint: Path, model: ModelConfig, max_model_len: int, header: bytes) -> dict[str, str]:
+    """What packed weights are made of; a checkpoint's files count by size and time of change.
+
+    header: of the packed file, which is its layout.
+    """
+    files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(checkpoint.glob("*.safetensors"))]
+    return {
+        "kind": "weights",
+        "files": json.dumps(files),
+        "layout": hashlib.sha256(header).hexdigest(),
+        "rope": f"{model.rope_theta} {model.rope_scaling} {max_model_len}",
+        "sources": sources_digest(_WEIGHT_SOURCES),
+    }
+
+
+def artifact_components(model: Path, target: Target) -> dict[str, str]:
+    """What an artifact of default settings depends on; every file of the model directory counts."""
+    files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(model.iterdir()) if f.is_file()]
+    return {
+        "kind": "artifact",
+        "files": json.dumps(files),
+        "target": json.dumps(asdict(target)),
+        "sources": sources_digest(),
+        "version": llmc.__version__,
+    }

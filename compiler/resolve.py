@@ -1,0 +1,79 @@
+"""Decides every "auto" of a CompileConfig."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmc.buckets import BucketLadder, Limits, default_ladder, parse_spec
+from llmc.compiler import keys
+from llmc.compiler.config import CompileConfig, CompileError
+from llmc.compiler.targets.cpu import Target, resolve_target
+from llmc.compiler.templates import GraphParams
+from llmc.models.config import ModelConfig, load_config
+from llmc.models.registry import get_family
+
+DEFAULT_MAX_MODEL_LEN = 4096
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A CompileConfig with every "auto" decided."""
+
+    model: ModelConfig
+    target: Target
+    act_dtype: str
+    kv_dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    block_size: int
+    ladder: BucketLadder
+
+    def graph_params(self) -> GraphParams:
+        """What the templates need; a graph's tiles replace the zeros."""
+        return GraphParams(
+            target=self.target,
+            row_tile=0,
+            sample_row_tile=0,
+            act_dtype=self.act_dtype,
+            kv_dtype=self.kv_dtype,
+            block_size=self.block_size,
+            packed_embedding=self.model.tie_word_embeddings,
+        )
+
+    def graph_components(self) -> dict[str, str]:
+        """Key components that all graphs share."""
+        return keys.graph_components(self.model, self.max_model_len, self.graph_params())
+
+    def trace_components(self) -> dict[str, str]:
+        """Key components of the lowered model."""
+        return keys.trace_components(self.model, self.max_model_len, self.act_dtype)
+
+
+def resolve(config: CompileConfig) -> Resolved:
+    """Decides dtypes, target, lengths and ladder. Raises CompileError, BucketError, TargetError or ModelError."""
+    model = load_config(config.model)
+    get_family(model.model_type)
+    max_model_len = config.max_model_len or min(model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)
+    act_dtype = config.dtype if config.dtype != "auto" else ("f32" if model.dtype == "f32" else "bf16")
+    max_num_seqs = config.max_num_seqs
+    if config.buckets is None:
+        ladder = default_ladder(max_num_seqs, max_model_len, config.block_size)
+    else:
+        ladder = parse_spec(config.buckets, Limits(max_num_seqs, max_model_len, config.block_size))
+        max_num_seqs = min(max_num_seqs, ladder.max_batch)
+        if ladder.max_context < max_model_len and config.max_model_len is not None:
+            raise CompileError(
+                f"the largest decode bucket holds {ladder.max_context} tokens of context but max-model-len is "
+                f"{max_model_len}; add a decode bucket or lower --max-model-len"
+            )
+        max_model_len = min(max_model_len, ladder.max_context)
+    return Resolved(
+        model=model,
+        target=resolve_target(config.target),
+        act_dtype=act_dtype,
+        kv_dtype=config.kv_dtype if config.kv_dtype != "auto" else act_dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        block_size=config.block_size,
+        ladder=ladder,
+    )

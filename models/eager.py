@@ -1,0 +1,37 @@
+"""A whole model with its weights, run eagerly by torch: the reference that compiled models are compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from llmc.models.blocks.decoder import Decoder
+from llmc.models.config import load_config
+from llmc.models.convert import DTYPES, Array
+from llmc.models.loader import Checkpoint, load_parameters
+from llmc.models.registry import build_model
+from llmc.models.rope import cos_sin_table
+
+
+def as_tensor(array: Array) -> torch.Tensor:
+    """The array as a tensor of the same bits; they share memory."""
+    if array.dtype == DTYPES["bf16"]:
+        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def load_model(path: str | Path, act_dtype: str = "f32", max_len: int | None = None) -> Decoder:
+    """The whole model on the CPU; max_len in tokens, None for max_position_embeddings."""
+    config = load_config(path)
+    length = max_len or config.max_position_embeddings
+    with torch.device("meta"):
+        model = build_model(config, act_dtype, length)
+    state = {p.name: as_tensor(p.value()) for p in load_parameters(config, Checkpoint(path), act_dtype)}
+    if config.tie_word_embeddings:
+        state["lm_head.weight"] = state["embed.weight"]
+    state["rope.cos_sin"] = as_tensor(cos_sin_table(config, length))
+    model.load_state_dict(state, strict=True, assign=True)
+    if config.tie_word_embeddings:
+        model.lm_head.weight = model.embed.weight
+    return model.eval()
