@@ -21,7 +21,16 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", re.IGNORECASE)
 _AGE_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
-cache_app = typer.Typer(no_args_is_help=True, help="List, explain, check and trim the cache of compiled kernels.")
+_HELP = """List, explain, check and trim the cache of compiled kernels.
+
+\b
+Examples:
+  llmc cache ls
+  llmc cache why models/qwen2.5-0.5b
+  llmc cache gc --max-size 2G
+"""
+
+cache_app = typer.Typer(no_args_is_help=True, help=_HELP)
 
 
 def parse_size(text: str) -> int:
@@ -65,7 +74,13 @@ def _label(entry: Entry) -> str:
 
 @cache_app.command("ls")
 def ls(cache_dir: CacheDir = None, as_json: AsJson = False) -> None:
-    """List the entries."""
+    """List the entries.
+
+    \b
+    Examples:
+      llmc cache ls
+      llmc cache ls --json --cache-dir /var/cache/llmc
+    """
     cache = _open(cache_dir)
     entries = cache.entries()
     if as_json:
@@ -84,7 +99,12 @@ def show(
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what an entry's key is made of."""
+    """Show what an entry's key is made of.
+
+    \b
+    Examples:
+      llmc cache show 7c351fac
+    """
     cache = _open(cache_dir)
     entry = cache.entry(cache.resolve(key))
     if entry is None:
@@ -165,7 +185,13 @@ def why(
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say for everything that is not cached which component differs from the nearest entry."""
+    """Say for everything that is not cached which component differs from the nearest entry.
+
+    \b
+    Examples:
+      llmc cache why models/qwen2.5-0.5b
+      llmc cache why qwen.llmc --json
+    """
     cache = _open(cache_dir)
     if (subject / "manifest.json").is_file():
         wanted = _wanted_of_artifact(subject)
@@ -191,7 +217,12 @@ def why(
 
 @cache_app.command("verify")
 def verify(cache_dir: CacheDir = None, as_json: AsJson = False) -> None:
-    """Read every entry and drop the damaged ones; exit code 1 if there were any."""
+    """Read every entry and drop the damaged ones; exit code 1 if there were any.
+
+    \b
+    Examples:
+      llmc cache verify
+    """
     report = _open(cache_dir).verify()
     if as_json:
         _print_json(asdict(report))
@@ -211,7 +242,13 @@ def gc(
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove the least recently used entries."""
+    """Remove the least recently used entries.
+
+    \b
+    Examples:
+      llmc cache gc --max-size 2G
+      llmc cache gc --older-than 30d --dry-run
+    """
     if max_size is None and older_than is None:
         raise typer.BadParameter("say what to remove: --max-size, --older-than or both")
     report = _open(cache_dir).gc(
@@ -236,7 +273,13 @@ def export(
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write entries to an archive for another machine."""
+    """Write entries to an archive for another machine.
+
+    \b
+    Examples:
+      llmc cache export kernels.tar
+      llmc cache export some.tar 7c351fac 91d0e2
+    """
     cache = _open(cache_dir)
     count = cache.export([cache.resolve(k) for k in keys] if keys else None, archive)
     if as_json:
@@ -251,7 +294,12 @@ def import_(
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add the entries of an archive."""
+    """Add the entries of an archive.
+
+    \b
+    Examples:
+      llmc cache import kernels.tar
+    """
     report = _open(cache_dir).import_(archive)
     if as_json:
         _print_json(asdict(report))

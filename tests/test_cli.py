@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import typer
 
 from llmc.cli import main as cli
 
@@ -18,12 +19,26 @@ def one_sentence(capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize("command", ["compile", "run"])
+def all_commands() -> list[str]:
+    """As in "run" and "cache ls"."""
+    found = []
+    for name, command in typer.main.get_command(cli.build_app()).commands.items():  # type: ignore[attr-defined]
+        children = getattr(command, "commands", {})
+        found += [name, *(f"{name} {child}" for child in children)]
+    return found
+
+
+def test_all_commands_are_known() -> None:
+    assert {"compile", "run", "inspect", "cache", "cache ls", "cache gc"} <= set(all_commands())
+
+
+@pytest.mark.parametrize("command", ["", *all_commands()])
 def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([command, "--help"]) == 0
+    assert cli.main([*command.split(), "--help"]) == 0
     text = capsys.readouterr().out
-    assert "Examples:" in text
-    assert f"  llmc {command} " in text
+    examples = text[text.index("Examples:") :].splitlines()[1:]
+    shown = [line.strip() for line in examples if line.strip().startswith("llmc ")]
+    assert any(line.startswith(f"llmc {command}".strip()) for line in shown), text
 
 
 def test_help_lists_commands_and_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
