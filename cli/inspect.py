@@ -237,7 +237,16 @@ def inspect(
     output_format: Annotated[Format, typer.Option("--format", help="dot and onnx show one bucket.")] = Format.text,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write instead of stdout.")] = None,
 ) -> None:
-    """Show buckets, commands, kernels, the memory plan and weights of an artifact."""
+    """Show buckets, commands, kernels, the memory plan and weights of an artifact.
+
+    \b
+    Examples:
+      llmc inspect qwen.llmc
+      llmc inspect qwen.llmc --format json
+      llmc inspect qwen.llmc --bucket decode:1x512
+      llmc inspect qwen.llmc --bucket decode:1x512 --format dot | dot -Tsvg > decode.svg
+      llmc inspect qwen.llmc --bucket decode:1x512 --format onnx -o decode.onnx
+    """
     tables = read_graphs(artifact)
     manifest = read_manifest(artifact)
     if output_format is Format.onnx and output is None:
