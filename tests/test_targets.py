@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +17,12 @@ from compiled import Pages, compile_tiny, replay
 from tiny_models import make_tiny_model
 
 from llmc.compiler.config import CompileConfig
+from llmc.compiler.kernels import builder
+from llmc.compiler.kernels.pipeline import llvm_text
 from llmc.compiler.pipeline import compile_model
-from llmc.compiler.targets.cpu import native_target
+from llmc.compiler.targets.cpu import TARGETS, TargetError, native_target
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
+from llmc.runtime.graphs_file import read_graphs
 
 LADDER = "prefill=[4]x[12],decode=[4]x[64]"  # one row tile, so few kernels
 AVX512_BF16_LEVEL = 4
@@ -75,8 +80,8 @@ def test_x86_64_v3(dtype: str, bound: float, model: Path, text: list[int], tmp_p
         assert ids == best[8:-1].tolist()
 
 
-@pytest.mark.skipif(native_target().isa_level >= AVX512_BF16_LEVEL, reason="this CPU has it: other tests run it")
-def test_avx512_bf16_is_compiled_and_refused(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["znver4", "sapphirerapids"])
+def test_an_artifact_demands_what_its_kernels_use(target: str, model: Path, tmp_path: Path) -> None:
     report = compile_model(
         CompileConfig(
             model=model,
@@ -84,12 +89,112 @@ def test_avx512_bf16_is_compiled_and_refused(model: Path, tmp_path: Path) -> Non
             cache_dir=tmp_path / "cache",
             buckets="prefill=[1]x[1],decode=[1]x[64]",
             dtype="bf16",
-            target="znver4",
+            target=target,
         )
     )
-    assert report.target == "znver4"
-    assert "vdpbf16ps" in disassembly(tmp_path / "out" / "kernels.so")
+    assert report.target == target
+    code = disassembly(tmp_path / "out" / "kernels.so")
+    assert "vdpbf16ps" in code
+    assert "tmm" not in code
+    assert read_graphs(tmp_path / "out").header.isa_level == AVX512_BF16_LEVEL
+    if native_target().isa_level >= AVX512_BF16_LEVEL:  # with or without AMX
+        assert Artifact(tmp_path / "out").info.isa_level == AVX512_BF16_LEVEL
+        return
     with pytest.raises(LlmcError, match="this CPU has") as caught:
         Artifact(tmp_path / "out")
     assert caught.value.name == "unsupported_isa"
     assert "\n" not in str(caught.value)
+
+
+LEVELS = {
+    "x86-64-v3": 1,
+    "haswell": 1,
+    "x86-64-v4": 2,
+    "skylake-avx512": 2,
+    "icelake-server": 3,
+    "cooperlake": 4,
+    "znver4": 4,
+    "znver5": 4,
+    "sapphirerapids": 4,
+}
+
+
+def test_levels_follow_from_the_instruction_sets() -> None:
+    assert {name: target.isa_level for name, target in TARGETS.items()} == LEVELS
+    with_amx = replace(
+        TARGETS["sapphirerapids"],
+        instruction_sets=(*TARGETS["sapphirerapids"].instruction_sets, "amx-tile", "amx-bf16"),
+    )
+    assert with_amx.isa_level == 5
+    for target in (*TARGETS.values(), with_amx):
+        withheld = {name.removeprefix("-") for name in target.mattr}
+        assert withheld.isdisjoint(target.instruction_sets)
+        assert ("amx-tile" in withheld) == (target.isa_level < 5)
+        assert target.bf16_dot == (target.isa_level >= AVX512_BF16_LEVEL)
+
+
+# (target, type, operation, the instruction that LLVM has for it on that CPU outside the target's instruction sets)
+TEMPTATIONS = [
+    ("icelake-server", "<64 x i8>", "lshr {t} %v, splat (i8 3)", "gf2p8affineqb"),
+    ("znver4", "<64 x i8>", "call {t} @llvm.ctpop.v64i8({t} %v)", "vpopcntb"),
+    ("sapphirerapids", "<32 x half>", "fadd {t} %v, %v", "vaddph"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "operation", "instruction"), TEMPTATIONS)
+def test_code_keeps_to_the_instruction_sets(name: str, kind: str, operation: str, instruction: str) -> None:
+    target = TARGETS[name]
+    helper = f"""
+declare <64 x i8> @llvm.ctpop.v64i8(<64 x i8>)
+define i32 @llmc_tempt(ptr %p) #0 {{
+  %v = load {kind}, ptr %p, align 1
+  %r = {operation.format(t=kind)}
+  store {kind} %r, ptr %p, align 1
+  ret i32 0
+}}
+attributes #0 = {{ alwaysinline nounwind "target-cpu"="{target.mcpu}" }}
+"""
+    kernel = builder.Kernel("tempting", [("x", "float32")], helper)
+    with kernel as k:
+        builder.do("tempt", builder.at(k["x"], 0))
+    func = kernel.function()
+    unbound = SimpleNamespace(mcpu=target.mcpu, mattr=())
+    assert instruction in llvm_text(func, unbound, "asm")  # type: ignore[arg-type]
+    bound = llvm_text(func, target, "asm")
+    assert instruction not in bound
+    assert "tempting:" in bound
+
+
+CPUS = [
+    ("GenuineIntel", "sapphirerapids", "sapphirerapids"),
+    ("GenuineIntel", "sapphirerapids without AMX", "sapphirerapids"),
+    ("GenuineIntel", "cooperlake", "cooperlake"),
+    ("AuthenticAMD", "cooperlake", "znver4"),
+    ("GenuineIntel", "cascadelake", "icelake-server"),
+    ("GenuineIntel", "skylake-avx512", "x86-64-v4"),
+    ("AuthenticAMD", "haswell", "x86-64-v3"),
+]
+AVX2_FLAGS = "fpu sse4_2 avx avx2 fma f16c bmi1 bmi2 abm movbe popcnt"
+AVX512_FLAGS = f"{AVX2_FLAGS} avx512f avx512bw avx512cd avx512dq avx512vl"
+FLAGS = {
+    "haswell": AVX2_FLAGS,
+    "skylake-avx512": AVX512_FLAGS,
+    "cascadelake": f"{AVX512_FLAGS} avx512_vnni",
+    "cooperlake": f"{AVX512_FLAGS} avx512_vnni avx512_bf16",
+    "sapphirerapids without AMX": f"{AVX512_FLAGS} avx512_vnni avx512_bf16 avx512_fp16",
+    "sapphirerapids": f"{AVX512_FLAGS} avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8",
+}
+
+
+@pytest.mark.parametrize(("vendor", "cpu", "expected"), CPUS)
+def test_native_target(vendor: str, cpu: str, expected: str, tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {FLAGS[cpu]}\n")
+    assert native_target(str(cpuinfo)).name == expected
+
+
+def test_a_cpu_without_avx2_is_refused(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"vendor_id : GenuineIntel\nflags : {AVX2_FLAGS.replace('avx2', '')}\n")
+    with pytest.raises(TargetError, match="lacks AVX2"):
+        native_target(str(cpuinfo))

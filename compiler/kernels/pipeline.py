@@ -55,8 +55,13 @@ compilation_pipeline.PIPELINE_MAP[PIPELINE] = _plain_c_pipeline
 
 def _build(func: tirx.PrimFunc, target: Target) -> Any:
     symbol = str(func.attrs["global_symbol"])
-    machine = tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu, "mtriple": "x86_64-unknown-linux-gnu"})
-    return tvm.tirx.build(tvm.IRModule({symbol: func}), target=machine, pipeline=PIPELINE)
+    machine = {
+        "kind": "llvm",
+        "mcpu": target.mcpu,
+        "mattr": list(target.mattr),
+        "mtriple": "x86_64-unknown-linux-gnu",
+    }
+    return tvm.tirx.build(tvm.IRModule({symbol: func}), target=tvm.target.Target(machine), pipeline=PIPELINE)
 
 
 def llvm_text(func: tirx.PrimFunc, target: Target, form: str = "ll") -> str:
@@ -72,7 +77,7 @@ def llvm_text(func: tirx.PrimFunc, target: Target, form: str = "ll") -> str:
 
 
 def compile_object(func: tirx.PrimFunc, target: Target) -> bytes:
-    """An ELF object for exactly `target.mcpu` that defines the kernel's symbol and needs no library of TVM."""
+    """An ELF object in `target.instruction_sets` that defines the kernel's symbol and needs no library of TVM."""
     built = _build(func, target)
     inner = [built, *getattr(built, "imports", [])]
     with tempfile.TemporaryDirectory() as folder:

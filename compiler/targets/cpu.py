@@ -1,4 +1,4 @@
-"""Exact CPU targets: what the instruction set offers and the tile sizes the kernel templates use on it."""
+"""Exact CPU targets: the instruction sets and the tile sizes that the kernel templates use."""
 
 from __future__ import annotations
 
@@ -10,22 +10,65 @@ class TargetError(ValueError):
     """A target name that llmc does not know, or that this machine cannot be."""
 
 
+# What ISA levels of FORMAT.md add to the level below, by LLVM's names of the instruction sets.
+_LEVELS: tuple[tuple[str, ...], ...] = (
+    ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt"),
+    ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+    ("avx512vnni",),
+    ("avx512bf16",),
+    ("amx-tile", "amx-bf16"),
+)
+_AVX2, _AVX512 = _LEVELS[0], _LEVELS[0] + _LEVELS[1]
+_AVX512_VNNI = _AVX512 + _LEVELS[2]
+_AVX512_BF16 = _AVX512_VNNI + _LEVELS[3]
+
+# Sets that LLVM would use of its own accord on some `mcpu` and that no level promises.
+_UNPROMISED = (
+    "amx-int8",
+    "avx512bitalg",
+    "avx512fp16",
+    "avx512ifma",
+    "avx512vbmi",
+    "avx512vbmi2",
+    "avx512vp2intersect",
+    "avx512vpopcntdq",
+    "avxvnni",
+    "gfni",
+    "sse4a",
+)
+
+
 @dataclass(frozen=True)
 class Target:
-    """One instruction set level.
+    """One CPU to compile for.
 
-    isa_level: 1 x86-64-v3 (AVX2+FMA), 2 x86-64-v4 (AVX512 F/BW/DQ/VL), 3 + VNNI, 4 + AVX512-BF16, 5 + AMX-BF16.
-    lanes: float32 lanes of a vector register; row_tile: rows of the largest register tile; panel_columns: columns of
-    a packed weight panel (a multiple of lanes).
+    mcpu: the CPU whose timings LLVM schedules for; instruction_sets: all that kernels may use of it (LLVM's names),
+    whatever else it has; lanes: float32 lanes of a vector register; row_tile: rows of the largest register tile;
+    panel_columns: columns of a packed weight panel (a multiple of lanes).
     """
 
     name: str
     mcpu: str
-    isa_level: int
+    instruction_sets: tuple[str, ...]
     lanes: int
     row_tile: int
     panel_columns: int
-    bf16_dot: bool
+
+    @property
+    def isa_level(self) -> int:
+        """What an artifact demands: the lowest ISA level of FORMAT.md that has all the instruction sets."""
+        return max(i for i, added in enumerate(_LEVELS, start=1) if not set(added).isdisjoint(self.instruction_sets))
+
+    @property
+    def mattr(self) -> tuple[str, ...]:
+        """LLVM attributes that keep the code generator from every other set, so that the level holds for all code."""
+        known = sorted({name for added in _LEVELS for name in added}.union(_UNPROMISED))
+        return tuple(f"-{name}" for name in known if name not in self.instruction_sets)
+
+    @property
+    def bf16_dot(self) -> bool:
+        """Whether kernels multiply bfloat16 pairs in one instruction."""
+        return "avx512bf16" in self.instruction_sets
 
     def row_tile_for(self, rows: int) -> int:
         """Row tile of a tensor of at most `rows` rows: the smallest power of two that holds them, capped."""
@@ -35,31 +78,39 @@ class Target:
         return tile
 
 
-def _avx512(name: str, mcpu: str, level: int) -> Target:
-    return Target(name, mcpu, level, lanes=16, row_tile=8, panel_columns=48, bf16_dot=level >= 4)
+def _avx2(name: str) -> Target:
+    return Target(name, name, _AVX2, lanes=8, row_tile=4, panel_columns=16)
+
+
+def _avx512(name: str, instruction_sets: tuple[str, ...]) -> Target:
+    return Target(name, name, instruction_sets, lanes=16, row_tile=8, panel_columns=48)
 
 
 TARGETS: dict[str, Target] = {
     t.name: t
     for t in (
-        Target("x86-64-v3", "x86-64-v3", 1, lanes=8, row_tile=4, panel_columns=16, bf16_dot=False),
-        Target("haswell", "haswell", 1, lanes=8, row_tile=4, panel_columns=16, bf16_dot=False),
-        _avx512("x86-64-v4", "x86-64-v4", 2),
-        _avx512("skylake-avx512", "skylake-avx512", 2),
-        _avx512("icelake-server", "icelake-server", 3),
-        _avx512("cooperlake", "cooperlake", 4),
-        _avx512("znver4", "znver4", 4),
-        _avx512("znver5", "znver5", 4),
-        _avx512("sapphirerapids", "sapphirerapids", 5),
+        _avx2("x86-64-v3"),
+        _avx2("haswell"),
+        _avx512("x86-64-v4", _AVX512),
+        _avx512("skylake-avx512", _AVX512),
+        _avx512("icelake-server", _AVX512_VNNI),
+        _avx512("cooperlake", _AVX512_BF16),
+        _avx512("znver4", _AVX512_BF16),
+        _avx512("znver5", _AVX512_BF16),
+        _avx512("sapphirerapids", _AVX512_BF16),  # no kernel uses AMX
     )
 }
 
-_LEVEL_FLAGS: tuple[tuple[int, str, frozenset[str]], ...] = (
-    (5, "sapphirerapids", frozenset({"amx_bf16", "avx512_bf16", "avx512_vnni"})),
-    (4, "cooperlake", frozenset({"avx512_bf16", "avx512_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl"})),
-    (3, "icelake-server", frozenset({"avx512_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vbmi2"})),
-    (2, "x86-64-v4", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})),
-    (1, "x86-64-v3", frozenset({"avx2", "fma", "f16c", "bmi2"})),
+# Linux names most instruction sets as LLVM does.
+_CPUINFO_FLAGS = {"avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "bmi": "bmi1", "lzcnt": "abm"}
+# Best first: (target, vendor or "" for any, flags that tell this CPU from others with the same instruction sets).
+_NATIVE: tuple[tuple[str, str, frozenset[str]], ...] = (
+    ("znver4", "AuthenticAMD", frozenset()),
+    ("sapphirerapids", "GenuineIntel", frozenset({"avx512_fp16"})),
+    ("cooperlake", "", frozenset()),
+    ("icelake-server", "", frozenset()),
+    ("x86-64-v4", "", frozenset()),
+    ("x86-64-v3", "", frozenset()),
 )
 
 
@@ -73,9 +124,10 @@ def native_target(cpuinfo: str = "/proc/cpuinfo") -> Target:
             flags = frozenset(value.split())
         elif key.strip() == "vendor_id":
             vendor = value.strip()
-    for level, name, needed in _LEVEL_FLAGS:
-        if needed <= flags:
-            return TARGETS["znver4" if level == 4 and vendor == "AuthenticAMD" else name]
+    for name, only_vendor, tell_tale in _NATIVE:
+        needed = tell_tale.union(_CPUINFO_FLAGS.get(i, i) for i in TARGETS[name].instruction_sets)
+        if only_vendor in ("", vendor) and needed <= flags:
+            return TARGETS[name]
     raise TargetError("this CPU lacks AVX2 and FMA, which every llmc CPU target needs; compile for another machine")
 
 

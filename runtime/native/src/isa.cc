@@ -21,11 +21,24 @@ const char* IsaName(uint32_t level) {
 
 #if defined(__x86_64__)
 
+namespace {
+
+// Of x86-64-v3, what older compilers' __builtin_cpu_supports does not know.
+bool HasF16cMovbeLzcnt() {
+  constexpr unsigned kMovbe = 1u << 22, kF16c = 1u << 29;  // leaf 1 ecx
+  constexpr unsigned kLzcnt = 1u << 5;                     // leaf 0x80000001 ecx
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & kMovbe) || !(ecx & kF16c)) return false;
+  return __get_cpuid(0x80000001, &eax, &ebx, &ecx, &edx) && (ecx & kLzcnt);
+}
+
+}  // namespace
+
 uint32_t MachineIsaLevel() {
   // The avx checks of __builtin_cpu_supports include that the operating system saves the registers.
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("bmi") ||
-      !__builtin_cpu_supports("bmi2") || !__builtin_cpu_supports("popcnt")) {
+      !__builtin_cpu_supports("bmi2") || !__builtin_cpu_supports("popcnt") || !HasF16cMovbeLzcnt()) {
     return 0;
   }
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||

@@ -20,6 +20,12 @@
 extern "C" {
 #endif
 
+/* Threads. num_threads 0, "every CPU this process may use", is one thread for each physical core with a CPU in the
+ * caller's affinity mask, but no more than the CPU quota of its cgroups grants (v1 and v2, the tightest on the path,
+ * rounded up). pin_threads puts thread i on the i-th of those CPUs, distinct cores before their SMT siblings; it has
+ * no effect where it would do harm: with more threads than CPUs in the mask, or under a quota smaller than the mask.
+ * It also costs speed where other programs keep the same CPUs busy: turn it off there. */
+
 #define LLMC_ABI_VERSION 1u
 
 typedef int32_t llmc_status;
@@ -84,7 +90,7 @@ typedef struct llmc_replayer llmc_replayer;
 
 typedef struct llmc_replayer_options {
   uint32_t struct_size;
-  uint32_t num_threads;           /* 0: every CPU this process may use */
+  uint32_t num_threads;           /* 0: every CPU this process may use (see above) */
   uint32_t num_blocks;            /* KV blocks besides the dummy block 0; 0: enough for one sequence of max_model_len */
   uint32_t pin_threads;           /* 1: pin each team thread to one allowed CPU (default) */
 } llmc_replayer_options;
@@ -138,7 +144,7 @@ enum { LLMC_LIMIT_READ = 0, LLMC_LIMIT_F32 = 1, LLMC_LIMIT_BF16 = 2, LLMC_LIMIT_
 
 typedef struct llmc_probe_options {
   uint32_t struct_size;
-  uint32_t num_threads;           /* 0: every CPU this process may use */
+  uint32_t num_threads;           /* 0: every CPU this process may use (see above) */
   uint32_t pin_threads;           /* 1: pin each thread to one allowed CPU (default) */
   uint32_t reserved;
   uint64_t read_bytes;            /* memory that LLMC_LIMIT_READ reads, default 512 MiB; far more than the caches */
@@ -158,7 +164,7 @@ enum { LLMC_MISS_LARGER = 0, LLMC_MISS_ERROR = 1 };
 
 typedef struct llmc_engine_options {
   uint32_t struct_size;
-  uint32_t num_threads;           /* 0: every CPU this process may use */
+  uint32_t num_threads;           /* 0: every CPU this process may use (see above) */
   uint32_t num_blocks;            /* 0: from kv_bytes, or else enough for max_num_seqs sequences of max_model_len, at most 1 GiB */
   uint32_t max_num_seqs;          /* 0: the artifact's */
   uint32_t max_waiting;           /* bound on waiting requests; 0: 65536 */
