@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,8 +22,9 @@ class ResultsFile:
     """Writes one JSON line a prompt to `path`, in input order, and `identity` beside it (`path` + ".run").
 
     The file always holds the results 0 … k-1. A result that finishes before its predecessors goes to a side file
-    (`path` + ".partial") until they are there; the side file is removed when all are. Every line is fsynced before
-    `add` returns, so a killed run keeps what it finished. Nothing on disk changes before the first `add`.
+    (`path` + ".partial") until they are there; the side file is removed when all are. Every line is written before
+    `add` returns, so a killed run keeps what it finished, and is on the disk at most a second later. Nothing changes
+    before the first `add`.
 
     With resume the files are read, checked against identity and prompts, and continued: a line that an interruption
     tore and requests that failed run again. Raises ResultsError.
@@ -45,6 +47,7 @@ class ResultsFile:
         self._waiting: dict[int, dict[str, Any]] = {}
         self._next = 0
         self._keep_bytes = 0
+        self._synced = time.monotonic()
         self._partial: TextIO | None = None
         self._file: TextIO | None = None
         exists = any(file.exists() and file.stat().st_size > 0 for file in (path, self.partial_path))
@@ -72,16 +75,26 @@ class ResultsFile:
                     self._partial = self.partial_path.open("a", encoding="utf-8", newline="\n")
                 _append(self._partial, record)
             self._advance()
+            # A sync takes milliseconds, in which hundreds of tokens could be made.
+            if time.monotonic() - self._synced >= 1:
+                self._sync()
         except OSError as error:
             raise ResultsError(f"cannot write {self.path}: {error.strerror or error}") from error
 
     def close(self) -> None:
         """Closes the files; the side file goes when nothing waits in it."""
+        self._sync()
         for file in (self._file, self._partial):
             if file is not None:
                 file.close()
         if self._file is not None and not self._waiting:
             self.partial_path.unlink(missing_ok=True)
+
+    def _sync(self) -> None:
+        for file in (self._file, self._partial):
+            if file is not None and not file.closed:
+                os.fsync(file.fileno())
+        self._synced = time.monotonic()
 
     def _start(self) -> None:
         """Opens the files, without what is torn or runs again; at every moment they can be resumed from."""
@@ -94,7 +107,6 @@ class ResultsFile:
             _replace(self.partial_path, self._waiting.values())
         self._file.truncate(self._keep_bytes)
         self._file.seek(0, os.SEEK_END)
-        os.fsync(self._file.fileno())
         _replace(self.run_path, [self._identity])
         self._advance()
 
@@ -172,7 +184,6 @@ def _line(record: Mapping[str, Any]) -> str:
 def _append(file: TextIO, record: Mapping[str, Any]) -> None:
     file.write(_line(record))
     file.flush()
-    os.fsync(file.fileno())
 
 
 def _read_lines(path: Path) -> list[tuple[dict[str, Any], int]]:

@@ -72,9 +72,7 @@ class ChatTemplates:
         name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
             named = f", only {', '.join(sorted(self._sources))}" if self._sources else ""
-            raise ChatTemplateError(
-                f"this model has no default chat template{named}: use plain prompts instead of chat"
-            )
+            raise ChatTemplateError(f"this model has no default chat template{named}: use plain prompts, without chat")
         if name not in self._compiled:
             try:
                 self._compiled[name] = _environment().from_string(self._sources[name])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,3 +53,29 @@ def llama(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> tuple
     root = tmp_path_factory.mktemp("llama")
     model = make_tiny_model(root / "model", "llama")
     return model, compile_tiny(model, root / "artifact", kernel_cache, buckets=MIXED_LADDER, dtype="f32", block_size=16)
+
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if tools %}[{{ tools | length }}]{% endif %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def chat_artifact(tiny_artifact: TinyArtifact, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny artifact with a tokenizer whose tokens are bytes, and a chat template. Copy before changing."""
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    path = tmp_path_factory.mktemp("chat") / "artifact"
+    shutil.copytree(tiny_artifact.artifact, path)
+    vocabulary = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", *sorted(ByteLevel.alphabet())])}
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.save(str(path / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": CHAT_TEMPLATE}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
