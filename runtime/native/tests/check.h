@@ -1,15 +1,16 @@
 // CHECK macros of the native unit tests: print and count; a failure makes the exit status non-zero.
 #pragma once
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 
 namespace llmc_test {
-inline int& Failures() {
-  static int count = 0;
+inline std::atomic<int>& Failures() {
+  static std::atomic<int> count{0};
   return count;
 }
-inline long& Checks() {
-  static long count = 0;
+inline std::atomic<long>& Checks() {
+  static std::atomic<long> count{0};
   return count;
 }
 inline bool Report(bool ok, const char* file, int line, const char* text) {
@@ -20,7 +21,7 @@ inline bool Report(bool ok, const char* file, int line, const char* text) {
   return ok;
 }
 inline int Finish(const char* name) {
-  std::printf("%s: %ld checks, %d failures\n", name, Checks(), Failures());
+  std::printf("%s: %ld checks, %d failures\n", name, Checks().load(), Failures().load());
   return Failures() == 0 && Checks() > 0 ? 0 : 1;
 }
 }  // namespace llmc_test

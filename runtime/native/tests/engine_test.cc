@@ -1,281 +1,13 @@
-// The engine over a null device: whatever the batching, chunking, prefix hits and preemptions, each request's output
-// equals that of a generator that knows nothing of any of these.
-#include "engine.h"
-
-#include <algorithm>
+// The engine over a null device: one behaviour a test.
 #include <atomic>
-#include <map>
-#include <random>
 #include <thread>
 
-#include "check.h"
-#include "null_device.h"
+#include "clock.h"
+#include "engine_harness.h"
 
-using namespace llmc;
-using llmc_test::NullDevice;
+using namespace llmc_test;
 
 namespace {
-
-constexpr int32_t kVocab = 53, kEos = 7;
-
-struct Output {
-  std::vector<int32_t> tokens;
-  std::vector<float> logprobs;
-  uint32_t reason = 0;
-  int32_t stop = -1;
-  int terminal = 0;
-  uint32_t kind = 0, num_cached = 0;
-  int32_t error = 0;
-};
-
-ModelShape Shape(int32_t block_size, int32_t max_len, int32_t max_seqs) {
-  ModelShape m{};
-  m.num_layers = 1;
-  m.block_size = block_size;
-  m.vocab_size = kVocab;
-  m.max_model_len = max_len;
-  m.max_num_seqs = max_seqs;
-  m.eos_token_ids = {kEos};
-  m.kv_block_bytes = 64;
-  return m;
-}
-
-void AddGraph(ModelShape* m, Phase phase, uint32_t tokens, uint32_t seqs, uint32_t blocks) {
-  m->graphs.push_back({phase, seqs, tokens / std::max(seqs, 1u), tokens, seqs, seqs, blocks});
-}
-
-struct Job {
-  std::vector<int32_t> prompt;
-  llmc_sampling_params params;
-  std::vector<int32_t> stops;
-  int32_t priority = 0;
-  uint64_t id = 0;
-  bool cancelled = false;
-};
-
-llmc_sampling_params Params() {
-  llmc_sampling_params p{};
-  p.struct_size = sizeof(p);
-  p.n = 1;
-  p.max_tokens = 16;
-  p.top_p = 1;
-  p.repetition_penalty = 1;
-  p.has_seed = 1;
-  p.num_logprobs = -1;
-  return p;
-}
-
-Status Submit(Engine* engine, Job* job) {
-  llmc_request r{};
-  r.struct_size = sizeof(r);
-  r.priority = job->priority;
-  r.prompt_token_ids = job->prompt.data();
-  r.num_prompt_tokens = job->prompt.size();
-  r.sampling = job->params;
-  r.num_prompt_logprobs = -1;
-  r.sampling.stop_token_ids = job->stops.data();
-  r.sampling.num_stop_token_ids = job->stops.size();
-  return engine->Submit(r, &job->id);
-}
-
-// What the request must produce: one sequence at a time, no cache.
-Output Reference(const Job& job, uint32_t index, uint32_t max_len) {
-  SamplingParams params;
-  llmc_sampling_params c = job.params;
-  c.stop_token_ids = job.stops.data();
-  c.num_stop_token_ids = job.stops.size();
-  CHECK_OK(MakeSamplingParams(c, kVocab, 0, &params));
-  Sampler sampler(kVocab, {kEos});
-  Output out;
-  std::vector<int32_t> tokens = job.prompt;
-  uint64_t fold = 0;
-  size_t folded = 0;
-  std::vector<float> logits(kVocab);
-  for (;;) {
-    for (; folded < tokens.size(); ++folded) {
-      fold = llmc_test::Fold(fold, llmc_test::TokenHash(fold, tokens[folded], static_cast<uint32_t>(folded)));
-    }
-    llmc_test::LogitsOf(fold, kVocab, logits.data());
-    SampleResult r;
-    CHECK_OK(sampler.Sample(logits.data(), params,
-                            {tokens.data(), static_cast<uint32_t>(tokens.size()),
-                             static_cast<uint32_t>(job.prompt.size()), index},
-                            &r));
-    const bool stop = (!params.ignore_eos && r.token == kEos) ||
-                      std::count(job.stops.begin(), job.stops.end(), r.token) > 0;
-    if (stop) {
-      out.reason = LLMC_FINISH_STOP;
-      out.stop = r.token;
-      return out;
-    }
-    tokens.push_back(r.token);
-    out.tokens.push_back(r.token);
-    out.logprobs.push_back(r.logprob);
-    if (out.tokens.size() >= params.max_tokens || tokens.size() >= max_len) {
-      out.reason = LLMC_FINISH_LENGTH;
-      return out;
-    }
-  }
-}
-
-using Outputs = std::map<std::pair<uint64_t, uint32_t>, Output>;
-
-void Drain(Engine* engine, Outputs* outputs) {
-  llmc_event events[7];
-  events[0].struct_size = sizeof(llmc_event);
-  while (uint64_t n = engine->Poll(events, 7)) {
-    for (uint64_t i = 0; i < n; ++i) {
-      const llmc_event& e = events[i];
-      Output& o = (*outputs)[{e.request_id, e.output_index}];
-      CHECK_EQ(o.terminal, 0);
-      if (e.kind == LLMC_EVENT_TOKEN) {
-        o.tokens.push_back(e.token_id);
-        o.logprobs.push_back(e.logprob);
-      } else {
-        ++o.terminal;
-        o.kind = e.kind;
-        o.reason = e.finish_reason;
-        o.stop = e.token_id;
-        o.error = e.error_code;
-        o.num_cached = e.num_cached_tokens;
-      }
-      CHECK_EQ(e.num_output_tokens, o.tokens.size());
-    }
-  }
-}
-
-std::unique_ptr<Engine> Make(const ModelShape& shape, uint32_t blocks, const EngineOptions& options,
-                             NullDevice** device = nullptr) {
-  auto d = std::make_unique<NullDevice>(shape, blocks);
-  if (device) *device = d.get();
-  std::unique_ptr<Engine> engine;
-  CHECK_OK(Engine::Create(std::move(d), options, &engine));
-  return engine;
-}
-
-void RunAll(Engine* engine, Outputs* outputs, int limit = 100000) {
-  for (bool more = true; more && limit > 0; --limit) {
-    CHECK_OK(engine->Step(&more));
-    CHECK_OK(engine->CheckIntegrity());
-    Drain(engine, outputs);
-  }
-  CHECK(limit > 0);
-}
-
-void Compare(const Output& got, const Output& want) {
-  CHECK_EQ(got.terminal, 1);
-  CHECK_EQ(got.kind, static_cast<uint32_t>(LLMC_EVENT_FINISHED));
-  CHECK(got.tokens == want.tokens);
-  CHECK(got.logprobs == want.logprobs);
-  CHECK_EQ(got.reason, want.reason);
-  CHECK_EQ(got.stop, want.stop);
-}
-
-// Random models, pools, options and requests.
-uint64_t total_preemptions = 0, total_cached = 0, total_copies = 0, total_misses = 0, total_mixed = 0;
-
-void Property(uint32_t seed) {
-  std::mt19937 rng(seed);
-  auto pick = [&](uint32_t low, uint32_t high) { return low + static_cast<uint32_t>(rng() % (high - low + 1)); };
-  const uint32_t bs = pick(1, 6), max_len = pick(12, 60), max_seqs = pick(1, 8);
-  const uint32_t all_blocks = (max_len + bs - 1) / bs;
-  ModelShape shape = Shape(static_cast<int32_t>(bs), static_cast<int32_t>(max_len), static_cast<int32_t>(max_seqs));
-  const uint32_t largest = pick(1, max_len + 10);
-  for (uint32_t t = 1; t < largest; t += pick(1, 16)) AddGraph(&shape, Phase::kPrefill, t, pick(1, 4), pick(1, all_blocks));
-  AddGraph(&shape, Phase::kPrefill, largest, pick(1, 4), all_blocks);
-  for (uint32_t b = 1; b < max_seqs; b *= 2) AddGraph(&shape, Phase::kDecode, b, b, pick(1, all_blocks));
-  if (pick(0, 3)) AddGraph(&shape, Phase::kDecode, max_seqs, max_seqs, all_blocks);
-  if (pick(0, 2) == 0) AddGraph(&shape, Phase::kMixed, pick(2, 30), pick(2, max_seqs + 2), all_blocks);
-  const bool tight = pick(0, 1);
-  const uint32_t blocks = 1 + (tight ? pick(2, all_blocks + 3) : all_blocks * max_seqs);
-  EngineOptions options;
-  options.max_num_seqs = pick(0, 1) ? 0 : pick(1, max_seqs);
-  options.max_tokens_per_step = pick(0, 1) ? 0 : pick(1, largest);
-  options.prefix_cache = pick(0, 3) != 0;
-  const uint32_t reach = std::min(max_len, (blocks - 1) * bs);
-  if (reach < 2) return;
-
-  NullDevice* device;
-  auto engine = Make(shape, blocks, options, &device);
-  std::vector<int32_t> common(reach);
-  for (auto& t : common) t = static_cast<int32_t>(pick(0, kVocab - 1));
-  std::vector<Job> jobs(pick(1, 14));
-  Outputs outputs;
-  size_t submitted = 0;
-  int idle = 0;
-  for (int step = 0; step < 20000 && idle < 2; ++step) {
-    while (submitted < jobs.size() && pick(0, 2)) {
-      Job& j = jobs[submitted++];
-      const uint32_t length = pick(1, reach - 1), shared = pick(0, length);
-      j.prompt.assign(common.begin(), common.begin() + shared);
-      while (j.prompt.size() < length) j.prompt.push_back(static_cast<int32_t>(pick(0, kVocab - 1)));
-      j.params = Params();
-      j.params.n = pick(0, 3) ? 1 : pick(2, 4);
-      j.params.max_tokens = pick(1, 30);
-      j.params.min_tokens = pick(0, std::min(3u, j.params.max_tokens));
-      j.params.temperature = pick(0, 1) ? 0.0f : 0.9f;
-      if (pick(0, 2) == 0) j.params.top_k = static_cast<int32_t>(pick(1, 10));
-      if (pick(0, 2) == 0) j.params.top_p = 0.8f;
-      if (pick(0, 3) == 0) j.params.repetition_penalty = 1.3f;
-      j.params.ignore_eos = pick(0, 1);
-      j.params.seed = rng();
-      j.params.num_logprobs = static_cast<int32_t>(pick(0, 3)) - 1;
-      if (pick(0, 2) == 0) j.stops.push_back(static_cast<int32_t>(pick(0, kVocab - 1)));
-      j.priority = static_cast<int32_t>(pick(0, 2));
-      CHECK_OK(Submit(engine.get(), &j));
-    }
-    if (pick(0, 30) == 0 && submitted > 0) {
-      Job& j = jobs[pick(0, static_cast<uint32_t>(submitted) - 1)];
-      if (engine->Cancel(j.id).ok()) j.cancelled = true;
-    }
-    bool progressed;
-    CHECK_OK(engine->Step(&progressed));
-    CHECK_OK(engine->CheckIntegrity());
-    Drain(engine.get(), &outputs);
-    idle = progressed || submitted < jobs.size() ? 0 : idle + 1;
-    if (device->last_graph < shape.graphs.size()) {
-      total_mixed += shape.graphs[device->last_graph].phase == Phase::kMixed;
-    }
-  }
-  CHECK_EQ(idle, 2);
-  for (const Job& j : jobs) {
-    for (uint32_t i = 0; i < j.params.n; ++i) {
-      const Output& got = outputs[{j.id, i}];
-      const Output want = Reference(j, i, reach);
-      if (!j.cancelled) {
-        Compare(got, want);
-      } else {
-        CHECK_EQ(got.terminal, 1);
-        CHECK(got.tokens.size() <= want.tokens.size() &&
-              std::equal(got.tokens.begin(), got.tokens.end(), want.tokens.begin()));
-      }
-    }
-  }
-  const llmc_engine_stats s = engine->Stats();
-  CHECK(s.num_running == 0 && s.num_waiting == 0 && s.num_free_blocks == s.num_blocks);
-  CHECK_EQ(s.num_finished, jobs.size());
-  total_preemptions += s.num_preemptions;
-  total_cached += s.cached_tokens;
-  total_misses += s.num_bucket_misses;
-  total_copies += device->copies;
-}
-
-ModelShape Usual() {
-  ModelShape m = Shape(4, 64, 8);
-  AddGraph(&m, Phase::kPrefill, 8, 4, 16);
-  AddGraph(&m, Phase::kPrefill, 16, 4, 16);
-  for (uint32_t b : {1u, 2u, 4u, 8u}) AddGraph(&m, Phase::kDecode, b, b, 16);
-  return m;
-}
-
-Job Simple(uint32_t length, uint32_t max_tokens) {
-  Job j;
-  for (uint32_t i = 0; i < length; ++i) j.prompt.push_back(static_cast<int32_t>((i * 11 + 3) % kVocab));
-  j.params = Params();
-  j.params.ignore_eos = 1;
-  j.params.max_tokens = max_tokens;
-  return j;
-}
 
 void TestPrefixAndGraphs() {
   NullDevice* device;
@@ -454,35 +186,284 @@ void TestPriority() {
   RunAll(engine.get(), &outputs);
 }
 
-void TestThreads() {
-  auto engine = Make(Usual(), 65, {});
-  std::atomic<int> left{3};
-  std::vector<std::thread> threads;
-  std::vector<std::vector<Job>> jobs(3, std::vector<Job>(60, Simple(9, 5)));
-  for (auto& mine : jobs) {
-    threads.emplace_back([&] {
-      for (size_t i = 0; i < mine.size(); ++i) {
-        (void)Submit(engine.get(), &mine[i]);
-        if (i % 5 == 0) (void)engine->Cancel(mine[i].id);
-        (void)engine->Stats();
-      }
-      --left;
-    });
-  }
+// A later, more urgent request takes the memory of an earlier one, not the other way round.
+void TestPriorityUnderPreemption() {
+  auto engine = Make(Usual(), 13, {});
+  Job low = Simple(8, 24), high = Simple(8, 24);
+  low.priority = 1;
+  high.prompt[0] = 1;
+  CHECK_OK(Submit(engine.get(), &low));
   Outputs outputs;
   bool progressed = true;
-  while (left > 0 || progressed) {
+  for (int i = 0; i < 3; ++i) CHECK_OK(engine->Step(&progressed));
+  CHECK_OK(Submit(engine.get(), &high));
+  while (outputs[{high.id, 0}].terminal == 0 && progressed) {
     CHECK_OK(engine->Step(&progressed));
+    CHECK_OK(engine->CheckIntegrity());
     Drain(engine.get(), &outputs);
   }
-  for (auto& t : threads) t.join();
+  CHECK_EQ((outputs[{low.id, 0}].terminal), 0);
+  CHECK(engine->Stats().num_preemptions > 0);
   RunAll(engine.get(), &outputs);
-  const Output want = Reference(jobs[0][0], 0, 64);
-  CHECK_EQ(outputs.size(), 180u);
-  for (const auto& [key, got] : outputs) {
-    CHECK_EQ(got.terminal, 1);
-    if (got.reason != LLMC_FINISH_CANCELLED) CHECK(got.tokens == want.tokens);
+  Compare(outputs[{low.id, 0}], Reference(low, 0, 48));
+  Compare(outputs[{high.id, 0}], Reference(high, 0, 48));
+}
+
+void TestQueueFullFromThreads() {
+  EngineOptions options;
+  options.max_waiting = 5;
+  auto engine = Make(Usual(), 65, options);
+  std::atomic<int> taken{0}, full{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 10; ++i) {
+        Job j = Simple(4, 2);
+        const Status s = Submit(engine.get(), &j);
+        ++(s.ok() ? taken : full);
+        if (!s.ok()) CHECK_EQ(s.code, LLMC_ERR_QUEUE_FULL);
+      }
+    });
   }
+  for (auto& t : threads) t.join();
+  CHECK_EQ(taken, 5);
+  CHECK_EQ(full, 35);
+  // Cancelling waiting requests frees their places with the next step.
+  for (uint64_t id = 1; id <= 5; ++id) CHECK_OK(engine->Cancel(id));
+  bool progressed;
+  CHECK_OK(engine->Step(&progressed));
+  CHECK(progressed);
+  CHECK_EQ(engine->Stats().num_waiting, 0u);
+  for (int i = 0; i < 5; ++i) {
+    Job j = Simple(4, 2);
+    CHECK_OK(Submit(engine.get(), &j));
+  }
+  Outputs outputs;
+  RunAll(engine.get(), &outputs);
+}
+
+// ---- guided decoding -------------------------------------------------------------------------------------------
+
+void TestGuided() {
+  NullDevice* device;
+  auto engine = Make(Usual(), 65, {}, &device);
+  Job guided = Simple(12, 5), plain = Simple(9, 6);
+  guided.guided = true;
+  guided.params.n = 2;
+  guided.params.temperature = 1;
+  CHECK_OK(Submit(engine.get(), &guided));
+  Outputs outputs;
+  Needs needs;
+  Drain(engine.get(), &outputs, &needs);
+  CHECK(needs == Needs({{guided.id, 0}, {guided.id, 1}}));
+  CHECK_OK(Submit(engine.get(), &plain));
+  RunAll(engine.get(), &outputs);
+  Compare(outputs[{plain.id, 0}], Reference(plain, 0, 64));
+  // All of the prompt but its last token is done; nothing happens until both masks are there.
+  CHECK_EQ(engine->Stats().scheduled_tokens, 11u + 9u + 5u);
+  CHECK_EQ(engine->Stats().num_running, 1u);
+  CHECK_EQ(engine->Wait(0), 0u);
+  bool progressed;
+  SetMask(engine.get(), guided.id, 0, guided.prompt, {});
+  CHECK_EQ(engine->Wait(0), static_cast<uint32_t>(LLMC_READY_WORK));
+  CHECK_OK(engine->Step(&progressed));
+  CHECK(!progressed);
+  CHECK_OK(engine->CheckIntegrity());
+  SetMask(engine.get(), guided.id, 1, guided.prompt, {});
+  needs.clear();
+  Status in_flight;
+  device->on_run = [&] { in_flight = engine->SetTokenMask(guided.id, 0, MaskOf({}).data(), 2); };
+  CHECK_OK(engine->Step(&progressed));
+  CHECK(progressed);
+  CHECK_EQ(in_flight.code, LLMC_ERR_INVALID_ARGUMENT);
+  device->on_run = nullptr;
+  for (int i = 0; i < 100; ++i) {
+    Drain(engine.get(), &outputs, &needs);
+    for (const auto& need : needs) {
+      SetMask(engine.get(), guided.id, need.second, guided.prompt, outputs[need].tokens);
+    }
+    needs.clear();
+    CHECK_OK(engine->Step(&progressed));
+    CHECK_OK(engine->CheckIntegrity());
+  }
+  for (uint32_t i = 0; i < 2; ++i) Compare(outputs[{guided.id, i}], Reference(guided, i, 64));
+}
+
+void TestMaskErrors() {
+  auto engine = Make(Usual(), 65, {});
+  const uint32_t none[2] = {0, 0xffe00000u}, all[2] = {~0u, ~0u}, eos[2] = {1u << kEos, 0};
+  Job guided = Simple(4, 4), plain = Simple(4, 4), ends = Simple(4, 4);
+  guided.guided = ends.guided = true;
+  guided.params.n = 2;
+  CHECK_OK(Submit(engine.get(), &guided));
+  CHECK_OK(Submit(engine.get(), &plain));
+  CHECK_EQ(engine->SetTokenMask(99, 0, all, 2).code, LLMC_ERR_NOT_FOUND);
+  CHECK_EQ(engine->SetTokenMask(plain.id, 0, all, 2).code, LLMC_ERR_INVALID_ARGUMENT);
+  CHECK_EQ(engine->SetTokenMask(guided.id, 2, all, 2).code, LLMC_ERR_INVALID_ARGUMENT);
+  CHECK_EQ(engine->SetTokenMask(guided.id, 0, all, 0).code, LLMC_ERR_INVALID_ARGUMENT);
+  CHECK_EQ(engine->SetTokenMask(guided.id, 0, all, 3).code, LLMC_ERR_INVALID_ARGUMENT);
+  // Bits past the vocabulary allow nothing: the request fails, others go on.
+  CHECK_OK(engine->SetTokenMask(guided.id, 0, all, 2));
+  CHECK_OK(engine->SetTokenMask(guided.id, 1, none, 2));
+  Outputs outputs;
+  Needs needs;
+  for (bool more = true; more;) {
+    CHECK_OK(engine->Step(&more));
+    Drain(engine.get(), &outputs, &needs);
+  }
+  for (uint32_t i = 0; i < 2; ++i) {
+    CHECK_EQ((outputs[{guided.id, i}].kind), static_cast<uint32_t>(LLMC_EVENT_FAILED));
+    CHECK_EQ((outputs[{guided.id, i}].error), LLMC_ERR_EMPTY_MASK);
+  }
+  Compare(outputs[{plain.id, 0}], Reference(plain, 0, 64));
+  CHECK_EQ(engine->SetTokenMask(guided.id, 0, all, 2).code, LLMC_ERR_NOT_FOUND);
+  // min_tokens gives way where only eos is left; a mask shorter than the vocabulary allows nothing behind it.
+  ends.params.min_tokens = 3;
+  ends.params.ignore_eos = 0;
+  CHECK_OK(Submit(engine.get(), &ends));
+  CHECK_OK(engine->SetTokenMask(ends.id, 0, eos, 1));
+  for (bool more = true; more;) {
+    CHECK_OK(engine->Step(&more));
+    Drain(engine.get(), &outputs, &needs);
+  }
+  CHECK_EQ((outputs[{ends.id, 0}].reason), static_cast<uint32_t>(LLMC_FINISH_STOP));
+  CHECK_EQ((outputs[{ends.id, 0}].stop), kEos);
+  CHECK_EQ(engine->Stats().num_free_blocks, engine->Stats().num_blocks);
+}
+
+// ---- prompt logprobs -------------------------------------------------------------------------------------------
+
+// The same values from ladders that cut the prompt into chunks of 1, 3, 4 and all tokens.
+void TestPromptLogprobs() {
+  Job job = Simple(40, 3);
+  job.num_prompt_logprobs = 5;
+  job.params.n = 2;
+  const Output want[2] = {Reference(job, 0, 64), Reference(job, 1, 64)};
+  CHECK_EQ(want[0].prompt.size(), 39u);
+  for (uint32_t samples : {1u, 3u, 4u, 64u}) {
+    for (Phase phase : {Phase::kPrefill, Phase::kDecode, Phase::kMixed}) {
+      ModelShape m = Shape(4, 64, 8);
+      m.graphs.push_back({Phase::kPrefill, 1, 16, 16, 1, 1, 16});
+      m.graphs.push_back({phase, samples, 64, std::max(samples, 8u), std::max(samples, 8u), samples, 16});
+      AddGraph(&m, Phase::kDecode, 2, 2, 16);
+      NullDevice* device;
+      auto engine = Make(m, 65, {}, &device);
+      Job plain = Simple(40, 2);
+      Outputs outputs;
+      CHECK_OK(Submit(engine.get(), &plain));  // its blocks are cached, but a prompt that is scored must not use them
+      RunAll(engine.get(), &outputs);
+      CHECK_OK(Submit(engine.get(), &job));
+      const uint64_t before = engine->Stats().scheduled_tokens;
+      RunAll(engine.get(), &outputs);
+      for (uint32_t i = 0; i < 2; ++i) Compare(outputs[{job.id, i}], want[i]);
+      CHECK_EQ((outputs[{job.id, 0}].num_cached), 0u);
+      CHECK_EQ(engine->Stats().scheduled_tokens - before, 40u + 2 * 2);
+      if (phase == Phase::kDecode && samples > 2) CHECK(device->decode_chunks > 0);
+    }
+  }
+  auto engine = Make(Usual(), 65, {});
+  Job bad = Simple(4, 4);
+  bad.num_prompt_logprobs = 21;
+  CHECK_EQ(Submit(engine.get(), &bad).code, LLMC_ERR_INVALID_ARGUMENT);
+}
+
+// ---- ends, waiting, warm-up ------------------------------------------------------------------------------------
+
+void TestDeadlines() {
+  NullDevice* device;
+  EngineOptions options;
+  options.max_num_seqs = 1;
+  auto engine = Make(Usual(), 65, options, &device);
+  Job passed = Simple(9, 4), running = Simple(9, 4), waiting = Simple(9, 4), later = Simple(9, 4);
+  passed.deadline_ns = 1;
+  CHECK_OK(Submit(engine.get(), &passed));
+  Outputs outputs;
+  Needs needs;
+  RunAll(engine.get(), &outputs);
+  CHECK_EQ((outputs[{passed.id, 0}].reason), static_cast<uint32_t>(LLMC_FINISH_TIMEOUT));
+  CHECK_EQ((outputs[{passed.id, 0}].end.first_scheduled_ns), 0u);
+  CHECK_EQ(device->runs, 0u);
+  // One that holds the only place and one in the queue; waiting for the deadline is what lets the engine end them.
+  running.guided = true;
+  running.deadline_ns = waiting.deadline_ns = MonotonicNs() + 20'000'000;
+  later.deadline_ns = UINT64_MAX;
+  for (Job* j : {&running, &waiting, &later}) CHECK_OK(Submit(engine.get(), j));
+  while (outputs[{later.id, 0}].terminal == 0) {
+    const uint32_t ready = engine->Wait(UINT64_MAX);
+    bool progressed;
+    if (ready & LLMC_READY_WORK) CHECK_OK(engine->Step(&progressed));
+    CHECK_OK(engine->CheckIntegrity());
+    Drain(engine.get(), &outputs, &needs);
+  }
+  for (const Job* j : {&running, &waiting}) {
+    CHECK_EQ((outputs[{j->id, 0}].reason), static_cast<uint32_t>(LLMC_FINISH_TIMEOUT));
+    CHECK((outputs[{j->id, 0}].end.time_ns) >= j->deadline_ns);
+  }
+  Compare(outputs[{later.id, 0}], Reference(later, 0, 64));
+}
+
+void TestWait() {
+  auto engine = Make(Usual(), 65, {});
+  CHECK_EQ(engine->Wait(0), 0u);
+  CHECK_EQ(engine->Wait(100'000), 0u);
+  Job job = Simple(9, 1000);
+  std::thread host([&] { CHECK_OK(Submit(engine.get(), &job)); });
+  CHECK_EQ(engine->Wait(UINT64_MAX), static_cast<uint32_t>(LLMC_READY_WORK));
+  host.join();
+  bool progressed;
+  for (int i = 0; i < 3; ++i) CHECK_OK(engine->Step(&progressed));
+  CHECK_EQ(engine->Wait(UINT64_MAX), static_cast<uint32_t>(LLMC_READY_WORK | LLMC_READY_EVENTS));
+  CHECK_OK(engine->Cancel(job.id));
+  CHECK_OK(engine->Step(&progressed));
+  CHECK_EQ(engine->Wait(UINT64_MAX), static_cast<uint32_t>(LLMC_READY_EVENTS));
+  Outputs outputs;
+  Drain(engine.get(), &outputs);
+  // The cancel ended it in the very next step: no token beyond those of the steps before.
+  CHECK_EQ((outputs[{job.id, 0}].reason), static_cast<uint32_t>(LLMC_FINISH_CANCELLED));
+  CHECK((outputs[{job.id, 0}].tokens.size()) <= 3);
+  CHECK_EQ(engine->Wait(0), 0u);
+}
+
+void TestWarm() {
+  NullDevice* device;
+  ModelShape m = Usual();
+  AddGraph(&m, Phase::kMixed, 24, 9, 2);
+  auto engine = Make(m, 65, {}, &device);
+  for (uint32_t g = 0; g < engine->num_graphs(); ++g) {
+    const uint64_t runs = device->runs;
+    uint64_t ns = 0;
+    CHECK_OK(engine->WarmGraph(g, &ns));
+    CHECK_OK(engine->WarmGraph(g, nullptr));
+    CHECK_EQ(device->last_graph, g);
+    CHECK_EQ(device->runs, runs + 2);
+    CHECK(ns > 0);
+  }
+  CHECK(device->dummy_seqs > 0);
+  CHECK_EQ(engine->WarmGraph(engine->num_graphs(), nullptr).code, LLMC_ERR_OUT_OF_RANGE);
+  CHECK_EQ(engine->Stats().num_steps, 0u);
+  Job job = Simple(33, 5);
+  CHECK_OK(Submit(engine.get(), &job));
+  Outputs outputs;
+  RunAll(engine.get(), &outputs);
+  Compare(outputs[{job.id, 0}], Reference(job, 0, 64));
+}
+
+void TestMissesByShape() {
+  ModelShape m = Shape(4, 64, 4);
+  AddGraph(&m, Phase::kPrefill, 16, 4, 16);
+  AddGraph(&m, Phase::kDecode, 4, 4, 3);  // contexts up to 12
+  auto engine = Make(m, 65, {});
+  Job job = Simple(10, 8);
+  CHECK_OK(Submit(engine.get(), &job));
+  Outputs outputs;
+  RunAll(engine.get(), &outputs);
+  const std::vector<llmc_bucket_miss> misses = engine->BucketMisses();
+  CHECK_EQ(misses.size(), 2u);  // contexts of 13 … 16 and of 17 tokens
+  for (const llmc_bucket_miss& miss : misses) {
+    CHECK_EQ(miss.phase, static_cast<uint32_t>(Phase::kDecode));
+    CHECK(miss.num_seqs == 1 && miss.num_tokens == 1);
+  }
+  CHECK(misses[0].num_blocks == 4 && misses[0].count == 4 && misses[1].num_blocks == 5 && misses[1].count == 1);
 }
 
 }  // namespace
@@ -494,17 +475,14 @@ int main() {
   TestFailures();
   TestValidation();
   TestPriority();
-  TestThreads();
-  for (uint32_t seed = 0; seed < 400; ++seed) {
-    const int before = llmc_test::Failures();
-    Property(seed);
-    if (llmc_test::Failures() != before) std::fprintf(stderr, "  property test, seed %u\n", seed);
-  }
-  // The property test must have reached what it is for.
-  CHECK(total_preemptions > 0 && total_cached > 0 && total_copies > 0 && total_misses > 0 && total_mixed > 0);
-  std::printf("preemptions %llu, cached %llu, copies %llu, misses %llu, mixed %llu\n",
-              static_cast<unsigned long long>(total_preemptions), static_cast<unsigned long long>(total_cached),
-              static_cast<unsigned long long>(total_copies), static_cast<unsigned long long>(total_misses),
-              static_cast<unsigned long long>(total_mixed));
-  return llmc_test::Finish("engine_test");
+  TestPriorityUnderPreemption();
+  TestQueueFullFromThreads();
+  TestGuided();
+  TestMaskErrors();
+  TestPromptLogprobs();
+  TestDeadlines();
+  TestWait();
+  TestWarm();
+  TestMissesByShape();
+  return Finish("engine_test");
 }

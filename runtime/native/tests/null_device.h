@@ -2,6 +2,7 @@
 // on, read back through the block tables. A wrong slot, block, position, copy or reuse changes every later logit.
 #pragma once
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <string>
 
@@ -39,6 +40,7 @@ class NullDevice : public llmc::Device {
 
   llmc::Status Run(const llmc::StepBatch& b, const float** logits) override {
     ++runs;
+    if (on_run) on_run();
     if (fail_after > 0 && --fail_after == 0) return Bad("the device was told to fail");
     if (b.graph >= shape_.graphs.size()) return Bad("graph");
     const llmc::GraphShape& g = shape_.graphs[b.graph];
@@ -105,6 +107,7 @@ class NullDevice : public llmc::Device {
 
   int fail_after = 0;
   bool poison = false;
+  std::function<void()> on_run;
   uint32_t last_graph = 0, max_tokens_seen = 0;
   uint64_t runs = 0, copies = 0, decode_chunks = 0, dummy_seqs = 0;
 

@@ -215,6 +215,78 @@ void TestErrors() {
   CHECK_EQ(r.token, 0);
 }
 
+// A mask is the same as logits of minus infinity, and leaves the logprobs alone.
+void TestMask() {
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    std::mt19937 rng(seed);
+    const int32_t vocab = 2 + static_cast<int32_t>(rng() % 300);
+    Sampler sampler(vocab, {0});
+    std::normal_distribution<float> normal(0, 2);
+    std::vector<float> row(static_cast<size_t>(vocab));
+    for (auto& x : row) x = normal(rng);
+    SamplingParams p = RandomParams(rng, vocab);
+    p.min_tokens = 0;
+    std::vector<int32_t> tokens(1 + rng() % 20);
+    for (auto& t : tokens) t = static_cast<int32_t>(rng() % static_cast<uint32_t>(vocab));
+    // Sometimes shorter than the vocabulary: what it does not cover is not allowed.
+    std::vector<uint32_t> mask(1 + rng() % ((static_cast<uint32_t>(vocab) + 31) / 32));
+    for (auto& word : mask) word = rng() & rng();
+    mask[0] |= 2;
+    auto allowed = [&](int32_t id) {
+      return static_cast<size_t>(id) / 32 < mask.size() && ((mask[id / 32] >> (id % 32)) & 1);
+    };
+    std::vector<float> masked = row;
+    for (int32_t id = 0; id < vocab; ++id) {
+      if (!allowed(id)) masked[id] = -INFINITY;
+    }
+    const Reference want = BruteForce(masked, p, tokens, 1, {});
+    SampleContext context{tokens.data(), static_cast<uint32_t>(tokens.size()), 1, 0};
+    context.mask = mask.data();
+    context.num_mask_words = static_cast<uint32_t>(mask.size());
+    for (uint64_t draw = 0; draw < 10; ++draw) {
+      p.seed = draw;
+      SampleResult r, raw;
+      CHECK_OK(sampler.Sample(row.data(), p, context, &r));
+      CHECK(allowed(r.token));
+      if (p.temperature == 0) CHECK_EQ(r.token, want.order[0]);
+      if (p.temperature != 0 && p.top_p >= 1 && p.min_p <= 0) CHECK(want.probability[r.token] > 0);
+      if (p.num_logprobs < 0) continue;
+      CHECK_OK(sampler.Score(row.data(), r.token, static_cast<uint32_t>(p.num_logprobs), 1, &raw));
+      CHECK(raw.logprob == r.logprob && raw.rank == r.rank && raw.num_top == r.num_top);
+      uint32_t better = 0;
+      for (float x : row) better += x > row[r.token];
+      CHECK_EQ(r.rank, better + 1);
+    }
+  }
+}
+
+void TestMaskEdges() {
+  const int32_t prompt = 0;
+  Sampler sampler(3, {1});
+  SampleResult r;
+  SamplingParams p;
+  const float row[] = {1, 2, 3};
+  uint32_t mask = 0xfffffff8u;  // only tokens that do not exist
+  SampleContext context{&prompt, 1, 1, 0};
+  context.mask = &mask;
+  context.num_mask_words = 1;
+  CHECK_EQ(sampler.Sample(row, p, context, &r).code, LLMC_ERR_EMPTY_MASK);
+  // min_tokens forbids eos while the mask leaves something else, and gives way when it does not.
+  p.min_tokens = 2;
+  mask = 3;
+  CHECK_OK(sampler.Sample(row, p, context, &r));
+  CHECK_EQ(r.token, 0);
+  mask = 2;
+  CHECK_OK(sampler.Sample(row, p, context, &r));
+  CHECK_EQ(r.token, 1);
+  const float bad[] = {1, NAN, 0};
+  CHECK_EQ(sampler.Score(bad, 0, 1, 1, &r).code, LLMC_ERR_INTERNAL);
+  // Equal logits rank by id.
+  const float ties[] = {5, 5, 5};
+  CHECK_OK(sampler.Score(ties, 2, 3, 1, &r));
+  CHECK(r.rank == 3 && r.num_top == 3 && r.top_token_ids[2] == 2);
+}
+
 }  // namespace
 
 int main() {
@@ -223,5 +295,7 @@ int main() {
   TestAgainstBruteForce();
   TestDistribution();
   TestErrors();
+  TestMask();
+  TestMaskEdges();
   return llmc_test::Finish("sampler_test");
 }
