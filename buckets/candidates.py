@@ -1,0 +1,186 @@
+"""From demand to a problem on a grid of candidate sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from .cost import CostModel
+from .demand import Demand, ServerModel
+from .exact import solve as solve_axis
+from .grid import Cell, GridProblem
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+_FULL_CELLS = 1 << 16
+_SEARCH_BATCHES, _SEARCH_CELLS, _BOUND_CELLS = 16, 1 << 12, 1 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a ladder makes of the demand: cost in the model's unit, tokens computed, share of steps one bucket holds."""
+
+    cost: float
+    tokens: float
+    held: float
+
+
+@dataclass(frozen=True)
+class PhaseProblem:
+    """One phase on all its candidate sizes: multiples of the block size that a step rounds up to, and the largest.
+
+    batches [B], seqs [S] ascending; weight, cost [B, S] as in GridProblem; base_area [B, S]: tokens that a step computes
+    when no open bucket holds it. The base bucket is always part of the ladder.
+    """
+
+    demand: Demand
+    batches: Ints
+    seqs: Ints
+    weight: Floats
+    cost: Floats
+    base: Floats
+    base_area: Floats
+    base_bucket: tuple[int, int]
+    model: CostModel
+    max_area: int
+    server: ServerModel
+    block_size: int
+
+    @classmethod
+    def of(cls, demand: Demand, server: ServerModel, model: CostModel, block_size: int) -> PhaseProblem:
+        """Lengths are rounded up to the block size, or in two dimensions to as coarse a multiple (times 2, 4, …) as
+        keeps the grid within 65,536 cells."""
+        decode = demand.phase == "decode"
+        top = server.max_model_len if decode else server.max_chunk
+        batches = np.unique(np.append(demand.batch, server.max_num_seqs if decode else 1))
+        unit = block_size
+        while True:
+            rounded = np.minimum(-(-demand.seq // unit) * unit, top)
+            seqs = np.unique(np.append(rounded, top))
+            if len(batches) == 1 or len(batches) * len(seqs) <= _FULL_CELLS:
+                break
+            unit *= 2
+        weight = np.zeros((len(batches), len(seqs)))
+        np.add.at(weight, (np.searchsorted(batches, demand.batch), np.searchsorted(seqs, rounded)), demand.weight)
+        cost = model.cost(demand.phase, batches[:, None], seqs[None, :]).astype(np.float64)
+        area = batches[:, None] * seqs[None, :].astype(np.float64)
+        max_area = 0
+        if decode:
+            base, base_area = np.full_like(cost, cost[-1, -1]), np.full_like(cost, area[-1, -1])
+        else:
+            # Sequences that no bucket holds together run one after the other.
+            base = np.broadcast_to(batches[:, None] * cost[0, -1], cost.shape).copy()
+            base_area = np.broadcast_to(batches[:, None] * area[0, -1], cost.shape).copy()
+            max_area = max(server.max_prefill_tokens or server.max_model_len, top)
+            cost[area > max_area] = np.inf
+        base_bucket = (int(batches[-1] if decode else 1), int(top))
+        return cls(
+            demand, batches, seqs, weight, cost, base, base_area, base_bucket, model, max_area, server, block_size
+        )
+
+    def with_cost(self, model: CostModel) -> PhaseProblem:
+        """The same demand and sizes at the costs of another model."""
+        return PhaseProblem.of(self.demand, self.server, model, self.block_size)
+
+    @cached_property
+    def full(self) -> GridProblem:
+        """The problem on all candidates."""
+        return GridProblem(self.weight, self.cost, self.cost, self.base)
+
+    @cached_property
+    def for_search(self) -> tuple[GridProblem, Ints, Ints]:
+        """The problem on at most 16 batches and 4,096 cells, and the indices of its batches and seqs among all."""
+        rows = _thin(self.batches, self.weight.sum(axis=1), _SEARCH_BATCHES)
+        return self._restricted(rows, _SEARCH_CELLS)
+
+    @cached_property
+    def for_bound(self) -> GridProblem:
+        """The problem on at most 1,024 cells; `floor` makes its lower bounds hold for all candidates."""
+        rows = _thin(self.batches, self.weight.sum(axis=1), _SEARCH_BATCHES)
+        return self._restricted(rows, _BOUND_CELLS)[0]
+
+    def cells_of(self, buckets: list[tuple[int, int]]) -> tuple[Cell, ...]:
+        """Cells that hold the same demand as the buckets; without the base bucket, and those that may not be opened."""
+        cells = []
+        for batch, seq in buckets:
+            i = int(np.searchsorted(self.batches, batch, side="right")) - 1
+            j = int(np.searchsorted(self.seqs, seq, side="right")) - 1
+            # The largest candidate within the bucket holds the same steps and costs no more.
+            if i >= 0 and j >= 0 and np.isfinite(self.cost[i, j]) and (batch, seq) != self.base_bucket:
+                cells.append((i, j))
+        return tuple(dict.fromkeys(cells))
+
+    def buckets_of(self, cells: tuple[Cell, ...]) -> list[tuple[int, int]]:
+        """(batch, seq) of the cells and of the base bucket, sorted."""
+        return sorted({(int(self.batches[i]), int(self.seqs[j])) for i, j in cells} | {self.base_bucket})
+
+    def shrink(self, cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
+        """Every cell moved down to the demand it serves; drops those that serve none. Never dearer for costs that
+        grow with the sizes."""
+        price, owner = self.base.copy(), np.full(self.cost.shape, -1)
+        order = sorted(cells, key=lambda cell: -self.cost[cell])
+        for n, (i, j) in enumerate(order):
+            cheaper = price[: i + 1, : j + 1] > self.cost[i, j]
+            price[: i + 1, : j + 1][cheaper] = self.cost[i, j]
+            owner[: i + 1, : j + 1][cheaper] = n
+        shrunk = []
+        for n in range(len(order)):
+            rows, columns = np.nonzero((owner == n) & (self.weight > 0))
+            if len(rows):
+                shrunk.append((int(rows.max()), int(columns.max())))
+        result = tuple(dict.fromkeys(shrunk))
+        return result if self.full.total(result) <= self.full.total(cells) else cells
+
+    def evaluate(self, buckets: list[tuple[int, int]]) -> Outcome:
+        """What all demand costs with these buckets, of any sizes, and the base bucket."""
+        sizes = np.array([bucket for bucket in buckets if self.may_open(*bucket)], np.int64).reshape(-1, 2)
+        costs = self.model.cost(self.demand.phase, sizes[:, 0], sizes[:, 1])
+        price, area = self.base.copy(), self.base_area.copy()
+        reach = np.zeros(self.cost.shape, bool)
+        base_batch, base_seq = self.base_bucket
+        reach[np.ix_(self.batches <= base_batch, self.seqs <= base_seq)] = True
+        for n in np.argsort(-costs, kind="stable"):
+            batch, seq = sizes[n].tolist()
+            region = np.s_[: np.searchsorted(self.batches, batch, "right"), : np.searchsorted(self.seqs, seq, "right")]
+            cheaper = price[region] > costs[n]
+            price[region][cheaper] = costs[n]
+            area[region][cheaper] = float(batch * seq)
+            reach[region] = True
+        return Outcome(
+            cost=float(np.sum(self.weight * price)),
+            tokens=float(np.sum(self.weight * area)),
+            held=float(np.sum(self.weight[reach]) / np.sum(self.weight)),
+        )
+
+    def may_open(self, batch: int, seq: int) -> bool:
+        """Whether a bucket stays within the tokens of one step."""
+        return self.max_area == 0 or batch * seq <= self.max_area
+
+    def _restricted(self, rows: Ints, max_cells: int) -> tuple[GridProblem, Ints, Ints]:
+        columns = _thin(self.seqs, self.weight.sum(axis=0), max(1, max_cells // len(rows)))
+        # Demand rounds up to the next kept size: the cells between two kept ones fold into the upper.
+        row_starts, column_starts = np.append(0, rows[:-1] + 1), np.append(0, columns[:-1] + 1)
+
+        def folded(operation: np.ufunc, values: Floats) -> Floats:
+            by_rows = operation.reduceat(values, row_starts, axis=0)
+            return np.asarray(operation.reduceat(by_rows, column_starts, axis=1), np.float64)
+
+        problem = GridProblem(
+            weight=folded(np.add, self.weight),
+            cost=self.cost[np.ix_(rows, columns)],
+            floor=folded(np.minimum, self.cost),
+            # The least of what is folded, so that a bound stays one; only prefill of many batches differs.
+            base=folded(np.minimum, self.base),
+        )
+        return problem, rows, columns
+
+
+def _thin(sizes: Ints, weight: Floats, count: int) -> Ints:
+    """Indices of at most `count` sizes that pad the demand least, with the last."""
+    if len(sizes) <= count:
+        return np.arange(len(sizes))
+    return np.array(solve_axis(sizes.astype(np.float64), weight, count).ladder(count))

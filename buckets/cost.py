@@ -1,0 +1,185 @@
+"""What one replay of a bucket costs: the unit in which planned ladders are compared."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .bucket import Bucket, BucketError
+
+Floats = npt.NDArray[np.float64]
+_MAX_FILE_BYTES = 1 << 24
+
+
+class CostModel(Protocol):
+    """Cost of replaying buckets; `unit` is what the numbers are, for tables."""
+
+    unit: str
+
+    def cost(self, phase: str, batch: npt.NDArray[np.int64], seq: npt.NDArray[np.int64]) -> Floats:
+        """Positive cost of the buckets (batch, seq), arrays that broadcast: the broadcast shape."""
+        ...
+
+
+class TokensCost:
+    """batch × seq: the tokens of prompt computed, or of context read, padding included."""
+
+    unit = "tokens"
+
+    def cost(self, phase: str, batch: npt.NDArray[np.int64], seq: npt.NDArray[np.int64]) -> Floats:
+        return np.asarray(batch * seq.astype(np.float64), np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The dimensions of a decoder that decide its arithmetic and its traffic."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    weight_bytes: float = 2.0
+    kv_bytes: float = 2.0
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], name: str = "config.json") -> ModelShape:
+        """Reads the usual names of a Hugging Face config. Raises BucketError for a missing or absurd one."""
+
+        def number(key: str, default: int | None = None) -> int:
+            value = config.get(key)
+            value = default if value is None else value
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 32:
+                raise BucketError(f"{name} has {key} {value!r}: a whole number is needed to estimate costs")
+            return value
+
+        heads, hidden = number("num_attention_heads"), number("hidden_size")
+        wide = config.get("torch_dtype", config.get("dtype")) == "float32"
+        return cls(
+            hidden=hidden,
+            intermediate=number("intermediate_size"),
+            layers=number("num_hidden_layers"),
+            heads=heads,
+            kv_heads=number("num_key_value_heads", heads),
+            head_dim=number("head_dim", max(1, hidden // heads)),
+            vocab=number("vocab_size"),
+            weight_bytes=4.0 if wide else 2.0,
+            kv_bytes=4.0 if wide else 2.0,
+        )
+
+    @property
+    def layer_weights(self) -> float:
+        """Weights of all layers' matrices; without the embedding and the output matrix."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return float(self.layers * (attention + 3 * self.hidden * self.intermediate))
+
+    @property
+    def arena_bytes_per_token(self) -> float:
+        """Scratch memory a token row, an estimate: gate and up and two residual rows in f32, packed activations."""
+        return 4.0 * (2.5 * self.intermediate + 2 * self.hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class FlopsCost:
+    """A roofline: overhead_s + the larger of arithmetic / flops_per_s and traffic / bytes_per_s. Seconds.
+
+    Arithmetic: two operations a weight and row, causal attention in prefill, the output matrix for one row a sequence.
+    Traffic: every weight once, and the keys and values of the context in decode.
+    """
+
+    shape: ModelShape
+    flops_per_s: float = 1e12
+    bytes_per_s: float = 5e10
+    overhead_s: float = 50e-6
+    unit: str = "s"
+
+    def cost(self, phase: str, batch: npt.NDArray[np.int64], seq: npt.NDArray[np.int64]) -> Floats:
+        m = self.shape
+        sequences, length = batch.astype(np.float64), seq.astype(np.float64)
+        rows = sequences * length if phase == "prefill" else sequences + 0 * length
+        # Query times key and weight times value; a prompt sees half of itself on average.
+        pairs = sequences * length * (length / 2 if phase == "prefill" else 1)
+        head = float(m.hidden * m.vocab)
+        flops = 2 * m.layer_weights * rows + 4 * m.layers * m.heads * m.head_dim * pairs + 2 * head * sequences
+        traffic = (m.layer_weights + head) * m.weight_bytes + 0 * rows
+        if phase == "decode":
+            traffic = traffic + 2 * m.layers * m.kv_heads * m.head_dim * m.kv_bytes * sequences * length
+        return self.overhead_s + np.maximum(flops / self.flops_per_s, traffic / self.bytes_per_s)
+
+
+class MeasuredCost:
+    """A table {bucket: seconds}, interpolated: along seq for each measured batch, then along batch.
+
+    Beyond the last measured size the last slope goes on (a single size: in proportion), below the first the first time
+    holds, so a cost is never extrapolated to zero.
+    """
+
+    unit = "s"
+
+    def __init__(self, table: Mapping[Bucket, float]) -> None:
+        """Raises BucketError for a time that is not positive and finite."""
+        self._rows: dict[str, list[tuple[int, Floats, Floats]]] = {}
+        for bucket, seconds in table.items():
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+                raise BucketError(f"cost of {bucket} is {seconds!r}: a table needs seconds, more than 0")
+        for phase in {bucket.phase for bucket in table}:
+            mine = [bucket for bucket in table if bucket.phase == phase]
+            self._rows[phase] = [
+                (
+                    batch,
+                    np.array(sorted(b.seq for b in mine if b.batch == batch), np.float64),
+                    np.array([table[Bucket(phase, batch, s)] for s in sorted(b.seq for b in mine if b.batch == batch)]),
+                )
+                for batch in sorted({bucket.batch for bucket in mine})
+            ]
+
+    @classmethod
+    def read(cls, path: Path) -> MeasuredCost:
+        """Reads JSON {"prefill:1x128": 0.0031, …}. Raises BucketError naming the file or the entry."""
+        try:
+            if path.stat().st_size > _MAX_FILE_BYTES:
+                raise BucketError(f"cost table {path} is larger than {_MAX_FILE_BYTES} bytes: give a smaller one")
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise BucketError(f"cannot read cost table {path}: {error.strerror or error}") from error
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, BucketError):
+                raise
+            raise BucketError(f"cost table {path} is not valid JSON: {error}") from error
+        if not isinstance(data, dict) or not data:
+            raise BucketError(f'cost table {path} must map buckets to seconds, as in {{"prefill:1x128": 0.0031}}')
+        return cls({Bucket.parse(name): seconds for name, seconds in data.items()})
+
+    def cost(self, phase: str, batch: npt.NDArray[np.int64], seq: npt.NDArray[np.int64]) -> Floats:
+        rows = self._rows.get(phase)
+        if rows is None:
+            raise BucketError(f"the cost table has no {phase} bucket: measure at least one")
+        batch, seq = np.broadcast_arrays(batch, seq)
+        lengths = seq.astype(np.float64)
+        at_batch = np.stack([_interpolate(lengths, sizes, seconds) for _, sizes, seconds in rows])
+        known = np.array([row[0] for row in rows], np.float64)
+        if len(rows) == 1:
+            return np.asarray(at_batch[0] * np.maximum(1.0, batch / known[0]), np.float64)
+        right = np.clip(np.searchsorted(known, batch), 1, len(known) - 1)
+        share = (batch - known[right - 1]) / (known[right] - known[right - 1])
+        below = np.take_along_axis(at_batch, (right - 1)[None], 0)[0]
+        above = np.take_along_axis(at_batch, right[None], 0)[0]
+        # Past the largest measured batch a falling slope would reach zero.
+        inside = below + np.clip(share, 0, 1) * (above - below)
+        return np.asarray(inside + np.maximum(share - 1, 0) * np.maximum(above - below, 0), np.float64)
+
+
+def _interpolate(lengths: Floats, sizes: Floats, seconds: Floats) -> Floats:
+    if len(sizes) == 1:
+        return np.asarray(seconds[0] * np.maximum(1.0, lengths / sizes[0]), np.float64)
+    slope = max(0.0, (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]))
+    return np.asarray(np.interp(lengths, sizes, seconds) + slope * np.maximum(0, lengths - sizes[-1]), np.float64)

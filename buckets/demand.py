@@ -1,0 +1,227 @@
+"""What a trace asks of the buckets: how often a step of so many sequences, the longest of such a length, comes up.
+
+Prefill with one sequence a step: every prompt, split into chunks of at most max_prefill_tokens, is one step.
+Everything else depends on what runs together, which `replay` decides: a continuous-batching server in virtual time that
+follows the engine's policy (first come, first served; prefill and decode steps alternate while both have work) on a
+linear clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from .bucket import BucketError
+from .trace import Trace
+
+MAX_REPLAYED = 100_000
+_WINDOWS = 10
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerModel:
+    """The server that the trace is replayed on. Lengths in tokens, times in seconds.
+
+    max_prefill_tokens 0: max_model_len. Raises BucketError for values that are not positive.
+    """
+
+    max_model_len: int = 4096
+    max_num_seqs: int = 16
+    max_prefill_batch: int = 1
+    max_prefill_tokens: int = 0
+    prefill_tokens_per_s: float = 20_000.0
+    decode_step_s: float = 0.02
+    prefix_cache: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "max_prefill_batch", "prefill_tokens_per_s", "decode_step_s"):
+            if not getattr(self, name) > 0:
+                raise BucketError(f"{name.replace('_', '-')} {getattr(self, name)} is not positive: use 1 or more")
+        if self.max_prefill_tokens < 0:
+            raise BucketError(f"max-prefill-tokens {self.max_prefill_tokens} is negative: use 0 for max-model-len")
+
+    @property
+    def max_chunk(self) -> int:
+        """Most tokens of one prompt in one prefill step."""
+        return min(self.max_prefill_tokens or self.max_model_len, self.max_model_len)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Steps of one phase, by shape: `weight` steps of `batch` sequences with `seq` tokens each, columns of [P]."""
+
+    phase: str
+    batch: Ints
+    seq: Ints
+    weight: Floats
+
+    @property
+    def tokens(self) -> float:
+        """Tokens that every step would compute in a bucket of exactly its shape."""
+        return float(np.sum(self.weight * self.batch * self.seq))
+
+
+@dataclass(slots=True)
+class Replay:
+    """What the replay did: prefill steps [batch, longest], and runs of decode steps [batch, first longest, steps]."""
+
+    prefill: list[tuple[int, int]] = field(default_factory=list)
+    decode: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+def clip(trace: Trace, server: ServerModel) -> tuple[Ints, Ints, Ints]:
+    """(prompt to compute, context after it, tokens to decode) of every request, clipped to max_model_len: [N] each.
+
+    The first output token comes out of prefill, so a request of n output tokens decodes n - 1 times.
+    """
+    context = np.minimum(trace.prompt_tokens, server.max_model_len)
+    decodes = np.maximum(np.minimum(trace.output_tokens, server.max_model_len - context + 1) - 1, 0)
+    prompt = context
+    if server.prefix_cache:
+        prompt = np.maximum(context - np.minimum(trace.cached_tokens(), context - 1), 1)
+    return prompt, context, decodes
+
+
+def demands(trace: Trace, server: ServerModel, phases: tuple[str, ...]) -> dict[str, Demand]:
+    """The demand of each phase. A trace of more than MAX_REPLAYED requests is replayed in ten stretches spread over it,
+    scaled up; prefill of one sequence a step counts every request. Raises BucketError when no step of a phase is left.
+    """
+    prompt, context, decodes = clip(trace, server)
+    result = {}
+    exact_prefill = "prefill" in phases and server.max_prefill_batch == 1
+    if exact_prefill:
+        result["prefill"] = _chunks(prompt, server.max_chunk)
+    if "decode" in phases or ("prefill" in phases and not exact_prefill):
+        run, scale = _replay_windows(trace.arrival_s, prompt, context, decodes, server)
+        if "prefill" in phases and not exact_prefill:
+            result["prefill"] = _prefill_demand(run, scale)
+        if "decode" in phases:
+            if not run.decode:
+                raise BucketError(f"trace {trace.name} has no request that decodes: plan only prefill")
+            result["decode"] = _decode_demand(run, scale)
+    return result
+
+
+def replay(arrival_s: Floats, prompt: Ints, context: Ints, decodes: Ints, server: ServerModel) -> Replay:
+    """Serves the requests in virtual time. Contexts advance a token a decode step, so a stretch without an arrival or
+    a finish is one entry of `Replay.decode`; the work is a few heap operations a request."""
+    run = Replay()
+    arrivals, prompts = arrival_s.tolist(), prompt.tolist()
+    contexts, remaining = context.tolist(), decodes.tolist()
+    waiting: deque[int] = deque()
+    finishing: list[int] = []  # decode step after which a running sequence is done, a heap
+    longest: list[tuple[int, int]] = []  # (-(context - first step), finish): context at step d is -key + d + 1
+    now, step, next_arrival, total = 0.0, 0, 0, len(arrivals)
+    while next_arrival < total or waiting or finishing:
+        if not waiting and not finishing:
+            now = max(now, arrivals[next_arrival])
+        while next_arrival < total and arrivals[next_arrival] <= now:
+            waiting.append(next_arrival)
+            next_arrival += 1
+        slots = server.max_num_seqs - len(finishing)
+        steps = 0
+        if waiting and slots > 0:
+            taken, tokens = _admit(waiting, prompts, slots, server, run)
+            now += tokens / server.prefill_tokens_per_s
+            # Sequences that ran before this prefill get one decode step next; the new ones join it.
+            steps = 1
+            for request in taken:
+                if remaining[request] > 0:
+                    heapq.heappush(finishing, step + remaining[request])
+                    heapq.heappush(longest, (step - contexts[request], step + remaining[request]))
+        if finishing:
+            if steps == 0:
+                steps = finishing[0] - step
+                if next_arrival < total and slots > 0:
+                    until = (arrivals[next_arrival] - now) / server.decode_step_s
+                    steps = max(1, min(steps, int(until) + 1 if until < steps else steps))
+            while longest[0][1] <= step:
+                heapq.heappop(longest)
+            _record(run, len(finishing), step, steps, longest)
+            step += steps
+            now += steps * server.decode_step_s
+            while finishing and finishing[0] <= step:
+                heapq.heappop(finishing)
+    return run
+
+
+def _record(run: Replay, batch: int, step: int, steps: int, longest: list[tuple[int, int]]) -> None:
+    run.decode.append((batch, step - longest[0][0] + 1, steps))
+
+
+def _admit(
+    waiting: deque[int], prompts: list[int], slots: int, server: ServerModel, run: Replay
+) -> tuple[list[int], int]:
+    """Takes the head of the queue into prefill steps: one chunked prompt, or as many as fit one step together."""
+    head = waiting.popleft()
+    taken, length, tokens = [head], prompts[head], prompts[head]
+    limit = server.max_chunk
+    while length > limit:
+        run.prefill.append((1, limit))
+        length -= limit
+    if prompts[head] <= limit:
+        budget = server.max_prefill_tokens or server.max_model_len
+        most = min(slots, server.max_prefill_batch)
+        while waiting and len(taken) < most:
+            padded = max(length, prompts[waiting[0]]) * (len(taken) + 1)
+            if padded > budget:
+                break
+            length = max(length, prompts[waiting[0]])
+            tokens += prompts[waiting[0]]
+            taken.append(waiting.popleft())
+    run.prefill.append((len(taken), length))
+    return taken, tokens
+
+
+def _replay_windows(
+    arrival_s: Floats, prompt: Ints, context: Ints, decodes: Ints, server: ServerModel
+) -> tuple[Replay, float]:
+    total = len(arrival_s)
+    if total <= MAX_REPLAYED:
+        return replay(arrival_s, prompt, context, decodes, server), 1.0
+    size = MAX_REPLAYED // _WINDOWS
+    run = Replay()
+    for window in range(_WINDOWS):
+        start = window * (total - size) // (_WINDOWS - 1)
+        part = slice(start, start + size)
+        piece = replay(arrival_s[part], prompt[part], context[part], decodes[part], server)
+        run.prefill += piece.prefill
+        run.decode += piece.decode
+    return run, total / (size * _WINDOWS)
+
+
+def _chunks(prompt: Ints, chunk: int) -> Demand:
+    counts = np.bincount(prompt % chunk, minlength=chunk + 1).astype(np.float64)
+    counts[0] = 0
+    counts[chunk] += np.sum(prompt // chunk)
+    lengths = np.flatnonzero(counts)
+    return Demand("prefill", np.ones(len(lengths), np.int64), lengths.astype(np.int64), counts[lengths])
+
+
+def _prefill_demand(run: Replay, scale: float) -> Demand:
+    shapes, counts = np.unique(np.array(run.prefill, np.int64), axis=0, return_counts=True)
+    return Demand("prefill", shapes[:, 0], shapes[:, 1], counts.astype(np.float64) * scale)
+
+
+def _decode_demand(run: Replay, scale: float) -> Demand:
+    """Every run adds one to each of the contexts it passes: the sum of a difference array, batch by batch."""
+    runs = np.array(run.decode, np.int64)
+    batches, seqs, weights = [], [], []
+    for batch in np.unique(runs[:, 0]):
+        mine = runs[runs[:, 0] == batch]
+        change = np.zeros(int(np.max(mine[:, 1] + mine[:, 2])) + 1, np.int64)
+        np.add.at(change, mine[:, 1], 1)
+        np.add.at(change, mine[:, 1] + mine[:, 2], -1)
+        counts = np.cumsum(change)
+        lengths = np.flatnonzero(counts)
+        batches.append(np.full(len(lengths), batch))
+        seqs.append(lengths)
+        weights.append(counts[lengths].astype(np.float64) * scale)
+    return Demand("decode", np.concatenate(batches), np.concatenate(seqs), np.concatenate(weights))

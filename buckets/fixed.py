@@ -1,0 +1,74 @@
+"""Ladders that know nothing of the traffic, with at most a given number of buckets: what a plan is compared with.
+
+ramp-up: lengths (step, step, max), as Intel Gaudi's default (block, block, max) made coarser until it has few enough
+sizes. ramp-up, tuned: the start also doubles from the block size, and the start that is best for the trace is taken:
+stronger than what a user without the trace would pick. exponential: `ladder.exponential`. Batches start at 1 in all of
+them. Steps of ramp-up are whole tokens, not blocks, or few counts of sizes could be met.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from .ladder import exponential, ramp_up
+
+FAMILIES = ("ramp-up", "ramp-up, tuned", "exponential")
+
+Sizes = tuple[int, ...]
+
+
+def length_ladders(family: str, count: int, maximum: int, unit: int) -> list[Sizes]:
+    """The ladders of a family up to `maximum` that use up `count` sizes; `unit`: the block size."""
+    if count == 1 or maximum <= unit:
+        return [(maximum,)]
+    if family == "exponential":
+        return [_exponential(count, min(unit, maximum), maximum, unit)]
+    step = -(-maximum // count)
+    ladders = [ramp_up(min(step, maximum), step, maximum)]
+    start = unit
+    while family != "ramp-up" and start < maximum:
+        ladders += _ramp_up(start, count, maximum)
+        start *= 2
+    return ladders
+
+
+def batch_ladders(family: str, count: int, maximum: int) -> list[Sizes]:
+    """The same for batches, from 1 on."""
+    if count == 1 or maximum == 1:
+        return [(maximum,)]
+    return [_exponential(count, 1, maximum, 1)] if family == "exponential" else _ramp_up(1, count, maximum)
+
+
+@lru_cache(maxsize=64)
+def grid_ladders(family: str, count: int, max_batch: int, max_seq: int, unit: int) -> list[list[tuple[int, int]]]:
+    """Every full grid of the family with at most `count` buckets: few batches with many lengths to the reverse."""
+    grids, seen = [], set()
+    for rungs in range(1, min(count, max_batch) + 1):
+        for batches in batch_ladders(family, rungs, max_batch):
+            if batches in seen:
+                continue
+            seen.add(batches)
+            for seqs in length_ladders(family, count // len(batches), max_seq, unit):
+                grids.append([(batch, seq) for batch in batches for seq in seqs])
+    return grids
+
+
+def _ramp_up(start: int, count: int, maximum: int) -> list[Sizes]:
+    """The ramp-up ladder from `start` with the least step that leaves at most `count` sizes, or none."""
+    step = max(start, -(-maximum // count))
+    while step <= maximum:
+        doubling = max(0, (step - 1) // start).bit_length()
+        if doubling + -(-maximum // step) <= count:
+            return [ramp_up(start, step, maximum)]
+        step += 1
+    return []
+
+
+def _exponential(count: int, minimum: int, maximum: int, unit: int) -> Sizes:
+    """The exponential ladder of the greatest limit that leaves at most `count` sizes."""
+    best: Sizes = (maximum,)
+    for limit in range(2, 3 * count + 1):
+        sizes = exponential(minimum, maximum, unit, limit)
+        if len(best) <= len(sizes) <= count:
+            best = sizes
+    return best

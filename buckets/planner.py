@@ -1,0 +1,301 @@
+"""Planning: the ladder that serves a trace at the least cost within limits on graphs, padding, memory and compile time.
+
+trace ── demand.py: steps by (batch, seq) ──▶ candidates.py: a grid of sizes
+      ── exact.py (one batch size) or grid.py (two dimensions) ──▶ ladder, lower bound, comparisons
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .bucket import MAX_BUCKETS, Bucket, BucketError, BucketLadder
+from .candidates import Outcome, PhaseProblem
+from .cost import CostModel, TokensCost
+from .demand import Demand, ServerModel, demands
+from .exact import solve as solve_axis
+from .fixed import FAMILIES, grid_ladders
+from .grid import lower_bound, search
+from .ladder import default_ladder
+from .trace import Trace
+
+DEFAULT_MAX_GRAPHS = 24
+_PADDING_MAX_GRAPHS = 128
+PHASES = ("prefill", "decode")
+
+Pairs = list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a graph costs besides its replay. Defaults: measured on a 0.5 B model, CPU target.
+
+    Scratch memory is one arena for all graphs, as large as the largest bucket needs; each graph adds its commands.
+    """
+
+    bytes_per_token: float = 56_000.0
+    bytes_per_graph: int = 8_192
+    seconds_per_graph: float = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a plan; None: none. max_graphs holds for each phase, the others for all planned phases together.
+
+    max_padding: percent of the tokens computed; the fewest graphs that keep it are used. max_memory: bytes of arena and
+    graphs. max_compile_time: seconds.
+    """
+
+    max_graphs: int | None = None
+    max_padding: float | None = None
+    max_memory: int | None = None
+    max_compile_time: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_graphs is not None and not 1 <= self.max_graphs <= MAX_BUCKETS // 2:
+            raise BucketError(f"max-graphs {self.max_graphs} is out of range: use 1 to {MAX_BUCKETS // 2}")
+        if self.max_padding is not None and not 0 <= self.max_padding < 100:
+            raise BucketError(f"max-padding {self.max_padding:g} % is out of range: use 0 or more and less than 100")
+
+
+@dataclass(frozen=True, slots=True)
+class LadderScore:
+    """A ladder on the demand of one phase. padding: share of the computed tokens that no step asked for, 0 … 1."""
+
+    name: str
+    graphs: int
+    cost: float
+    tokens: float
+    padding: float
+    held: float
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePlan:
+    """The planned buckets of one phase. lower_bound: a cost that no ladder of as many graphs is below."""
+
+    phase: str
+    buckets: tuple[Bucket, ...]
+    score: LadderScore
+    lower_bound: float
+    exact: bool
+    others: tuple[LadderScore, ...]
+    steps: float
+
+    @property
+    def gap(self) -> float:
+        """How far the cost may be above the optimum, as a share of the bound: 0 when exact."""
+        return self.score.cost / self.lower_bound - 1 if self.lower_bound > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The ladder, complete: a phase that was not planned has its default buckets."""
+
+    ladder: BucketLadder
+    phases: tuple[PhasePlan, ...]
+    unit: str
+    arena_bytes: float
+    clipped: int
+
+
+def plan(
+    trace: Trace,
+    server: ServerModel | None = None,
+    limits: Limits | None = None,
+    cost: CostModel | None = None,
+    *,
+    block_size: int = 32,
+    phases: tuple[str, ...] = PHASES,
+    resources: Resources | None = None,
+) -> Plan:
+    """Plans the ladder of `phases` for `trace` on `server`; sizes are multiples of block_size, but for the largest.
+
+    The largest bucket of a phase always holds what the server admits: decode max_num_seqs × max_model_len, prefill one
+    chunk. Raises BucketError when limits contradict each other, with the nearest value that does not.
+    """
+    server, limits = server or ServerModel(), limits or Limits()
+    cost, resources = cost or TokensCost(), resources or Resources()
+    if block_size < 1:
+        raise BucketError(f"block-size {block_size} is not positive: use 1 or more")
+    if not phases or any(phase not in PHASES for phase in phases):
+        raise BucketError(f"cannot plan the phases {', '.join(phases)}: use prefill, decode or both")
+    server = _within_memory(server, limits, resources, block_size, phases)
+    most = _most_graphs(server, limits, resources, phases)
+    planned = {
+        phase: _plan_phase(PhaseProblem.of(demand, server, cost, block_size), most, limits, block_size)
+        for phase, demand in demands(trace, server, phases).items()
+    }
+    default = default_ladder(server.max_num_seqs, server.max_model_len, block_size)
+    ladder = BucketLadder(
+        prefill=planned["prefill"].buckets if "prefill" in planned else default.prefill,
+        decode=planned["decode"].buckets if "decode" in planned else default.decode,
+    )
+    return Plan(
+        ladder=ladder,
+        phases=tuple(planned[phase] for phase in PHASES if phase in planned),
+        unit=cost.unit,
+        arena_bytes=max(bucket.max_tokens for bucket in ladder) * resources.bytes_per_token,
+        clipped=int(np.count_nonzero(trace.prompt_tokens + trace.output_tokens > server.max_model_len)),
+    )
+
+
+def score(name: str, problem: PhaseProblem, buckets: Pairs) -> LadderScore:
+    """A ladder of any origin on the demand of one phase."""
+    outcome: Outcome = problem.evaluate(buckets)
+    return LadderScore(
+        name=name,
+        graphs=len(buckets),
+        cost=outcome.cost,
+        tokens=outcome.tokens,
+        padding=1 - problem.demand.tokens / outcome.tokens,
+        held=outcome.held,
+    )
+
+
+def _plan_phase(problem: PhaseProblem, most: int, limits: Limits, block_size: int) -> PhasePlan:
+    solver = _axis_solver(problem, most) if len(problem.batches) == 1 else _grid_solver(problem, block_size)
+    if limits.max_padding is None:
+        buckets = solver(most)
+    else:
+        buckets = _fewest(problem, solver, most, limits.max_padding, block_size)
+    planned = score("planned", problem, buckets)
+    exact = len(problem.batches) == 1
+    bound = planned.cost if exact else lower_bound(problem.for_bound, len(buckets) - 1, planned.cost)
+    others = tuple(
+        min(
+            (score(family, problem, ladder) for ladder in _fixed(problem, family, len(buckets), block_size)),
+            key=lambda other: other.cost,
+        )
+        for family in FAMILIES
+    )
+    phase = problem.demand.phase
+    return PhasePlan(
+        phase=phase,
+        buckets=tuple(Bucket(phase, batch, seq) for batch, seq in buckets),
+        score=planned,
+        lower_bound=bound,
+        exact=exact,
+        others=others,
+        steps=float(np.sum(problem.demand.weight)),
+    )
+
+
+Solver = Callable[[int], Pairs]
+
+
+def _axis_solver(problem: PhaseProblem, most: int) -> Solver:
+    solved = solve_axis(problem.cost[0], problem.weight[0], min(most, len(problem.seqs)))
+
+    def solver(count: int) -> Pairs:
+        return problem.buckets_of(tuple((0, j) for j in solved.ladder(count)))
+
+    return solver
+
+
+def _grid_solver(problem: PhaseProblem, block_size: int) -> Solver:
+    def solver(count: int) -> Pairs:
+        small, rows, columns = problem.for_search
+        fixed = [problem.cells_of(b) for family in FAMILIES for b in _fixed(problem, family, count, block_size)]
+        fixed = sorted(set(fixed), key=problem.full.total)[:2]
+        starts = [
+            tuple((int(np.searchsorted(rows, i)), int(np.searchsorted(columns, j))) for i, j in cells)
+            for cells in fixed
+        ]
+        found = search(small, count - 1, starts)
+        cells = tuple((int(rows[i]), int(columns[j])) for i, j in found)
+        pool = [problem.shrink(choice) for choice in (cells, *fixed) if len(choice) < count]
+        return problem.buckets_of(min(pool, key=problem.full.total))
+
+    return solver
+
+
+def _fixed(problem: PhaseProblem, family: str, count: int, block_size: int) -> list[Pairs]:
+    """Ladders of a family with at most `count` buckets, the base bucket among them, and none that may not be opened."""
+    max_batch, top = int(problem.batches[-1]), problem.base_bucket[1]
+    ladders = []
+    for ladder in grid_ladders(family, count, max_batch, top, block_size):
+        kept = {bucket for bucket in ladder if problem.may_open(*bucket)} | {problem.base_bucket}
+        if len(kept) <= count:
+            ladders.append(sorted(kept))
+    return ladders
+
+
+def _fewest(problem: PhaseProblem, solver: Solver, most: int, max_padding: float, block_size: int) -> Pairs:
+    """The fewest graphs whose padding is within the limit: by the plan's cost, else by tokens alone."""
+    by_tokens = problem.with_cost(TokensCost())
+    alternatives = [solver]
+    if not isinstance(problem.model, TokensCost):
+        one_axis = len(problem.batches) == 1
+        alternatives.append(_axis_solver(by_tokens, most) if one_axis else _grid_solver(by_tokens, block_size))
+    for candidate in alternatives:
+        if _padding(problem, candidate(most)) * 100 > max_padding:
+            continue
+        low, high = 1, most
+        while low < high:
+            middle = (low + high) // 2
+            if _padding(problem, candidate(middle)) * 100 <= max_padding:
+                high = middle
+            else:
+                low = middle + 1
+        return candidate(high)
+    nearest = _padding(problem, alternatives[-1](most)) * 100
+    raise BucketError(
+        f"padding of at most {max_padding:g} % cannot be reached with {most} {problem.demand.phase} graphs: the best "
+        f"ladder pads {_ceil(nearest):g} %; allow that, or more graphs, or a smaller block size"
+    )
+
+
+def _padding(problem: PhaseProblem, buckets: Pairs) -> float:
+    return 1 - problem.demand.tokens / problem.evaluate(buckets).tokens
+
+
+def _ceil(percent: float) -> float:
+    """Rounded up to two places, so that the value, given back as a limit, holds."""
+    return math.ceil(percent * 100) / 100
+
+
+def _within_memory(
+    server: ServerModel, limits: Limits, resources: Resources, block_size: int, phases: tuple[str, ...]
+) -> ServerModel:
+    """The server with chunks of prefill that the memory holds."""
+    if limits.max_memory is None:
+        return server
+    left = limits.max_memory - len(phases) * resources.bytes_per_graph
+    rows = int(left / resources.bytes_per_token)
+    needed = max(min(block_size, server.max_chunk), server.max_num_seqs)
+    if rows < needed:
+        least = needed * resources.bytes_per_token + len(phases) * resources.bytes_per_graph
+        raise BucketError(
+            f"max-memory of {limits.max_memory} bytes is too small: a step of {needed} tokens and one graph a phase "
+            f"need {math.ceil(least)} bytes; allow that or lower max-num-seqs"
+        )
+    budget = server.max_prefill_tokens or server.max_model_len
+    if rows >= budget:
+        return server
+    return replace(server, max_prefill_tokens=max(rows // block_size * block_size, min(rows, block_size)))
+
+
+def _most_graphs(server: ServerModel, limits: Limits, resources: Resources, phases: tuple[str, ...]) -> int:
+    """Graphs that each phase may have."""
+    default = DEFAULT_MAX_GRAPHS if limits.max_padding is None else _PADDING_MAX_GRAPHS
+    most = limits.max_graphs or default
+    if limits.max_compile_time is not None:
+        affordable = int(limits.max_compile_time / resources.seconds_per_graph) // len(phases)
+        if affordable < 1:
+            raise BucketError(
+                f"max-compile-time of {limits.max_compile_time:g} s is too short: one graph a phase takes about "
+                f"{len(phases) * resources.seconds_per_graph:g} s; allow that"
+            )
+        most = min(most, affordable)
+    if limits.max_memory is not None:
+        arena = max(server.max_prefill_tokens or server.max_model_len, server.max_num_seqs) * resources.bytes_per_token
+        affordable = int((limits.max_memory - arena) / resources.bytes_per_graph) // len(phases)
+        most = min(most, max(affordable, 1))
+    return most
+
+
+__all__ = ["Demand", "LadderScore", "Limits", "PhasePlan", "Plan", "Resources", "ServerModel", "plan", "score"]

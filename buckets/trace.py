@@ -1,0 +1,179 @@
+"""Traces: when requests arrived and how long they were, nothing of what they said.
+
+llmc's own form is JSONL, one request a line, after an optional first line that names the form:
+
+    {"llmc_trace": 1, "prefix_block": 512}
+    {"arrival_s": 0.0, "prompt_tokens": 374, "output_tokens": 44, "prefix_ids": [0, 1]}
+
+arrival_s counts from any zero; prefix_ids (optional) name the prompt's leading blocks of prefix_block tokens: equal ids
+are equal blocks. `llmc.buckets.trace_formats` reads the published forms of others.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .bucket import MAX_DIM, BucketError
+
+_MAX_LINE = 1 << 20
+DEFAULT_PREFIX_BLOCK = 512
+
+
+class TraceError(BucketError):
+    """A trace that cannot be read; names the file and, where there is one, the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One line of a trace: seconds, tokens, and the ids of the prompt's leading blocks."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    prefix_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in order of arrival, as columns.
+
+    arrival_s float64 [N], from 0 on; prompt_tokens, output_tokens int64 [N]; prefix_ids int64 [M], those of request i
+    are prefix_ids[prefix_start[i] : prefix_start[i + 1]]; prefix_block: tokens of a prefix block.
+    """
+
+    name: str
+    arrival_s: npt.NDArray[np.float64]
+    prompt_tokens: npt.NDArray[np.int64]
+    output_tokens: npt.NDArray[np.int64]
+    prefix_start: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
+    prefix_ids: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    prefix_block: int = DEFAULT_PREFIX_BLOCK
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    def prefix_of(self, index: int) -> npt.NDArray[np.int64]:
+        """Prefix ids of one request, int64 [n]."""
+        if len(self.prefix_start) <= index + 1:
+            return self.prefix_ids[:0]
+        return self.prefix_ids[self.prefix_start[index] : self.prefix_start[index + 1]]
+
+    def cached_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens of each prompt that a prefix cache without bounds would hold on arrival, at most prompt - 1: [N]."""
+        cached = np.zeros(len(self), np.int64)
+        if not len(self.prefix_ids):
+            return cached
+        seen: set[int] = set()
+        ids, starts = self.prefix_ids.tolist(), self.prefix_start.tolist()
+        for index in range(len(self)):
+            mine = ids[starts[index] : starts[index + 1]]
+            hits = next((n for n, block in enumerate(mine) if block not in seen), len(mine))
+            seen.update(mine)
+            cached[index] = hits * self.prefix_block
+        return np.minimum(cached, self.prompt_tokens - 1)
+
+
+def read_trace(path: Path) -> Trace:
+    """Reads a trace file of any known form, told apart by its first line, a line at a time.
+
+    Raises TraceError for a file that cannot be read, is of no known form, is empty, or has a malformed line.
+    """
+    from .trace_formats import parser_for
+
+    try:
+        with path.open(encoding="utf-8", errors="strict") as lines:
+            numbered = _lines(lines, path)
+            first = next(numbered, None)
+            if first is None:
+                raise TraceError(f"trace {path} is empty: record some requests first")
+            parser = parser_for(first[1], path)
+            return collect(path, parser.requests(_chain(first, numbered)), parser.prefix_block)
+    except OSError as error:
+        raise TraceError(f"cannot read trace {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"trace {path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+
+
+def collect(path: Path, requests: Iterable[Request], prefix_block: int = DEFAULT_PREFIX_BLOCK) -> Trace:
+    """The requests as a Trace, sorted by arrival (ties as they came). Raises TraceError when there is none."""
+    arrivals, prompts, outputs = array("d"), array("q"), array("q")
+    ids, counts = array("q"), array("q")
+    for request in requests:
+        arrivals.append(request.arrival_s)
+        prompts.append(request.prompt_tokens)
+        outputs.append(request.output_tokens)
+        counts.append(len(request.prefix_ids))
+        ids.extend(request.prefix_ids)
+    if not arrivals:
+        raise TraceError(f"trace {path} has no requests: record some first")
+    arrival_s = np.array(arrivals, np.float64)
+    order = np.argsort(arrival_s, kind="stable")
+    starts = np.concatenate(([0], np.cumsum(np.array(counts, np.int64))))
+    flat = np.array(ids, np.int64)
+    if len(flat) and np.any(np.diff(order) < 0):
+        flat = np.concatenate([flat[starts[i] : starts[i + 1]] for i in order])
+    return Trace(
+        name=path.name,
+        arrival_s=arrival_s[order] - arrival_s[order[0]],
+        prompt_tokens=np.array(prompts, np.int64)[order],
+        output_tokens=np.array(outputs, np.int64)[order],
+        prefix_start=np.concatenate(([0], np.cumsum(np.array(counts, np.int64)[order]))),
+        prefix_ids=flat,
+        prefix_block=prefix_block,
+    )
+
+
+def write_trace(path: Path, trace: Trace) -> None:
+    """Writes llmc's JSONL form. Raises TraceError when the file cannot be written."""
+    try:
+        with path.open("w", encoding="utf-8") as out:
+            out.write(json.dumps({"llmc_trace": 1, "prefix_block": trace.prefix_block}) + "\n")
+            columns = zip(trace.arrival_s.tolist(), trace.prompt_tokens.tolist(), trace.output_tokens.tolist(),
+                          strict=True)  # fmt: skip
+            for index, (arrival, prompt, output) in enumerate(columns):
+                row: dict[str, Any] = {"arrival_s": arrival, "prompt_tokens": prompt, "output_tokens": output}
+                if prefix := trace.prefix_of(index).tolist():
+                    row["prefix_ids"] = prefix
+                out.write(json.dumps(row) + "\n")
+    except OSError as error:
+        raise TraceError(f"cannot write trace {path}: {error.strerror or error}") from error
+
+
+def checked(where: str, arrival_s: object, prompt: object, output: object, prefix: object = ()) -> Request:
+    """A Request of values as they came out of a file. Raises TraceError starting with `where`."""
+    if isinstance(arrival_s, bool) or not isinstance(arrival_s, (int, float)) or not abs(arrival_s) < 1e15:
+        raise TraceError(f"{where}: arrival time {arrival_s!r} is not a number of seconds")
+    for name, value, least in (("prompt", prompt, 1), ("output", output, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_DIM:
+            raise TraceError(
+                f"{where}: {name} length {str(value)[:40]!r} is not a whole number from {least} to {MAX_DIM}"
+            )
+    if prefix != ():
+        if not isinstance(prefix, list):
+            raise TraceError(f"{where}: prefix ids {str(prefix)[:40]!r} are not a list of whole numbers")
+        for item in prefix:
+            if isinstance(item, bool) or not isinstance(item, int) or not -(1 << 63) <= item < 1 << 63:
+                raise TraceError(f"{where}: prefix id {str(item)[:40]!r} is not a whole number of 64 bits")
+        prefix = tuple(prefix)
+    return Request(float(arrival_s), prompt, output, prefix)  # type: ignore[arg-type]
+
+
+def _lines(lines: Iterable[str], path: Path) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(lines, 1):
+        if len(line) > _MAX_LINE:
+            raise TraceError(f"{path}:{number}: the line is longer than {_MAX_LINE} characters")
+        if stripped := line.strip():
+            yield number, stripped
+
+
+def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    yield first
+    yield from rest
