@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
-from llmc.runtime.graphs_file import DTYPE_BYTES, DTYPES, FAMILIES, INPUTS, OPERAND_KINDS, Command, Graph, Tables
+from llmc.runtime.graphs_file import (
+    DTYPE_BYTES,
+    DTYPES,
+    FAMILIES,
+    INPUTS,
+    OPERAND_KINDS,
+    Command,
+    Graph,
+    Tables,
+    input_shape,
+)
 
 Dim = int | str
 
@@ -17,7 +26,7 @@ _PACKS_OUTPUT = tuple(FAMILIES.index(f) for f in ("norm", "attention", "activati
 
 @dataclass(frozen=True)
 class BufferView:
-    """One argument of a kernel. offset: in the arena or the weight; bytes 0: as large as the pool.
+    """One argument of a kernel. offset: in the arena or the weight; bytes: of a pool, one block.
 
     name: unique in the graph for each value: an arena buffer that is written again gets a new one.
     """
@@ -67,21 +76,6 @@ def op_of(symbol: str) -> str:
     return symbol.rsplit("_", 1)[0] or symbol
 
 
-def _input_shape(graph: Graph, index: int) -> tuple[Dim, ...]:
-    tokens, seqs = graph.max_tokens, graph.max_seqs
-    shapes: tuple[tuple[Dim, ...], ...] = (
-        (tokens,),
-        (tokens,),
-        (tokens,),
-        (seqs, graph.max_blocks_per_seq),
-        (seqs,),
-        (seqs + 1,),
-        (graph.max_samples,),
-        (tokens,),
-    )
-    return shapes[index]
-
-
 def _row_tile(graph: Graph, rows: int) -> int:
     tile = 1
     while tile < rows and tile < graph.row_tile:
@@ -119,8 +113,7 @@ def _buffers(
             weight = tables.weights[index]
             name, dtype, shape = weight.name, DTYPES[weight.dtype], weight.shape
         elif kind == "input":
-            name, dtype, shape = INPUTS[index], "i32", _input_shape(graph, index)
-            size = 4 * math.prod(int(dim) for dim in shape)
+            name, dtype, shape = INPUTS[index], "i32", input_shape(graph, index)
         elif kind == "output":
             name, shape = "logits", (graph.max_samples, model.vocab_size)
         else:

@@ -6,20 +6,24 @@ import ctypes
 import fcntl
 import glob
 import json
+import mmap
 import os
 import re
 import secrets
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from llmc.buckets import Bucket
 from llmc.compiler.config import CompileError
-from llmc.compiler.export import INPUTS
-from llmc.compiler.graph import CommandList, Operand, round_up
+from llmc.compiler.graph import INPUTS, CommandList, Operand, round_up
 from llmc.compiler.graphs_writer import (
     CommandRecord,
+    FileSums,
     GraphRecord,
     KernelRecord,
     ModelRecord,
@@ -32,6 +36,7 @@ from llmc.compiler.plan import GraphShape
 from llmc.compiler.weights import WeightLayout
 
 DTYPE_CODES = {"f32": 0, "bf16": 1}
+DTYPE_BYTES = {"f32": 4, "bf16": 2}
 PHASE_CODES = {"prefill": 0, "decode": 1, "mixed": 2}
 _OPERAND_KINDS = {"arena": 0, "weight": 1, "input": 2, "k_pool": 3, "v_pool": 4, "output": 5}
 _STAGING_SUFFIX = re.compile(r"\.tmp-[0-9a-f]{8}")
@@ -46,46 +51,72 @@ COPIED_FILES = (
 )
 
 
+def kv_block_bytes(spec: KernelSpec, pool: str) -> int:
+    """Bytes of one block of one layer's pool as the kernel `spec` addresses it; pool: "k_pool" or "v_pool"."""
+    params = spec.as_dict()
+    head_dim = int(params["head_dim"])
+    # Rows of V are padded to whole vectors.
+    width = head_dim if pool == "k_pool" else round_up(head_dim, 16)
+    item_bytes = DTYPE_BYTES[str(params["kv_dtype"])]
+    return int(params["num_kv_heads"]) * int(params["block_size"]) * width * item_bytes
+
+
+def _input_bytes(graph: GraphRecord) -> dict[str, int]:
+    """Bytes of each int32 input of a graph."""
+    tokens, seqs = graph.max_tokens, graph.max_seqs
+    elements = {
+        "input_ids": tokens,
+        "positions": tokens,
+        "slot_mapping": tokens,
+        "block_tables": seqs * graph.max_blocks_per_seq,
+        "context_lens": seqs,
+        "query_start": seqs + 1,
+        "sample_index": graph.max_samples,
+        "token_seq": tokens,
+    }
+    return {name: 4 * count for name, count in elements.items()}
+
+
 def graphs_bin(
     model: ModelRecord,
     kernels: Sequence[KernelSpec],
     layout: WeightLayout,
+    weight_crcs: Mapping[str, int],
     graphs: Mapping[Bucket, tuple[GraphShape, CommandList]],
     isa_level: int,
+    files: FileSums,
 ) -> bytes:
-    """The tables of FORMAT.md."""
+    """The tables of FORMAT.md. weight_crcs: CRC-32 of every weight of `layout`, by name."""
     kernel_index = {spec: i for i, spec in enumerate(kernels)}
     weight_index = {w.name: i for i, w in enumerate(layout.weights)}
     num_buffers = {c.spec: len(c.operands) for _, commands in graphs.values() for c in commands.commands}
 
-    def operand(o: Operand) -> OperandRecord:
+    def operand(o: Operand, spec: KernelSpec, inputs: Mapping[str, int]) -> OperandRecord:
         kind = _OPERAND_KINDS[o.kind]
         if o.kind == "weight":
             index = weight_index[o.name]
             return OperandRecord(kind, index, 0, layout.weights[index].nbytes)
         if o.kind == "input":
-            return OperandRecord(kind, INPUTS.index(o.name), 0, 0)
-        return OperandRecord(kind, max(o.layer, 0), o.offset, o.nbytes)
+            return OperandRecord(kind, INPUTS.index(o.name), 0, inputs[o.name])
+        if o.kind in ("k_pool", "v_pool"):
+            return OperandRecord(kind, o.layer, 0, kv_block_bytes(spec, o.kind))
+        return OperandRecord(kind, 0, o.offset, o.nbytes)
 
-    records: dict[int, tuple[CommandRecord, ...]] = {}
-
-    def commands(of: CommandList) -> tuple[CommandRecord, ...]:
-        if id(of) not in records:
-            records[id(of)] = tuple(
-                CommandRecord(
-                    kernel_index[c.spec],
-                    tuple(operand(o) for o in c.operands),
-                    c.barrier,
-                    c.layer,
-                    FAMILIES.index(c.spec.family),
-                )
-                for c in of.commands
+    def commands(of: CommandList, inputs: Mapping[str, int]) -> tuple[CommandRecord, ...]:
+        return tuple(
+            CommandRecord(
+                kernel_index[c.spec],
+                tuple(operand(o, c.spec, inputs) for o in c.operands),
+                c.barrier,
+                c.layer,
+                FAMILIES.index(c.spec.family),
             )
-        return records[id(of)]
+            for c in of.commands
+        )
 
     def graph(bucket: Bucket, shape: GraphShape, of: CommandList) -> GraphRecord:
         tokens = bucket.seq if bucket.phase == "decode" else model.max_model_len
-        return GraphRecord(
+        record = GraphRecord(
             PHASE_CODES[bucket.phase],
             bucket.batch,
             bucket.seq,
@@ -95,15 +126,20 @@ def graphs_bin(
             round_up(tokens, model.block_size) // model.block_size,
             shape.row_tile,
             of.arena_bytes,
-            commands(of),
+            (),
         )
+        return replace(record, commands=commands(of, _input_bytes(record)))
 
     return write_graphs(
         model,
         [KernelRecord(s.symbol(), num_buffers[s], FAMILIES.index(s.family)) for s in kernels],
-        [WeightRecord(w.name, DTYPE_CODES[w.dtype], w.shape, w.file_offset, w.nbytes) for w in layout.weights],
+        [
+            WeightRecord(w.name, DTYPE_CODES[w.dtype], w.shape, w.file_offset, w.nbytes, weight_crcs[w.name])
+            for w in layout.weights
+        ],
         [graph(bucket, shape, of) for bucket, (shape, of) in graphs.items()],
         isa_level,
+        files,
     )
 
 
@@ -221,22 +257,47 @@ def _exchange(one: Path, other: Path) -> bool:
     return rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)) == 0
 
 
-def reuse_weights(previous: Path, weights_key: str, total_bytes: int, packed: Path) -> bool:
+def reuse_weights(previous: Path, weights_key: str, layout: WeightLayout, packed: Path) -> dict[str, int] | None:
     """Links the weights of the artifact about to be replaced when they were packed from the same checkpoint.
 
-    Not when the file was changed since: compiling again is what mends a damaged artifact.
+    Returns the CRC-32 of every weight by name, or None when there is nothing to reuse. Not when the file was changed
+    or rotted since: compiling again is what mends a damaged artifact.
     """
     weights = previous / "weights.safetensors"
     try:
         manifest = json.loads((previous / "manifest.json").read_text())
         info = weights.stat()
         found = (manifest.get("weights_key"), manifest.get("weights_mtime_ns"), info.st_size)
-        if found != (weights_key, info.st_mtime_ns, total_bytes):
-            return False
+        crcs = manifest.get("weights_crc32")
+        if found != (weights_key, info.st_mtime_ns, layout.total_bytes) or not isinstance(crcs, dict):
+            return None
+        if crcs != file_crcs(weights, layout):
+            return None
         os.link(weights, packed)
     except (OSError, ValueError, AttributeError):
-        return False
-    return True
+        return None
+    return crcs
+
+
+def file_crcs(path: Path, layout: WeightLayout) -> dict[str, int]:
+    """CRC-32 of every weight in a packed file, read once by all CPUs.
+
+    Raises OSError if it cannot be read, ValueError if its header or padding is not the layout's.
+    """
+    starts = [w.file_offset for w in layout.weights]
+    ends = [w.file_offset + w.nbytes for w in layout.weights]
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        padding = zip([len(layout.header), *ends], [*starts, layout.total_bytes], strict=True)
+        if mapped[: len(layout.header)] != layout.header or any(any(mapped[begin:end]) for begin, end in padding):
+            raise ValueError(f"{path} does not have the planned layout")
+        with memoryview(mapped) as data, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+
+            def crc(start: int, end: int) -> int:
+                with data[start:end] as tensor:
+                    return zlib.crc32(tensor)
+
+            names = [w.name for w in layout.weights]
+            return dict(zip(names, pool.map(crc, starts, ends), strict=True))
 
 
 def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:

@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 MAGIC = b"LLMCGRPH"
-VERSION = 1
+VERSION = 2
 MAX_EOS = 8
 MAX_RANK = 4
 
-_HEADER = struct.Struct("<8sIIQIII28x")
-_SECTION = struct.Struct("<IIQQ")
-_MODEL = struct.Struct("<13i8ii40x")
-_KERNEL = struct.Struct("<4I")
-_WEIGHT = struct.Struct("<4I2Q4q8x")
-_GRAPH = struct.Struct("<10IQ16x")
-_COMMAND = struct.Struct("<4IiI")
-_OPERAND = struct.Struct("<IIQQ")
+# Word for word the records of FORMAT.md, where compiler and runtime meet; the reader has its own copy, because neither
+# side imports the other. tests/test_graphs_file.py compares the three.
+RECORDS = {
+    "header": "u8 magic[8], u32 version, u32 header_bytes, u64 file_bytes, u32 num_sections, u32 crc32, "
+    "u32 isa_level, u32 code_crc32, u64 code_bytes, u64 weights_bytes, u32 weights_header_crc32, u32 reserved",
+    "section": "u32 kind, u32 record_bytes, u64 offset, u64 count",
+    "model": "i32 num_layers, i32 num_kv_heads, i32 head_dim, i32 head_dim_padded, i32 block_size, i32 kv_dtype, "
+    "i32 vocab_size, i32 max_model_len, i32 max_num_seqs, i32 panel_columns, i32 act_dtype, i32 sliding_window, "
+    "i32 num_eos, i32 eos[8], i32 bos, i32 reserved[10]",
+    "kernel": "u32 symbol_offset, u32 symbol_length, u32 num_buffers, u32 family",
+    "weight": "u32 name_offset, u32 name_length, u32 dtype, u32 rank, u64 file_offset, u64 bytes, i64 shape[4], "
+    "u32 crc32, u32 reserved",
+    "graph": "u32 phase, u32 batch, u32 seq, u32 max_tokens, u32 max_seqs, u32 max_samples, u32 max_blocks_per_seq, "
+    "u32 row_tile, u32 first_command, u32 num_commands, u64 arena_bytes, u64 reserved[2]",
+    "command": "u32 kernel, u32 first_operand, u32 num_operands, u32 barrier, i32 layer, u32 family",
+    "operand": "u32 kind, u32 index, u64 offset, u64 bytes",
+}
+_CODES = {"u8": "s", "u32": "I", "i32": "i", "u64": "Q", "i64": "q"}
+_BYTES = {"u8": 1, "u32": 4, "i32": 4, "u64": 8, "i64": 8}
+
+
+def _layout(record: str) -> struct.Struct:
+    """The struct of a record; reserved fields become zero bytes that take no value."""
+    codes = []
+    for kind, name, count in re.findall(r"(\w+) (\w+)(?:\[(\d+)\])?", RECORDS[record]):
+        number = int(count or 1)
+        codes.append(f"{number * _BYTES[kind]}x" if name == "reserved" else f"{number}{_CODES[kind]}")
+    return struct.Struct("<" + "".join(codes))
+
+
+_HEADER, _SECTION, _MODEL, _KERNEL, _WEIGHT, _GRAPH, _COMMAND, _OPERAND = map(_layout, RECORDS)
+_CRC_OFFSET = 28  # the header's crc32 covers every byte but its own four
 
 
 class GraphsWriteError(ValueError):
@@ -37,18 +62,22 @@ class KernelRecord:
 
 @dataclass(frozen=True)
 class WeightRecord:
-    """A packed tensor: dtype code, packed shape (rank at most 4), byte range in weights.safetensors."""
+    """A packed tensor: dtype code, packed shape (rank at most 4), byte range in weights.safetensors, its CRC-32."""
 
     name: str
     dtype: int
     shape: tuple[int, ...]
     file_offset: int
     bytes: int
+    crc32: int
 
 
 @dataclass(frozen=True)
 class OperandRecord:
-    """A buffer of a command. kind: 0 arena, 1 weight, 2 input, 3 K pool, 4 V pool, 5 output; offset in the arena."""
+    """A buffer of a command. kind: 0 arena, 1 weight, 2 input, 3 K pool, 4 V pool, 5 output; offset in the arena.
+
+    bytes: what the kernel may touch, never 0; of a pool, one block.
+    """
 
     kind: int
     index: int
@@ -101,6 +130,21 @@ class ModelRecord:
     sliding_window: int
     eos: tuple[int, ...]
     bos: int
+
+
+@dataclass(frozen=True)
+class FileSums:
+    """What graphs.bin says of the files beside it: sizes, and CRC-32 of the code and of the safetensors header."""
+
+    code_bytes: int
+    code_crc32: int
+    weights_bytes: int
+    weights_header_crc32: int
+
+    @classmethod
+    def of(cls, code: bytes, weights_header: bytes, weights_bytes: int) -> FileSums:
+        """weights_header: with its length prefix; weights_bytes: of the whole file."""
+        return cls(len(code), zlib.crc32(code), weights_bytes, zlib.crc32(weights_header))
 
 
 class _Strings:
@@ -163,8 +207,9 @@ def _weight(weight: WeightRecord, strings: _Strings) -> bytes:
     shape = (*weight.shape, *(0,) * (MAX_RANK - rank))
     name = strings.add(weight.name)
     return _pack(
-        _WEIGHT, f"weight {weight.name!r}", *name, weight.dtype, rank, weight.file_offset, weight.bytes, *shape
-    )
+        _WEIGHT, f"weight {weight.name!r}", *name, weight.dtype, rank, weight.file_offset, weight.bytes, *shape,
+        weight.crc32,
+    )  # fmt: skip
 
 
 def _command(command: CommandRecord, num_kernels: int, operands: _Runs) -> bytes:
@@ -186,10 +231,12 @@ def write_graphs(
     weights: Sequence[WeightRecord],
     graphs: Sequence[GraphRecord],
     isa_level: int,
+    files: FileSums,
 ) -> bytes:
     """The bytes of graphs.bin; equal command lists, operand lists and strings are stored once.
 
-    isa_level: 1 ... 5, see FORMAT.md. Raises GraphsWriteError for a value out of the range of its field.
+    weights: in the order of the file; isa_level: 1 ... 5, see FORMAT.md. Raises GraphsWriteError for a value out of
+    the range of its field.
     """
     strings, operands, commands = _Strings(), _Runs(), _Runs()
     kernel_data = b"".join(
@@ -219,7 +266,16 @@ def write_graphs(
     for kind, record_bytes, count, data in sections:
         table += _SECTION.pack(kind, record_bytes, start + len(body), count)
         body += data + b"\0" * (-len(data) % 8)
-    tail = bytes(table + body)
-    total = _HEADER.size + len(tail)
-    header = _HEADER.pack(MAGIC, VERSION, _HEADER.size, total, len(sections), zlib.crc32(tail), isa_level)
-    return header + tail
+    total = _HEADER.size + len(table) + len(body)
+
+    def header(crc: int) -> bytes:
+        return _HEADER.pack(
+            MAGIC, VERSION, _HEADER.size, total, len(sections), crc, isa_level,
+            files.code_crc32, files.code_bytes, files.weights_bytes, files.weights_header_crc32,
+        )  # fmt: skip
+
+    data = bytearray(header(0) + table + body)
+    view = memoryview(data)
+    crc = zlib.crc32(view[_CRC_OFFSET + 4 :], zlib.crc32(view[:_CRC_OFFSET]))
+    view[: _HEADER.size] = header(crc)
+    return bytes(data)

@@ -245,6 +245,7 @@ _E = POINTER(Error)
 # name → argument types; every one of them returns llmc_status.
 _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_artifact_open": [c_char_p, POINTER(c_void_p), _E],
+    "llmc_artifact_verify": [c_void_p, _E],
     "llmc_artifact_get_info": [c_void_p, POINTER(ArtifactInfo), _E],
     "llmc_artifact_get_graph": [c_void_p, c_uint32, POINTER(GraphInfo), _E],
     "llmc_replayer_create": [c_void_p, POINTER(ReplayerOptions), POINTER(c_void_p), _E],

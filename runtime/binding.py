@@ -97,6 +97,13 @@ class Artifact(Handle):
         call("llmc_artifact_get_info", self.pointer, byref(info))
         return ArtifactInfo(**plain(info))
 
+    def verify(self) -> None:
+        """Reads all weights and compares them with their checksums; raises LlmcError that names what is damaged.
+
+        Costs one pass over weights.safetensors; other threads go on meanwhile, and engines may run.
+        """
+        call("llmc_artifact_verify", self.pointer)
+
     def graphs(self) -> list[GraphInfo]:
         """The graphs of the ladder, by index."""
         return [self._graph(index) for index in range(self.info.num_graphs)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -26,18 +27,42 @@ INPUTS = (
 )
 ISA_LEVELS = ("", "x86-64-v3", "x86-64-v4", "x86-64-v4 + VNNI", "x86-64-v4 + AVX512-BF16", "x86-64-v4 + AMX-BF16")
 MAGIC = b"LLMCGRPH"
-VERSION = 1
+VERSION = 2
 ALIGNMENT = 64
 MAX_BUFFERS = 12
 
-_HEADER = struct.Struct("<8sIIQIII28s")
-_SECTION = struct.Struct("<IIQQ")
-_MODEL = struct.Struct("<13i8ii40x")
-_KERNEL = struct.Struct("<4I")
-_WEIGHT = struct.Struct("<4I2Q4q8x")
-_GRAPH = struct.Struct("<10IQ16x")
-_COMMAND = struct.Struct("<4IiI")
-_OPERAND = struct.Struct("<IIQQ")
+# Word for word the records of FORMAT.md, where compiler and runtime meet; the writer has its own copy, because neither
+# side imports the other. tests/test_graphs_file.py compares the three.
+RECORDS = {
+    "header": "u8 magic[8], u32 version, u32 header_bytes, u64 file_bytes, u32 num_sections, u32 crc32, "
+    "u32 isa_level, u32 code_crc32, u64 code_bytes, u64 weights_bytes, u32 weights_header_crc32, u32 reserved",
+    "section": "u32 kind, u32 record_bytes, u64 offset, u64 count",
+    "model": "i32 num_layers, i32 num_kv_heads, i32 head_dim, i32 head_dim_padded, i32 block_size, i32 kv_dtype, "
+    "i32 vocab_size, i32 max_model_len, i32 max_num_seqs, i32 panel_columns, i32 act_dtype, i32 sliding_window, "
+    "i32 num_eos, i32 eos[8], i32 bos, i32 reserved[10]",
+    "kernel": "u32 symbol_offset, u32 symbol_length, u32 num_buffers, u32 family",
+    "weight": "u32 name_offset, u32 name_length, u32 dtype, u32 rank, u64 file_offset, u64 bytes, i64 shape[4], "
+    "u32 crc32, u32 reserved",
+    "graph": "u32 phase, u32 batch, u32 seq, u32 max_tokens, u32 max_seqs, u32 max_samples, u32 max_blocks_per_seq, "
+    "u32 row_tile, u32 first_command, u32 num_commands, u64 arena_bytes, u64 reserved[2]",
+    "command": "u32 kernel, u32 first_operand, u32 num_operands, u32 barrier, i32 layer, u32 family",
+    "operand": "u32 kind, u32 index, u64 offset, u64 bytes",
+}
+_CODES = {"u8": "s", "u32": "I", "i32": "i", "u64": "Q", "i64": "q"}
+_BYTES = {"u8": 1, "u32": 4, "i32": 4, "u64": 8, "i64": 8}
+
+
+def _layout(record: str) -> struct.Struct:
+    """The struct of a record; reserved fields are skipped."""
+    codes = []
+    for kind, name, count in re.findall(r"(\w+) (\w+)(?:\[(\d+)\])?", RECORDS[record]):
+        number = int(count or 1)
+        codes.append(f"{number * _BYTES[kind]}x" if name == "reserved" else f"{number}{_CODES[kind]}")
+    return struct.Struct("<" + "".join(codes))
+
+
+_HEADER, _SECTION, _MODEL, _KERNEL, _WEIGHT, _GRAPH, _COMMAND, _OPERAND = map(_layout, RECORDS)
+_CRC_OFFSET = 28  # the header's crc32 covers every byte but its own four
 _MODEL_FIELDS = (
     "num_layers",
     "num_kv_heads",
@@ -55,7 +80,7 @@ _MODEL_FIELDS = (
 _STRINGS_KIND = 1
 _LAYOUTS = {2: _MODEL, 3: _KERNEL, 4: _WEIGHT, 5: _GRAPH, 6: _COMMAND, 7: _OPERAND}
 _SECTION_NAMES = {1: "strings", 2: "model", 3: "kernels", 4: "weights", 5: "graphs", 6: "commands", 7: "operands"}
-_ARENA, _WEIGHT_KIND, _INPUT, _K_POOL, _V_POOL, _OUTPUT = range(6)
+_ARENA, _WEIGHT_KIND, _INPUT, _K_POOL, _V_POOL, _OUTPUT = range(len(OPERAND_KINDS))
 
 
 class FormatError(ValueError):
@@ -64,12 +89,17 @@ class FormatError(ValueError):
 
 @dataclass(frozen=True)
 class Header:
-    """version, size of the file in bytes, CRC-32 of what follows the header, needed ISA level (1 ... 5)."""
+    """version, size of graphs.bin in bytes, its CRC-32, needed ISA level (1 ... 5); sizes in bytes and CRC-32 of the
+    files beside it, of weights.safetensors that of its header."""
 
     version: int
     file_bytes: int
     crc32: int
     isa_level: int
+    code_crc32: int
+    code_bytes: int
+    weights_bytes: int
+    weights_header_crc32: int
 
 
 @dataclass(frozen=True)
@@ -103,18 +133,22 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Weight:
-    """A packed tensor: dtype code, packed shape, byte range in weights.safetensors."""
+    """A packed tensor: dtype code, packed shape, byte range in weights.safetensors and CRC-32 of those bytes."""
 
     name: str
     dtype: int
     shape: tuple[int, ...]
     file_offset: int
     bytes: int
+    crc32: int
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A buffer of a command: kind is an index into OPERAND_KINDS; offset in the arena; bytes it may touch."""
+    """A buffer of a command: kind is an index into OPERAND_KINDS; offset in the arena.
+
+    bytes: what the kernel may touch, never 0; of a pool, one block.
+    """
 
     kind: int
     index: int
@@ -191,7 +225,7 @@ def _need(condition: bool, message: str) -> None:
 
 def _read_header(data: memoryview) -> tuple[Header, int]:
     _need(len(data) >= _HEADER.size, f"graphs.bin has {len(data)} bytes, shorter than its header of {_HEADER.size}")
-    magic, version, header_bytes, file_bytes, num_sections, crc, isa, reserved = _HEADER.unpack_from(data)
+    magic, version, header_bytes, file_bytes, num_sections, crc, isa, *files = _HEADER.unpack_from(data)
     _need(magic == MAGIC, "graphs.bin does not start with LLMCGRPH: this is not an llmc artifact")
     _need(
         version == VERSION,
@@ -199,11 +233,10 @@ def _read_header(data: memoryview) -> tuple[Header, int]:
     )
     _need(header_bytes == _HEADER.size, f"graphs.bin has a header of {header_bytes} bytes instead of {_HEADER.size}")
     _need(file_bytes == len(data), f"graphs.bin has {len(data)} bytes, its header says {file_bytes}: it is truncated")
-    _need(1 <= isa < len(ISA_LEVELS), f"graphs.bin names ISA level {isa}, known are 1 to {len(ISA_LEVELS) - 1}")
-    _need(not any(reserved), "graphs.bin has non-zero reserved bytes in its header")
-    found = zlib.crc32(data[_HEADER.size :])
+    found = zlib.crc32(data[_CRC_OFFSET + 4 :], zlib.crc32(data[:_CRC_OFFSET]))
     _need(found == crc, f"graphs.bin is damaged: its checksum is {found:08x} instead of {crc:08x}")
-    return Header(version, file_bytes, crc, isa), num_sections
+    _need(1 <= isa < len(ISA_LEVELS), f"graphs.bin names ISA level {isa}, known are 1 to {len(ISA_LEVELS) - 1}")
+    return Header(version, file_bytes, crc, isa, *files), num_sections
 
 
 def _read_sections(data: memoryview, num_sections: int) -> dict[int, _Section]:
@@ -229,9 +262,8 @@ def _read_sections(data: memoryview, num_sections: int) -> dict[int, _Section]:
 
 
 class _Reader:
-    def __init__(self, data: memoryview, weights_bytes: int | None) -> None:
+    def __init__(self, data: memoryview) -> None:
         self._data = data
-        self._weights_bytes = weights_bytes
         self.header, num_sections = _read_header(data)
         self._sections = _read_sections(data, num_sections)
         strings = self._sections[_STRINGS_KIND]
@@ -291,6 +323,7 @@ class _Reader:
 
     def weights(self) -> tuple[Weight, ...]:
         weights = []
+        end, limit = 8, self.header.weights_bytes  # the length of the safetensors header comes first
         for i, record in enumerate(self._records(4)):
             name_offset, name_length, dtype, rank, file_offset, size = record[:6]
             name = self._string(name_offset, name_length, f"weight {i}", terminated=False)
@@ -302,30 +335,33 @@ class _Reader:
             wanted = math.prod(shape) * DTYPE_BYTES[dtype]
             _need(size == wanted, f"{what} has {size} bytes, its shape {list(shape)} takes {wanted}")
             _need(file_offset % ALIGNMENT == 0, f"{what} is at byte {file_offset}, not a multiple of {ALIGNMENT}")
-            if self._weights_bytes is not None:
-                _need(
-                    file_offset + size <= self._weights_bytes,
-                    f"{what} ends at byte {file_offset + size} of weights.safetensors, which has {self._weights_bytes}",
-                )
-            weights.append(Weight(name, dtype, shape, file_offset, size))
+            _need(file_offset >= end, f"{what} is at byte {file_offset}, before byte {end} where the one before ends")
+            end = file_offset + size
+            _need(end <= limit, f"{what} ends at byte {end} of weights.safetensors, which has {limit}")
+            weights.append(Weight(name, dtype, shape, file_offset, size, record[10]))
         return tuple(weights)
 
     def operands(self, model: ModelRecord, weights: tuple[Weight, ...]) -> tuple[Operand, ...]:
         limits = (1, len(weights), len(INPUTS), model.num_layers, model.num_layers, 1)
+        rows = model.num_kv_heads * model.block_size * DTYPE_BYTES[model.kv_dtype]
+        blocks = {_K_POOL: rows * model.head_dim, _V_POOL: rows * model.head_dim_padded}
         operands = []
         for i, (kind, index, offset, size) in enumerate(self._records(7)):
             _need(kind < len(OPERAND_KINDS), f"operand {i} has the unknown kind {kind}")
             name = OPERAND_KINDS[kind]
             # The index means nothing for the arena.
             _need(kind == _ARENA or index < limits[kind], f"operand {i} names {name} {index} of {limits[kind]}")
-            if kind == _ARENA:
-                _need(offset % ALIGNMENT == 0, f"operand {i} is at arena byte {offset}, not a multiple of {ALIGNMENT}")
-            elif kind == _WEIGHT_KIND:
+            what = f"operand {i}, {name}"
+            _need(offset % ALIGNMENT == 0, f"{what}, is at byte {offset}, not a multiple of {ALIGNMENT}")
+            _need(size > 0, f"{what}, has no bytes")
+            if kind == _WEIGHT_KIND:
                 weight = weights[index]
-                _need(
-                    offset + size <= weight.bytes,
-                    f"operand {i} reaches byte {offset + size} of weight {weight.name!r}, which has {weight.bytes}",
-                )
+                end = offset + size
+                _need(end <= weight.bytes, f"{what}, reaches byte {end} of {weight.name!r}, which has {weight.bytes}")
+            elif kind in blocks:
+                wanted = blocks[kind]
+                _need(offset == 0, f"{what}, starts at byte {offset} of the pool instead of 0")
+                _need(size == wanted, f"{what}, has blocks of {size} bytes, the model's have {wanted}")
             operands.append(Operand(kind, index, offset, size))
         return tuple(operands)
 
@@ -342,13 +378,11 @@ class _Reader:
             commands.append(Command(kernel, first, count, bool(barrier), layer, family))
         return tuple(commands)
 
-    def graphs(self, commands: tuple[Command, ...], operands: tuple[Operand, ...]) -> tuple[Graph, ...]:
-        reach = [
-            max((o.offset + o.bytes for o in operands[c.first_operand : c.first_operand + c.num_operands]
-                 if o.kind == _ARENA), default=0)
-            for c in commands
-        ]  # fmt: skip
-        needs: dict[tuple[int, int], int] = {}
+    def graphs(
+        self, model: ModelRecord, commands: tuple[Command, ...], operands: tuple[Operand, ...]
+    ) -> tuple[Graph, ...]:
+        reach = [_reach(operands[c.first_operand : c.first_operand + c.num_operands]) for c in commands]
+        needs: dict[tuple[int, int], dict[_Buffer, int]] = {}
         graphs = []
         for i, record in enumerate(self._records(5)):
             _need(record[0] < len(PHASES), f"graph {i} has the unknown phase {record[0]}")
@@ -359,45 +393,83 @@ class _Reader:
             first, last = graph.first_command, graph.first_command + graph.num_commands
             _need(last <= len(commands), f"graph {graph.name} has commands {first} to {last} of {len(commands)}")
             if (first, last) not in needs:
-                needs[first, last] = max(reach[first:last], default=0)
-            needed = needs[first, last]
-            _need(
-                needed <= graph.arena_bytes,
-                f"graph {graph.name} touches arena byte {needed}, its arena has {graph.arena_bytes} bytes",
-            )
+                needs[first, last] = _merged(reach[first:last])
+            for (kind, index), end in needs[first, last].items():
+                what = INPUTS[index] if kind == _INPUT else OPERAND_KINDS[kind]
+                capacity = _capacity(graph, model, kind, index)
+                _need(end <= capacity, f"graph {graph.name} touches byte {end} of its {what}, which has {capacity}")
             graphs.append(graph)
         _need(bool(graphs), "graphs.bin has no graph")
         return tuple(graphs)
 
 
-def parse_graphs(data: bytes, weights_bytes: int | None = None) -> Tables:
-    """The tables in `data`, fully checked. weights_bytes: size of weights.safetensors, where ranges must lie.
+_Buffer = tuple[int, int]
+"""Kind and index of a buffer whose size is the graph's own: arena, input or output."""
 
-    Raises FormatError with one sentence for anything that FORMAT.md does not allow.
-    """
-    reader = _Reader(memoryview(data), weights_bytes)
+
+def _reach(operands: tuple[Operand, ...]) -> dict[_Buffer, int]:
+    """How far a command's operands reach into the graph's buffers, in bytes."""
+    ends = {}
+    for o in operands:
+        if o.kind in (_ARENA, _INPUT, _OUTPUT):
+            key = (o.kind, 0 if o.kind == _ARENA else o.index)
+            ends[key] = max(ends.get(key, 0), o.offset + o.bytes)
+    return ends
+
+
+def _merged(reaches: list[dict[_Buffer, int]]) -> dict[_Buffer, int]:
+    ends: dict[_Buffer, int] = {}
+    for reach in reaches:
+        for key, end in reach.items():
+            ends[key] = max(ends.get(key, 0), end)
+    return ends
+
+
+def _capacity(graph: Graph, model: ModelRecord, kind: int, index: int) -> int:
+    """Bytes of a buffer of the graph."""
+    if kind == _ARENA:
+        return graph.arena_bytes
+    if kind == _OUTPUT:
+        return graph.max_samples * model.vocab_size * 4
+    return math.prod(input_shape(graph, index)) * 4
+
+
+def input_shape(graph: Graph, index: int) -> tuple[int, ...]:
+    """Shape of the int32 input INPUTS[index]."""
+    tokens, seqs = (graph.max_tokens,), (graph.max_seqs,)
+    tables, bounds = (graph.max_seqs, graph.max_blocks_per_seq), (graph.max_seqs + 1,)
+    return (tokens, tokens, tokens, tables, seqs, bounds, (graph.max_samples,), tokens)[index]
+
+
+def parse_graphs(data: bytes) -> Tables:
+    """The tables in `data`, fully checked. Raises FormatError with one sentence for what FORMAT.md does not allow."""
+    reader = _Reader(memoryview(data))
     model, kernels, weights = reader.model(), reader.kernels(), reader.weights()
     operands = reader.operands(model, weights)
     commands = reader.commands(model, kernels, len(operands))
-    graphs = reader.graphs(commands, operands)
+    graphs = reader.graphs(model, commands, operands)
     return Tables(reader.header, model, kernels, weights, graphs, commands, operands)
 
 
 def read_graphs(artifact: Path) -> Tables:
-    """The tables of the artifact directory `artifact` (or of a graphs.bin), weight ranges checked against its file.
+    """The tables of the artifact directory `artifact` (or of a graphs.bin), and a look at the sizes of its files.
 
-    Raises FormatError, naming the path, if it is not an artifact or is damaged.
+    Raises FormatError, naming the path, if it is not an artifact or is damaged; `verify_artifact` reads the rest.
     """
     artifact = Path(artifact)
     path = artifact / "graphs.bin" if artifact.is_dir() else artifact
     try:
-        weights = path.with_name("weights.safetensors")
-        weights_bytes = weights.stat().st_size if weights.exists() else None
         with open(path, "rb") as file:
             data = file.read()
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror or error}; is {artifact} an llmc artifact?") from None
     try:
-        return parse_graphs(data, weights_bytes)
+        tables = parse_graphs(data)
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from None
+    header = tables.header
+    for name, wanted in (("weights.safetensors", header.weights_bytes), ("kernels.so", header.code_bytes)):
+        file_path = path.with_name(name)
+        found = file_path.stat().st_size if file_path.exists() else wanted
+        _need(found == wanted, f"{file_path} has {found} bytes, graphs.bin says {wanted}: compile the model again")
+    return tables

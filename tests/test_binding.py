@@ -39,7 +39,7 @@ BATCH = {
 }
 
 
-def graphs_bin(version: int = 1) -> bytes:
+def graphs_bin(code: bytes, weights: bytes, version: int = 2) -> bytes:
     strings = b"twice\0logits\0table"
     model = [1, 1, 4, 16, BLOCK, 0, VOCAB, 64, 2, 48, 0, 0, 1, 7, *[0] * 7, 1, *[0] * 10]
     operands = [(2, 0, 0, 16), (0, 0, 0, 16), (0, 0, 0, 16), (1, 0, 0, 32), (2, 6, 0, 8), (2, 7, 0, 16), (5, 0, 0, 64)]
@@ -47,7 +47,7 @@ def graphs_bin(version: int = 1) -> bytes:
         (1, 1, strings),
         (2, 128, struct.pack("<32i", *model)),
         (3, 16, struct.pack("<8I", 0, 5, 2, 0, 6, 6, 5, 2)),
-        (4, 72, struct.pack("<4I2Q4qQ", 13, 5, 0, 1, 64, 32, VOCAB, 0, 0, 0, 0)),
+        (4, 72, struct.pack("<4I2Q4q2I", 13, 5, 0, 1, 64, 32, VOCAB, 0, 0, 0, zlib.crc32(weights[64:]), 0)),
         (5, 64, struct.pack("<10I3Q", 0, 1, 4, TOKENS, 2, 2, 4, 4, 0, 2, 64, 0, 0)),
         (6, 24, struct.pack("<4IiI4IiI", 0, 0, 2, 1, -1, 0, 1, 2, 5, 0, -1, 2)),
         (7, 24, b"".join(struct.pack("<IIQQ", *operand) for operand in operands)),
@@ -59,7 +59,15 @@ def graphs_bin(version: int = 1) -> bytes:
         )
         body += data + b"\0" * (-len(data) % 8)
     rest = table + body
-    return struct.pack("<8sIIQIII28x", b"LLMCGRPH", version, 64, 64 + len(rest), 7, zlib.crc32(rest), 1) + rest
+    start = struct.pack("<8sIIQI", b"LLMCGRPH", version, 64, 64 + len(rest), 7)
+    files = (zlib.crc32(code), len(code), len(weights), zlib.crc32(weights[:64]))
+    end = struct.pack("<2I2QI4x", 1, *files) + rest
+    return start + struct.pack("<I", zlib.crc32(end, zlib.crc32(start))) + end
+
+
+def tables_of(path: Path, version: int = 2) -> bytes:
+    """graphs.bin for the other files in `path`."""
+    return graphs_bin((path / "kernels.so").read_bytes(), (path / "weights.safetensors").read_bytes(), version)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +79,7 @@ def artifact_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", path / "kernels.so", path / "kernels.c"], check=True)
     weights = np.arange(VOCAB, dtype=np.float32) / 2
     (path / "weights.safetensors").write_bytes(struct.pack("<Q56x", 56) + weights.tobytes())
-    (path / "graphs.bin").write_bytes(graphs_bin())
+    (path / "graphs.bin").write_bytes(tables_of(path))
     return path
 
 
@@ -86,6 +94,21 @@ def test_artifact_describes_itself(artifact_path: Path) -> None:
     with pytest.raises(ValueError, match="closed"):
         artifact.info  # noqa: B018
     artifact.close()
+
+
+def test_verify_names_the_damaged_weight(artifact_path: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(artifact_path, tmp_path / "copy"))
+    with Artifact(copy) as artifact:
+        artifact.verify()
+    weights = copy / "weights.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[70] ^= 4
+    weights.write_bytes(data)
+    with Artifact(copy) as artifact:
+        with pytest.raises(LlmcError, match="weight 'table' at byte 64") as caught:
+            artifact.verify()
+        assert caught.value.name == "corrupt"
+        assert artifact.info.vocab_size == VOCAB  # it can be asked on
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
@@ -128,11 +151,11 @@ def test_bad_artifacts(artifact_path: Path, tmp_path: Path) -> None:
     assert caught.value.name == "not_found"
     copy = tmp_path / "copy"
     shutil.copytree(artifact_path, copy)
-    (copy / "graphs.bin").write_bytes(graphs_bin(version=2))
-    with pytest.raises(LlmcError, match="format version 2") as caught:
+    (copy / "graphs.bin").write_bytes(tables_of(copy, version=3))
+    with pytest.raises(LlmcError, match="format version 3") as caught:
         Artifact(copy)
     assert caught.value.name == "version"
-    (copy / "graphs.bin").write_bytes(graphs_bin()[:-1])
+    (copy / "graphs.bin").write_bytes(tables_of(copy)[:-1])
     with pytest.raises(LlmcError, match="damaged") as caught:
         Artifact(copy)
     assert caught.value.name == "corrupt"
@@ -145,6 +168,7 @@ def test_replaced_artifact_gets_its_own_kernels(artifact_path: Path, tmp_path: P
     shutil.copytree(artifact_path, built)
     (built / "kernels.c").write_text(SOURCE.replace("2.0f *", "3.0f *"))
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", built / "kernels.so", built / "kernels.c"], check=True)
+    (built / "graphs.bin").write_bytes(tables_of(built))
     with Artifact(path) as old:
         shutil.rmtree(path)
         built.rename(path)

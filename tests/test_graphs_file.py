@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -17,8 +18,11 @@ from llmc.runtime import graphs_file as r
 
 MODEL = w.ModelRecord(2, 1, 8, 16, 16, 1, 100, 64, 4, 16, 1, 0, (2, 3), 1)
 KERNELS = (w.KernelRecord("embedding_0", 3, 0), w.KernelRecord("linear_0", 3, 2), w.KernelRecord("linear_ü", 3, 2))
-WEIGHTS = (w.WeightRecord("embed", 1, (7, 4, 16, 2), 64, 1792), w.WeightRecord("scale", 0, (8,), 1856, 32))
-WEIGHTS_BYTES = 1888
+WEIGHTS = (
+    w.WeightRecord("embed", 1, (7, 4, 16, 2), 64, 1792, 7),
+    w.WeightRecord("scale", 0, (8,), 1856, 32, 2**32 - 1),
+)
+FILES = w.FileSums(4096, 0xC0DE, 1888, 0xABC)
 
 
 def op(kind: int, index: int = 0, offset: int = 0, size: int = 64) -> w.OperandRecord:
@@ -26,8 +30,8 @@ def op(kind: int, index: int = 0, offset: int = 0, size: int = 64) -> w.OperandR
 
 
 COMMANDS = (
-    w.CommandRecord(0, (op(2), op(1, 0, 0, 1792), op(0, 0, 64, 128)), True, -1, 0),
-    w.CommandRecord(1, (op(0, 0, 64, 128), op(1, 1, 0, 32), op(3, 1, 0, 0)), False, 1, 2),
+    w.CommandRecord(0, (op(2, 0, 0, 4), op(1, 0, 0, 1792), op(0, 0, 64, 128)), True, -1, 0),
+    w.CommandRecord(1, (op(0, 0, 64, 128), op(1, 1, 0, 32), op(3, 1, 0, 256)), False, 1, 2),
     w.CommandRecord(2, (op(0, 0, 64, 128), op(1, 1, 0, 32), op(5, 0, 0, 400)), True, -1, 2),
 )
 GRAPHS = (
@@ -35,12 +39,13 @@ GRAPHS = (
     w.GraphRecord(1, 1, 16, 1, 1, 1, 4, 1, 192, COMMANDS),
     w.GraphRecord(1, 2, 16, 2, 2, 2, 4, 2, 256, COMMANDS[:1]),
 )
-DATA = w.write_graphs(MODEL, KERNELS, WEIGHTS, GRAPHS, 4)
+DATA = w.write_graphs(MODEL, KERNELS, WEIGHTS, GRAPHS, 4, FILES)
 KINDS = ("strings", "model", "kernels", "weights", "graphs", "commands", "operands")
 
 
 def fix_crc(data: bytes) -> bytes:
-    return data[:28] + struct.pack("<I", zlib.crc32(data[64:])) + data[32:] if len(data) >= 64 else data
+    crc = zlib.crc32(data[32:], zlib.crc32(data[:28]))
+    return data[:28] + struct.pack("<I", crc) + data[32:] if len(data) >= 64 else data
 
 
 def section_of(data: bytes, name: str) -> int:
@@ -76,8 +81,10 @@ def assert_same(tables: r.Tables) -> None:
 
 
 def test_round_trip() -> None:
-    tables = r.parse_graphs(DATA, WEIGHTS_BYTES)
-    assert (tables.header.version, tables.header.isa_level, tables.header.file_bytes) == (1, 4, len(DATA))
+    tables = r.parse_graphs(DATA)
+    assert (tables.header.version, tables.header.isa_level, tables.header.file_bytes) == (2, 4, len(DATA))
+    for field in dataclasses.fields(FILES):
+        assert getattr(tables.header, field.name) == getattr(FILES, field.name)
     assert_same(tables)
     assert [g.name for g in tables.graphs] == ["prefill:1x16", "decode:1x16", "decode:2x16"]
 
@@ -90,7 +97,7 @@ def test_equal_lists_are_stored_once() -> None:
 
 
 def test_the_layout_is_the_documented_one() -> None:
-    assert DATA[:16] == b"LLMCGRPH" + struct.pack("<II", 1, 64)
+    assert DATA[:16] == b"LLMCGRPH" + struct.pack("<II", 2, 64)
     assert len(DATA) % 8 == 0
     entries = [struct.unpack_from("<IIQQ", DATA, 64 + 24 * i) for i in range(7)]
     assert [(kind, size) for kind, size, _, _ in entries] == [
@@ -100,6 +107,20 @@ def test_the_layout_is_the_documented_one() -> None:
     strings = section_of(DATA, "strings")
     offset, length = struct.unpack_from("<II", DATA, section_of(DATA, "kernels"))
     assert DATA[strings + offset : strings + offset + length + 1] == b"embedding_0\0"
+
+
+def test_both_sides_have_the_records_of_the_document() -> None:
+    document = (Path(r.__file__).parent / "FORMAT.md").read_text()
+    written = dict(re.findall(r"^    (\w+): (\w+ \w+(?:\[\d+\])?(?:, .+)?)$", document, flags=re.MULTILINE))
+    assert w.RECORDS == r.RECORDS == written
+    assert (w.MAGIC, w.VERSION) == (r.MAGIC, r.VERSION)
+    assert f"# The artifact format, version {r.VERSION}" in document
+    sizes = {name: struct.calcsize(w._layout(name).format) for name in w.RECORDS}
+    assert sizes == {name: r._layout(name).size for name in r.RECORDS}
+    assert sizes == {
+        "header": 64, "section": 24, "model": 128, "kernel": 16,
+        "weight": 72, "graph": 64, "command": 24, "operand": 24,
+    }  # fmt: skip
 
 
 def test_both_sides_agree_on_names() -> None:
@@ -125,7 +146,8 @@ def test_unknown_sections_are_ignored() -> None:
     [
         (b"", "shorter than its header"),
         (b"X" + DATA[1:], "does not start with LLMCGRPH"),
-        (poke(8, "I", 2), "format version 2"),
+        (poke(8, "I", 1), "format version 1"),
+        (poke(8, "I", 3), "format version 3"),
         (DATA[:-8], "truncated"),
         (DATA[:-1] + b"\x01", "checksum"),
         (poke(32, "I", 6), "ISA level 6"),
@@ -145,9 +167,12 @@ def test_unknown_sections_are_ignored() -> None:
         (poke_record("weights", 24, "Q", 8), "8 bytes, its shape"),
         (poke_record("weights", 16, "Q", 65), "multiple of 64"),
         (poke_record("weights", 16, "Q", 2**64 - 64), "of weights.safetensors"),
+        (poke_record("weights", 72 + 16, "Q", 64), "before byte 1856"),
+        (poke_record("weights", 16, "Q", 0), "before byte 8"),
+        (poke(48, "Q", 1887), "which has 1887"),
         (poke_record("graphs", 0, "I", 3), "unknown phase 3"),
         (poke_record("graphs", 36, "I", 99), "commands 0 to 99"),
-        (poke_record("graphs", 40, "Q", 191), "arena byte 192"),
+        (poke_record("graphs", 40, "Q", 191), "byte 192 of its arena, which has 191"),
         (poke_record("graphs", 28, "I", 0), "row_tile 0"),
         (poke_record("commands", 0, "I", 3), "kernel 3 of 3"),
         (poke_record("commands", 4, "I", 2**32 - 1), "operands from 4294967295"),
@@ -157,20 +182,26 @@ def test_unknown_sections_are_ignored() -> None:
         (poke_record("operands", 0, "I", 6), "unknown kind 6"),
         (poke_record("operands", 4, "I", 8), "input 8 of 8"),
         (poke_record("operands", 28, "I", 2), "weight 2 of 2"),
-        (poke_record("operands", 40, "Q", 1793), "byte 1793 of weight"),
+        (poke_record("operands", 16, "Q", 0), "operand 0, input, has no bytes"),
+        (poke_record("operands", 16, "Q", 65), "decode:1x16 touches byte 65 of its input_ids|byte 65 of its input_ids"),
+        (poke_record("operands", 40, "Q", 1793), "byte 1793 of 'embed'"),
         (poke_record("operands", 56, "Q", 65), "multiple of 64"),
-        (poke_record("operands", 56, "Q", 2**64 - 64), "arena byte"),
+        (poke_record("operands", 56, "Q", 2**64 - 64), "of its arena"),
+        (poke_record("operands", 24 * 5 + 16, "Q", 255), "blocks of 255 bytes, the model's have 256"),
+        (poke_record("operands", 24 * 5 + 16, "Q", 512), "blocks of 512 bytes, the model's have 256"),
+        (poke_record("operands", 24 * 5 + 8, "Q", 64), "byte 64 of the pool"),
+        (poke_record("operands", 24 * 8 + 16, "Q", 401), "byte 401 of its output, which has 400"),
     ],
 )
 def test_what_is_wrong_is_named(data: bytes, message: str) -> None:
     with pytest.raises(r.FormatError, match=message) as caught:
-        r.parse_graphs(data, WEIGHTS_BYTES)
+        r.parse_graphs(data)
     assert "\n" not in str(caught.value)
 
 
 def parse_or_refuse(data: bytes) -> None:
     try:
-        tables = r.parse_graphs(data, WEIGHTS_BYTES)
+        tables = r.parse_graphs(data)
     except r.FormatError:
         return
     for graph in tables.graphs:
@@ -182,12 +213,8 @@ def parse_or_refuse(data: bytes) -> None:
 def test_a_flipped_byte_is_always_noticed(position: int, flip: int) -> None:
     data = bytearray(DATA)
     data[position] ^= flip
-    isa_only = 32 <= position < 36
-    if isa_only:  # a neighbouring ISA level is a valid file
-        parse_or_refuse(bytes(data))
-    else:
-        with pytest.raises(r.FormatError):
-            r.parse_graphs(bytes(data), WEIGHTS_BYTES)
+    with pytest.raises(r.FormatError):
+        r.parse_graphs(bytes(data))
 
 
 @given(st.integers(0, len(DATA) - 1))
@@ -226,25 +253,25 @@ def test_random_tables_round_trip() -> None:
         commands = tuple(
             w.CommandRecord(
                 rng.randrange(3),
-                tuple(op(0, 0, 64 * rng.randrange(9), rng.randrange(999)) for _ in range(3)),
+                tuple(op(0, 0, 64 * rng.randrange(9), rng.randrange(1, 999)) for _ in range(3)),
                 rng.random() < 0.5, rng.randrange(-1, 2), rng.randrange(8),
             )
             for _ in range(rng.randrange(1, 9))
         )  # fmt: skip
         graph = w.GraphRecord(1, 1, 16, 1, 1, 1, 4, 1, 9999, commands)
-        tables = r.parse_graphs(w.write_graphs(MODEL, KERNELS, WEIGHTS, (graph,), 1))
+        tables = r.parse_graphs(w.write_graphs(MODEL, KERNELS, WEIGHTS, (graph,), 1, FILES))
         assert [c.kernel for c in tables.commands_of(tables.graphs[0])] == [c.kernel for c in commands]
 
 
 def test_the_writer_refuses_what_does_not_fit() -> None:
     with pytest.raises(w.GraphsWriteError, match="9 end-of-sequence"):
-        w.write_graphs(dataclasses.replace(MODEL, eos=tuple(range(9))), KERNELS, WEIGHTS, GRAPHS, 1)
+        w.write_graphs(dataclasses.replace(MODEL, eos=tuple(range(9))), KERNELS, WEIGHTS, GRAPHS, 1, FILES)
     with pytest.raises(w.GraphsWriteError, match="rank 5"):
-        w.write_graphs(MODEL, KERNELS, [w.WeightRecord("x", 0, (1,) * 5, 0, 4)], GRAPHS, 1)
+        w.write_graphs(MODEL, KERNELS, [w.WeightRecord("x", 0, (1,) * 5, 0, 4, 0)], GRAPHS, 1, FILES)
     with pytest.raises(w.GraphsWriteError, match="kernel 1, there are 1"):
-        w.write_graphs(MODEL, KERNELS[:1], WEIGHTS, GRAPHS, 1)
+        w.write_graphs(MODEL, KERNELS[:1], WEIGHTS, GRAPHS, 1, FILES)
     with pytest.raises(w.GraphsWriteError, match="does not fit"):
-        w.write_graphs(dataclasses.replace(MODEL, vocab_size=2**31), KERNELS, WEIGHTS, GRAPHS, 1)
+        w.write_graphs(dataclasses.replace(MODEL, vocab_size=2**31), KERNELS, WEIGHTS, GRAPHS, 1, FILES)
 
 
 def test_read_from_a_directory(tmp_path: Path) -> None:
@@ -253,5 +280,5 @@ def test_read_from_a_directory(tmp_path: Path) -> None:
     (tmp_path / "graphs.bin").write_bytes(DATA)
     assert_same(r.read_graphs(tmp_path))
     (tmp_path / "weights.safetensors").write_bytes(bytes(100))
-    with pytest.raises(r.FormatError, match="which has 100"):
+    with pytest.raises(r.FormatError, match=r"has 100 bytes, graphs\.bin says 1888"):
         r.read_graphs(tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import zlib
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,13 @@ def _weights() -> list[w.WeightRecord]:
         size = 2 if dtype else 4
         for dim in shape:
             size *= dim
-        records.append(w.WeightRecord(name, dtype, shape, offset, size))
+        records.append(w.WeightRecord(name, dtype, shape, offset, size, zlib.crc32(bytes(size))))
         offset += -(-size // 64) * 64
     return records
 
 
 WEIGHTS = _weights()
+CODE = bytes(range(256)) * 4
 KERNELS = [
     w.KernelRecord(f"{op}_{'0' * 11}{i}", buffers, F[family])
     for i, (op, family, buffers) in enumerate(
@@ -60,8 +62,12 @@ def weight(name: str) -> w.OperandRecord:
     return w.OperandRecord(1, index, 0, WEIGHTS[index].bytes)
 
 
-def other(kind: int, index: int) -> w.OperandRecord:
-    return w.OperandRecord(kind, index, 0, 0)
+def rows(index: int, count: int) -> w.OperandRecord:
+    """An int32 input."""
+    return w.OperandRecord(2, index, 0, 4 * count)
+
+
+K_POOL, V_POOL = w.OperandRecord(3, 0, 0, 2 * 16 * 8 * 2), w.OperandRecord(4, 0, 0, 2 * 16 * 16 * 2)
 
 
 def graph(phase: int, batch: int, seq: int, tokens: int, row_tile: int) -> w.GraphRecord:
@@ -69,13 +75,13 @@ def graph(phase: int, batch: int, seq: int, tokens: int, row_tile: int) -> w.Gra
     a, b, c = 0, x, x + qkv
     sampled = arena(b, batch * DIM * 4)
     commands = (
-        (0, (other(2, 0), weight("embed"), arena(a, x)), -1),
+        (0, (rows(0, tokens), weight("embed"), arena(a, x)), -1),
         (1, (arena(a, x), weight("norm"), arena(c, act)), 0),
         (2, (arena(c, act), weight("qkv"), arena(b, qkv)), 0),
-        (3, (arena(b, qkv), weight("cos_sin"), other(2, 1), other(2, 2), other(3, 0), other(4, 0), arena(c, x)), 0),
-        (4, (arena(c, x), other(3, 0), other(4, 0), arena(b, act)), 0),
+        (3, (arena(b, qkv), weight("cos_sin"), rows(1, tokens), rows(2, tokens), K_POOL, V_POOL, arena(c, x)), 0),
+        (4, (arena(c, x), K_POOL, V_POOL, arena(b, act)), 0),
         (5, (arena(b, act), weight("o_proj"), arena(a, x), arena(a, x)), 0),
-        (6, (arena(a, x), other(2, 6), sampled), -1),
+        (6, (arena(a, x), rows(6, batch), sampled), -1),
         (1, (sampled, weight("norm"), arena(c, batch * DIM * 2)), -1),
         (2, (arena(c, batch * DIM * 2), weight("head"), w.OperandRecord(5, 0, 0, batch * VOCAB * 4)), -1),
     )
@@ -91,8 +97,11 @@ MODEL = w.ModelRecord(1, 2, 8, 16, 16, 1, VOCAB, 64, 4, 16, 1, 0, (2,), 1)
 def artifact(tmp_path: Path) -> Path:
     folder = tmp_path / "artifact"
     folder.mkdir()
-    (folder / "graphs.bin").write_bytes(w.write_graphs(MODEL, KERNELS, WEIGHTS, GRAPHS, 4))
-    (folder / "weights.safetensors").write_bytes(bytes(WEIGHTS[-1].file_offset + WEIGHTS[-1].bytes))
+    size = WEIGHTS[-1].file_offset + WEIGHTS[-1].bytes + 32
+    files = w.FileSums.of(CODE, bytes(8), size)
+    (folder / "graphs.bin").write_bytes(w.write_graphs(MODEL, KERNELS, WEIGHTS, GRAPHS, 4, files))
+    (folder / "weights.safetensors").write_bytes(bytes(size))
+    (folder / "kernels.so").write_bytes(CODE)
     sources = {"qkv": ["q_proj.weight", "k_proj.weight", "v_proj.weight"], "embed": ["embed_tokens.weight"]}
     (folder / "manifest.json").write_text(json.dumps({"fingerprint": "f00d", "weights": sources}))
     return folder
@@ -146,7 +155,7 @@ def test_bucket_as_json(artifact: Path, bucket: str, tokens: int, samples: int) 
 def test_bucket_as_text(artifact: Path) -> None:
     code, text = invoke(artifact, "--bucket", "DECODE:4x64")
     assert code == 0
-    for part in ("paged_attention_000000000004  layer 0", "bf16[4, 32]", "memory plan", "the pool"):
+    for part in ("paged_attention_000000000004  layer 0", "bf16[4, 32]", "memory plan", "512 bytes a block"):
         assert part in text
 
 
@@ -160,7 +169,11 @@ def test_onnx_passes_the_checker(artifact: Path, tmp_path: Path) -> None:
     assert [n.op_type for n in nodes][:3] == ["embedding", "rms_norm", "linear"]
     assert {n.domain for n in nodes} == {"llmc"}
     assert len(nodes) == 9
-    assert {i.name for i in model.graph.input} >= {*NAMES, "input_ids"}
+    assert [i.name for i in model.graph.input] == ["input_ids"]
+    constants = {c.values.name: tuple(c.dims) for c in model.graph.sparse_initializer}
+    assert {name: constants[name] for name in NAMES} == dict(zip(NAMES, SHAPES, strict=True))
+    assert constants["positions"] == (32,)
+    assert sum(len(c.values.raw_data) for c in model.graph.sparse_initializer) == 0
     assert {o.name for o in model.graph.output} == {"logits", "k_pool_0.1", "v_pool_0.1"}
     made = {name for n in nodes for name in n.output}
     assert {v.name for v in model.graph.value_info} == made - {o.name for o in model.graph.output}
@@ -203,5 +216,39 @@ def test_bad_artifacts_are_named(artifact: Path, tmp_path: Path) -> None:
     (artifact / "manifest.json").write_text('{"weights": {"embed": 3, "qkv": {"scheme": "awq", "sources": ["a"]}}}')
     assert "awq" in invoke(artifact)[1]
     (artifact / "weights.safetensors").write_bytes(b"")
-    with pytest.raises(FormatError, match="which has 0"):
+    with pytest.raises(FormatError, match="has 0 bytes"):
         invoke(artifact)
+
+
+def test_verify_reads_every_byte(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = invoke(artifact, "--verify")
+    assert code == 0
+    assert "verified: 6 weights" in text
+    offset = WEIGHTS[2].file_offset
+    for name, at, message in (
+        ("weights.safetensors", offset + 5, rf"weight 'qkv' at byte {offset} of weights.safetensors"),
+        ("weights.safetensors", 20, "padding at byte 8"),
+        ("weights.safetensors", -1, "padding at byte"),
+        ("weights.safetensors", 7, "the header at byte 0|damaged header"),
+        ("kernels.so", 100, "the code at byte 0 of kernels.so"),
+    ):
+        good = (artifact / name).read_bytes()
+        data = bytearray(good)
+        data[at] ^= 1
+        (artifact / name).write_bytes(data)
+        with pytest.raises((InspectError, FormatError), match=message):
+            invoke(artifact, "--verify")
+        assert invoke(artifact)[0] == 0  # only asked for
+        (artifact / name).write_bytes(good)
+    (artifact / "kernels.so").unlink()
+    with pytest.raises(FormatError, match="cannot read"):
+        invoke(artifact, "--verify")
+
+
+def test_verify_lists_a_few_and_counts_the_rest(artifact: Path) -> None:
+    (artifact / "weights.safetensors").write_bytes(
+        bytes(8) + b"\1" * (WEIGHTS[-1].file_offset + WEIGHTS[-1].bytes + 24)
+    )
+    with pytest.raises(InspectError, match=r"'embed'.*; .*, and [0-9]+ more: compile") as caught:
+        invoke(artifact, "--verify")
+    assert "\n" not in str(caught.value)

@@ -5,11 +5,12 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
+#include "crc32.h"
 #include "isa.h"
 
 namespace llmc {
@@ -21,7 +22,9 @@ struct Header {
   char magic[8];
   uint32_t version, header_bytes;
   uint64_t file_bytes;
-  uint32_t num_sections, crc32, isa_level, reserved[7];
+  uint32_t num_sections, crc32, isa_level, code_crc32;
+  uint64_t code_bytes, weights_bytes;
+  uint32_t weights_header_crc32, reserved;
 };
 struct Section {
   uint32_t kind, record_bytes;
@@ -29,7 +32,7 @@ struct Section {
 };
 static_assert(sizeof(Header) == 64 && sizeof(Section) == 24, "sizes of FORMAT.md");
 
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr uint32_t kNumKinds = 7;
 constexpr uint32_t kMaxSections = 1024;
 constexpr uint32_t kMaxSide = 1u << 24;         // bound on any count of tokens, sequences, blocks of one graph
@@ -43,19 +46,10 @@ constexpr uint64_t kDTypeBytes[kNumDTypes] = {4, 2, 2, 1, 1, 4};
 const char* const kSectionNames[kNumKinds + 1] = {"",       "strings", "model",    "kernels",
                                                   "weights", "graphs",  "commands", "operands"};
 
-uint32_t Crc32(const unsigned char* data, uint64_t size) {
-  static const std::array<uint32_t, 256> table = [] {
-    std::array<uint32_t, 256> t{};
-    for (uint32_t i = 0; i < 256; ++i) {
-      uint32_t c = i;
-      for (int k = 0; k < 8; ++k) c = (c >> 1) ^ (c & 1 ? 0xEDB88320u : 0u);
-      t[i] = c;
-    }
-    return t;
-  }();
-  uint32_t crc = 0xFFFFFFFFu;
-  for (uint64_t i = 0; i < size; ++i) crc = table[(crc ^ data[i]) & 0xFF] ^ (crc >> 8);
-  return crc ^ 0xFFFFFFFFu;
+// Of the whole file except the field itself.
+uint32_t TablesCrc32(const MappedFile& file) {
+  constexpr uint64_t kBefore = offsetof(Header, crc32), kAfter = kBefore + sizeof(uint32_t);
+  return Crc32(file.data() + kAfter, file.size() - kAfter, Crc32(file.data(), kBefore));
 }
 
 // offset + bytes <= limit, without overflow.
@@ -66,6 +60,13 @@ bool Between(int64_t value, int64_t low, int64_t high) { return value >= low && 
 std::string Str(uint64_t value) { return std::to_string(value); }
 std::string Str(int32_t value) { return std::to_string(value); }
 std::string Str(uint32_t value) { return std::to_string(value); }
+
+// As in CRC-32 listings: 8 digits.
+std::string Hex(uint32_t value) {
+  std::string text(8, '0');
+  for (size_t i = 8; i-- > 0; value >>= 4) text[i] = "0123456789abcdef"[value & 15];
+  return text;
+}
 
 template <class T>
 std::vector<T> ReadSection(const unsigned char* data, const Section& section) {
@@ -110,7 +111,7 @@ std::string FreshSpelling(const std::string& directory, const char* name) {
 
 }  // namespace
 
-uint64_t InputBytes(const GraphRecord& graph, uint32_t index) {
+uint64_t InputTouchedBytes(const GraphRecord& graph, uint32_t index) {
   uint64_t elements = 0;
   switch (index) {
     case kInputIds:
@@ -123,7 +124,11 @@ uint64_t InputBytes(const GraphRecord& graph, uint32_t index) {
     case kSampleIndex: elements = graph.max_samples; break;
     default: break;
   }
-  return RoundUp(elements * sizeof(int32_t), kAlignment);
+  return elements * sizeof(int32_t);
+}
+
+uint64_t InputBytes(const GraphRecord& graph, uint32_t index) {
+  return RoundUp(InputTouchedBytes(graph, index), kAlignment);
 }
 
 Artifact::~Artifact() {
@@ -186,10 +191,9 @@ Status Artifact::ReadTables(const MappedFile& file) {
     return Corrupt("graphs.bin", "its header claims " + Str(header.file_bytes) + " bytes and the file has " +
                                      Str(file.size()));
   }
-  const uint32_t crc = Crc32(data + sizeof(header), file.size() - sizeof(header));
-  if (crc != header.crc32) {
-    return Corrupt("graphs.bin", "its CRC-32 is " + Str(crc) + ", not " + Str(header.crc32));
-  }
+  const uint32_t crc = TablesCrc32(file);
+  if (crc != header.crc32) return Corrupt("graphs.bin", "its CRC-32 is " + Hex(crc) + ", not " + Hex(header.crc32));
+  files_ = {header.code_bytes, header.weights_bytes, header.code_crc32, header.weights_header_crc32};
   isa_level_ = header.isa_level;
   const uint32_t machine = MachineIsaLevel();
   if (isa_level_ < 1) return Corrupt("graphs.bin", "ISA level " + Str(isa_level_) + " does not exist");
@@ -323,24 +327,39 @@ Status Artifact::CheckKernels() {
   return Status::Ok();
 }
 
+std::string Artifact::WeightName(const WeightRecord& weight) const {
+  return "weight '" + strings_.substr(weight.name_offset, std::min(weight.name_length, 200u)) + "'";
+}
+
 Status Artifact::CheckWeights() {
   const uint64_t size = weight_file_.size();
+  if (size != files_.weights_bytes) {
+    return Corrupt("weights.safetensors",
+                   "it has " + Str(size) + " bytes and graphs.bin expects " + Str(files_.weights_bytes));
+  }
   uint64_t header_bytes = 0;
   if (size >= sizeof(header_bytes)) std::memcpy(&header_bytes, weight_file_.data(), sizeof(header_bytes));
-  if (size < sizeof(header_bytes) || !InRange(8, header_bytes, size)) {
+  if (size < sizeof(header_bytes) || !InRange(sizeof(header_bytes), header_bytes, size)) {
     return Corrupt("weights.safetensors", "it has " + Str(size) + " bytes, too few for its header");
   }
+  weights_header_bytes_ = sizeof(header_bytes) + header_bytes;
+  const uint32_t crc = Crc32(weight_file_.data(), weights_header_bytes_);
+  if (crc != files_.weights_header_crc32) {
+    return Corrupt("weights.safetensors",
+                   "the CRC-32 of its header is " + Hex(crc) + ", not " + Hex(files_.weights_header_crc32));
+  }
+  uint64_t end = weights_header_bytes_;  // of what comes before a tensor
   for (size_t i = 0; i < weights_.size(); ++i) {
     const WeightRecord& weight = weights_[i];
     if (!InRange(weight.name_offset, weight.name_length, strings_.size())) {
       return Corrupt("graphs.bin", "weight " + Str(uint64_t{i}) + " has its name outside the strings");
     }
-    const std::string name = "weight '" + strings_.substr(weight.name_offset, std::min(weight.name_length, 200u)) + "'";
+    const std::string name = WeightName(weight);
     if (weight.dtype >= kNumDTypes) return Corrupt("graphs.bin", name + " has unknown dtype " + Str(weight.dtype));
     if (weight.rank > 4) return Corrupt("graphs.bin", name + " has rank " + Str(weight.rank) + ", more than 4");
     uint64_t bytes = kDTypeBytes[weight.dtype];
     for (uint32_t d = 0; d < weight.rank; ++d) {
-      if (weight.shape[d] < 0 || __builtin_mul_overflow(bytes, uint64_t(weight.shape[d]), &bytes)) {
+      if (weight.shape[d] < 1 || __builtin_mul_overflow(bytes, uint64_t(weight.shape[d]), &bytes)) {
         return Corrupt("graphs.bin", name + " has an impossible shape");
       }
     }
@@ -350,12 +369,64 @@ Status Artifact::CheckWeights() {
     if (weight.file_offset % kAlignment != 0) {
       return Corrupt("graphs.bin", name + " starts at " + Str(weight.file_offset) + ", no multiple of 64");
     }
-    if (weight.file_offset < 8 + header_bytes || !InRange(weight.file_offset, weight.bytes, size)) {
-      return Corrupt("weights.safetensors", name + " is at " + Str(weight.file_offset) + "+" + Str(weight.bytes) +
-                                                " and the file has " + Str(size) + " bytes");
+    if (weight.file_offset < end) {
+      return Corrupt("graphs.bin", name + " starts at " + Str(weight.file_offset) + ", before byte " + Str(end) +
+                                       " where what precedes it ends");
     }
+    if (!InRange(weight.file_offset, weight.bytes, size)) {
+      return Corrupt("graphs.bin", name + " is at " + Str(weight.file_offset) + "+" + Str(weight.bytes) +
+                                       " of weights.safetensors, which has " + Str(size) + " bytes");
+    }
+    end = weight.file_offset + weight.bytes;
   }
   return Status::Ok();
+}
+
+Status Artifact::Verify() const {
+  // Read, not touched in the mapping: a sector that cannot be read is an error and no signal.
+  std::vector<unsigned char> chunk(1u << 20);
+  uint32_t crc = 0;
+  bool zero = true;
+  const auto read = [&](uint64_t offset, uint64_t bytes) {
+    crc = 0;
+    zero = true;
+    while (bytes > 0) {
+      const uint64_t count = std::min<uint64_t>(bytes, chunk.size());
+      LLMC_RETURN_IF_ERROR(weight_file_.Read(offset, count, chunk.data()));
+      crc = Crc32(chunk.data(), count, crc);
+      zero = zero && std::all_of(chunk.data(), chunk.data() + count, [](unsigned char byte) { return byte == 0; });
+      offset += count;
+      bytes -= count;
+    }
+    return Status::Ok();
+  };
+  std::string first;
+  uint64_t damaged = 0;
+  const auto report = [&](const std::string& what) {
+    if (damaged++ == 0) first = what;
+  };
+  const auto check_padding = [&](uint64_t begin, uint64_t end) {
+    LLMC_RETURN_IF_ERROR(read(begin, end - begin));
+    if (!zero) report("the padding from byte " + Str(begin) + " to " + Str(end) + " is not zero");
+    return Status::Ok();
+  };
+  LLMC_RETURN_IF_ERROR(read(0, weights_header_bytes_));
+  if (crc != files_.weights_header_crc32) {
+    report("the CRC-32 of its header is " + Hex(crc) + ", not " + Hex(files_.weights_header_crc32));
+  }
+  uint64_t end = weights_header_bytes_;
+  for (const WeightRecord& weight : weights_) {
+    LLMC_RETURN_IF_ERROR(check_padding(end, weight.file_offset));
+    LLMC_RETURN_IF_ERROR(read(weight.file_offset, weight.bytes));
+    end = weight.file_offset + weight.bytes;
+    if (crc != weight.crc32) {
+      report(WeightName(weight) + " at byte " + Str(weight.file_offset) + " has CRC-32 " + Hex(crc) + ", not " +
+             Hex(weight.crc32));
+    }
+  }
+  LLMC_RETURN_IF_ERROR(check_padding(end, weight_file_.size()));
+  if (damaged == 0) return Status::Ok();
+  return Corrupt("weights.safetensors", damaged == 1 ? first : first + ", and " + Str(damaged - 1) + " more");
 }
 
 Status Artifact::CheckOperand(const GraphRecord& graph, uint64_t index) const {
@@ -373,17 +444,22 @@ Status Artifact::CheckOperand(const GraphRecord& graph, uint64_t index) const {
       break;
     case OperandKind::kInput:
       count = kNumInputs;
-      limit = InputBytes(graph, operand.index);
+      limit = InputTouchedBytes(graph, operand.index);
       break;
     case OperandKind::kKeyPool:
     case OperandKind::kValuePool:
-      // The pool's size is known only at run time: the kernel bounds itself by the scalar num_blocks.
+      // The pool's size is known only at run time: block b is at b × bytes, b below the scalar num_blocks.
       count = uint64_t(model_.num_layers);
-      limit = operand.offset == 0 ? UINT64_MAX : 0;
+      limit = static_cast<OperandKind>(operand.kind) == OperandKind::kKeyPool ? key_block_bytes_ : value_block_bytes_;
+      // Less would be another stride: the kernel and the pool would disagree on where block 1 starts.
+      if (operand.bytes != limit) {
+        return Corrupt("graphs.bin", "operand " + Str(index) + " has KV blocks of " + Str(operand.bytes) +
+                                         " bytes and the model's have " + Str(limit));
+      }
       break;
     case OperandKind::kOutput:
       count = 1;
-      limit = RoundUp(uint64_t{graph.max_samples} * uint64_t(model_.vocab_size) * sizeof(float), kAlignment);
+      limit = uint64_t{graph.max_samples} * uint64_t(model_.vocab_size) * sizeof(float);
       break;
     default:
       return Corrupt("graphs.bin", "operand " + Str(index) + " has unknown kind " + Str(operand.kind));
@@ -398,7 +474,7 @@ Status Artifact::CheckOperand(const GraphRecord& graph, uint64_t index) const {
     return Corrupt("graphs.bin",
                    "operand " + Str(index) + " has offset " + Str(operand.offset) + ", no multiple of 64");
   }
-  if (!InRange(operand.offset, operand.bytes, limit)) {
+  if (operand.bytes == 0 || !InRange(operand.offset, operand.bytes, limit)) {
     return Corrupt("graphs.bin", "operand " + Str(index) + " of kind " + Str(operand.kind) + " spans " +
                                      Str(operand.offset) + "+" + Str(operand.bytes) + " of " + Str(limit) +
                                      " bytes");
@@ -489,8 +565,15 @@ Status Artifact::LoadKernels() {
   {
     MappedFile file;
     LLMC_RETURN_IF_ERROR(MappedFile::Open(directory_ + "/kernels.so", &file));
+    if (file.size() != files_.code_bytes) {
+      return Corrupt("kernels.so",
+                     "it has " + Str(file.size()) + " bytes and graphs.bin expects " + Str(files_.code_bytes));
+    }
+    const uint32_t crc = Crc32(file.data(), file.size());
+    if (crc != files_.code_crc32) {
+      return Corrupt("kernels.so", "its CRC-32 is " + Hex(crc) + ", not " + Hex(files_.code_crc32));
+    }
     if (!IsWholeSharedObject(file)) return Corrupt("kernels.so", "it is no complete shared object for this machine");
-    code_bytes_ = file.size();
   }
   if (!EnableIsaLevel(isa_level_)) {
     return Status::Error(LLMC_ERR_UNSUPPORTED_ISA, std::string("the operating system refuses the tile registers of ") +

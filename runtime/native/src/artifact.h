@@ -40,7 +40,7 @@ struct WeightRecord {
   uint32_t name_offset, name_length, dtype, rank;
   uint64_t file_offset, bytes;
   int64_t shape[4];
-  uint64_t reserved;
+  uint32_t crc32, reserved;
 };
 struct GraphRecord {
   uint32_t phase, batch, seq, max_tokens, max_seqs, max_samples, max_blocks_per_seq, row_tile, first_command;
@@ -62,8 +62,16 @@ static_assert(sizeof(ModelRecord) == 128 && sizeof(KernelRecord) == 16 && sizeof
 
 constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Bytes of input `index` of a graph, rounded up to whole cache lines.
+// Bytes of input `index` of a graph that a kernel may touch.
+uint64_t InputTouchedBytes(const GraphRecord& graph, uint32_t index);
+// The same, rounded up to whole cache lines.
 uint64_t InputBytes(const GraphRecord& graph, uint32_t index);
+
+// What graphs.bin says of the files beside it.
+struct FileSums {
+  uint64_t code_bytes = 0, weights_bytes = 0;
+  uint32_t code_crc32 = 0, weights_header_crc32 = 0;
+};
 
 class Artifact {
  public:
@@ -73,6 +81,8 @@ class Artifact {
   ~Artifact();
 
   static Status Open(const std::string& directory, std::shared_ptr<const Artifact>* out);
+  // Reads weights.safetensors from end to end and compares every tensor with its CRC-32; the rest must be zero.
+  Status Verify() const;
 
   const ModelRecord& model() const { return model_; }
   const ModelShape& shape() const { return shape_; }
@@ -85,7 +95,7 @@ class Artifact {
   const MappedFile& weight_file() const { return weight_file_; }
 
   uint32_t isa_level() const { return isa_level_; }
-  uint64_t code_bytes() const { return code_bytes_; }
+  uint64_t code_bytes() const { return files_.code_bytes; }
   uint64_t max_arena_bytes() const { return max_arena_bytes_; }
   // Bytes of one KV block of one layer.
   uint64_t key_block_bytes() const { return key_block_bytes_; }
@@ -100,9 +110,11 @@ class Artifact {
   Status CheckOperand(const GraphRecord& graph, uint64_t index) const;
   Status LoadKernels();
   Status Corrupt(const char* file, const std::string& what) const;
+  std::string WeightName(const WeightRecord& weight) const;
 
   std::string directory_;
   uint32_t isa_level_ = 0;
+  FileSums files_;
   std::string strings_;
   ModelRecord model_{};
   std::vector<KernelRecord> kernels_;
@@ -112,7 +124,8 @@ class Artifact {
   std::vector<OperandRecord> operands_;
   ModelShape shape_{};
   MappedFile weight_file_;
-  uint64_t code_bytes_ = 0, max_arena_bytes_ = 0, key_block_bytes_ = 0, value_block_bytes_ = 0;
+  uint64_t weights_header_bytes_ = 0;  // with the length before it
+  uint64_t max_arena_bytes_ = 0, key_block_bytes_ = 0, value_block_bytes_ = 0;
   void* library_ = nullptr;
   std::vector<void*> functions_;
 };

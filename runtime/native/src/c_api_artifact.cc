@@ -55,6 +55,13 @@ llmc_status llmc_artifact_open(const char* path, llmc_artifact** out, llmc_error
   });
 }
 
+llmc_status llmc_artifact_verify(const llmc_artifact* artifact, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (!artifact) return NullArgument("artifact");
+    return artifact->artifact->Verify();
+  });
+}
+
 void llmc_artifact_close(llmc_artifact* artifact) { delete artifact; }
 
 llmc_status llmc_artifact_get_info(const llmc_artifact* artifact, llmc_artifact_info* info, llmc_error* error) {

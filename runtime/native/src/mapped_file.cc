@@ -19,6 +19,8 @@ constexpr uint64_t kHugePage = 2u << 20;
 MappedFile::MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(fd_, other.fd_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   return *this;
@@ -26,6 +28,7 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 
 MappedFile::~MappedFile() {
   if (data_) ::munmap(data_, size_);
+  if (fd_ >= 0) ::close(fd_);
 }
 
 Status MappedFile::Open(const std::string& path, MappedFile* out) {
@@ -37,26 +40,41 @@ Status MappedFile::Open(const std::string& path, MappedFile* out) {
                          "cannot open '" + path + "': " + std::strerror(error) +
                              "; check the path and the permissions");
   }
+  MappedFile file;
+  file.path_ = path;
+  file.fd_ = fd;
   struct stat info;
   if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-    ::close(fd);
     return Status::Error(LLMC_ERR_IO, "'" + path + "' is not a regular file; compile the artifact again");
   }
-  MappedFile file;
   file.size_ = static_cast<uint64_t>(info.st_size);
   if (file.size_ > 0) {
     void* data = ::mmap(nullptr, file.size_, PROT_READ, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) {
       const int error = errno;
-      ::close(fd);
       return Status::Error(error == ENOMEM ? LLMC_ERR_OUT_OF_MEMORY : LLMC_ERR_IO,
                            "cannot map '" + path + "' (" + std::to_string(file.size_) +
                                " bytes): " + std::strerror(error) + "; check the file system and memory limits");
     }
     file.data_ = static_cast<unsigned char*>(data);
   }
-  ::close(fd);
   *out = std::move(file);
+  return Status::Ok();
+}
+
+Status MappedFile::Read(uint64_t offset, uint64_t bytes, unsigned char* out) const {
+  while (bytes > 0) {
+    const ssize_t count = ::pread(fd_, out, bytes, static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      return Status::Error(LLMC_ERR_IO, "cannot read '" + path_ + "' at byte " + std::to_string(offset) + ": " +
+                                            (count < 0 ? std::strerror(errno) : "the file ends before it") +
+                                            "; check the disk and compile the artifact again");
+    }
+    offset += static_cast<uint64_t>(count);
+    bytes -= static_cast<uint64_t>(count);
+    out += count;
+  }
   return Status::Ok();
 }
 

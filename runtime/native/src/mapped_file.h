@@ -8,7 +8,7 @@
 
 namespace llmc {
 
-// A file mapped read-only. Empty files map to nothing (data() is null).
+// A file mapped read-only, and its open descriptor. Empty files map to nothing (data() is null).
 class MappedFile {
  public:
   MappedFile() = default;
@@ -21,11 +21,16 @@ class MappedFile {
   static Status Open(const std::string& path, MappedFile* out);
   // Asks the kernel to read the file ahead; advice only.
   void Prefetch() const;
+  // Copies [offset, offset + bytes) from the file. Unlike the mapping, what the disk cannot deliver or what was cut off
+  // since is an error here and no signal. Any thread.
+  Status Read(uint64_t offset, uint64_t bytes, unsigned char* out) const;
 
   const unsigned char* data() const { return data_; }
   uint64_t size() const { return size_; }
 
  private:
+  std::string path_;
+  int fd_ = -1;
   unsigned char* data_ = nullptr;
   uint64_t size_ = 0;
 };

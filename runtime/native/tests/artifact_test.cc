@@ -13,6 +13,7 @@
 
 #include "check.h"
 #include "cpu_device.h"
+#include "crc32.h"
 #include "llmc/llmc.h"
 
 namespace {
@@ -38,24 +39,16 @@ void logits(void *arena, void *weight, void *sample, void *seq, void *tables, vo
   }
 })";
 
-uint32_t Crc32(const unsigned char* data, size_t size) {
-  uint32_t crc = ~0u;
-  for (size_t i = 0; i < size; ++i) {
-    crc ^= data[i];
-    for (int k = 0; k < 8; ++k) crc = (crc >> 1) ^ (crc & 1 ? 0xEDB88320u : 0u);
-  }
-  return ~crc;
-}
-
+// Of the whole file except the field itself.
 void FixCrc(Bytes* file) {
-  if (file->size() < 64) return;
-  const uint32_t crc = Crc32(file->data() + 64, file->size() - 64);
+  if (file->size() < 32) return;
+  const uint32_t crc = llmc::Crc32(file->data() + 32, file->size() - 32, llmc::Crc32(file->data(), 28));
   std::memcpy(file->data() + 28, &crc, 4);
 }
 
 template <class T>
 void Put(Bytes* file, size_t at, T value) {
-  CHECK(at + sizeof(T) <= file->size());
+  if (!CHECK(at <= file->size() && sizeof(T) <= file->size() - at)) return;
   std::memcpy(file->data() + at, &value, sizeof(T));
 }
 
@@ -64,19 +57,24 @@ struct Tables {
   std::array<size_t, 8> offset{};  // of each section, by kind
 };
 
+Bytes Read(const std::string& name);
+
 Tables MakeTables() {
-  const std::string strings("twice\0logits\0table", 18);
+  const Bytes weight_file = Read("weights.safetensors"), code = Read("kernels.so");
+  const std::string strings("twice\0logits\0tablebias", 22);
   llmc::ModelRecord model{};
   model = {1, 1, 4, 16, kBlockSize, 0, kVocab, 64, 2, 48, 0, 0, 1, {7}, 1, {}};
   const std::vector<llmc::KernelRecord> kernels = {{0, 5, 2, 0}, {6, 6, 8, 2}};
-  const std::vector<llmc::WeightRecord> weights = {{13, 5, 0, 1, 64, kVocab * 4, {kVocab, 0, 0, 0}, 0}};
+  const std::vector<llmc::WeightRecord> weights = {
+      {13, 5, 0, 1, 64, kVocab * 4, {kVocab, 0, 0, 0}, llmc::Crc32(weight_file.data() + 64, kVocab * 4), 0},
+      {18, 4, 3, 1, 128, 8, {8, 0, 0, 0}, llmc::Crc32(weight_file.data() + 128, 8), 0}};
   const std::vector<llmc::GraphRecord> graphs = {{0, 1, 4, kTokens, 2, 2, 4, 4, 0, 2, 64, {}}};
   const std::vector<llmc::CommandRecord> commands = {{0, 0, 2, 1, -1, 0}, {1, 2, 8, 0, 0, 2}};
   const std::vector<llmc::OperandRecord> operands = {{2, 0, 0, kTokens * 4}, {0, 0, 0, kTokens * 4},
                                                      {0, 0, 0, kTokens * 4}, {1, 0, 0, kVocab * 4},
                                                      {2, 6, 0, 8},           {2, 7, 0, kTokens * 4},
-                                                     {2, 3, 0, 32},          {3, 0, 0, 0},
-                                                     {4, 0, 0, 0},           {5, 0, 0, 2 * kVocab * 4}};
+                                                     {2, 3, 0, 32},          {3, 0, 0, 4 * 16 * 4},
+                                                     {4, 0, 0, 16 * 16 * 4}, {5, 0, 0, 2 * kVocab * 4}};
   Tables t;
   t.file.resize(64 + 7 * 24);
   size_t entry = 64;
@@ -99,11 +97,15 @@ Tables MakeTables() {
   add(6, 24, commands.data(), commands.size());
   add(7, 24, operands.data(), operands.size());
   std::memcpy(t.file.data(), "LLMCGRPH", 8);
-  Put(&t.file, 8, uint32_t{1});
+  Put(&t.file, 8, uint32_t{2});
   Put(&t.file, 12, uint32_t{64});
   Put(&t.file, 16, uint64_t{t.file.size()});
   Put(&t.file, 24, uint32_t{7});
   Put(&t.file, 32, uint32_t{1});
+  Put(&t.file, 36, llmc::Crc32(code.data(), code.size()));
+  Put(&t.file, 40, uint64_t{code.size()});
+  Put(&t.file, 48, uint64_t{weight_file.size()});
+  Put(&t.file, 56, llmc::Crc32(weight_file.data(), 64));
   FixCrc(&t.file);
   return t;
 }
@@ -156,7 +158,7 @@ void TestReplay(uint32_t threads) {
   llmc_artifact_info info{};
   info.struct_size = sizeof(info);
   CHECK(llmc_artifact_get_info(artifact, &info, &error) == LLMC_OK);
-  CHECK(info.num_graphs == 1 && info.num_kernels == 2 && info.num_commands == 2 && info.num_weights == 1);
+  CHECK(info.num_graphs == 1 && info.num_kernels == 2 && info.num_commands == 2 && info.num_weights == 2);
   CHECK(info.vocab_size == kVocab && info.kv_block_bytes == (4 + 16) * 16 * 4 && info.max_arena_bytes == 64);
   llmc_graph_info graph{};
   graph.struct_size = 8;  // an older caller: only the fields it knows are written
@@ -262,13 +264,18 @@ void TestDamage(const Tables& good) {
   };
   const auto corrupt = [&](size_t at, auto value) { fails(at, value, LLMC_ERR_CORRUPT); };
   corrupt(0, 'X');
-  fails(8, uint32_t{2}, LLMC_ERR_VERSION);
+  fails(8, uint32_t{1}, LLMC_ERR_VERSION);
+  fails(8, uint32_t{3}, LLMC_ERR_VERSION);
   corrupt(12, uint32_t{72});
   corrupt(16, uint64_t{good.file.size() + 1});
   corrupt(24, uint32_t{6});           // a section is missing
   corrupt(24, uint32_t{0xFFFFFFFF});
   corrupt(32, uint32_t{0});
   fails(32, uint32_t{99}, LLMC_ERR_UNSUPPORTED_ISA);
+  corrupt(36, uint32_t{0});           // checksum and size of kernels.so
+  corrupt(40, uint64_t{64});
+  corrupt(48, uint64_t{64});          // size of weights.safetensors
+  corrupt(56, uint32_t{0});           // checksum of its header
   corrupt(64, uint32_t{2});           // two models
   corrupt(68, uint32_t{2});           // record size
   corrupt(72, ~uint64_t{7});          // offset
@@ -284,11 +291,13 @@ void TestDamage(const Tables& good) {
   corrupt(kernel + 4, uint32_t{4});   // no NUL after the symbol
   corrupt(kernel + 8, uint32_t{13});
   corrupt(kernel + 12, uint32_t{8});
-  corrupt(weight + 4, uint32_t{6});
+  corrupt(weight + 4, uint32_t{10});
   corrupt(weight + 8, uint32_t{6});
   corrupt(weight + 12, uint32_t{5});
   corrupt(weight + 16, uint64_t{128});
   corrupt(weight + 16, uint64_t{65});
+  corrupt(weight + 16, uint64_t{0});       // inside the header
+  corrupt(weight + 72 + 16, uint64_t{64});  // where the first one lies
   corrupt(weight + 32, int64_t{1} << 62);
   for (size_t field = 0; field < 10; ++field) {
     if (field != 8) corrupt(graph + 4 * field, uint32_t{0xFFFFFFFF});
@@ -306,9 +315,87 @@ void TestDamage(const Tables& good) {
   corrupt(operand + 8, uint64_t{4});
   corrupt(operand + 8, ~uint64_t{63});
   corrupt(operand + 16, uint64_t{65});
+  corrupt(operand + 16, uint64_t{17});       // one byte more than the ids
+  corrupt(operand + 16, uint64_t{0});
   corrupt(operand + 24 + 16, uint64_t{65});
+  corrupt(operand + 3 * 24 + 16, uint64_t{kVocab * 4 + 1});
+  corrupt(operand + 4 * 24 + 16, uint64_t{9});
+  corrupt(operand + 6 * 24 + 16, uint64_t{33});
+  for (size_t pool : {7, 8}) {               // another stride between blocks
+    corrupt(operand + pool * 24 + 16, uint64_t{0});
+    corrupt(operand + pool * 24 + 16, uint64_t{128});
+    corrupt(operand + pool * 24 + 16, uint64_t{2048});
+    corrupt(operand + pool * 24 + 8, uint64_t{64});
+  }
+  corrupt(operand + 9 * 24 + 16, uint64_t{2 * kVocab * 4 + 1});
   corrupt(good.offset[1], 'X');       // a symbol that kernels.so lacks
   Write("graphs.bin", good.file);
+}
+
+// A new file: the loader must never see a library change that it has mapped.
+void Replace(const std::string& name, const Bytes& bytes) {
+  CHECK(::unlink((g_dir + "/" + name).c_str()) == 0);
+  Write(name, bytes);
+}
+
+llmc_status Verify(std::string* message = nullptr) {
+  llmc_error error{};
+  llmc_error_init(&error);
+  llmc_artifact* artifact = nullptr;
+  CHECK(llmc_artifact_open(g_dir.c_str(), &artifact, &error) == LLMC_OK);
+  const llmc_status status = llmc_artifact_verify(artifact, &error);
+  if (message) *message = error.message;
+  llmc_artifact_close(artifact);
+  return status;
+}
+
+// A flipped bit in every byte of the tables and the weights, and in every 37th of the code.
+void TestFlips() {
+  CHECK(llmc_artifact_verify(nullptr, nullptr) == LLMC_ERR_INVALID_ARGUMENT);
+  CHECK(Verify() == LLMC_OK);
+  const Bytes weights = Read("weights.safetensors"), code = Read("kernels.so"), tables = Read("graphs.bin");
+  std::string message;
+  for (size_t at = 0; at < weights.size(); ++at) {
+    Bytes bytes = weights;
+    bytes[at] ^= static_cast<unsigned char>(1u << at % 8);
+    Replace("weights.safetensors", bytes);
+    if (at < 64) {
+      CHECK(Open() == LLMC_ERR_CORRUPT);
+      continue;
+    }
+    CHECK(Verify(&message) == LLMC_ERR_CORRUPT);
+    const char* expected = at < 96 ? "weight 'table' at byte 64" : at < 128 ? "padding from byte 96 to 128"
+                         : at < 136 ? "weight 'bias' at byte 128" : "padding from byte 136 to 192";
+    CHECK(message.find(expected) != std::string::npos);
+  }
+  Bytes both = weights;
+  both[70] ^= 1, both[130] ^= 1;
+  Replace("weights.safetensors", both);
+  CHECK(Verify(&message) == LLMC_ERR_CORRUPT && message.find("'table'") != std::string::npos);
+  CHECK(message.find(", and 1 more;") != std::string::npos);
+  Replace("weights.safetensors", weights);
+  for (size_t at = 0; at < code.size(); at += 37) {
+    Bytes bytes = code;
+    bytes[at] ^= static_cast<unsigned char>(1u << at % 8);
+    Replace("kernels.so", bytes);
+    CHECK(Open() == LLMC_ERR_CORRUPT);
+  }
+  Replace("kernels.so", code);
+  for (size_t at = 0; at < tables.size(); ++at) {
+    Bytes bytes = tables;
+    bytes[at] ^= static_cast<unsigned char>(1u << at % 8);
+    Write("graphs.bin", bytes);
+    CHECK(Open() == (at / 4 == 2 ? LLMC_ERR_VERSION : LLMC_ERR_CORRUPT));
+  }
+  Write("graphs.bin", tables);
+  CHECK(Verify() == LLMC_OK);
+  // Cut while it is open: an error, where reading the mapping would be a signal.
+  llmc_artifact* artifact = nullptr;
+  CHECK(llmc_artifact_open(g_dir.c_str(), &artifact, nullptr) == LLMC_OK);
+  CHECK(::truncate((g_dir + "/weights.safetensors").c_str(), 70) == 0);
+  CHECK(llmc_artifact_verify(artifact, nullptr) == LLMC_ERR_IO);
+  llmc_artifact_close(artifact);
+  Replace("weights.safetensors", weights);
 }
 
 void TestOtherFiles() {
@@ -319,10 +406,8 @@ void TestOtherFiles() {
   CHECK(Open() == LLMC_ERR_CORRUPT);
   Write("weights.safetensors", weights);
   CHECK(Open() == LLMC_OK);
-  // A new file each time: the loader must never see a library it has mapped shrink.
   for (size_t keep : {size_t{0}, size_t{10}, size_t{100}, code.size() / 2, code.size() - 1}) {
-    CHECK(::unlink((g_dir + "/kernels.so").c_str()) == 0);
-    Write("kernels.so", Bytes(code.begin(), code.begin() + static_cast<std::ptrdiff_t>(keep)));
+    Replace("kernels.so", Bytes(code.begin(), code.begin() + static_cast<std::ptrdiff_t>(keep)));
     CHECK(Open() == LLMC_ERR_CORRUPT);
   }
   CHECK(::unlink((g_dir + "/kernels.so").c_str()) == 0);
@@ -384,7 +469,8 @@ int main() {
     source << kSource;
   }
   CHECK(std::system(("cc -O1 -shared -fPIC -o " + g_dir + "/kernels.so " + g_dir + "/kernels.c").c_str()) == 0);
-  Bytes weights(64 + kVocab * 4);
+  Bytes weights(192);  // header, "table", padding, "bias", padding
+  for (size_t i = 0; i < 8; ++i) weights[128 + i] = static_cast<unsigned char>(i + 1);
   Put(&weights, 0, uint64_t{56});
   for (int v = 0; v < kVocab; ++v) Put(&weights, 64 + 4 * static_cast<size_t>(v), 0.5f * static_cast<float>(v));
   Write("weights.safetensors", weights);
@@ -394,6 +480,7 @@ int main() {
   for (uint32_t threads : {1u, 2u, 3u}) TestReplay(threads);
   TestDevice();
   TestDamage(good);
+  TestFlips();
   TestOtherFiles();
   Fuzz(good, 6000);
   for (const char* name : {"graphs.bin", "weights.safetensors", "kernels.so", "kernels.c"}) {

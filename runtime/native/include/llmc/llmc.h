@@ -77,8 +77,15 @@ typedef struct llmc_graph_info {
   uint64_t arena_bytes;
 } llmc_graph_info;
 
-/* Opens an artifact directory: maps files, validates, loads the kernels. *out is owned by the caller. */
+/* Opens an artifact directory: maps files, validates, loads the kernels. *out is owned by the caller. Compares the
+ * checksums of graphs.bin, kernels.so and the header of weights.safetensors, not those of the tensors. The files must
+ * not be changed in place while anything made from the artifact is alive; replacing them is harmless. */
 LLMC_API llmc_status llmc_artifact_open(const char *path, llmc_artifact **out, llmc_error *error);
+/* Reads all of weights.safetensors and compares every tensor with its checksum: LLMC_ERR_CORRUPT names the first
+ * damaged tensor, its offset and how many more there are; LLMC_ERR_IO where the disk does not deliver. Costs one pass
+ * over the file at the speed of the disk, or of one core when it is cached, and 1 MiB of memory. Changes nothing, and
+ * the artifact stays usable whatever the result: any thread may call it, also while engines made from it run. */
+LLMC_API llmc_status llmc_artifact_verify(const llmc_artifact *artifact, llmc_error *error);
 /* Releases the artifact; engines and replayers made from it keep their own reference. NULL is allowed. */
 LLMC_API void llmc_artifact_close(llmc_artifact *artifact);
 LLMC_API llmc_status llmc_artifact_get_info(const llmc_artifact *artifact, llmc_artifact_info *info, llmc_error *error);

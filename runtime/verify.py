@@ -1,0 +1,102 @@
+"""Reads every byte of an artifact and compares it with the checksums in graphs.bin (FORMAT.md).
+
+In Python, so that it also works where the artifact's instruction set cannot run; `binding.Artifact.verify` is the
+native one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmc.runtime.graphs_file import FormatError, Tables
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes read, bytes in all)."""
+
+_CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A range of a file that is not what was compiled; what: the tensor or part, offset and bytes in the file."""
+
+    file: str
+    what: str
+    offset: int
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.what} at byte {self.offset} of {self.file} ({self.bytes} bytes)"
+
+
+@dataclass(frozen=True)
+class _Part:
+    file: str
+    what: str
+    offset: int
+    bytes: int
+    crc32: int | None  # None: padding, all zero
+
+
+def verify_artifact(artifact: Path, tables: Tables, progress: Progress = lambda done, total: None) -> list[Damage]:
+    """Every damaged part of kernels.so and weights.safetensors, in the order of the files; `tables` is graphs.bin.
+
+    Raises FormatError where a file is missing, has another size, or the disk does not deliver it.
+    """
+    parts = _parts(artifact, tables)
+    total = sum(part.bytes for part in parts)
+    done = 0
+    damaged = []
+    for part in parts:
+        crc, zero = 0, True
+        try:
+            with (artifact / part.file).open("rb") as file:
+                file.seek(part.offset)
+                left = part.bytes
+                while left:
+                    chunk = file.read(min(left, _CHUNK_BYTES))
+                    if not chunk:
+                        raise FormatError(f"{artifact / part.file} ends inside {part.what}: compile the model again")
+                    crc = zlib.crc32(chunk, crc)
+                    zero = zero and not any(chunk) if part.crc32 is None else zero
+                    left -= len(chunk)
+                    done += len(chunk)
+                    progress(done, total)
+        except OSError as error:
+            raise FormatError(f"cannot read {artifact / part.file}: {error.strerror or error}") from None
+        if (part.crc32 is None and not zero) or (part.crc32 is not None and crc != part.crc32):
+            damaged.append(Damage(part.file, part.what, part.offset, part.bytes))
+    return damaged
+
+
+def _parts(artifact: Path, tables: Tables) -> list[_Part]:
+    """All bytes of the files beside graphs.bin, each in one part."""
+    header = tables.header
+    code, weights = "kernels.so", "weights.safetensors"
+    parts = [
+        _Part(code, "the code", 0, header.code_bytes, header.code_crc32),
+        _Part(weights, "the header", 0, _header_bytes(artifact / weights), header.weights_header_crc32),
+    ]
+    for weight in tables.weights:
+        end = parts[-1].offset + parts[-1].bytes
+        parts.append(_Part(weights, "padding", end, weight.file_offset - end, None))
+        parts.append(_Part(weights, f"weight {weight.name!r}", weight.file_offset, weight.bytes, weight.crc32))
+    end = parts[-1].offset + parts[-1].bytes
+    parts.append(_Part(weights, "padding", end, header.weights_bytes - end, None))
+    for part in parts:
+        if part.bytes < 0:
+            raise FormatError(f"{artifact / weights} has a damaged header: it reaches into {part.what}")
+    return parts
+
+
+def _header_bytes(path: Path) -> int:
+    """Bytes of a safetensors header with its length."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+    except OSError as error:
+        raise FormatError(f"cannot read {path}: {error.strerror or error}") from None
+    return 8 + length
