@@ -32,15 +32,36 @@ void Print(const char* what, uint32_t threads, const Figures& f) {
 struct Context {
   llmc::Team* team;
   uint64_t barriers;
-  uint64_t work_ns;
+  uint64_t work;  // rounds of Work before each barrier
 };
+
+// A fixed amount of work, not of time: a thread that loses its CPU still has to do it.
+void Work(uint64_t rounds) {
+  uint64_t x = 88172645463325252ull;
+  for (uint64_t i = 0; i < rounds; ++i) {
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+  }
+  asm volatile("" ::"r"(x));
+}
+
+// Rounds of Work that take `ns` on a CPU of one's own.
+uint64_t RoundsFor(uint64_t ns) {
+  constexpr uint64_t kRounds = 20000;
+  uint64_t best = UINT64_MAX;
+  for (int i = 0; i < 200; ++i) {
+    const uint64_t start = llmc::MonotonicNs();
+    Work(kRounds);
+    best = std::min(best, llmc::MonotonicNs() - start);
+  }
+  return kRounds * ns / std::max<uint64_t>(best, 1);
+}
 
 void Job(void* c, uint32_t thread, uint32_t) {
   const Context& context = *static_cast<Context*>(c);
   for (uint64_t i = 0; i < context.barriers; ++i) {
-    if (context.work_ns > 0) {
-      for (const uint64_t start = llmc::MonotonicNs(); llmc::MonotonicNs() - start < context.work_ns;) continue;
-    }
+    Work(context.work);
     context.team->Barrier(thread);
   }
 }
@@ -70,10 +91,10 @@ void BenchBarrier(uint32_t threads) {
   Print("barrier", threads, Summarize(ns));
 }
 
-// A decode step in miniature: many short kernels that end in barriers. Above their own time it shows imbalance.
+// A decode step in miniature: many short kernels that end in barriers. What is above their own time is waiting.
 void BenchStep(uint32_t threads) {
   auto team = Make(threads, 1000);
-  Context context{team.get(), 200, 50000};
+  Context context{team.get(), 200, RoundsFor(50000)};
   std::vector<double> ns;
   for (int i = 0; i < 50; ++i) {
     const uint64_t start = llmc::MonotonicNs();
