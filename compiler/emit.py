@@ -6,10 +6,11 @@ import tvm
 from tvm import relax
 
 from llmc.compiler.config import CompileError
-from llmc.compiler.export import INPUTS
-from llmc.compiler.graph import Command, CommandList, Operand, Site
-from llmc.compiler.lower import SITE_PREFIX, Lowered
-from llmc.compiler.templates import BufferSource, GraphParams, command_of
+from llmc.compiler.graph import INPUTS, Command, CommandList, Operand, Site
+from llmc.compiler.lowered import SITE_PREFIX, Lowered
+from llmc.compiler.passes.fuse import MAX_BUFFERS, NAME, PROGRAM
+from llmc.compiler.templates import BufferSource, GraphParams, command_of, fused_spec
+from llmc.compiler.verify import PACKED_INPUTS, PACKED_OUTPUTS, verify_operand
 
 ARENA_ALIGNMENT = 64
 
@@ -35,6 +36,7 @@ def emit(module: tvm.IRModule, lowered: Lowered, graph: GraphParams) -> CommandL
         output = aliases[output]
     arena = 0
     commands: list[Command] = []
+    packed = _packed(bindings, lowered)
     for binding in bindings:
         call = binding.value
         if isinstance(call, relax.Var):
@@ -46,6 +48,9 @@ def emit(module: tvm.IRModule, lowered: Lowered, graph: GraphParams) -> CommandL
         if isinstance(call.op, relax.ExternFunc):
             commands.append(_command(call, values, lowered, graph))
             continue
+        if isinstance(call.op, tvm.ir.GlobalVar):
+            commands.append(_fused(module[call.op], call, values, packed, graph))
+            continue
         op = call.op.name if isinstance(call.op, tvm.ir.Op) else str(call.op)
         if op == "relax.memory.alloc_storage":
             storages[binding.var] = arena
@@ -56,25 +61,74 @@ def emit(module: tvm.IRModule, lowered: Lowered, graph: GraphParams) -> CommandL
             values[binding.var] = Operand("arena", offset=offset, nbytes=_nbytes(shape, dtype))
         elif op == "relax.builtin.alloc_tensor":
             if binding.var != output:
-                raise CompileError(f"tensor {binding.var.name_hint} was left out of the memory plan")
+                raise CompileError(f"tensor {binding.var.name} was left out of the memory plan")
             shape, dtype = call.args[0], str(call.args[1].value)
             values[binding.var] = Operand("output", nbytes=_nbytes(shape, dtype))
         elif op not in ("relax.memory.kill_tensor", "relax.memory.kill_storage"):
-            raise CompileError(f"operation {op} has no kernel template; write it with the llmc ops")
+            raise CompileError(f"operation {op} is neither an llmc op nor a function of rows")
     if not commands or commands[-1].operands[-1].kind != "output":
         raise CompileError("the graph's last command does not write its output")
+    _check_weights(commands)
     return CommandList(tuple(commands), arena)
 
 
-def _command(call: relax.Call, values: dict[relax.Var, Operand], lowered: Lowered, graph: GraphParams) -> Command:
+def _site(call: relax.Call, lowered: Lowered) -> tuple[Site, dict[str, relax.Var]]:
+    """The llmc op that is called, and its tensors by name."""
     name = str(call.op.global_symbol)
     if not name.startswith(SITE_PREFIX):
         raise CompileError(f"call of unknown function {name}")
-    site: Site = lowered.sites[int(name.removeprefix(SITE_PREFIX))]
+    site = lowered.sites[int(name.removeprefix(SITE_PREFIX))]
     arguments = list(call.args)
     if len(arguments) == 1 and isinstance(arguments[0], relax.Tuple):
         arguments = list(arguments[0].fields)
-    tensors = dict(zip((*site.tensors, "out"), (values[a] for a in arguments), strict=True))
+    return site, dict(zip((*site.tensors, "out"), arguments, strict=True))
+
+
+def _packed(bindings: list[relax.Binding], lowered: Lowered) -> set[relax.Var]:
+    """The tensors in the packed layout: whatever a linear reads, and what some llmc ops write."""
+    packed = set()
+    for binding in bindings:
+        call = binding.value
+        if isinstance(call, relax.Call) and isinstance(call.op, relax.ExternFunc):
+            site, tensors = _site(call, lowered)
+            names = PACKED_INPUTS.get(site.op, ()) + (("out",) if site.op in PACKED_OUTPUTS else ())
+            packed |= {tensors[name] for name in names}
+    return packed
+
+
+def _fused(
+    func: tvm.tirx.PrimFunc,
+    call: relax.Call,
+    values: dict[relax.Var, Operand],
+    packed: set[relax.Var],
+    graph: GraphParams,
+) -> Command:
+    """The kernel of a function of rows; scalar constants are part of its program."""
+    arguments = [a for a in call.args if isinstance(a, relax.Var)]
+    if len(arguments) > MAX_BUFFERS:
+        raise CompileError(f"{func.attrs[NAME]} has {len(arguments)} tensors, at most {MAX_BUFFERS} fit a kernel")
+    operands = tuple(values[a] for a in arguments)
+    layouts = tuple("packed" if a in packed else operand.kind for a, operand in zip(arguments, operands, strict=True))
+    return Command(fused_spec(str(func.attrs[NAME]), str(func.attrs[PROGRAM]), layouts, graph), operands, -1)
+
+
+def _check_weights(commands: list[Command]) -> None:
+    """A packed weight has no rows that a generic op could read."""
+    readers: dict[str, set[bool]] = {}
+    for command in commands:
+        for operand in command.operands:
+            if operand.kind == "weight":
+                readers.setdefault(operand.name, set()).add(command.spec.op == "fused")
+    for name, kinds in readers.items():
+        if len(kinds) > 1:
+            raise CompileError(f"weight {name} is read by generic ops and by llmc ops; give each a weight of its own")
+
+
+def _command(call: relax.Call, values: dict[relax.Var, Operand], lowered: Lowered, graph: GraphParams) -> Command:
+    site, variables = _site(call, lowered)
+    tensors = {name: values[variable] for name, variable in variables.items()}
+    for name, variable in variables.items():
+        verify_operand(site, name, str(variable.ty.dtype), graph.act_dtype)
     spec, sources = command_of(site, graph)
     operands = []
     for source in sources:

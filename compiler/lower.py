@@ -1,34 +1,26 @@
 """ExportedProgram → Relax; every llmc op becomes a call of a kernel template at a numbered site.
 
 A call names its site (`llmc_site_7`); the site holds the op's static attributes, which Relax need not understand.
+Every other op is legalised and fused into functions of rows (`passes/fuse.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import tvm
 from torch import fx
+from torch.export import ExportedProgram
 from tvm import relax
-from tvm.relax.frontend.torch import from_exported_program
 
 from llmc.compiler.config import CompileError
-from llmc.compiler.export import INPUTS, Exported
-from llmc.compiler.graph import Site, round_up
-
-SITE_PREFIX = "llmc_site_"
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """The Relax module with symbolic shapes. params: names of main's parameters in order, inputs first."""
-
-    module: tvm.IRModule
-    sites: tuple[Site, ...]
-    params: tuple[str, ...]
+from llmc.compiler.export import Exported
+from llmc.compiler.graph import INPUTS, Site, round_up
+from llmc.compiler.importer import Importer
+from llmc.compiler.lowered import SITE_PREFIX, Lowered
+from llmc.compiler.passes.fuse import fuse_rows
+from llmc.compiler.verify import verify_lowered, verify_site
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
@@ -87,6 +79,7 @@ def _converter(op: str, sites: list[Site], samples: str) -> Callable[[fx.Node, A
         attributes["widths"] = {name: shape[-1] for name, shape in shapes.items() if isinstance(shape[-1], int)}
         out_type = _output_type(op, values, tensors)
         attributes["on_samples"] = str(node.meta["val"].shape[0]) == samples
+        verify_site(op, node.name, tensors)
         sites.append(Site(op, attributes, tuple(tensors)))
         call = relax.call_dps_packed(f"{SITE_PREFIX}{len(sites) - 1}", list(tensors.values()), out_type)
         return importer.block_builder.emit(call)
@@ -95,29 +88,47 @@ def _converter(op: str, sites: list[Site], samples: str) -> Callable[[fx.Node, A
 
 
 def lower(exported: Exported) -> Lowered:
-    """Imports the traced program. Raises CompileError naming an op without a kernel template."""
+    """Imports the traced program. Raises CompileError naming an op that cannot be compiled."""
     sites: list[Site] = []
-    placeholders = [n for n in exported.program.graph.nodes if n.op == "placeholder"]
+    program = exported.program
+    targets = _targets(program)
+    if any(namespace != "llmc" for namespace, _, _ in targets):
+        # TVM knows the core ops of ATen; a model of llmc ops alone is spared the minutes of decomposing it.
+        program = program.run_decompositions()
+        targets = _targets(program)
+        for node in [n for n in program.graph.nodes if n.name.startswith("_assert_tensor_metadata")]:
+            program.graph.erase_node(node)
+    placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
     samples = str(placeholders[INPUTS.index("sample_index")].meta["val"].shape[0])
-    targets = {
-        node.target
-        for node in exported.program.graph.nodes
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
-    }
-    converters = {}
-    for target in targets:
-        namespace, name = target._schema.name.split("::")
-        if namespace == "llmc":
-            converters[f"{name}.{target._overloadname}"] = _converter(name, sites, samples)
-    module = from_exported_program(
-        exported.program,
-        keep_params_as_input=True,
-        unwrap_unit_return_tuple=True,
-        custom_convert_map=converters,
-        run_ep_decomposition=False,
+    importer = Importer()
+    module = importer.run(
+        program,
+        {
+            f"{name}.{overload}": _converter(name, sites, samples)
+            for namespace, name, overload in targets
+            if namespace == "llmc"
+        },
     )
     names = [*INPUTS, *exported.weights]
     params = module["main"].params
     if len(params) != len(names):
         raise CompileError(f"the traced graph has {len(params)} parameters where {len(names)} were expected")
-    return Lowered(module, tuple(sites), tuple(names))
+    if any(namespace != "llmc" for namespace, _, _ in targets):
+        symbols = {
+            str(params[INPUTS.index(name)].ty.shape[0].name): rows
+            for name, rows in (("input_ids", "tokens"), ("sample_index", "samples"))
+        }
+        module = fuse_rows(module, symbols, importer.describe)
+    lowered = Lowered(module, tuple(sites), tuple(names))
+    verify_lowered(lowered)
+    return lowered
+
+
+def _targets(program: ExportedProgram) -> set[tuple[str, str, str]]:
+    """(namespace, name, overload) of every op of a program; sizes are no op."""
+    targets = {
+        (*n.target._schema.name.split("::"), n.target._overloadname)
+        for n in program.graph.nodes
+        if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload)
+    }
+    return {target for target in targets if target[1] != "sym_size"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -138,6 +139,27 @@ def _silu_mul(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
 
 def _gather_rows(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
     return KernelSpec.of("gather", "gather_rows", dim=site.attributes["widths"]["x"]), ("x", "index", "out")
+
+
+def fused_spec(name: str, program: str, layouts: tuple[str, ...], graph: GraphParams) -> KernelSpec:
+    """The kernel of a row program (`rowwise.py`, JSON).
+
+    name: its ops, for people. layouts: of each tensor, "packed", "weight" or another operand kind.
+    """
+    value = json.loads(program)
+    on_samples = value.pop("rows") == "samples"
+    for tensor, layout in zip([*value["inputs"], *value["outputs"]], layouts, strict=True):
+        tensor["packed"] = layout == "packed"
+        if layout == "weight":
+            tensor["dtype"] = "f32"  # as weights that no linear or embedding reads are stored
+    return KernelSpec.of(
+        "other",
+        "fused",
+        name=name,
+        program=json.dumps(value, separators=(",", ":"), sort_keys=True),
+        rows=NUM_SAMPLES if on_samples else NUM_TOKENS,
+        row_tile=graph.sample_row_tile if on_samples else graph.row_tile,
+    )
 
 
 _TEMPLATES: dict[str, Callable[[Site, GraphParams], tuple[KernelSpec, Buffers]]] = {

@@ -1,0 +1,135 @@
+"""Generic ops: row programs from plain torch, their kernels with guard bytes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from kernel_harness import run
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.targets.cpu import TARGETS, Target, native_target
+
+NATIVE = native_target()
+CPUS = [NATIVE] if NATIVE.isa_level == 1 else [NATIVE, TARGETS["x86-64-v3"]]
+on_cpus = pytest.mark.parametrize("target", CPUS, ids=lambda t: t.name)
+ROWS, SEEN = 11, 9
+
+
+def fused(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[KernelSpec, list[int]]:
+    """The one kernel of a function, and which argument each of its inputs is; tensors of ROWS rows are token tensors."""
+    from tvm import relax
+
+    from llmc.compiler.importer import Importer
+    from llmc.compiler.passes.fuse import NAME, PROGRAM, calls_of_tir, fuse_rows
+
+    class Module(nn.Module):
+        def forward(self, *values: Tensor) -> Tensor:
+            return function(*values)
+
+    tokens = torch.export.Dim("tokens", min=1, max=1 << 20)
+    dims = tuple({0: tokens} if a.shape[0] == ROWS else None for a in arguments)
+    program = torch.export.export(Module(), arguments, dynamic_shapes=(dims,), strict=False).run_decompositions()
+    for node in [n for n in program.graph.nodes if n.name.startswith("_assert_tensor_metadata")]:
+        program.graph.erase_node(node)
+    importer = Importer()
+    module = importer.run(program, {})
+    symbol = next(str(p.ty.shape[0].name) for p in module["main"].params if hasattr(p.ty.shape[0], "name"))
+    module = fuse_rows(module, {symbol: "tokens"}, importer.describe)
+    calls = [call for _, call in calls_of_tir(module["main"])]
+    assert len(calls) == 1, [c.args[0].name_hint for c in calls]
+    order = [a for a in calls[0].args[1].fields if isinstance(a, relax.Var)]
+    names = [p.name for p in module["main"].params]
+    attrs = module[calls[0].args[0]].attrs
+    value = json.loads(str(attrs[PROGRAM]))
+    del value["rows"]
+    spec = KernelSpec.of("other", "fused", name=str(attrs[NAME]), program=json.dumps(value), rows=0, row_tile=4)
+    return spec, [names.index(a.name) for a in order]
+
+
+def numpy_of(tensor: Tensor) -> NDArray[Any]:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def computed(spec: KernelSpec, target: Target, *arguments: Tensor, like: Tensor) -> NDArray[Any]:
+    """Rows of the result for 1 and 3 tasks, which must agree; rows past SEEN stay as they were."""
+    arrays = {f"in{i}": numpy_of(a.contiguous()) for i, a in enumerate(arguments)}
+    outs = []
+    for tasks in (1, 3):
+        empty = np.full(like.numel() * like.element_size(), 0xA5, np.uint8)
+        before = empty.view(numpy_of(like).dtype).reshape(like.shape)
+        out = run(spec, target, {**arrays, "out0": before}, written=("out0",), scalars={0: SEEN}, num_tasks=tasks)
+        outs.append(out["out0"])
+        assert (outs[-1][SEEN:].view(np.uint8) == 0xA5).all()
+    assert (outs[0].view(np.uint8) == outs[1].view(np.uint8)).all()
+    return outs[0][:SEEN].astype(np.float32)
+
+
+def x(*shape: int, seed: int = 0, scale: float = 2.0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def rms(t: Tensor, w: Tensor) -> Tensor:
+    return t * torch.rsqrt(t.pow(2).mean(-1, keepdim=True) + 1e-6) * (1 + w)
+
+
+def heads(t: Tensor) -> Tensor:
+    return torch.softmax(t.view(-1, 3, t.shape[1] // 3), -1).reshape(t.shape[0], -1)
+
+
+def rotated(t: Tensor) -> Tensor:
+    half = t.shape[1] // 2
+    return torch.cat((-t[:, half:], t[:, :half]), -1)
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "softcap": (lambda t: torch.tanh(t / 30.0) * 30.0, (x(ROWS, 600, scale=60.0),)),
+    "gelu_tanh": (lambda t: F.gelu(t[:, :35], approximate="tanh") * t[:, 35:], (x(ROWS, 70),)),
+    "gelu_erf": (lambda t: F.gelu(t), (x(ROWS, 66),)),
+    "sigmoid": (lambda t: torch.sigmoid(t) * t, (x(ROWS, 33),)),
+    "clamp_where": (lambda t: torch.where(t > 0.5, t.clamp(-1.0, 1.0), -t), (x(ROWS, 50),)),
+    "pow": (lambda t: t.abs() ** 1.5 + t**3 - (1 + t.abs()) ** -2, (x(ROWS, 40),)),
+    "log": (lambda t: torch.log(t.abs() + 1e-3), (x(ROWS, 40),)),
+    "exp": (lambda t: torch.exp(t), (x(ROWS, 40),)),
+    "add_weight": (lambda t, w: t * w + 1.0, (x(ROWS, 65), x(65, seed=1))),
+    "rms": (rms, (x(ROWS, 65), x(65, seed=1))),
+    "mean": (lambda t: t - t.mean(-1, keepdim=True), (x(ROWS, 129),)),
+    "amax": (lambda t: t - t.amax(-1, keepdim=True), (x(ROWS, 45),)),
+    "amin": (lambda t: t - t.amin(-1, keepdim=True), (x(ROWS, 45),)),
+    "sum": (lambda t: t.sum(-1), (x(ROWS, 45),)),
+    "softmax": (lambda t: torch.softmax(t, -1), (x(ROWS, 75),)),
+    "softmax_heads": (heads, (x(ROWS, 60),)),
+    "concat": (rotated, (x(ROWS, 60),)),
+    "permute": (lambda t: t.view(-1, 4, 15).transpose(1, 2).reshape(-1, 60), (x(ROWS, 60),)),
+    "positions": (lambda t, p: t * (p[:, None] % 3).float(), (x(ROWS, 20), torch.arange(ROWS, dtype=torch.int32))),
+    "is_positive": (lambda t: t > 0.0, (x(ROWS, 37),)),
+    "masked": (lambda t, m: t.masked_fill(m, -1.0), (x(ROWS, 37), x(ROWS, 37, seed=1) > 0)),
+    "to_bf16": (lambda t: (t * 0.5).to(torch.bfloat16), (x(ROWS, 37),)),
+    "from_bf16": (lambda t: t.float() * 2.0, (x(ROWS, 37).to(torch.bfloat16),)),
+}
+
+
+@on_cpus
+@pytest.mark.parametrize("name", list(FUNCTIONS))
+def test_function_of_rows(target: Target, name: str) -> None:
+    function, arguments = FUNCTIONS[name]
+    expected = function(*arguments)
+    spec, order = fused(function, *arguments)
+    assert spec.symbol().startswith("fused_")
+    found = computed(spec, target, *(arguments[i] for i in order), like=expected)
+    exact = function(*(a.double() if a.dtype == torch.float32 else a for a in arguments))
+    wanted = exact[:SEEN].float().numpy()
+    if expected.dtype == torch.bfloat16:
+        assert (found == expected[:SEEN].float().numpy()).all()
+    else:
+        np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-6 * float(np.abs(wanted).max()))
