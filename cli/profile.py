@@ -1,0 +1,101 @@
+"""`llmc profile`: where the time of one bucket goes."""
+
+# ruff: noqa: B008 (typer declares options as argument defaults)
+from __future__ import annotations
+
+import enum
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from llmc.runtime.graphs_file import Tables
+
+_HELP = """Replay one bucket with the clock on: time by kernel family, kernel and command, achieved GB/s and GFLOP/s
+beside the machine's limits measured in the same run, and how long each thread waits at barriers.
+
+Without --bucket it takes the smallest bucket of the phase. A decode step is taken at the end of the bucket's context.
+
+\b
+Examples:
+  llmc profile qwen.llmc
+  llmc profile qwen.llmc --bucket decode:1x512 --context 128 --threads 2
+  llmc profile qwen.llmc --phase prefill --repeat 5 --trace prefill.json
+  llmc profile qwen.llmc --bucket prefill:1x512 --json > profile.json
+
+Open the file of --trace in ui.perfetto.dev or chrome://tracing.
+"""
+
+
+class Phase(enum.StrEnum):
+    """Phases of a bucket."""
+
+    prefill = "prefill"
+    decode = "decode"
+    mixed = "mixed"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to `app`."""
+    app.command("profile", help=_HELP)(profile_command)
+
+
+def profile_command(
+    artifact: Path = typer.Argument(..., metavar="ARTIFACT", help="Directory made by llmc compile."),
+    bucket: str | None = typer.Option(None, metavar="NAME", help="The bucket, as in decode:1x512."),
+    phase: Phase = typer.Option(Phase.decode, help="Take the smallest bucket of this phase."),
+    context: int | None = typer.Option(
+        None, min=1, metavar="N", help="Tokens in the KV cache after a decode step; default: the bucket's."
+    ),
+    threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use."),
+    repeat: int = typer.Option(10, min=1, metavar="N", help="Replays to measure; the median one is shown."),
+    top: int = typer.Option(12, min=0, metavar="N", help="Commands to list; --json has all."),
+    trace: Path | None = typer.Option(None, metavar="FILE", help="Write a Chrome/Perfetto trace of the replay."),
+    as_json: bool = typer.Option(False, "--json", help="Print the profile as JSON on stdout."),
+) -> None:
+    from llmc.cli.inspect import read_manifest
+    from llmc.cli.profile_report import print_profile, profile_data, write_trace
+    from llmc.cli.profiler import profile_bucket
+    from llmc.cli.steps import full_step, longest_context
+    from llmc.runtime.binding import Artifact
+    from llmc.runtime.graphs_file import read_graphs
+
+    tables = read_graphs(artifact)
+    index = choose_graph(tables, bucket, phase.value)
+    graph = tables.graphs[index]
+    longest = min(graph.seq, longest_context(tables, graph)) if graph.phase == 1 else longest_context(tables, graph)
+    if context is not None and context > longest:
+        raise typer.BadParameter(f"--context {context} is more than the {longest} tokens that {graph.name} sees")
+    if context is not None and graph.phase == 0:
+        raise typer.BadParameter(f"--context is for decode steps, {graph.name} starts with an empty cache")
+    if trace is not None and not trace.parent.is_dir():
+        raise typer.BadParameter(f"--trace {trace}: there is no directory {trace.parent}")
+    manifest = read_manifest(artifact)
+    with Artifact(artifact) as opened:
+        step = full_step(tables, graph, context)
+        profile = profile_bucket(opened, tables, manifest, index, step, num_threads=threads, repeat=repeat)
+    if trace is not None:
+        write_trace(profile, trace)
+    data = profile_data(profile)
+    if as_json:
+        print(json.dumps(data, indent=2))
+    else:
+        print_profile(data, top)
+
+
+def choose_graph(tables: Tables, bucket: str | None, phase: str) -> int:
+    """Index of the graph named `bucket`, else of the smallest of `phase`. Raises BadParameter naming what there is."""
+    from llmc.runtime.graphs_file import PHASES
+
+    names = [graph.name for graph in tables.graphs]
+    known = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    if bucket is not None:
+        if bucket.strip().lower() not in names:
+            raise typer.BadParameter(f"--bucket: the artifact has no bucket {bucket!r}; it has {known}")
+        return names.index(bucket.strip().lower())
+    fitting = [(graph.batch, graph.seq, i) for i, graph in enumerate(tables.graphs) if PHASES[graph.phase] == phase]
+    if not fitting:
+        raise typer.BadParameter(f"--phase: the artifact has no {phase} bucket; it has {known}")
+    return min(fitting)[2]

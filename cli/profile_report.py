@@ -1,0 +1,237 @@
+"""A profile as plain data, as a table and as a trace for chrome://tracing or ui.perfetto.dev."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.cli.costs import NOTHING, Cost
+
+if TYPE_CHECKING:
+    from llmc.cli.profiler import CommandProfile, Profile
+
+_UNITS = {"read": "GB/s", "f32": "GFLOP/s", "bf16": "GFLOP/s", "int8": "GOP/s"}
+
+
+def _rate(amount: float, ns: float) -> float | None:
+    """Amount a nanosecond: G a second."""
+    return amount / ns if amount and ns > 0 else None
+
+
+def _group(name: str, commands: Sequence[CommandProfile], step_ns: float) -> dict[str, Any]:
+    """Sums over commands. share: of the limits that bind them, each command by its own."""
+    ns = sum(command.ns for command in commands)
+    cost = sum((command.cost for command in commands), NOTHING)
+    least = sum((command.share or 0.0) * command.ns for command in commands)
+    limits = {command.limit for command in commands}
+    limit = limits.pop() if len(limits) == 1 else None
+    return {
+        "name": name,
+        "commands": len(commands),
+        "us": ns / 1e3,
+        "of_step": ns / step_ns,
+        **_rates(cost, ns),
+        "limit": limit,
+        "of_limit": least / ns if least and ns else None,
+        "barrier_wait_us": sum(sum(c.imbalance_ns) + sum(c.sync_ns) for c in commands)
+        / len(commands[0].kernel_ns)
+        / 1e3,
+    }
+
+
+def _rates(cost: Cost, ns: float) -> dict[str, Any]:
+    return {
+        "bytes": cost.bytes,
+        "memory_bytes": cost.memory_bytes,
+        "flops": cost.flops,
+        "gb_per_s": _rate(cost.bytes, ns),
+        "gflop_per_s": _rate(cost.flops, ns),
+    }
+
+
+def _grouped(profile: Profile, key: Callable[[CommandProfile], str]) -> list[dict[str, Any]]:
+    groups: dict[str, list[CommandProfile]] = {}
+    for command in profile.commands:
+        groups.setdefault(key(command), []).append(command)
+    rows = [_group(name, commands, profile.replay.total) for name, commands in groups.items()]
+    return sorted(rows, key=lambda row: -row["us"])
+
+
+def _threads(profile: Profile) -> list[dict[str, Any]]:
+    replay = profile.replay
+    return [
+        {
+            "thread": thread,
+            "kernels_us": float(replay.kernel[thread].sum()) / 1e3,
+            "imbalance_us": float(replay.imbalance[thread].sum()) / 1e3,
+            "sync_us": float(replay.sync[thread].sum()) / 1e3,
+            "overhead_us": replay.overhead(thread) / 1e3,
+        }
+        for thread in range(profile.num_threads)
+    ]
+
+
+def profile_data(profile: Profile) -> dict[str, Any]:
+    """Plain data; times in microseconds, limits in bytes or operations a second."""
+    main = _threads(profile)[0]
+    total = profile.replay.total / 1e3
+    return {
+        "bucket": profile.bucket,
+        "sequences": [{"start": start, "tokens": count} for start, count in profile.step.sequences],
+        "threads": profile.num_threads,
+        "limits": profile.limits,
+        "step_us": {
+            "median": statistics.median(profile.step_ns) / 1e3,
+            "min": min(profile.step_ns) / 1e3,
+            "max": max(profile.step_ns) / 1e3,
+            "replays": len(profile.step_ns),
+        },
+        "replay": {"us": total, **{f"{name}_share": main[f"{name}_us"] / total for name in _SHARES}},
+        "per_thread": _threads(profile),
+        "families": _grouped(profile, lambda command: command.family),
+        "kernels": _grouped(profile, lambda command: command.symbol),
+        "commands": [
+            {
+                "index": command.index,
+                "symbol": command.symbol,
+                "op": command.op,
+                "family": command.family,
+                "layer": command.layer,
+                "barrier": command.barrier,
+                "us": command.ns / 1e3,
+                "us_per_thread": [ns / 1e3 for ns in command.kernel_ns],
+                "imbalance_us_per_thread": [ns / 1e3 for ns in command.imbalance_ns],
+                "sync_us_per_thread": [ns / 1e3 for ns in command.sync_ns],
+                **_rates(command.cost, command.ns),
+                "limit": command.limit,
+                "of_limit": command.share,
+            }
+            for command in profile.commands
+        ],
+    }
+
+
+_SHARES = ("kernels", "imbalance", "sync", "overhead")
+
+
+def print_profile(data: dict[str, Any], top: int) -> None:
+    """The profile for people on stdout; top: commands to list."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    # A file or a pipe has no width: let no column be cut there.
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160)
+    step, replay, tokens = data["step_us"], data["replay"], sum(s["tokens"] for s in data["sequences"])
+    console.print(
+        f"{data['bucket']}: {len(data['sequences'])} sequences, {tokens} new tokens, {data['threads']} threads, "
+        f"{step['replays']} replays of {step['min'] / 1e3:.3f}–{step['max'] / 1e3:.3f} ms; "
+        f"the median one took {replay['us'] / 1e3:.3f} ms"
+    )
+    known = [f"{name} {rate / 1e9:.1f} {_UNITS[name]}" for name, rate in data["limits"].items() if rate is not None]
+    console.print(f"limits, measured before and after: {', '.join(known)}")
+    shares = ", ".join(f"{name} {replay[f'{name}_share']:.2%}" for name in _SHARES)
+    console.print(f"thread 0: {shares}\n")
+
+    def listing(title: str, rows: Iterable[dict[str, Any]], lead: Callable[[dict[str, Any]], Sequence[str]]) -> None:
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        heads = ("", "n") if title != _COMMANDS else ("", "layer")
+        for head in (*heads, "us", "% of step", "wait us", "MB", "GB/s", "MFLOP", "GFLOP/s", "% of limit"):
+            table.add_column(head, justify="left" if not head else "right", no_wrap=True)
+        for row in rows:
+            share = f"{row['of_limit']:.0%} {row['limit'] or ''}".rstrip() if row["of_limit"] is not None else "–"
+            table.add_row(
+                *lead(row),
+                f"{row['us']:.1f}",
+                f"{row['us'] / replay['us']:.1%}",
+                f"{row['barrier_wait_us']:.1f}",
+                f"{row['bytes'] / 1e6:.3f}",
+                _number(row["gb_per_s"]),
+                f"{row['flops'] / 1e6:.2f}" if row["flops"] else "–",
+                _number(row["gflop_per_s"]),
+                share,
+            )
+        console.print(table)
+        console.print()
+
+    listing("families", data["families"], lambda row: (row["name"], str(row["commands"])))
+    listing("kernels", data["kernels"], lambda row: (row["name"], str(row["commands"])))
+    slowest = sorted(data["commands"], key=lambda row: -row["us"])[:top]
+    count = data["threads"]
+    waits = [
+        {**row, "barrier_wait_us": sum(row["imbalance_us_per_thread"] + row["sync_us_per_thread"]) / count}
+        for row in slowest
+    ]
+    listing(_COMMANDS, waits, lambda row: (f"{row['index']:4d} {row['op']}", _layer(row["layer"])))
+    table = Table(title="threads", title_justify="left", box=None, pad_edge=False)
+    for head in ("", *(f"{name} us" for name in _SHARES)):
+        table.add_column(head, justify="left" if not head else "right")
+    for row in data["per_thread"]:
+        table.add_row(str(row["thread"]), *(f"{row[f'{name}_us']:.1f}" for name in _SHARES))
+    console.print(table)
+
+
+_COMMANDS = "commands, slowest first"
+
+
+def _layer(layer: int) -> str:
+    return "–" if layer < 0 else str(layer)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def trace_data(profile: Profile) -> dict[str, Any]:
+    """The profiled replay in the Chrome trace event format; one track a thread, times in microseconds."""
+    replay = profile.replay
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": f"llmc {profile.bucket}"}}
+    ]
+    for thread in range(profile.num_threads):
+        events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": thread, "args": {"name": f"thread {thread}"}})
+        for command in profile.commands:
+            i = command.index
+            start, end = float(replay.start[thread, i]), float(replay.end[thread, i])
+            wait = float(replay.imbalance[thread, i] + replay.sync[thread, i])
+            events.append(
+                {
+                    "ph": "X",
+                    "name": command.op,
+                    "cat": command.family,
+                    "pid": 0,
+                    "tid": thread,
+                    "ts": start / 1e3,
+                    "dur": (end - start) / 1e3,
+                    "args": {
+                        "command": i,
+                        "symbol": command.symbol,
+                        "layer": command.layer,
+                        "bytes": command.cost.bytes,
+                        "flops": command.cost.flops,
+                    },
+                }
+            )
+            if wait:
+                events.append(
+                    {
+                        "ph": "X",
+                        "name": "wait",
+                        "cat": "barrier",
+                        "pid": 0,
+                        "tid": thread,
+                        "ts": end / 1e3,
+                        "dur": wait / 1e3,
+                        "args": {"command": i, "imbalance_us": float(replay.imbalance[thread, i]) / 1e3},
+                    }
+                )
+    return {"displayTimeUnit": "ns", "traceEvents": events}
+
+
+def write_trace(profile: Profile, path: Path) -> None:
+    """Writes the trace. Raises OSError."""
+    path.write_text(json.dumps(trace_data(profile)) + "\n")
