@@ -14,6 +14,7 @@ import pytest
 
 from llmc.runtime import abi
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
+from llmc.runtime.engine import BucketMiss
 
 VOCAB, TOKENS, BLOCK = 8, 4, 16
 SOURCE = """
@@ -191,6 +192,17 @@ def test_engine_greedy(artifact_path: Path) -> None:
         assert sum(replays for replays, _ in engine.graph_use()) >= 1
         with pytest.raises(LlmcError):
             engine.submit([])
+
+
+def test_misses_are_listed_by_shape(artifact_path: Path) -> None:
+    """There is no decode graph, so every token but the first misses."""
+    with Artifact(artifact_path) as artifact, Engine(artifact, num_threads=1, num_blocks=8) as engine:
+        engine.submit([1, 2, 3], temperature=0.0, max_tokens=3, ignore_eos=True)
+        while engine.step():
+            pass
+        assert engine.bucket_misses() == [BucketMiss("decode", num_seqs=1, num_tokens=1, num_blocks=1, count=2)]
+        assert engine.graph_stats()[0].replays == 3
+        assert engine.stats.num_bucket_misses == 2
 
 
 def test_engine_rejects_unknown_options(artifact_path: Path) -> None:
