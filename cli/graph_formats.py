@@ -70,24 +70,27 @@ def _quote(text: str) -> str:
 
 
 def graph_dot(tables: Tables, graph: Graph) -> str:
-    """Graphviz source: a box a command, an edge a value."""
-    commands = commands_of(tables, graph)
-    lines = [f"digraph {_quote(graph.name)} {{", "  rankdir=TB; node [shape=box, fontname=sans, style=filled];"]
+    """Graphviz source: a box a command, which names the weights and inputs it reads, and an edge a computed value.
+
+    Inputs are read in every layer: edges from them would cover the flow of the values.
+    """
+    lines = [
+        f"digraph {_quote(graph.name)} {{",
+        "  rankdir=TB; node [shape=box, fontname=sans, fontsize=11, style=filled];",
+        "  edge [fontname=sans, fontsize=9, color=gray40, fontcolor=gray30];",
+    ]
     sources: dict[str, str] = {}
-
-    def source(buffer: BufferView) -> str:
-        if buffer.name not in sources:
-            sources[buffer.name] = node = f"v{len(sources)}"
-            label = _quote(f"{buffer.name}\n{buffer.type}")
-            lines.append(f'  {node} [label={label}, shape=ellipse, fillcolor="#f4f4f4"];')
-        return sources[buffer.name]
-
-    for c in commands:
+    for c in commands_of(tables, graph):
         layer = "" if c.layer < 0 else f", layer {c.layer}"
-        label = _quote(f"{c.index}: {c.op}{layer}\n{c.symbol}")
-        lines.append(f'  c{c.index} [label={label}, fillcolor="{_COLOURS.get(c.family, "#eeeeee")}"];')
+        text = [f"{c.index}: {c.op}{layer}", c.symbol]
+        text += [f"{b.name}  {b.type}" for b in c.buffers if b.kind == "weight"]
+        text += [f"{b.name}  {b.type}" for b in c.buffers if b.kind == "input"]
+        lines.append(
+            f'  c{c.index} [label={_quote(chr(10).join(text))}, fillcolor="{_COLOURS.get(c.family, "#eeeeee")}"];'
+        )
         for buffer in _reads(c):
-            lines.append(f"  {source(buffer)} -> c{c.index} [label={_quote(buffer.type)}];")
+            if buffer.name in sources:
+                lines.append(f"  {sources[buffer.name]} -> c{c.index} [label={_quote(buffer.type)}];")
         for buffer in _writes(c):
             sources[buffer.name] = f"c{c.index}"
             if buffer.kind == "output":
@@ -106,9 +109,11 @@ def _writes(command: CommandView) -> list[BufferView]:
 
 
 def graph_onnx(tables: Tables, graph: Graph) -> bytes:
-    """An ONNX model for viewers: a node of domain `llmc` a command; weights are inputs without data.
+    """An ONNX model for viewers: a node of domain `llmc` a command, an edge a computed value.
 
-    Raises InspectError where the package onnx is missing.
+    Weights and the inputs of a step, except input_ids, are sparse initializers without values: viewers show these
+    inside the node that reads them, with their shapes, and need no data. Raises InspectError where the package onnx is
+    missing.
     """
     try:
         import onnx
@@ -129,7 +134,13 @@ def graph_onnx(tables: Tables, graph: Graph) -> bytes:
         text = f"{buffer.kind}, {buffer.bytes} bytes{where}"
         return helper.make_tensor_value_info(buffer.name, types[buffer.dtype], list(buffer.shape), doc_string=text)
 
+    def without_data(buffer: BufferView) -> Any:
+        values = helper.make_tensor(buffer.name, types[buffer.dtype], [0], b"", raw=True)
+        indices = helper.make_tensor(f"{buffer.name}.indices", TensorProto.INT64, [0], [])
+        return helper.make_sparse_tensor(values, indices, list(buffer.shape))
+
     nodes: list[Any] = []
+    constants: list[Any] = []
     inputs: list[Any] = []
     between: list[Any] = []
     outputs: list[Any] = []
@@ -140,7 +151,10 @@ def graph_onnx(tables: Tables, graph: Graph) -> bytes:
         for buffer in _reads(c):
             if buffer.name not in known:
                 known.add(buffer.name)
-                inputs.append(info(buffer))
+                if buffer.kind in ("weight", "input") and buffer.name != "input_ids":
+                    constants.append(without_data(buffer))
+                else:
+                    inputs.append(info(buffer))
         for buffer in _writes(c):
             known.add(buffer.name)
             is_output = buffer.kind == "output" or buffer.name in last_pool.values()
@@ -158,7 +172,8 @@ def graph_onnx(tables: Tables, graph: Graph) -> bytes:
                 barrier=int(c.barrier),
             )
         )
-    body = helper.make_graph(nodes, graph.name.replace(":", "_"), inputs, outputs, value_info=between)
+    name = graph.name.replace(":", "_")
+    body = helper.make_graph(nodes, name, inputs, outputs, value_info=between, sparse_initializer=constants)
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("llmc", 1)]
     model = helper.make_model(body, producer_name="llmc", opset_imports=opsets, ir_version=10)
     onnx.checker.check_model(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import zlib
@@ -187,6 +188,12 @@ def test_dot(artifact: Path, tmp_path: Path) -> None:
     assert text.count("{") == text.count("}")
     assert all(line.rstrip().endswith((";", "{", "}")) for line in text.splitlines())
     assert "c0 -> c1" in text
+    declared = set(re.findall(r"^  (\w+) \[", text, re.MULTILINE)) - {"edge"}
+    edges = re.findall(r"(\w+) -> (\w+)", text)
+    assert {node for edge in edges for node in edge} == declared
+    # Weights and inputs stand in the box that reads them, with their shapes.
+    assert r"2: linear, layer 0\nlinear_000000000002\nqkv  bf16[6, 16, 16, 2]" in text
+    assert r"positions  i32[4]\nslot_mapping  i32[4]" in text
     if shutil.which("dot"):
         subprocess.run(["dot", "-Tsvg", "-o", tmp_path / "g.svg", target], check=True)
 
