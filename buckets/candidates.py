@@ -31,10 +31,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class PhaseProblem:
-    """One phase on all its candidate sizes: multiples of the block size that a step rounds up to, and the largest.
+    """One phase on all its candidate sizes: multiples of the block size that steps round to, and the top.
 
-    batches [B], seqs [S] ascending; weight, cost [B, S] as in GridProblem; base_area [B, S]: tokens that a step computes
-    when no open bucket holds it. The base bucket is always part of the ladder.
+    batches [B], seqs [S] ascending; weight, cost, base [B, S] as in GridProblem; base_area [B, S]: tokens that a step
+    computes when no open bucket holds it. The base bucket is always part of the ladder. max_area: most tokens of a
+    bucket, 0: any.
     """
 
     demand: Demand

@@ -1,7 +1,7 @@
 """Ladders that know nothing of the traffic, with at most a given number of buckets: what a plan is compared with.
 
-ramp-up: lengths (step, step, max), as Intel Gaudi's default (block, block, max) made coarser until it has few enough
-sizes. ramp-up, tuned: the start also doubles from the block size, and the start that is best for the trace is taken:
+ramp-up: lengths (step, step, max), as Intel Gaudi's default (block, block, max), made coarser until few enough.
+ramp-up, tuned: the start also doubles from the block size, the step varies, and the best pair for the trace is taken,
 stronger than what a user without the trace would pick. exponential: `ladder.exponential`. Batches start at 1 in all of
 them. Steps of ramp-up are whole tokens, not blocks, or few counts of sizes could be met.
 """
@@ -13,6 +13,7 @@ from functools import lru_cache
 from .ladder import exponential, ramp_up
 
 FAMILIES = ("ramp-up", "ramp-up, tuned", "exponential")
+_TUNED_STEPS = 8
 
 Sizes = tuple[int, ...]
 
@@ -27,7 +28,7 @@ def length_ladders(family: str, count: int, maximum: int, unit: int) -> list[Siz
     ladders = [ramp_up(min(step, maximum), step, maximum)]
     start = unit
     while family != "ramp-up" and start < maximum:
-        ladders += _ramp_up(start, count, maximum)
+        ladders += [sizes for sizes in _ramp_up(start, count, maximum, _TUNED_STEPS) if len(sizes) <= count]
         start *= 2
     return ladders
 
@@ -53,13 +54,14 @@ def grid_ladders(family: str, count: int, max_batch: int, max_seq: int, unit: in
     return grids
 
 
-def _ramp_up(start: int, count: int, maximum: int) -> list[Sizes]:
-    """The ramp-up ladder from `start` with the least step that leaves at most `count` sizes, or none."""
+def _ramp_up(start: int, count: int, maximum: int, variants: int = 1) -> list[Sizes]:
+    """Ramp-up ladders from `start` with at most `count` sizes: the least step, then steps up to half as long again."""
     step = max(start, -(-maximum // count))
     while step <= maximum:
         doubling = max(0, (step - 1) // start).bit_length()
         if doubling + -(-maximum // step) <= count:
-            return [ramp_up(start, step, maximum)]
+            steps = {step + step * n // (2 * variants) for n in range(variants)}
+            return [ramp_up(start, longer, maximum) for longer in sorted(steps) if longer <= maximum]
         step += 1
     return []
 

@@ -8,9 +8,9 @@ else it is a prefill bucket. Described at https://docs.vllm.ai/projects/gaudi/en
 "Specifying Buckets in a File"; a sample is vllm_gaudi/extension/bucketing/bucketing_file.txt there.
 
 Differences: a malformed line is an error, not skipped. The context of a prefill bucket adds no graph here
-(`llmc.buckets.spec`). The plugin's decode blocks are those of the whole batch; an llmc bucket bounds that of
-each sequence, so (64, 1, 1024) becomes 64 sequences of 1024 / 64 blocks. Because one long sequence among short ones
-fits the former and not the latter, the largest batch with the largest context of one sequence is added when it is missing.
+(`llmc.buckets.spec`). The plugin's decode blocks are those of the whole batch; an llmc bucket bounds that of each
+sequence, so (64, 1, 1024) becomes 64 sequences of 1024 / 64 blocks. Because one long sequence among short ones fits
+the former and not the latter, the largest batch with the largest context of one sequence is added when it is missing.
 """
 
 from __future__ import annotations

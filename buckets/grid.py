@@ -1,12 +1,12 @@
 """The two-dimensional problem: which (batch, seq) buckets to open so that all steps cost the least.
 
 It is a facility-location problem: a step (b, s) is served by the cheapest open bucket with batch ≥ b and seq ≥ s or,
-when none is open, at a base cost (decode: the largest bucket, which is always open; prefill: one sequence at a
-time in the longest bucket, always open too). At most K more buckets may be opened. The savings are a monotone submodular
+when none is open, at a base cost (decode: the largest bucket, which is always open; prefill: one sequence at a time in
+the longest bucket, always open too). At most K more buckets may be opened. The savings are a monotone submodular
 function of the set of open buckets, so greedy opening alone reaches 1 - 1/e of the greatest savings (Nemhauser,
-Wolsey, Fisher 1978). `search` starts from greedy, from the best shelf ladder and from given ladders, and improves the best two
-by local search; `lower_bound` comes from the Lagrangian relaxation (Cornuéjols, Fisher, Nemhauser 1977), so that the gap
-is known for every instance.
+Wolsey, Fisher 1978). `search` starts from greedy, from the best shelf ladder and from given ladders, and improves the
+best two by local search; `lower_bound` comes from the Lagrangian relaxation (Cornuéjols, Fisher, Nemhauser 1977), so
+that the gap is known for every instance.
 """
 
 from __future__ import annotations

@@ -1,0 +1,45 @@
+"""How a ladder is used by the steps of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .bucket import Bucket, area
+from .demand import Demand
+
+
+@dataclass(frozen=True, slots=True)
+class BucketUse:
+    """Steps that a bucket serves, and the share of its tokens in them that is padding, 0 … 1."""
+
+    bucket: Bucket
+    steps: float
+    padding: float
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Use of each bucket in the order given; missed: steps that no bucket holds."""
+
+    uses: tuple[BucketUse, ...]
+    steps: float
+    missed: float
+
+
+def usage(demand: Demand, buckets: Sequence[Bucket]) -> Usage:
+    """Gives every step to the smallest bucket (batch × seq, then batch) that holds it, as `bucket.select` does."""
+    order = sorted(range(len(buckets)), key=lambda n: (area(buckets[n]), buckets[n].batch, buckets[n].seq))
+    owner = np.full(len(demand.weight), -1)
+    for n in order:
+        free = (owner < 0) & (demand.batch <= buckets[n].batch) & (demand.seq <= buckets[n].seq)
+        owner[free] = n
+    uses = []
+    for n, bucket in enumerate(buckets):
+        mine = owner == n
+        steps = float(np.sum(demand.weight[mine]))
+        asked = float(np.sum((demand.weight * demand.batch * demand.seq)[mine]))
+        uses.append(BucketUse(bucket, steps, 1 - asked / (steps * area(bucket)) if steps else 0.0))
+    return Usage(tuple(uses), float(np.sum(demand.weight)), float(np.sum(demand.weight[owner < 0])))

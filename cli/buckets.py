@@ -1,0 +1,354 @@
+"""`llmc buckets`: plan a ladder for the traffic of a trace, and look at ladders."""
+
+# ruff: noqa: B008 (typer declares options as argument defaults)
+from __future__ import annotations
+
+import enum
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from llmc.buckets import BucketError, Limits, parse_spec
+from llmc.buckets.bucket import Bucket
+
+if TYPE_CHECKING:
+    from llmc.buckets.cost import CostModel
+    from llmc.buckets.demand import ServerModel
+    from llmc.buckets.planner import LadderScore, PhasePlan, Plan, Resources
+    from llmc.buckets.usage import Usage
+
+_HELP = "Plan the buckets for the traffic of a trace, and look at ladders of buckets."
+_PLAN_HELP = """Plan the ladder that serves a trace at the least cost, and write it as a bucket file for llmc compile.
+
+The trace is llmc's JSONL (arrival_s, prompt_tokens, output_tokens), an Azure LLM inference CSV or a Mooncake JSONL.
+
+\b
+Examples:
+  llmc buckets plan --trace trace.jsonl --max-model-len 4096 -o buckets.toml
+  llmc buckets plan --trace trace.csv --phase prefill --max-padding 5 -o buckets.toml
+  llmc buckets plan --trace trace.csv --model models/llama --max-graphs 32 --max-memory 500M -o buckets.json
+  llmc compile models/llama -o llama.llmc --buckets buckets.toml
+"""
+_SHOW_HELP = """Show a ladder as a grid: a spec, a bucket file or the buckets of an artifact.
+
+With a trace, each bucket shows the share of steps it serves.
+
+\b
+Examples:
+  llmc buckets show "prefill=1x128:128:1024,decode=1:8:32x512:512:4096"
+  llmc buckets show buckets.toml --trace trace.jsonl
+  llmc buckets show qwen.llmc --json
+"""
+_HEAT = ("grey50", "blue", "cyan", "green", "yellow", "red")
+_SHARES = (0.0, 0.005, 0.02, 0.05, 0.15)
+
+
+class Phase(enum.StrEnum):
+    """What to plan."""
+
+    prefill = "prefill"
+    decode = "decode"
+    both = "both"
+
+
+class Cost(enum.StrEnum):
+    """What a replay costs; auto: measured with a table, else flops with a model, else tokens."""
+
+    auto = "auto"
+    tokens = "tokens"
+    flops = "flops"
+    measured = "measured"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to `app`."""
+    group = typer.Typer(no_args_is_help=True, help=_HELP, rich_markup_mode=None)
+    group.command("plan", help=_PLAN_HELP)(plan_command)
+    group.command("show", help=_SHOW_HELP)(show_command)
+    app.add_typer(group, name="buckets")
+
+
+def plan_command(
+    trace: Path = typer.Option(..., metavar="FILE", help="Trace of requests."),
+    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Bucket file, .toml or .json."),
+    phase: Phase = typer.Option(Phase.both, help="Phases to plan; the other one gets its default buckets."),
+    max_graphs: int | None = typer.Option(None, metavar="N", help="Graphs of each phase; default 24, or 128 with %."),
+    max_padding: float | None = typer.Option(None, metavar="PCT", help="Fewest graphs that pad at most PCT %."),
+    max_memory: str | None = typer.Option(None, metavar="BYTES", help="Arena and graphs, as in 500M."),
+    max_compile_time: float | None = typer.Option(None, metavar="S", help="Seconds to compile all graphs."),
+    cost: Cost = typer.Option(Cost.auto, help="What to minimise; auto: by --cost-table, else --model, else tokens."),
+    cost_table: Path | None = typer.Option(None, metavar="FILE", help='JSON {"prefill:1x128": seconds, …}.'),
+    model: Path | None = typer.Option(None, metavar="DIR", help="Model whose config.json gives the dimensions."),
+    gflops: float = typer.Option(1000.0, min=1e-3, help="Arithmetic of the machine for --cost flops, 10^9 a second."),
+    bandwidth: float = typer.Option(
+        50.0, min=1e-3, help="Memory of the machine for --cost flops, 10^9 bytes a second."
+    ),
+    overhead_us: float = typer.Option(50.0, min=0, help="Fixed time of a replay for --cost flops, microseconds."),
+    max_model_len: int = typer.Option(4096, metavar="N", help="Longest prompt plus output; longer ones are clipped."),
+    block_size: int = typer.Option(32, metavar="N", help="Tokens of a KV block; sizes are multiples of it."),
+    max_num_seqs: int = typer.Option(16, metavar="N", help="Sequences that run at once."),
+    max_prefill_batch: int = typer.Option(1, metavar="N", help="Prompts of one prefill step."),
+    max_prefill_tokens: int = typer.Option(0, metavar="N", help="Tokens of one prefill step; 0: max-model-len."),
+    prefill_rate: float = typer.Option(20000.0, metavar="T", help="Tokens a second of prefill, for the replay."),
+    decode_step_ms: float = typer.Option(20.0, metavar="MS", help="Time of a decode step, for the replay."),
+    prefix_cache: bool = typer.Option(False, "--prefix-cache", help="Leave out prompt tokens that a cache holds."),
+    as_json: bool = typer.Option(False, "--json", help="Print the plan as JSON on stdout."),
+) -> None:
+    from llmc.buckets import planner
+    from llmc.buckets.demand import ServerModel
+    from llmc.buckets.files import write_file
+    from llmc.buckets.trace import read_trace
+
+    if output is not None and output.suffix not in (".toml", ".json"):
+        raise typer.BadParameter(f"--output {output} must end in .toml or .json")
+    limits = planner.Limits(max_graphs, max_padding, _bytes(max_memory), max_compile_time)
+    server = ServerModel(
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_prefill_batch=max_prefill_batch,
+        max_prefill_tokens=max_prefill_tokens,
+        prefill_tokens_per_s=prefill_rate,
+        decode_step_s=decode_step_ms / 1000,
+        prefix_cache=prefix_cache,
+    )
+    costs, resources = _cost_model(cost, cost_table, model, gflops, bandwidth, overhead_us)
+    requests = read_trace(trace)
+    phases = planner.PHASES if phase is Phase.both else (phase.value,)
+    planned = planner.plan(requests, server, limits, costs, block_size=block_size, phases=phases, resources=resources)
+    if output is not None:
+        what = " ".join(f"{p.phase} pads {p.score.padding:.2%}." for p in planned.phases)
+        write_file(output, planned.ladder, f"Planned by llmc for {requests.name}, {len(requests)} requests. {what}")
+    if as_json:
+        print(json.dumps(_plan_data(planned, len(requests), server), indent=2))
+    else:
+        _print_plan(planned, requests.name, len(requests), output)
+
+
+def show_command(
+    ladder: str = typer.Argument(..., metavar="SPEC|FILE|ARTIFACT", help="Spec, bucket file or artifact directory."),
+    trace: Path | None = typer.Option(None, metavar="FILE", help="Trace of requests; shows how buckets are used."),
+    max_num_seqs: int | None = typer.Option(None, metavar="N", help="What max means for batches."),
+    max_model_len: int | None = typer.Option(None, metavar="N", help="What max means for lengths."),
+    block_size: int | None = typer.Option(None, metavar="N", help="Tokens of a block, for sizes in blocks."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON on stdout."),
+) -> None:
+    phases = _read_ladder(ladder, Limits(max_num_seqs, max_model_len, block_size))
+    used = _usage(phases, trace) if trace is not None else {}
+    if as_json:
+        print(json.dumps(_show_data(phases, used), indent=2))
+    else:
+        _print_grids(phases, used)
+
+
+# ---- plan ----------------------------------------------------------------------------------------------------------
+
+
+def _cost_model(
+    cost: Cost, table: Path | None, model: Path | None, gflops: float, bandwidth: float, overhead_us: float
+) -> tuple[CostModel, Resources]:
+    from llmc.buckets.cost import FlopsCost, MeasuredCost, ModelShape, TokensCost
+    from llmc.buckets.planner import Resources
+
+    if cost is Cost.auto:
+        cost = Cost.measured if table else Cost.flops if model else Cost.tokens
+    if cost is Cost.measured and table is None:
+        raise typer.BadParameter("--cost measured needs --cost-table FILE")
+    if cost is Cost.flops and model is None:
+        raise typer.BadParameter("--cost flops needs --model DIR")
+    resources = Resources()
+    shape = ModelShape.from_config(_config(model), str(model / "config.json")) if model else None
+    if shape is not None:
+        resources = Resources(bytes_per_token=shape.arena_bytes_per_token)
+    if cost is Cost.measured and table is not None:
+        return MeasuredCost.read(table), resources
+    if cost is Cost.flops and shape is not None:
+        return FlopsCost(shape, gflops * 1e9, bandwidth * 1e9, overhead_us * 1e-6), resources
+    return TokensCost(), resources
+
+
+def _config(model: Path) -> dict[str, Any]:
+    path = model / "config.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BucketError(f"cannot read {path}: {error.strerror or error}; give a model directory") from None
+    except (ValueError, RecursionError):
+        raise BucketError(f"{path} is not valid JSON; download the model again") from None
+    if not isinstance(data, dict):
+        raise BucketError(f"{path} is not a JSON object; download the model again")
+    return data
+
+
+def _bytes(text: str | None) -> int | None:
+    if text is None:
+        return None
+    from llmc.cli.cache import parse_size
+
+    return parse_size(text)
+
+
+def _scores(phase: PhasePlan) -> list[LadderScore]:
+    return [phase.score, *phase.others]
+
+
+def _plan_data(plan: Plan, requests: int, server: ServerModel) -> dict[str, Any]:
+    return {
+        "requests": requests,
+        "clipped": plan.clipped,
+        "max_model_len": server.max_model_len,
+        "unit": plan.unit,
+        "arena_bytes": int(plan.arena_bytes),
+        "phases": {
+            p.phase: {
+                "buckets": [[b.batch, b.seq] for b in p.buckets],
+                "steps": p.steps,
+                "exact": p.exact,
+                "lower_bound": p.lower_bound,
+                "gap": p.gap,
+                "ladders": [
+                    {
+                        "name": s.name,
+                        "graphs": s.graphs,
+                        "cost": s.cost,
+                        "padding": s.padding,
+                        "padded_tokens": s.tokens * s.padding,
+                        "coverage": s.held,
+                    }
+                    for s in _scores(p)
+                ],
+            }
+            for p in plan.phases
+        },
+        "ladder": {
+            "prefill": [[b.batch, b.seq] for b in plan.ladder.prefill],
+            "decode": [[b.batch, b.seq] for b in plan.ladder.decode],
+        },
+    }
+
+
+def _print_plan(plan: Plan, name: str, requests: int, output: Path | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    clipped = f", {plan.clipped} of them clipped" if plan.clipped else ""
+    for phase in plan.phases:
+        title = f"{phase.phase}: {phase.steps:,.0f} steps of {requests:,} requests in {name}{clipped}"
+        table = Table(title=title, title_justify="left")
+        for column in (
+            "ladder",
+            "graphs",
+            "padded tokens",
+            "padding",
+            "planned pads",
+            f"cost ({plan.unit})",
+            "coverage",
+        ):
+            table.add_column(column, justify="left" if column == "ladder" else "right", no_wrap=True)
+        mine = phase.score.tokens * phase.score.padding
+        for score in _scores(phase):
+            padded = score.tokens * score.padding
+            ratio = "" if score is phase.score or padded <= 0 else f"{mine / padded:.1%} of it"
+            cells = (f"{score.graphs}", f"{padded:,.0f}", f"{score.padding:.2%}", ratio, f"{score.cost:,.4g}",
+                     f"{score.held:.2%}")  # fmt: skip
+            table.add_row(score.name, *cells, style="bold" if score is phase.score else "")
+        console.print(table)
+        sizes = sorted({b.seq for b in phase.buckets})
+        proof = "optimal" if phase.exact else f"within {phase.gap:.1%} of the optimum"
+        console.print(f"{proof}; lengths {' '.join(map(str, sizes))}", highlight=False)
+    from llmc.cli.compile import format_bytes
+
+    console.print(
+        f"arena about {format_bytes(int(plan.arena_bytes))}; {len(plan.ladder)} graphs in all", highlight=False
+    )
+    if output is not None:
+        console.print(f"wrote {output}: llmc compile MODEL -o OUT --buckets {output}", highlight=False)
+
+
+# ---- show ----------------------------------------------------------------------------------------------------------
+
+
+def _read_ladder(text: str, limits: Limits) -> dict[str, list[Bucket]]:
+    path = Path(text)
+    if path.is_dir():
+        from llmc.cli.inspect import read_manifest
+
+        names = read_manifest(path).get("buckets")
+        if not isinstance(names, list) or not names:
+            raise BucketError(f"the manifest of {path} lists no buckets; compile the model again")
+        buckets = [Bucket.parse(str(name)) for name in names]
+    else:
+        buckets = list(parse_spec(text, limits))
+    phases: dict[str, list[Bucket]] = {}
+    for bucket in sorted(buckets):
+        phases.setdefault(bucket.phase, []).append(bucket)
+    return {phase: phases[phase] for phase in ("prefill", "mixed", "decode") if phase in phases}
+
+
+def _usage(phases: dict[str, list[Bucket]], path: Path) -> dict[str, Usage]:
+    from llmc.buckets.demand import ServerModel, demands
+    from llmc.buckets.trace import read_trace
+    from llmc.buckets.usage import usage
+
+    prefill, decode = phases.get("prefill", []), phases.get("decode", [])
+    if not prefill or not decode:
+        raise BucketError("use by a trace needs prefill and decode buckets: show the ladder without --trace")
+    server = ServerModel(
+        max_model_len=max(b.seq for b in decode),
+        max_num_seqs=max(b.batch for b in decode),
+        max_prefill_batch=max(b.batch for b in prefill),
+        max_prefill_tokens=max(b.max_tokens for b in prefill),
+    )
+    asked = demands(read_trace(path), server, ("prefill", "decode"))
+    return {phase: usage(demand, phases[phase]) for phase, demand in asked.items()}
+
+
+def _show_data(phases: dict[str, list[Bucket]], used: dict[str, Usage]) -> dict[str, Any]:
+    data: dict[str, Any] = {"graphs": sum(map(len, phases.values()))}
+    for phase, buckets in phases.items():
+        rows: list[dict[str, Any]] = [{"batch": b.batch, "seq": b.seq} for b in buckets]
+        if phase in used:
+            for row, use in zip(rows, used[phase].uses, strict=True):
+                row |= {"steps": use.steps, "share": use.steps / used[phase].steps, "padding": use.padding}
+        data[phase] = rows
+    if used:
+        data["missed"] = {phase: use.missed for phase, use in used.items()}
+    return data
+
+
+def _print_grids(phases: dict[str, list[Bucket]], used: dict[str, Usage]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for phase, buckets in phases.items():
+        shares = {use.bucket: use.steps / used[phase].steps for use in used[phase].uses} if phase in used else {}
+        batches, seqs = sorted({b.batch for b in buckets}), sorted({b.seq for b in buckets})
+        known = set(buckets)
+        table = Table(title=f"{phase}: {len(buckets)} buckets", title_justify="left", padding=(0, 1))
+        # The axis with more sizes goes down the page.
+        down = len(seqs) >= len(batches)
+        table.add_column("seq ╲ batch" if down else "batch ╲ seq", justify="right", no_wrap=True)
+        for size in batches if down else seqs:
+            table.add_column(str(size), justify="right", no_wrap=True)
+        for row in seqs if down else batches:
+            cells = []
+            for column in batches if down else seqs:
+                bucket = Bucket(phase, column, row) if down else Bucket(phase, row, column)
+                cells.append(_cell(shares.get(bucket)) if bucket in known else "[dim]·[/]")
+            table.add_row(str(row), *cells)
+        console.print(table)
+        if phase in used:
+            steps, missed = used[phase].steps, used[phase].missed
+            note = f"; {missed / steps:.2%} of them fit no bucket and are split" if missed else ""
+            unused = sum(1 for use in used[phase].uses if use.steps == 0)
+            console.print(f"{steps:,.0f} steps{note}; {unused} buckets unused", highlight=False)
+
+
+def _cell(share: float | None) -> str:
+    if share is None:
+        return "■"
+    heat = _HEAT[sum(share > bound for bound in _SHARES)]
+    return f"[{heat}]{share * 100:.1f}%[/]" if share else f"[{heat}]0[/]"
