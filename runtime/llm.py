@@ -203,7 +203,7 @@ class LLM:
                 while len(running) < window and (request := next(waiting, None)) is not None:
                     request.submit_ns = time.monotonic_ns()
                     try:
-                        running[self.engine.submit(request.token_ids, request.params)] = request
+                        running[self._submit(request)] = request
                     except LlmcError as error:
                         if error.name not in _REFUSALS:
                             raise
@@ -237,6 +237,11 @@ class LLM:
             raise
         return [output for output in outputs if output is not None]
 
+    def _submit(self, request: _Request) -> int:
+        params = request.params
+        wants = {} if params.prompt_logprobs is None else {"num_prompt_logprobs": params.prompt_logprobs}
+        return int(self.engine.submit(request.token_ids, params, **wants))
+
     def _cancel(self, request_ids: Iterable[int]) -> None:
         for request_id in request_ids:
             try:
@@ -245,6 +250,10 @@ class LLM:
                 # It finished in the very step whose tokens ended it here.
                 if error.name != "not_found":
                     raise
+
+
+def _token_logprob(event: Any) -> TokenLogprob:
+    return TokenLogprob(event.token_id, event.logprob, dict(event.top_logprobs), event.rank)
 
 
 def _no_text(token_ids: Sequence[int]) -> str:
@@ -281,6 +290,7 @@ class _Request:
         self._outputs = [
             _Continuation(OutputText(decode, token_ids, params.stop, params.min_tokens)) for _ in range(params.n)
         ]
+        self._prompt_logprobs: list[TokenLogprob] = []
         self._first_ns = self._last_ns = 0
         self._cached = 0
         self._error: RequestFailure | None = None
@@ -304,6 +314,9 @@ class _Request:
             num_output_tokens = max(len(output.token_ids) for output in self._outputs)
             self.fail(failure_at(name, len(self.token_ids), num_output_tokens))
             return
+        if event.kind == "prompt_logprobs":
+            self._prompt_logprobs.append(_token_logprob(event))
+            return
         output = self._outputs[event.output_index]
         if event.kind == "finished":
             self._finished_by_engine += 1
@@ -317,7 +330,7 @@ class _Request:
         self._last_ns = event.time_ns
         output.token_ids.append(event.token_id)
         if self.params.logprobs is not None:
-            output.logprobs.append(TokenLogprob(event.token_id, event.logprob, dict(event.top_logprobs)))
+            output.logprobs.append(_token_logprob(event))
         output.text.push(event.token_id)
         if output.text.stop_reason is not None:
             self._finish(output, "stop")
@@ -363,4 +376,5 @@ class _Request:
                 total_s=(time.monotonic_ns() - self.submit_ns) / 1e9,
             ),
             error=self._error,
+            prompt_logprobs=None if self.params.prompt_logprobs is None else tuple(self._prompt_logprobs),
         )

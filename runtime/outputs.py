@@ -7,19 +7,20 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Natural-log probability of the chosen token, and of the most likely ones: {token id: logprob}."""
+    """Natural-log probability of a token, and of the most likely ones: {token id: logprob}; rank 1 is the likeliest."""
 
     token_id: int
     logprob: float
     top: dict[int, float] = field(default_factory=dict)
+    rank: int = 0
 
 
 @dataclass(frozen=True)
 class CompletionOutput:
     """One continuation. text: without the stop string; token_ids: without the token that ended it.
 
-    finish_reason: "stop", "length", "cancelled" or "error". stop_reason: the stop string or stop token id that ended
-    it, None for anything else. logprobs: one entry a token when asked for, else None.
+    finish_reason: "stop", "length", "cancelled", "timeout" or "error". stop_reason: the stop string or stop token id
+    that ended it, None for anything else. logprobs: one entry a token when asked for, else None.
     """
 
     index: int
@@ -77,7 +78,7 @@ class RequestOutput:
     """A finished request; index counts the prompts of the call. prompt is None when token ids were given.
 
     error: why the engine failed the request, whose outputs then hold what came before and end with the reason "error";
-    else None.
+    else None. prompt_logprobs: one entry a token of the prompt but the first when asked for, else None.
     """
 
     index: int
@@ -87,3 +88,4 @@ class RequestOutput:
     usage: Usage
     timings: Timings
     error: RequestFailure | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None

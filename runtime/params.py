@@ -22,7 +22,8 @@ class SamplingParams:
     n: independent continuations, 1 … 64. max_tokens, min_tokens: generated tokens; max_tokens is clipped by the
     artifact's max_model_len, eos and stops do not apply before min_tokens. temperature 0 is greedy. top_k 0 or -1 is
     off. stop: strings that end the text and are left out of it. logit_bias: token id → value added to its logit.
-    logprobs: None, or 0 … 20 alternatives beside the chosen token. seed None: drawn by the engine.
+    logprobs: None, or 0 … 20 alternatives beside the chosen token; prompt_logprobs: the same for the prompt's tokens.
+    seed None: drawn by the engine.
     Raises RequestError for a value out of range.
     """
 
@@ -42,6 +43,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -64,6 +66,8 @@ class SamplingParams:
             _whole("seed", self.seed, 0, (1 << 64) - 1)
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _whole("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         for text in stop:
             if not isinstance(text, str) or not text:
                 raise RequestError(f"stop {text!r} is not a non-empty string")

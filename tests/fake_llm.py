@@ -91,6 +91,7 @@ class FakeEngine:
                 num_output_tokens=request["done"],
                 error_code=request["code"] if kind == "failed" else 0,
                 logprob=-0.5,
+                rank=1,
                 top_logprobs=((token_id, -0.5),),
                 time_ns=time.monotonic_ns(),
             )

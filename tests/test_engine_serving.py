@@ -12,6 +12,9 @@ import pytest
 from engine_driver import Output, drive, greedy, random_ids, reference_logits
 
 from llmc.runtime.binding import Artifact, Engine, Event, LlmcError, SamplingParams
+from llmc.runtime.llm import LLM
+from llmc.runtime.params import RequestError
+from llmc.runtime.params import SamplingParams as LLMParams
 
 VOCAB = 515
 PROMPT = random_ids(70, 45)
@@ -156,6 +159,26 @@ def test_prompt_logprobs_have_the_same_bits_however_chunked(artifact: Artifact) 
     for step in (1, 3, 8):
         with Engine(artifact, num_threads=1, num_blocks=64, max_tokens_per_step=step) as engine:
             assert bits(prompt_scores(engine, 3)) == first
+
+
+def test_llm_gives_prompt_logprobs(llama: tuple[Path, Artifact], artifact: Artifact) -> None:
+    with Engine(artifact, num_threads=1, num_blocks=64) as engine:
+        events = prompt_scores(engine, 2)
+    with LLM(llama[0].parent / "artifact", num_threads=1) as llm:
+        asked, plain = llm.generate(
+            [PROMPT, PROMPT],
+            [LLMParams(max_tokens=2, temperature=0.0, prompt_logprobs=k, logprobs=k) for k in (2, None)],
+        )
+    assert plain.prompt_logprobs is None
+    assert asked.prompt_logprobs is not None
+    assert [(p.token_id, p.logprob, p.rank, p.top) for p in asked.prompt_logprobs] == [
+        (e.token_id, e.logprob, e.rank, dict(e.top_logprobs)) for e in events
+    ]
+    assert asked.outputs[0].token_ids == plain.outputs[0].token_ids
+    # Greedy without penalties: every token was the likeliest.
+    assert [token.rank for token in asked.outputs[0].logprobs or ()] == [1] * len(asked.outputs[0].token_ids)
+    with pytest.raises(RequestError, match="prompt_logprobs 21"):
+        LLMParams(prompt_logprobs=21)
 
 
 def test_deadline_and_times(artifact: Artifact) -> None:
