@@ -125,8 +125,12 @@ def test_missing_and_binary_traces(tmp_path: Path) -> None:
         read_trace(tmp_path / "b")
 
 
-pieces = st.sampled_from([AZURE, MOONCAKE, '{"llmc_trace": 1}\n', "{", "}", ":", ",", "\n", '"arrival_s"', "1e999", "-1",
-                          '{"arrival_s": 1, "prompt_tokens": 2, "output_tokens": 3}\n'])  # fmt: skip
+pieces = st.sampled_from(
+    [
+        *(AZURE, MOONCAKE, '{"llmc_trace": 1}\n', '{"arrival_s": 1, "prompt_tokens": 2, "output_tokens": 3}\n'),
+        *("{", "}", ":", ",", "\n", '"arrival_s"', "1e999", "-1"),
+    ]
+)
 
 
 @given(st.lists(pieces, max_size=8).map("".join))
