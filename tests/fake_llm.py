@@ -23,6 +23,16 @@ class FakeTokenizer:
         return "".join(map(chr, token_ids))
 
 
+class FakeStats:
+    """Counters of an engine; those not named here are 0."""
+
+    scheduled_tokens = 6
+    padded_tokens = 2
+
+    def __getattr__(self, name: str) -> int:
+        return 0
+
+
 class FakeEngine:
     """Answers each prompt with its tokens reversed and repeated, one token a step, at most `slots` at a time.
 
@@ -103,7 +113,11 @@ class FakeEngine:
 
     @property
     def stats(self) -> SimpleNamespace:
-        return SimpleNamespace(scheduled_tokens=6, padded_tokens=2, num_bucket_misses=0, num_preemptions=0)
+        times = {f"{name}_ns": 0 for name in ("step", "schedule", "prepare", "replay", "sample", "kernel", "barrier")}
+        decode = {"decode_step_ns": 1000, "decode_kernel_ns": 900, "decode_barrier_ns": 80}
+        return SimpleNamespace(
+            scheduled_tokens=6, padded_tokens=2, num_bucket_misses=0, num_preemptions=0, **times, **decode
+        )
 
     def graph_use(self) -> list[tuple[int, int]]:
         return [(0, 0), (3, 6)]
