@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from llmc.buckets.planner import LadderScore, PhasePlan, Plan, Resources
     from llmc.buckets.usage import Usage
 
-_HELP = "Plan the buckets for the traffic of a trace, and look at ladders of buckets."
+_HELP = """Plan the buckets for the traffic of a trace, and look at ladders of buckets.
+
+\b
+Examples:
+  llmc buckets plan --trace trace.jsonl --max-model-len 4096 -o buckets.toml
+  llmc buckets show buckets.toml --trace trace.jsonl
+"""
 _PLAN_HELP = """Plan the ladder that serves a trace at the least cost, and write it as a bucket file for llmc compile.
 
 The trace is llmc's JSONL (arrival_s, prompt_tokens, output_tokens), an Azure LLM inference CSV or a Mooncake JSONL.
