@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from llmc.runtime.binding import Artifact
+
+# A deadline is a timed assertion: it fails on a busy machine.
+settings.register_profile("llmc", deadline=None)
+settings.load_profile("llmc")
 
 TINY_LADDER = "prefill=[1,2]x[16,32],decode=[1,2]x[64]"
 
