@@ -1,8 +1,9 @@
-"""Prefill, decode and start of one artifact, beside the machine's limits measured in the same run.
+"""Prefill, decode, start and overhead of one artifact, beside the machine's limits measured right before and after.
 
-    python bench/bench_model.py ARTIFACT [--threads N] [--repeat 5] [--json]
+    python bench/bench_model.py ARTIFACT [--threads N] [--repeat 5] [--compile MODEL] [--json | --markdown]
 
-Rounds are interleaved: every round measures the limits and each figure once; medians and ranges are printed.
+Every round measures each figure once, between two probes of the limit that binds it; a fraction is the figure over the
+mean of its own two probes. Medians and ranges over the rounds are printed. docs/performance.md explains the counters.
 """
 
 from __future__ import annotations
@@ -10,161 +11,152 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
-import statistics
 import subprocess
 import sys
-import time
-from collections import defaultdict
+import tempfile
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from limits import Limits
+import processes
+from figures import UNITS, Bench, Figure, run_rounds, speed_figures, spread
 
-from llmc.runtime.binding import Artifact, Engine, Replayer
-from llmc.runtime.params import SamplingParams
+from llmc.runtime.abi import library_candidates
 
+ROOT = Path(__file__).resolve().parent.parent
 PREFILLS = (128, 512, 2048)
 BATCHES = (1, 8)
-DECODE_CONTEXT = 128
-DECODE_STEPS = 16
+DECODE_CONTEXT, DECODE_STEPS = 128, 16
+PROMPT = list(range(2, 18))
+LLMC = [sys.executable, "-P", "-c", "import sys; from llmc.cli.main import main; sys.exit(main())"]
 
 
-def ints(values: object) -> np.ndarray:
-    return np.asarray(values, np.int32)
+def build_embed(folder: Path) -> Path | None:
+    """examples/embed.c linked with the installed library; None without a C compiler."""
+    library = next(path for path in library_candidates() if path.is_file())
+    program = folder / "embed"
+    command = ["cc", "-O2", "-I", ROOT / "runtime/native/include", ROOT / "examples/embed.c", library]
+    try:
+        subprocess.run([*command, f"-Wl,-rpath,{library.parent}", "-o", program], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return program
 
 
-class Bench:
-    """Drives graphs of one artifact by hand: no scheduler, no sampler."""
+def start_figures(artifact: Path, rounds: int) -> list[Figure]:
+    """First token of a fresh process, page cache warm: `llmc run` and the C example."""
+    found: list[Figure] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prompts = folder / "prompts.jsonl"
+        prompts.write_text(json.dumps({"prompt_token_ids": PROMPT}) + "\n")
+        options = ["--prompts", prompts, "--max-tokens", "1", "--temperature", "0", "--ignore-eos", "--quiet", "--json"]
+        commands: dict[str, list[str | Path]] = {"llmc run": [*LLMC, "run", artifact, *options]}
+        embed = build_embed(folder)
+        if embed is not None:
+            commands["embed.c"] = [embed, artifact, "1", *map(str, PROMPT)]
+        for title, command in commands.items():
+            time, memory = Figure(f"first token, {title}", "s"), Figure(f"peak memory, {title}", "GiB")
+            processes.run(command)
+            for _ in range(rounds):
+                finished = processes.run(command)
+                time.values.append(finished.seconds)
+                memory.values.append(finished.peak_bytes / (1 << 30))
+            found += [time, memory]
+    return found
 
-    def __init__(self, path: Path, threads: int) -> None:
-        self.artifact = Artifact(path)
-        self.info = self.artifact.info
-        self.blocks_per_seq = -(-self.info.max_model_len // self.info.block_size)
-        self.replayer = Replayer(self.artifact, num_threads=threads, num_blocks=self.blocks_per_seq * max(BATCHES))
-        self.rng = np.random.default_rng(0)
 
-    def graph(self, phase: str, batch: int, tokens: int, context: int) -> int | None:
-        fitting = [
-            (g.max_tokens, g.max_blocks_per_seq, i)
-            for i, g in enumerate(self.artifact.graphs())
-            if g.phase == phase
-            and g.batch >= batch
-            and g.max_tokens >= tokens
-            and g.max_blocks_per_seq * self.info.block_size >= context
-        ]
-        return min(fitting)[2] if fitting else None
+def overhead_figures(bench: Bench, rounds: int) -> list[Figure]:
+    """Where the time of a decode step at batch 1 goes, through the engine."""
+    names = {"kernels": "in kernels", "barrier": "at barriers", "overhead": "overhead"}
+    found = {name: Figure(f"decode batch 1, {title}", "% of step") for name, title in names.items()}
+    for _ in range(rounds):
+        shares = bench.decode_overhead(DECODE_CONTEXT, 2 * DECODE_STEPS)
+        for name, figure in found.items():
+            figure.values.append(100 * shares[name])
+    return list(found.values())
 
-    def run(self, graph: int, num_seqs: int, tokens: int, start: int) -> float:
-        """Seconds of one replay of `tokens` new tokens a sequence at position `start`."""
-        block_size, width = self.info.block_size, self.blocks_per_seq
-        tables = np.arange(1, 1 + num_seqs * width, dtype=np.int32).reshape(num_seqs, width)
-        positions = np.tile(np.arange(start, start + tokens, dtype=np.int32), num_seqs)
-        rows = np.repeat(np.arange(num_seqs), tokens)
-        slots = tables[rows, positions // block_size] * block_size + positions % block_size
-        ids = self.rng.integers(2, self.info.vocab_size, num_seqs * tokens, dtype=np.int32)
-        starts = ints(np.arange(num_seqs + 1) * tokens)
-        begin = time.perf_counter()
-        self.replayer.run(
-            graph, ids, positions, ints(slots), tables, ints([start + tokens] * num_seqs), starts, starts[1:] - 1
+
+def compile_figures(model: Path, buckets: str, added: str) -> list[Figure]:
+    """Wall time and peak memory of compiling: cold, warm into the same and a fresh output, one bucket added."""
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        plan = (
+            ("cold", "a", buckets),
+            ("warm, same output", "a", buckets),
+            ("warm, fresh output", "b", buckets),
+            ("one bucket added", "b", added),
         )
-        return time.perf_counter() - begin
-
-    def prefill(self, tokens: int) -> float | None:
-        """Tokens a second."""
-        graph = self.graph("prefill", 1, tokens, tokens)
-        return None if graph is None else tokens / self.run(graph, 1, tokens, 0)
-
-    def decode(self, batch: int) -> float | None:
-        """Tokens a second over all sequences."""
-        graph = self.graph("decode", batch, batch, DECODE_CONTEXT + DECODE_STEPS)
-        if graph is None:
-            return None
-        seconds = sum(self.run(graph, batch, 1, DECODE_CONTEXT + step) for step in range(DECODE_STEPS))
-        return batch * DECODE_STEPS / seconds
+        for title, output, ladder in plan:
+            command = [*LLMC, "compile", model, "-o", folder / output, "--buckets", ladder, "--cache-dir", folder / "c"]
+            finished = processes.run(command)
+            found.append(Figure(f"compile, {title}", "s", values=[finished.seconds]))
+            found.append(Figure(f"peak memory, compile {title}", "GiB", values=[finished.peak_bytes / (1 << 30)]))
+    return found
 
 
-def first_token_seconds(path: Path) -> float:
-    """A fresh Python process: import, open, one prompt of 16 tokens, first token."""
-    begin = time.perf_counter()
-    subprocess.run([sys.executable, __file__, str(path), "--first-token"], check=True)
-    return time.perf_counter() - begin
+def rows(figures: list[Figure]) -> list[tuple[str, str, str, str]]:
+    """(figure, value with range, limit, fractions with ranges) as text."""
+    found = []
+    for figure in figures:
+        value = spread(figure.values)
+        limit, shares = "", ""
+        if figure.limits and figure.limit:
+            scale, unit = UNITS[figure.limit]
+            low, high = min(figure.limits) / scale, max(figure.limits) / scale
+            limit = f"{figure.limit} {low:.3g}–{high:.3g} {unit}"
+            parts = {way: spread(values) for way, values in figure.fractions().items()}
+            shares = ", ".join(f"{p['median']:.0%} ({p['min']:.0%}–{p['max']:.0%}) {way}" for way, p in parts.items())
+        text = f"{value['median']:.4g} {figure.unit} ({value['min']:.4g}–{value['max']:.4g})"
+        found.append((figure.name, text, limit, shares))
+    return found
 
 
-def first_token(path: Path) -> None:
-    engine = Engine(Artifact(path))
-    engine.submit(list(range(2, 18)), SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
-    while not engine.poll():
-        engine.step()
+HEADS = ("figure", "median (range)", "limit beside it", "fraction, median (range)")
 
 
-def matrix_elements(manifest: dict[str, object]) -> tuple[float, float]:
-    """(elements of the layers' matrices, elements of the output projection)."""
-    m = manifest["model"]
-    assert isinstance(m, dict)
-    qkv = (m["num_heads"] + 2 * m["num_kv_heads"]) * m["head_dim"] * m["hidden_size"]
-    out = m["num_heads"] * m["head_dim"] * m["hidden_size"]
-    layer = qkv + out + 3 * m["hidden_size"] * m["intermediate_size"]
-    return float(layer * m["num_layers"]), float(m["vocab_size"] * m["hidden_size"])
-
-
-def measure(path: Path, threads: int, repeat: int) -> dict[str, list[float]]:
-    limits, bench = Limits(), Bench(path, threads)
-    figures: dict[str, list[float]] = defaultdict(list)
-    for i in range(repeat + 1):
-        row: dict[str, float | None] = {
-            "read bandwidth, GB/s": limits.read_bandwidth(threads) / 1e9,
-            "f32 peak, GFLOP/s": limits.fma_peak(threads) / 1e9,
-        }
-        for tokens in PREFILLS:
-            row[f"prefill {tokens}, tok/s"] = bench.prefill(tokens)
-        for batch in BATCHES:
-            row[f"decode batch {batch}, tok/s"] = bench.decode(batch)
-        row["fresh process to first token, s"] = first_token_seconds(path)
-        if i:  # the first round warms up
-            for name, value in row.items():
-                if value is not None:
-                    figures[name].append(value)
-    figures["peak memory, GiB"] = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)]
-    return figures
-
-
-def fractions(figures: dict[str, list[float]], manifest: dict[str, object]) -> dict[str, str]:
-    """What each figure is of the limit that binds it."""
-    layers, head = matrix_elements(manifest)
-    item = 2 if manifest["act_dtype"] == "bf16" else 4
-    bandwidth = statistics.median(figures["read bandwidth, GB/s"])
-    peak = statistics.median(figures["f32 peak, GFLOP/s"])
-    out = {}
-    for name, values in figures.items():
-        value = statistics.median(values)
-        if name.startswith("prefill"):
-            out[name] = f"{value * 2 * layers / 1e9 / peak:.0%} of the f32 peak"
-        elif name.startswith("decode batch 1,"):
-            out[name] = f"{value * (layers + head) * item / 1e9 / bandwidth:.0%} of the read bandwidth"
-    return out
+def print_table(figures: list[Figure], markdown: bool) -> None:
+    """Aligned columns, or a Markdown table."""
+    table = [HEADS, *rows(figures)]
+    if markdown:
+        lines = ["| " + " | ".join(row) + " |" for row in table]
+        lines.insert(1, "|" + "---|" * len(HEADS))
+        print("\n".join(lines))
+        return
+    widths = [max(len(row[i]) for row in table) for i in range(len(HEADS))]
+    for row in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--repeat", type=int, default=5, help="rounds")
+    parser.add_argument("--compile", type=Path, metavar="MODEL", help="also time compiling this model directory")
+    parser.add_argument("--buckets", default="prefill=[1]x[128,512,2048],decode=[1,8]x[512,2048]", help="for --compile")
+    parser.add_argument("--added", default="prefill=[1]x[128,512,1024,2048],decode=[1,8]x[512,2048]",
+                        help="for --compile: --buckets and one more")  # fmt: skip
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--first-token", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
-    if arguments.first_token:
-        first_token(arguments.artifact)
-        return
-    figures = measure(arguments.artifact, arguments.threads, arguments.repeat)
-    manifest = json.loads((arguments.artifact / "manifest.json").read_text())
-    notes = fractions(figures, manifest)
+    bench = Bench(arguments.artifact, arguments.threads, max(BATCHES))
+    speed = speed_figures(bench, PREFILLS, BATCHES, DECODE_CONTEXT, DECODE_STEPS)
+    run_rounds(bench, speed, arguments.repeat)
+    figures = [figure for figure, _ in speed]
+    figures += overhead_figures(bench, arguments.repeat)
+    figures += start_figures(arguments.artifact, arguments.repeat)
+    if arguments.compile is not None:
+        figures += compile_figures(arguments.compile, arguments.buckets, arguments.added)
     if arguments.json:
-        print(json.dumps({"figures": figures, "fractions": notes, "target": manifest["target"]}, indent=1))
+        report: dict[str, Any] = {
+            "target": bench.manifest.get("target"),
+            "threads": arguments.threads,
+            "figures": [figure.as_dict() for figure in figures],
+        }
+        print(json.dumps(report, indent=1))
         return
-    for name, values in figures.items():
-        spread = f"{min(values):.4g}–{max(values):.4g}"
-        print(f"{name:34} {statistics.median(values):10.4g}  ({spread})  {notes.get(name, '')}")
+    print_table(figures, arguments.markdown)
 
 
 if __name__ == "__main__":

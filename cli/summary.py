@@ -85,8 +85,27 @@ class Summary:
             "padding_waste": padded / (scheduled + padded) if scheduled + padded else 0.0,
             "bucket_misses": _field(stats, "num_bucket_misses"),
             "preemptions": _field(stats, "num_preemptions"),
+            "time_s": {name: _field(stats, f"{name}_ns") / 1e9 for name in _TIMES},
+            "decode": decode_shares(stats),
             "graph_use": llm.graph_use(),
         }
+
+
+# Of the engine's steps, in order; kernel and barrier are parts of replay.
+_TIMES = ("step", "schedule", "prepare", "replay", "sample", "kernel", "barrier")
+
+
+def decode_shares(stats: Any) -> dict[str, float] | None:
+    """What decode steps spend their wall time on; None without one.
+
+    kernels: inside kernels on thread 0; barrier: thread 0 waiting for the other threads; overhead: all the rest, from
+    scheduling to sampling.
+    """
+    step = _field(stats, "decode_step_ns")
+    if step == 0:
+        return None
+    kernels, barrier = _field(stats, "decode_kernel_ns") / step, _field(stats, "decode_barrier_ns") / step
+    return {"kernels": kernels, "barrier": barrier, "overhead": 1 - kernels - barrier}
 
 
 def _field(stats: Any, name: str) -> int:
@@ -128,6 +147,10 @@ def print_summary(summary: dict[str, Any]) -> None:
         if spread is not None:
             table.add_row(name.upper(), ", ".join(f"{key} {value * 1e3:.2f} ms" for key, value in spread.items()))
     table.add_row("padding waste", f"{summary['padding_waste']:.1%} of the rows replayed")
+    if summary["decode"] is not None:
+        shares = summary["decode"]
+        parts = (f"{shares['kernels']:.1%} in kernels", f"{shares['barrier']:.1%} at barriers")
+        table.add_row("decode steps", f"{', '.join(parts)}, {shares['overhead']:.2%} overhead")
     table.add_row("bucket misses", f"{summary['bucket_misses']}, preemptions {summary['preemptions']}")
     for use in sorted(summary["graph_use"], key=lambda use: -use["replays"])[:8]:
         table.add_row(f"graph {use['graph']}", f"{use['replays']} replays, {use['tokens']} tokens")

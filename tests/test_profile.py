@@ -129,6 +129,25 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  llmc profile qwen.llmc --bucket decode:1x512" in capsys.readouterr().out
 
 
+def test_summary_of_a_run(tiny_artifact: TinyArtifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt_token_ids": [5, 6, 7]}\n')
+    options = ["--prompts", str(prompts), "--max-tokens", "8", "--ignore-eos", "--output", str(tmp_path / "out.jsonl")]
+    assert cli.main(["run", str(tiny_artifact.artifact), *options, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)["summary"]
+    shares, times = summary["decode"], summary["time_s"]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert 0 < shares["kernels"] < 1
+    assert 0 < shares["overhead"] < 1
+    assert 0 <= shares["barrier"] < 1
+    assert times["kernel"] + times["barrier"] <= times["replay"]
+    parts = [times[name] for name in ("schedule", "prepare", "replay", "sample")]
+    assert min(parts) > 0
+    assert sum(parts) <= times["step"]
+    assert cli.main(["run", str(tiny_artifact.artifact), *options, "--overwrite"]) == 0
+    assert "overhead" in capsys.readouterr().err
+
+
 def test_command_times_need_profiling(tiny_artifact: TinyArtifact, tables: Tables) -> None:
     model, step = tables.model, full_step(tables, tables.graphs[0])
     with Artifact(tiny_artifact.artifact) as artifact, Replayer(artifact, num_threads=2) as replayer:

@@ -1,0 +1,71 @@
+"""Whole processes: wall time and peak memory of a command and of everything it starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_SAMPLES_PER_S = 20
+
+
+@dataclass(frozen=True)
+class Finished:
+    """seconds: wall time; peak_bytes: largest sum of PSS over the process and its descendants, sampled at 20 Hz."""
+
+    seconds: float
+    peak_bytes: int
+
+
+def _children() -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                # The name in parentheses may hold anything; what follows it may not.
+                parent = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError, ValueError):
+                continue
+            found.setdefault(parent, []).append(int(entry))
+    return found
+
+
+def tree_pss(root: int) -> int:
+    """Bytes of PSS (shared pages divided among their users) of `root` and its descendants; 0 when it is gone."""
+    children, todo, total = _children(), [root], 0
+    while todo:
+        process = todo.pop()
+        todo += children.get(process, [])
+        try:
+            for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+        except OSError:
+            continue  # it ended meanwhile
+    return total
+
+
+def run(command: Sequence[str | Path]) -> Finished:
+    """Runs a command with its output discarded. Raises RuntimeError with its last line of stderr when it fails."""
+    begin, peak, stop = time.perf_counter(), 0, threading.Event()
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def watch() -> None:
+        nonlocal peak
+        while not stop.wait(1 / _SAMPLES_PER_S):
+            peak = max(peak, tree_pss(process.pid))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    errors = process.communicate()[1]
+    seconds = time.perf_counter() - begin
+    stop.set()
+    watcher.join()
+    if process.returncode:
+        lines = errors.strip().splitlines() or ["no message"]
+        raise RuntimeError(f"{' '.join(map(str, command))} failed with {process.returncode}: {lines[-1]}")
+    return Finished(seconds, peak)
