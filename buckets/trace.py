@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ import numpy.typing as npt
 from .bucket import MAX_DIM, BucketError
 
 _MAX_LINE = 1 << 20
+_INT64 = -(1 << 63)
 DEFAULT_PREFIX_BLOCK = 512
 
 
@@ -31,8 +32,7 @@ class TraceError(BucketError):
     """A trace that cannot be read; names the file and, where there is one, the line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One line of a trace: seconds, tokens, and the ids of the prompt's leading blocks."""
 
     arrival_s: float
@@ -147,23 +147,31 @@ def write_trace(path: Path, trace: Trace) -> None:
         raise TraceError(f"cannot write trace {path}: {error.strerror or error}") from error
 
 
-def checked(where: str, arrival_s: object, prompt: object, output: object, prefix: object = ()) -> Request:
-    """A Request of values as they came out of a file. Raises TraceError starting with `where`."""
-    if isinstance(arrival_s, bool) or not isinstance(arrival_s, (int, float)) or not abs(arrival_s) < 1e15:
-        raise TraceError(f"{where}: arrival time {arrival_s!r} is not a number of seconds")
+def checked(path: Path, line: int, arrival_s: Any, prompt: Any, output: Any, prefix: Any = ()) -> Request:
+    """A Request of values as they came out of a file. Raises TraceError naming file and line."""
+    # A trace has millions of lines, nearly all of them sound: words are only made for the others.
+    if (
+        (type(arrival_s) is float or type(arrival_s) is int)
+        and -1e15 < arrival_s < 1e15
+        and type(prompt) is type(output) is int
+        and 1 <= prompt <= MAX_DIM
+        and 0 <= output <= MAX_DIM
+        and (prefix == () or (type(prefix) is list and all(type(n) is int and _INT64 <= n < -_INT64 for n in prefix)))
+    ):
+        return Request(float(arrival_s), prompt, output, tuple(prefix) if prefix else ())
+    raise TraceError(f"{path}:{line}: {_complaint(arrival_s, prompt, output, prefix)}")
+
+
+def _complaint(arrival_s: object, prompt: object, output: object, prefix: object) -> str:
+    if type(arrival_s) not in (int, float) or not abs(arrival_s) < 1e15:  # type: ignore[arg-type]
+        return f"arrival time {repr(arrival_s)[:40]} is not a number of seconds"
     for name, value, least in (("prompt", prompt, 1), ("output", output, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_DIM:
-            raise TraceError(
-                f"{where}: {name} length {str(value)[:40]!r} is not a whole number from {least} to {MAX_DIM}"
-            )
-    if prefix != ():
-        if not isinstance(prefix, list):
-            raise TraceError(f"{where}: prefix ids {str(prefix)[:40]!r} are not a list of whole numbers")
-        for item in prefix:
-            if isinstance(item, bool) or not isinstance(item, int) or not -(1 << 63) <= item < 1 << 63:
-                raise TraceError(f"{where}: prefix id {str(item)[:40]!r} is not a whole number of 64 bits")
-        prefix = tuple(prefix)
-    return Request(float(arrival_s), prompt, output, prefix)  # type: ignore[arg-type]
+        if type(value) is not int or not least <= value <= MAX_DIM:
+            return f"{name} length {str(value)[:40]!r} is not a whole number from {least} to {MAX_DIM}"
+    if not isinstance(prefix, list):
+        return f"prefix ids {str(prefix)[:40]!r} are not a list of whole numbers"
+    wrong = next(item for item in prefix if type(item) is not int or not _INT64 <= item < -_INT64)
+    return f"prefix id {str(wrong)[:40]!r} is not a whole number of 64 bits"
 
 
 def _lines(lines: Iterable[str], path: Path) -> Iterator[tuple[int, str]]:

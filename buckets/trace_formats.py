@@ -18,6 +18,8 @@ from .bucket import MAX_DIM
 from .trace import DEFAULT_PREFIX_BLOCK, Request, TraceError, checked
 
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_OWN_FIELDS, _OWN_PREFIX = frozenset({"arrival_s", "prompt_tokens", "output_tokens"}), "prefix_ids"
+_MOONCAKE_FIELDS, _MOONCAKE_PREFIX = frozenset({"timestamp", "input_length", "output_length"}), "hash_ids"
 
 
 class Parser(Protocol):
@@ -33,7 +35,7 @@ def parser_for(first_line: str, path: Path) -> Parser:
     if tuple(column.strip() for column in first_line.lstrip("\ufeff").split(",")) == _AZURE_COLUMNS:
         return _Azure(path)
     if first_line.startswith("{"):
-        first = _json_object(first_line, f"{path}:1")
+        first = _json_object(first_line, path, 1)
         if "llmc_trace" in first or "arrival_s" in first:
             return _Own(path, first)
         if "timestamp" in first and "input_length" in first:
@@ -59,11 +61,9 @@ class _Own:
         for position, (number, line) in enumerate(lines):
             if position == 0 and self._has_header:
                 continue
-            where = f"{self._path}:{number}"
-            row = _fields(line, where, ("arrival_s", "prompt_tokens", "output_tokens"), ("prefix_ids",))
-            yield checked(
-                where, row["arrival_s"], row["prompt_tokens"], row["output_tokens"], row.get("prefix_ids", ())
-            )
+            row = _fields(line, self._path, number, _OWN_FIELDS, _OWN_PREFIX)
+            arrival_s, prompt, output = row["arrival_s"], row["prompt_tokens"], row["output_tokens"]
+            yield checked(self._path, number, arrival_s, prompt, output, row.get(_OWN_PREFIX, ()))
 
 
 class _Mooncake:
@@ -74,12 +74,13 @@ class _Mooncake:
 
     def requests(self, lines: Iterable[tuple[int, str]]) -> Iterator[Request]:
         for number, line in lines:
-            where = f"{self._path}:{number}"
-            row = _fields(line, where, ("timestamp", "input_length", "output_length"), ("hash_ids",))
+            row = _fields(line, self._path, number, _MOONCAKE_FIELDS, _MOONCAKE_PREFIX)
             time = row["timestamp"]
-            if isinstance(time, (int, float)) and not isinstance(time, bool) and abs(time) < 1e15:
-                time = time / 1000
-            yield checked(where, time, row["input_length"], row["output_length"], row.get("hash_ids", ()))
+            # What is no time stays as it is, for the complaint.
+            if (type(time) is int or type(time) is float) and abs(time) < 1e15:
+                time /= 1000
+            prefix = row.get(_MOONCAKE_PREFIX, ())
+            yield checked(self._path, number, time, row["input_length"], row["output_length"], prefix)
 
 
 class _Azure:
@@ -92,16 +93,17 @@ class _Azure:
         for position, (number, line) in enumerate(lines):
             if position == 0:
                 continue
-            where = f"{self._path}:{number}"
             cells = line.split(",")
             if len(cells) != len(_AZURE_COLUMNS):
-                raise TraceError(f"{where}: {line[:60]!r} has {len(cells)} columns, not {len(_AZURE_COLUMNS)}")
+                raise TraceError(
+                    f"{self._path}:{number}: {line[:60]!r} has {len(cells)} columns, not {len(_AZURE_COLUMNS)}"
+                )
             try:
                 time = datetime.fromisoformat(cells[0].strip())
                 seconds = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
             except (ValueError, OverflowError):
-                raise TraceError(f"{where}: {cells[0][:40]!r} is not a date and time") from None
-            yield checked(where, seconds, _whole(cells[1]), _whole(cells[2]))
+                raise TraceError(f"{self._path}:{number}: {cells[0][:40]!r} is not a date and time") from None
+            yield checked(self._path, number, seconds, _whole(cells[1]), _whole(cells[2]))
 
 
 def _whole(cell: str) -> int | str:
@@ -109,22 +111,24 @@ def _whole(cell: str) -> int | str:
     return int(cell) if len(cell) <= 18 and cell.isascii() and cell.isdigit() else cell
 
 
-def _json_object(line: str, where: str) -> dict[str, Any]:
+def _json_object(line: str, path: Path, number: int) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{where}: {line[:60]!r} is not JSON: {str(error)[:80]}") from None
+        raise TraceError(f"{path}:{number}: {line[:60]!r} is not JSON: {str(error)[:80]}") from None
     if not isinstance(row, dict):
-        raise TraceError(f"{where}: {line[:60]!r} is not a JSON object")
+        raise TraceError(f"{path}:{number}: {line[:60]!r} is not a JSON object")
     return row
 
 
-def _fields(line: str, where: str, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, Any]:
-    row = _json_object(line, where)
-    for name in required:
-        if name not in row:
-            raise TraceError(f"{where}: {name} is missing in {line[:60]!r}")
-    unknown = next((name for name in row if name not in required and name not in optional), None)
-    if unknown is not None:
-        raise TraceError(f"{where}: unknown field {unknown[:40]!r}: a trace holds {', '.join((*required, *optional))}")
-    return row
+def _fields(line: str, path: Path, number: int, required: frozenset[str], optional: str) -> dict[str, Any]:
+    row = _json_object(line, path, number)
+    given = row.keys()
+    if given == required or (required <= given and given - required == {optional}):
+        return row
+    missing = sorted(required - given)
+    if missing:
+        raise TraceError(f"{path}:{number}: {missing[0]} is missing in {line[:60]!r}")
+    unknown = next(name for name in row if name not in required and name != optional)
+    allowed = ", ".join((*sorted(required), optional))
+    raise TraceError(f"{path}:{number}: unknown field {unknown[:40]!r}: a trace holds {allowed}")
