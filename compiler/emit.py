@@ -93,6 +93,11 @@ def _packed(bindings: list[relax.Binding], lowered: Lowered) -> set[relax.Var]:
             site, tensors = _site(call, lowered)
             names = PACKED_INPUTS.get(site.op, ()) + (("out",) if site.op in PACKED_OUTPUTS else ())
             packed |= {tensors[name] for name in names}
+    # A call writes an allocation, which later calls read by another name.
+    for binding in reversed(bindings):
+        if isinstance(binding.value, relax.Var):
+            same = {binding.var, binding.value}
+            packed |= same if packed & same else set()
     return packed
 
 

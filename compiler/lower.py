@@ -93,7 +93,7 @@ def lower(exported: Exported) -> Lowered:
     program = exported.program
     targets = _targets(program)
     if any(namespace != "llmc" for namespace, _, _ in targets):
-        # TVM knows the core ops of ATen; a model of llmc ops alone is spared the minutes of decomposing it.
+        # TVM knows the core ops of ATen; a model of llmc ops alone is spared the decomposition.
         program = program.run_decompositions()
         targets = _targets(program)
         for node in [n for n in program.graph.nodes if n.name.startswith("_assert_tensor_metadata")]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -15,7 +17,9 @@ from kernel_harness import run
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from llmc.compiler.config import CompileError
 from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.packing import pack_activation, unpack_activation
 from llmc.compiler.targets.cpu import TARGETS, Target, native_target
 
 NATIVE = native_target()
@@ -25,7 +29,7 @@ ROWS, SEEN = 11, 9
 
 
 def fused(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[KernelSpec, list[int]]:
-    """The one kernel of a function, and which argument each of its inputs is; tensors of ROWS rows are token tensors."""
+    """The one kernel of a function, and which argument each input is; tensors of ROWS rows are token tensors."""
     from tvm import relax
 
     from llmc.compiler.importer import Importer
@@ -133,3 +137,100 @@ def test_function_of_rows(target: Target, name: str) -> None:
         assert (found == expected[:SEEN].float().numpy()).all()
     else:
         np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-6 * float(np.abs(wanted).max()))
+
+
+def with_layouts(spec: KernelSpec, row_tile: int, inputs: bool, outputs: bool) -> KernelSpec:
+    """The kernel with all its inputs, or its outputs, packed by row tile."""
+    params = spec.as_dict()
+    program = json.loads(str(params["program"]))
+    for tensors, packed in ((program["inputs"], inputs), (program["outputs"], outputs)):
+        for tensor in tensors:
+            tensor["packed"] = packed
+    return KernelSpec.of(spec.family, spec.op, **{**params, "program": json.dumps(program), "row_tile": row_tile})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("width", [64, 38])
+def test_packed_layouts_change_no_bit(dtype: torch.dtype, width: int) -> None:
+    value = x(ROWS, width).to(dtype)
+    function = lambda t: torch.sigmoid(t.float()).to(dtype)  # noqa: E731
+    spec, _ = fused(function, value)
+    plain = computed(spec, NATIVE, value, like=value)
+    given = numpy_of(value)
+    for row_tile in (1, 4):
+        padded = np.zeros((-(-ROWS // row_tile) * row_tile, width), given.dtype)
+        padded[:ROWS] = given
+        for packed_in, packed_out in ((True, False), (False, True), (True, True)):
+            kernel = with_layouts(spec, row_tile, packed_in, packed_out)
+            empty = np.full(padded.shape, np.nan, given.dtype)
+            arrays = {
+                "in0": pack_activation(padded, row_tile) if packed_in else given,
+                "out0": pack_activation(empty, row_tile) if packed_out else empty[:ROWS],
+            }
+            for tasks in (1, 3):
+                out = run(kernel, NATIVE, arrays, written=("out0",), scalars={0: SEEN}, num_tasks=tasks)["out0"]
+                rows = unpack_activation(out, SEEN, width) if packed_out else out[:SEEN]
+                assert (rows.astype(np.float32) == plain).all()
+
+
+def test_a_row_has_the_same_bits_anywhere() -> None:
+    function, arguments = FUNCTIONS["softmax_heads"]
+    spec, _ = fused(function, *arguments)
+    turned = torch.flip(arguments[0], (0,))
+    a = computed(spec, NATIVE, arguments[0], like=arguments[0])
+    b = computed(spec, NATIVE, turned, like=turned)
+    shared = range(ROWS - SEEN, SEEN)
+    assert all((a[row] == b[ROWS - 1 - row]).all() for row in shared)
+    assert len(shared) == 7
+
+
+MIXING: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "softmax": (lambda t: torch.softmax(t, 0), "reduces over the token rows"),
+    "sum": (lambda t: t + t.sum(0), "reduces over the token rows"),
+    "flip": (lambda t: t.flip(0), "mixes token rows"),
+    "shift": (lambda t: torch.cat((t[:1], t[:-1])), "token"),
+    "gram": (lambda t: (t @ t.T).sum(-1), "token"),
+    "count": (lambda t: t * torch.arange(t.shape[0])[:, None], "position of token rows"),
+    "cumsum": (lambda t: t.cumsum(0), ""),
+}
+
+
+@pytest.mark.parametrize("name", list(MIXING))
+def test_an_op_that_mixes_tokens_is_refused(name: str) -> None:
+    function, reason = MIXING[name]
+    with pytest.raises(CompileError) as error:
+        fused(function, x(ROWS, 20))
+    message = str(error.value)
+    assert reason in message
+    assert all(part in message for part in ("op aten.", "node ", "20]"))
+    assert "\n" not in message
+
+
+def test_kernels_need_no_library(tmp_path: Path) -> None:
+    from llmc.compiler.kernels.pipeline import compile_object
+    from llmc.compiler.kernels.registry import build_kernel
+    from llmc.compiler.link import link_shared
+
+    def everything(t: Tensor) -> Tensor:
+        t = torch.tanh(t) + torch.exp(t) + torch.log(t.abs()) + torch.erf(t) + torch.sigmoid(t) + torch.sqrt(t.abs())
+        return torch.floor(t) + torch.ceil(t) + torch.round(t) + t**2.5 + torch.softmax(t, -1)
+
+    spec, _ = fused(everything, x(ROWS, 40))
+    link_shared([compile_object(build_kernel(spec, NATIVE), NATIVE)], tmp_path / "kernels.so")
+    listed = subprocess.run(["nm", "-D", tmp_path / "kernels.so"], capture_output=True, text=True, check=True).stdout
+    names = {line.split()[-1].split("@")[0] for line in listed.splitlines() if line.split()[-2] == "U"}
+    assert names <= {"memcpy", "memset", "memmove"}
+    assert spec.symbol() in listed
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"), [("tanh", -12.0, 12.0), ("erf", -6.0, 6.0), ("log", 1e-6, 1e6), ("sigmoid", -80.0, 80.0)]
+)
+def test_functions_are_accurate(name: str, low: float, high: float) -> None:
+    width = 4096
+    values = torch.linspace(low, high, ROWS * width).view(ROWS, width)
+    function = getattr(torch, name)
+    spec, _ = fused(lambda t: function(t), values)
+    found = computed(spec, NATIVE, values, like=values).astype(np.float64)
+    exact = function(values.double())[:SEEN].numpy()
+    assert float((np.abs(found - exact) / np.maximum(np.abs(exact), 1e-3)).max()) < 1e-6
