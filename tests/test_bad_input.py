@@ -78,7 +78,7 @@ def patch_graphs(artifact: Path, offset: int, value: int) -> None:
     """Overwrites a u32 of graphs.bin's header."""
     data = bytearray((artifact / "graphs.bin").read_bytes())
     struct.pack_into("<I", data, offset, value)
-    struct.pack_into("<I", data, 28, zlib.crc32(data[64:]))
+    struct.pack_into("<I", data, 28, zlib.crc32(data[32:], zlib.crc32(data[:28])))
     (artifact / "graphs.bin").write_bytes(data)
 
 
@@ -196,6 +196,8 @@ ARTIFACT_DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty weights": (lambda a: keep(a / "weights.safetensors", 0), "weights.safetensors"),
     "no kernels": (lambda a: (a / "kernels.so").unlink(), "kernels.so"),
     "truncated kernels": (lambda a: keep(a / "kernels.so", 9000), "kernels.so"),
+    "flipped kernels": (lambda a: flip(a / "kernels.so", 9000), "kernels.so"),
+    "flipped header of the weights": (lambda a: flip(a / "weights.safetensors", 20), "weights.safetensors"),
     "kernels are text": (lambda a: (a / "kernels.so").write_text("hello"), "kernels.so"),
     "graphs are a directory": (lambda a: ((a / "graphs.bin").unlink(), (a / "graphs.bin").mkdir()), "graphs.bin"),
     "no graphs": (lambda a: (a / "graphs.bin").unlink(), "graphs.bin"),
@@ -325,7 +327,7 @@ def test_artifact_is_replaced_also_through_a_link(tiny_artifact: TinyArtifact, a
     opened = Artifact(artifact)  # a reader of the old one keeps it
     assert cli.main(compile_argv(tiny_artifact, link)) == 0
     assert link.is_symlink()
-    assert json.loads((artifact / "manifest.json").read_text())["format_version"] == 1
+    assert json.loads((artifact / "manifest.json").read_text())["format_version"] == 2
     assert opened.info.vocab_size == 515
     assert sorted(p.name for p in tmp_path.iterdir()) == ["artifact", "link"]
 
@@ -336,7 +338,13 @@ def test_compiling_again_mends_damaged_weights(tiny_artifact: TinyArtifact, arti
     before = weights.stat().st_ino
     assert cli.main(compile_argv(tiny_artifact, artifact)) == 0
     assert weights.stat().st_ino == before  # whole ones are kept
-    for damage in (lambda: keep(weights, -64), lambda: flip(weights, len(good) - 100), weights.unlink):
+
+    def rot() -> None:
+        times = weights.stat()
+        flip(weights, len(good) - 100)
+        os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    for damage in (lambda: keep(weights, -64), lambda: flip(weights, len(good) - 100), rot, weights.unlink):
         damage()
         assert cli.main(compile_argv(tiny_artifact, artifact)) == 0
         assert weights.read_bytes() == good
@@ -369,6 +377,31 @@ def test_killed_compilation_leaves_nothing_broken(tiny_artifact: TinyArtifact, t
     assert all(folder.is_dir() for folder in bystanders)
     for name in ("graphs.bin", "weights.safetensors", "kernels.so"):
         assert (output / name).read_bytes() == (tiny_artifact.artifact / name).read_bytes()
+
+
+@pytest.mark.parametrize("step", ["write_weights", "link_shared", "write_manifest"])
+def test_killed_compilation_leaves_the_old_artifact(
+    step: str, tiny_artifact: TinyArtifact, artifact: Path, tmp_path: Path
+) -> None:
+    os.utime(artifact / "weights.safetensors")  # so that they are not reused
+    before = snapshot(artifact)
+    code = (
+        "import os, signal, sys\n"
+        "from llmc.cli.main import main\n"
+        "from llmc.compiler import pipeline\n"
+        f"assert hasattr(pipeline, {step!r})\n"
+        f"pipeline.{step} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "main(sys.argv[1:])\n"
+    )
+    argv = compile_argv(tiny_artifact, artifact)
+    killed = subprocess.run([sys.executable, "-P", "-c", code, *argv], capture_output=True, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert snapshot(artifact) == before
+    with Artifact(artifact) as opened:
+        opened.verify()
+    assert len(list(tmp_path.glob("artifact.tmp-*"))) == 1
+    assert cli.main(argv) == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["artifact"]
 
 
 def test_staging_of_a_living_compilation_stays(tiny_artifact: TinyArtifact, tmp_path: Path) -> None:
@@ -419,6 +452,28 @@ def test_full_disk_leaves_the_old_artifact(
     before = snapshot(artifact)
     for output in (artifact, tmp_path / "new"):
         fails(capsys, 1, compile_argv(tiny_artifact, output), "No space left on device", str(output), "free space")
+    assert snapshot(artifact) == before
+    assert [p.name for p in tmp_path.iterdir()] == ["artifact"]
+
+
+def test_limit_on_file_size_leaves_the_old_artifact(
+    tiny_artifact: TinyArtifact, artifact: Path, tmp_path: Path
+) -> None:
+    """The system itself refuses the write, wherever tests run."""
+    weights = artifact / "weights.safetensors"
+    os.utime(weights)
+    before = snapshot(artifact)
+    code = (
+        "import resource, sys\n"
+        "from llmc.cli.main import main\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({weights.stat().st_size // 2},) * 2)\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    argv = [sys.executable, "-P", "-c", code, *compile_argv(tiny_artifact, artifact)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"llmc: error: cannot write {artifact}: File too large"), done.stderr
     assert snapshot(artifact) == before
     assert [p.name for p in tmp_path.iterdir()] == ["artifact"]
 
