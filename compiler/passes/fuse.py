@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 
 from llmc.compiler.config import CompileError
+from llmc.compiler.lowered import SITE_PREFIX
 from llmc.compiler.rowwise import RowwiseError, is_cheap_to_join, row_program, rows_of
 
 PROGRAM = "llmc.row_program"
@@ -49,6 +50,14 @@ def _program(module: tvm.IRModule, call: relax.Call) -> dict[str, Any]:
 
 
 def _check(module: tvm.IRModule, describe: Describe) -> None:
+    for block in module["main"].body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if not isinstance(value, relax.Call) or value.op == tvm.ir.Op.get("relax.call_tir"):
+                continue
+            site = value.op == tvm.ir.Op.get("relax.call_dps_packed") and isinstance(value.args[0], relax.ExternFunc)
+            if not site or not str(value.args[0].global_symbol).startswith(SITE_PREFIX):
+                raise CompileError(f"{describe(binding.var.name)} has no form that works on single token rows")
     for var, call in calls_of_tir(module["main"]):
         try:
             if rows_of(module[call.args[0]]) is not None:
