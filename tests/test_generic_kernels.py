@@ -201,7 +201,7 @@ def test_an_op_that_mixes_tokens_is_refused(name: str) -> None:
         fused(function, x(ROWS, 20))
     message = str(error.value)
     assert reason in message
-    assert all(part in message for part in ("op aten.", "node ", "] to ["))
+    assert all(part in message for part in ("op aten.", "node ", " to ["))
     assert "\n" not in message
 
 
