@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import llmc.models
+from llmc.compiler.graphs_writer import VERSION as FORMAT_VERSION
 from llmc.compiler.kernels.sources import source_digest
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import Target
@@ -119,4 +120,5 @@ def artifact_components(model: Path, target: Target) -> dict[str, str]:
         "target": json.dumps(asdict(target)),
         "sources": sources_digest(),
         "version": llmc.__version__,
+        "format": str(FORMAT_VERSION),
     }
