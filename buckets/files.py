@@ -15,7 +15,6 @@ from typing import Any
 from .bucket import BucketError, BucketLadder
 from .gaudi import parse_gaudi
 from .spec import (
-    FILE_SUFFIXES,
     LADDER_PHASES,
     Limits,
     Pairs,
@@ -72,9 +71,7 @@ def format_file(ladder: BucketLadder, suffix: str, comment: str = "") -> str:
 def write_file(path: Path, ladder: BucketLadder, comment: str = "") -> None:
     """Writes a .toml or .json bucket file in one step. Raises BucketError for another suffix or a failed write."""
     if path.suffix not in (".toml", ".json"):
-        raise BucketError(
-            f"bucket file {path} must end in .toml or .json to be written; the spec reads {FILE_SUFFIXES}"
-        )
+        raise BucketError(f"bucket file {path} cannot be written: give a name that ends in .toml or .json")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(format_file(ladder, path.suffix, comment), encoding="utf-8")

@@ -15,7 +15,7 @@ import numpy as np
 from .bucket import MAX_BUCKETS, Bucket, BucketError, BucketLadder
 from .candidates import Outcome, PhaseProblem
 from .cost import CostModel, TokensCost
-from .demand import Demand, ServerModel, demands
+from .demand import ServerModel, demands
 from .exact import solve as solve_axis
 from .fixed import FAMILIES, grid_ladders
 from .grid import lower_bound, search
@@ -296,6 +296,3 @@ def _most_graphs(server: ServerModel, limits: Limits, resources: Resources, phas
         affordable = int((limits.max_memory - arena) / resources.bytes_per_graph) // len(phases)
         most = min(most, max(affordable, 1))
     return most
-
-
-__all__ = ["Demand", "LadderScore", "Limits", "PhasePlan", "Plan", "Resources", "ServerModel", "plan", "score"]

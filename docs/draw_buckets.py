@@ -73,7 +73,7 @@ def draw_ladders(trace: Trace) -> Svg:
     svg, left, right, base = Svg(396), 150, WIDTH - 20, 150
     scale = (right - left) / LONGEST
     counts, edges = np.histogram(trace.prompt_tokens, bins=128, range=(0, LONGEST))
-    svg.text(16, 24, "Where twelve sizes go: by rule, and by plan for the lengths that occur.")
+    svg.text(16, 24, "Where the sizes go: by rule, and by plan for the lengths that occur.")
     svg.text(left - 10, base - 4, "prompts", FAINT, "end", 12)
     for count, edge in zip(counts, edges, strict=False):
         height = float(count) / float(counts.max()) * 105

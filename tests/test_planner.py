@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_traces import TRACES
 
 from llmc.buckets import Bucket, BucketError, parse_spec
 from llmc.buckets import exact as exact_module
@@ -25,7 +26,6 @@ from llmc.buckets.planner import Limits, Plan, Resources, plan
 from llmc.buckets.trace import Request, Trace, collect, read_trace, write_trace
 from llmc.buckets.usage import usage
 from llmc.cli.main import main
-from tests.test_traces import TRACES
 
 SHAPE = ModelShape(hidden=64, intermediate=128, layers=2, heads=4, kv_heads=2, head_dim=16, vocab=100)
 
