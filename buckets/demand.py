@@ -9,13 +9,14 @@ linear clock.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from .bucket import BucketError
+from .bucket import MAX_DIM, BucketError
 from .trace import Trace
 
 MAX_REPLAYED = 100_000
@@ -42,10 +43,15 @@ class ServerModel:
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_prefill_batch", "prefill_tokens_per_s", "decode_step_s"):
-            if not getattr(self, name) > 0:
-                raise BucketError(f"{name.replace('_', '-')} {getattr(self, name)} is not positive: use 1 or more")
+            if not 0 < getattr(self, name) < math.inf:
+                raise BucketError(
+                    f"{name.replace('_', '-')} {getattr(self, name)} is out of range: use a positive number"
+                )
         if self.max_prefill_tokens < 0:
             raise BucketError(f"max-prefill-tokens {self.max_prefill_tokens} is negative: use 0 for max-model-len")
+        for name in ("max_model_len", "max_num_seqs", "max_prefill_batch", "max_prefill_tokens"):
+            if getattr(self, name) > MAX_DIM:
+                raise BucketError(f"{name.replace('_', '-')} {getattr(self, name)} is too large: use at most {MAX_DIM}")
 
     @property
     def max_chunk(self) -> int:

@@ -57,6 +57,8 @@ class Limits:
     def __post_init__(self) -> None:
         if self.max_graphs is not None and not 1 <= self.max_graphs <= MAX_BUCKETS // 2:
             raise BucketError(f"max-graphs {self.max_graphs} is out of range: use 1 to {MAX_BUCKETS // 2}")
+        if self.max_compile_time is not None and not 0 <= self.max_compile_time < math.inf:
+            raise BucketError(f"max-compile-time {self.max_compile_time} is out of range: use seconds, 0 or more")
         if self.max_padding is not None and not 0 <= self.max_padding < 100:
             raise BucketError(f"max-padding {self.max_padding:g} % is out of range: use 0 or more and less than 100")
 
@@ -119,8 +121,8 @@ def plan(
     """
     server, limits = server or ServerModel(), limits or Limits()
     cost, resources = cost or TokensCost(), resources or Resources()
-    if block_size < 1:
-        raise BucketError(f"block-size {block_size} is not positive: use 1 or more")
+    if not 1 <= block_size <= server.max_model_len:
+        raise BucketError(f"block-size {block_size} is out of range: use 1 to max-model-len, {server.max_model_len}")
     if not phases or any(phase not in PHASES for phase in phases):
         raise BucketError(f"cannot plan the phases {', '.join(phases)}: use prefill, decode or both")
     server = _within_memory(server, limits, resources, block_size, phases)
