@@ -247,13 +247,13 @@ def _print_plan(plan: Plan, name: str, requests: int, output: Path | None) -> No
     clipped = f", {plan.clipped} of them clipped" if plan.clipped else ""
     for phase in plan.phases:
         title = f"{phase.phase}: {phase.steps:,.0f} steps of {requests:,} requests in {name}{clipped}"
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
-        for column in ("ladder", "graphs", "padded", "padding", "plan pads", f"cost, {plan.unit}", "coverage"):
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for column in ("ladder", "graphs", "padded", "padding", "plan / this", f"cost, {plan.unit}", "held"):
             table.add_column(column, justify="left" if column == "ladder" else "right", no_wrap=True)
         mine = phase.score.tokens * phase.score.padding
         for score in _scores(phase):
             padded = score.tokens * score.padding
-            ratio = "" if score is phase.score or padded <= 0 else f"{mine / padded:.1%} of it"
+            ratio = "" if score is phase.score or padded <= 0 else f"{mine / padded:.1%}"
             cells = (f"{score.graphs}", _count(padded), f"{score.padding:.2%}", ratio, f"{score.cost:,.4g}",
                      f"{score.held:.2%}")  # fmt: skip
             table.add_row(score.name, *cells, style="bold" if score is phase.score else "")

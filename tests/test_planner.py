@@ -397,7 +397,7 @@ def test_plan_writes_what_compile_reads(
     output = trace_file.with_suffix(suffix)
     assert main(["buckets", "plan", "--trace", str(trace_file), "--max-graphs", "5", "-o", str(output)]) == 0
     shown = capsys.readouterr().out
-    assert all(word in shown for word in ("planned", "ramp-up", "exponential", "coverage", "optimal", str(output)))
+    assert all(word in shown for word in ("planned", "ramp-up", "exponential", "held", "optimal", str(output)))
     ladder = parse_spec(str(output))
     assert len(ladder.prefill) <= 5
     assert Bucket("decode", 16, 4096) in ladder.decode
