@@ -235,7 +235,7 @@ def _plan_data(plan: Plan, requests: int, server: ServerModel) -> dict[str, Any]
 
 
 def _count(value: float) -> str:
-    return f"{value:,.0f}" if value < 1e8 else f"{value / 1e6:,.0f} M"
+    return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.2f} M"
 
 
 def _print_plan(plan: Plan, name: str, requests: int, output: Path | None) -> None:
@@ -255,7 +255,7 @@ def _print_plan(plan: Plan, name: str, requests: int, output: Path | None) -> No
             padded = score.tokens * score.padding
             ratio = "" if score is phase.score or padded <= 0 else f"{mine / padded:.1%}"
             cells = (f"{score.graphs}", _count(padded), f"{score.padding:.2%}", ratio, f"{score.cost:,.4g}",
-                     f"{score.held:.2%}")  # fmt: skip
+                     f"{score.held:.1%}")  # fmt: skip
             table.add_row(score.name, *cells, style="bold" if score is phase.score else "")
         console.print(table)
         sizes = sorted({b.seq for b in phase.buckets})
