@@ -248,7 +248,7 @@ def _print_plan(plan: Plan, name: str, requests: int, output: Path | None) -> No
     for phase in plan.phases:
         title = f"{phase.phase}: {phase.steps:,.0f} steps of {requests:,} requests in {name}{clipped}"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for column in ("ladder", "graphs", "padded", "padding", "plan / this", f"cost, {plan.unit}", "held"):
+        for column in ("ladder", "graphs", "padded", "padding", "plan / this", "cost", "held"):
             table.add_column(column, justify="left" if column == "ladder" else "right", no_wrap=True)
         mine = phase.score.tokens * phase.score.padding
         for score in _scores(phase):
@@ -260,7 +260,7 @@ def _print_plan(plan: Plan, name: str, requests: int, output: Path | None) -> No
         console.print(table)
         sizes = sorted({b.seq for b in phase.buckets})
         proof = "optimal" if phase.exact else f"within {phase.gap:.1%} of the optimum"
-        console.print(f"{proof}; lengths {' '.join(map(str, sizes))}", highlight=False)
+        console.print(f"cost in {plan.unit}, {proof}; lengths {' '.join(map(str, sizes))}", highlight=False)
     from llmc.cli.compile import format_bytes
 
     console.print(
