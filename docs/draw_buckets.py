@@ -18,10 +18,15 @@ LONGEST = 4096
 
 
 class Svg:
-    """Shapes by their pixel coordinates, written as one file."""
+    """Shapes by their pixel coordinates, written as one file; title and description are for those who cannot see it."""
 
-    def __init__(self, height: int) -> None:
-        self._height, self._shapes = height, [f'<rect width="{WIDTH}" height="{height}" fill="white"/>']
+    def __init__(self, height: int, title: str, description: str) -> None:
+        self._height = height
+        self._shapes = [
+            f'<title id="title">{escape(title)}</title>',
+            f'<desc id="desc">{escape(description)}</desc>',
+            f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        ]
 
     def rect(self, x: float, y: float, width: float, height: float, fill: str) -> None:
         self._shapes.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}"/>')
@@ -35,7 +40,8 @@ class Svg:
         self._shapes.append(f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>')
 
     def write(self, path: Path) -> None:
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self._height}" font-family="sans-serif">'
+        box = f'viewBox="0 0 {WIDTH} {self._height}" font-family="sans-serif"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img" aria-labelledby="title desc">'
         path.write_text("\n".join([head, *self._shapes, "</svg>", ""]), encoding="utf-8")
 
 
@@ -53,8 +59,10 @@ def planned(trace: Trace, graphs: int) -> PhasePlan:
 
 def draw_padding() -> Svg:
     """Five prompts in the smallest bucket that holds each."""
-    svg, scale, left = Svg(250), 0.5, 130
-    svg.text(16, 24, "Buckets of 128, 256, 512 and 1024 tokens: each prompt runs in the smallest that holds it.")
+    title = "Buckets of 128, 256, 512 and 1024 tokens: each prompt runs in the smallest that holds it."
+    svg = Svg(250, title, "Five prompts of 90 to 700 tokens as bars, each filled up with padding to its bucket.")
+    scale, left = 0.5, 130
+    svg.text(16, 24, title)
     buckets = (128, 256, 512, 1024)
     for row, length in enumerate((90, 128, 200, 410, 700)):
         bucket, y = next(b for b in buckets if b >= length), 44 + row * 34
@@ -70,10 +78,15 @@ def draw_padding() -> Svg:
 
 def draw_ladders(trace: Trace) -> Svg:
     """The same number of sizes, spread by rule and by plan, under the lengths of the trace."""
-    svg, left, right, base = Svg(396), 150, WIDTH - 20, 150
+    title = "Where the sizes go: by rule, and by plan for the lengths that occur."
+    description = (
+        "A histogram of prompt lengths, and below it the bucket sizes of four ladders: those made by a rule are spread "
+        "evenly or by powers, the planned ones lie where prompts are frequent and leave the least padding."
+    )
+    svg, left, right, base = Svg(396, title, description), 150, WIDTH - 20, 150
     scale = (right - left) / LONGEST
     counts, edges = np.histogram(trace.prompt_tokens, bins=128, range=(0, LONGEST))
-    svg.text(16, 24, "Where the sizes go: by rule, and by plan for the lengths that occur.")
+    svg.text(16, 24, title)
     svg.text(left - 10, base - 4, "prompts", FAINT, "end", 12)
     for count, edge in zip(counts, edges, strict=False):
         height = float(count) / float(counts.max()) * 105
@@ -103,9 +116,14 @@ def draw_ladders(trace: Trace) -> Svg:
 
 def draw_curve(trace: Trace) -> Svg:
     """Padding by number of graphs, for the planned ladder and for the families."""
-    svg, left, right, top, bottom = Svg(320), 70, WIDTH - 150, 50, 270
+    title = "More graphs, less padding; a plan needs fewer for the same padding."
+    description = (
+        "Curves of padding over the number of prefill graphs, from 2 to 48, for planned, ramp-up and exponential "
+        "ladders: all fall, and the planned one is the lowest."
+    )
+    svg, left, right, top, bottom = Svg(320, title, description), 70, WIDTH - 150, 50, 270
     counts, ceiling = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48), 0.8
-    svg.text(16, 24, "More graphs, less padding; a plan needs fewer for the same padding.")
+    svg.text(16, 24, title)
 
     def at(count: int, padding: float) -> tuple[float, float]:
         x = np.log2(count / counts[0]) / np.log2(counts[-1] / counts[0])

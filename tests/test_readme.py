@@ -89,7 +89,9 @@ def test_pictures_are_well_formed_and_described() -> None:
     for picture in pictures:
         root = ElementTree.parse(picture).getroot()
         assert root.get("viewBox")
-        assert root.find("{http://www.w3.org/2000/svg}title") is not None
+        for tag in ("title", "desc"):
+            text = root.findtext(f"{{http://www.w3.org/2000/svg}}{tag}")
+            assert text, f"{picture.name} has no {tag}"
 
 
 def test_the_bench_commands_are_those_of_the_makefile() -> None:
