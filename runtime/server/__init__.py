@@ -1,0 +1,1 @@
+"""`llmc serve`: an OpenAI-compatible HTTP server over the engine. Imports neither torch nor tvm."""

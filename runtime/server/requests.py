@@ -1,0 +1,102 @@
+"""What passes between the HTTP side and the engine's thread: requests in, deltas of text out, a record at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.runtime.outputs import RequestFailure, TokenLogprob
+from llmc.runtime.params import SamplingParams
+
+
+class Guide(Protocol):
+    """Which tokens one continuation may take next; used by one thread at a time."""
+
+    @property
+    def finished(self) -> bool:
+        """The text is complete: no token but eos may follow."""
+
+    def mask(self) -> npt.NDArray[np.uint32]:
+        """Words over the vocabulary, bit t % 32 of word t // 32 set when token t is allowed."""
+
+    def accept(self, token_id: int) -> None:
+        """Moves past a token that was taken."""
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """One prompt for the engine.
+
+    deadline_s: seconds from submission until it ends with the reason "timeout"; None: never. guide: makes one Guide a
+    continuation; called in a worker thread. prompt_logprobs: None, or 0 … 20 alternatives beside each prompt token.
+    skip_special_tokens and include_stop_str_in_output decide what the text shows.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    priority: int = 0
+    deadline_s: float | None = None
+    guide: Callable[[], Guide] | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+
+@dataclass(frozen=True)
+class TokenDelta:
+    """What one continuation gained: whole characters of text, and the tokens and logprobs that came with them.
+
+    finish_reason, on the last delta of a continuation only: "stop", "length", "cancelled" or "timeout"; stop_reason:
+    the stop string or stop token id. prompt_logprobs come with the first delta of a request that asked for them, one
+    entry a prompt token but the first. num_cached_tokens: prompt tokens that came from the prefix cache.
+    """
+
+    output_index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """A request that ended, given once to every `AsyncEngine.on_record`; times are on time.monotonic_ns(), 0: never."""
+
+    request_id: str
+    arrival_ns: int
+    first_scheduled_ns: int
+    first_token_ns: int
+    finished_ns: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    finish_reasons: tuple[str, ...]
+    error: str | None = None
+
+
+class RequestFailed(RuntimeError):
+    """The engine failed a request that it had taken; `failure` says why."""
+
+    def __init__(self, failure: RequestFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class QueueFull(RuntimeError):
+    """The engine's queue has no room; the message is one sentence. retry_after_s: when to try again."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ServerStopping(RuntimeError):
+    """The server takes no more requests because it starts or stops."""
