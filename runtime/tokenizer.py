@@ -64,9 +64,9 @@ class Tokenizer:
             ids.insert(0, self.bos_token_id)
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of `token_ids`, special tokens left out; ids the tokenizer does not know decode to nothing."""
-        return self._backend.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`; ids the tokenizer does not know decode to nothing."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The prompt of a conversation; options and errors are those of ChatTemplates.render."""

@@ -1,0 +1,39 @@
+"""The HTTP application: what every request passes, and the server's life from warm-up to drain."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from llmc import __version__
+
+from . import errors, security
+from .async_engine import AsyncEngine
+from .config import ServerConfig
+from .context import ServerContext
+from .routes import add_routes
+
+
+def create_app(config: ServerConfig, engine: AsyncEngine) -> FastAPI:
+    """The application that serves `engine`, which it closes at the end. `app.state.server` is its ServerContext.
+
+    The engine is warmed up in the background once the application has started; until then requests get a 503.
+    """
+    server = ServerContext(config, engine)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop()
+
+    app = FastAPI(title="llmc", version=__version__, lifespan=lifespan)
+    app.state.server = server
+    errors.install(app)
+    add_routes(app, server)
+    security.install(app, config)
+    return app

@@ -1,0 +1,234 @@
+"""The engine behind an event loop: one thread steps it, the loop submits, cancels and takes the events.
+
+The engine's thread does nothing but `wait` and `step`, and tells the loop when there may be events; the loop polls
+them, so that neither text nor JSON ever stands between two steps. Notices that pile up are one: a busy loop does not
+slow the engine down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llmc.runtime.binding import Artifact, Engine, EngineStats, GraphInfo, LlmcError
+from llmc.runtime.engine import BucketMiss, GraphStats
+from llmc.runtime.outputs import RequestFailure
+from llmc.runtime.tokenizer import Tokenizer, TokenizerError, read_generation_config
+
+from .guides import GuideWorker
+from .requests import EngineRequest, QueueFull, RequestRecord, ServerStopping
+from .stream import RequestStream
+
+_IDLE_LOOK_S = 0.1
+_RETRY_AFTER_S = 1
+
+
+class AsyncEngine:
+    """An opened artifact and its engine. Options are those of `Engine`.
+
+    All methods but `close` belong to the event loop that called `start`. Raises the binding's errors when the artifact
+    cannot be opened or does not run here.
+    """
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.path = path
+        self.artifact = Artifact(path)
+        try:
+            self.engine = Engine(self.artifact, **options)
+        except BaseException:
+            self.artifact.close()
+            raise
+        info = self.artifact.info
+        self.max_model_len = info.max_model_len
+        self.vocab_size = info.vocab_size
+        self.max_num_seqs = min(info.max_num_seqs, int(options.get("max_num_seqs") or info.max_num_seqs))
+        self.graphs: list[GraphInfo] = self.artifact.graphs()
+        self.generation_config = read_generation_config(path)
+        self.tokenizer: Tokenizer | None = None
+        with contextlib.suppress(TokenizerError):
+            self.tokenizer = Tokenizer(path)
+        self.on_record: list[Callable[[RequestRecord], None]] = []
+        self.on_failure: list[Callable[[str], None]] = []
+        self.failure: str | None = None
+        self._streams: dict[int, RequestStream] = {}
+        self._guides = GuideWorker(
+            self.engine,
+            lambda engine_id, output: self._call(lambda: self._finish_output(engine_id, output)),
+            lambda engine_id, error: self._call(lambda: self._fail_request(engine_id, error)),
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._draining = False
+        self._notified = False
+        self._emptied: asyncio.Event = asyncio.Event()
+
+    async def start(self) -> None:
+        """Starts the engine's thread."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="llmc-engine", daemon=True)
+        self._thread.start()
+
+    def stream(self, request: EngineRequest) -> RequestStream:
+        """Submits a request at once and returns the iterator of its deltas; closing that cancels it.
+
+        Raises QueueFull, ServerStopping, and LlmcError for what the engine refuses.
+        """
+        if self._loop is None or self._draining or self.failure is not None:
+            raise ServerStopping(self.failure or "the server is shutting down and takes no more requests")
+        deadline_ns = 0 if request.deadline_s is None else time.monotonic_ns() + int(request.deadline_s * 1e9)
+        try:
+            engine_id = self.engine.submit(
+                request.prompt_token_ids,
+                request.params,  # type: ignore[arg-type]  # has the fields of the engine's own parameters
+                priority=request.priority,
+                guided=request.guide is not None,
+                num_prompt_logprobs=request.prompt_logprobs,
+                deadline_ns=deadline_ns,
+            )
+        except LlmcError as error:
+            if error.name != "queue_full":
+                raise
+            raise QueueFull(f"the queue is full: {str(error).rstrip('.')}; try again later", _RETRY_AFTER_S) from error
+        # Events of this request are taken on this thread, so none can come before it is known here.
+        stream = RequestStream(request, self.tokenizer, lambda: self._cancel(engine_id))
+        self._streams[engine_id] = stream
+        self._emptied.clear()
+        if request.guide is not None:
+            self._guides.open(engine_id, request.guide, request.params.n)
+        return stream
+
+    @property
+    def num_active(self) -> int:
+        """Requests the engine has not finished with."""
+        return len(self._streams)
+
+    def stats(self) -> EngineStats:
+        """Counters of the engine since it was opened."""
+        return self.engine.stats
+
+    def graph_stats(self) -> list[GraphStats]:
+        """Replays of each graph, by index of `graphs`."""
+        return self.engine.graph_stats()
+
+    def bucket_misses(self) -> list[BucketMiss]:
+        """The shapes that missed."""
+        return self.engine.bucket_misses()
+
+    async def drain(self, timeout_s: float | None) -> int:
+        """Takes no more requests, lets those that run finish for timeout_s, cancels the rest; returns how many."""
+        self._draining = True
+        cancelled = 0
+        if self._streams:
+            try:
+                await asyncio.wait_for(self._emptied.wait(), timeout_s)
+            except TimeoutError:
+                cancelled = len(self._streams)
+                for engine_id in list(self._streams):
+                    self._cancel(engine_id)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._emptied.wait(), 10.0)
+        return cancelled
+
+    def close(self) -> None:
+        """Ends the thread after the step in flight and releases the engine; may be called twice."""
+        self._draining = True
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._guides.close()
+        self.engine.close()
+        self.artifact.close()
+
+    def _run(self) -> None:
+        """The engine's thread."""
+        idle = True
+        try:
+            while not self._stopping.is_set():
+                if idle:
+                    ready = self.engine.wait(_IDLE_LOOK_S)
+                    if ready.events and not ready.work:
+                        self._notify()
+                        # They stay ready until the loop takes them: let it.
+                        time.sleep(0.001)
+                    if not ready.work:
+                        continue
+                idle = not self.engine.step()
+                self._notify()
+        except LlmcError as error:
+            self.failure = f"the engine failed: {error}"
+            self._call(self._fail_all)
+
+    def _notify(self) -> None:
+        if not self._notified:
+            self._notified = True
+            self._call(self._take_events)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(function)
+
+    def _take_events(self) -> None:
+        # First, so that a step that ends during the poll tells again.
+        self._notified = False
+        if self._stopping.is_set():
+            return
+        for event in self.engine.poll():
+            stream = self._streams.get(event.request_id)
+            if stream is None:
+                continue
+            if stream.request.guide is not None:
+                self._guides.take(event)
+            was_done = stream.done
+            stream.take(event)
+            if stream.engine_done:
+                self._end(event.request_id, stream)
+            elif stream.done and not was_done:
+                self._cancel(event.request_id)
+
+    def _end(self, engine_id: int, stream: RequestStream) -> None:
+        del self._streams[engine_id]
+        if stream.request.guide is not None:
+            self._guides.forget(engine_id)
+        if not self._streams:
+            self._emptied.set()
+        if stream.record is not None:
+            for callback in self.on_record:
+                callback(stream.record)
+
+    def _finish_output(self, engine_id: int, output_index: int) -> None:
+        stream = self._streams.get(engine_id)
+        if stream is not None and not stream.done:
+            stream.finish_output(output_index)
+            if stream.done:
+                self._cancel(engine_id)
+
+    def _fail_request(self, engine_id: int, error: Exception) -> None:
+        stream = self._streams.get(engine_id)
+        if stream is not None:
+            why = " ".join(str(error).split()) or type(error).__name__
+            stream.fail(RequestFailure("guide", f"guided decoding failed: {why}"))
+            self._cancel(engine_id)
+
+    def _cancel(self, engine_id: int) -> None:
+        try:
+            self.engine.cancel(engine_id)
+        except LlmcError as error:
+            # It finished in the step whose events were not taken yet.
+            if error.name != "not_found":
+                raise
+
+    def _fail_all(self) -> None:
+        assert self.failure is not None
+        for stream in self._streams.values():
+            stream.fail(RequestFailure("internal", self.failure))
+        self._streams.clear()
+        self._emptied.set()
+        for callback in self.on_failure:
+            callback(self.failure)

@@ -1,0 +1,50 @@
+"""Every knob of the server, one field a flag of `llmc serve`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Checked by the command line; sizes in bytes, times in seconds, 0 for "the engine's own default" where it says so.
+
+    artifact: the directory that is served. served_model_names: what /v1/models lists and requests may ask for; the
+    first is the one that answers name. generation_config: "auto" takes sampling defaults from the model, "none" those
+    of OpenAI. max_num_seqs, max_num_batched_tokens (prompt tokens of one step), num_threads, kv_bytes: 0 for the
+    engine's default. max_queue: requests that may wait. request_timeout_s, drain_timeout_s: None for no limit.
+    nice: added to the niceness of the HTTP threads, so that the engine's threads come first.
+    """
+
+    artifact: Path
+    served_model_names: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    allowed_origins: tuple[str, ...] = ()
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    ssl_keyfile: Path | None = None
+    ssl_certfile: Path | None = None
+    max_body_bytes: int = 16 << 20
+    generation_config: str = "auto"
+    chat_template: Path | None = None
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    num_threads: int = 0
+    pin_threads: bool = True
+    kv_bytes: int = 0
+    prefix_cache: bool = True
+    miss_policy: str = "larger"
+    max_queue: int = 4096
+    request_timeout_s: float | None = None
+    drain_timeout_s: float | None = 30.0
+    nice: int = 0
+    uvicorn_log_level: str = "warning"
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    enable_metrics: bool = True
+    enable_page: bool = True
+    access_log: bool = True

@@ -1,0 +1,129 @@
+"""What the routes share: configuration, engine, tokenizer and the server's state."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from llmc.runtime.tokenizer import Tokenizer, TokenizerError
+
+from .async_engine import AsyncEngine
+from .config import ServerConfig
+from .errors import ApiError
+from .warmup import OnWarmStep, WarmUp
+
+log = logging.getLogger("llmc.server")
+_Value = TypeVar("_Value")
+# Texts up to this many characters are tokenised on the event loop: handing over costs more.
+_SMALL_TEXT = 4096
+
+
+class ServerContext:
+    """Made once an application; lives on its event loop."""
+
+    def __init__(self, config: ServerConfig, engine: AsyncEngine, on_warm_step: OnWarmStep | None = None) -> None:
+        self.config = config
+        self.engine = engine
+        self.created = int(time.time())
+        self.warm_up = WarmUp(engine)
+        self.ready = False
+        self.draining = False
+        self.failure: str | None = None
+        self.on_warm_step = on_warm_step
+        self.on_failure: list[Callable[[str], None]] = []
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="llmc-tokenize")
+        self._warming: asyncio.Task[None] | None = None
+        self._drained: asyncio.Task[int] | None = None
+        engine.on_failure.append(self._fail)
+
+    async def start(self) -> None:
+        """Starts the warm-up; `ready` is set when it is done."""
+        await self.engine.start()
+        self._warming = asyncio.create_task(self._warm())
+
+    def begin_drain(self) -> asyncio.Task[int]:
+        """Takes no more requests; those that run get drain_timeout_s. The task gives the count of the cancelled."""
+        if self._drained is None:
+            self.draining, self.ready = True, False
+            self.warm_up.stopped = True
+            self._drained = asyncio.create_task(self.engine.drain(self.config.drain_timeout_s))
+        return self._drained
+
+    async def stop(self) -> None:
+        """Drains and releases the engine."""
+        await self.begin_drain()
+        if self._warming is not None:
+            await self._warming
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self.engine.close)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises TokenizerError when the artifact has none."""
+        if self.engine.tokenizer is None:
+            raise TokenizerError(f"{self.engine.path} has no tokenizer.json: give prompts as token ids")
+        return self.engine.tokenizer
+
+    @property
+    def model_name(self) -> str:
+        """The name the server's answers carry when a request names none."""
+        return self.config.served_model_names[0]
+
+    def check_ready(self) -> None:
+        """Raises ApiError 503 while the server starts, drains or has failed."""
+        if self.failure is not None:
+            raise ApiError(self.failure, status=503, code="engine_failed")
+        if self.draining:
+            raise ApiError("the server is shutting down: try another one", status=503, code="draining")
+        if not self.ready:
+            done, total = self.warm_up.num_warm, self.warm_up.total
+            message = f"the server is warming up, {done} of {total} graphs so far: wait for GET /ready to answer 200"
+            raise ApiError(message, status=503, code="starting", headers={"Retry-After": "1"})
+
+    def check_model(self, name: str | None) -> str:
+        """The served name a request asks for. Raises ApiError 404 for another one."""
+        if name is None or name == "":
+            return self.model_name
+        if name not in self.config.served_model_names:
+            known = ", ".join(self.config.served_model_names)
+            message = f"the model {name!r} does not exist: this server has {known}"
+            raise ApiError(message, status=404, param="model", code="model_not_found")
+        return name
+
+    async def in_pool(self, work: Callable[[], _Value], size: int = _SMALL_TEXT + 1) -> _Value:
+        """Runs `work` over `size` characters or tokens: aside when that is much, else at once."""
+        if size <= _SMALL_TEXT:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def sampling_defaults(self) -> dict[str, Any]:
+        """Defaults of sampling parameters that a request does not name."""
+        if self.config.generation_config == "none":
+            return {}
+        given = self.engine.generation_config
+        keys = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        defaults = {key: given[key] for key in keys if given.get(key) is not None}
+        if given.get("do_sample") is False:
+            defaults["temperature"] = 0.0
+        return defaults
+
+    async def _warm(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(None, self.warm_up.run, self.on_warm_step)
+        except Exception as error:  # a thread's error must reach /ready and the log
+            log.exception("the warm-up failed")
+            self._fail(f"the warm-up failed: {error}")
+            return
+        self.ready = not self.draining
+
+    def _fail(self, why: str) -> None:
+        self.failure, self.ready = why, False
+        for callback in self.on_failure:
+            with contextlib.suppress(Exception):
+                callback(why)

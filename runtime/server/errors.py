@@ -1,0 +1,121 @@
+"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from llmc.runtime.chat_template import ChatTemplateError
+from llmc.runtime.handle import LlmcError
+from llmc.runtime.params import RequestError
+from llmc.runtime.tokenizer import TokenizerError
+
+from .requests import QueueFull, RequestFailed, ServerStopping
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """A request that is answered with an error. param: the field at fault; code: a word for programs."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code, self.headers = status, param, code, dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object of the answer."""
+        kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The answer."""
+        return JSONResponse(self.body(), self.status, self.headers)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What to tell a client about an error of the runtime; anything unknown is a 500 that says no more."""
+    match error:
+        case ApiError():
+            return error
+        case RequestError():
+            return ApiError(str(error), param=_param_of(str(error)), code="invalid_value")
+        case ChatTemplateError() | TokenizerError():
+            return ApiError(str(error), code="unsupported_model_feature")
+        case QueueFull():
+            headers = {"Retry-After": str(error.retry_after_s)}
+            return ApiError(str(error), status=429, code="queue_full", headers=headers)
+        case ServerStopping():
+            return ApiError(str(error), status=503, code="unavailable", headers={"Retry-After": "5"})
+        case RequestFailed():
+            refused = error.failure.code in ("invalid_argument", "empty_mask", "guide")
+            return ApiError(str(error), status=400 if refused else 500, code=error.failure.code)
+        case LlmcError():
+            refused = error.name in ("invalid_argument", "out_of_range")
+            return ApiError(str(error), status=400 if refused else 500, code=error.name)
+        case HTTPException():
+            return ApiError(str(error.detail), status=error.status_code, headers=error.headers)
+        case RequestValidationError():
+            return _validation_error(error)
+    return ApiError("internal error: the server's log says more", status=500, code="internal_error")
+
+
+def install(app: FastAPI) -> None:
+    """Makes `app` answer every exception in OpenAI's shape."""
+
+    async def handle(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, RequestValidationError):
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "application/json" and not kind.endswith("+json"):
+                message = f"the content type is {kind or 'missing'}: send JSON with Content-Type: application/json"
+                return ApiError(message, status=415, code="unsupported_media_type").response()
+        return as_api_error(error).response()
+
+    known = (ApiError, RequestError, ChatTemplateError, TokenizerError, QueueFull, ServerStopping, RequestFailed)
+    for kind in (*known, LlmcError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, handle)
+
+
+def _param_of(message: str) -> str | None:
+    """The field that a RequestError of SamplingParams starts with."""
+    word = message.split(" ", 1)[0]
+    return word if word in _FIELDS else None
+
+
+_FIELDS = frozenset(
+    {"n", "max_tokens", "min_tokens", "top_k", "top_p", "min_p", "temperature", "repetition_penalty"}
+    | {"presence_penalty", "frequency_penalty", "seed", "logprobs", "prompt_logprobs", "stop", "stop_token_ids"}
+    | {"logit_bias", "messages", "tools"}
+)
+
+
+def _validation_error(error: RequestValidationError) -> ApiError:
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid":
+        why = first.get("ctx", {}).get("error", "not JSON")
+        position = f" at character {where[0]}" if where else ""
+        return ApiError(f"the body is not valid JSON: {why}{position}", code="invalid_json")
+    # Names of a union's branches are of no use to the caller.
+    param = ".".join(part for part in where if part.isidentifier() or part.isdigit()) or None
+    what = first["msg"].removeprefix("Value error, ")
+    what = what[:1].lower() + what[1:]
+    shown = "" if first["type"] in ("missing", "value_error") else f", not {_short(first.get('input'))}"
+    return ApiError(f"{param or 'the body'}: {what}{shown}", param=param, code="invalid_value")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

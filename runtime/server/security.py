@@ -1,0 +1,140 @@
+"""What every request passes before a route sees it: request ids, API keys, the limit on bodies, CORS.
+
+Pure ASGI, so that streams are not buffered and disconnects reach the routes.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import uuid
+from collections.abc import Sequence
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .config import ServerConfig
+from .errors import ApiError
+
+# Probes and load balancers hold no key.
+_OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def install(app: FastAPI, config: ServerConfig) -> None:
+    """Adds the middlewares; the last one added sees a request first."""
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    if config.api_keys:
+        app.add_middleware(ApiKeys, keys=config.api_keys)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(config.allowed_origins),
+            allow_methods=list(config.allowed_methods),
+            allow_headers=list(config.allowed_headers),
+            allow_credentials=config.allow_credentials,
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    app.add_middleware(RequestIds)
+
+
+def request_id_of(scope: Scope) -> str:
+    """The id of a request: the client's X-Request-Id, or one made here."""
+    return str(scope["state"]["request_id"])
+
+
+class RequestIds:
+    """Takes X-Request-Id from the client or makes one, and sends it back."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class ApiKeys:
+    """Answers 401 to whoever shows none of the keys as `Authorization: Bearer KEY`."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS or self._known(scope):
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(
+            "no valid API key: send one as Authorization: Bearer KEY",
+            status=401,
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+        await error.response()(scope, receive, send)
+
+    def _known(self, scope: Scope) -> bool:
+        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        # Every key is compared, in constant time: the answer tells nothing about how near a guess was.
+        token = given.strip().encode("latin-1", "replace")
+        matches = [hmac.compare_digest(token, key) for key in self._keys]
+        return any(matches) and scheme.lower() == "bearer"
+
+
+class _BodyTooLarge(Exception):
+    pass
+
+
+class BodyLimit:
+    """Answers 413 to bodies above the limit, by their Content-Length or once that much has come."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdigit() and int(declared) > self._max_bytes:
+            await self._refuse(scope, receive, send)
+            return
+        received, started = 0, False
+
+        async def limited() -> Message:
+            nonlocal received
+            message = await receive()
+            if message["type"] == "http.request":
+                received += len(message.get("body", b""))
+                if received > self._max_bytes:
+                    raise _BodyTooLarge
+            return message
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, limited, watched)
+        except _BodyTooLarge:
+            if not started:
+                await self._refuse(scope, receive, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        message = f"the body is larger than {self._max_bytes} bytes: send less, or raise --max-body-bytes"
+        await ApiError(message, status=413, code="body_too_large").response()(scope, receive, send)
