@@ -1,17 +1,17 @@
-"""Kernel specs → machine code: from the cache, or compiled in parallel processes."""
+"""Kernel specs → machine code: from the cache, or compiled, by several processes when there are many."""
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from llmc.compiler import keys
 from llmc.compiler.cache import GraphCache, key_of
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import Target
-from llmc.compiler.tvm_import import import_tvm
+from llmc.compiler.workers import compile_kernel, compile_kernels
 
 _MIN_KERNELS_A_PROCESS = 8
 
@@ -27,15 +27,6 @@ class BuiltKernel:
     cached: bool
 
 
-def _compile(job: tuple[KernelSpec, Target]) -> bytes:
-    import_tvm()
-    from llmc.compiler.kernels.pipeline import compile_object
-    from llmc.compiler.kernels.registry import build_kernel
-
-    spec, target = job
-    return compile_object(build_kernel(spec, target), target)
-
-
 def build_kernels(
     specs: Sequence[KernelSpec],
     target: Target,
@@ -45,30 +36,27 @@ def build_kernels(
 ) -> list[BuiltKernel]:
     """Builds each spec once, in the given order. Compilation is deterministic: a cached kernel has the same bytes."""
     built: dict[KernelSpec, BuiltKernel] = {}
-    missing: list[tuple[KernelSpec, str, dict[str, str]]] = []
+    missing: dict[KernelSpec, tuple[str, dict[str, str]]] = {}
     for spec in specs:
         components = keys.kernel_components(spec, target)
         key = key_of(components)
         code = cache.get(key)
         if code is None:
-            missing.append((spec, key, components))
+            missing[spec] = (key, components)
         else:
             built[spec] = BuiltKernel(spec, code, key, components, cached=True)
     on_kernel(len(built), len(specs))
-
-    def keep(spec: KernelSpec, key: str, components: dict[str, str], code: bytes) -> None:
-        cache.put(key, code, components, {"symbol": spec.symbol()})
-        built[spec] = BuiltKernel(spec, code, key, components, cached=False)
-        on_kernel(len(built), len(specs))
-
-    jobs = [(spec, target) for spec, _, _ in missing]
-    workers = min(num_jobs, len(missing) // _MIN_KERNELS_A_PROCESS)
+    # Without a name of the interpreter (inside another program) none can be started.
+    workers = min(num_jobs, len(missing) // _MIN_KERNELS_A_PROCESS) if sys.executable else 1
+    compiled: Generator[tuple[KernelSpec, bytes], None, None]
     if workers > 1:
-        # spawn: torch and TVM have threads, which a forked child would inherit locked.
-        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-            for job, code in zip(missing, pool.map(_compile, jobs), strict=True):
-                keep(*job, code)
+        compiled = compile_kernels(list(missing), target, workers)
     else:
-        for job, arguments in zip(missing, jobs, strict=True):
-            keep(*job, _compile(arguments))
+        compiled = ((spec, compile_kernel(spec, target)) for spec in missing)
+    with closing(compiled):
+        for spec, code in compiled:
+            key, components = missing[spec]
+            cache.put(key, code, components, {"symbol": spec.symbol()})
+            built[spec] = BuiltKernel(spec, code, key, components, cached=False)
+            on_kernel(len(built), len(specs))
     return [built[spec] for spec in specs]

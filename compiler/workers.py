@@ -1,0 +1,148 @@
+"""Processes that compile kernels, spoken to over pipes by one thread each.
+
+They are programs of their own: torch and TVM have threads, which a forked child would inherit locked, and what
+multiprocessing spawns imports the caller's `__main__`, which runs a script without a guard again. A worker ends when
+its stdin does, so none outlives a compiler that is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from typing import IO, Any
+
+from llmc.compiler.config import CompileError
+from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.targets.cpu import Target
+from llmc.compiler.tvm_import import import_tvm
+
+_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from llmc.compiler.workers import serve; serve()"
+_LENGTH_BYTES = 8
+
+
+def compile_kernel(spec: KernelSpec, target: Target) -> bytes:
+    """The object file of a kernel, compiled in this process."""
+    import_tvm()
+    from llmc.compiler.kernels.pipeline import compile_object
+    from llmc.compiler.kernels.registry import build_kernel
+
+    return compile_object(build_kernel(spec, target), target)
+
+
+def compile_kernels(
+    specs: Sequence[KernelSpec], target: Target, num_workers: int
+) -> Generator[tuple[KernelSpec, bytes], None, None]:
+    """Each spec with its object file, as they are done; no worker is left when the iteration ends, however it ends.
+
+    Raises CompileError, naming the kernel, when one cannot be compiled or its process dies.
+    """
+    workers: list[_Worker] = []
+    idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+
+    def compile_one(spec: KernelSpec) -> bytes:
+        worker = idle.get()
+        try:
+            return worker.compile(spec, target)
+        finally:
+            idle.put(worker)
+
+    pool = ThreadPoolExecutor(num_workers, "llmc-compile")
+    try:
+        for _ in range(num_workers):
+            workers.append(_Worker())
+            idle.put(workers[-1])
+        jobs = {pool.submit(compile_one, spec): spec for spec in specs}
+        for job in as_completed(jobs):
+            yield jobs[job], job.result()
+    finally:
+        # First the workers: the pool's threads wait for them.
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.kill()
+        pool.shutdown()
+
+
+class _Worker:
+    """A compiling process; used by one thread at a time."""
+
+    def __init__(self) -> None:
+        # In a process group of its own an interrupt from the terminal reaches the compiler alone, which ends it.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM, *sys.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
+        )
+
+    def compile(self, spec: KernelSpec, target: Target) -> bytes:
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            _send(process.stdin, (spec, target))
+            code, error = _receive(process.stdout)
+        except (EOFError, OSError):
+            what = f"the process that compiled kernel {spec.symbol()} {_how_it_ended(process.wait())}"
+            raise CompileError(f"{what}; compile again, with fewer jobs if memory is short") from None
+        if error is not None:
+            raise CompileError(f"kernel {spec.symbol()} cannot be compiled: {error}")
+        return bytes(code)
+
+    def kill(self) -> None:
+        """Ends the process, whatever it is doing."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+
+def serve() -> None:
+    """A worker's life: compiles what it is sent until its stdin ends."""
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    # What a library reads or prints must not meet the messages.
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            spec, target = _receive(requests)
+            try:
+                reply: tuple[bytes, str | None] = (compile_kernel(spec, target), None)
+            except Exception as error:
+                reply = (b"", f"{type(error).__name__}: {' '.join(str(error).split())}")
+            _send(replies, reply)
+
+
+def _how_it_ended(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
+
+
+def _send(pipe: IO[bytes], message: object) -> None:
+    data = pickle.dumps(message)
+    pipe.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
+    pipe.flush()
+
+
+def _receive(pipe: IO[bytes]) -> Any:
+    """The other side's next message. Raises EOFError when it is gone."""
+    prefix = pipe.read(_LENGTH_BYTES)
+    length = int.from_bytes(prefix, "little")
+    data = pipe.read(length)
+    if len(prefix) < _LENGTH_BYTES or len(data) < length:
+        raise EOFError
+    return pickle.loads(data)
