@@ -6,7 +6,7 @@ and picked up again, which keeps the chain, so a block of the panel stays in cac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
@@ -16,11 +16,13 @@ from llmc.compiler.kernels import vector_ir
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import Target
 
-_ROW_CHUNK = 256  # rows that share one pass over the panels
+_ROW_CHUNK = 128  # rows that share one pass over the panels
 _K_BLOCK = 1024  # words of K in one pass
 _PANEL_GROUP = 4  # panels whose partial sums stay in cache while K is walked
-# bf16 rows widened on the stack: rows × words × 8 bytes = 256 KiB, a share of L2 and of a thread's stack.
-_WIDE_ROWS, _WIDE_BLOCK, _WIDE_GROUP = 128, 256, 8
+# bf16 widened on the stack, a share of L2: rows × words × 8 bytes (128 KiB) and words × columns × 8 bytes.
+_WIDE_ROWS, _WIDE_BLOCK, _WIDE_GROUP = 128, 128, 8
+_FEW_TILES = 4  # row tiles that do not pay for widening a panel
+_STREAMS = 4  # a core reads memory faster from several places at once
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
@@ -29,141 +31,243 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
 
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
-    p = spec.as_dict()
-    kdim, n, tile, act = int(p["k"]), int(p["n"]), int(p["row_tile"]), str(p["act_dtype"])
-    if p["weight_dtype"] != act:
-        raise b.KernelSpecError(f"linear: weight_dtype {p['weight_dtype']!r} must equal act_dtype {act!r}")
-    lanes = b.lanes_of(act)
-    words = b.ceil_div(kdim, lanes)
-    columns = target.panel_columns
-    panels, vectors = b.ceil_div(n, columns), columns // b.WIDTH
-    dot = lanes == 2 and target.bf16_dot
-    expand = lanes == 2 and not dot and tile > 1  # bf16 rows become float32 once for all panels
-    block = words if tile == 1 else min(words, _WIDE_BLOCK if expand else _K_BLOCK)
-    blocks = b.ceil_div(words, block)
-    panel_group = _WIDE_GROUP if expand else _PANEL_GROUP
-    chunk_tiles = max(1, (_WIDE_ROWS if expand else _ROW_CHUNK) // tile)
+    return _Linear(spec, target).function()
 
-    specs = [(name, b.word_dtype(act) if name in ("x", "w") else "float32") for name in buffers(spec)]
-    kernel = b.Kernel(spec.symbol(), specs, vector_ir.helpers(target.mcpu, bf16_dot=dot))
-    with kernel as k:
-        x, w, y = k["x"], k["w"], k["y"]
-        rows = k.scalar(int(p["rows"]))
-        tiles = T.truncdiv(rows + (tile - 1), tile)
-        wide: b.Expr = T.alloc_buffer((chunk_tiles * block * 2 * tile,), "float32", scope="local") if expand else None
 
-        def tile_body(
-            t: b.Expr, t_local: b.Expr, panel: b.Expr, kb: b.Expr, length: b.Expr, ahead: b.Expr | None
-        ) -> None:
-            acc = b.Vectors(tile * vectors)
-            span = [panel * columns + v * b.WIDTH for v in range(vectors)]
-            whole = n % columns == 0
-            count = [b.WIDTH if whole else n - s for s in span]
+class _Linear:
+    def __init__(self, spec: KernelSpec, target: Target) -> None:
+        p = spec.as_dict()
+        self.kdim, self.n, self.tile = int(p["k"]), int(p["n"]), int(p["row_tile"])
+        self.act, self.bias, self.residual = str(p["act_dtype"]), bool(p["bias"]), bool(p["residual"])
+        if p["weight_dtype"] != self.act:
+            raise b.KernelSpecError(f"linear: weight_dtype {p['weight_dtype']!r} must equal act_dtype {self.act!r}")
+        self.spec, self.target, self.rows = spec, target, int(p["rows"])
+        self.lanes = b.lanes_of(self.act)
+        self.words = b.ceil_div(self.kdim, self.lanes)
+        self.columns = target.panel_columns
+        self.panels, self.vectors = b.ceil_div(self.n, self.columns), self.columns // b.WIDTH
+        self.dot = self.lanes == 2 and target.bf16_dot
+        self.expand = self.lanes == 2 and not self.dot and self.tile > 1  # bf16 rows become f32 once for all panels
+        self.block = self.words if self.tile == 1 else min(self.words, _WIDE_BLOCK if self.expand else _K_BLOCK)
+        self.blocks = b.ceil_div(self.words, self.block)
+        self.panel_group = _WIDE_GROUP if self.expand else _PANEL_GROUP
+        self.chunk_tiles = max(1, (_WIDE_ROWS if self.expand else _ROW_CHUNK) // self.tile)
 
-            def each_row(body: Callable[[int], None]) -> None:
-                for r in range(tile):
-                    if tile == 1:
+    def function(self) -> tirx.PrimFunc:
+        specs = [(name, b.word_dtype(self.act) if name in ("x", "w") else "float32") for name in buffers(self.spec)]
+        kernel = b.Kernel(self.spec.symbol(), specs, vector_ir.helpers(self.target.mcpu, bf16_dot=self.dot))
+        with kernel as k:
+            self.k, self.x, self.w, self.y = k, k["x"], k["w"], k["y"]
+            self.num_rows = k.scalar(self.rows)
+            if self.tile == 1:
+                self.one_row_a_tile()
+            else:
+                self.tiles_of_rows()
+        return kernel.function()
+
+    # ---- loops ----------------------------------------------------------------------------------------------------
+
+    def one_row_a_tile(self) -> None:
+        """Groups of panels side by side: as many streams of weights."""
+        panel0, panel1 = self.k.share_bounds(self.panels)
+        with T.serial(self.num_rows) as t:
+            start = b.let(panel0 + 0)
+            size = 2 * _STREAMS
+            while size:
+                groups = b.let(T.truncdiv(panel1 - start, size))
+                with T.serial(groups) as group:
+                    first = b.let(start + group * size)
+                    self.tile_body(t, 0, [first + i for i in range(size)], 0, self.words)
+                start = b.let(start + groups * size)
+                size //= 2
+
+    def tiles_of_rows(self) -> None:
+        """Chunks of row tiles × groups of panels × blocks of K × panels × row tiles."""
+        tile, panels, block = self.tile, self.panels, self.block
+        tiles = T.truncdiv(self.num_rows + (tile - 1), tile)
+        if self.expand:
+            self.wide_x: b.Expr = T.alloc_buffer((self.chunk_tiles * block * 2 * tile,), "float32", scope="local")
+            self.wide_w: b.Expr = T.alloc_buffer((block * 2 * self.columns,), "float32", scope="local")
+        chunks = T.truncdiv(tiles + (self.chunk_tiles - 1), self.chunk_tiles)
+        unit0, unit1 = self.k.share_bounds(chunks * panels)
+        chunk0, chunk1 = b.let(T.truncdiv(unit0, panels)), b.let(T.truncdiv(unit1 + (panels - 1), panels))
+        with T.serial(chunk0, chunk1) as chunk:
+            panel0 = b.let(T.max(unit0 - chunk * panels, 0))
+            panel1 = b.let(T.min(unit1 - chunk * panels, panels))
+            tile0 = b.let(chunk * self.chunk_tiles)
+            here = b.let(T.min(tiles - tile0, self.chunk_tiles))
+            with T.serial(T.truncdiv(panel1 - panel0 + (self.panel_group - 1), self.panel_group)) as group:
+                first = b.let(panel0 + group * self.panel_group)
+                end = b.let(T.min(first + self.panel_group, panel1))
+                with T.serial(self.blocks) as kb:
+                    length = b.let(T.min(self.words - kb * block, block))
+                    if self.expand:
+                        with T.serial(here) as t:
+                            self.widen_rows(t, b.let(((tile0 + t) * self.words + kb * block) * tile), length)
+                    with T.serial(first, end) as panel:
+                        last = T.Cast("int32", panel + 1 == end)
+                        ahead = b.let((panel + 1 - last * (end - first)) * self.words + (kb + last) * block)
+                        with T.If(here <= _FEW_TILES):
+                            with T.Then():
+                                self.tile_body(tile0, 0, [panel], kb, length, self.fetch_all(ahead, length))
+                                with T.serial(1, here) as t:
+                                    self.tile_body(tile0 + t, t, [panel], kb, length)
+                            with T.Else():
+                                if self.expand:
+                                    self.widen_panel(b.let(panel * self.words + kb * block), length)
+                                lines = b.let(T.truncdiv(length * self.vectors + (here - 1), here))
+                                with T.serial(here) as t:
+                                    fetch = self.fetch_share(ahead, t * lines)
+                                    self.tile_body(tile0 + t, t, [panel], kb, length, fetch, widened=self.expand)
+
+    # ---- the panel block that comes next ----------------------------------------------------------------------------
+
+    def fetch_all(self, ahead: b.Expr, length: b.Expr) -> Callable[[b.Expr], None]:
+        """One row tile fetches all of it, from several places at once. ahead: its first word."""
+
+        def fetch(q: b.Expr) -> None:
+            for v in range(self.vectors):
+                line = v * length + q
+                b.do("prefetch", b.at(self.w, ahead * self.columns + line * b.WIDTH))
+
+        return fetch
+
+    def fetch_share(self, ahead: b.Expr, first_line: b.Expr) -> Callable[[b.Expr], None]:
+        """Every row tile fetches its share of lines (and, harmlessly, the start of the next one's)."""
+
+        def fetch(q: b.Expr) -> None:
+            b.do("prefetch", b.at(self.w, ahead * self.columns + (first_line + q) * b.WIDTH))
+
+        return fetch
+
+    # ---- bf16 to f32 ------------------------------------------------------------------------------------------------
+
+    def widen_rows(self, t: b.Expr, start: b.Expr, length: b.Expr) -> None:
+        """Row tile t of the chunk, words [start, start + length): first all low halves, then all high ones."""
+        tile, block, x, wide = self.tile, self.block, self.x, self.wide_x
+        low, high = t * 2 * block * tile, (t * 2 + 1) * block * tile
+        vectors_here = b.let(T.truncdiv(length * tile, b.WIDTH))
+        with T.serial(vectors_here) as i:
+            words_read = x[T.ramp(start + i * b.WIDTH, 1, b.WIDTH)]
+            b.store(wide, b.call("bf16_low", words_read), T.ramp(low + i * b.WIDTH, 1, b.WIDTH))
+            b.store(wide, b.call("bf16_high", words_read), T.ramp(high + i * b.WIDTH, 1, b.WIDTH))
+        with T.serial(vectors_here * b.WIDTH, length * tile) as i:
+            value = x[start + i]
+            b.store(wide, T.reinterpret("float32", T.shift_left(value, 16)), low + i)
+            b.store(wide, T.reinterpret("float32", T.bitwise_and(value, T.int32(-65536))), high + i)
+
+    def widen_panel(self, start: b.Expr, length: b.Expr) -> None:
+        """Words [start, start + length) of a panel: the low halves of a word, then its high ones."""
+        with T.serial(length) as q:
+            for v in range(self.vectors):
+                words_read = self.w[T.ramp((start + q) * self.columns + v * b.WIDTH, 1, b.WIDTH)]
+                for half, part in enumerate(("bf16_low", "bf16_high")):
+                    at = (q * 2 + half) * self.columns + v * b.WIDTH
+                    b.store(self.wide_w, b.call(part, words_read), T.ramp(at, 1, b.WIDTH))
+
+    # ---- the register tile -------------------------------------------------------------------------------------------
+
+    def tile_body(
+        self,
+        t: b.Expr,
+        t_local: b.Expr,
+        panels: Sequence[b.Expr],
+        kb: b.Expr,
+        length: b.Expr,
+        fetch: Callable[[b.Expr], None] | None = None,
+        *,
+        widened: bool = False,
+    ) -> None:
+        """Row tile t (t_local within the chunk) times `panels`, words [kb · block, + length) of K."""
+        tile, columns, block, n = self.tile, self.columns, self.block, self.n
+        panels = [b.let(panel) for panel in panels]
+        vectors = len(panels) * self.vectors
+        acc = b.Vectors(tile * vectors)
+        span = [panel * columns + v * b.WIDTH for panel in panels for v in range(self.vectors)]
+        count = [b.WIDTH if n % columns == 0 else n - s for s in span]
+
+        def each_row(body: Callable[[int], None]) -> None:
+            for r in range(tile):
+                if tile == 1:
+                    body(r)
+                else:
+                    with b.when(t * tile + r < self.num_rows):
                         body(r)
-                    else:
-                        with b.when(t * tile + r < rows):
-                            body(r)
 
-            for i in range(tile * vectors):
-                acc[i] = b.splat(0.0)
-            if blocks > 1:
+        for i in range(tile * vectors):
+            acc[i] = b.splat(0.0)
+        if self.blocks > 1:
 
-                def reload(r: int) -> None:
-                    for v in range(vectors):
-                        acc[r * vectors + v] = b.load_vector(y, (t * tile + r) * n + span[v], count[v])
-
-                with b.when(kb > 0):
-                    each_row(reload)
-            with T.serial(length) as q:
-                word = q + kb * block
-                if ahead is not None:  # the tiles of a chunk together fetch the panel block that comes next
-                    line = T.truncdiv((t_local * length + q) * columns, chunk_tiles)
-                    b.do("prefetch", b.at(w, ahead * columns + line))
-                wv = [w[T.ramp((panel * words + word) * columns + v * b.WIDTH, 1, b.WIDTH)] for v in range(vectors)]
-                xi = [(t * words + word) * tile + r for r in range(tile)]
-                if lanes == 1 or dot:
-                    helper = "dot_bf16" if dot else "fma"
-                    for r in range(tile):
-                        for v in range(vectors):
-                            i = r * vectors + v
-                            value = b.splat(x[xi[r]])
-                            args = (acc[i], value, wv[v]) if dot else (value, wv[v], acc[i])
-                            acc[i] = b.call(helper, *args)
-                else:
-                    for half, part in enumerate(("bf16_low", "bf16_high")):
-                        parts = b.Vectors(vectors)
-                        for v in range(vectors):
-                            parts[v] = b.call(part, wv[v])
-                        for r in range(tile):
-                            if expand:
-                                value = b.splat(wide[((t_local * 2 + half) * block + q) * tile + r])
-                            else:
-                                value = b.call(part, b.splat(x[xi[r]]))
-                            for v in range(vectors):
-                                i = r * vectors + v
-                                acc[i] = b.call("fma", value, parts[v], acc[i])
-
-            def add_rest(r: int) -> None:
+            def reload(r: int) -> None:
                 for v in range(vectors):
-                    i, at = r * vectors + v, (t * tile + r) * n + span[v]
-                    if p["bias"]:
-                        acc[i] = b.call("add", acc[i], b.load_vector(k["bias"], span[v], count[v]))
-                    if p["residual"]:
-                        acc[i] = b.call("add", acc[i], b.load_vector(k["residual"], at, count[v]))
+                    acc[r * vectors + v] = b.load_vector(self.y, (t * tile + r) * n + span[v], count[v])
 
-            def keep(r: int) -> None:
-                for v in range(vectors):
-                    b.store_vector(y, acc[r * vectors + v], (t * tile + r) * n + span[v], count[v])
+            with b.when(kb > 0):
+                each_row(reload)
+        with T.serial(length) as q:
+            if fetch is not None:
+                fetch(q)
+            self.step(acc, panels, t * self.words * tile, t_local, kb * block, q, widened=widened)
 
-            if p["bias"] or p["residual"]:
-                if blocks == 1:
+        def add_rest(r: int) -> None:
+            for v in range(vectors):
+                i, at = r * vectors + v, (t * tile + r) * n + span[v]
+                if self.bias:
+                    acc[i] = b.call("add", acc[i], b.load_vector(self.k["bias"], span[v], count[v]))
+                if self.residual:
+                    acc[i] = b.call("add", acc[i], b.load_vector(self.k["residual"], at, count[v]))
+
+        def keep(r: int) -> None:
+            for v in range(vectors):
+                b.store_vector(self.y, acc[r * vectors + v], (t * tile + r) * n + span[v], count[v])
+
+        if self.bias or self.residual:
+            if self.blocks == 1:
+                each_row(add_rest)
+            else:
+                with b.when(kb == self.blocks - 1):
                     each_row(add_rest)
+        each_row(keep)
+
+    def step(
+        self,
+        acc: b.Vectors,
+        panels: Sequence[b.Expr],
+        row0: b.Expr,
+        t_local: b.Expr,
+        word0: b.Expr,
+        q: b.Expr,
+        *,
+        widened: bool,
+    ) -> None:
+        """One word of K: word q of the block that starts at word0. row0: where the row tile starts in x."""
+        tile, vectors = self.tile, len(panels) * self.vectors
+        word = q + word0
+        at = [(panel * self.words + word) * self.columns + v * b.WIDTH for panel in panels for v in range(self.vectors)]
+        xi = [row0 + word * tile + r for r in range(tile)]
+        if self.lanes == 1 or self.dot:
+            wv = [self.w[T.ramp(i, 1, b.WIDTH)] for i in at]
+            for r in range(tile):
+                value = b.splat(self.x[xi[r]])
+                for v in range(vectors):
+                    i = r * vectors + v
+                    if self.dot:
+                        acc[i] = b.call("dot_bf16", acc[i], value, wv[v])
+                    else:
+                        acc[i] = b.call("fma", value, wv[v], acc[i])
+            return
+        for half, part in enumerate(("bf16_low", "bf16_high")):
+            parts = b.Vectors(vectors)
+            for v in range(vectors):
+                if widened:
+                    parts[v] = b.load_vector(self.wide_w, (q * 2 + half) * self.columns + v * b.WIDTH)
                 else:
-                    with b.when(kb == blocks - 1):
-                        each_row(add_rest)
-            each_row(keep)
-
-        def widen(t: b.Expr, start: b.Expr, length: b.Expr) -> None:
-            """Row tile t of the chunk, words [start, start + length): first all low halves, then all high ones."""
-            low, high = t * 2 * block * tile, (t * 2 + 1) * block * tile
-            vectors_here = b.let(T.truncdiv(length * tile, b.WIDTH))
-            with T.serial(vectors_here) as i:
-                words_read = x[T.ramp(start + i * b.WIDTH, 1, b.WIDTH)]
-                b.store(wide, b.call("bf16_low", words_read), T.ramp(low + i * b.WIDTH, 1, b.WIDTH))
-                b.store(wide, b.call("bf16_high", words_read), T.ramp(high + i * b.WIDTH, 1, b.WIDTH))
-            with T.serial(vectors_here * b.WIDTH, length * tile) as i:
-                value = x[start + i]
-                b.store(wide, T.reinterpret("float32", T.shift_left(value, 16)), low + i)
-                b.store(wide, T.reinterpret("float32", T.bitwise_and(value, T.int32(-65536))), high + i)
-
-        if tile == 1:
-            with k.share(panels) as panel, T.serial(rows) as t:
-                tile_body(t, 0, panel, 0, words, None)
-        else:
-            chunks = T.truncdiv(tiles + (chunk_tiles - 1), chunk_tiles)
-            units = chunks * panels
-            unit0, unit1 = k.share_bounds(units)
-            chunk0, chunk1 = b.let(T.truncdiv(unit0, panels)), b.let(T.truncdiv(unit1 + (panels - 1), panels))
-            with T.serial(chunk0, chunk1) as chunk:
-                panel0 = b.let(T.max(unit0 - chunk * panels, 0))
-                panel1 = b.let(T.min(unit1 - chunk * panels, panels))
-                tile0 = b.let(chunk * chunk_tiles)
-                here = b.let(T.min(tiles - tile0, chunk_tiles))
-                with T.serial(T.truncdiv(panel1 - panel0 + (panel_group - 1), panel_group)) as group:
-                    first = b.let(panel0 + group * panel_group)
-                    end = b.let(T.min(first + panel_group, panel1))
-                    with T.serial(blocks) as kb:
-                        length = b.let(T.min(words - kb * block, block))
-                        if expand:
-                            with T.serial(here) as t:
-                                widen(t, b.let(((tile0 + t) * words + kb * block) * tile), length)
-                        with T.serial(first, end) as panel:
-                            last = T.Cast("int32", panel + 1 == end)
-                            ahead = b.let((panel + 1 - last * (end - first)) * words + (kb + last) * block)
-                            with T.serial(here) as t:
-                                tile_body(tile0 + t, t, panel, kb, length, ahead)
-    return kernel.function()
+                    parts[v] = b.call(part, self.w[T.ramp(at[v], 1, b.WIDTH)])
+            for r in range(tile):
+                if self.expand:
+                    value = b.splat(self.wide_x[((t_local * 2 + half) * self.block + q) * tile + r])
+                else:
+                    value = b.call(part, b.splat(self.x[xi[r]]))
+                for v in range(vectors):
+                    i = r * vectors + v
+                    acc[i] = b.call("fma", value, parts[v], acc[i])

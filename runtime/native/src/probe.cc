@@ -54,14 +54,17 @@ double F32Plain(const char*) {
 
 #if defined(__x86_64__)
 
-// The accumulators are independent and more than latency × ports; unrolled, each has a register of its own.
-#define LLMC_PROBE(type, chains, set, step)            \
-  type acc[chains];                                    \
+// The accumulators are independent and more than latency × ports; unrolled, each has a register of its own. They pass
+// through an asm, or the compiler would see that they are equal and compute one for all.
+#define LLMC_PROBE(type, chains, set, step)                \
+  type acc[chains];                                        \
   _Pragma("GCC unroll 16") for (int i = 0; i < (chains); ++i) acc[i] = set; \
-  for (uint32_t round = 0; round < kRounds; ++round) { \
-    _Pragma("GCC unroll 16") for (int i = 0; i < (chains); ++i) acc[i] = step; \
-    asm volatile("" : "+v"(x));                        \
-  }                                                    \
+  for (uint32_t round = 0; round < kRounds; ++round) {     \
+    _Pragma("GCC unroll 16") for (int i = 0; i < (chains); ++i) { \
+      acc[i] = step;                                       \
+      asm volatile("" : "+v"(acc[i]));                     \
+    }                                                      \
+  }                                                        \
   for (int i = 0; i < (chains); ++i) Keep(&acc[i])
 
 __attribute__((target("avx2"))) double ReadAvx2(const char* data) {
@@ -98,28 +101,28 @@ __attribute__((target("avx512f"))) double ReadAvx512(const char* data) {
 }
 
 __attribute__((target("avx2,fma"))) double F32Avx2(const char*) {
-  __m256 x = _mm256_set1_ps(0.5f);
+  const __m256 x = _mm256_set1_ps(0.5f);
   const __m256 y = _mm256_set1_ps(1.0f);
   LLMC_PROBE(__m256, 12, y, _mm256_fmadd_ps(acc[i], x, y));
   return 2.0 * 8 * 12 * kRounds;
 }
 
 __attribute__((target("avx512f"))) double F32Avx512(const char*) {
-  __m512 x = _mm512_set1_ps(0.5f);
+  const __m512 x = _mm512_set1_ps(0.5f);
   const __m512 y = _mm512_set1_ps(1.0f);
   LLMC_PROBE(__m512, 16, y, _mm512_fmadd_ps(acc[i], x, y));
   return 2.0 * 16 * 16 * kRounds;
 }
 
 __attribute__((target("avx512f,avx512bw,avx512bf16"))) double Bf16Avx512(const char*) {
-  __m512i x = _mm512_set1_epi16(0x3f00);  // 0.5
+  const __m512i x = _mm512_set1_epi16(0x3f00);  // 0.5
   const __m512 zero = _mm512_setzero_ps();
   LLMC_PROBE(__m512, 16, zero, _mm512_dpbf16_ps(acc[i], reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(x)));
   return 2.0 * 32 * 16 * kRounds;
 }
 
 __attribute__((target("avx512f,avx512bw,avx512vnni"))) double Int8Avx512(const char*) {
-  __m512i x = _mm512_set1_epi8(1);
+  const __m512i x = _mm512_set1_epi8(1);
   const __m512i zero = _mm512_setzero_si512();
   LLMC_PROBE(__m512i, 16, zero, _mm512_dpbusd_epi32(acc[i], x, x));
   return 2.0 * 64 * 16 * kRounds;
