@@ -36,6 +36,10 @@ class ChatTemplates:
         self._compiled: dict[str, Template] = {}
         self._special = {name: text for name in _SPECIAL_TOKENS if (text := token_text(config.get(name))) is not None}
 
+    def __bool__(self) -> bool:
+        """Whether the model has any."""
+        return bool(self._sources)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

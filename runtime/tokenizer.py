@@ -68,6 +68,11 @@ class Tokenizer:
         """Text of `token_ids`; ids the tokenizer does not know decode to nothing."""
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model came with a chat template."""
+        return bool(self._chat_templates)
+
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The prompt of a conversation; options and errors are those of ChatTemplates.render."""
         return self._chat_templates.render(messages, **options)

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from llmc import __version__
 
-from . import errors, security
+from . import errors, observers, security
 from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .context import ServerContext
@@ -22,18 +22,22 @@ def create_app(config: ServerConfig, engine: AsyncEngine) -> FastAPI:
     The engine is warmed up in the background once the application has started; until then requests get a 503.
     """
     server = ServerContext(config, engine)
+    watching = observers.Observers(server)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        watching.start()
         await server.start()
         try:
             yield
         finally:
             await server.stop()
+            watching.close()
 
     app = FastAPI(title="llmc", version=__version__, lifespan=lifespan)
     app.state.server = server
     errors.install(app)
     add_routes(app, server)
     security.install(app, config)
+    watching.install(app)
     return app

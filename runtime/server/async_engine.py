@@ -52,6 +52,7 @@ class AsyncEngine:
         self.tokenizer: Tokenizer | None = None
         with contextlib.suppress(TokenizerError):
             self.tokenizer = Tokenizer(path)
+        self.on_submit: list[Callable[[EngineRequest], None]] = []
         self.on_record: list[Callable[[RequestRecord], None]] = []
         self.on_failure: list[Callable[[str], None]] = []
         self.failure: str | None = None
@@ -101,12 +102,18 @@ class AsyncEngine:
         self._emptied.clear()
         if request.guide is not None:
             self._guides.open(engine_id, request.guide, request.params.n)
+        for callback in self.on_submit:
+            callback(request)
         return stream
 
     @property
     def num_active(self) -> int:
         """Requests the engine has not finished with."""
         return len(self._streams)
+
+    def live_streams(self) -> list[RequestStream]:
+        """Requests the engine has not finished with, oldest first."""
+        return list(self._streams.values())
 
     def stats(self) -> EngineStats:
         """Counters of the engine since it was opened."""

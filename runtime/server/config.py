@@ -14,6 +14,8 @@ class ServerConfig:
     first is the one that answers name. generation_config: "auto" takes sampling defaults from the model, "none" those
     of OpenAI. max_num_seqs, max_num_batched_tokens (prompt tokens of one step), num_threads, kv_bytes: 0 for the
     engine's default. max_queue: requests that may wait. request_timeout_s, drain_timeout_s: None for no limit.
+    access_log_file: None for standard output. log_prompts: with the text of prompts. record_trace: where lengths and
+    times of requests go; at record_trace_max_bytes the file is renamed to NAME.1 and begun anew.
     nice: added to the niceness of the HTTP threads, so that the engine's threads come first.
     """
 
@@ -48,3 +50,7 @@ class ServerConfig:
     enable_metrics: bool = True
     enable_page: bool = True
     access_log: bool = True
+    access_log_file: Path | None = None
+    log_prompts: bool = False
+    record_trace: Path | None = None
+    record_trace_max_bytes: int = 1 << 30

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from llmc.runtime.tokenizer import Tokenizer, TokenizerError
 
+from .access_log import note_model
 from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .errors import ApiError
@@ -88,11 +89,12 @@ class ServerContext:
     def check_model(self, name: str | None) -> str:
         """The served name a request asks for. Raises ApiError 404 for another one."""
         if name is None or name == "":
-            return self.model_name
+            name = self.model_name
         if name not in self.config.served_model_names:
             known = ", ".join(self.config.served_model_names)
             message = f"the model {name!r} does not exist: this server has {known}"
             raise ApiError(message, status=404, param="model", code="model_not_found")
+        note_model(name)
         return name
 
     async def in_pool(self, work: Callable[[], _Value], size: int = _SMALL_TEXT + 1) -> _Value:

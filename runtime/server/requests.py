@@ -68,7 +68,10 @@ class TokenDelta:
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """A request that ended, given once to every `AsyncEngine.on_record`; times are on time.monotonic_ns(), 0: never."""
+    """A request that ended, given once to every `AsyncEngine.on_record`; times are on time.monotonic_ns(), 0: never.
+
+    token_gaps_ns: from each token of a continuation to its next one.
+    """
 
     request_id: str
     arrival_ns: int
@@ -80,6 +83,7 @@ class RequestRecord:
     num_output_tokens: int
     finish_reasons: tuple[str, ...]
     error: str | None = None
+    token_gaps_ns: tuple[int, ...] = ()
 
 
 class RequestFailed(RuntimeError):

@@ -17,9 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .config import ServerConfig
 from .errors import ApiError
+from .page_files import PAGE_PATHS
 
-# Probes and load balancers hold no key.
-_OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
+# Probes and load balancers hold no key, and the page asks for one.
+_OPEN_PATHS = frozenset({"/health", "/ready", "/version"}) | PAGE_PATHS
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 from llmc.runtime.detokenizer import OutputText
@@ -20,6 +21,7 @@ class _Output:
     def __init__(self, text: OutputText) -> None:
         self.text = text
         self.num_tokens = 0
+        self.last_token_ns = 0
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.new_text: list[str] = []
@@ -53,6 +55,8 @@ class RequestStream:
         self._closed = False
         self._wakeup: asyncio.Future[None] | None = None
         self._record: RequestRecord | None = None
+        self._token_gaps_ns: list[int] = []
+        self.started_ns = time.monotonic_ns()
 
     def __aiter__(self) -> RequestStream:
         return self
@@ -95,6 +99,16 @@ class RequestStream:
         return self._num_finished_by_engine == len(self._outputs)
 
     @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all continuations so far."""
+        return sum(output.num_tokens for output in self._outputs)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that came from the prefix cache, known with the first token."""
+        return self._num_cached_tokens
+
+    @property
     def record(self) -> RequestRecord | None:
         """Set once `engine_done`."""
         return self._record
@@ -133,7 +147,10 @@ class RequestStream:
         output = self._outputs[event.output_index]
         if output.finish_reason is not None:
             return
+        if output.num_tokens:
+            self._token_gaps_ns.append(event.time_ns - output.last_token_ns)
         output.num_tokens += 1
+        output.last_token_ns = event.time_ns
         output.new_token_ids.append(event.token_id)
         if self.request.params.logprobs is not None:
             output.new_logprobs.append(_token_logprob(event))
@@ -163,9 +180,10 @@ class RequestStream:
                 finished_ns=event.time_ns,
                 num_prompt_tokens=len(self.request.prompt_token_ids),
                 num_cached_tokens=self._num_cached_tokens,
-                num_output_tokens=sum(output.num_tokens for output in self._outputs),
+                num_output_tokens=self.num_output_tokens,
                 finish_reasons=tuple(output.finish_reason or "error" for output in self._outputs),
                 error=None if self._failure is None else self._failure.message,
+                token_gaps_ns=tuple(self._token_gaps_ns),
             )
 
     def _finish(self, output: _Output, reason: str) -> None:

@@ -1,0 +1,258 @@
+"""Prometheus metrics of a server: what requests took, and what the engine counts, read when somebody scrapes.
+
+The engine keeps its own counters, so they are read at collection and no thread copies them; only latencies and lengths
+of finished requests are observed as they end. docs/observability.md lists every metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from llmc.runtime.binding import GraphInfo
+    from llmc.runtime.engine import BucketMiss, EngineStats, GraphStats
+
+    from .requests import RequestRecord
+
+# Seconds. First tokens and whole requests span milliseconds to minutes; a token of a small model takes under one.
+LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+TOKEN_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
+LENGTH_BUCKETS = tuple(2**i for i in range(18))
+FINISH_REASONS = ("stop", "length", "cancelled", "timeout", "error")
+
+
+@dataclass(frozen=True)
+class EngineProbe:
+    """How to read an engine; every function may be called from any thread, also while the engine steps.
+
+    graphs: those of the artifact by index, as are the entries of graph_stats. num_warm_graphs: replayed at warm-up.
+    """
+
+    stats: Callable[[], EngineStats]
+    graph_stats: Callable[[], Sequence[GraphStats]]
+    bucket_misses: Callable[[], Sequence[BucketMiss]]
+    graphs: Sequence[GraphInfo]
+    num_warm_graphs: Callable[[], int]
+
+
+class ServerMetrics:
+    """The registry of one server. build: labels of llmc_build_info, such as version and model."""
+
+    def __init__(self, probe: EngineProbe, build: dict[str, str]) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = _RequestMetrics(self.registry)
+        self._http = Counter("llmc_http_responses", "HTTP responses", ("route", "status"), registry=self.registry)
+        self.registry.register(_EngineCollector(probe, build))
+        ProcessCollector(registry=self.registry)
+
+    def on_record(self, record: RequestRecord) -> None:
+        """Observes a finished request; from any thread."""
+        self._requests.observe(record)
+
+    def on_response(self, route: str, status: int) -> None:
+        """Counts an HTTP response. route: the path as declared, never as sent, so that clients cannot add series."""
+        self._http.labels(route, str(status)).inc()
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The exposition and its content type, OpenMetrics when `accept` asks for it."""
+        encode, content_type = choose_encoder(accept)
+        return encode(_WithoutCreated(self.registry)), content_type
+
+
+class _RequestMetrics:
+    """Latencies and lengths of finished requests. What a request never reached is not observed as zero."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(name, text, buckets=buckets, registry=registry)
+
+        self._ttft = histogram(
+            "llmc_time_to_first_token_seconds", "From arrival to the first token of a request", LATENCY_BUCKETS
+        )
+        self._tpot = histogram(
+            "llmc_time_per_output_token_seconds", "Mean time between the later tokens of a request", TOKEN_BUCKETS
+        )
+        self._gap = histogram(
+            "llmc_inter_token_seconds", "From a token of a continuation to its next one", TOKEN_BUCKETS
+        )
+        self._total = histogram(
+            "llmc_request_duration_seconds", "From arrival to the last token of a request", LATENCY_BUCKETS
+        )
+        self._queue = histogram(
+            "llmc_request_queue_seconds", "From arrival to the first step that has a request", LATENCY_BUCKETS
+        )
+        self._prompt = histogram("llmc_request_prompt_tokens", "Prompt tokens of a request", LENGTH_BUCKETS)
+        self._output = histogram("llmc_request_output_tokens", "Tokens generated for a request", LENGTH_BUCKETS)
+        self._finished = Counter(
+            "llmc_outputs_finished", "Continuations by the reason they ended", ("finish_reason",), registry=registry
+        )
+        for reason in FINISH_REASONS:  # a series that is there from the start has a rate from the first event on
+            self._finished.labels(reason)
+
+    def observe(self, record: RequestRecord) -> None:
+        self._prompt.observe(record.num_prompt_tokens)
+        self._output.observe(record.num_output_tokens)
+        for reason in record.finish_reasons:
+            self._finished.labels(reason).inc()
+        for gap_ns in record.token_gaps_ns:
+            self._gap.observe(gap_ns / 1e9)
+        times = Latencies.of(record)
+        for metric, seconds in (
+            (self._ttft, times.ttft_s),
+            (self._tpot, times.tpot_s),
+            (self._total, times.total_s),
+            (self._queue, times.queue_s),
+        ):
+            if seconds is not None:
+                metric.observe(seconds)
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Seconds of one request; None for what it never reached. tpot_s: mean between tokens after the first."""
+
+    queue_s: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+    total_s: float
+
+    @staticmethod
+    def of(record: RequestRecord) -> Latencies:
+        def since(start_ns: int, end_ns: int) -> float | None:
+            return max(0, end_ns - start_ns) / 1e9 if start_ns and end_ns else None
+
+        # The continuations of a request advance together, so a token of it is a step of the longest, on average.
+        later = record.num_output_tokens / max(1, len(record.finish_reasons)) - 1
+        decode_s = since(record.first_token_ns, record.finished_ns)
+        return Latencies(
+            queue_s=since(record.arrival_ns, record.first_scheduled_ns),
+            ttft_s=since(record.arrival_ns, record.first_token_ns),
+            tpot_s=decode_s / later if decode_s is not None and later > 0 else None,
+            total_s=since(record.arrival_ns, record.finished_ns) or 0.0,
+        )
+
+
+def padding_seconds(graph: GraphStats) -> float:
+    """The share of a graph's wall time that its padding rows would have if every row cost the same."""
+    rows = graph.tokens + graph.padded_tokens
+    return graph.replay_ns / 1e9 * graph.padded_tokens / rows if rows else 0.0
+
+
+class _EngineCollector(Collector):
+    """The engine's own counters, read at each collection."""
+
+    def __init__(self, probe: EngineProbe, build: dict[str, str]) -> None:
+        self._probe = probe
+        self._build = build
+
+    def describe(self) -> list[Metric]:
+        """No names, so that registering does not collect: the engine may not be ready yet."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._probe.stats()
+        yield from self._engine(stats)
+        yield from self._work(stats)
+        yield from self._buckets()
+        yield from self._misses(stats)
+
+    def _engine(self, stats: EngineStats) -> Iterator[Metric]:
+        build = GaugeMetricFamily("llmc_build_info", "Always 1; the labels tell what runs", labels=tuple(self._build))
+        build.add_metric(tuple(self._build.values()), 1)
+        yield build
+        yield from (
+            GaugeMetricFamily(name, text, value)
+            for name, text, value in (
+                ("llmc_sequences_running", "Sequences that hold KV blocks and take part in steps", stats.num_running),
+                ("llmc_sequences_waiting", "Sequences queued for their first step or preempted", stats.num_waiting),
+                ("llmc_kv_blocks", "KV blocks of the pool", stats.num_blocks),
+                (
+                    "llmc_kv_blocks_used",
+                    "KV blocks that running sequences hold",
+                    stats.num_blocks - stats.num_free_blocks,
+                ),
+                ("llmc_kv_blocks_cached", "KV blocks that the prefix cache can find", stats.num_cached_blocks),
+                ("llmc_threads", "Threads that replay graphs", stats.num_threads),
+                ("llmc_graphs", "Graphs of the artifact", len(self._probe.graphs)),
+                ("llmc_graphs_warm", "Graphs replayed at warm-up", self._probe.num_warm_graphs()),
+            )
+        )
+
+    def _work(self, stats: EngineStats) -> Iterator[Metric]:
+        yield from (
+            CounterMetricFamily(name, text, value)
+            for name, text, value in (
+                ("llmc_prompt_tokens", "Prompt tokens of admitted requests", stats.prompt_tokens),
+                ("llmc_generation_tokens", "Tokens generated", stats.output_tokens),
+                ("llmc_prefix_cache_query_tokens", "Prompt tokens looked up", stats.prefix_query_tokens),
+                ("llmc_prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache", stats.prefix_hit_tokens),
+                ("llmc_preemptions", "Sequences that gave up their KV blocks to others", stats.num_preemptions),
+                ("llmc_scheduled_tokens", "Valid tokens replayed", stats.scheduled_tokens),
+                ("llmc_padding_tokens", "Padding tokens replayed beside them", stats.padded_tokens),
+                ("llmc_decode_step_seconds", "Wall time of steps that only decode", stats.decode_step_ns / 1e9),
+            )
+        )
+        steps = CounterMetricFamily("llmc_steps", "Steps; those of prefill may carry decodes", labels=("phase",))
+        steps.add_metric(("prefill",), stats.num_prefill_steps)
+        steps.add_metric(("decode",), stats.num_decode_steps)
+        yield steps
+        parts = CounterMetricFamily("llmc_step_seconds", "Wall time of steps by what it went to", labels=("part",))
+        known = {
+            "schedule": stats.schedule_ns,
+            "prepare": stats.prepare_ns,
+            "replay": stats.replay_ns,
+            "sample": stats.sample_ns,
+        }
+        for part, ns in (known | {"other": max(0, stats.step_ns - sum(known.values()))}).items():
+            parts.add_metric((part,), ns / 1e9)
+        yield parts
+
+    def _buckets(self) -> Iterator[Metric]:
+        labels = ("phase", "batch", "seq")
+        replays = CounterMetricFamily("llmc_bucket_replays", "Replays of a bucket's graph", labels=labels)
+        tokens = CounterMetricFamily("llmc_bucket_tokens", "Valid tokens a bucket carried", labels=labels)
+        padding = CounterMetricFamily("llmc_bucket_padding_tokens", "Padding tokens beside them", labels=labels)
+        seconds = CounterMetricFamily("llmc_bucket_replay_seconds", "Wall time of a bucket's replays", labels=labels)
+        wasted = CounterMetricFamily(
+            "llmc_bucket_padding_seconds", "Share of the replay time by padding rows", labels=labels
+        )
+        for graph, stats in zip(self._probe.graphs, self._probe.graph_stats(), strict=True):
+            key = (graph.phase, str(graph.batch), str(graph.seq))
+            replays.add_metric(key, stats.replays)
+            tokens.add_metric(key, stats.tokens)
+            padding.add_metric(key, stats.padded_tokens)
+            seconds.add_metric(key, stats.replay_ns / 1e9)
+            wasted.add_metric(key, padding_seconds(stats))
+        yield from (replays, tokens, padding, seconds, wasted)
+
+    def _misses(self, stats: EngineStats) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "llmc_bucket_misses", "Steps that no bucket of their phase fits", stats.num_bucket_misses
+        )
+        shapes = CounterMetricFamily(
+            "llmc_bucket_misses_by_shape",
+            "The same by shape, for the first 64 shapes; blocks are those of the longest sequence",
+            labels=("phase", "sequences", "tokens", "blocks"),
+        )
+        for miss in self._probe.bucket_misses():
+            shapes.add_metric((miss.phase, str(miss.num_seqs), str(miss.num_tokens), str(miss.num_blocks)), miss.count)
+        yield shapes
+
+
+class _WithoutCreated(Collector):
+    """A registry less the `_created` series, which double the size of an exposition and which nothing here reads."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family

@@ -1,0 +1,83 @@
+"""What watches a server: metrics, access log, trace and the live page's state, joined to the engine and the app."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from typing import TYPE_CHECKING
+
+from llmc import __version__
+
+from .access_log import AccessLog, AccessLogMiddleware, current_entry, track
+from .metrics import EngineProbe, ServerMetrics
+from .routes import metrics as metrics_route
+from .routes import page as page_route
+from .state import LiveState, RecentLatencies
+from .trace_recorder import TraceRecorder
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from .context import ServerContext
+    from .requests import EngineRequest
+
+
+class Observers:
+    """Made once a server. Raises OSError for a log that cannot be opened, ValueError for a trace that is none."""
+
+    def __init__(self, server: ServerContext) -> None:
+        config, engine = server.config, server.engine
+        self._server = server
+        self.metrics: ServerMetrics | None = None
+        self.access_log: AccessLog | None = None
+        self.trace: TraceRecorder | None = None
+        if config.enable_metrics:
+            probe = EngineProbe(
+                engine.stats, engine.graph_stats, engine.bucket_misses, engine.graphs, lambda: server.warm_up.num_warm
+            )
+            self.metrics = ServerMetrics(probe, {"version": __version__, "model": server.model_name})
+            engine.on_record.append(self.metrics.on_record)
+        if config.access_log:
+            self.access_log = AccessLog(config.access_log_file)
+            engine.on_submit.append(self._track)
+            engine.on_record.append(self.access_log.on_record)
+        if config.record_trace is not None:
+            self.trace = TraceRecorder(config.record_trace, config.record_trace_max_bytes)
+            engine.on_submit.append(self.trace.on_submit)
+            engine.on_record.append(self.trace.on_record)
+        self._latencies = RecentLatencies()
+
+    def install(self, app: FastAPI) -> None:
+        """Adds the endpoints, and the middleware that sees a request before and its response after all others."""
+        if self.metrics is not None:
+            app.include_router(metrics_route.router(self.metrics))
+        if self._server.config.enable_page:
+            self._server.engine.on_record.append(self._latencies.on_record)
+            app.include_router(page_route.router(LiveState(self._server, self._latencies)))
+        if self.access_log is not None or self.metrics is not None:
+            app.add_middleware(AccessLogMiddleware, log=self.access_log, metrics=self.metrics)
+
+    def start(self) -> None:
+        """From the event loop: SIGHUP opens the files again, where the system has that signal."""
+        # Not on Windows, and not where the loop runs beside the main thread, as in tests.
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError, AttributeError):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reopen)
+
+    def reopen(self) -> None:
+        """Opens the files again, after a rotator renamed them."""
+        for file in (self.access_log, self.trace):
+            if file is not None:
+                file.reopen()
+
+    def close(self) -> None:
+        """Writes what is left and closes the files."""
+        for file in (self.access_log, self.trace):
+            if file is not None:
+                file.close()
+
+    def _track(self, request: EngineRequest) -> None:
+        track(request.request_id)
+        entry, tokenizer = current_entry(), self._server.engine.tokenizer
+        if self._server.config.log_prompts and entry is not None and tokenizer is not None:
+            entry.prompts.append(tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False))

@@ -1,0 +1,99 @@
+// The ladder as grids, a phase each: batch down, length across, coloured by how often a graph was replayed.
+import { count, duration, element, percent } from "./dom.js";
+
+const NAMES = {
+  prefill: ["Prefill", "prompt tokens of a step"],
+  decode: ["Decode", "context tokens"],
+  mixed: ["Mixed", "tokens of a step"],
+};
+const MAX_LABELS = 8;
+
+/** Keeps the grids in `parent`, and the words about the cell under the pointer in `detail`. */
+export class HeatMap {
+  #parent;
+  #detail;
+  #hint;
+  #cells = [];
+  #ladder = "";
+  #pointed = null;
+
+  constructor(parent, detail) {
+    this.#parent = parent;
+    this.#detail = detail;
+    this.#hint = detail.textContent;
+    parent.addEventListener("pointerover", (event) => {
+      this.#pointed = event.target.closest(".cell:not(.none)");
+      this.#describe();
+    });
+    parent.addEventListener("pointerleave", () => {
+      this.#pointed = null;
+      this.#describe();
+    });
+  }
+
+  /** Shows the buckets of a state; the grid is built anew only when the ladder changed. */
+  show(buckets) {
+    const ladder = buckets.map((bucket) => `${bucket.phase},${bucket.batch},${bucket.seq}`).join(";");
+    if (ladder !== this.#ladder) {
+      this.#ladder = ladder;
+      this.#build(buckets);
+    }
+    const most = Math.max(1, ...buckets.map((bucket) => bucket.replays));
+    buckets.forEach((bucket, index) => {
+      const cell = this.#cells[index];
+      cell.bucket = bucket;
+      // Logarithmic: a few buckets take most of the steps, and the others should still show.
+      const heat = bucket.replays ? 12 + (88 * Math.log1p(bucket.replays)) / Math.log1p(most) : 0;
+      cell.style.setProperty("--heat", `${heat.toFixed(0)}%`);
+    });
+    this.#describe();
+  }
+
+  #build(buckets) {
+    this.#cells = new Array(buckets.length);
+    const grids = Object.keys(NAMES)
+      .filter((phase) => buckets.some((bucket) => bucket.phase === phase))
+      .map((phase) => this.#grid(phase, buckets));
+    this.#parent.replaceChildren(...grids);
+  }
+
+  #grid(phase, buckets) {
+    const [name, axis] = NAMES[phase];
+    const sorted = (key) =>
+      [...new Set(buckets.filter((one) => one.phase === phase).map((one) => one[key]))].sort((a, b) => a - b);
+    const batches = sorted("batch");
+    const lengths = sorted("seq");
+    const grid = element("div", { className: "grid" }, element("div", { className: "name", text: name }));
+    grid.style.gridTemplateColumns = `auto repeat(${lengths.length}, minmax(0, 1fr))`;
+    for (const batch of batches) {
+      grid.append(element("div", { className: "row", text: count(batch), title: `batch ${batch}` }));
+      for (const length of lengths) {
+        const index = buckets.findIndex((one) => one.phase === phase && one.batch === batch && one.seq === length);
+        const cell = element("div", { className: index < 0 ? "cell none" : "cell" });
+        if (index >= 0) this.#cells[index] = cell;
+        grid.append(cell);
+      }
+    }
+    const every = Math.ceil(lengths.length / MAX_LABELS);
+    grid.append(element("div"));
+    lengths.forEach((length, i) => {
+      grid.append(element("div", { className: "column", text: i % every === 0 ? length : "" }));
+    });
+    grid.append(element("div", { className: "axis", text: `batch ↓  ${axis} →` }));
+    return grid;
+  }
+
+  #describe() {
+    const bucket = this.#pointed?.bucket;
+    if (!bucket) {
+      this.#detail.textContent = this.#hint;
+      return;
+    }
+    const rows = bucket.tokens + bucket.padding_tokens;
+    const padding = rows ? `, ${percent(bucket.padding_tokens / rows)} padding` : "";
+    const time = bucket.replays ? `, ${duration(bucket.replay_s / bucket.replays)} a replay` : "";
+    this.#detail.textContent =
+      `${bucket.phase} ${bucket.batch} × ${bucket.seq}: ${count(bucket.replays)} replays, ` +
+      `${count(bucket.tokens)} tokens${padding}${time}`;
+  }
+}

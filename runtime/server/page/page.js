@@ -1,0 +1,158 @@
+// The live page: reads the server's state once a second while somebody looks.
+import { getState, setApiKey } from "./api.js";
+import { drawRate, NUM_SAMPLES } from "./chart.js";
+import { setModel } from "./chat.js";
+import { byId, count, duration, element, percent, rate } from "./dom.js";
+import { HeatMap } from "./heatmap.js";
+
+const PERIOD_MS = 1000;
+const MAX_ROWS = 50;
+
+const heat = new HeatMap(byId("heat"), byId("heat-detail"));
+const rates = { generation: [], prompt: [] };
+let previous = null;
+
+function setStatus(state, text) {
+  byId("status").dataset.state = state;
+  byId("status").textContent = text;
+}
+
+function showRates(state) {
+  const { engine } = state;
+  const seconds = previous ? state.uptime_s - previous.uptime_s : 0;
+  if (seconds <= 0) {
+    // The first look, or the server started again: there is no rate yet.
+    rates.generation.length = rates.prompt.length = 0;
+  } else {
+    push(rates.generation, (engine.generation_tokens - previous.engine.generation_tokens) / seconds);
+    push(rates.prompt, (engine.prompt_tokens - previous.engine.prompt_tokens) / seconds);
+  }
+  for (const [name, values] of Object.entries(rates)) {
+    byId(name).textContent = values.length ? rate(values.at(-1)) : "–";
+    drawRate(byId(`${name}-chart`), values);
+  }
+}
+
+function push(values, value) {
+  values.push(Math.max(0, value));
+  if (values.length > NUM_SAMPLES) values.shift();
+}
+
+const share = (part, whole) => (whole ? part / whole : 0);
+
+function showTiles({ engine, latency }) {
+  const ahead = (name) => `p95 ${duration(latency[name]?.p95)}`;
+  const hits = share(engine.prefix_hit_tokens, engine.prefix_query_tokens);
+  const rows = engine.scheduled_tokens + engine.padding_tokens;
+  const tiles = [
+    ["First token", duration(latency.ttft?.p50), ahead("ttft")],
+    ["Per token", duration(latency.tpot?.p50), ahead("tpot")],
+    ["Whole request", duration(latency.total?.p50), ahead("total")],
+    ["Running", count(engine.running), `${count(engine.waiting)} waiting`],
+    [
+      "KV cache",
+      percent(share(engine.kv_blocks_used, engine.kv_blocks)),
+      `${count(engine.kv_blocks_used)} of ${count(engine.kv_blocks)} blocks`,
+      share(engine.kv_blocks_used, engine.kv_blocks),
+    ],
+    ["Prefix hits", percent(hits), `${count(engine.prefix_hit_tokens)} tokens`, hits],
+    [
+      "Padding",
+      percent(share(engine.padding_tokens, rows)),
+      `${count(engine.padding_tokens)} tokens`,
+      share(engine.padding_tokens, rows),
+    ],
+    ["Preemptions", count(engine.preemptions), `${count(engine.bucket_misses)} bucket misses`],
+  ];
+  byId("tiles").replaceChildren(...tiles.map(tile));
+}
+
+function tile([name, value, note, portion]) {
+  const node = element(
+    "div",
+    { className: "tile" },
+    element("h2", { text: name }),
+    element("b", { text: value }),
+    element("span", { className: "note", text: note, title: note }),
+  );
+  if (portion !== undefined) node.append(meter(portion));
+  return node;
+}
+
+function meter(portion) {
+  const node = element("div", { className: "meter" }, element("i"));
+  node.style.setProperty("--share", `${(100 * Math.min(1, portion)).toFixed(1)}%`);
+  return node;
+}
+
+function showRequests({ requests, num_requests }) {
+  const rows = requests.slice(0, MAX_ROWS).map((one) => {
+    const progress = element(
+      "div",
+      { className: "progress" },
+      meter(share(one.output_tokens, one.max_tokens)),
+      element("span", { text: `${count(one.output_tokens)} / ${count(one.max_tokens)}` }),
+    );
+    return element(
+      "tr",
+      {},
+      element("td", { text: one.id, title: one.id }),
+      element("td", { className: "n", text: duration(one.age_s) }),
+      element("td", { className: "n", text: count(one.prompt_tokens) }),
+      element("td", { className: "n", text: count(one.cached_tokens) }),
+      element("td", {}, progress),
+      element("td", { text: one.output_tokens ? "generating" : "prompt" }),
+    );
+  });
+  byId("requests").tBodies[0].replaceChildren(...rows);
+  byId("requests").hidden = rows.length === 0;
+  byId("idle").hidden = rows.length > 0;
+  byId("request-summary").textContent =
+    num_requests > rows.length ? `${count(rows.length)} of ${count(num_requests)}, oldest first` : "";
+}
+
+function showBuckets({ buckets, engine }) {
+  heat.show(buckets);
+  const used = buckets.filter((bucket) => bucket.replays > 0).length;
+  const padding = buckets.reduce((sum, bucket) => sum + bucket.padding_s, 0);
+  byId("bucket-summary").textContent =
+    `${used} of ${buckets.length} in use, ${count(engine.steps)} steps, at most ${duration(padding)} spent on padding`;
+}
+
+function show(state) {
+  document.title = `${state.model} · llmc`;
+  byId("model").textContent = state.model;
+  byId("facts").textContent =
+    `llmc ${state.version} · ${count(state.engine.threads)} threads · up ${duration(state.uptime_s)}`;
+  setStatus(state.ready ? "ok" : "wait", state.ready ? "ready" : "warming up");
+  setModel(state.model, state.chat);
+  showRates(state);
+  showTiles(state);
+  showBuckets(state);
+  showRequests(state);
+  previous = state;
+}
+
+async function poll() {
+  if (!document.hidden) {
+    try {
+      show(await getState(AbortSignal.timeout(5000)));
+    } catch (error) {
+      if (error.status === 401) byId("key-field").hidden = false;
+      setStatus("bad", error.status === 401 ? "needs an API key" : "no answer from the server");
+    }
+  }
+  setTimeout(poll, PERIOD_MS);
+}
+
+byId("key").addEventListener("input", (event) => setApiKey(event.currentTarget.value));
+
+byId("theme").addEventListener("click", () => {
+  const root = document.documentElement;
+  const dark = root.dataset.theme
+    ? root.dataset.theme === "dark"
+    : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+});
+
+poll();

@@ -1,0 +1,45 @@
+"""The live page at / and the state it reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from ..page_files import PageFile, read_page_files
+from ..state import LiveState
+
+# Nothing inline, nothing from elsewhere, no frame around it.
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def router(live: LiveState) -> APIRouter:
+    """The endpoints; the files need no API key, the state does when one is set."""
+    routes = APIRouter(tags=["page"])
+    for file in read_page_files():
+        routes.add_api_route(file.path, _sender(file), include_in_schema=False)
+
+    @routes.get("/v1/llmc/state")
+    async def state() -> dict[str, Any]:
+        """Running requests (no text), counters, latencies and the use of every bucket."""
+        return live.snapshot()
+
+    return routes
+
+
+def _sender(file: PageFile) -> Any:
+    headers = {**_HEADERS, "ETag": file.etag}
+
+    async def send(request: Request) -> Response:
+        if request.headers.get("if-none-match") == file.etag:
+            return Response(status_code=304, headers=headers)
+        return Response(file.content, headers={**headers, "Content-Type": file.media_type})
+
+    return send

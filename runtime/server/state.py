@@ -1,0 +1,117 @@
+"""The server at a glance, for the live page: what runs, how fast, and which buckets it uses. No text of requests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmc import __version__
+
+from .metrics import Latencies, padding_seconds
+
+if TYPE_CHECKING:
+    from .context import ServerContext
+    from .requests import RequestRecord
+
+_WINDOW = 1000
+_WINDOW_S = 300
+_MAX_REQUESTS = 100
+
+
+class RecentLatencies:
+    """Latencies of the requests that ended in the last five minutes, the newest thousand of them."""
+
+    def __init__(self) -> None:
+        self._ended: deque[tuple[float, Latencies]] = deque(maxlen=_WINDOW)
+        self._lock = threading.Lock()
+
+    def on_record(self, record: RequestRecord) -> None:
+        """Takes a request that ended; from any thread."""
+        with self._lock:
+            self._ended.append((time.monotonic(), Latencies.of(record)))
+
+    def percentiles(self) -> dict[str, dict[str, float]]:
+        """Seconds by name: {"ttft": {"p50", "p95", "p99"}, …}; a name without a request is left out."""
+        since = time.monotonic() - _WINDOW_S
+        with self._lock:
+            recent = [latencies for ended, latencies in self._ended if ended >= since]
+        result = {}
+        for name in ("queue", "ttft", "tpot", "total"):
+            values = [value for one in recent if (value := getattr(one, f"{name}_s")) is not None]
+            if values:
+                p50, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
+                result[name] = {"p50": p50, "p95": p95, "p99": p99}
+        return result
+
+
+class LiveState:
+    """Makes the object that the page reads."""
+
+    def __init__(self, server: ServerContext, latencies: RecentLatencies) -> None:
+        self._server = server
+        self._latencies = latencies
+        self._started = time.monotonic()
+
+    def snapshot(self) -> dict[str, Any]:
+        """The state now, of plain values; counters are since the start. Belongs to the event loop."""
+        server, engine = self._server, self._server.engine
+        stats = engine.stats()
+        streams = engine.live_streams()
+        return {
+            "model": server.model_name,
+            "version": __version__,
+            "ready": server.ready,
+            "chat": engine.tokenizer is not None
+            and (engine.tokenizer.has_chat_template or server.config.chat_template is not None),
+            "uptime_s": time.monotonic() - self._started,
+            "max_model_len": engine.max_model_len,
+            "num_requests": len(streams),
+            "requests": [_request(stream) for stream in streams[:_MAX_REQUESTS]],
+            "latency": self._latencies.percentiles(),
+            "engine": {
+                "running": stats.num_running,
+                "waiting": stats.num_waiting,
+                "threads": stats.num_threads,
+                "steps": stats.num_steps,
+                "kv_blocks": stats.num_blocks,
+                "kv_blocks_used": stats.num_blocks - stats.num_free_blocks,
+                "kv_blocks_cached": stats.num_cached_blocks,
+                "prompt_tokens": stats.prompt_tokens,
+                "generation_tokens": stats.output_tokens,
+                "scheduled_tokens": stats.scheduled_tokens,
+                "padding_tokens": stats.padded_tokens,
+                "prefix_query_tokens": stats.prefix_query_tokens,
+                "prefix_hit_tokens": stats.prefix_hit_tokens,
+                "preemptions": stats.num_preemptions,
+                "bucket_misses": stats.num_bucket_misses,
+            },
+            "buckets": [
+                {
+                    "phase": graph.phase,
+                    "batch": graph.batch,
+                    "seq": graph.seq,
+                    "replays": use.replays,
+                    "tokens": use.tokens,
+                    "padding_tokens": use.padded_tokens,
+                    "replay_s": use.replay_ns / 1e9,
+                    "padding_s": padding_seconds(use),
+                }
+                for graph, use in zip(engine.graphs, engine.graph_stats(), strict=True)
+            ],
+        }
+
+
+def _request(stream: Any) -> dict[str, Any]:
+    request = stream.request
+    return {
+        "id": request.request_id,
+        "age_s": (time.monotonic_ns() - stream.started_ns) / 1e9,
+        "prompt_tokens": len(request.prompt_token_ids),
+        "cached_tokens": stream.num_cached_tokens,
+        "output_tokens": stream.num_output_tokens,
+        "max_tokens": request.params.max_tokens * request.params.n,
+    }
