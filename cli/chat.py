@@ -1,0 +1,216 @@
+"""`llmc chat`: a conversation with a model in the terminal."""
+
+# ruff: noqa: B008 (typer declares options as argument defaults)
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from .chat_backends import Backend
+    from .chat_commands import Commands
+    from .chat_screen import Screen
+    from .chat_session import Session
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+_HELP = """Talk to a model in the terminal: a server's URL, an artifact, or a model directory (compiled on the way).
+
+Answers are shown as Markdown while they come; Ctrl-C stops one, Ctrl-D leaves. /help lists the commands inside. Without
+a terminal each line of stdin is a message and answers are plain text on stdout. Sampling defaults are the model's own.
+
+\b
+Examples:
+  llmc chat
+  llmc chat http://server:8000 --system "Answer in one sentence."
+  llmc chat qwen.llmc --temperature 0.7 --seed 1 --stats
+  llmc chat tiny.llmc --raw
+  echo "Name three rivers." | llmc chat qwen.llmc
+"""
+
+
+@dataclass(frozen=True)
+class ChatConfig:
+    """One start of `llmc chat`. target: URL or path. sampling: the settings that were given."""
+
+    target: str
+    model: str | None = None
+    api_key: str | None = None
+    timeout_s: float = 600.0
+    system: str | None = None
+    load: Path | None = None
+    history: Path | None = None
+    raw: bool = False
+    plain: bool = False
+    stats: bool = False
+    sampling: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_url(self) -> bool:
+        return "://" in self.target
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to `app`."""
+    app.command("chat", help=_HELP)(chat_command)
+
+
+def chat_command(
+    target: str = typer.Argument(
+        DEFAULT_URL, metavar="URL_OR_ARTIFACT_OR_MODEL", help="Server, artifact or model directory."
+    ),
+    system: str | None = typer.Option(None, metavar="TEXT", help="System message."),
+    load: Path | None = typer.Option(None, metavar="FILE", help="Go on with a conversation that /save wrote."),
+    temperature: float | None = typer.Option(None, help="0: greedy."),
+    top_p: float | None = typer.Option(None, help="Keep the most likely tokens up to this probability."),
+    top_k: int | None = typer.Option(None, help="Keep this many tokens; 0: all."),
+    min_p: float | None = typer.Option(None, help="Drop tokens below this share of the likeliest."),
+    repetition_penalty: float | None = typer.Option(None, help="1: off."),
+    presence_penalty: float | None = typer.Option(None, help="0: off."),
+    frequency_penalty: float | None = typer.Option(None, help="0: off."),
+    max_tokens: int | None = typer.Option(None, min=1, metavar="N", help="Longest answer; default: what fits."),
+    seed: int | None = typer.Option(None, min=0, help="Same conversation and seed, same answer."),
+    stop: list[str] = typer.Option([], metavar="TEXT", help="End an answer before this string; may be repeated."),
+    raw: bool = typer.Option(False, "--raw", help="Continue plain text, without a chat template."),
+    plain: bool = typer.Option(False, "--plain", help="Show answers as they are, not as Markdown."),
+    stats: bool = typer.Option(False, "--stats", help="After each answer: time to the first token, tokens/s."),
+    history: Path | None = typer.Option(None, metavar="FILE", help="Keep what is typed for the next chat."),
+    model: str | None = typer.Option(None, metavar="NAME", help="Model of the server; default: its first."),
+    api_key: str | None = typer.Option(None, envvar="LLMC_API_KEY", metavar="KEY", help="Key for the server."),
+    timeout: float = typer.Option(600.0, min=0.001, metavar="S", help="Longest silence of the server, seconds."),
+    threads: int = typer.Option(0, min=0, metavar="N", help="Threads of an artifact; 0: every CPU."),
+    kv_bytes: int = typer.Option(0, min=0, metavar="BYTES", help="KV pool of an artifact; 0: for one conversation."),
+) -> None:
+    from .chat_session import ChatError, check_sampling
+
+    if raw and system is not None:
+        raise typer.BadParameter("--system and --raw exclude each other: a raw text has no system message")
+    given = {
+        "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "max_tokens": max_tokens,
+        "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty, "seed": seed, "stop": tuple(stop) or None,
+    }  # fmt: skip
+    sampling = {name: value for name, value in given.items() if value is not None}
+    try:
+        check_sampling(sampling)
+    except ChatError as error:
+        raise typer.BadParameter(str(error)) from error
+    config = ChatConfig(
+        target=target,
+        model=model,
+        api_key=api_key,
+        timeout_s=timeout,
+        system=system,
+        load=load,
+        history=history,
+        raw=raw,
+        plain=plain,
+        stats=stats,
+        sampling=sampling,
+        engine={"num_threads": threads, "kv_bytes": kv_bytes},
+    )
+    if model is not None and not config.is_url:
+        raise typer.BadParameter(f"--model belongs to a server's URL, not to {target}")
+    run_chat(config)
+
+
+def run_chat(config: ChatConfig) -> None:
+    """Opens what `config` names and talks until the input ends. Raises ChatError and the runtime's errors."""
+    from .chat_commands import Commands
+    from .chat_session import Session
+
+    session = Session(config.system, dict(config.sampling), config.raw)
+    if config.load is not None:
+        session.load(config.load)
+        session.system = session.system if config.system is None else config.system
+        session.sampling |= config.sampling
+    commands = Commands(session)
+    backend = open_backend(config)
+    try:
+        backend.check(config.raw)
+        screen = open_screen(config, commands)
+        if screen.interactive:
+            screen.note(f"{backend.name}: /help lists the commands, Ctrl-D leaves")
+        converse(session, commands, backend, screen, stats=config.stats)
+    finally:
+        backend.close()
+
+
+def open_backend(config: ChatConfig) -> Backend:
+    """The server or, in this process, the engine."""
+    from .chat_backends import EngineBackend, ServerBackend
+
+    if config.is_url:
+        return ServerBackend(config.target, model=config.model, api_key=config.api_key, timeout_s=config.timeout_s)
+    from llmc import artifact_path
+    from llmc.runtime.llm import LLM
+
+    path = Path(config.target)
+    if (path / "graphs.bin").is_file():
+        artifact = artifact_path(path)
+    else:
+        from .compile import progress_bar
+
+        with progress_bar() as progress:
+            artifact = artifact_path(path, progress)
+    return EngineBackend(LLM(artifact, max_num_seqs=1, **config.engine))
+
+
+def open_screen(config: ChatConfig, commands: Commands) -> Screen:
+    """A terminal when both ends are one."""
+    from .chat_screen import PlainScreen, TerminalScreen
+
+    if sys.stdin is None or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return PlainScreen()
+    return TerminalScreen(markdown=not config.plain, history=config.history, completions=commands.names)
+
+
+def converse(session: Session, commands: Commands, backend: Backend, screen: Screen, *, stats: bool) -> None:
+    """The loop: a line, then what it asks for. Raises ChatError where nobody can react to it."""
+    from .chat_session import ChatError
+
+    for line in screen.lines():
+        before = list(session.messages)
+        try:
+            outcome = commands.take(line)
+            if outcome.say:
+                screen.note(outcome.say)
+            if outcome.leave:
+                return
+            # An empty line means something only in a raw text that has begun.
+            if outcome.ask is None or not (outcome.ask or (session.raw and before)):
+                continue
+            answer(outcome.ask, session, commands, backend, screen)
+            if stats:
+                screen.note(commands.take("/stats").say.partition("\n")[0])
+        except ChatError as error:
+            if not screen.interactive:
+                raise
+            if len(session.messages) < len(before):
+                # A retry took the old answer back and got no new one.
+                session.messages = before
+            screen.note(f"error: {error}")
+
+
+def answer(question: str, session: Session, commands: Commands, backend: Backend, screen: Screen) -> None:
+    """Asks and shows; what was shown before an interruption or error stays in the conversation. Raises ChatError."""
+    session.ask(question)
+    shown: list[str] = []
+    reply = None
+    try:
+        reply = backend.reply(session)
+        screen.show(reply, shown)
+    except KeyboardInterrupt:
+        if not screen.interactive:
+            raise
+        screen.note("stopped")
+    finally:
+        if reply is not None:
+            reply.close()
+            commands.count(reply)
+        session.answer("".join(shown))

@@ -1,0 +1,212 @@
+"""The state of a chat: its messages and how answers are sampled; saved to a file and read back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmc.runtime.params import RequestError, SamplingParams
+
+
+class ChatError(RuntimeError):
+    """What a chat cannot do; the message is one sentence. The conversation is as it was before."""
+
+
+def _whole(text: str) -> int:
+    return int(text, 10)
+
+
+SETTINGS: dict[str, Callable[[str], int | float]] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": _whole,
+    "min_p": float,
+    "repetition_penalty": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "max_tokens": _whole,
+    "seed": _whole,
+}
+"""The numbers of a chat's sampling that a command may change, and how each is read."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text of an answer as it comes; reasoning precedes the answer and is no part of it."""
+
+    text: str
+    reasoning: bool = False
+
+
+@dataclass
+class Reply:
+    """An answer under way: iterate it for its pieces, `close` it to stop it; the figures are final after either.
+
+    Times are seconds from the request; counts are tokens, completion_tokens is the number of pieces where the server
+    has not told.
+    """
+
+    pieces: Iterator[Piece]
+    completion_tokens: int = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: str | None = None
+    first_s: float | None = None
+    total_s: float = 0.0
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self.pieces
+
+    def close(self) -> None:
+        """Stops the generation at its source; harmless after the end."""
+        close = getattr(self.pieces, "close", None)
+        if close is not None:
+            close()
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Rate after the first token; None below two tokens."""
+        if self.first_s is None or self.completion_tokens < 2 or self.total_s <= self.first_s:
+            return None
+        return (self.completion_tokens - 1) / (self.total_s - self.first_s)
+
+
+@dataclass
+class Session:
+    """A conversation. system None: none. sampling: only what differs from the model's own defaults. raw: the messages
+    are pieces of one text that the model continues, without a chat template."""
+
+    system: str | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    raw: bool = False
+    messages: list[dict[str, str]] = field(default_factory=list)
+    saved_as: Path | None = None
+
+    def request_messages(self) -> list[dict[str, str]]:
+        """What the chat template gets."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return system + self.messages
+
+    def request_text(self) -> str:
+        """What a raw completion continues: each question starts a line, each answer goes on where its question ends."""
+        text = ""
+        for message in self.messages:
+            starts_line = message["role"] == "user" and text and message["content"] and not text.endswith("\n")
+            text += ("\n" if starts_line else "") + message["content"]
+        return text
+
+    def ask(self, text: str) -> None:
+        """Adds a question; an empty one lets a raw text go on."""
+        self.messages.append({"role": "user", "content": text})
+
+    def answer(self, text: str) -> None:
+        """Adds what was answered; without a text the question is taken back."""
+        if text or self.raw:
+            self.messages.append({"role": "assistant", "content": text})
+        else:
+            self.drop_question()
+
+    def drop_question(self) -> None:
+        """Takes back a question that has no answer."""
+        if self.messages and self.messages[-1]["role"] == "user":
+            self.messages.pop()
+
+    def undo(self) -> str:
+        """Takes back the last question and its answer; returns the question. Raises ChatError when there is none."""
+        last = max((i for i, message in enumerate(self.messages) if message["role"] == "user"), default=None)
+        if last is None:
+            raise ChatError("there is no question to take back: ask one first")
+        question = self.messages[last]["content"]
+        del self.messages[last:]
+        return question
+
+    def set(self, name: str, text: str) -> None:
+        """Sets a number of SETTINGS from what was typed; "default" is the model's own. Raises ChatError."""
+        if text == "default":
+            self.sampling.pop(name, None)
+            return
+        try:
+            value = SETTINGS[name](text)
+        except ValueError:
+            raise ChatError(f"{name} {text!r} is not a number: use one, or default for the model's own") from None
+        sampling = {**self.sampling, name: value}
+        check_sampling(sampling)
+        self.sampling = sampling
+
+    def save(self, path: Path) -> None:
+        """Writes the conversation as JSON, whole or not at all. A file that is not this chat's own is not replaced.
+
+        Raises ChatError.
+        """
+        if path.exists() and (self.saved_as is None or not path.samefile(self.saved_as)):
+            raise ChatError(f"{path} exists: name a new file")
+        data = {
+            "messages": self.request_messages(),
+            "sampling": {
+                key: list(value) if isinstance(value, tuple) else value for key, value in self.sampling.items()
+            },
+            "raw": self.raw,
+        }
+        partial = path.with_name(path.name + ".partial")
+        try:
+            partial.write_text(json.dumps(data, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+            os.replace(partial, path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise ChatError(f"cannot write {path}: {error.strerror or error}") from error
+        self.saved_as = path
+
+    def load(self, path: Path) -> None:
+        """Takes over a saved conversation, or a plain list of messages. Raises ChatError; then nothing has changed."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ChatError(f"cannot read {path}: {error.strerror or error}") from error
+        except (ValueError, RecursionError) as error:
+            raise ChatError(f"{path} is not JSON of a conversation: {error}") from error
+        if isinstance(data, list):
+            data = {"messages": data}
+        system, messages = _split_system(data.get("messages") if isinstance(data, Mapping) else None, path)
+        sampling = data.get("sampling", self.sampling)
+        known = {*SETTINGS, "stop"}
+        if not isinstance(sampling, Mapping) or not known.issuperset(sampling):
+            raise ChatError(
+                f"sampling of {path} is {sampling!r}: use an object with some of {', '.join(sorted(known))}"
+            )
+        sampling = {key: tuple(value) if isinstance(value, list) else value for key, value in sampling.items()}
+        check_sampling(sampling)
+        raw = data.get("raw", self.raw)
+        if raw is not self.raw:
+            raise ChatError(
+                f"{path} is a {'raw text' if raw else 'chat'}: start llmc chat {'with' if raw else 'without'} --raw"
+            )
+        self.system, self.messages, self.sampling, self.saved_as = system, messages, sampling, path
+
+
+def _split_system(messages: Any, path: Path) -> tuple[str | None, list[dict[str, str]]]:
+    if not isinstance(messages, list):
+        raise ChatError(f"{path} has no list of messages: save one with /save")
+    plain = []
+    for index, message in enumerate(messages):
+        role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+        if role not in ("system", "user", "assistant") or not isinstance(content, str) or (role == "system" and index):
+            raise ChatError(
+                f"message {index} of {path} does not do: give role user or assistant, system for the first only, and "
+                "a text as content"
+            )
+        plain.append({"role": role, "content": content})
+    if plain and plain[0]["role"] == "system":
+        return plain[0]["content"], plain[1:]
+    return None, plain
+
+
+def check_sampling(sampling: Mapping[str, Any]) -> None:
+    """Raises ChatError for a value out of range."""
+    try:
+        SamplingParams(**sampling)
+    except (RequestError, TypeError) as error:
+        raise ChatError(str(error)) from error
