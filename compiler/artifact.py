@@ -77,6 +77,43 @@ def _input_bytes(graph: GraphRecord) -> dict[str, int]:
     return {name: 4 * count for name, count in elements.items()}
 
 
+class _Commands:
+    """The records of a command list, which differ between its graphs in the bytes of inputs alone."""
+
+    def __init__(self, of: CommandList, kernel_index: Mapping[KernelSpec, int], layout: WeightLayout) -> None:
+        weight_index = {w.name: i for i, w in enumerate(layout.weights)}
+
+        def operand(o: Operand, spec: KernelSpec) -> OperandRecord:
+            kind = _OPERAND_KINDS[o.kind]
+            if o.kind == "weight":
+                index = weight_index[o.name]
+                return OperandRecord(kind, index, 0, layout.weights[index].nbytes)
+            if o.kind == "input":
+                return OperandRecord(kind, INPUTS.index(o.name), 0, 0)
+            if o.kind in ("k_pool", "v_pool"):
+                return OperandRecord(kind, o.layer, 0, kv_block_bytes(spec, o.kind))
+            return OperandRecord(kind, 0, o.offset, o.nbytes)
+
+        fields = {c.spec: (kernel_index[c.spec], FAMILIES.index(c.spec.family)) for c in of.commands}
+        self._commands = [
+            CommandRecord(kernel, tuple(operand(o, c.spec) for o in c.operands), c.barrier, c.layer, family)
+            for c in of.commands
+            for kernel, family in (fields[c.spec],)
+        ]
+        self._with_inputs = [
+            i for i, c in enumerate(self._commands) if any(o.kind == _OPERAND_KINDS["input"] for o in c.operands)
+        ]
+
+    def records(self, input_bytes: Mapping[str, int]) -> tuple[CommandRecord, ...]:
+        """The commands in a graph whose inputs have these sizes."""
+        inputs = [OperandRecord(_OPERAND_KINDS["input"], i, 0, input_bytes[name]) for i, name in enumerate(INPUTS)]
+        commands = list(self._commands)
+        for i in self._with_inputs:
+            operands = tuple(inputs[o.index] if o.kind == _OPERAND_KINDS["input"] else o for o in commands[i].operands)
+            commands[i] = commands[i]._replace(operands=operands)
+        return tuple(commands)
+
+
 def graphs_bin(
     model: ModelRecord,
     kernels: Sequence[KernelSpec],
@@ -88,31 +125,8 @@ def graphs_bin(
 ) -> bytes:
     """The tables of FORMAT.md. weight_crcs: CRC-32 of every weight of `layout`, by name."""
     kernel_index = {spec: i for i, spec in enumerate(kernels)}
-    weight_index = {w.name: i for i, w in enumerate(layout.weights)}
     num_buffers = {c.spec: len(c.operands) for _, commands in graphs.values() for c in commands.commands}
-
-    def operand(o: Operand, spec: KernelSpec, inputs: Mapping[str, int]) -> OperandRecord:
-        kind = _OPERAND_KINDS[o.kind]
-        if o.kind == "weight":
-            index = weight_index[o.name]
-            return OperandRecord(kind, index, 0, layout.weights[index].nbytes)
-        if o.kind == "input":
-            return OperandRecord(kind, INPUTS.index(o.name), 0, inputs[o.name])
-        if o.kind in ("k_pool", "v_pool"):
-            return OperandRecord(kind, o.layer, 0, kv_block_bytes(spec, o.kind))
-        return OperandRecord(kind, 0, o.offset, o.nbytes)
-
-    def commands(of: CommandList, inputs: Mapping[str, int]) -> tuple[CommandRecord, ...]:
-        return tuple(
-            CommandRecord(
-                kernel_index[c.spec],
-                tuple(operand(o, c.spec, inputs) for o in c.operands),
-                c.barrier,
-                c.layer,
-                FAMILIES.index(c.spec.family),
-            )
-            for c in of.commands
-        )
+    builders: dict[int, _Commands] = {}
 
     def graph(bucket: Bucket, shape: GraphShape, of: CommandList) -> GraphRecord:
         tokens = bucket.seq if bucket.phase == "decode" else model.max_model_len
@@ -128,7 +142,10 @@ def graphs_bin(
             of.arena_bytes,
             (),
         )
-        return replace(record, commands=commands(of, _input_bytes(record)))
+        # Buckets of equal shape have one list.
+        if id(of) not in builders:
+            builders[id(of)] = _Commands(of, kernel_index, layout)
+        return replace(record, commands=builders[id(of)].records(_input_bytes(record)))
 
     return write_graphs(
         model,

@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 MAGIC = b"LLMCGRPH"
 VERSION = 2
@@ -72,21 +73,19 @@ class WeightRecord:
     crc32: int
 
 
-@dataclass(frozen=True)
-class OperandRecord:
+class OperandRecord(NamedTuple):
     """A buffer of a command. kind: 0 arena, 1 weight, 2 input, 3 K pool, 4 V pool, 5 output; offset in the arena.
 
     bytes: what the kernel may touch, never 0; of a pool, one block.
     """
 
     kind: int
-    index: int
+    index: int  # type: ignore[assignment]  # it hides a method of tuples
     offset: int
     bytes: int
 
 
-@dataclass(frozen=True)
-class CommandRecord:
+class CommandRecord(NamedTuple):
     """One kernel call. barrier: all threads meet after it; layer: -1 for none."""
 
     kernel: int

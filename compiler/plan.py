@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TypeVar
 
 from llmc.buckets import Bucket
 from llmc.compiler import keys
@@ -13,6 +13,8 @@ from llmc.compiler.cache import GraphCache, key_of
 from llmc.compiler.graph import Command, CommandList, Operand, round_up
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.templates import GraphParams
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -38,21 +40,34 @@ def graph_shape(bucket: Bucket, params: GraphParams) -> GraphShape:
 
 
 def to_json(commands: CommandList) -> bytes:
-    """The cached form of a command list."""
-    return json.dumps(asdict(commands), separators=(",", ":")).encode()
+    """The cached form of a command list: layers repeat, so specs and operands are listed once."""
+    specs = list(dict.fromkeys(c.spec for c in commands.commands))
+    operands = list(dict.fromkeys(o for c in commands.commands for o in c.operands))
+    spec_index, operand_index = _positions(specs), _positions(operands)
+    listed = {
+        "specs": [[s.family, s.op, s.params] for s in specs],
+        "operands": [[o.kind, o.name, o.layer, o.offset, o.nbytes] for o in operands],
+        "commands": [
+            [spec_index[c.spec], [operand_index[o] for o in c.operands], c.layer, c.barrier] for c in commands.commands
+        ],
+        "arena_bytes": commands.arena_bytes,
+    }
+    return json.dumps(listed, separators=(",", ":")).encode()
+
+
+def _positions(items: Sequence[Item]) -> dict[Item, int]:
+    return {item: i for i, item in enumerate(items)}
 
 
 def from_json(payload: bytes) -> CommandList:
     """Reads `to_json`'s output."""
-
-    def spec(value: dict[str, Any]) -> KernelSpec:
-        return KernelSpec(value["family"], value["op"], tuple((k, v) for k, v in value["params"]))
-
     raw = json.loads(payload)
+    specs = [KernelSpec(family, op, tuple((k, v) for k, v in params)) for family, op, params in raw["specs"]]
+    operands = [Operand(*fields) for fields in raw["operands"]]
     return CommandList(
         tuple(
-            Command(spec(c["spec"]), tuple(Operand(**o) for o in c["operands"]), c["layer"], c["barrier"])
-            for c in raw["commands"]
+            Command(specs[spec], tuple([operands[i] for i in which]), layer, barrier)
+            for spec, which, layer, barrier in raw["commands"]
         ),
         raw["arena_bytes"],
     )

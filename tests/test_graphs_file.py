@@ -77,7 +77,7 @@ def assert_same(tables: r.Tables) -> None:
                 wanted.kernel, wanted.barrier, wanted.layer, wanted.family,
             )  # fmt: skip
             operands = tables.operands_of(command)
-            assert [dataclasses.astuple(o) for o in operands] == [dataclasses.astuple(o) for o in wanted.operands]
+            assert [dataclasses.astuple(o) for o in operands] == list(map(tuple, wanted.operands))
 
 
 def test_round_trip() -> None:
