@@ -27,12 +27,12 @@ class ChatTemplateError(RuntimeError):
 class ChatTemplates:
     """The templates of a model: chat_template.jinja, or `chat_template` of tokenizer_config.json (one, or named ones).
 
-    path: directory of the files. config: tokenizer_config.json. Raises ChatTemplateError for a file that cannot be
-    read; a template's syntax is checked at its first use.
+    path: directory of the files. config: tokenizer_config.json. source: a template instead of the model's own. Raises
+    ChatTemplateError for a file that cannot be read; a template's syntax is checked at its first use.
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        self._sources = _read_templates(path, config)
+    def __init__(self, path: Path, config: Mapping[str, Any], source: str | None = None) -> None:
+        self._sources = _read_templates(path, config) if source is None else {"default": source}
         self._compiled: dict[str, Template] = {}
         self._special = {name: text for name in _SPECIAL_TOKENS if (text := token_text(config.get(name))) is not None}
 

@@ -18,11 +18,11 @@ class TokenizerError(RuntimeError):
 class Tokenizer:
     """Reads tokenizer.json, tokenizer_config.json, generation_config.json and chat_template.jinja of `path`.
 
-    Raises TokenizerError when tokenizer.json is missing, TokenizerError or ChatTemplateError when one of them is not
-    readable.
+    chat_template: a template instead of the model's own. Raises TokenizerError when tokenizer.json is missing,
+    TokenizerError or ChatTemplateError when one of them is not readable.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, chat_template: str | None = None) -> None:
         from tokenizers import Tokenizer as Backend
 
         file = path / "tokenizer.json"
@@ -38,7 +38,7 @@ class Tokenizer:
         # Older models name their special tokens only in the map.
         self.config = _read_json(path / "special_tokens_map.json") | _read_json(path / "tokenizer_config.json")
         self.generation_config = read_generation_config(path)
-        self._chat_templates = ChatTemplates(path, self.config)
+        self._chat_templates = ChatTemplates(path, self.config, chat_template)
         self.bos_token = token_text(self.config.get("bos_token"))
         self.eos_token = token_text(self.config.get("eos_token"))
         self.bos_token_id = self._id("bos_token_id", self.bos_token)

@@ -14,14 +14,15 @@ from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .context import ServerContext
 from .routes import add_routes
+from .warmup import OnWarmStep
 
 
-def create_app(config: ServerConfig, engine: AsyncEngine) -> FastAPI:
+def create_app(config: ServerConfig, engine: AsyncEngine, on_warm_step: OnWarmStep | None = None) -> FastAPI:
     """The application that serves `engine`, which it closes at the end. `app.state.server` is its ServerContext.
 
     The engine is warmed up in the background once the application has started; until then requests get a 503.
     """
-    server = ServerContext(config, engine)
+    server = ServerContext(config, engine, on_warm_step)
     watching = observers.Observers(server)
 
     @asynccontextmanager

@@ -29,13 +29,13 @@ _RETRY_AFTER_S = 1
 
 
 class AsyncEngine:
-    """An opened artifact and its engine. Options are those of `Engine`.
+    """An opened artifact and its engine. chat_template: one instead of the model's. Options are those of `Engine`.
 
     All methods but `close` belong to the event loop that called `start`. Raises the binding's errors when the artifact
     cannot be opened or does not run here.
     """
 
-    def __init__(self, path: Path, **options: Any) -> None:
+    def __init__(self, path: Path, *, chat_template: str | None = None, **options: Any) -> None:
         self.path = path
         self.artifact = Artifact(path)
         try:
@@ -51,7 +51,7 @@ class AsyncEngine:
         self.generation_config = read_generation_config(path)
         self.tokenizer: Tokenizer | None = None
         with contextlib.suppress(TokenizerError):
-            self.tokenizer = Tokenizer(path)
+            self.tokenizer = Tokenizer(path, chat_template)
         self.on_submit: list[Callable[[EngineRequest], None]] = []
         self.on_record: list[Callable[[RequestRecord], None]] = []
         self.on_failure: list[Callable[[str], None]] = []

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from llmc.runtime.guides import GuideCompiler
 from llmc.runtime.tokenizer import Tokenizer, TokenizerError
 
 from .access_log import note_model
 from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .errors import ApiError
+from .token_text import TokenTexts
 from .warmup import OnWarmStep, WarmUp
 
 log = logging.getLogger("llmc.server")
@@ -36,15 +39,20 @@ class ServerContext:
         self.draining = False
         self.failure: str | None = None
         self.on_warm_step = on_warm_step
+        self.on_started: list[Callable[[], None]] = []
+        self.on_ready: list[Callable[[], None]] = []
         self.on_failure: list[Callable[[str], None]] = []
+        self._guide_compiler: GuideCompiler | None = None
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="llmc-tokenize")
         self._warming: asyncio.Task[None] | None = None
         self._drained: asyncio.Task[int] | None = None
         engine.on_failure.append(self._fail)
 
     async def start(self) -> None:
-        """Starts the warm-up; `ready` is set when it is done."""
+        """Starts the engine's thread and the warm-up; `ready` is set when that is done."""
         await self.engine.start()
+        for callback in self.on_started:
+            callback()
         self._warming = asyncio.create_task(self._warm())
 
     def begin_drain(self) -> asyncio.Task[int]:
@@ -69,6 +77,19 @@ class ServerContext:
         if self.engine.tokenizer is None:
             raise TokenizerError(f"{self.engine.path} has no tokenizer.json: give prompts as token ids")
         return self.engine.tokenizer
+
+    @functools.cached_property
+    def token_texts(self) -> TokenTexts:
+        """The bytes of single tokens."""
+        return TokenTexts(self.engine.path)
+
+    async def guide_compiler(self) -> GuideCompiler:
+        """Compiles constraints, made at first use. Raises RequestError when the model cannot be guided."""
+        if self._guide_compiler is None:
+            engine = self.engine
+            made = await self.in_pool(lambda: GuideCompiler.of_artifact(engine.path, engine.vocab_size))
+            self._guide_compiler = self._guide_compiler or made
+        return self._guide_compiler
 
     @property
     def model_name(self) -> str:
@@ -123,6 +144,9 @@ class ServerContext:
             self._fail(f"the warm-up failed: {error}")
             return
         self.ready = not self.draining
+        if self.ready:
+            for callback in self.on_ready:
+                callback()
 
     def _fail(self, why: str) -> None:
         self.failure, self.ready = why, False

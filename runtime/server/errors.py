@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from llmc.runtime.chat_template import ChatTemplateError
@@ -15,7 +16,7 @@ from llmc.runtime.handle import LlmcError
 from llmc.runtime.params import RequestError
 from llmc.runtime.tokenizer import TokenizerError
 
-from .requests import QueueFull, RequestFailed, ServerStopping
+from .requests import ClientGone, QueueFull, RequestFailed, ServerStopping
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -40,9 +41,11 @@ class ApiError(Exception):
         kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
+    def response(self) -> Response:
         """The answer."""
-        return JSONResponse(self.body(), self.status, self.headers)
+        # A request may hold half a surrogate pair, which cannot be sent back.
+        body = json.dumps(self.body(), ensure_ascii=False).encode("utf-8", "backslashreplace")
+        return Response(body, self.status, self.headers, "application/json")
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -57,6 +60,8 @@ def as_api_error(error: Exception) -> ApiError:
         case QueueFull():
             headers = {"Retry-After": str(error.retry_after_s)}
             return ApiError(str(error), status=429, code="queue_full", headers=headers)
+        case ClientGone():
+            return ApiError("the client closed the connection", status=499, code="client_gone")
         case ServerStopping():
             return ApiError(str(error), status=503, code="unavailable", headers={"Retry-After": "5"})
         case RequestFailed():
@@ -75,7 +80,7 @@ def as_api_error(error: Exception) -> ApiError:
 def install(app: FastAPI) -> None:
     """Makes `app` answer every exception in OpenAI's shape."""
 
-    async def handle(request: Request, error: Exception) -> JSONResponse:
+    async def handle(request: Request, error: Exception) -> Response:
         if isinstance(error, RequestValidationError):
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json" and not kind.endswith("+json"):
@@ -84,7 +89,7 @@ def install(app: FastAPI) -> None:
         return as_api_error(error).response()
 
     known = (ApiError, RequestError, ChatTemplateError, TokenizerError, QueueFull, ServerStopping, RequestFailed)
-    for kind in (*known, LlmcError, HTTPException, RequestValidationError, Exception):
+    for kind in (*known, ClientGone, LlmcError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, handle)
 
 

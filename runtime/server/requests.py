@@ -104,3 +104,7 @@ class QueueFull(RuntimeError):
 
 class ServerStopping(RuntimeError):
     """The server takes no more requests because it starts or stops."""
+
+
+class ClientGone(Exception):
+    """The client closed its connection; nobody reads an answer."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from ..context import ServerContext
-from . import health, models
+from . import chat, completions, health, models, tokenize
 
 
 def add_routes(app: FastAPI, server: ServerContext) -> None:
     """Adds every endpoint."""
-    for family in (health, models):
+    for family in (completions, chat, models, tokenize, health):
         app.include_router(family.router(server))

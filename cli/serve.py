@@ -1,0 +1,241 @@
+"""`llmc serve`: an OpenAI-compatible HTTP server."""
+
+# ruff: noqa: B008 (typer declares options as argument defaults)
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from llmc.runtime.server.warmup import OnWarmStep, WarmStep
+
+_HELP = """Serve an artifact or a model directory (compiled first, cached) over HTTP, as OpenAI's API does.
+
+Every graph is replayed before /ready answers 200; nothing compiles while requests are served. SIGTERM and Ctrl+C let
+running requests finish; a second one ends at once.
+
+\b
+Examples:
+  llmc serve qwen.llmc
+  llmc serve qwen.llmc --served-model-name qwen --port 9000 --kv-bytes 2GiB
+  llmc serve qwen.llmc --host 0.0.0.0 --api-key-file keys.txt --ssl-certfile cert.pem --ssl-keyfile key.pem
+"""
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to `app`."""
+    app.command("serve", help=_HELP)(serve_command)
+
+
+def parse_size(text: str) -> int:
+    """ "2GiB" → 2147483648, "500MB" → 500000000, "4096" → 4096. Raises BadParameter."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no size: write it as 4096, 500MB or 2GiB")
+    number, prefix, binary = match.groups()
+    power = " KMGT".index(prefix.upper() or " ")
+    return int(float(number) * (1024 if binary else 1000) ** power)
+
+
+def serve_command(
+    model: Path = typer.Argument(..., metavar="ARTIFACT_OR_MODEL", help="Artifact, or model directory to compile."),
+    host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0: all."),
+    port: int = typer.Option(8000, min=0, max=65535, help="Port to listen on; 0: any that is free."),
+    served_model_name: list[str] = typer.Option([], metavar="NAME", help="Name of the model; may be repeated."),
+    api_key: list[str] = typer.Option(
+        [], envvar="LLMC_API_KEY", metavar="KEY", help="Key that clients must show; may be repeated."
+    ),
+    api_key_file: Path | None = typer.Option(None, metavar="FILE", help="File of such keys, one a line."),
+    allowed_origins: list[str] = typer.Option([], metavar="ORIGIN", help="Web origin for CORS, or *; may be repeated."),
+    allowed_methods: list[str] = typer.Option(["*"], metavar="METHOD", help="Methods for CORS."),
+    allowed_headers: list[str] = typer.Option(["*"], metavar="HEADER", help="Headers for CORS."),
+    allow_credentials: bool = typer.Option(False, "--allow-credentials", help="Credentials for CORS."),
+    ssl_certfile: Path | None = typer.Option(None, metavar="FILE", help="TLS certificate (PEM)."),
+    ssl_keyfile: Path | None = typer.Option(None, metavar="FILE", help="Its private key (PEM)."),
+    max_body_size: str = typer.Option("16MiB", metavar="SIZE", help="Largest body of a request."),
+    generation_config: str = typer.Option("auto", metavar="auto|none", help="Sampling defaults: the model's, or none."),
+    chat_template: Path | None = typer.Option(
+        None, metavar="FILE", help="Jinja chat template, instead of the model's."
+    ),
+    max_num_seqs: int = typer.Option(0, min=0, metavar="N", help="Sequences that run at once; 0: the artifact's."),
+    max_num_batched_tokens: int = typer.Option(
+        0,
+        "--max-num-batched-tokens",
+        "--prefill-chunk-size",
+        min=0,
+        metavar="N",
+        help="Prompt tokens of one step, so also of a chunk; 0: the largest prefill graph.",
+    ),
+    num_threads: int = typer.Option(
+        0, "--num-threads", "--threads", min=0, metavar="N", help="Threads; 0: every CPU this process may use."
+    ),
+    pin: bool = typer.Option(True, "--pin/--no-pin", help="Keep each thread on a CPU of its own."),
+    kv_bytes: str = typer.Option("0", metavar="SIZE", help="Size of the KV pool, as 2GiB; 0: from the limits."),
+    prefix_cache: bool = typer.Option(True, help="Reuse KV blocks of equal prompt prefixes."),
+    miss_policy: str = typer.Option("larger", metavar="larger|error", help="When no bucket fits exactly."),
+    max_queue: int = typer.Option(4096, min=1, metavar="N", help="Requests that may wait; more get a 429."),
+    request_timeout: float = typer.Option(0.0, min=0, metavar="S", help="Seconds a request may take; 0: no limit."),
+    drain_timeout: float = typer.Option(30.0, min=0, metavar="S", help="Seconds that a shutdown lets requests finish."),
+    nice: int = typer.Option(0, min=0, max=19, metavar="N", help="How far HTTP threads give way to the engine's."),
+    log_level: str = typer.Option(
+        "warning", "--uvicorn-log-level", "--log-level", metavar="LEVEL", help=f"One of {', '.join(_LOG_LEVELS)}."
+    ),
+    metrics: bool = typer.Option(True, help="Prometheus metrics at /metrics."),
+    page: bool = typer.Option(True, help="The live page at /."),
+    access_log: bool = typer.Option(True, help="A line of JSON a request."),
+    access_log_file: Path | None = typer.Option(None, metavar="FILE", help="Where it goes; default: stdout."),
+    log_prompts: bool = typer.Option(False, "--log-prompts", help="With the text of prompts."),
+    record_trace: Path | None = typer.Option(
+        None, metavar="FILE", help="Record lengths and times of requests, for llmc buckets plan and llmc bench serve."
+    ),
+) -> None:
+    if generation_config not in ("auto", "none"):
+        raise typer.BadParameter(f"--generation-config {generation_config!r} is unknown: use auto or none")
+    if miss_policy not in ("larger", "error"):
+        raise typer.BadParameter(f"--miss-policy {miss_policy!r} is unknown: use larger or error")
+    if log_level not in _LOG_LEVELS:
+        raise typer.BadParameter(f"--uvicorn-log-level {log_level!r} is unknown: use one of {', '.join(_LOG_LEVELS)}")
+    sizes = {"max_body_bytes": parse_size(max_body_size), "kv_bytes": parse_size(kv_bytes)}
+    keys = (*api_key, *(read_keys(api_key_file) if api_key_file is not None else ()))
+    if any(not key.strip() for key in keys):
+        raise typer.BadParameter("--api-key is empty: give a key, or leave it out to serve without")
+    artifact = model if (model / "graphs.bin").is_file() else compile_aside(model)
+
+    from llmc.runtime.server.config import ServerConfig
+    from llmc.runtime.server.run import serve
+
+    config = ServerConfig(
+        artifact=artifact,
+        served_model_names=tuple(served_model_name) or (model.resolve().name,),
+        host=host,
+        port=port,
+        api_keys=keys,
+        allowed_origins=tuple(allowed_origins),
+        allowed_methods=tuple(allowed_methods),
+        allowed_headers=tuple(allowed_headers),
+        allow_credentials=allow_credentials,
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
+        generation_config=generation_config,
+        chat_template=chat_template,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        num_threads=num_threads,
+        pin_threads=pin,
+        prefix_cache=prefix_cache,
+        miss_policy=miss_policy,
+        max_queue=max_queue,
+        request_timeout_s=request_timeout or None,
+        drain_timeout_s=drain_timeout,
+        nice=nice,
+        uvicorn_log_level=log_level,
+        enable_metrics=metrics,
+        enable_page=page,
+        access_log=access_log,
+        access_log_file=access_log_file,
+        log_prompts=log_prompts,
+        record_trace=record_trace,
+        **sizes,
+    )
+    if not keys and host not in _LOOPBACK:
+        _say(f"warning: {host} is reachable from other machines and no --api-key is set: anybody may use this server")
+    with warm_up_progress() as on_warm_step:
+        failure = serve(
+            config,
+            on_warm_step=on_warm_step,
+            on_listening=lambda url: _say(f"listening on {url}, warming up"),
+            on_ready=lambda url: _say(f"ready: {config.served_model_names[0]} at {url}/v1"),
+        )
+    if failure is not None:
+        print(f"llmc: error: {failure}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def read_keys(file: Path) -> Sequence[str]:
+    """Keys of a file, one a line; blank lines and those that start with # are left out. Raises BadParameter."""
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"cannot read --api-key-file {file}: {error}") from error
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise typer.BadParameter(f"--api-key-file {file} has no key: write one a line")
+    return keys
+
+
+def compile_aside(model: Path) -> Path:
+    """The artifact of a model directory, compiled in a process of its own: this one never loads the compiler.
+
+    Raises ModelPathError for what is no model, and typer.Exit when the compilation failed, which has told why.
+    """
+    from llmc import ModelPathError, require_compiler
+
+    if not (model / "config.json").is_file():
+        from llmc import artifact_path
+
+        raise ModelPathError(f"{artifact_path(model)} has no config.json")  # it raises the sentence that fits
+    require_compiler(f"{model} is a model directory and must be compiled first")
+    code = "import sys; from llmc.cli.serve import _compile; sys.exit(_compile(sys.argv[1]))"
+    child = subprocess.run(
+        [sys.executable, "-P", "-c", code, str(model)], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if child.returncode != 0:
+        raise typer.Exit(child.returncode if child.returncode > 0 else 1)
+    return Path(child.stdout.rstrip("\n"))
+
+
+def _compile(model: str) -> int:
+    """What the child does: compiles and prints the artifact's path."""
+    from llmc import artifact_path
+
+    from .compile import progress_bar
+    from .main import EXIT_FAILURE, EXIT_OK, describe
+
+    try:
+        with progress_bar() as progress:
+            print(artifact_path(model, progress))
+    except Exception as error:
+        print(f"llmc: error: {describe(error)}", file=sys.stderr)
+        return EXIT_FAILURE
+    return EXIT_OK
+
+
+@contextmanager
+def warm_up_progress() -> Iterator[OnWarmStep]:
+    """Shows the warm-up on stderr: a bar on a terminal, else a line a graph."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda step: print(step.line(), file=sys.stderr, flush=True)
+        return
+    columns = (TextColumn("[warm-up]", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bars = Progress(*columns, TextColumn("{task.description}"), console=console)
+    task = bars.add_task("", total=None)
+
+    def show(step: WarmStep) -> None:
+        if step.done == 1:
+            bars.start()
+        bars.update(task, total=step.total, completed=step.done, description=f"{step.graph.phase} {step.graph.batch}")
+        if step.done == step.total:
+            bars.stop()
+
+    try:
+        yield show
+    finally:
+        bars.stop()
+
+
+def _say(message: str) -> None:
+    print(f"llmc: {message}", file=sys.stderr, flush=True)

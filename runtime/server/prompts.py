@@ -1,0 +1,158 @@
+"""Prompts on their way to the engine: text and conversations to token ids, and how long an answer may be."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .context import ServerContext
+from .errors import ApiError
+
+
+async def encode_prompt(
+    server: ServerContext, prompt: str | Sequence[int], *, add_special_tokens: bool = True, truncate: int | None = None
+) -> list[int]:
+    """Token ids of a text or of token ids, the last `truncate` of them. Raises ApiError and RequestError."""
+    if isinstance(prompt, str):
+        tokenizer = server.tokenizer
+        work = lambda: tokenizer.encode(prompt, add_special_tokens=add_special_tokens)  # noqa: E731
+        ids = await server.in_pool(work, len(prompt))
+    else:
+        ids = list(prompt)
+    return check_prompt(server, ids if truncate is None else ids[-truncate:])
+
+
+async def encode_chat(
+    server: ServerContext, messages: Sequence[Mapping[str, Any]], *, truncate: int | None = None, **options: Any
+) -> list[int]:
+    """As `encode_chat_ids`, the last `truncate` of them, when the engine can take them."""
+    ids = await encode_chat_ids(server, messages, **options)
+    return check_prompt(server, ids if truncate is None else ids[-truncate:])
+
+
+async def encode_chat_ids(
+    server: ServerContext,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    add_special_tokens: bool = False,
+) -> list[int]:
+    """Token ids of a conversation of any length, rendered with the model's chat template. Raises as `encode_prompt`."""
+    conversation = [_for_template(index, message) for index, message in enumerate(messages)]
+    reserved = {"messages", "tools", "add_generation_prompt", "documents"} & (variables or {}).keys()
+    if reserved:
+        message = f"chat_template_kwargs has {', '.join(sorted(reserved))}: use the field of that name"
+        raise ApiError(message, param="chat_template_kwargs", code="invalid_value")
+    tokenizer = server.tokenizer
+
+    def work() -> list[int]:
+        text = tokenizer.apply_chat_template(
+            conversation,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            **(variables or {}),
+        )
+        if continue_final_message:
+            text = _cut_after(text, conversation[-1])
+        # The template writes the special tokens itself.
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    size = sum(len(str(message.get("content"))) for message in conversation)
+    return await server.in_pool(work, size)
+
+
+def check_prompt(server: ServerContext, ids: list[int]) -> list[int]:
+    """`ids`, when the engine can take them. Raises ApiError."""
+    limit, vocab_size = server.engine.max_model_len, server.engine.vocab_size
+    if not ids:
+        raise ApiError("the prompt has no tokens: give at least one", param="prompt", code="invalid_value")
+    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        message = f"the prompt has token id {wrong}: use whole numbers from 0 to {vocab_size - 1}"
+        raise ApiError(message, param="prompt", code="invalid_value")
+    if len(ids) >= limit:
+        raise ApiError(
+            f"the model's maximum context length is {limit} tokens and the prompt has {len(ids)}: shorten it to at "
+            f"most {limit - 1}",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    return ids
+
+
+def checked_max_tokens(server: ServerContext, asked: int, num_prompt_tokens: int, param: str) -> int:
+    """`asked`, when prompt and answer fit the context. Raises ApiError."""
+    limit = server.engine.max_model_len
+    if num_prompt_tokens + asked > limit:
+        raise ApiError(
+            f"the model's maximum context length is {limit} tokens, but {num_prompt_tokens + asked} were requested "
+            f"({num_prompt_tokens} of the prompt, {asked} of {param}): ask for at most {limit - num_prompt_tokens}",
+            param=param,
+            code="context_length_exceeded",
+        )
+    return asked
+
+
+def rest_of_context(server: ServerContext, num_prompt_tokens: int) -> int:
+    """How long an answer may be when its request does not say."""
+    rest = server.engine.max_model_len - num_prompt_tokens
+    limit = server.engine.generation_config.get("max_new_tokens")
+    if server.config.generation_config == "none" or not isinstance(limit, int) or limit < 1:
+        return rest
+    return min(rest, limit)
+
+
+def _for_template(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates want it: parts of text joined, arguments of tool calls as objects, developer as system."""
+    plain = dict(message)
+    if plain.get("role") == "developer":
+        plain["role"] = "system"
+    content = plain.get("content")
+    if isinstance(content, list):
+        plain["content"] = "\n".join(_text_of_part(index, part) for part in content)
+    elif content is None and plain.get("role") == "assistant":
+        plain["content"] = ""
+    calls = plain.get("tool_calls")
+    if isinstance(calls, list):
+        plain["tool_calls"] = [_call_for_template(index, call) for call in calls]
+    return plain
+
+
+def _text_of_part(index: int, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    name = "refusal" if kind == "refusal" else "text"
+    if kind in ("text", "refusal", "input_text") and isinstance(part.get(name), str):
+        return str(part[name])
+    message = f"message {index} has a part of the type {kind!r}: models here read text, as in {_EXAMPLE_PART}"
+    raise ApiError(message, param=f"messages.{index}.content", code="invalid_value")
+
+
+_EXAMPLE_PART = '{"type": "text", "text": "Hi"}'
+
+
+def _call_for_template(index: int, call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        message = f"message {index} has a tool call without function and name: give them as the answer had them"
+        raise ApiError(message, param=f"messages.{index}.tool_calls", code="invalid_value")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        # What a model wrote need not be JSON: then it goes back as it was.
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments or "{}")
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _cut_after(text: str, message: Mapping[str, Any]) -> str:
+    """`text` up to the end of the last message's content."""
+    final = str(message.get("content") or "").strip()
+    position = text.rfind(final) if final else -1
+    if position < 0:
+        reason = "the chat template does not show the last message as it is"
+        raise ApiError(f"continue_final_message: {reason}", param="continue_final_message", code="invalid_value")
+    return text[: position + len(final)]

@@ -1,0 +1,179 @@
+"""What completions and chat have in common: sampling parameters, streaming options, usage."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+
+from llmc.runtime.params import SamplingParams
+
+from ..errors import ApiError
+
+log = logging.getLogger("llmc.server")
+MAX_STOPS = 16
+MAX_STOP_TOKEN_IDS = 128
+_INT32 = 2**31
+
+_REFUSED: Mapping[str, str] = {
+    "best_of": "candidates are not ranked: use n",
+    "suffix": "text is not inserted before a suffix: leave it out",
+    "use_beam_search": "there is no beam search: leave it out",
+    "prompt_embeds": "embeddings are no prompt here: give text or token ids",
+    "bad_words": "words cannot be forbidden: use logit_bias",
+    "allowed_token_ids": "tokens cannot be listed: use guided_regex or logit_bias",
+    "logits_processors": "code is not taken from requests: leave it out",
+    "cache_salt": "the prefix cache cannot be split: start the server with --no-prefix-cache",
+    "functions": "it is superseded: use tools",
+    "function_call": "it is superseded: use tool_choice",
+    "audio": "models here write text: leave it out",
+}
+
+
+class ApiModel(BaseModel):
+    """Types are taken as they are: "1" is no number and 1 is no text."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+class StreamOptions(ApiModel):
+    """include_usage: a last chunk with the usage. continuous_usage_stats: the usage so far in every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = (value,) if isinstance(value, str) else value
+    if stops is None:
+        return ()
+    if not isinstance(stops, (list, tuple)) or not all(isinstance(text, str) and text for text in stops):
+        raise ValueError("give a non-empty string, or a list of them")
+    if len(stops) > MAX_STOPS:
+        raise ValueError(f"{len(stops)} stop strings are too many: give at most {MAX_STOPS}")
+    return tuple(stops)
+
+
+_TEXT = {"type": "string", "minLength": 1}
+Stops = Annotated[
+    Any,
+    AfterValidator(_stops),
+    WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": MAX_STOPS}, {"type": "null"}]}),
+]
+
+
+class SamplingFields(ApiModel):
+    """Parameters that both endpoints take; null is as good as absent. priority: lower runs first."""
+
+    model: str | None = None
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, lt=_INT32)
+    min_p: float | None = Field(None, ge=0, le=1)
+    n: int | None = Field(None, ge=1, le=64)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    stop: Stops = ()
+    stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
+    include_stop_str_in_output: bool | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = Field(None, ge=0, lt=_INT32)
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    truncate_prompt_tokens: int | None = Field(None, ge=1, lt=_INT32)
+    return_token_ids: bool | None = None
+    priority: int | None = Field(None, ge=-_INT32, lt=_INT32)
+    user: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def check(self) -> None:
+        """Raises ApiError for fields that would change the answer but have no effect here, or exclude each other."""
+        extra = self.model_extra or {}
+        for name, why in _REFUSED.items():
+            if extra.get(name) in (None, False, "", [], {}) or (name == "best_of" and extra[name] == self.num_outputs):
+                continue
+            raise ApiError(f"{name} is not supported, {why}", param=name, code="unsupported_parameter")
+        if extra.get("modalities") not in (None, [], ["text"]):
+            raise ApiError("modalities: models here write text only", param="modalities", code="unsupported_parameter")
+        if self.stream_options is not None and not self.stream:
+            message = "stream_options is for streams: set stream to true, or leave it out"
+            raise ApiError(message, param="stream_options", code="invalid_value")
+        if self.prompt_logprobs is not None and self.stream:
+            message = "prompt_logprobs cannot be streamed: set stream to false"
+            raise ApiError(message, param="prompt_logprobs", code="invalid_value")
+        unknown = sorted(extra.keys() - _REFUSED.keys())
+        if unknown:
+            log.debug("fields without effect: %s", ", ".join(unknown))
+
+    def sampling(
+        self, defaults: Mapping[str, Any], *, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
+    ) -> SamplingParams:
+        """The engine's parameters; `defaults` for what the request does not name. Raises RequestError or ApiError."""
+        names = (
+            *("temperature", "top_p", "top_k", "min_p", "n", "presence_penalty", "frequency_penalty"),
+            *("repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"),
+        )
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.seed is not None:
+            given["seed"] = self.seed % 2**64
+        return SamplingParams(
+            **{**defaults, **given},
+            stop=self.stop,
+            logit_bias=_biases(self.logit_bias or {}),
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+
+def _biases(given: Mapping[str, float]) -> dict[int, float]:
+    biases = {}
+    for token, bias in given.items():
+        if not token.isdecimal() or len(token) > 10:
+            message = f"logit_bias has the key {token!r}: keys are token ids in decimal digits"
+            raise ApiError(message, param="logit_bias", code="invalid_value")
+        # OpenAI's range; beyond it a bias would still do no more than force or forbid.
+        if not -100 <= bias <= 100:
+            message = f"logit_bias of token {token} is {bias!r}: use a number from -100 to 100"
+            raise ApiError(message, param="logit_bias", code="invalid_value")
+        biases[int(token)] = float(bias)
+    return biases
+
+
+def usage(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> dict[str, Any]:
+    """The usage object."""
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt_tokens + num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
+    }
+
+
+def is_token_ids(value: Any) -> bool:
+    """True for a non-empty list of whole numbers."""
+    return isinstance(value, Sequence) and bool(value) and all(type(item) is int for item in value)

@@ -1,0 +1,214 @@
+"""/v1/chat/completions: the assistant's next message."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from .. import answers
+from ..chat_output import ChatDelta, ChatOutput
+from ..context import ServerContext
+from ..logprobs import chat_logprobs, prompt_logprobs_json
+from ..prompts import checked_max_tokens, encode_chat, rest_of_context
+from ..protocol.chat import ChatRequest
+from ..protocol.common import usage
+from ..requests import EngineRequest
+from ..stream import RequestStream
+from ..streaming import DONE, EventStream, sse, until_gone
+from ..tools import plan_chat
+
+
+def router(server: ServerContext) -> APIRouter:
+    """The endpoint."""
+    routes = APIRouter(tags=["chat"])
+
+    @routes.post("/v1/chat/completions", response_model=None)
+    async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+        """One conversation, `n` answers to it."""
+        server.check_ready()
+        model = server.check_model(body.model)
+        body.check()
+        job = await _prepare(server, body, model, request)
+        (stream,) = answers.submit(server, [job.request])
+        if body.stream:
+            return EventStream(job.events(stream), stream.close)
+        return JSONResponse(job.answer(await until_gone(request, stream.close, answers.gather(stream))))
+
+    return routes
+
+
+async def _prepare(server: ServerContext, body: ChatRequest, model: str, request: Request) -> _Job:
+    plan = plan_chat(server, body)
+    ids = await encode_chat(
+        server,
+        body.messages,
+        tools=plan.tools,
+        variables=body.chat_template_kwargs,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+        add_special_tokens=bool(body.add_special_tokens),
+        truncate=body.truncate_prompt_tokens,
+    )
+    asked = body.asked_max_tokens
+    param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    if asked is None:
+        max_tokens = rest_of_context(server, len(ids))
+    else:
+        max_tokens = checked_max_tokens(server, asked, len(ids), param)
+    guide = await answers.guide_maker(server, plan.guided)
+    params = body.sampling(
+        server.sampling_defaults(),
+        max_tokens=max_tokens,
+        logprobs=body.num_logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+    engine_request = EngineRequest(
+        request_id=answers.new_id("chatcmpl"),
+        prompt_token_ids=tuple(ids),
+        params=params,
+        priority=body.priority or 0,
+        deadline_s=answers.deadline_of(server, request),
+        guide=guide,
+        prompt_logprobs=body.prompt_logprobs,
+        skip_special_tokens=body.skip_special_tokens is not False,
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+    )
+    return _Job(server, body, model, int(time.time()), engine_request, plan.output)
+
+
+@dataclass
+class _Job:
+    """One HTTP request: its engine request, and how the answer is told. make_output: reads one continuation."""
+
+    server: ServerContext
+    body: ChatRequest
+    model: str
+    created: int
+    request: EngineRequest
+    make_output: Callable[[], ChatOutput]
+
+    def answer(self, gathered: answers.Gathered) -> dict[str, Any]:
+        """The JSON of an answer that does not stream."""
+        choices = []
+        for index, output in enumerate(gathered.outputs):
+            reader = self.make_output()
+            deltas = [*reader.push(output.text, output.token_ids), *reader.finish()]
+            choice: dict[str, Any] = {
+                "index": index,
+                "message": _message(deltas),
+                "logprobs": None,
+                "finish_reason": _finish_reason(reader, output.finish_reason),
+                "stop_reason": output.stop_reason,
+            }
+            if self.body.logprobs:
+                choice["logprobs"] = chat_logprobs(self.server.token_texts, output.logprobs)
+            if self.body.return_token_ids:
+                choice["token_ids"] = output.token_ids
+            choices.append(choice)
+        body = self._head("chat.completion", choices)
+        if self.body.prompt_logprobs is not None:
+            entries = gathered.prompt_logprobs or ()
+            body["prompt_logprobs"] = prompt_logprobs_json(self.server.token_texts, entries, self.body.prompt_logprobs)
+        if self.body.return_token_ids:
+            body["prompt_token_ids"] = list(self.request.prompt_token_ids)
+        body["usage"] = usage(self._num_prompt_tokens, gathered.num_tokens, gathered.num_cached_tokens)
+        return body
+
+    async def events(self, stream: RequestStream) -> AsyncIterator[bytes]:
+        """The events of an answer that streams: roles first, then pieces, the finish reason on the last of a choice."""
+        readers = [self.make_output() for _ in range(self.body.num_outputs)]
+        num_output = num_cached = 0
+        for index in range(len(readers)):
+            yield self._event(index, {"role": "assistant", "content": ""}, num_output, num_cached)
+        async for delta in stream:
+            num_output += len(delta.token_ids)
+            num_cached = delta.num_cached_tokens
+            if delta.finish_reason is not None:
+                answers.check_end(delta.finish_reason)
+            index, reader = delta.output_index, readers[delta.output_index]
+            pieces = list(reader.push(delta.text, delta.token_ids)) if delta.text or delta.token_ids else []
+            more: dict[str, Any] = {}
+            if self.body.logprobs and delta.logprobs:
+                more["logprobs"] = chat_logprobs(self.server.token_texts, delta.logprobs)
+            if self.body.return_token_ids:
+                more["token_ids"] = list(delta.token_ids)
+            if delta.finish_reason is not None:
+                pieces += reader.finish()
+                more["finish_reason"] = _finish_reason(reader, delta.finish_reason)
+                more["stop_reason"] = delta.stop_reason
+            told = [_delta(piece) for piece in pieces] or ([{}] if more else [])
+            for position, piece in enumerate(told):
+                last = position == len(told) - 1
+                yield self._event(index, piece, num_output, num_cached, more if last else {})
+        if self.body.include_usage:
+            total = usage(self._num_prompt_tokens, num_output, num_cached)
+            yield sse({**self._head("chat.completion.chunk", []), "usage": total})
+        yield DONE
+
+    def _event(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        num_output: int,
+        num_cached: int,
+        more: dict[str, Any] | None = None,
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **(more or {})}
+        chunk = self._head("chat.completion.chunk", [choice])
+        if self.body.continuous_usage:
+            chunk["usage"] = usage(self._num_prompt_tokens, num_output, num_cached)
+        elif self.body.include_usage:
+            chunk["usage"] = None
+        return sse(chunk)
+
+    def _head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.request.request_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    @property
+    def _num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+
+def _finish_reason(reader: ChatOutput, reason: str) -> str:
+    return "tool_calls" if reason == "stop" and reader.called_tools else reason
+
+
+def _delta(piece: ChatDelta) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    if piece.reasoning_content:
+        told["reasoning_content"] = piece.reasoning_content
+    if piece.content:
+        told["content"] = piece.content
+    if piece.tool_calls:
+        told["tool_calls"] = list(piece.tool_calls)
+    return told
+
+
+def _message(deltas: Sequence[ChatDelta]) -> dict[str, Any]:
+    """The deltas of one continuation as the message they add up to."""
+    content = "".join(delta.content for delta in deltas)
+    reasoning = "".join(delta.reasoning_content for delta in deltas)
+    calls: dict[int, dict[str, Any]] = {}
+    for part in (part for delta in deltas for part in delta.tool_calls):
+        call = calls.setdefault(part["index"], {"id": None, "type": "function", "function": {}})
+        call["id"] = call["id"] or part.get("id")
+        for name, text in part.get("function", {}).items():
+            call["function"][name] = call["function"].get(name, "") + text
+    message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
+    message["refusal"] = None
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+    return message

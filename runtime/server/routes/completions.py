@@ -1,0 +1,222 @@
+"""/v1/completions: text that goes on from a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from llmc.runtime.outputs import TokenLogprob
+
+from .. import answers
+from ..context import ServerContext
+from ..errors import ApiError
+from ..guided import guided_of
+from ..logprobs import completion_logprobs, prompt_logprobs_json
+from ..prompts import checked_max_tokens, encode_prompt
+from ..protocol.common import usage
+from ..protocol.completions import CompletionRequest
+from ..requests import EngineRequest, TokenDelta
+from ..stream import RequestStream
+from ..streaming import DONE, EventStream, merged, sse, until_gone
+
+DEFAULT_MAX_TOKENS = 16
+
+
+def router(server: ServerContext) -> APIRouter:
+    """The endpoint."""
+    routes = APIRouter(tags=["completions"])
+
+    @routes.post("/v1/completions", response_model=None)
+    async def create_completion(body: CompletionRequest, request: Request) -> Response:
+        """OpenAI's legacy completions: one prompt or a batch of them."""
+        server.check_ready()
+        model = server.check_model(body.model)
+        body.check()
+        job = await _prepare(server, body, model, request)
+        streams = answers.submit(server, job.requests)
+        close = lambda: answers.close_all(streams)  # noqa: E731
+        if body.stream:
+            return EventStream(job.events(streams), close)
+        gathered = asyncio.gather(*(answers.gather(stream) for stream in streams))
+        return JSONResponse(job.answer(await until_gone(request, close, gathered)))
+
+    return routes
+
+
+async def _prepare(server: ServerContext, body: CompletionRequest, model: str, request: Request) -> _Job:
+    special = body.add_special_tokens is not False
+    ids = [
+        await encode_prompt(server, prompt, add_special_tokens=special, truncate=body.truncate_prompt_tokens)
+        for prompt in body.prompts
+    ]
+    asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    for one in ids:
+        # By default as much as fits, as vLLM has it; what was asked for must fit.
+        if body.max_tokens is not None:
+            checked_max_tokens(server, asked, len(one), "max_tokens")
+    only_echo = bool(body.echo) and body.max_tokens == 0
+    if asked == 0 and not only_echo:
+        raise ApiError("max_tokens 0 is for echo only: ask for at least 1", param="max_tokens", code="invalid_value")
+    prompt_logprobs = body.logprobs if body.echo and body.logprobs is not None else None
+    if body.prompt_logprobs is not None:
+        prompt_logprobs = max(body.prompt_logprobs, prompt_logprobs or 0)
+    guide = await answers.guide_maker(server, guided_of(body))
+    deadline_s = answers.deadline_of(server, request)
+    params = body.sampling(
+        server.sampling_defaults(), max_tokens=max(asked, 1), logprobs=body.logprobs, prompt_logprobs=prompt_logprobs
+    )
+    answer_id = answers.new_id("cmpl")
+    requests = [
+        EngineRequest(
+            request_id=answer_id if len(ids) == 1 else f"{answer_id}-{index}",
+            prompt_token_ids=tuple(one),
+            params=params,
+            priority=body.priority or 0,
+            deadline_s=deadline_s,
+            guide=guide,
+            prompt_logprobs=prompt_logprobs,
+            skip_special_tokens=body.skip_special_tokens is not False,
+            include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        )
+        for index, one in enumerate(ids)
+    ]
+    return _Job(server, body, model, answer_id, int(time.time()), requests, only_echo)
+
+
+@dataclass
+class _Job:
+    """One HTTP request: its engine requests, and how their answers are told."""
+
+    server: ServerContext
+    body: CompletionRequest
+    model: str
+    answer_id: str
+    created: int
+    requests: list[EngineRequest]
+    only_echo: bool
+
+    def answer(self, gathered: Sequence[answers.Gathered]) -> dict[str, Any]:
+        """The JSON of an answer that does not stream."""
+        choices = []
+        for index, one in enumerate(gathered):
+            echo = self._prompt_text(index)
+            for number, output in enumerate(one.outputs):
+                token_ids, logprobs, text = output.token_ids, output.logprobs, output.text
+                if self.only_echo:
+                    token_ids, logprobs, text = [], [], ""
+                choice = self._choice(index, number, echo + text, output.finish_reason, output.stop_reason)
+                choice["logprobs"] = self._logprobs(index, one.prompt_logprobs, logprobs)
+                if self.body.prompt_logprobs is not None:
+                    choice["prompt_logprobs"] = prompt_logprobs_json(
+                        self.server.token_texts, one.prompt_logprobs or (), self.body.prompt_logprobs
+                    )
+                if self.body.return_token_ids:
+                    choice["prompt_token_ids"] = list(self.requests[index].prompt_token_ids)
+                    choice["token_ids"] = token_ids
+                choices.append(choice)
+        num_output = 0 if self.only_echo else sum(one.num_tokens for one in gathered)
+        total = usage(self._num_prompt_tokens, num_output, sum(one.num_cached_tokens for one in gathered))
+        return {**self._head(choices), "usage": total}
+
+    async def events(self, streams: Sequence[RequestStream]) -> AsyncIterator[bytes]:
+        """The events of an answer that streams."""
+        num_output, cached = 0, [0] * len(streams)
+        told: set[tuple[int, int]] = set()
+        prompts: dict[int, Sequence[TokenLogprob]] = {}
+        offsets: dict[tuple[int, int], int] = {}
+        async for index, delta in merged(streams):
+            if delta.finish_reason is not None:
+                answers.check_end(delta.finish_reason)
+            num_output += 0 if self.only_echo else len(delta.token_ids)
+            cached[index] = delta.num_cached_tokens
+            key = (index, delta.output_index)
+            first = key not in told
+            if delta.prompt_logprobs is not None:
+                prompts[index] = delta.prompt_logprobs
+            if first:
+                told.add(key)
+            chunk = self._chunk(index, delta, prompts.get(index), first=first, offset=offsets.get(key, 0))
+            if chunk is None:
+                continue
+            if chunk["logprobs"] is not None:
+                offsets[key] = offsets.get(key, 0) + sum(map(len, chunk["logprobs"]["tokens"]))
+            so_far = usage(self._num_prompt_tokens, num_output, sum(cached))
+            yield sse({**self._head([chunk]), "usage": so_far if self.body.continuous_usage else None})
+        if self.body.include_usage:
+            yield sse({**self._head([]), "usage": usage(self._num_prompt_tokens, num_output, sum(cached))})
+        yield DONE
+
+    def _chunk(
+        self, index: int, delta: TokenDelta, prompt: Sequence[TokenLogprob] | None, *, first: bool, offset: int
+    ) -> dict[str, Any] | None:
+        """A choice of a chunk; None when there is nothing to tell yet."""
+        echo = self._prompt_text(index) if first else ""
+        text, token_ids, logprobs = delta.text, delta.token_ids, delta.logprobs
+        if self.only_echo:
+            text, token_ids, logprobs = "", (), ()
+        tells_ids = bool(self.body.return_token_ids) and (first or token_ids)
+        if not (echo or text or logprobs or delta.finish_reason or tells_ids):
+            return None
+        choice = self._choice(index, delta.output_index, echo + text, delta.finish_reason, delta.stop_reason)
+        choice["logprobs"] = self._logprobs(index, prompt, logprobs or (), offset, with_prompt=first)
+        if self.body.return_token_ids:
+            choice["token_ids"] = list(token_ids)
+            choice["prompt_token_ids"] = list(self.requests[index].prompt_token_ids) if first else None
+        return choice
+
+    def _choice(
+        self, index: int, number: int, text: str, finish_reason: str | None, stop_reason: str | int | None
+    ) -> dict[str, Any]:
+        if self.only_echo and finish_reason:
+            finish_reason, stop_reason = "length", None
+        return {
+            "index": index * self.body.num_outputs + number,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+        }
+
+    def _logprobs(
+        self,
+        index: int,
+        prompt: Sequence[TokenLogprob] | None,
+        output: Sequence[TokenLogprob],
+        offset: int = 0,
+        *,
+        with_prompt: bool = True,
+    ) -> dict[str, Any] | None:
+        if self.body.logprobs is None:
+            return None
+        before: list[TokenLogprob | int] = []
+        if self.body.echo and with_prompt:
+            before = [self.requests[index].prompt_token_ids[0], *(prompt or ())]
+        return completion_logprobs(self.server.token_texts, [*before, *output], self.body.logprobs, offset)
+
+    def _prompt_text(self, index: int) -> str:
+        if not self.body.echo:
+            return ""
+        prompt = self.body.prompts[index]
+        if isinstance(prompt, str) and self.body.truncate_prompt_tokens is None:
+            return prompt
+        skip = self.body.skip_special_tokens is not False
+        return self.server.tokenizer.decode(self.requests[index].prompt_token_ids, skip_special_tokens=skip)
+
+    def _head(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.answer_id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    @property
+    def _num_prompt_tokens(self) -> int:
+        return sum(len(request.prompt_token_ids) for request in self.requests)

@@ -1,0 +1,58 @@
+"""/tokenize and /detokenize: what the model sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from ..context import ServerContext
+from ..errors import ApiError
+from ..prompts import encode_chat_ids
+from ..protocol.completions import DetokenizeRequest, TokenizeRequest
+
+
+def router(server: ServerContext) -> APIRouter:
+    """The endpoints; they answer before the server is ready, too."""
+    routes = APIRouter(tags=["tokenizer"])
+
+    @routes.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        """Token ids of a text or of a conversation, of any length."""
+        server.check_model(body.model)
+        tokenizer = server.tokenizer
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError("give either prompt or messages", param="prompt", code="invalid_value")
+        if body.messages is not None:
+            ids = await encode_chat_ids(
+                server,
+                body.messages,
+                tools=body.tools,
+                variables=body.chat_template_kwargs,
+                add_generation_prompt=body.add_generation_prompt is not False,
+                continue_final_message=bool(body.continue_final_message),
+                add_special_tokens=bool(body.add_special_tokens),
+            )
+        else:
+            text = body.prompt or ""
+            special = body.add_special_tokens is not False
+            ids = await server.in_pool(lambda: tokenizer.encode(text, add_special_tokens=special), len(text))
+        answer: dict[str, Any] = {"count": len(ids), "max_model_len": server.engine.max_model_len, "tokens": ids}
+        if body.return_token_strs:
+            answer["token_strs"] = [server.token_texts.label(token_id) for token_id in ids]
+        return answer
+
+    @routes.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
+        """Text of token ids, special tokens included unless skip_special_tokens is true."""
+        server.check_model(body.model)
+        vocab_size = server.engine.vocab_size
+        wrong = next((token for token in body.tokens if not 0 <= token < vocab_size), None)
+        if wrong is not None:
+            message = f"tokens has {wrong}: use whole numbers from 0 to {vocab_size - 1}"
+            raise ApiError(message, param="tokens", code="invalid_value")
+        tokenizer, skip = server.tokenizer, bool(body.skip_special_tokens)
+        work = lambda: tokenizer.decode(body.tokens, skip_special_tokens=skip)  # noqa: E731
+        return {"prompt": await server.in_pool(work, len(body.tokens))}
+
+    return routes

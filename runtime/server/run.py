@@ -1,0 +1,161 @@
+"""The server's process: its socket, signals, thread priorities and end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from .app import create_app
+from .async_engine import AsyncEngine
+from .config import ServerConfig
+from .context import ServerContext
+from .warmup import OnWarmStep
+
+# The engine's thread takes the interpreter's lock between two steps; Python lets others keep it for 5 ms by default.
+_SWITCH_INTERVAL_S = 0.0005
+_KEEP_ALIVE_S = 75
+_BACKLOG = 2048
+# What is left of a drain once requests were cancelled: sending the last answers.
+_DRAIN_GRACE_S = 10
+
+
+class ServerError(RuntimeError):
+    """The server cannot start; the message is one sentence."""
+
+
+def open_engine(config: ServerConfig) -> AsyncEngine:
+    """Opens the artifact with the engine options of `config`. Raises ServerError and the binding's errors."""
+    template = None
+    if config.chat_template is not None:
+        try:
+            template = config.chat_template.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ServerError(f"cannot read the chat template {config.chat_template}: {error}") from error
+    return AsyncEngine(
+        config.artifact,
+        chat_template=template,
+        num_threads=config.num_threads,
+        max_num_seqs=config.max_num_seqs,
+        max_tokens_per_step=config.max_num_batched_tokens,
+        max_waiting=config.max_queue,
+        kv_bytes=config.kv_bytes,
+        prefix_cache=config.prefix_cache,
+        miss_policy=config.miss_policy,
+        pin_threads=config.pin_threads,
+    )
+
+
+def serve(
+    config: ServerConfig,
+    *,
+    on_warm_step: OnWarmStep | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    on_listening: Callable[[str], None] | None = None,
+) -> str | None:
+    """Serves until a signal or a failure of the engine; returns why it failed, None for an orderly end.
+
+    on_listening and on_ready are called with the server's URL. Raises ServerError, and the binding's errors.
+    """
+    listener = _listen(config.host, config.port)
+    try:
+        host, port = listener.getsockname()[:2]
+        scheme = "https" if config.ssl_certfile is not None else "http"
+        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        tls = _check_tls(config)
+        engine = open_engine(config)
+        app = create_app(config, engine, on_warm_step)
+        server: ServerContext = app.state.server
+        if on_listening is not None:
+            on_listening(url)
+        if on_ready is not None:
+            server.on_ready.append(lambda: on_ready(url))
+        server.on_started.append(lambda: _yield_to_engine(config.nice))
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        process = _Process(app, server, config, tls)
+        server.on_failure.append(lambda _: process.stop())
+        process.run(sockets=[listener])
+        engine.close()
+        return server.failure
+    finally:
+        listener.close()
+
+
+class _Process(uvicorn.Server):
+    """uvicorn, with a drain that has its own time and an exit code of 0 after a signal."""
+
+    def __init__(self, app: FastAPI, server: ServerContext, config: ServerConfig, tls: dict[str, str]) -> None:
+        drain = config.drain_timeout_s
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level=config.uvicorn_log_level,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=None if drain is None else int(drain) + _DRAIN_GRACE_S,
+                backlog=_BACKLOG,
+                ssl_keyfile=tls.get("keyfile"),
+                ssl_certfile=tls.get("certfile"),
+            )
+        )
+        self._server = server
+        self._serving_loop: asyncio.AbstractEventLoop | None = None
+        server.on_started.append(self._started)
+
+    def stop(self) -> None:
+        """Ends the server once what runs has finished."""
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A first signal drains, a second one ends at once. (uvicorn would raise the signal again at the end.)"""
+        if self.should_exit:
+            self.force_exit = True
+            return
+        self.should_exit = True
+        if self._serving_loop is not None:
+            self._serving_loop.call_soon_threadsafe(self._server.begin_drain)
+
+    def _started(self) -> None:
+        self._serving_loop = asyncio.get_running_loop()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bound first: a port in use is known before a model is loaded, and early clients wait instead of being refused."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ServerError(f"cannot listen on {host} port {port}: {why}; choose another --host or --port") from error
+
+
+def _check_tls(config: ServerConfig) -> dict[str, str]:
+    """uvicorn's arguments. Raises ServerError."""
+    if config.ssl_certfile is None:
+        if config.ssl_keyfile is not None:
+            raise ServerError("--ssl-keyfile needs --ssl-certfile: give both")
+        return {}
+    keyfile = config.ssl_keyfile or config.ssl_certfile
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.ssl_certfile, keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise ServerError(f"cannot use the certificate {config.ssl_certfile} with {keyfile}: {error}") from error
+    return {"certfile": str(config.ssl_certfile), "keyfile": str(keyfile)}
+
+
+def _yield_to_engine(nice: int) -> None:
+    """Makes this thread, and those it starts from now on, give way to the engine's, which run already."""
+    if nice and hasattr(os, "setpriority"):
+        with contextlib.suppress(OSError):
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + nice))

@@ -1,0 +1,93 @@
+"""Answers that stream, and requests that end when their client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .errors import as_api_error
+from .requests import ClientGone, TokenDelta
+from .stream import RequestStream
+
+DONE = b"data: [DONE]\n\n"
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_Value = TypeVar("_Value")
+
+
+def sse(data: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + _encode(data).encode() + b"\n\n"
+
+
+async def merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, TokenDelta]]:
+    """The deltas of all streams as they come, each with its stream's index. Raises what one of them raises."""
+    if len(streams) == 1:
+        async for delta in streams[0]:
+            yield 0, delta
+        return
+    waiting = {asyncio.ensure_future(anext(stream, None)): index for index, stream in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=lambda t: waiting[t]):
+                index, delta = waiting.pop(task), task.result()
+                if delta is not None:
+                    waiting[asyncio.ensure_future(anext(streams[index], None))] = index
+                    yield index, delta
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
+class EventStream(Response):
+    """Sends events as they come; when the client goes, `close` is called at once, which must end the iteration."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.create_task(_client_gone(receive))
+        gone.add_done_callback(lambda _: self._close())
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            try:
+                async for event in self._events:
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+            except Exception as error:  # the status is sent: the client learns it from an event
+                body = as_api_error(error).body()
+                await send({"type": "http.response.body", "body": sse(body) + DONE, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._close()
+            gone.cancel()
+
+
+async def until_gone(request: Request, close: Callable[[], None], answer: Awaitable[_Value]) -> _Value:
+    """The answer; `close` is called and ClientGone raised when the client goes first."""
+    gone = asyncio.create_task(_client_gone(request.receive))
+    work = asyncio.ensure_future(answer)
+    try:
+        await asyncio.wait({gone, work}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        raise ClientGone
+    finally:
+        close()
+        gone.cancel()
+        work.cancel()
+
+
+async def _client_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
