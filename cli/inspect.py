@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import enum
 import json
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,10 +15,8 @@ import typer
 from llmc.cli.graph_formats import InspectError, graph_data, graph_dot, graph_onnx
 from llmc.cli.graph_view import commands_of, memory_plan, op_of
 from llmc.runtime.graphs_file import DTYPES, FAMILIES, ISA_LEVELS, Graph, Tables, read_graphs
-from llmc.runtime.verify import verify_artifact
 
-_SHOW_PROGRESS_AFTER_S = 2.0
-_SHOWN_DAMAGE = 3
+from .verify import check_bytes
 
 
 class Format(enum.StrEnum):
@@ -237,44 +233,6 @@ def _render(tables: Tables, manifest: dict[str, Any], graph: Graph | None, outpu
     return (artifact_text(tables, manifest) if graph is None else graph_text(tables, graph)).encode()
 
 
-@contextmanager
-def slow_progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields update(bytes done, bytes in all); a bar on a terminal's stderr once it has taken a while."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    bars = Progress(*columns, console=console, transient=True)
-    task = bars.add_task(what, total=None)
-    begin, shown = time.monotonic(), False
-
-    def update(done: int, total: int) -> None:
-        nonlocal shown
-        bars.update(task, completed=done, total=total)
-        if not shown and console.is_terminal and time.monotonic() - begin > _SHOW_PROGRESS_AFTER_S:
-            shown = True
-            bars.start()
-
-    try:
-        yield update
-    finally:
-        if shown:
-            bars.stop()
-
-
-def check_bytes(artifact: Path, tables: Tables) -> None:
-    """Reads the whole artifact. Raises InspectError that names what is damaged."""
-    with slow_progress("verify") as progress:
-        damaged = verify_artifact(artifact, tables, progress)
-    if damaged:
-        more = f", and {len(damaged) - _SHOWN_DAMAGE} more" if len(damaged) > _SHOWN_DAMAGE else ""
-        listed = "; ".join(map(str, damaged[:_SHOWN_DAMAGE])) + more
-        raise InspectError(f"{artifact} is damaged: {listed}: compile the model again")
-    size = tables.header.code_bytes + tables.header.weights_bytes
-    typer.echo(f"verified: {len(tables.weights)} weights and the code, {human_bytes(size)}, match", err=True)
-
-
 def inspect(
     artifact: Annotated[Path, typer.Argument(help="Directory made by llmc compile.")],
     bucket: Annotated[str | None, typer.Option(help="One bucket, as in decode:4x512.")] = None,
@@ -294,7 +252,7 @@ def inspect(
     """
     tables = read_graphs(artifact)
     if verify:
-        check_bytes(artifact, tables)
+        typer.echo(check_bytes(artifact, tables), err=True)
     manifest = read_manifest(artifact)
     if output_format is Format.onnx and output is None:
         raise typer.BadParameter("--format onnx is binary; name a file", param_hint="-o")

@@ -30,6 +30,7 @@ Examples:
   llmc run qwen.llmc --chat --prompt "Name three rivers." --temperature 0.7 --seed 1
   llmc run qwen.llmc --prompts questions.jsonl --output answers.jsonl
   llmc run qwen.llmc --prompts questions.jsonl --output answers.jsonl --resume
+  llmc run qwen.llmc --verify --prompt "Once upon a time"
   cat lines.txt | llmc run qwen.llmc --quiet --json
 """
 
@@ -72,6 +73,7 @@ def run_command(
     kv_bytes: int = typer.Option(0, min=0, metavar="BYTES", help="Size of the KV pool; 0: from the limits."),
     prefix_cache: bool = typer.Option(True, help="Reuse KV blocks of equal prompt prefixes."),
     miss_policy: str = typer.Option("larger", help="When no bucket fits exactly: larger or error."),
+    verify: bool = typer.Option(False, "--verify", help="First compare every byte of the artifact with its checksum."),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar, no summary."),
     as_json: bool = typer.Option(False, "--json", help="Print results and summary as one JSON object on stdout."),
 ) -> None:
@@ -103,6 +105,12 @@ def run_command(
 
         with progress_bar() as progress:
             artifact = artifact_path(model, progress)
+    if verify:
+        from .verify import check_bytes
+
+        found = check_bytes(artifact)
+        if not quiet:
+            print(found, file=sys.stderr)
     results: ResultsFile | None = None
     try:
         with LLM(

@@ -68,7 +68,7 @@ def test_warm_compile_compiles_nothing_and_writes_the_same_bytes(
     def fail(*arguments: object) -> None:
         raise AssertionError("compiled or traced with a warm cache")
 
-    monkeypatch.setattr("llmc.compiler.build._compile", fail)
+    monkeypatch.setattr("llmc.compiler.build.compile_kernel", fail)
     monkeypatch.setattr("llmc.compiler.export.export_model", fail)
     warm = recompile(config, tmp_path / "warm")
     assert (warm.kernels_compiled, warm.kernels_cached) == (0, report.num_kernels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -145,6 +146,25 @@ def test_only_results_go_to_stdout(chat_artifact: Path, tmp_path: Path) -> None:
     as_json = llmc(*arguments, "--json", "--quiet")
     assert [r["prompt"] + r["text"] + "\n" for r in json.loads(as_json.stdout)["results"]] == texts
     assert as_json.stderr == ""
+
+
+def test_verify_reads_the_artifact_before_it_runs(chat_artifact: Path, tmp_path: Path) -> None:
+    arguments = ["--prompt", "one", "--max-tokens", "2", "--temperature", "0"]
+    plain, checked = llmc("run", chat_artifact, *arguments), llmc("run", chat_artifact, *arguments, "--verify")
+    assert (checked.returncode, checked.stdout) == (0, plain.stdout)
+    assert re.match(r"verified: \d+ weights and the code, .* match\n", checked.stderr)
+    assert llmc("run", chat_artifact, *arguments, "--verify", "--quiet").stderr == ""
+
+    rotten = Path(shutil.copytree(chat_artifact, tmp_path / "rotten"))
+    weight = read_graphs(rotten).weights[0]
+    with (rotten / "weights.safetensors").open("r+b") as file:
+        file.seek(weight.file_offset)
+        byte = file.read(1)[0]
+        file.seek(weight.file_offset)
+        file.write(bytes([byte ^ 1]))
+    damaged = llmc("run", rotten, *arguments, "--verify")
+    assert (damaged.returncode, damaged.stdout) == (1, "")
+    assert re.fullmatch(rf"llmc: error: .*weight '{weight.name}' at byte .*: compile the model again\n", damaged.stderr)
 
 
 # ---- chat --------------------------------------------------------------------------------------------------------
