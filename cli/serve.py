@@ -98,6 +98,9 @@ def serve_command(
     record_trace: Path | None = typer.Option(
         None, metavar="FILE", help="Record lengths and times of requests, for llmc buckets plan and llmc bench serve."
     ),
+    record_trace_max_bytes: str = typer.Option(
+        "1GiB", metavar="SIZE", help="Then FILE becomes FILE.1 and begins anew."
+    ),
 ) -> None:
     if generation_config not in ("auto", "none"):
         raise typer.BadParameter(f"--generation-config {generation_config!r} is unknown: use auto or none")
@@ -105,7 +108,11 @@ def serve_command(
         raise typer.BadParameter(f"--miss-policy {miss_policy!r} is unknown: use larger or error")
     if log_level not in _LOG_LEVELS:
         raise typer.BadParameter(f"--uvicorn-log-level {log_level!r} is unknown: use one of {', '.join(_LOG_LEVELS)}")
-    sizes = {"max_body_bytes": parse_size(max_body_size), "kv_bytes": parse_size(kv_bytes)}
+    sizes = {
+        "max_body_bytes": parse_size(max_body_size),
+        "kv_bytes": parse_size(kv_bytes),
+        "record_trace_max_bytes": parse_size(record_trace_max_bytes),
+    }
     keys = (*api_key, *(read_keys(api_key_file) if api_key_file is not None else ()))
     if any(not key.strip() for key in keys):
         raise typer.BadParameter("--api-key is empty: give a key, or leave it out to serve without")

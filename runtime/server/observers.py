@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Observers:
-    """Made once a server. Raises OSError for a log that cannot be opened, ValueError for a trace that is none."""
+    """Made once a server. Raises OSError for a log that cannot be opened, TraceFileError for what is no trace."""
 
     def __init__(self, server: ServerContext) -> None:
         config, engine = server.config, server.engine

@@ -26,11 +26,15 @@ _HEADER = json.dumps({"llmc_trace": 1, "prefix_block": PREFIX_BLOCK})
 _MAX_PREFIX_IDS = 8192  # a line stays below the reader's limit
 
 
+class TraceFileError(ValueError):
+    """The file to record into is something else; the message is one sentence."""
+
+
 class TraceRecorder:
     """Appends a line for each request that the engine finished; failed and cancelled ones that got a token count, too.
 
     on_submit is optional: with it the lines tell which prompts begin alike. max_bytes: then FILE becomes FILE.1.
-    Raises OSError when the file cannot be opened and ValueError when it is something else than a trace.
+    Raises OSError when the file cannot be opened and TraceFileError when it is something else than a trace.
     """
 
     def __init__(self, path: Path, max_bytes: int | None = None) -> None:
@@ -98,4 +102,4 @@ def _check_is_trace(path: Path) -> None:
     except FileNotFoundError:
         return
     if first and first.strip() != _HEADER.encode():
-        raise ValueError(f"{path} exists and is not a trace that llmc recorded: choose another file")
+        raise TraceFileError(f"{path} exists and is not a trace that llmc recorded: choose another file")

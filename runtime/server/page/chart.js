@@ -21,10 +21,13 @@ export function drawRate(svg, values) {
   const points = values.map((value, i) => `${x(i)},${y(value)}`);
   const label = shape("text", { x: 0, y: 9 });
   label.textContent = values.length ? rate(top) : "";
+  const since = shape("text", { x: width, y: 9, "text-anchor": "end" });
+  since.textContent = "last 2 min";
   const nodes = [
     shape("line", { class: "rule", x1: 0, x2: width, y1: 14, y2: 14 }),
     shape("line", { class: "rule", x1: 0, x2: width, y1: height, y2: height }),
     label,
+    since,
   ];
   if (points.length > 1) {
     const curve = `M${points.join("L")}`;
@@ -36,8 +39,8 @@ export function drawRate(svg, values) {
   svg.replaceChildren(...nodes);
 }
 
-/** The least 1, 2 or 5 times a power of ten that is not below `value`. */
+/** The least round number that is not below `value`. */
 function niceCeiling(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
-  return [1, 2, 5, 10].map((factor) => factor * power).find((top) => top >= value);
+  return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].map((factor) => factor * power).find((top) => top >= value);
 }

@@ -83,15 +83,19 @@ async function ask(text) {
       scrollDown();
     }
   } catch (error) {
-    if (error.name === "AbortError") finish = "stopped";
-    else show("error", error.message);
+    finish = error.name === "AbortError" ? "stopped" : null;
+    if (finish === null) show("error", error.message);
   }
   const now = performance.now();
   answer.node.classList.remove("live");
   answer.meta.textContent = summary(finish, usage, start, first, now);
   // What failed or was stopped before a word is no turn of the conversation.
-  if (answer.body.textContent) history.push({ role: "assistant", content: answer.body.textContent });
-  else history.pop();
+  if (answer.body.textContent) {
+    history.push({ role: "assistant", content: answer.body.textContent });
+  } else {
+    history.pop();
+    if (finish !== "stopped") answer.node.remove();
+  }
   running = null;
   setRunning(false);
   scrollDown();

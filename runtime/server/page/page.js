@@ -38,6 +38,7 @@ function push(values, value) {
   if (values.length > NUM_SAMPLES) values.shift();
 }
 
+const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 const share = (part, whole) => (whole ? part / whole : 0);
 
 function showTiles({ engine, latency }) {
@@ -123,7 +124,7 @@ function show(state) {
   document.title = `${state.model} · llmc`;
   byId("model").textContent = state.model;
   byId("facts").textContent =
-    `llmc ${state.version} · ${count(state.engine.threads)} threads · up ${duration(state.uptime_s)}`;
+    `llmc ${state.version} · ${plural(state.engine.threads, "thread")} · up ${duration(state.uptime_s)}`;
   setStatus(state.ready ? "ok" : "wait", state.ready ? "ready" : "warming up");
   setModel(state.model, state.chat);
   showRates(state);
