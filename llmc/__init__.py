@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from llmc.runtime.guides import Guided
     from llmc.runtime.llm import LLM
     from llmc.runtime.params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "ModelPathError", "SamplingParams", "__version__", "artifact_path"]
+__all__ = ["LLM", "Guided", "ModelPathError", "SamplingParams", "__version__", "artifact_path"]
 
 
 class ModelPathError(ValueError):
@@ -55,6 +56,8 @@ def __getattr__(name: str) -> Any:
         value: Any = _llm_class()
     elif name == "SamplingParams":
         from llmc.runtime.params import SamplingParams as value
+    elif name == "Guided":
+        from llmc.runtime.guides import Guided as value
     else:
         raise AttributeError(f"module 'llmc' has no attribute {name!r}")
     globals()[name] = value

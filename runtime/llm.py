@@ -9,6 +9,7 @@ from typing import Any
 
 from .binding import ERROR_NAMES, MISS_POLICIES, Artifact, Engine, LlmcError
 from .detokenizer import OutputText
+from .guides import GuideCompiler, Guided, GuideError, TokenGuide
 from .outputs import CompletionOutput, RequestFailure, RequestOutput, Timings, TokenLogprob, Usage, failure_at
 from .params import RequestError, SamplingParams
 from .tokenizer import Tokenizer, TokenizerError, read_generation_config
@@ -66,6 +67,7 @@ class LLM:
         self.vocab_size = int(info.vocab_size)
         self.max_num_seqs = int(info.max_num_seqs)
         self._tokenizer: Tokenizer | None = None
+        self._guide_compiler: GuideCompiler | None = None
         self.generation_config = read_generation_config(self.path)
 
     @property
@@ -179,7 +181,17 @@ class LLM:
             # Prompts of token ids run without a tokenizer; only text needs one.
             if text is not None or params.stop:
                 raise
-        return _Request(index, text, token_ids, params, decode)
+        return _Request(index, text, token_ids, params, decode, self._guide_maker(params))
+
+    def _guide_maker(self, params: SamplingParams) -> Callable[[], TokenGuide] | None:
+        """Makes the guide of a continuation; None for a request without."""
+        if params.guided is None:
+            return None
+        if not isinstance(params.guided, Guided):
+            raise RequestError(f"guided is {params.guided!r}: make it with a method of Guided, as Guided.json_schema")
+        if self._guide_compiler is None:
+            self._guide_compiler = GuideCompiler.of_artifact(self.path, self.vocab_size)
+        return self._guide_compiler.compile(params.guided)
 
     def _run(
         self, requests: list[_Request], on_output: OnOutput | None, progress: Progress | None
@@ -217,10 +229,14 @@ class LLM:
                     if current is None:
                         continue
                     num_tokens += event.kind == "token"
-                    current.take(event)
+                    if event.kind == "needs_mask":
+                        self._set_mask(current, event)
+                    else:
+                        current.take(event)
                     if not current.done:
                         continue
                     del running[event.request_id]
+                    current.guides = []
                     if not current.engine_done:
                         stopped.append(event.request_id)
                     finish(current)
@@ -239,8 +255,22 @@ class LLM:
 
     def _submit(self, request: _Request) -> int:
         params = request.params
-        wants = {} if params.prompt_logprobs is None else {"num_prompt_logprobs": params.prompt_logprobs}
+        wants: dict[str, Any] = {}
+        if params.prompt_logprobs is not None:
+            wants["num_prompt_logprobs"] = params.prompt_logprobs
+        if request.make_guide is not None:
+            wants["guided"] = True
+            # Not sooner: a guide takes memory, and a million requests may wait.
+            request.guides = [request.make_guide() for _ in range(params.n)]
         return int(self.engine.submit(request.token_ids, params, **wants))
+
+    def _set_mask(self, request: _Request, event: Any) -> None:
+        try:
+            mask = request.guides[event.output_index].mask()
+        except GuideError as error:
+            request.fail(RequestFailure("guide", str(error)))
+            return
+        self.engine.set_token_mask(event.request_id, event.output_index, mask)
 
     def _cancel(self, request_ids: Iterable[int]) -> None:
         for request_id in request_ids:
@@ -281,11 +311,14 @@ class _Request:
         token_ids: list[int],
         params: SamplingParams,
         decode: Callable[[Sequence[int]], str],
+        make_guide: Callable[[], TokenGuide] | None = None,
     ) -> None:
         self.index = index
         self.prompt = prompt
         self.token_ids = token_ids
         self.params = params
+        self.make_guide = make_guide
+        self.guides: list[TokenGuide] = []
         self.submit_ns = 0
         self._outputs = [
             _Continuation(OutputText(decode, token_ids, params.stop, params.min_tokens)) for _ in range(params.n)
@@ -294,6 +327,7 @@ class _Request:
         self._first_ns = self._last_ns = 0
         self._cached = 0
         self._error: RequestFailure | None = None
+        self._failed_by_engine = False
         self._finished_by_engine = 0
 
     @property
@@ -302,8 +336,8 @@ class _Request:
 
     @property
     def engine_done(self) -> bool:
-        """False when a stop string ended the text while the engine would go on."""
-        return self._error is not None or self._finished_by_engine == len(self._outputs)
+        """False when a stop string or a guide ended the text while the engine would go on."""
+        return self._failed_by_engine or self._finished_by_engine == len(self._outputs)
 
     def take(self, event: Any) -> None:
         """Takes one event of the engine (fields of llmc_event)."""
@@ -312,6 +346,7 @@ class _Request:
             code = event.error_code
             name = ERROR_NAMES[code] if 0 <= code < len(ERROR_NAMES) else str(code)
             num_output_tokens = max(len(output.token_ids) for output in self._outputs)
+            self._failed_by_engine = True
             self.fail(failure_at(name, len(self.token_ids), num_output_tokens))
             return
         if event.kind == "prompt_logprobs":
@@ -328,6 +363,12 @@ class _Request:
             return
         self._first_ns = self._first_ns or event.time_ns
         self._last_ns = event.time_ns
+        if self.guides:
+            try:
+                self.guides[event.output_index].accept(event.token_id)
+            except GuideError as error:
+                self.fail(RequestFailure("guide", str(error)))
+                return
         output.token_ids.append(event.token_id)
         if self.params.logprobs is not None:
             output.logprobs.append(_token_logprob(event))

@@ -58,6 +58,7 @@ class RequestFailure:
 
 
 _CAUSES = {
+    "empty_mask": "the guide allows none of the model's tokens: change the schema or grammar",
     "bucket_miss": "no bucket fits its next step and the miss policy is error: compile with larger buckets, or use the "
     "miss policy larger",
     "internal": "the model's logits are not finite numbers: check the checkpoint, or compile it with another dtype",

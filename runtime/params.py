@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .guides import Guided
 
 MAX_CONTINUATIONS = 64
 MAX_LOGPROBS = 20
@@ -23,7 +26,7 @@ class SamplingParams:
     artifact's max_model_len, eos and stops do not apply before min_tokens. temperature 0 is greedy. top_k 0 or -1 is
     off. stop: strings that end the text and are left out of it. logit_bias: token id → value added to its logit.
     logprobs: None, or 0 … 20 alternatives beside the chosen token; prompt_logprobs: the same for the prompt's tokens.
-    seed None: drawn by the engine.
+    seed None: drawn by the engine. guided: what the output must look like, as in guides.Guided.json_schema({...}).
     Raises RequestError for a value out of range.
     """
 
@@ -44,6 +47,7 @@ class SamplingParams:
     logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     prompt_logprobs: int | None = None
+    guided: Guided | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
