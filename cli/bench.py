@@ -1,0 +1,165 @@
+"""`llmc bench`: how fast a server, or the engine alone, answers."""
+
+# ruff: noqa: B008 (typer declares options as argument defaults)
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+
+import typer
+
+_HELP = """Measure a running server with a load, or the engine alone.
+
+\b
+Examples:
+  llmc bench serve --url http://127.0.0.1:8000 --num-prompts 200 --rate 4
+  llmc bench latency qwen.llmc --input-len 128 --output-len 64
+  llmc bench throughput qwen.llmc --num-prompts 64 --concurrency 16
+"""
+_SERVE_HELP = """Send requests to an OpenAI-compatible server and print time to first token (TTFT), time per output
+token (TPOT), inter-token latency (ITL), end-to-end latency (E2E), throughput, goodput and failures by cause.
+
+--dataset is "random" (token ids of exact lengths), a prompts file (JSONL with prompt, prompt_token_ids or messages) or
+a trace (llmc's JSONL, an Azure LLM inference CSV, a Mooncake JSONL); --time-scale multiplies a trace's arrival times.
+
+\b
+Examples:
+  llmc bench serve --url http://127.0.0.1:8000 --input-len 256 --output-len 128 --concurrency 16 --ignore-eos
+  llmc bench serve --url http://127.0.0.1:8000 --rate 4 --burstiness 0.5 --goodput ttft:500,tpot:50
+  llmc bench serve --url http://127.0.0.1:8000 --dataset trace.csv --num-prompts 500 --time-scale 0.5
+  llmc bench serve --url http://127.0.0.1:8000 --dataset chats.jsonl --endpoint chat --output result.json
+"""
+_LATENCY_HELP = """Run one batch of equal requests on the engine, again and again, without a server.
+
+\b
+Examples:
+  llmc bench latency qwen.llmc --input-len 128 --output-len 64
+  llmc bench latency qwen.llmc --batch 8 --repeats 10 --threads 2 --json
+"""
+_THROUGHPUT_HELP = """Run many requests of random tokens through the engine, without a server.
+
+\b
+Examples:
+  llmc bench throughput qwen.llmc --num-prompts 64 --input-len 256 --output-len 128
+  llmc bench throughput qwen.llmc --concurrency 16 --range-ratio 0.5 --repeats 3 --json
+"""
+
+
+class EndpointName(enum.StrEnum):
+    """Where requests go."""
+
+    completions = "completions"
+    chat = "chat"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the group of commands to `app`."""
+    group = typer.Typer(help=_HELP, no_args_is_help=True, rich_markup_mode=None)
+    group.command("serve", help=_SERVE_HELP)(serve_command)
+    group.command("latency", help=_LATENCY_HELP)(latency_command)
+    group.command("throughput", help=_THROUGHPUT_HELP)(throughput_command)
+    app.add_typer(group, name="bench")
+
+
+def serve_command(
+    url: str = typer.Option("http://127.0.0.1:8000", metavar="URL", help="Address of the server."),
+    endpoint: EndpointName = typer.Option(EndpointName.completions, help="Completions, or chat completions."),
+    model: str | None = typer.Option(None, metavar="NAME", help="Model to ask for; default: the server's first."),
+    api_key: str | None = typer.Option(
+        None, metavar="KEY", envvar="LLMC_API_KEY", help="Sent as a bearer token.", show_envvar=True
+    ),
+    dataset: str = typer.Option("random", metavar="random|FILE", help="Random tokens, a prompts file or a trace."),
+    num_prompts: int | None = typer.Option(
+        None, min=1, metavar="N", help="Requests to send; default: 200, or as many as FILE has."
+    ),
+    input_len: int = typer.Option(256, min=1, metavar="N", help="Prompt tokens of random requests."),
+    output_len: int = typer.Option(128, min=1, metavar="N", help="Tokens to generate; a trace has its own."),
+    range_ratio: float = typer.Option(0.0, metavar="R", help="Draw random lengths from len*(1-R) to len*(1+R)."),
+    prefix_len: int = typer.Option(0, min=0, metavar="N", help="Leading tokens that all random prompts share."),
+    rate: float = typer.Option(float("inf"), metavar="R", help="Requests a second on average; inf: all at once."),
+    burstiness: float = typer.Option(1.0, metavar="B", help="1: Poisson arrivals; less: burstier; more: steadier."),
+    concurrency: int = typer.Option(0, min=0, metavar="N", help="Requests under way at most; 0: no limit."),
+    time_scale: float = typer.Option(1.0, metavar="F", help="Multiply a trace's arrival times; 0.1: ten times faster."),
+    ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Generate every output to its full length."),
+    strict: bool = typer.Option(
+        False, "--strict-in-out-len", help="A request whose usage has other lengths has failed; implies --ignore-eos."
+    ),
+    goodput: list[str] = typer.Option(
+        [], metavar="METRIC:MS", help="Limits that a good request meets, as in ttft:500,tpot:50; may be repeated."
+    ),
+    max_model_len: int | None = typer.Option(
+        None, min=2, metavar="N", help="Clip lengths to this; default: what the server says."
+    ),
+    vocab_size: int | None = typer.Option(
+        None, min=2, metavar="N", help="Random ids are below it; default: what the server says, else 256."
+    ),
+    extra_body: str | None = typer.Option(None, metavar="JSON", help="More fields of every request's body."),
+    warmup: int = typer.Option(1, min=0, metavar="N", help="Requests sent before, one by one, and not counted."),
+    timeout: float = typer.Option(3600.0, metavar="S", help="Seconds for a whole answer."),
+    seed: int = typer.Option(0, min=0, help="Same seed, same requests and arrivals."),
+    output: Path | None = typer.Option(
+        None, "-o", "--output", metavar="FILE.json", help="Write the result and every request's times there."
+    ),
+    quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON on stdout."),
+) -> int:
+    from .bench_serve import ServeOptions, bench_serve
+
+    options = ServeOptions(
+        url=url, endpoint=endpoint.value, model=model, api_key=api_key, dataset=dataset, num_prompts=num_prompts,
+        input_len=input_len, output_len=output_len, range_ratio=range_ratio, prefix_len=prefix_len, rate=rate,
+        burstiness=burstiness, concurrency=concurrency, time_scale=time_scale, ignore_eos=ignore_eos or strict,
+        strict=strict, goodput=tuple(goodput), max_model_len=max_model_len, vocab_size=vocab_size,
+        extra_body=extra_body, warmup=warmup, timeout_s=timeout, seed=seed,
+    )  # fmt: skip
+    return bench_serve(options, output, quiet=quiet, as_json=as_json)
+
+
+def latency_command(
+    artifact: Path = typer.Argument(..., metavar="ARTIFACT", help="Directory made by llmc compile."),
+    input_len: int = typer.Option(128, min=1, metavar="N", help="Tokens of each prompt."),
+    output_len: int = typer.Option(64, min=1, metavar="N", help="Tokens to generate for each."),
+    batch: int = typer.Option(1, min=1, metavar="N", help="Requests at once."),
+    warmup: int = typer.Option(2, min=0, metavar="N", help="Runs that are not counted."),
+    repeats: int = typer.Option(5, min=1, metavar="N", help="Runs that are."),
+    threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use."),
+    kv_bytes: int = typer.Option(0, min=0, metavar="BYTES", help="Size of the KV pool; 0: from the limits."),
+    seed: int = typer.Option(0, min=0, help="Same seed, same prompts."),
+    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE.json", help="Write the result there."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON on stdout."),
+) -> None:
+    from .bench_offline import OfflineOptions, bench_offline
+
+    options = OfflineOptions(
+        artifact=artifact, kind="latency", num_prompts=batch, input_len=input_len, output_len=output_len,
+        range_ratio=0.0, concurrency=batch, warmup=warmup, repeats=repeats, threads=threads, kv_bytes=kv_bytes,
+        seed=seed,
+    )  # fmt: skip
+    bench_offline(options, output, as_json=as_json)
+
+
+def throughput_command(
+    artifact: Path = typer.Argument(..., metavar="ARTIFACT", help="Directory made by llmc compile."),
+    num_prompts: int = typer.Option(64, min=1, metavar="N", help="Requests of each run."),
+    input_len: int = typer.Option(256, min=1, metavar="N", help="Tokens of each prompt."),
+    output_len: int = typer.Option(128, min=1, metavar="N", help="Tokens to generate for each."),
+    range_ratio: float = typer.Option(0.0, metavar="R", help="Draw lengths from len*(1-R) to len*(1+R)."),
+    concurrency: int = typer.Option(
+        0, min=0, metavar="N", help="Requests submitted at most at once; 0: all, and the engine runs what fits."
+    ),
+    warmup: int = typer.Option(1, min=0, metavar="N", help="Runs that are not counted."),
+    repeats: int = typer.Option(1, min=1, metavar="N", help="Runs that are."),
+    threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use."),
+    kv_bytes: int = typer.Option(0, min=0, metavar="BYTES", help="Size of the KV pool; 0: from the limits."),
+    seed: int = typer.Option(0, min=0, help="Same seed, same prompts."),
+    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE.json", help="Write the result there."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON on stdout."),
+) -> None:
+    from .bench_offline import OfflineOptions, bench_offline
+
+    options = OfflineOptions(
+        artifact=artifact, kind="throughput", num_prompts=num_prompts, input_len=input_len, output_len=output_len,
+        range_ratio=range_ratio, concurrency=concurrency, warmup=warmup, repeats=repeats, threads=threads,
+        kv_bytes=kv_bytes, seed=seed,
+    )  # fmt: skip
+    bench_offline(options, output, as_json=as_json)

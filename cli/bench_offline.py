@@ -1,0 +1,144 @@
+"""`llmc bench latency` and `llmc bench throughput`: the engine alone, driven in this process."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from llmc.runtime.binding import Artifact, Engine, SamplingParams
+from llmc.runtime.loadgen.answer import Outcome
+from llmc.runtime.loadgen.measure import Report, Spread, report
+from llmc.runtime.loadgen.workload import Ask, Lengths, RandomTokens
+
+from .bench_report import BenchError, check_output, print_spreads, write_result
+
+
+@dataclass(frozen=True)
+class OfflineOptions:
+    """kind: "latency" or "throughput". num_prompts: requests of a run; concurrency: submitted at most at once, 0: all.
+    warmup, repeats: runs. threads, kv_bytes: 0 for the engine's default."""
+
+    artifact: Path
+    kind: str
+    num_prompts: int
+    input_len: int
+    output_len: int
+    range_ratio: float
+    concurrency: int
+    warmup: int
+    repeats: int
+    threads: int
+    kv_bytes: int
+    seed: int
+
+
+def bench_offline(options: OfflineOptions, output: Path | None, *, as_json: bool) -> None:
+    """Runs and prints it. Raises errors of one sentence."""
+    check_output(output)
+    with Artifact(options.artifact) as artifact:
+        info = artifact.info
+        longest = options.input_len + options.output_len
+        if longest > info.max_model_len:
+            raise BenchError(
+                f"{options.input_len} prompt and {options.output_len} output tokens exceed max-model-len "
+                f"{info.max_model_len}: shorten them, or compile with a larger --max-model-len"
+            )
+        lengths = Lengths.uniform(
+            options.num_prompts, options.input_len, options.output_len, options.range_ratio, options.seed
+        ).clipped(info.max_model_len)
+        # Another seed in every run, or the prefix cache would have all prompts but the first run's.
+        runs = [
+            RandomTokens(lengths, info.vocab_size, seed=options.seed + number)
+            for number in range(options.warmup + options.repeats)
+        ]
+        concurrency = options.concurrency or options.num_prompts
+        with Engine(artifact, num_threads=options.threads, kv_bytes=options.kv_bytes) as engine:
+            found = []
+            for number, run in enumerate(runs):
+                outcomes = drive(engine, [run.ask(i) for i in range(len(run))], concurrency)
+                if number >= options.warmup:
+                    found.append(outcomes)
+            stats = engine.stats
+    reports = [report(outcomes) for outcomes in found]
+    together = _spreads(reports, [outcome for outcomes in found for outcome in outcomes])
+    result = {
+        "settings": asdict(options) | {"artifact": str(options.artifact)},
+        "threads": stats.num_threads,
+        "preemptions": stats.num_preemptions,
+        "bucket_misses": stats.num_bucket_misses,
+        **{name: None if spread is None else asdict(spread) for name, spread in together.items()},
+        "runs": [one.as_dict() for one in reports],
+    }
+    if output is not None:
+        write_result(output, result)
+    if as_json:
+        print(json.dumps(result, indent=2))
+        return
+    print(
+        f"{options.num_prompts} requests of {options.input_len} + {options.output_len} tokens, {concurrency} at once, "
+        f"{stats.num_threads} threads, {options.repeats} runs after {options.warmup} for warming up\n"
+    )
+    rates = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
+    if options.kind == "latency":
+        print_spreads({"run": together["run_ms"]}, "ms")
+    else:
+        print_spreads({name.removesuffix("_per_s").replace("_", " "): together[name] for name in rates}, "per second")
+    print()
+    print_spreads({name: together[f"{name.lower()}_ms"] for name in ("TTFT", "TPOT", "E2E")}, "ms")
+
+
+def _spreads(reports: Sequence[Report], outcomes: Sequence[Outcome]) -> dict[str, Spread | None]:
+    """Over the runs: run_ms and the rates; over all their requests: the latencies."""
+    every = report(outcomes)
+    return {
+        "run_ms": Spread.of(one.duration_s * 1e3 for one in reports),
+        "requests_per_s": Spread.of(one.requests_per_s for one in reports),
+        "output_tokens_per_s": Spread.of(one.output_tokens_per_s for one in reports),
+        "total_tokens_per_s": Spread.of(one.total_tokens_per_s for one in reports),
+        "ttft_ms": every.ttft_ms,
+        "tpot_ms": every.tpot_ms,
+        "e2e_ms": every.e2e_ms,
+    }
+
+
+def drive(engine: Engine, asks: Sequence[Ask], concurrency: int) -> list[Outcome]:
+    """Runs greedy requests of token ids to their full lengths, at most `concurrency` submitted; outcomes by index.
+
+    A token's time is when its step ended. Raises BenchError when the engine fails a request.
+    """
+    start_ns: dict[int, int] = {}
+    token_ns: dict[int, list[int]] = {}
+    index_of: dict[int, int] = {}
+    outcomes: list[Outcome | None] = [None] * len(asks)
+    next_index = num_done = 0
+    while num_done < len(asks):
+        while next_index < len(asks) and len(index_of) < concurrency:
+            ask = asks[next_index]
+            begin = time.monotonic_ns()
+            params = SamplingParams(temperature=0.0, max_tokens=ask.output_len, ignore_eos=True)
+            request = engine.submit(_token_ids(ask), params)
+            index_of[request], start_ns[request], token_ns[request] = next_index, begin, []
+            next_index += 1
+        engine.step()
+        for event in engine.poll():
+            request = event.request_id
+            if event.kind == "token":
+                token_ns[request].append(event.time_ns)
+            elif event.kind == "failed":
+                raise BenchError(f"the engine failed request {index_of[request]} with error {event.error_code}")
+            elif event.kind == "finished":
+                index, times = index_of.pop(request), tuple(token_ns.pop(request))
+                begin = start_ns.pop(request)
+                outcomes[index] = Outcome(
+                    index, begin, begin, event.time_ns, times, event.num_prompt_tokens, len(times),
+                    event.num_cached_tokens, event.finish_reason, True,
+                )  # fmt: skip
+                num_done += 1
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _token_ids(ask: Ask) -> list[int]:
+    return [token for token in ask.prompt if isinstance(token, int)]

@@ -1,0 +1,266 @@
+"""`llmc bench serve`: from options to a workload, a run and its report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.buckets.trace import Trace, read_trace
+from llmc.runtime.loadgen.answer import Outcome
+from llmc.runtime.loadgen.arrivals import arrivals
+from llmc.runtime.loadgen.http import Address, HttpClient
+from llmc.runtime.loadgen.load import LoadConfig, ServerFacts, ask_once, run_load, server_facts
+from llmc.runtime.loadgen.measure import GOODPUT_METRICS, report
+from llmc.runtime.loadgen.workload import FIRST_ID, GivenPrompts, Lengths, RandomTokens, Workload
+
+from .bench_report import BenchError, check_output, print_report, write_result
+from .prompts import read_file
+
+_DEFAULT_PROMPTS = 200
+_DEFAULT_VOCAB = 256
+_LATE_MS = 20.0
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The command's options, by the names of its flags; num_prompts None: 200, or as many as the file has."""
+
+    url: str
+    endpoint: str = "completions"
+    model: str | None = None
+    api_key: str | None = None
+    dataset: str = "random"
+    num_prompts: int | None = None
+    input_len: int = 256
+    output_len: int = 128
+    range_ratio: float = 0.0
+    prefix_len: int = 0
+    rate: float = math.inf
+    burstiness: float = 1.0
+    concurrency: int = 0
+    time_scale: float = 1.0
+    ignore_eos: bool = False
+    strict: bool = False
+    goodput: tuple[str, ...] = ()
+    max_model_len: int | None = None
+    vocab_size: int | None = None
+    extra_body: str | None = None
+    warmup: int = 1
+    timeout_s: float = 3600.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is sent when: arrival_s float64 [len(workload)]. notes: what a reader of the figures must know."""
+
+    workload: Workload
+    arrival_s: npt.NDArray[np.float64]
+    notes: tuple[str, ...]
+
+
+def bench_serve(options: ServeOptions, output: Path | None, *, quiet: bool, as_json: bool) -> int:
+    """Runs it; returns the exit code, 1 when no request completed. Raises errors of one sentence."""
+    check_output(output)
+    limits = parse_goodput(options.goodput)
+    extra = parse_extra(options.extra_body)
+    if options.time_scale <= 0 or not math.isfinite(options.time_scale):
+        raise BenchError(f"--time-scale {options.time_scale:g} is not above 0")
+    if not options.timeout_s > 0:
+        raise BenchError(f"--timeout {options.timeout_s:g} is not above 0")
+    # Read before the server is asked: a wrong file is told at once.
+    source = read_dataset(options.dataset)
+    facts, plan, outcomes = asyncio.run(_run(options, source, extra, quiet=quiet or as_json))
+    found = report(outcomes, limits)
+    notes = list(plan.notes)
+    if found.tokens_counted:
+        notes.append(f"{found.tokens_counted} answers had no usage: their output tokens are counted by events")
+    if found.lag_ms is not None and options.concurrency == 0 and found.lag_ms.p99 > _LATE_MS:
+        notes.append(f"requests were sent late, p99 {found.lag_ms.p99:.0f} ms: this client is too slow for the rate")
+    settings = asdict(options)
+    # A result file is passed on; a key is not.
+    del settings["api_key"]
+    settings["rate"] = None if math.isinf(options.rate) else options.rate
+    result = {"settings": settings, "server": asdict(facts), "notes": notes, "report": found.as_dict()}
+    if output is not None:
+        write_result(output, {**result, "requests": [_record(o, outcomes[0].start_ns) for o in outcomes]})
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        print_report(found, notes)
+    return 0 if found.completed else 1
+
+
+async def _run(
+    options: ServeOptions, source: Source, extra: dict[str, Any], *, quiet: bool
+) -> tuple[ServerFacts, Plan, list[Outcome]]:
+    headers = {} if options.api_key is None else {"Authorization": f"Bearer {options.api_key}"}
+    client = HttpClient(Address.parse(options.url), headers, options.timeout_s)
+    try:
+        facts = await server_facts(client, options.model)
+        plan = make_plan(options, source, facts)
+        config = LoadConfig(
+            options.endpoint, facts.model, options.concurrency, options.ignore_eos, options.strict, extra
+        )
+        for number in range(options.warmup):
+            await ask_once(client, _warmup_ask(options, plan, facts, number), config)
+        with _progress(len(plan.workload), quiet) as on_end:
+            return facts, plan, await run_load(client, plan.workload, plan.arrival_s.tolist(), config, on_end)
+    finally:
+        await client.close()
+
+
+Source = Trace | list[Any] | None
+
+
+def read_dataset(name: str) -> Source:
+    """None for random tokens, a Trace, or the prompts of a file. Raises BenchError, PromptError or TraceError."""
+    if name == "random":
+        return None
+    path = Path(name)
+    try:
+        with path.open(encoding="utf-8-sig") as lines:
+            first = next((line for line in lines if line.strip()), "")
+    except OSError as error:
+        raise BenchError(f'cannot read --dataset {path}: {error.strerror or error}; "random" needs no file') from error
+    except UnicodeDecodeError as error:
+        raise BenchError(f"--dataset {path} is not UTF-8 text: it is no prompts file and no trace") from error
+    if path.suffix == ".txt" or (first.startswith("{") and any(f'"{key}"' in first for key in _PROMPT_KEYS)):
+        return [_prompt(item) for item in read_file(path)]
+    return read_trace(path)
+
+
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
+
+
+def _prompt(item: Any) -> Any:
+    if item.messages is not None:
+        return list(item.messages)
+    return item.text if item.token_ids is None else list(item.token_ids)
+
+
+def make_plan(options: ServeOptions, source: Source, facts: ServerFacts) -> Plan:
+    """Workload and arrivals. Raises BenchError, WorkloadError or ValueError of one sentence."""
+    notes = []
+    longest = options.max_model_len or facts.max_model_len
+    if isinstance(source, list):
+        if options.strict:
+            raise BenchError("--strict-in-out-len needs random tokens or a trace: only then are lengths known")
+        count = options.num_prompts or len(source)
+        workload: Workload = GivenPrompts(source, count, options.output_len)
+    else:
+        if source is None:
+            count = options.num_prompts or _DEFAULT_PROMPTS
+            lengths = Lengths.uniform(count, options.input_len, options.output_len, options.range_ratio, options.seed)
+        else:
+            count = min(options.num_prompts or len(source), len(source))
+            lengths = Lengths(source.prompt_tokens[:count], source.output_tokens[:count])
+        lengths = lengths.clipped(longest)
+        if lengths.num_clipped:
+            notes.append(f"{lengths.num_clipped} of {count} requests were cut to the model's {longest} tokens")
+        vocab = options.vocab_size or facts.vocab_size or _DEFAULT_VOCAB
+        blocks = [] if source is None or not len(source.prefix_ids) else [source.prefix_of(i) for i in range(count)]
+        block_len = 512 if source is None else source.prefix_block
+        workload = RandomTokens(lengths, vocab, options.seed, options.prefix_len, blocks, block_len)
+        if options.endpoint == "chat":
+            if options.strict:
+                raise BenchError("--strict-in-out-len needs --endpoint completions: chat prompts are text")
+            notes.append("prompt lengths are words, not tokens: the chat endpoint takes no token ids")
+    if source is None or isinstance(source, list):
+        arrival_s = arrivals(count, options.rate, options.burstiness, options.seed)
+    elif math.isinf(options.rate):
+        arrival_s = source.arrival_s[:count] * options.time_scale
+    else:
+        raise BenchError("a trace has arrival times of its own: scale them with --time-scale instead of --rate")
+    return Plan(workload, arrival_s, tuple(notes))
+
+
+def _warmup_ask(options: ServeOptions, plan: Plan, facts: ServerFacts, number: int) -> Any:
+    """A request of the kind of the run's, but with tokens of its own: it must not fill the prefix cache for the run."""
+    first = plan.workload.ask(0)
+    if not isinstance(plan.workload, RandomTokens):
+        return first
+    vocab = options.vocab_size or facts.vocab_size or _DEFAULT_VOCAB
+    draw = np.random.default_rng([options.seed, 6, number])
+    return replace(first, prompt=draw.integers(FIRST_ID, vocab, len(first.prompt)).tolist())
+
+
+def parse_goodput(texts: tuple[str, ...]) -> dict[str, float]:
+    """ "ttft:500,tpot:50" as {"ttft": 500.0, "tpot": 50.0}, in ms. Raises BenchError."""
+    limits: dict[str, float] = {}
+    for part in " ".join(texts).replace(",", " ").split():
+        name, _, text = part.partition(":")
+        try:
+            limit = float(text)
+        except ValueError:
+            limit = -1.0
+        if name not in GOODPUT_METRICS or not 0 < limit < math.inf:
+            known = ", ".join(GOODPUT_METRICS)
+            raise BenchError(f"--goodput {part!r} is not METRIC:MS: metrics are {known}, as in ttft:500")
+        if name in limits:
+            raise BenchError(f"--goodput has two limits of {name}: give one")
+        limits[name] = limit
+    return limits
+
+
+def parse_extra(text: str | None) -> dict[str, Any]:
+    """The object of --extra-body. Raises BenchError."""
+    if text is None:
+        return {}
+    try:
+        extra = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BenchError(f"--extra-body is not JSON: {error}") from error
+    if not isinstance(extra, dict):
+        raise BenchError(f"--extra-body must be a JSON object, not {text[:40]!r}")
+    return extra
+
+
+def _record(outcome: Outcome, zero_ns: int) -> dict[str, Any]:
+    """One line of the result file; times in ms, token_ms counted from sending."""
+    return {
+        "index": outcome.index,
+        "start_ms": (outcome.start_ns - zero_ns) / 1e6,
+        "lag_ms": (outcome.start_ns - outcome.due_ns) / 1e6,
+        "end_ms": (outcome.end_ns - zero_ns) / 1e6,
+        "prompt_tokens": outcome.prompt_tokens,
+        "cached_tokens": outcome.cached_tokens,
+        "output_tokens": outcome.output_tokens,
+        "finish_reason": outcome.finish_reason,
+        "failure": outcome.failure,
+        "detail": outcome.detail,
+        "token_ms": [round((time_ns - outcome.start_ns) / 1e6, 3) for time_ns in outcome.token_ns],
+    }
+
+
+@contextmanager
+def _progress(total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr; nothing when quiet or stderr is no terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda num_ended: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    # Drawn only when a request ends, not by a thread of its own: the CPUs are the server's.
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bars:
+        task = bars.add_task("bench", total=total)
+        step = max(1, total // 100)
+
+        def update(num_ended: int) -> None:
+            if num_ended % step == 0 or num_ended == total:
+                bars.update(task, completed=num_ended, refresh=True)
+
+        yield update

@@ -1,0 +1,27 @@
+"""When requests are sent."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+
+def arrivals(count: int, rate: float, burstiness: float = 1.0, seed: int = 0) -> npt.NDArray[np.float64]:
+    """Seconds from the start at which `count` requests are sent, float64 [count], the first at 0.
+
+    rate: requests a second on average; infinity sends all at once. burstiness: shape of the gamma distribution of the
+    intervals; 1 is a Poisson process, less is burstier, more is steadier.
+    Raises ValueError for a rate or burstiness that is not above 0.
+    """
+    if not rate > 0:
+        raise ValueError(f"rate {rate} is not above 0: give requests a second, or inf")
+    if not (burstiness > 0 and math.isfinite(burstiness)):
+        raise ValueError(f"burstiness {burstiness} is not above 0: 1 is a Poisson process")
+    if math.isinf(rate):
+        return np.zeros(count)
+    draws = np.random.default_rng([seed, 1]).gamma(burstiness, 1 / (rate * burstiness), count)
+    if count:
+        draws[0] = 0.0
+    return np.cumsum(draws)
