@@ -147,17 +147,12 @@ def open_backend(config: ChatConfig) -> Backend:
 
     if config.is_url:
         return ServerBackend(config.target, model=config.model, api_key=config.api_key, timeout_s=config.timeout_s)
-    from llmc import artifact_path
     from llmc.runtime.llm import LLM
 
-    path = Path(config.target)
-    if (path / "graphs.bin").is_file():
-        artifact = artifact_path(path)
-    else:
-        from .compile import progress_bar
+    from .serve import compile_aside
 
-        with progress_bar() as progress:
-            artifact = artifact_path(path, progress)
+    path = Path(config.target)
+    artifact = path if (path / "graphs.bin").is_file() else compile_aside(path)
     return EngineBackend(LLM(artifact, max_num_seqs=1, **config.engine))
 
 
