@@ -19,9 +19,12 @@ _MAX_FILE_BYTES = 1 << 24
 
 
 class CostModel(Protocol):
-    """Cost of replaying buckets; `unit` is what the numbers are, for tables."""
+    """Cost of replaying buckets."""
 
-    unit: str
+    @property
+    def unit(self) -> str:
+        """What the numbers are, for tables."""
+        ...
 
     def cost(self, phase: str, batch: npt.NDArray[np.int64], seq: npt.NDArray[np.int64]) -> Floats:
         """Positive cost of the buckets (batch, seq), arrays that broadcast: the broadcast shape."""

@@ -137,7 +137,7 @@ def graph_onnx(tables: Tables, graph: Graph) -> bytes:
     def without_data(buffer: BufferView) -> Any:
         values = helper.make_tensor(buffer.name, types[buffer.dtype], [0], b"", raw=True)
         indices = helper.make_tensor(f"{buffer.name}.indices", TensorProto.INT64, [0], [])
-        return helper.make_sparse_tensor(values, indices, list(buffer.shape))
+        return helper.make_sparse_tensor(values, indices, [int(extent) for extent in buffer.shape])
 
     nodes: list[Any] = []
     constants: list[Any] = []

@@ -251,7 +251,7 @@ def write_graphs(
             _GRAPH, f"graph {g.phase}:{g.batch}x{g.seq}", g.phase, g.batch, g.seq, g.max_tokens, g.max_seqs,
             g.max_samples, g.max_blocks_per_seq, g.row_tile, first, len(g.commands), g.arena_bytes,
         )  # fmt: skip
-    sections = (
+    sections: tuple[tuple[int, int, int, bytes], ...] = (
         (1, 1, len(strings.data), bytes(strings.data)),
         (2, _MODEL.size, 1, _model(model)),
         (3, _KERNEL.size, len(kernels), kernel_data),
@@ -262,9 +262,9 @@ def write_graphs(
     )
     table, body = bytearray(), bytearray()
     start = _HEADER.size + _SECTION.size * len(sections)
-    for kind, record_bytes, count, data in sections:
+    for kind, record_bytes, count, records in sections:
         table += _SECTION.pack(kind, record_bytes, start + len(body), count)
-        body += data + b"\0" * (-len(data) % 8)
+        body += records + b"\0" * (-len(records) % 8)
     total = _HEADER.size + len(table) + len(body)
 
     def header(crc: int) -> bytes:

@@ -71,7 +71,7 @@ class Importer(ExportedProgramImporter):  # type: ignore[misc]
         for name, reduce in (("amax.default", relax.op.max), ("amin.default", relax.op.min)):
             self.convert_map.setdefault(name, self._extreme(reduce))
         for node in nodes:
-            if node.op == "call_function" and node.target.__name__ not in self.convert_map:
+            if node.op == "call_function" and getattr(node.target, "__name__", "") not in self.convert_map:
                 known = f"llmc::{llmc_op(node)} has no kernel template" if llmc_op(node) else "cannot be compiled"
                 raise CompileError(f"{_describe(node)}: it {known}; write it with other ops")
         for name, convert in list(self.convert_map.items()):

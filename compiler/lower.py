@@ -127,8 +127,9 @@ def lower(exported: Exported) -> Lowered:
 def _targets(program: ExportedProgram) -> set[tuple[str, str, str]]:
     """(namespace, name, overload) of every op of a program; sizes are no op."""
     targets = {
-        (*n.target._schema.name.split("::"), n.target._overloadname)
+        (namespace, name, n.target._overloadname)
         for n in program.graph.nodes
         if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload)
+        for namespace, name in (n.target._schema.name.split("::"),)
     }
     return {target for target in targets if target[1] != "sym_size"}

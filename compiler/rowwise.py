@@ -159,8 +159,8 @@ class _Converter:
     def _buffer(self, buffer: Any) -> dict[str, Any]:
         axis = _row_axis(buffer.shape, self.rows)
         if axis not in (None, 0):
-            shape = ", ".join(map(str, buffer.shape))
-            raise RowwiseError(f"has the token rows on axis {axis} of a tensor [{shape}]; keep them first")
+            sizes = ", ".join(map(str, buffer.shape))
+            raise RowwiseError(f"has the token rows on axis {axis} of a tensor [{sizes}]; keep them first")
         dtype = str(buffer.dtype)
         if dtype not in DTYPES:
             raise RowwiseError(f"has a {dtype} tensor; float32, bfloat16, int32 and bool are supported")
@@ -184,7 +184,7 @@ class _Converter:
             analyzer.bind(self.rows, _like(self.rows, rows))
             self._analyzers.append(analyzer)
         axes = [iv for iv in stage.spatial if stage.row_var is None or not iv.var.same_as(stage.row_var)]
-        order = []
+        order: list[Any] = []
         shape = []
         for axis, index in enumerate(stage.store.indices):
             if axis == stage.row:

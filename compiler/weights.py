@@ -161,7 +161,7 @@ def _pieces(weight: PackedWeight, parameter: Parameter, panel_columns: int) -> I
         for first in range(0, packer.panels, count):
             some = words[: packer.panels - first]
             packer.pack(first, some)
-            yield memoryview(some).cast("B")
+            yield some.data.cast("B")
     else:
         row_bytes = math.prod(shape[1:]) * dtype.itemsize
         count = min(shape[0], max(1, _PIECE_BYTES // max(1, row_bytes)))
@@ -169,7 +169,7 @@ def _pieces(weight: PackedWeight, parameter: Parameter, panel_columns: int) -> I
         for first in range(0, shape[0], count):
             some = rows[: shape[0] - first]
             parameter.read(first, some)
-            yield memoryview(some.view(np.uint8)).cast("B")
+            yield some.view(np.uint8).data.cast("B")
 
 
 def _write(fd: int, data: bytes | memoryview, offset: int) -> None:

@@ -409,7 +409,7 @@ _Buffer = tuple[int, int]
 
 def _reach(operands: tuple[Operand, ...]) -> dict[_Buffer, int]:
     """How far a command's operands reach into the graph's buffers, in bytes."""
-    ends = {}
+    ends: dict[_Buffer, int] = {}
     for o in operands:
         if o.kind in (_ARENA, _INPUT, _OUTPUT):
             key = (o.kind, 0 if o.kind == _ARENA else o.index)

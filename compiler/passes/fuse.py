@@ -122,7 +122,8 @@ def fuse_rows(module: tvm.IRModule, symbols: Mapping[str, str], describe: Descri
             program = _program(module, call)
         except RowwiseError as error:
             raise CompileError(f"{name}, which ends in {describe(var.name)}, {error}") from None
-        symbol = str(rows_of(func).name)
+        rows = rows_of(func)
+        symbol = "" if rows is None else str(rows.name)
         if symbol not in symbols:
             raise CompileError(f"{describe(var.name)} has rows that are neither tokens nor samples")
         program["rows"] = symbols[symbol]
