@@ -84,3 +84,16 @@ def chat_artifact(tiny_artifact: TinyArtifact, tmp_path_factory: pytest.TempPath
     config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": CHAT_TEMPLATE}
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     return path
+
+
+@pytest.fixture(scope="session")
+def english_artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
+    """examples/tiny-english, compiled for 16 sequences, with a chat template. Copy before changing."""
+    from compiled import compile_tiny
+
+    root = tmp_path_factory.mktemp("english")
+    model = Path(__file__).resolve().parent.parent / "examples" / "tiny-english"
+    ladder = "prefill=[1,4]x[32,128,512],decode=[1,4,16]x[128,512]"
+    compile_tiny(model, root / "artifact", kernel_cache, buckets=ladder, max_num_seqs=16).close()
+    (root / "artifact" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    return root / "artifact"
