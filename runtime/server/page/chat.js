@@ -42,7 +42,7 @@ function number(id) {
   return value === "" ? undefined : Number(value);
 }
 
-function requestBody(text) {
+function requestBody(text, turns) {
   const options = {
     model,
     stream: true,
@@ -54,13 +54,14 @@ function requestBody(text) {
   };
   if (!hasTemplate) return { ...options, prompt: text };
   const system = byId("system").value.trim();
-  return { ...options, messages: [...(system ? [{ role: "system", content: system }] : []), ...history] };
+  return { ...options, messages: [...(system ? [{ role: "system", content: system }] : []), ...turns] };
 }
 
 const deltaOf = (choice) => (hasTemplate ? choice.delta?.content : choice.text) ?? "";
 
 async function ask(text) {
-  history.push({ role: "user", content: text });
+  const turns = history; // "Clear" begins another list
+  turns.push({ role: "user", content: text });
   show("user", text);
   const answer = show("assistant live");
   running = new AbortController();
@@ -71,7 +72,7 @@ async function ask(text) {
   let usage = null;
   try {
     const path = hasTemplate ? "v1/chat/completions" : "v1/completions";
-    for await (const event of streamEvents(path, requestBody(text), running.signal)) {
+    for await (const event of streamEvents(path, requestBody(text, turns), running.signal)) {
       usage = event.usage ?? usage;
       const choice = event.choices?.[0];
       if (!choice) continue;
@@ -91,10 +92,10 @@ async function ask(text) {
   answer.meta.textContent = summary(finish, usage, start, first, now);
   // What failed or was stopped before a word is no turn of the conversation.
   if (answer.body.textContent) {
-    history.push({ role: "assistant", content: answer.body.textContent });
+    turns.push({ role: "assistant", content: answer.body.textContent });
   } else {
-    history.pop();
-    if (finish !== "stopped") answer.node.remove();
+    turns.pop();
+    if (finish === null) answer.node.remove();
   }
   running = null;
   setRunning(false);

@@ -42,8 +42,8 @@ export class HeatMap {
     buckets.forEach((bucket, index) => {
       const cell = this.#cells[index];
       cell.bucket = bucket;
-      // Logarithmic: a few buckets take most of the steps, and the others should still show.
-      const heat = bucket.replays ? 12 + (88 * Math.log1p(bucket.replays)) / Math.log1p(most) : 0;
+      // By the root: a few buckets take most of the steps, and the others should still show.
+      const heat = bucket.replays ? 12 + 88 * Math.sqrt(bucket.replays / most) : 0;
       cell.style.setProperty("--heat", `${heat.toFixed(0)}%`);
     });
     this.#describe();

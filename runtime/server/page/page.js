@@ -115,9 +115,10 @@ function showRequests({ requests, num_requests }) {
 function showBuckets({ buckets, engine }) {
   heat.show(buckets);
   const used = buckets.filter((bucket) => bucket.replays > 0).length;
-  const padding = buckets.reduce((sum, bucket) => sum + bucket.padding_s, 0);
+  const sum = (key) => buckets.reduce((total, bucket) => total + bucket[key], 0);
+  const padding = share(sum("padding_s"), sum("replay_s"));
   byId("bucket-summary").textContent =
-    `${used} of ${buckets.length} in use, ${count(engine.steps)} steps, at most ${duration(padding)} spent on padding`;
+    `${used} of ${buckets.length} in use, ${count(engine.steps)} steps, at most ${percent(padding)} of their time is padding`;
 }
 
 function show(state) {
