@@ -92,6 +92,9 @@ def serve_command(
     ),
     metrics: bool = typer.Option(True, help="Prometheus metrics at /metrics."),
     page: bool = typer.Option(True, help="The live page at /."),
+    debug_endpoints: bool = typer.Option(
+        False, "--debug-endpoints", help="/debug/engine: the engine's counters, and a check of its blocks."
+    ),
     access_log: bool = typer.Option(True, help="A line of JSON a request."),
     access_log_file: Path | None = typer.Option(None, metavar="FILE", help="Where it goes; default: stdout."),
     log_prompts: bool = typer.Option(False, "--log-prompts", help="With the text of prompts."),
@@ -148,6 +151,7 @@ def serve_command(
         uvicorn_log_level=log_level,
         enable_metrics=metrics,
         enable_page=page,
+        debug_endpoints=debug_endpoints,
         access_log=access_log,
         access_log_file=access_log_file,
         log_prompts=log_prompts,

@@ -8,6 +8,7 @@ slow the engine down.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import threading
 import time
@@ -68,6 +69,7 @@ class AsyncEngine:
         self._draining = False
         self._notified = False
         self._emptied: asyncio.Event = asyncio.Event()
+        self._checks: collections.deque[asyncio.Future[str | None]] = collections.deque()
 
     async def start(self) -> None:
         """Starts the engine's thread."""
@@ -127,6 +129,14 @@ class AsyncEngine:
         """The shapes that missed."""
         return self.engine.bucket_misses()
 
+    async def check_integrity(self) -> str | None:
+        """Has the engine's thread check its blocks between two steps; what is wrong, or None."""
+        if self.failure is not None:
+            return self.failure
+        found: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._checks.append(found)
+        return await found
+
     async def drain(self, timeout_s: float | None) -> int:
         """Takes no more requests, lets those that run finish for timeout_s, cancels the rest; returns how many."""
         self._draining = True
@@ -157,6 +167,8 @@ class AsyncEngine:
         idle = True
         try:
             while not self._stopping.is_set():
+                while self._checks:
+                    self._check(self._checks.popleft())
                 if idle:
                     ready = self.engine.wait(_IDLE_LOOK_S)
                     if ready.events and not ready.work:
@@ -170,6 +182,14 @@ class AsyncEngine:
         except LlmcError as error:
             self.failure = f"the engine failed: {error}"
             self._call(self._fail_all)
+
+    def _check(self, found: asyncio.Future[str | None]) -> None:
+        wrong: str | None = None
+        try:
+            self.engine.check_integrity()
+        except LlmcError as error:
+            wrong = str(error)
+        self._call(lambda: None if found.done() else found.set_result(wrong))
 
     def _notify(self) -> None:
         if not self._notified:

@@ -49,6 +49,7 @@ class ServerConfig:
     reasoning_parser: str | None = None
     enable_metrics: bool = True
     enable_page: bool = True
+    debug_endpoints: bool = False
     access_log: bool = True
     access_log_file: Path | None = None
     log_prompts: bool = False
