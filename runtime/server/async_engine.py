@@ -137,9 +137,13 @@ class AsyncEngine:
         self._checks.append(found)
         return await found
 
+    def refuse_requests(self) -> None:
+        """From now on `stream` raises ServerStopping."""
+        self._draining = True
+
     async def drain(self, timeout_s: float | None) -> int:
         """Takes no more requests, lets those that run finish for timeout_s, cancels the rest; returns how many."""
-        self._draining = True
+        self.refuse_requests()
         cancelled = 0
         if self._streams:
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import logging
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .errors import ApiError
 from .token_text import TokenTexts
+from .tools.registry import choose_parsers
 from .warmup import OnWarmStep, WarmUp
 
 log = logging.getLogger("llmc.server")
@@ -42,6 +44,9 @@ class ServerContext:
         self.on_started: list[Callable[[], None]] = []
         self.on_ready: list[Callable[[], None]] = []
         self.on_failure: list[Callable[[str], None]] = []
+        self.chat_parsers = choose_parsers(
+            config.tool_call_parser, config.reasoning_parser, _model_type(engine), engine.tokenizer
+        )
         self._guide_compiler: GuideCompiler | None = None
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="llmc-tokenize")
         self._warming: asyncio.Task[None] | None = None
@@ -60,6 +65,7 @@ class ServerContext:
         if self._drained is None:
             self.draining, self.ready = True, False
             self.warm_up.stopped = True
+            self.engine.refuse_requests()
             self._drained = asyncio.create_task(self.engine.drain(self.config.drain_timeout_s))
         return self._drained
 
@@ -153,3 +159,12 @@ class ServerContext:
         for callback in self.on_failure:
             with contextlib.suppress(Exception):
                 callback(why)
+
+
+def _model_type(engine: AsyncEngine) -> str | None:
+    """The family that the artifact was compiled from; None when its manifest does not say."""
+    try:
+        model_type = json.loads((engine.path / "manifest.json").read_text(encoding="utf-8"))["model"]["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(model_type)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -95,16 +96,13 @@ class ApiKeys:
         return any(matches) and scheme.lower() == "bearer"
 
 
-class _BodyTooLarge(Exception):
-    pass
-
-
 class BodyLimit:
     """Answers 413 to bodies above the limit, by their Content-Length or once that much has come."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._message = f"the body is larger than {max_bytes} bytes: send less, or raise --max-body-size"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -114,7 +112,7 @@ class BodyLimit:
         if declared.isdigit() and int(declared) > self._max_bytes:
             await self._refuse(scope, receive, send)
             return
-        received, started = 0, False
+        received = 0
 
         async def limited() -> Message:
             nonlocal received
@@ -122,20 +120,10 @@ class BodyLimit:
             if message["type"] == "http.request":
                 received += len(message.get("body", b""))
                 if received > self._max_bytes:
-                    raise _BodyTooLarge
+                    raise HTTPException(413, self._message)
             return message
 
-        async def watched(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self._app(scope, limited, watched)
-        except _BodyTooLarge:
-            if not started:
-                await self._refuse(scope, receive, send)
+        await self._app(scope, limited, send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        message = f"the body is larger than {self._max_bytes} bytes: send less, or raise --max-body-bytes"
-        await ApiError(message, status=413, code="body_too_large").response()(scope, receive, send)
+        await ApiError(self._message, status=413).response()(scope, receive, send)

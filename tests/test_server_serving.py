@@ -1,0 +1,422 @@
+"""How the server behaves under cancellation, limits, load and shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from server_harness import Running, error_of, make_config, parse_events, running_server, until
+
+from llmc.runtime.params import SamplingParams
+from llmc.runtime.server.answers import submit
+from llmc.runtime.server.app import create_app
+from llmc.runtime.server.requests import EngineRequest, QueueFull, RequestFailed, RequestRecord, ServerStopping
+from llmc.runtime.server.run import open_engine
+
+PROMPT = "It is a truth universally acknowledged, that"
+ENDLESS = {"max_tokens": 480, "ignore_eos": True, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def running(english_artifact: Path) -> Iterator[Running]:
+    with running_server(english_artifact, request_timeout_s=None) as running:
+        yield running
+
+
+def records_of(running: Running) -> list[RequestRecord]:
+    """Records from now on."""
+    records: list[RequestRecord] = []
+    running.engine.on_record.append(records.append)
+    return records
+
+
+def wait_until_idle(running: Running) -> None:
+    until(lambda: running.engine.num_active == 0)
+    stats = running.engine.stats()
+    assert (stats.num_running, stats.num_waiting) == (0, 0)
+
+
+# --- cancelling -------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_is_closed_ends_the_request(running: Running) -> None:
+    records = records_of(running)
+    with running.client.stream("POST", "/v1/completions", json={"prompt": PROMPT, "stream": True, **ENDLESS}) as answer:
+        next(answer.iter_lines())
+        assert running.engine.num_active == 1
+    wait_until_idle(running)
+    (record,) = records
+    assert record.finish_reasons == ("cancelled",)
+    assert record.num_output_tokens < ENDLESS["max_tokens"]
+
+
+def test_a_client_that_leaves_ends_its_batch(running: Running) -> None:
+    records = records_of(running)
+    body = {"prompt": [PROMPT] * 8, **ENDLESS}
+    client = httpx.Client(base_url=running.url)
+    with pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/completions", json=body, timeout=httpx.Timeout(60, read=0.05))
+    client.close()
+    wait_until_idle(running)
+    assert [record.finish_reasons for record in records] == [("cancelled",)] * 8
+
+
+def test_closing_cancels_before_the_next_step(running: Running) -> None:
+    """No token follows the step in flight when the iterator is closed."""
+    records = records_of(running)
+
+    async def work() -> int:
+        ids = tuple(running.server.tokenizer.encode(PROMPT))
+        stream = running.engine.stream(EngineRequest("r", ids, SamplingParams(max_tokens=400, ignore_eos=True)))
+        async for _ in stream:
+            break
+        told = stream.num_output_tokens
+        steps = running.engine.stats().num_steps
+        stream.close()
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        while running.engine.num_active:
+            await asyncio.sleep(0.001)
+        assert running.engine.stats().num_steps >= steps
+        return told
+
+    told = running.on_loop(work)
+    (record,) = records
+    assert record.finish_reasons == ("cancelled",)
+    assert told <= record.num_output_tokens < 400
+
+
+def test_what_a_stop_string_ends_is_cancelled_in_the_engine(running: Running) -> None:
+    records = records_of(running)
+    answer = running.complete(PROMPT, stop=[" "], **ENDLESS)
+    wait_until_idle(running)
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert records[0].finish_reasons == ("stop",)
+    assert records[0].num_output_tokens < 100
+
+
+# --- limits -----------------------------------------------------------------------------------------------------
+
+
+def test_timeouts(running: Running) -> None:
+    headers = {"X-Request-Timeout": "0.000001"}
+    response = running.client.post("/v1/completions", json={"prompt": PROMPT, **ENDLESS}, headers=headers)
+    assert error_of(response, 408)["code"] == "request_timeout"
+    assert response.headers["x-should-retry"] == "false"
+    body = {"prompt": PROMPT, "stream": True, **ENDLESS}
+    streamed = running.client.post("/v1/completions", json=body, headers=headers)
+    assert parse_events(streamed.text)[-1]["error"]["code"] == "request_timeout"
+    for wrong in ("x", "0", "nan", "-1"):
+        refused = running.client.post("/v1/completions", json={"prompt": "x"}, headers={"X-Request-Timeout": wrong})
+        error_of(refused, 400)
+    wait_until_idle(running)
+
+
+def test_the_servers_own_timeout_wins_over_a_longer_one(english_artifact: Path) -> None:
+    with running_server(english_artifact, request_timeout_s=1e-6) as running:
+        headers = {"X-Request-Timeout": "100"}
+        response = running.client.post("/v1/completions", json={"prompt": PROMPT, **ENDLESS}, headers=headers)
+        error_of(response, 408)
+
+
+def test_a_full_queue_is_429_and_takes_nothing(english_artifact: Path) -> None:
+    with running_server(english_artifact, max_num_seqs=1, max_queue=2) as running:
+        records = records_of(running)
+        response = running.post("/v1/completions", prompt=[PROMPT] * 8, **ENDLESS)
+        error = error_of(response, 429)
+        assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+        assert int(response.headers["retry-after"]) >= 1
+        wait_until_idle(running)
+        assert {record.finish_reasons for record in records} <= {("cancelled",)}
+        assert running.complete(PROMPT, max_tokens=2, ignore_eos=True)["usage"]["completion_tokens"] == 2
+
+        async def fill() -> None:
+            request = EngineRequest("r", (5, 6, 7), SamplingParams(max_tokens=4))
+            with pytest.raises(QueueFull):
+                submit(running.server, [request] * 8)
+            assert running.engine.num_active <= 3
+
+        running.on_loop(fill)
+        wait_until_idle(running)
+
+
+def test_bodies_above_the_limit_are_413(english_artifact: Path) -> None:
+    with running_server(english_artifact, max_body_bytes=1000) as running:
+        error = error_of(running.post("/v1/completions", prompt="x" * 1000), 413)
+        assert "1000 bytes" in error["message"]
+
+        def chunks() -> Iterator[bytes]:
+            yield b'{"prompt": "'
+            for _ in range(20):
+                yield b"x" * 100
+            yield b'"}'
+
+        headers = {"Content-Type": "application/json"}
+        error_of(running.client.post("/v1/completions", content=chunks(), headers=headers), 413)
+        assert running.complete(PROMPT, max_tokens=1)["object"] == "text_completion"
+
+
+# --- keys and origins -------------------------------------------------------------------------------------------
+
+
+def test_api_keys(english_artifact: Path) -> None:
+    with running_server(english_artifact, api_keys=("one", "zwei ü")) as running:
+        for path in ("/health", "/ready", "/version"):
+            assert running.client.get(path).status_code == 200
+        for headers in (
+            {},
+            {"Authorization": "Bearer"},
+            {"Authorization": "Bearer on"},
+            {"Authorization": "Basic one"},
+        ):
+            response = running.client.get("/v1/models", headers=headers)
+            error = error_of(response, 401)
+            assert error["code"] == "invalid_api_key"
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert response.headers["x-request-id"]
+        for key in ("one", "zwei ü"):
+            headers_of_key = {"Authorization": b"Bearer " + key.encode()}
+            assert running.client.get("/v1/models", headers=headers_of_key).status_code == 200
+        error_of(running.post("/v1/completions", prompt="x"), 401)
+
+
+def test_cors(english_artifact: Path) -> None:
+    with running_server(english_artifact, allowed_origins=("https://a.example",), api_keys=("k",)) as running:
+        asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+        preflight = running.client.options("/v1/completions", headers=asked)
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == "https://a.example"
+        other = running.client.options("/v1/completions", headers={**asked, "Origin": "https://b.example"})
+        assert "access-control-allow-origin" not in other.headers
+        # A browser shows an error to a page only with this header.
+        refused = running.client.get("/v1/models", headers={"Origin": "https://a.example"})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://a.example"
+
+
+def test_several_names_of_one_model(english_artifact: Path) -> None:
+    with running_server(english_artifact, served_model_names=("a", "org/b")) as running:
+        assert [model["id"] for model in running.client.get("/v1/models").json()["data"]] == ["a", "org/b"]
+        assert running.client.get("/v1/models/org/b").json()["id"] == "org/b"
+        assert running.complete("x", max_tokens=1, model="org/b")["model"] == "org/b"
+        assert running.complete("x", max_tokens=1)["model"] == "a"
+
+
+# --- defaults ---------------------------------------------------------------------------------------------------
+
+
+def test_sampling_defaults_are_the_models_or_openais(english_artifact: Path) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 30, "seed": 8}
+    models = {"temperature": 0.7, "top_p": 0.95}  # examples/tiny-english/generation_config.json
+    openais = {"temperature": 1.0, "top_p": 1.0}
+    with running_server(english_artifact) as running:
+        auto = running.complete(**body)["choices"]
+        assert auto == running.complete(**body, **models)["choices"]
+        plain = running.complete(**body, **openais)["choices"]
+        assert auto != plain
+    with running_server(english_artifact, generation_config="none") as running:
+        assert running.complete(**body)["choices"] == plain
+
+
+# --- start and end ----------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_served_before_every_graph_is_warm(english_artifact: Path) -> None:
+    config = make_config(english_artifact)
+    engine = open_engine(config)
+    warm = engine.engine.warm_graph
+    go_on = threading.Event()
+    waiting = threading.Event()
+    replayed: list[int] = []
+
+    def held(graph: int) -> int:
+        if replayed:
+            waiting.set()
+            assert go_on.wait(60)
+        replayed.append(graph)
+        return warm(graph)
+
+    engine.engine.warm_graph = held  # type: ignore[method-assign]
+
+    async def main() -> None:
+        app = create_app(config, engine)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://llmc") as client,
+        ):
+            while not waiting.is_set():
+                await asyncio.sleep(0.001)
+            assert (await client.get("/health")).status_code == 200
+            starting = await client.get("/ready")
+            assert (starting.status_code, starting.json()["status"]) == (503, "starting")
+            assert starting.json()["graphs"]["warm"] == 1
+            refused = await client.post("/v1/completions", json={"prompt": "x"})
+            assert error_of(refused, 503)["code"] == "starting"
+            assert refused.headers["retry-after"] == "1"
+            assert (await client.get("/v1/models")).status_code == 200
+            go_on.set()
+            while (await client.get("/ready")).status_code != 200:
+                await asyncio.sleep(0.001)
+            assert sorted(replayed) == list(range(len(engine.graphs)))
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_fails_is_told_everywhere(english_artifact: Path) -> None:
+    from llmc.runtime.handle import LlmcError
+
+    with running_server(english_artifact) as running:
+        failures: list[str] = []
+        running.server.on_failure.append(failures.append)
+
+        def broken() -> bool:
+            raise LlmcError(11, "the device is gone")
+
+        running.engine.engine.step = broken  # type: ignore[method-assign]
+        response = running.post("/v1/completions", prompt=PROMPT, max_tokens=4)
+        assert "the device is gone" in error_of(response, 500)["message"]
+        assert running.client.get("/health").status_code == 503
+        assert running.client.get("/ready").json()["status"] == "failed"
+        error_of(running.post("/v1/completions", prompt=PROMPT), 503)
+        assert failures
+
+
+def test_draining_lets_requests_finish(english_artifact: Path) -> None:
+    with running_server(english_artifact, drain_timeout_s=60.0) as running, ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(running.complete, PROMPT, **ENDLESS) for _ in range(4)]
+        until(lambda: running.engine.num_active == 4)
+
+        async def drain() -> int:
+            task = running.server.begin_drain()
+            with pytest.raises(ServerStopping):
+                running.engine.stream(EngineRequest("r", (5,), SamplingParams()))
+            return await task
+
+        assert running.on_loop(drain) == 0
+        for answer in answers:
+            assert answer.result()["usage"]["completion_tokens"] == ENDLESS["max_tokens"]
+        assert error_of(running.post("/v1/completions", prompt="x"), 503)["code"] == "draining"
+        assert running.client.get("/ready").json()["status"] == "draining"
+
+
+def test_draining_cancels_what_takes_too_long(english_artifact: Path) -> None:
+    with running_server(english_artifact, drain_timeout_s=0.0) as running, ThreadPoolExecutor(2) as pool:
+        whole = pool.submit(running.post, "/v1/completions", prompt=PROMPT, **ENDLESS)
+        streamed = pool.submit(running.post, "/v1/completions", prompt=PROMPT, stream=True, **ENDLESS)
+        until(lambda: running.engine.num_active == 2)
+
+        async def drain() -> int:
+            return await running.server.begin_drain()
+
+        assert running.on_loop(drain) == 2
+        assert error_of(whole.result(), 503)["code"] == "draining"
+        assert parse_events(streamed.result().text)[-1]["error"]["code"] == "draining"
+
+
+# --- guided requests --------------------------------------------------------------------------------------------
+
+
+class Letters:
+    """Allows the given tokens, one after another; then the text is complete."""
+
+    def __init__(self, tokens: list[int], vocab_size: int) -> None:
+        self._tokens = list(tokens)
+        self._num_words = -(-vocab_size // 32)
+
+    @property
+    def finished(self) -> bool:
+        return not self._tokens
+
+    def mask(self) -> np.ndarray:
+        words = np.zeros(self._num_words, np.uint32)
+        token = self._tokens[0] if self._tokens else 1
+        words[token // 32] = np.uint32(1) << np.uint32(token % 32)
+        return words
+
+    def accept(self, token_id: int) -> None:
+        if self._tokens and token_id != self._tokens.pop(0):
+            raise ValueError("that token is not allowed")
+
+
+def collect(running: Running, request: EngineRequest) -> dict[int, tuple[str, str | None]]:
+    async def work() -> dict[int, tuple[str, str | None]]:
+        outputs: dict[int, tuple[str, str | None]] = {}
+        async for delta in running.engine.stream(request):
+            text, _ = outputs.get(delta.output_index, ("", None))
+            outputs[delta.output_index] = (text + delta.text, delta.finish_reason)
+        return outputs
+
+    return running.on_loop(work)
+
+
+def test_guides_decide_every_token(running: Running) -> None:
+    tokenizer = running.server.tokenizer
+    tokens = tokenizer.encode("guided text", add_special_tokens=False)
+    prompt = tuple(tokenizer.encode(PROMPT))
+    params = SamplingParams(max_tokens=50, n=3, seed=1)
+    request = EngineRequest("g", prompt, params, guide=lambda: Letters(tokens, running.engine.vocab_size))
+    assert collect(running, request) == {i: ("guided text", "stop") for i in range(3)}
+    wait_until_idle(running)
+
+
+def test_a_guide_that_raises_fails_its_request_alone(running: Running) -> None:
+    prompt = tuple(running.server.tokenizer.encode(PROMPT))
+
+    def broken() -> Any:
+        raise ValueError("no such grammar")
+
+    request = EngineRequest("g", prompt, SamplingParams(max_tokens=5), guide=broken)
+    with pytest.raises(RequestFailed, match="no such grammar"):
+        collect(running, request)
+    wait_until_idle(running)
+    plain = dataclasses.replace(request, guide=None)
+    assert collect(running, plain)
+
+
+# --- records ----------------------------------------------------------------------------------------------------
+
+
+def test_every_request_has_one_record(running: Running) -> None:
+    records = records_of(running)
+    running.complete([PROMPT, "She"], n=2, max_tokens=5, ignore_eos=True)
+    wait_until_idle(running)
+    assert len(records) == 2
+    assert len({record.request_id for record in records}) == 2
+    for record in records:
+        assert 0 < record.arrival_ns <= record.first_scheduled_ns <= record.first_token_ns <= record.finished_ns
+        assert record.num_output_tokens == 10
+        assert record.finish_reasons == ("length", "length")
+        assert record.error is None
+
+
+def test_a_reader_that_sleeps_gets_merged_deltas(running: Running) -> None:
+    async def work() -> tuple[list[int], str]:
+        ids = tuple(running.server.tokenizer.encode(PROMPT))
+        params = SamplingParams(max_tokens=40, ignore_eos=True, seed=2)
+        stream = running.engine.stream(EngineRequest("r", ids, params))
+        while not stream.done:
+            await asyncio.sleep(0.001)
+        deltas = [delta async for delta in stream]
+        return [len(delta.token_ids) for delta in deltas], "".join(delta.text for delta in deltas)
+
+    counts, text = running.on_loop(work)
+    assert counts == [40]
+    openais = {"temperature": 1.0, "top_p": 1.0}
+    assert text == running.complete(PROMPT, max_tokens=40, ignore_eos=True, seed=2, **openais)["choices"][0]["text"]
+
+
+def test_sse_is_json_in_one_line(running: Running) -> None:
+    response = running.post("/v1/completions", prompt=PROMPT, max_tokens=6, stream=True)
+    assert response.headers["cache-control"] == "no-cache"
+    for line in response.text.split("\n\n")[:-2]:
+        assert "\n" not in line
+        json.loads(line.removeprefix("data: "))
