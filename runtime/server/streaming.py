@@ -86,6 +86,8 @@ async def until_gone(request: Request, close: Callable[[], None], answer: Awaita
         close()
         gone.cancel()
         work.cancel()
+        # Nobody waits for it any more; asyncio would log an exception that nobody looks at.
+        work.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
 
 async def _client_gone(receive: Receive) -> None:
