@@ -37,10 +37,12 @@ class Guided:
     """What a continuation must look like; make one with a class method. Each raises RequestError for what it refuses.
 
     kind: for messages. source: the grammar as llguidance reads it (JSON text, so that equal grammars are equal).
+    parts: what a composed grammar consists of, by name, to say which part is at fault.
     """
 
     kind: str
     source: str
+    parts: tuple[tuple[str, Guided], ...] = ()
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | str | bool, *, strict: bool = True) -> Guided:
@@ -48,9 +50,8 @@ class Guided:
 
         strict False ignores keywords that cannot be enforced; True refuses them.
         """
-        if isinstance(schema, str):
-            schema = _parse_json("the JSON schema", schema)
-        text = schema_text("the JSON schema", schema, strict=strict)
+        parsed = _parse_json("the JSON schema", schema) if isinstance(schema, str) else schema
+        text = schema_text("the JSON schema", parsed, strict=strict)
         return cls("json_schema", '{"grammars": [{"json_schema": ' + text + "}]}")
 
     @classmethod
@@ -91,6 +92,11 @@ class Guided:
             except Exception as error:  # whatever the converter's parser raises
                 raise RequestError(f"the grammar is not valid GBNF: {_one_line(str(error))}") from error
         return cls("grammar", _grammars(lark_grammar=text))
+
+    @classmethod
+    def lark(cls, kind: str, text: str, parts: Sequence[tuple[str, Guided]] = ()) -> Guided:
+        """A grammar that was composed from others, which are named."""
+        return cls(kind, _grammars(lark_grammar=text), tuple(parts))
 
     def __post_init__(self) -> None:
         what = self.kind.replace("_", " ")
@@ -208,17 +214,16 @@ class GuideCompiler:
     def num_cached(self) -> int:
         return len(self._cache)
 
-    def token_id(self, text: str) -> int | None:
-        """Id of the token that is exactly `text`, special or not; None when the tokenizer has none."""
-        ids = self._tokenizer.tokenize_str(text, parse_special=True)
-        return ids[0] if len(ids) == 1 else None
-
     def _matcher(self, source: str) -> LLMatcher:
         from llguidance import LLMatcher
 
         return LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
 
     def _explain(self, guided: Guided, message: str) -> str:
+        for name, part in guided.parts:
+            alone = self._matcher(part.source)
+            if alone.is_error():
+                return f"{name}: {self._explain(part, alone.get_error())}"
         if guided.kind == "regex":
             return f"the regular expression is not valid: {_regex_error(message)}"
         if guided.kind == "json_schema":

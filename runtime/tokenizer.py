@@ -53,6 +53,16 @@ class Tokenizer:
             return value
         return None if token is None else self._backend.token_to_id(token)
 
+    def token_id(self, text: str) -> int | None:
+        """Id of the token that is exactly `text`, special or not; None when there is none."""
+        return self._backend.token_to_id(text)
+
+    def special_token_id(self, text: str) -> int | None:
+        """Id of the special token `text`, which decoding leaves out; None when there is none."""
+        token = self._backend.token_to_id(text)
+        added = None if token is None else self._backend.get_added_tokens_decoder().get(token)
+        return token if added is not None and added.special else None
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens as tokenizer.json and `add_bos_token` say. Raises RequestError."""
         try:
@@ -73,7 +83,7 @@ class Tokenizer:
         """Whether the model came with a chat template."""
         return bool(self._chat_templates)
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
         """The prompt of a conversation; options and errors are those of ChatTemplates.render."""
         return self._chat_templates.render(messages, **options)
 

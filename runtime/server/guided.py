@@ -2,19 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from llmc.runtime.guides import Guided
+from llmc.runtime.params import RequestError
 
 from .errors import ApiError
 from .protocol.common import SamplingFields
 
-_FIELDS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_MAKERS: Mapping[str, Callable[[Any], Guided | None]] = {
+    "json": Guided.json_schema,
+    "regex": Guided.regex,
+    "choice": Guided.choice,
+    "grammar": Guided.grammar,
+    "json_object": lambda wanted: Guided.json_object() if wanted else None,
+}
 
 
 def guided_of(request: SamplingFields) -> Guided | None:
-    """The constraint of a request, None for none. Raises ApiError and RequestError."""
-    name = next((name for name in _FIELDS if getattr(request, name) is not None), None)
-    if request.response_format not in (None, {"type": "text"}):
-        name = "response_format"
-    if name is not None:
-        raise ApiError(f"{name} is not supported yet: leave it out", param=name, code="unsupported_parameter")
-    return None
+    """The constraint of a request, None for none. Raises ApiError, also for more than one."""
+    asked: dict[str, Callable[[], Guided | None]] = {}
+    for kind in ("json", "regex", "choice", "grammar"):
+        value = getattr(request, f"guided_{kind}")
+        if value is not None:
+            asked[f"guided_{kind}"] = lambda kind=kind, value=value: _MAKERS[kind](value)
+    for kind, value in (request.structured_outputs or {}).items():
+        if value is not None:
+            asked[f"structured_outputs.{kind}"] = lambda kind=kind, value=value: _structured(kind, value)
+    if request.response_format is not None:
+        form = request.response_format
+        asked["response_format"] = lambda: _response_format(form)
+    made: dict[str, Guided] = {}
+    for name, make in asked.items():
+        try:
+            guided = make()
+        except RequestError as error:
+            raise ApiError(f"{name}: {error}", param=name, code="invalid_value") from error
+        if guided is not None:
+            made[name] = guided
+    if len(made) > 1:
+        names = list(made)
+        raise ApiError(f"{' and '.join(names)} exclude each other: give one", param=names[0], code="invalid_value")
+    return next(iter(made.values()), None)
+
+
+def _structured(kind: str, value: Any) -> Guided | None:
+    if kind not in _MAKERS:
+        raise RequestError(f"{kind!r} is not supported: use one of {', '.join(_MAKERS)}")
+    return _MAKERS[kind](value)
+
+
+def _response_format(form: Mapping[str, Any]) -> Guided | None:
+    kind = form.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Guided.json_object()
+    if kind != "json_schema":
+        raise RequestError(f"the type {kind!r} is not supported: use text, json_object or json_schema")
+    described = form.get("json_schema")
+    if not isinstance(described, Mapping):
+        raise RequestError('json_schema is missing: give {"name": …, "schema": {…}}')
+    schema = described.get("schema")
+    if schema is None:
+        return Guided.json_object()
+    if not isinstance(schema, Mapping):
+        raise RequestError(f"the schema is a {type(schema).__name__}: give an object")
+    return Guided.json_schema(schema, strict=described.get("strict") is True)

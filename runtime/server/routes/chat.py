@@ -20,7 +20,7 @@ from ..protocol.common import usage
 from ..requests import EngineRequest
 from ..stream import RequestStream
 from ..streaming import DONE, EventStream, sse, until_gone
-from ..tools import plan_chat
+from ..tools.plan import plan_chat
 
 
 def router(server: ServerContext) -> APIRouter:
@@ -60,7 +60,7 @@ async def _prepare(server: ServerContext, body: ChatRequest, model: str, request
         max_tokens = rest_of_context(server, len(ids))
     else:
         max_tokens = checked_max_tokens(server, asked, len(ids), param)
-    guide = await answers.guide_maker(server, plan.guided)
+    guide = plan.guide(await answers.guide_maker(server, plan.guided), ids)
     params = body.sampling(
         server.sampling_defaults(),
         max_tokens=max_tokens,
@@ -75,10 +75,10 @@ async def _prepare(server: ServerContext, body: ChatRequest, model: str, request
         deadline_s=answers.deadline_of(server, request),
         guide=guide,
         prompt_logprobs=body.prompt_logprobs,
-        skip_special_tokens=body.skip_special_tokens is not False,
+        skip_special_tokens=body.skip_special_tokens is not False and not plan.show_special_tokens,
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
     )
-    return _Job(server, body, model, int(time.time()), engine_request, plan.output)
+    return _Job(server, body, model, int(time.time()), engine_request, plan.output(ids))
 
 
 @dataclass

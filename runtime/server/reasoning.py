@@ -1,0 +1,127 @@
+"""Reasoning: <think>…</think> told apart from the answer, and guides that wait for its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .chat_output import ChatDelta
+from .requests import Guide
+from .text_machine import Step, TextMachine, overlap
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+@dataclass(frozen=True)
+class ReasoningStyle:
+    """How a family of models marks its reasoning. always: it reasons even where neither prompt nor answer say so."""
+
+    name: str
+    always: bool
+
+
+STYLES: Mapping[str, ReasoningStyle] = {
+    style.name: style for style in (ReasoningStyle("qwen3", always=False), ReasoningStyle("deepseek_r1", always=True))
+}
+
+
+def starts_in_reasoning(style: ReasoningStyle, prompt_end: str) -> bool:
+    """Whether an answer starts inside the reasoning; prompt_end: the last characters of the prompt's text."""
+    end = prompt_end.rstrip()
+    if end.endswith(OPEN):
+        return True
+    # A template that is told not to think closes the reasoning itself.
+    return style.always and not end.endswith(CLOSE)
+
+
+class ReasoningParser(TextMachine):
+    """Gives out reasoning up to </think>, then content; without white space at the borders.
+
+    inside: the text starts with reasoning, whether <think> is written or not. Otherwise only a <think> at the very
+    start opens it. Text without end of reasoning is all reasoning.
+    """
+
+    def __init__(self, inside: bool) -> None:
+        self._inside = inside
+        super().__init__()
+
+    def _run(self) -> Step[None]:
+        yield from self._space()
+        opened = yield from self._literal(OPEN)
+        if opened or self._inside:
+            yield from self._space()
+            self._commit()
+            yield from self._reasoning()
+            yield from self._space()
+            self._commit()
+        yield from self._rest()
+
+    def _reasoning(self) -> Step[None]:
+        while True:
+            found = self._buffer.find(CLOSE)
+            end = found if found >= 0 else len(self._buffer) - overlap(self._buffer, CLOSE)
+            end = len(self._buffer[:end].rstrip())
+            if end:
+                self._deltas.append(ChatDelta(reasoning_content=self._buffer[:end]))
+            self._buffer = self._buffer[end:]
+            if found >= 0:
+                self._position = found - end + len(CLOSE)
+                return
+            if self._ended:
+                # Space before the end, or the start of a marker that was cut off.
+                self._buffer, self._position = "", 0
+                return
+            yield
+
+
+class GuideAfterReasoning:
+    """A guide that allows every token up to the one that ends the reasoning.
+
+    inside: the text starts with reasoning; otherwise the token that opens it may come first, or the guide's own.
+    """
+
+    def __init__(self, guide: Guide, vocab_size: int, open_id: int | None, close_id: int, inside: bool) -> None:
+        self._guide = guide
+        self._open_id, self._close_id = open_id, close_id
+        self._reasoning, self._first = inside, not inside
+        self._all = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
+
+    @property
+    def finished(self) -> bool:
+        """The text is complete: no token but eos may follow."""
+        return not self._reasoning and self._guide.finished
+
+    def mask(self) -> npt.NDArray[np.uint32]:
+        """Words over the vocabulary, bit t % 32 of word t // 32 set when token t is allowed."""
+        if self._reasoning:
+            return self._all
+        mask = self._guide.mask()
+        if not self._first or self._open_id is None:
+            return mask
+        words = np.zeros_like(self._all)
+        words[: mask.size] = mask
+        words[self._open_id // 32] |= np.uint32(1 << self._open_id % 32)
+        return words
+
+    def accept(self, token_id: int) -> None:
+        """Moves past a token that was taken."""
+        first, self._first = self._first, False
+        if self._reasoning:
+            self._reasoning = token_id != self._close_id
+        elif first and token_id == self._open_id:
+            self._reasoning = True
+        else:
+            self._guide.accept(token_id)
+
+
+def after_reasoning(
+    make: Callable[[], Guide], vocab_size: int, open_id: int | None, close_id: int | None, inside: bool
+) -> Callable[[], Guide]:
+    """`make` for a model that reasons first. Without a token that ends the reasoning the guide holds from the start."""
+    if close_id is None:
+        return make
+    end = close_id
+    return lambda: GuideAfterReasoning(make(), vocab_size, open_id, end, inside)

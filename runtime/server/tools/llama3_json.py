@@ -1,0 +1,38 @@
+"""Tool calls as Llama 3 writes them: the whole answer is {"name": …, "parameters": {…}}, several after semicolons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmc.runtime.tokenizer import Tokenizer
+
+from ..text_machine import Step
+from .definitions import Tool
+from .parser import ToolCallParser, one_of_tools
+
+_PYTHON_TAG = "<|python_tag|>"
+
+
+class Llama3JsonParser(ToolCallParser):
+    """An answer that starts otherwise, or calls no known function, is content."""
+
+    name = "llama3_json"
+    markers = (_PYTHON_TAG,)
+
+    def _run(self) -> Step[None]:
+        while True:
+            yield from self._space()
+            yield from self._literal(_PYTHON_TAG)
+            yield from self._space()
+            if not (yield from self._call()):
+                break
+            yield from self._space()
+            yield from self._literal(";")
+            yield from self._space()
+            self._commit()
+        yield from self._rest()
+
+    @classmethod
+    def grammar(cls, tools: Sequence[Tool], parallel: bool, tokenizer: Tokenizer) -> str:
+        more = ' ("; " call)*' if parallel else ""
+        return f"calls: call{more}\n" + one_of_tools(tools, "parameters")

@@ -1,0 +1,87 @@
+"""Tool calls as Mistral writes them: [TOOL_CALLS] [{"name": …, "arguments": {…}}, …] or [TOOL_CALLS]name[ARGS]{…}."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+
+from llmc.runtime.tokenizer import Tokenizer
+
+from ..text_machine import Step
+from .definitions import Tool
+from .parser import ToolCallParser, marker_term, one_of_tools
+
+_CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+
+
+class MistralParser(ToolCallParser):
+    """The list is the format of the older tokenizers; those that have an [ARGS] token write the name in front."""
+
+    name = "mistral"
+    markers = (_CALLS, _ARGS, _ID)
+
+    def _new_id(self) -> str:
+        # The chat templates refuse any other length.
+        return uuid.uuid4().hex[:9]
+
+    def _run(self) -> Step[None]:
+        while (yield from self._content_until(_CALLS)):
+            start, before = self._position, self.num_calls
+            yield from self._space()
+            first = yield from self._peek()
+            if first == "[":
+                self._position += 1
+                yield from self._list()
+            elif first == "{":
+                yield from self._call()
+            else:
+                yield from self._named()
+            if self.num_calls == before:
+                self._position = start
+                self._content(self._buffer[:start])
+            else:
+                yield from self._space()
+            self._commit()
+
+    def _list(self) -> Step[None]:
+        while True:
+            yield from self._space()
+            if not (yield from self._call()):
+                self._position = 0
+                break
+            yield from self._space()
+            if not (yield from self._literal(",")):
+                break
+        yield from self._space()
+        yield from self._literal("]")
+
+    def _named(self) -> Step[None]:
+        start = self._position
+        while (char := (yield from self._peek())).isalnum() or char in ("_", "-", "."):
+            self._position += 1
+        name = self._buffer[start : self._position]
+        if name not in self._tool_names:
+            return
+        if (yield from self._literal(_ID)):
+            while (yield from self._peek()).isalnum():
+                self._position += 1
+        yield from self._literal(_ARGS)
+        yield from self._space()
+        if (yield from self._peek()) == "{":
+            self._start(name)
+            yield from self._json(stream=True)
+
+    @classmethod
+    def grammar(cls, tools: Sequence[Tool], parallel: bool, tokenizer: Tokenizer) -> str:
+        start = marker_term(_CALLS, tokenizer)
+        args = tokenizer.special_token_id(_ARGS)
+        if args is None:
+            more = ' (", " call)*' if parallel else ""
+            return f'calls: {start} " "? "[" call{more} "]"\n' + one_of_tools(tools, "arguments")
+        rules = [
+            f"tool_{index}: {start} {json.dumps(tool.name)} <[{args}]> {tool.schema_term()}"
+            for index, tool in enumerate(tools)
+        ]
+        any_tool = " | ".join(f"tool_{index}" for index in range(len(tools)))
+        return "\n".join([f"calls: ({any_tool}){'+' if parallel else ''}", *rules])

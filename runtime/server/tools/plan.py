@@ -1,0 +1,111 @@
+"""What a chat request asks for beside its messages: tools for its prompt, a constraint, and how its answer is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmc.runtime.guides import Guided
+from llmc.runtime.params import RequestError
+from llmc.runtime.tokenizer import Tokenizer
+
+from ..chat_output import ChatOutput
+from ..context import ServerContext
+from ..errors import ApiError
+from ..guided import guided_of
+from ..protocol.chat import ChatRequest
+from ..reasoning import CLOSE, OPEN, ReasoningParser, ReasoningStyle, after_reasoning, starts_in_reasoning
+from ..requests import Guide
+from .definitions import ToolUse, read_tools
+from .output import ChatOutputParser
+from .parser import ToolCallParser
+
+_PROMPT_END = 16  # tokens that show whether the prompt opened the reasoning
+
+
+@dataclass(frozen=True)
+class ChatPlan:
+    """tools: for the template, None for none. guided: the constraint of the answer, None for none.
+
+    show_special_tokens: the parser needs to see them in the text.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None
+    guided: Guided | None
+    show_special_tokens: bool
+    _tokenizer: Tokenizer
+    _vocab_size: int
+    _style: ReasoningStyle | None
+    _parser: type[ToolCallParser] | None
+    _use: ToolUse | None
+
+    def guide(self, make: Callable[[], Guide] | None, prompt_ids: Sequence[int]) -> Callable[[], Guide] | None:
+        """`make`, the maker of `guided`'s guides, which hold once a reasoning model has reasoned."""
+        if make is None or self._style is None:
+            return make
+        open_id, close_id = self._tokenizer.token_id(OPEN), self._tokenizer.token_id(CLOSE)
+        return after_reasoning(make, self._vocab_size, open_id, close_id, self._inside(prompt_ids))
+
+    def output(self, prompt_ids: Sequence[int]) -> Callable[[], ChatOutput]:
+        """Makes readers of the answers to a prompt, one a continuation."""
+        reasons, inside = self._style is not None, self._inside(prompt_ids)
+        parser, use = self._parser, self._use
+
+        def make() -> ChatOutput:
+            calls = None
+            if parser is not None and use is not None:
+                calls = parser({tool.name for tool in use.tools})
+            counts = use is not None and not use.named
+            return ChatOutputParser(ReasoningParser(inside) if reasons else None, calls, count_calls=counts)
+
+        return make
+
+    def _inside(self, prompt_ids: Sequence[int]) -> bool:
+        if self._style is None:
+            return False
+        end = self._tokenizer.decode(prompt_ids[-_PROMPT_END:], skip_special_tokens=False)
+        return starts_in_reasoning(self._style, end)
+
+
+def plan_chat(server: ServerContext, request: ChatRequest) -> ChatPlan:
+    """What a request asks for beside its messages. Raises ApiError and RequestError."""
+    parsers = server.chat_parsers
+    guided = guided_of(request)
+    use = read_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
+    if use is not None:
+        if parsers.tool is None:
+            message = "this model has no known format of tool calls: start the server with --tool-call-parser"
+            raise ApiError(message, param="tools", code="unsupported_parameter")
+        guided = _with_calls(use, guided, parsers.tool, server.tokenizer)
+    return ChatPlan(
+        tools=None if use is None else request.tools,
+        guided=guided,
+        show_special_tokens=use is not None,
+        _tokenizer=server.tokenizer,
+        _vocab_size=server.engine.vocab_size,
+        _style=parsers.reasoning,
+        _parser=parsers.tool,
+        _use=use,
+    )
+
+
+def _with_calls(
+    use: ToolUse, guided: Guided | None, parser: type[ToolCallParser], tokenizer: Tokenizer
+) -> Guided | None:
+    """The constraint of an answer that must call tools, or may call them instead of answering in a given form."""
+    if guided is None and not use.required:
+        return None
+    start, parts = "start: calls", [tool.guided() for tool in use.tools]
+    if guided is not None and not use.required:
+        if guided.kind not in ("json_schema", "json_object"):
+            message = f"a {guided.kind} and tools exclude each other: set tool_choice to none, or use a JSON schema"
+            raise ApiError(message, param="tool_choice", code="invalid_value")
+        schema = json.loads(guided.source)["grammars"][0]["json_schema"]
+        start = f"start: calls | answer\nanswer: %json {json.dumps(schema, ensure_ascii=False)}"
+        parts.append(("response_format", guided))
+    try:
+        return Guided.lark("tools", f"{start}\n{parser.grammar(use.tools, use.parallel, tokenizer)}", parts)
+    except RequestError as error:
+        raise ApiError(str(error), param="tools", code="invalid_value") from error

@@ -1,0 +1,65 @@
+"""Parsers by exact name, and which of them a model family needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmc.runtime.tokenizer import Tokenizer
+
+from ..reasoning import CLOSE, STYLES, ReasoningStyle
+from .hermes import HermesParser
+from .llama3_json import Llama3JsonParser
+from .mistral import MistralParser
+from .parser import ToolCallParser
+
+TOOL_PARSERS: Mapping[str, type[ToolCallParser]] = {
+    "hermes": HermesParser,
+    "qwen": HermesParser,
+    "llama3_json": Llama3JsonParser,
+    "mistral": MistralParser,
+}
+# model_type → parser and the token without which a model of the family was not taught to call tools.
+_FAMILIES: Mapping[str, tuple[type[ToolCallParser], str]] = {
+    "qwen2": (HermesParser, "<tool_call>"),
+    "qwen3": (HermesParser, "<tool_call>"),
+    "llama": (Llama3JsonParser, "<|python_tag|>"),
+    "mistral": (MistralParser, "[TOOL_CALLS]"),
+}
+# Distilled models keep the architecture of the model they were made from; this token tells them.
+_DEEPSEEK_TOKEN = "<｜Assistant｜>"
+
+
+@dataclass(frozen=True)
+class ChatParsers:
+    """How a model's answers are read; None: as they are."""
+
+    tool: type[ToolCallParser] | None
+    reasoning: ReasoningStyle | None
+
+
+def choose_parsers(
+    tool: str | None, reasoning: str | None, model_type: str | None, tokenizer: Tokenizer | None
+) -> ChatParsers:
+    """Parsers by name; None and "auto" take the one of the model's family, "none" takes none.
+
+    Raises ValueError, one sentence, for an unknown name.
+    """
+    for flag, name, known in (("tool-call-parser", tool, TOOL_PARSERS), ("reasoning-parser", reasoning, STYLES)):
+        if name not in (None, "auto", "none", *known):
+            raise ValueError(f"--{flag} {name!r} is unknown: use auto, none, {', '.join(known)}")
+
+    def has(token: str) -> bool:
+        return tokenizer is not None and tokenizer.token_id(token) is not None
+
+    tool_parser = TOOL_PARSERS.get(tool or "auto")
+    if tool in (None, "auto") and model_type in _FAMILIES:
+        family, token = _FAMILIES[model_type]
+        tool_parser = family if has(token) else None
+    style = STYLES.get(reasoning or "auto")
+    if reasoning in (None, "auto") and has(CLOSE):
+        if has(_DEEPSEEK_TOKEN):
+            style = STYLES["deepseek_r1"]
+        elif model_type == "qwen3":
+            style = STYLES["qwen3"]
+    return ChatParsers(tool_parser, style)
