@@ -5,40 +5,19 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <system_error>
 
 #include "clock.h"
+#include "cpu_pin.h"
 #include "cpu_topology.h"
 
 namespace llmc {
 namespace {
 
 constexpr uint32_t kMaxThreads = 1024;
-constexpr uint32_t kMaxCpus = 8192;
 constexpr uint64_t kLeastSpinFraction = 16;
-
-using CpuMask = std::vector<cpu_set_t>;
-CpuMask EmptyMask() {
-  CpuMask mask(kMaxCpus / (8 * sizeof(cpu_set_t)));
-  CPU_ZERO_S(mask.size() * sizeof(cpu_set_t), mask.data());
-  return mask;
-}
-
-bool GetAffinity(CpuMask* mask) {
-  *mask = EmptyMask();
-  return ::sched_getaffinity(0, mask->size() * sizeof(cpu_set_t), mask->data()) == 0;
-}
-
-bool SetAffinity(const CpuMask& mask) {
-  return ::sched_setaffinity(0, mask.size() * sizeof(cpu_set_t), mask.data()) == 0;
-}
-
-bool PinTo(int cpu) {
-  CpuMask mask = EmptyMask();
-  CPU_SET_S(cpu, mask.size() * sizeof(cpu_set_t), mask.data());
-  return SetAffinity(mask);
-}
 
 // For counters with a single writer: no locked instruction.
 void Add(std::atomic<uint64_t>* counter, uint64_t amount) {
@@ -95,7 +74,7 @@ Team::~Team() {
 void Team::Run(Job job, void* context) {
   Add(&jobs_, 1);
   if (num_threads_ == 1) return job(context, 0, 1);
-  if (pinned_) PlaceCaller();
+  if (pinned_ && loose_.load(std::memory_order_relaxed) == 0) PlaceCaller();
   job_ = job;
   context_ = context;
   job_gate_.Open(job_gate_.value() + 1);
@@ -105,7 +84,8 @@ void Team::Run(Job job, void* context) {
 
 void Team::Work(uint32_t thread) {
   ::pthread_setname_np(::pthread_self(), ("llmc-" + std::to_string(thread)).c_str());
-  if (pinned_) PinTo(cpus_[thread]);
+  std::optional<CpuPin> pin;
+  if (pinned_) pin.emplace(cpus_[thread], &loose_);
   Member& self = members_[thread];
   for (uint32_t job = 1;; ++job) {
     if (job_gate_.Await(job, idle_spin_ns_).parked) Add(&self.job_parks, 1);
@@ -113,6 +93,7 @@ void Team::Work(uint32_t thread) {
     job_(context_, thread, num_threads_);
     // The caller waits for everyone, so a worker that has told its partners may look for the next job.
     Meet(thread, false);
+    if (pin && pin->Update()) Add(&self.unpins, 1);
   }
 }
 
@@ -157,18 +138,21 @@ void Team::AwaitMember(Member* self, Gate* gate, uint32_t target) {
 TeamThreadStats Team::ThreadStats(uint32_t thread) const {
   const Member& member = members_[thread];
   const auto get = [](const std::atomic<uint64_t>& counter) { return counter.load(std::memory_order_relaxed); };
-  return {get(member.barriers), get(member.parks), get(member.job_parks), get(member.wait_ns)};
+  return {get(member.barriers), get(member.parks), get(member.job_parks), get(member.wait_ns),
+          get(member.unpins)};
 }
 
 TeamStats Team::Stats() const {
   TeamStats stats;
   stats.jobs = jobs_.load(std::memory_order_relaxed);
+  stats.loose = loose_.load(std::memory_order_relaxed);
   for (uint32_t i = 0; i < num_threads_; ++i) {
     const TeamThreadStats thread = ThreadStats(i);
     stats.total.barriers += thread.barriers;
     stats.total.parks += thread.parks;
     stats.total.job_parks += thread.job_parks;
     stats.total.wait_ns += thread.wait_ns;
+    stats.total.unpins += thread.unpins;
     stats.max_wait_ns = std::max(stats.max_wait_ns, thread.wait_ns);
   }
   return stats;
@@ -179,9 +163,8 @@ TeamStats Team::Stats() const {
 void Team::PlaceCaller() const {
   if (::sched_getcpu() == cpus_[0]) return;
   CpuMask own;
-  if (!GetAffinity(&own)) return;
-  if (!CPU_ISSET_S(cpus_[0], own.size() * sizeof(cpu_set_t), own.data())) return;
-  if (PinTo(cpus_[0])) SetAffinity(own);
+  if (!GetAffinity(&own) || !Contains(own, cpus_[0])) return;
+  if (SetAffinity(cpus_[0])) SetAffinity(own);
 }
 
 }  // namespace llmc

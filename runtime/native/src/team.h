@@ -13,7 +13,7 @@ namespace llmc {
 
 struct TeamOptions {
   uint32_t num_threads = 0;       // 0: CpuPlan::num_threads of the caller's CPUs
-  bool pin = true;                // worker i stays on the i-th CPU of the plan; see Team::pinned
+  bool pin = true;                // worker i stays on the i-th CPU of the plan while that is free; see Team::pinned
   uint32_t idle_spin_us = 1000;   // a worker spins this long for the next job before it sleeps; 0: sleeps at once
   uint32_t barrier_spin_us = 50;  // a thread spins at most this long at a barrier before it sleeps; 0: sleeps at once
 };
@@ -24,12 +24,14 @@ struct TeamThreadStats {
   uint64_t parks = 0;      // waits at them that ended asleep
   uint64_t job_parks = 0;  // waits for a job that ended asleep; 0 for the caller
   uint64_t wait_ns = 0;    // time at barriers, while profiling is on
+  uint64_t unpins = 0;     // times its CPU was so busy with other programs that the pin was given up
 };
 
 struct TeamStats {
   uint64_t jobs = 0;
   TeamThreadStats total;     // sums over the threads
   uint64_t max_wait_ns = 0;  // of the thread that waited longest
+  uint32_t loose = 0;        // threads whose pin is given up now
 };
 
 class Team {
@@ -63,7 +65,7 @@ class Team {
   struct alignas(kGateLine) Member {
     uint32_t epoch = 0;  // barriers that this thread has entered
     uint64_t spin_ns = 0;
-    std::atomic<uint64_t> barriers{0}, parks{0}, job_parks{0}, wait_ns{0};
+    std::atomic<uint64_t> barriers{0}, parks{0}, job_parks{0}, wait_ns{0}, unpins{0};
   };
 
   Team() = default;
@@ -89,6 +91,8 @@ class Team {
   void* context_ = nullptr;
   bool stop_ = false;
   std::atomic<uint64_t> jobs_{0};
+
+  std::atomic<uint32_t> loose_{0};  // see CpuPin; changes a few times a second at most
 
   Gate job_gate_;  // counts jobs; on lines of its own
 };

@@ -103,8 +103,9 @@ void BenchStep(uint32_t threads) {
   }
   Print("200 kernels of 50 us (10 ms)", threads, Summarize(ns));
   const llmc::TeamStats stats = team->Stats();
-  std::printf("%-34s %llu of %llu waits parked\n", "", static_cast<unsigned long long>(stats.total.parks),
-              static_cast<unsigned long long>(stats.total.barriers));
+  std::printf("%-34s %llu of %llu waits parked, pins given up %llu times\n", "",
+              static_cast<unsigned long long>(stats.total.parks), static_cast<unsigned long long>(stats.total.barriers),
+              static_cast<unsigned long long>(stats.total.unpins));
 }
 
 // pause_us: what the caller does between jobs; longer than the idle spin, it finds its workers asleep.
