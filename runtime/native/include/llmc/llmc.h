@@ -24,7 +24,7 @@ extern "C" {
  * caller's affinity mask, but no more than the CPU quota of its cgroups grants (v1 and v2, the tightest on the path,
  * rounded up). pin_threads puts thread i on the i-th of those CPUs, distinct cores before their SMT siblings; it has
  * no effect where it would do harm: with more threads than CPUs in the mask, or under a quota smaller than the mask.
- * It also costs speed where other programs keep the same CPUs busy: turn it off there. */
+ * A thread whose CPU other programs keep busy gives its place up and takes it back when that ends. */
 
 #define LLMC_ABI_VERSION 1u
 
