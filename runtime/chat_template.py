@@ -43,6 +43,7 @@ class ChatTemplates:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -58,12 +59,16 @@ class ChatTemplates:
         if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
             raise RequestError("tools must be a list of JSON objects, each the schema of a function")
         try:
+            # In one dictionary: a variable may be called as an argument of the library's function is.
             return template.render(
-                messages=conversation,
-                tools=None if tools is None else _plain(tools),
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **{**self._special, **_plain(variables)},
+                {
+                    **self._special,
+                    **_plain(variables),
+                    "messages": conversation,
+                    "tools": None if tools is None else _plain(tools),
+                    "documents": None,
+                    "add_generation_prompt": add_generation_prompt,
+                }
             )
         except RequestError:
             raise

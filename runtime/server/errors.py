@@ -19,6 +19,7 @@ from llmc.runtime.tokenizer import TokenizerError
 from .requests import ClientGone, QueueFull, RequestFailed, ServerStopping
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_MAX_MESSAGE_CHARS = 500
 
 
 class ApiError(Exception):
@@ -39,7 +40,11 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """The JSON object of the answer."""
         kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        message = str(self)
+        # Enough for any of our sentences; what a client sent may be in them.
+        if len(message) > _MAX_MESSAGE_CHARS:
+            message = message[: _MAX_MESSAGE_CHARS - 3] + "..."
+        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
         """The answer."""

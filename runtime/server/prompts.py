@@ -118,7 +118,10 @@ def _for_template(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     elif content is None and plain.get("role") == "assistant":
         plain["content"] = ""
     calls = plain.get("tool_calls")
-    if isinstance(calls, list):
+    if calls is not None and not isinstance(calls, list):
+        message = f"message {index} has tool_calls that are no list: give them as the answer had them"
+        raise ApiError(message, param=f"messages.{index}.tool_calls", code="invalid_value")
+    if calls is not None:
         plain["tool_calls"] = [_call_for_template(index, call) for call in calls]
     return plain
 

@@ -28,6 +28,7 @@ _REFUSED: Mapping[str, str] = {
     "cache_salt": "the prefix cache cannot be split: start the server with --no-prefix-cache",
     "functions": "it is superseded: use tools",
     "function_call": "it is superseded: use tool_choice",
+    "chat_template": "templates are not taken from requests: start the server with --chat-template",
     "audio": "models here write text: leave it out",
 }
 
