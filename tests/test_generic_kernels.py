@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,10 @@ on_cpus = pytest.mark.parametrize("target", CPUS, ids=lambda t: t.name)
 ROWS, SEEN = 11, 9
 
 
-def fused(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[KernelSpec, list[int]]:
-    """The one kernel of a function, and which argument each input is; tensors of ROWS rows are token tensors."""
-    from tvm import relax
-
+def rows_module(function: Callable[..., Tensor], *arguments: Tensor) -> Any:
+    """The Relax module of a function, its ops fused to kernels; tensors of ROWS rows are token tensors."""
     from llmc.compiler.importer import Importer
-    from llmc.compiler.passes.fuse import NAME, PROGRAM, calls_of_tir, fuse_rows
+    from llmc.compiler.passes.fuse import fuse_rows
 
     class Module(nn.Module):
         def forward(self, *values: Tensor) -> Tensor:
@@ -47,16 +45,31 @@ def fused(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[KernelSp
     importer = Importer()
     module = importer.run(program, {})
     symbol = next(str(p.ty.shape[0].name) for p in module["main"].params if hasattr(p.ty.shape[0], "name"))
-    module = fuse_rows(module, {symbol: "tokens"}, importer.describe)
-    calls = [call for _, call in calls_of_tir(module["main"])]
-    assert len(calls) == 1, [c.args[0].name_hint for c in calls]
-    order = [a for a in calls[0].args[1].fields if isinstance(a, relax.Var)]
+    return fuse_rows(module, {symbol: "tokens"}, importer.describe)
+
+
+def kernels(module: Any) -> list[tuple[KernelSpec, list[str], str]]:
+    """Of each kernel in order: its spec, the variables it reads and the one it writes."""
+    from tvm import relax
+
+    from llmc.compiler.passes.fuse import NAME, PROGRAM, calls_of_tir
+
+    found = []
+    for var, call in calls_of_tir(module["main"]):
+        attrs = module[call.args[0]].attrs
+        value = json.loads(str(attrs[PROGRAM]))
+        del value["rows"]
+        spec = KernelSpec.of("other", "fused", name=str(attrs[NAME]), program=json.dumps(value), rows=0, row_tile=4)
+        found.append((spec, [a.name for a in call.args[1].fields if isinstance(a, relax.Var)], var.name))
+    return found
+
+
+def fused(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[KernelSpec, list[int]]:
+    """The one kernel of a function, and which argument each input is."""
+    module = rows_module(function, *arguments)
+    ((spec, read, _),) = kernels(module)
     names = [p.name for p in module["main"].params]
-    attrs = module[calls[0].args[0]].attrs
-    value = json.loads(str(attrs[PROGRAM]))
-    del value["rows"]
-    spec = KernelSpec.of("other", "fused", name=str(attrs[NAME]), program=json.dumps(value), rows=0, row_tile=4)
-    return spec, [names.index(a.name) for a in order]
+    return spec, [names.index(name) for name in read]
 
 
 def numpy_of(tensor: Tensor) -> NDArray[Any]:
@@ -149,13 +162,14 @@ def with_layouts(spec: KernelSpec, row_tile: int, inputs: bool, outputs: bool) -
     return KernelSpec.of(spec.family, spec.op, **{**params, "program": json.dumps(program), "row_tile": row_tile})
 
 
+@on_cpus
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("width", [64, 38])
-def test_packed_layouts_change_no_bit(dtype: torch.dtype, width: int) -> None:
+def test_packed_layouts_change_no_bit(target: Target, dtype: torch.dtype, width: int) -> None:
     value = x(ROWS, width).to(dtype)
     function = lambda t: torch.sigmoid(t.float()).to(dtype)  # noqa: E731
     spec, _ = fused(function, value)
-    plain = computed(spec, NATIVE, value, like=value)
+    plain = computed(spec, target, value, like=value)
     given = numpy_of(value)
     for row_tile in (1, 4):
         padded = np.zeros((-(-ROWS // row_tile) * row_tile, width), given.dtype)
@@ -168,17 +182,18 @@ def test_packed_layouts_change_no_bit(dtype: torch.dtype, width: int) -> None:
                 "out0": pack_activation(empty, row_tile) if packed_out else empty[:ROWS],
             }
             for tasks in (1, 3):
-                out = run(kernel, NATIVE, arrays, written=("out0",), scalars={0: SEEN}, num_tasks=tasks)["out0"]
+                out = run(kernel, target, arrays, written=("out0",), scalars={0: SEEN}, num_tasks=tasks)["out0"]
                 rows = unpack_activation(out, SEEN, width) if packed_out else out[:SEEN]
                 assert (rows.astype(np.float32) == plain).all()
 
 
-def test_a_row_has_the_same_bits_anywhere() -> None:
+@on_cpus
+def test_a_row_has_the_same_bits_anywhere(target: Target) -> None:
     function, arguments = FUNCTIONS["softmax_heads"]
     spec, _ = fused(function, *arguments)
     turned = torch.flip(arguments[0], (0,))
-    a = computed(spec, NATIVE, arguments[0], like=arguments[0])
-    b = computed(spec, NATIVE, turned, like=turned)
+    a = computed(spec, target, arguments[0], like=arguments[0])
+    b = computed(spec, target, turned, like=turned)
     shared = range(ROWS - SEEN, SEEN)
     assert all((a[row] == b[ROWS - 1 - row]).all() for row in shared)
     assert len(shared) == 7
@@ -205,7 +220,8 @@ def test_an_op_that_mixes_tokens_is_refused(name: str) -> None:
     assert "\n" not in message
 
 
-def test_kernels_need_no_library(tmp_path: Path) -> None:
+@on_cpus
+def test_kernels_need_no_library(target: Target, tmp_path: Path) -> None:
     from llmc.compiler.kernels.pipeline import compile_object
     from llmc.compiler.kernels.registry import build_kernel
     from llmc.compiler.link import link_shared
@@ -215,21 +231,92 @@ def test_kernels_need_no_library(tmp_path: Path) -> None:
         return torch.floor(t) + torch.ceil(t) + torch.round(t) + t**2.5 + torch.softmax(t, -1)
 
     spec, _ = fused(everything, x(ROWS, 40))
-    link_shared([compile_object(build_kernel(spec, NATIVE), NATIVE)], tmp_path / "kernels.so")
+    link_shared([compile_object(build_kernel(spec, target), target)], tmp_path / "kernels.so")
     listed = subprocess.run(["nm", "-D", tmp_path / "kernels.so"], capture_output=True, text=True, check=True).stdout
     names = {line.split()[-1].split("@")[0] for line in listed.splitlines() if line.split()[-2] == "U"}
     assert names <= {"memcpy", "memset", "memmove"}
     assert spec.symbol() in listed
 
 
+@on_cpus
 @pytest.mark.parametrize(
     ("name", "low", "high"), [("tanh", -12.0, 12.0), ("erf", -6.0, 6.0), ("log", 1e-6, 1e6), ("sigmoid", -80.0, 80.0)]
 )
-def test_functions_are_accurate(name: str, low: float, high: float) -> None:
+def test_functions_are_accurate(target: Target, name: str, low: float, high: float) -> None:
     width = 4096
     values = torch.linspace(low, high, ROWS * width).view(ROWS, width)
     function = getattr(torch, name)
     spec, _ = fused(lambda t: function(t), values)
-    found = computed(spec, NATIVE, values, like=values).astype(np.float64)
+    found = computed(spec, target, values, like=values).astype(np.float64)
     exact = function(values.double())[:SEEN].numpy()
     assert float((np.abs(found - exact) / np.maximum(np.abs(exact), 1e-3)).max()) < 1e-6
+
+
+NAN, INF = float("nan"), float("inf")
+SPECIAL = torch.tensor([NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 88.0, 88.5, 88.72, 89.0, 200.0, 3e38, -104.0, -3e38])
+EDGES: dict[str, Callable[..., Tensor]] = {
+    "exp": torch.exp,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "erf": torch.erf,
+    "log": torch.log,
+    "sqrt": torch.sqrt,
+    "relu": torch.relu,
+    "clamp": lambda t: t.clamp(-1.0, 1.0),
+    "maximum": lambda t: torch.maximum(t, t.flip(-1)),
+    "minimum": lambda t: torch.minimum(t, t.flip(-1)),
+    "softplus": lambda t: F.softplus(t),
+}
+
+
+@on_cpus
+@pytest.mark.parametrize("name", list(EDGES))
+def test_infinities_and_nan_are_those_of_torch(target: Target, name: str) -> None:
+    function = EDGES[name]
+    values = torch.stack([SPECIAL.roll(row) for row in range(ROWS)])
+    spec, _ = fused(function, values)
+    np.testing.assert_allclose(
+        computed(spec, target, values, like=values), function(values)[:SEEN].numpy(), rtol=2e-6, atol=1e-37
+    )
+
+
+@on_cpus
+@pytest.mark.parametrize("name", ["amax", "amin", "sum", "softmax"])
+def test_a_nan_poisons_the_reduction_of_its_row_alone(target: Target, name: str) -> None:
+    values = x(ROWS, 45)
+    for row in range(0, ROWS, 2):
+        values[row, (7 * row) % 45] = NAN
+    functions = {"amax": torch.amax, "amin": torch.amin, "sum": torch.sum, "softmax": torch.softmax}
+    function = lambda t: functions[name](t, -1)  # noqa: E731
+    expected = function(values)
+    spec, _ = fused(function, values)
+    found = computed(spec, target, values, like=expected)
+    np.testing.assert_allclose(found, expected[:SEEN].numpy(), rtol=2e-6, atol=1e-6)
+    assert np.isnan(found[::2]).all()
+    assert np.isfinite(found[1::2]).all()
+
+
+def test_an_expression_of_many_tensors_becomes_several_kernels() -> None:
+    values = [x(ROWS, 20, seed=seed) for seed in range(30)]
+    module = rows_module(lambda *ts: sum_of_tanh(ts), *values)
+    found = kernels(module)
+    assert len(found) > 1
+    assert max(len(read) + 1 for _, read, _ in found) <= 12
+    known = {p.name: value for p, value in zip(module["main"].params, values, strict=True)}
+    for spec, read, written in found:
+        result = computed(spec, NATIVE, *(known[name] for name in read), like=values[0])
+        known[written] = torch.cat([torch.from_numpy(result), torch.zeros(ROWS - SEEN, 20)])
+    expected = sum_of_tanh([v.double() for v in values])[:SEEN]
+    np.testing.assert_allclose(known[found[-1][2]][:SEEN].numpy(), expected.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def sum_of_tanh(values: Sequence[Tensor]) -> Tensor:
+    total = torch.tanh(values[0])
+    for value in values[1:]:
+        total = total + torch.tanh(value)
+    return total
+
+
+def test_an_op_of_too_many_tensors_is_refused() -> None:
+    with pytest.raises(CompileError, match="more than 12 tensors, which is what a kernel can take; split it"):
+        rows_module(lambda *ts: torch.cat(ts, -1), *(x(ROWS, 4, seed=seed) for seed in range(12)))

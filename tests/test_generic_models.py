@@ -93,6 +93,14 @@ class Mixing(Quirky):
         return self.lm_head(self.norm(ops.gather_rows(x - x.mean(0, keepdim=True), inputs[5])))
 
 
+class Sharing(Quirky):
+    """A generic op reads the weight of a norm."""
+
+    def forward(self, input_ids: Tensor, *inputs: Tensor) -> Tensor:
+        x = self.norm(self.embed(input_ids)).float() * self.norm.weight
+        return self.lm_head(ops.gather_rows(x, inputs[5]).to(ops.torch_act_dtype("f32")))
+
+
 def family(build: type[Decoder]) -> Family:
     return Family("quirky", LLAMA.read_config, LLAMA.weight_map, build)
 
@@ -207,6 +215,14 @@ def test_a_model_that_mixes_tokens_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(registry.FAMILIES, "quirky", family(Mixing))
     model = checkpoint(tmp_path / "model")
     with pytest.raises(CompileError, match=r"op aten\.mean\.dim \(node mean, .*60\]\) reduces over the token rows"):
+        compile_tiny(model, tmp_path / "out", tmp_path / "cache", buckets=LADDER, dtype="f32")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_weight_shared_by_generic_and_llmc_ops_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.FAMILIES, "quirky", family(Sharing))
+    model = checkpoint(tmp_path / "model")
+    with pytest.raises(CompileError, match=r"weight norm\.weight is read by generic ops and by llmc ops; give each"):
         compile_tiny(model, tmp_path / "out", tmp_path / "cache", buckets=LADDER, dtype="f32")
     assert not (tmp_path / "out").exists()
 

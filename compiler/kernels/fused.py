@@ -25,10 +25,13 @@ _BLOCK = 256  # columns of one unit of work, so that one row feeds several tasks
 _TIR = {**b.TIR_DTYPE, "bool": "uint8"}
 _VECTOR = {"f32": "float32", "bf16": "float32", "i32": "int32", "bool": "int32"}
 _IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
-_COMBINE = {"sum": "add", "max": "max", "min": "min"}
+_COMBINE = {"sum": "add", "max": "maximum", "min": "minimum"}
+_FOLD = {"sum": "sum_lanes", "max": "maximum_lanes", "min": "minimum_lanes"}
 _INTRINSICS = tuple(name for name, _ in vector_math.UNARY_INTRINSICS)
 _UNARY = ("exp", "tanh", "erf", "log", "sigmoid", "sqrt", "to_bf16", *_INTRINSICS)
 _BINARY = ("add", "sub", "mul", "div", "max", "min")
+# Where the helpers of llmc ops, which know their arguments, are not torch's functions for every float.
+_HELPERS = {"exp": "exp_any", "max": "maximum", "min": "minimum"}
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "lt": lambda x, y: x < y,
     "le": lambda x, y: x <= y,
@@ -156,7 +159,7 @@ class _Emitter:
 
     def _apply(self, op: str, values: list[Any]) -> Any:
         if op in _UNARY or op in _BINARY:
-            return b.call(op, *values)
+            return b.call(_HELPERS.get(op, op), *values)
         if op in _COMPARE:
             return _COMPARE[op](*values)
         if op.startswith("int_"):
@@ -289,11 +292,7 @@ class _Emitter:
                         total[0] = b.call(_COMBINE[kind], total[0], value)
 
                 self._over(T.int32(0), extents[-1], add)
-            if kind == "min":
-                total[0] = b.call("mul", total[0], b.splat(-1.0))
-            total[0] = b.call("sum_lanes" if kind == "sum" else "max_lanes", total[0])
-            if kind == "min":
-                total[0] = b.call("mul", total[0], b.splat(-1.0))
+            total[0] = b.call(_FOLD[kind], total[0])
             offset: Any = T.int32(0)
             for axis, extent in zip(axes, shape, strict=True):
                 offset = offset * extent + axis

@@ -75,7 +75,7 @@ def _binary(name: str, op: str, fence: bool) -> str:
     return _define(_F, name, f"{_F} %a, {_F} %b", body + f"  ret {_F} {'%f' if fence else '%r'}\n")
 
 
-def _fold(name: str, step: str) -> str:
+def fold(name: str, step: str) -> str:
     """Reduce 16 lanes by halves, lane i with lane i + 8, 4, 2, 1: one fixed tree. The result is in every lane."""
     body, value = "", "%v"
     for half in (8, 4, 2, 1):
@@ -274,8 +274,8 @@ def helpers(
         _binary("add", "fadd", False),
         _binary("sub", "fsub", False),
         _binary("div", "fdiv", False),
-        _fold("sum_lanes", f"fadd {_F} {{a}}, {{b}}"),
-        _fold("max_lanes", f"call {_F} @llvm.maxnum.v16f32({_F} {{a}}, {_F} {{b}})"),
+        fold("sum_lanes", f"fadd {_F} {{a}}, {{b}}"),
+        fold("max_lanes", f"call {_F} @llvm.maxnum.v16f32({_F} {{a}}, {_F} {{b}})"),
         _exp(),
         _round_bf16(),
         _simple(),

@@ -8,12 +8,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from llmc.compiler.kernels.vector_ir import fold
+
 _F = "<16 x float>"
 _I = "<16 x i32>"
 _M = "<16 x i1>"
 _H = "<16 x i16>"
 
 _DECLARATIONS = "".join(f"declare {_F} @llvm.{name}.v16f32({_F})\n" for name in ("fabs", "floor", "ceil"))
+_DECLARATIONS += "".join(f"declare {_F} @llvm.{name}.v16f32({_F}, {_F})\n" for name in ("maximum", "minimum"))
 
 # Odd numerators and even denominators, highest power first: tanh on [-8, 8] and erf on [-4, 4] to a few units in the
 # last place.
@@ -142,10 +145,27 @@ def _to_bf16() -> str:
     return _define("to_bf16", lines)
 
 
+def _exp_any() -> str:
+    """exp(x) for any x: inf where it is too large, NaN for NaN; 0 below -87.33."""
+    lines = [
+        f"%big = fcmp ogt {_F} %v, {_f(88.0)}",
+        # Past what llmc_exp takes, the square of the root.
+        *_mul("%half", "%v", _f(0.5)),
+        f"%x = select {_M} %big, {_F} %half, {_F} %v",
+        f"%e = call {_F} @llmc_exp({_F} %x)",
+        *_mul("%square", "%e", "%e"),
+        f"%y = select {_M} %big, {_F} %square, {_F} %e",
+        f"%isnan = fcmp uno {_F} %v, %v",
+        f"%r = select {_M} %isnan, {_F} %v, {_F} %y",
+        f"ret {_F} %r",
+    ]
+    return _define("exp_any", lines)
+
+
 def _sigmoid() -> str:
     lines = [
         f"%n = fneg {_F} %v",
-        f"%e = call {_F} @llmc_exp({_F} %n)",
+        f"%e = call {_F} @llmc_exp_any({_F} %n)",
         f"%d = fadd {_F} %e, {_f(1.0)}",
         f"%r = fdiv {_F} {_f(1.0)}, %d",
         f"ret {_F} %r",
@@ -153,9 +173,14 @@ def _sigmoid() -> str:
     return _define("sigmoid", lines)
 
 
-def _min() -> str:
-    lines = [f"%r = call {_F} @llvm.minnum.v16f32({_F} %a, {_F} %b)", f"ret {_F} %r"]
-    return _define("min", lines, f"{_F} %a, {_F} %b")
+def _extreme(name: str) -> str:
+    """maximum or minimum: NaN where either is, as in torch."""
+    lines = [f"%r = call {_F} @llvm.{name}.v16f32({_F} %a, {_F} %b)", f"ret {_F} %r"]
+    return _define(name, lines, f"{_F} %a, {_F} %b")
+
+
+def _extreme_lanes(name: str) -> str:
+    return fold(f"{name}_lanes", f"call {_F} @llvm.{name}.v16f32({_F} {{a}}, {_F} {{b}})")
 
 
 def helpers() -> str:
@@ -166,9 +191,10 @@ def helpers() -> str:
             _rational("tanh", 7.99881172180175781, 4e-4, _TANH),
             _rational("erf", 4.0, 0.0, _ERF),
             _log(),
+            _exp_any(),
             _sigmoid(),
             _to_bf16(),
-            _min(),
+            *(text(name) for name in ("maximum", "minimum") for text in (_extreme, _extreme_lanes)),
             *(_intrinsic(name, intrinsic) for name, intrinsic in UNARY_INTRINSICS),
         )
     )

@@ -1,0 +1,131 @@
+"""The IR spec: what breaks it is named, with what it is and what it should be."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from llmc.compiler.config import CompileError
+from llmc.compiler.graph import Site
+from llmc.compiler.kernels.sources import TEMPLATE_FILES
+from llmc.compiler.lowered import SITE_PREFIX, Lowered
+from llmc.compiler.verify import PACKED_INPUTS, PACKED_OUTPUTS, SPEC, verify_lowered, verify_operand, verify_site
+
+
+def tensor(dtype: str, *shape: object) -> Any:
+    return SimpleNamespace(ty=SimpleNamespace(dtype=dtype, shape=shape))
+
+
+def test_every_llmc_op_has_a_spec() -> None:
+    assert set(SPEC) == set(TEMPLATE_FILES) - {"fused"}
+    assert SPEC.keys() >= PACKED_INPUTS.keys() | PACKED_OUTPUTS
+
+
+def test_a_site_of_the_right_types_passes() -> None:
+    verify_site("rms_norm", "n", {"x": tensor("float32", "tokens", 64), "weight": tensor("float32", 64)})
+    verify_site("linear", "n", {"x": tensor("bfloat16", "tokens", 64), "weight": tensor("bfloat16", 32, 64)})
+    verify_site("an_op_without_template", "n", {"x": tensor("int64")})
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "found", "message"),
+    [
+        (
+            "rms_norm",
+            "x",
+            tensor("bfloat16", "tokens", 64),
+            "node rms_norm_3: argument x of llmc::rms_norm is bfloat16 ['tokens', '64']; it must be float32 of rank 2",
+        ),
+        (
+            "linear",
+            "weight",
+            tensor("float32", 8, 4, 2),
+            "node rms_norm_3: argument weight of llmc::linear is float32 ['8', '4', '2']; "
+            "it must be float32 or bfloat16 of rank 2",
+        ),
+        (
+            "embedding",
+            "ids",
+            tensor("int64", "tokens"),
+            "node rms_norm_3: argument ids of llmc::embedding is int64 ['tokens']; it must be int32 of rank 1",
+        ),
+    ],
+)
+def test_a_wrong_tensor_of_a_site_is_named(op: str, name: str, found: Any, message: str) -> None:
+    with pytest.raises(CompileError) as error:
+        verify_site(op, "rms_norm_3", {name: found})
+    assert str(error.value) == message
+
+
+def test_a_packed_activation_of_another_dtype_is_named() -> None:
+    norm, linear = Site("rms_norm", {}, ("x", "weight")), Site("linear", {}, ("x", "weight"))
+    verify_operand(norm, "x", "float32", "bf16")  # the input of a norm is no packed activation
+    verify_operand(norm, "out", "bfloat16", "bf16")
+    verify_operand(linear, "x", "float32", "f32")
+    for site, name in ((norm, "out"), (linear, "x")):
+        with pytest.raises(CompileError) as error:
+            verify_operand(site, name, "float32", "bf16")
+        assert str(error.value) == (
+            f"tensor {name} of llmc::{site.op} is float32 in a graph of bf16 activations; "
+            "convert it with .to(torch.bfloat16) in the model"
+        )
+
+
+def lowered(module: Any, num_sites: int = 1) -> Lowered:
+    return Lowered(module, (Site("rms_norm", {}, ("x",)),) * num_sites, ("x",))
+
+
+def calls(symbol: str) -> Any:
+    """A module whose main calls an external function."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", R.Tensor((4, 8), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.call_dps_packed(symbol, x, x.ty))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def test_sites_of_the_model_pass() -> None:
+    verify_lowered(lowered(calls(f"{SITE_PREFIX}0")))
+
+
+@pytest.mark.parametrize("symbol", [f"{SITE_PREFIX}1", f"{SITE_PREFIX}x", "printf"])
+def test_a_call_of_anything_else_is_named(symbol: str) -> None:
+    with pytest.raises(CompileError, match=f" calls {symbol}, which is no site of this model"):
+        verify_lowered(lowered(calls(symbol)))
+
+
+def test_an_op_that_was_not_legalised_is_named() -> None:
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((4, 8), "float32")) -> R.Tensor((4, 8), "float32"):
+            with R.dataflow():
+                total = R.add(x, x)
+                R.output(total)
+            return total
+
+    with pytest.raises(CompileError, match=r"^total is a call of .*relax\.add.*, which was not legalised$"):
+        verify_lowered(lowered(Module))
+
+
+def test_a_function_without_a_row_program_is_named() -> None:
+    legal = relax.transform.LegalizeOps()
+
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((4, 8), "float32")) -> R.Tensor((4, 8), "float32"):
+            with R.dataflow():
+                total = R.add(x, x)
+                R.output(total)
+            return total
+
+    with pytest.raises(CompileError, match=r"^total calls add, which is no function of rows$"):
+        verify_lowered(lowered(legal(Module)))
