@@ -92,6 +92,9 @@ def test_latencies_and_lengths_of_a_request() -> None:
         assert value(metrics, f"{name}_sum") == pytest.approx(total), name
     assert value(metrics, "llmc_inter_token_seconds_count") == 8
     assert value(metrics, "llmc_inter_token_seconds_sum") == pytest.approx(0.08)
+    assert value(metrics, "llmc_inter_token_seconds_bucket", le="0.01") == 8
+    assert value(metrics, "llmc_inter_token_seconds_bucket", le="0.0075") == 0
+    assert value(metrics, "llmc_inter_token_seconds_bucket", le="+Inf") == 8
     assert value(metrics, "llmc_time_to_first_token_seconds_bucket", le="0.01") == 1
     assert value(metrics, "llmc_time_to_first_token_seconds_bucket", le="0.005") == 0
 

@@ -6,14 +6,17 @@ of finished requests are observed as they end. docs/observability.md lists every
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 if TYPE_CHECKING:
     from llmc.runtime.binding import GraphInfo
@@ -79,9 +82,10 @@ class _RequestMetrics:
         self._tpot = histogram(
             "llmc_time_per_output_token_seconds", "Mean time between the later tokens of a request", TOKEN_BUCKETS
         )
-        self._gap = histogram(
+        self._gaps = _BulkHistogram(
             "llmc_inter_token_seconds", "From a token of a continuation to its next one", TOKEN_BUCKETS
         )
+        registry.register(self._gaps)
         self._total = histogram(
             "llmc_request_duration_seconds", "From arrival to the last token of a request", LATENCY_BUCKETS
         )
@@ -101,8 +105,7 @@ class _RequestMetrics:
         self._output.observe(record.num_output_tokens)
         for reason in record.finish_reasons:
             self._finished.labels(reason).inc()
-        for gap_ns in record.token_gaps_ns:
-            self._gap.observe(gap_ns / 1e9)
+        self._gaps.observe_ns(record.token_gaps_ns)
         times = Latencies.of(record)
         for metric, seconds in (
             (self._ttft, times.ttft_s),
@@ -112,6 +115,33 @@ class _RequestMetrics:
         ):
             if seconds is not None:
                 metric.observe(seconds)
+
+
+class _BulkHistogram(Collector):
+    """A histogram that takes all values of a request at once: one by one, many tokens cost milliseconds."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name, self._text = name, text
+        self._bounds = np.array(bounds)
+        self._lock = threading.Lock()
+        self._counts = np.zeros(len(bounds) + 1, np.int64)
+        self._sum = 0.0
+
+    def observe_ns(self, values: Sequence[int]) -> None:
+        """Takes values in nanoseconds."""
+        seconds = np.array(values, np.float64) / 1e9
+        counts = np.bincount(np.searchsorted(self._bounds, seconds), minlength=len(self._counts))
+        with self._lock:
+            self._counts += counts
+            self._sum += float(seconds.sum())
+
+    def collect(self) -> Iterator[Metric]:
+        with self._lock:
+            cumulative, total = np.cumsum(self._counts).tolist(), self._sum
+        names = [*map(floatToGoString, self._bounds.tolist()), "+Inf"]
+        family = HistogramMetricFamily(self._name, self._text)
+        family.add_metric([], list(zip(names, cumulative, strict=True)), total)
+        yield family
 
 
 @dataclass(frozen=True)

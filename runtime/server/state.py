@@ -16,6 +16,7 @@ from .metrics import Latencies, padding_seconds
 if TYPE_CHECKING:
     from .context import ServerContext
     from .requests import RequestRecord
+    from .stream import RequestStream
 
 _WINDOW = 1000
 _WINDOW_S = 300
@@ -105,7 +106,7 @@ class LiveState:
         }
 
 
-def _request(stream: Any) -> dict[str, Any]:
+def _request(stream: RequestStream) -> dict[str, Any]:
     request = stream.request
     return {
         "id": request.request_id,

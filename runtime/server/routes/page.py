@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -34,7 +35,7 @@ def router(live: LiveState) -> APIRouter:
     return routes
 
 
-def _sender(file: PageFile) -> Any:
+def _sender(file: PageFile) -> Callable[[Request], Awaitable[Response]]:
     headers = {**_HEADERS, "ETag": file.etag}
 
     async def send(request: Request) -> Response:
