@@ -119,8 +119,8 @@ def _for_template(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
         plain["content"] = ""
     calls = plain.get("tool_calls")
     if calls is not None and not isinstance(calls, list):
-        message = f"message {index} has tool_calls that are no list: give them as the answer had them"
-        raise ApiError(message, param=f"messages.{index}.tool_calls", code="invalid_value")
+        why = f"message {index} has tool_calls that are no list: give them as the answer had them"
+        raise ApiError(why, param=f"messages.{index}.tool_calls", code="invalid_value")
     if calls is not None:
         plain["tool_calls"] = [_call_for_template(index, call) for call in calls]
     return plain

@@ -36,10 +36,10 @@ async def merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, T
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=lambda t: waiting[t]):
-                index, delta = waiting.pop(task), task.result()
-                if delta is not None:
+                index, told = waiting.pop(task), task.result()
+                if told is not None:
                     waiting[asyncio.ensure_future(anext(streams[index], None))] = index
-                    yield index, delta
+                    yield index, told
     finally:
         for task in waiting:
             task.cancel()
