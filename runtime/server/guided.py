@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from llmc.runtime.guides import Guided
@@ -26,13 +27,12 @@ def guided_of(request: SamplingFields) -> Guided | None:
     for kind in ("json", "regex", "choice", "grammar"):
         value = getattr(request, f"guided_{kind}")
         if value is not None:
-            asked[f"guided_{kind}"] = lambda kind=kind, value=value: _MAKERS[kind](value)
+            asked[f"guided_{kind}"] = partial(_MAKERS[kind], value)
     for kind, value in (request.structured_outputs or {}).items():
         if value is not None:
-            asked[f"structured_outputs.{kind}"] = lambda kind=kind, value=value: _structured(kind, value)
+            asked[f"structured_outputs.{kind}"] = partial(_structured, kind, value)
     if request.response_format is not None:
-        form = request.response_format
-        asked["response_format"] = lambda: _response_format(form)
+        asked["response_format"] = partial(_response_format, request.response_format)
     made: dict[str, Guided] = {}
     for name, make in asked.items():
         try:

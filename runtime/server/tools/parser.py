@@ -71,7 +71,7 @@ class ToolCallParser(TextMachine):
             yield from self._space()
             if key == "name" and name is None:
                 name = yield from self._string()
-                if name not in self._tool_names:
+                if name is None or name not in self._tool_names:
                     return False
                 if early is not None:
                     self._start(name)

@@ -53,8 +53,8 @@ def choose_parsers(
         return tokenizer is not None and tokenizer.token_id(token) is not None
 
     tool_parser = TOOL_PARSERS.get(tool or "auto")
-    if tool in (None, "auto") and model_type in _FAMILIES:
-        family, token = _FAMILIES[model_type]
+    if tool in (None, "auto") and (known_family := _FAMILIES.get(model_type or "")) is not None:
+        family, token = known_family
         tool_parser = family if has(token) else None
     style = STYLES.get(reasoning or "auto")
     if reasoning in (None, "auto") and has(CLOSE):
