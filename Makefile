@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := runtime/native
 
-.PHONY: all demo bench test lint native-test sanitize clean
+.PHONY: all demo bench test load-test lint native-test sanitize clean
 
 all: test
 
@@ -23,6 +23,10 @@ demo: $(STAMP)
 
 test: $(STAMP) native-test
 	$(BIN)/pytest
+
+# 2000 good, cut-off and malformed requests against a server whose KV pool is too small.
+load-test: $(STAMP)
+	$(BIN)/pytest -s -m slow tests/test_server_load.py
 
 native-test: $(STAMP)
 	@$(BIN)/cmake -S $(NATIVE) -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DLLMC_BUILD_TESTS=ON >/dev/null
