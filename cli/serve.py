@@ -112,6 +112,7 @@ def serve_command(
     if log_level not in _LOG_LEVELS:
         raise typer.BadParameter(f"--uvicorn-log-level {log_level!r} is unknown: use one of {', '.join(_LOG_LEVELS)}")
     max_body_bytes, pool_bytes = parse_size(max_body_size), parse_size(kv_bytes)
+    trace_bytes = parse_size(record_trace_max_bytes)
     keys = (*api_key, *(read_keys(api_key_file) if api_key_file is not None else ()))
     if any(not key.strip() for key in keys):
         raise typer.BadParameter("--api-key is empty: give a key, or leave it out to serve without")
@@ -154,6 +155,7 @@ def serve_command(
         record_trace=record_trace,
         max_body_bytes=max_body_bytes,
         kv_bytes=pool_bytes,
+        record_trace_max_bytes=trace_bytes,
     )
     if not keys and host not in _LOOPBACK:
         _say(f"warning: {host} is reachable from other machines and no --api-key is set: anybody may use this server")
