@@ -64,6 +64,7 @@ def test_models(running: Running) -> None:
     assert [model["id"] for model in listed["data"]] == ["tiny"]
     assert running.client.get("/v1/models/tiny").json() == listed["data"][0]
     assert listed["data"][0]["max_model_len"] == running.engine.max_model_len
+    assert listed["data"][0]["vocab_size"] == running.engine.vocab_size
     error = error_of(running.client.get("/v1/models/other"), 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")
     assert "'other'" in error["message"]

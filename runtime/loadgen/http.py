@@ -6,6 +6,7 @@ import asyncio
 import ssl
 import time
 from dataclasses import dataclass, field
+from typing import cast
 from urllib.parse import urlsplit
 
 _MAX_HEAD = 64 << 10
@@ -168,8 +169,8 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport, self._open = transport, True
+        # Not all event loops derive theirs from asyncio.Transport.
+        self._transport, self._open = cast(asyncio.Transport, transport), True
 
     def connection_lost(self, error: Exception | None) -> None:
         self._open = False

@@ -22,6 +22,7 @@ def router(server: ServerContext) -> APIRouter:
             "root": str(server.engine.path.name),
             "parent": None,
             "max_model_len": server.engine.max_model_len,
+            "vocab_size": server.engine.vocab_size,
         }
 
     @routes.get("/v1/models")
