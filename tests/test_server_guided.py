@@ -215,6 +215,13 @@ def test_tools_that_need_not_be_called(running: Running) -> None:
     assert none["choices"][0]["message"] == running.chat("Hello", max_tokens=20, seed=5)["choices"][0]["message"]
 
 
+def test_strict_tools_leave_text_free(running: Running) -> None:
+    strict = [{"type": "function", "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    asked = {"max_tokens": 20, "seed": 5}
+    message = running.chat("Hello", tools=strict, **asked)["choices"][0]["message"]
+    assert message == running.chat("Hello", tools=TOOLS, **asked)["choices"][0]["message"]
+
+
 def test_tools_or_an_answer_in_a_format(running: Running) -> None:
     seen = set()
     for seed in range(8):

@@ -282,12 +282,54 @@ def test_grammars_write_what_the_parsers_read(name: str, choice: Any, parallel: 
             jsonschema_rs.validator_for(SCHEMAS[called]).validate(json.loads(arguments))
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "allowed"),
+    [
+        ("hermes", "Hello <tool", True),
+        ("hermes", 'Sure. <tool_call>\n{"name": "add", "arguments": {"a": 1,"b": 2}}\n</tool_call>', True),
+        ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', False),
+        ("hermes", '<tool_call>\n{"name": "rm", "arguments": {}}\n</tool_call>', False),
+        ("llama3_json", "Hello {", True),
+        ("llama3_json", "", True),
+        ("llama3_json", "\n\n Hello", True),
+        ("llama3_json", '\n{"city": "Bath"}', False),
+        ("llama3_json", '{"name": "no_args", "parameters": {}}', True),
+        ("llama3_json", '{"name": "rm", "parameters": {}}', False),
+        ("mistral", "Hello [TOOL", True),
+        ("mistral", 'Sure. [TOOL_CALLS] [{"name": "no_args", "arguments": {}}]', True),
+        ("mistral", '[TOOL_CALLS] [{"name": "no_args", "arguments": {"a": 1}}]', False),
+    ],
+)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_free_text_with_strict_calls(name: str, text: str, allowed: bool, parallel: bool, tokenizer: Tokenizer) -> None:
+    use = read_tools(TOOLS, "auto", parallel)
+    assert use is not None
+    rules = TOOL_PARSERS[name].grammar(use.tools, parallel, tokenizer)
+    matcher = COMPILER.compile(Guided.lark("tools", f"start: free\n{rules}"))()._matcher
+    tokens = COMPILER._tokenizer.tokenize_str(text)
+    taken = matcher.try_consume_tokens(tokens)
+    assert (taken == len(tokens) and matcher.is_accepting()) is allowed
+
+
+def test_a_second_strict_call_needs_parallel_calls(tokenizer: Tokenizer) -> None:
+    call = '<tool_call>\n{"name": "no_args", "arguments": {}}\n</tool_call>'
+    tokens = COMPILER._tokenizer.tokenize_str(f"Twice: {call} and {call}")
+    for parallel in (True, False):
+        use = read_tools(TOOLS, "auto", parallel)
+        assert use is not None
+        rules = TOOL_PARSERS["hermes"].grammar(use.tools, parallel, tokenizer)
+        matcher = COMPILER.compile(Guided.lark("tools", f"start: free\n{rules}"))()._matcher
+        assert (matcher.try_consume_tokens(tokens) == len(tokens)) is parallel
+
+
 def test_markers_that_are_special_tokens(tmp_path: Path) -> None:
     special = special_tokenizer(tmp_path, ["[TOOL_CALLS]", "[ARGS]"])
     use = read_tools(TOOLS, "required", True)
     assert use is not None
     rules = TOOL_PARSERS["mistral"].grammar(use.tools, True, special)
-    assert rules.splitlines()[1].startswith('tool_0: <[1]> "weather" <[2]> %json')
+    assert rules.splitlines()[0] == "calls: (<[1]> body)+"
+    assert rules.splitlines()[3].startswith('tool_0: "weather" <[2]> %json')
+    assert "lead: TEXT <[1]>" in rules
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from llmc.runtime.tokenizer import Tokenizer
 
 from ..text_machine import Step
 from .definitions import Tool
-from .parser import ToolCallParser, marker_term, one_of_tools
+from .parser import ToolCallParser, lead_rules, marker_term, one_of_tools
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
@@ -41,5 +41,9 @@ class HermesParser(ToolCallParser):
     @classmethod
     def grammar(cls, tools: Sequence[Tool], parallel: bool, tokenizer: Tokenizer) -> str:
         start, end = marker_term(_OPEN, tokenizer), marker_term(_CLOSE, tokenizer)
-        more = ' ("\\n" marked)*' if parallel else ""
-        return f'calls: marked{more}\nmarked: {start} "\\n" call "\\n" {end}\n' + one_of_tools(tools, "arguments")
+        rules = [
+            f"calls: {start} body" + (f' ("\\n" {start} body)*' if parallel else ""),
+            "free: (lead body)* TEXT" if parallel else "free: TEXT | lead body",
+            f'body: "\\n" call "\\n" {end}',
+        ]
+        return "\n".join([*rules, lead_rules(_OPEN, tokenizer) + one_of_tools(tools, "arguments")])

@@ -35,4 +35,6 @@ class Llama3JsonParser(ToolCallParser):
     @classmethod
     def grammar(cls, tools: Sequence[Tool], parallel: bool, tokenizer: Tokenizer) -> str:
         more = ' ("; " call)*' if parallel else ""
-        return f"calls: call{more}\n" + one_of_tools(tools, "parameters")
+        # Only an answer that starts with a brace is a call.
+        free = "free: calls | TEXT\nTEXT: /[ \\t\\r\\n]*([^{ \\t\\r\\n](.|\\n)*)?/"
+        return f"calls: call{more}\n{free}\n" + one_of_tools(tools, "parameters")

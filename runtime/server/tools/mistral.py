@@ -10,7 +10,7 @@ from llmc.runtime.tokenizer import Tokenizer
 
 from ..text_machine import Step
 from .definitions import Tool
-from .parser import ToolCallParser, marker_term, one_of_tools
+from .parser import ToolCallParser, lead_rules, marker_term, one_of_tools
 
 _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
@@ -78,10 +78,14 @@ class MistralParser(ToolCallParser):
         args = tokenizer.special_token_id(_ARGS)
         if args is None:
             more = ' (", " call)*' if parallel else ""
-            return f'calls: {start} " "? "[" call{more} "]"\n' + one_of_tools(tools, "arguments")
-        rules = [
-            f"tool_{index}: {start} {json.dumps(tool.name)} <[{args}]> {tool.schema_term()}"
-            for index, tool in enumerate(tools)
+            rules = [f"calls: {start} list", "free: TEXT | lead list", f'list: " "? "[" call{more} "]"']
+            return "\n".join([*rules, lead_rules(_CALLS, tokenizer) + one_of_tools(tools, "arguments")])
+        bodies = [
+            f"tool_{index}: {json.dumps(tool.name)} <[{args}]> {tool.schema_term()}" for index, tool in enumerate(tools)
         ]
-        any_tool = " | ".join(f"tool_{index}" for index in range(len(tools)))
-        return "\n".join([f"calls: ({any_tool}){'+' if parallel else ''}", *rules])
+        rules = [
+            f"calls: ({start} body){'+' if parallel else ''}",
+            "free: (lead body)* TEXT" if parallel else "free: TEXT | lead body",
+            "body: " + " | ".join(f"tool_{index}" for index in range(len(tools))),
+        ]
+        return "\n".join([*rules, *bodies, lead_rules(_CALLS, tokenizer)])

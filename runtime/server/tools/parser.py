@@ -35,7 +35,8 @@ class ToolCallParser(TextMachine):
 
     @classmethod
     def grammar(cls, tools: Sequence[Tool], parallel: bool, tokenizer: Tokenizer) -> str:
-        """Lark rules of which `calls` is one call of `tools`, or with `parallel` one and more."""
+        """Lark rules of which `calls` is one call of `tools`, or with `parallel` one and more; `free` is any text in
+        which calls, where there are some, are such calls."""
         raise NotImplementedError
 
     def _new_id(self) -> str:
@@ -198,6 +199,13 @@ def one_of_tools(tools: Sequence[Tool], arguments_key: str, extra: str = "") -> 
 
 def _literal(name: str, arguments_key: str) -> str:
     return json.dumps(f'{{"name": {json.dumps(name)}, "{arguments_key}": ')
+
+
+def lead_rules(marker: str, tokenizer: Tokenizer) -> str:
+    """Lark rules: TEXT is any text, `lead` one that ends with the first marker."""
+    token = tokenizer.special_token_id(marker)
+    lead = f"lead[lazy]: TEXT {json.dumps(marker)}" if token is None else f"lead: TEXT <[{token}]>"
+    return f"TEXT: /(.|\\n)*/\n{lead}\n"
 
 
 def marker_term(marker: str, tokenizer: Tokenizer) -> str:

@@ -94,10 +94,12 @@ def plan_chat(server: ServerContext, request: ChatRequest) -> ChatPlan:
 def _with_calls(
     use: ToolUse, guided: Guided | None, parser: type[ToolCallParser], tokenizer: Tokenizer
 ) -> Guided | None:
-    """The constraint of an answer that must call tools, or may call them instead of answering in a given form."""
-    if guided is None and not use.required:
+    """The constraint of an answer that must call tools, or may call them instead of answering in a given form, or
+    may hold calls of strict tools."""
+    if guided is None and not use.required and not any(tool.strict for tool in use.tools):
         return None
-    start, parts = "start: calls", [tool.guided() for tool in use.tools]
+    start = "start: calls" if use.required or guided is not None else "start: free"
+    parts = [tool.guided() for tool in use.tools]
     if guided is not None and not use.required:
         if guided.kind not in ("json_schema", "json_object"):
             message = f"a {guided.kind} and tools exclude each other: set tool_choice to none, or use a JSON schema"
