@@ -35,6 +35,7 @@ class Browser:
         self.errors: list[str] = []
         self.requests: list[str] = []
         self._number = 0
+        self._stack = contextlib.ExitStack()
         self._process = subprocess.Popen(
             [program, *_FLAGS, f"--user-data-dir={profile}", f"--window-size={width},{height}", "about:blank"],
             stdout=subprocess.DEVNULL,
@@ -45,7 +46,9 @@ class Browser:
             request = urllib.request.Request(f"http://127.0.0.1:{port}/json/new?about:blank", method="PUT")
             with urllib.request.urlopen(request, timeout=60) as response:
                 address = json.load(response)["webSocketDebuggerUrl"]
-            self._socket = connect(address, max_size=None, open_timeout=60)
+            self._socket = self._stack.enter_context(
+                connect(address, max_size=None, open_timeout=60, ping_interval=None)
+            )
             for domain in ("Page", "Runtime", "Network", "Log"):
                 self.call(f"{domain}.enable")
         except BaseException:
@@ -58,7 +61,7 @@ class Browser:
 
     def __exit__(self, *exc_info: object) -> None:
         with contextlib.suppress(Exception):
-            self._socket.close()
+            self._stack.close()
         self._process.terminate()
         try:
             self._process.wait(20)
@@ -89,13 +92,12 @@ class Browser:
         self.call("Page.navigate", url=address)
         self.wait_for("document.readyState === 'complete'")
 
-    def wait_for(self, expression: str, timeout_s: float = 60) -> Any:
-        """Waits until the expression is truthy and returns its value; the limit is for pages that hang."""
+    def wait_for(self, expression: str, timeout_s: float = 60) -> None:
+        """Waits until the expression is truthy; the limit is for pages that hang."""
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
-            value = self.evaluate(expression)
-            if value:
-                return value
+            if self.evaluate(f"Boolean({expression})"):
+                return
             time.sleep(0.05)
         raise TimeoutError(
             f"{expression} never became true; the page shows: {self.evaluate('document.body.innerText')}"

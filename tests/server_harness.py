@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import pytest
 import uvicorn
 
 from llmc.runtime.engine import Event
@@ -106,6 +107,12 @@ def engine_event(kind: str, **fields: Any) -> Event:
     """An event of the engine; fields not given are those of nothing special."""
     plain = {field.name: 0 for field in dataclasses.fields(Event)}
     return Event(**{**plain, "token_id": -1, "finish_reason": None, "top_logprobs": (), "kind": kind, **fields})
+
+
+def slow_down(engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 20 ms and more: what is to happen during a request has the time to."""
+    step = engine.engine.step
+    monkeypatch.setattr(engine.engine, "step", lambda: (time.sleep(0.02), step())[1])
 
 
 def make_config(artifact: Path, **options: Any) -> ServerConfig:

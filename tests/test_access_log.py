@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server_harness import Running, running_server, until
+from server_harness import Running, running_server, slow_down, until
 
 from llmc.buckets.trace import read_trace
 from llmc.runtime.params import SamplingParams
@@ -207,13 +207,17 @@ def test_lines_of_a_server(english_artifact: Path, tmp_path: Path) -> None:
     assert "hush" not in text
 
 
-def test_a_client_that_leaves_is_logged_as_cancelled(english_artifact: Path, tmp_path: Path) -> None:
+def test_a_client_that_leaves_is_logged_as_cancelled(
+    english_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "access.log"
     with running_server(english_artifact, access_log=True, access_log_file=path) as running:
+        slow_down(running.engine, monkeypatch)
         body = {"prompt": SECRET, "max_tokens": 480, "stream": True, "ignore_eos": True, "n": 8}
         request_id = {"X-Request-Id": "gone"}
         with running.client.stream("POST", "/v1/completions", json=body, headers=request_id) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()
+            next(lines)
         line = logged(path, "gone")
         assert line["finish_reasons"] == ["cancelled"] * 8
         assert 0 < line["output_tokens"] < 480 * 8
@@ -235,8 +239,12 @@ def test_hangup_reopens_the_files(english_artifact: Path, tmp_path: Path) -> Non
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            ready = next(line for line in process.stderr if line.startswith("llmc: ready"))
-            url = ready.split(" at ")[1].strip()
+            said = ""
+            while "llmc: ready" not in said:
+                line = process.stderr.readline()
+                assert line, f"the server ended: {said}"
+                said += line
+            url = said.split("llmc: ready")[1].split(" at ")[1].strip()
             body = {"prompt": SECRET, "max_tokens": 1}
             httpx.post(f"{url}/completions", json=body, timeout=60).raise_for_status()
             until(lambda: path.read_text() != "")

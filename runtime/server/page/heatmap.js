@@ -7,6 +7,7 @@ const NAMES = {
   mixed: ["Mixed", "tokens of a step"],
 };
 const MAX_LABELS = 8;
+const DENSE = 40; // columns from which on a grid takes the whole width
 
 /** Keeps the grids in `parent`, and the words about the cell under the pointer in `detail`. */
 export class HeatMap {
@@ -64,6 +65,7 @@ export class HeatMap {
     const batches = sorted("batch");
     const lengths = sorted("seq");
     const grid = element("div", { className: "grid" }, element("div", { className: "name", text: name }));
+    grid.classList.toggle("dense", lengths.length > DENSE);
     grid.style.gridTemplateColumns = `auto repeat(${lengths.length}, minmax(0, 1fr))`;
     for (const batch of batches) {
       grid.append(element("div", { className: "row", text: count(batch), title: `batch ${batch}` }));
