@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 from server_load import describe, idle_state, run_storm, server_process
+
+from llmc.cli import main as cli
 
 # 48 blocks of 32 tokens: three of the longest sequences, while 16 may run.
 _PRESSURE = ("--kv-bytes", "1536KiB", "--max-num-seqs", "16", "--threads", "2", "--debug-endpoints")
@@ -39,3 +42,20 @@ def test_a_storm_leaves_nothing_behind(
             assert storm.rss_growth() <= _MAX_GROWTH
     log = (tmp_path / "server.log").read_text()
     assert "Traceback" not in log, log[-4000:]
+
+
+def test_bench_serve_against_the_server(
+    english_artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with server_process(english_artifact, tmp_path / "server.log", "--threads", "1") as server:
+        for endpoint, more in (("completions", ["--strict-in-out-len"]), ("chat", ["--ignore-eos"])):
+            argv = ["--endpoint", endpoint, "--num-prompts", "12", "--input-len", "30", "--output-len", "20",
+                    "--range-ratio", "0.5", "--concurrency", "4", "--json", *more]  # fmt: skip
+            capsys.readouterr()
+            assert cli.main(["bench", "serve", "--url", server.url, *argv]) == 0
+            data = json.loads(capsys.readouterr().out)
+            assert (data["server"]["max_model_len"], data["server"]["vocab_size"]) == (512, 2048)
+            found = data["report"]
+            assert (found["completed"], found["failures"], found["tokens_counted"]) == (12, {}, 0)
+            assert found["ttft_ms"]["count"] == found["e2e_ms"]["count"] == 12
+            assert 12 * 10 <= found["output_tokens"] <= 12 * 30
