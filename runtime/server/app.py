@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from llmc import __version__
 
-from . import errors, observers, security
+from . import errors, observers, openapi, security
 from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .context import ServerContext
@@ -35,10 +35,12 @@ def create_app(config: ServerConfig, engine: AsyncEngine, on_warm_step: OnWarmSt
             await server.stop()
             watching.close()
 
-    app = FastAPI(title="llmc", version=__version__, lifespan=lifespan)
+    # FastAPI's pages of the document load scripts from elsewhere; /openapi.json is for tools of one's own.
+    app = FastAPI(title="llmc", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = server
     errors.install(app)
     add_routes(app, server)
     security.install(app, config)
     watching.install(app)
+    openapi.install(app, config)
     return app

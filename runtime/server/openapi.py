@@ -1,0 +1,116 @@
+"""The OpenAPI document at /openapi.json: the routes' requests, and the answers that they really give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from .config import ServerConfig
+from .protocol import responses
+
+_REF = "#/components/schemas/{model}"
+_ANSWERS: Mapping[tuple[str, str], type[BaseModel]] = {
+    ("post", "/v1/completions"): responses.CompletionAnswer,
+    ("post", "/v1/chat/completions"): responses.ChatAnswer,
+    ("get", "/v1/models"): responses.ModelList,
+    ("get", "/v1/models/{model_id}"): responses.Model,
+    ("post", "/tokenize"): responses.TokenizeAnswer,
+    ("post", "/detokenize"): responses.DetokenizeAnswer,
+    ("get", "/health"): responses.Health,
+    ("get", "/ready"): responses.Readiness,
+    ("get", "/version"): responses.Versions,
+}
+_STREAMS = frozenset({"/v1/completions", "/v1/chat/completions"})
+_ERRORS = {
+    400: "The request is malformed or asks for what the model cannot do.",
+    404: "There is no such model.",
+    413: "The body is larger than --max-body-size.",
+    415: "The content type is not JSON.",
+    429: "The queue is full; Retry-After says when to try again.",
+    500: "The engine failed the request.",
+    503: "The server starts, drains or has failed.",
+}
+_EVENT = {
+    "type": "object",
+    "description": "A server-sent event: a chunk of the answer as JSON, or [DONE]; sent when stream is true.",
+    "required": ["data"],
+    "properties": {"data": {"type": "string"}},
+}
+_TEXT_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+# Messages pass to the chat template as they are; this is what every template reads.
+_MESSAGE = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART, "minItems": 1}]},
+        "name": {"type": "string"},
+        "reasoning_content": {"type": "string"},
+        "tool_calls": {"type": "array", "items": {"$ref": "#/components/schemas/ToolCall"}},
+        "tool_call_id": {"type": "string"},
+    },
+}
+
+
+def install(app: FastAPI, config: ServerConfig) -> None:
+    """Makes `app` serve this document instead of FastAPI's own."""
+    made: dict[str, Any] = {}
+
+    def openapi() -> dict[str, Any]:
+        if not made:
+            made.update(_document(app, bool(config.api_keys)))
+        return made
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI, with_keys: bool) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    models = [responses.ErrorAnswer, *_ANSWERS.values()]
+    _, definitions = models_json_schema([(model, "serialization") for model in models], ref_template=_REF)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas.update(definitions["$defs"])
+    # FastAPI's own shape of a refused body, which errors.py replaces.
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas["ChatRequest"]["properties"]["messages"]["items"] = _MESSAGE
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            operation["responses"] = _responses(method, path)
+    if with_keys:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+    return document
+
+
+def _responses(method: str, path: str) -> dict[str, Any]:
+    model = _ANSWERS.get((method, path))
+    if path == "/metrics":
+        content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    else:
+        content = {"application/json": {"schema": _schema(model) if model else {"type": "object"}}}
+    if path in _STREAMS:
+        content["text/event-stream"] = {"schema": _EVENT}
+    answers: dict[str, Any] = {"200": {"description": "Success.", "content": content}}
+    if path in ("/health", "/ready"):
+        answers["503"] = {"description": _ERRORS[503], "content": content}
+        return answers
+    refused = {"application/json": {"schema": _schema(responses.ErrorAnswer)}}
+    statuses = [401, *_ERRORS] if method == "post" else [401, 404]
+    for status in statuses:
+        text = _ERRORS.get(status, "No valid API key was sent.")
+        answers[str(status)] = {"description": text, "content": refused}
+    return answers
+
+
+def _schema(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _REF.format(model=model.__name__)}
