@@ -19,13 +19,15 @@ from .params import RequestError
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MAX_SOURCE_BYTES = 256 << 10
+# Compiling takes time that grows with the square of the size: a second for this much.
+MAX_SOURCE_BYTES = 128 << 10
 MAX_NESTING = 100
 # JSON allows space without end between its tokens, which small models never leave: one space, or a newline and its
 # indentation.
 _JSON_OPTIONS = {"whitespace_pattern": r"(\x20|\x0A\x20{0,32}|\x0A\x09{1,8})"}
 _LENIENT_OPTIONS = {**_JSON_OPTIONS, "lenient": True, "coerce_one_of": True}
-_MAX_SUBSCHEMAS = 500
+# Text compiled to find the place of an error; more would let a bad request keep a CPU busy.
+_MAX_SEARCH_BYTES = 4 << 20
 
 
 class GuideError(RuntimeError):
@@ -154,7 +156,7 @@ class TokenGuide:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GuideError(f"guided decoding cannot go on: {_one_line(self._matcher.get_error())}")
+            raise GuideError(f"the grammar cannot go on: {_one_line(self._matcher.get_error())}")
 
 
 class GuideCompiler:
@@ -239,14 +241,15 @@ class GuideCompiler:
     def _place(self, schema: Mapping[str, Any], message: str) -> str:
         """JSON pointer of the innermost part of a schema that alone fails with the same message."""
         shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
-        budget = _MAX_SUBSCHEMAS
+        budget = _MAX_SEARCH_BYTES
 
         def fails(child: Any) -> bool:
             nonlocal budget
-            budget -= 1
             if budget < 0 or not isinstance(child, Mapping):
                 return False
-            alone = self._matcher(_grammars(json_schema={**child, **shared}))
+            source = _grammars(json_schema={**child, **shared})
+            budget -= len(source)
+            alone = self._matcher(source)
             return bool(alone.is_error()) and alone.get_error() == message
 
         place, part = "#", schema
