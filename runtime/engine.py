@@ -45,7 +45,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
+# Not frozen: one is made for every token, and that would take six times as long.
+@dataclasses.dataclass(slots=True)
 class Event:
     """What happened to a continuation; `kind` is one of EVENT_KINDS. `top_logprobs`: (token id, logprob), best first.
 
@@ -308,7 +309,7 @@ def _event(native: abi.Event) -> Event:
         num_output_tokens=native.num_output_tokens,
         error_code=native.error_code,
         logprob=native.logprob,
-        top_logprobs=tuple(zip(native.top_token_ids[:top], native.top_logprobs[:top], strict=True)),
+        top_logprobs=tuple(zip(native.top_token_ids[:top], native.top_logprobs[:top], strict=True)) if top else (),
         time_ns=native.time_ns,
         position=native.position,
         rank=native.rank,
