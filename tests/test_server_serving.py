@@ -382,6 +382,28 @@ def test_a_guide_that_raises_fails_its_request_alone(running: Running) -> None:
     assert collect(running, plain)
 
 
+def test_a_decoder_that_raises_fails_its_request_alone(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = records_of(running)
+    tokenizer = running.server.tokenizer
+    decode = tokenizer.decode
+    calls: list[bool] = []
+
+    def broken(token_ids: Any, *, skip_special_tokens: bool = True) -> str:
+        calls.append(skip_special_tokens)
+        if not skip_special_tokens and calls.count(False) > 20:
+            raise ValueError("no such token")
+        return decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "decode", broken)
+    with ThreadPoolExecutor(2) as pool:
+        fine = pool.submit(running.complete, PROMPT, max_tokens=40, ignore_eos=True)
+        bad = pool.submit(running.post, "/v1/completions", prompt=PROMPT, skip_special_tokens=False, **ENDLESS)
+        assert fine.result()["usage"]["completion_tokens"] == 40
+        assert "no such token" in error_of(bad.result(), 500)["message"]
+    wait_until_idle(running)
+    assert sorted(record.error is None for record in records) == [False, True]
+
+
 # --- records ----------------------------------------------------------------------------------------------------
 
 

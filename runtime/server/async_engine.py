@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from .guides import GuideWorker
 from .requests import EngineRequest, QueueFull, RequestRecord, ServerStopping
 from .stream import RequestStream
 
+log = logging.getLogger("llmc.server")
 _IDLE_LOOK_S = 0.1
 _RETRY_AFTER_S = 1
 
@@ -183,7 +185,7 @@ class AsyncEngine:
                         continue
                 idle = not self.engine.step()
                 self._notify()
-        except LlmcError as error:
+        except Exception as error:  # a thread's error must reach those who wait
             self.failure = f"the engine failed: {error}"
             self._call(self._fail_all)
 
@@ -231,7 +233,10 @@ class AsyncEngine:
             self._emptied.set()
         if stream.record is not None:
             for callback in self.on_record:
-                callback(stream.record)
+                try:
+                    callback(stream.record)
+                except Exception:  # an observer's fault is no reason to leave requests waiting
+                    log.exception("an observer of finished requests failed")
 
     def _finish_output(self, engine_id: int, output_index: int) -> None:
         stream = self._streams.get(engine_id)

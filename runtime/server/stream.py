@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -13,6 +14,8 @@ from llmc.runtime.outputs import RequestFailure, TokenLogprob, failure_at
 from llmc.runtime.tokenizer import Tokenizer
 
 from .requests import EngineRequest, RequestFailed, RequestRecord, TokenDelta
+
+log = logging.getLogger("llmc.server")
 
 
 class _Output:
@@ -116,17 +119,12 @@ class RequestStream:
     def take(self, event: Event) -> None:
         """Takes an event of the engine that is about this request."""
         self._num_cached_tokens = max(self._num_cached_tokens, event.num_cached_tokens)
-        if event.kind == "token":
-            self._take_token(event)
-        elif event.kind == "prompt_logprobs":
-            assert self._prompt_logprobs is not None
-            self._prompt_logprobs.append(_token_logprob(event))
-        elif event.kind == "finished":
-            self._take_end(event)
-        elif event.kind == "failed":
-            name = ERROR_NAMES[event.error_code] if 0 <= event.error_code < len(ERROR_NAMES) else str(event.error_code)
-            num_output_tokens = max(output.num_tokens for output in self._outputs)
-            self.fail(failure_at(name, len(self.request.prompt_token_ids), num_output_tokens))
+        try:
+            self._take(event)
+        except Exception as error:  # whatever a tokenizer's decoder raises must end this request, not the others
+            log.exception("request %s failed", self.request.request_id)
+            self.fail(RequestFailure("internal", f"the answer cannot be turned into text: {error}"))
+        if event.kind in ("finished", "failed"):
             self._count_end(event)
         self._wake()
 
@@ -142,6 +140,19 @@ class RequestStream:
             if output.finish_reason is None:
                 output.finish_reason = "error"
         self._wake()
+
+    def _take(self, event: Event) -> None:
+        if event.kind == "token":
+            self._take_token(event)
+        elif event.kind == "prompt_logprobs":
+            assert self._prompt_logprobs is not None
+            self._prompt_logprobs.append(_token_logprob(event))
+        elif event.kind == "finished":
+            self._take_end(event)
+        elif event.kind == "failed":
+            name = ERROR_NAMES[event.error_code] if 0 <= event.error_code < len(ERROR_NAMES) else str(event.error_code)
+            num_output_tokens = max(output.num_tokens for output in self._outputs)
+            self.fail(failure_at(name, len(self.request.prompt_token_ids), num_output_tokens))
 
     def _take_token(self, event: Event) -> None:
         output = self._outputs[event.output_index]
@@ -167,7 +178,6 @@ class RequestStream:
             self._finish(output, event.finish_reason or "stop")
             if output.stop_reason == stopped_by is not None and self.request.include_stop_str_in_output:
                 output.new_text.append(self._decode([stopped_by]))
-        self._count_end(event)
 
     def _count_end(self, event: Event) -> None:
         self._num_finished_by_engine += 1
