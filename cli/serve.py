@@ -67,6 +67,12 @@ def serve_command(
     chat_template: Path | None = typer.Option(
         None, metavar="FILE", help="Jinja chat template, instead of the model's."
     ),
+    tool_call_parser: str = typer.Option(
+        "auto", metavar="NAME", help="How the model writes tool calls: auto, none, hermes, qwen, llama3_json, mistral."
+    ),
+    reasoning_parser: str = typer.Option(
+        "auto", metavar="NAME", help="How the model writes its reasoning: auto, none, qwen3, deepseek_r1."
+    ),
     max_num_seqs: int = typer.Option(0, min=0, metavar="N", help="Sequences that run at once; 0: the artifact's."),
     max_num_batched_tokens: int = typer.Option(
         0,
@@ -86,7 +92,7 @@ def serve_command(
     max_queue: int = typer.Option(4096, min=1, metavar="N", help="Requests that may wait; more get a 429."),
     request_timeout: float = typer.Option(0.0, min=0, metavar="S", help="Seconds a request may take; 0: no limit."),
     drain_timeout: float = typer.Option(30.0, min=0, metavar="S", help="Seconds that a shutdown lets requests finish."),
-    nice: int = typer.Option(0, min=0, max=19, metavar="N", help="How far HTTP threads give way to the engine's."),
+    nice: int = typer.Option(10, min=0, max=19, metavar="N", help="How far HTTP threads give way to the engine's."),
     log_level: str = typer.Option(
         "warning", "--uvicorn-log-level", "--log-level", metavar="LEVEL", help=f"One of {', '.join(_LOG_LEVELS)}."
     ),
