@@ -75,7 +75,7 @@ def install(app: FastAPI, config: ServerConfig) -> None:
 
 def _document(app: FastAPI, with_keys: bool) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    models = [responses.ErrorAnswer, *_ANSWERS.values()]
+    models: list[type[BaseModel]] = [responses.ErrorAnswer, *_ANSWERS.values()]
     _, definitions = models_json_schema([(model, "serialization") for model in models], ref_template=_REF)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas.update(definitions["$defs"])
