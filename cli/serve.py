@@ -117,6 +117,7 @@ def serve_command(
         raise typer.BadParameter(f"--miss-policy {miss_policy!r} is unknown: use larger or error")
     if log_level not in _LOG_LEVELS:
         raise typer.BadParameter(f"--uvicorn-log-level {log_level!r} is unknown: use one of {', '.join(_LOG_LEVELS)}")
+    check_parsers(tool_call_parser, reasoning_parser)
     max_body_bytes, pool_bytes = parse_size(max_body_size), parse_size(kv_bytes)
     trace_bytes = parse_size(record_trace_max_bytes)
     keys = (*api_key, *(read_keys(api_key_file) if api_key_file is not None else ()))
@@ -141,6 +142,8 @@ def serve_command(
         ssl_keyfile=ssl_keyfile,
         generation_config=generation_config,
         chat_template=chat_template,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         num_threads=num_threads,
@@ -175,6 +178,16 @@ def serve_command(
     if failure is not None:
         print(f"llmc: error: {failure}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def check_parsers(tool: str, reasoning: str) -> None:
+    """Raises BadParameter for a name that is no parser's."""
+    from llmc.runtime.server.tools.registry import choose_parsers
+
+    try:
+        choose_parsers(tool, reasoning, None, None)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def read_keys(file: Path) -> Sequence[str]:
