@@ -72,14 +72,13 @@ CHUNKED = JSON_HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 BROKEN = {
     "garbage": bytes(range(256)) * 40,
     "tls hello": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 300,
-    "no version": b"GET /health\r\n\r\n",
     "long request line": b"GET /" + b"a" * 300_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n",
     "long header": b"GET /health HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 300_000 + b"\r\n\r\n",
     "endless headers": b"GET /health HTTP/1.1\r\n" + HOST + b"".join(b"X-%d: y\r\n" % i for i in range(40_000)),
     "header without colon": b"GET /health HTTP/1.1\r\n" + HOST + b"nonsense\r\n\r\n",
     "header with NUL": b"GET /health HTTP/1.1\r\n" + HOST + b"X: a\x00b\r\n\r\n",
     "space before colon": JSON_HEAD + b"Content-Length : 5\r\n\r\n" + BODY,
-    "no host": b"GET /health HTTP/1.1\r\n\r\n",
+    "long header at once": b"GET /health HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 70_000 + b"\r\n\r\n",
     "bad chunk size": CHUNKED + b"xyz\r\n" + BODY + b"\r\n0\r\n\r\n",
     "negative chunk size": CHUNKED + b"-5\r\n" + BODY + b"\r\n0\r\n\r\n",
     "giant chunk size": CHUNKED + b"F" * 40 + b"\r\n" + BODY,
@@ -97,6 +96,21 @@ def test_broken_http(server: LiveServer, name: str) -> None:
     if received:
         status, _ = parse_raw(received)
         assert 400 <= status < 500, received[:200]
+
+
+def test_a_head_is_limited_not_what_follows_it(server: LiveServer) -> None:
+    """Many requests over one connection, each with a head and body that come in one read, or in many."""
+    body = json.dumps({"prompt": "Hi", "max_tokens": 1, "unknown": "x" * 200_000}).encode()
+    one = JSON_HEAD + b"X: " + b"a" * 50_000 + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as connection:
+        for _ in range(4):
+            connection.sendall(one)
+            received = b""
+            while not received.endswith(b"}}}"):
+                chunk = connection.recv(65536)
+                assert chunk, received
+                received += chunk
+            assert received.startswith(b"HTTP/1.1 200"), received
 
 
 def test_a_body_that_never_ends_reaches_nobody(server: LiveServer) -> None:

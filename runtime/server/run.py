@@ -19,6 +19,7 @@ from .app import create_app
 from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .context import ServerContext
+from .http_protocol import BoundedHttpProtocol
 from .warmup import OnWarmStep
 
 # The engine's thread takes the interpreter's lock between two steps; Python lets others keep it for 5 ms by default.
@@ -98,6 +99,7 @@ class _Process(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=BoundedHttpProtocol,
                 log_level=config.uvicorn_log_level,
                 access_log=False,
                 server_header=False,
