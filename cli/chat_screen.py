@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -113,8 +114,9 @@ class TerminalScreen:
             try:
                 yield input("> ")
             except KeyboardInterrupt:
-                print()
-                self.note("Ctrl-D or /quit leaves")
+                with suppress(KeyboardInterrupt):  # a key that repeats
+                    print()
+                    self.note("Ctrl-D or /quit leaves")
             except EOFError:
                 print()
                 return

@@ -182,9 +182,13 @@ class Terminal:
 
     def press_until(self, key: str, text: str) -> None:
         """Presses a key until `text` is shown: Python forgets a signal that comes just before readline waits."""
+        deadline = time.monotonic() + PATIENCE_S
         while text not in escapes_removed(self.shown)[self._seen :]:
+            assert time.monotonic() < deadline, f"{text!r} did not appear in {self.shown!r}"
             self.type(key)
-            if select.select([self._leader], [], [], 0.2)[0]:
+            while text not in escapes_removed(self.shown)[self._seen :]:
+                if not select.select([self._leader], [], [], 1.0)[0]:
+                    break
                 assert self._read(), f"the chat ended before {text!r}: {self.shown!r}"
         self.wait_for(text)
 
