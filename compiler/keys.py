@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
+import llmc.buckets
 import llmc.models
-from llmc.compiler.graphs_writer import VERSION as FORMAT_VERSION
+import llmc.quantize
 from llmc.compiler.kernels.sources import source_digest
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import Target
@@ -23,6 +24,7 @@ from llmc.models.config import ModelConfig
 
 _HERE = Path(__file__).parent
 _MODELS = Path(str(llmc.models.__file__)).parent
+_PACKAGES = (_HERE, _MODELS, *(Path(str(package.__file__)).parent for package in (llmc.buckets, llmc.quantize)))
 _TRACE_SOURCES = ("export.py", "importer.py", "lower.py", "lowered.py", "rowwise.py", "verify.py", "passes", "graph.py")
 _GRAPH_SOURCES = (*_TRACE_SOURCES, "emit.py", "templates.py", "plan.py")
 _WEIGHT_SOURCES = ("weights.py", "packing.py")
@@ -39,10 +41,20 @@ def tool_version(distribution: str) -> str:
 @cache
 def sources_digest(names: Sequence[str] = _GRAPH_SOURCES) -> str:
     """Digest of files and folders of the compiler, and of models; the place they are installed at is not in it."""
-    digest = hashlib.sha256()
     paths = [_HERE / name for name in names]
     files = [file for path in paths for file in (sorted(path.glob("*.py")) if path.is_dir() else [path])]
-    for file in [*files, *sorted(_MODELS.rglob("*.py"))]:
+    return _digest([*files, *sorted(_MODELS.rglob("*.py"))])
+
+
+@cache
+def compiler_digest(packages: Sequence[Path] = _PACKAGES) -> str:
+    """Digest of every source that has a part in a compilation."""
+    return _digest(file for package in packages for file in sorted(package.rglob("*.py")))
+
+
+def _digest(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
         digest.update(f"{file.name}\0".encode() + file.read_bytes())
     return digest.hexdigest()
 
@@ -90,7 +102,7 @@ def kernel_components(spec: KernelSpec, target: Target) -> dict[str, str]:
         "kind": "kernel",
         "op": spec.op,
         "params": json.dumps(spec.params),
-        "target": json.dumps(asdict(target), sort_keys=True),
+        "target": json.dumps({**asdict(target), "mattr": target.mattr}, sort_keys=True),
         "template": source_digest(spec.op),
         "tvm": tool_version("apache-tvm"),
     }
@@ -117,8 +129,9 @@ def artifact_components(model: Path, target: Target) -> dict[str, str]:
     return {
         "kind": "artifact",
         "files": json.dumps(files),
-        "target": json.dumps(asdict(target)),
-        "sources": sources_digest(),
+        "target": json.dumps({**asdict(target), "mattr": target.mattr}, sort_keys=True),
+        "sources": compiler_digest(),
+        "torch": tool_version("torch"),
+        "tvm": tool_version("apache-tvm"),
         "version": llmc.__version__,
-        "format": str(FORMAT_VERSION),
     }

@@ -14,6 +14,7 @@ from llmc.compiler.cache import GraphCache
 from llmc.compiler.config import CompileConfig, CompileReport
 from llmc.compiler.kernels import sources
 from llmc.compiler.pipeline import compile_model
+from llmc.compiler.targets import cpu
 from llmc.compiler.wanted import Wanted, wanted_entries
 
 LADDER = "prefill=[2]x[8],decode=[1]x[32]"
@@ -201,3 +202,32 @@ def test_source_digests_are_each_templates_own(tmp_path: Path) -> None:
     assert len(set(before.values())) == len(before)
     assert {op for op, digest in edit("norm.py").items() if digest != before[op]} == {"rms_norm"}
     assert {op for op, digest in edit("builder.py").items() if digest != before[op]} == set(before)
+
+
+def test_sets_that_a_target_withholds_change_its_kernels(
+    compiled: tuple[CompileConfig, CompileReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, _ = compiled
+    before = keys(config, "kernel")
+    monkeypatch.setattr(cpu, "_UNPROMISED", (*cpu._UNPROMISED, "sse5"))
+    after = keys(config, "kernel")
+    assert before.keys() == after.keys()
+    assert not set(before.values()) & set(after.values())
+
+
+@pytest.mark.parametrize("name", ["pipeline.py", "kernels/linear.py", "targets/cpu.py"])
+def test_any_source_of_the_compiler_changes_a_cached_artifact(
+    name: str, compiled: tuple[CompileConfig, CompileReport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, _ = compiled
+    target = cpu.TARGETS["haswell"]
+    before = keys_module.artifact_components(config.model, target)
+    shutil.copytree(Path(keys_module.__file__).parent, tmp_path / "compiler")
+    real, copies = keys_module.compiler_digest, (tmp_path / "compiler", *keys_module._PACKAGES[1:])
+    assert real(copies) == before["sources"]
+    with (tmp_path / "compiler" / name).open("a") as file:
+        file.write("# edited\n")
+    real.cache_clear()
+    monkeypatch.setattr(keys_module, "compiler_digest", lambda: real(copies))
+    after = keys_module.artifact_components(config.model, target)
+    assert {part for part in before if before[part] != after[part]} == {"sources"}
