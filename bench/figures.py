@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +89,12 @@ class Bench:
         """By kernel family."""
         return step_cost(self.tables, self.manifest, self.tables.graphs[graph], step)
 
-    def seconds(self, graph: int, steps: list[Step]) -> float:
-        """Seconds inside the replays of `steps`, one after the other."""
+    def tokens_per_s(self, graph: int, steps: list[Step]) -> float:
+        """New tokens over the seconds inside the replays of `steps`, one after the other."""
         before = self.replayer.stats.total_ns
         for i, step in enumerate(steps):
             step.run(self.replayer, graph, self.model.block_size, self.model.vocab_size, seed=i)
-        return (self.replayer.stats.total_ns - before) / 1e9
+        return sum(step.num_tokens for step in steps) / (self.replayer.stats.total_ns - before) * 1e9
 
     def decode_overhead(self, prompt_tokens: int, output_tokens: int) -> dict[str, float]:
         """Shares of the decode steps of one request through the engine: kernels, barrier, overhead."""
@@ -125,7 +126,7 @@ def speed_figures(bench: Bench, prefills: tuple[int, ...], batches: tuple[int, .
         matrices = cost["linear"].flops / tokens
         work = {"matrices": matrices, "with attention": matrices + cost["attention"].flops / tokens}
         figure = Figure(f"prefill {tokens}", "tok/s", bench.products, work)
-        found.append((figure, lambda g=graph, s=step, n=tokens: n / bench.seconds(g, [s])))  # type: ignore[misc]
+        found.append((figure, partial(bench.tokens_per_s, graph, [step])))
     for batch in batches:
         sequence = [Step(((context + i, 1),) * batch) for i in range(steps)]
         graph = bench.graph("decode", sequence[-1])
@@ -136,9 +137,7 @@ def speed_figures(bench: Bench, prefills: tuple[int, ...], batches: tuple[int, .
         moved = sum(cost[family].memory_bytes for family in FAMILIES)
         work = {"weights": weights / batch, "with KV cache": moved / batch}
         figure = Figure(f"decode batch {batch}", "tok/s", "read", work)
-        found.append(
-            (figure, lambda g=graph, s=sequence, n=batch * steps: n / bench.seconds(g, s))  # type: ignore[misc]
-        )
+        found.append((figure, partial(bench.tokens_per_s, graph, sequence)))
     return found
 
 
