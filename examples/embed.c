@@ -14,12 +14,12 @@ int main(int argc, char **argv) {
     return 2;
   }
   llmc_error error;
-  llmc_error_init(&error);
+  llmc_error_init(&error, sizeof error);
 
   llmc_artifact *artifact = NULL;
   if (llmc_artifact_open(argv[1], &artifact, &error) != LLMC_OK) return fail(&error);
   llmc_engine_options options;
-  llmc_engine_options_init(&options);
+  llmc_engine_options_init(&options, sizeof options);
   llmc_engine *engine = NULL;
   if (llmc_engine_create(artifact, &options, &engine, &error) != LLMC_OK) return fail(&error);
 
@@ -27,12 +27,15 @@ int main(int argc, char **argv) {
   int32_t *prompt = malloc(count * sizeof *prompt);
   if (prompt == NULL) return 1;
   for (size_t i = 0; i < count; ++i) prompt[i] = (int32_t)strtol(argv[3 + i], NULL, 10);
+  llmc_sampling_params sampling;
+  llmc_sampling_params_init(&sampling, sizeof sampling);
+  sampling.temperature = 0.0f;
+  sampling.max_tokens = (uint32_t)strtoul(argv[2], NULL, 10);
   llmc_request request;
-  llmc_request_init(&request);
+  llmc_request_init(&request, sizeof request);
   request.prompt_token_ids = prompt;
   request.num_prompt_tokens = count;
-  request.sampling.temperature = 0.0f;
-  request.sampling.max_tokens = (uint32_t)strtoul(argv[2], NULL, 10);
+  request.sampling = &sampling;
   uint64_t id = 0;
   if (llmc_engine_submit(engine, &request, &id, &error) != LLMC_OK) return fail(&error);
   free(prompt);

@@ -1,4 +1,4 @@
-"""The structs and functions of llmc.h (ABI version 1) as ctypes."""
+"""The structs and functions of llmc.h (ABI version 2) as ctypes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sysconfig
 from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 MAX_TOP_LOGPROBS = 20
 MAX_BUCKET_MISSES = 64
 
@@ -152,7 +152,7 @@ class Request(ctypes.Structure):
         ("priority", c_int32),
         ("prompt_token_ids", I32P),
         ("num_prompt_tokens", c_uint64),
-        ("sampling", SamplingParams),
+        ("sampling", POINTER(SamplingParams)),
         ("guided", c_uint32),
         ("num_prompt_logprobs", c_int32),
         ("deadline_ns", c_uint64),
@@ -266,21 +266,20 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_engine_get_stats": [c_void_p, POINTER(EngineStats), _E],
     "llmc_engine_get_graph_stats": [c_void_p, POINTER(GraphStats), c_uint64, U64P, _E],
     "llmc_engine_get_bucket_misses": [c_void_p, POINTER(BucketMiss), c_uint64, U64P, _E],
-    "llmc_engine_get_graph_use": [c_void_p, U64P, U64P, c_uint64, _E],
     "llmc_engine_check_integrity": [c_void_p, _E],
 }
 _VOID_FUNCTIONS: dict[str, list[object]] = {
-    "llmc_error_init": [_E],
+    "llmc_error_init": [_E, c_uint32],
     "llmc_artifact_close": [c_void_p],
-    "llmc_replayer_options_init": [POINTER(ReplayerOptions)],
+    "llmc_replayer_options_init": [POINTER(ReplayerOptions), c_uint32],
     "llmc_replayer_destroy": [c_void_p],
-    "llmc_probe_options_init": [POINTER(ProbeOptions)],
+    "llmc_probe_options_init": [POINTER(ProbeOptions), c_uint32],
     "llmc_probe_destroy": [c_void_p],
-    "llmc_batch_init": [POINTER(Batch)],
-    "llmc_engine_options_init": [POINTER(EngineOptions)],
+    "llmc_batch_init": [POINTER(Batch), c_uint32],
+    "llmc_engine_options_init": [POINTER(EngineOptions), c_uint32],
     "llmc_engine_destroy": [c_void_p],
-    "llmc_sampling_params_init": [POINTER(SamplingParams)],
-    "llmc_request_init": [POINTER(Request)],
+    "llmc_sampling_params_init": [POINTER(SamplingParams), c_uint32],
+    "llmc_request_init": [POINTER(Request), c_uint32],
 }
 
 

@@ -11,7 +11,19 @@ import numpy.typing as npt
 
 from llmc.runtime import abi
 from llmc.runtime.engine import MISS_POLICIES, Engine, EngineStats, Event, SamplingParams
-from llmc.runtime.handle import ERROR_NAMES, Handle, IntArray, LlmcError, call, int32, library, plain, sized, version
+from llmc.runtime.handle import (
+    ERROR_NAMES,
+    Handle,
+    IntArray,
+    LlmcError,
+    call,
+    initial,
+    int32,
+    library,
+    plain,
+    sized,
+    version,
+)
 
 __all__ = [
     "ERROR_NAMES",
@@ -124,8 +136,7 @@ class Replayer(Handle):
         super().__init__()
         self._vocab_size = artifact.info.vocab_size
         self._max_commands = max(graph.num_commands for graph in artifact.graphs())
-        options = abi.ReplayerOptions()
-        library().llmc_replayer_options_init(byref(options))
+        options = initial("llmc_replayer_options_init", abi.ReplayerOptions)
         options.num_threads, options.num_blocks, options.pin_threads = num_threads, num_blocks, int(pin_threads)
         pointer = c_void_p()
         call("llmc_replayer_create", artifact.pointer, byref(options), byref(pointer))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.runtime import abi
-from llmc.runtime.handle import Handle, IntArray, call, int32, library, plain, sized
+from llmc.runtime.handle import Handle, IntArray, call, initial, int32, plain, sized
 
 if TYPE_CHECKING:
     from llmc.runtime.binding import Artifact
@@ -147,8 +147,7 @@ class Engine(Handle):
         """Options are the fields of llmc_engine_options; miss_policy also takes "larger" or "error"."""
         super().__init__()
         self._num_graphs = artifact.info.num_graphs
-        native = abi.EngineOptions()
-        library().llmc_engine_options_init(byref(native))
+        native = initial("llmc_engine_options_init", abi.EngineOptions)
         for name, value in options.items():
             if name not in self._OPTIONS:
                 raise TypeError(f"unknown engine option {name!r}; known are {', '.join(sorted(self._OPTIONS))}")
@@ -185,14 +184,13 @@ class Engine(Handle):
         bias = (abi.LogitBias * len(chosen.logit_bias))(
             *(abi.LogitBias(token, value) for token, value in chosen.logit_bias.items())
         )
-        request = abi.Request()
-        library().llmc_request_init(byref(request))
+        request = initial("llmc_request_init", abi.Request)
         request.priority = priority
         request.prompt_token_ids = prompt.ctypes.data_as(abi.I32P)
         request.num_prompt_tokens = prompt.size
         request.guided, request.deadline_ns = int(guided), deadline_ns
         request.num_prompt_logprobs = -1 if num_prompt_logprobs is None else num_prompt_logprobs
-        native = request.sampling
+        native = initial("llmc_sampling_params_init", abi.SamplingParams)
         for name in _PLAIN_SAMPLING:
             setattr(native, name, getattr(chosen, name))
         native.ignore_eos = int(chosen.ignore_eos)
@@ -201,6 +199,7 @@ class Engine(Handle):
         native.num_logprobs = -1 if chosen.num_logprobs is None else chosen.num_logprobs
         native.stop_token_ids, native.num_stop_token_ids = stop.ctypes.data_as(abi.I32P), stop.size
         native.logit_bias, native.num_logit_bias = bias, len(bias)
+        request.sampling = ctypes.pointer(native)
         request_id = c_uint64()
         call("llmc_engine_submit", self.pointer, byref(request), byref(request_id))
         return request_id.value
@@ -273,9 +272,7 @@ class Engine(Handle):
 
     def graph_use(self) -> list[tuple[int, int]]:
         """Per graph: (replays, valid tokens carried)."""
-        replays, tokens = (c_uint64 * self._num_graphs)(), (c_uint64 * self._num_graphs)()
-        call("llmc_engine_get_graph_use", self.pointer, replays, tokens, self._num_graphs)
-        return list(zip(replays, tokens, strict=True))
+        return [(graph.replays, graph.tokens) for graph in self.graph_stats()]
 
     def check_integrity(self) -> None:
         """Raises LlmcError when reference counts, block tables, free list and prefix index disagree."""

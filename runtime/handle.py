@@ -70,6 +70,13 @@ def sized(struct: type[_Struct]) -> _Struct:
     return value
 
 
+def initial(init: str, struct: type[_Struct]) -> _Struct:
+    """A struct with the defaults that the `init` function of llmc.h gives it."""
+    value = struct()
+    getattr(library(), init)(byref(value), ctypes.sizeof(struct))
+    return value
+
+
 def plain(struct: ctypes.Structure) -> dict[str, Any]:
     """The fields of a struct but for struct_size and those reserved."""
     names = [field[0] for field in struct._fields_]

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import byref, c_double, c_void_p
 
 from llmc.runtime import abi
-from llmc.runtime.handle import Handle, LlmcError, call, library
+from llmc.runtime.handle import Handle, LlmcError, call, initial
 
 LIMITS = ("read", "f32", "bf16", "int8")
 UNSUPPORTED_ISA = 6
@@ -22,8 +22,7 @@ class Probe(Handle):
 
     def __init__(self, num_threads: int = 0, read_bytes: int = 512 << 20, pin_threads: bool = True) -> None:
         super().__init__()
-        options = abi.ProbeOptions()
-        library().llmc_probe_options_init(byref(options))
+        options = initial("llmc_probe_options_init", abi.ProbeOptions)
         options.num_threads, options.pin_threads, options.read_bytes = num_threads, int(pin_threads), read_bytes
         pointer = c_void_p()
         call("llmc_probe_create", byref(options), byref(pointer))

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "artifact.h"
+#include "c_struct.h"
 #include "cpu_device.h"
 #include "error.h"
 
@@ -14,31 +15,12 @@ struct llmc_replayer {
 
 namespace {
 
+using llmc::CheckStruct;
+using llmc::NullArgument;
 using llmc::Status;
 
-Status NullArgument(const char* name) {
-  return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::string(name) + " is NULL; pass a valid pointer");
-}
-
-template <class T>
-Status CheckStruct(const T* value, const char* name) {
-  if (!value) return NullArgument(name);
-  if (value->struct_size < sizeof(value->struct_size)) {
-    return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::string(name) + "->struct_size is " +
-                                                        std::to_string(value->struct_size) +
-                                                        "; set it to the size of the struct");
-  }
-  return Status::Ok();
-}
-
-// Writes as much of value as the caller's struct has; its struct_size stays.
-template <class T>
-void CopyOut(T value, T* out) {
-  value.struct_size = out->struct_size;
-  std::memcpy(static_cast<void*>(out), &value, std::min<size_t>(out->struct_size, sizeof(T)));
-}
-
 constexpr uint32_t kReplayerIdleSpinUs = 1000;
+constexpr llmc_replayer_options kReplayerDefaults = {sizeof(llmc_replayer_options), 0, 0, /*pin_threads=*/1};
 
 }  // namespace
 
@@ -87,7 +69,7 @@ llmc_status llmc_artifact_get_info(const llmc_artifact* artifact, llmc_artifact_
     value.code_bytes = a.code_bytes();
     value.max_arena_bytes = a.max_arena_bytes();
     value.kv_block_bytes = a.shape().kv_block_bytes;
-    CopyOut(value, info);
+    llmc::WriteStruct(value, info->struct_size, info);
     return Status::Ok();
   });
 }
@@ -114,35 +96,24 @@ llmc_status llmc_artifact_get_graph(const llmc_artifact* artifact, uint32_t inde
     value.max_blocks_per_seq = graph.max_blocks_per_seq;
     value.num_commands = graph.num_commands;
     value.arena_bytes = graph.arena_bytes;
-    CopyOut(value, info);
+    llmc::WriteStruct(value, info->struct_size, info);
     return Status::Ok();
   });
 }
 
-void llmc_replayer_options_init(llmc_replayer_options* options) {
-  if (!options) return;
-  std::memset(options, 0, sizeof(*options));
-  options->struct_size = sizeof(*options);
-  options->pin_threads = 1;
+void llmc_replayer_options_init(llmc_replayer_options* options, uint32_t struct_size) {
+  llmc::InitStruct(kReplayerDefaults, struct_size, options);
 }
 
-void llmc_batch_init(llmc_batch* batch) {
-  if (!batch) return;
-  std::memset(batch, 0, sizeof(*batch));
-  batch->struct_size = sizeof(*batch);
-}
+void llmc_batch_init(llmc_batch* batch, uint32_t struct_size) { llmc::InitStruct(llmc_batch{}, struct_size, batch); }
 
 llmc_status llmc_replayer_create(llmc_artifact* artifact, const llmc_replayer_options* options, llmc_replayer** out,
                                  llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
     if (!artifact) return NullArgument("artifact");
     if (!out) return NullArgument("out");
-    llmc_replayer_options chosen;
-    llmc_replayer_options_init(&chosen);
-    if (options) {
-      LLMC_RETURN_IF_ERROR(CheckStruct(options, "options"));
-      std::memcpy(&chosen, options, std::min<size_t>(options->struct_size, sizeof(chosen)));
-    }
+    llmc_replayer_options chosen = kReplayerDefaults;
+    if (options) LLMC_RETURN_IF_ERROR(llmc::ReadStruct(options, "options", &chosen));
     const llmc::ModelRecord& model = artifact->artifact->model();
     uint32_t blocks = chosen.num_blocks;
     if (blocks == 0) blocks = static_cast<uint32_t>(model.max_model_len - 1) / model.block_size + 1;
@@ -161,13 +132,8 @@ llmc_status llmc_replayer_run(llmc_replayer* replayer, uint32_t graph, const llm
                               uint64_t capacity, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
     if (!replayer) return NullArgument("replayer");
-    LLMC_RETURN_IF_ERROR(CheckStruct(batch, "batch"));
-    if (batch->struct_size < sizeof(*batch)) {
-      return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "batch->struct_size is " + std::to_string(batch->struct_size) +
-                                                          ", less than " + std::to_string(sizeof(*batch)) +
-                                                          "; fill it with llmc_batch_init");
-    }
-    const llmc_batch& b = *batch;
+    llmc_batch b{};
+    LLMC_RETURN_IF_ERROR(llmc::ReadStruct(batch, "batch", &b));
     if (!b.input_ids) return NullArgument("batch->input_ids");
     if (!b.positions) return NullArgument("batch->positions");
     if (!b.slot_mapping) return NullArgument("batch->slot_mapping");
@@ -213,7 +179,7 @@ llmc_status llmc_replayer_get_stats(const llmc_replayer* replayer, llmc_replay_s
     value.kernel_ns = from.kernel_ns;
     value.barrier_ns = from.barrier_ns;
     std::copy(from.family_ns.begin(), from.family_ns.end(), value.family_ns);
-    CopyOut(value, stats);
+    llmc::WriteStruct(value, stats->struct_size, stats);
     return Status::Ok();
   });
 }

@@ -1,12 +1,12 @@
 // llmc_engine_*: the C boundary of the engine.
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <memory>
 #include <random>
 #include <utility>
 #include <vector>
 
+#include "c_struct.h"
 #include "cpu_device.h"
 #include "engine.h"
 #include "error.h"
@@ -17,55 +17,40 @@ struct llmc_engine {
 
 namespace {
 
+using llmc::NullArgument;
 using llmc::Status;
 
 constexpr uint64_t kDefaultKvBytes = 1ull << 30;
 
 Status Invalid(std::string message) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::move(message)); }
 
-Status Null(const char* what) { return Invalid(std::string(what) + " is NULL."); }
-
-// Reads a caller's struct of any version: what it lacks keeps the default in *to.
-template <typename T>
-Status ReadStruct(const T* from, const char* init, T* to) {
-  if (from->struct_size < sizeof(uint32_t) * 2) {
-    return Invalid("struct_size is " + std::to_string(from->struct_size) + "; call " + init + " first.");
-  }
-  std::memcpy(to, from, std::min<size_t>(from->struct_size, sizeof(T)));
-  to->struct_size = sizeof(T);
-  return Status::Ok();
+llmc_engine_options DefaultOptions() {
+  llmc_engine_options o{};
+  o.struct_size = sizeof(o);
+  o.prefix_cache = 1;
+  o.miss_policy = LLMC_MISS_LARGER;
+  o.pin_threads = 1;
+  o.idle_spin_us = 1000;
+  return o;
 }
 
-// Copies `items` to a caller's array whose elements may be older and smaller, or newer and larger, than ours.
-template <typename T>
-void WriteArray(std::vector<T> items, uint64_t count, T* to) {
-  const uint32_t stride = count ? to[0].struct_size : 0;
-  for (uint64_t i = 0; i < count; ++i) {
-    items[i].struct_size = stride;
-    std::memcpy(reinterpret_cast<char*>(to) + i * stride, &items[i], std::min<size_t>(stride, sizeof(T)));
-  }
+llmc_sampling_params DefaultSampling() {
+  llmc_sampling_params p{};
+  p.struct_size = sizeof(p);
+  p.n = 1;
+  p.max_tokens = 16;
+  p.temperature = 1;
+  p.top_p = 1;
+  p.repetition_penalty = 1;
+  p.num_logprobs = -1;
+  return p;
 }
 
-// llmc_request embeds llmc_sampling_params, so an older one differs in the middle; the embedded struct_size says where
-// its fields end and those behind it begin.
-Status ReadRequest(const llmc_request* from, llmc_request* to) {
-  constexpr size_t kHead = offsetof(llmc_request, sampling);
-  if (from->struct_size < kHead + sizeof(uint32_t) * 2) {
-    return Invalid("struct_size of the request is " + std::to_string(from->struct_size) +
-                   "; call llmc_request_init first.");
-  }
-  llmc_sampling_params sampling = to->sampling;
-  LLMC_RETURN_IF_ERROR(ReadStruct(&from->sampling, "llmc_sampling_params_init", &sampling));
-  std::memcpy(to, from, kHead);
-  constexpr size_t kTail = offsetof(llmc_request, guided);
-  const size_t from_tail = kHead + (static_cast<size_t>(from->sampling.struct_size) + 7) / 8 * 8;
-  if (from->struct_size > from_tail) {
-    std::memcpy(reinterpret_cast<char*>(to) + kTail, reinterpret_cast<const char*>(from) + from_tail,
-                std::min<size_t>(from->struct_size - from_tail, sizeof(*to) - kTail));
-  }
-  to->struct_size = sizeof(*to);
-  to->sampling = sampling;
-  return Status::Ok();
+llmc_request DefaultRequest() {
+  llmc_request r{};
+  r.struct_size = sizeof(r);
+  r.num_prompt_logprobs = -1;
+  return r;
 }
 
 // KV blocks besides the dummy block.
@@ -109,44 +94,25 @@ uint64_t RandomSeed() {
 
 extern "C" {
 
-void llmc_engine_options_init(llmc_engine_options* options) {
-  if (options == nullptr) return;
-  std::memset(options, 0, sizeof(*options));
-  options->struct_size = sizeof(*options);
-  options->prefix_cache = 1;
-  options->miss_policy = LLMC_MISS_LARGER;
-  options->pin_threads = 1;
-  options->idle_spin_us = 1000;
+void llmc_engine_options_init(llmc_engine_options* options, uint32_t struct_size) {
+  llmc::InitStruct(DefaultOptions(), struct_size, options);
 }
 
-void llmc_sampling_params_init(llmc_sampling_params* params) {
-  if (params == nullptr) return;
-  std::memset(params, 0, sizeof(*params));
-  params->struct_size = sizeof(*params);
-  params->n = 1;
-  params->max_tokens = 16;
-  params->temperature = 1;
-  params->top_p = 1;
-  params->repetition_penalty = 1;
-  params->num_logprobs = -1;
+void llmc_sampling_params_init(llmc_sampling_params* params, uint32_t struct_size) {
+  llmc::InitStruct(DefaultSampling(), struct_size, params);
 }
 
-void llmc_request_init(llmc_request* request) {
-  if (request == nullptr) return;
-  std::memset(request, 0, sizeof(*request));
-  request->struct_size = sizeof(*request);
-  llmc_sampling_params_init(&request->sampling);
-  request->num_prompt_logprobs = -1;
+void llmc_request_init(llmc_request* request, uint32_t struct_size) {
+  llmc::InitStruct(DefaultRequest(), struct_size, request);
 }
 
 llmc_status llmc_engine_create(llmc_artifact* artifact, const llmc_engine_options* options, llmc_engine** out,
                                llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (artifact == nullptr) return Null("artifact");
-    if (out == nullptr) return Null("out");
-    llmc_engine_options o;
-    llmc_engine_options_init(&o);
-    if (options != nullptr) LLMC_RETURN_IF_ERROR(ReadStruct(options, "llmc_engine_options_init", &o));
+    if (artifact == nullptr) return NullArgument("artifact");
+    if (out == nullptr) return NullArgument("out");
+    llmc_engine_options o = DefaultOptions();
+    if (options != nullptr) LLMC_RETURN_IF_ERROR(llmc::ReadStruct(options, "options", &o));
     if (o.miss_policy > LLMC_MISS_ERROR) {
       return Invalid("miss_policy is " + std::to_string(o.miss_policy) +
                      "; use LLMC_MISS_LARGER (0) or LLMC_MISS_ERROR (1).");
@@ -174,19 +140,20 @@ void llmc_engine_destroy(llmc_engine* engine) { delete engine; }
 
 llmc_status llmc_engine_submit(llmc_engine* engine, const llmc_request* request, uint64_t* id, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return Null("engine");
-    if (request == nullptr) return Null("request");
-    if (id == nullptr) return Null("id");
-    llmc_request r;
-    llmc_request_init(&r);
-    LLMC_RETURN_IF_ERROR(ReadRequest(request, &r));
+    if (engine == nullptr) return NullArgument("engine");
+    if (id == nullptr) return NullArgument("id");
+    llmc_request r = DefaultRequest();
+    LLMC_RETURN_IF_ERROR(llmc::ReadStruct(request, "request", &r));
+    llmc_sampling_params sampling = DefaultSampling();
+    if (r.sampling != nullptr) LLMC_RETURN_IF_ERROR(llmc::ReadStruct(r.sampling, "request->sampling", &sampling));
+    r.sampling = &sampling;
     return engine->engine->Submit(r, id);
   });
 }
 
 llmc_status llmc_engine_cancel(llmc_engine* engine, uint64_t id, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return Null("engine");
+    if (engine == nullptr) return NullArgument("engine");
     return engine->engine->Cancel(id);
   });
 }
@@ -194,16 +161,16 @@ llmc_status llmc_engine_cancel(llmc_engine* engine, uint64_t id, llmc_error* err
 llmc_status llmc_engine_set_token_mask(llmc_engine* engine, uint64_t id, uint32_t output_index, const uint32_t* words,
                                        uint64_t num_words, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return Null("engine");
-    if (words == nullptr) return Null("words");
+    if (engine == nullptr) return NullArgument("engine");
+    if (words == nullptr) return NullArgument("words");
     return engine->engine->SetTokenMask(id, output_index, words, num_words);
   });
 }
 
 llmc_status llmc_engine_wait(llmc_engine* engine, uint64_t timeout_ns, uint32_t* ready, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return Null("engine");
-    if (ready == nullptr) return Null("ready");
+    if (engine == nullptr) return NullArgument("engine");
+    if (ready == nullptr) return NullArgument("ready");
     *ready = engine->engine->Wait(timeout_ns);
     return Status::Ok();
   });
@@ -211,14 +178,14 @@ llmc_status llmc_engine_wait(llmc_engine* engine, uint64_t timeout_ns, uint32_t*
 
 llmc_status llmc_engine_warm_graph(llmc_engine* engine, uint32_t graph, uint64_t* ns, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return Null("engine");
+    if (engine == nullptr) return NullArgument("engine");
     return engine->engine->WarmGraph(graph, ns);
   });
 }
 
 llmc_status llmc_engine_step(llmc_engine* engine, uint32_t* progressed, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return Null("engine");
+    if (engine == nullptr) return NullArgument("engine");
     bool any = false;
     LLMC_RETURN_IF_ERROR(engine->engine->Step(&any));
     if (progressed != nullptr) *progressed = any ? 1 : 0;
@@ -229,15 +196,9 @@ llmc_status llmc_engine_step(llmc_engine* engine, uint32_t* progressed, llmc_err
 llmc_status llmc_engine_poll(llmc_engine* engine, llmc_event* events, uint64_t capacity, uint64_t* count,
                              llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return Null("engine");
-    if (count == nullptr) return Null("count");
-    if (capacity > 0) {
-      if (events == nullptr) return Null("events");
-      if (events[0].struct_size < sizeof(uint32_t) * 2) {
-        return Invalid("events[0].struct_size is " + std::to_string(events[0].struct_size) +
-                       "; set it to sizeof(llmc_event).");
-      }
-    }
+    if (engine == nullptr) return NullArgument("engine");
+    if (count == nullptr) return NullArgument("count");
+    if (capacity > 0) LLMC_RETURN_IF_ERROR(llmc::CheckStruct(events, "events[0]"));
     *count = engine->engine->Poll(events, capacity);
     return Status::Ok();
   });
@@ -245,35 +206,9 @@ llmc_status llmc_engine_poll(llmc_engine* engine, llmc_event* events, uint64_t c
 
 llmc_status llmc_engine_get_stats(const llmc_engine* engine, llmc_engine_stats* stats, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return Null("engine");
-    if (stats == nullptr) return Null("stats");
-    if (stats->struct_size < sizeof(uint32_t) * 2) {
-      return Invalid("stats.struct_size is " + std::to_string(stats->struct_size) +
-                     "; set it to sizeof(llmc_engine_stats).");
-    }
-    const uint32_t size = stats->struct_size;
-    llmc_engine_stats all = engine->engine->Stats();
-    all.struct_size = size;
-    std::memcpy(stats, &all, std::min<size_t>(size, sizeof(all)));
-    return Status::Ok();
-  });
-}
-
-llmc_status llmc_engine_get_graph_use(const llmc_engine* engine, uint64_t* replays, uint64_t* tokens,
-                                      uint64_t capacity, llmc_error* error) {
-  return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return Null("engine");
-    if (replays == nullptr) return Null("replays");
-    if (tokens == nullptr) return Null("tokens");
-    if (capacity < engine->engine->num_graphs()) {
-      return Status::Error(LLMC_ERR_OUT_OF_RANGE, "capacity is " + std::to_string(capacity) +
-                                                      " but the artifact has " +
-                                                      std::to_string(engine->engine->num_graphs()) + " graphs.");
-    }
-    for (const llmc_graph_stats& g : engine->engine->GraphStats()) {
-      *replays++ = g.replays;
-      *tokens++ = g.tokens;
-    }
+    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckStruct(stats, "stats"));
+    llmc::WriteStruct(engine->engine->Stats(), stats->struct_size, stats);
     return Status::Ok();
   });
 }
@@ -281,20 +216,16 @@ llmc_status llmc_engine_get_graph_use(const llmc_engine* engine, uint64_t* repla
 llmc_status llmc_engine_get_graph_stats(const llmc_engine* engine, llmc_graph_stats* stats, uint64_t capacity,
                                         uint64_t* count, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return Null("engine");
-    if (stats == nullptr) return Null("stats");
-    if (count == nullptr) return Null("count");
+    if (engine == nullptr) return NullArgument("engine");
+    if (count == nullptr) return NullArgument("count");
     const uint64_t num_graphs = engine->engine->num_graphs();
     if (capacity < num_graphs) {
       return Status::Error(LLMC_ERR_OUT_OF_RANGE, "capacity is " + std::to_string(capacity) +
                                                       " but the artifact has " + std::to_string(num_graphs) +
                                                       " graphs.");
     }
-    if (stats[0].struct_size < sizeof(uint32_t) * 2) {
-      return Invalid("stats[0].struct_size is " + std::to_string(stats[0].struct_size) +
-                     "; set it to sizeof(llmc_graph_stats).");
-    }
-    WriteArray(engine->engine->GraphStats(), num_graphs, stats);
+    LLMC_RETURN_IF_ERROR(llmc::CheckStruct(stats, "stats[0]"));
+    llmc::WriteArray(engine->engine->GraphStats(), num_graphs, stats);
     *count = num_graphs;
     return Status::Ok();
   });
@@ -303,16 +234,12 @@ llmc_status llmc_engine_get_graph_stats(const llmc_engine* engine, llmc_graph_st
 llmc_status llmc_engine_get_bucket_misses(const llmc_engine* engine, llmc_bucket_miss* misses, uint64_t capacity,
                                           uint64_t* count, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return Null("engine");
-    if (count == nullptr) return Null("count");
-    if (capacity > 0 && misses == nullptr) return Null("misses");
-    if (capacity > 0 && misses[0].struct_size < sizeof(uint32_t) * 2) {
-      return Invalid("misses[0].struct_size is " + std::to_string(misses[0].struct_size) +
-                     "; set it to sizeof(llmc_bucket_miss).");
-    }
-    std::vector<llmc_bucket_miss> all = engine->engine->BucketMisses();
+    if (engine == nullptr) return NullArgument("engine");
+    if (count == nullptr) return NullArgument("count");
+    if (capacity > 0) LLMC_RETURN_IF_ERROR(llmc::CheckStruct(misses, "misses[0]"));
+    const std::vector<llmc_bucket_miss> all = engine->engine->BucketMisses();
     const uint64_t given = std::min<uint64_t>(capacity, all.size());
-    WriteArray(std::move(all), given, misses);
+    llmc::WriteArray(all, given, misses);
     *count = given;
     return Status::Ok();
   });
@@ -320,7 +247,7 @@ llmc_status llmc_engine_get_bucket_misses(const llmc_engine* engine, llmc_bucket
 
 llmc_status llmc_engine_check_integrity(const llmc_engine* engine, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return Null("engine");
+    if (engine == nullptr) return NullArgument("engine");
     return engine->engine->CheckIntegrity();
   });
 }

@@ -81,7 +81,7 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
                    std::to_string(LLMC_MAX_TOP_LOGPROBS) + ".");
   }
   auto request = std::make_unique<Request>();
-  LLMC_RETURN_IF_ERROR(MakeSamplingParams(c.sampling, model_.vocab_size, 0, &request->params));
+  LLMC_RETURN_IF_ERROR(MakeSamplingParams(*c.sampling, model_.vocab_size, &request->params));
   const uint32_t num_prompt = static_cast<uint32_t>(c.num_prompt_tokens);
   request->max_length = static_cast<uint32_t>(
       std::min<uint64_t>(max_length_, static_cast<uint64_t>(num_prompt) + request->params.max_tokens));
@@ -110,7 +110,7 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
   Request* r = request.get();
   r->id = next_id_;
   r->sequences[0]->arrival = r->id;
-  if (!c.sampling.has_seed) {
+  if (!c.sampling->has_seed) {
     // Spread the engine's seed over requests; the sampler mixes it.
     r->params.seed = options_.seed + r->id * 0x9e3779b97f4a7c15ull;
   }

@@ -48,6 +48,7 @@ class Engine {
  public:
   static Status Create(std::unique_ptr<Device> device, const EngineOptions& options, std::unique_ptr<Engine>* out);
 
+  // request.sampling is not NULL here.
   Status Submit(const llmc_request& request, uint64_t* id);
   Status Cancel(uint64_t id);
   Status SetTokenMask(uint64_t id, uint32_t output_index, const uint32_t* words, uint64_t num_words);

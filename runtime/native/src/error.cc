@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "c_struct.h"
+
 namespace llmc {
 
 llmc_status ToC(const Status& status, llmc_error* error) noexcept {
@@ -27,11 +29,7 @@ llmc_status ToC(const Status& status, llmc_error* error) noexcept {
 
 extern "C" {
 
-void llmc_error_init(llmc_error* error) {
-  if (error == nullptr) return;
-  std::memset(error, 0, sizeof(*error));
-  error->struct_size = sizeof(*error);
-}
+void llmc_error_init(llmc_error* error, uint32_t struct_size) { llmc::InitStruct(llmc_error{}, struct_size, error); }
 
 const char* llmc_version(void) { return "0.1.0"; }
 uint32_t llmc_abi_version(void) { return LLMC_ABI_VERSION; }

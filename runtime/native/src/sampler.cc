@@ -368,8 +368,7 @@ std::string Text(float x) { return std::to_string(x); }
 
 }  // namespace
 
-Status MakeSamplingParams(const llmc_sampling_params& c, int32_t vocab_size, uint64_t random_seed,
-                          SamplingParams* out) {
+Status MakeSamplingParams(const llmc_sampling_params& c, int32_t vocab_size, SamplingParams* out) {
   // Comparisons are written so that NaN fails them.
   if (c.n < 1 || c.n > 64) return Invalid("n is " + std::to_string(c.n) + "; use 1 to 64.");
   if (c.max_tokens < 1) return Invalid("max_tokens is 0; use at least 1.");
@@ -429,7 +428,7 @@ Status MakeSamplingParams(const llmc_sampling_params& c, int32_t vocab_size, uin
   out->presence_penalty = c.presence_penalty;
   out->frequency_penalty = c.frequency_penalty;
   out->ignore_eos = c.ignore_eos != 0;
-  out->seed = c.has_seed ? c.seed : random_seed;
+  if (c.has_seed) out->seed = c.seed;
   out->num_logprobs = c.num_logprobs;
   out->stop_token_ids.assign(c.stop_token_ids, c.stop_token_ids + c.num_stop_token_ids);
   out->logit_bias.assign(c.logit_bias, c.logit_bias + c.num_logit_bias);

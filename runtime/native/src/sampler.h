@@ -20,8 +20,8 @@ struct SamplingParams {
   std::vector<llmc_logit_bias> logit_bias;
 };
 
-// Copies and checks; `prefix` of every message names the offending value.
-Status MakeSamplingParams(const llmc_sampling_params& c, int32_t vocab_size, uint64_t random_seed, SamplingParams* out);
+// Copies and checks; every message names the offending value. Without has_seed the seed is left for the caller to draw.
+Status MakeSamplingParams(const llmc_sampling_params& c, int32_t vocab_size, SamplingParams* out);
 
 struct SampleContext {
   const int32_t* tokens;  // prompt, then output

@@ -3,7 +3,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -125,7 +127,7 @@ Bytes Read(const std::string& name) {
 
 llmc_status Open(std::string* message = nullptr) {
   llmc_error error{};
-  llmc_error_init(&error);
+  llmc_error_init(&error, sizeof(error));
   llmc_artifact* artifact = nullptr;
   const llmc_status status = llmc_artifact_open(g_dir.c_str(), &artifact, &error);
   CHECK((status == LLMC_OK) == (artifact != nullptr));
@@ -141,7 +143,7 @@ struct Batch {
   uint32_t num_tokens = 3, num_seqs = 2, num_samples = 2, stride = 4;
   llmc_batch View() const {
     llmc_batch b;
-    llmc_batch_init(&b);
+    llmc_batch_init(&b, sizeof(b));
     b.num_tokens = num_tokens, b.num_seqs = num_seqs, b.num_samples = num_samples, b.block_table_stride = stride;
     b.input_ids = ids.data(), b.positions = positions.data(), b.slot_mapping = slots.data();
     b.block_tables = tables.data(), b.context_lens = context.data(), b.query_start = start.data();
@@ -152,7 +154,7 @@ struct Batch {
 
 void TestReplay(uint32_t threads) {
   llmc_error error;
-  llmc_error_init(&error);
+  llmc_error_init(&error, sizeof(error));
   llmc_artifact* artifact = nullptr;
   CHECK(llmc_artifact_open(g_dir.c_str(), &artifact, &error) == LLMC_OK);
   llmc_artifact_info info{};
@@ -168,7 +170,7 @@ void TestReplay(uint32_t threads) {
   CHECK(llmc_artifact_get_graph(artifact, 1, &graph, &error) == LLMC_ERR_OUT_OF_RANGE);
 
   llmc_replayer_options options;
-  llmc_replayer_options_init(&options);
+  llmc_replayer_options_init(&options, sizeof(options));
   options.num_threads = threads;
   llmc_replayer* replayer = nullptr;
   CHECK(llmc_replayer_create(artifact, &options, &replayer, &error) == LLMC_OK);
@@ -249,6 +251,56 @@ void TestDevice() {
   CHECK(device->Run(step, &logits).ok());
   step.block_tables.pop_back();
   CHECK(device->Run(step, &logits).code == LLMC_ERR_INVALID_ARGUMENT);
+}
+
+// The engine through the C ABI, by callers that are as old as the library, older and newer.
+void TestEngine(uint32_t request_size, uint32_t sampling_size, uint32_t event_size) {
+  llmc_artifact* artifact = nullptr;
+  CHECK(llmc_artifact_open(g_dir.c_str(), &artifact, nullptr) == LLMC_OK);
+  llmc_engine_options options;
+  llmc_engine_options_init(&options, sizeof(options));
+  options.num_threads = 1;
+  llmc_engine* engine = nullptr;
+  CHECK(llmc_engine_create(artifact, &options, &engine, nullptr) == LLMC_OK);
+  llmc_artifact_close(artifact);
+
+  alignas(8) unsigned char request_bytes[sizeof(llmc_request) + 64], sampling_bytes[sizeof(llmc_sampling_params) + 64];
+  auto* request = reinterpret_cast<llmc_request*>(request_bytes);
+  auto* sampling = reinterpret_cast<llmc_sampling_params*>(sampling_bytes);
+  llmc_request_init(request, request_size);
+  llmc_sampling_params_init(sampling, sampling_size);
+  sampling->temperature = 0;
+  sampling->max_tokens = 3;
+  sampling->ignore_eos = 1;
+  const int32_t prompt[] = {3, 4};
+  request->prompt_token_ids = prompt;
+  request->num_prompt_tokens = 2;
+  request->sampling = sampling;
+  uint64_t id = 0, count = 0;
+  CHECK(llmc_engine_submit(engine, request, &id, nullptr) == LLMC_OK);
+  std::vector<int32_t> tokens;
+  uint32_t progressed = 1, reason = 0;
+  std::vector<unsigned char> events(4 * event_size + 8, 0xAA);
+  while (progressed) {
+    CHECK(llmc_engine_step(engine, &progressed, nullptr) == LLMC_OK);
+    Put(&events, 0, event_size);
+    CHECK(llmc_engine_poll(engine, reinterpret_cast<llmc_event*>(events.data()), 4, &count, nullptr) == LLMC_OK);
+    for (uint64_t i = 0; i < count; ++i) {
+      llmc_event event{};
+      std::memcpy(&event, &events[i * event_size], std::min<size_t>(event_size, sizeof(event)));
+      CHECK(event.struct_size == event_size && event.request_id == id);
+      if (event.kind == LLMC_EVENT_TOKEN) tokens.push_back(event.token_id);
+      if (event.kind == LLMC_EVENT_FINISHED) reason = event.finish_reason;
+    }
+    CHECK(std::count(events.end() - 8, events.end(), 0xAA) == 8);
+  }
+  CHECK(tokens == std::vector<int32_t>(3, kVocab - 1) && reason == LLMC_FINISH_LENGTH);
+  // Without parameters: the defaults.
+  request->sampling = nullptr;
+  CHECK(llmc_engine_submit(engine, request, &id, nullptr) == LLMC_OK);
+  request->struct_size = 4;
+  CHECK(llmc_engine_submit(engine, request, &id, nullptr) == LLMC_ERR_INVALID_ARGUMENT);
+  llmc_engine_destroy(engine);
 }
 
 void TestDamage(const Tables& good) {
@@ -340,7 +392,7 @@ void Replace(const std::string& name, const Bytes& bytes) {
 
 llmc_status Verify(std::string* message = nullptr) {
   llmc_error error{};
-  llmc_error_init(&error);
+  llmc_error_init(&error, sizeof(error));
   llmc_artifact* artifact = nullptr;
   CHECK(llmc_artifact_open(g_dir.c_str(), &artifact, &error) == LLMC_OK);
   const llmc_status status = llmc_artifact_verify(artifact, &error);
@@ -479,6 +531,9 @@ int main() {
 
   for (uint32_t threads : {1u, 2u, 3u}) TestReplay(threads);
   TestDevice();
+  TestEngine(sizeof(llmc_request), sizeof(llmc_sampling_params), sizeof(llmc_event));
+  TestEngine(offsetof(llmc_request, guided), offsetof(llmc_sampling_params, seed), offsetof(llmc_event, error_code));
+  TestEngine(sizeof(llmc_request) + 64, sizeof(llmc_sampling_params) + 64, sizeof(llmc_event) + 24);
   TestDamage(good);
   TestFlips();
   TestOtherFiles();
@@ -487,6 +542,5 @@ int main() {
     ::unlink((g_dir + "/" + name).c_str());
   }
   ::rmdir(g_dir.c_str());
-  std::puts("artifact_test passed");
-  return 0;
+  return llmc_test::Finish("artifact_test");
 }

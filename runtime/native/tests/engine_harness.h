@@ -86,12 +86,13 @@ inline Status Submit(Engine* engine, Job* job) {
   r.priority = job->priority;
   r.prompt_token_ids = job->prompt.data();
   r.num_prompt_tokens = job->prompt.size();
-  r.sampling = job->params;
   r.guided = job->guided;
   r.num_prompt_logprobs = job->num_prompt_logprobs;
   r.deadline_ns = job->deadline_ns;
-  r.sampling.stop_token_ids = job->stops.data();
-  r.sampling.num_stop_token_ids = job->stops.size();
+  llmc_sampling_params sampling = job->params;
+  sampling.stop_token_ids = job->stops.data();
+  sampling.num_stop_token_ids = job->stops.size();
+  r.sampling = &sampling;
   return engine->Submit(r, &job->id);
 }
 
@@ -119,7 +120,7 @@ inline Output Reference(const Job& job, uint32_t index, uint32_t max_len) {
   llmc_sampling_params c = job.params;
   c.stop_token_ids = job.stops.data();
   c.num_stop_token_ids = job.stops.size();
-  CHECK_OK(MakeSamplingParams(c, kVocab, 0, &params));
+  CHECK_OK(MakeSamplingParams(c, kVocab, &params));
   Sampler sampler(kVocab, {kEos});
   Output out;
   std::vector<int32_t> tokens = job.prompt;

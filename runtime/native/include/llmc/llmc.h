@@ -1,7 +1,9 @@
 /* llmc.h: the C ABI of the llmc runtime.
  *
  * Every function returns a status code and takes a caller-owned llmc_error (may be NULL). Every struct starts
- * with struct_size, is filled by its _init function and only grows at the end. Ids are uint64_t and never reused.
+ * with struct_size and only grows at the end: callers and libraries of different ages understand each other. What a
+ * caller fills has an _init function, which takes sizeof the struct as the caller was compiled, sets struct_size and
+ * the defaults and writes nothing behind them. Ids are uint64_t and never reused.
  * No exception, abort or stdio crosses this boundary. Unless stated otherwise a function may be called from any
  * thread, but calls on one object must not overlap; on failure outputs are unchanged. */
 #ifndef LLMC_LLMC_H_
@@ -26,7 +28,7 @@ extern "C" {
  * no effect where it would do harm: with more threads than CPUs in the mask, or under a quota smaller than the mask.
  * A thread whose CPU other programs keep busy gives its place up and takes it back when that ends. */
 
-#define LLMC_ABI_VERSION 1u
+#define LLMC_ABI_VERSION 2u
 
 typedef int32_t llmc_status;
 enum {
@@ -50,7 +52,7 @@ typedef struct llmc_error {
   int32_t code;
   char message[1016]; /* one sentence, NUL-terminated, with the offending value and what to do */
 } llmc_error;
-LLMC_API void llmc_error_init(llmc_error *error);
+LLMC_API void llmc_error_init(llmc_error *error, uint32_t struct_size);
 
 /* Version of the library, "MAJOR.MINOR.PATCH"; static storage. */
 LLMC_API const char *llmc_version(void);
@@ -101,7 +103,7 @@ typedef struct llmc_replayer_options {
   uint32_t num_blocks;            /* KV blocks besides the dummy block 0; 0: enough for one sequence of max_model_len */
   uint32_t pin_threads;           /* 1: pin each team thread to one allowed CPU (default) */
 } llmc_replayer_options;
-LLMC_API void llmc_replayer_options_init(llmc_replayer_options *options);
+LLMC_API void llmc_replayer_options_init(llmc_replayer_options *options, uint32_t struct_size);
 
 /* One step's inputs; arrays are owned by the caller and read during the call only. */
 typedef struct llmc_batch {
@@ -115,7 +117,7 @@ typedef struct llmc_batch {
   const int32_t *query_start;     /* [num_seqs + 1] */
   const int32_t *sample_index;    /* [num_samples] rows among the packed tokens */
 } llmc_batch;
-LLMC_API void llmc_batch_init(llmc_batch *batch);
+LLMC_API void llmc_batch_init(llmc_batch *batch, uint32_t struct_size);
 
 typedef struct llmc_replay_stats {
   uint32_t struct_size;
@@ -156,7 +158,7 @@ typedef struct llmc_probe_options {
   uint32_t reserved;
   uint64_t read_bytes;            /* memory that LLMC_LIMIT_READ reads, default 512 MiB; far more than the caches */
 } llmc_probe_options;
-LLMC_API void llmc_probe_options_init(llmc_probe_options *options);
+LLMC_API void llmc_probe_options_init(llmc_probe_options *options, uint32_t struct_size);
 LLMC_API llmc_status llmc_probe_create(const llmc_probe_options *options, llmc_probe **out, llmc_error *error);
 LLMC_API void llmc_probe_destroy(llmc_probe *probe);
 /* Keeps all threads busy for about `seconds` (at most 60). *rate: bytes a second read from memory (LLMC_LIMIT_READ), or
@@ -182,7 +184,7 @@ typedef struct llmc_engine_options {
   uint32_t idle_spin_us;          /* team threads spin this long before they sleep; default 1000 */
   uint64_t kv_bytes;              /* bytes for the KV pool; 0: see num_blocks */
 } llmc_engine_options;
-LLMC_API void llmc_engine_options_init(llmc_engine_options *options);
+LLMC_API void llmc_engine_options_init(llmc_engine_options *options, uint32_t struct_size);
 
 typedef struct llmc_logit_bias { int32_t token_id; float bias; } llmc_logit_bias;
 
@@ -204,19 +206,19 @@ typedef struct llmc_sampling_params {
   const llmc_logit_bias *logit_bias;
   uint64_t num_logit_bias;
 } llmc_sampling_params;
-LLMC_API void llmc_sampling_params_init(llmc_sampling_params *params);
+LLMC_API void llmc_sampling_params_init(llmc_sampling_params *params, uint32_t struct_size);
 
 typedef struct llmc_request {
   uint32_t struct_size;
   int32_t priority;               /* lower runs first; default 0 */
   const int32_t *prompt_token_ids;
   uint64_t num_prompt_tokens;
-  llmc_sampling_params sampling;
+  const llmc_sampling_params *sampling; /* owned by the caller, read during submit only; NULL: the defaults */
   uint32_t guided;                /* 1: every token needs a mask (llmc_engine_set_token_mask) */
   int32_t num_prompt_logprobs;    /* -1 none (default), 0 only the prompt's tokens, up to 20 alternatives */
   uint64_t deadline_ns;           /* on the clock of llmc_event.time_ns: then it ends by TIMEOUT; 0: never */
 } llmc_request;
-LLMC_API void llmc_request_init(llmc_request *request);
+LLMC_API void llmc_request_init(llmc_request *request, uint32_t struct_size);
 
 enum {
   LLMC_EVENT_TOKEN = 0,
@@ -321,9 +323,6 @@ LLMC_API llmc_status llmc_engine_get_graph_stats(const llmc_engine *engine, llmc
  * in num_bucket_misses only. misses[0].struct_size must be set by the caller. */
 LLMC_API llmc_status llmc_engine_get_bucket_misses(const llmc_engine *engine, llmc_bucket_miss *misses,
                                                    uint64_t capacity, uint64_t *count, llmc_error *error);
-/* Per graph: how often it was replayed, and how many valid tokens it carried. Arrays of `capacity` graphs. */
-LLMC_API llmc_status llmc_engine_get_graph_use(const llmc_engine *engine, uint64_t *replays, uint64_t *tokens,
-                                               uint64_t capacity, llmc_error *error);
 /* LLMC_OK when reference counts, block tables, free list and prefix index agree; LLMC_ERR_INTERNAL and why otherwise. */
 LLMC_API llmc_status llmc_engine_check_integrity(const llmc_engine *engine, llmc_error *error);
 
