@@ -1,43 +1,49 @@
-"""The file of measured costs: what replays of an artifact's graphs take on one machine.
-
-JSON, written in one step by whoever measures (`llmc warmup`, `llmc buckets measure`):
+"""Cost tables: what the replays of an artifact's graphs take on one machine, measured; one JSON file for each pair.
 
     {"llmc_cost_table": 1,
-     "machine": "…",            fingerprint of the machine that measured: another one must measure again
-     "artifact": "…",           key of the artifact whose graphs were measured
-     "model": "…",              name for people, "" if unknown
-     "threads": 2,              of the team that replayed
-     "padding": "skipped",      what the target does with rows of padding: "skipped" or "computed"
-     "step_s": 1.1e-05,         time of a step around its replay: to schedule, prepare, publish
-     "token_s": 3e-07,          the same for each token that is sampled
-     "costs": [{"phase": "decode", "batch": 4, "seq": 512,
-                "sequences": 4, "tokens": 4, "context": 512, "seconds": 0.0021, "repeats": 5}, …]}
+     "machine": {"processor": "…", "threads": "2", …},
+     "artifact": "64 hex digits",
+     "padding": "skipped",
+     "step_s": 1.1e-05, "token_s": 3e-07,
+     "costs": [{"phase": "prefill", "batch": 1, "seq": 128, "sequences": 1, "tokens": 128, "context": 128,
+                "seconds": 0.0031, "repeats": 5}, …]}
 
-phase, batch and seq name the bucket; sequences, tokens (of all of them) and context (tokens that each of them has in the
-KV cache after the step) the load that it carried. A bucket's full load is (batch, batch × seq, seq) in prefill and
-(batch, batch, seq) in decode; where padding is skipped, partial loads of a bucket are measured, too.
+A cost is the median of `repeats` replays of one load: `sequences` with `tokens` new tokens in all, `context` tokens of
+context each once the step is done. The full load of a bucket is (batch, batch × seq, seq) in prefill and
+(batch, batch, seq) in decode; it is always among those of a bucket that was measured, others may follow. A table that
+covers part of a ladder is as valid as a whole one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from .bucket import MAX_DIM, Bucket, BucketError
 
 VERSION = 1
 PADDING = ("skipped", "computed")
-_MAX_FILE_BYTES = 1 << 26
+_MARK = "llmc_cost_table"
+_MAX_FILE_BYTES = 1 << 24
+_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """One load in one bucket. seconds: median of `repeats` replays. Raises BucketError for values out of range."""
+class CostTableError(BucketError):
+    """A cost table that cannot be read, written or used; the message names the file and what is wrong in it."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class ReplayCost:
+    """Median wall time, seconds, of `repeats` replays of a load in `bucket`; context: tokens of a sequence, after."""
 
     bucket: Bucket
     sequences: int
@@ -47,128 +53,204 @@ class Measurement:
     repeats: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("sequences", "tokens", "context", "repeats"):
-            value = getattr(self, name)
+        counts = {"sequences": self.sequences, "tokens": self.tokens, "context": self.context, "repeats": self.repeats}
+        for name, value in counts.items():
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_DIM:
-                raise BucketError(f"a cost of {self.bucket} has {name} {value!r}: use a whole number from 1 on")
-        if isinstance(self.seconds, bool) or not isinstance(self.seconds, (int, float)) or not 0 < self.seconds < 1e9:
-            raise BucketError(f"a cost of {self.bucket} is {self.seconds!r}: a table needs seconds, more than 0")
-
-    @classmethod
-    def full(cls, bucket: Bucket, seconds: float, repeats: int = 1) -> Measurement:
-        """`bucket` without padding."""
-        return cls(bucket, bucket.batch, bucket.max_tokens, bucket.seq, seconds, repeats)
+                raise CostTableError(f"{name} of a cost of {self.bucket} is {value!r}: use 1 to {MAX_DIM}")
+        if self.tokens < self.sequences:
+            raise CostTableError(
+                f"a cost of {self.bucket} has {self.sequences} sequences and {self.tokens} tokens: give each one"
+            )
+        number = isinstance(self.seconds, (int, float)) and not isinstance(self.seconds, bool)
+        if not number or not 0 < self.seconds < math.inf:
+            raise CostTableError(f"cost of {self.bucket} is {self.seconds!r}: a table needs seconds, more than 0")
 
     @property
-    def is_full(self) -> bool:
-        """True when the bucket carried no padding."""
-        return self.tokens == self.bucket.max_tokens and self.context >= self.bucket.seq
+    def load(self) -> tuple[Bucket, int, int, int]:
+        """What was replayed: one cost a load in a table."""
+        return self.bucket, self.sequences, self.tokens, self.context
 
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """The measured costs of one artifact on one machine; the fields are those of the file."""
+    """The costs of one artifact on one machine, sorted, one a load.
 
-    machine: str
+    machine: facts by name, the count of threads and no host's name among them. artifact: `artifact_key` of the
+    artifact. padding: what the target does with rows of padding, skip or compute them. step_s, token_s: seconds of a
+    step around its replay, and of each token that is sampled in it; 0 when they were not measured.
+    """
+
+    machine: Mapping[str, str]
     artifact: str
-    costs: tuple[Measurement, ...]
-    model: str = ""
-    threads: int = 0
+    costs: tuple[ReplayCost, ...] = ()
     padding: str = "computed"
     step_s: float = 0.0
     token_s: float = 0.0
-    _by_bucket: dict[Bucket, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.costs:
-            raise BucketError("the cost table is empty: measure at least one bucket of each phase")
+        if not self.machine or not all(isinstance(x, str) for item in self.machine.items() for x in item):
+            raise CostTableError(f"machine of a cost table is {self.machine!r}: it needs facts, texts by name")
+        if not isinstance(self.artifact, str) or not _KEY.fullmatch(self.artifact):
+            raise CostTableError(f"artifact of a cost table is {self.artifact!r}: it needs 64 hex digits")
         if self.padding not in PADDING:
-            raise BucketError(f"the cost table has padding {self.padding!r}: use one of {', '.join(PADDING)}")
-        for name in ("step_s", "token_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise BucketError(f"the cost table has {name} {getattr(self, name)!r}: use seconds, 0 or more")
-        fullest = sorted(self.costs, key=lambda one: (one.tokens, one.context))
-        object.__setattr__(self, "_by_bucket", {one.bucket: one.seconds for one in fullest})
+            raise CostTableError(f"padding of a cost table is {self.padding!r}: use {' or '.join(PADDING)}")
+        for name, seconds in (("step_s", self.step_s), ("token_s", self.token_s)):
+            number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+            if not number or not 0 <= seconds < math.inf:
+                raise CostTableError(f"{name} of a cost table is {seconds!r}: use seconds, 0 or more")
+        if len({cost.load for cost in self.costs}) != len(self.costs):
+            raise CostTableError("a cost table has two costs of one load: it needs one each")
+        object.__setattr__(self, "machine", dict(self.machine))
+        object.__setattr__(self, "costs", tuple(sorted(self.costs)))
 
-    def by_bucket(self) -> Mapping[Bucket, float]:
-        """Seconds of each measured bucket under its fullest load."""
-        return self._by_bucket
+    @property
+    def machine_key(self) -> str:
+        """Fingerprint of the machine, 64 hex digits."""
+        return fingerprint(self.machine)
 
-    def of_phase(self, phase: str) -> list[Measurement]:
-        """The measurements in buckets of one phase."""
-        return [one for one in self.costs if one.bucket.phase == phase]
+    @property
+    def buckets(self) -> frozenset[Bucket]:
+        """The buckets that were measured."""
+        return frozenset(cost.bucket for cost in self.costs)
+
+    def full(self) -> dict[Bucket, float]:
+        """Seconds of each measured bucket when it is full: of the load with most sequences, tokens and context."""
+        largest: dict[Bucket, ReplayCost] = {}
+        for cost in self.costs:
+            best = largest.get(cost.bucket)
+            if best is None or cost.load[1:] > best.load[1:]:
+                largest[cost.bucket] = cost
+        return {bucket: cost.seconds for bucket, cost in largest.items()}
+
+    def with_costs(self, costs: Iterable[ReplayCost]) -> CostTable:
+        """This table and `costs`, which take the place of those of the same loads."""
+        merged = {cost.load: cost for cost in self.costs} | {cost.load: cost for cost in costs}
+        return replace(self, costs=tuple(merged.values()))
+
+    def to_json(self) -> str:
+        """The file's text: one line a cost."""
+        head = {_MARK: VERSION, "machine": dict(self.machine), "artifact": self.artifact, "padding": self.padding}
+        head |= {"step_s": self.step_s, "token_s": self.token_s}
+        rows = ",\n".join(f"  {json.dumps(_row(cost))}" for cost in self.costs)
+        return f'{json.dumps(head, indent=1, ensure_ascii=False)[:-2]},\n "costs": [\n{rows}\n ]\n}}\n'
+
+    def write(self, path: Path) -> None:
+        """Writes the file in one step: readers and crashes see the old table or the new one. Raises CostTableError."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("x", encoding="utf-8") as file:
+                file.write(self.to_json())
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise CostTableError(f"cannot write cost table {path}: {error.strerror or error}") from error
+
+    @classmethod
+    def read(cls, path: Path) -> CostTable:
+        """Reads a table. Raises CostTableError naming the file and what is wrong in it."""
+        return cls.from_data(read_json(path), f"cost table {path}")
+
+    @classmethod
+    def from_data(cls, data: Any, name: str = "the cost table") -> CostTable:
+        """The table that parsed JSON holds. Raises CostTableError."""
+        if not isinstance(data, dict) or data.get(_MARK) != VERSION:
+            raise CostTableError(f'{name} is none of version {VERSION}: it needs "{_MARK}": {VERSION}')
+        given = {key: value for key, value in data.items() if key != _MARK}
+        if unknown := sorted(set(given) - _FIELDS):
+            raise CostTableError(f"{name} has the unknown field {unknown[0]!r}: measure again with llmc warmup")
+        machine, artifact, rows = given.get("machine"), given.get("artifact"), given.get("costs")
+        if not isinstance(machine, dict) or not isinstance(artifact, str) or not isinstance(rows, list):
+            raise CostTableError(f"{name} lacks machine, artifact or costs: measure again with llmc warmup")
+        try:
+            return cls(**given | {"costs": tuple(_cost(row) for row in rows)})
+        except BucketError as error:
+            raise CostTableError(f"{name}: {error}") from error
 
 
-def read_cost_table(path: Path) -> CostTable:
-    """Reads a cost table, or the short form {"prefill:1x128": seconds, …}. Raises BucketError naming file and entry."""
+_COUNTS = ("sequences", "tokens", "context")
+_ROW_KEYS = ("phase", "batch", "seq", *_COUNTS, "seconds", "repeats")
+_FIELDS = frozenset(field.name for field in fields(CostTable))
+
+
+def read_json(path: Path) -> Any:
+    """The JSON of a cost table's file. Raises CostTableError."""
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
-            raise BucketError(f"cost table {path} is larger than {_MAX_FILE_BYTES} bytes: give a smaller one")
-        data = json.loads(path.read_text(encoding="utf-8"))
+            raise CostTableError(f"cost table {path} is larger than {_MAX_FILE_BYTES} bytes: give a smaller one")
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BucketError(f"cannot read cost table {path}: {error.strerror or error}") from error
+        raise CostTableError(f"cannot read cost table {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        if isinstance(error, BucketError):
+        if isinstance(error, CostTableError):
             raise
-        raise BucketError(f"cost table {path} is not valid JSON: {error}") from error
-    if not isinstance(data, dict) or not data:
-        raise BucketError(f'cost table {path} must map buckets to seconds, as in {{"prefill:1x128": 0.0031}}')
-    if "llmc_cost_table" not in data:
-        short = tuple(Measurement.full(Bucket.parse(name), seconds) for name, seconds in data.items())
-        return CostTable("", "", short)
-    if data["llmc_cost_table"] != VERSION:
-        raise BucketError(f"cost table {path} is of version {data['llmc_cost_table']!r}: this llmc reads {VERSION}")
-    return _parse(data, path)
+        raise CostTableError(f"cost table {path} is not valid JSON: {error}") from error
 
 
-def write_cost_table(path: Path, table: CostTable) -> None:
-    """Writes the file in one step. Raises BucketError when it cannot be written."""
-    fields = asdict(table)
-    del fields["costs"], fields["_by_bucket"]
-    rows = []
-    for one in table.costs:
-        row = {"phase": one.bucket.phase, "batch": one.bucket.batch, "seq": one.bucket.seq}
-        rows.append(json.dumps(row | {name: getattr(one, name) for name in _MEASURED}))
-    head = json.dumps({"llmc_cost_table": VERSION, **fields}, indent=1)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+def is_cost_table(data: Any) -> bool:
+    """Whether parsed JSON says of itself that it is such a table."""
+    return isinstance(data, dict) and _MARK in data
+
+
+def fingerprint(facts: Mapping[str, str]) -> str:
+    """SHA-256, 64 hex digits, of facts by name."""
+    return hashlib.sha256(json.dumps(dict(facts), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def artifact_key(manifest: Mapping[str, Any]) -> str:
+    """What the costs of an artifact's buckets depend on, as 64 hex digits: architecture, dtypes, target and kernels.
+
+    Neither the weights' values nor the ladder are in it: a fine-tune has the same costs, and a bucket that is added
+    leaves those of the others valid. Raises CostTableError for a manifest that does not tell.
+    """
+    graphs, kernels = manifest.get("graph_components"), manifest.get("kernels")
     try:
-        temporary.write_text(head[:-2] + ',\n "costs": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n", encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise BucketError(f"cannot write cost table {path}: {error.strerror or error}") from error
+        if not isinstance(graphs, dict) or not kernels:
+            raise TypeError
+        templates = {tuple(str(k["components"][name]) for name in ("op", "template", "target")) for k in kernels}
+    except (KeyError, TypeError):
+        raise CostTableError("the artifact's manifest does not tell its graphs and kernels: compile it again") from None
+    known = {str(name): str(value) for name, value in graphs.items()}
+    return fingerprint({"graphs": json.dumps(known, sort_keys=True), "kernels": json.dumps(sorted(templates))})
 
 
-_MEASURED = ("sequences", "tokens", "context", "seconds", "repeats")
-_BUCKET = ("phase", "batch", "seq")
-_FIELDS = ("machine", "artifact", "model", "threads", "padding", "step_s", "token_s")
+def table_name(artifact: str, machine: Mapping[str, str]) -> str:
+    """File name of a table in a directory of them."""
+    return f"{artifact[:16]}-{fingerprint(machine)[:16]}.json"
 
 
-def _parse(data: dict[str, Any], path: Path) -> CostTable:
-    unknown = sorted(data.keys() - {*_FIELDS, "costs", "llmc_cost_table"})
-    if unknown:
-        raise BucketError(f"cost table {path} has the unknown field {unknown[0]!r}: it holds {', '.join(_FIELDS)}")
-    types = get_type_hints(CostTable)
-    given = {name: data[name] for name in _FIELDS if name in data}
-    for name, value in given.items():
-        kinds = (int, float) if types[name] is float else (types[name],)
-        if isinstance(value, bool) or not isinstance(value, kinds):
-            raise BucketError(f"cost table {path} has {name} {str(value)[:40]!r}: a {types[name].__name__} is needed")
-    rows = data.get("costs")
-    if not isinstance(rows, list):
-        raise BucketError(f"cost table {path} has no list of costs: measure again")
-    costs = []
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict) or row.keys() != {*_BUCKET, *_MEASURED}:
-            raise BucketError(
-                f"cost {number} of {path} is {str(row)[:60]!r}: give exactly {', '.join((*_BUCKET, *_MEASURED))}"
-            )
-        try:
-            bucket = Bucket(*(row[name] for name in _BUCKET))
-            costs.append(Measurement(bucket, *(row[name] for name in _MEASURED)))
-        except BucketError as error:
-            raise BucketError(f"cost {number} of {path}: {error}") from None
-    try:
-        return CostTable(costs=tuple(costs), **{"machine": "", "artifact": "", **given})
-    except BucketError as error:
-        raise BucketError(f"{path}: {error}") from None
+def load_table(folder: Path, artifact: str, machine: Mapping[str, str]) -> CostTable:
+    """The table of `folder` for this artifact and machine; an empty one when there is none, or none that can be read:
+    measuring again costs no more than time."""
+    with contextlib.suppress(CostTableError):
+        table = CostTable.read(folder / table_name(artifact, machine))
+        if table.artifact == artifact and dict(table.machine) == dict(machine):
+            return table
+    return CostTable(machine, artifact)
+
+
+def find_tables(folder: Path, artifact: str) -> list[CostTable]:
+    """The readable tables of `folder` for an artifact, of any machine; the one written last comes first."""
+    found: list[tuple[float, CostTable]] = []
+    for path in folder.glob(f"{artifact[:16]}-*.json"):
+        with contextlib.suppress(CostTableError, OSError):
+            table = CostTable.read(path)
+            if table.artifact == artifact:
+                found.append((path.stat().st_mtime, table))
+    return [table for _, table in sorted(found, key=lambda item: -item[0])]
+
+
+def _row(cost: ReplayCost) -> dict[str, Any]:
+    bucket = cost.bucket
+    row = {"phase": bucket.phase, "batch": bucket.batch, "seq": bucket.seq}
+    return row | {name: getattr(cost, name) for name in _ROW_KEYS[3:]}
+
+
+def _cost(row: Any) -> ReplayCost:
+    if not isinstance(row, dict) or set(row) != set(_ROW_KEYS):
+        raise CostTableError(f"{str(row)[:80]} is no cost: give exactly {', '.join(_ROW_KEYS)}")
+    bucket = Bucket(row["phase"], row["batch"], row["seq"])
+    return ReplayCost(bucket, *(row[name] for name in _ROW_KEYS[3:]))

@@ -28,6 +28,9 @@ COSTS = (
     ReplayCost(PREFILL, 1, 128, 128, 0.25, 3),
     ReplayCost(DECODE, 4, 4, 512, 0.125, 5),
 )
+TABLE = CostTable(MACHINE, KEY, COSTS, padding="skipped", step_s=1e-5, token_s=1e-7)
+ROW: dict[str, Any] = {"phase": "prefill", "batch": 1, "seq": 16, "sequences": 1, "tokens": 16, "context": 16}
+ROW |= {"seconds": 0.1, "repeats": 1}
 
 
 def manifest(**changes: Any) -> dict[str, Any]:
@@ -40,14 +43,13 @@ def manifest(**changes: Any) -> dict[str, Any]:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    table = CostTable(MACHINE, KEY, COSTS)
-    table.write(tmp_path / "sub" / "t.json")
-    assert CostTable.read(tmp_path / "sub" / "t.json") == table
+    TABLE.write(tmp_path / "sub" / "t.json")
+    assert CostTable.read(tmp_path / "sub" / "t.json") == TABLE
     assert [path.name for path in (tmp_path / "sub").iterdir()] == ["t.json"]
 
 
 def test_the_order_of_costs_does_not_matter() -> None:
-    assert CostTable(MACHINE, KEY, COSTS[::-1]) == CostTable(MACHINE, KEY, COSTS)
+    assert replace(TABLE, costs=COSTS[::-1]) == TABLE
 
 
 def test_an_empty_table_is_one(tmp_path: Path) -> None:
@@ -56,11 +58,11 @@ def test_an_empty_table_is_one(tmp_path: Path) -> None:
 
 
 def test_full_is_the_largest_load() -> None:
-    assert CostTable(MACHINE, KEY, COSTS).full() == {PREFILL: 0.5, DECODE: 0.125}
+    assert TABLE.full() == {PREFILL: 0.5, DECODE: 0.125}
 
 
 def test_a_load_measured_again_replaces_the_old_cost() -> None:
-    table = CostTable(MACHINE, KEY, COSTS).with_costs([replace(COSTS[0], seconds=0.75, repeats=9)])
+    table = TABLE.with_costs([replace(COSTS[0], seconds=0.75, repeats=9)])
     assert len(table.costs) == 3
     assert table.full()[PREFILL] == 0.75
 
@@ -74,11 +76,12 @@ def test_tables_are_found_by_artifact_and_machine(tmp_path: Path) -> None:
     assert load_table(tmp_path, KEY, {"processor": "three"}).costs == ()
     assert {table.machine["processor"] for table in find_tables(tmp_path, KEY)} == {"one", "two"}
     assert find_tables(tmp_path, "cd" * 32) == []
+    assert find_tables(tmp_path / "nowhere", KEY) == []
 
 
 def test_a_damaged_table_is_measured_again(tmp_path: Path) -> None:
     path = tmp_path / table_name(KEY, MACHINE)
-    CostTable(MACHINE, KEY, COSTS).write(path)
+    TABLE.write(path)
     path.write_bytes(path.read_bytes()[:-40])
     assert load_table(tmp_path, KEY, MACHINE) == CostTable(MACHINE, KEY)
     assert find_tables(tmp_path, KEY) == []
@@ -99,12 +102,6 @@ def test_a_manifest_that_does_not_tell_is_refused(broken: dict[str, Any]) -> Non
         artifact_key(manifest(**broken))
 
 
-ROW: dict[str, Any] = {
-    "phase": "prefill", "batch": 1, "seq": 16, "sequences": 1, "tokens": 16, "context": 16,
-    "seconds": 0.1, "repeats": 1,
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -115,7 +112,7 @@ ROW: dict[str, Any] = {
         ({"tokens": True}, "tokens .* is True"),
         ({"sequences": 17}, "17 sequences and 16 tokens"),
         ({"phase": "warm"}, "unknown phase 'warm'"),
-        ({"more": 1}, "nothing else"),
+        ({"more": 1}, "give exactly phase"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
@@ -125,18 +122,26 @@ def test_a_bad_row_is_named(tmp_path: Path, changes: dict[str, Any], says: str) 
         CostTable.read(tmp_path / "t.json")
 
 
+def changed(**changes: Any) -> str:
+    return json.dumps({"llmc_cost_table": 1, "machine": MACHINE, "artifact": KEY, "costs": [ROW]} | changes)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("", "not valid JSON"),
-        ("[]", "no cost table of version 1"),
-        ('{"llmc_cost_table": 2}', "no cost table of version 1"),
-        ('{"llmc_cost_table": 1}', "lacks machine, artifact or costs"),
-        ('{"llmc_cost_table": 1, "x": 1}', "unknown key 'x'"),
-        (json.dumps({"llmc_cost_table": 1, "machine": {}, "artifact": KEY, "costs": []}), "it needs facts"),
-        (json.dumps({"llmc_cost_table": 1, "machine": MACHINE, "artifact": "x", "costs": []}), "64 hex digits"),
-        (json.dumps({"llmc_cost_table": 1, "machine": MACHINE, "artifact": KEY, "costs": [ROW, ROW]}), "two costs"),
         ("[" * 100_000, "not valid JSON"),
+        ("[]", "none of version 1"),
+        ('{"llmc_cost_table": 2}', "none of version 1"),
+        ('{"llmc_cost_table": 1}', "lacks machine, artifact or costs"),
+        (changed(x=1), "unknown field 'x'"),
+        (changed(machine={}), "it needs facts"),
+        (changed(machine={"threads": 2}), "it needs facts"),
+        (changed(artifact="x"), "64 hex digits"),
+        (changed(padding="eaten"), "padding .* is 'eaten'"),
+        (changed(step_s=-1), "step_s .* is -1"),
+        (changed(token_s="1"), "token_s .* is '1'"),
+        (changed(costs=[ROW, ROW]), "two costs"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path: Path, text: str, says: str) -> None:
