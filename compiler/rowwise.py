@@ -13,6 +13,7 @@ An expression is [op, argument…]; ["x", n] is axis n of its stage, ["load", in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
@@ -24,6 +25,7 @@ DTYPES = {"float32": "f32", "bfloat16": "bf16", "int32": "i32", "bool": "bool"}
 _KINDS = {"float32": "float", "bfloat16": "float", "int32": "int", "int64": "int", "bool": "bool"}
 # Rows stand for these in proofs about indices: what holds for a small and a large prime, holds.
 _ROWS = (7, 1_048_583)
+_ON_ROWS = "depends on the number of token rows in the batch"
 _MAX_KEPT_BYTES = 1 << 16
 _MAX_JOINED_SUMS = 64
 _BINARY = {
@@ -94,7 +96,7 @@ def _row_axis(shape: Sequence[Any], rows: Any | None) -> int | None:
     if not found:
         return None
     if len(found) > 1 or rows is None or not shape[found[0]].same_as(rows):
-        raise RowwiseError(f"has a tensor of shape [{', '.join(map(str, shape))}], not one row a token")
+        raise RowwiseError(f"has a tensor of shape {_sizes(shape)}, not one row a token")
     return found[0]
 
 
@@ -114,11 +116,14 @@ def _blocks(statement: Any) -> list[Any]:
 def rows_of(func: tirx.PrimFunc) -> Any | None:
     """The symbol that counts rows in the function's buffers. Raises RowwiseError when there are several."""
     found: list[Any] = []
-    for buffer in func.params:
-        for extent in buffer.shape:
+    for param in func.params:
+        if not hasattr(param, "shape"):  # a size that is passed as a number
+            raise RowwiseError(_ON_ROWS)
+        for extent in param.shape:
             if not isinstance(extent, tirx.IntImm):
                 if not isinstance(extent, tirx.Var):
-                    raise RowwiseError(f"has a dimension {extent}, which is neither constant nor the number of rows")
+                    shape = _sizes(param.shape)
+                    raise RowwiseError(f"has a tensor of shape {shape}, whose sizes are neither fixed nor one a token")
                 if not any(extent.same_as(other) for other in found):
                     found.append(extent)
     if len(found) > 1:
@@ -159,8 +164,7 @@ class _Converter:
     def _buffer(self, buffer: Any) -> dict[str, Any]:
         axis = _row_axis(buffer.shape, self.rows)
         if axis not in (None, 0):
-            sizes = ", ".join(map(str, buffer.shape))
-            raise RowwiseError(f"has the token rows on axis {axis} of a tensor [{sizes}]; keep them first")
+            raise RowwiseError(f"has the token rows on axis {axis} of a tensor {_sizes(buffer.shape)}; keep them first")
         dtype = str(buffer.dtype)
         if dtype not in DTYPES:
             raise RowwiseError(f"has a {dtype} tensor; float32, bfloat16, int32 and bool are supported")
@@ -224,8 +228,12 @@ class _Converter:
 
     # --- expressions -----------------------------------------------------------------------------------------------
 
-    def _simplified(self, e: Any, which: int) -> Any:
-        return self._analyzers[which].simplify(e)
+    def _column(self, e: Any) -> Any:
+        """An index within a row, which must not depend on how many rows there are."""
+        found = [self._index(analyzer.simplify(e)) for analyzer in self._analyzers]
+        if any(other != found[0] for other in found):
+            raise RowwiseError(_ON_ROWS)
+        return found[0]
 
     def _index(self, e: Any) -> Any:
         """An index without rows in it."""
@@ -251,8 +259,8 @@ class _Converter:
     def _row_index(self, e: Any) -> None:
         """Raises unless `e` is the row that the stage writes, for any number of rows."""
         own = self._stage_now.row_var
-        for which in range(len(_ROWS)):
-            found = self._simplified(e, which)
+        for analyzer in self._analyzers:
+            found = analyzer.simplify(e)
             if own is None or not (isinstance(found, tirx.Var) and found.same_as(own)):
                 raise RowwiseError("mixes token rows: a row of its result reads other rows")
 
@@ -271,7 +279,7 @@ class _Converter:
                     self._row_index(index)
                 else:
                     offset = index if offset is None else offset * extent + index
-            where = 0 if offset is None else self._index(self._simplified(offset, 1))
+            where = 0 if offset is None else self._column(offset)
             return ["load", self.kept_inputs.index(number), where]
         writer = self._writer(buffer)
         if writer is None:
@@ -282,7 +290,7 @@ class _Converter:
             if position == row:
                 self._row_index(index)
             else:
-                indices.append(self._index(self._simplified(index, 1)))
+                indices.append(self._column(index))
         return ["stage", writer, indices]
 
     def _value(self, e: Any) -> Any:
@@ -298,8 +306,8 @@ class _Converter:
             return ["int", int(e)] if kind == "int" else ["ne", ["int", int(e)], ["int", 0]]
         if kind == "int" and not _has_load(e):
             if _mentions(e, self.rows):
-                raise RowwiseError("depends on the number of token rows in the batch")
-            return ["index", self._index(self._simplified(e, 1))]
+                raise RowwiseError(_ON_ROWS)
+            return ["index", self._column(e)]
         if isinstance(e, prim.Cast):
             return self._cast(e, dtype)
         if _is_select(e):
@@ -362,6 +370,11 @@ class _Converter:
                 result = ["mul", result, factor]
             return result if power[1] >= 0 else ["div", ["const", 1.0], result]
         raise RowwiseError("raises to a power that is not a constant whole or half number of at most 8")
+
+
+def _sizes(shape: Sequence[Any]) -> str:
+    """As in [s0 + 1, 60]."""
+    return re.sub(r"T\.int64\((-?\d+)\)", r"\1", f"[{', '.join(map(str, shape))}]")
 
 
 def _like(var: Any, value: int) -> Any:

@@ -206,6 +206,9 @@ MIXING: dict[str, tuple[Callable[..., Tensor], str]] = {
     "gram": (lambda t: (t @ t.T).sum(-1), "token"),
     "count": (lambda t: t * torch.arange(t.shape[0], dtype=torch.int32)[:, None], "of token rows"),
     "cumsum": (lambda t: t.cumsum(0), "single token rows"),
+    "roll": (lambda t: t.roll(t.shape[0], 1), "depends on the number of token rows in the batch"),
+    "transpose": (lambda t: t @ t.T @ t, "has the token rows on axis 1 of a tensor [20, s"),
+    "pad": (lambda t: F.pad(t, (0, 0, 1, 0))[:-1], " + 1, 20], whose sizes are neither fixed nor one a token"),
 }
 
 
