@@ -6,7 +6,7 @@ import tvm
 from tvm import relax
 
 from llmc.compiler.config import CompileError
-from llmc.compiler.graph import INPUTS, Command, CommandList, Operand, Site
+from llmc.compiler.graph import INPUTS, Command, CommandList, Operand, Site, round_up
 from llmc.compiler.lowered import SITE_PREFIX, Lowered
 from llmc.compiler.passes.fuse import MAX_BUFFERS, NAME, PROGRAM
 from llmc.compiler.templates import BufferSource, GraphParams, command_of, fused_spec
@@ -54,7 +54,7 @@ def emit(module: tvm.IRModule, lowered: Lowered, graph: GraphParams) -> CommandL
         op = call.op.name if isinstance(call.op, tvm.ir.Op) else str(call.op)
         if op == "relax.memory.alloc_storage":
             storages[binding.var] = arena
-            arena += -(-int(call.args[0].values[0]) // ARENA_ALIGNMENT) * ARENA_ALIGNMENT
+            arena += round_up(int(call.args[0].values[0]), ARENA_ALIGNMENT)
         elif op == "relax.memory.alloc_tensor":
             offset = storages[call.args[0]] + int(call.args[1].value)
             shape, dtype = call.args[2], str(call.args[3].value)

@@ -23,11 +23,26 @@ _LANES = {"float32": 1, "bfloat16": 2}
 Converter = Callable[[fx.Node, Any], relax.Var]
 
 
+def schema_of(node: fx.Node) -> Any | None:
+    """The schema of the op that a node calls, None for a node that calls none."""
+    return getattr(node.target, "_schema", None)
+
+
 def llmc_op(node: fx.Node) -> str | None:
     """The op's name in the llmc namespace, None for any other node."""
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node)
     namespace, _, name = schema.name.partition("::") if schema is not None else ("", "", "")
     return name if namespace == "llmc" else None
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """The arguments of an op by name, defaults filled in."""
+    values: dict[str, Any] = {}
+    schema = schema_of(node)
+    for i, argument in enumerate(schema.arguments if schema is not None else ()):
+        given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+        values[argument.name] = given
+    return values
 
 
 def _describe(node: fx.Node) -> str:
@@ -81,7 +96,7 @@ class Importer(ExportedProgramImporter):  # type: ignore[misc]
     def _watched(self, convert: Callable[..., Any], own: bool) -> Callable[..., Any]:
         def watched(node: fx.Node, *_: Any) -> Any:
             op = llmc_op(node)
-            wants = _argument(node, PACKED_INPUTS[op][0]) if op in PACKED_INPUTS else None
+            wants = arguments_of(node)[PACKED_INPUTS[op][0]] if op in PACKED_INPUTS else None
             for source in node.all_input_nodes:
                 if source is not wants and source in self._only_packed:
                     self.env[source] = self._unpack(source)
@@ -114,8 +129,9 @@ class Importer(ExportedProgramImporter):  # type: ignore[misc]
         """amax and amin, which TVM's importer lacks."""
 
         def convert(node: fx.Node) -> relax.Var:
-            axes, keep = _argument(node, "dim", []), _argument(node, "keepdim", False)
-            return self.block_builder.emit(reduce(self.env[node.args[0]], list(axes) or None, bool(keep)))
+            arguments = arguments_of(node)
+            reduced = reduce(self.env[arguments["self"]], list(arguments["dim"]) or None, arguments["keepdim"])
+            return self.block_builder.emit(reduced)
 
         return convert
 
@@ -145,13 +161,6 @@ class Importer(ExportedProgramImporter):  # type: ignore[misc]
 
 def _zero(dtype: str) -> Any:
     return tirx.const(0.0, dtype)
-
-
-def _argument(node: fx.Node, name: str, default: Any = None) -> Any:
-    """What is given for a named argument of an op."""
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    position = names.index(name)
-    return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
 
 
 def _number(variable: str) -> int | None:

@@ -17,24 +17,11 @@ from tvm import relax
 from llmc.compiler.config import CompileError
 from llmc.compiler.export import Exported
 from llmc.compiler.graph import INPUTS, Site, round_up
-from llmc.compiler.importer import Importer
+from llmc.compiler.importer import Importer, arguments_of
 from llmc.compiler.lowered import SITE_PREFIX, Lowered
+from llmc.compiler.passes import row_symbol
 from llmc.compiler.passes.fuse import fuse_rows
 from llmc.compiler.verify import verify_lowered, verify_site
-
-
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    """The op's arguments by schema name, defaults filled in."""
-    schema = node.target._schema  # type: ignore[union-attr]
-    values: dict[str, Any] = {}
-    for i, argument in enumerate(schema.arguments):
-        if i < len(node.args):
-            values[argument.name] = node.args[i]
-        elif argument.name in node.kwargs:
-            values[argument.name] = node.kwargs[argument.name]
-        else:
-            values[argument.name] = argument.default_value
-    return values
 
 
 def _output_type(op: str, values: dict[str, Any], tensors: dict[str, Any]) -> relax.TensorType:
@@ -67,7 +54,7 @@ def _output_type(op: str, values: dict[str, Any], tensors: dict[str, Any]) -> re
 
 def _converter(op: str, sites: list[Site], samples: str) -> Callable[[fx.Node, Any], relax.Var]:
     def convert(node: fx.Node, importer: Any) -> relax.Var:
-        values = _arguments(node)
+        values = arguments_of(node)
         tensors = {name: importer.env[value] for name, value in values.items() if isinstance(value, fx.Node)}
         attributes = {
             name: value for name, value in values.items() if value is not None and not isinstance(value, fx.Node)
@@ -110,14 +97,11 @@ def lower(exported: Exported) -> Lowered:
         },
     )
     names = [*INPUTS, *exported.weights]
-    params = module["main"].params
-    if len(params) != len(names):
-        raise CompileError(f"the traced graph has {len(params)} parameters where {len(names)} were expected")
+    num_params = len(module["main"].params)
+    if num_params != len(names):
+        raise CompileError(f"the traced graph has {num_params} parameters where {len(names)} were expected")
     if any(namespace != "llmc" for namespace, _, _ in targets):
-        symbols = {
-            str(params[INPUTS.index(name)].ty.shape[0].name): rows
-            for name, rows in (("input_ids", "tokens"), ("sample_index", "samples"))
-        }
+        symbols = {row_symbol(module, "input_ids"): "tokens", row_symbol(module, "sample_index"): "samples"}
         module = fuse_rows(module, symbols, importer.describe)
     lowered = Lowered(module, tuple(sites), tuple(names))
     verify_lowered(lowered)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from llmc.compiler.graph import INPUTS
+
+
+def row_symbol(module: tvm.IRModule, name: str) -> str:
+    """The name of the symbol that counts the rows of graph input `name`."""
+    return str(module["main"].params[INPUTS.index(name)].ty.shape[0].name)
+
 
 def bind_bucket(module: tvm.IRModule, tokens: int, samples: int) -> tvm.IRModule:
     """Binds the numbers of token and sample rows, plans memory, and leaves a straight line of storages and calls."""
-    params = module["main"].params
-    symbols = {
-        str(params[0].ty.shape[0].name): tokens,
-        str(params[6].ty.shape[0].name): samples,
-    }
+    symbols = {row_symbol(module, "input_ids"): tokens, row_symbol(module, "sample_index"): samples}
     t = relax.transform
     passes = [
         t.BindSymbolicVars(symbols),
