@@ -6,14 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "c_engine.h"
 #include "c_struct.h"
 #include "cpu_device.h"
-#include "engine.h"
 #include "error.h"
-
-struct llmc_engine {
-  std::unique_ptr<llmc::Engine> engine;
-};
 
 namespace {
 
@@ -92,6 +88,29 @@ uint64_t RandomSeed() {
 
 }  // namespace
 
+llmc::Status llmc::MakeEngine(const ModelShape& model, const llmc_engine_options* options, const MakeDevice& make,
+                              std::unique_ptr<llmc_engine>* out) {
+  llmc_engine_options o = DefaultOptions();
+  if (options != nullptr) LLMC_RETURN_IF_ERROR(ReadStruct(options, "options", &o));
+  if (o.miss_policy > LLMC_MISS_ERROR) {
+    return Invalid("miss_policy is " + std::to_string(o.miss_policy) +
+                   "; use LLMC_MISS_LARGER (0) or LLMC_MISS_ERROR (1).");
+  }
+  uint32_t num_blocks = 0;
+  LLMC_RETURN_IF_ERROR(PoolBlocks(model, o, &num_blocks));
+  std::unique_ptr<Device> device;
+  LLMC_RETURN_IF_ERROR(make(o, num_blocks + 1, &device));
+  EngineOptions e;
+  e.max_num_seqs = o.max_num_seqs;
+  e.max_waiting = o.max_waiting;
+  e.max_tokens_per_step = o.max_tokens_per_step;
+  e.prefix_cache = o.prefix_cache != 0;
+  e.error_on_miss = o.miss_policy == LLMC_MISS_ERROR;
+  e.seed = RandomSeed();
+  *out = std::make_unique<llmc_engine>();
+  return Engine::Create(std::move(device), e, &(*out)->engine);
+}
+
 extern "C" {
 
 void llmc_engine_options_init(llmc_engine_options* options, uint32_t struct_size) {
@@ -111,27 +130,12 @@ llmc_status llmc_engine_create(llmc_artifact* artifact, const llmc_engine_option
   return llmc::Guard(error, [&]() -> Status {
     if (artifact == nullptr) return NullArgument("artifact");
     if (out == nullptr) return NullArgument("out");
-    llmc_engine_options o = DefaultOptions();
-    if (options != nullptr) LLMC_RETURN_IF_ERROR(llmc::ReadStruct(options, "options", &o));
-    if (o.miss_policy > LLMC_MISS_ERROR) {
-      return Invalid("miss_policy is " + std::to_string(o.miss_policy) +
-                     "; use LLMC_MISS_LARGER (0) or LLMC_MISS_ERROR (1).");
-    }
-    uint32_t num_blocks = 0;
-    LLMC_RETURN_IF_ERROR(PoolBlocks(llmc::ArtifactModelShape(artifact), o, &num_blocks));
-    std::unique_ptr<llmc::Device> device;
-    LLMC_RETURN_IF_ERROR(llmc::MakeCpuDevice(artifact, o.num_threads, num_blocks + 1, o.pin_threads != 0,
-                                             o.idle_spin_us, &device));
-    llmc::EngineOptions e;
-    e.max_num_seqs = o.max_num_seqs;
-    e.max_waiting = o.max_waiting;
-    e.max_tokens_per_step = o.max_tokens_per_step;
-    e.prefix_cache = o.prefix_cache != 0;
-    e.error_on_miss = o.miss_policy == LLMC_MISS_ERROR;
-    e.seed = RandomSeed();
-    auto handle = std::make_unique<llmc_engine>();
-    LLMC_RETURN_IF_ERROR(llmc::Engine::Create(std::move(device), e, &handle->engine));
-    *out = handle.release();
+    const auto make = [&](const llmc_engine_options& o, uint32_t num_blocks, std::unique_ptr<llmc::Device>* device) {
+      return llmc::MakeCpuDevice(artifact, o.num_threads, num_blocks, o.pin_threads != 0, o.idle_spin_us, device);
+    };
+    std::unique_ptr<llmc_engine> engine;
+    LLMC_RETURN_IF_ERROR(llmc::MakeEngine(llmc::ArtifactModelShape(artifact), options, make, &engine));
+    *out = engine.release();
     return Status::Ok();
   });
 }

@@ -326,6 +326,77 @@ LLMC_API llmc_status llmc_engine_get_bucket_misses(const llmc_engine *engine, ll
 /* LLMC_OK when reference counts, block tables, free list and prefix index agree; LLMC_ERR_INTERNAL and why otherwise. */
 LLMC_API llmc_status llmc_engine_check_integrity(const llmc_engine *engine, llmc_error *error);
 
+/* ---- simulation: a trace through the engine in virtual time, over a device that computes nothing ----------- */
+/* Nanoseconds of a replay, from the token rows it carries and its pairs of a new token and a token that it sees: a curve
+ * over the rows, linear between its points, level before the first and on with the last slope behind the last, plus
+ * ns_per_pair for each pair. One point and no ns_per_pair: a target that computes padding. */
+typedef struct llmc_sim_cost {
+  uint32_t struct_size;
+  uint32_t num_points;            /* at least 1 */
+  const uint32_t *tokens;         /* [num_points], ascending */
+  const double *ns;               /* [num_points] */
+  double ns_per_pair;
+} llmc_sim_cost;
+
+/* A graph that need not have been compiled; the fields are those of llmc_graph_info. */
+typedef struct llmc_sim_graph {
+  uint32_t struct_size;
+  uint32_t phase, batch, seq, max_tokens, max_seqs, max_samples, max_blocks_per_seq;
+  const llmc_sim_cost *cost;      /* of a replay */
+  const llmc_sim_cost *exact;     /* of a replay, were the graph made for exactly the load it carries */
+} llmc_sim_graph;
+
+typedef struct llmc_sim_model {
+  uint32_t struct_size;
+  uint32_t num_graphs;
+  int32_t block_size, max_model_len, max_num_seqs;
+  uint32_t reserved;
+  uint64_t kv_block_bytes;        /* with options.kv_bytes: decides the size of the pool */
+  const llmc_sim_graph *graphs;   /* [num_graphs]; the struct_size of the first holds for all */
+  double step_ns, token_ns;       /* time of a step beside its replay, and of each token that it samples */
+} llmc_sim_model;
+
+/* Requests in order of arrival. A request whose prompt does not fit max_model_len is an error. */
+typedef struct llmc_sim_trace {
+  uint32_t struct_size;
+  uint32_t prefix_block;          /* tokens that a prefix id stands for */
+  uint64_t num_requests;
+  const uint64_t *arrival_ns;     /* [num_requests], ascending */
+  const uint32_t *prompt_tokens;  /* [num_requests] */
+  const uint32_t *output_tokens;  /* [num_requests], at least 1 */
+  const uint64_t *prefix_start;   /* [num_requests + 1] into prefix_ids; NULL: no two prompts have a common prefix */
+  const int64_t *prefix_ids;      /* of the prompts' leading blocks: equal ids are equal blocks */
+  /* Called now and then with the number of requests that have ended; another value than 0 stops. NULL: never. */
+  uint32_t (*progress)(void *context, uint64_t num_ended);
+  void *context;
+} llmc_sim_trace;
+
+/* Replays of one graph with num_seqs sequences, the longest of `length` tokens, rounded up to blocks: new tokens in
+ * prefill and mixed steps, tokens of context in decode steps. */
+typedef struct llmc_sim_load {
+  uint32_t struct_size;
+  uint32_t graph, num_seqs, length;
+  uint64_t replays;
+  uint64_t tokens, contexts;      /* sums: valid rows, tokens of context of all sequences */
+  double ns, exact_ns;            /* sums of what the replays took, and would take without padding */
+} llmc_sim_load;
+
+/* An engine like any other, but that its device computes nothing and that its replays take virtual time: scheduler, block
+ * manager and choice of graphs are the real ones. Nothing of an artifact is needed. Copies what it is given. Of the
+ * options it reads those of the KV pool and the scheduler. */
+LLMC_API llmc_status llmc_engine_create_simulated(const llmc_sim_model *model, const llmc_engine_options *options,
+                                                  llmc_engine **out, llmc_error *error);
+/* Runs a trace through a simulated engine that has run none. Blocks; other threads may get_ statistics meanwhile. For each
+ * request, in virtual nanoseconds: when its first and its last token came; 0 where it never did, because the request was
+ * refused (max_waiting), failed, or was not reached when progress stopped the run. LLMC_ERR_INVALID_ARGUMENT: the engine
+ * is not simulated, or the trace is not sound; then nothing ran. */
+LLMC_API llmc_status llmc_engine_simulate(llmc_engine *engine, const llmc_sim_trace *trace, uint64_t *first_token_ns,
+                                          uint64_t *last_token_ns, llmc_error *error);
+/* The loads of all replays so far, by graph, sequences and length: up to capacity of them; *count is how many there are.
+ * loads[0].struct_size must be set by the caller. */
+LLMC_API llmc_status llmc_engine_get_simulated_loads(const llmc_engine *engine, llmc_sim_load *loads, uint64_t capacity,
+                                                     uint64_t *count, llmc_error *error);
+
 #ifdef __cplusplus
 }
 #endif
