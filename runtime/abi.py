@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sysconfig
-from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
 ABI_VERSION = 2
@@ -16,6 +16,8 @@ I32P = POINTER(c_int32)
 U32P = POINTER(c_uint32)
 F32P = POINTER(c_float)
 U64P = POINTER(c_uint64)
+I64P = POINTER(c_int64)
+F64P = POINTER(c_double)
 
 
 class Error(ctypes.Structure):
@@ -241,6 +243,70 @@ class BucketMiss(ctypes.Structure):
     ]
 
 
+class SimCost(ctypes.Structure):
+    _fields_ = [
+        *[(name, c_uint32) for name in ("struct_size", "num_points")],
+        ("tokens", U32P),
+        ("ns", F64P),
+        ("ns_per_pair", c_double),
+    ]
+
+
+class SimGraph(ctypes.Structure):
+    _fields_ = [
+        *[
+            (name, c_uint32)
+            for name in (
+                "struct_size",
+                "phase",
+                "batch",
+                "seq",
+                "max_tokens",
+                "max_seqs",
+                "max_samples",
+                "max_blocks_per_seq",
+            )
+        ],
+        ("cost", POINTER(SimCost)),
+        ("exact", POINTER(SimCost)),
+    ]
+
+
+class SimModel(ctypes.Structure):
+    _fields_ = [
+        *[(name, c_uint32) for name in ("struct_size", "num_graphs")],
+        *[(name, c_int32) for name in ("block_size", "max_model_len", "max_num_seqs")],
+        ("reserved", c_uint32),
+        ("kv_block_bytes", c_uint64),
+        ("graphs", POINTER(SimGraph)),
+        *[(name, c_double) for name in ("step_ns", "token_ns")],
+    ]
+
+
+Progress = ctypes.CFUNCTYPE(c_uint32, c_void_p, c_uint64)
+
+
+class SimTrace(ctypes.Structure):
+    _fields_ = [
+        *[(name, c_uint32) for name in ("struct_size", "prefix_block")],
+        ("num_requests", c_uint64),
+        ("arrival_ns", U64P),
+        *[(name, U32P) for name in ("prompt_tokens", "output_tokens")],
+        ("prefix_start", U64P),
+        ("prefix_ids", I64P),
+        ("progress", Progress),
+        ("context", c_void_p),
+    ]
+
+
+class SimLoad(ctypes.Structure):
+    _fields_ = [
+        *[(name, c_uint32) for name in ("struct_size", "graph", "num_seqs", "length")],
+        *[(name, c_uint64) for name in ("replays", "tokens", "contexts")],
+        *[(name, c_double) for name in ("ns", "exact_ns")],
+    ]
+
+
 _E = POINTER(Error)
 # name → argument types; every one of them returns llmc_status.
 _STATUS_FUNCTIONS: dict[str, list[object]] = {
@@ -267,6 +333,9 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_engine_get_graph_stats": [c_void_p, POINTER(GraphStats), c_uint64, U64P, _E],
     "llmc_engine_get_bucket_misses": [c_void_p, POINTER(BucketMiss), c_uint64, U64P, _E],
     "llmc_engine_check_integrity": [c_void_p, _E],
+    "llmc_engine_create_simulated": [POINTER(SimModel), POINTER(EngineOptions), POINTER(c_void_p), _E],
+    "llmc_engine_simulate": [c_void_p, POINTER(SimTrace), U64P, U64P, _E],
+    "llmc_engine_get_simulated_loads": [c_void_p, POINTER(SimLoad), c_uint64, U64P, _E],
 }
 _VOID_FUNCTIONS: dict[str, list[object]] = {
     "llmc_error_init": [_E, c_uint32],

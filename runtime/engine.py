@@ -147,19 +147,24 @@ class Engine(Handle):
         """Options are the fields of llmc_engine_options; miss_policy also takes "larger" or "error"."""
         super().__init__()
         self._num_graphs = artifact.info.num_graphs
+        native = self._native_options(options)
+        pointer = c_void_p()
+        call("llmc_engine_create", artifact.pointer, byref(native), byref(pointer))
+        self._pointer = pointer
+        self._events = (abi.Event * self._POLL_CAPACITY)()
+
+    @classmethod
+    def _native_options(cls, options: Mapping[str, Any]) -> abi.EngineOptions:
         native = initial("llmc_engine_options_init", abi.EngineOptions)
         for name, value in options.items():
-            if name not in self._OPTIONS:
-                raise TypeError(f"unknown engine option {name!r}; known are {', '.join(sorted(self._OPTIONS))}")
+            if name not in cls._OPTIONS:
+                raise TypeError(f"unknown engine option {name!r}; known are {', '.join(sorted(cls._OPTIONS))}")
             if name == "miss_policy" and isinstance(value, str):
                 if value not in MISS_POLICIES:
                     raise ValueError(f"miss_policy is {value!r}; choose one of {', '.join(MISS_POLICIES)}")
                 value = MISS_POLICIES[value]
             setattr(native, name, int(value))
-        pointer = c_void_p()
-        call("llmc_engine_create", artifact.pointer, byref(native), byref(pointer))
-        self._pointer = pointer
-        self._events = (abi.Event * self._POLL_CAPACITY)()
+        return native
 
     def submit(
         self,
