@@ -128,7 +128,7 @@ def drive(engine: Engine, asks: Sequence[Ask], concurrency: int) -> list[Outcome
             if event.kind == "token":
                 token_ns[request].append(event.time_ns)
             elif event.kind == "failed":
-                raise BenchError(f"the engine failed request {index_of[request]} with error {event.error_code}")
+                raise BenchError(f"the engine failed request {index_of[request]}: {event.error_message}")
             elif event.kind == "finished":
                 index, times = index_of.pop(request), tuple(token_ns.pop(request))
                 begin = start_ns.pop(request)

@@ -49,7 +49,11 @@ int main(int argc, char **argv) {
     if (llmc_engine_poll(engine, events, 8, &got, &error) != LLMC_OK) return fail(&error);
     for (uint64_t i = 0; i < got; ++i) {
       if (events[i].kind == LLMC_EVENT_TOKEN) printf("%d ", events[i].token_id);
-      if (events[i].kind != LLMC_EVENT_TOKEN) finished = 1;
+      if (events[i].kind == LLMC_EVENT_FINISHED) finished = 1;
+      if (events[i].kind == LLMC_EVENT_FAILED) {
+        fprintf(stderr, "embed: %s\n", events[i].message);
+        return 1;
+      }
     }
     fflush(stdout);
   }

@@ -181,6 +181,7 @@ class Event(ctypes.Structure):
         ("position", c_uint32),
         ("rank", c_uint32),
         *[(name, c_uint64) for name in ("arrival_ns", "first_scheduled_ns", "first_token_ns")],
+        ("message", c_char * 256),
     ]
 
 

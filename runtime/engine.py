@@ -51,6 +51,7 @@ class Event:
     """What happened to a continuation; `kind` is one of EVENT_KINDS. `top_logprobs`: (token id, logprob), best first.
 
     position: of the token, counted from the prompt's first. rank: with a logprob, 1 when no token was likelier, else 0.
+    error_message: why it "failed", one sentence; else empty.
     Times are on time.monotonic_ns(); arrival_ns to first_token_ns come with "finished" and "failed", 0 for never.
     """
 
@@ -71,6 +72,7 @@ class Event:
     arrival_ns: int
     first_scheduled_ns: int
     first_token_ns: int
+    error_message: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,4 +320,5 @@ def _event(native: abi.Event) -> Event:
         arrival_ns=native.arrival_ns,
         first_scheduled_ns=native.first_scheduled_ns,
         first_token_ns=native.first_token_ns,
+        error_message=native.message.decode("utf-8", "replace") if native.error_code else "",
     )

@@ -117,6 +117,7 @@ def test_mask_errors(artifact: Artifact) -> None:
         failed = [event for event in engine.poll() if event.kind == "failed"]
         assert [event.request_id for event in failed] == [guided]
         assert LlmcError(failed[0].error_code, "").name == "empty_mask"
+        assert "allows no token" in failed[0].error_message
 
 
 def prompt_scores(engine: Engine, num: int) -> list[Event]:

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
-#include <vector>
 
 #include "status.h"
 
@@ -50,8 +49,8 @@ Status ReadStruct(const T* from, const char* name, T* to) {
 }
 
 // An array's elements have the size that the first one tells.
-template <class T>
-void WriteArray(const std::vector<T>& values, uint64_t count, T* out) {
+template <class Values, class T>
+void WriteArray(const Values& values, uint64_t count, T* out) {
   const uint32_t stride = count != 0 ? out[0].struct_size : 0;
   for (uint64_t i = 0; i < count; ++i) {
     WriteStruct(values[i], stride, reinterpret_cast<T*>(reinterpret_cast<char*>(out) + i * stride));

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <string>
 #include <cstring>
+#include <string>
 
+#include "c_struct.h"
 #include "clock.h"
+#include "error.h"
 
 namespace llmc {
 namespace {
@@ -202,15 +204,9 @@ uint32_t Engine::Wait(uint64_t timeout_ns) {
 uint64_t Engine::Poll(llmc_event* events, uint64_t capacity) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (capacity == 0) return 0;
-  // The caller's struct may be older and smaller, or newer and larger, than ours.
-  const uint32_t stride = events[0].struct_size;
-  uint64_t count = std::min<uint64_t>(capacity, events_.size());
-  for (uint64_t i = 0; i < count; ++i) {
-    llmc_event event = events_.front();
-    event.struct_size = stride;
-    std::memcpy(reinterpret_cast<char*>(events) + i * stride, &event, std::min<size_t>(stride, sizeof(event)));
-    events_.pop_front();
-  }
+  const uint64_t count = std::min<uint64_t>(capacity, events_.size());
+  WriteArray(events_, count, events);
+  events_.erase(events_.begin(), events_.begin() + static_cast<std::ptrdiff_t>(count));
   return count;
 }
 
@@ -270,7 +266,7 @@ Status Engine::Step(bool* progressed) {
   scheduler_.Schedule(&plan_);
   const uint64_t scheduled = MonotonicNs();
   counters_.schedule_ns += scheduled - begin;
-  for (Sequence* s : plan_.misses) EndRequest(s->request, LLMC_EVENT_FAILED, LLMC_FINISH_ERROR, LLMC_ERR_BUCKET_MISS);
+  for (Sequence* s : plan_.misses) FailRequest(s->request, MissOf(*s));
   // A missed request may have had other sequences in the plan: then this plan is void and the next step plans anew.
   const bool run = !plan_.items.empty() && plan_.misses.empty();
   *progressed = run || !new_events_.empty() || scheduler_.num_preemptions() != preemptions;
@@ -286,7 +282,7 @@ Status Engine::Step(bool* progressed) {
     replay_ns_ = sample - replay;
     counters_.replay_ns += replay_ns_;
     if (!status.ok()) {
-      FailAll(status.code);
+      FailAll(status);
     } else if (run) {
       scheduler_.Commit(plan_);
       Sample(logits);
@@ -326,9 +322,9 @@ void Engine::TakeInbox(uint64_t now) {
     scheduler_.Add(r->sequences[0].get());
     if (r->deadline_ns != 0) deadlines_.insert({r->deadline_ns, r});
   }
-  for (Request* r : cancelled_) EndRequest(r, LLMC_EVENT_FINISHED, LLMC_FINISH_CANCELLED, LLMC_OK);
+  for (Request* r : cancelled_) EndRequest(r, LLMC_FINISH_CANCELLED);
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
-    EndRequest(deadlines_.begin()->second, LLMC_EVENT_FINISHED, LLMC_FINISH_TIMEOUT, LLMC_OK);
+    EndRequest(deadlines_.begin()->second, LLMC_FINISH_TIMEOUT);
   }
   arrived_.clear();
   cancelled_.clear();
@@ -472,7 +468,7 @@ void Engine::Postprocess() {
     } else if (s.status.ok()) {
       AppendToken(s.sequence, s.result);
     } else {
-      EndRequest(s.sequence->request, LLMC_EVENT_FAILED, LLMC_FINISH_ERROR, s.status.code);
+      FailRequest(s.sequence->request, s.status);
     }
   }
 }
@@ -519,23 +515,48 @@ void Engine::MarkEnded(Request* r) {
   if (r->deadline_ns != 0) deadlines_.erase({r->deadline_ns, r});
 }
 
+void Engine::EndRequest(Request* r, uint32_t reason) {
+  llmc_event facts{};
+  facts.kind = LLMC_EVENT_FINISHED;
+  facts.finish_reason = reason;
+  EndAll(r, facts);
+}
+
+void Engine::FailRequest(Request* r, const Status& why) {
+  llmc_event facts{};
+  facts.kind = LLMC_EVENT_FAILED;
+  facts.finish_reason = LLMC_FINISH_ERROR;
+  facts.error_code = why.code;
+  CopyText(why.message.data(), why.message.size(), sizeof(facts.message), facts.message);
+  EndAll(r, facts);
+}
+
 // Ends every unfinished continuation, with one event each.
-void Engine::EndRequest(Request* r, uint32_t kind, uint32_t reason, llmc_status code) {
+void Engine::EndAll(Request* r, const llmc_event& facts) {
   if (r->ended) return;
   for (uint32_t i = 0; i < r->params.n; ++i) {
     Sequence* s = r->sequences[i < r->sequences.size() ? i : 0].get();
     const bool exists = i < r->sequences.size();
     if (exists && s->finished) continue;
     if (exists) scheduler_.Remove(s);
-    llmc_event event = MakeEvent(*s, i, kind);
-    event.finish_reason = reason;
-    event.error_code = code;
+    llmc_event event = MakeEvent(*s, i, facts.kind);
+    event.finish_reason = facts.finish_reason;
+    event.error_code = facts.error_code;
+    std::memcpy(event.message, facts.message, sizeof(event.message));
     new_events_.push_back(event);
   }
   MarkEnded(r);
 }
 
-void Engine::FailAll(llmc_status code) {
+Status Engine::MissOf(const Sequence& s) const {
+  return Status::Error(LLMC_ERR_BUCKET_MISS,
+                       "No graph " + std::string(options_.error_on_miss ? "of its phase " : "") +
+                           "holds a sequence of " + std::to_string(s.tokens.size()) +
+                           " tokens; compile the artifact with larger buckets" +
+                           (options_.error_on_miss ? " or allow others by LLMC_MISS_LARGER." : "."));
+}
+
+void Engine::FailAll(const Status& why) {
   std::vector<Request*> all;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -544,7 +565,7 @@ void Engine::FailAll(llmc_status code) {
     }
   }
   std::sort(all.begin(), all.end(), [](const Request* a, const Request* b) { return a->id < b->id; });
-  for (Request* r : all) EndRequest(r, LLMC_EVENT_FAILED, LLMC_FINISH_ERROR, code);
+  for (Request* r : all) FailRequest(r, why);
 }
 
 llmc_event Engine::MakeEvent(const Sequence& s, uint32_t output_index, uint32_t kind) const {

@@ -81,9 +81,12 @@ class Engine {
   void AppendToken(Sequence* sequence, const SampleResult& sample);
   void Finish(Sequence* sequence, uint32_t reason, const SampleResult* stop);
   static void SetSample(const SampleResult& sample, llmc_event* event);
-  void EndRequest(Request* request, uint32_t kind, uint32_t reason, llmc_status code);
+  void EndRequest(Request* request, uint32_t reason);
+  void FailRequest(Request* request, const Status& why);
+  void EndAll(Request* request, const llmc_event& facts);
   void MarkEnded(Request* request);
-  void FailAll(llmc_status code);
+  void FailAll(const Status& why);
+  Status MissOf(const Sequence& sequence) const;
   void CountTime(bool stepped, uint64_t step_ns);
   void Publish(bool stepped, bool progressed);
   uint32_t Ready() const;

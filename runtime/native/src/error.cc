@@ -18,11 +18,16 @@ llmc_status ToC(const Status& status, llmc_error* error) noexcept {
     text = "Out of memory: lower kv_bytes, num_blocks or max_num_seqs.";
     length = std::strlen(text);
   }
-  size_t room = std::min<size_t>(error->struct_size - kHeader, sizeof(error->message));
-  size_t n = std::min(length, room - 1);
-  std::memcpy(error->message, text, n);
-  error->message[n] = 0;
+  CopyText(text, length, std::min<size_t>(error->struct_size - kHeader, sizeof(error->message)), error->message);
   return status.code;
+}
+
+void CopyText(const char* text, size_t length, size_t room, char* out) noexcept {
+  size_t n = std::min(length, room - 1);
+  // A UTF-8 character that does not fit is left out whole.
+  while (n > 0 && n < length && (static_cast<unsigned char>(text[n]) & 0xC0) == 0x80) --n;
+  std::memcpy(out, text, n);
+  out[n] = 0;
 }
 
 }  // namespace llmc

@@ -1,5 +1,6 @@
 // Conversion of an internal Status into what crosses the C boundary.
 #pragma once
+#include <cstddef>
 #include <exception>
 #include <new>
 #include <string>
@@ -10,6 +11,9 @@ namespace llmc {
 
 // Fills *error (may be NULL), honouring its struct_size, and returns the code.
 llmc_status ToC(const Status& status, llmc_error* error) noexcept;
+
+// Copies what fits of `text` and a NUL to out, which has room for `room` bytes, at least 1.
+void CopyText(const char* text, size_t length, size_t room, char* out) noexcept;
 
 // Runs body() and turns every exception into a Status: nothing may unwind into C.
 template <typename Body>

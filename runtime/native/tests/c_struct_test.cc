@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "check.h"
+#include "error.h"
 
 using namespace llmc;
 
@@ -53,6 +55,19 @@ void TestRead() {
   CHECK_EQ(ReadStruct<llmc_sampling_params>(nullptr, "params", &to).code, LLMC_ERR_INVALID_ARGUMENT);
 }
 
+// The second ellipsis is cut: it goes whole.
+void TestCopyText() {
+  const std::string text = "ab\u2026c\u2026";
+  char out[16];
+  for (size_t room = 1; room <= sizeof(out); ++room) {
+    std::memset(out, 'x', sizeof(out));
+    CopyText(text.data(), text.size(), room, out);
+    const size_t n = room <= 3 ? room - 1 : room <= 5 ? 2 : room == 6 ? 5 : room <= 9 ? 6 : 9;
+    CHECK_EQ(std::string(out), text.substr(0, n));
+    CHECK(room == sizeof(out) || out[room] == 'x');
+  }
+}
+
 void TestWriteArray() {
   std::vector<llmc_graph_stats> values(3);
   for (uint64_t i = 0; i < 3; ++i) values[i] = {sizeof(llmc_graph_stats), 0, i + 1, 0, 0, 0};
@@ -67,7 +82,7 @@ void TestWriteArray() {
     }
     CHECK(static_cast<size_t>(std::count(bytes.begin() + 2 * stride, bytes.end(), kGuard)) == stride + 16);
   }
-  WriteArray<llmc_graph_stats>(values, 0, nullptr);
+  WriteArray(values, 0, static_cast<llmc_graph_stats*>(nullptr));
 }
 
 }  // namespace
@@ -82,5 +97,6 @@ int main() {
   TestInit(llmc_request_init);
   TestRead();
   TestWriteArray();
+  TestCopyText();
   return llmc_test::Finish("c_struct_test");
 }

@@ -198,6 +198,7 @@ inline void Drain(Engine* engine, Outputs* outputs, Needs* needs = nullptr) {
         o.error = e.error_code;
         o.num_cached = e.num_cached_tokens;
         o.end = e;
+        CHECK_EQ(e.message[0] != 0, e.kind == LLMC_EVENT_FAILED);
         CHECK(e.arrival_ns > 0 && e.arrival_ns <= e.time_ns);
         if (e.first_scheduled_ns) CHECK(e.arrival_ns <= e.first_scheduled_ns);
         if (e.first_token_ns) CHECK(e.first_scheduled_ns <= e.first_token_ns && e.first_token_ns <= e.time_ns);

@@ -1,5 +1,6 @@
 // The engine over a null device: one behaviour a test.
 #include <atomic>
+#include <cstring>
 #include <thread>
 
 #include "clock.h"
@@ -8,6 +9,8 @@
 using namespace llmc_test;
 
 namespace {
+
+bool Says(const Output& output, const char* words) { return std::strstr(output.end.message, words) != nullptr; }
 
 void TestPrefixAndGraphs() {
   NullDevice* device;
@@ -57,6 +60,7 @@ void TestMissPolicy() {
     } else {
       CHECK_EQ((outputs[{longer.id, 0}].kind), static_cast<uint32_t>(LLMC_EVENT_FAILED));
       CHECK_EQ((outputs[{longer.id, 0}].error), LLMC_ERR_BUCKET_MISS);
+      CHECK(Says(outputs[{longer.id, 0}], "a sequence of 13 tokens"));
     }
     CHECK(engine->Stats().num_bucket_misses > 0);
   }
@@ -94,6 +98,7 @@ void TestFailures() {
   Outputs outputs;
   Drain(engine.get(), &outputs);
   CHECK_EQ((outputs[{a.id, 0}].kind), static_cast<uint32_t>(LLMC_EVENT_FAILED));
+  CHECK(Says(outputs[{a.id, 0}], "the device was told to fail"));
   for (uint32_t i = 0; i < 3; ++i) CHECK_EQ((outputs[{b.id, i}].terminal), 1);
   CHECK_EQ(engine->Stats().num_free_blocks, engine->Stats().num_blocks);
   // The engine serves on.
@@ -110,6 +115,7 @@ void TestFailures() {
   for (uint32_t i = 0; i < 2; ++i) {
     CHECK_EQ((outputs[{d.id, i}].kind), static_cast<uint32_t>(LLMC_EVENT_FAILED));
     CHECK_EQ((outputs[{d.id, i}].error), LLMC_ERR_INTERNAL);
+    CHECK(Says(outputs[{d.id, i}], "nan for token 0 at position 9"));
   }
 }
 
@@ -314,6 +320,7 @@ void TestMaskErrors() {
   for (uint32_t i = 0; i < 2; ++i) {
     CHECK_EQ((outputs[{guided.id, i}].kind), static_cast<uint32_t>(LLMC_EVENT_FAILED));
     CHECK_EQ((outputs[{guided.id, i}].error), LLMC_ERR_EMPTY_MASK);
+    CHECK(Says(outputs[{guided.id, i}], "must allow eos"));
   }
   Compare(outputs[{plain.id, 0}], Reference(plain, 0, 64));
   CHECK_EQ(engine->SetTokenMask(guided.id, 0, all, 2).code, LLMC_ERR_NOT_FOUND);

@@ -254,6 +254,7 @@ typedef struct llmc_event {
   uint32_t position;              /* TOKEN, PROMPT_LOGPROBS: of the token, counted from the prompt's first */
   uint32_t rank;                  /* with logprob: 1 when no token was likelier; else 0 */
   uint64_t arrival_ns, first_scheduled_ns, first_token_ns; /* FINISHED, FAILED: of the request; 0: never */
+  char message[256];              /* FAILED: why and what to do, one sentence, NUL-terminated; else empty */
 } llmc_event;
 
 typedef struct llmc_engine_stats {
