@@ -12,6 +12,7 @@ are equal blocks. `llmc.buckets.trace_formats` reads the published forms of othe
 from __future__ import annotations
 
 import json
+import math
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -163,7 +164,8 @@ def checked(path: Path, line: int, arrival_s: Any, prompt: Any, output: Any, pre
 
 
 def _complaint(arrival_s: object, prompt: object, output: object, prefix: object) -> str:
-    if type(arrival_s) not in (int, float) or not abs(arrival_s) < 1e15:  # type: ignore[arg-type]
+    seconds = arrival_s if isinstance(arrival_s, (int, float)) and not isinstance(arrival_s, bool) else math.nan
+    if not abs(seconds) < 1e15:
         return f"arrival time {repr(arrival_s)[:40]} is not a number of seconds"
     for name, value, least in (("prompt", prompt, 1), ("output", output, 0)):
         if type(value) is not int or not least <= value <= MAX_DIM:
