@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmc.buckets import BucketError, Limits, parse_spec, spec_from_environment
+from llmc.buckets.bucket import MAX_DIM
 
 if TYPE_CHECKING:
     from llmc.compiler.config import CompileReport, Progress
@@ -47,7 +48,9 @@ def compile_command(
     target: str = typer.Option("native", help="CPU to compile for: native, x86-64-v3, znver4, sapphirerapids, …"),
     dtype: str = typer.Option("auto", help="Weights and activations: auto, f32 or bf16."),
     kv_dtype: str = typer.Option("auto", help="KV cache: auto (as dtype), f32 or bf16."),
-    max_model_len: int | None = typer.Option(None, min=1, metavar="N", help="Longest prompt plus output, tokens."),
+    max_model_len: int | None = typer.Option(
+        None, min=1, max=MAX_DIM, metavar="N", help="Longest prompt plus output, tokens."
+    ),
     max_num_seqs: int = typer.Option(16, min=1, max=4096, metavar="N", help="Sequences that run at once."),
     block_size: int = typer.Option(32, min=16, metavar="N", help="Tokens of a KV block, a multiple of 16."),
     jobs: int = typer.Option(0, min=0, metavar="N", help="Compiling processes; 0: one a CPU."),

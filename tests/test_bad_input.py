@@ -171,6 +171,7 @@ def test_absurd_buckets(spec: str, fragment: str, tmp_path: Path, capsys: pytest
         (["--dtype", "f8"], "'f8'"),
         (["--block-size", "24"], "24"),
         (["--max-num-seqs", "5000"], "5000"),
+        (["--max-model-len", "100000000"], "100000000"),
         (["--max-model-len", "0"], "0"),
         (["--jobs", "-1"], "-1"),
         (["--jobs", "two"], "'two'"),
