@@ -1,0 +1,202 @@
+"""One memory budget for weights, graphs and KV cache: which graphs are kept, and how large the KV pool may be.
+
+The rules are those that users of vLLM on Intel Gaudi know (memory utilization, VLLM_GRAPH_RESERVED_MEM,
+VLLM_GRAPH_PROMPT_RATIO), with two differences. Graphs of llmc share one arena, so a set of them takes the largest
+arena and not the sum. And what the graphs leave of their share goes to the KV cache instead of lying idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from llmc.runtime.binding import ArtifactInfo, GraphInfo
+
+# A command with its pointers resolved (cpu_device.h), and a row's int32 inputs: id, position, slot, sequence.
+_COMMAND_BYTES = 128
+_TOKEN_INPUT_BYTES = 16
+_FLOAT_BYTES = _INT_BYTES = 4
+
+
+class BudgetError(ValueError):
+    """Budgets that contradict each other or the artifact; one sentence with the values and what would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetOptions:
+    """Shares, 0 … 1. utilization: of the memory that is available. graph_reserved: of what the weights leave of that,
+    for graphs. graph_prompt_ratio: of those, for prefill and mixed graphs. kv_bytes: of the KV pool; 0: what is left.
+    """
+
+    utilization: float = 0.9
+    graph_reserved: float = 0.1
+    graph_prompt_ratio: float = 0.3
+    kv_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, may_be_zero in (
+            ("memory-utilization", self.utilization, False),
+            ("graph-reserved-memory", self.graph_reserved, False),
+            ("graph-prompt-ratio", self.graph_prompt_ratio, True),
+        ):
+            if not (0 < value <= 1 or (may_be_zero and value == 0)):
+                choice = "0 to 1" if may_be_zero else "more than 0 and at most 1"
+                raise BudgetError(f"{name} {value:g} is out of range: use {choice}")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What was decided. kept, dropped: graphs by index, ascending. graph_bytes: of the kept ones. lines: the steps."""
+
+    kept: tuple[int, ...]
+    dropped: tuple[int, ...]
+    graph_bytes: int
+    kv_bytes: int
+    lines: tuple[str, ...]
+
+
+def graph_set_bytes(graphs: Iterable[GraphInfo], vocab_size: int) -> int:
+    """Memory of a set of graphs: one arena, one set of inputs and logits, each as large as the largest of them needs,
+    and the commands of all."""
+    arena = inputs = samples = commands = 0
+    for graph in graphs:
+        arena = max(arena, graph.arena_bytes)
+        rows = graph.max_seqs * (graph.max_blocks_per_seq + 2) + graph.max_samples
+        inputs = max(inputs, graph.max_tokens * _TOKEN_INPUT_BYTES + rows * _INT_BYTES)
+        samples = max(samples, graph.max_samples)
+        commands += graph.num_commands
+    return arena + inputs + samples * vocab_size * _FLOAT_BYTES + commands * _COMMAND_BYTES
+
+
+def base_graphs(graphs: Sequence[GraphInfo], *, smallest: bool = False) -> tuple[int, ...]:
+    """Indices of the graphs that can serve everything the artifact can, if in larger graphs than need be: the decode
+    graphs of most sequences and of longest context, and a prefill graph, the largest or else the smallest."""
+    numbers = range(len(graphs))
+    decode = [i for i in numbers if graphs[i].phase == "decode"]
+    prompt = [i for i in numbers if graphs[i].phase == "prefill"] or [i for i in numbers if i not in decode]
+    found = set()
+    if decode:
+        found.add(max(decode, key=lambda i: (graphs[i].max_seqs, graphs[i].max_blocks_per_seq, -i)))
+        found.add(max(decode, key=lambda i: (graphs[i].max_blocks_per_seq, graphs[i].max_seqs, -i)))
+    if prompt:
+        # A prompt runs in chunks, so any size will do, but its context must be held.
+        longest = max(graphs[i].max_blocks_per_seq for i in prompt)
+        reaching = [i for i in prompt if graphs[i].max_blocks_per_seq == longest]
+        sign = 1 if smallest else -1
+        found.add(min(reaching, key=lambda i: (sign * graphs[i].max_tokens, i)))
+    return tuple(sorted(found))
+
+
+def plan_budget(
+    info: ArtifactInfo,
+    graphs: Sequence[GraphInfo],
+    order: Sequence[int],
+    available: int,
+    options: BudgetOptions,
+) -> Budget:
+    """Decides under `available` bytes. order: all graphs by index, the ones to keep first. Raises BudgetError."""
+    usable = int(available * options.utilization)
+    lines = [f"{_size(available)} available, memory-utilization {options.utilization:g}: {_size(usable)} to use"]
+    left = usable - info.weight_bytes
+    base = base_graphs(graphs, smallest=True)
+    least = graph_set_bytes((graphs[i] for i in base), info.vocab_size)
+    blocks_per_seq = -(-info.max_model_len // info.block_size)
+    # One block more: the dummy block of padding.
+    least_kv = (blocks_per_seq + 1) * info.kv_block_bytes
+    if left < least + least_kv:
+        raise BudgetError(
+            f"memory-utilization {options.utilization:g} of {available} bytes is {usable}, but weights "
+            f"({info.weight_bytes}), one graph of each phase ({least}) and the KV cache of one sequence ({least_kv}) "
+            f"need {info.weight_bytes + least + least_kv}: raise it or free memory"
+        )
+    reserved = int(left * options.graph_reserved)
+    prompt_share = int(reserved * options.graph_prompt_ratio)
+    lines.append(f"weights {_size(info.weight_bytes)}, {_size(left)} left")
+    lines.append(
+        f"graph-reserved-memory {options.graph_reserved:g}: {_size(reserved)} for graphs, of which graph-prompt-ratio "
+        f"{options.graph_prompt_ratio:g} gives {_size(prompt_share)} to prompts and {_size(reserved - prompt_share)} "
+        "to decode"
+    )
+    if reserved < least:
+        raise BudgetError(
+            f"graph-reserved-memory {options.graph_reserved:g} of {left} bytes is {reserved}, but one graph of each "
+            f"phase needs {least}: use at least {_share_up(least, left):g}"
+        )
+    kept = _keep(graphs, order, base, info.vocab_size, reserved, prompt_share)
+    graph_bytes = graph_set_bytes((graphs[i] for i in kept), info.vocab_size)
+    kv_bytes = left - graph_bytes
+    if kv_bytes < least_kv:
+        raise BudgetError(
+            f"graphs take {graph_bytes} of {left} bytes and leave {kv_bytes} for the KV cache, but one sequence needs "
+            f"{least_kv}: lower graph-reserved-memory {options.graph_reserved:g} or raise memory-utilization "
+            f"{options.utilization:g}"
+        )
+    if options.kv_bytes > kv_bytes:
+        raise BudgetError(
+            f"kv-bytes {options.kv_bytes} is more than the {kv_bytes} that weights and graphs leave of "
+            f"memory-utilization {options.utilization:g}: lower one or raise the other"
+        )
+    kv_bytes = options.kv_bytes or kv_bytes
+    dropped = tuple(i for i in range(len(graphs)) if i not in kept)
+    lines += _graph_lines(graphs, kept, info.vocab_size, graph_bytes)
+    num_blocks = max(0, kv_bytes // info.kv_block_bytes - 1)
+    tokens = num_blocks * info.block_size
+    lines.append(
+        f"KV cache {_size(kv_bytes)}: {num_blocks} blocks of {info.block_size} tokens, {tokens} tokens, "
+        f"{tokens / info.max_model_len:.1f} sequences of {info.max_model_len}"
+    )
+    return Budget(tuple(sorted(kept)), dropped, graph_bytes, kv_bytes, tuple(lines))
+
+
+def _keep(
+    graphs: Sequence[GraphInfo], order: Sequence[int], base: Sequence[int], vocab: int, reserved: int, prompt_share: int
+) -> set[int]:
+    """The base, then by order each graph with which its phase stays in its share and all stay in `reserved`; when one
+    phase has all its graphs, the other may take what that leaves."""
+    kept = set(base)
+    shares = {True: prompt_share, False: reserved - prompt_share}
+
+    def of(decode: bool, among: Iterable[int]) -> list[int]:
+        return [i for i in among if (graphs[i].phase == "decode") == decode]
+
+    def add(prompt: bool) -> None:
+        for index in of(not prompt, order):
+            mine = {*of(not prompt, kept), index}
+            if _bytes(mine) <= shares[prompt] and _bytes({*kept, index}) <= reserved:
+                kept.add(index)
+
+    def _bytes(which: Iterable[int]) -> int:
+        return graph_set_bytes((graphs[i] for i in which), vocab)
+
+    for prompt in (True, False):
+        add(prompt)
+    for prompt in (True, False):
+        others = of(prompt, range(len(graphs)))
+        if kept.issuperset(others):
+            shares[prompt] = reserved - _bytes(others)
+            add(prompt)
+    return kept
+
+
+def _graph_lines(graphs: Sequence[GraphInfo], kept: set[int], vocab: int, graph_bytes: int) -> list[str]:
+    parts = []
+    for name, decode in (("prompt", False), ("decode", True)):
+        all_of = [i for i in range(len(graphs)) if (graphs[i].phase == "decode") == decode]
+        mine = [i for i in all_of if i in kept]
+        used = _size(graph_set_bytes((graphs[i] for i in mine), vocab))
+        parts.append(f"{len(mine)} of {len(all_of)} {name} graphs in {used}")
+    lines = [f"{', '.join(parts)}; all in {_size(graph_bytes)}, the arena is shared"]
+    missing = [f"{graphs[i].phase}:{graphs[i].batch}x{graphs[i].seq}" for i in range(len(graphs)) if i not in kept]
+    if missing:
+        shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        lines.append(f"not kept: {shown}; larger graphs or chunks serve what they would")
+    return lines
+
+
+def _share_up(part: int, whole: int) -> float:
+    """part / whole, rounded up to three places, so that it does as a limit."""
+    return -(-part * 1000 // whole) / 1000
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 1 << 28 else f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,77 @@
+"""What the device is and what memory it has: the one place of the runtime's Python that knows it is a CPU."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+_MEMINFO = Path("/proc/meminfo")
+_CPUINFO = Path("/proc/cpuinfo")
+_CGROUP = Path("/proc/self/cgroup")
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def available_memory() -> int:
+    """Bytes that this process can still take without swapping: the machine's, or less where a control group says so."""
+    return min((_machine_memory(), *_group_memory()))
+
+
+def machine_facts(num_threads: int) -> dict[str, str]:
+    """What the speed of a machine with `num_threads` engine threads depends on, by name; not who or where it is."""
+    return {
+        "arch": platform.machine(),
+        "processor": _processor(),
+        "cpus": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1),
+        "threads": str(num_threads),
+    }
+
+
+def _machine_memory() -> int:
+    try:
+        for line in _MEMINFO.read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _group_memory() -> list[int]:
+    """Bytes left under the limits of the control groups (version 2) on the path to this process."""
+    try:
+        lines = _CGROUP.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    path = next((line[3:] for line in lines if line.startswith("0::")), None)
+    if path is None:
+        return []
+    left = []
+    group = _CGROUP_ROOT / path.lstrip("/")
+    while group != _CGROUP_ROOT and _CGROUP_ROOT in group.parents:
+        left += _left_in(group)
+        group = group.parent
+    return left
+
+
+def _left_in(group: Path) -> list[int]:
+    try:
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        if limit == "max":
+            return []
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+        # The page cache gives way.
+        stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        return [max(0, int(limit) - used + int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0)))]
+    except (OSError, ValueError):
+        return []
+
+
+def _processor() -> str:
+    try:
+        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())
+    except OSError:
+        pass
+    return platform.processor() or "unknown"

@@ -1,0 +1,167 @@
+"""The memory budget: arithmetic and choice of graphs against brute force, and budgets that cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmc.runtime.binding import ArtifactInfo, GraphInfo
+from llmc.runtime.budget import Budget, BudgetError, BudgetOptions, base_graphs, graph_set_bytes, plan_budget
+
+VOCAB, BLOCK, MAX_LEN, KV_BLOCK = 100, 16, 64, 1000
+
+
+def info(weight_bytes: int = 10_000) -> ArtifactInfo:
+    fields: dict[str, Any] = {field.name: 0 for field in dataclasses.fields(ArtifactInfo)}
+    fields |= {"vocab_size": VOCAB, "block_size": BLOCK, "max_model_len": MAX_LEN, "kv_block_bytes": KV_BLOCK}
+    return ArtifactInfo(**fields | {"weight_bytes": weight_bytes})
+
+
+def graph(phase: str, batch: int, seq: int, arena: int) -> GraphInfo:
+    tokens = batch if phase == "decode" else batch * seq
+    blocks = -(-seq // BLOCK) if phase == "decode" else MAX_LEN // BLOCK
+    return GraphInfo(phase, batch, seq, tokens, batch, batch, blocks, 10, arena)
+
+
+def ladder(arenas: dict[str, int]) -> list[GraphInfo]:
+    found = []
+    for name, arena in arenas.items():
+        phase, _, shape = name.partition(":")
+        batch, _, seq = shape.partition("x")
+        found.append(graph(phase, int(batch), int(seq), arena))
+    return found
+
+
+graphs_of = st.tuples(
+    st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([16, 32, 64])), min_size=1, max_size=4, unique=True),
+    st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([16, 32, 64])), min_size=1, max_size=4, unique=True),
+)
+
+
+def brute_bytes(graphs: list[GraphInfo]) -> int:
+    if not graphs:
+        return 0
+    inputs = [g.max_tokens * 16 + (g.max_seqs * (g.max_blocks_per_seq + 2) + g.max_samples) * 4 for g in graphs]
+    logits = max(g.max_samples for g in graphs) * VOCAB * 4
+    return max(g.arena_bytes for g in graphs) + max(inputs) + logits + 128 * sum(g.num_commands for g in graphs)
+
+
+def best_set(graphs: list[GraphInfo], mine: list[int], fixed: set[int], share: int, total: int) -> set[int]:
+    """Of all subsets of `mine` that fit, the one that holds the earliest graphs."""
+
+    def fits(chosen: tuple[int, ...]) -> bool:
+        phase = {graphs[i].phase for i in mine}
+        whole = fixed | set(chosen)
+        of_phase = [graphs[i] for i in whole if graphs[i].phase in phase]
+        # A set without additions is always allowed: the base is there whatever it costs its phase.
+        if not set(chosen) - fixed:
+            return True
+        return brute_bytes(of_phase) <= share and brute_bytes([graphs[i] for i in whole]) <= total
+
+    subsets = (c for n in range(len(mine) + 1) for c in itertools.combinations(mine, n))
+    return fixed | set(max((c for c in subsets if fits(c)), key=lambda c: [i in c or i in fixed for i in mine]))
+
+
+@given(graphs_of, st.integers(0, 2**32), st.floats(0.05, 1), st.floats(0, 1), st.integers(20_000, 60_000))
+def test_it_is_what_brute_force_finds(
+    shapes: tuple[list[tuple[int, int]], list[tuple[int, int]]],
+    seed: int,
+    reserved_share: float,
+    ratio: float,
+    available: int,
+) -> None:
+    graphs = [graph("prefill", b, s, 1 + (seed >> i) % 5000) for i, (b, s) in enumerate(shapes[0])]
+    graphs += [graph("decode", b, s, 1 + (seed >> (i + 9)) % 5000) for i, (b, s) in enumerate(shapes[1])]
+    order = sorted(range(len(graphs)), key=lambda i: (seed >> i) % 7)
+    options = BudgetOptions(1.0, reserved_share, ratio)
+    base = set(base_graphs(graphs, smallest=True))
+    left = available - 10_000
+    total = int(left * reserved_share)
+    least_kv = (MAX_LEN // BLOCK + 1) * KV_BLOCK
+    try:
+        budget = plan_budget(info(), graphs, order, available, options)
+    except BudgetError:
+        needs = brute_bytes([graphs[i] for i in base])
+        assert left < needs + least_kv or total < needs or left - total < least_kv
+        return
+    prompt, decode = ([i for i in order if graphs[i].phase == phase] for phase in ("prefill", "decode"))
+    share = int(total * ratio)
+    kept = best_set(graphs, prompt, base, share, total)
+    kept = best_set(graphs, decode, kept, total - share, total)
+    if kept.issuperset(decode):
+        kept = best_set(graphs, prompt, kept, total - brute_bytes([graphs[i] for i in decode]), total)
+    if kept.issuperset(prompt):
+        kept = best_set(graphs, decode, kept, total - brute_bytes([graphs[i] for i in prompt]), total)
+    assert set(budget.kept) == kept
+    assert sorted(budget.kept + budget.dropped) == list(range(len(graphs)))
+    assert budget.graph_bytes == brute_bytes([graphs[i] for i in kept]) <= total
+    assert budget.kv_bytes + budget.graph_bytes + 10_000 == available
+    assert base <= kept
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=5))
+def test_a_set_shares_its_arena(arenas: list[int]) -> None:
+    graphs = [graph("prefill", 1, 16 * (i + 1), arena) for i, arena in enumerate(arenas)]
+    assert graph_set_bytes(graphs, VOCAB) == brute_bytes(graphs)
+    assert graph_set_bytes(graphs[:1], VOCAB) <= graph_set_bytes(graphs, VOCAB)
+
+
+LADDER = ladder({"prefill:1x16": 100, "prefill:2x64": 4000, "decode:1x64": 50, "decode:4x64": 200})
+
+
+def plan(available: int = 40_000, weights: int = 10_000, **options: Any) -> Budget:
+    given_ = {"utilization": 1.0, "graph_reserved": 0.5, **options}
+    return plan_budget(info(weights), LADDER, range(len(LADDER)), available, BudgetOptions(**given_))
+
+
+def test_a_small_share_keeps_the_base_and_says_what_it_dropped() -> None:
+    budget = plan(graph_reserved=0.2, graph_prompt_ratio=0.1)
+    assert budget.dropped == (1,)
+    assert any("not kept: prefill:2x64" in line for line in budget.lines)
+    assert plan(graph_reserved=0.5).dropped == ()
+
+
+def test_what_graphs_leave_goes_to_the_cache() -> None:
+    assert plan(graph_reserved=0.5).kv_bytes == plan(graph_reserved=0.6).kv_bytes
+
+
+def test_an_explicit_pool_is_taken_when_it_fits() -> None:
+    assert plan(kv_bytes=8000).kv_bytes == 8000
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"kv_bytes": 30_000}, "kv-bytes 30000 is more than the .* lower one or raise the other"),
+        ({"available": 12_000}, "weights .*10000.* raise it or free memory"),
+        ({"utilization": 0.3}, "memory-utilization 0.3 of 40000 bytes is 12000"),
+        ({"graph_reserved": 0.01}, "graph-reserved-memory 0.01 .* use at least 0"),
+        ({"available": 24_000, "graph_reserved": 1.0, "graph_prompt_ratio": 0.8}, "lower graph-reserved-memory 1"),
+        ({"utilization": 0.0}, "memory-utilization 0 is out of range"),
+        ({"utilization": 1.5}, "memory-utilization 1.5 is out of range"),
+        ({"graph_reserved": float("nan")}, "graph-reserved-memory nan is out of range"),
+        ({"graph_prompt_ratio": -0.1}, "graph-prompt-ratio -0.1 is out of range: use 0 to 1"),
+    ],
+)
+def test_budgets_that_cannot_be(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(BudgetError, match=says):
+        plan(**options)
+
+
+def test_the_least_share_an_error_names_is_enough() -> None:
+    with pytest.raises(BudgetError) as caught:
+        plan(graph_reserved=0.01)
+    share = float(str(caught.value).rpartition("at least ")[2])
+    assert plan(graph_reserved=share).kept
+
+
+def test_base_graphs_hold_the_most_sequences_and_the_longest_context() -> None:
+    odd = ladder({"prefill:1x64": 1, "prefill:4x16": 1, "decode:8x16": 1, "decode:1x64": 1, "decode:2x32": 1})
+    assert base_graphs(odd) == (0, 2, 3)
+    assert base_graphs(LADDER) == (1, 3)
+    assert base_graphs(LADDER, smallest=True) == (0, 3)
