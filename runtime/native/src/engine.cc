@@ -116,15 +116,23 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
     // Spread the engine's seed over requests; the sampler mixes it.
     r->params.seed = options_.seed + r->id * 0x9e3779b97f4a7c15ull;
   }
-  for (uint32_t i = 0; r->guided && i < r->params.n; ++i) {
-    events_.push_back(MakeEvent(*r->sequences[0], i, LLMC_EVENT_NEEDS_MASK));
+  const uint64_t new_id = r->id;
+  const std::size_t num_events = events_.size(), num_arrived = inbox_.size();
+  try {
+    for (uint32_t i = 0; r->guided && i < r->params.n; ++i) {
+      events_.push_back(MakeEvent(*r->sequences[0], i, LLMC_EVENT_NEEDS_MASK));
+    }
+    inbox_.push_back(r);
+    live_.emplace(new_id, std::move(request));
+  } catch (...) {  // out of memory: nothing may name a request that is no more
+    inbox_.resize(num_arrived);
+    events_.erase(events_.begin() + static_cast<std::ptrdiff_t>(num_events), events_.end());
+    throw;
   }
-  inbox_.push_back(r);
-  live_.emplace(r->id, std::move(request));
   ++next_id_;
   ++num_queued_;
   ++stats_.num_waiting;
-  *id = r->id;
+  *id = new_id;
   changed_.notify_all();
   return Status::Ok();
 }
@@ -167,9 +175,9 @@ Status Engine::SetTokenMask(uint64_t id, uint32_t output_index, const uint32_t* 
   if (mask.state == TokenMask::State::kTaken) {
     return Invalid(name + " is taking a token by its last mask; set the next one after that token's event.");
   }
+  mask_inbox_.push_back(r);  // first: when memory runs out below, a look at the old mask does no harm
   mask.words.assign(words, words + num_words);
   mask.state = TokenMask::State::kReady;
-  mask_inbox_.push_back(r);
   changed_.notify_all();
   return Status::Ok();
 }
