@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .bucket import Bucket, BucketError
+from .cost_table import CostTable, is_cost_table, read_json
 
 Floats = npt.NDArray[np.float64]
-_MAX_FILE_BYTES = 1 << 24
 
 
 class CostModel(Protocol):
@@ -147,20 +146,18 @@ class MeasuredCost:
 
     @classmethod
     def read(cls, path: Path) -> MeasuredCost:
-        """Reads JSON {"prefill:1x128": 0.0031, …}. Raises BucketError naming the file or the entry."""
-        try:
-            if path.stat().st_size > _MAX_FILE_BYTES:
-                raise BucketError(f"cost table {path} is larger than {_MAX_FILE_BYTES} bytes: give a smaller one")
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise BucketError(f"cannot read cost table {path}: {error.strerror or error}") from error
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, BucketError):
-                raise
-            raise BucketError(f"cost table {path} is not valid JSON: {error}") from error
+        """Reads a cost table, or its short form {"prefill:1x128": 0.0031, …}. Raises BucketError naming the fault."""
+        data = read_json(path)
+        if is_cost_table(data):
+            return cls.of(CostTable.from_data(data, f"cost table {path}"))
         if not isinstance(data, dict) or not data:
             raise BucketError(f'cost table {path} must map buckets to seconds, as in {{"prefill:1x128": 0.0031}}')
         return cls({Bucket.parse(name): seconds for name, seconds in data.items()})
+
+    @classmethod
+    def of(cls, table: CostTable) -> MeasuredCost:
+        """The costs of a table's buckets when they are full."""
+        return cls(table.full())
 
     def cost(self, phase: str, batch: npt.NDArray[np.int64], seq: npt.NDArray[np.int64]) -> Floats:
         rows = self._rows.get(phase)

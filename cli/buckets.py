@@ -85,7 +85,9 @@ def plan_command(
     max_memory: str | None = typer.Option(None, metavar="BYTES", help="Arena and graphs, as in 500M."),
     max_compile_time: float | None = typer.Option(None, metavar="S", help="Seconds to compile all graphs."),
     cost: Cost = typer.Option(Cost.auto, help="What to minimise; auto: by --cost-table, else --model, else tokens."),
-    cost_table: Path | None = typer.Option(None, metavar="FILE", help='JSON {"prefill:1x128": seconds, …}.'),
+    cost_table: Path | None = typer.Option(
+        None, metavar="FILE|ARTIFACT", help="Cost table, or artifact that llmc warmup has measured on this machine."
+    ),
     model: Path | None = typer.Option(None, metavar="DIR", help="Model whose config.json gives the dimensions."),
     gflops: float = typer.Option(1000.0, min=1e-3, help="Arithmetic of the machine for --cost flops, 10^9 a second."),
     bandwidth: float = typer.Option(
@@ -154,13 +156,13 @@ def show_command(
 def _cost_model(
     cost: Cost, table: Path | None, model: Path | None, gflops: float, bandwidth: float, overhead_us: float
 ) -> tuple[CostModel, Resources]:
-    from llmc.buckets.cost import FlopsCost, MeasuredCost, ModelShape, TokensCost
+    from llmc.buckets.cost import FlopsCost, ModelShape, TokensCost
     from llmc.buckets.planner import Resources
 
     if cost is Cost.auto:
         cost = Cost.measured if table else Cost.flops if model else Cost.tokens
     if cost is Cost.measured and table is None:
-        raise typer.BadParameter("--cost measured needs --cost-table FILE")
+        raise typer.BadParameter("--cost measured needs --cost-table FILE, or an artifact that llmc warmup measured")
     if cost is Cost.flops and model is None:
         raise typer.BadParameter("--cost flops needs --model DIR")
     resources = Resources()
@@ -168,7 +170,9 @@ def _cost_model(
     if shape is not None:
         resources = Resources(bytes_per_token=shape.arena_bytes_per_token)
     if cost is Cost.measured and table is not None:
-        return MeasuredCost.read(table), resources
+        from llmc.cli.cost_tables import measured_cost
+
+        return measured_cost(table), resources
     if cost is Cost.flops and shape is not None:
         return FlopsCost(shape, gflops * 1e9, bandwidth * 1e9, overhead_us * 1e-6), resources
     return TokensCost(), resources
@@ -291,21 +295,10 @@ def _read_ladder(text: str, limits: Limits) -> dict[str, list[Bucket]]:
 
 
 def _usage(phases: dict[str, list[Bucket]], path: Path) -> dict[str, Usage]:
-    from llmc.buckets.demand import ServerModel, demands
     from llmc.buckets.trace import read_trace
-    from llmc.buckets.usage import usage
+    from llmc.buckets.warm_order import ladder_usage
 
-    prefill, decode = phases.get("prefill", []), phases.get("decode", [])
-    if not prefill or not decode:
-        raise BucketError("use by a trace needs prefill and decode buckets: show the ladder without --trace")
-    server = ServerModel(
-        max_model_len=max(b.seq for b in decode),
-        max_num_seqs=max(b.batch for b in decode),
-        max_prefill_batch=max(b.batch for b in prefill),
-        max_prefill_tokens=max(b.max_tokens for b in prefill),
-    )
-    asked = demands(read_trace(path), server, ("prefill", "decode"))
-    return {phase: usage(demand, phases[phase]) for phase, demand in asked.items()}
+    return ladder_usage(read_trace(path), (bucket for buckets in phases.values() for bucket in buckets))
 
 
 def _show_data(phases: dict[str, list[Bucket]], used: dict[str, Usage]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import os
 import platform
 from pathlib import Path
 
+# What the device does with rows of padding: kernels are told how many rows are valid.
+PADDING = "skipped"
 _MEMINFO = Path("/proc/meminfo")
 _CPUINFO = Path("/proc/cpuinfo")
 _CGROUP = Path("/proc/self/cgroup")

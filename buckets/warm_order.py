@@ -1,0 +1,76 @@
+"""In which order buckets are warmed up, and which of them a server should not start without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from .bucket import Bucket, BucketError
+from .demand import ServerModel, demands
+from .trace import Trace
+from .usage import Usage, usage
+
+STRATEGIES = ("auto", "traffic", "min_tokens", "max_bs")
+HOT_SHARE = 0.95
+
+
+def ladder_usage(trace: Trace, buckets: Iterable[Bucket]) -> dict[str, Usage]:
+    """How the steps of a trace use prefill and decode buckets, by phase. Raises BucketError when a phase has none."""
+    phases: dict[str, list[Bucket]] = {"prefill": [], "decode": []}
+    for bucket in buckets:
+        phases.setdefault(bucket.phase, []).append(bucket)
+    prefill, decode = phases["prefill"], phases["decode"]
+    if not prefill or not decode:
+        raise BucketError("use by a trace needs prefill and decode buckets: leave the trace out")
+    server = ServerModel(
+        max_model_len=max(b.seq for b in decode),
+        max_num_seqs=max(b.batch for b in decode),
+        max_prefill_batch=max(b.batch for b in prefill),
+        max_prefill_tokens=max(b.max_tokens for b in prefill),
+    )
+    asked = demands(trace, server, ("prefill", "decode"))
+    return {phase: usage(demand, phases[phase]) for phase, demand in asked.items()}
+
+
+def warm_order(
+    buckets: Sequence[Bucket], base: Iterable[int], strategy: str = "auto", used: Mapping[str, Usage] | None = None
+) -> tuple[tuple[int, ...], int]:
+    """All buckets by index, first to last, and how many of them are hot.
+
+    base: those that can serve everything; they come first and are hot. traffic (auto, with a trace): by the share of
+    the steps of its phase that a bucket serves in `used`; hot is what serves 95 % of each phase. min_tokens: few tokens
+    first. max_bs: large batches first. auto without a trace: as vLLM on Gaudi, min_tokens for prompts and max_bs for
+    decode. Raises BucketError.
+    """
+    if strategy not in STRATEGIES:
+        raise BucketError(f"warm-up strategy {strategy!r} is unknown: use one of {', '.join(STRATEGIES)}")
+    if strategy == "traffic" and used is None:
+        raise BucketError("warm-up strategy traffic needs a trace: give one, or use min_tokens or max_bs")
+    base = set(base)
+    if used is None or strategy in ("min_tokens", "max_bs"):
+        order = sorted(range(len(buckets)), key=lambda i: (i not in base, *_rank(buckets[i], strategy)))
+        return tuple(order), len(base)
+    shares = _shares(buckets, used)
+    order = sorted(range(len(buckets)), key=lambda i: (i not in base, -shares[i], *_rank(buckets[i], "auto")))
+    hot, covered = set(base), {phase: 0.0 for phase in used}
+    for index in base:
+        covered[buckets[index].phase] = covered.get(buckets[index].phase, 0.0) + shares[index]
+    for index in order:
+        phase = buckets[index].phase
+        if index not in hot and shares[index] > 0 and covered[phase] < HOT_SHARE:
+            hot.add(index)
+            covered[phase] += shares[index]
+    return tuple(sorted(order, key=lambda i: i not in hot)), len(hot)
+
+
+def _rank(bucket: Bucket, strategy: str) -> tuple[int, int, int, int]:
+    """Sort key within a strategy: prompts before decode."""
+    decode = bucket.phase == "decode"
+    if strategy == "max_bs" or (strategy == "auto" and decode):
+        return decode, -bucket.batch, bucket.seq, 0
+    return decode, bucket.batch * bucket.seq, bucket.seq, bucket.batch
+
+
+def _shares(buckets: Sequence[Bucket], used: Mapping[str, Usage]) -> list[float]:
+    """Share of the steps of its phase that each bucket serves, 0 … 1."""
+    share = {use.bucket: use.steps / one.steps for one in used.values() for use in one.uses if one.steps > 0}
+    return [share.get(bucket, 0.0) for bucket in buckets]

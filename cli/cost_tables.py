@@ -1,0 +1,91 @@
+"""Cost tables of artifacts: where they are kept, found by artifact and machine, and filled while a warm-up measures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmc.buckets.bucket import Bucket, BucketError
+from llmc.buckets.cost import MeasuredCost
+from llmc.buckets.cost_table import CostTable, ReplayCost, artifact_key, find_tables, load_table, table_name
+from llmc.runtime.device import PADDING, machine_facts
+
+from .inspect import read_manifest
+
+if TYPE_CHECKING:
+    from llmc.runtime.binding import GraphInfo
+    from llmc.runtime.warmup import WarmStep
+
+_WRITE_EVERY_S = 2.0
+
+
+def cost_folder(explicit: Path | None = None) -> Path:
+    """Where cost tables are kept: `explicit`, or `costs` in the cache directory."""
+    if explicit is not None:
+        return explicit
+    from llmc.compiler.cache import cache_root
+
+    return cache_root() / "costs"
+
+
+def measured_cost(where: Path) -> MeasuredCost:
+    """The costs in a file, or those measured for an artifact: on this machine, or else the last ones measured anywhere.
+
+    Raises BucketError when there are none.
+    """
+    if not where.is_dir():
+        return MeasuredCost.read(where)
+    tables = find_tables(cost_folder(), artifact_key(read_manifest(where)))
+    tables = [table for table in tables if table.costs]
+    if not tables:
+        raise BucketError(f"no costs of {where} have been measured: run llmc warmup {where}, or give a cost table")
+    return MeasuredCost.of(min(tables, key=lambda table: not _is_here(table.machine)))
+
+
+def bucket_of(graph: GraphInfo) -> Bucket:
+    """The bucket that a graph was compiled for."""
+    return Bucket(graph.phase, graph.batch, graph.seq)
+
+
+class CostRecorder:
+    """The table of an artifact on this machine, filled step by step; it is written now and then, so an interrupted
+    warm-up leaves what it has measured. Methods raise CostTableError when it cannot be written."""
+
+    def __init__(self, artifact: Path, folder: Path, num_threads: int) -> None:
+        """num_threads: of the engine. Raises BucketError when the artifact's manifest does not tell what it is."""
+        key, machine = artifact_key(read_manifest(artifact)), machine_facts(num_threads)
+        self.path = folder / table_name(key, machine)
+        known = load_table(folder, key, machine)
+        self.table = CostTable(machine, key, known.costs, PADDING, known.step_s, known.token_s)
+        self._pending: list[ReplayCost] = []
+        self._written = time.monotonic()
+
+    def unknown(self, graphs: Sequence[GraphInfo]) -> frozenset[int]:
+        """Indices of the graphs whose bucket has no cost yet."""
+        known = self.table.buckets
+        return frozenset(i for i, graph in enumerate(graphs) if bucket_of(graph) not in known)
+
+    def take(self, step: WarmStep) -> None:
+        """Notes what a step of the warm-up measured."""
+        for one in step.measured:
+            load = one.load
+            tokens = load.num_seqs * load.tokens_each
+            bucket = bucket_of(step.graph)
+            self._pending.append(ReplayCost(bucket, load.num_seqs, tokens, load.context, one.seconds, one.repeats))
+        if time.monotonic() - self._written > _WRITE_EVERY_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what was noted."""
+        self._written = time.monotonic()
+        if self._pending:
+            self.table, self._pending = self.table.with_costs(self._pending), []
+            self.table.write(self.path)
+
+
+def _is_here(machine: Mapping[str, str]) -> bool:
+    """Whether costs were measured on a machine like this one, with whatever count of threads."""
+    here = machine_facts(0)
+    return {**machine, "threads": ""} == {**here, "threads": ""}

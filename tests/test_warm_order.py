@@ -1,0 +1,81 @@
+"""The order of a warm-up: strategies, traffic, and which buckets are hot."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from llmc.buckets.bucket import Bucket, BucketError
+from llmc.buckets.demand import Demand
+from llmc.buckets.trace import Trace
+from llmc.buckets.usage import Usage, usage
+from llmc.buckets.warm_order import HOT_SHARE, ladder_usage, warm_order
+
+PREFILL = [Bucket("prefill", b, s) for b in (1, 2) for s in (128, 256, 512)]
+DECODE = [Bucket("decode", b, s) for b in (1, 4) for s in (256, 1024)]
+ALL = [*PREFILL, *DECODE]
+BASE = [ALL.index(Bucket("prefill", 2, 512)), ALL.index(Bucket("decode", 4, 1024))]
+
+
+def names(order: tuple[int, ...]) -> list[str]:
+    return [str(ALL[i]) for i in order]
+
+
+def used(phase: str, buckets: list[Bucket], steps: dict[tuple[int, int], float]) -> Usage:
+    shapes = np.array(list(steps), np.int64)
+    return usage(Demand(phase, shapes[:, 0], shapes[:, 1], np.array(list(steps.values()))), buckets)
+
+
+USED = {
+    "prefill": used("prefill", PREFILL, {(1, 200): 80, (1, 100): 16, (2, 100): 4}),
+    "decode": used("decode", DECODE, {(4, 1000): 96, (1, 1000): 4}),
+}
+
+
+@pytest.mark.parametrize("strategy", ["auto", "min_tokens", "max_bs"])
+def test_every_bucket_comes_once_after_the_base(strategy: str) -> None:
+    order, hot = warm_order(ALL, BASE, strategy)
+    assert sorted(order) == list(range(len(ALL)))
+    assert set(order[:hot]) == set(BASE)
+
+
+def test_prompts_go_by_tokens_and_decode_by_batch() -> None:
+    order, _ = warm_order(ALL, [], "auto")
+    assert names(order) == [
+        "prefill:1x128", "prefill:2x128", "prefill:1x256", "prefill:2x256", "prefill:1x512", "prefill:2x512",
+        "decode:4x256", "decode:4x1024", "decode:1x256", "decode:1x1024",
+    ]  # fmt: skip
+    assert names(warm_order(ALL, [], "min_tokens")[0])[6:8] == ["decode:1x256", "decode:4x256"]
+    assert names(warm_order(ALL, [], "max_bs")[0])[:3] == ["prefill:2x128", "prefill:2x256", "prefill:2x512"]
+
+
+def test_traffic_decides_order_and_what_is_hot() -> None:
+    order, hot = warm_order(ALL, BASE, "auto", USED)
+    # 80 + 16 of 100 prefill steps are hot; the base serves 96 % of the decode steps.
+    assert set(names(order[:hot])) == {"prefill:2x512", "decode:4x1024", "prefill:1x256", "prefill:1x128"}
+    assert names(order)[hot : hot + 2] == ["prefill:2x128", "decode:1x1024"]
+    assert sorted(order) == list(range(len(ALL)))
+
+
+def test_hot_buckets_serve_most_of_each_phase() -> None:
+    order, hot = warm_order(ALL, BASE, "traffic", USED)
+    chosen = {ALL[i] for i in order[:hot]}
+    for one in USED.values():
+        assert sum(use.steps for use in one.uses if use.bucket in chosen) >= HOT_SHARE * one.steps
+
+
+def test_usage_comes_from_a_trace() -> None:
+    trace = Trace("t", np.zeros(3), np.array([100, 200, 200]), np.array([2, 2, 2]))
+    found = ladder_usage(trace, ALL)
+    steps = {use.bucket: use.steps for use in found["prefill"].uses if use.steps}
+    assert sum(steps.values()) == found["prefill"].steps > 0
+    assert set(found) == {"prefill", "decode"}
+    with pytest.raises(BucketError, match="needs prefill and decode"):
+        ladder_usage(trace, PREFILL)
+
+
+def test_bad_strategies() -> None:
+    with pytest.raises(BucketError, match="strategy 'best' is unknown"):
+        warm_order(ALL, BASE, "best")
+    with pytest.raises(BucketError, match="traffic needs a trace"):
+        warm_order(ALL, BASE, "traffic")
