@@ -52,8 +52,8 @@ class Guided:
 
         strict False ignores keywords that cannot be enforced; True refuses them.
         """
-        parsed = _parse_json("the JSON schema", schema) if isinstance(schema, str) else schema
-        text = schema_text("the JSON schema", parsed, strict=strict)
+        what = "the JSON schema"
+        text = schema_text(what, parse_json(what, schema) if isinstance(schema, str) else schema, strict=strict)
         return cls("json_schema", '{"grammars": [{"json_schema": ' + text + "}]}")
 
     @classmethod
@@ -77,9 +77,11 @@ class Guided:
         """One of the texts."""
         if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
             raise RequestError(f"the choices are {_shown(choices)}: give a list of texts, at least one")
+        _check_size("the choice", len(choices))
         for text in choices:
             if not isinstance(text, str) or not text:
                 raise RequestError(f"the choice {_shown(text)} is not a non-empty text: give texts only")
+        _check_size("the choice", sum(map(len, choices)))
         return cls("choice", _grammars(lark_grammar="start: " + " | ".join(lark_text(text) for text in choices)))
 
     @classmethod
@@ -91,7 +93,7 @@ class Guided:
 
             try:
                 text = any_to_lark(text)
-            except Exception as error:  # whatever the converter's parser raises
+            except Exception as error:  # the converter raises bare Exception, and what its parser stumbles over
                 raise RequestError(f"the grammar is not valid GBNF: {_one_line(str(error))}") from error
         return cls("grammar", _grammars(lark_grammar=text))
 
@@ -101,13 +103,11 @@ class Guided:
         return cls(kind, _grammars(lark_grammar=text), tuple(parts))
 
     def __post_init__(self) -> None:
-        what = self.kind.replace("_", " ")
+        what = f"the {self.kind.replace('_', ' ')}"
         try:
-            size = len(self.source.encode())
+            _check_size(what, len(self.source.encode()))
         except UnicodeEncodeError as error:
-            raise RequestError(f"the {what} holds half a surrogate pair, which is no text: remove it") from error
-        if size > MAX_SOURCE_BYTES:
-            raise RequestError(f"the {what} has {size} bytes, at most {MAX_SOURCE_BYTES} are taken: simplify it")
+            raise RequestError(f"{what} holds half a surrogate pair, which is no text: remove it") from error
 
 
 def lark_text(text: str) -> str:
@@ -121,7 +121,7 @@ def schema_text(what: str, schema: Mapping[str, Any] | bool, *, strict: bool) ->
         raise RequestError(f"{what} is {_shown(schema)}: give an object")
     if schema is False:
         raise RequestError(f"{what} is false, which accepts nothing: give a schema that some value satisfies")
-    _check_nesting(what, schema)
+    _check_json(what, schema)
     fields = schema if isinstance(schema, Mapping) else {}
     return json.dumps({**fields, "x-guidance": _JSON_OPTIONS if strict else _LENIENT_OPTIONS}, ensure_ascii=False)
 
@@ -286,7 +286,15 @@ def _regex_error(message: str) -> str:
     return _one_line(error[1] if error else message)
 
 
-def _parse_json(what: str, text: str) -> Any:
+def _check_size(what: str, size: int) -> None:
+    """Before anything that large is copied or read: `size` may be of a part."""
+    if size > MAX_SOURCE_BYTES:
+        raise RequestError(f"{what} has {size} bytes or more, at most {MAX_SOURCE_BYTES} are taken: simplify it")
+
+
+def parse_json(what: str, text: str) -> Any:
+    """The value of JSON text. Raises RequestError, naming `what`, for text that is too large or no JSON."""
+    _check_size(what, len(text))
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -296,20 +304,25 @@ def _parse_json(what: str, text: str) -> Any:
 def _text(what: str, text: Any) -> str:
     if not isinstance(text, str) or not text.strip():
         raise RequestError(f"{what} is {_shown(text)}: give a text that is not empty")
+    _check_size(what, len(text))
     return text
 
 
-def _check_nesting(what: str, value: Any) -> None:
-    """Raises RequestError for what is nested too deeply or is no JSON; without recursion, which it protects."""
-    level = [value]
+def _check_json(what: str, value: Any) -> None:
+    """Raises RequestError for what is too large, nested too deeply or no JSON; without recursion, which it protects."""
+    level, size = [value], 0
     for _ in range(MAX_NESTING):
         below: list[Any] = []
         for item in level:
+            # At least so many characters: one a value, and those of texts.
+            size += len(item) if isinstance(item, (Mapping, list, tuple, str)) else 1
+            _check_size(what, size)
             if isinstance(item, Mapping):
                 below += item.values()
+                size += sum(len(key) for key in item if isinstance(key, str))
                 bad = next((key for key in item if not isinstance(key, str)), None)
                 if bad is not None:
-                    raise RequestError(f"{what} has the key {bad!r}, which is no text: use JSON types")
+                    raise RequestError(f"{what} has the key {_shown(bad)}, which is no text: use JSON types")
             elif isinstance(item, (list, tuple)):
                 below += item
             elif isinstance(item, int) and not -(1 << 63) <= item < 1 << 64:

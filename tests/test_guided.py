@@ -6,7 +6,7 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,24 +85,33 @@ def text_of(compiler: GuideCompiler, token: int) -> str:
     return compiler._tokenizer.decode_str([token])
 
 
-def random_text(guide: TokenGuide, seed: int, num_free: int = 25, limit: int = 1000) -> str:
+def random_text(
+    guide: TokenGuide,
+    seed: int,
+    num_free: int = 25,
+    limit: int = 1000,
+    *,
+    compiler: GuideCompiler = COMPILER,
+    eos: int = EOS,
+    ending: Sequence[int] = ENDING,
+) -> str:
     """A text of random tokens that the guide allows; after num_free tokens those are taken that lead to the end."""
     rng = random.Random(seed)
     tokens: list[int] = []
     while len(tokens) < limit:
         choices = allowed(guide)
-        if tokens and EOS in choices and (guide.finished or len(tokens) >= num_free or rng.random() < 0.3):
-            guide.accept(EOS)
+        if tokens and eos in choices and (guide.finished or len(tokens) >= num_free or rng.random() < 0.3):
+            guide.accept(eos)
             assert guide.finished
-            assert allowed(guide) == [EOS]
-            return bytes(COMPILER._tokenizer.decode_bytes(tokens)).decode("utf-8")
+            assert allowed(guide) == [eos]
+            return bytes(compiler._tokenizer.decode_bytes(tokens)).decode("utf-8")
         if len(tokens) < num_free:
-            token = rng.choice([token for token in choices if token != EOS])
+            token = rng.choice([token for token in choices if token != eos])
         else:
-            token = next((token for token in ENDING if token in choices), choices[0])
+            token = next((token for token in ending if token in choices), choices[0])
         tokens.append(token)
         guide.accept(token)
-    raise AssertionError(f"no end after {limit} tokens: {COMPILER._tokenizer.decode_str(tokens)[:500]}")
+    raise AssertionError(f"no end after {limit} tokens: {compiler._tokenizer.decode_str(tokens)[:500]}")
 
 
 def parse(text: str) -> Any:
@@ -255,6 +264,12 @@ def test_refused_token() -> None:
         (lambda: Guided.json_schema({"const": object()}), "holds a object: use JSON types"),
         (lambda: Guided.json_schema({"const": "\ud800"}), "half a surrogate pair"),
         (lambda: Guided.json_schema({"enum": ["x" * MAX_SOURCE_BYTES]}), f"at most {MAX_SOURCE_BYTES} are taken"),
+        (lambda: Guided.json_schema({"enum": [0] * MAX_SOURCE_BYTES}), f"at most {MAX_SOURCE_BYTES} are taken"),
+        (lambda: Guided.json_schema(" " * MAX_SOURCE_BYTES + "{}"), f"at most {MAX_SOURCE_BYTES} are taken"),
+        (lambda: Guided.regex("a" * MAX_SOURCE_BYTES), f"at most {MAX_SOURCE_BYTES} are taken"),
+        (lambda: Guided.grammar("root ::= " + "a" * MAX_SOURCE_BYTES), f"at most {MAX_SOURCE_BYTES} are taken"),
+        (lambda: Guided.choice(["a"] * (MAX_SOURCE_BYTES + 1)), f"at most {MAX_SOURCE_BYTES} are taken"),
+        (lambda: Guided.choice(["a" * MAX_SOURCE_BYTES, "b"]), f"at most {MAX_SOURCE_BYTES} are taken"),
         (lambda: Guided.regex("a("), "unclosed group"),
         (lambda: Guided.regex(r"(?=a)b"), "look-around"),
         (lambda: Guided.regex(""), "give a text that is not empty"),
@@ -278,6 +293,15 @@ def test_deep_schemas_are_refused_without_recursion(depth: int) -> None:
         schema = {"properties": {"a": schema}}
     with pytest.raises(RequestError, match="nested more than 100 levels"):
         Guided.json_schema(schema)
+
+
+def test_what_is_too_large_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may send megabytes: the size is known before anything is written or read as JSON."""
+    for name in ("dumps", "loads"):
+        monkeypatch.setattr(json, name, lambda *_, **__: pytest.fail("it was copied"))
+    for schema in ({"enum": ["x" * 100] * MAX_SOURCE_BYTES}, {"x" * MAX_SOURCE_BYTES: {}, "y": 1}, "[" * 10**6):
+        with pytest.raises(RequestError, match="at most"):
+            Guided.json_schema(schema)
 
 
 def test_lenient_schemas_ignore_what_cannot_be_enforced() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ import jsonschema_rs
 import pytest
 from server_harness import Running, error_of, running_server
 
-from llmc.runtime.guides import Guided
+from llmc.runtime.guides import GuideCompiler, Guided
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams
 
@@ -119,6 +120,15 @@ def test_other_constraints(running: Running, constraint: dict[str, Any], pattern
         assert choice["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("field", ["response_format", "structured_outputs"])
+def test_structural_tags(running: Running, field: str) -> None:
+    tag = {"triggers": ["e"], "structures": [{"begin": "e<", "schema": {"enum": [1, 2]}, "end": ">"}]}
+    asked = {"type": "structural_tag", **tag} if field == "response_format" else {"structural_tag": json.dumps(tag)}
+    text = running.complete("It is a truth", max_tokens=60, seed=1, **{field: asked})["choices"][0]["text"]
+    assert "e<" in text
+    assert re.fullmatch(r"([^e]|e<[12]>)*(e|e<|e<[12])?", text)
+
+
 def test_json_object_and_text(running: Running) -> None:
     body = {"response_format": {"type": "json_object"}, "max_tokens": 400, "seed": 3, "logit_bias": {"62": 4}}
     choice = running.chat("JSON, please.", **body)["choices"][0]
@@ -128,6 +138,32 @@ def test_json_object_and_text(running: Running) -> None:
     plain = running.chat("Hello", max_tokens=8, seed=1)
     text = running.chat("Hello", max_tokens=8, seed=1, response_format={"type": "text"})
     assert text["choices"][0]["message"] == plain["choices"][0]["message"]
+
+
+def test_constraints_are_read_and_compiled_beside_the_loop(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large one would otherwise stand between two tokens of everybody else."""
+    threads: dict[str, str] = {}
+    make, compile_ = Guided.json_schema, GuideCompiler.compile
+
+    def noted_make(schema: Any, **options: Any) -> Guided:
+        threads["make"] = threading.current_thread().name
+        return make(schema, **options)
+
+    def noted_compile(self: GuideCompiler, guided: Guided) -> Any:
+        threads["compile"] = threading.current_thread().name
+        return compile_(self, guided)
+
+    monkeypatch.setattr(Guided, "json_schema", noted_make)
+    monkeypatch.setattr(GuideCompiler, "compile", noted_compile)
+    for path, body in (
+        ("completions", {"prompt": "x"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS}),
+    ):
+        threads.clear()
+        response = running.post(f"/v1/{path}", **body, response_format=FORMAT, max_tokens=2)
+        assert response.status_code == 200, response.text
+        assert {name.split("_")[0] for name in threads.values()} == {"llmc-compile"}
+        assert set(threads) == {"make", "compile"}
 
 
 def test_max_tokens_cuts_a_constrained_answer(running: Running) -> None:

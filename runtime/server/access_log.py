@@ -191,7 +191,7 @@ class AccessLogMiddleware:
         token = _current.set(entry)
         try:
             await self.app(scope, receive, note)
-        except Exception:
+        except Exception:  # whatever it is, the server answers it with a 500
             entry.status = entry.status or 500
             raise
         finally:

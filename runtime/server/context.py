@@ -49,6 +49,8 @@ class ServerContext:
         )
         self._guide_compiler: GuideCompiler | None = None
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="llmc-tokenize")
+        # A grammar may take seconds to compile: nobody's prompt waits for that.
+        self._compile_pool = ThreadPoolExecutor(1, thread_name_prefix="llmc-compile")
         self._warming: asyncio.Task[None] | None = None
         self._drained: asyncio.Task[int] | None = None
         engine.on_failure.append(self._fail)
@@ -74,7 +76,8 @@ class ServerContext:
         await self.begin_drain()
         if self._warming is not None:
             await self._warming
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._compile_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.engine.close)
 
     @property
@@ -93,7 +96,7 @@ class ServerContext:
         """Compiles constraints, made at first use. Raises RequestError when the model cannot be guided."""
         if self._guide_compiler is None:
             engine = self.engine
-            made = await self.in_pool(lambda: GuideCompiler.of_artifact(engine.path, engine.vocab_size))
+            made = await self.compiled(lambda: GuideCompiler.of_artifact(engine.path, engine.vocab_size))
             self._guide_compiler = self._guide_compiler or made
         return self._guide_compiler
 
@@ -107,11 +110,13 @@ class ServerContext:
         if self.failure is not None:
             raise ApiError(self.failure, status=503, code="engine_failed")
         if self.draining:
-            raise ApiError("the server is shutting down: try another one", status=503, code="draining")
+            message = "the server is shutting down: try another one"
+            raise ApiError(message, status=503, code="draining", headers={"Retry-After": "5"})
         if not self.ready:
             done, total = self.warm_up.num_warm, self.warm_up.total
             message = f"the server is warming up, {done} of {total} graphs so far: wait for GET /ready to answer 200"
-            raise ApiError(message, status=503, code="starting", headers={"Retry-After": "1"})
+            headers = {"Retry-After": str(self.warm_up.seconds_left())}
+            raise ApiError(message, status=503, code="starting", headers=headers)
 
     def check_model(self, name: str | None) -> str:
         """The served name a request asks for. Raises ApiError 404 for another one."""
@@ -130,6 +135,10 @@ class ServerContext:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
+    async def compiled(self, work: Callable[[], _Value]) -> _Value:
+        """Runs `work` on a constraint, aside."""
+        return await asyncio.get_running_loop().run_in_executor(self._compile_pool, work)
+
     def sampling_defaults(self) -> dict[str, Any]:
         """Defaults of sampling parameters that a request does not name."""
         if self.config.generation_config == "none":
@@ -145,6 +154,9 @@ class ServerContext:
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(None, self.warm_up.run, self.on_warm_step)
+            if self.engine.tokenizer is not None:
+                # A large vocabulary takes long to read: no request should wait for that.
+                await loop.run_in_executor(None, lambda: self.token_texts)
         except Exception as error:  # a thread's error must reach /ready and the log
             log.exception("the warm-up failed")
             self._fail(f"the warm-up failed: {error}")

@@ -11,6 +11,7 @@ from llmc.runtime.params import RequestError
 
 from .errors import ApiError
 from .protocol.common import SamplingFields
+from .structural_tags import structural_tag
 
 _MAKERS: Mapping[str, Callable[[Any], Guided | None]] = {
     "json": Guided.json_schema,
@@ -18,6 +19,7 @@ _MAKERS: Mapping[str, Callable[[Any], Guided | None]] = {
     "choice": Guided.choice,
     "grammar": Guided.grammar,
     "json_object": lambda wanted: Guided.json_object() if wanted else None,
+    "structural_tag": structural_tag,
 }
 
 
@@ -59,8 +61,11 @@ def _response_format(form: Mapping[str, Any]) -> Guided | None:
         return None
     if kind == "json_object":
         return Guided.json_object()
+    if kind == "structural_tag":
+        return structural_tag(form)
     if kind != "json_schema":
-        raise RequestError(f"the type {kind!r} is not supported: use text, json_object or json_schema")
+        known = "text, json_object, json_schema or structural_tag"
+        raise RequestError(f"the type {kind!r} is not supported: use {known}")
     described = form.get("json_schema")
     if not isinstance(described, Mapping):
         raise RequestError('json_schema is missing: give {"name": …, "schema": {…}}')

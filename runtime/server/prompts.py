@@ -10,6 +10,9 @@ from typing import Any
 from .context import ServerContext
 from .errors import ApiError
 
+_CHARS_A_MESSAGE = 32
+_MANY_CHARS = 1 << 20
+
 
 async def encode_prompt(
     server: ServerContext, prompt: str | Sequence[int], *, add_special_tokens: bool = True, truncate: int | None = None
@@ -43,7 +46,6 @@ async def encode_chat_ids(
     add_special_tokens: bool = False,
 ) -> list[int]:
     """Token ids of a conversation of any length, rendered with the model's chat template. Raises as `encode_prompt`."""
-    conversation = [_for_template(index, message) for index, message in enumerate(messages)]
     reserved = {"messages", "tools", "add_generation_prompt", "documents"} & (variables or {}).keys()
     if reserved:
         message = f"chat_template_kwargs has {', '.join(sorted(reserved))}: use the field of that name"
@@ -51,6 +53,7 @@ async def encode_chat_ids(
     tokenizer = server.tokenizer
 
     def work() -> list[int]:
+        conversation = [_for_template(index, message) for index, message in enumerate(messages)]
         text = tokenizer.apply_chat_template(
             conversation,
             tools=tools,
@@ -62,8 +65,13 @@ async def encode_chat_ids(
         # The template writes the special tokens itself.
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    size = sum(len(str(message.get("content"))) for message in conversation)
-    return await server.in_pool(work, size)
+    return await server.in_pool(work, _num_chars(messages) + (_MANY_CHARS if tools or variables else 0))
+
+
+def _num_chars(messages: Sequence[Mapping[str, Any]]) -> int:
+    """About how many characters a conversation is rendered to."""
+    contents = [message.get("content") for message in messages]
+    return sum(_CHARS_A_MESSAGE + (len(text) if isinstance(text, str) else _MANY_CHARS) for text in contents)
 
 
 def check_prompt(server: ServerContext, ids: list[int]) -> list[int]:
@@ -71,10 +79,6 @@ def check_prompt(server: ServerContext, ids: list[int]) -> list[int]:
     limit, vocab_size = server.engine.max_model_len, server.engine.vocab_size
     if not ids:
         raise ApiError("the prompt has no tokens: give at least one", param="prompt", code="invalid_value")
-    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
-    if wrong is not None:
-        message = f"the prompt has token id {wrong}: use whole numbers from 0 to {vocab_size - 1}"
-        raise ApiError(message, param="prompt", code="invalid_value")
     if len(ids) >= limit:
         raise ApiError(
             f"the model's maximum context length is {limit} tokens and the prompt has {len(ids)}: shorten it to at "
@@ -82,6 +86,10 @@ def check_prompt(server: ServerContext, ids: list[int]) -> list[int]:
             param="prompt",
             code="context_length_exceeded",
         )
+    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        message = f"the prompt has token id {wrong}: use whole numbers from 0 to {vocab_size - 1}"
+        raise ApiError(message, param="prompt", code="invalid_value")
     return ids
 
 

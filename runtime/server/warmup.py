@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,6 +63,11 @@ class WarmUp:
             self.seconds = time.monotonic() - start
             if on_step is not None:
                 on_step(WarmStep(self.num_warm, self.total, graphs[index], wall_ns))
+
+    def seconds_left(self) -> int:
+        """Whole seconds that the rest will take at the pace so far, at least 1; the first graphs are the dearest."""
+        left = self.total - self.num_warm
+        return max(1, math.ceil(self.seconds / max(1, self.num_warm) * left))
 
     def coverage(self) -> dict[str, object]:
         """Counts for /ready: {"total", "warm", "by_phase": {"decode": {"total", "warm"}}, "seconds"}."""

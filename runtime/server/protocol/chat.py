@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from ..errors import ApiError
 from .common import SamplingFields
 
 
@@ -27,6 +28,20 @@ class ChatRequest(SamplingFields):
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+
+    def check(self) -> None:
+        """As for completions, and what excludes each other in a chat. Raises ApiError."""
+        super().check()
+        wrong: tuple[str, str] | None = None
+        if self.top_logprobs and not self.logprobs:
+            wrong = "top_logprobs", "top_logprobs needs logprobs: set logprobs to true"
+        elif self.continue_final_message and self.add_generation_prompt:
+            why = "continue_final_message and add_generation_prompt exclude each other: set one to false"
+            wrong = "continue_final_message", why
+        elif (self.model_extra or {}).get("echo"):
+            wrong = "echo", "echo is not supported in a chat: use /v1/completions"
+        if wrong is not None:
+            raise ApiError(wrong[1], param=wrong[0], code="invalid_value")
 
     @property
     def num_logprobs(self) -> int | None:

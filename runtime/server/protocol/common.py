@@ -15,6 +15,7 @@ from ..errors import ApiError
 log = logging.getLogger("llmc.server")
 MAX_STOPS = 16
 MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIASES = 4096
 _INT32 = 2**31
 
 _REFUSED: Mapping[str, str] = {
@@ -30,6 +31,14 @@ _REFUSED: Mapping[str, str] = {
     "function_call": "it is superseded: use tool_choice",
     "chat_template": "templates are not taken from requests: start the server with --chat-template",
     "audio": "models here write text: leave it out",
+    "web_search_options": "nothing is searched: leave it out",
+    "documents": "templates are given none: put them into a message",
+    "thinking_token_budget": "reasoning is not cut short: use max_completion_tokens",
+    "repetition_detection": "answers are not watched for loops: use repetition_penalty",
+    "logprob_token_ids": "tokens cannot be listed: use top_logprobs",
+    "return_tokens_as_token_ids": "tokens are told as text: use return_token_ids",
+    "return_prompt_text": "the rendered prompt is not sent back: use /tokenize and /detokenize",
+    "watermarking": "answers are not marked: leave it out",
 }
 
 
@@ -81,7 +90,7 @@ class SamplingFields(ApiModel):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, float] | None = Field(None, max_length=MAX_LOGIT_BIASES)
     min_tokens: int | None = Field(None, ge=0, lt=_INT32)
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -104,6 +113,11 @@ class SamplingFields(ApiModel):
         return self.n or 1
 
     @property
+    def has_constraint(self) -> bool:
+        """Whether a field may say what the answer must look like; reading it may take time."""
+        return any(getattr(self, name) is not None for name in _CONSTRAINTS)
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
@@ -120,12 +134,12 @@ class SamplingFields(ApiModel):
             raise ApiError(f"{name} is not supported, {why}", param=name, code="unsupported_parameter")
         if extra.get("modalities") not in (None, [], ["text"]):
             raise ApiError("modalities: models here write text only", param="modalities", code="unsupported_parameter")
+        if extra.get("truncation_side") not in (None, "left"):
+            message = "truncation_side: the last tokens are kept, use left, or truncate the prompt"
+            raise ApiError(message, param="truncation_side", code="unsupported_parameter")
         if self.stream_options is not None and not self.stream:
             message = "stream_options is for streams: set stream to true, or leave it out"
             raise ApiError(message, param="stream_options", code="invalid_value")
-        if self.prompt_logprobs is not None and self.stream:
-            message = "prompt_logprobs cannot be streamed: set stream to false"
-            raise ApiError(message, param="prompt_logprobs", code="invalid_value")
         unknown = sorted(extra.keys() - _REFUSED.keys())
         if unknown:
             log.debug("fields without effect: %s", ", ".join(unknown))
@@ -149,6 +163,12 @@ class SamplingFields(ApiModel):
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
+
+
+_CONSTRAINTS = (
+    *("response_format", "structured_outputs"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+)
 
 
 def _biases(given: Mapping[str, float]) -> dict[int, float]:

@@ -10,6 +10,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from llmc.runtime.outputs import TokenLogprob
+
 from .. import answers
 from ..chat_output import ChatDelta, ChatOutput
 from ..context import ServerContext
@@ -43,7 +45,10 @@ def router(server: ServerContext) -> APIRouter:
 
 
 async def _prepare(server: ServerContext, body: ChatRequest, model: str, request: Request) -> _Job:
-    plan = plan_chat(server, body)
+    if body.tools or body.has_constraint:
+        plan = await server.compiled(lambda: plan_chat(server, body))
+    else:
+        plan = plan_chat(server, body)
     ids = await encode_chat(
         server,
         body.messages,
@@ -112,8 +117,7 @@ class _Job:
             choices.append(choice)
         body = self._head("chat.completion", choices)
         if self.body.prompt_logprobs is not None:
-            entries = gathered.prompt_logprobs or ()
-            body["prompt_logprobs"] = prompt_logprobs_json(self.server.token_texts, entries, self.body.prompt_logprobs)
+            body["prompt_logprobs"] = self._prompt_logprobs(gathered.prompt_logprobs or ())
         if self.body.return_token_ids:
             body["prompt_token_ids"] = list(self.request.prompt_token_ids)
         body["usage"] = usage(self._num_prompt_tokens, gathered.num_tokens, gathered.num_cached_tokens)
@@ -125,7 +129,13 @@ class _Job:
         num_output = num_cached = 0
         for index in range(len(readers)):
             yield self._event(index, {"role": "assistant", "content": ""}, num_output, num_cached)
+        if self.body.return_token_ids:
+            prompt_ids = list(self.request.prompt_token_ids)
+            yield sse({**self._head("chat.completion.chunk", []), "prompt_token_ids": prompt_ids})
         async for delta in stream:
+            if delta.prompt_logprobs is not None and self.body.prompt_logprobs is not None:
+                told_prompt = self._prompt_logprobs(delta.prompt_logprobs)
+                yield sse({**self._head("chat.completion.chunk", []), "prompt_logprobs": told_prompt})
             num_output += len(delta.token_ids)
             num_cached = delta.num_cached_tokens
             if delta.finish_reason is not None:
@@ -165,6 +175,9 @@ class _Job:
         elif self.body.include_usage:
             chunk["usage"] = None
         return sse(chunk)
+
+    def _prompt_logprobs(self, entries: Sequence[TokenLogprob]) -> list[dict[str, dict[str, Any]] | None]:
+        return prompt_logprobs_json(self.server.token_texts, entries, self.body.prompt_logprobs or 0)
 
     def _head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

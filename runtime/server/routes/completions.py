@@ -66,7 +66,8 @@ async def _prepare(server: ServerContext, body: CompletionRequest, model: str, r
     prompt_logprobs = body.logprobs if body.echo and body.logprobs is not None else None
     if body.prompt_logprobs is not None:
         prompt_logprobs = max(body.prompt_logprobs, prompt_logprobs or 0)
-    guide = await answers.guide_maker(server, guided_of(body))
+    guided = await server.compiled(lambda: guided_of(body)) if body.has_constraint else None
+    guide = await answers.guide_maker(server, guided)
     deadline_s = answers.deadline_of(server, request)
     params = body.sampling(
         server.sampling_defaults(), max_tokens=max(asked, 1), logprobs=body.logprobs, prompt_logprobs=prompt_logprobs
@@ -113,9 +114,7 @@ class _Job:
                 choice = self._choice(index, number, echo + text, output.finish_reason, output.stop_reason)
                 choice["logprobs"] = self._logprobs(index, one.prompt_logprobs, logprobs)
                 if self.body.prompt_logprobs is not None:
-                    choice["prompt_logprobs"] = prompt_logprobs_json(
-                        self.server.token_texts, one.prompt_logprobs or (), self.body.prompt_logprobs
-                    )
+                    choice["prompt_logprobs"] = self._prompt_logprobs(one.prompt_logprobs)
                 if self.body.return_token_ids:
                     choice["prompt_token_ids"] = list(self.requests[index].prompt_token_ids)
                     choice["token_ids"] = token_ids
@@ -161,10 +160,13 @@ class _Job:
         if self.only_echo:
             text, token_ids, logprobs = "", (), ()
         tells_ids = bool(self.body.return_token_ids) and (first or token_ids)
-        if not (echo or text or logprobs or delta.finish_reason or tells_ids):
+        tells_prompt = first and self.body.prompt_logprobs is not None
+        if not (echo or text or logprobs or delta.finish_reason or tells_ids or tells_prompt):
             return None
         choice = self._choice(index, delta.output_index, echo + text, delta.finish_reason, delta.stop_reason)
         choice["logprobs"] = self._logprobs(index, prompt, logprobs or (), offset, with_prompt=first)
+        if tells_prompt:
+            choice["prompt_logprobs"] = self._prompt_logprobs(prompt)
         if self.body.return_token_ids:
             choice["token_ids"] = list(token_ids)
             choice["prompt_token_ids"] = list(self.requests[index].prompt_token_ids) if first else None
@@ -198,6 +200,9 @@ class _Job:
         if self.body.echo and with_prompt:
             before = [self.requests[index].prompt_token_ids[0], *(prompt or ())]
         return completion_logprobs(self.server.token_texts, [*before, *output], self.body.logprobs, offset)
+
+    def _prompt_logprobs(self, entries: Sequence[TokenLogprob] | None) -> list[dict[str, dict[str, Any]] | None]:
+        return prompt_logprobs_json(self.server.token_texts, entries or (), self.body.prompt_logprobs or 0)
 
     def _prompt_text(self, index: int) -> str:
         if not self.body.echo:

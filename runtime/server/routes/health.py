@@ -36,7 +36,7 @@ def router(server: ServerContext) -> APIRouter:
         body: dict[str, Any] = {"status": status, "graphs": server.warm_up.coverage()}
         if server.failure is not None:
             body["error"] = server.failure
-        headers = {"Retry-After": "1"} if status == "starting" else {}
+        headers = {"Retry-After": str(server.warm_up.seconds_left())} if status == "starting" else {}
         return JSONResponse(body, 200 if server.ready else 503, headers)
 
     @routes.get("/version")
