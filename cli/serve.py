@@ -62,7 +62,10 @@ def serve_command(
     allow_credentials: bool = typer.Option(False, "--allow-credentials", help="Credentials for CORS."),
     ssl_certfile: Path | None = typer.Option(None, metavar="FILE", help="TLS certificate (PEM)."),
     ssl_keyfile: Path | None = typer.Option(None, metavar="FILE", help="Its private key (PEM)."),
-    max_body_size: str = typer.Option("16MiB", metavar="SIZE", help="Largest body of a request."),
+    max_body_size: str = typer.Option("4MiB", metavar="SIZE", help="Largest body of a request."),
+    client_timeout: float = typer.Option(
+        60.0, min=0, metavar="S", help="Seconds for a request to arrive, and for an answer to be read on; 0: no limit."
+    ),
     generation_config: str = typer.Option("auto", metavar="auto|none", help="Sampling defaults: the model's, or none."),
     chat_template: Path | None = typer.Option(
         None, metavar="FILE", help="Jinja chat template, instead of the model's."
@@ -151,6 +154,7 @@ def serve_command(
         prefix_cache=prefix_cache,
         miss_policy=miss_policy,
         max_queue=max_queue,
+        client_timeout_s=client_timeout or None,
         request_timeout_s=request_timeout or None,
         drain_timeout_s=drain_timeout,
         nice=nice,
@@ -233,7 +237,7 @@ def _compile(model: str) -> int:
     try:
         with progress_bar() as progress:
             print(artifact_path(model, progress))
-    except Exception as error:
+    except Exception as error:  # the end of a process: as in main, whatever it is becomes one sentence
         print(f"llmc: error: {describe(error)}", file=sys.stderr)
         return EXIT_FAILURE
     return EXIT_OK

@@ -175,6 +175,22 @@ def test_prompt_logprobs(running: Running, llm: LLM) -> None:
         assert {int(token) for token in values} == {entry.token_id, *entry.top}
 
 
+def test_prompt_logprobs_in_streams(running: Running) -> None:
+    whole = running.complete([PROMPT, "She"], n=2, seed=1, max_tokens=3, prompt_logprobs=2)["choices"]
+    body = {"prompt": [PROMPT, "She"], "n": 2, "seed": 1, "max_tokens": 3, "prompt_logprobs": 2}
+    told = [choice for event in running.events("/v1/completions", **body) for choice in event["choices"]]
+    with_them = [choice for choice in told if "prompt_logprobs" in choice]
+    assert sorted(choice["index"] for choice in with_them) == [0, 1, 2, 3]
+    for choice in with_them:
+        assert choice["prompt_logprobs"] == whole[choice["index"]]["prompt_logprobs"]
+    chat = {"messages": [{"role": "user", "content": "She"}], "max_tokens": 3, "seed": 1, "prompt_logprobs": 1}
+    answer = running.post("/v1/chat/completions", return_token_ids=True, **chat).json()
+    events = running.events("/v1/chat/completions", return_token_ids=True, **chat)
+    for name in ("prompt_logprobs", "prompt_token_ids"):
+        (event,) = [event for event in events if name in event]
+        assert event[name] == answer[name]
+
+
 def test_several_outputs_differ_and_have_their_own_index(running: Running) -> None:
     answer = running.complete(PROMPT, n=4, max_tokens=12, seed=5, temperature=1.5)
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
@@ -337,107 +353,6 @@ def test_answers_are_the_same_alone_and_in_company(running: Running) -> None:
     batch = running.complete([PROMPT, "She was"], max_tokens=12, seed=1)
     again = [running.complete(prompt, max_tokens=12, seed=1) for prompt in (PROMPT, "She was")]
     assert [choice["text"] for choice in batch["choices"]] == [one["choices"][0]["text"] for one in again]
-
-
-# --- errors -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "says"),
-    [
-        ({}, "prompt", "required"),
-        ({"prompt": []}, "prompt", "non-empty"),
-        ({"prompt": [1, "a"]}, "prompt", "list"),
-        ({"prompt": {"a": 1}}, "prompt", "string"),
-        ({"prompt": [1 << 30]}, "prompt", "token id"),
-        ({"prompt": [-1]}, "prompt", "token id"),
-        ({"prompt": "x " * 2000}, "prompt", "maximum context length"),
-        ({"prompt": "x", "max_tokens": 10_000}, "max_tokens", "maximum context length"),
-        ({"prompt": "x", "max_tokens": 0}, "max_tokens", "at least 1"),
-        ({"prompt": "x", "max_tokens": -1}, "max_tokens", "greater"),
-        ({"prompt": "x", "temperature": -0.1}, "temperature", "greater"),
-        ({"prompt": "x", "temperature": "hot"}, "temperature", "'hot'"),
-        ({"prompt": "x", "top_p": 0}, "top_p", "greater"),
-        ({"prompt": "x", "n": 0}, "n", "greater"),
-        ({"prompt": "x", "n": True}, "n", "integer"),
-        ({"prompt": "x", "logprobs": 21}, "logprobs", "less"),
-        ({"prompt": "x", "stop": ["a"] * 17}, "stop", "at most 16"),
-        ({"prompt": "x", "stop": ""}, "stop", "non-empty"),
-        ({"prompt": "x", "stop": [1]}, "stop", "non-empty"),
-        ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias", "'a'"),
-        ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias", "101"),
-        ({"prompt": "x", "min_tokens": 17}, "min_tokens", "17"),
-        ({"prompt": "x", "best_of": 4}, "best_of", "not supported"),
-        ({"prompt": "x", "suffix": "y"}, "suffix", "not supported"),
-        ({"prompt": "x", "use_beam_search": True}, "use_beam_search", "not supported"),
-        ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options", "stream"),
-        ({"prompt": "x", "priority": 1 << 40}, "priority", "less"),
-    ],
-)
-def test_refused_completions_name_the_field(running: Running, body: dict[str, Any], param: str, says: str) -> None:
-    error = error_of(running.post("/v1/completions", **body), 400)
-    assert error["param"] == param
-    assert says in error["message"]
-    assert error["type"] == "invalid_request_error"
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "messages"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"content": "x"}]}, "messages"),
-        ({"messages": ["x"]}, "messages.0"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages"),
-        ({"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 4096}, "max_completion_tokens"),
-        ({"messages": [{"role": "user", "content": "x"}], "functions": [{"name": "f"}]}, "functions"),
-        ({"messages": [{"role": "user", "content": "x"}], "modalities": ["audio"]}, "modalities"),
-        (
-            {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"tools": 1}},
-            "chat_template_kwargs",
-        ),
-    ],
-)
-def test_refused_chats_name_the_field(running: Running, body: dict[str, Any], param: str) -> None:
-    error = error_of(running.post("/v1/chat/completions", **body), 400)
-    assert (error["param"] or "messages") == param
-
-
-def test_fields_that_mean_nothing_are_ignored(running: Running) -> None:
-    answer = running.complete(PROMPT, max_tokens=3, best_of=None, suffix=None, user="u", metadata={"a": "b"}, zzz=1)
-    assert answer["usage"]["completion_tokens"] <= 3
-
-
-def test_unknown_models_are_404(running: Running) -> None:
-    for path, body in (("completions", {"prompt": "x"}), ("chat/completions", {"messages": [{"role": "user"}]})):
-        error = error_of(running.post(f"/v1/{path}", model="gpt", **body), 404)
-        assert (error["param"], error["code"]) == ("model", "model_not_found")
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"\xff", b'{"prompt": ' + b"[" * 100_000])
-def test_malformed_json_is_400(running: Running, content: bytes) -> None:
-    response = running.client.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
-    error_of(response, 400)
-
-
-def test_half_a_surrogate_pair_is_told_back(running: Running) -> None:
-    headers = {"Content-Type": "application/json"}
-    body = b'{"model": "\\ud800", "prompt": "x"}'
-    assert "ud800" in error_of(running.client.post("/v1/completions", content=body, headers=headers), 404)["message"]
-    body = b'{"prompt": "\\ud800"}'
-    error_of(running.client.post("/v1/completions", content=body, headers=headers), 400)
-
-
-def test_other_content_types_are_415(running: Running) -> None:
-    response = running.client.post(
-        "/v1/completions", content=b'{"prompt": "x"}', headers={"Content-Type": "text/plain"}
-    )
-    assert "application/json" in error_of(response, 415)["message"]
-
-
-def test_unknown_paths_and_methods_have_the_shape(running: Running) -> None:
-    error_of(running.client.get("/v1/nothing"), 404)
-    error_of(running.client.get("/v1/completions"), 405)
 
 
 # --- text that is not cut ---------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +15,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from server_harness import Running, error_of, make_config, parse_events, running_server, until
+from server_harness import Running, error_of, make_config, parse_events, running_server, slow_down, until
 
 from llmc.runtime.params import SamplingParams
 from llmc.runtime.server.answers import submit
 from llmc.runtime.server.app import create_app
+from llmc.runtime.server.pace import MAX_RETRY_S, MIN_RETRY_S, Pace
 from llmc.runtime.server.requests import EngineRequest, QueueFull, RequestFailed, RequestRecord, ServerStopping
 from llmc.runtime.server.run import open_engine
 
@@ -48,7 +50,8 @@ def wait_until_idle(running: Running) -> None:
 # --- cancelling -------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_that_is_closed_ends_the_request(running: Running) -> None:
+def test_a_stream_that_is_closed_ends_the_request(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_down(running.engine, monkeypatch)
     records = records_of(running)
     with running.client.stream("POST", "/v1/completions", json={"prompt": PROMPT, "stream": True, **ENDLESS}) as answer:
         next(answer.iter_lines())
@@ -59,19 +62,21 @@ def test_a_stream_that_is_closed_ends_the_request(running: Running) -> None:
     assert record.num_output_tokens < ENDLESS["max_tokens"]
 
 
-def test_a_client_that_leaves_ends_its_batch(running: Running) -> None:
+def test_a_client_that_leaves_ends_its_batch(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_down(running.engine, monkeypatch)
     records = records_of(running)
-    body = {"prompt": [PROMPT] * 8, **ENDLESS}
-    client = httpx.Client(base_url=running.url)
-    with pytest.raises(httpx.ReadTimeout):
-        client.post("/v1/completions", json=body, timeout=httpx.Timeout(60, read=0.05))
-    client.close()
+    body = json.dumps({"prompt": [PROMPT] * 8, **ENDLESS}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", httpx.URL(running.url).port)) as connection:
+        connection.sendall(head % len(body) + body)
+        until(lambda: running.engine.num_active == 8)
     wait_until_idle(running)
     assert [record.finish_reasons for record in records] == [("cancelled",)] * 8
 
 
-def test_closing_cancels_before_the_next_step(running: Running) -> None:
+def test_closing_cancels_before_the_next_step(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is computed after the step in flight when the iterator is closed."""
+    slow_down(running.engine, monkeypatch)
     records = records_of(running)
 
     async def work() -> tuple[int, int]:
@@ -133,7 +138,7 @@ def test_a_full_queue_is_429_and_takes_nothing(english_artifact: Path) -> None:
         response = running.post("/v1/completions", prompt=[PROMPT] * 8, **ENDLESS)
         error = error_of(response, 429)
         assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
-        assert int(response.headers["retry-after"]) >= 1
+        assert 1 <= int(response.headers["retry-after"]) <= MAX_RETRY_S
         wait_until_idle(running)
         assert {record.finish_reasons for record in records} <= {("cancelled",)}
         assert running.complete(PROMPT, max_tokens=2, ignore_eos=True)["usage"]["completion_tokens"] == 2
@@ -146,6 +151,19 @@ def test_a_full_queue_is_429_and_takes_nothing(english_artifact: Path) -> None:
 
         running.on_loop(fill)
         wait_until_idle(running)
+
+
+def test_when_to_come_back_follows_the_pace() -> None:
+    pace = Pace()
+    assert pace.seconds_to_halve(1000, 0.0) == MIN_RETRY_S
+    for second in range(100):
+        pace.note(float(second))
+    assert pace.seconds_to_halve(20, 99.0) == 10
+    assert pace.seconds_to_halve(20, 99.0 + 58) == MAX_RETRY_S, "nothing ended for a minute"
+    assert pace.seconds_to_halve(1, 99.0) == MIN_RETRY_S
+    assert pace.seconds_to_halve(10_000, 99.0) == MAX_RETRY_S
+    # What was long ago says nothing.
+    assert pace.seconds_to_halve(1000, 1e6) == MIN_RETRY_S
 
 
 def test_bodies_above_the_limit_are_413(english_artifact: Path) -> None:
@@ -260,7 +278,7 @@ def test_nothing_is_served_before_every_graph_is_warm(english_artifact: Path) ->
             assert starting.json()["graphs"]["warm"] == 1
             refused = await client.post("/v1/completions", json={"prompt": "x"})
             assert error_of(refused, 503)["code"] == "starting"
-            assert refused.headers["retry-after"] == "1"
+            assert int(refused.headers["retry-after"]) >= 1
             assert (await client.get("/v1/models")).status_code == 200
             go_on.set()
             while (await client.get("/ready")).status_code != 200:
@@ -289,9 +307,11 @@ def test_an_engine_that_fails_is_told_everywhere(english_artifact: Path) -> None
         assert failures
 
 
-def test_draining_lets_requests_finish(english_artifact: Path) -> None:
-    with running_server(english_artifact, drain_timeout_s=60.0) as running, ThreadPoolExecutor(4) as pool:
-        answers = [pool.submit(running.complete, PROMPT, **ENDLESS) for _ in range(4)]
+def test_draining_lets_requests_finish(english_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {**ENDLESS, "max_tokens": 40}
+    with running_server(english_artifact, drain_timeout_s=None) as running, ThreadPoolExecutor(4) as pool:
+        slow_down(running.engine, monkeypatch)
+        answers = [pool.submit(running.complete, PROMPT, **body) for _ in range(4)]
         until(lambda: running.engine.num_active == 4)
 
         async def drain() -> int:
@@ -302,13 +322,14 @@ def test_draining_lets_requests_finish(english_artifact: Path) -> None:
 
         assert running.on_loop(drain) == 0
         for answer in answers:
-            assert answer.result()["usage"]["completion_tokens"] == ENDLESS["max_tokens"]
+            assert answer.result()["usage"]["completion_tokens"] == body["max_tokens"]
         assert error_of(running.post("/v1/completions", prompt="x"), 503)["code"] == "draining"
         assert running.client.get("/ready").json()["status"] == "draining"
 
 
-def test_draining_cancels_what_takes_too_long(english_artifact: Path) -> None:
+def test_draining_cancels_what_takes_too_long(english_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running_server(english_artifact, drain_timeout_s=0.0) as running, ThreadPoolExecutor(2) as pool:
+        slow_down(running.engine, monkeypatch)
         whole = pool.submit(running.post, "/v1/completions", prompt=PROMPT, **ENDLESS)
         streamed = pool.submit(running.post, "/v1/completions", prompt=PROMPT, stream=True, **ENDLESS)
         until(lambda: running.engine.num_active == 2)

@@ -23,12 +23,12 @@ from llmc.runtime.outputs import RequestFailure
 from llmc.runtime.tokenizer import Tokenizer, TokenizerError, read_generation_config
 
 from .guides import GuideWorker
+from .pace import Pace
 from .requests import EngineRequest, QueueFull, RequestRecord, ServerStopping
 from .stream import RequestStream
 
 log = logging.getLogger("llmc.server")
 _IDLE_LOOK_S = 0.1
-_RETRY_AFTER_S = 1
 
 
 class AsyncEngine:
@@ -71,6 +71,7 @@ class AsyncEngine:
         self._draining = False
         self._notified = False
         self._emptied: asyncio.Event = asyncio.Event()
+        self._pace = Pace()
         self._checks: collections.deque[asyncio.Future[str | None]] = collections.deque()
 
     async def start(self) -> None:
@@ -99,7 +100,8 @@ class AsyncEngine:
         except LlmcError as error:
             if error.name != "queue_full":
                 raise
-            raise QueueFull(f"the queue is full: {str(error).rstrip('.')}; try again later", _RETRY_AFTER_S) from error
+            retry_after_s = self._pace.seconds_to_halve(self.engine.stats.num_waiting, time.monotonic())
+            raise QueueFull(f"the queue is full: {str(error).rstrip('.')}; try again later", retry_after_s) from error
         # Events of this request are taken on this thread, so none can come before it is known here.
         stream = RequestStream(request, self.tokenizer, lambda: self._cancel(engine_id))
         self._streams[engine_id] = stream
@@ -227,6 +229,7 @@ class AsyncEngine:
 
     def _end(self, engine_id: int, stream: RequestStream) -> None:
         del self._streams[engine_id]
+        self._pace.note(time.monotonic())
         if stream.request.guide is not None:
             self._guides.forget(engine_id)
         if not self._streams:

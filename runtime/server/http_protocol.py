@@ -1,21 +1,48 @@
-"""uvicorn's HTTP parser with a limit on what comes before a body: httptools itself takes heads of any length."""
+"""uvicorn's HTTP protocol with limits on a request's size and on a client's time: uvicorn itself takes heads of any
+length, and waits for ever for a head, for a body, and for a client to read its answer."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 << 10
+_TOO_SLOW = "The request took too long to arrive."
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Answers 400 to a request line and headers of more than MAX_HEAD_BYTES, at the latest one read beyond that."""
+    """Answers 400 to a request line and headers of more than MAX_HEAD_BYTES, at the latest one read beyond that, and
+    408 to a head, or a body after it, that is not whole after client_timeout_s (None: no limit). Breaks off when the
+    client has not read on for as long."""
+
+    client_timeout_s: float | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._in_head = True
         self._num_heads = self._head_bytes = 0
+        self._reading: asyncio.TimerHandle | None = None
+        self._writing: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._start_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_reading()
+        self._stop_writing()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.client_timeout_s is not None:
+            self._writing = self.loop.call_later(self.client_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_writing()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         before = self._in_head, self._num_heads
@@ -26,6 +53,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self.send_400_response("The head of the request is too long.")
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._reading is None:  # the first head has had its time since the connection was made
+            self._start_reading()
+
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > MAX_HEAD_BYTES:
@@ -33,8 +65,44 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             raise ValueError("the head of the request is too long")
         self._in_head, self._head_bytes = False, 0
         self._num_heads += 1
+        self._start_reading()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._in_head = True
+        self._stop_reading()
         super().on_message_complete()
+
+    def _start_reading(self) -> None:
+        self._stop_reading()
+        if self.client_timeout_s is not None:
+            self._reading = self.loop.call_later(self.client_timeout_s, self._read_too_long)
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _stop_writing(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+    def _read_too_long(self) -> None:
+        self._reading = None
+        if self.transport.is_closing():
+            return
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if self.pipeline or (answering and self._in_head):
+            # An earlier request over this connection is still answered.
+            self._start_reading()
+            return
+        if not (answering and self.cycle.response_started):
+            head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+            self.transport.write(STATUS_LINE[408] + head % len(_TOO_SLOW) + _TOO_SLOW.encode())
+        self.transport.close()
+
+
+def bounded_protocol(client_timeout_s: float | None) -> type[BoundedHttpProtocol]:
+    """The protocol with a time limit: uvicorn makes one a connection and passes no options of ours on."""
+    return type("BoundedHttpProtocol", (BoundedHttpProtocol,), {"client_timeout_s": client_timeout_s})

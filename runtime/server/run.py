@@ -19,13 +19,14 @@ from .app import create_app
 from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .context import ServerContext
-from .http_protocol import BoundedHttpProtocol
+from .http_protocol import bounded_protocol
 from .warmup import OnWarmStep
 
 # The engine's thread takes the interpreter's lock between two steps; Python lets others keep it for 5 ms by default.
 _SWITCH_INTERVAL_S = 0.0005
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
+_MAX_FILES = 65536
 # What is left of a drain once requests were cancelled: sending the last answers.
 _DRAIN_GRACE_S = 10
 
@@ -82,6 +83,7 @@ def serve(
             server.on_ready.append(lambda: on_ready(url))
         server.on_started.append(lambda: _yield_to_engine(config.nice))
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        _raise_file_limit()
         process = _Process(app, server, config, tls)
         server.on_failure.append(lambda _: process.stop())
         process.run(sockets=[listener])
@@ -99,7 +101,8 @@ class _Process(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=BoundedHttpProtocol,
+                http=bounded_protocol(config.client_timeout_s),
+                ws="none",
                 log_level=config.uvicorn_log_level,
                 access_log=False,
                 server_header=False,
@@ -129,6 +132,19 @@ class _Process(uvicorn.Server):
 
     def _started(self) -> None:
         self._serving_loop = asyncio.get_running_loop()
+
+
+def _raise_file_limit() -> None:
+    """A connection is an open file: many systems allow 1024 unless a process asks for more, as it may."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(_MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _listen(host: str, port: int) -> socket.socket:
