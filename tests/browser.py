@@ -14,6 +14,7 @@ from typing import Any
 
 from websockets.sync.client import connect
 
+_PATIENCE_S = 300  # only a hang takes that long
 _FLAGS = (  # noqa: SIM905 (a list of one flag a line is no easier to read)
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-extensions --disable-default-apps --hide-scrollbars "
@@ -44,10 +45,10 @@ class Browser:
         try:
             port = self._port(profile / "DevToolsActivePort")
             request = urllib.request.Request(f"http://127.0.0.1:{port}/json/new?about:blank", method="PUT")
-            with urllib.request.urlopen(request, timeout=60) as response:
+            with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
                 address = json.load(response)["webSocketDebuggerUrl"]
             self._socket = self._stack.enter_context(
-                connect(address, max_size=None, open_timeout=60, ping_interval=None)
+                connect(address, max_size=None, open_timeout=_PATIENCE_S, ping_interval=None)
             )
             for domain in ("Page", "Runtime", "Network", "Log"):
                 self.call(f"{domain}.enable")
@@ -74,7 +75,7 @@ class Browser:
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": params}))
         while True:
-            message = json.loads(self._socket.recv(timeout=60))
+            message = json.loads(self._socket.recv(timeout=_PATIENCE_S))
             if message.get("id") == self._number:
                 if "error" in message:
                     raise RuntimeError(f"{method}: {message['error']['message']}")
@@ -92,7 +93,7 @@ class Browser:
         self.call("Page.navigate", url=address)
         self.wait_for("document.readyState === 'complete'")
 
-    def wait_for(self, expression: str, timeout_s: float = 60) -> None:
+    def wait_for(self, expression: str, timeout_s: float = _PATIENCE_S) -> None:
         """Waits until the expression is truthy; the limit is for pages that hang."""
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
@@ -119,7 +120,7 @@ class Browser:
                 self.requests.append(params["request"]["url"])
 
     def _port(self, file: Path) -> int:
-        end = time.monotonic() + 60
+        end = time.monotonic() + _PATIENCE_S
         while time.monotonic() < end and self._process.poll() is None:
             if file.is_file() and (lines := file.read_text().split()):
                 return int(lines[0])

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 60
+PATIENCE_S = 300  # only a hang takes that long
 
 
 @dataclass(frozen=True)

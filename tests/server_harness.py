@@ -26,7 +26,7 @@ from llmc.runtime.server.context import ServerContext
 from llmc.runtime.server.run import open_engine
 
 _Value = TypeVar("_Value")
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0  # only a hang takes that long
 
 
 @dataclass
@@ -109,10 +109,10 @@ def engine_event(kind: str, **fields: Any) -> Event:
     return Event(**{**plain, "token_id": -1, "finish_reason": None, "top_logprobs": (), "kind": kind, **fields})
 
 
-def slow_down(engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of 20 ms and more: what is to happen during a request has the time to."""
+def slow_down(engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch, step_s: float = 0.1) -> None:
+    """Steps of step_s and more: what is to happen during a request has the time to, on a busy machine, too."""
     step = engine.engine.step
-    monkeypatch.setattr(engine.engine, "step", lambda: (time.sleep(0.02), step())[1])
+    monkeypatch.setattr(engine.engine, "step", lambda: (time.sleep(step_s), step())[1])
 
 
 def make_config(artifact: Path, **options: Any) -> ServerConfig:

@@ -246,17 +246,17 @@ def test_hangup_reopens_the_files(english_artifact: Path, tmp_path: Path) -> Non
                 said += line
             url = said.split("llmc: ready")[1].split(" at ")[1].strip()
             body = {"prompt": SECRET, "max_tokens": 1}
-            httpx.post(f"{url}/completions", json=body, timeout=60).raise_for_status()
+            httpx.post(f"{url}/completions", json=body, timeout=300).raise_for_status()
             until(lambda: path.read_text() != "")
             path.rename(tmp_path / "old.log")
             trace.rename(tmp_path / "old.jsonl")
             os.kill(process.pid, signal.SIGHUP)
             until(lambda: path.exists() and trace.exists())
-            httpx.post(f"{url}/completions", json=body, timeout=60).raise_for_status()
+            httpx.post(f"{url}/completions", json=body, timeout=300).raise_for_status()
             until(lambda: path.read_text() != "")
         finally:
             process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     assert len(lines_of(tmp_path / "old.log")) == len(lines_of(path)) == 1
     assert len(read_trace(trace)) == len(read_trace(tmp_path / "old.jsonl")) == 1
 

@@ -62,7 +62,7 @@ def run(python: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LLMC_"))}
     environment["XDG_CACHE_HOME"] = str(python.parent / "cache")
     command = [str(python), "-P", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
 
 
 def llmc(python: Path, *arguments: str | Path) -> str:
@@ -144,7 +144,7 @@ def test_serve(python: Path, chat_artifact: Path) -> None:
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20, "response_format": schema}
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{found[1]}/v1/chat/completions", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=120) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             answer = json.load(response)
         assert answer["choices"][0]["message"]["content"] == '"yes"'
         process.terminate()

@@ -211,7 +211,7 @@ def test_langchain_structured_output(server: LiveServer) -> None:
 
 
 def run(*command: str | Path) -> str:
-    result = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -252,7 +252,7 @@ def test_examples_run(server: LiveServer, name: str, module: str) -> None:
 def test_llmc_chat_talks_to_it(server: LiveServer) -> None:
     command = [sys.executable, "-P", "-m", "llmc.cli.main", "chat", server.url, "--api-key", KEY]
     options = ["--max-tokens", "10", "--seed", "1", "--stats"]
-    result = subprocess.run([*command, *options], input="She was\n", capture_output=True, text=True, timeout=120)
+    result = subprocess.run([*command, *options], input="She was\n", capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     body = {"messages": [{"role": "user", "content": "She was"}], "max_tokens": 10, "seed": 1}
     answer = server.ask("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {KEY}"}).json()

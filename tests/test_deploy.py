@@ -152,7 +152,7 @@ def test_an_engine_runs_where_memory_cannot_become_code(chat_artifact: Path) -> 
         "    print(len(llm.generate('Hi', params)[0].outputs[0].token_ids))\n"
     )
     command = [sys.executable, "-P", "-c", code, str(chat_artifact)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if result.stdout in ("unsupported\n", "not enforced\n"):
         pytest.skip(f"this kernel's PR_SET_MDWE is {result.stdout.strip()}")
     assert (result.returncode, result.stdout) == (0, "4\n"), result.stderr

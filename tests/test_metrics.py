@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -262,6 +264,22 @@ def test_dashboard_can_be_imported_anywhere() -> None:
             assert panel["datasource"]["uid"] == "${datasource}", panel["title"]
             assert panel["targets"], panel["title"]
             assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]), panel["title"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of the package prometheus, is not installed")
+def test_prometheus_reads_metrics_and_queries(tmp_path: Path) -> None:
+    linted = subprocess.run(["promtool", "check", "metrics"], input=metrics_of().render()[0], capture_output=True)
+    assert (linted.returncode, linted.stdout, linted.stderr) == (0, b"", b"")
+    dashboard = json.loads((ROOT / "deploy/grafana/llmc.json").read_text(encoding="utf-8"))
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    asked += re.findall(r"\| `((?:topk|rate)\(.*?)` \|$", (ROOT / "docs/observability.md").read_text(), re.MULTILINE)
+    assert len(asked) > 40
+    queries = [re.sub(r"\$__\w+", "5m", one).replace("$instance", ".*") for one in asked]
+    rules = [{"record": f"rule:{index}", "expr": query} for index, query in enumerate(queries)]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    checked = subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yml"], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert f"{len(queries)} rules found" in checked.stdout
 
 
 # ---- with an engine --------------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def test_examples_run(server: LiveServer, language: str) -> None:
             pytest.importorskip(module[1], reason=f"{module[1]} belongs to the extra dev")
         program = ["sh", "-euc"] if language == "sh" else [sys.executable, "-P", "-c"]
         command = [*program, block.replace(URL, server.url)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert result.returncode == 0, result.stderr
         assert result.stdout.strip()
         assert '"error"' not in result.stdout
