@@ -19,6 +19,7 @@ from llmc.buckets.bucket import MAX_DIM
 
 if TYPE_CHECKING:
     from llmc.compiler.config import CompileReport, Progress
+    from llmc.quantize import QuantConfig
 
 _HELP = """Compile a Hugging Face model directory into an artifact.
 
@@ -32,6 +33,8 @@ Examples:
   llmc compile models/qwen2.5-0.5b -o qwen.llmc
   llmc compile models/llama -o llama.llmc --buckets "prefill=1:32:4x128:128:1024,decode=1:128:4x128:128:2048"
   llmc compile models/llama -o llama.llmc --buckets "prefill=[1,2]x[128,512],decode=[1,8]x2048" --dtype bf16
+  llmc compile models/llama -o llama-w8a8.llmc --quant w8a8
+  llmc compile models/llama -o llama-w4a16.llmc --quant w4a16 --group-size 32 --skip lm_head,mlp.down
   llmc compile models/llama -o avx2.llmc --target x86-64-v3 --jobs 2 --json
 """
 
@@ -53,6 +56,18 @@ def compile_command(
     ),
     max_num_seqs: int = typer.Option(16, min=1, max=4096, metavar="N", help="Sequences that run at once."),
     block_size: int = typer.Option(32, min=16, metavar="N", help="Tokens of a KV block, a multiple of 16."),
+    quant: str | None = typer.Option(
+        None, metavar="SCHEME", help="Quantize linear weights: w8a16, w8a8, w4a16 or w4a8 (a8: int8 activations)."
+    ),
+    group_size: int | None = typer.Option(
+        None, metavar="N", help="Weights that share a scale: 32, 64, 128 or -1 (a whole channel); w4 schemes only."
+    ),
+    asymmetric: bool | None = typer.Option(
+        None, "--asymmetric/--symmetric", help="A zero point for each group, or none; w4 schemes only."
+    ),
+    skip: str | None = typer.Option(
+        None, metavar="LIST", help="Layers left unquantized: kinds (lm_head, mlp.down, …) or weights, comma-separated."
+    ),
     jobs: int = typer.Option(0, min=0, metavar="N", help="Compiling processes; 0: one a CPU."),
     cache_dir: Path | None = typer.Option(
         None, envvar="LLMC_CACHE_DIR", metavar="DIR", help="Graph cache; default: $XDG_CACHE_HOME/llmc."
@@ -62,6 +77,7 @@ def compile_command(
     if buckets is None:
         buckets = _buckets_from_environment(max_num_seqs, max_model_len, block_size)
     _check_usage(buckets, Limits(max_num_seqs, max_model_len, block_size), dtype, kv_dtype)
+    quantization = quant_config(quant, group_size, asymmetric, skip)
     from llmc import require_compiler
 
     require_compiler("llmc compile needs the compiler")
@@ -81,6 +97,7 @@ def compile_command(
         max_num_seqs=max_num_seqs,
         block_size=block_size,
         jobs=jobs,
+        quant=quantization,
         cache_dir=cache_dir,
     )
     try:
@@ -117,6 +134,24 @@ def _check_usage(buckets: str | None, limits: Limits, dtype: str, kv_dtype: str)
             parse_spec(buckets, limits)
         except BucketError as error:
             raise typer.BadParameter(f"--buckets: {error}") from error
+
+
+def quant_config(
+    scheme: str | None, group_size: int | None, asymmetric: bool | None, skip: str | None
+) -> QuantConfig | None:
+    """What the flags of quantization ask for; None without --quant."""
+    if scheme is None:
+        given = {"--group-size": group_size, "--asymmetric/--symmetric": asymmetric, "--skip": skip}
+        for name, value in given.items():
+            if value is not None:
+                raise typer.BadParameter(f"{name} says how to quantize; add --quant w8a16, w8a8, w4a16 or w4a8")
+        return None
+    from llmc.quantize import QuantConfig, QuantizeError
+
+    try:
+        return QuantConfig(scheme, group_size, asymmetric, tuple(filter(None, (skip or "").split(","))))
+    except QuantizeError as error:
+        raise typer.BadParameter(f"--quant: {error}") from error
 
 
 @contextmanager

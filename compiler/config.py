@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from llmc.quantize import QuantConfig
+
 Progress = Callable[[str, int, int], None]
 """Called with (phase, done, total); a phase starts with done = 0."""
 
@@ -24,8 +26,8 @@ class CompileConfig:
     """One call of the compiler.
 
     dtype, kv_dtype: "auto", "f32" or "bf16"; auto follows the checkpoint (f32 → f32, f16 and bf16 → bf16), kv_dtype
-    auto follows dtype. max_model_len in tokens, None: the model's, at most 4096. jobs: compiling processes, 0: one
-    a CPU.
+    auto follows dtype. quant: how linear weights are quantized, None: not. max_model_len in tokens, None: the model's,
+    at most 4096. jobs: compiling processes, 0: one a CPU.
     """
 
     model: Path
@@ -38,6 +40,7 @@ class CompileConfig:
     max_num_seqs: int = 16
     block_size: int = 32
     jobs: int = 0
+    quant: QuantConfig | None = None
     cache_dir: Path | None = None
 
     def __post_init__(self) -> None:

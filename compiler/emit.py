@@ -141,6 +141,8 @@ def _command(call: relax.Call, values: dict[relax.Var, Operand], lowered: Lowere
             operands.append(Operand("k_pool", layer=site.layer))
         elif source == BufferSource.V_POOL:
             operands.append(Operand("v_pool", layer=site.layer))
+        elif source in BufferSource.OF_WEIGHT:
+            operands.append(Operand("weight", tensors["weight"].name + source))
         else:
             operands.append(tensors[source])
     return Command(spec, tuple(operands), site.layer)

@@ -21,14 +21,17 @@ from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import Target
 from llmc.compiler.templates import GraphParams
 from llmc.models.config import ModelConfig
+from llmc.quantize import Recipe
 
 _HERE = Path(__file__).parent
 _MODELS = Path(str(llmc.models.__file__)).parent
 _PACKAGES = (_HERE, _MODELS, *(Path(str(package.__file__)).parent for package in (llmc.buckets, llmc.quantize)))
 _TRACE_SOURCES = ("export.py", "importer.py", "lower.py", "lowered.py", "rowwise.py", "verify.py", "passes", "graph.py")
-_GRAPH_SOURCES = (*_TRACE_SOURCES, "emit.py", "templates.py", "plan.py")
+_GRAPH_SOURCES = (*_TRACE_SOURCES, "emit.py", "templates.py", "plan.py", "quant_packing.py")
 _WEIGHT_SOURCES = ("weights.py", "packing.py")
+_QUANTIZED_WEIGHT_SOURCES = (*_WEIGHT_SOURCES, "quant_packing.py", "../quantize")
 # Fields of a config that no graph depends on.
+UNQUANTIZED = Recipe({})
 _NOT_ARCHITECTURE = ("eos_token_ids", "bos_token_id", "dtype")
 
 
@@ -79,9 +82,13 @@ def trace_components(model: ModelConfig, max_model_len: int, act_dtype: str) -> 
     }
 
 
-def graph_components(model: ModelConfig, max_model_len: int, params: GraphParams) -> dict[str, str]:
+def graph_components(
+    model: ModelConfig, max_model_len: int, params: GraphParams, recipe: Recipe = UNQUANTIZED
+) -> dict[str, str]:
     """What all command lists of an artifact depend on."""
+    quantization = {"quantization": recipe.describe()} if recipe.schemes else {}
     return {
+        **quantization,
         "kind": "graph",
         **_model_components(model, max_model_len, params.act_dtype),
         "kv_dtype": params.kv_dtype,
@@ -108,10 +115,12 @@ def kernel_components(spec: KernelSpec, target: Target) -> dict[str, str]:
     }
 
 
-def weights_components(checkpoint: Path, model: ModelConfig, max_model_len: int, header: bytes) -> dict[str, str]:
+def weights_components(
+    checkpoint: Path, model: ModelConfig, max_model_len: int, header: bytes, *, quantized: bool = False
+) -> dict[str, str]:
     """What packed weights are made of; a checkpoint's files count by size and time of change.
 
-    header: of the packed file, which is its layout.
+    header: of the packed file, which is its layout. quantized: some weight of it is.
     """
     files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(checkpoint.glob("*.safetensors"))]
     return {
@@ -119,7 +128,7 @@ def weights_components(checkpoint: Path, model: ModelConfig, max_model_len: int,
         "files": json.dumps(files),
         "layout": hashlib.sha256(header).hexdigest(),
         "rope": f"{model.rope_theta} {model.rope_scaling} {max_model_len}",
-        "sources": sources_digest(_WEIGHT_SOURCES),
+        "sources": sources_digest(_QUANTIZED_WEIGHT_SOURCES if quantized else _WEIGHT_SOURCES),
     }
 
 

@@ -39,10 +39,12 @@ from llmc.compiler.resources import PeakMemory
 from llmc.compiler.templates import GraphParams
 from llmc.compiler.tvm_import import import_tvm
 from llmc.compiler.weights import WeightRequest, plan_weights, write_weights
+from llmc.models import weight_map
 from llmc.models.config import ModelConfig
 from llmc.models.loader import Checkpoint, Parameter, load_parameters
 from llmc.models.registry import get_family
 from llmc.models.rope import cos_sin_table
+from llmc.quantize import Recipe, Scheme
 
 if TYPE_CHECKING:
     from llmc.compiler.lowered import Lowered
@@ -76,11 +78,19 @@ class Tracer:
 
     def bind(self, shape: GraphShape, params: GraphParams) -> CommandList:
         if self._lowered is None:
-            self._lowered = self._lower()
+            self._lowered = self._quantized(self._lower())
         from llmc.compiler.emit import emit
         from llmc.compiler.passes import bind_bucket
 
+        assert self._lowered is not None
         return emit(bind_bucket(self._lowered.module, shape.tokens, shape.samples), self._lowered, params)
+
+    def _quantized(self, lowered: Lowered) -> Lowered:
+        if not self._resolved.recipe.schemes:
+            return lowered
+        from llmc.compiler.passes.quantize import quantize_linears
+
+        return quantize_linears(lowered, self._resolved.recipe)
 
     def _lower(self) -> Lowered:
         components = self._resolved.trace_components()
@@ -119,20 +129,26 @@ def weight_shapes(model: ModelConfig, max_model_len: int) -> dict[str, tuple[int
 
 
 def weight_requests(
-    shapes: Mapping[str, tuple[int, ...]], graphs: Iterable[CommandList], act_dtype: str
+    shapes: Mapping[str, tuple[int, ...]], graphs: Iterable[CommandList], act_dtype: str, recipe: Recipe
 ) -> list[WeightRequest]:
-    """The weights that commands read: matrices of linear layers packed, in the activation dtype; the rest f32."""
+    """The weights that commands read: matrices of linear layers packed, in the activation dtype or quantized; the
+    rest f32.
+    """
     used: dict[str, KernelSpec] = {}
     for commands in graphs:
         for command in commands.commands:
             for operand in command.operands:
-                if operand.kind == "weight":
+                # A part of a quantized weight comes with the weight.
+                if operand.kind == "weight" and operand.name in shapes:
                     used.setdefault(operand.name, command.spec)
                     if command.spec.op == "linear":
                         used[operand.name] = command.spec
     requests = []
     for name, spec in used.items():
         shape = shapes[name]
+        if name in recipe.schemes:
+            requests.append(WeightRequest(name, shape, "u8", True, recipe.schemes[name].weight))
+            continue
         matrix = len(shape) == 2 and spec.op in ("linear", "embedding")
         requests.append(WeightRequest(name, shape, act_dtype if matrix else "f32", matrix and spec.op == "linear"))
     return requests
@@ -187,11 +203,18 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
             staging = stack.enter_context(staged_directory(config.output))
             shapes = weight_shapes(resolved.model, resolved.max_model_len)
             layout = plan_weights(
-                weight_requests(shapes, command_lists, resolved.act_dtype), resolved.target.panel_columns
+                weight_requests(shapes, command_lists, resolved.act_dtype, resolved.recipe),
+                resolved.target.panel_columns,
             )
             packed = staging / "weights.safetensors"
             weights_key = key_of(
-                keys.weights_components(checkpoint.path, resolved.model, resolved.max_model_len, layout.header)
+                keys.weights_components(
+                    checkpoint.path,
+                    resolved.model,
+                    resolved.max_model_len,
+                    layout.header,
+                    quantized=bool(resolved.recipe.schemes),
+                )
             )
             crcs = reuse_weights(config.output, weights_key, layout, packed)
             if crcs is None:
@@ -261,7 +284,7 @@ def manifest(
         "files": copied,
         "tools": {name: keys.tool_version(name) for name in ("torch", "apache-tvm")},
         "weights": {
-            target.name: [source.name for source in target.sources]
+            target.name: _manifest_weight(target, resolved.recipe.schemes.get(target.name))
             for target in get_family(resolved.model.model_type).weight_map(resolved.model).targets
         },
         "graph_components": components,
@@ -269,6 +292,12 @@ def manifest(
             {"symbol": k.spec.symbol(), "op": k.spec.op, "key": k.key, "components": k.components} for k in kernels
         ],
     }
+
+
+def _manifest_weight(target: weight_map.Target, scheme: Scheme | None) -> dict[str, object]:
+    """Where a weight comes from, its logical shape and, where it is quantized, how."""
+    entry: dict[str, object] = {"sources": [source.name for source in target.sources], "shape": list(target.shape)}
+    return entry if scheme is None else {**entry, "scheme": scheme.name, "format": asdict(scheme.weight)}
 
 
 def compile_cached(model: Path, progress: Progress = no_progress) -> Path:

@@ -11,8 +11,10 @@ from llmc.compiler.targets.cpu import Target, resolve_target
 from llmc.compiler.templates import GraphParams
 from llmc.models.config import ModelConfig, load_config
 from llmc.models.registry import get_family
+from llmc.quantize import QuantConfig, Recipe
 
 DEFAULT_MAX_MODEL_LEN = 4096
+EMBEDDING, HEAD = "embed.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Resolved:
     max_num_seqs: int
     block_size: int
     ladder: BucketLadder
+    recipe: Recipe
 
     def graph_params(self) -> GraphParams:
         """What the templates need; a graph's tiles replace the zeros."""
@@ -42,7 +45,7 @@ class Resolved:
 
     def graph_components(self) -> dict[str, str]:
         """Key components that all graphs share."""
-        return keys.graph_components(self.model, self.max_model_len, self.graph_params())
+        return keys.graph_components(self.model, self.max_model_len, self.graph_params(), self.recipe)
 
     def trace_components(self) -> dict[str, str]:
         """Key components of the lowered model."""
@@ -50,7 +53,9 @@ class Resolved:
 
 
 def resolve(config: CompileConfig) -> Resolved:
-    """Decides dtypes, target, lengths and ladder. Raises CompileError, BucketError, TargetError or ModelError."""
+    """Decides dtypes, target, lengths and ladder. Raises CompileError, BucketError, QuantizeError, TargetError
+    or ModelError.
+    """
     model = load_config(config.model)
     get_family(model.model_type)
     max_model_len = config.max_model_len or min(model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)
@@ -76,4 +81,15 @@ def resolve(config: CompileConfig) -> Resolved:
         max_num_seqs=max_num_seqs,
         block_size=config.block_size,
         ladder=ladder,
+        recipe=_recipe(config.quant, model),
     )
+
+
+def _recipe(quant: QuantConfig | None, model: ModelConfig) -> Recipe:
+    """The schemes of the model's linear layers. An embedding that no linear shares stays as it is."""
+    if quant is None:
+        return Recipe({})
+    matrices = [t.name for t in get_family(model.model_type).weight_map(model).targets if t.dtype == "act"]
+    if model.tie_word_embeddings:
+        return Recipe.of(quant, matrices, head=EMBEDDING)
+    return Recipe.of(quant, [name for name in matrices if name != EMBEDDING], head=HEAD)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph import Site
 from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.quant_packing import SCALE, ZERO
 from llmc.compiler.targets.cpu import Target
 
 NUM_TOKENS, NUM_SAMPLES = 0, 2
@@ -20,6 +21,9 @@ class BufferSource:
 
     K_POOL = "<k_pool>"
     V_POOL = "<v_pool>"
+    SCALE, ZERO = SCALE, ZERO
+    OF_WEIGHT = (SCALE, ZERO)
+    """Stored beside the weight that the op reads, under its name and this."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +67,37 @@ def _embedding(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
     return spec, ("ids", "weight", "out")
 
 
+def _embedding_quant(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
+    vocab, dim = site.attributes["weight_shapes"]["weight"]
+    spec = KernelSpec.of(
+        "embedding",
+        "embedding_quant",
+        dim=dim,
+        vocab=vocab,
+        panel_columns=graph.target.panel_columns,
+        **_weight_format(site),
+    )
+    return spec, ("ids", "weight", BufferSource.SCALE, "out")
+
+
+def _weight_format(site: Site) -> dict[str, int | bool]:
+    return {name: site.attributes[name] for name in ("bits", "group_size", "asymmetric")}
+
+
+def _written_act(site: Site, graph: GraphParams) -> dict[str, int | str]:
+    """The dtype of a packed activation that a kernel writes; of int8, also the groups it is summed in."""
+    if "int8_group_size" in site.attributes:
+        return {"act_dtype": "i8", "group_size": site.attributes["int8_group_size"]}
+    return {"act_dtype": graph.act_dtype}
+
+
 def _rms_norm(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
     spec = KernelSpec.of(
         "norm",
         "rms_norm",
         dim=site.attributes["widths"]["x"],
         eps=float(site.attributes["eps"]),
-        act_dtype=graph.act_dtype,
+        **_written_act(site, graph),
         **_rows(site, graph),
     )
     return spec, ("x", "weight", "out")
@@ -90,6 +118,36 @@ def _linear(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
         **_rows(site, graph),
     )
     return spec, ("x", "weight", *optional, "out")
+
+
+def _linear_quant(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
+    n, k = site.attributes["weight_shapes"]["weight"]
+    optional = tuple(name for name in ("bias", "residual") if name in site.tensors)
+    spec = KernelSpec.of(
+        "linear",
+        "linear_quant",
+        k=k,
+        n=n,
+        act_dtype="i8" if site.attributes["int8"] else graph.act_dtype,
+        bias="bias" in optional,
+        residual="residual" in optional,
+        **_weight_format(site),
+        **_rows(site, graph),
+    )
+    zero = (BufferSource.ZERO,) if site.attributes["asymmetric"] else ()
+    return spec, ("x", "weight", BufferSource.SCALE, *zero, *optional, "out")
+
+
+def _quantize_rows(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
+    spec = KernelSpec.of(
+        "other",
+        "quantize_rows",
+        dim=site.attributes["widths"]["x"],
+        act_dtype=graph.act_dtype,
+        group_size=site.attributes["int8_group_size"],
+        **_rows(site, graph),
+    )
+    return spec, ("x", "out")
 
 
 def _rope_kv_write(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
@@ -133,7 +191,7 @@ def _paged_attention(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffer
 
 def _silu_mul(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
     dim = site.attributes["widths"]["gate_up"] // 2
-    spec = KernelSpec.of("activation", "silu_mul", dim=dim, row_tile=graph.row_tile, act_dtype=graph.act_dtype)
+    spec = KernelSpec.of("activation", "silu_mul", dim=dim, row_tile=graph.row_tile, **_written_act(site, graph))
     return spec, ("gate_up", "out")
 
 
@@ -164,8 +222,11 @@ def fused_spec(name: str, program: str, layouts: tuple[str, ...], graph: GraphPa
 
 _TEMPLATES: dict[str, Callable[[Site, GraphParams], tuple[KernelSpec, Buffers]]] = {
     "embedding": _embedding,
+    "embedding_quant": _embedding_quant,
     "rms_norm": _rms_norm,
     "linear": _linear,
+    "linear_quant": _linear_quant,
+    "quantize_rows": _quantize_rows,
     "rope_kv_write": _rope_kv_write,
     "paged_attention": _paged_attention,
     "silu_mul": _silu_mul,

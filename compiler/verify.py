@@ -17,7 +17,7 @@ from llmc.compiler.graph import Site
 from llmc.compiler.lowered import SITE_PREFIX, Lowered
 from llmc.compiler.passes.fuse import PROGRAM
 
-PACKED_INPUTS: dict[str, tuple[str, ...]] = {"linear": ("x",)}
+PACKED_INPUTS: dict[str, tuple[str, ...]] = {"linear": ("x",), "linear_quant": ("x",), "quantize_rows": ("x",)}
 """The arguments of an llmc op that are packed activations."""
 PACKED_OUTPUTS = frozenset({"rms_norm", "paged_attention", "silu_mul"})
 """The llmc ops whose result is a packed activation."""
@@ -65,9 +65,10 @@ def verify_site(op: str, node: str, tensors: Mapping[str, Any]) -> None:
 
 
 def verify_operand(site: Site, name: str, dtype: str, act_dtype: str) -> None:
-    """Checks that a packed activation of an llmc op has the graph's activation dtype."""
+    """Checks that a packed activation of an llmc op has the graph's activation dtype, or is words of int8."""
     packed = name in PACKED_INPUTS.get(site.op, ()) or (name == "out" and site.op in PACKED_OUTPUTS)
-    if packed and dtype != _DTYPE[act_dtype]:
+    int8 = (name == "x" and site.attributes.get("int8")) or (name == "out" and "int8_group_size" in site.attributes)
+    if packed and dtype != ("int32" if int8 else _DTYPE[act_dtype]):
         raise CompileError(
             f"tensor {name} of llmc::{site.op} is {dtype} in a graph of {act_dtype} activations; "
             f"convert it with .to(torch.{_DTYPE[act_dtype]}) in the model"

@@ -9,19 +9,21 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from llmc.compiler.config import CompileError
 from llmc.compiler.packing import PanelPacker, packed_shape
+from llmc.compiler.quant_packing import SCALE, ZERO, QuantPanelPacker, QuantShapes
 from llmc.models.convert import DTYPES
 from llmc.models.loader import Parameter
+from llmc.quantize import QuantizeError, WeightFormat
 
 ALIGNMENT = 64
-_SAFETENSORS_DTYPE = {"f32": "F32", "bf16": "BF16"}
-_ITEM_BYTES = {"f32": 4, "bf16": 2}
+_SAFETENSORS_DTYPE = {"f32": "F32", "bf16": "BF16", "u8": "U8"}
+_ITEM_BYTES = {"f32": 4, "bf16": 2, "u8": 1}
 LANES = {"f32": 1, "bf16": 2}
 _PIECE_BYTES = 2 << 20
 _EARLY_WRITE_BYTES = 64 << 10
@@ -32,14 +34,17 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """One tensor of weights.safetensors. shape: as stored; file_offset, nbytes in bytes."""
+    """One tensor of weights.safetensors. shape: as stored; file_offset, nbytes in bytes.
+
+    request: of the weight that it is, or, with its scales, a part of.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     file_offset: int
     nbytes: int
-    packed: bool
+    request: WeightRequest
 
 
 @dataclass(frozen=True)
@@ -56,31 +61,32 @@ class WeightLayout:
 
 @dataclass(frozen=True)
 class WeightRequest:
-    """A weight the graphs use: logical shape [N, K] (or any rank when not packed) and stored dtype."""
+    """A weight the graphs use: logical shape [N, K] (or any rank when not packed) and stored dtype.
+
+    format: of a packed weight that is quantized (dtype u8), with scales and zero points in tensors of their own.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     packed: bool
+    format: WeightFormat | None = None
 
 
 def plan_weights(requests: Iterable[WeightRequest], panel_columns: int) -> WeightLayout:
     """Lays the weights out one after another; fillers keep every tensor 64-byte aligned."""
     entries: dict[str, dict[str, object]] = {}
-    placed: list[tuple[WeightRequest, tuple[int, ...], int, int]] = []
+    placed: list[PackedWeight] = []
     offset = 0
-    for request in requests:
-        shape = request.shape
-        if request.packed:
-            n, k = request.shape
-            shape = packed_shape(n, k, panel_columns, LANES[request.dtype])
-        nbytes = math.prod(shape) * _ITEM_BYTES[request.dtype]
-        entries[request.name] = {
-            "dtype": _SAFETENSORS_DTYPE[request.dtype],
+    tensors = (tensor for request in requests for tensor in _tensors(request, panel_columns))
+    for name, dtype, shape, request in tensors:
+        nbytes = math.prod(shape) * _ITEM_BYTES[dtype]
+        entries[name] = {
+            "dtype": _SAFETENSORS_DTYPE[dtype],
             "shape": list(shape),
             "data_offsets": [offset, offset + nbytes],
         }
-        placed.append((request, shape, offset, nbytes))
+        placed.append(PackedWeight(name, dtype, shape, offset, nbytes, request))
         offset += nbytes
         filler = -offset % ALIGNMENT
         if filler:
@@ -93,11 +99,24 @@ def plan_weights(requests: Iterable[WeightRequest], panel_columns: int) -> Weigh
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % ALIGNMENT)
     header = len(text).to_bytes(8, "little") + text
-    weights = tuple(
-        PackedWeight(r.name, r.dtype, shape, len(header) + start, nbytes, r.packed)
-        for r, shape, start, nbytes in placed
-    )
+    weights = tuple(replace(w, file_offset=len(header) + w.file_offset) for w in placed)
     return WeightLayout(weights, header, len(header) + offset)
+
+
+def _tensors(request: WeightRequest, panel_columns: int) -> Iterator[tuple[str, str, tuple[int, ...], WeightRequest]]:
+    """(name, dtype, shape, request) of every tensor that a weight is stored in."""
+    if not request.packed:
+        yield request.name, request.dtype, request.shape, request
+        return
+    n, k = request.shape
+    if request.format is None:
+        yield request.name, request.dtype, packed_shape(n, k, panel_columns, LANES[request.dtype]), request
+        return
+    shapes = QuantShapes.of(n, k, panel_columns, request.format)
+    yield request.name, "u8", shapes.numbers, request
+    yield request.name + SCALE, "f32", shapes.scale, request
+    if shapes.zero is not None:
+        yield request.name + ZERO, "u8", shapes.zero, request
 
 
 def write_weights(
@@ -114,7 +133,10 @@ def write_weights(
     parameter is missing or does not fit, OSError when the disk does not take it.
     """
     values = {p.name: p for p in parameters}
-    missing = sorted(w.name for w in layout.weights if w.name not in values)
+    parts: dict[str, list[PackedWeight]] = {}
+    for weight in layout.weights:
+        parts.setdefault(weight.request.name, []).append(weight)
+    missing = sorted(name for name in parts if name not in values)
     if missing:
         raise CompileError(f"the model has no value for weights {', '.join(missing[:5])}")
     checksums: dict[str, int] = {}
@@ -123,36 +145,41 @@ def write_weights(
         _write(out.fileno(), layout.header, 0)
         # The largest first, so that no thread is left with it at the end.
         jobs = {
-            pool.submit(_write_weight, out.fileno(), weight, values[weight.name], panel_columns): weight.name
-            for weight in sorted(layout.weights, key=lambda w: -w.nbytes)
+            pool.submit(_write_weight, out.fileno(), tensors, values[name], panel_columns)
+            for name, tensors in sorted(parts.items(), key=lambda item: -item[1][0].nbytes)
         }
         try:
-            for job in as_completed(jobs):
-                checksums[jobs[job]] = job.result()
-                on_weight(len(checksums), len(jobs))
+            for done, job in enumerate(as_completed(jobs), 1):
+                checksums.update(job.result())
+                on_weight(done, len(jobs))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return checksums
 
 
-def _write_weight(fd: int, weight: PackedWeight, parameter: Parameter, panel_columns: int) -> int:
-    """Converts, packs and writes one weight some MiB at a time; returns the CRC-32 of its bytes."""
-    checksum, offset = 0, weight.file_offset
-    for piece in _pieces(weight, parameter, panel_columns):
-        checksum = zlib.crc32(piece, checksum)
-        _write(fd, piece, offset)
-        offset += len(piece)
-    if offset - weight.file_offset != weight.nbytes:
-        raise CompileError(
-            f"weight {weight.name} has {offset - weight.file_offset} bytes where {weight.nbytes} were planned"
-        )
-    return checksum
+def _write_weight(fd: int, tensors: list[PackedWeight], parameter: Parameter, panel_columns: int) -> dict[str, int]:
+    """Converts, packs and writes one weight some MiB at a time; returns the CRC-32 of each of its tensors' bytes."""
+    checksums, offsets = dict.fromkeys((t.name for t in tensors), 0), {t.name: t.file_offset for t in tensors}
+    for pieces in _pieces(tensors[0].request, parameter, panel_columns):
+        for tensor, piece in zip(tensors, pieces, strict=True):
+            checksums[tensor.name] = zlib.crc32(piece, checksums[tensor.name])
+            _write(fd, piece, offsets[tensor.name])
+            offsets[tensor.name] += len(piece)
+    for tensor in tensors:
+        nbytes = offsets[tensor.name] - tensor.file_offset
+        if nbytes != tensor.nbytes:
+            raise CompileError(f"weight {tensor.name} has {nbytes} bytes where {tensor.nbytes} were planned")
+    return checksums
 
 
-def _pieces(weight: PackedWeight, parameter: Parameter, panel_columns: int) -> Iterator[memoryview]:
-    """The bytes of a stored weight in order; a piece is valid until the next one is asked for."""
-    dtype, shape = DTYPES[weight.dtype], parameter.shape
+def _pieces(weight: WeightRequest, parameter: Parameter, panel_columns: int) -> Iterator[tuple[memoryview, ...]]:
+    """The bytes of a weight's tensors in order; pieces are valid until the next ones are asked for."""
+    shape = parameter.shape
+    if weight.format is not None:
+        yield from _quantized_pieces(weight, weight.format, parameter, panel_columns)
+        return
+    dtype = DTYPES[weight.dtype]
     if weight.packed:
         packer = PanelPacker(shape[0], shape[1], panel_columns, dtype, parameter.read)
         panel_bytes = packer.words * panel_columns * 4
@@ -161,7 +188,7 @@ def _pieces(weight: PackedWeight, parameter: Parameter, panel_columns: int) -> I
         for first in range(0, packer.panels, count):
             some = words[: packer.panels - first]
             packer.pack(first, some)
-            yield some.data.cast("B")
+            yield (some.data.cast("B"),)
     else:
         row_bytes = math.prod(shape[1:]) * dtype.itemsize
         count = min(shape[0], max(1, _PIECE_BYTES // max(1, row_bytes)))
@@ -169,7 +196,29 @@ def _pieces(weight: PackedWeight, parameter: Parameter, panel_columns: int) -> I
         for first in range(0, shape[0], count):
             some = rows[: shape[0] - first]
             parameter.read(first, some)
-            yield some.view(np.uint8).data.cast("B")
+            yield (some.view(np.uint8).data.cast("B"),)
+
+
+def _quantized_pieces(
+    weight: WeightRequest, format: WeightFormat, parameter: Parameter, panel_columns: int
+) -> Iterator[tuple[memoryview, ...]]:
+    """Numbers, scales and, where the format stores them, zero points."""
+    n, k = parameter.shape
+    packer = QuantPanelPacker(n, k, panel_columns, format, parameter.read)
+    shapes = QuantShapes.of(n, k, panel_columns, format)
+    panels, words = shapes.numbers[:2]
+    count = min(panels, max(1, _PIECE_BYTES // (words * panel_columns * 4)))
+    numbers = np.empty((count, words, panel_columns), np.uint32)
+    scale = np.empty((count, *shapes.scale[1:]), np.float32)
+    zero = np.empty((count, *shapes.zero[1:]), np.uint8) if shapes.zero is not None else None
+    for first in range(0, panels, count):
+        here = min(count, panels - first)
+        some = (numbers[:here], scale[:here], None if zero is None else zero[:here])
+        try:
+            packer.pack(first, *some)
+        except QuantizeError as error:
+            raise CompileError(f"cannot quantize {weight.name}: {error}") from None
+        yield tuple(part.data.cast("B") for part in some if part is not None)
 
 
 def _write(fd: int, data: bytes | memoryview, offset: int) -> None:

@@ -1,1 +1,15 @@
-"""Quantization schemes."""
+"""Quantization: schemes by exact name, which layers get which, and rounding to nearest. Imports numpy alone."""
+
+from llmc.quantize.recipe import QuantConfig, Recipe, layer_kind
+from llmc.quantize.scheme import SCHEMES, QuantizeError, Scheme, WeightFormat, get_scheme
+
+__all__ = [
+    "SCHEMES",
+    "QuantConfig",
+    "QuantizeError",
+    "Recipe",
+    "Scheme",
+    "WeightFormat",
+    "get_scheme",
+    "layer_kind",
+]

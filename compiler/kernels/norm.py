@@ -1,4 +1,4 @@
-"""rms_norm: x * 1/sqrt(mean(x²) + eps) * weight, a row at a time, written as a packed activation."""
+"""rms_norm: x * 1/sqrt(mean(x²) + eps) * weight, a row at a time, written as a packed activation, float or int8."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernels import builder as b
 from llmc.compiler.kernels import vector_ir
+from llmc.compiler.kernels.quantize_rows import RowQuantizer
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import Target
 
@@ -20,10 +21,15 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     p = spec.as_dict()
     dim, row_tile, act, eps = int(p["dim"]), int(p["row_tile"]), str(p["act_dtype"]), float(p["eps"])
-    words = b.ceil_div(dim, b.lanes_of(act))
     full, tail = dim // b.WIDTH, dim % b.WIDTH
-    helpers = vector_ir.helpers(target.mcpu, puts=((act, row_tile, 16), (act, row_tile, max(tail, 1))))
-    kernel = b.Kernel(spec.symbol(), [("x", "float32"), ("weight", "float32"), ("out", b.word_dtype(act))], helpers)
+    quantizer = RowQuantizer(dim, row_tile, int(p["group_size"])) if act == "i8" else None
+    if quantizer is None:
+        words = b.ceil_div(dim, b.lanes_of(act))
+        helpers = vector_ir.helpers(target.mcpu, puts=((act, row_tile, 16), (act, row_tile, max(tail, 1))))
+    else:
+        helpers = vector_ir.helpers(target.mcpu) + quantizer.helpers()
+    packed = "int32" if quantizer is not None else b.word_dtype(act)
+    kernel = b.Kernel(spec.symbol(), [("x", "float32"), ("weight", "float32"), ("out", packed)], helpers)
     with kernel as k:
         x, weight, out = k["x"], k["weight"], k["out"]
         with k.share(k.scalar(int(p["rows"]))) as row:
@@ -47,15 +53,23 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
             mean = b.call("div", total, b.splat(float(dim)))
             scale = b.Vectors(1)
             scale[0] = b.call("div", b.splat(1.0), b.call("sqrt", b.call("add", mean, b.splat(eps))))
-            base = b.packed_position(row, row_tile, words)
+            if quantizer is None:
+                base = b.packed_position(row, row_tile, words)
+            else:
+                quantizer.begin()
 
             def emit(index: b.Expr, count: int) -> None:
                 v = b.call("mul", b.load_vector(x, row * dim + index, count), scale[0])
                 v = b.call("mul", v, b.load_vector(weight, index, count))
-                b.put(out, v, base, index, act, row_tile, count)
+                if quantizer is None:
+                    b.put(out, v, base, index, act, row_tile, count)
+                else:
+                    quantizer.keep(v, index)
 
             with T.serial(full) as step:
                 emit(step * b.WIDTH, b.WIDTH)
             if tail:
                 emit(full * b.WIDTH, tail)
+            if quantizer is not None:
+                quantizer.write(out, row)
     return kernel.function()

@@ -10,8 +10,11 @@ from llmc.compiler.kernels.spec import KernelSpecError
 
 TEMPLATE_FILES: dict[str, str] = {
     "embedding": "embedding",
+    "embedding_quant": "embedding_quant",
     "rms_norm": "norm",
     "linear": "linear",
+    "linear_quant": "linear_quant",
+    "quantize_rows": "quantize_rows",
     "rope_kv_write": "rope",
     "paged_attention": "attention",
     "silu_mul": "activation",
@@ -19,7 +22,13 @@ TEMPLATE_FILES: dict[str, str] = {
     "fused": "fused",
 }
 """Module of this package by exact op name."""
-_EXTRA = {"fused": ("vector_math",)}
+_EXTRA = {
+    "fused": ("vector_math",),
+    "linear_quant": ("quant_ir",),
+    "quantize_rows": ("quant_ir",),
+    "rms_norm": ("quantize_rows", "quant_ir"),
+    "silu_mul": ("quantize_rows", "quant_ir"),
+}
 """Further modules that a template is made of."""
 _SHARED = ("builder", "pipeline", "vector_ir", "spec")
 

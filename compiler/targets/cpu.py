@@ -70,6 +70,11 @@ class Target:
         """Whether kernels multiply bfloat16 pairs in one instruction."""
         return "avx512bf16" in self.instruction_sets
 
+    @property
+    def int8_dot(self) -> bool:
+        """Whether kernels multiply unsigned by signed bytes, four at a time, in one instruction."""
+        return "avx512vnni" in self.instruction_sets
+
     def row_tile_for(self, rows: int) -> int:
         """Row tile of a tensor of at most `rows` rows: the smallest power of two that holds them, capped."""
         tile = 1

@@ -1,0 +1,430 @@
+"""linear_quant: y = x · wᵀ (+ bias) (+ residual) with w in 8 or 4 bits, a scale for each group of a column's numbers.
+
+Each group is one chain, exact integers for int8 activations and fma for float ones, k ascending; groups are merged by
+one chain of fma, ascending: y = (Σ scale · Σ (number − zero) · x) · (scale of the row) + bias + residual.
+A line is 8 elements of K: two words of 8-bit numbers or one word of 4-bit ones, low halves first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernels import builder as b
+from llmc.compiler.kernels import quant_ir, vector_ir
+from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.targets.cpu import Target
+
+_LINE = 8
+_TILE_REGISTERS = 24  # vectors of sums that fit the registers beside their operands
+_FEW_TILES = 4  # row tiles that do not pay for unpacking a block
+_ROW_CHUNK_BYTES = 512 << 10  # of activations that stay in L2 while panels pass
+_BLOCK_BYTES = 24 << 10  # of a panel's block, unpacked, in L1
+_MASK = 0x0F0F0F0F
+
+
+def buffers(spec: KernelSpec) -> tuple[str, ...]:
+    p = spec.as_dict()
+    optional = (("asymmetric", "zero"), ("bias", "bias"), ("residual", "residual"))
+    return ("x", "w", "scale", *(name for flag, name in optional if p[flag]), "y")
+
+
+def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
+    return _LinearQuant(spec, target).function()
+
+
+class _LinearQuant:
+    def __init__(self, spec: KernelSpec, target: Target) -> None:
+        p = spec.as_dict()
+        self.kdim, self.n, self.tile, self.bits = int(p["k"]), int(p["n"]), int(p["row_tile"]), int(p["bits"])
+        self.act, self.bias, self.residual = str(p["act_dtype"]), bool(p["bias"]), bool(p["residual"])
+        self.asymmetric, group_size = bool(p["asymmetric"]), int(p["group_size"])
+        if self.bits not in (4, 8) or group_size == 0 or (group_size > 0 and group_size % _LINE):
+            raise b.KernelSpecError(f"linear_quant: {self.bits} bits in groups of {group_size} have no layout")
+        self.spec, self.target, self.rows = spec, target, int(p["rows"])
+        self.integer = self.act == "i8"
+        self.lanes = 4 if self.integer else b.lanes_of(self.act)
+        self.columns = target.panel_columns
+        self.panels, self.vectors = b.ceil_div(self.n, self.columns), self.columns // b.WIDTH
+        self.lines = b.ceil_div(self.kdim, _LINE)
+        self.words = self.lines * self.bits // 4
+        self.groups = 1 if group_size < 0 else b.ceil_div(self.kdim, group_size)
+        self.group_lines = self.lines if self.groups == 1 else group_size // _LINE
+        # Elements past the last whole line: float activations end there.
+        self.tail = 0 if self.integer else self.kdim % _LINE
+        self.whole_lines = self.kdim // _LINE if self.tail else self.lines
+        self.middle = 1 << (self.bits - 1)
+        self.x_words = 2 * self.lines if self.integer else b.ceil_div(self.kdim, self.lanes)
+        self.tile_words = self.tile * (self.x_words + (1 + self.groups if self.integer else 0))
+        line_bytes = self.columns * (_LINE if self.integer else 4 * _LINE)
+        block = max(1, _BLOCK_BYTES // line_bytes)
+        if self.groups > 1:
+            block = max(1, block // self.group_lines) * self.group_lines
+        self.block = min(self.lines, block)
+        self.blocks = b.ceil_div(self.lines, self.block)
+        self.unpacks = self.bits == 4 or not self.integer
+        row_bytes = self.x_words * 4
+        self.chunk_tiles = max(_FEW_TILES + 1, _ROW_CHUNK_BYTES // (row_bytes * self.tile))
+
+    def function(self) -> tirx.PrimFunc:
+        x = "int32" if self.integer else b.word_dtype(self.act)
+        kinds = {"x": x, "w": "int32", "zero": "uint8"}
+        specs = [(name, kinds.get(name, "float32")) for name in buffers(self.spec)]
+        helpers = vector_ir.helpers(self.target.mcpu) + quant_ir.matmul_helpers(self.target)
+        kernel = b.Kernel(self.spec.symbol(), specs, helpers)
+        with kernel as k:
+            self.k, self.x, self.w, self.y = k, k["x"], k["w"], k["y"]
+            self.num_rows = k.scalar(self.rows)
+            if not self.integer and self.bits == 4:
+                self.table = T.alloc_buffer((b.WIDTH,), "float32", scope="local")
+                for i in range(b.WIDTH):
+                    b.store(self.table, T.float32(i - (0 if self.asymmetric else self.middle)), i)
+            if self.tile == 1:
+                self.few_tiles(0, self.num_rows)
+            else:
+                self.chunks()
+        return kernel.function()
+
+    # ---- loops ------------------------------------------------------------------------------------------------------
+
+    def chunks(self) -> None:
+        """Chunks of row tiles × panels; a chunk of few tiles reads packed weights, others unpack blocks of a panel."""
+        tiles = b.let(T.truncdiv(self.num_rows + (self.tile - 1), self.tile))
+        with T.If(tiles <= _FEW_TILES):
+            with T.Then():
+                self.few_tiles(0, tiles)
+            with T.Else():
+                self.many_tiles(tiles)
+
+    def few_tiles(self, first_tile: b.Expr, tiles: b.Expr) -> None:
+        """Groups of panels side by side, as many streams of weights as the registers hold sums for."""
+        panel0, panel1 = self.k.share_bounds(self.panels)
+        start = b.let(panel0 + 0)
+        size = 1
+        while size * 2 * self.tile * self.vectors <= _TILE_REGISTERS:
+            size *= 2
+        while size:
+            groups = b.let(T.truncdiv(panel1 - start, size))
+            with T.serial(groups) as group:
+                first = b.let(start + group * size)
+                with T.serial(tiles) as t:
+                    self.tile_body(t + first_tile, [first + i for i in range(size)])
+            start = b.let(start + groups * size)
+            size //= 2
+
+    def many_tiles(self, tiles: b.Expr) -> None:
+        """Chunks of row tiles × panels × blocks of K × row tiles: a block of a panel stays in L1 for all tiles."""
+        panels = self.panels
+        if self.unpacks:
+            words = self.block * self.columns * (2 if self.integer else _LINE)
+            self.wide: b.Expr = T.alloc_buffer((words,), "int32" if self.integer else "float32", scope="local")
+        chunks = T.truncdiv(tiles + (self.chunk_tiles - 1), self.chunk_tiles)
+        unit0, unit1 = self.k.share_bounds(chunks * panels)
+        with T.serial(unit0, unit1) as unit:
+            chunk, panel = b.let(T.truncdiv(unit, panels)), b.let(T.truncmod(unit, panels))
+            tile0 = b.let(chunk * self.chunk_tiles)
+            tile1 = b.let(T.min(tile0 + self.chunk_tiles, tiles))
+            with T.serial(self.blocks) as kb:
+                line0 = b.let(kb * self.block)
+                if self.unpacks:
+                    self.unpack(panel, line0, b.let(T.min(self.lines - line0, self.block)))
+                with T.serial(tile0, tile1) as t:
+                    self.tile_body(t, [panel], kb)
+
+    # ---- unpacking --------------------------------------------------------------------------------------------------
+
+    def packed_line(self, panel: b.Expr, line: b.Expr, v: int) -> list[b.Expr]:
+        """The words of one line of 16 columns."""
+        a_line = self.bits // 4
+        start = (panel * self.words + line * a_line) * self.columns + v * b.WIDTH
+        return [self.w[T.ramp(start + word * self.columns, 1, b.WIDTH)] for word in range(a_line)]
+
+    def line_words(self, packed: Sequence[b.Expr]) -> list[b.Expr]:
+        """Both words of a line as unsigned bytes."""
+        if self.bits == 8:
+            return list(packed)
+        mask = T.broadcast(T.int32(_MASK), b.WIDTH)
+        high = T.shift_right(packed[0], T.broadcast(T.int32(4), b.WIDTH))
+        return [T.bitwise_and(packed[0], mask), T.bitwise_and(high, mask)]
+
+    def element(self, packed: Sequence[b.Expr], place: int, zero: b.Expr | None) -> b.Expr:
+        """number − zero of element `place` of a line as float32, exactly; 8-bit ones times 2²⁴."""
+        if self.bits == 8:
+            return b.call(f"byte_{place % 4}", packed[place // 4])
+        bit = (place % 4) * 8 + (place // 4) * 4
+        word = T.shift_right(packed[0], T.broadcast(T.int32(bit), b.WIDTH)) if bit else packed[0]
+        value = b.call("nibble", word, self.table[T.ramp(0, 1, b.WIDTH)])
+        return value if zero is None else b.call("sub", value, zero)
+
+    def unpack(self, panel: b.Expr, line0: b.Expr, length: b.Expr) -> None:
+        """Lines [line0, line0 + length) of a panel: bytes for integers, else number − zero as float32."""
+        if not self.integer and self.asymmetric:
+            with T.serial(b.let(T.truncdiv(length + (self.group_lines - 1), self.group_lines))) as group:
+                first = b.let(group * self.group_lines)
+                zeros = self.zeros(panel, T.truncdiv(line0, self.group_lines) + group)
+                here = b.let(T.min(length - first, self.group_lines))
+                with T.serial(here) as line:
+                    self.unpack_line(panel, line0, first + line, zeros)
+            return
+        with T.serial(length) as line:
+            self.unpack_line(panel, line0, line, None)
+
+    def unpack_line(self, panel: b.Expr, line0: b.Expr, line: b.Expr, zeros: b.Vectors | None) -> None:
+        for v in range(self.vectors):
+            packed = b.Vectors(self.bits // 4, "int32")
+            for i, word in enumerate(self.packed_line(panel, line0 + line, v)):
+                packed[i] = word
+            words = [packed[i] for i in range(self.bits // 4)]
+            if self.integer:
+                values = self.line_words(words)
+            else:
+                zero = None if zeros is None else zeros[v]
+                values = [self.element(words, place, zero) for place in range(_LINE)]
+            for i, value in enumerate(values):
+                at = (line * len(values) + i) * self.columns + v * b.WIDTH
+                b.store(self.wide, value, T.ramp(at, 1, b.WIDTH))
+
+    def zeros(self, panel: b.Expr, group: b.Expr) -> b.Vectors:
+        """The zero points of a group, as numbers of the kind that sums are."""
+        kind = "int32" if self.integer else "float32"
+        found = b.Vectors(self.vectors, kind)
+        for v in range(self.vectors):
+            at = (panel * self.groups + group) * self.columns + v * b.WIDTH
+            found[v] = T.Cast(f"{kind}x{b.WIDTH}", self.k["zero"][T.ramp(at, 1, b.WIDTH)])
+        return found
+
+    # ---- the register tile ------------------------------------------------------------------------------------------
+
+    def tile_body(self, t: b.Expr, panels: Sequence[b.Expr], kb: b.Expr | None = None) -> None:
+        """Row tile t times `panels`: block kb of K from the unpacked block, or all of K from packed weights."""
+        tile, n = self.tile, self.n
+        t, panels = b.let(t), [b.let(panel) for panel in panels]
+        vectors = len(panels) * self.vectors
+        span = [panel * self.columns + v * b.WIDTH for panel in panels for v in range(self.vectors)]
+        count = [b.WIDTH if n % self.columns == 0 else n - s for s in span]
+        blocks = 1 if kb is None else self.blocks
+        line0 = b.let(T.int32(0) if kb is None else kb * self.block)
+        line1 = b.let(T.int32(self.lines) if kb is None else T.min(line0 + self.block, self.lines))
+        x0 = b.let(t * self.tile_words)
+        acc = b.Vectors(tile * vectors, "int32" if self.integer else "float32")
+        total = b.Vectors(tile * vectors) if self.groups > 1 else acc
+
+        def each_row(body: Callable[[int], None]) -> None:
+            for r in range(tile):
+                if tile == 1:
+                    body(r)
+                else:
+                    with b.when(t * tile + r < self.num_rows):
+                        body(r)
+
+        def reload(r: int) -> None:
+            for v in range(vectors):
+                value = b.load_vector(self.y, (t * tile + r) * n + span[v], count[v])
+                exact = self.integer and self.groups == 1
+                total[r * vectors + v] = T.reinterpret("int32x16", value) if exact else value
+
+        def partial(r: int) -> None:
+            for v in range(vectors):
+                value = total[r * vectors + v]
+                if self.integer and self.groups == 1:
+                    value = T.reinterpret("float32x16", value)
+                b.store_vector(self.y, value, (t * tile + r) * n + span[v], count[v])
+
+        def finish(r: int) -> None:
+            self.finish_row(t, r, x0, panels, total, span, count)
+
+        if self.groups == 1:
+            self.start(acc, vectors, x0, T.int32(0))
+        else:
+            for i in range(tile * vectors):
+                total[i] = b.splat(0.0)
+        if blocks > 1:
+            with b.when(kb > 0):
+                each_row(reload)
+        if self.groups == 1:
+            self.chain(acc, panels, x0, line0, line1, T.int32(0), wide=kb is not None)
+        else:
+            group0 = b.let(T.truncdiv(line0, self.group_lines))
+            group1 = b.let(T.truncdiv(line1 + (self.group_lines - 1), self.group_lines))
+            with T.serial(group0, group1) as g:
+                group = b.let(g)
+                first = b.let(group * self.group_lines)
+                last = b.let(T.min(first + self.group_lines, line1))
+                self.start(acc, vectors, x0, group)
+                self.chain(acc, panels, x0, first, last, group, wide=kb is not None, block0=line0)
+                self.merge(total, acc, panels, x0, group)
+        if blocks > 1:
+            with T.If(kb < self.blocks - 1):
+                with T.Then():
+                    each_row(partial)
+                with T.Else():
+                    each_row(finish)
+        else:
+            each_row(finish)
+
+    def sum_of(self, x0: b.Expr, r: int, group: b.Expr) -> b.Expr:
+        """Σ of the quantized activations of a row in a group."""
+        return self.x[x0 + (group + (self.x_words + 1)) * self.tile + r]
+
+    def start(self, acc: b.Vectors, vectors: int, x0: b.Expr, group: b.Expr) -> None:
+        """The sums before the first element: what a fixed zero point takes off, or 0."""
+        for r in range(self.tile):
+            for v in range(vectors):
+                if not self.integer:
+                    acc[r * vectors + v] = b.splat(0.0)
+                elif self.asymmetric:
+                    acc[r * vectors + v] = T.broadcast(T.int32(0), b.WIDTH)
+                else:
+                    acc[r * vectors + v] = T.broadcast(self.sum_of(x0, r, group) * (-self.middle), b.WIDTH)
+
+    def chain(
+        self,
+        acc: b.Vectors,
+        panels: Sequence[b.Expr],
+        x0: b.Expr,
+        first: b.Expr,
+        last: b.Expr,
+        group: b.Expr,
+        *,
+        wide: bool,
+        block0: b.Expr | None = None,
+    ) -> None:
+        """Adds lines [first, last) of one group to `acc`. wide: from the unpacked block, which starts at block0."""
+        block0 = first if block0 is None else block0
+        zeros = None
+        if not self.integer and self.asymmetric and not wide:
+            zeros = b.Vectors(len(panels) * self.vectors)
+            for i, panel in enumerate(panels):
+                found = self.zeros(panel, group)
+                for v in range(self.vectors):
+                    zeros[i * self.vectors + v] = found[v]
+
+        def step(line: b.Expr, places: int) -> None:
+            self.step(acc, panels, x0, line, line - block0 if wide and self.unpacks else None, places, zeros)
+
+        whole = b.let(T.min(last, self.whole_lines)) if self.tail else last
+        with T.serial(first, whole) as line:
+            step(line, _LINE)
+        if self.tail:
+            with b.when(last == self.lines):
+                step(b.let(T.int32(self.whole_lines)), self.tail)
+
+    def step(
+        self,
+        acc: b.Vectors,
+        panels: Sequence[b.Expr],
+        x0: b.Expr,
+        line: b.Expr,
+        wide_line: b.Expr | None,
+        places: int,
+        zeros: b.Vectors | None,
+    ) -> None:
+        """The first `places` elements of one line. wide_line: where the line is in the unpacked block."""
+        tile, vectors = self.tile, len(panels) * self.vectors
+        where = [(panel, v) for panel in panels for v in range(self.vectors)]
+        units = 2 if self.integer else _LINE
+        packed: list[list[b.Expr]] = []
+        if wide_line is None:
+            kept = b.Vectors(vectors * (self.bits // 4), "int32")
+            for i, (panel, v) in enumerate(where):
+                for j, word in enumerate(self.packed_line(panel, line, v)):
+                    kept[i * (self.bits // 4) + j] = word
+                packed.append([kept[i * (self.bits // 4) + j] for j in range(self.bits // 4)])
+        for unit in range(units if self.integer else places):
+            weights = b.Vectors(vectors, "int32" if self.integer else "float32")
+            for v in range(vectors):
+                if wide_line is not None:
+                    weights[v] = self.wide[T.ramp((wide_line * units + unit) * self.columns + v * b.WIDTH, 1, b.WIDTH)]
+                elif self.integer:
+                    weights[v] = self.line_words(packed[v])[unit]
+                else:
+                    weights[v] = self.element(packed[v], unit, None if zeros is None else zeros[v])
+            for r in range(tile):
+                value = self.activation(x0, r, line, unit)
+                for v in range(vectors):
+                    i = r * vectors + v
+                    if self.integer:
+                        acc[i] = T.call_extern("int32x16", "llmc_dot_u8s8", acc[i], weights[v], value)
+                    else:
+                        acc[i] = b.call("fma", value, weights[v], acc[i])
+
+    def activation(self, x0: b.Expr, r: int, line: b.Expr, unit: int) -> b.Expr:
+        """Word (integers) or element (floats) `unit` of a line of row r, in every lane."""
+        if self.integer:
+            return T.broadcast(self.x[x0 + (line * 2 + unit) * self.tile + r], b.WIDTH)
+        if self.lanes == 1:
+            return b.splat(self.x[x0 + (line * _LINE + unit) * self.tile + r])
+        word = self.x[x0 + (line * (_LINE // 2) + unit // 2) * self.tile + r]
+        return b.call("bf16_high" if unit % 2 else "bf16_low", T.broadcast(word, b.WIDTH))
+
+    def scales(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors:
+        found = b.Vectors(len(panels) * self.vectors)
+        for i, panel in enumerate(panels):
+            for v in range(self.vectors):
+                at = (panel * self.groups + group) * self.columns + v * b.WIDTH
+                found[i * self.vectors + v] = b.load_vector(self.k["scale"], at)
+        return found
+
+    def as_float(self, acc: b.Vectors, i: int, x0: b.Expr, r: int, group: b.Expr, zero: b.Expr | None) -> b.Expr:
+        """A finished sum of one group."""
+        if not self.integer:
+            return acc[i]
+        value = acc[i]
+        if zero is not None:
+            value = value - zero * T.broadcast(self.sum_of(x0, r, group), b.WIDTH)
+        return T.Cast("float32x16", value)
+
+    def zeros_of(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors | None:
+        """Zero points that integer sums lack."""
+        if not (self.integer and self.asymmetric):
+            return None
+        zeros = b.Vectors(len(panels) * self.vectors, "int32")
+        for i, panel in enumerate(panels):
+            found = self.zeros(panel, group)
+            for v in range(self.vectors):
+                zeros[i * self.vectors + v] = found[v]
+        return zeros
+
+    def merge(self, total: b.Vectors, acc: b.Vectors, panels: Sequence[b.Expr], x0: b.Expr, group: b.Expr) -> None:
+        """total += scale · acc"""
+        vectors = len(panels) * self.vectors
+        scales, zeros = self.scales(panels, group), self.zeros_of(panels, group)
+        for r in range(self.tile):
+            for v in range(vectors):
+                i = r * vectors + v
+                value = self.as_float(acc, i, x0, r, group, None if zeros is None else zeros[v])
+                total[i] = b.call("fma", value, scales[v], total[i])
+
+    def finish_row(
+        self,
+        t: b.Expr,
+        r: int,
+        x0: b.Expr,
+        panels: Sequence[b.Expr],
+        total: b.Vectors,
+        span: Sequence[b.Expr],
+        count: Sequence[b.Expr],
+    ) -> None:
+        """Scales the sums of row r, adds bias and residual, and stores the row."""
+        vectors = len(panels) * self.vectors
+        only = self.groups == 1
+        scales = self.scales(panels, T.int32(0)) if only else None
+        zeros = self.zeros_of(panels, T.int32(0)) if only else None
+        for v in range(vectors):
+            i, at = r * vectors + v, (t * self.tile + r) * self.n + span[v]
+            value = total[i]
+            if scales is not None:
+                value = self.as_float(total, i, x0, r, T.int32(0), None if zeros is None else zeros[v])
+                value = b.call("mul", value, scales[v])
+            if self.integer:
+                row_scale = T.reinterpret("float32", self.x[x0 + self.x_words * self.tile + r])
+                value = b.call("mul", value, b.splat(row_scale))
+            elif self.bits == 8:
+                value = b.call("mul", value, b.splat(2.0**-24))  # of `element`; exact
+            if self.bias:
+                value = b.call("add", value, b.load_vector(self.k["bias"], span[v], count[v]))
+            if self.residual:
+                value = b.call("add", value, b.load_vector(self.k["residual"], at, count[v]))
+            b.store_vector(self.y, value, at, count[v])

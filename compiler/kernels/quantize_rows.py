@@ -1,0 +1,128 @@
+"""quantize_rows: packed float activations to packed int8 ones, one scale a row; and the same for the end of a kernel.
+
+A row's scale is its largest magnitude / 127; numbers are value · (127 / largest), rounded to nearest even. A row tile
+has words of 4 numbers, scales, and sums of the groups of the weight that reads them (FORMAT.md). The scale carries what
+is infinite or not a number.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernels import builder as b
+from llmc.compiler.kernels import quant_ir, vector_ir
+from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.targets.cpu import Target
+
+_LINE = 8  # K is padded to a multiple
+SMALLEST = 1e-36  # a row of smaller numbers is as good as zero; 127 over it is finite
+
+
+def buffers(spec: KernelSpec) -> tuple[str, ...]:
+    return ("x", "out")
+
+
+class RowQuantizer:
+    """Quantizes rows of `dim` floats, one at a time: keep every vector of the row, then write.
+
+    group_size: of the weight that reads the rows, -1 for one group.
+    """
+
+    def __init__(self, dim: int, row_tile: int, group_size: int) -> None:
+        self.dim, self.row_tile = dim, row_tile
+        self.groups = 1 if group_size < 0 else b.ceil_div(dim, group_size)
+        self.group = b.ceil_div(dim, b.WIDTH) if self.groups == 1 else group_size // b.WIDTH
+        if self.groups > 1 and group_size % b.WIDTH:
+            raise b.KernelSpecError(f"groups of {group_size} are not whole vectors")
+        self.words = b.ceil_div(dim, _LINE) * 2
+        self.full, self.tail = dim // b.WIDTH, dim % b.WIDTH
+
+    def helpers(self) -> str:
+        """IR text of the helpers this uses."""
+        return quant_ir.rounding_helpers(((self.row_tile, 4), (self.row_tile, self._words_of(self.full))))
+
+    def _words_of(self, vector: int) -> int:
+        return max(1, min(4, self.words - vector * 4))
+
+    def begin(self) -> None:
+        """Starts a row."""
+        vectors = self.full + (1 if self.tail else 0)
+        self._values = T.alloc_buffer((vectors * b.WIDTH,), "float32", scope="local")
+        self._largest = b.Vectors(1, "int32")
+        self._largest[0] = T.broadcast(T.int32(0), b.WIDTH)
+
+    def keep(self, value: b.Expr, index: b.Expr) -> None:
+        """Takes elements [index, index + 16) of the row; lanes past its end are 0."""
+        b.store(self._values, value, T.ramp(index, 1, b.WIDTH))
+        # Magnitudes compare like their bits, and not-a-number is the largest.
+        bits = T.reinterpret("int32x16", self._values[T.ramp(index, 1, b.WIDTH)])
+        magnitude = T.bitwise_and(bits, T.broadcast(T.int32(0x7FFFFFFF), b.WIDTH))
+        self._largest[0] = T.max(self._largest[0], magnitude)
+
+    def write(self, out: b.Expr, row: b.Expr) -> None:
+        """Writes the row to the packed activation `out`."""
+        tile = self.row_tile
+        base = b.let(T.truncdiv(row, tile) * ((self.words + 1 + self.groups) * tile) + T.truncmod(row, tile))
+        bits = b.let(T.call_extern("int32", "llmc_lanes_max", self._largest[0]))
+        largest, inverse = b.Vectors(1), b.Vectors(1)
+        largest[0] = T.broadcast(T.reinterpret("float32", bits), b.WIDTH)
+        inverse[0] = b.call("div", b.splat(127.0), b.call("max", largest[0], b.splat(SMALLEST)))
+        scale = b.Vectors(1)
+        scale[0] = b.call("div", largest[0], b.splat(127.0))
+        b.store(out, T.reinterpret("int32", scale.lane(0)), base + self.words * tile)
+
+        total = b.Vectors(1, "int32")
+
+        def vector(index: b.Expr, words: int) -> None:
+            values = b.load_vector(self._values, index * b.WIDTH)
+            number = b.Vectors(1, "int32")
+            number[0] = T.call_extern("int32x16", "llmc_steps", values, inverse[0])
+            total[0] = total[0] + number[0]
+            b.do(quant_ir.put_name(tile, words), number[0], b.at(out, base + index * (4 * tile)))
+
+        with T.serial(self.groups) as group:
+            total[0] = T.broadcast(T.int32(0), b.WIDTH)
+            first = b.let(group * self.group)
+            with T.serial(first, b.let(T.min(first + self.group, self.full))) as index:
+                vector(index, 4)
+            if self.tail:
+                with b.when(group == self.groups - 1):
+                    vector(b.let(T.int32(self.full)), self._words_of(self.full))
+            at = base + (self.words + 1) * tile + group * tile
+            b.store(out, T.call_extern("int32", "llmc_lanes_sum", total[0]), at)
+
+
+def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
+    p = spec.as_dict()
+    dim, row_tile, act = int(p["dim"]), int(p["row_tile"]), str(p["act_dtype"])
+    lanes, rows = b.lanes_of(act), RowQuantizer(dim, row_tile, int(p["group_size"]))
+    words = b.ceil_div(dim, lanes)
+    helpers = vector_ir.helpers(target.mcpu) + rows.helpers()
+    kernel = b.Kernel(spec.symbol(), [("x", b.word_dtype(act)), ("out", "int32")], helpers)
+    with kernel as k:
+        x, out = k["x"], k["out"]
+        with k.share(k.scalar(int(p["rows"]))) as row:
+            base = b.let(b.packed_position(row, row_tile, words))
+            rows.begin()
+            piece = T.alloc_buffer((b.WIDTH,), "float32", scope="local")
+
+            def read(index: b.Expr, count: int) -> None:
+                """`count` elements from `index` on, gathered from words row_tile apart."""
+                for i in range(b.WIDTH):
+                    if i >= count:
+                        b.store(piece, T.float32(0), i)
+                        continue
+                    word = x[base + (T.truncdiv(index, lanes) + i // lanes) * row_tile]
+                    if lanes == 2:
+                        bits = T.shift_left(word, 16) if i % 2 == 0 else T.bitwise_and(word, T.int32(-65536))
+                        word = T.reinterpret("float32", bits)
+                    b.store(piece, word, i)
+                rows.keep(b.load_vector(piece, 0), index)
+
+            with T.serial(rows.full) as step:
+                read(b.let(step * b.WIDTH), b.WIDTH)
+            if rows.tail:
+                read(b.let(T.int32(rows.full * b.WIDTH)), rows.tail)
+            rows.write(out, row)
+    return kernel.function()

@@ -1,0 +1,183 @@
+"""Quantized linears: sites of other kernels, and int8 activations written by whatever makes them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import relax
+
+from llmc.compiler.graph import Site
+from llmc.compiler.lowered import SITE_PREFIX, Lowered
+from llmc.compiler.quant_packing import quantized_row_words
+from llmc.quantize import Recipe, Scheme
+
+_WRITE_INT8 = frozenset({"rms_norm", "silu_mul"})
+"""Ops whose kernels can quantize the rows they make."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A binding of main. site, tensors: of the llmc op it calls, None and nothing for anything else."""
+
+    var: relax.Var
+    value: relax.Expr
+    site: Site | None
+    tensors: dict[str, relax.Expr]
+
+
+def quantize_linears(lowered: Lowered, recipe: Recipe) -> Lowered:
+    """Gives the linears whose weights are in `recipe`, and an embedding that shares such a weight, quantized kernels.
+
+    An activation that only int8 linears with equal groups read is made as int8, where the op that makes it can;
+    otherwise a `quantize_rows` goes between.
+    """
+    main = lowered.module["main"]
+    schemes = {
+        param: recipe.schemes[name]
+        for param, name in zip(main.params, lowered.params, strict=True)
+        if name in recipe.schemes
+    }
+    steps = [_step(binding, lowered) for block in main.body.blocks for binding in block.bindings]
+    rewriter = _Rewriter(lowered, main, schemes, _int8_producers(steps, main.body.body, schemes))
+    module = lowered.module.clone()
+    module["main"] = rewriter.run(steps)
+    return replace(lowered, module=module, sites=tuple(rewriter.sites))
+
+
+def _step(binding: relax.Binding, lowered: Lowered) -> _Step:
+    call = binding.value
+    if isinstance(call, relax.Call) and isinstance(call.args[0] if call.args else None, relax.ExternFunc):
+        name = str(call.args[0].global_symbol)
+        if name.startswith(SITE_PREFIX):
+            site = lowered.sites[int(name.removeprefix(SITE_PREFIX))]
+            return _Step(binding.var, call, site, dict(zip(site.tensors, call.args[1].fields, strict=True)))
+    return _Step(binding.var, call, None, {})
+
+
+def _variables(expr: relax.Expr) -> list[relax.Var]:
+    """The variables that a bound expression reads."""
+    if isinstance(expr, relax.Var):
+        return [expr]
+    if isinstance(expr, relax.Tuple):
+        return [v for field in expr.fields for v in _variables(field)]
+    if isinstance(expr, relax.TupleGetItem):
+        return _variables(expr.tuple_value)
+    return [v for argument in expr.args for v in _variables(argument)] if isinstance(expr, relax.Call) else []
+
+
+def _scheme(step: _Step, schemes: dict[relax.Var, Scheme]) -> Scheme | None:
+    """The scheme of the weight that an op reads, None for what is not quantized."""
+    if step.site is None or step.site.op not in ("linear", "embedding"):
+        return None
+    return schemes.get(step.tensors["weight"])
+
+
+def _int8_producers(steps: list[_Step], output: relax.Expr, schemes: dict[relax.Var, Scheme]) -> dict[relax.Var, int]:
+    """The activations that are made as int8, and the group size of the linears that read them."""
+    groups: dict[relax.Var, set[int | None]] = defaultdict(set)
+    groups[output].add(None)
+    for step in steps:
+        scheme = _scheme(step, schemes)
+        for var in _variables(step.value):
+            int8 = scheme is not None and scheme.act_bits == 8 and var is step.tensors.get("x")
+            groups[var].add(scheme.weight.group_size if scheme is not None and int8 else None)
+    found = {}
+    for step in steps:
+        if step.site is not None and step.site.op in _WRITE_INT8 and len(groups[step.var]) == 1:
+            (size,) = groups[step.var]
+            if size is not None:
+                found[step.var] = size
+    return found
+
+
+class _Rewriter:
+    def __init__(
+        self, lowered: Lowered, main: relax.Function, schemes: dict[relax.Var, Scheme], int8: dict[relax.Var, int]
+    ) -> None:
+        self.sites = list(lowered.sites)
+        self._main, self._schemes, self._int8 = main, schemes, int8
+        self._new: dict[relax.Var, relax.Expr] = {}
+        self._quantized: dict[tuple[relax.Var, int], relax.Var] = {}
+        self._builder = relax.BlockBuilder()
+
+    def run(self, steps: list[_Step]) -> relax.Function:
+        with self._builder.function("main", list(self._main.params)):
+            with self._builder.dataflow():
+                for step in steps:
+                    self._new[step.var] = self._builder.emit(self._rewrite(step))
+                output = self._builder.emit_output(self._replaced(self._main.body.body))
+            self._builder.emit_func_output(output)
+        return self._builder.get()["main"].with_attrs(self._main.attrs or {})
+
+    def _replaced(self, expr: relax.Expr) -> relax.Expr:
+        if isinstance(expr, relax.Var):
+            return self._new.get(expr, expr)
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([self._replaced(field) for field in expr.fields])
+        if isinstance(expr, relax.TupleGetItem):
+            return relax.TupleGetItem(self._replaced(expr.tuple_value), expr.index)
+        if isinstance(expr, relax.Call):
+            return relax.Call(expr.op, [self._replaced(a) for a in expr.args], expr.attrs, expr.ty_args)
+        return expr
+
+    def _rewrite(self, step: _Step) -> relax.Expr:
+        if step.site is None:
+            return self._replaced(step.value)
+        scheme = _scheme(step, self._schemes)
+        tensors = {name: self._replaced(tensor) for name, tensor in step.tensors.items()}
+        if scheme is not None:
+            weight = scheme.weight
+            attributes = {
+                "bits": weight.bits,
+                "group_size": weight.group_size,
+                "asymmetric": weight.asymmetric,
+                "int8": scheme.act_bits == 8,
+            }
+            if step.site.op == "linear" and scheme.act_bits == 8:
+                tensors["x"] = self._int8_of(step, weight.group_size)
+            return self._call(step.site, f"{step.site.op}_quant", attributes, tensors, step.var.ty)
+        if step.var in self._int8:
+            size = self._int8[step.var]
+            kind = self._int8_type(step.var, _width(step), size)
+            return self._call(step.site, step.site.op, {"int8_group_size": size}, tensors, kind)
+        return self._replaced(step.value)
+
+    def _int8_of(self, linear: _Step, group_size: int) -> relax.Expr:
+        """The int8 form of the activation that `linear` reads."""
+        assert linear.site is not None
+        x = linear.tensors["x"]
+        if x in self._int8:
+            return self._new[x]
+        if (x, group_size) not in self._quantized:
+            width = int(linear.site.attributes["weight_shapes"]["weight"][1])
+            attributes = {
+                "int8_group_size": group_size,
+                "widths": {"x": width},
+                "on_samples": linear.site.attributes["on_samples"],
+            }
+            site = Site("quantize_rows", {}, ("x",))
+            call = self._call(
+                site, site.op, attributes, {"x": self._replaced(x)}, self._int8_type(x, width, group_size)
+            )
+            self._quantized[x, group_size] = self._builder.emit(call)
+        return self._quantized[x, group_size]
+
+    def _int8_type(self, x: relax.Var, width: int, group_size: int) -> relax.TensorType:
+        """Words of rows of `width` numbers, with their scale and sums."""
+        groups = 1 if group_size < 0 else -(-width // group_size)
+        return relax.TensorType((x.ty.shape[0], quantized_row_words(width, groups)), "int32")
+
+    def _call(
+        self, site: Site, op: str, attributes: dict[str, Any], tensors: dict[str, relax.Expr], kind: relax.TensorType
+    ) -> relax.Call:
+        self.sites.append(Site(op, {**site.attributes, **attributes}, site.tensors))
+        return relax.call_dps_packed(f"{SITE_PREFIX}{len(self.sites) - 1}", list(tensors.values()), kind)
+
+
+def _width(step: _Step) -> int:
+    """Elements of a row of what an op of _WRITE_INT8 makes."""
+    assert step.site is not None
+    widths = step.site.attributes["widths"]
+    return int(widths["x"]) if step.site.op == "rms_norm" else int(widths["gate_up"]) // 2

@@ -1,0 +1,144 @@
+"""Quantized weights and activations in the packed layouts of FORMAT.md, by numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.compiler.packing import ReadRows
+from llmc.quantize.rtn import Quantized, quantize_rows
+from llmc.quantize.scheme import WeightFormat
+
+LINE = 8
+"""Elements of K that belong together: two words of 8-bit numbers, one of 4-bit ones. K is padded to a multiple."""
+SCALE, ZERO = ".scale", ".zero"
+"""What the tensors of a quantized weight are called after its numbers' name."""
+
+
+def packed_words(k: int, bits: int) -> int:
+    """Words of 4 bytes of one column."""
+    return -(-k // LINE) * bits // 4
+
+
+@dataclass(frozen=True)
+class QuantShapes:
+    """Packed shapes of a weight [N, K]: numbers uint8, scale float32, zero uint8 where the format stores it."""
+
+    numbers: tuple[int, int, int, int]
+    scale: tuple[int, int, int]
+    zero: tuple[int, int, int] | None
+
+    @classmethod
+    def of(cls, n: int, k: int, panel_columns: int, format: WeightFormat) -> QuantShapes:
+        panels = -(-n // panel_columns)
+        groups = (panels, format.groups(k), panel_columns)
+        numbers = (panels, packed_words(k, format.bits), panel_columns, 4)
+        return cls(numbers, groups, groups if format.asymmetric else None)
+
+
+class QuantPanelPacker:
+    """Quantizes and packs a weight some panels at a time through scratch memory; not shared between threads.
+
+    read_rows: writes rows [first, first + len(out)) of the [N, K] weight to the float32 array `out`.
+    """
+
+    def __init__(self, n: int, k: int, panel_columns: int, format: WeightFormat, read_rows: ReadRows) -> None:
+        self._n, self._columns, self._format, self._read_rows = n, panel_columns, format, read_rows
+        self._rows = np.empty((panel_columns, k), np.float32)
+        # Zeros: what no row writes is the padding.
+        self._numbers = np.zeros((panel_columns, packed_words(k, 8) * 4), np.uint8)
+        self._scale = np.zeros((panel_columns, format.groups(k)), np.float32)
+        self._zero = np.zeros((panel_columns, format.groups(k)), np.uint8) if format.asymmetric else None
+        self._k = k
+
+    def pack(
+        self,
+        first_panel: int,
+        numbers: NDArray[np.uint32],
+        scale: NDArray[np.float32],
+        zero: NDArray[np.uint8] | None,
+    ) -> None:
+        """Writes panels from `first_panel` on. numbers: words [count, words, C]; scale, zero: [count, groups, C]."""
+        for i in range(len(numbers)):
+            first = (first_panel + i) * self._columns
+            rows = min(self._columns, self._n - first)
+            self._read_rows(first, self._rows[:rows])
+            some_zero = None if self._zero is None else self._zero[:rows]
+            quantize_rows(
+                self._rows[:rows], self._numbers[:rows, : self._k], self._scale[:rows], some_zero, self._format
+            )
+            for padded in (self._numbers, self._scale, self._zero):
+                if padded is not None:
+                    padded[rows:] = 0
+            words = self._numbers.view(np.uint32)
+            if self._format.bits == 4:
+                words = words[:, 0::2] | words[:, 1::2] << 4
+            np.copyto(numbers[i], words.T)
+            np.copyto(scale[i], self._scale.T)
+            if zero is not None:
+                np.copyto(zero[i], self._zero.T)  # type: ignore[union-attr]
+
+
+def pack_quantized(weight: NDArray[Any], panel_columns: int, format: WeightFormat) -> dict[str, NDArray[Any]]:
+    """Quantizes and packs [N, K]: arrays "numbers", "scale" and, where the format stores it, "zero"."""
+    n, k = weight.shape
+    shapes = QuantShapes.of(n, k, panel_columns, format)
+
+    def read_rows(first: int, out: NDArray[Any]) -> None:
+        np.copyto(out, weight[first : first + len(out)])
+
+    words = np.empty(shapes.numbers[:3], np.uint32)
+    scale = np.empty(shapes.scale, np.float32)
+    zero = np.empty(shapes.zero, np.uint8) if shapes.zero is not None else None
+    QuantPanelPacker(n, k, panel_columns, format, read_rows).pack(0, words, scale, zero)
+    arrays: dict[str, NDArray[Any]] = {"numbers": words.view(np.uint8).reshape(shapes.numbers), "scale": scale}
+    return arrays if zero is None else {**arrays, "zero": zero}
+
+
+def unpack_quantized(arrays: dict[str, NDArray[Any]], n: int, k: int, format: WeightFormat) -> Quantized:
+    """The numbers, scales and zero points of a packed weight [N, K]."""
+    words = np.ascontiguousarray(arrays["numbers"]).view(np.uint32)[..., 0].transpose(0, 2, 1)
+    words = words.reshape(-1, words.shape[2])[:n]
+    if format.bits == 4:
+        mask = np.uint32(0x0F0F0F0F)
+        words = np.stack((words & mask, words >> 4 & mask), axis=-1).reshape(n, -1)
+
+    def columns(array: NDArray[Any]) -> NDArray[Any]:
+        return np.ascontiguousarray(array.transpose(0, 2, 1)).reshape(-1, array.shape[1])[:n]
+
+    zero = columns(arrays["zero"]) if format.asymmetric else None
+    numbers = np.ascontiguousarray(words).view(np.uint8)[:, :k]
+    return Quantized(format, numbers, columns(arrays["scale"]), zero)
+
+
+def quantized_row_words(k: int, groups: int) -> int:
+    """Words that a row of a quantized activation [T, K] takes: its numbers, its scale, a sum for each group."""
+    return packed_words(k, 8) + 1 + groups
+
+
+def quantize_activation(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Numbers int8 [T, K] and scales float32 [T] as the kernels make them from `x` [T, K]."""
+    largest = np.abs(x).max(1, initial=0).astype(np.float32)
+    scale = largest / np.float32(127)
+    inverse = np.float32(127) / np.maximum(largest, np.float32(1e-36))
+    return np.clip(np.rint(x * inverse[:, None]), -127, 127).astype(np.int8), scale
+
+
+def pack_quantized_activation(
+    numbers: NDArray[np.int8], scale: NDArray[np.float32], row_tile: int, format: WeightFormat
+) -> NDArray[np.int32]:
+    """Words [ceil(T/R)][words of a row][R]: numbers, then the scale's bits, then the sums of the groups."""
+    rows, k = numbers.shape
+    groups, words = format.groups(k), packed_words(k, 8)
+    size = k if groups == 1 else format.group_size
+    out = np.zeros((-(-rows // row_tile) * row_tile, quantized_row_words(k, groups)), np.int32)
+    padded = np.zeros((rows, words * 4), np.int8)
+    padded[:, :k] = numbers
+    out[:rows, :words] = padded.view(np.int32)
+    out[:rows, words] = scale.view(np.int32)
+    for group in range(groups):
+        out[:rows, words + 1 + group] = numbers[:, group * size : (group + 1) * size].sum(1, dtype=np.int32)
+    return np.ascontiguousarray(out.reshape(-1, row_tile, out.shape[1]).transpose(0, 2, 1))

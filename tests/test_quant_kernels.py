@@ -1,0 +1,263 @@
+"""Kernels of quantized layers against the same numbers in float64, with guard bytes, on every ISA level of this CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from kernel_harness import run
+from numpy.typing import NDArray
+
+from llmc.compiler.kernels.builder import KernelSpecError
+from llmc.compiler.kernels.pipeline import llvm_text
+from llmc.compiler.kernels.registry import build_kernel
+from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.packing import pack_activation
+from llmc.compiler.quant_packing import (
+    pack_quantized,
+    pack_quantized_activation,
+    quantize_activation,
+    quantized_row_words,
+    unpack_quantized,
+)
+from llmc.compiler.targets.cpu import TARGETS, Target, native_target
+from llmc.quantize import WeightFormat
+from llmc.quantize.rtn import quantize
+
+NATIVE = native_target()
+LEVELS = [NATIVE, *(TARGETS[n] for n in ("x86-64-v4", "x86-64-v3") if TARGETS[n].isa_level < NATIVE.isa_level)]
+W8 = WeightFormat(8)
+W4, W4_32, W4_64Z, W4_ROW = WeightFormat(4, 128), WeightFormat(4, 32), WeightFormat(4, 64, True), WeightFormat(4)
+W4_ROWZ = WeightFormat(4, -1, True)
+NUMPY = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
+ROWS = 70  # more row tiles than read packed weights
+on_levels = pytest.mark.parametrize("target", LEVELS, ids=lambda t: t.name)
+
+
+def name_of(value: Any) -> str:
+    if isinstance(value, WeightFormat):
+        return f"{value.bits}bit-{value.group_size}{'-zero' if value.asymmetric else ''}"
+    return str(getattr(value, "name", value))
+
+
+def random(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32)
+
+
+def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    return bool((np.ascontiguousarray(a).view(np.uint8) == np.ascontiguousarray(b).view(np.uint8)).all())
+
+
+def linear_spec(n: int, k: int, tile: int, act: str, format: WeightFormat, **given: Any) -> KernelSpec:
+    return KernelSpec.of(
+        "linear",
+        "linear_quant",
+        k=k,
+        n=n,
+        row_tile=tile,
+        act_dtype=act,
+        bits=format.bits,
+        group_size=format.group_size,
+        asymmetric=format.asymmetric,
+        **{"bias": False, "residual": False, "rows": 0, **given},
+    )
+
+
+# The largest K takes several blocks; the others end within a line, a group, a panel.
+ACROSS, BLOCKS, TINY = (115, 172), (50, 1100), (7, 1)
+CASES = [
+    *((NATIVE, act, format, BLOCKS) for act in ("i8", "f32") for format in (W8, W4, W4_ROW, W4_ROWZ)),
+    *((NATIVE, act, format, ACROSS) for act in ("i8", "f32") for format in (W8, W4_32, W4_64Z)),
+    *((NATIVE, "bf16", format, ACROSS) for format in (W8, W4_32, W4_64Z)),
+    *((NATIVE, act, format, TINY) for act, format in (("i8", W8), ("f32", W4_32), ("bf16", W4_64Z))),
+    *((level, *case, ACROSS) for level in LEVELS[1:] for case in (("i8", W8), ("i8", W4_64Z), ("f32", W4_32))),
+    (LEVELS[-1], "bf16", W8, BLOCKS),
+]
+
+
+@pytest.mark.parametrize(("target", "act", "format", "shape"), CASES, ids=name_of)
+def test_linear_quant(target: Target, act: str, format: WeightFormat, shape: tuple[int, int]) -> None:
+    n, k = shape
+    extra = shape != TINY
+    weight, x, shift, start = random(n, k, seed=1), random(ROWS, k), random(n, seed=2), random(ROWS, n, seed=3)
+    packed = pack_quantized(weight, target.panel_columns, format)
+    value = unpack_quantized(packed, n, k, format).value()
+    if act == "i8":
+        numbers, row_scale = quantize_activation(x)
+        read = numbers * row_scale.astype(np.float64)[:, None]
+    else:
+        x = x.astype(NUMPY[act])
+        read = x.astype(np.float64)
+    expected = read @ value.T + (shift + start if extra else 0)
+    first: NDArray[Any] | None = None
+    for tile in (1, 2, target.row_tile) if shape == BLOCKS else (1, target.row_tile):
+        given = pack_quantized_activation(numbers, row_scale, tile, format) if act == "i8" else pack_activation(x, tile)
+        spec = linear_spec(n, k, tile, act, format, bias=extra, residual=extra)
+        for rows, tasks in ((ROWS, 1), (ROWS, 3), (1, 2), (19, 2)):
+            arrays = {"x": given, "w": packed["numbers"], "scale": packed["scale"]}
+            arrays |= {"zero": packed["zero"]} if format.asymmetric else {}
+            arrays |= {"bias": shift, "residual": start} if extra else {}
+            arrays["y"] = np.full((ROWS, n), np.nan, np.float32)
+            y = run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
+            first = y if first is None else first
+            assert same_bits(y[:rows], first[:rows]), f"tile {tile}, {rows} rows, {tasks} tasks"
+            assert np.isnan(y[rows:]).all()
+    assert first is not None
+    # Integer sums are exact; floats round once an element, K of them.
+    bound = 1e-6 if act == "i8" else 3e-7 * max(k, 16) ** 0.5
+    assert np.abs(first - expected).max() <= bound * np.abs(expected).max()
+
+
+@on_levels
+def test_the_largest_numbers_do_not_overflow(target: Target) -> None:
+    n, k = 16, 1024
+    weight = np.where(np.arange(n)[:, None] % 2, 1.0, -1.0).astype(np.float32) * np.ones((n, k), np.float32)
+    x = np.stack((np.ones(k), -np.ones(k))).astype(np.float32)
+    packed = pack_quantized(weight, target.panel_columns, W8)
+    # The lowest number, too, which rounding to nearest never gives.
+    packed["numbers"][packed["numbers"] == 1] = 0
+    numbers, scale = quantize_activation(x)
+    for tile in (1, target.row_tile):
+        arrays = {
+            "x": pack_quantized_activation(numbers, scale, tile, W8),
+            "w": packed["numbers"],
+            "scale": packed["scale"],
+            "y": np.zeros((2, n), np.float32),
+        }
+        y = run(linear_spec(n, k, tile, "i8", W8), target, arrays, written=("y",), scalars={0: 2})["y"]
+        expected = (numbers * scale.astype(np.float64)[:, None]) @ unpack_quantized(packed, n, k, W8).value().T
+        np.testing.assert_allclose(y, expected, rtol=1e-6)
+
+
+def test_levels_have_the_same_bits() -> None:
+    """Of int8 activations; a level is a choice of instructions, and integer sums are exact."""
+    n, k = 40, 200
+    weight, x = random(n, k, seed=1), random(3, k)
+    numbers, scale = quantize_activation(x)
+    results = []
+    for target in LEVELS:
+        packed = pack_quantized(weight, target.panel_columns, W4_64Z)
+        arrays = {"x": pack_quantized_activation(numbers, scale, 1, W4_64Z), "w": packed["numbers"]}
+        arrays |= {"scale": packed["scale"], "zero": packed["zero"], "y": np.zeros((3, n), np.float32)}
+        spec = linear_spec(n, k, 1, "i8", W4_64Z)
+        results.append(run(spec, target, arrays, written=("y",), scalars={0: 3})["y"])
+    assert all(same_bits(y, results[0]) for y in results)
+
+
+@pytest.mark.parametrize(("name", "instruction"), [("icelake-server", "vpdpbusd"), ("x86-64-v4", "vpmaddwd")])
+def test_targets_use_their_dot_instruction(name: str, instruction: str) -> None:
+    target = TARGETS[name]
+    code = llvm_text(build_kernel(linear_spec(96, 64, target.row_tile, "i8", W8), target), target, "asm")
+    assert code.count(instruction) >= target.row_tile * target.panel_columns // 16
+    assert "vpmaddubsw" not in code
+
+
+def test_a_layout_that_does_not_exist_is_refused() -> None:
+    for format in (WeightFormat(3), WeightFormat(4, 12)):
+        with pytest.raises(KernelSpecError, match="have no layout"):
+            build_kernel(linear_spec(16, 64, 1, "i8", format), NATIVE)
+
+
+# --- int8 activations ----------------------------------------------------------------------------------------------
+
+
+def rows_of(packed: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
+    """The words of each row of a packed int8 activation."""
+    return packed.transpose(0, 2, 1).reshape(-1, packed.shape[1])[:rows]
+
+
+@on_levels
+@pytest.mark.parametrize("act", ["f32", "bf16"])
+@pytest.mark.parametrize(("dim", "format"), [(66, W8), (66, W4_32), (172, W4), (7, W8)], ids=name_of)
+def test_quantize_rows(target: Target, act: str, dim: int, format: WeightFormat) -> None:
+    rows = 11
+    x = random(rows, dim)
+    x[3], x[4] = 0, 1e-42
+    x = x.astype(NUMPY[act])
+    groups = format.groups(dim)
+    for tile in {1, target.row_tile}:
+        expected = pack_quantized_activation(*quantize_activation(x.astype(np.float32)), tile, format)
+        assert expected.shape[1] == quantized_row_words(dim, groups)
+        spec = KernelSpec.of(
+            "other", "quantize_rows", dim=dim, row_tile=tile, act_dtype=act, group_size=format.group_size, rows=0
+        )
+        for tasks in (1, 3):
+            arrays = {"x": pack_activation(x, tile), "out": np.full(expected.shape, -1, np.int32)}
+            out = run(spec, target, arrays, written=("out",), scalars={0: rows}, num_tasks=tasks)["out"]
+            assert same_bits(rows_of(out, rows), rows_of(expected, rows))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_no_number_does_not_get_lost(bad: float) -> None:
+    x = random(2, 40)
+    x[1, 33] = bad
+    spec = KernelSpec.of("other", "quantize_rows", dim=40, row_tile=1, act_dtype="f32", group_size=-1, rows=0)
+    out = np.zeros((2, quantized_row_words(40, 1), 1), np.int32)
+    arrays = {"x": pack_activation(x, 1), "out": out}
+    scale = run(spec, NATIVE, arrays, written=("out",), scalars={0: 2})["out"][:, 10, 0].view(np.float32)
+    assert np.isfinite(scale[0])
+    assert not np.isfinite(scale[1])
+
+
+@on_levels
+@pytest.mark.parametrize(("dim", "format"), [(66, W8), (172, W4_32)], ids=name_of)
+def test_norm_and_activation_write_int8(target: Target, dim: int, format: WeightFormat) -> None:
+    rows = 11
+    x, weight = random(rows, 2 * dim), random(dim, seed=1)
+    wide = x.astype(np.float64)
+    gate, up = wide[:, :dim], wide[:, dim:]
+    norm = gate / np.sqrt((gate**2).mean(1, keepdims=True) + 1e-6) * weight
+    cases = {
+        "rms_norm": (norm, {"x": np.ascontiguousarray(x[:, :dim]), "weight": weight}, {"eps": 1e-6, "rows": 0}),
+        "silu_mul": (gate / (1 + np.exp(-gate)) * up, {"gate_up": x}, {}),
+    }
+    for op, (value, inputs, params) in cases.items():
+        first = None
+        for tile in {1, target.row_tile}:
+            spec = KernelSpec.of(
+                "norm", op, dim=dim, row_tile=tile, act_dtype="i8", group_size=format.group_size, **params
+            )
+            shape = (-(-rows // tile), quantized_row_words(dim, format.groups(dim)), tile)
+            for tasks in (1, 3):
+                arrays = {**inputs, "out": np.full(shape, -1, np.int32)}
+                out = run(spec, target, arrays, written=("out",), scalars={0: rows}, num_tasks=tasks)["out"]
+                found = rows_of(out, rows)
+                first = found if first is None else first
+                assert same_bits(found, first), op
+        assert first is not None
+        words = -(-dim // 8) * 2
+        numbers = np.ascontiguousarray(first[:, :words]).view(np.int8)
+        scale = np.ascontiguousarray(first[:, words]).view(np.float32)
+        np.testing.assert_allclose(scale, np.abs(value).max(1) / 127, rtol=1e-5)
+        assert (numbers[:, dim:] == 0).all()
+        # Half a step, and a little for values that are computed in float32.
+        assert (np.abs(numbers[:, :dim] * scale[:, None] - value) <= 0.501 * scale[:, None]).all()
+        sums = pack_quantized_activation(numbers[:, :dim], scale, 1, format)[:, words + 1 :, 0]
+        assert same_bits(first[:, words + 1 :], sums)
+
+
+@on_levels
+def test_embedding_quant(target: Target) -> None:
+    vocab, dim, rows = 515, 66, 19
+    table = random(vocab, dim)
+    packed = pack_quantized(table, target.panel_columns, W8)
+    ids = np.random.default_rng(1).integers(0, vocab, rows).astype(np.int32)
+    ids[:2] = 0, vocab - 1
+    spec = KernelSpec.of(
+        "embedding",
+        "embedding_quant",
+        dim=dim,
+        vocab=vocab,
+        panel_columns=target.panel_columns,
+        bits=8,
+        group_size=-1,
+        asymmetric=False,
+    )
+    arrays = {"ids": ids, "weight": packed["numbers"], "scale": packed["scale"]}
+    arrays["out"] = np.full((rows, dim), np.nan, np.float32)
+    for tasks in (1, 3):
+        out = run(spec, target, arrays, written=("out",), scalars={0: rows - 2}, num_tasks=tasks)["out"]
+        assert same_bits(out[:-2], quantize(table, W8).value()[ids[:-2]].astype(np.float32))
+        assert np.isnan(out[-2:]).all()
