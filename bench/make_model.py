@@ -1,4 +1,4 @@
-"""Writes a random-weight checkpoint of a known model's shape: `make_model.py qwen2.5-0.5b OUT`."""
+"""Writes a random-weight checkpoint of a known model's shape, with a tokenizer: `make_model.py qwen2.5-0.5b OUT`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
 
 SHAPES: dict[str, dict[str, object]] = {
     "qwen2.5-0.5b": {
@@ -17,6 +19,20 @@ SHAPES: dict[str, dict[str, object]] = {
         "intermediate_size": 4864,
         "num_hidden_layers": 24,
         "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+    },
+    "qwen2.5-1.5b": {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
         "num_key_value_heads": 2,
         "vocab_size": 151936,
         "rms_norm_eps": 1e-6,
@@ -74,17 +90,47 @@ def tensors(shape: dict[str, object], seed: int) -> dict[str, torch.Tensor]:
     return out
 
 
+END, BEGIN = "<|end|>", "<|begin|>"
+
+
+def tokenizer(vocab_size: int) -> Tokenizer:
+    """Byte-level BPE of exactly vocab_size tokens: END, BEGIN, the bytes, pairs of letters, and words never merged to.
+
+    Every id decodes to a text of its own, so that servers detokenize what a random model says as they do real output.
+    """
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    merges = [(a, b) for a in letters for b in letters]
+    words = [END, BEGIN, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
+    words += [f"Ġw{i}" for i in range(vocab_size - len(words))]
+    found = Tokenizer(BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges))
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = decoders.ByteLevel()
+    found.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in (END, BEGIN)])
+    return found
+
+
+def write(name: str, output: Path, seed: int = 0) -> None:
+    """Writes the model `name` of SHAPES into the directory `output`; the weights are a function of name and seed."""
+    shape = SHAPES[name]
+    output.mkdir(parents=True, exist_ok=True)
+    config = {**shape, "hidden_act": "silu", "torch_dtype": "bfloat16", "eos_token_id": 0, "bos_token_id": 1}
+    vocab_size = shape["vocab_size"]
+    assert isinstance(vocab_size, int)
+    tokenizer(vocab_size).save(str(output / "tokenizer.json"))
+    described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "bos_token": BEGIN}
+    (output / "tokenizer_config.json").write_text(json.dumps(described, indent=1) + "\n")
+    save_file(tensors(shape, seed), output / "model.safetensors", metadata={"format": "pt"})
+    # Last: a directory with a config is complete.
+    (output / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("output", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    shape = SHAPES[arguments.shape]
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    config = {**shape, "hidden_act": "silu", "torch_dtype": "bfloat16", "eos_token_id": 0, "bos_token_id": 1}
-    (arguments.output / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    save_file(tensors(shape, arguments.seed), arguments.output / "model.safetensors", metadata={"format": "pt"})
+    write(arguments.shape, arguments.output, arguments.seed)
 
 
 if __name__ == "__main__":

@@ -1,48 +1,19 @@
-"""Draws the figures of buckets.md as SVG, from a made-up trace with a fixed seed: python docs/draw_buckets.py."""
+"""Draws the figures of buckets.md as SVG, from a made-up trace with a fixed seed: python -m docs.draw_buckets."""
 
 from __future__ import annotations
 
-from html import escape
 from pathlib import Path
 
 import numpy as np
 
+from bench.svg import FAINT, INK, WIDTH, Svg
 from llmc.buckets import exponential, padding_bounded, ramp_up
 from llmc.buckets.demand import ServerModel
 from llmc.buckets.planner import Limits, PhasePlan, plan
 from llmc.buckets.trace import Trace
 
-WIDTH = 720
-INK, FAINT, TOKEN, PADDING, PLANNED = "#24292f", "#8c959f", "#2f6fb5", "#e8b9a0", "#1a7f5a"
+TOKEN, PADDING, PLANNED = "#2f6fb5", "#e8b9a0", "#1a7f5a"
 LONGEST = 4096
-
-
-class Svg:
-    """Shapes by their pixel coordinates, written as one file; title and description are for those who cannot see it."""
-
-    def __init__(self, height: int, title: str, description: str) -> None:
-        self._height = height
-        self._shapes = [
-            f'<title id="title">{escape(title)}</title>',
-            f'<desc id="desc">{escape(description)}</desc>',
-            f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        ]
-
-    def rect(self, x: float, y: float, width: float, height: float, fill: str) -> None:
-        self._shapes.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}"/>')
-
-    def line(self, points: list[tuple[float, float]], color: str, width: float = 1) -> None:
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        self._shapes.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{width}"/>')
-
-    def text(self, x: float, y: float, words: str, color: str = INK, anchor: str = "start", size: int = 13) -> None:
-        style = f'fill="{color}" font-size="{size}" text-anchor="{anchor}"'
-        self._shapes.append(f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>')
-
-    def write(self, path: Path) -> None:
-        box = f'viewBox="0 0 {WIDTH} {self._height}" font-family="sans-serif"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img" aria-labelledby="title desc">'
-        path.write_text("\n".join([head, *self._shapes, "</svg>", ""]), encoding="utf-8")
 
 
 def made_up_trace() -> Trace:

@@ -1,0 +1,107 @@
+"""What an engine says of itself to take part."""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bench.peers.environment import Skip, Workspace
+from bench.peers.plan import Settings
+from bench.peers.process import Command
+
+__all__ = ["Engine", "Prepared", "Skip", "Variant"]
+
+WORKERS = Path(__file__).resolve().parent.parent / "workers"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An engine at one precision.
+
+    precision: the row of the table it is compared in, "16-bit", "int8" or "int4", after its weights.
+    arithmetic: what its products are made of, best first; the first that this CPU has is its limit.
+    """
+
+    name: str
+    precision: str
+    arithmetic: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model in an engine's own format. weight_bytes: of the weights as they lie in memory to be read."""
+
+    path: Path
+    weight_bytes: int
+
+
+class Engine(ABC):
+    """One engine. Its methods raise Skip with one sentence where it cannot take part."""
+
+    name: ClassVar[str]
+    variants: ClassVar[tuple[Variant, ...]]
+    memory_factor: ClassVar[float] = 1.2
+    """Memory of a worker at most: weights times this, and memory_base."""
+    memory_base: ClassVar[int] = 1 << 30
+    offline: ClassVar[bool] = False
+    """Whether its worker takes "offline" requests that are worth a figure."""
+
+    def __init__(self, workspace: Workspace, settings: Settings) -> None:
+        self.workspace, self.settings = workspace, settings
+
+    @abstractmethod
+    def install(self) -> None:
+        """Makes its environment; returns at once when it is there."""
+
+    @abstractmethod
+    def install_bytes(self) -> int:
+        """What it needs on disk to run a converted model."""
+
+    @abstractmethod
+    def prepare(self, model: str, variant: Variant) -> Prepared:
+        """Converts the checkpoint of `model`; returns at once when that was done."""
+
+    @abstractmethod
+    def worker(self, prepared: Prepared, variant: Variant) -> Command:
+        """Its worker script."""
+
+    def server(self, prepared: Prepared, variant: Variant, port: int) -> Command | None:
+        """Its OpenAI-compatible server on 127.0.0.1; None when it has none."""
+        return None
+
+    def native_start(self, prepared: Prepared, variant: Variant) -> Command | None:
+        """A program without Python that prints one token and ends; None when there is none."""
+        return None
+
+    def resident_bytes(self, prepared: Prepared) -> int:
+        """What its worker takes at most, to see which fit into memory together."""
+        return int(prepared.weight_bytes * self.memory_factor) + self.memory_base
+
+    def command(self, python: Path, script: str, prepared: Prepared, **options: Any) -> Command:
+        """The command of a worker script with the settings that all take."""
+        settings = {
+            "model": str(prepared.path),
+            "threads": self.settings.threads,
+            "max_batch": self.settings.max_batch,
+            "max_len": self.settings.max_len,
+            **options,
+        }
+        environment = options.pop("environment", {})
+        settings.pop("environment", None)
+        return Command((str(python), str(WORKERS / script), json.dumps(settings)), environment)
+
+    @property
+    def cpus(self) -> str:
+        """As many CPUs as threads, as "0,1"."""
+        return ",".join(map(str, sorted(os.sched_getaffinity(0))[: self.settings.threads]))
+
+
+def binding_limit(variant: Variant, supported: frozenset[str]) -> str:
+    """The limit of a variant's products on a CPU with the arithmetic `supported`."""
+    return next((name for name in variant.arithmetic if name in supported), "f32")

@@ -1,0 +1,112 @@
+"""Writes a checkpoint of bench/make_model.py as a GGUF of bf16: `write_gguf.py MODEL OUT`. Needs numpy and gguf."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+WHOLE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+
+
+def tensors(path: Path) -> dict[str, NDArray[np.uint16]]:
+    """The bf16 tensors of a safetensors file, mapped, as their bits."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    data = np.memmap(path, np.uint8, "r", offset=8 + size)
+    found = {}
+    for name, entry in header.items():
+        if entry["dtype"] != "BF16":
+            raise ValueError(f"{name} is {entry['dtype']}, not BF16")
+        begin, end = entry["data_offsets"]
+        found[name] = data[begin:end].view(np.uint16).reshape(entry["shape"])
+    return found
+
+
+def gguf_name(name: str) -> str:
+    """model.layers.3.mlp.up_proj.weight → blk.3.ffn_up.weight"""
+    if name in WHOLE:
+        return WHOLE[name]
+    match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
+    if match is None or match[2] not in NAMES:
+        raise ValueError(f"no place in a GGUF for {name}")
+    return f"blk.{match[1]}.{NAMES[match[2]]}.{match[3]}"
+
+
+def interleaved(weight: NDArray[np.uint16], heads: int) -> NDArray[np.uint16]:
+    """Rows of q or k as llama.cpp's `llama` rotates them: pairs side by side, not half a head apart."""
+    shape = weight.shape
+    return weight.reshape(heads, 2, shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(shape)
+
+
+def main() -> None:
+    source, target = Path(sys.argv[1]), Path(sys.argv[2])
+    config = json.loads((source / "config.json").read_text())
+    kind, heads, kv_heads = config["model_type"], config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    writer = gguf.GGUFWriter(target, kind)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    add_tokenizer(writer, json.loads((source / "tokenizer.json").read_text()), config)
+    for name, bits in tensors(source / "model.safetensors").items():
+        if kind == "llama" and re.search(r"self_attn\.[qk]_proj\.weight", name):
+            bits = interleaved(bits, heads if ".q_proj." in name else kv_heads)
+        if bits.ndim == 1:
+            widened = (bits.astype(np.uint32) << 16).view(np.float32)
+            writer.add_tensor(gguf_name(name), widened)
+        else:
+            rows = np.ascontiguousarray(bits).view(np.uint8)
+            writer.add_tensor(gguf_name(name), rows, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, document: dict, config: dict) -> None:
+    """The byte-level BPE of tokenizer.json."""
+    vocabulary = document["model"]["vocab"]
+    special = {token["content"] for token in document["added_tokens"]}
+    words = sorted(vocabulary, key=vocabulary.__getitem__)
+    types = [gguf.TokenType.CONTROL if word in special else gguf.TokenType.NORMAL for word in words]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(words)
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(pair) for pair in document["model"]["merges"]])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_add_bos_token(False)
+
+
+if __name__ == "__main__":
+    main()
