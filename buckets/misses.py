@@ -85,7 +85,7 @@ def read_misses(path: Path) -> list[Miss]:
         raise BucketError(f"cannot read the record of misses {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise BucketError(f"record of misses {path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
-    total: dict[tuple[Any, ...], Miss] = {}
+    misses = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -97,12 +97,18 @@ def read_misses(path: Path) -> list[Miss]:
             raise BucketError(f"{path}:{number}: {line[:60]!r} is not JSON") from None
         if row == HEADER:
             continue
-        miss = _parse(row, f"{path}:{number}")
+        misses.append(_parse(row, f"{path}:{number}"))
+    return merge_misses(misses)
+
+
+def merge_misses(misses: Iterable[Miss]) -> list[Miss]:
+    """Equal shapes added up, most frequent first."""
+    total: dict[tuple[Any, ...], Miss] = {}
+    for miss in misses:
         shape = (miss.phase, miss.batch, miss.tokens, miss.context, miss.bucket)
-        old = total.get(shape)
-        total[shape] = (
-            miss if old is None else replace(miss, time=max(old.time, miss.time), count=old.count + miss.count)
-        )
+        if (old := total.get(shape)) is not None:
+            miss = replace(miss, time=max(old.time, miss.time), count=old.count + miss.count)
+        total[shape] = miss
     return sorted(total.values(), key=lambda miss: (-miss.count, miss.phase, miss.batch, miss.tokens, miss.context))
 
 

@@ -44,6 +44,19 @@ def num_pairs(sequences: int, tokens: int, context: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class AssumedCost:
+    """Costs of a machine of which nothing is known: so many tokens of prompts a second, so long a decode step."""
+
+    tokens_per_s: float = 20_000.0
+    decode_step_s: float = 0.02
+    unit: str = "s"
+
+    def cost(self, phase: str, batch: npt.NDArray[np.int64], seq: npt.NDArray[np.int64]) -> Floats:
+        size = np.asarray(batch * seq.astype(np.float64), np.float64)
+        return np.full_like(size, self.decode_step_s) if phase == "decode" else size / self.tokens_per_s
+
+
+@dataclass(frozen=True, slots=True)
 class LoadCost:
     """The law, fitted: rows ascending [R], seconds [R] that never fall, pair_s by phase."""
 

@@ -15,7 +15,7 @@ import json
 import math
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +60,18 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    def first(self, count: int) -> Trace:
+        """The first `count` requests."""
+        starts = self.prefix_start[: count + 1]
+        return replace(
+            self,
+            arrival_s=self.arrival_s[:count],
+            prompt_tokens=self.prompt_tokens[:count],
+            output_tokens=self.output_tokens[:count],
+            prefix_start=starts,
+            prefix_ids=self.prefix_ids[: starts[-1]],
+        )
 
     def prefix_of(self, index: int) -> npt.NDArray[np.int64]:
         """Prefix ids of one request, int64 [n]."""

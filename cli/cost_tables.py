@@ -31,17 +31,22 @@ def cost_folder(explicit: Path | None = None) -> Path:
 
 
 def measured_cost(where: Path) -> MeasuredCost:
-    """The costs in a file, or those measured for an artifact: on this machine, or else the last ones measured anywhere.
+    """The costs in a file, or those measured for an artifact, when the buckets are full. Raises BucketError."""
+    return MeasuredCost.of(measured_table(where)) if where.is_dir() else MeasuredCost.read(where)
+
+
+def measured_table(artifact: Path) -> CostTable:
+    """The costs measured for an artifact: on this machine, or else the last ones measured anywhere.
 
     Raises BucketError when there are none.
     """
-    if not where.is_dir():
-        return MeasuredCost.read(where)
-    tables = find_tables(cost_folder(), artifact_key(read_manifest(where)))
+    tables = find_tables(cost_folder(), artifact_key(read_manifest(artifact)))
     tables = [table for table in tables if table.costs]
     if not tables:
-        raise BucketError(f"no costs of {where} have been measured: run llmc warmup {where}, or give a cost table")
-    return MeasuredCost.of(min(tables, key=lambda table: not _is_here(table.machine)))
+        raise BucketError(
+            f"no costs of {artifact} have been measured: run llmc warmup {artifact}, or give a cost table"
+        )
+    return min(tables, key=lambda table: not _is_here(table.machine))
 
 
 def bucket_of(graph: GraphInfo) -> Bucket:

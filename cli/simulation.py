@@ -23,12 +23,14 @@ _WAITING = 1 << 30
 
 @dataclass(frozen=True)
 class Ladder:
-    """Buckets to try. row_tiles: of each bucket's graph. compiled: of an artifact, with the bytes of its arena."""
+    """Buckets to try. source: the spec, or where they come from. Of an artifact: its path, the row tile of each graph
+    and the bytes of the arena."""
 
     name: str
     buckets: tuple[Bucket, ...]
+    source: str = ""
+    path: Path | None = None
     row_tiles: tuple[int, ...] = ()
-    compiled: bool = False
     arena_bytes: int | None = None
 
     def tile(self, index: int) -> int:
@@ -206,7 +208,7 @@ class WhatIf:
             total_s=total,
             added_ttft_s=ttft - self._ideal[0],
             added_s=total - self._ideal[1],
-            compile_s=0.0 if ladder.compiled else len(ladder.buckets) * self.resources.seconds_per_graph,
+            compile_s=0.0 if ladder.path is not None else len(ladder.buckets) * self.resources.seconds_per_graph,
             arena_bytes=arena + len(ladder.buckets) * self.resources.bytes_per_graph,
             kv_bytes=stats.num_blocks * self.server.kv_block_bytes if self.server.kv_block_bytes > 1 else 0,
         )
@@ -328,10 +330,11 @@ def artifact_ladder(path: Path) -> tuple[Ladder, Server]:
     with Artifact(path) as artifact:
         info, graphs = artifact.info, artifact.graphs()
     ladder = Ladder(
-        name=path.name,
+        name=path.resolve().name.removesuffix(".llmc"),
         buckets=tuple(Bucket(graph.phase, graph.batch, graph.seq) for graph in graphs),
+        source=str(path),
+        path=path,
         row_tiles=tuple(graph.row_tile for graph in read_graphs(path).graphs),
-        compiled=True,
         arena_bytes=info.max_arena_bytes,
     )
     return ladder, Server(info.max_model_len, info.max_num_seqs, info.block_size, 0, info.kv_block_bytes)

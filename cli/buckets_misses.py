@@ -1,0 +1,68 @@
+"""`llmc buckets misses`: the shapes that no bucket held while serving."""
+
+# ruff: noqa: B008 (typer declares options as argument defaults)
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from llmc.buckets.misses import Miss
+
+MISSES_HELP = """Show which steps no bucket of the ladder held, how often, and what served them instead.
+
+Reads records that the server wrote. Each row names the bucket to add.
+
+\b
+Examples:
+  llmc buckets misses misses.jsonl
+  llmc buckets misses misses-*.jsonl --top 10
+  llmc buckets misses misses.jsonl --json
+"""
+
+
+def misses_command(
+    records: list[Path] = typer.Argument(..., metavar="FILE…", help="Records of misses; equal shapes are added up."),
+    top: int = typer.Option(0, min=0, metavar="N", help="Only the N most frequent shapes; 0: all."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON on stdout."),
+) -> None:
+    from llmc.buckets.misses import merge_misses, read_misses
+
+    found = merge_misses([miss for path in records for miss in read_misses(path)])
+    shown = found[:top] if top else found
+    if as_json:
+        rows = [json.loads(miss.line()) | {"wanted": str(miss.wanted)} for miss in shown]
+        print(json.dumps({"count": sum(miss.count for miss in found), "shapes": len(found), "misses": rows}, indent=2))
+    else:
+        _print(shown, found)
+
+
+def _print(shown: Sequence[Miss], found: Sequence[Miss]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    total = sum(miss.count for miss in found)
+    if not total:
+        console.print("no misses recorded: every step had a bucket", highlight=False)
+        return
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    columns: dict[str, Any] = {"phase": "left", "sequences": "right", "tokens": "right", "context": "right",
+                               "missed": "right", "share": "right", "served by": "left", "would fit": "left",
+                               "last": "left"}  # fmt: skip
+    for name, justify in columns.items():
+        table.add_column(name, justify=justify, no_wrap=True)
+    for miss in shown:
+        last = time.strftime("%Y-%m-%d %H:%M", time.localtime(miss.time))
+        served = "[red]nothing, split or failed[/]" if miss.bucket is None else str(miss.bucket)
+        table.add_row(miss.phase, f"{miss.batch}", f"{miss.tokens}", f"{miss.context}", f"{miss.count:,}",
+                      f"{miss.count / total:.1%}", served, str(miss.wanted), last)  # fmt: skip
+    console.print(table)
+    rest = f", {len(shown)} of them shown" if len(shown) < len(found) else ""
+    console.print(f"{total:,} misses of {len(found)} shapes{rest}", highlight=False)

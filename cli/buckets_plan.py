@@ -1,0 +1,227 @@
+"""`llmc buckets plan`: the ladder that serves a trace at the least cost."""
+
+# ruff: noqa: B008 (typer declares options as argument defaults)
+from __future__ import annotations
+
+import enum
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from llmc.buckets import BucketError
+
+if TYPE_CHECKING:
+    from llmc.buckets.cost import CostModel
+    from llmc.buckets.demand import ServerModel
+    from llmc.buckets.planner import LadderScore, PhasePlan, Plan, Resources
+
+PLAN_HELP = """Plan the ladder that serves a trace at the least cost, and write it as a bucket file for llmc compile.
+
+The trace is llmc's JSONL (arrival_s, prompt_tokens, output_tokens), an Azure LLM inference CSV or a Mooncake JSONL.
+
+\b
+Examples:
+  llmc buckets plan --trace trace.jsonl --max-model-len 4096 -o buckets.toml
+  llmc buckets plan --trace trace.csv --phase prefill --max-padding 5 -o buckets.toml
+  llmc buckets plan --trace trace.csv --model models/llama --max-graphs 32 --max-memory 500M -o buckets.json
+  llmc compile models/llama -o llama.llmc --buckets buckets.toml
+"""
+
+
+class Phase(enum.StrEnum):
+    """What to plan."""
+
+    prefill = "prefill"
+    decode = "decode"
+    both = "both"
+
+
+class Cost(enum.StrEnum):
+    """What a replay costs; auto: measured with a table, else flops with a model, else tokens."""
+
+    auto = "auto"
+    tokens = "tokens"
+    flops = "flops"
+    measured = "measured"
+
+
+def plan_command(
+    trace: Path = typer.Option(..., metavar="FILE", help="Trace of requests."),
+    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Bucket file, .toml or .json."),
+    phase: Phase = typer.Option(Phase.both, help="Phases to plan; the other one gets its default buckets."),
+    max_graphs: int | None = typer.Option(None, metavar="N", help="Graphs of each phase; default 24, or 128 with %."),
+    max_padding: float | None = typer.Option(None, metavar="PCT", help="Fewest graphs that pad at most PCT %."),
+    max_memory: str | None = typer.Option(None, metavar="BYTES", help="Arena and graphs, as in 500M."),
+    max_compile_time: float | None = typer.Option(None, metavar="S", help="Seconds to compile all graphs."),
+    cost: Cost = typer.Option(Cost.auto, help="What to minimise; auto: by --cost-table, else --model, else tokens."),
+    cost_table: Path | None = typer.Option(
+        None, metavar="FILE|ARTIFACT", help="Cost table, or artifact that llmc warmup has measured on this machine."
+    ),
+    model: Path | None = typer.Option(None, metavar="DIR", help="Model whose config.json gives the dimensions."),
+    gflops: float = typer.Option(1000.0, min=1e-3, help="Arithmetic of the machine for --cost flops, 10^9 a second."),
+    bandwidth: float = typer.Option(
+        50.0, min=1e-3, help="Memory of the machine for --cost flops, 10^9 bytes a second."
+    ),
+    overhead_us: float = typer.Option(50.0, min=0, help="Fixed time of a replay for --cost flops, microseconds."),
+    max_model_len: int = typer.Option(4096, metavar="N", help="Longest prompt plus output; longer ones are clipped."),
+    block_size: int = typer.Option(32, metavar="N", help="Tokens of a KV block; sizes are multiples of it."),
+    max_num_seqs: int = typer.Option(16, metavar="N", help="Sequences that run at once."),
+    max_prefill_batch: int = typer.Option(1, metavar="N", help="Prompts of one prefill step."),
+    max_prefill_tokens: int = typer.Option(0, metavar="N", help="Tokens of one prefill step; 0: max-model-len."),
+    prefill_rate: float = typer.Option(20000.0, metavar="T", help="Tokens a second of prefill, for the replay."),
+    decode_step_ms: float = typer.Option(20.0, metavar="MS", help="Time of a decode step, for the replay."),
+    prefix_cache: bool = typer.Option(False, "--prefix-cache", help="Leave out prompt tokens that a cache holds."),
+    as_json: bool = typer.Option(False, "--json", help="Print the plan as JSON on stdout."),
+) -> None:
+    from llmc.buckets import planner
+    from llmc.buckets.demand import ServerModel
+    from llmc.buckets.files import write_file
+    from llmc.buckets.trace import read_trace
+
+    if output is not None and output.suffix not in (".toml", ".json"):
+        raise typer.BadParameter(f"--output {output} must end in .toml or .json")
+    limits = planner.Limits(max_graphs, max_padding, _bytes(max_memory), max_compile_time)
+    server = ServerModel(
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_prefill_batch=max_prefill_batch,
+        max_prefill_tokens=max_prefill_tokens,
+        prefill_tokens_per_s=prefill_rate,
+        decode_step_s=decode_step_ms / 1000,
+        prefix_cache=prefix_cache,
+    )
+    costs, resources = _cost_model(cost, cost_table, model, gflops, bandwidth, overhead_us)
+    requests = read_trace(trace)
+    phases = planner.PHASES if phase is Phase.both else (phase.value,)
+    planned = planner.plan(requests, server, limits, costs, block_size=block_size, phases=phases, resources=resources)
+    if output is not None:
+        what = " ".join(f"{p.phase} pads {p.score.padding:.2%}." for p in planned.phases)
+        write_file(output, planned.ladder, f"Planned by llmc for {requests.name}, {len(requests)} requests. {what}")
+    if as_json:
+        print(json.dumps(_plan_data(planned, len(requests), server), indent=2))
+    else:
+        _print_plan(planned, requests.name, len(requests), output)
+
+
+def _cost_model(
+    cost: Cost, table: Path | None, model: Path | None, gflops: float, bandwidth: float, overhead_us: float
+) -> tuple[CostModel, Resources]:
+    from llmc.buckets.cost import FlopsCost, ModelShape, TokensCost
+    from llmc.buckets.planner import Resources
+
+    if cost is Cost.auto:
+        cost = Cost.measured if table else Cost.flops if model else Cost.tokens
+    if cost is Cost.measured and table is None:
+        raise typer.BadParameter("--cost measured needs --cost-table FILE, or an artifact that llmc warmup measured")
+    if cost is Cost.flops and model is None:
+        raise typer.BadParameter("--cost flops needs --model DIR")
+    resources = Resources()
+    shape = ModelShape.from_config(read_config(model), str(model / "config.json")) if model else None
+    if shape is not None:
+        resources = Resources(bytes_per_token=shape.arena_bytes_per_token)
+    if cost is Cost.measured and table is not None:
+        from llmc.cli.cost_tables import measured_cost
+
+        return measured_cost(table), resources
+    if cost is Cost.flops and shape is not None:
+        return FlopsCost(shape, gflops * 1e9, bandwidth * 1e9, overhead_us * 1e-6), resources
+    return TokensCost(), resources
+
+
+def read_config(model: Path) -> dict[str, Any]:
+    """config.json of a model directory. Raises BucketError."""
+    path = model / "config.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BucketError(f"cannot read {path}: {error.strerror or error}; give a model directory") from None
+    except (ValueError, RecursionError):
+        raise BucketError(f"{path} is not valid JSON; download the model again") from None
+    if not isinstance(data, dict):
+        raise BucketError(f"{path} is not a JSON object; download the model again")
+    return data
+
+
+def _bytes(text: str | None) -> int | None:
+    if text is None:
+        return None
+    from llmc.cli.cache import parse_size
+
+    return parse_size(text)
+
+
+def _scores(phase: PhasePlan) -> list[LadderScore]:
+    return [phase.score, *phase.others]
+
+
+def _plan_data(plan: Plan, requests: int, server: ServerModel) -> dict[str, Any]:
+    return {
+        "requests": requests,
+        "clipped": plan.clipped,
+        "max_model_len": server.max_model_len,
+        "unit": plan.unit,
+        "arena_bytes": int(plan.arena_bytes),
+        "phases": {
+            p.phase: {
+                "buckets": [[b.batch, b.seq] for b in p.buckets],
+                "steps": p.steps,
+                "exact": p.exact,
+                "lower_bound": p.lower_bound,
+                "gap": p.gap,
+                "ladders": [
+                    {
+                        "name": s.name,
+                        "graphs": s.graphs,
+                        "cost": s.cost,
+                        "padding": s.padding,
+                        "padded_tokens": s.tokens * s.padding,
+                        "coverage": s.held,
+                    }
+                    for s in _scores(p)
+                ],
+            }
+            for p in plan.phases
+        },
+        "ladder": {
+            "prefill": [[b.batch, b.seq] for b in plan.ladder.prefill],
+            "decode": [[b.batch, b.seq] for b in plan.ladder.decode],
+        },
+    }
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.2f} M"
+
+
+def _print_plan(plan: Plan, name: str, requests: int, output: Path | None) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    clipped = f", {plan.clipped} of them clipped" if plan.clipped else ""
+    for phase in plan.phases:
+        title = f"{phase.phase}: {phase.steps:,.0f} steps of {requests:,} requests in {name}{clipped}"
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for column in ("ladder", "graphs", "padded", "padding", "plan / this", "cost", "held"):
+            table.add_column(column, justify="left" if column == "ladder" else "right", no_wrap=True)
+        mine = phase.score.tokens * phase.score.padding
+        for score in _scores(phase):
+            padded = score.tokens * score.padding
+            ratio = "" if score is phase.score or padded <= 0 else f"{mine / padded:.1%}"
+            cells = (f"{score.graphs}", _count(padded), f"{score.padding:.2%}", ratio, f"{score.cost:,.4g}",
+                     f"{score.held:.1%}")  # fmt: skip
+            table.add_row(score.name, *cells, style="bold" if score is phase.score else "")
+        console.print(table)
+        sizes = sorted({b.seq for b in phase.buckets})
+        proof = "optimal" if phase.exact else f"within {phase.gap:.1%} of the optimum"
+        console.print(f"cost in {plan.unit}, {proof}; lengths {' '.join(map(str, sizes))}", highlight=False)
+    from llmc.cli.compile import format_bytes
+
+    console.print(
+        f"arena about {format_bytes(int(plan.arena_bytes))}; {len(plan.ladder)} graphs in all", highlight=False
+    )
+    if output is not None:
+        console.print(f"wrote {output}: llmc compile MODEL -o OUT --buckets {output}", highlight=False)

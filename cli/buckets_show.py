@@ -1,0 +1,118 @@
+"""`llmc buckets show`: a ladder as a grid in the terminal."""
+
+# ruff: noqa: B008 (typer declares options as argument defaults)
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from llmc.buckets import BucketError, Limits, parse_spec
+from llmc.buckets.bucket import Bucket
+
+if TYPE_CHECKING:
+    from llmc.buckets.usage import Usage
+
+SHOW_HELP = """Show a ladder as a grid: a spec, a bucket file or the buckets of an artifact.
+
+With a trace, each bucket shows the share of steps it serves.
+
+\b
+Examples:
+  llmc buckets show "prefill=1x128:128:1024,decode=1:8:32x512:512:4096"
+  llmc buckets show buckets.toml --trace trace.jsonl
+  llmc buckets show qwen.llmc --json
+"""
+_HEAT = ("grey50", "blue", "cyan", "green", "yellow", "red")
+_SHARES = (0.0, 0.005, 0.02, 0.05, 0.15)
+
+
+def show_command(
+    ladder: str = typer.Argument(..., metavar="SPEC|FILE|ARTIFACT", help="Spec, bucket file or artifact directory."),
+    trace: Path | None = typer.Option(None, metavar="FILE", help="Trace of requests; shows how buckets are used."),
+    max_num_seqs: int | None = typer.Option(None, metavar="N", help="What max means for batches."),
+    max_model_len: int | None = typer.Option(None, metavar="N", help="What max means for lengths."),
+    block_size: int | None = typer.Option(None, metavar="N", help="Tokens of a block, for sizes in blocks."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON on stdout."),
+) -> None:
+    phases = _read_ladder(ladder, Limits(max_num_seqs, max_model_len, block_size))
+    used = _usage(phases, trace) if trace is not None else {}
+    if as_json:
+        print(json.dumps(_show_data(phases, used), indent=2))
+    else:
+        _print_grids(phases, used)
+
+
+def _read_ladder(text: str, limits: Limits) -> dict[str, list[Bucket]]:
+    path = Path(text)
+    if path.is_dir():
+        from llmc.cli.inspect import read_manifest
+
+        names = read_manifest(path).get("buckets")
+        if not isinstance(names, list) or not names:
+            raise BucketError(f"the manifest of {path} lists no buckets; compile the model again")
+        buckets = [Bucket.parse(str(name)) for name in names]
+    else:
+        buckets = list(parse_spec(text, limits))
+    phases: dict[str, list[Bucket]] = {}
+    for bucket in sorted(buckets):
+        phases.setdefault(bucket.phase, []).append(bucket)
+    return {phase: phases[phase] for phase in ("prefill", "mixed", "decode") if phase in phases}
+
+
+def _usage(phases: dict[str, list[Bucket]], path: Path) -> dict[str, Usage]:
+    from llmc.buckets.trace import read_trace
+    from llmc.buckets.warm_order import ladder_usage
+
+    return ladder_usage(read_trace(path), (bucket for buckets in phases.values() for bucket in buckets))
+
+
+def _show_data(phases: dict[str, list[Bucket]], used: dict[str, Usage]) -> dict[str, Any]:
+    data: dict[str, Any] = {"graphs": sum(map(len, phases.values()))}
+    for phase, buckets in phases.items():
+        rows: list[dict[str, Any]] = [{"batch": b.batch, "seq": b.seq} for b in buckets]
+        if phase in used:
+            for row, use in zip(rows, used[phase].uses, strict=True):
+                row |= {"steps": use.steps, "share": use.steps / used[phase].steps, "padding": use.padding}
+        data[phase] = rows
+    if used:
+        data["missed"] = {phase: use.missed for phase, use in used.items()}
+    return data
+
+
+def _print_grids(phases: dict[str, list[Bucket]], used: dict[str, Usage]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for phase, buckets in phases.items():
+        shares = {use.bucket: use.steps / used[phase].steps for use in used[phase].uses} if phase in used else {}
+        batches, seqs = sorted({b.batch for b in buckets}), sorted({b.seq for b in buckets})
+        known = set(buckets)
+        table = Table(title=f"{phase}: {len(buckets)} buckets", title_justify="left", padding=(0, 1))
+        # The axis with more sizes goes down the page.
+        down = len(seqs) >= len(batches)
+        table.add_column("seq ╲ batch" if down else "batch ╲ seq", justify="right", no_wrap=True)
+        for size in batches if down else seqs:
+            table.add_column(str(size), justify="right", no_wrap=True)
+        for row in seqs if down else batches:
+            cells = []
+            for column in batches if down else seqs:
+                bucket = Bucket(phase, column, row) if down else Bucket(phase, row, column)
+                cells.append(_cell(shares.get(bucket)) if bucket in known else "[dim]·[/]")
+            table.add_row(str(row), *cells)
+        console.print(table)
+        if phase in used:
+            steps, missed = used[phase].steps, used[phase].missed
+            note = f"; {missed / steps:.2%} of them fit no bucket and are split" if missed else ""
+            unused = sum(1 for use in used[phase].uses if use.steps == 0)
+            console.print(f"{steps:,.0f} steps{note}; {unused} buckets unused", highlight=False)
+
+
+def _cell(share: float | None) -> str:
+    if share is None:
+        return "■"
+    heat = _HEAT[sum(share > bound for bound in _SHARES)]
+    return f"[{heat}]{share * 100:.1f}%[/]" if share else f"[{heat}]0[/]"
