@@ -1,4 +1,4 @@
-"""Speed of the linear kernel on one thread, beside the FMA peak and a plain read of memory.
+"""Speed of the linear kernel on one thread, beside the limits of one thread measured right before.
 
 Run: python bench/bench_linear.py [--target native] [--dtype f32 bf16]
 """
@@ -16,14 +16,13 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels import vector_ir
 from llmc.compiler.kernels.pipeline import compile_object
 from llmc.compiler.kernels.registry import build_kernel
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.link import link_shared
 from llmc.compiler.packing import pack_activation, pack_linear
 from llmc.compiler.targets.cpu import Target, resolve_target
+from llmc.runtime.limits import Probe
 
 SHAPES = ((896, 9728), (4864, 896))
 ROWS = (1, 512)
@@ -44,40 +43,14 @@ def aligned(a: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
-def fma_peak(folder: Path, target: Target) -> float:
-    """GFLOP/s of independent chains of 16-wide fma in registers."""
-    chains = 16 if target.lanes == 16 else 6
-    kernel = b.Kernel("fma_peak", [("out", "float32")], vector_ir.helpers(target.mcpu))
-    with kernel as k:
-        acc, factor = b.Vectors(chains), b.Vectors(2)
-        factor[0], factor[1] = b.load_vector(k["out"], 0), b.load_vector(k["out"], 16)
-        for i in range(chains):
-            acc[i] = b.load_vector(k["out"], 16 * i)
-        with b.T.serial(k.scalar(0)):
-            for i in range(chains):
-                acc[i] = b.call("fma", factor[0], acc[i], factor[1])
-        for i in range(chains):
-            b.store_vector(k["out"], acc[i], 16 * i)
-    function = load(folder, "fma_peak", compile_object(kernel.function(), target))
-    out, steps = aligned(np.full(16 * chains, 0.5, np.float32)), 2_000_000
-    scalars = (ctypes.c_int64 * 8)(steps)
-    best = best_time(lambda: function(ctypes.c_void_p(out.ctypes.data), scalars, 0, 1), 8)
-    return steps * chains * 32 / best / 1e9
-
-
 def best_time(call: Any, repeats: int) -> float:
+    """Seconds of the fastest call, by the wall clock that the limits are measured by too."""
     best = float("inf")
     for _ in range(repeats):
-        start = time.thread_time()
+        start = time.perf_counter()
         call()
-        best = min(best, time.thread_time() - start)
+        best = min(best, time.perf_counter() - start)
     return best
-
-
-def read_speed() -> float:
-    """GB/s of reading 256 MB in one pass."""
-    data = np.ones(64 << 20, np.float32)
-    return data.nbytes / best_time(lambda: data.max(), 8) / 1e9
 
 
 def bench(folder: Path, target: Target, dtype: str, rows: int, k: int, n: int) -> tuple[float, float]:
@@ -119,16 +92,18 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="+", default=["f32", "bf16"], choices=["f32", "bf16"])
     options = parser.parse_args()
     target = resolve_target(options.target)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, Probe(num_threads=1) as probe:
         folder = Path(name)
-        peak, memory = fma_peak(folder, target), read_speed()
-        print(f"{target.name}: f32 fma peak {peak:.1f} GFLOP/s, memory read {memory:.1f} GB/s, one thread")
-        print(f"{'dtype':6}{'rows':>5}{'K':>6}{'N':>6}{'GFLOP/s':>10}{'% peak':>8}{'GB/s':>8}")
         for dtype in options.dtype:
+            products = "bf16" if dtype == "bf16" and target.bf16_dot else "f32"
+            peak, memory = ((probe.measure(limit) or 0.0) / 1e9 for limit in (products, "read"))
+            print(f"{target.name}: {products} peak {peak:.1f} GFLOP/s, memory read {memory:.1f} GB/s, one thread")
+            print(f"{'dtype':6}{'rows':>5}{'K':>6}{'N':>6}{'GFLOP/s':>10}{'% peak':>8}{'GB/s':>8}{'% read':>8}")
             for rows in ROWS:
                 for k, n in SHAPES:
                     flops, gbytes = bench(folder, target, dtype, rows, k, n)
-                    print(f"{dtype:6}{rows:5}{k:6}{n:6}{flops:10.1f}{100 * flops / peak:8.1f}{gbytes:8.2f}")
+                    shares = f"{100 * flops / peak:8.1f}{gbytes:8.2f}{100 * gbytes / memory:8.1f}"
+                    print(f"{dtype:6}{rows:5}{k:6}{n:6}{flops:10.1f}{shares}")
 
 
 if __name__ == "__main__":
