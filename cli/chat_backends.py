@@ -77,7 +77,7 @@ class EngineBackend:
 
     def _generate(self, token_ids: list[int], params: Any, reply: Reply) -> Iterator[Piece]:
         from llmc.runtime.detokenizer import OutputText
-        from llmc.runtime.handle import ERROR_NAMES, LlmcError
+        from llmc.runtime.handle import LlmcError
         from llmc.runtime.outputs import failure_at
 
         engine = self._llm.engine
@@ -95,8 +95,7 @@ class EngineBackend:
                     reply.cached_tokens = event.num_cached_tokens
                     if event.kind == "failed":
                         running = False
-                        code = ERROR_NAMES[event.error_code]
-                        raise ChatError(failure_at(code, len(token_ids), reply.completion_tokens).message)
+                        raise ChatError(failure_at(event, len(token_ids), reply.completion_tokens).message)
                     if event.kind == "finished":
                         running = False
                         reply.finish_reason = event.finish_reason
@@ -193,7 +192,8 @@ class ServerBackend:
                 for choice in data.get("choices", ()):
                     reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
                     delta = choice.get("delta") or {}
-                    thought = delta.get("reasoning_content")
+                    # The second is what newer servers call it.
+                    thought = delta.get("reasoning_content") or delta.get("reasoning")
                     text = choice.get("text") or delta.get("content")
                     if not text and not thought:
                         continue

@@ -66,6 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if question == "think":
                 self._event({"choices": [{"index": 0, "delta": {"reasoning_content": "hmm"}}]})
+                self._event({"choices": [{"index": 0, "delta": {"reasoning": ", well"}}]})
             if question == "break":
                 self._piece("half an ans", chat)
                 self._event({"error": {"message": "the engine stopped", "type": "x", "param": None, "code": None}})

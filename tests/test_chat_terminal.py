@@ -123,6 +123,7 @@ def test_markdown_is_rendered(terminal: Terminal) -> None:
 def test_reasoning_is_shown_but_not_part_of_the_answer(terminal: Terminal, server: ScriptedServer) -> None:
     terminal.ask("think")
     terminal.wait_for("hmm")
+    terminal.wait_for("well")
     terminal.wait_for("you said think")
     terminal.ask("next")
     terminal.wait_for("you said next")

@@ -120,7 +120,9 @@ def _content(event: dict[str, Any]) -> tuple[str, bool, str | None]:
     text, carries, reason = "", False, None
     for choice in event.get("choices") or ():
         delta = choice.get("delta") if "delta" in choice else choice
-        part = delta.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
+        part = (
+            delta.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or ""
+        )
         text += part
         ends = choice.get("finish_reason")
         reason = ends or reason

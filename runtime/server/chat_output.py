@@ -28,15 +28,3 @@ class ChatOutput(Protocol):
 
     def finish(self) -> Sequence[ChatDelta]:
         """Returns what was held back; called once, after the last piece."""
-
-
-class PlainOutput:
-    """All text is content."""
-
-    called_tools = False
-
-    def push(self, text: str, token_ids: Sequence[int]) -> Sequence[ChatDelta]:
-        return (ChatDelta(content=text),) if text else ()
-
-    def finish(self) -> Sequence[ChatDelta]:
-        return ()

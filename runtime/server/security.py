@@ -42,11 +42,6 @@ def install(app: FastAPI, config: ServerConfig) -> None:
     app.add_middleware(RequestIds)
 
 
-def request_id_of(scope: Scope) -> str:
-    """The id of a request: the client's X-Request-Id, or one made here."""
-    return str(scope["state"]["request_id"])
-
-
 class RequestIds:
     """Takes X-Request-Id from the client or makes one, and sends it back."""
 
@@ -59,7 +54,6 @@ class RequestIds:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 from llmc.runtime.detokenizer import OutputText
 from llmc.runtime.engine import Event
-from llmc.runtime.handle import ERROR_NAMES
 from llmc.runtime.outputs import RequestFailure, TokenLogprob, failure_at
 from llmc.runtime.tokenizer import Tokenizer
 
@@ -87,10 +86,6 @@ class RequestStream:
                 self._cancel()
             self._wake()
 
-    async def aclose(self) -> None:
-        """As `close`."""
-        self.close()
-
     @property
     def done(self) -> bool:
         """All continuations have ended, whether or not their last deltas were taken."""
@@ -150,9 +145,8 @@ class RequestStream:
         elif event.kind == "finished":
             self._take_end(event)
         elif event.kind == "failed":
-            name = ERROR_NAMES[event.error_code] if 0 <= event.error_code < len(ERROR_NAMES) else str(event.error_code)
             num_output_tokens = max(output.num_tokens for output in self._outputs)
-            self.fail(failure_at(name, len(self.request.prompt_token_ids), num_output_tokens))
+            self.fail(failure_at(event, len(self.request.prompt_token_ids), num_output_tokens))
 
     def _take_token(self, event: Event) -> None:
         output = self._outputs[event.output_index]
