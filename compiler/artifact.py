@@ -32,10 +32,11 @@ from llmc.compiler.graphs_writer import (
     write_graphs,
 )
 from llmc.compiler.kernels.spec import FAMILIES, KernelSpec
+from llmc.compiler.kernels.tasks import max_tasks
 from llmc.compiler.plan import GraphShape
 from llmc.compiler.weights import WeightLayout
 
-DTYPE_CODES = {"f32": 0, "bf16": 1}
+DTYPE_CODES = {"f32": 0, "bf16": 1, "u8": 4}
 DTYPE_BYTES = {"f32": 4, "bf16": 2}
 PHASE_CODES = {"prefill": 0, "decode": 1, "mixed": 2}
 _OPERAND_KINDS = {"arena": 0, "weight": 1, "input": 2, "k_pool": 3, "v_pool": 4, "output": 5}
@@ -149,7 +150,10 @@ def graphs_bin(
 
     return write_graphs(
         model,
-        [KernelRecord(s.symbol(), num_buffers[s], FAMILIES.index(s.family)) for s in kernels],
+        [
+            KernelRecord(s.symbol(), num_buffers[s], FAMILIES.index(s.family), max_tasks(s, model.panel_columns))
+            for s in kernels
+        ],
         [
             WeightRecord(w.name, DTYPE_CODES[w.dtype], w.shape, w.file_offset, w.nbytes, weight_crcs[w.name])
             for w in layout.weights

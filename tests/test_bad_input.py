@@ -328,7 +328,7 @@ def test_artifact_is_replaced_also_through_a_link(tiny_artifact: TinyArtifact, a
     opened = Artifact(artifact)  # a reader of the old one keeps it
     assert cli.main(compile_argv(tiny_artifact, link)) == 0
     assert link.is_symlink()
-    assert json.loads((artifact / "manifest.json").read_text())["format_version"] == 2
+    assert json.loads((artifact / "manifest.json").read_text())["format_version"] == 3
     assert opened.info.vocab_size == 515
     assert sorted(p.name for p in tmp_path.iterdir()) == ["artifact", "link"]
 

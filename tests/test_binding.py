@@ -40,14 +40,14 @@ BATCH = {
 }
 
 
-def graphs_bin(code: bytes, weights: bytes, version: int = 2) -> bytes:
+def graphs_bin(code: bytes, weights: bytes, version: int = 3) -> bytes:
     strings = b"twice\0logits\0table"
     model = [1, 1, 4, 16, BLOCK, 0, VOCAB, 64, 2, 48, 0, 0, 1, 7, *[0] * 7, 1, *[0] * 10]
     operands = [(2, 0, 0, 16), (0, 0, 0, 16), (0, 0, 0, 16), (1, 0, 0, 32), (2, 6, 0, 8), (2, 7, 0, 16), (5, 0, 0, 64)]
     sections = [
         (1, 1, strings),
         (2, 128, struct.pack("<32i", *model)),
-        (3, 16, struct.pack("<8I", 0, 5, 2, 0, 6, 6, 5, 2)),
+        (3, 24, struct.pack("<12I", 0, 5, 2, 0, 0, 0, 6, 6, 5, 2, 64, 0)),
         (4, 72, struct.pack("<4I2Q4q2I", 13, 5, 0, 1, 64, 32, VOCAB, 0, 0, 0, zlib.crc32(weights[64:]), 0)),
         (5, 64, struct.pack("<10I3Q", 0, 1, 4, TOKENS, 2, 2, 4, 4, 0, 2, 64, 0, 0)),
         (6, 24, struct.pack("<4IiI4IiI", 0, 0, 2, 1, -1, 0, 1, 2, 5, 0, -1, 2)),
@@ -66,7 +66,7 @@ def graphs_bin(code: bytes, weights: bytes, version: int = 2) -> bytes:
     return start + struct.pack("<I", zlib.crc32(end, zlib.crc32(start))) + end
 
 
-def tables_of(path: Path, version: int = 2) -> bytes:
+def tables_of(path: Path, version: int = 3) -> bytes:
     """graphs.bin for the other files in `path`."""
     return graphs_bin((path / "kernels.so").read_bytes(), (path / "weights.safetensors").read_bytes(), version)
 
@@ -152,8 +152,8 @@ def test_bad_artifacts(artifact_path: Path, tmp_path: Path) -> None:
     assert caught.value.name == "not_found"
     copy = tmp_path / "copy"
     shutil.copytree(artifact_path, copy)
-    (copy / "graphs.bin").write_bytes(tables_of(copy, version=3))
-    with pytest.raises(LlmcError, match="format version 3") as caught:
+    (copy / "graphs.bin").write_bytes(tables_of(copy, version=4))
+    with pytest.raises(LlmcError, match="format version 4") as caught:
         Artifact(copy)
     assert caught.value.name == "version"
     (copy / "graphs.bin").write_bytes(tables_of(copy)[:-1])
@@ -232,6 +232,7 @@ def test_structs_match_the_header(tmp_path: Path) -> None:
         "llmc_event": abi.Event,
         "llmc_engine_stats": abi.EngineStats,
         "llmc_graph_stats": abi.GraphStats,
+        "llmc_warm_load": abi.WarmLoad,
         "llmc_bucket_miss": abi.BucketMiss,
     }
     expected, lines = [], []

@@ -17,7 +17,7 @@ from llmc.compiler import graphs_writer as w
 from llmc.runtime import graphs_file as r
 
 MODEL = w.ModelRecord(2, 1, 8, 16, 16, 1, 100, 64, 4, 16, 1, 0, (2, 3), 1)
-KERNELS = (w.KernelRecord("embedding_0", 3, 0), w.KernelRecord("linear_0", 3, 2), w.KernelRecord("linear_ü", 3, 2))
+KERNELS = (w.KernelRecord("embedding_0", 3, 0), w.KernelRecord("linear_0", 3, 2, 50), w.KernelRecord("linear_ü", 3, 2))
 WEIGHTS = (
     w.WeightRecord("embed", 1, (7, 4, 16, 2), 64, 1792, 7),
     w.WeightRecord("scale", 0, (8,), 1856, 32, 2**32 - 1),
@@ -82,7 +82,7 @@ def assert_same(tables: r.Tables) -> None:
 
 def test_round_trip() -> None:
     tables = r.parse_graphs(DATA)
-    assert (tables.header.version, tables.header.isa_level, tables.header.file_bytes) == (2, 4, len(DATA))
+    assert (tables.header.version, tables.header.isa_level, tables.header.file_bytes) == (3, 4, len(DATA))
     for field in dataclasses.fields(FILES):
         assert getattr(tables.header, field.name) == getattr(FILES, field.name)
     assert_same(tables)
@@ -97,11 +97,11 @@ def test_equal_lists_are_stored_once() -> None:
 
 
 def test_the_layout_is_the_documented_one() -> None:
-    assert DATA[:16] == b"LLMCGRPH" + struct.pack("<II", 2, 64)
+    assert DATA[:16] == b"LLMCGRPH" + struct.pack("<II", 3, 64)
     assert len(DATA) % 8 == 0
     entries = [struct.unpack_from("<IIQQ", DATA, 64 + 24 * i) for i in range(7)]
     assert [(kind, size) for kind, size, _, _ in entries] == [
-        (1, 1), (2, 128), (3, 16), (4, 72), (5, 64), (6, 24), (7, 24),
+        (1, 1), (2, 128), (3, 24), (4, 72), (5, 64), (6, 24), (7, 24),
     ]  # fmt: skip
     assert all(offset % 8 == 0 for _, _, offset, _ in entries)
     strings = section_of(DATA, "strings")
@@ -118,7 +118,7 @@ def test_both_sides_have_the_records_of_the_document() -> None:
     sizes = {name: struct.calcsize(w._layout(name).format) for name in w.RECORDS}
     assert sizes == {name: r._layout(name).size for name in r.RECORDS}
     assert sizes == {
-        "header": 64, "section": 24, "model": 128, "kernel": 16,
+        "header": 64, "section": 24, "model": 128, "kernel": 24,
         "weight": 72, "graph": 64, "command": 24, "operand": 24,
     }  # fmt: skip
 
@@ -147,7 +147,7 @@ def test_unknown_sections_are_ignored() -> None:
         (b"", "shorter than its header"),
         (b"X" + DATA[1:], "does not start with LLMCGRPH"),
         (poke(8, "I", 1), "format version 1"),
-        (poke(8, "I", 3), "format version 3"),
+        (poke(8, "I", 4), "format version 4"),
         (DATA[:-8], "truncated"),
         (DATA[:-1] + b"\x01", "checksum"),
         (poke(32, "I", 6), "ISA level 6"),

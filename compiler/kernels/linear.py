@@ -22,7 +22,7 @@ _PANEL_GROUP = 4  # panels whose partial sums stay in cache while K is walked
 # bf16 widened on the stack, a share of L2: rows × words × 8 bytes (128 KiB) and words × columns × 8 bytes.
 _WIDE_ROWS, _WIDE_BLOCK, _WIDE_GROUP = 128, 128, 8
 _FEW_TILES = 4  # row tiles that do not pay for widening a panel
-_STREAMS = 4  # a core reads memory faster from several places at once
+_STREAMS = 8  # panels of one row at once: a core reads memory faster from several places
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
@@ -68,18 +68,16 @@ class _Linear:
     # ---- loops ----------------------------------------------------------------------------------------------------
 
     def one_row_a_tile(self) -> None:
-        """Groups of panels side by side: as many streams of weights."""
+        """Panels side by side, as many streams of weights; in groups of nearly equal size, as few streams are slow."""
         panel0, panel1 = self.k.share_bounds(self.panels)
-        with T.serial(self.num_rows) as t:
-            start = b.let(panel0 + 0)
-            size = 2 * _STREAMS
-            while size:
-                groups = b.let(T.truncdiv(panel1 - start, size))
-                with T.serial(groups) as group:
-                    first = b.let(start + group * size)
-                    self.tile_body(t, 0, [first + i for i in range(size)], 0, self.words)
-                start = b.let(start + groups * size)
-                size //= 2
+        count = b.let(panel1 - panel0)
+        groups = b.let(T.truncdiv(count + (_STREAMS - 1), _STREAMS))
+        with T.serial(self.num_rows) as t, T.serial(groups) as group:
+            first = b.let(panel0 + T.truncdiv(group * count, groups))
+            size = b.let(panel0 + T.truncdiv((group + 1) * count, groups) - first)
+            for streams in range(1, min(_STREAMS, self.panels) + 1):
+                with b.when(size == streams):
+                    self.tile_body(t, 0, [first + i for i in range(streams)], 0, self.words)
 
     def tiles_of_rows(self) -> None:
         """Chunks of row tiles × groups of panels × blocks of K × panels × row tiles."""

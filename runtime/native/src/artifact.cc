@@ -32,7 +32,7 @@ struct Section {
 };
 static_assert(sizeof(Header) == 64 && sizeof(Section) == 24, "sizes of FORMAT.md");
 
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr uint32_t kNumKinds = 7;
 constexpr uint32_t kMaxSections = 1024;
 constexpr uint32_t kMaxSide = 1u << 24;         // bound on any count of tokens, sequences, blocks of one graph

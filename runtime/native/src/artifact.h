@@ -34,7 +34,7 @@ struct ModelRecord {
   int32_t max_num_seqs, panel_columns, act_dtype, sliding_window, num_eos, eos[8], bos, pad[10];
 };
 struct KernelRecord {
-  uint32_t symbol_offset, symbol_length, num_buffers, family;
+  uint32_t symbol_offset, symbol_length, num_buffers, family, max_tasks, reserved;
 };
 struct WeightRecord {
   uint32_t name_offset, name_length, dtype, rank;
@@ -56,7 +56,7 @@ struct OperandRecord {
   uint32_t kind, index;
   uint64_t offset, bytes;
 };
-static_assert(sizeof(ModelRecord) == 128 && sizeof(KernelRecord) == 16 && sizeof(WeightRecord) == 72 &&
+static_assert(sizeof(ModelRecord) == 128 && sizeof(KernelRecord) == 24 && sizeof(WeightRecord) == 72 &&
                   sizeof(GraphRecord) == 64 && sizeof(CommandRecord) == 24 && sizeof(OperandRecord) == 24,
               "records have the sizes of FORMAT.md");
 

@@ -10,6 +10,8 @@
 namespace llmc {
 namespace {
 
+constexpr uint32_t kTasksOfThread = 8;  // at most: a claim takes some 0.1 us
+
 using I64 = const int64_t*;
 using P = void*;
 
@@ -79,12 +81,12 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, uint32_t num_
   device->artifact_ = std::move(artifact);
   device->num_blocks_ = num_blocks;
   LLMC_RETURN_IF_ERROR(device->Allocate());
-  device->Resolve();
   TeamOptions team;
   team.num_threads = num_threads;
   team.pin = pin;
   team.idle_spin_us = idle_spin_us;
   LLMC_RETURN_IF_ERROR(Team::Create(team, &device->team_));
+  device->Resolve();
   *out = std::move(device);
   return Status::Ok();
 }
@@ -136,16 +138,28 @@ void* CpuDevice::OperandAddress(const OperandRecord& operand) const {
   return nullptr;
 }
 
+// A thread may lose its CPU, or half of its core, at any time: then the others take over what it has not begun.
+uint32_t CpuDevice::NumTasks(const CommandRecord& command) const {
+  const uint32_t threads = team_->num_threads();
+  if (threads == 1) return 1;
+  return std::clamp(artifact_->kernels()[command.kernel].max_tasks, threads, threads * kTasksOfThread);
+}
+
 void CpuDevice::Resolve() {
   const Artifact& artifact = *artifact_;
-  std::size_t total = 0;
-  for (const GraphRecord& graph : artifact.graphs()) total += graph.num_commands;
+  std::size_t total = 0, longest = 0;
+  for (const GraphRecord& graph : artifact.graphs()) {
+    total += graph.num_commands;
+    longest = std::max<std::size_t>(longest, graph.num_commands);
+  }
+  next_task_ = std::vector<std::atomic<uint32_t>>(longest);
   steps_.reserve(total);  // ranges below point into it
   for (const GraphRecord& graph : artifact.graphs()) {
     const Step* begin = steps_.data() + steps_.size();
     for (uint32_t c = 0; c < graph.num_commands; ++c) {
       const CommandRecord& command = artifact.commands()[graph.first_command + c];
-      Step step{artifact.function(command.kernel), {}, command.num_operands, command.barrier, command.family};
+      Step step{artifact.function(command.kernel), {}, command.num_operands, command.barrier, command.family,
+                NumTasks(command)};
       for (uint32_t o = 0; o < command.num_operands; ++o) {
         step.buffers[o] = OperandAddress(artifact.operands()[command.first_operand + o]);
       }
@@ -222,25 +236,35 @@ void CpuDevice::CopyInputs(const BatchView& b) {
   scalars_[4] = num_blocks_;
 }
 
+// The first task of a thread is its own, further ones are claimed.
+inline void CpuDevice::Compute(const Step& step, std::atomic<uint32_t>* next, uint32_t thread, uint32_t num_threads) {
+  const int32_t num_tasks = static_cast<int32_t>(step.num_tasks);
+  Call(step.function, step.buffers, scalars_, static_cast<int32_t>(thread), num_tasks, step.num_buffers);
+  if (step.num_tasks == num_threads) return;
+  for (;;) {
+    const uint32_t task = next->fetch_add(1, std::memory_order_relaxed);
+    if (task >= step.num_tasks) return;
+    Call(step.function, step.buffers, scalars_, static_cast<int32_t>(task), num_tasks, step.num_buffers);
+  }
+}
+
 void CpuDevice::Walk(uint32_t thread, uint32_t num_threads) {
-  const int64_t* scalars = scalars_;
-  const int32_t task = static_cast<int32_t>(thread), num_tasks = static_cast<int32_t>(num_threads);
-  for (const Step* step = current_.begin; step != current_.end; ++step) {
-    Call(step->function, step->buffers, scalars, task, num_tasks, step->num_buffers);
+  std::atomic<uint32_t>* next = next_task_.data();
+  for (const Step* step = current_.begin; step != current_.end; ++step, ++next) {
+    Compute(*step, next, thread, num_threads);
     if (step->barrier) team_->Barrier(thread);
   }
 }
 
 // As Walk, on thread 0 and, while profiling, on every thread.
 void CpuDevice::WalkTimed(uint32_t thread, uint32_t num_threads) {
-  const int64_t* scalars = scalars_;
-  const int32_t task = static_cast<int32_t>(thread), num_tasks = static_cast<int32_t>(num_threads);
+  std::atomic<uint32_t>* next = next_task_.data();
   CommandTime* times = profile_.empty() ? nullptr : profile_.data() + thread * profile_stride_;
   auto ticks = ticks_;
-  for (const Step* from = current_.begin; from != current_.end; ++from) {
+  for (const Step* from = current_.begin; from != current_.end; ++from, ++next) {
     const Step step = *from;  // before the clock is read: fetching a command is overhead
     const uint64_t start = Ticks();
-    Call(step.function, step.buffers, scalars, task, num_tasks, step.num_buffers);
+    Compute(step, next, thread, num_threads);
     const uint64_t end = Ticks();
     uint64_t leave = end;
     if (step.barrier) {
@@ -261,6 +285,7 @@ Status CpuDevice::Replay(const BatchView& batch, const float** logits) {
   CopyInputs(batch);
   current_ = graphs_[batch.graph];
   ticks_ = {};
+  for (std::atomic<uint32_t>& next : next_task_) next.store(team_->num_threads(), std::memory_order_relaxed);
   team_->Run(
       [](void* self, uint32_t thread, uint32_t num_threads) {
         CpuDevice& device = *static_cast<CpuDevice*>(self);

@@ -1,6 +1,7 @@
 // CpuDevice: replays an artifact's graphs on a thread team over its own KV pool and arena.
 #pragma once
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -59,7 +60,7 @@ class CpuDevice final : public Device {
   struct Step {
     void* function;
     void* buffers[kMaxBuffers];
-    uint32_t num_buffers, barrier, family;
+    uint32_t num_buffers, barrier, family, num_tasks;
   };
   struct StepRange {
     const Step* begin;
@@ -69,9 +70,11 @@ class CpuDevice final : public Device {
   CpuDevice() = default;
   Status Allocate();
   void Resolve();
+  uint32_t NumTasks(const CommandRecord& command) const;
   void* OperandAddress(const OperandRecord& operand) const;
   Status Check(const BatchView& batch) const;
   void CopyInputs(const BatchView& batch);
+  void Compute(const Step& step, std::atomic<uint32_t>* next, uint32_t thread, uint32_t num_threads);
   void Walk(uint32_t thread, uint32_t num_threads);
   void WalkTimed(uint32_t thread, uint32_t num_threads);
   void Account(uint64_t start, uint64_t end, uint64_t ns);
@@ -80,6 +83,7 @@ class CpuDevice final : public Device {
   std::unique_ptr<Team> team_;
   uint32_t num_blocks_ = 0;
   Pages arena_, kv_pool_, io_;
+  uint64_t touched_arena_bytes_ = 0, touched_blocks_ = 0;
   uint64_t key_pool_bytes_ = 0, layer_pool_bytes_ = 0;  // K of one layer; K and V of one layer
   int32_t* inputs_[kNumInputs] = {};
   float* logits_ = nullptr;
@@ -89,6 +93,7 @@ class CpuDevice final : public Device {
   // The step being replayed.
   int64_t scalars_[8] = {};
   StepRange current_{};
+  std::vector<std::atomic<uint32_t>> next_task_;  // [command]: the next task that no thread has claimed
   struct {  // thread 0's, in ticks
     std::array<uint64_t, kNumFamilies> family;
     uint64_t barrier, done;

@@ -1,6 +1,7 @@
 // A hand-made artifact is opened and replayed, then its tables are damaged in thousands of ways.
 #include "artifact.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -66,7 +67,7 @@ Tables MakeTables() {
   const std::string strings("twice\0logits\0tablebias", 22);
   llmc::ModelRecord model{};
   model = {1, 1, 4, 16, kBlockSize, 0, kVocab, 64, 2, 48, 0, 0, 1, {7}, 1, {}};
-  const std::vector<llmc::KernelRecord> kernels = {{0, 5, 2, 0}, {6, 6, 8, 2}};
+  const std::vector<llmc::KernelRecord> kernels = {{0, 5, 2, 0, 0, 0}, {6, 6, 8, 2, 64, 0}};
   const std::vector<llmc::WeightRecord> weights = {
       {13, 5, 0, 1, 64, kVocab * 4, {kVocab, 0, 0, 0}, llmc::Crc32(weight_file.data() + 64, kVocab * 4), 0},
       {18, 4, 3, 1, 128, 8, {8, 0, 0, 0}, llmc::Crc32(weight_file.data() + 128, 8), 0}};
@@ -93,13 +94,13 @@ Tables MakeTables() {
   };
   add(1, 1, strings.data(), strings.size());
   add(2, 128, &model, 1);
-  add(3, 16, kernels.data(), kernels.size());
+  add(3, 24, kernels.data(), kernels.size());
   add(4, 72, weights.data(), weights.size());
   add(5, 64, graphs.data(), graphs.size());
   add(6, 24, commands.data(), commands.size());
   add(7, 24, operands.data(), operands.size());
   std::memcpy(t.file.data(), "LLMCGRPH", 8);
-  Put(&t.file, 8, uint32_t{2});
+  Put(&t.file, 8, uint32_t{3});
   Put(&t.file, 12, uint32_t{64});
   Put(&t.file, 16, uint64_t{t.file.size()});
   Put(&t.file, 24, uint32_t{7});
@@ -316,8 +317,8 @@ void TestDamage(const Tables& good) {
   };
   const auto corrupt = [&](size_t at, auto value) { fails(at, value, LLMC_ERR_CORRUPT); };
   corrupt(0, 'X');
-  fails(8, uint32_t{1}, LLMC_ERR_VERSION);
-  fails(8, uint32_t{3}, LLMC_ERR_VERSION);
+  fails(8, uint32_t{2}, LLMC_ERR_VERSION);
+  fails(8, uint32_t{4}, LLMC_ERR_VERSION);
   corrupt(12, uint32_t{72});
   corrupt(16, uint64_t{good.file.size() + 1});
   corrupt(24, uint32_t{6});           // a section is missing
@@ -465,6 +466,15 @@ void TestOtherFiles() {
   CHECK(::unlink((g_dir + "/kernels.so").c_str()) == 0);
   CHECK(Open() == LLMC_ERR_NOT_FOUND);
   Write("kernels.so", code);
+  CHECK(Open() == LLMC_OK);
+  const Bytes tables = Read("graphs.bin");
+  const std::string path = g_dir + "/graphs.bin";
+  CHECK(::unlink(path.c_str()) == 0 && ::mkfifo(path.c_str(), 0600) == 0);
+  ::alarm(20);  // nobody ever writes to it
+  CHECK(Open() == LLMC_ERR_IO);
+  ::alarm(0);
+  CHECK(::unlink(path.c_str()) == 0);
+  Write("graphs.bin", tables);
   CHECK(Open() == LLMC_OK);
   llmc_artifact* artifact = nullptr;
   CHECK(llmc_artifact_open((g_dir + "/missing").c_str(), &artifact, nullptr) == LLMC_ERR_NOT_FOUND);

@@ -1,0 +1,15 @@
+"""How finely the work of a kernel is worth cutting. Imports no tvm."""
+
+from __future__ import annotations
+
+from llmc.compiler.kernels.spec import KernelSpec
+
+_PANELS = 4  # of a weight: fewer are read as fewer streams, which is slower
+_BY_TOKENS = 64  # work that grows with the tokens of a step, unevenly
+
+
+def max_tasks(spec: KernelSpec, panel_columns: int) -> int:
+    """Most tasks that are still efficient; 0: no more than one a thread."""
+    if spec.family == "linear" and "n" in (params := spec.as_dict()):
+        return int(params["n"]) // (_PANELS * panel_columns)
+    return _BY_TOKENS if spec.family == "attention" else 0
