@@ -12,7 +12,6 @@ import numpy.typing as npt
 from llmc.runtime import abi
 from llmc.runtime.engine import MISS_POLICIES, Engine, EngineStats, Event, SamplingParams
 from llmc.runtime.handle import (
-    ERROR_NAMES,
     Handle,
     IntArray,
     LlmcError,
@@ -26,7 +25,6 @@ from llmc.runtime.handle import (
 )
 
 __all__ = [
-    "ERROR_NAMES",
     "MISS_POLICIES",
     "PHASES",
     "Artifact",

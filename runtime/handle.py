@@ -32,13 +32,18 @@ ERROR_NAMES = (
 )
 
 
+def error_name(code: int) -> str:
+    """Lower-case name of an llmc_status; its number when this version does not know it."""
+    return ERROR_NAMES[code] if 0 <= code < len(ERROR_NAMES) else str(code)
+
+
 class LlmcError(Exception):
     """A call of the runtime failed. `code` is the llmc_status, `name` its lower-case name."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
-        self.name = ERROR_NAMES[code] if 0 <= code < len(ERROR_NAMES) else str(code)
+        self.name = error_name(code)
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .binding import ERROR_NAMES, MISS_POLICIES, Artifact, Engine, LlmcError
+from .binding import MISS_POLICIES, Artifact, Engine, LlmcError
 from .detokenizer import OutputText
 from .guides import GuideCompiler, Guided, GuideError, TokenGuide
 from .outputs import CompletionOutput, RequestFailure, RequestOutput, Timings, TokenLogprob, Usage, failure_at
@@ -343,11 +343,9 @@ class _Request:
         """Takes one event of the engine (fields of llmc_event)."""
         self._cached = max(self._cached, event.num_cached_tokens)
         if event.kind == "failed":
-            code = event.error_code
-            name = ERROR_NAMES[code] if 0 <= code < len(ERROR_NAMES) else str(code)
             num_output_tokens = max(len(output.token_ids) for output in self._outputs)
             self._failed_by_engine = True
-            self.fail(failure_at(name, len(self.token_ids), num_output_tokens))
+            self.fail(failure_at(event, len(self.token_ids), num_output_tokens))
             return
         if event.kind == "prompt_logprobs":
             self._prompt_logprobs.append(_token_logprob(event))

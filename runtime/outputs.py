@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .handle import error_name
+
+if TYPE_CHECKING:
+    from .engine import Event
 
 
 @dataclass(frozen=True)
@@ -57,21 +63,10 @@ class RequestFailure:
     message: str
 
 
-_CAUSES = {
-    "empty_mask": "the guide allows none of the model's tokens: change the schema or grammar",
-    "bucket_miss": "no bucket fits its next step and the miss policy is error: compile with larger buckets, or use the "
-    "miss policy larger",
-    "internal": "the model's logits are not finite numbers: check the checkpoint, or compile it with another dtype",
-    "invalid_argument": "logit_bias, penalties and min_tokens leave no token to choose: relax them",
-    "out_of_memory": "memory ran out: use fewer sequences or a smaller KV pool",
-}
-
-
-def failure_at(code: str, num_prompt_tokens: int, num_output_tokens: int) -> RequestFailure:
-    """The failure that a status code tells, when prompt and output had so many tokens."""
-    cause = _CAUSES.get(code, f"the engine reports {code}: run the request alone to see whether it recurs")
+def failure_at(event: Event, num_prompt_tokens: int, num_output_tokens: int) -> RequestFailure:
+    """The failure that a "failed" event tells, when prompt and output had so many tokens."""
     where = f"after {num_prompt_tokens} prompt and {num_output_tokens} output tokens"
-    return RequestFailure(code, f"the request failed {where} because {cause}")
+    return RequestFailure(error_name(event.error_code), f"the request failed {where}: {event.error_message}")
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,7 @@ class FakeEngine:
                 num_cached_tokens=0,
                 num_output_tokens=request["done"],
                 error_code=request["code"] if kind == "failed" else 0,
+                error_message=f"Made to fail with status {request['code']}." if kind == "failed" else "",
                 logprob=-0.5,
                 rank=1,
                 top_logprobs=((token_id, -0.5),),

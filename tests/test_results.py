@@ -185,11 +185,9 @@ def test_failed_requests_say_why_and_the_others_are_kept(tmp_path: Path) -> None
     assert [r["finish_reason"] for r in records] == ["length", "error", "error", "error"]
     assert [r["text"] for r in records] == ["cba", "ed", "ih", ""]
     assert [r.get("error", {}).get("code") for r in records] == [None, "bucket_miss", "internal", "invalid_argument"]
-    assert records[1]["error"]["message"] == (
-        "the request failed after 2 prompt and 2 output tokens because no bucket fits its next step and the miss "
-        "policy is error: compile with larger buckets, or use the miss policy larger"
-    )
-    assert "not finite" in records[2]["error"]["message"]
+    where = "the request failed after 2 prompt and 2 output tokens"
+    assert records[1]["error"]["message"] == f"{where}: Made to fail with status 10."
+    assert records[2]["error"]["message"] == f"{where}: Made to fail with status 11."
     assert "fit the KV pool" in records[3]["error"]["message"]
     assert (summary["requests"], summary["failed"]) == (4, 3)
 
