@@ -1,0 +1,58 @@
+"""A picture of an HTML page by a Chromium that happens to be installed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from llmc.buckets import BucketError
+
+_PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+_FLAGS = (
+    "--headless", "--disable-gpu", "--no-sandbox", "--no-first-run", "--hide-scrollbars", "--disable-dev-shm-usage",
+    "--disable-extensions", "--disable-background-networking", "--disable-component-update",
+)  # fmt: skip
+_MEASURE = (
+    "<script>document.body.dataset.height = Math.ceil(document.documentElement.getBoundingClientRect().height)</script>"
+)
+_HEIGHT = re.compile(r'data-height="(\d{1,6})"')
+_PATIENCE_S = 120  # only a hang takes that long
+
+
+def browser() -> str | None:
+    """The program, when there is one."""
+    return next((path for name in _PROGRAMS if (path := shutil.which(name))), None)
+
+
+def screenshot(page: str, png: Path, width: int = 1280) -> None:
+    """Writes a picture of the whole page, two pixels a point. Raises BucketError without a browser or a picture."""
+    program = browser()
+    if program is None:
+        raise BucketError(
+            f"a picture needs Chromium, none of {', '.join(_PROGRAMS)} is installed: write --html instead"
+        )
+    with tempfile.TemporaryDirectory(prefix="llmc-report-") as folder:
+        file, picture = Path(folder) / "report.html", Path(folder) / "report.png"
+        file.write_text(page.replace("</body>", f"{_MEASURE}</body>"), encoding="utf-8")
+        command = [program, *_FLAGS, f"--user-data-dir={folder}/profile"]
+        found = _HEIGHT.search(_run([*command, f"--window-size={width},800", "--dump-dom", file.as_uri()]))
+        height = int(found[1]) if found else 4000
+        _run([*command, "--force-device-scale-factor=2", f"--window-size={width},{height}", f"--screenshot={picture}",
+              file.as_uri()])  # fmt: skip
+        if not picture.is_file():
+            raise BucketError(f"{program} drew no picture of the report: write --html instead")
+        try:
+            shutil.copyfile(picture, png)
+        except OSError as error:
+            raise BucketError(f"cannot write picture {png}: {error.strerror or error}") from error
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BucketError(f"{command[0]} could not draw the report ({error}): write --html instead") from error
+    return done.stdout
