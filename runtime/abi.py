@@ -238,6 +238,10 @@ class GraphStats(ctypes.Structure):
 
 
 class BucketMiss(ctypes.Structure):
+class WarmLoad(ctypes.Structure):
+    _fields_ = [(name, c_uint32) for name in ("struct_size", "num_seqs", "tokens_each", "context")]
+
+
     _fields_ = [
         *[(name, c_uint32) for name in ("struct_size", "phase", "num_seqs", "num_tokens", "num_blocks", "reserved")],
         ("count", c_uint64),
@@ -329,6 +333,8 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_engine_wait": [c_void_p, c_uint64, POINTER(c_uint32), _E],
     "llmc_engine_warm_graph": [c_void_p, c_uint32, U64P, _E],
     "llmc_engine_step": [c_void_p, POINTER(c_uint32), _E],
+    "llmc_engine_warm_load": [c_void_p, c_uint32, POINTER(WarmLoad), U64P, _E],
+    "llmc_engine_enable_graph": [c_void_p, c_uint32, c_uint32, _E],
     "llmc_engine_poll": [c_void_p, POINTER(Event), c_uint64, U64P, _E],
     "llmc_engine_get_stats": [c_void_p, POINTER(EngineStats), _E],
     "llmc_engine_get_graph_stats": [c_void_p, POINTER(GraphStats), c_uint64, U64P, _E],

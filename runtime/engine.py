@@ -239,6 +239,19 @@ class Engine(Handle):
         return ns.value
 
     def step(self) -> bool:
+    def warm_load(self, graph: int, num_seqs: int, tokens_each: int, context: int) -> int:
+        """The same with num_seqs sequences of tokens_each new tokens and `context` tokens each afterwards; 0: as much as
+        the graph holds. Raises LlmcError for a load that it does not hold."""
+        load, ns = sized(abi.WarmLoad), c_uint64()
+        load.num_seqs, load.tokens_each, load.context = num_seqs, tokens_each, context
+        call("llmc_engine_warm_load", self.pointer, graph, byref(load), byref(ns))
+        return ns.value
+
+    def enable_graph(self, graph: int, on: bool) -> None:
+        """Whether requests may run in graph `graph`; larger ones serve what one that is off would. Changes no result.
+        Waits for a step in flight."""
+        call("llmc_engine_enable_graph", self.pointer, graph, int(on))
+
         """One iteration of the engine; False when there was nothing to do."""
         progressed = c_uint32()
         call("llmc_engine_step", self.pointer, byref(progressed))

@@ -180,13 +180,6 @@ llmc_status llmc_engine_wait(llmc_engine* engine, uint64_t timeout_ns, uint32_t*
   });
 }
 
-llmc_status llmc_engine_warm_graph(llmc_engine* engine, uint32_t graph, uint64_t* ns, llmc_error* error) {
-  return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
-    return engine->engine->WarmGraph(graph, ns);
-  });
-}
-
 llmc_status llmc_engine_step(llmc_engine* engine, uint32_t* progressed, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
     if (engine == nullptr) return NullArgument("engine");

@@ -369,6 +369,29 @@ Status CpuDevice::Run(const StepBatch& b, const float** logits) {
                 logits);
 }
 
+void CpuDevice::Touch(const StepBatch& batch) {
+  const auto touch = [](char* from, const char* to) {
+    constexpr uint64_t kPageBytes = 4096;
+    for (; from < to; from += kPageBytes) {
+      volatile char* byte = from;
+      *byte = *byte;
+    }
+  };
+  const uint64_t arena_bytes = artifact_->graphs()[batch.graph].arena_bytes;
+  touch(arena_.data() + touched_arena_bytes_, arena_.data() + arena_bytes);
+  touched_arena_bytes_ = std::max(touched_arena_bytes_, arena_bytes);
+  uint64_t num_blocks = 0;
+  for (const int32_t block : batch.block_tables) num_blocks = std::max(num_blocks, static_cast<uint64_t>(block) + 1);
+  const uint64_t key = artifact_->key_block_bytes(), value = artifact_->value_block_bytes();
+  for (int32_t layer = 0; layer < artifact_->model().num_layers; ++layer) {
+    char* keys = kv_pool_.data() + static_cast<uint64_t>(layer) * layer_pool_bytes_;
+    touch(keys + touched_blocks_ * key, keys + num_blocks * key);
+    char* values = keys + key_pool_bytes_;
+    touch(values + touched_blocks_ * value, values + num_blocks * value);
+  }
+  touched_blocks_ = std::max(touched_blocks_, num_blocks);
+}
+
 Status CpuDevice::CopyBlock(uint32_t from, uint32_t to) {
   if (from >= num_blocks_ || to >= num_blocks_) {
     return Status::Error(LLMC_ERR_OUT_OF_RANGE, "cannot copy KV block " + std::to_string(from) + " to " +

@@ -41,6 +41,7 @@ class CpuDevice final : public Device {
   const ModelShape& model() const override { return artifact_->shape(); }
   uint32_t num_blocks() const override { return num_blocks_; }
   uint32_t num_threads() const override { return team_->num_threads(); }
+  void Touch(const StepBatch& batch) override;
   Status Run(const StepBatch& batch, const float** logits) override;
   ReplayTime last_replay() const override { return last_; }
   Status CopyBlock(uint32_t from, uint32_t to) override;

@@ -45,6 +45,8 @@ class Device {
   // KV blocks of the pool, the dummy block 0 included.
   virtual uint32_t num_blocks() const = 0;
   virtual uint32_t num_threads() const = 0;
+  // Takes from the system, now, the memory that a replay of this step uses; what lies there stays.
+  virtual void Touch(const StepBatch& batch) { static_cast<void>(batch); }
   // Replays batch.graph. *logits points to num_samples × vocab_size floats, valid until the next call.
   virtual Status Run(const StepBatch& batch, const float** logits) = 0;
   // Of the last Run; zero on a device that does not measure.

@@ -653,47 +653,4 @@ void Engine::Publish(bool stepped, bool progressed) {
   changed_.notify_all();
 }
 
-// ---- warm-up ---------------------------------------------------------------------------------------------------
-
-// As many tokens and as long contexts as the bucket holds; all block tables and slots are those of the dummy block.
-Status Engine::WarmGraph(uint32_t graph, uint64_t* ns) {
-  if (graph >= model_.graphs.size()) {
-    return Status::Error(LLMC_ERR_OUT_OF_RANGE, "Graph " + std::to_string(graph) + " does not exist; the artifact has " +
-                                                    std::to_string(model_.graphs.size()) + ".");
-  }
-  const GraphShape& g = model_.graphs[graph];
-  const uint32_t block_size = static_cast<uint32_t>(model_.block_size);
-  const uint32_t reach = static_cast<uint32_t>(std::min<uint64_t>(
-      static_cast<uint64_t>(g.max_blocks_per_seq) * block_size, static_cast<uint64_t>(model_.max_model_len)));
-  const uint32_t each = g.phase == Phase::kDecode ? 1 : std::min(g.max_tokens, reach);
-  StepBatch b;
-  b.graph = graph;
-  b.num_seqs = std::min(g.max_seqs, std::max(g.max_tokens / each, 1u));
-  b.num_tokens = b.num_seqs * each;
-  b.num_samples = std::min(g.max_samples, b.num_tokens);
-  b.block_table_stride = (reach + block_size - 1) / block_size;
-  b.input_ids.assign(b.num_tokens, 0);
-  b.block_tables.assign(static_cast<size_t>(b.num_seqs) * b.block_table_stride, 0);
-  b.context_lens.assign(b.num_seqs, static_cast<int32_t>(g.phase == Phase::kDecode ? reach : each));
-  for (uint32_t i = 0; i < b.num_seqs; ++i) {
-    b.query_start.push_back(static_cast<int32_t>(i * each));
-    const int32_t start = b.context_lens[i] - static_cast<int32_t>(each);
-    for (uint32_t t = 0; t < each; ++t) {
-      b.positions.push_back(start + static_cast<int32_t>(t));
-      b.slot_mapping.push_back(b.positions.back() % model_.block_size);
-    }
-  }
-  b.query_start.push_back(static_cast<int32_t>(b.num_tokens));
-  for (uint32_t i = 0; i < b.num_samples; ++i) {
-    b.sample_index.push_back(static_cast<int32_t>(b.num_tokens - b.num_samples + i));
-  }
-
-  std::lock_guard<std::mutex> step_lock(step_mutex_);
-  const float* logits = nullptr;
-  const uint64_t begin = MonotonicNs();
-  LLMC_RETURN_IF_ERROR(device_->Run(b, &logits));
-  if (ns != nullptr) *ns = MonotonicNs() - begin;
-  return Status::Ok();
-}
-
 }  // namespace llmc

@@ -1,5 +1,5 @@
-// Engine: continuous batching over one Device. Everything but CheckIntegrity and WarmGraph, which wait for a step in
-// flight, is safe and quick while another thread is in Step.
+// Engine: continuous batching over one Device. Everything but CheckIntegrity, WarmGraph and EnableGraph, which wait for
+// a step in flight, is safe and quick while another thread is in Step.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -35,6 +35,11 @@ struct Request {
   std::vector<TokenMask> masks;  // [n] when guided
 };
 
+// What a warm-up replays; 0: as much as the bucket holds.
+struct WarmLoad {
+  uint32_t num_seqs = 0, tokens_each = 0, context = 0;
+};
+
 struct EngineOptions {
   uint32_t max_num_seqs = 0;         // 0: the model's
   uint32_t max_waiting = 0;          // 0: 65536
@@ -57,8 +62,10 @@ class Engine {
   // One iteration. A failed request is an event; an error here means that the device failed: then every request has
   // failed (one event each) and the engine is empty.
   Status Step(bool* progressed);
-  // Replays a full bucket of made-up tokens that write to the dummy block only.
-  Status WarmGraph(uint32_t graph, uint64_t* ns);
+  // Replays made-up tokens that write to the dummy block only.
+  Status WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns);
+  // Whether requests may run in this graph; all are on at first. Waits for a step in flight.
+  Status EnableGraph(uint32_t graph, bool on);
   uint64_t Poll(llmc_event* events, uint64_t capacity);
   llmc_engine_stats Stats() const;
   std::vector<llmc_graph_stats> GraphStats() const;
@@ -69,6 +76,8 @@ class Engine {
  private:
   Engine(std::unique_ptr<Device> device, const EngineOptions& options);
 
+  Status CheckGraph(uint32_t graph) const;
+  Status StepOnce(bool* progressed);
   void TakeInbox(uint64_t now);
   void TakeMasks();
   void Prepare();

@@ -8,6 +8,7 @@ Scheduler::Scheduler(const ModelShape& model, const SchedulerOptions& options, B
     : model_(model),
       options_(options),
       blocks_(blocks),
+      enabled_(model.graphs.size(), true),
       block_size_(blocks->block_size()),
       watermark_(std::max(1u, blocks->num_usable() / 100)) {
   uint32_t largest = 0;
@@ -28,7 +29,7 @@ int Scheduler::Choose(const Load& load, uint32_t phases) const {
   int best = kNoGraph;
   for (size_t i = 0; i < model_.graphs.size(); ++i) {
     const GraphShape& g = model_.graphs[i];
-    if (!InPhase(g, phases) || load.seqs > g.max_seqs || load.tokens > g.max_tokens || load.samples > g.max_samples ||
+    if (!Usable(i, phases) || load.seqs > g.max_seqs || load.tokens > g.max_tokens || load.samples > g.max_samples ||
         load.blocks > g.max_blocks_per_seq) {
       continue;
     }
@@ -49,8 +50,9 @@ int Scheduler::Choose(const Load& load, uint32_t phases) const {
 // Most tokens, up to `remaining`, of one more sequence that some graph holds together with `load`.
 uint32_t Scheduler::Room(const Load& load, uint32_t computed, uint32_t remaining, uint32_t phases) const {
   uint32_t best = 0;
-  for (const GraphShape& g : model_.graphs) {
-    if (!InPhase(g, phases) || load.seqs >= g.max_seqs || load.tokens >= g.max_tokens || load.samples > g.max_samples ||
+  for (size_t i = 0; i < model_.graphs.size(); ++i) {
+    const GraphShape& g = model_.graphs[i];
+    if (!Usable(i, phases) || load.seqs >= g.max_seqs || load.tokens >= g.max_tokens || load.samples > g.max_samples ||
         load.blocks > g.max_blocks_per_seq) {
       continue;
     }
@@ -69,9 +71,10 @@ uint32_t Scheduler::Room(const Load& load, uint32_t computed, uint32_t remaining
 uint32_t Scheduler::ScoringRoom(const Sequence& s, uint32_t computed, uint32_t remaining) const {
   const uint32_t scored = s.num_scored - computed;  // computed again after a preemption
   uint32_t best = 0;
-  for (const GraphShape& g : model_.graphs) {
+  for (size_t i = 0; i < model_.graphs.size(); ++i) {
+    const GraphShape& g = model_.graphs[i];
     const uint64_t reach = static_cast<uint64_t>(g.max_blocks_per_seq) * block_size_;
-    if (reach <= computed) continue;
+    if (!enabled_[i] || reach <= computed) continue;
     best = std::max(best, static_cast<uint32_t>(std::min<uint64_t>(
                               {remaining, g.max_tokens, static_cast<uint64_t>(scored) + g.max_samples,
                                reach - computed})));

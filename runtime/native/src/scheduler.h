@@ -83,6 +83,9 @@ class Scheduler {
   // The sequence is finished, cancelled or failed; its blocks are released.
   void Remove(Sequence* sequence);
 
+  // Whether plans may use a graph; all are on at first. What needs a graph that is off misses.
+  void Enable(uint32_t graph, bool on) { enabled_[graph] = on; }
+
   void Schedule(StepPlan* plan);
   // The plan's replay succeeded: its tokens are in the cache.
   void Commit(const StepPlan& plan);
@@ -116,7 +119,9 @@ class Scheduler {
   static constexpr uint32_t kAnyMask = kPrefillMask | kDecodeMask | kMixedMask;
   static constexpr int kNoGraph = -1;
 
-  static bool InPhase(const GraphShape& g, uint32_t phases) { return (phases >> static_cast<uint32_t>(g.phase)) & 1; }
+  bool Usable(size_t graph, uint32_t phases) const {
+    return enabled_[graph] && (phases >> static_cast<uint32_t>(model_.graphs[graph].phase)) & 1;
+  }
   int Choose(const Load& load, uint32_t phases) const;
   uint32_t Room(const Load& load, uint32_t computed, uint32_t remaining, uint32_t phases) const;
   uint32_t ScoringRoom(const Sequence& s, uint32_t computed, uint32_t remaining) const;
@@ -141,6 +146,7 @@ class Scheduler {
   const ModelShape& model_;
   SchedulerOptions options_;
   BlockManager* blocks_;
+  std::vector<bool> enabled_;  // [graph]
   uint32_t block_size_, watermark_, prefill_phases_ = 0;
   bool has_mixed_ = false;
   bool last_was_prefill_ = false, mixed_was_full_ = false;

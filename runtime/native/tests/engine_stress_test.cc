@@ -57,7 +57,7 @@ void Stress() {
   threads.emplace_back([&] {
     while (!done) {
       CHECK_OK(engine->CheckIntegrity());
-      CHECK_OK(engine->WarmGraph(0, nullptr));
+      CHECK_OK(engine->WarmGraph(0, {}, nullptr));
       std::this_thread::yield();
     }
   });

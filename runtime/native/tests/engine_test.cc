@@ -439,14 +439,14 @@ void TestWarm() {
   for (uint32_t g = 0; g < engine->num_graphs(); ++g) {
     const uint64_t runs = device->runs;
     uint64_t ns = 0;
-    CHECK_OK(engine->WarmGraph(g, &ns));
-    CHECK_OK(engine->WarmGraph(g, nullptr));
+    CHECK_OK(engine->WarmGraph(g, {}, &ns));
+    CHECK_OK(engine->WarmGraph(g, {}, nullptr));
     CHECK_EQ(device->last_graph, g);
     CHECK_EQ(device->runs, runs + 2);
     CHECK(ns > 0);
   }
   CHECK(device->dummy_seqs > 0);
-  CHECK_EQ(engine->WarmGraph(engine->num_graphs(), nullptr).code, LLMC_ERR_OUT_OF_RANGE);
+  CHECK_EQ(engine->WarmGraph(engine->num_graphs(), {}, nullptr).code, LLMC_ERR_OUT_OF_RANGE);
   CHECK_EQ(engine->Stats().num_steps, 0u);
   Job job = Simple(33, 5);
   CHECK_OK(Submit(engine.get(), &job));

@@ -313,12 +313,25 @@ LLMC_API llmc_status llmc_engine_poll(llmc_engine *engine, llmc_event *events, u
 /* Blocks until there are events to poll or work for step, or for timeout_ns (UINT64_MAX: without limit). *ready:
  * LLMC_READY_ bits, 0 after the timeout. submit, cancel, set_token_mask and a passing deadline wake it. */
 LLMC_API llmc_status llmc_engine_wait(llmc_engine *engine, uint64_t timeout_ns, uint32_t *ready, llmc_error *error);
-/* Replays a full bucket of made-up tokens, which write to the dummy KV block only: reads the weights, faults in the
- * pages. *ns (may be NULL): wall time of the replay. Waits for a step in flight; not counted in the statistics. */
+/* Replays a full bucket of made-up tokens, which read any KV blocks and write to the dummy block only: reads the weights,
+ * faults in the pages. *ns (may be NULL): wall time of the replay. Waits for a step in flight; not counted in the statistics. */
 LLMC_API llmc_status llmc_engine_warm_graph(llmc_engine *engine, uint32_t graph, uint64_t *ns, llmc_error *error);
 LLMC_API llmc_status llmc_engine_get_stats(const llmc_engine *engine, llmc_engine_stats *stats, llmc_error *error);
 /* One entry a graph. stats[0].struct_size must be set by the caller; LLMC_ERR_OUT_OF_RANGE below num_graphs entries. */
 LLMC_API llmc_status llmc_engine_get_graph_stats(const llmc_engine *engine, llmc_graph_stats *stats, uint64_t capacity,
+/* A load for llmc_engine_warm_load; 0: as much as the bucket holds. */
+typedef struct llmc_warm_load {
+  uint32_t struct_size;
+  uint32_t num_seqs;
+  uint32_t tokens_each;           /* new tokens of each sequence */
+  uint32_t context;               /* tokens that each has in the cache afterwards */
+} llmc_warm_load;
+/* The same with a load of one's own. LLMC_ERR_OUT_OF_RANGE when the graph does not hold it; then nothing ran. */
+LLMC_API llmc_status llmc_engine_warm_load(llmc_engine *engine, uint32_t graph, const llmc_warm_load *load,
+                                           uint64_t *ns, llmc_error *error);
+/* Whether requests may run in a graph; all are on at first. With a graph off, larger ones serve what it would, and what
+ * no other holds is a bucket miss. Changes no result. From any thread; waits for a step in flight. */
+LLMC_API llmc_status llmc_engine_enable_graph(llmc_engine *engine, uint32_t graph, uint32_t on, llmc_error *error);
                                                  uint64_t *count, llmc_error *error);
 /* The shapes that missed, in order of appearance: up to capacity of the first LLMC_MAX_BUCKET_MISSES; later shapes count
  * in num_bucket_misses only. misses[0].struct_size must be set by the caller. */
