@@ -70,3 +70,35 @@ def replay(replayer: Replayer, graph: int, pages: Pages, chunks: list[tuple[int,
         ints(starts),
         ints([s - 1 for s in starts[1:]]),
     )
+
+
+def random_tokens(vocab: int, length: int = 40, seed: int = 3) -> list[int]:
+    """Token ids of no meaning, none of them special."""
+    return [int(t) for t in np.random.default_rng(seed).integers(3, vocab, length)]
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference over the largest expected value."""
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def check_every_bucket(artifact: Artifact, tokens: list[int], expected: np.ndarray) -> None:
+    """Replays every graph, padding included, on beginnings of `tokens`; expected: their logits, f32 [T, V]."""
+    graphs = artifact.graphs()
+    assert graphs
+    replayer = Replayer(artifact, num_threads=2, num_blocks=64)
+    for index, graph in enumerate(graphs):
+        pages = Pages(64, artifact.info.block_size, seed=index)
+        # One sequence fewer than the bucket holds, and shorter ones: every bucket runs with padding.
+        num_seqs = max(1, graph.batch - 1)
+        if graph.phase == "prefill":
+            lengths = [max(1, graph.seq - 3 - s) for s in range(num_seqs)]
+            logits = replay(replayer, index, pages, [(s, tokens[:n], 0) for s, n in enumerate(lengths)])
+            at = [n - 1 for n in lengths]
+        else:
+            prefill = next(i for i, g in enumerate(graphs) if g.phase == "prefill" and g.max_tokens >= 30)
+            at = [20 + s for s in range(num_seqs)]
+            for s, position in enumerate(at):
+                replay(replayer, prefill, pages, [(s, tokens[:position], 0)])
+            logits = replay(replayer, index, pages, [(s, [tokens[p]], p) for s, p in enumerate(at)])
+        assert relative_error(logits, expected[at]) < 1e-4, f"graph {graph}"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from compiled import Pages, compile_tiny, replay
+from compiled import Pages, check_every_bucket, compile_tiny, random_tokens, relative_error, replay
 from tiny_models import make_tiny_model
 from torch import Tensor, nn
 
@@ -141,40 +141,18 @@ def quirky(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Artifact]:
         return model, compile_tiny(model, root / "artifact", root / "cache", buckets=LADDER, dtype="f32")
 
 
-def text(vocab: int, length: int = 40, seed: int = 3) -> list[int]:
-    return [int(t) for t in np.random.default_rng(seed).integers(3, vocab, length)]
-
-
-def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
-
-
 def test_every_bucket_matches_eager(quirky: tuple[Path, Artifact], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.FAMILIES, "quirky", family(Quirky))
     model, artifact = quirky
-    tokens = text(artifact.info.vocab_size)
+    tokens = random_tokens(artifact.info.vocab_size)
     expected = eager_logits(model, tokens, "f32")
-    replayer = Replayer(artifact, num_threads=2, num_blocks=64)
-    for index, graph in enumerate(artifact.graphs()):
-        pages = Pages(64, artifact.info.block_size, seed=index)
-        num_seqs = max(1, graph.batch - 1)
-        if graph.phase == "prefill":
-            lengths = [max(1, graph.seq - 3 - s) for s in range(num_seqs)]
-            logits = replay(replayer, index, pages, [(s, tokens[:n], 0) for s, n in enumerate(lengths)])
-            at = [n - 1 for n in lengths]
-        else:
-            prefill = next(i for i, g in enumerate(artifact.graphs()) if g.phase == "prefill" and g.max_tokens >= 30)
-            at = [20 + s for s in range(num_seqs)]
-            for s, position in enumerate(at):
-                replay(replayer, prefill, pages, [(s, tokens[:position], 0)])
-            logits = replay(replayer, index, pages, [(s, [tokens[p]], p) for s, p in enumerate(at)])
-        assert relative_error(logits, expected[at]) < 1e-4, f"graph {graph}"
+    check_every_bucket(artifact, tokens, expected)
 
 
 def test_bits_depend_on_the_request_alone(quirky: tuple[Path, Artifact]) -> None:
     _, artifact = quirky
     graphs, vocab = artifact.graphs(), artifact.info.vocab_size
-    tokens = [text(vocab, 12, seed) for seed in range(2)]
+    tokens = [random_tokens(vocab, 12, seed) for seed in range(2)]
     prefills = [i for i, g in enumerate(graphs) if g.phase == "prefill"]
     seen: dict[int, set[bytes]] = {0: set(), 1: set()}
     for threads in (1, 2):
@@ -203,7 +181,7 @@ def test_bf16_is_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # An odd hidden size: the last word of a packed bf16 row is half padding.
     model = checkpoint(tmp_path / "model", intermediate_size=101)
     artifact = compile_tiny(model, tmp_path / "out", tmp_path / "cache", buckets=LADDER, dtype="bf16")
-    tokens = text(artifact.info.vocab_size, 24)
+    tokens = random_tokens(artifact.info.vocab_size, 24)
     expected = eager_logits(model, tokens, "bf16")
     replayer = Replayer(artifact, num_threads=2, num_blocks=16)
     graph = next(i for i, g in enumerate(artifact.graphs()) if g.phase == "prefill" and g.max_tokens >= 24)
