@@ -32,7 +32,7 @@ MappedFile::~MappedFile() {
 }
 
 Status MappedFile::Open(const std::string& path, MappedFile* out) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO must not be waited for
   if (fd < 0) {
     const int error = errno;
     const bool missing = error == ENOENT || error == ENOTDIR;
