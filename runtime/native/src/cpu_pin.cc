@@ -9,34 +9,21 @@
 #include "clock.h"
 
 namespace llmc {
-namespace {
-
-constexpr std::size_t kMaxCpus = 8192;
-
-std::size_t Bytes(const CpuMask& mask) { return mask.size() * sizeof(cpu_set_t); }
-
-CpuMask EmptyMask() {
-  CpuMask mask(kMaxCpus / (8 * sizeof(cpu_set_t)));
-  CPU_ZERO_S(Bytes(mask), mask.data());
-  return mask;
-}
-
-}  // namespace
 
 bool GetAffinity(CpuMask* mask) {
-  *mask = EmptyMask();
-  return ::sched_getaffinity(0, Bytes(*mask), mask->data()) == 0;
+  *mask = {};
+  return ::sched_getaffinity(0, sizeof(*mask), mask->data()) == 0;
 }
 
-bool SetAffinity(const CpuMask& mask) { return ::sched_setaffinity(0, Bytes(mask), mask.data()) == 0; }
+bool SetAffinity(const CpuMask& mask) { return ::sched_setaffinity(0, sizeof(mask), mask.data()) == 0; }
 
 bool SetAffinity(int cpu) {
-  CpuMask mask = EmptyMask();
-  CPU_SET_S(cpu, Bytes(mask), mask.data());
+  CpuMask mask{};
+  CPU_SET_S(cpu, sizeof(mask), mask.data());
   return SetAffinity(mask);
 }
 
-bool Contains(const CpuMask& mask, int cpu) { return CPU_ISSET_S(cpu, Bytes(mask), mask.data()); }
+bool Contains(const CpuMask& mask, int cpu) { return CPU_ISSET_S(cpu, sizeof(mask), mask.data()); }
 
 bool PinPolicy::Look(uint64_t now_ns, uint64_t queued_ns) {
   if (now_ns < next_look_ns()) return pinned_;
@@ -57,17 +44,16 @@ bool PinPolicy::Look(uint64_t now_ns, uint64_t queued_ns) {
 CpuPin::CpuPin(int cpu, std::atomic<uint32_t>* loose)
     : cpu_(cpu),
       loose_(loose),
+      placed_(GetAffinity(&own_) && SetAffinity(cpu_)),
       schedstat_(::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC)),
-      policy_(MonotonicNs(), QueuedNs()) {
-  if (!GetAffinity(&own_) || !SetAffinity(cpu_)) own_.clear();
-}
+      policy_(MonotonicNs(), QueuedNs()) {}
 
 CpuPin::~CpuPin() {
   if (schedstat_ >= 0) ::close(schedstat_);
 }
 
 bool CpuPin::Update() {
-  if (schedstat_ < 0 || own_.empty()) return false;
+  if (schedstat_ < 0 || !placed_) return false;
   const uint64_t now = MonotonicNs();
   if (now < policy_.next_look_ns()) return false;
   const bool before = policy_.pinned();

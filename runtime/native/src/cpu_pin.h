@@ -3,13 +3,15 @@
 #pragma once
 #include <sched.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
-#include <vector>
 
 namespace llmc {
 
-using CpuMask = std::vector<cpu_set_t>;
+constexpr int kMaxCpus = 8192;
+// Of fixed size: a worker must not run out of memory.
+using CpuMask = std::array<cpu_set_t, kMaxCpus / (8 * sizeof(cpu_set_t))>;
 // Of the calling thread.
 bool GetAffinity(CpuMask* mask);
 bool SetAffinity(const CpuMask& mask);
@@ -59,6 +61,7 @@ class CpuPin {
   int cpu_;
   std::atomic<uint32_t>* loose_;
   CpuMask own_;
+  bool placed_;    // own_ is known and the thread was pinned
   int schedstat_;  // /proc/thread-self/schedstat; -1: the kernel does not tell, so the pin stays
   PinPolicy policy_;
 };

@@ -1,7 +1,5 @@
 #include "cpu_topology.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
@@ -11,10 +9,10 @@
 #include <string_view>
 #include <thread>
 
+#include "cpu_pin.h"
+
 namespace llmc {
 namespace {
-
-constexpr int kMaxCpus = 8192;
 
 // Empty when the file does not exist or cannot be read. These files are short.
 std::string ReadText(const std::string& path) {
@@ -117,13 +115,11 @@ std::vector<int> SiblingRanks(const std::vector<int>& allowed, const std::string
 }
 
 std::vector<int> AffinityCpus() {
-  std::vector<cpu_set_t> mask(kMaxCpus / (8 * sizeof(cpu_set_t)));
-  const std::size_t bytes = mask.size() * sizeof(cpu_set_t);
-  CPU_ZERO_S(bytes, mask.data());
+  CpuMask mask;
   std::vector<int> cpus;
-  if (::sched_getaffinity(0, bytes, mask.data()) != 0) return cpus;
+  if (!GetAffinity(&mask)) return cpus;
   for (int cpu = 0; cpu < kMaxCpus; ++cpu) {
-    if (CPU_ISSET_S(cpu, bytes, mask.data())) cpus.push_back(cpu);
+    if (llmc::Contains(mask, cpu)) cpus.push_back(cpu);
   }
   return cpus;
 }

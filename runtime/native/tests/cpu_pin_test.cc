@@ -2,9 +2,26 @@
 #include "cpu_pin.h"
 
 #include <atomic>
+#include <cstdlib>
+#include <new>
 #include <thread>
 
 #include "check.h"
+
+namespace {
+
+thread_local uint64_t num_allocations = 0;
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  ++num_allocations;
+  void* memory = std::malloc(bytes ? bytes : 1);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -53,6 +70,23 @@ void TestPausesDouble() {
   CHECK_EQ(policy.next_look_ns(), now + PinPolicy::kFirstPauseNs);
 }
 
+// A worker that runs out of memory could only terminate.
+void TestAPinTakesNoMemory() {
+  llmc::CpuMask own;
+  CHECK(llmc::GetAffinity(&own));
+  int cpu = 0;
+  while (!llmc::Contains(own, cpu)) ++cpu;
+  std::atomic<uint32_t> loose{0};
+  uint64_t taken = 1;
+  std::thread([&] {
+    const uint64_t before = num_allocations;
+    llmc::CpuPin pin(cpu, &loose);
+    pin.Update();
+    taken = num_allocations - before;
+  }).join();
+  CHECK_EQ(taken, 0u);
+}
+
 void TestThePinIsOfTheThread() {
   llmc::CpuMask before;
   CHECK(llmc::GetAffinity(&before));
@@ -63,13 +97,13 @@ void TestThePinIsOfTheThread() {
   std::thread([&] {
     llmc::CpuPin pin(cpu, &loose);
     llmc::CpuMask mask;
-    pinned = llmc::GetAffinity(&mask) && CPU_COUNT_S(mask.size() * sizeof(cpu_set_t), mask.data()) == 1 &&
+    pinned = llmc::GetAffinity(&mask) && CPU_COUNT_S(sizeof(mask), mask.data()) == 1 &&
              llmc::Contains(mask, cpu);
   }).join();
   CHECK(pinned);
   llmc::CpuMask after;
   CHECK(llmc::GetAffinity(&after));
-  CHECK(CPU_EQUAL_S(before.size() * sizeof(cpu_set_t), before.data(), after.data()));
+  CHECK(CPU_EQUAL_S(sizeof(before), before.data(), after.data()));
 }
 
 }  // namespace
@@ -78,6 +112,7 @@ int main() {
   TestAQuietMachineKeepsThePin();
   TestNothingIsJudgedTooEarly();
   TestPausesDouble();
+  TestAPinTakesNoMemory();
   TestThePinIsOfTheThread();
   return llmc_test::Finish("cpu_pin_test");
 }
