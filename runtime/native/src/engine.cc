@@ -611,6 +611,7 @@ void Engine::Publish(bool stepped, bool progressed) {
     const GraphShape& g = model_.graphs[plan_.graph];
     ++c.num_steps;
     ++(plan_.prefill ? c.num_prefill_steps : c.num_decode_steps);
+    c.num_mixed_steps += plan_.mixed;
     c.scheduled_tokens += plan_.num_tokens;
     c.padded_tokens += g.max_tokens - plan_.num_tokens;
   }

@@ -77,7 +77,6 @@ class Engine {
   Engine(std::unique_ptr<Device> device, const EngineOptions& options);
 
   Status CheckGraph(uint32_t graph) const;
-  Status StepOnce(bool* progressed);
   void TakeInbox(uint64_t now);
   void TakeMasks();
   void Prepare();

@@ -18,8 +18,6 @@ Scheduler::Scheduler(const ModelShape& model, const SchedulerOptions& options, B
     largest = std::max(largest, g.max_tokens);
   }
   if (options_.max_tokens_per_step == 0) options_.max_tokens_per_step = std::max(largest, 1u);
-  // A prompt that fits no prefill graph can still be computed a token a step in a decode graph.
-  prefill_phases_ = kPrefillMask | kMixedMask;
 }
 
 // ---- graphs ----------------------------------------------------------------------------------------------------
@@ -47,8 +45,10 @@ int Scheduler::Choose(const Load& load, uint32_t phases) const {
   return best;
 }
 
-// Most tokens, up to `remaining`, of one more sequence that some graph holds together with `load`.
-uint32_t Scheduler::Room(const Load& load, uint32_t computed, uint32_t remaining, uint32_t phases) const {
+// Most tokens, up to `most`, of one more sequence that some graph holds together with `load`. `remaining`: all tokens
+// that the sequence has left; only the last of them is sampled.
+uint32_t Scheduler::Room(const Load& load, uint32_t computed, uint32_t remaining, uint32_t most,
+                         uint32_t phases) const {
   uint32_t best = 0;
   for (size_t i = 0; i < model_.graphs.size(); ++i) {
     const GraphShape& g = model_.graphs[i];
@@ -58,7 +58,7 @@ uint32_t Scheduler::Room(const Load& load, uint32_t computed, uint32_t remaining
     }
     uint64_t reach = static_cast<uint64_t>(g.max_blocks_per_seq) * block_size_;
     if (reach <= computed) continue;
-    uint32_t room = static_cast<uint32_t>(std::min<uint64_t>({remaining, g.max_tokens - load.tokens, reach - computed}));
+    uint32_t room = static_cast<uint32_t>(std::min<uint64_t>({most, g.max_tokens - load.tokens, reach - computed}));
     if (g.phase == Phase::kDecode) room = std::min(room, 1u);
     if (room == remaining && load.samples >= g.max_samples) room = remaining - 1;
     best = std::max(best, room);
@@ -192,9 +192,10 @@ bool Scheduler::EnsureWritable(Sequence* s, StepPlan* plan) {
 
 // ---- planning --------------------------------------------------------------------------------------------------
 
-// With both kinds of work and no mixed graph, prefill and decode steps alternate: neither starves.
+// With both kinds of work, a mixed step carries all decodes and a chunk of prefill; where no mixed graph holds that,
+// prefill and decode steps alternate: neither starves.
 void Scheduler::Schedule(StepPlan* plan) {
-  *plan = {0, false, 0, 0, 0, std::move(plan->items), std::move(plan->copies), std::move(plan->misses)};
+  *plan = {0, false, false, 0, 0, 0, std::move(plan->items), std::move(plan->copies), std::move(plan->misses)};
   plan->items.clear();
   plan->copies.clear();
   plan->misses.clear();
@@ -208,22 +209,24 @@ void Scheduler::Schedule(StepPlan* plan) {
   const bool has_prefill = !prefills_.empty() || !waiting_.empty();
 
   Load load;
-  uint32_t phases = kDecodeMask;
-  // A mixed step that found no room for a prefill is not tried twice running, or decodes would starve prefills.
-  const bool try_mixed = has_mixed_ && has_prefill && !decodes_.empty() && !mixed_was_full_;
-  mixed_was_full_ = false;
+  uint32_t phases = kDecodePhases;
+  // When the decodes left no room for a prefill, the prefill comes first in the next step.
+  const bool try_mixed = has_mixed_ && has_prefill && !decodes_.empty() && !crowded_out_;
+  crowded_out_ = false;
   if (try_mixed && PlanMixed(plan, &load)) {
-    mixed_was_full_ = !plan->prefill;
+    plan->mixed = plan->prefill;
+    crowded_out_ &= !plan->prefill;
   } else {
     const bool prefill_first = has_prefill && (decodes_.empty() || !last_was_prefill_);
-    if (prefill_first) AddPrefills(prefill_phases_, &load, plan);
+    if (prefill_first) AddPrefills(kPrefillPhases, &load, plan);
     if (plan->items.empty() && !decodes_.empty()) phases = PlanDecode(plan, &load);
-    if (plan->items.empty() && has_prefill && !prefill_first) AddPrefills(prefill_phases_, &load, plan);
+    if (plan->items.empty() && has_prefill && !prefill_first) AddPrefills(kPrefillPhases, &load, plan);
+    crowded_out_ = false;
   }
   last_was_prefill_ = plan->prefill;
   if (plan->items.empty()) return;
 
-  if (plan->prefill) phases = plan->items.front().num_scores > 0 ? kAnyMask : prefill_phases_;
+  if (plan->prefill) phases = plan->items.front().num_scores > 0 ? kAnyMask : kPrefillPhases;
   int graph = Choose(load, phases);
   if (graph == kNoGraph) graph = Choose(load, kAnyMask);
   plan->graph = static_cast<uint32_t>(graph);
@@ -245,21 +248,23 @@ void Scheduler::AddDecodes(const std::vector<Sequence*>& chosen, Load* load, Ste
   }
 }
 
-// Decodes ride along with prefill chunks when a mixed graph holds all of them and at least one more token.
+// Decodes ride along with prefill chunks when a mixed graph holds all of them and at least one more token. It may turn
+// out that no prefill can be added: then this is a decode step.
 bool Scheduler::PlanMixed(StepPlan* plan, Load* load) {
-  Load all = LoadOf(decodes_);
-  uint32_t computed = prefills_.empty() ? 0 : prefills_.front()->num_computed;
-  if (Room(all, computed, 2, kMixedMask) == 0) return false;
+  const Load all = LoadOf(decodes_);
+  const uint32_t computed = prefills_.empty() ? 0 : prefills_.front()->num_computed;
+  if (all.tokens >= options_.max_tokens_per_step || Room(all, computed, 2, 1, kMixedMask) == 0) return false;
   AddDecodes(decodes_, load, plan);
+  if (plan->items.empty()) return false;
   AddPrefills(kMixedMask, load, plan);
-  return !plan->items.empty();
+  return true;
 }
 
 // Returns the phases to choose the graph from.
 uint32_t Scheduler::PlanDecode(StepPlan* plan, Load* load) {
-  uint32_t phases = kDecodeMask;
+  uint32_t phases = kDecodePhases;
   const Load all = LoadOf(decodes_);
-  if (Choose(all, kDecodeMask) != kNoGraph) {
+  if (Choose(all, kDecodePhases) != kNoGraph) {
     AddDecodes(decodes_, load, plan);
     return phases;
   }
@@ -274,15 +279,15 @@ uint32_t Scheduler::PlanDecode(StepPlan* plan, Load* load) {
   chosen_.clear();
   Load some;
   for (Sequence* s : decodes_) {
-    if (chosen_.empty() && Room(some, s->num_computed, 1, kDecodeMask) == 0) {
+    if (chosen_.empty() && Room(some, s->num_computed, 1, 1, kDecodePhases) == 0) {
       CountMiss(Phase::kDecode, LoadOf({s}));
-      if (options_.error_on_miss || Room(some, s->num_computed, 1, kAnyMask) == 0) {
+      if (options_.error_on_miss || Room(some, s->num_computed, 1, 1, kAnyMask) == 0) {
         plan->misses.push_back(s);
         continue;
       }
       phases = kAnyMask;
     }
-    if (Room(some, s->num_computed, 1, phases) == 0) continue;
+    if (Room(some, s->num_computed, 1, 1, phases) == 0) continue;
     AddToLoad(&some, *s, 1);
     chosen_.push_back(s);
   }
@@ -291,18 +296,22 @@ uint32_t Scheduler::PlanDecode(StepPlan* plan, Load* load) {
   return phases;
 }
 
-// Chunks of running prefills, then of newly admitted sequences, packed up to the token budget. A sequence that is being
-// scored runs alone: when others were first it waits, and nobody behind it may overtake.
+// Chunks of running prefills, then of newly admitted sequences, packed up to the token budget, which the decodes of the
+// step count against. A sequence that is being scored runs alone: when others were first it waits, and nobody behind it
+// may overtake.
 void Scheduler::AddPrefills(uint32_t phases, Load* load, StepPlan* plan) {
   const uint32_t budget = options_.max_tokens_per_step;
-  uint32_t used = 0;
+  uint32_t used = load->tokens;
   for (Sequence* s : prefills_) {
     if (used == budget) break;
     if (s->state != Sequence::State::kRunning) continue;  // preempted for a decode of this step
-    const uint32_t wanted = s->num_remaining() - s->held;
-    if (s->scoring() && !plan->items.empty()) return;
+    const uint32_t remaining = s->num_remaining(), wanted = remaining - s->held;
+    if (s->scoring() && !plan->items.empty()) {
+      crowded_out_ = true;
+      return;
+    }
     uint32_t room = s->scoring() ? ScoringRoom(*s, s->num_computed, std::min(wanted, budget))
-                                 : Room(*load, s->num_computed, std::min(wanted, budget - used), phases);
+                                 : Room(*load, s->num_computed, remaining, std::min(wanted, budget - used), phases);
     if (s->scoring() && room > 0) {
       AddItem(s, room, load, plan);
       plan->prefill = true;
@@ -312,7 +321,7 @@ void Scheduler::AddPrefills(uint32_t phases, Load* load, StepPlan* plan) {
       Load missed;
       AddToLoad(&missed, *s, wanted);
       CountMiss(Phase::kPrefill, missed);
-      room = options_.error_on_miss || s->scoring() ? 0 : Room(*load, s->num_computed, wanted, kAnyMask);
+      room = options_.error_on_miss || s->scoring() ? 0 : Room(*load, s->num_computed, remaining, wanted, kAnyMask);
       if (room == 0) {
         plan->misses.push_back(s);
         continue;
@@ -321,7 +330,10 @@ void Scheduler::AddPrefills(uint32_t phases, Load* load, StepPlan* plan) {
       plan->prefill = true;
       return;
     }
-    if (room == 0) continue;
+    if (room == 0) {
+      crowded_out_ = true;
+      continue;
+    }
     AddItem(s, room, load, plan);
     plan->prefill = true;
     used += room;
@@ -348,7 +360,11 @@ bool Scheduler::Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budg
   if (running_.size() >= options_.max_num_seqs) return false;
   uint64_t id;
   Sequence* s = NextWaiting(&id);
-  if (s == nullptr || (s->scoring() && !plan->items.empty())) return false;
+  if (s == nullptr) return false;
+  if (s->scoring() && !plan->items.empty()) {
+    crowded_out_ = true;
+    return false;
+  }
   const uint32_t length = static_cast<uint32_t>(s->tokens.size());
   const uint32_t cached = static_cast<uint32_t>(hits_.size()) * block_size_;
 
@@ -357,14 +373,17 @@ bool Scheduler::Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budg
   const uint32_t need = BlocksFor(length) - static_cast<uint32_t>(hits_.size());
   if (free < need + (running_.empty() ? 0 : watermark_)) return false;
 
-  const uint32_t wanted = length - cached - s->held;
+  const uint32_t remaining = length - cached, wanted = remaining - s->held;
   uint32_t room = s->scoring() ? ScoringRoom(*s, cached, std::min(wanted, budget))
-                               : Room(*load, cached, std::min(wanted, budget - *used), phases);
+                               : Room(*load, cached, remaining, std::min(wanted, budget - *used), phases);
   if (s->scoring()) *used = budget;  // nothing else rides along
   if (room == 0) {
-    if (!plan->items.empty()) return false;
+    if (!plan->items.empty()) {
+      crowded_out_ = true;
+      return false;
+    }
     CountMiss(Phase::kPrefill, {1, wanted, 1, BlocksFor(cached + wanted)});
-    room = options_.error_on_miss || s->scoring() ? 0 : Room(*load, cached, wanted, kAnyMask);
+    room = options_.error_on_miss || s->scoring() ? 0 : Room(*load, cached, remaining, wanted, kAnyMask);
     if (room == 0) {
       plan->misses.push_back(s);
       Remove(s);

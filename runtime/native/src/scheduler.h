@@ -58,6 +58,7 @@ struct BucketMiss {
 struct StepPlan {
   uint32_t graph = 0;
   bool prefill = false;  // has an item that is not a decode
+  bool mixed = false;    // has both
   uint32_t num_tokens = 0, num_samples = 0, max_blocks = 0;
   std::vector<StepItem> items;
   struct Copy { uint32_t from, to; };
@@ -67,7 +68,7 @@ struct StepPlan {
 
 struct SchedulerOptions {
   uint32_t max_num_seqs = 1;
-  uint32_t max_tokens_per_step = 0;  // prefill tokens; 0: the largest prefill graph
+  uint32_t max_tokens_per_step = 0;  // of a step with prefill; 0: the largest prefill or mixed graph
   bool error_on_miss = false;
 };
 
@@ -116,6 +117,7 @@ class Scheduler {
     uint32_t seqs = 0, tokens = 0, samples = 0, blocks = 0;
   };
   static constexpr uint32_t kPrefillMask = 1u << 0, kDecodeMask = 1u << 1, kMixedMask = 1u << 2;
+  static constexpr uint32_t kPrefillPhases = kPrefillMask | kMixedMask, kDecodePhases = kDecodeMask | kMixedMask;
   static constexpr uint32_t kAnyMask = kPrefillMask | kDecodeMask | kMixedMask;
   static constexpr int kNoGraph = -1;
 
@@ -123,7 +125,7 @@ class Scheduler {
     return enabled_[graph] && (phases >> static_cast<uint32_t>(model_.graphs[graph].phase)) & 1;
   }
   int Choose(const Load& load, uint32_t phases) const;
-  uint32_t Room(const Load& load, uint32_t computed, uint32_t remaining, uint32_t phases) const;
+  uint32_t Room(const Load& load, uint32_t computed, uint32_t remaining, uint32_t most, uint32_t phases) const;
   uint32_t ScoringRoom(const Sequence& s, uint32_t computed, uint32_t remaining) const;
   static uint32_t NumScores(const Sequence& s, uint32_t count);
   void CountMiss(Phase phase, const Load& load);
@@ -147,9 +149,10 @@ class Scheduler {
   SchedulerOptions options_;
   BlockManager* blocks_;
   std::vector<bool> enabled_;  // [graph]
-  uint32_t block_size_, watermark_, prefill_phases_ = 0;
+  uint32_t block_size_, watermark_;
   bool has_mixed_ = false;
-  bool last_was_prefill_ = false, mixed_was_full_ = false;
+  bool last_was_prefill_ = false;
+  bool crowded_out_ = false;  // the last step was to be mixed, and what it carried left no room for a prefill
   uint64_t step_ = 0, num_preemptions_ = 0, num_bucket_misses_ = 0, num_query_tokens_ = 0, num_hit_tokens_ = 0;
   uint32_t num_unstarted_ = 0;
   std::set<Sequence*, Before> waiting_;

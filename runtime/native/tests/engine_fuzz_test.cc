@@ -11,7 +11,8 @@ using namespace llmc_test;
 namespace {
 
 uint64_t total_preemptions = 0, total_cached = 0, total_copies = 0, total_misses = 0, total_mixed = 0,
-         total_masks = 0, total_scored = 0, total_timeouts = 0, total_decode_chunks = 0;
+         total_masks = 0, total_scored = 0, total_timeouts = 0, total_decode_chunks = 0, total_mixed_preemptions = 0,
+         total_mixed_hits = 0;
 
 void Property(uint32_t seed) {
   std::mt19937 rng(seed);
@@ -24,7 +25,9 @@ void Property(uint32_t seed) {
   AddGraph(&shape, Phase::kPrefill, largest, pick(1, 4), all_blocks);
   for (uint32_t b = 1; b < max_seqs; b *= 2) AddGraph(&shape, Phase::kDecode, b, b, pick(1, all_blocks));
   if (pick(0, 3)) AddGraph(&shape, Phase::kDecode, max_seqs, max_seqs, all_blocks);
-  if (pick(0, 2) == 0) AddGraph(&shape, Phase::kMixed, pick(2, 30), pick(2, max_seqs + 2), all_blocks);
+  for (uint32_t m = pick(0, 2); m > 0; --m) {
+    AddGraph(&shape, Phase::kMixed, pick(2, 30), pick(2, max_seqs + 2), pick(0, 3) ? all_blocks : pick(1, all_blocks));
+  }
   const bool tight = pick(0, 1);
   const uint32_t blocks = 1 + (tight ? pick(2, all_blocks + 3) : all_blocks * max_seqs);
   EngineOptions options;
@@ -72,8 +75,19 @@ void Property(uint32_t seed) {
       if (engine->Cancel(j.id).ok()) j.cancelled = true;
     }
     bool progressed;
+    const llmc_engine_stats before = engine->Stats();
     CHECK_OK(engine->Step(&progressed));
     CHECK_OK(engine->CheckIntegrity());
+    const llmc_engine_stats after = engine->Stats();
+    if (after.num_mixed_steps > before.num_mixed_steps) {
+      CHECK_EQ(after.num_prefill_steps, before.num_prefill_steps + 1);
+      CHECK(after.scheduled_tokens - before.scheduled_tokens >= 2);
+      if (options.max_tokens_per_step) {
+        CHECK(after.scheduled_tokens - before.scheduled_tokens <= options.max_tokens_per_step);
+      }
+      total_mixed_preemptions += after.num_preemptions > before.num_preemptions;
+      total_mixed_hits += after.prefix_hit_tokens > before.prefix_hit_tokens;
+    }
     Drain(engine.get(), &outputs, &needs);
     idle = progressed || submitted < jobs.size() || !needs.empty() ? 0 : idle + 1;
     for (size_t i = 0; i < needs.size();) {
@@ -87,9 +101,6 @@ void Property(uint32_t seed) {
       const Job& j = *std::find_if(jobs.begin(), jobs.end(), [&](const Job& job) { return job.id == need.first; });
       SetMask(engine.get(), j.id, need.second, j.prompt, outputs[need].tokens);
       ++total_masks;
-    }
-    if (device->last_graph < shape.graphs.size()) {
-      total_mixed += shape.graphs[device->last_graph].phase == Phase::kMixed;
     }
   }
   CHECK_EQ(idle, 2);
@@ -116,6 +127,7 @@ void Property(uint32_t seed) {
   CHECK(s.num_running == 0 && s.num_waiting == 0 && s.num_free_blocks == s.num_blocks);
   CHECK_EQ(s.num_finished, jobs.size());
   total_preemptions += s.num_preemptions;
+  total_mixed += s.num_mixed_steps;
   total_cached += s.cached_tokens;
   total_misses += s.num_bucket_misses;
   total_copies += device->copies;
@@ -135,7 +147,8 @@ int main() {
   }
   // The test must have reached what it is for.
   for (uint64_t total : {total_preemptions, total_cached, total_copies, total_misses, total_mixed, total_masks,
-                         total_scored, total_timeouts, total_decode_chunks}) {
+                         total_scored, total_timeouts, total_decode_chunks, total_mixed_preemptions,
+                         total_mixed_hits}) {
     CHECK(total > 0);
     std::printf("%llu ", static_cast<unsigned long long>(total));
   }

@@ -473,6 +473,103 @@ void TestMissesByShape() {
   CHECK(misses[0].num_blocks == 4 && misses[0].count == 4 && misses[1].num_blocks == 5 && misses[1].count == 1);
 }
 
+// The graph, sequences and tokens of each step, until nothing is left to do.
+struct Ran {
+  Phase phase;
+  uint32_t seqs, tokens;
+  bool operator==(const Ran& o) const { return phase == o.phase && seqs == o.seqs && tokens == o.tokens; }
+};
+
+std::vector<Ran> RunSteps(Engine* engine, NullDevice* device, Outputs* outputs) {
+  std::vector<Ran> steps;
+  for (bool more = true; more;) {
+    const uint64_t runs = device->runs;
+    CHECK_OK(engine->Step(&more));
+    CHECK_OK(engine->CheckIntegrity());
+    Drain(engine, outputs);
+    if (device->runs == runs) continue;
+    steps.push_back({device->model().graphs[device->last_graph].phase, device->last_seqs, device->last_tokens});
+  }
+  return steps;
+}
+
+// Decodes ride along with the chunks of a prompt; without a mixed graph, or with one too small, both alternate.
+void TestMixed() {
+  const auto run = [](uint32_t mixed_tokens, uint32_t mixed_seqs, uint32_t budget, llmc_engine_stats* stats) {
+    ModelShape m = Usual();
+    if (mixed_tokens) AddGraph(&m, Phase::kMixed, mixed_tokens, mixed_seqs, 16);
+    EngineOptions options;
+    options.max_tokens_per_step = budget;
+    NullDevice* device;
+    auto engine = Make(m, 65, options, &device);
+    Outputs outputs;
+    Job first = Simple(4, 6), second = Simple(5, 6), late = Simple(30, 2);
+    for (auto& t : second.prompt) t = (t + 1) % kVocab;
+    for (auto& t : late.prompt) t = (t + 2) % kVocab;
+    CHECK_OK(Submit(engine.get(), &first));
+    CHECK_OK(Submit(engine.get(), &second));
+    bool more;
+    CHECK_OK(engine->Step(&more));  // both prompts
+    CHECK_OK(Submit(engine.get(), &late));
+    const std::vector<Ran> steps = RunSteps(engine.get(), device, &outputs);
+    for (const Job* j : {&first, &second, &late}) Compare(outputs[{j->id, 0}], Reference(*j, 0, 64));
+    *stats = engine->Stats();
+    CHECK_EQ(stats->num_steps, stats->num_prefill_steps + stats->num_decode_steps);
+    CHECK_EQ(stats->num_bucket_misses, 0u);
+    return steps;
+  };
+  const Ran p16{Phase::kPrefill, 1, 16}, p14{Phase::kPrefill, 1, 14};
+  const auto d = [](uint32_t seqs) { return Ran{Phase::kDecode, seqs, seqs}; };
+  const auto m = [](uint32_t tokens) { return Ran{Phase::kMixed, 3, tokens}; };
+  llmc_engine_stats stats;
+  const std::vector<Ran> alternating{d(2), p16, d(2), p14, d(3), d(2), d(2)};
+  CHECK(run(0, 0, 0, &stats) == alternating);
+  CHECK_EQ(stats.num_mixed_steps, 0u);
+  CHECK(run(12, 8, 0, &stats) == (std::vector<Ran>{m(12), m(12), m(12), d(3), d(2)}));
+  CHECK_EQ(stats.num_mixed_steps, 3u);
+  CHECK_EQ(stats.padded_tokens, 12u - 9 + 1);  // of the first step, and of three sequences in a decode graph of four
+  CHECK(run(24, 8, 17, &stats) == (std::vector<Ran>{m(17), m(17), d(3), d(2), d(2)}));  // decodes count
+  CHECK(run(12, 2, 0, &stats) == alternating);                                          // a graph of two sequences
+  CHECK_EQ(stats.num_mixed_steps, 0u);
+}
+
+// Prefill goes on when the decodes of a step leave it no room.
+void TestMixedIsNotStarved() {
+  ModelShape m = Usual();
+  AddGraph(&m, Phase::kMixed, 6, 6, 2);  // reaches 8 tokens of context
+  auto engine = Make(m, 65, {});
+  Outputs outputs;
+  Job decoding = Simple(3, 40), scored = Simple(20, 2), longer = Simple(40, 2);
+  scored.num_prompt_logprobs = 0;
+  for (Job* j : {&decoding, &scored, &longer}) CHECK_OK(Submit(engine.get(), j));
+  for (int i = 0; i < 30; ++i) {
+    bool more;
+    CHECK_OK(engine->Step(&more));
+    CHECK_OK(engine->CheckIntegrity());
+    Drain(engine.get(), &outputs);
+  }
+  CHECK_EQ((outputs[{decoding.id, 0}].terminal), 0);
+  for (const Job* j : {&scored, &longer}) Compare(outputs[{j->id, 0}], Reference(*j, 0, 64));
+}
+
+// Samples are the scarce thing: a chunk that the budget cuts is not cut again for the sample it does not take.
+void TestChunkWithoutSample() {
+  ModelShape m = Shape(4, 64, 8);
+  m.graphs.push_back({Phase::kPrefill, 2, 16, 16, 2, 1, 16});  // two sequences, one sample
+  AddGraph(&m, Phase::kDecode, 8, 8, 16);
+  EngineOptions options;
+  options.max_tokens_per_step = 10;
+  NullDevice* device;
+  auto engine = Make(m, 65, options, &device);
+  Outputs outputs;
+  Job first = Simple(4, 1), second = Simple(30, 1);
+  second.prompt[0] = 1;
+  for (Job* j : {&first, &second}) CHECK_OK(Submit(engine.get(), j));
+  const std::vector<Ran> steps = RunSteps(engine.get(), device, &outputs);
+  CHECK(steps.front() == (Ran{Phase::kPrefill, 2, 10}));
+  for (const Job* j : {&first, &second}) Compare(outputs[{j->id, 0}], Reference(*j, 0, 64));
+}
+
 }  // namespace
 
 int main() {
@@ -491,5 +588,8 @@ int main() {
   TestWait();
   TestWarm();
   TestMissesByShape();
+  TestMixed();
+  TestMixedIsNotStarved();
+  TestChunkWithoutSample();
   return Finish("engine_test");
 }

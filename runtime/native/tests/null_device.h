@@ -93,6 +93,8 @@ class NullDevice : public llmc::Device {
     if (poison) std::fill(logits_.begin(), logits_.end(), 0.0f / zero_);
     *logits = logits_.data();
     last_graph = b.graph;
+    last_seqs = b.num_seqs;
+    last_tokens = b.num_tokens;
     max_tokens_seen = std::max(max_tokens_seen, b.num_tokens);
     return llmc::Status::Ok();
   }
@@ -108,7 +110,7 @@ class NullDevice : public llmc::Device {
   int fail_after = 0;
   bool poison = false;
   std::function<void()> on_run;
-  uint32_t last_graph = 0, max_tokens_seen = 0;
+  uint32_t last_graph = 0, last_seqs = 0, last_tokens = 0, max_tokens_seen = 0;
   uint64_t runs = 0, copies = 0, decode_chunks = 0, dummy_seqs = 0;
 
  private:

@@ -177,7 +177,7 @@ typedef struct llmc_engine_options {
   uint32_t num_blocks;            /* 0: from kv_bytes, or else enough for max_num_seqs sequences of max_model_len, at most 1 GiB */
   uint32_t max_num_seqs;          /* 0: the artifact's */
   uint32_t max_waiting;           /* bound on waiting requests; 0: 65536 */
-  uint32_t max_tokens_per_step;   /* prefill tokens in one step; 0: the largest prefill graph */
+  uint32_t max_tokens_per_step;   /* of a step with prefill; 0: the largest prefill or mixed graph */
   uint32_t prefix_cache;          /* 1 on (default), 0 off */
   uint32_t miss_policy;
   uint32_t pin_threads;
@@ -268,6 +268,7 @@ typedef struct llmc_engine_stats {
   uint64_t kernel_ns, barrier_ns;            /* of replay_ns on thread 0: in kernels; waiting for other threads */
   uint64_t decode_step_ns, decode_kernel_ns, decode_barrier_ns; /* the same of decode steps; the rest is overhead */
   uint64_t prefix_query_tokens, prefix_hit_tokens; /* prompt tokens looked up in the prefix cache, and found */
+  uint64_t num_mixed_steps;                  /* of num_prefill_steps, those that carried decodes, too */
 } llmc_engine_stats;
 
 typedef struct llmc_graph_stats {
@@ -279,7 +280,7 @@ typedef struct llmc_graph_stats {
 /* A step that no graph of its phase could hold, or that no graph could. */
 typedef struct llmc_bucket_miss {
   uint32_t struct_size;
-  uint32_t phase;                 /* 0 prefill, 1 decode */
+  uint32_t phase;                 /* 0 prefill, 1 decode; a step that no mixed graph holds is split, no miss */
   uint32_t num_seqs, num_tokens;
   uint32_t num_blocks, reserved;  /* of the longest sequence */
   uint64_t count;
@@ -316,9 +317,6 @@ LLMC_API llmc_status llmc_engine_wait(llmc_engine *engine, uint64_t timeout_ns, 
 /* Replays a full bucket of made-up tokens, which read any KV blocks and write to the dummy block only: reads the weights,
  * faults in the pages. *ns (may be NULL): wall time of the replay. Waits for a step in flight; not counted in the statistics. */
 LLMC_API llmc_status llmc_engine_warm_graph(llmc_engine *engine, uint32_t graph, uint64_t *ns, llmc_error *error);
-LLMC_API llmc_status llmc_engine_get_stats(const llmc_engine *engine, llmc_engine_stats *stats, llmc_error *error);
-/* One entry a graph. stats[0].struct_size must be set by the caller; LLMC_ERR_OUT_OF_RANGE below num_graphs entries. */
-LLMC_API llmc_status llmc_engine_get_graph_stats(const llmc_engine *engine, llmc_graph_stats *stats, uint64_t capacity,
 /* A load for llmc_engine_warm_load; 0: as much as the bucket holds. */
 typedef struct llmc_warm_load {
   uint32_t struct_size;
@@ -332,6 +330,9 @@ LLMC_API llmc_status llmc_engine_warm_load(llmc_engine *engine, uint32_t graph, 
 /* Whether requests may run in a graph; all are on at first. With a graph off, larger ones serve what it would, and what
  * no other holds is a bucket miss. Changes no result. From any thread; waits for a step in flight. */
 LLMC_API llmc_status llmc_engine_enable_graph(llmc_engine *engine, uint32_t graph, uint32_t on, llmc_error *error);
+LLMC_API llmc_status llmc_engine_get_stats(const llmc_engine *engine, llmc_engine_stats *stats, llmc_error *error);
+/* One entry a graph. stats[0].struct_size must be set by the caller; LLMC_ERR_OUT_OF_RANGE below num_graphs entries. */
+LLMC_API llmc_status llmc_engine_get_graph_stats(const llmc_engine *engine, llmc_graph_stats *stats, uint64_t capacity,
                                                  uint64_t *count, llmc_error *error);
 /* The shapes that missed, in order of appearance: up to capacity of the first LLMC_MAX_BUCKET_MISSES; later shapes count
  * in num_bucket_misses only. misses[0].struct_size must be set by the caller. */
