@@ -36,6 +36,16 @@ BlockManager::BlockManager(uint32_t num_blocks, uint32_t block_size, bool prefix
   }
   id_.resize(num_blocks_);
   parent_id_.resize(num_blocks_);
+  Clear();
+}
+
+void BlockManager::Clear() noexcept {
+  num_free_ = num_cached_ = 0;
+  for (std::vector<uint32_t>* of : {&ref_, &next_free_, &prev_free_, &heads_, &next_cached_}) {
+    std::fill(of->begin(), of->end(), 0);
+  }
+  std::fill(id_.begin(), id_.end(), 0);
+  std::fill(parent_id_.begin(), parent_id_.end(), 0);
   for (uint32_t b = 1; b < num_blocks_; ++b) ListInsertAfter(prev_free_[0], b);
 }
 

@@ -32,6 +32,9 @@ class BlockManager {
   // Drops one reference. To keep the front of a prefix longest, release a sequence's blocks last to first.
   void Release(uint32_t block);
 
+  // All blocks are free and none is cached, whatever they were before.
+  void Clear() noexcept;
+
   // Longest cached chain of full blocks that starts at the root, at most max_blocks. Acquires nothing.
   // *id becomes the id of the last block found (kRoot when none).
   void Lookup(const int32_t* tokens, uint32_t max_blocks, std::vector<uint32_t>* blocks, uint64_t* id) const;

@@ -16,6 +16,13 @@ bool Contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
+// Room for `count` more, so that adding them does not allocate.
+template <typename T>
+void MakeRoom(std::vector<T>* of, std::size_t count) {
+  const std::size_t wanted = of->size() + count;
+  if (wanted > of->capacity()) of->reserve(std::max(wanted, 2 * of->capacity()));
+}
+
 Status Invalid(std::string message) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::move(message)); }
 
 }  // namespace
@@ -268,6 +275,17 @@ Status Engine::CheckIntegrity() const {
 
 Status Engine::Step(bool* progressed) {
   std::lock_guard<std::mutex> step_lock(step_mutex_);
+  try {
+    if (out_of_memory_) FailAfterOutOfMemory();
+    return StepOnce(progressed);
+  } catch (const std::bad_alloc&) {
+    Forget();
+    FailAfterOutOfMemory();
+    throw;
+  }
+}
+
+Status Engine::StepOnce(bool* progressed) {
   const uint64_t begin = MonotonicNs();
   TakeInbox(begin);
   const uint64_t preemptions = scheduler_.num_preemptions();
@@ -466,6 +484,8 @@ void Engine::Fork(Sequence* parent) {
 }
 
 void Engine::Postprocess() {
+  // At most TOKEN and FINISHED or NEEDS_MASK each: a token that is appended is told.
+  MakeRoom(&new_events_, 2 * sampled_.size());
   for (const Sampled& s : sampled_) {
     if (s.sequence->state == Sequence::State::kDone) continue;  // a sibling failed the request
     if (s.status.ok() && s.prompt_position != 0) {
@@ -503,23 +523,24 @@ void Engine::AppendToken(Sequence* s, const SampleResult& sample) {
 
 // ---- ends ------------------------------------------------------------------------------------------------------
 
+// Here and below what may run out of memory comes before what it is about: one event each, whatever happens.
 void Engine::Finish(Sequence* s, uint32_t reason, const SampleResult* stop) {
-  scheduler_.Remove(s);
-  s->finished = true;
   llmc_event event = MakeEvent(*s, s->output_index, LLMC_EVENT_FINISHED);
   event.finish_reason = reason;
   if (stop != nullptr) SetSample(*stop, &event);
   new_events_.push_back(event);
+  scheduler_.Remove(s);
+  s->finished = true;
   Request* r = s->request;
   if (r->guided) mask_updates_.push_back({&r->masks[s->output_index], TokenMask::State::kDone});
   if (--r->num_unfinished == 0) MarkEnded(r);
 }
 
 void Engine::MarkEnded(Request* r) {
+  ended_.push_back(r);
   r->num_unfinished = 0;
   r->ended = true;
   ++counters_.num_finished;
-  ended_.push_back(r);
   if (r->deadline_ns != 0) deadlines_.erase({r->deadline_ns, r});
 }
 
@@ -542,6 +563,8 @@ void Engine::FailRequest(Request* r, const Status& why) {
 // Ends every unfinished continuation, with one event each.
 void Engine::EndAll(Request* r, const llmc_event& facts) {
   if (r->ended) return;
+  MakeRoom(&new_events_, r->params.n);
+  MakeRoom(&ended_, 1);
   for (uint32_t i = 0; i < r->params.n; ++i) {
     Sequence* s = r->sequences[i < r->sequences.size() ? i : 0].get();
     const bool exists = i < r->sequences.size();
@@ -574,6 +597,32 @@ void Engine::FailAll(const Status& why) {
   }
   std::sort(all.begin(), all.end(), [](const Request* a, const Request* b) { return a->id < b->id; });
   for (Request* r : all) FailRequest(r, why);
+}
+
+// A step that ran out of memory may have left anything half made: scheduler and blocks begin anew, and every request,
+// submitted or running, is about to fail. Allocates nothing.
+void Engine::Forget() noexcept {
+  out_of_memory_ = true;
+  scheduler_.Clear();
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (std::vector<Request*>* inbox : {&inbox_, &cancel_inbox_, &mask_inbox_}) inbox->clear();
+  for (std::vector<Request*>* inbox : {&arrived_, &cancelled_}) inbox->clear();
+  for (const auto& [id, request] : live_) {
+    for (const auto& s : request->sequences) {
+      s->state = Sequence::State::kDone;
+      s->held = IsHeld(*request, *s);
+    }
+  }
+  runnable_ = true;  // until all of them have their event
+  changed_.notify_all();
+}
+
+// May itself run out of memory; what has its event then keeps it, and the next step goes on.
+void Engine::FailAfterOutOfMemory() {
+  FailAll(Status::Error(LLMC_ERR_OUT_OF_MEMORY,
+                        "Memory ran out in a step; use fewer sequences or a smaller KV pool."));
+  out_of_memory_ = false;
+  Publish(false, false);
 }
 
 llmc_event Engine::MakeEvent(const Sequence& s, uint32_t output_index, uint32_t kind) const {

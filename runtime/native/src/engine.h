@@ -59,8 +59,8 @@ class Engine {
   Status SetTokenMask(uint64_t id, uint32_t output_index, const uint32_t* words, uint64_t num_words);
   // LLMC_READY_ bits; 0 after the timeout.
   uint32_t Wait(uint64_t timeout_ns);
-  // One iteration. A failed request is an event; an error here means that the device failed: then every request has
-  // failed (one event each) and the engine is empty.
+  // One iteration. A failed request is an event; an error or std::bad_alloc here means that the device failed or memory
+  // ran out: then every request has failed (one event each) and the engine is empty.
   Status Step(bool* progressed);
   // Replays made-up tokens that write to the dummy block only.
   Status WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns);
@@ -77,6 +77,7 @@ class Engine {
   Engine(std::unique_ptr<Device> device, const EngineOptions& options);
 
   Status CheckGraph(uint32_t graph) const;
+  Status StepOnce(bool* progressed);
   void TakeInbox(uint64_t now);
   void TakeMasks();
   void Prepare();
@@ -94,6 +95,8 @@ class Engine {
   void EndAll(Request* request, const llmc_event& facts);
   void MarkEnded(Request* request);
   void FailAll(const Status& why);
+  void Forget() noexcept;
+  void FailAfterOutOfMemory();
   Status MissOf(const Sequence& sequence) const;
   void CountTime(bool stepped, uint64_t step_ns);
   void Publish(bool stepped, bool progressed);
@@ -128,7 +131,8 @@ class Engine {
     TokenMask::State state;
   };
   std::vector<MaskUpdate> mask_updates_;
-  uint64_t replay_ns_ = 0;  // of this step
+  uint64_t replay_ns_ = 0;      // of this step
+  bool out_of_memory_ = false;  // and some requests have not been failed yet
   llmc_engine_stats counters_;
 
   mutable std::mutex step_mutex_;  // held by Step and CheckIntegrity

@@ -158,6 +158,13 @@ void Scheduler::Remove(Sequence* s) {
   s->state = Sequence::State::kDone;
 }
 
+void Scheduler::Clear() noexcept {
+  waiting_.clear();
+  running_.clear();
+  num_unstarted_ = 0;
+  blocks_->Clear();
+}
+
 // Recompute: cheaper than swapping on a CPU, and the bits are the same.
 void Scheduler::Preempt(Sequence* s) {
   running_.erase(std::find(running_.begin(), running_.end(), s));

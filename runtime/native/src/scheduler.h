@@ -88,6 +88,9 @@ class Scheduler {
   void Enable(uint32_t graph, bool on) { enabled_[graph] = on; }
 
   void Schedule(StepPlan* plan);
+  // Holds no sequence and no block from now on, whatever state it is in; forgets the prefix cache. The sequences may be
+  // gone already.
+  void Clear() noexcept;
   // The plan's replay succeeded: its tokens are in the cache.
   void Commit(const StepPlan& plan);
 

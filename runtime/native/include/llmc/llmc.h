@@ -306,7 +306,9 @@ LLMC_API llmc_status llmc_engine_cancel(llmc_engine *engine, uint64_t id, llmc_e
  * LLMC_ERR_EMPTY_MASK. min_tokens gives way where the mask leaves only eos and stop ids. */
 LLMC_API llmc_status llmc_engine_set_token_mask(llmc_engine *engine, uint64_t id, uint32_t output_index,
                                                 const uint32_t *words, uint64_t num_words, llmc_error *error);
-/* One iteration: schedule, prepare, replay, sample, postprocess. *progressed = 0 when there was nothing to do. */
+/* One iteration: schedule, prepare, replay, sample, postprocess. *progressed = 0 when there was nothing to do. On an
+ * error the device failed or memory ran out: every request fails, with one event each (if there is no memory for the
+ * events, in a later step), and the engine is as after its creation. */
 LLMC_API llmc_status llmc_engine_step(llmc_engine *engine, uint32_t *progressed, llmc_error *error);
 /* Moves up to capacity events, oldest first. events[0].struct_size must be set by the caller. */
 LLMC_API llmc_status llmc_engine_poll(llmc_engine *engine, llmc_event *events, uint64_t capacity, uint64_t *count,
