@@ -6,19 +6,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-if TYPE_CHECKING:
-    from llmc.runtime.server.warmup import OnWarmStep, WarmStep
-
 _HELP = """Serve an artifact or a model directory (compiled first, cached) over HTTP, as OpenAI's API does.
 
-Every graph is replayed before /ready answers 200; nothing compiles while requests are served. SIGTERM and Ctrl+C let
+Every graph is replayed before /ready answers 200, or, with --ready-after hot, the ones that traffic needs most; nothing
+compiles while requests are served. The first start on a machine also measures what graphs cost. SIGTERM and Ctrl+C let
 running requests finish; a second one ends at once.
 
 \b
@@ -92,6 +88,37 @@ def serve_command(
     kv_bytes: str = typer.Option("0", metavar="SIZE", help="Size of the KV pool, as 2GiB; 0: from the limits."),
     prefix_cache: bool = typer.Option(True, help="Reuse KV blocks of equal prompt prefixes."),
     miss_policy: str = typer.Option("larger", metavar="larger|error", help="When no bucket fits exactly."),
+    memory_utilization: float | None = typer.Option(
+        None, metavar="SHARE", help="Share of the available memory for weights, graphs and KV pool, 0 to 1."
+    ),
+    graph_reserved_memory: float | None = typer.Option(
+        None,
+        envvar="LLMC_GRAPH_RESERVED_MEM",
+        metavar="SHARE",
+        help="Of what the weights leave of it, the share for graphs; 0.1 unless given.",
+    ),
+    graph_prompt_ratio: float | None = typer.Option(
+        None,
+        envvar="LLMC_GRAPH_PROMPT_RATIO",
+        metavar="SHARE",
+        help="Of those, the share for prompt graphs; 0.3 unless given.",
+    ),
+    ready_after: str = typer.Option(
+        "all",
+        metavar="all|hot",
+        help="Graphs that must be warm before requests are taken; the rest follows behind them.",
+    ),
+    warm_order: str = typer.Option(
+        "auto",
+        metavar="auto|traffic|min_tokens|max_bs",
+        help="Order of the warm-up; auto: by --warm-trace, else by size.",
+    ),
+    warm_trace: Path | None = typer.Option(
+        None, metavar="FILE", help="Trace of requests that says which graphs are hot, as --record-trace writes."
+    ),
+    measure_costs: bool = typer.Option(
+        True, help="Measure what graphs cost when this machine does not know yet; not with --ready-after hot."
+    ),
     max_queue: int = typer.Option(4096, min=1, metavar="N", help="Requests that may wait; more get a 429."),
     request_timeout: float = typer.Option(0.0, min=0, metavar="S", help="Seconds a request may take; 0: no limit."),
     drain_timeout: float = typer.Option(30.0, min=0, metavar="S", help="Seconds that a shutdown lets requests finish."),
@@ -126,10 +153,19 @@ def serve_command(
     keys = (*api_key, *(read_keys(api_key_file) if api_key_file is not None else ()))
     if any(not key.strip() for key in keys):
         raise typer.BadParameter("--api-key is empty: give a key, or leave it out to serve without")
+
+    from .warm import WarmOptions, WarmUpPlanner, budget_options, say, warm_up_progress
+
+    budget = budget_options(memory_utilization, graph_reserved_memory, graph_prompt_ratio, pool_bytes)
+    warm = WarmOptions(
+        trace=warm_trace, strategy=warm_order, ready_after=ready_after, measure=measure_costs, budget=budget
+    )
     artifact = model if (model / "graphs.bin").is_file() else compile_aside(model)
 
     from llmc.runtime.server.config import ServerConfig
     from llmc.runtime.server.run import serve
+
+    planner = WarmUpPlanner(artifact, warm)
 
     config = ServerConfig(
         artifact=artifact,
@@ -167,17 +203,18 @@ def serve_command(
         log_prompts=log_prompts,
         record_trace=record_trace,
         max_body_bytes=max_body_bytes,
-        kv_bytes=pool_bytes,
+        kv_bytes=pool_bytes if planner.budget is None else planner.budget.kv_bytes,
         record_trace_max_bytes=trace_bytes,
     )
     if not keys and host not in _LOOPBACK:
-        _say(f"warning: {host} is reachable from other machines and no --api-key is set: anybody may use this server")
-    with warm_up_progress() as on_warm_step:
+        say(f"warning: {host} is reachable from other machines and no --api-key is set: anybody may use this server")
+    with warm_up_progress(planner) as on_warm_step:
         failure = serve(
             config,
             on_warm_step=on_warm_step,
-            on_listening=lambda url: _say(f"listening on {url}, warming up"),
-            on_ready=lambda url: _say(f"ready: {config.served_model_names[0]} at {url}/v1"),
+            plan_warm_up=planner.plan,
+            on_listening=lambda url: say(f"listening on {url}, warming up"),
+            on_ready=lambda url: say(f"ready: {config.served_model_names[0]} at {url}/v1"),
         )
     if failure is not None:
         print(f"llmc: error: {failure}", file=sys.stderr)
@@ -241,34 +278,3 @@ def _compile(model: str) -> int:
         print(f"llmc: error: {describe(error)}", file=sys.stderr)
         return EXIT_FAILURE
     return EXIT_OK
-
-
-@contextmanager
-def warm_up_progress() -> Iterator[OnWarmStep]:
-    """Shows the warm-up on stderr: a bar on a terminal, else a line a graph."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda step: print(step.line(), file=sys.stderr, flush=True)
-        return
-    columns = (TextColumn("[warm-up]", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bars = Progress(*columns, TextColumn("{task.description}"), console=console)
-    task = bars.add_task("", total=None)
-
-    def show(step: WarmStep) -> None:
-        if step.done == 1:
-            bars.start()
-        bars.update(task, total=step.total, completed=step.done, description=f"{step.graph.phase} {step.graph.batch}")
-        if step.done == step.total:
-            bars.stop()
-
-    try:
-        yield show
-    finally:
-        bars.stop()
-
-
-def _say(message: str) -> None:
-    print(f"llmc: {message}", file=sys.stderr, flush=True)

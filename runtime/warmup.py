@@ -174,6 +174,11 @@ class WarmUp:
             if step is not None and on_step is not None:
                 on_step(step)
 
+    def seconds_left(self) -> int:
+        """Whole seconds until the hot graphs are warm, at the pace so far; at least 1."""
+        left = sum(self._weights[index] for index in self.plan.order[self.num_warm : self.plan.num_hot])
+        return max(1, math.ceil(self.seconds * left / max(self._worked, _FIXED_TOKENS)))
+
     def coverage(self) -> dict[str, object]:
         """Counts for /ready, with "by_phase": {"decode": {"total", "warm"}, …}; seconds: of work so far."""
         by_phase = {phase: {"total": self._by_phase[phase], "warm": warm} for phase, warm in self.warm.items()}

@@ -114,7 +114,9 @@ def test_it_warms_up_serves_and_ends(english_artifact: Path) -> None:
         total = len(steps)
         for number, line in enumerate(steps, 1):
             assert re.fullmatch(
-                rf"\[warm-up\] (prefill|decode) +{number}/{total} batch \d+ (length|context) \d+ [\d.]+ ms\n", line
+                rf"\[warm-up\] (prefill|decode) +{number}/{total} batch \d+ (length|context) \d+ [\d.]+ ms, "
+                r"[\d.]+ GiB free(, \d+ s left)?\n",
+                line,
             )
         assert httpx.get(f"{url}/ready", timeout=PATIENCE_S).json()["graphs"]["total"] == total
         answer = httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 4}, timeout=PATIENCE_S)

@@ -8,21 +8,27 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from llmc import __version__
+from llmc.runtime.warmup import OnWarmStep, WarmPlan
 
 from . import errors, observers, openapi, security
 from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .context import ServerContext
 from .routes import add_routes
-from .warmup import OnWarmStep
 
 
-def create_app(config: ServerConfig, engine: AsyncEngine, on_warm_step: OnWarmStep | None = None) -> FastAPI:
+def create_app(
+    config: ServerConfig,
+    engine: AsyncEngine,
+    on_warm_step: OnWarmStep | None = None,
+    warm_plan: WarmPlan | None = None,
+) -> FastAPI:
     """The application that serves `engine`, which it closes at the end. `app.state.server` is its ServerContext.
 
-    The engine is warmed up in the background once the application has started; until then requests get a 503.
+    The engine is warmed up in the background once the application has started, as warm_plan says (None: all graphs);
+    until its hot graphs are warm requests get a 503.
     """
-    server = ServerContext(config, engine, on_warm_step)
+    server = ServerContext(config, engine, on_warm_step, warm_plan)
     watching = observers.Observers(server)
 
     @asynccontextmanager

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from llmc.runtime.binding import Artifact, Engine, EngineStats, GraphInfo, LlmcError
 from llmc.runtime.engine import BucketMiss, GraphStats
@@ -28,6 +28,8 @@ from .requests import EngineRequest, QueueFull, RequestRecord, ServerStopping
 from .stream import RequestStream
 
 log = logging.getLogger("llmc.server")
+_Value = TypeVar("_Value")
+_Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 _IDLE_LOOK_S = 0.1
 
 
@@ -47,7 +49,7 @@ class AsyncEngine:
             self.artifact.close()
             raise
         info = self.artifact.info
-        self.max_model_len = info.max_model_len
+        self.max_model_len, self.block_size = info.max_model_len, info.block_size
         self.vocab_size = info.vocab_size
         self.max_num_seqs = min(info.max_num_seqs, int(options.get("max_num_seqs") or info.max_num_seqs))
         self.graphs: list[GraphInfo] = self.artifact.graphs()
@@ -72,7 +74,8 @@ class AsyncEngine:
         self._notified = False
         self._emptied: asyncio.Event = asyncio.Event()
         self._pace = Pace()
-        self._checks: collections.deque[asyncio.Future[str | None]] = collections.deque()
+        self._jobs: collections.deque[_Job] = collections.deque()
+        self._ended = False
 
     async def start(self) -> None:
         """Starts the engine's thread."""
@@ -137,8 +140,18 @@ class AsyncEngine:
         """Has the engine's thread check its blocks between two steps; what is wrong, or None."""
         if self.failure is not None:
             return self.failure
-        found: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._checks.append(found)
+        try:
+            await self.between_steps(self.engine.check_integrity)
+        except LlmcError as error:
+            return str(error)
+        return None
+
+    async def between_steps(self, work: Callable[[], _Value]) -> _Value:
+        """Runs `work` on the engine's thread between two steps; raises what it does, and ServerStopping without one."""
+        found: asyncio.Future[_Value] = asyncio.get_running_loop().create_future()
+        self._jobs.append((work, found))
+        if self._ended:
+            self._abandon_jobs()
         return await found
 
     def refuse_requests(self) -> None:
@@ -175,8 +188,8 @@ class AsyncEngine:
         idle = True
         try:
             while not self._stopping.is_set():
-                while self._checks:
-                    self._check(self._checks.popleft())
+                while self._jobs:
+                    self._work(*self._jobs.popleft())
                 if idle:
                     ready = self.engine.wait(_IDLE_LOOK_S)
                     if ready.events and not ready.work:
@@ -190,14 +203,24 @@ class AsyncEngine:
         except Exception as error:  # a thread's error must reach those who wait
             self.failure = f"the engine failed: {error}"
             self._call(self._fail_all)
+        finally:
+            self._ended = True
+            self._call(self._abandon_jobs)
 
-    def _check(self, found: asyncio.Future[str | None]) -> None:
-        wrong: str | None = None
+    def _work(self, work: Callable[[], Any], found: asyncio.Future[Any]) -> None:
         try:
-            self.engine.check_integrity()
-        except LlmcError as error:
-            wrong = str(error)
-        self._call(lambda: None if found.done() else found.set_result(wrong))
+            value = work()
+        except Exception as error:  # belongs to whoever asked for the work
+            why = error
+            self._call(lambda: None if found.done() else found.set_exception(why))
+        else:
+            self._call(lambda: None if found.done() else found.set_result(value))
+
+    def _abandon_jobs(self) -> None:
+        while self._jobs:
+            _, found = self._jobs.popleft()
+            if not found.done():
+                found.set_exception(ServerStopping(self.failure or "the engine has ended"))
 
     def _notify(self) -> None:
         if not self._notified:

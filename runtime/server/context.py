@@ -14,14 +14,16 @@ from typing import Any, TypeVar
 
 from llmc.runtime.guides import GuideCompiler
 from llmc.runtime.tokenizer import Tokenizer, TokenizerError
+from llmc.runtime.warmup import OnWarmStep, WarmPlan, WarmUp
 
 from .access_log import note_model
 from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .errors import ApiError
+from .requests import ServerStopping
 from .token_text import TokenTexts
 from .tools.registry import choose_parsers
-from .warmup import OnWarmStep, WarmUp
+from .warmup import finish_behind_traffic
 
 log = logging.getLogger("llmc.server")
 _Value = TypeVar("_Value")
@@ -32,11 +34,23 @@ _SMALL_TEXT = 4096
 class ServerContext:
     """Made once an application; lives on its event loop."""
 
-    def __init__(self, config: ServerConfig, engine: AsyncEngine, on_warm_step: OnWarmStep | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        engine: AsyncEngine,
+        on_warm_step: OnWarmStep | None = None,
+        warm_plan: WarmPlan | None = None,
+    ) -> None:
         self.config = config
         self.engine = engine
         self.created = int(time.time())
-        self.warm_up = WarmUp(engine)
+        self.warm_up = WarmUp(
+            engine.engine,
+            engine.graphs,
+            warm_plan,
+            block_size=engine.block_size,
+            max_model_len=engine.max_model_len,
+        )
         self.ready = False
         self.draining = False
         self.failure: str | None = None
@@ -56,7 +70,7 @@ class ServerContext:
         engine.on_failure.append(self._fail)
 
     async def start(self) -> None:
-        """Starts the engine's thread and the warm-up; `ready` is set when that is done."""
+        """Starts the engine's thread and the warm-up; `ready` is set when the hot graphs are warm."""
         await self.engine.start()
         for callback in self.on_started:
             callback()
@@ -113,7 +127,7 @@ class ServerContext:
             message = "the server is shutting down: try another one"
             raise ApiError(message, status=503, code="draining", headers={"Retry-After": "5"})
         if not self.ready:
-            done, total = self.warm_up.num_warm, self.warm_up.total
+            done, total = self.warm_up.num_warm, self.warm_up.plan.num_hot
             message = f"the server is warming up, {done} of {total} graphs so far: wait for GET /ready to answer 200"
             headers = {"Retry-After": str(self.warm_up.seconds_left())}
             raise ApiError(message, status=503, code="starting", headers=headers)
@@ -153,18 +167,24 @@ class ServerContext:
     async def _warm(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(None, self.warm_up.run, self.on_warm_step)
+            await loop.run_in_executor(None, self._warm_hot)
             if self.engine.tokenizer is not None:
                 # A large vocabulary takes long to read: no request should wait for that.
                 await loop.run_in_executor(None, lambda: self.token_texts)
+            self.ready = not self.draining
+            if self.ready:
+                for callback in self.on_ready:
+                    callback()
+                await finish_behind_traffic(self.warm_up, self.engine, self.on_warm_step)
+        except ServerStopping:
+            return
         except Exception as error:  # a thread's error must reach /ready and the log
             log.exception("the warm-up failed")
             self._fail(f"the warm-up failed: {error}")
-            return
-        self.ready = not self.draining
-        if self.ready:
-            for callback in self.on_ready:
-                callback()
+
+    def _warm_hot(self) -> None:
+        self.warm_up.restrict()
+        self.warm_up.run(self.on_warm_step, hot_only=True)
 
     def _fail(self, why: str) -> None:
         self.failure, self.ready = why, False

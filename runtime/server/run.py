@@ -9,18 +9,20 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+
+from llmc.runtime.binding import GraphInfo
+from llmc.runtime.warmup import OnWarmStep, WarmPlan
 
 from .app import create_app
 from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .context import ServerContext
 from .http_protocol import bounded_protocol
-from .warmup import OnWarmStep
 
 # The engine's thread takes the interpreter's lock between two steps; Python lets others keep it for 5 ms by default.
 _SWITCH_INTERVAL_S = 0.0005
@@ -61,11 +63,13 @@ def serve(
     config: ServerConfig,
     *,
     on_warm_step: OnWarmStep | None = None,
+    plan_warm_up: Callable[[Sequence[GraphInfo], int], WarmPlan] | None = None,
     on_ready: Callable[[str], None] | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> str | None:
     """Serves until a signal or a failure of the engine; returns why it failed, None for an orderly end.
 
+    plan_warm_up: the plan for the artifact's graphs and the engine's count of threads; None: all graphs, none measured.
     on_listening and on_ready are called with the server's URL. Raises ServerError, and the binding's errors.
     """
     listener = _listen(config.host, config.port)
@@ -75,7 +79,8 @@ def serve(
         url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         tls = _check_tls(config)
         engine = open_engine(config)
-        app = create_app(config, engine, on_warm_step)
+        plan = None if plan_warm_up is None else plan_warm_up(engine.graphs, engine.stats().num_threads)
+        app = create_app(config, engine, on_warm_step, plan)
         server: ServerContext = app.state.server
         if on_listening is not None:
             on_listening(url)

@@ -1,0 +1,187 @@
+"""What `llmc warmup` and `llmc serve` share: the plan of a warm-up, its memory budget, its progress, its cost table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from llmc.buckets.bucket import BucketError
+from llmc.buckets.warm_order import STRATEGIES, ladder_usage, warm_order
+from llmc.runtime.budget import Budget, BudgetError, BudgetOptions, base_graphs, plan_budget
+from llmc.runtime.warmup import WarmPlan
+
+from .cost_tables import CostRecorder, bucket_of, cost_folder
+
+if TYPE_CHECKING:
+    from llmc.buckets.usage import Usage
+    from llmc.runtime.binding import GraphInfo
+    from llmc.runtime.warmup import OnWarmStep, WarmStep
+
+READY_AFTER = ("all", "hot")
+
+
+@dataclass(frozen=True)
+class WarmOptions:
+    """trace: traffic that orders the graphs. ready_after: all or hot. measure: costs that are not known; again: and
+    those that are. measure_s: about the seconds that measuring a load may take. budget: None for no budget."""
+
+    trace: Path | None = None
+    strategy: str = "auto"
+    ready_after: str = "all"
+    measure: bool = True
+    again: bool = False
+    measure_s: float = 0.1
+    cost_folder: Path | None = None
+    budget: BudgetOptions | None = None
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise typer.BadParameter(f"warm-up order {self.strategy!r} is unknown: use {', '.join(STRATEGIES)}")
+        if self.ready_after not in READY_AFTER:
+            raise typer.BadParameter(f"--ready-after {self.ready_after!r} is unknown: use {' or '.join(READY_AFTER)}")
+        if self.strategy == "traffic" and self.trace is None:
+            raise typer.BadParameter(
+                "a warm-up ordered by traffic needs a trace: give one, or use min_tokens or max_bs"
+            )
+
+
+def budget_options(
+    utilization: float | None, graph_reserved: float | None, prompt_ratio: float | None, kv_bytes: int
+) -> BudgetOptions | None:
+    """The budget that flags ask for; None without --memory-utilization. Raises BadParameter."""
+    if utilization is None:
+        for flag, value in (("--graph-reserved-memory", graph_reserved), ("--graph-prompt-ratio", prompt_ratio)):
+            if value is not None:
+                raise typer.BadParameter(f"{flag} divides a budget: give --memory-utilization, too")
+        return None
+    given = {"graph_reserved": graph_reserved, "graph_prompt_ratio": prompt_ratio}
+    try:
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return BudgetOptions(utilization=utilization, kv_bytes=kv_bytes, **chosen)
+    except BudgetError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+class WarmUpPlanner:
+    """Plans the warm-up of an artifact and keeps its cost table; `budget` is decided at once, with a line each step."""
+
+    def __init__(self, artifact: Path, options: WarmOptions) -> None:
+        """Raises BucketError and BudgetError, and LlmcError for an artifact that cannot be opened."""
+        from llmc.runtime.binding import Artifact
+
+        self._artifact, self._options = artifact, options
+        with Artifact(artifact) as opened:
+            info, graphs = opened.info, opened.graphs()
+        self._used = self._usage(graphs) if options.trace is not None else None
+        self._order, self._num_hot = self._order_of(graphs, base_graphs(graphs))
+        self.budget: Budget | None = None
+        if options.budget is not None:
+            from llmc.runtime.device import available_memory
+
+            self.budget = plan_budget(info, graphs, self._order, available_memory(), options.budget)
+            for line in self.budget.lines:
+                say(f"memory: {line}")
+        self._recorder: CostRecorder | None = None
+
+    def plan(self, graphs: Sequence[GraphInfo], num_threads: int) -> WarmPlan:
+        """The plan for an engine of num_threads threads."""
+        options = self._options
+        dropped = frozenset(self.budget.dropped if self.budget is not None else ())
+        order, num_hot = self._order, self._num_hot
+        if dropped:
+            kept = [i for i in range(len(graphs)) if i not in dropped]
+            base = base_graphs([graphs[i] for i in kept])
+            order, num_hot = self._order_of(graphs, [kept[i] for i in base], dropped)
+        measure: frozenset[int] = frozenset()
+        # Behind traffic nothing is measured: it would be slow, and what it found wrong.
+        if options.measure and options.ready_after == "all":
+            try:
+                self._recorder = CostRecorder(self._artifact, cost_folder(options.cost_folder), num_threads)
+                measure = frozenset(order) if options.again else self._recorder.unknown(graphs)
+            except BucketError as error:
+                say(f"warning: costs are not measured: {error}")
+        return WarmPlan(
+            order,
+            num_hot if options.ready_after == "hot" else len(order),
+            measure & frozenset(order),
+            dropped,
+            options.measure_s,
+        )
+
+    def take(self, step: WarmStep) -> None:
+        """Notes what a step measured."""
+        if self._recorder is not None:
+            self._keep(lambda recorder: recorder.take(step))
+
+    def flush(self) -> CostRecorder | None:
+        """Writes what is left; the recorder, or None when nothing is measured."""
+        if self._recorder is not None:
+            self._keep(CostRecorder.flush)
+        return self._recorder
+
+    def _keep(self, write: Callable[[CostRecorder], None]) -> None:
+        """A table that cannot be written is no reason not to serve."""
+        assert self._recorder is not None
+        try:
+            write(self._recorder)
+        except BucketError as error:
+            self._recorder = None
+            say(f"warning: costs are not kept: {error}")
+
+    def _usage(self, graphs: Sequence[GraphInfo]) -> dict[str, Usage]:
+        from llmc.buckets.trace import read_trace
+
+        assert self._options.trace is not None
+        return ladder_usage(read_trace(self._options.trace), map(bucket_of, graphs))
+
+    def _order_of(
+        self, graphs: Sequence[GraphInfo], base: Sequence[int], dropped: frozenset[int] = frozenset()
+    ) -> tuple[tuple[int, ...], int]:
+        kept = [i for i in range(len(graphs)) if i not in dropped]
+        buckets = [bucket_of(graphs[i]) for i in kept]
+        order, num_hot = warm_order(buckets, [kept.index(i) for i in base], self._options.strategy, self._used)
+        return tuple(kept[i] for i in order), num_hot
+
+
+@contextmanager
+def warm_up_progress(planner: WarmUpPlanner) -> Iterator[OnWarmStep]:
+    """Shows the warm-up on stderr, a bar on a terminal, else a line a graph, and keeps what it measures."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("[warm-up]", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bars = Progress(*columns, TextColumn("{task.description}"), console=console)
+    task = bars.add_task("", total=None)
+
+    def show(step: WarmStep) -> None:
+        planner.take(step)
+        if step.done == step.total:
+            planner.flush()
+        if not console.is_terminal:
+            print(step.line(), file=sys.stderr, flush=True)
+            return
+        if step.done == 1:
+            bars.start()
+        what = f"{step.graph.phase} {step.graph.batch}x{step.graph.seq}"
+        left = f"{step.remaining_s:.0f} s left, {step.memory_left / 2**30:.1f} GiB free"
+        bars.update(task, total=step.total, completed=step.done, description=f"{left}, {what}")
+        if step.done == step.total:
+            bars.stop()
+
+    try:
+        yield show
+    finally:
+        bars.stop()
+        planner.flush()
+
+
+def say(message: str) -> None:
+    """A line on stderr."""
+    print(f"llmc: {message}", file=sys.stderr, flush=True)

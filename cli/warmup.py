@@ -1,0 +1,100 @@
+"""`llmc warmup`: replays every graph of an artifact and measures what it costs on this machine."""
+
+# ruff: noqa: B008 (typer declares options as argument defaults)
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from llmc.buckets.cost_table import CostTable
+    from llmc.runtime.warmup import WarmUp
+
+_HELP = """Warm an artifact up: replay every graph once, and measure the cost of those that have none yet.
+
+A model directory is compiled first, in parallel; what is in the graph cache is not compiled again. Costs are kept by
+artifact and machine; llmc buckets plan --cost measured and llmc buckets simulate use them, and llmc serve does not
+measure them again. Interrupted, it keeps what it has measured.
+
+\b
+Examples:
+  llmc warmup qwen.llmc
+  llmc warmup qwen.llmc --trace trace.jsonl --order traffic
+  llmc warmup qwen.llmc --again --seconds 1 --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to `app`."""
+    app.command("warmup", help=_HELP)(warmup_command)
+
+
+def warmup_command(
+    model: Path = typer.Argument(..., metavar="ARTIFACT_OR_MODEL", help="Artifact, or model directory to compile."),
+    trace: Path | None = typer.Option(None, metavar="FILE", help="Trace of requests: used buckets come first."),
+    order: str = typer.Option(
+        "auto", metavar="auto|traffic|min_tokens|max_bs", help="auto: traffic with a trace, else by size."
+    ),
+    again: bool = typer.Option(False, "--again", help="Measure costs that are known, too."),
+    seconds: float = typer.Option(0.3, min=0, metavar="S", help="About so long each load is measured."),
+    num_threads: int = typer.Option(
+        0, "--num-threads", "--threads", min=0, metavar="N", help="Threads; 0: every CPU this process may use."
+    ),
+    pin: bool = typer.Option(True, "--pin/--no-pin", help="Keep each thread on a CPU of its own."),
+    cache_dir: Path | None = typer.Option(None, metavar="DIR", help="Cache that keeps the costs."),
+    as_json: bool = typer.Option(False, "--json", help="Print the costs as JSON on stdout."),
+) -> None:
+    from llmc.runtime.binding import Artifact, Engine
+    from llmc.runtime.warmup import WarmUp
+
+    from .serve import compile_aside
+    from .warm import WarmOptions, WarmUpPlanner, warm_up_progress
+
+    folder = None if cache_dir is None else cache_dir / "costs"
+    options = WarmOptions(trace=trace, strategy=order, again=again, measure_s=seconds, cost_folder=folder)
+    artifact_path = model if (model / "graphs.bin").is_file() else compile_aside(model)
+    planner = WarmUpPlanner(artifact_path, options)
+    with (
+        Artifact(artifact_path) as artifact,
+        Engine(artifact, num_threads=num_threads, pin_threads=pin) as engine,
+    ):
+        info, graphs = artifact.info, artifact.graphs()
+        plan = planner.plan(graphs, engine.stats.num_threads)
+        warming = WarmUp(engine, graphs, plan, block_size=info.block_size, max_model_len=info.max_model_len)
+        with warm_up_progress(planner) as on_step:
+            warming.run(on_step)
+    recorder = planner.flush()
+    if recorder is None:
+        raise typer.Exit(1)
+    report(recorder.table, recorder.path, warming, len(plan.measure), as_json=as_json)
+
+
+def report(table: CostTable, path: Path, warming: WarmUp, num_measured: int, *, as_json: bool) -> None:
+    """Prints the costs: a table for people, or JSON."""
+    if as_json:
+        summary = {"graphs": warming.total, "measured": num_measured, "seconds": round(warming.seconds, 3)}
+        print(json.dumps(summary | {"cost_table": str(path), **json.loads(table.to_json())}, indent=2))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in ("phase", "graphs", "fastest", "median", "slowest"):
+        shown.add_column(column, justify="left" if column == "phase" else "right", no_wrap=True)
+    full = table.full()
+    for phase in dict.fromkeys(bucket.phase for bucket in full):
+        times = sorted(seconds * 1e3 for bucket, seconds in full.items() if bucket.phase == phase)
+        cells = (f"{value:.2f} ms" for value in (times[0], statistics.median(times), times[-1]))
+        shown.add_row(phase, str(len(times)), *cells)
+    console.print(shown)
+    console.print(
+        f"{warming.total} graphs warm in {warming.seconds:.1f} s, {num_measured} of them measured; costs in {path}",
+        highlight=False,
+        soft_wrap=True,
+    )

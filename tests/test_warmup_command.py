@@ -1,0 +1,304 @@
+"""`llmc warmup`, the cost tables it leaves, and a server that is ready before all its graphs are warm."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from conftest import TinyArtifact
+from server_harness import make_config, running_server, until
+
+from llmc.buckets.bucket import Bucket
+from llmc.buckets.cost_table import CostTable
+from llmc.cli.main import EXIT_INTERRUPTED, EXIT_USAGE, main
+from llmc.cli.warm import WarmOptions, WarmUpPlanner
+from llmc.runtime.binding import Artifact, Engine, LlmcError
+from llmc.runtime.budget import BudgetOptions, base_graphs
+from llmc.runtime.server.app import create_app
+from llmc.runtime.server.run import open_engine
+from llmc.runtime.warmup import Load, WarmPlan, full_load
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Load]]:
+    """Every replay that engines are asked for, which they carry out."""
+    seen: list[tuple[int, Load]] = []
+    real = Engine.warm_load
+
+    def warm_load(self: Engine, graph: int, *load: int) -> int:
+        seen.append((graph, Load(*load)))
+        ns = real(self, graph, *load)
+        assert ns > 0
+        return ns
+
+    monkeypatch.setattr(Engine, "warm_load", warm_load)
+    return seen
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def table_in(cache: Path) -> CostTable:
+    (path,) = (cache / "costs").iterdir()
+    return CostTable.read(path)
+
+
+def buckets_of(artifact: Path) -> set[Bucket]:
+    return {Bucket.parse(name) for name in json.loads((artifact / "manifest.json").read_text())["buckets"]}
+
+
+def test_it_replays_and_measures_every_graph(
+    tiny_artifact: TinyArtifact, cache: Path, replays: list[tuple[int, Load]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = tiny_artifact.artifact
+    assert main(["warmup", str(artifact), "--threads", "1", "--seconds", "0.001", "--json"]) == 0
+    captured = capsys.readouterr()
+    told = json.loads(captured.out)
+    with Artifact(artifact) as opened:
+        info, graphs = opened.info, opened.graphs()
+    assert {graph for graph, _ in replays} == set(range(len(graphs)))
+    for index, graph in enumerate(graphs):
+        assert (index, full_load(graph, info.block_size, info.max_model_len)) in replays
+    table = table_in(cache)
+    assert table.buckets == set(table.full()) == buckets_of(artifact)
+    assert table.padding == "skipped"
+    assert table.machine["threads"] == "1"
+    assert told["measured"] == told["graphs"] == len(graphs)
+    assert told["costs"] == json.loads(table.to_json())["costs"]
+    assert len([line for line in captured.err.splitlines() if line.startswith("[warm-up]")]) == len(graphs)
+
+
+def test_what_is_known_is_not_measured_again(
+    tiny_artifact: TinyArtifact, cache: Path, replays: list[tuple[int, Load]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["warmup", str(tiny_artifact.artifact), "--threads", "1", "--seconds", "0"]
+    num_graphs = len(buckets_of(tiny_artifact.artifact))
+    assert main(command) == 0
+    first = table_in(cache)
+    replays.clear()
+    assert main(command) == 0
+    assert sorted(graph for graph, _ in replays) == list(range(num_graphs)), "each is replayed once"
+    assert table_in(cache) == first
+    assert f"{num_graphs} graphs warm" in capsys.readouterr().out
+    assert main([*command, "--again"]) == 0
+    assert table_in(cache).buckets == first.buckets
+    # Another count of threads is another table.
+    assert main([*command[:2], "--threads", "2", "--seconds", "0"]) == 0
+    assert len(list((cache / "costs").iterdir())) == 2
+
+
+def test_interrupted_it_leaves_a_valid_table(
+    tiny_artifact: TinyArtifact, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = tiny_artifact.artifact
+    real = Engine.warm_load
+    seen: list[int] = []
+
+    def interrupted(self: Engine, graph: int, *load: int) -> int:
+        seen.append(graph)
+        if len(set(seen)) == 4:
+            raise KeyboardInterrupt
+        return real(self, graph, *load)
+
+    command = ["warmup", str(artifact), "--threads", "1", "--seconds", "0"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "warm_load", interrupted)
+        assert main(command) == EXIT_INTERRUPTED
+    table = table_in(cache)
+    assert len(table.buckets) == 3
+    assert main(command) == 0
+    whole = table_in(cache)
+    assert whole.buckets == buckets_of(artifact)
+    assert set(table.costs) < set(whole.costs), "what was measured is kept"
+
+
+def test_a_fine_tune_needs_no_measurement(tiny_artifact: TinyArtifact, cache: Path, tmp_path: Path) -> None:
+    planner = WarmUpPlanner(tiny_artifact.artifact, WarmOptions())
+    with Artifact(tiny_artifact.artifact) as opened:
+        graphs = opened.graphs()
+    assert planner.plan(graphs, 1).measure == frozenset(range(len(graphs)))
+    assert main(["warmup", str(tiny_artifact.artifact), "--threads", "1", "--seconds", "0"]) == 0
+    assert WarmUpPlanner(tiny_artifact.artifact, WarmOptions()).plan(graphs, 1).measure == frozenset()
+
+
+def test_plans_take_the_measured_costs(
+    tiny_artifact: TinyArtifact, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"arrival_s": i / 10, "prompt_tokens": 5 + i, "output_tokens": 3} for i in range(20)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plan = ["buckets", "plan", "--trace", str(trace), "--max-model-len", "64", "--block-size", "16", "--json"]
+    plan += ["--max-num-seqs", "2", "--max-graphs", "3", "--cost", "measured"]
+    artifact = str(tiny_artifact.artifact)
+    assert main([*plan, "--cost-table", artifact]) == 1
+    assert f"run llmc warmup {artifact}" in capsys.readouterr().err
+    assert main(["warmup", artifact, "--threads", "1", "--seconds", "0"]) == 0
+    capsys.readouterr()
+    assert main([*plan, "--cost-table", artifact]) == 0
+    by_artifact = json.loads(capsys.readouterr().out)
+    (path,) = (cache / "costs").iterdir()
+    assert main([*plan, "--cost-table", str(path)]) == 0
+    assert json.loads(capsys.readouterr().out) == by_artifact
+    assert by_artifact["unit"] == "s"
+    # By the same table in its short form, the plan is the same.
+    short = tmp_path / "short.json"
+    short.write_text(json.dumps({str(bucket): seconds for bucket, seconds in CostTable.read(path).full().items()}))
+    assert main([*plan, "--cost-table", str(short)]) == 0
+    assert json.loads(capsys.readouterr().out) == by_artifact
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "says"),
+    [
+        ("warmup", ["--order", "best"], "warm-up order 'best' is unknown"),
+        ("warmup", ["--order", "traffic"], "needs a trace"),
+        ("serve", ["--ready-after", "soon"], "--ready-after 'soon' is unknown"),
+        ("serve", ["--graph-prompt-ratio", "0.5"], "--graph-prompt-ratio divides a budget"),
+        ("serve", ["--graph-reserved-memory", "0.5"], "--graph-reserved-memory divides a budget"),
+        ("serve", ["--memory-utilization", "1.1"], "memory-utilization 1.1 is out of range"),
+        ("serve", ["--memory-utilization", "0"], "memory-utilization 0 is out of range"),
+        ("serve", ["--warm-order", "traffic"], "needs a trace"),
+    ],
+)
+def test_bad_flags(
+    tiny_artifact: TinyArtifact, command: str, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(tiny_artifact.artifact), *arguments]) == EXIT_USAGE
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--memory-utilization", "1e-9"], "memory-utilization 1e-09 of"),
+        (["--memory-utilization", "0.5", "--graph-reserved-memory", "1e-9"], "use at least"),
+        (["--memory-utilization", "0.5", "--kv-bytes", "900TiB"], "kv-bytes 989560464998400 is more than the"),
+        (["--warm-trace", "/nowhere/trace.jsonl"], "/nowhere/trace.jsonl"),
+    ],
+)
+def test_budgets_and_traces_that_cannot_be(
+    tiny_artifact: TinyArtifact, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(tiny_artifact.artifact), "--port", "0", *arguments]) == 1
+    assert says in capsys.readouterr().err
+
+
+def test_a_budget_reaches_the_engine(english_artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    budget = BudgetOptions(0.5, 0.9, 0.3, kv_bytes=8 << 20)
+    planner = WarmUpPlanner(english_artifact, WarmOptions(budget=budget, measure=False))
+    assert planner.budget is not None
+    assert planner.budget.kv_bytes == 8 << 20
+    steps = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("llmc: memory: ") for line in steps)
+    for word in ("memory-utilization", "weights", "graph-reserved-memory", "decode graphs", "KV cache"):
+        assert any(word in line for line in steps)
+
+
+PROMPTS = [[(7 * i + j) % 250 + 3 for j in range(length)] for i, length in enumerate((3, 40, 200, 130))]
+
+
+def answers(client: httpx.Client) -> list[Any]:
+    bodies = [{"prompt": ids, "max_tokens": 6, "temperature": 0, "logprobs": 3} for ids in PROMPTS]
+    return [client.post("/v1/completions", json=body).json()["choices"] for body in bodies]
+
+
+def test_ready_after_hot_it_serves_the_same_bits(english_artifact: Path) -> None:
+    with running_server(english_artifact) as running:
+        warm = answers(running.client)
+    config = make_config(english_artifact)
+    engine = open_engine(config)
+    graphs = engine.graphs
+    base = base_graphs(graphs)
+    rest = [i for i in range(len(graphs)) if i not in base]
+    plan = WarmPlan((*base, *rest), len(base))
+    go_on, real = threading.Event(), engine.engine.warm_load
+    replayed: list[int] = []
+
+    def held(graph: int, *load: int) -> int:
+        if graph in rest:
+            assert go_on.wait(120)
+        replayed.append(graph)
+        return real(graph, *load)
+
+    engine.engine.warm_load = held  # type: ignore[method-assign]
+
+    async def talk() -> None:
+        app = create_app(config, engine, None, plan)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://llmc", timeout=120) as client,
+        ):
+
+            async def ask() -> list[Any]:
+                bodies = [{"prompt": ids, "max_tokens": 6, "temperature": 0, "logprobs": 3} for ids in PROMPTS]
+                got = await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
+                return [answer.json()["choices"] for answer in got]
+
+            while (ready := await client.get("/ready")).status_code != 200:
+                await asyncio.sleep(0.001)
+            coverage = ready.json()["graphs"]
+            assert (coverage["warm"], coverage["hot"], coverage["total"]) == (len(base), len(base), len(graphs))
+            assert await ask() == warm, "before the rest is warm"
+            used = {i for i, one in enumerate(engine.graph_stats()) if one.replays}
+            assert used <= set(base), "larger graphs serve"
+            assert engine.stats().num_bucket_misses == 0
+            go_on.set()
+            while (await client.get("/ready")).json()["graphs"]["warm"] != len(graphs):
+                assert await ask() == warm, "while the rest becomes warm"
+            assert await ask() == warm
+            assert sorted(replayed) == list(range(len(graphs)))
+            assert {i for i, one in enumerate(engine.graph_stats()) if one.replays} - set(base)
+
+    asyncio.run(talk())
+
+
+def test_a_server_that_stops_leaves_the_rest(english_artifact: Path) -> None:
+    with running_server(english_artifact) as running:
+        total = running.client.get("/ready").json()["graphs"]["total"]
+        until(lambda: running.client.get("/ready").json()["graphs"]["warm"] == total)
+    config = dataclasses.replace(make_config(english_artifact), drain_timeout_s=5.0)
+    engine = open_engine(config)
+
+    async def stop_at_once() -> int:
+        app = create_app(config, engine, None, WarmPlan(tuple(range(len(engine.graphs))), 1))
+        async with app.router.lifespan_context(app):
+            pass
+        warm: int = app.state.server.warm_up.num_warm
+        return warm
+
+    assert asyncio.run(stop_at_once()) <= total
+
+
+def test_dropped_graphs_change_no_answer(english_artifact: Path) -> None:
+    with Artifact(english_artifact) as artifact:
+        graphs = artifact.graphs()
+        dropped = frozenset(range(len(graphs))) - set(base_graphs(graphs, smallest=True))
+        with Engine(artifact, num_threads=1) as engine, Engine(artifact, num_threads=1) as whole:
+            for index in dropped:
+                engine.enable_graph(index, False)
+            tokens = []
+            for one in (engine, whole):
+                ids = [one.submit(prompt, max_tokens=5, temperature=0.0, num_logprobs=2) for prompt in PROMPTS]
+                while one.step():
+                    pass
+                events = [event for event in one.poll() if event.kind == "token"]
+                by_id = {i: [(e.token_id, e.logprob) for e in events if e.request_id == i] for i in ids}
+                tokens.append(list(by_id.values()))
+            assert tokens[0] == tokens[1]
+            assert all(not one.replays for i, one in enumerate(engine.graph_stats()) if i in dropped)
+            with pytest.raises(LlmcError, match="does not exist"):
+                engine.enable_graph(len(graphs), True)
+            with pytest.raises(LlmcError, match="num_seqs of the load"):
+                engine.warm_load(0, 999, 1, 1)
+            assert engine.warm_load(0, 0, 0, 0) > 0
+            assert np.isfinite(tokens[0][0][0][1])
