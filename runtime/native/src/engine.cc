@@ -292,6 +292,7 @@ Status Engine::StepOnce(bool* progressed) {
   scheduler_.Schedule(&plan_);
   const uint64_t scheduled = MonotonicNs();
   counters_.schedule_ns += scheduled - begin;
+  scheduled_ns_ = scheduled;
   for (Sequence* s : plan_.misses) FailRequest(s->request, MissOf(*s));
   // A missed request may have had other sequences in the plan: then this plan is void and the next step plans anew.
   const bool run = !plan_.items.empty() && plan_.misses.empty();
@@ -424,7 +425,7 @@ void Engine::Sample(const float* logits) {
   for (const StepItem& item : plan_.items) {
     Sequence* s = item.sequence;
     Request* r = s->request;
-    if (r->first_scheduled_ns == 0) r->first_scheduled_ns = MonotonicNs() - replay_ns_;
+    if (r->first_scheduled_ns == 0) r->first_scheduled_ns = scheduled_ns_;
     row = Score(item, row);
     if (!item.sample) continue;
     if (r->forked) {

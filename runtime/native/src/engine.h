@@ -131,8 +131,8 @@ class Engine {
     TokenMask::State state;
   };
   std::vector<MaskUpdate> mask_updates_;
-  uint64_t replay_ns_ = 0;      // of this step
-  bool out_of_memory_ = false;  // and some requests have not been failed yet
+  uint64_t scheduled_ns_ = 0, replay_ns_ = 0;  // of this step: when it was scheduled, how long it replayed
+  bool out_of_memory_ = false;                 // and some requests have not been failed yet
   llmc_engine_stats counters_;
 
   mutable std::mutex step_mutex_;  // held by Step and CheckIntegrity

@@ -473,6 +473,22 @@ void TestMissesByShape() {
   CHECK(misses[0].num_blocks == 4 && misses[0].count == 4 && misses[1].num_blocks == 5 && misses[1].count == 1);
 }
 
+// Requests of one step were scheduled at one time, before its replay.
+void TestScheduledTime() {
+  NullDevice* device;
+  auto engine = Make(Usual(), 65, {}, &device);
+  uint64_t replayed_ns = 0;
+  device->on_run = [&] { replayed_ns = MonotonicNs(); };
+  Job first = Simple(5, 1), second = Simple(7, 1);
+  for (Job* j : {&first, &second}) CHECK_OK(Submit(engine.get(), j));
+  Outputs outputs;
+  RunAll(engine.get(), &outputs);
+  CHECK_EQ(device->runs, 1u);
+  const llmc_event &a = outputs[{first.id, 0}].end, &b = outputs[{second.id, 0}].end;
+  CHECK_EQ(a.first_scheduled_ns, b.first_scheduled_ns);
+  CHECK(b.arrival_ns <= a.first_scheduled_ns && a.first_scheduled_ns <= replayed_ns);
+}
+
 // The graph, sequences and tokens of each step, until nothing is left to do.
 struct Ran {
   Phase phase;
@@ -588,6 +604,7 @@ int main() {
   TestWait();
   TestWarm();
   TestMissesByShape();
+  TestScheduledTime();
   TestMixed();
   TestMixedIsNotStarved();
   TestChunkWithoutSample();
