@@ -225,6 +225,7 @@ class EngineStats(ctypes.Structure):
                 "decode_barrier_ns",
                 "prefix_query_tokens",
                 "prefix_hit_tokens",
+                "num_mixed_steps",
             )
         ],
     ]
@@ -237,11 +238,11 @@ class GraphStats(ctypes.Structure):
     ]
 
 
-class BucketMiss(ctypes.Structure):
 class WarmLoad(ctypes.Structure):
     _fields_ = [(name, c_uint32) for name in ("struct_size", "num_seqs", "tokens_each", "context")]
 
 
+class BucketMiss(ctypes.Structure):
     _fields_ = [
         *[(name, c_uint32) for name in ("struct_size", "phase", "num_seqs", "num_tokens", "num_blocks", "reserved")],
         ("count", c_uint64),
@@ -332,9 +333,9 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_engine_set_token_mask": [c_void_p, c_uint64, c_uint32, U32P, c_uint64, _E],
     "llmc_engine_wait": [c_void_p, c_uint64, POINTER(c_uint32), _E],
     "llmc_engine_warm_graph": [c_void_p, c_uint32, U64P, _E],
-    "llmc_engine_step": [c_void_p, POINTER(c_uint32), _E],
     "llmc_engine_warm_load": [c_void_p, c_uint32, POINTER(WarmLoad), U64P, _E],
     "llmc_engine_enable_graph": [c_void_p, c_uint32, c_uint32, _E],
+    "llmc_engine_step": [c_void_p, POINTER(c_uint32), _E],
     "llmc_engine_poll": [c_void_p, POINTER(Event), c_uint64, U64P, _E],
     "llmc_engine_get_stats": [c_void_p, POINTER(EngineStats), _E],
     "llmc_engine_get_graph_stats": [c_void_p, POINTER(GraphStats), c_uint64, U64P, _E],

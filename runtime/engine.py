@@ -106,6 +106,7 @@ class EngineStats:
     decode_barrier_ns: int
     prefix_query_tokens: int
     prefix_hit_tokens: int
+    num_mixed_steps: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +239,6 @@ class Engine(Handle):
         call("llmc_engine_warm_graph", self.pointer, graph, byref(ns))
         return ns.value
 
-    def step(self) -> bool:
     def warm_load(self, graph: int, num_seqs: int, tokens_each: int, context: int) -> int:
         """The same with num_seqs sequences of tokens_each new tokens and `context` tokens each afterwards; 0: as much as
         the graph holds. Raises LlmcError for a load that it does not hold."""
@@ -252,6 +252,7 @@ class Engine(Handle):
         Waits for a step in flight."""
         call("llmc_engine_enable_graph", self.pointer, graph, int(on))
 
+    def step(self) -> bool:
         """One iteration of the engine; False when there was nothing to do."""
         progressed = c_uint32()
         call("llmc_engine_step", self.pointer, byref(progressed))

@@ -26,7 +26,7 @@ class LLM:
 
     path: artifact directory. num_threads 0: every CPU this process may use. kv_bytes: bytes of the KV pool, 0: enough
     for max_num_seqs sequences of max_model_len, at most 1 GiB. max_num_seqs 0: the artifact's. max_tokens_per_step:
-    prefill tokens of one step, 0: the largest prefill graph. miss_policy: "larger" or "error".
+    tokens of a step with prefill, 0: the largest graph. miss_policy: "larger" or "error".
     Raises the binding's error when the artifact is not valid or does not run on this machine.
     """
 

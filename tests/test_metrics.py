@@ -144,9 +144,10 @@ def test_buckets_and_misses() -> None:
 def test_engine_counters() -> None:
     metrics = metrics_of(
         num_running=3, num_waiting=2, num_blocks=100, num_free_blocks=60, num_cached_blocks=70, num_threads=4,
-        num_steps=10, num_prefill_steps=4, num_decode_steps=6, num_preemptions=5, prompt_tokens=200, output_tokens=90,
-        prefix_query_tokens=150, prefix_hit_tokens=50, step_ns=10_000_000_000, schedule_ns=1_000_000_000,
-        prepare_ns=1_000_000_000, replay_ns=5_000_000_000, sample_ns=2_000_000_000, decode_step_ns=3_000_000_000,
+        num_steps=10, num_prefill_steps=4, num_mixed_steps=1, num_decode_steps=6, num_preemptions=5, prompt_tokens=200,
+        output_tokens=90, prefix_query_tokens=150, prefix_hit_tokens=50, step_ns=10_000_000_000,
+        schedule_ns=1_000_000_000, prepare_ns=1_000_000_000, replay_ns=5_000_000_000, sample_ns=2_000_000_000,
+        decode_step_ns=3_000_000_000,
     )  # fmt: skip
     expected = {
         "llmc_sequences_running": 3, "llmc_sequences_waiting": 2, "llmc_kv_blocks": 100, "llmc_kv_blocks_used": 40,
@@ -158,7 +159,8 @@ def test_engine_counters() -> None:
     assert {name: value(metrics, name) for name in expected} == expected
     parts = {"schedule": 1, "prepare": 1, "replay": 5, "sample": 2, "other": 1}
     assert {part: value(metrics, "llmc_step_seconds_total", part=part) for part in parts} == parts
-    assert value(metrics, "llmc_steps_total", phase="prefill") == 4
+    assert value(metrics, "llmc_steps_total", phase="prefill") == 3
+    assert value(metrics, "llmc_steps_total", phase="mixed") == 1
     assert value(metrics, "llmc_steps_total", phase="decode") == 6
     assert value(metrics, "llmc_build_info", version="1.2", model="tiny") == 1
 

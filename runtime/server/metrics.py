@@ -229,8 +229,9 @@ class _EngineCollector(Collector):
                 ("llmc_decode_step_seconds", "Wall time of steps that only decode", stats.decode_step_ns / 1e9),
             )
         )
-        steps = CounterMetricFamily("llmc_steps", "Steps; those of prefill may carry decodes", labels=("phase",))
-        steps.add_metric(("prefill",), stats.num_prefill_steps)
+        steps = CounterMetricFamily("llmc_steps", "Steps by what they carry; mixed: both", labels=("phase",))
+        steps.add_metric(("prefill",), stats.num_prefill_steps - stats.num_mixed_steps)
+        steps.add_metric(("mixed",), stats.num_mixed_steps)
         steps.add_metric(("decode",), stats.num_decode_steps)
         yield steps
         parts = CounterMetricFamily("llmc_step_seconds", "Wall time of steps by what it went to", labels=("part",))
