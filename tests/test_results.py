@@ -185,9 +185,8 @@ def test_failed_requests_say_why_and_the_others_are_kept(tmp_path: Path) -> None
     assert [r["finish_reason"] for r in records] == ["length", "error", "error", "error"]
     assert [r["text"] for r in records] == ["cba", "ed", "ih", ""]
     assert [r.get("error", {}).get("code") for r in records] == [None, "bucket_miss", "internal", "invalid_argument"]
-    where = "the request failed after 2 prompt and 2 output tokens"
-    assert records[1]["error"]["message"] == f"{where}: Made to fail with status 10."
-    assert records[2]["error"]["message"] == f"{where}: Made to fail with status 11."
+    failed = "the request failed after {} prompt and 2 output tokens: Made to fail with status {}."
+    assert [r["error"]["message"] for r in records[1:3]] == [failed.format(2, 10), failed.format(4, 11)]
     assert "fit the KV pool" in records[3]["error"]["message"]
     assert (summary["requests"], summary["failed"]) == (4, 3)
 
