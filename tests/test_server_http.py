@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -175,6 +177,21 @@ def test_an_answer_that_takes_long_is_not_slow_to_arrive(impatient: LiveServer) 
             assert received.startswith(b"HTTP/1.1 200")
             while not received.endswith(b"0\r\n\r\n"):
                 received += connection.recv(65536)
+
+
+def test_connections_may_be_many() -> None:
+    """Each is an open file, of which many systems allow 1024 to a process that asks for no more."""
+    code = (
+        "import resource as r\n"
+        "hard = r.getrlimit(r.RLIMIT_NOFILE)[1]\n"
+        "r.setrlimit(r.RLIMIT_NOFILE, (256, hard))\n"
+        "from llmc.runtime.server.run import _raise_file_limit\n"
+        "_raise_file_limit()\n"
+        "wanted = 65536 if hard == r.RLIM_INFINITY else min(65536, hard)\n"
+        "print(r.getrlimit(r.RLIMIT_NOFILE) == (wanted, hard))\n"
+    )
+    result = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert result.stdout == "True\n", result.stderr
 
 
 def test_clients_that_leave_free_what_they_used(server: LiveServer) -> None:
