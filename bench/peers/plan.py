@@ -38,7 +38,10 @@ class Settings:
     @classmethod
     def from_dict(cls, stated: dict[str, Any]) -> Settings:
         """From JSON, where tuples are lists."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()})
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()
+        }
+        return cls(**fields)
 
 
 @dataclass(frozen=True)

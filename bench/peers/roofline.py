@@ -58,6 +58,12 @@ def roofline(report: Report, model: str, path: Path) -> None:
     svg.text(LEFT, 46, f"{report.store.machine['cpu']}, {report.store.settings.threads} threads; medians", FAINT)
     draw_grid(svg, axes)
     draw_roof(svg, axes, limits["read"], peaks)
+    for kind, words in (("decode", "decode, batches of {}"), ("prefill", "prompts of {} tokens")):
+        own = [p for p in points if p.figure.startswith(kind)]
+        sizes = sorted({int(p.figure.partition(":")[2]) for p in own})
+        if own:
+            middle = sum(place(axes, p)[0] for p in own) / len(own)
+            svg.text(middle, BOTTOM - 10, words.format(", ".join(map(str, sizes))), FAINT, "middle", 12)
     names = dict.fromkeys((p.engine, p.variant, p.precision) for p in points)
     spare = iter(SPARE_COLORS)
     colors = {engine: COLORS.get(engine) or next(spare, INK) for engine in dict.fromkeys(p.engine for p in points)}
@@ -98,8 +104,8 @@ def draw_roof(svg: Svg, axes: Axes, read: float, peaks: dict[str, float]) -> Non
     top = max(peaks.values(), default=axes.y[1])
     begin = max(axes.x[0], axes.y[0] / read)
     svg.line([axes.at(begin, begin * read), axes.at(top / read, top)], INK, 2)
-    x, y = axes.at(begin * 1.15, begin * 1.15 * read)
-    svg.text(x - 4, y - 14, f"reading memory, {read / 1e9:.3g} GB/s", INK, size=12)
+    x, y = axes.at(top / read, top)
+    svg.text(x - 40, y + 32, f"reading memory, {read / 1e9:.3g} GB/s", INK, "end", 12)
     for name, peak in peaks.items():
         svg.line([axes.at(peak / read, peak), axes.at(axes.x[1], peak)], INK, 2)
         x, y = axes.at(axes.x[1], peak)
