@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 SHOW_HELP = """Show a ladder as a grid: a spec, a bucket file or the buckets of an artifact.
 
-With a trace, each bucket shows the share of steps it serves.
+With a trace, or with what /metrics of a server told, each bucket shows the share of steps it serves.
 
 \b
 Examples:
   llmc buckets show "prefill=1x128:128:1024,decode=1:8:32x512:512:4096"
   llmc buckets show buckets.toml --trace trace.jsonl
+  llmc buckets show qwen.llmc --use metrics.txt
   llmc buckets show qwen.llmc --json
 """
 _HEAT = ("grey50", "blue", "cyan", "green", "yellow", "red")
@@ -32,13 +33,16 @@ _SHARES = (0.0, 0.005, 0.02, 0.05, 0.15)
 def show_command(
     ladder: str = typer.Argument(..., metavar="SPEC|FILE|ARTIFACT", help="Spec, bucket file or artifact directory."),
     trace: Path | None = typer.Option(None, metavar="FILE", help="Trace of requests; shows how buckets are used."),
+    use: Path | None = typer.Option(None, metavar="FILE", help="Saved /metrics of a server; shows recorded use."),
     max_num_seqs: int | None = typer.Option(None, metavar="N", help="What max means for batches."),
     max_model_len: int | None = typer.Option(None, metavar="N", help="What max means for lengths."),
     block_size: int | None = typer.Option(None, metavar="N", help="Tokens of a block, for sizes in blocks."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON on stdout."),
 ) -> None:
     phases = _read_ladder(ladder, Limits(max_num_seqs, max_model_len, block_size))
-    used = _usage(phases, trace) if trace is not None else {}
+    if trace is not None and use is not None:
+        raise typer.BadParameter("--trace and --use both tell how buckets are used: give one of them")
+    used = _usage(phases, trace) if trace is not None else _recorded(phases, use) if use is not None else {}
     if as_json:
         print(json.dumps(_show_data(phases, used), indent=2))
     else:
@@ -69,13 +73,35 @@ def _usage(phases: dict[str, list[Bucket]], path: Path) -> dict[str, Usage]:
     return ladder_usage(read_trace(path), (bucket for buckets in phases.values() for bucket in buckets))
 
 
+def _recorded(phases: dict[str, list[Bucket]], path: Path) -> dict[str, Usage]:
+    from llmc.buckets.usage import BucketUse, Usage
+
+    from .bucket_use import read_bucket_use, read_missed
+
+    found = {one.bucket: one for one in read_bucket_use(path)}
+    missed = read_missed(path, 1)
+    result = {}
+    for phase, buckets in phases.items():
+        unknown = [str(bucket) for bucket in found if bucket.phase == phase and bucket not in buckets]
+        if unknown:
+            raise BucketError(f"{path} tells of {unknown[0]}, which the ladder does not have: it is of another ladder")
+        mine = [found.get(bucket) for bucket in buckets]
+        uses = [
+            BucketUse(bucket, one.replays if one else 0.0, one.padding if one else 0.0)
+            for bucket, one in zip(buckets, mine, strict=True)
+        ]
+        misses = float(sum(miss.count for miss in missed if miss.phase == phase))
+        result[phase] = Usage(tuple(uses), sum(one.steps for one in uses), misses)
+    return result
+
+
 def _show_data(phases: dict[str, list[Bucket]], used: dict[str, Usage]) -> dict[str, Any]:
     data: dict[str, Any] = {"graphs": sum(map(len, phases.values()))}
     for phase, buckets in phases.items():
         rows: list[dict[str, Any]] = [{"batch": b.batch, "seq": b.seq} for b in buckets]
         if phase in used:
             for row, use in zip(rows, used[phase].uses, strict=True):
-                row |= {"steps": use.steps, "share": use.steps / used[phase].steps, "padding": use.padding}
+                row |= {"steps": use.steps, "share": use.steps / (used[phase].steps or 1), "padding": use.padding}
         data[phase] = rows
     if used:
         data["missed"] = {phase: use.missed for phase, use in used.items()}
@@ -88,7 +114,7 @@ def _print_grids(phases: dict[str, list[Bucket]], used: dict[str, Usage]) -> Non
 
     console = Console()
     for phase, buckets in phases.items():
-        shares = {use.bucket: use.steps / used[phase].steps for use in used[phase].uses} if phase in used else {}
+        shares = {use.bucket: use.steps / (used[phase].steps or 1) for use in used[phase].uses} if phase in used else {}
         batches, seqs = sorted({b.batch for b in buckets}), sorted({b.seq for b in buckets})
         known = set(buckets)
         table = Table(title=f"{phase}: {len(buckets)} buckets", title_justify="left", padding=(0, 1))
@@ -106,7 +132,7 @@ def _print_grids(phases: dict[str, list[Bucket]], used: dict[str, Usage]) -> Non
         console.print(table)
         if phase in used:
             steps, missed = used[phase].steps, used[phase].missed
-            note = f"; {missed / steps:.2%} of them fit no bucket and are split" if missed else ""
+            note = f"; {missed / (steps or 1):.2%} of them fit no bucket" if missed else ""
             unused = sum(1 for use in used[phase].uses if use.steps == 0)
             console.print(f"{steps:,.0f} steps{note}; {unused} buckets unused", highlight=False)
 

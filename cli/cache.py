@@ -27,6 +27,7 @@ _HELP = """List, explain, check and trim the cache of compiled kernels.
 Examples:
   llmc cache ls
   llmc cache why models/qwen2.5-0.5b
+  llmc cache diff old.llmc new.llmc
   llmc cache gc --max-size 2G
 """
 
@@ -213,6 +214,30 @@ def why(
         for d in (Difference(**d) for d in answer["differences"]):
             old, new = _difference(d.old, d.new)
             typer.echo(f"    {d.name}: {old} → {new}")
+
+
+@cache_app.command("diff")
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="An artifact, or the key of an entry or its first digits.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="What to compare it with, of the same kind.")],
+    cache_dir: CacheDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say in which components of their keys two artifacts or entries differ, from what to what.
+
+    \b
+    Examples:
+      llmc cache diff old.llmc new.llmc
+      llmc cache diff 7c351fac 91d0e2 --json
+    """
+    from llmc.cli.cache_diff import compare, lines
+
+    data = compare(a, b, _open(cache_dir))
+    if as_json:
+        _print_json(data)
+        return
+    for line in lines(data, _difference):
+        typer.echo(line)
 
 
 @cache_app.command("verify")

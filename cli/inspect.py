@@ -239,6 +239,10 @@ def inspect(
     output_format: Annotated[Format, typer.Option("--format", help="dot and onnx show one bucket.")] = Format.text,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write instead of stdout.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="First compare every byte with its checksum.")] = False,
+    waste: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What padding costs in each bucket, by a saved /metrics or a trace."),
+    ] = None,
 ) -> None:
     """Show buckets, commands, kernels, the memory plan and weights of an artifact.
 
@@ -249,6 +253,7 @@ def inspect(
       llmc inspect qwen.llmc --bucket decode:1x512
       llmc inspect qwen.llmc --bucket decode:1x512 --format dot | dot -Tsvg > decode.svg
       llmc inspect qwen.llmc --bucket decode:1x512 --format onnx -o decode.onnx
+      llmc inspect qwen.llmc --waste metrics.txt
     """
     tables = read_graphs(artifact)
     if verify:
@@ -256,7 +261,14 @@ def inspect(
     manifest = read_manifest(artifact)
     if output_format is Format.onnx and output is None:
         raise typer.BadParameter("--format onnx is binary; name a file", param_hint="-o")
-    data = _render(tables, manifest, find_graph(tables, bucket, output_format), output_format)
+    if waste is not None:
+        from .waste import waste_output
+
+        if bucket is not None or output_format not in (Format.text, Format.json):
+            raise typer.BadParameter("--waste shows all buckets as text or json; leave --bucket out")
+        data = waste_output(artifact, waste, as_json=output_format is Format.json)
+    else:
+        data = _render(tables, manifest, find_graph(tables, bucket, output_format), output_format)
     if output is None:
         typer.echo(data.decode(), nl=False)
         return

@@ -1,0 +1,99 @@
+"""How buckets were used while serving: read from what a server's /metrics told, saved to a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmc.buckets.bucket import Bucket, BucketError
+from llmc.buckets.misses import Miss
+
+_SAMPLE = re.compile(r"(llmc_bucket_[a-z_]+?)_total\{([^}]*)\} (\S+)(?: \S+)?")
+_LABEL = re.compile(r'([a-z]+)="([^"]*)"')
+_MAX_FILE_BYTES = 1 << 26
+_FIELDS = {
+    "llmc_bucket_replays": "replays",
+    "llmc_bucket_tokens": "tokens",
+    "llmc_bucket_padding_tokens": "padded",
+    "llmc_bucket_replay_seconds": "seconds",
+    "llmc_bucket_padding_seconds": "padding_s",
+}
+
+
+@dataclass(frozen=True)
+class BucketUse:
+    """One bucket over a server's life. tokens, padded: rows with and without a token. seconds: of its replays.
+    padding_s: of those, what rows of padding took."""
+
+    bucket: Bucket
+    replays: float = 0.0
+    tokens: float = 0.0
+    padded: float = 0.0
+    seconds: float = 0.0
+    padding_s: float = 0.0
+
+    @property
+    def padding(self) -> float:
+        """Share of the rows that is padding, 0 … 1."""
+        rows = self.tokens + self.padded
+        return self.padded / rows if rows else 0.0
+
+
+def looks_like_metrics(path: Path) -> bool:
+    """Whether the file begins as the text of /metrics does. Raises BucketError when it cannot be read."""
+    return _read(path)[:1] == "#"
+
+
+def read_bucket_use(path: Path) -> list[BucketUse]:
+    """Every bucket of a saved /metrics, sorted. Raises BucketError when it tells of none."""
+    found: dict[Bucket, dict[str, float]] = {}
+    for name, labels, value in _samples(path):
+        if name in _FIELDS:
+            bucket = Bucket(labels.get("phase", ""), _number(labels, "batch"), _number(labels, "seq"))
+            found.setdefault(bucket, {})[_FIELDS[name]] = value
+    if not found:
+        raise BucketError(f"{path} tells of no bucket: save /metrics of llmc serve, or give a trace")
+    return [BucketUse(bucket, **found[bucket]) for bucket in sorted(found)]
+
+
+def read_missed(path: Path, block_size: int) -> list[Miss]:
+    """The shapes that missed, by a saved /metrics; the time is that of the file. Raises BucketError."""
+    time = path.stat().st_mtime
+    return [
+        Miss(time, labels.get("phase", ""), _number(labels, "sequences"), _number(labels, "tokens"),
+             _number(labels, "blocks") * block_size, None, int(value))
+        for name, labels, value in _samples(path)
+        if name == "llmc_bucket_misses_by_shape" and value >= 1
+    ]  # fmt: skip
+
+
+def _samples(path: Path) -> Iterable[tuple[str, dict[str, str], float]]:
+    for number, line in enumerate(_read(path).splitlines(), 1):
+        if not line.startswith("llmc_bucket_") or "{" not in line:
+            continue
+        match = _SAMPLE.fullmatch(line.strip())
+        try:
+            if match is not None:
+                yield match[1], dict(_LABEL.findall(match[2])), float(match[3])
+        except (BucketError, ValueError) as error:
+            raise BucketError(f"{path}:{number}: {line[:60]!r} is no sample of a bucket: {error}") from None
+
+
+def _number(labels: dict[str, str], name: str) -> int:
+    text = labels.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise BucketError(f"a sample of a bucket has {name} {text!r}: save /metrics again")
+    return int(text)
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise BucketError(f"{path} is larger than {_MAX_FILE_BYTES} bytes: save /metrics of one server")
+        return path.read_text(encoding="utf-8").lstrip()
+    except OSError as error:
+        raise BucketError(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise BucketError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error

@@ -1,0 +1,147 @@
+"""`llmc cache diff`: in which components of their keys two artifacts or two cache entries differ, from what to what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from llmc.cli.inspect import read_manifest
+from llmc.compiler.cache import CacheError, Difference, GraphCache
+
+_KERNEL_PARTS = ("template", "target", "tvm")
+_PLAIN = ("act_dtype", "kv_dtype", "max_model_len", "max_num_seqs", "block_size", "format_version", "llmc_version")
+
+
+def compare(a: str, b: str, cache: GraphCache) -> dict[str, Any]:
+    """What differs between two artifact directories, or two entries by key. Raises CacheError."""
+    sides = [Path(a), Path(b)]
+    are_artifacts = [(side / "manifest.json").is_file() for side in sides]
+    if all(are_artifacts):
+        old, new = (read_manifest(side) for side in sides)
+        return {"a": a, "b": b, "kind": "artifacts", **_of_artifacts(old, new)}
+    if any(are_artifacts):
+        other = b if are_artifacts[0] else a
+        raise CacheError(f"{other} is no artifact (manifest.json), the other one is: give two artifacts or two keys")
+    entries = []
+    for side in (a, b):
+        entry = cache.entry(cache.resolve(side))
+        if entry is None:
+            raise CacheError(f"cache entry {side} is damaged; `llmc cache verify` drops it")
+        entries.append(entry)
+    differences = differing(entries[0].components, entries[1].components)
+    return {"a": entries[0].key, "b": entries[1].key, "kind": "entries", "components": list(map(asdict, differences))}
+
+
+def differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[Difference]:
+    """The names whose values differ; JSON objects are compared member by member, as name.member."""
+    found = []
+    for name in sorted(old.keys() | new.keys()):
+        before, after = old.get(name), new.get(name)
+        if before == after:
+            continue
+        inner = [_object(before), _object(after)]
+        if inner[0] is not None and inner[1] is not None:
+            found += [Difference(f"{name}.{d.name}", d.old, d.new) for d in differing(inner[0], inner[1])]
+        else:
+            found.append(Difference(name, before, after))
+    return found
+
+
+def _object(text: str | None) -> dict[str, str] | None:
+    try:
+        value = json.loads(text) if text is not None and text.startswith("{") else None
+    except ValueError:
+        return None
+    if not isinstance(value, dict):
+        return None
+    return {str(name): member if isinstance(member, str) else json.dumps(member) for name, member in value.items()}
+
+
+def _of_artifacts(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    plain = [{name: str(m.get(name)) for name in _PLAIN} for m in (old, new)]
+    nested = [
+        {name: json.dumps(m.get(name), sort_keys=True) for name in ("model", "target", "tools")} for m in (old, new)
+    ]
+    graphs = [_texts(m.get("graph_components")) for m in (old, new)]
+    kernels = [_kernels(m) for m in (old, new)]
+    weights = [{"weights_key": str(m.get("weights_key"))} for m in (old, new)]
+    names = [[str(b) for b in m.get("buckets") or []] for m in (old, new)]
+    both = sorted(kernels[0].keys() & kernels[1].keys())
+    rebuilt: dict[tuple[tuple[str, str | None, str | None], ...], list[str]] = {}
+    for name in both:
+        parts = [{part: k[name].get(part, "") for part in _KERNEL_PARTS} for k in kernels]
+        if parts[0] != parts[1]:
+            why = tuple((d.name, d.old, d.new) for d in differing(parts[0], parts[1]))
+            rebuilt.setdefault(why, []).append(name)
+    return {
+        "settings": [asdict(d) for d in [*differing(*plain), *differing(*nested)]],
+        "graphs": [asdict(d) for d in differing(*graphs)],
+        "weights": [asdict(d) for d in differing(*weights)],
+        "buckets": {
+            "only_a": [n for n in names[0] if n not in names[1]],
+            "only_b": [n for n in names[1] if n not in names[0]],
+            "common": len(set(names[0]) & set(names[1])),
+        },
+        "kernels": {
+            "only_a": sorted(kernels[0].keys() - kernels[1].keys()),
+            "only_b": sorted(kernels[1].keys() - kernels[0].keys()),
+            "common": len(both) - sum(map(len, rebuilt.values())),
+            "differ": [
+                {"kernels": which, "components": [{"name": n, "old": o, "new": w} for n, o, w in why]}
+                for why, which in rebuilt.items()
+            ],
+        },
+    }
+
+
+def _texts(value: object) -> dict[str, str]:
+    return {str(name): str(member) for name, member in value.items()} if isinstance(value, dict) else {}
+
+
+def _kernels(manifest: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Components of each kernel by what it computes: its op and parameters."""
+    found = {}
+    for kernel in manifest.get("kernels") or []:
+        components = _texts(kernel.get("components")) if isinstance(kernel, dict) else {}
+        if not components:
+            raise CacheError("a manifest has no valid list of kernels; compile the model again")
+        found[f"{components.get('op')} {_parameters(components.get('params', ''))}"] = components
+    return found
+
+
+def _parameters(text: str) -> str:
+    try:
+        return " ".join(f"{name}={value}" for name, value in json.loads(text))
+    except (ValueError, TypeError):
+        return text
+
+
+def lines(data: dict[str, Any], short: Any) -> list[str]:
+    """The comparison for people. short: both values of a difference, cut to where they begin to differ."""
+
+    def rows(differences: list[dict[str, Any]], indent: str = "  ") -> list[str]:
+        return [f"{indent}{d['name']}: {' → '.join(short(d['old'], d['new']))}" for d in differences]
+
+    if data["kind"] == "entries":
+        found = rows(data["components"])
+        return [f"{data['a'][:16]} and {data['b'][:16]} differ in", *found] if found else ["the entries are the same"]
+    out: list[str] = []
+    for part in ("settings", "graphs", "weights"):
+        if data[part]:
+            out += [part, *rows(data[part])]
+    buckets, kernels = data["buckets"], data["kernels"]
+    for side, name in (("only_a", data["a"]), ("only_b", data["b"])):
+        if buckets[side]:
+            out += [f"buckets only in {name}: {', '.join(buckets[side])}"]
+    for side, name in (("only_a", data["a"]), ("only_b", data["b"])):
+        if kernels[side]:
+            out += [f"kernels only in {name}:", *(f"  {kernel}" for kernel in kernels[side])]
+    for group in kernels["differ"]:
+        first = group["kernels"][0]
+        more = f" and {len(group['kernels']) - 1} more kernels" if len(group["kernels"]) > 1 else ""
+        out += [f"{first}{more} differ in", *rows(group["components"])]
+    same = f"{buckets['common']} buckets and {kernels['common']} kernels are the same"
+    return [*out, same] if out else [f"nothing differs: {same}"]

@@ -1,0 +1,100 @@
+"""`llmc inspect --waste`: what the padding of each bucket of an artifact costs, under recorded use or a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llmc.buckets.bucket import BucketError
+
+from .bucket_use import BucketUse, looks_like_metrics, read_bucket_use
+
+
+def waste_data(artifact: Path, use: Path) -> dict[str, Any]:
+    """Buckets, the dearest padding first, by `use`: a saved /metrics of llmc serve, or a trace, which is simulated.
+
+    Raises BucketError for a file that is neither, and for a trace without measured costs.
+    """
+    from .simulation import artifact_ladder
+
+    ladder = artifact_ladder(artifact)[0]
+    if _is_trace(use):
+        uses, source = _simulated(artifact, use)
+    else:
+        uses, source = read_bucket_use(use), "recorded"
+        unknown = [one.bucket for one in uses if one.bucket not in ladder.buckets]
+        if unknown:
+            raise BucketError(f"{use} tells of {unknown[0]}, which {artifact} does not have: it is of another artifact")
+    total = sum(one.seconds for one in uses)
+    rows = [
+        {
+            "bucket": str(one.bucket),
+            "replays": one.replays,
+            "seconds": one.seconds,
+            "padding": one.padding,
+            "padding_s": one.padding_s,
+            "padding_share_of_all": one.padding_s / total if total else 0.0,
+        }
+        for one in sorted(uses, key=lambda one: (-one.padding_s, -one.replays, one.bucket))
+    ]
+    return {"artifact": str(artifact), "use": str(use), "source": source, "seconds": total, "buckets": rows}
+
+
+def waste_text(data: dict[str, Any]) -> str:
+    """The same for people."""
+    from .inspect import table
+    from .simulation_figures import count, duration
+
+    rows = [
+        (
+            row["bucket"],
+            count(row["replays"]),
+            duration(row["seconds"]),
+            f"{row['padding']:.1%}",
+            duration(row["padding_s"]),
+            f"{row['padding_share_of_all']:.2%}",
+        )
+        for row in data["buckets"]
+        if row["replays"]
+    ]
+    unused = [row["bucket"] for row in data["buckets"] if not row["replays"]]
+    wasted = sum(row["padding_s"] for row in data["buckets"])
+    share = wasted / data["seconds"] if data["seconds"] else 0.0
+    lines = [
+        table(("bucket", "steps", "time", "padding", "its time", "of all"), rows),
+        "",
+        f"padding took {duration(wasted)} of {duration(data['seconds'])} of replays, {share:.1%} ({data['source']})",
+    ]
+    if unused:
+        shown = ", ".join(unused[:8]) + (", …" if len(unused) > 8 else "")
+        lines.append(f"{len(unused)} buckets were never used: {shown}")
+    return "\n".join(lines) + "\n"
+
+
+def waste_output(artifact: Path, use: Path, *, as_json: bool) -> bytes:
+    """What `llmc inspect --waste` prints."""
+    data = waste_data(artifact, use)
+    return (json.dumps(data, indent=2) + "\n" if as_json else waste_text(data)).encode()
+
+
+def _is_trace(path: Path) -> bool:
+    return not looks_like_metrics(path)
+
+
+def _simulated(artifact: Path, trace: Path) -> tuple[Sequence[BucketUse], str]:
+    from llmc.buckets.step_cost import StepCosts
+    from llmc.buckets.trace import read_trace
+
+    from .cost_tables import measured_table
+    from .simulation import WhatIf, artifact_ladder
+
+    ladder, server = artifact_ladder(artifact)
+    costs = StepCosts.of_table(measured_table(artifact), "simulated by measured costs")
+    outcome = WhatIf(read_trace(trace), server, costs).run(ladder)
+    uses = [
+        BucketUse(one.bucket, one.replays, one.asked, one.computed - one.asked, one.seconds, one.padding_s)
+        for one in outcome.graphs
+    ]
+    return uses, costs.source
