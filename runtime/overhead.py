@@ -1,0 +1,40 @@
+"""What a step of the engine takes around its replay: to schedule, to prepare its inputs, to sample and to publish."""
+
+from __future__ import annotations
+
+from llmc.runtime.engine import Engine, SamplingParams
+
+_TOKENS = 24
+_ROUNDS = 5
+
+
+def measure_overhead(engine: Engine, max_num_seqs: int) -> tuple[float, float]:
+    """(seconds of a step, seconds of each token that it samples), medians; runs greedy requests of a token of prompt.
+
+    The engine must be idle, with room for a block of KV cache for each of max_num_seqs sequences. Raises LlmcError.
+    """
+    one = _around_a_step(engine, 1)
+    if max_num_seqs == 1:
+        return one, 0.0
+    token_s = max(0.0, (_around_a_step(engine, max_num_seqs) - one) / (max_num_seqs - 1))
+    return max(0.0, one - token_s), token_s
+
+
+def _around_a_step(engine: Engine, num_seqs: int) -> float:
+    """Median over rounds of the mean time of a decode step of so many sequences, its replay left out."""
+    params = SamplingParams(max_tokens=_TOKENS, temperature=0.0, ignore_eos=True)
+    means = []
+    for _ in range(_ROUNDS):
+        for index in range(num_seqs):
+            engine.submit([index % 2], params)
+        # The prompts' steps are left out: when each sequence has a token, all of them decode together.
+        while engine.step() and engine.stats.num_running < num_seqs:
+            pass
+        before = engine.stats
+        while engine.step():
+            pass
+        after = engine.stats
+        engine.poll()
+        steps = max(1, after.num_steps - before.num_steps)
+        means.append((after.step_ns - before.step_ns - after.replay_ns + before.replay_ns) / 1e9 / steps)
+    return sorted(means)[_ROUNDS // 2]
