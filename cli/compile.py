@@ -17,6 +17,8 @@ import typer
 from llmc.buckets import BucketError, Limits, parse_spec, spec_from_environment
 from llmc.buckets.bucket import MAX_DIM
 
+from .units import format_bytes
+
 if TYPE_CHECKING:
     from llmc.compiler.config import CompileReport, Progress
     from llmc.quantize import QuantConfig
@@ -36,6 +38,7 @@ Examples:
   llmc compile models/llama -o llama-w8a8.llmc --quant w8a8
   llmc compile models/llama -o llama-w4a16.llmc --quant w4a16 --group-size 32 --skip lm_head,mlp.down
   llmc compile models/llama -o avx2.llmc --target x86-64-v3 --jobs 2 --json
+  llmc compile qwen.llmc --add decode:4x512
 """
 
 
@@ -45,8 +48,12 @@ def register(app: typer.Typer) -> None:
 
 
 def compile_command(
+    context: typer.Context,
     model: Path = typer.Argument(..., metavar="MODEL", help="Directory with config.json and safetensors."),
-    output: Path = typer.Option(..., "-o", "--output", metavar="OUT", help="Artifact directory to write."),
+    output: Path | None = typer.Option(None, "-o", "--output", metavar="OUT", help="Artifact directory to write."),
+    add: list[str] = typer.Option(
+        [], metavar="BUCKET", help="Give MODEL, an artifact, this bucket, too; in place without -o; may be repeated."
+    ),
     buckets: str | None = typer.Option(None, metavar="SPEC", help="Buckets; default: ramp-up ladders of the limits."),
     target: str = typer.Option("native", help="CPU to compile for: native, x86-64-v3, znver4, sapphirerapids, …"),
     dtype: str = typer.Option("auto", help="Weights and activations: auto, f32 or bf16."),
@@ -74,6 +81,12 @@ def compile_command(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON on stdout."),
 ) -> None:
+    if add:
+        from .compile_add import add_command
+
+        return add_command(context, model, output, add, jobs, cache_dir, as_json)
+    if output is None:
+        raise typer.BadParameter("-o OUT is missing: name the artifact directory to write")
     if buckets is None:
         buckets = _buckets_from_environment(max_num_seqs, max_model_len, block_size)
     _check_usage(buckets, Limits(max_num_seqs, max_model_len, block_size), dtype, kv_dtype)
@@ -171,16 +184,6 @@ def progress_bar() -> Iterator[Progress]:
             bars.update(tasks[phase], completed=done, total=total)
 
         yield update
-
-
-def format_bytes(count: int) -> str:
-    """1536 → "1.5 KiB"."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"
 
 
 def _print_table(report: CompileReport) -> None:

@@ -288,9 +288,17 @@ def manifest(
             for target in get_family(resolved.model.model_type).weight_map(resolved.model).targets
         },
         "graph_components": components,
-        "kernels": [
-            {"symbol": k.spec.symbol(), "op": k.spec.op, "key": k.key, "components": k.components} for k in kernels
-        ],
+        "kernels": [manifest_kernel(k) for k in kernels],
+    }
+
+
+def manifest_kernel(kernel: BuiltKernel) -> dict[str, object]:
+    """A kernel in the manifest's list, which is in the order of graphs.bin."""
+    return {
+        "symbol": kernel.spec.symbol(),
+        "op": kernel.spec.op,
+        "key": kernel.key,
+        "components": kernel.components,
     }
 
 

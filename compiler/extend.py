@@ -1,0 +1,271 @@
+"""Adds buckets to an artifact: its weights stay the file they are, its graphs and kernels the bytes they are.
+
+New graphs, kernels and commands follow the old ones in every table, so an index means what it meant. The artifact is
+replaced in one step; who has it open keeps what they opened.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llmc.buckets import Bucket
+from llmc.compiler.artifact import graphs_bin, is_artifact, staged_directory, write_manifest
+from llmc.compiler.build import BuiltKernel, build_kernels
+from llmc.compiler.cache import GraphCache, cache_root
+from llmc.compiler.config import CompileError, Progress, no_progress
+from llmc.compiler.described import Described, ladder_of, read_described
+from llmc.compiler.graph import CommandList
+from llmc.compiler.graphs_writer import FileSums
+from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.link import link_shared
+from llmc.compiler.pipeline import PhaseClock, Tracer, manifest_kernel, model_record, weight_requests, weight_shapes
+from llmc.compiler.plan import GraphShape, plan_graphs
+from llmc.compiler.weights import WeightLayout, plan_weights
+
+_FICLONE = 0x40049409  # Linux: ioctl_ficlone(2)
+Graphs = Mapping[Bucket, tuple[GraphShape, CommandList]]
+
+
+@dataclass(frozen=True)
+class AddReport:
+    """What came of adding buckets. weights: how they got into the artifact: "linked", "cloned" or "copied", "kept" when
+    nothing had to be written; arena_bytes: of the largest graph; seconds by phase.
+    """
+
+    artifact: Path
+    added: tuple[str, ...]
+    present: tuple[str, ...]
+    num_graphs: int
+    num_kernels: int
+    kernels_added: int
+    kernels_compiled: int
+    code_bytes: int
+    arena_bytes: int
+    weights: str
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, object]:
+        return {**self.__dict__, "artifact": str(self.artifact)}
+
+
+def add_buckets(
+    artifact: Path,
+    buckets: Sequence[Bucket],
+    output: Path | None = None,
+    *,
+    cache_dir: Path | None = None,
+    jobs: int = 0,
+    progress: Progress = no_progress,
+) -> AddReport:
+    """Adds the buckets that `artifact` lacks, in place, or into a new artifact `output`.
+
+    Concurrent calls on one artifact wait for each other. Raises CompileError, with the artifact as it was, for a bucket
+    beyond its limits and for an artifact that other sources, tools or kernels made: its graphs would not all compute
+    the same bits.
+    """
+    output = artifact if output is None else output
+    with _locked(artifact) if output == artifact else nullcontext():
+        return _add(artifact, buckets, output, cache_dir, jobs or len(os.sched_getaffinity(0)), progress)
+
+
+def _add(
+    artifact: Path, buckets: Sequence[Bucket], output: Path, cache_dir: Path | None, jobs: int, progress: Progress
+) -> AddReport:
+    clock, cache = PhaseClock(progress), GraphCache(cache_root(cache_dir))
+    with clock.phase("load"):
+        if not is_artifact(artifact):
+            raise CompileError(f"{artifact} is not an artifact; give the directory that llmc compile wrote")
+        old = read_described(artifact)
+        common = old.resolved.graph_components()
+        _check_components(artifact, old.manifest.get("graph_components"), common)
+        added = [bucket for bucket in dict.fromkeys(buckets) if bucket not in old.buckets]
+        for bucket in added:
+            check_bucket(bucket, old)
+    present = tuple(str(bucket) for bucket in dict.fromkeys(buckets) if bucket not in added)
+    if not added and output == artifact:
+        return AddReport(artifact, (), present, len(old.buckets), len(old.kernels), 0, 0,
+                         old.manifest["bytes"]["code"], old.manifest["bytes"]["arena"], "kept",
+                         clock.seconds)  # fmt: skip
+    with clock.phase("graphs") as on_graph:
+        tracer = Tracer(old.resolved, cache)
+        every = [*old.buckets, *added]
+        graphs = plan_graphs(every, old.resolved.graph_params(), common, cache, tracer.bind, on_graph)
+        lists = list({id(c): c for _, c in graphs.values()}.values())
+    with clock.phase("kernels") as on_kernel:
+        specs = _specs_in_order(artifact, old, lists)
+        kernels = build_kernels(specs, old.resolved.target, cache, jobs, on_kernel)
+        _check_kernels(artifact, old, kernels)
+    with staged_directory(output) as staging:
+        with clock.phase("weights"):
+            layout = _layout(old, lists)
+            weights = _place(artifact / "weights.safetensors", staging / "weights.safetensors")
+            _copy_others(artifact, staging)
+        with clock.phase("link"):
+            old_code = (artifact / "kernels.so").read_bytes()
+            before = {bucket: graphs[bucket] for bucket in old.buckets}
+            _check_tables(artifact, old, specs[: len(old.kernels)], layout, before, old_code)
+            if len(specs) == len(old.kernels):
+                (staging / "kernels.so").write_bytes(old_code)
+                code = old_code
+            else:
+                link_shared([k.code for k in kernels], staging / "kernels.so")
+                code = (staging / "kernels.so").read_bytes()
+            (staging / "graphs.bin").write_bytes(_tables(old, specs, layout, graphs, code))
+            arena = max(of.arena_bytes for of in lists)
+            described = {
+                **old.manifest,
+                "buckets": [str(bucket) for bucket in every],
+                "bytes": {**old.manifest["bytes"], "code": len(code), "arena": arena},
+                "kernels": [*old.kernels, *(manifest_kernel(k) for k in kernels[len(old.kernels) :])],
+                "weights_mtime_ns": (staging / "weights.safetensors").stat().st_mtime_ns,
+            }
+            write_manifest(staging / "manifest.json", described)
+    return AddReport(
+        artifact=output,
+        added=tuple(map(str, added)),
+        present=present,
+        num_graphs=len(every),
+        num_kernels=len(kernels),
+        kernels_added=len(kernels) - len(old.kernels),
+        kernels_compiled=sum(not k.cached for k in kernels),
+        code_bytes=len(code),
+        arena_bytes=arena,
+        weights=weights,
+        phase_seconds=clock.seconds,
+    )
+
+
+def check_bucket(bucket: Bucket, artifact: Described) -> None:
+    """Raises CompileError for a bucket that no request of this artifact could use, and BucketError for a bad one."""
+    resolved = artifact.resolved
+    if bucket.batch > resolved.max_num_seqs:
+        raise CompileError(
+            f"bucket {bucket} holds {bucket.batch} sequences but the artifact runs at most {resolved.max_num_seqs}; "
+            "lower it, or compile again with a larger --max-num-seqs"
+        )
+    # A context may end in a block that the limit does not fill.
+    longest = -(-resolved.max_model_len // resolved.block_size) * resolved.block_size
+    most = longest * (bucket.batch if bucket.phase == "mixed" else 1)
+    if bucket.seq > most:
+        raise CompileError(
+            f"bucket {bucket} holds {bucket.seq} tokens but max-model-len of the artifact is {resolved.max_model_len}; "
+            "lower it, or compile again with a larger --max-model-len"
+        )
+    ladder_of((*artifact.buckets, bucket))
+
+
+@contextmanager
+def _locked(artifact: Path) -> Iterator[None]:
+    """Holds the lock of an artifact's directory; who waited for one that was replaced meanwhile takes the new one."""
+    while True:
+        try:
+            lock = os.open(artifact, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise CompileError(f"{artifact} is not an artifact: {error.strerror or error}") from None
+        try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if artifact.is_dir() and os.path.samestat(os.fstat(lock), artifact.stat()):
+                yield
+                return
+        finally:
+            os.close(lock)
+
+
+def _check_components(artifact: Path, recorded: object, now: Mapping[str, str]) -> None:
+    if not isinstance(recorded, dict):
+        raise CompileError(f"{artifact} does not say what its graphs depend on; compile the model again")
+    differ = sorted(name for name in {*recorded, *now} if recorded.get(name) != now.get(name))
+    if differ:
+        raise CompileError(
+            f"{artifact} was compiled by another version of the compiler ({', '.join(differ)} differ), and graphs of "
+            "two versions may not compute the same bits; compile the model again with the bucket in --buckets"
+        )
+
+
+def _specs_in_order(artifact: Path, old: Described, lists: Sequence[CommandList]) -> list[KernelSpec]:
+    """The artifact's kernels as they are numbered, then the new ones."""
+    by_symbol = {c.spec.symbol(): c.spec for of in lists for c in of.commands}
+    known = [str(kernel["symbol"]) for kernel in old.kernels]
+    missing = [symbol for symbol in known if symbol not in by_symbol]
+    if missing:
+        raise CompileError(f"{artifact} has kernel {missing[0]}, which no graph of it needs; compile the model again")
+    return [by_symbol[symbol] for symbol in (*known, *sorted(by_symbol.keys() - set(known)))]
+
+
+def _check_kernels(artifact: Path, old: Described, kernels: Sequence[BuiltKernel]) -> None:
+    templates = {str(k["op"]): k["components"] for k in old.kernels}
+    for index, kernel in enumerate(kernels):
+        if index < len(old.kernels):
+            same = kernel.key == old.kernels[index]["key"]
+        else:
+            # A new kernel of an op computes what the old ones compute when the same template makes it.
+            of_op = templates.get(kernel.spec.op, kernel.components)
+            same = all(of_op.get(name) == kernel.components[name] for name in ("template", "target", "tvm"))
+        if not same:
+            raise CompileError(
+                f"the kernels of {artifact} were made by another version of the compiler ({kernel.spec.op} differs), "
+                "and might not compute the same bits as new ones; compile the model again"
+            )
+
+
+def _layout(old: Described, lists: Sequence[CommandList]) -> WeightLayout:
+    resolved = old.resolved
+    shapes = weight_shapes(resolved.model, resolved.max_model_len)
+    requests = weight_requests(shapes, lists, resolved.act_dtype, resolved.recipe)
+    return plan_weights(requests, resolved.target.panel_columns)
+
+
+def _tables(old: Described, specs: Sequence[KernelSpec], layout: WeightLayout, graphs: Graphs, code: bytes) -> bytes:
+    sums = FileSums.of(code, layout.header, layout.total_bytes)
+    crcs = old.manifest["weights_crc32"]
+    return graphs_bin(model_record(old.resolved), specs, layout, crcs, graphs, old.resolved.target.isa_level, sums)
+
+
+def _check_tables(
+    artifact: Path, old: Described, specs: Sequence[KernelSpec], layout: WeightLayout, graphs: Graphs, code: bytes
+) -> None:
+    """What is about to be written begins with what is there: the old graphs, made anew, are the artifact's bytes."""
+    try:
+        same = _tables(old, specs, layout, graphs, code) == (artifact / "graphs.bin").read_bytes()
+    except (KeyError, TypeError) as error:
+        raise CompileError(f"{artifact} does not record the checksum of {error}; compile the model again") from None
+    if not same:
+        raise CompileError(
+            f"{artifact / 'graphs.bin'} is damaged or was written by another version of the compiler; compile the "
+            "model again"
+        )
+
+
+def _place(source: Path, target: Path) -> str:
+    """Puts a large file into another directory without copying it where the file system can; says how."""
+    info = source.stat()
+    try:
+        with source.open("rb") as read, target.open("xb") as write:
+            fcntl.ioctl(write.fileno(), _FICLONE, read.fileno())
+        how = "cloned"
+    except OSError:
+        target.unlink(missing_ok=True)
+        try:
+            os.link(source, target)
+            return "linked"
+        except OSError:
+            shutil.copyfile(source, target)
+            how = "copied"
+    # It is how a later compilation knows that the file was not changed since.
+    os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
+    return how
+
+
+def _copy_others(artifact: Path, staging: Path) -> None:
+    """Tokenizer and whatever else lies in the artifact."""
+    written = {"graphs.bin", "kernels.so", "manifest.json", "weights.safetensors"}
+    for file in artifact.iterdir():
+        if file.name not in written and file.is_file():
+            shutil.copyfile(file, staging / file.name)
