@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 PHASES = ("prefill", "decode", "mixed")
+REQUIRED_PHASES = ("prefill", "decode")
 MAX_DIM = 1 << 24
 MAX_BUCKETS = 4096
 
@@ -62,8 +63,8 @@ class Bucket:
 
 
 def area(bucket: Bucket) -> int:
-    """Stand-in for the measured cost: batch × seq."""
-    return bucket.batch * bucket.seq
+    """Stand-in for the measured cost: batch × seq, the tokens in `mixed`."""
+    return bucket.seq if bucket.phase == "mixed" else bucket.batch * bucket.seq
 
 
 def select(
@@ -76,37 +77,44 @@ def select(
 
 @dataclass(frozen=True, slots=True)
 class BucketLadder:
-    """The buckets of an artifact, each phase sorted by (batch, seq) and free of duplicates.
+    """The buckets of an artifact, each phase sorted by (batch, seq) and free of duplicates; `mixed` may be empty.
 
-    Raises BucketError when a phase is empty, holds a bucket of another phase or one bucket twice, or when there are
-    more than MAX_BUCKETS in all.
+    Raises BucketError when prefill or decode is empty, a phase holds a bucket of another phase or one bucket twice, a
+    mixed bucket has fewer tokens than sequences, or there are more than MAX_BUCKETS in all.
     """
 
     prefill: tuple[Bucket, ...]
     decode: tuple[Bucket, ...]
+    mixed: tuple[Bucket, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self) > MAX_BUCKETS:
             raise BucketError(f"{len(self)} buckets are more than the limit of {MAX_BUCKETS}: use larger steps")
-        for phase in ("prefill", "decode"):
+        for phase in PHASES:
             buckets: tuple[Bucket, ...] = getattr(self, phase)
-            if not buckets:
+            if not buckets and phase in REQUIRED_PHASES:
                 raise BucketError(f"no {phase} bucket: a ladder needs at least one prefill and one decode bucket")
             seen: set[Bucket] = set()
             for bucket in buckets:
                 if bucket.phase != phase:
                     raise BucketError(f"bucket {bucket} is listed under {phase}: move it to {bucket.phase}")
+                if phase == "mixed" and bucket.seq < bucket.batch:
+                    raise BucketError(
+                        f"bucket {bucket} has {bucket.batch} sequences but {bucket.seq} tokens in all: give it a token "
+                        "a sequence at least, and room for a chunk of a prompt"
+                    )
                 if bucket in seen:
                     raise BucketError(f"bucket {bucket} is given twice: list each bucket once")
                 seen.add(bucket)
             object.__setattr__(self, phase, tuple(sorted(buckets)))
 
     def __len__(self) -> int:
-        return len(self.prefill) + len(self.decode)
+        return len(self.prefill) + len(self.decode) + len(self.mixed)
 
     def __iter__(self) -> Iterator[Bucket]:
         yield from self.prefill
         yield from self.decode
+        yield from self.mixed
 
     @property
     def max_batch(self) -> int:
@@ -120,6 +128,7 @@ class BucketLadder:
 
     def select(self, phase: str, num_seqs: int, length: int, cost: Callable[[Bucket], float] = area) -> Bucket | None:
         """Cheapest bucket of `phase` that fits, or None on a miss. Raises BucketError for an unknown phase."""
-        if phase not in ("prefill", "decode"):
-            raise BucketError(f"unknown phase {phase!r}: a ladder has prefill and decode")
-        return select(self.prefill if phase == "prefill" else self.decode, num_seqs, length, cost)
+        if phase not in PHASES:
+            raise BucketError(f"unknown phase {phase!r}: use one of {', '.join(PHASES)}")
+        buckets: tuple[Bucket, ...] = getattr(self, phase)
+        return select(buckets, num_seqs, length, cost)

@@ -1,11 +1,13 @@
 """Environment variables as documented defaults of the bucket flags.
 
     LLMC_{PROMPT,DECODE}_{BS,SEQ,BLOCK}_BUCKET_{MIN,STEP,MAX}
+    LLMC_MIXED_{BS,SEQ}_BUCKET_{MIN,STEP,MAX}
 
 They set one number of a ramp-up axis each, as Intel Gaudi's vLLM plugin has them with the prefix VLLM_
-(vllm_gaudi/extension/bucketing/linear.py). BS: sequences. SEQ: tokens. BLOCK: blocks of context of one sequence; for
-DECODE it takes the place of SEQ, for PROMPT it adds no graph (`llmc.buckets.spec`). A number that no variable sets has
-its default from `llmc.buckets.ladder.default_axes`. A flag always wins over them.
+(vllm_gaudi/extension/bucketing/linear.py; MIXED is llmc's own). BS: sequences. SEQ: tokens, for MIXED those of the
+whole step. BLOCK: blocks of context of one sequence; for DECODE it takes the place of SEQ, for PROMPT it adds no graph
+(`llmc.buckets.spec`). A number that no variable sets has its default from `llmc.buckets.ladder.default_axes`. A flag
+always wins over them.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from collections.abc import Mapping
 from .bucket import MAX_DIM, BucketError
 from .ladder import default_axes
 
-_NAME = re.compile(r"LLMC_(PROMPT|DECODE)_(BS|SEQ|BLOCK)_BUCKET_(MIN|STEP|MAX)", re.ASCII)
+_NAME = re.compile(r"LLMC_(?:(PROMPT|DECODE)_(BS|SEQ|BLOCK)|(MIXED)_(BS|SEQ))_BUCKET_(MIN|STEP|MAX)", re.ASCII)
 _LOOKS_LIKE = re.compile(r"LLMC_.*_BUCKET_(MIN|STEP|MAX|LIMIT)", re.ASCII)
 _UNKNOWN_LEN = 1 << 12
+_MIXED_AXES = (("BS", "mixed_bs"), ("SEQ", "mixed_seq"))
 
 
 def spec_from_environment(
@@ -36,12 +39,12 @@ def spec_from_environment(
             if _LOOKS_LIKE.fullmatch(name):
                 raise BucketError(
                     f"environment variable {name} is unknown: use LLMC_{{PROMPT,DECODE}}_{{BS,SEQ,BLOCK}}_BUCKET_"
-                    "{MIN,STEP,MAX}"
+                    "{MIN,STEP,MAX} or LLMC_MIXED_{BS,SEQ}_BUCKET_{MIN,STEP,MAX}"
                 )
             continue
         if not re.fullmatch(r"[0-9]{1,9}", text.strip(), re.ASCII) or int(text) > MAX_DIM:
             raise BucketError(f"{name} is {text[:40]!r}: set a whole number up to {MAX_DIM} or unset it")
-        given.setdefault((match[1], match[2]), {})[match[3]] = int(text)
+        given.setdefault((match[1] or match[3], match[2] or match[4]), {})[match[5]] = int(text)
     if not given:
         return None
     if ("DECODE", "SEQ") in given and ("DECODE", "BLOCK") in given:
@@ -64,4 +67,5 @@ def spec_from_environment(
         decode += f"x{axis('DECODE', 'BLOCK', -(-start // block_size), -(-step // block_size), blocks)}blk"
     else:
         decode += f"x{axis('DECODE', 'SEQ', start, step, longest)}"
-    return f"prefill={prefill},decode={decode}"
+    mixed = "x".join(axis("MIXED", kind, *axes[name][:2], str(axes[name][2])) for kind, name in _MIXED_AXES)
+    return f"prefill={prefill},decode={decode},mixed={mixed}"

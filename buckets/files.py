@@ -1,7 +1,7 @@
-"""Bucket files: TOML or JSON with the keys `prefill` and `decode`, and the text form of Intel Gaudi's vLLM plugin.
+"""Bucket files: TOML or JSON with the phases as keys, and the text form of Intel Gaudi's vLLM plugin.
 
 In TOML and JSON each phase is a GRID text (`llmc.buckets.spec`), a table {batch = AXIS, seq = AXIS} (AXIS a text,
-number or list), or a list of [batch, seq] pairs. The text form is read by `llmc.buckets.gaudi`.
+number or list), or a list of [batch, seq] pairs; `mixed` may be missing. The text form: `llmc.buckets.gaudi`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from .bucket import BucketError, BucketLadder
+from .bucket import PHASES, BucketError, BucketLadder
 from .gaudi import parse_gaudi
 from .spec import (
-    LADDER_PHASES,
     Limits,
     Pairs,
     batch_axis,
@@ -58,7 +57,8 @@ def read_file(path: Path, limits: Limits) -> dict[str, Pairs]:
 
 def format_file(ladder: BucketLadder, suffix: str, comment: str = "") -> str:
     """Text of a .toml or .json bucket file that `parse_spec` reads back; `comment` only goes into TOML."""
-    pairs = {phase: [[b.batch, b.seq] for b in getattr(ladder, phase)] for phase in LADDER_PHASES}
+    listed = {phase: [[b.batch, b.seq] for b in getattr(ladder, phase)] for phase in PHASES}
+    pairs = {phase: items for phase, items in listed.items() if items}
     if suffix == ".json":
         rows = [f'  "{phase}": {json.dumps(items)}' for phase, items in pairs.items()]
         return "{\n" + ",\n".join(rows) + "\n}\n"

@@ -4,7 +4,7 @@
     SIZES = N | "[" N { "," N } "]" | "range(" N [ "," N [ "," N ] ] ")"
 
 One entry a line, the Cartesian product of its sizes; `#` starts a comment. A query length of 1 is a decode bucket,
-else it is a prefill bucket. Described at https://docs.vllm.ai/projects/gaudi/en/latest/features/bucketing_mechanism.html,
+else it is a prefill bucket; there are no mixed ones. Described at https://docs.vllm.ai/projects/gaudi/en/latest/features/bucketing_mechanism.html,
 "Specifying Buckets in a File"; a sample is vllm_gaudi/extension/bucketing/bucketing_file.txt there.
 
 Differences: a malformed line is an error, not skipped. The context of a prefill bucket adds no graph here

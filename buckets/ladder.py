@@ -12,6 +12,7 @@ from .bucket import MAX_BUCKETS, MAX_DIM, Bucket, BucketError, BucketLadder
 _DEFAULT_SEQ_STEP = 128
 _DEFAULT_SEQ_STEPS = 16
 _DEFAULT_PREFILL_TOKENS = 2048
+_DEFAULT_MIXED_TOKENS = 256
 
 
 def ramp_up(minimum: int, step: int, maximum: int) -> tuple[int, ...]:
@@ -111,11 +112,12 @@ def padding_bounded(minimum: int, step: int, maximum: int, percent: float, cap: 
 
 
 def default_axes(max_num_seqs: int, max_model_len: int, block_size: int) -> dict[str, tuple[int, int, int]]:
-    """(min, step, max) of the default ramp-up axes: prompt_bs, decode_bs and seq, which both phases share.
+    """(min, step, max) of the default ramp-up axes: prompt_bs, decode_bs, their common seq, mixed_bs and mixed_seq.
 
     Batches: prefill (1, min(max_num_seqs, 32), min(max_num_seqs, 64)), decode (1, min(max_num_seqs, 32),
     max_num_seqs). Lengths start at the smallest multiple of block_size that is at least 128; the step is that, doubled
-    until 16 steps reach max_model_len, so that a long context does not multiply the graphs.
+    until 16 steps reach max_model_len, so that a long context does not multiply the graphs. Mixed steps: max_num_seqs
+    sequences, and 256 tokens, doubled until at least half of them are a prompt's.
     Raises BucketError for sizes that are not positive.
     """
     _check(
@@ -128,10 +130,15 @@ def default_axes(max_num_seqs: int, max_model_len: int, block_size: int) -> dict
     step = start
     while step * _DEFAULT_SEQ_STEPS < max_model_len:
         step *= 2
+    mixed = _DEFAULT_MIXED_TOKENS
+    while mixed < 2 * max_num_seqs:
+        mixed *= 2
     return {
         "prompt_bs": (1, min(max_num_seqs, 32), min(max_num_seqs, 64)),
         "decode_bs": (1, min(max_num_seqs, 32), max_num_seqs),
         "seq": (start, step, max_model_len),
+        "mixed_bs": (max_num_seqs, max_num_seqs, max_num_seqs),
+        "mixed_seq": (mixed, mixed, mixed),
     }
 
 
@@ -148,6 +155,7 @@ def default_ladder(max_num_seqs: int, max_model_len: int, block_size: int) -> Bu
             Bucket("prefill", b, s) for b, s in product(axes["prompt_bs"], axes["seq"]) if b * s <= max_tokens
         ),
         decode=tuple(Bucket("decode", b, s) for b, s in product(axes["decode_bs"], axes["seq"])),
+        mixed=tuple(Bucket("mixed", b, s) for b, s in product(axes["mixed_bs"], axes["mixed_seq"])),
     )
 
 

@@ -95,7 +95,8 @@ class PhasePlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The ladder, complete: a phase that was not planned has its default buckets."""
+    """The ladder, complete: a phase that was not planned has its default buckets. So has `mixed`, which is never planned
+    and gets none that need a larger arena than prefill."""
 
     ladder: BucketLadder
     phases: tuple[PhasePlan, ...]
@@ -132,9 +133,12 @@ def plan(
         for phase, demand in demands(trace, server, phases).items()
     }
     default = default_ladder(server.max_num_seqs, server.max_model_len, block_size)
+    prefill = planned["prefill"].buckets if "prefill" in planned else default.prefill
+    rows = max(bucket.max_tokens for bucket in prefill)
     ladder = BucketLadder(
-        prefill=planned["prefill"].buckets if "prefill" in planned else default.prefill,
+        prefill=prefill,
         decode=planned["decode"].buckets if "decode" in planned else default.decode,
+        mixed=tuple(bucket for bucket in default.mixed if bucket.max_tokens <= rows),
     )
     return Plan(
         ladder=ladder,

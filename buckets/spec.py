@@ -1,9 +1,10 @@
 """The textual bucket spec.
 
-    SPEC   = PHASE "=" GRID { "," PHASE "=" GRID }        each phase once, both phases present
-    PHASE  = "prefill" | "decode"
-    GRID   = AXIS "x" AXIS [ "x" AXIS "blk" ]             batch, sequence in tokens, context in blocks
+    SPEC   = PHASE "=" GRID { "," PHASE "=" GRID }        each phase once; prefill and decode must be there
+    PHASE  = "prefill" | "decode" | "mixed"
+    GRID   = AXIS "x" AXIS [ "x" AXIS "blk" ]             batch, sequence in tokens, context in blocks (prefill only)
            | AXIS "x" AXIS "blk"                          decode only: batch, context in blocks
+           | AXIS "x" AXIS                                of mixed: batch, tokens of all sequences together
     AXIS   = MIN ":" STEP ":" MAX                         ramp-up: min doubles until step, then multiples of step
            | MIN ":" STEP ":" MAX ":pad:" PCT [ ":" CAP ] ramp-up, thinned: at most PCT % (and CAP tokens) of padding
            | MIN ":" STEP ":" MAX ":exp" [ ":" LIMIT ]    at most LIMIT sizes in geometric progression
@@ -26,10 +27,9 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from .bucket import MAX_BUCKETS, MAX_DIM, Bucket, BucketError, BucketLadder
+from .bucket import MAX_BUCKETS, MAX_DIM, PHASES, REQUIRED_PHASES, Bucket, BucketError, BucketLadder
 from .ladder import default_limit, exponential, padding_bounded, ramp_up
 
-LADDER_PHASES = ("prefill", "decode")
 FILE_SUFFIXES = (".toml", ".json", ".txt")
 _EXAMPLE = "prefill=1:32:4x128:128:1024,decode=1:128:4x128:128:2048"
 _AXIS_FORMS = "MIN:STEP:MAX, MIN:STEP:MAX:pad:PERCENT, MIN:STEP:MAX:exp:LIMIT, [1,2,4] or one number"
@@ -68,7 +68,7 @@ def parse_spec(spec: str, limits: Limits | None = None) -> BucketLadder:
         grids = read_file(Path(text), limits or Limits())
     else:
         grids = _parse_text(text, limits or Limits())
-    missing = [phase for phase in LADDER_PHASES if phase not in grids]
+    missing = [phase for phase in REQUIRED_PHASES if phase not in grids]
     if missing:
         raise BucketError(f"bucket spec {short(spec)} has no {missing[0]} buckets: add {missing[0]}=BATCHxSEQ")
     total = sum(len(pairs) for pairs in grids.values())
@@ -77,16 +77,17 @@ def parse_spec(spec: str, limits: Limits | None = None) -> BucketLadder:
             f"bucket spec {short(spec)} asks for {total} buckets, the limit is {MAX_BUCKETS}: use larger steps"
         )
     return BucketLadder(
-        prefill=tuple(Bucket("prefill", batch, seq) for batch, seq in grids["prefill"]),
-        decode=tuple(Bucket("decode", batch, seq) for batch, seq in grids["decode"]),
+        **{phase: tuple(Bucket(phase, batch, seq) for batch, seq in pairs) for phase, pairs in grids.items()}
     )
 
 
 def format_spec(ladder: BucketLadder) -> str | None:
     """The spec text of a ladder whose phases are full grids, None for a ladder that only a file can express."""
     parts = []
-    for phase in LADDER_PHASES:
+    for phase in PHASES:
         buckets: tuple[Bucket, ...] = getattr(ladder, phase)
+        if not buckets:
+            continue
         batches, seqs = sorted({b.batch for b in buckets}), sorted({b.seq for b in buckets})
         if len(batches) * len(seqs) != len(buckets):
             return None
@@ -105,9 +106,13 @@ def parse_grid(phase: str, grid: str, limits: Limits) -> Pairs:
     if len(axes) == 3:
         if phase == "decode":
             raise BucketError(f"decode grid {short(grid)} has three axes: its length is SEQ or BLOCKSblk, not both")
+        if phase == "mixed":
+            raise BucketError(f"mixed grid {short(grid)} has three axes: write BATCHxTOKENS")
         parse_axis(axes[2].removesuffix("blk"), blocks_axis(limits, zero=True))
     if not blocks[1]:
         return grid_of(phase, batches, parse_axis(axes[1], seq_axis(limits)))
+    if phase == "mixed":
+        raise BucketError(f"mixed grid {short(grid)} counts blocks: write BATCHxTOKENS, tokens of the whole step")
     if phase == "prefill":
         raise BucketError(f"prefill grid {short(grid)} has no query length in tokens: write BATCHxSEQxBLOCKSblk")
     return grid_of(phase, batches, in_tokens(parse_axis(axes[1].removesuffix("blk"), blocks_axis(limits)), limits))
@@ -256,8 +261,8 @@ def sizes_of(sizes: list[int], where: object, zero: bool = False) -> tuple[int, 
 
 
 def check_phase(phase: str) -> None:
-    if phase not in LADDER_PHASES:
-        raise BucketError(f"unknown phase {short(phase)} in the bucket spec: use {' or '.join(LADDER_PHASES)}")
+    if phase not in PHASES:
+        raise BucketError(f"unknown phase {short(phase)} in the bucket spec: use {', '.join(PHASES)}")
 
 
 def short(text: str) -> str:

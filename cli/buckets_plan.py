@@ -185,8 +185,7 @@ def _plan_data(plan: Plan, requests: int, server: ServerModel) -> dict[str, Any]
             for p in plan.phases
         },
         "ladder": {
-            "prefill": [[b.batch, b.seq] for b in plan.ladder.prefill],
-            "decode": [[b.batch, b.seq] for b in plan.ladder.decode],
+            phase: [[b.batch, b.seq] for b in getattr(plan.ladder, phase)] for phase in ("prefill", "decode", "mixed")
         },
     }
 

@@ -35,6 +35,7 @@ class Phase(enum.StrEnum):
     prefill = "prefill"
     decode = "decode"
     mixed = "mixed"
+    mixed = "mixed"
 
 
 def register(app: typer.Typer) -> None:

@@ -71,6 +71,7 @@ class CompileReport:
     target: str
     num_prefill_graphs: int
     num_decode_graphs: int
+    num_mixed_graphs: int
     num_kernels: int
     kernels_compiled: int
     kernels_cached: int
@@ -82,7 +83,7 @@ class CompileReport:
 
     @property
     def num_graphs(self) -> int:
-        return self.num_prefill_graphs + self.num_decode_graphs
+        return self.num_prefill_graphs + self.num_decode_graphs + self.num_mixed_graphs
 
     def as_dict(self) -> dict[str, object]:
         return {**asdict(self), "artifact": str(self.artifact), "num_graphs": self.num_graphs}

@@ -249,6 +249,7 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
         target=resolved.target.name,
         num_prefill_graphs=len(resolved.ladder.prefill),
         num_decode_graphs=len(resolved.ladder.decode),
+        num_mixed_graphs=len(resolved.ladder.mixed),
         num_kernels=len(kernels),
         kernels_compiled=sum(not k.cached for k in kernels),
         kernels_cached=sum(k.cached for k in kernels),

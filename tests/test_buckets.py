@@ -93,6 +93,7 @@ def test_file_forms_agree(tmp_path: Path) -> None:
     [
         ("", "empty"),
         ("prefill", "PHASE=BATCHxSEQ"),
+        ("prefill=1x1,decode=1x1,mixed=4x3", "4 sequences but 3 tokens"),
         ("prefill=1x128", "no decode"),
         ("decode=1x128", "no prefill"),
         ("prefill=0x128,decode=1x1", "0"),
@@ -109,7 +110,7 @@ def test_file_forms_agree(tmp_path: Path) -> None:
         ("prefill=[1,2x128,decode=1x1", "brackets"),
         ("prefill=[[1]]x128,decode=1x1", "brackets"),
         ("prefil=1x128,decode=1x1", "'prefil'"),
-        ("mixed=1x128", "'mixed'"),
+        ("both=1x128", "'both'"),
         ("prefill=1x2x3,decode=1x1", "BATCHxSEQ"),
         ("prefill=1:2x3,decode=1x1", "MIN:STEP:MAX"),
         ("prefill=1x128,decode=1x1,", "PHASE=BATCHxSEQ"),
@@ -162,6 +163,7 @@ def test_default_ladder_covers_every_request(max_num_seqs: int, max_model_len: i
     assert ladder.select("decode", max_num_seqs, max_model_len) is not None
     assert ladder.select("prefill", 1, max_model_len) is not None
     assert ladder.select("decode", max_num_seqs + 1, 1) is None
+    assert ladder.select("mixed", max_num_seqs, 2 * max_num_seqs) is not None
     assert len(ladder) < 2000
 
 

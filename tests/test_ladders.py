@@ -147,6 +147,14 @@ def test_a_looser_bound_never_needs_more_sizes(tens: int) -> None:
         ("prefill=1x1:1:4:gap:5,decode=1x1", None),
         ("prefill=1x1:1:4:exp:0,decode=1x1", None),
         ("prefill=1x1:exp:4:5,decode=1x1", None),
+        (
+            "mixed=2:32:maxx64:exp:max,prefill=1x1,decode=1x1",
+            "prefill=1x1,decode=1x1,mixed=[2,4]x[64,128,256,512,1024,2048]",
+        ),
+        ("prefill=1x1,decode=1x1,mixed=1x1blk", None),
+        ("prefill=1x1,decode=1x1,mixed=1x64x1blk", None),
+        ("prefill=1x1,decode=1x1,mixed=8x4", None),
+        ("prefill=1x1,mixed=1x1", None),
     ],
 )
 def test_axis_forms(spec: str, equivalent: str | None) -> None:
@@ -167,9 +175,18 @@ def test_limits_are_asked_for_by_name() -> None:
 pairs = st.lists(st.tuples(st.integers(1, 64), sizes), min_size=1, max_size=30, unique=True)
 
 
-@given(pairs, pairs)
-def test_written_files_read_back(tmp_path_factory: Any, prefill: list[Any], decode: list[Any]) -> None:
-    ladder = BucketLadder(tuple(Bucket("prefill", *p) for p in prefill), tuple(Bucket("decode", *d) for d in decode))
+mixed_pairs = st.lists(st.tuples(st.integers(1, 64), st.integers(64, 5000)), max_size=30, unique=True)
+
+
+@given(pairs, pairs, mixed_pairs)
+def test_written_files_read_back(
+    tmp_path_factory: Any, prefill: list[Any], decode: list[Any], mixed: list[Any]
+) -> None:
+    ladder = BucketLadder(
+        tuple(Bucket("prefill", *p) for p in prefill),
+        tuple(Bucket("decode", *d) for d in decode),
+        tuple(Bucket("mixed", *m) for m in mixed),
+    )
     folder = tmp_path_factory.mktemp("files")
     for name in ("b.toml", "b.json"):
         write_file(folder / name, ladder, "two\nlines")
@@ -182,7 +199,8 @@ def test_written_files_read_back(tmp_path_factory: Any, prefill: list[Any], deco
 @given(st.lists(sizes, min_size=1, max_size=6, unique=True), st.lists(sizes, min_size=1, max_size=6, unique=True))
 def test_full_grids_have_a_spec(batches: list[int], lengths: list[int]) -> None:
     buckets = [(b, s) for b in batches for s in lengths]
-    ladder = BucketLadder(tuple(Bucket("prefill", *p) for p in buckets), tuple(Bucket("decode", *p) for p in buckets))
+    of = {phase: tuple(Bucket(phase, *p) for p in buckets) for phase in ("prefill", "decode", "mixed")}
+    ladder = BucketLadder(of["prefill"], of["decode"], of["mixed"] if min(lengths) >= max(batches) else ())
     spec = format_spec(ladder)
     assert spec is not None
     assert parse_spec(spec) == ladder
@@ -338,7 +356,7 @@ def test_variables_of_the_documented_24_and_48_buckets() -> None:
         "LLMC_DECODE_SEQ_BUCKET_STEP": "128",
     }
     spec = spec_from_environment(environ, 4, 2048, 128)
-    assert spec == "prefill=1:32:4x128:128:1024,decode=1:128:4x128:128:2048"
+    assert spec == "prefill=1:32:4x128:128:1024,decode=1:128:4x128:128:2048,mixed=4:4:4x256:256:256"
     ladder = parse_spec(spec)
     assert (len(ladder.prefill), len(ladder.decode)) == (24, 48)
     assert {b.batch for b in ladder} == {1, 2, 4}
@@ -359,6 +377,17 @@ def test_unset_numbers_are_those_of_the_default_ladder() -> None:
     assert parse_spec(spec).decode == default_ladder(16, 4096, 32).decode
 
 
+def test_variables_of_mixed_buckets() -> None:
+    environ = {
+        "LLMC_MIXED_SEQ_BUCKET_MIN": "64",
+        "LLMC_MIXED_SEQ_BUCKET_STEP": "64",
+        "LLMC_MIXED_SEQ_BUCKET_MAX": "192",
+    }
+    spec = spec_from_environment(environ, 16, 4096, 32)
+    assert spec is not None
+    assert [str(b) for b in parse_spec(spec).mixed] == ["mixed:16x64", "mixed:16x128", "mixed:16x192"]
+
+
 def test_blocks_and_an_unknown_length() -> None:
     environ = {"LLMC_DECODE_BLOCK_BUCKET_MIN": "1", "LLMC_DECODE_BLOCK_BUCKET_STEP": "4",
                "LLMC_PROMPT_BLOCK_BUCKET_MAX": "8"}  # fmt: skip
@@ -376,16 +405,17 @@ def test_blocks_and_an_unknown_length() -> None:
         {"LLMC_PROMPT_BS_BUCKET_MIN": "-1"},
         {"LLMC_PROMPT_BS_BUCKET_MAX": "999999999"},
         {"LLMC_PROMPT_BATCH_BUCKET_MAX": "4"},
+        {"LLMC_MIXED_BLOCK_BUCKET_MAX": "4"},
         {"LLMC_DECODE_SEQ_BUCKET_MAX": "4", "LLMC_DECODE_BLOCK_BUCKET_MAX": "4"},
     ],
 )
 def test_bad_variables_are_named(environ: dict[str, str]) -> None:
-    with pytest.raises(BucketError, match=r"LLMC_(PROMPT|DECODE)_"):
+    with pytest.raises(BucketError, match=r"LLMC_(PROMPT|DECODE|MIXED)_"):
         spec_from_environment(environ, 4, 2048, 128)
 
 
-names = st.sampled_from([f"LLMC_{p}_{a}_BUCKET_{m}" for p in ("PROMPT", "DECODE") for a in ("BS", "SEQ", "BLOCK")
-                         for m in ("MIN", "STEP", "MAX")])  # fmt: skip
+axes = [*(f"{p}_{a}" for p in ("PROMPT", "DECODE") for a in ("BS", "SEQ", "BLOCK")), "MIXED_BS", "MIXED_SEQ"]
+names = st.sampled_from([f"LLMC_{axis}_BUCKET_{m}" for axis in axes for m in ("MIN", "STEP", "MAX")])
 
 
 @given(st.dictionaries(names, st.integers(0, 5000).map(str) | st.text(max_size=4)), st.integers(1, 300))
