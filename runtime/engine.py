@@ -247,6 +247,13 @@ class Engine(Handle):
         call("llmc_engine_warm_load", self.pointer, graph, byref(load), byref(ns))
         return ns.value
 
+    def walk_graph(self, graph: int) -> int:
+        """Calls every kernel of graph `graph` for no row at all, so that nothing is computed; returns its wall time in
+        nanoseconds."""
+        ns = c_uint64()
+        call("llmc_engine_walk_graph", self.pointer, graph, byref(ns))
+        return ns.value
+
     def enable_graph(self, graph: int, on: bool) -> None:
         """Whether requests may run in graph `graph`; larger ones serve what one that is off would. Changes no result.
         Waits for a step in flight."""

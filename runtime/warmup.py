@@ -19,12 +19,15 @@ from llmc.runtime.device import available_memory
 # Reading the weights takes about as long as computing so many tokens: the weights of the remaining time.
 _FIXED_TOKENS = 64
 _MAX_REPEATS = 9
+# Kernels are the same for any larger count of rows.
+_MANY_TOKENS = 16
 
 
 class GraphReplayer(Protocol):
     """What of the engine a warm-up needs."""
 
     def warm_load(self, graph: int, num_seqs: int, tokens_each: int, context: int) -> int: ...
+    def walk_graph(self, graph: int) -> int: ...
     def enable_graph(self, graph: int, on: bool) -> None: ...
 
 
@@ -113,6 +116,11 @@ def light_load(graph: GraphInfo) -> Load:
     return Load(graph.max_seqs, 1, 1)
 
 
+def _kernels(graph: GraphInfo) -> tuple[str, int, int, int]:
+    """Equal for graphs of the same kernels: these depend on the phase, and on few rows, not on how many beyond that."""
+    return graph.phase, graph.max_seqs, min(graph.max_tokens, _MANY_TOKENS), graph.num_commands
+
+
 class WarmUp:
     """Carries out a plan. Its counts may be read from any thread while another one calls `advance` or `run`."""
 
@@ -192,12 +200,18 @@ class WarmUp:
         }
 
     def _work(self) -> Iterator[WarmStep | None]:
-        """Every replay of the plan, in order."""
+        """Every replay of the plan, in order. A walk without rows makes a graph as warm as one of the same kernels that
+        was replayed before."""
+        replayed: set[tuple[str, int, int, int]] = set()
         for position, index in enumerate(self.plan.order):
             graph = self._graphs[index]
             full, light = full_load(graph, *self._limits), light_load(graph)
-            measure = index in self.plan.measure
-            wall_ns = self._replay(index, light)
+            measure, kernels = index in self.plan.measure, _kernels(graph)
+            if measure or kernels not in replayed:
+                wall_ns = self._replay(index, light)
+            else:
+                wall_ns = self._engine.walk_graph(index)
+            replayed.add(kernels)
             measured = []
             for load in dict.fromkeys((light, full)) if measure else ():
                 times: list[float] = []
@@ -224,6 +238,6 @@ class WarmUp:
         return self._engine.warm_load(index, load.num_seqs, load.tokens_each, load.context)
 
     def _weight(self, index: int) -> float:
-        """Time of a graph's replays, in tokens."""
+        """Time of a graph's replays, in tokens: a guess, for a walk too high."""
         tokens = self._graphs[index].max_tokens
-        return _FIXED_TOKENS + (2 * _FIXED_TOKENS + tokens if index in self.plan.measure else 0)
+        return 3 * _FIXED_TOKENS + tokens if index in self.plan.measure else 1.0

@@ -250,7 +250,7 @@ def test_sampling_defaults_are_the_models_or_openais(english_artifact: Path) -> 
 def test_nothing_is_served_before_every_graph_is_warm(english_artifact: Path) -> None:
     config = make_config(english_artifact)
     engine = open_engine(config)
-    warm = engine.engine.warm_load
+    warm, walk = engine.engine.warm_load, engine.engine.walk_graph
     go_on = threading.Event()
     waiting = threading.Event()
     replayed: list[int] = []
@@ -260,9 +260,9 @@ def test_nothing_is_served_before_every_graph_is_warm(english_artifact: Path) ->
             waiting.set()
             assert go_on.wait(60)
         replayed.append(graph)
-        return warm(graph, *load)
+        return warm(graph, *load) if load else walk(graph)
 
-    engine.engine.warm_load = held  # type: ignore[method-assign]
+    engine.engine.warm_load = engine.engine.walk_graph = held  # type: ignore[method-assign]
 
     async def main() -> None:
         app = create_app(config, engine)

@@ -18,12 +18,17 @@ class Recorder:
     """Counts replays; each takes as many milliseconds as it has tokens, a graph's first one longer."""
 
     replays: list[tuple[int, Load]] = field(default_factory=list)
+    walks: list[int] = field(default_factory=list)
     enabled: dict[int, bool] = field(default_factory=dict)
 
     def warm_load(self, graph: int, num_seqs: int, tokens_each: int, context: int) -> int:
         cold = all(graph != other for other, _ in self.replays)
         self.replays.append((graph, Load(num_seqs, tokens_each, context)))
         return num_seqs * tokens_each * 1_000_000 + cold * 1_000_000_000
+
+    def walk_graph(self, graph: int) -> int:
+        self.walks.append(graph)
+        return 50_000
 
     def enable_graph(self, graph: int, on: bool) -> None:
         self.enabled[graph] = on
@@ -63,6 +68,23 @@ def test_a_replay_carries_the_whole_batch() -> None:
     engine = Recorder()
     run(engine)
     assert dict(engine.replays) == {i: Load(g.max_seqs, 1, 1) for i, g in enumerate(GRAPHS)}
+
+
+def test_graphs_of_the_same_kernels_are_walked_once_one_was_replayed() -> None:
+    engine = Recorder()
+    graphs = [graph("prefill", 1, 16), graph("prefill", 1, 64), graph("prefill", 2, 64), graph("decode", 1, 64)]
+    plan = WarmPlan((1, 0, 2, 3), 4)
+    warming = WarmUp(engine, graphs, plan, block_size=BLOCK, max_model_len=MAX_LEN)
+    warming.run()
+    assert [index for index, _ in engine.replays] == [1, 2, 3]
+    assert engine.walks == [0]
+    assert warming.done
+    # A graph whose cost is wanted is replayed all the same.
+    engine = Recorder()
+    plan = WarmPlan((1, 0, 2, 3), 4, measure=frozenset({0}), measure_s=0)
+    WarmUp(engine, graphs, plan, block_size=BLOCK, max_model_len=MAX_LEN).run()
+    assert engine.walks == []
+    assert [index for index, _ in engine.replays] == [1, 0, 0, 0, 2, 3]
 
 
 def test_full_loads_fill_the_buckets() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,20 @@ from llmc.runtime.warmup import Load, WarmPlan, full_load
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Load]]:
     """Every replay that engines are asked for, which they carry out."""
     seen: list[tuple[int, Load]] = []
-    real = Engine.warm_load
+    replay, walk = Engine.warm_load, Engine.walk_graph
 
     def warm_load(self: Engine, graph: int, *load: int) -> int:
         seen.append((graph, Load(*load)))
-        ns = real(self, graph, *load)
+        ns = replay(self, graph, *load)
         assert ns > 0
         return ns
 
+    def walk_graph(self: Engine, graph: int) -> int:
+        seen.append((graph, Load(0, 0, 0)))
+        return walk(self, graph)
+
     monkeypatch.setattr(Engine, "warm_load", warm_load)
+    monkeypatch.setattr(Engine, "walk_graph", walk_graph)
     return seen
 
 
@@ -221,16 +227,20 @@ def test_ready_after_hot_it_serves_the_same_bits(english_artifact: Path) -> None
     base = base_graphs(graphs)
     rest = [i for i in range(len(graphs)) if i not in base]
     plan = WarmPlan((*base, *rest), len(base))
-    go_on, real = threading.Event(), engine.engine.warm_load
+    go_on = threading.Event()
     replayed: list[int] = []
 
-    def held(graph: int, *load: int) -> int:
-        if graph in rest:
-            assert go_on.wait(120)
-        replayed.append(graph)
-        return real(graph, *load)
+    def held(real: Callable[..., int]) -> Callable[..., int]:
+        def wrapped(graph: int, *load: int) -> int:
+            if graph in rest:
+                assert go_on.wait(120)
+            replayed.append(graph)
+            return real(graph, *load)
 
-    engine.engine.warm_load = held  # type: ignore[method-assign]
+        return wrapped
+
+    engine.engine.warm_load = held(engine.engine.warm_load)  # type: ignore[method-assign]
+    engine.engine.walk_graph = held(engine.engine.walk_graph)  # type: ignore[method-assign]
 
     async def talk() -> None:
         app = create_app(config, engine, None, plan)
@@ -302,3 +312,24 @@ def test_dropped_graphs_change_no_answer(english_artifact: Path) -> None:
                 engine.warm_load(0, 999, 1, 1)
             assert engine.warm_load(0, 0, 0, 0) > 0
             assert np.isfinite(tokens[0][0][0][1])
+
+
+def test_walks_change_nothing(english_artifact: Path) -> None:
+    with Artifact(english_artifact) as artifact, Engine(artifact, num_threads=2) as engine:
+
+        def generate() -> list[tuple[int, float]]:
+            ids = [engine.submit(prompt, max_tokens=5, temperature=0.0, num_logprobs=2) for prompt in PROMPTS]
+            for graph in range(len(artifact.graphs())):
+                assert engine.walk_graph(graph) > 0
+                engine.step()
+            while engine.step():
+                pass
+            events = [event for event in engine.poll() if event.kind == "token"]
+            return [(e.token_id, e.logprob) for i in ids for e in events if e.request_id == i]
+
+        first = generate()
+        assert len(first) == 5 * len(PROMPTS)
+        assert generate() == first
+        engine.check_integrity()
+        with pytest.raises(LlmcError, match="does not exist"):
+            engine.walk_graph(len(artifact.graphs()))

@@ -1,4 +1,4 @@
-// llmc_engine_warm_*, llmc_engine_enable_graph: the C boundary of the warm-up.
+// llmc_engine_warm_*, llmc_engine_walk_graph, llmc_engine_enable_graph: the C boundary of the warm-up.
 #include "c_engine.h"
 #include "c_struct.h"
 #include "error.h"
@@ -19,6 +19,13 @@ llmc_status llmc_engine_warm_load(llmc_engine* engine, uint32_t graph, const llm
     llmc_warm_load l{};
     LLMC_RETURN_IF_ERROR(llmc::ReadStruct(load, "load", &l));
     return engine->engine->WarmGraph(graph, {l.num_seqs, l.tokens_each, l.context}, ns);
+  });
+}
+
+llmc_status llmc_engine_walk_graph(llmc_engine* engine, uint32_t graph, uint64_t* ns, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> llmc::Status {
+    if (engine == nullptr) return llmc::NullArgument("engine");
+    return engine->engine->WalkGraph(graph, ns);
   });
 }
 

@@ -248,7 +248,7 @@ inline void CpuDevice::Compute(const Step& step, std::atomic<uint32_t>* next, ui
   }
 }
 
-void CpuDevice::Walk(uint32_t thread, uint32_t num_threads) {
+void CpuDevice::WalkThread(uint32_t thread, uint32_t num_threads) {
   std::atomic<uint32_t>* next = next_task_.data();
   for (const Step* step = current_.begin; step != current_.end; ++step, ++next) {
     Compute(*step, next, thread, num_threads);
@@ -256,7 +256,7 @@ void CpuDevice::Walk(uint32_t thread, uint32_t num_threads) {
   }
 }
 
-// As Walk, on thread 0 and, while profiling, on every thread.
+// As WalkThread, on thread 0 and, while profiling, on every thread.
 void CpuDevice::WalkTimed(uint32_t thread, uint32_t num_threads) {
   std::atomic<uint32_t>* next = next_task_.data();
   CommandTime* times = profile_.empty() ? nullptr : profile_.data() + thread * profile_stride_;
@@ -283,7 +283,16 @@ Status CpuDevice::Replay(const BatchView& batch, const float** logits) {
   const uint64_t start_ns = MonotonicNs(), start = Ticks();
   LLMC_RETURN_IF_ERROR(Check(batch));
   CopyInputs(batch);
-  current_ = graphs_[batch.graph];
+  RunTeam(batch.graph);
+  const uint64_t end = Ticks();
+  Account(start, end, MonotonicNs() - start_ns);
+  *logits = logits_;
+  return Status::Ok();
+}
+
+// The inputs and scalars are those of the step.
+void CpuDevice::RunTeam(uint32_t graph) {
+  current_ = graphs_[graph];
   ticks_ = {};
   for (std::atomic<uint32_t>& next : next_task_) next.store(team_->num_threads(), std::memory_order_relaxed);
   team_->Run(
@@ -292,14 +301,15 @@ Status CpuDevice::Replay(const BatchView& batch, const float** logits) {
         if (thread == 0 || !device.profile_.empty()) {
           device.WalkTimed(thread, num_threads);
         } else {
-          device.Walk(thread, num_threads);
+          device.WalkThread(thread, num_threads);
         }
       },
       this);
-  const uint64_t end = Ticks();
-  Account(start, end, MonotonicNs() - start_ns);
-  *logits = logits_;
-  return Status::Ok();
+}
+
+void CpuDevice::Walk(uint32_t graph) {
+  std::fill(std::begin(scalars_), std::end(scalars_), 0);
+  RunTeam(graph);
 }
 
 // The clock's nanoseconds of this replay say what its ticks are worth. Everything is rounded down, so parts never

@@ -42,6 +42,7 @@ class CpuDevice final : public Device {
   uint32_t num_blocks() const override { return num_blocks_; }
   uint32_t num_threads() const override { return team_->num_threads(); }
   void Touch(const StepBatch& batch) override;
+  void Walk(uint32_t graph) override;
   Status Run(const StepBatch& batch, const float** logits) override;
   ReplayTime last_replay() const override { return last_; }
   Status CopyBlock(uint32_t from, uint32_t to) override;
@@ -76,7 +77,8 @@ class CpuDevice final : public Device {
   Status Check(const BatchView& batch) const;
   void CopyInputs(const BatchView& batch);
   void Compute(const Step& step, std::atomic<uint32_t>* next, uint32_t thread, uint32_t num_threads);
-  void Walk(uint32_t thread, uint32_t num_threads);
+  void RunTeam(uint32_t graph);
+  void WalkThread(uint32_t thread, uint32_t num_threads);
   void WalkTimed(uint32_t thread, uint32_t num_threads);
   void Account(uint64_t start, uint64_t end, uint64_t ns);
 

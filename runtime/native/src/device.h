@@ -47,6 +47,8 @@ class Device {
   virtual uint32_t num_threads() const = 0;
   // Takes from the system, now, the memory that a replay of this step uses; what lies there stays.
   virtual void Touch(const StepBatch& batch) { static_cast<void>(batch); }
+  // Calls every kernel of a graph for no row at all: nothing is computed, but code and commands were fetched.
+  virtual void Walk(uint32_t graph) { static_cast<void>(graph); }
   // Replays batch.graph. *logits points to num_samples × vocab_size floats, valid until the next call.
   virtual Status Run(const StepBatch& batch, const float** logits) = 0;
   // Of the last Run; zero on a device that does not measure.

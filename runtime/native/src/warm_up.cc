@@ -23,6 +23,18 @@ Status Engine::CheckGraph(uint32_t graph) const {
                                                   std::to_string(model_.graphs.size()) + ".");
 }
 
+Status Engine::WalkGraph(uint32_t graph, uint64_t* ns) {
+  LLMC_RETURN_IF_ERROR(CheckGraph(graph));
+  StepBatch none;
+  none.graph = graph;
+  std::lock_guard<std::mutex> step_lock(step_mutex_);
+  const uint64_t begin = MonotonicNs();
+  device_->Touch(none);
+  device_->Walk(graph);
+  if (ns != nullptr) *ns = MonotonicNs() - begin;
+  return Status::Ok();
+}
+
 Status Engine::EnableGraph(uint32_t graph, bool on) {
   LLMC_RETURN_IF_ERROR(CheckGraph(graph));
   std::lock_guard<std::mutex> step_lock(step_mutex_);

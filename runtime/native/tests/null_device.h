@@ -99,6 +99,11 @@ class NullDevice : public llmc::Device {
     return llmc::Status::Ok();
   }
 
+  void Walk(uint32_t graph) override {
+    last_graph = graph;
+    ++walks;
+  }
+
   llmc::Status CopyBlock(uint32_t from, uint32_t to) override {
     if (from == 0 || to == 0 || from >= num_blocks_ || to >= num_blocks_ || from == to) return Bad("copy");
     std::copy_n(pool_.begin() + static_cast<size_t>(from) * shape_.block_size, shape_.block_size,
@@ -111,7 +116,7 @@ class NullDevice : public llmc::Device {
   bool poison = false;
   std::function<void()> on_run;
   uint32_t last_graph = 0, last_seqs = 0, last_tokens = 0, max_tokens_seen = 0;
-  uint64_t runs = 0, copies = 0, decode_chunks = 0, dummy_seqs = 0;
+  uint64_t walks = 0, runs = 0, copies = 0, decode_chunks = 0, dummy_seqs = 0;
 
  private:
   static llmc::Status Bad(std::string what) { return llmc::Status::Error(LLMC_ERR_INTERNAL, std::move(what)); }

@@ -28,6 +28,13 @@ void TestLoads() {
   }
   CHECK_EQ(engine->WarmGraph(6, {1, 1, 1}, nullptr).code, LLMC_ERR_OUT_OF_RANGE);
   CHECK_EQ(engine->EnableGraph(6, true).code, LLMC_ERR_OUT_OF_RANGE);
+  CHECK_EQ(engine->WalkGraph(6, nullptr).code, LLMC_ERR_OUT_OF_RANGE);
+  CHECK_EQ(device->walks, 0u);
+  for (uint32_t g = 0; g < 6; ++g) {
+    CHECK_OK(engine->WalkGraph(g, nullptr));
+    CHECK_EQ(device->last_graph, g);
+    CHECK_EQ(device->walks, g + 1u);
+  }
   CHECK_EQ(device->runs, runs);
   CHECK_EQ(engine->Stats().num_steps, 0u);
 }

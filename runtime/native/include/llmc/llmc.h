@@ -329,6 +329,9 @@ typedef struct llmc_warm_load {
 /* The same with a load of one's own. LLMC_ERR_OUT_OF_RANGE when the graph does not hold it; then nothing ran. */
 LLMC_API llmc_status llmc_engine_warm_load(llmc_engine *engine, uint32_t graph, const llmc_warm_load *load,
                                            uint64_t *ns, llmc_error *error);
+/* Calls every kernel of a graph for no row at all: in microseconds a graph is as warm as another one with the same kernels
+ * that was replayed before. *ns (may be NULL): wall time. Otherwise as llmc_engine_warm_graph. */
+LLMC_API llmc_status llmc_engine_walk_graph(llmc_engine *engine, uint32_t graph, uint64_t *ns, llmc_error *error);
 /* Whether requests may run in a graph; all are on at first. With a graph off, larger ones serve what it would, and what
  * no other holds is a bucket miss. Changes no result. From any thread; waits for a step in flight. */
 LLMC_API llmc_status llmc_engine_enable_graph(llmc_engine *engine, uint32_t graph, uint32_t on, llmc_error *error);
