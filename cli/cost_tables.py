@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,6 +82,12 @@ class CostRecorder:
             self._pending.append(ReplayCost(bucket, load.num_seqs, tokens, load.context, one.seconds, one.repeats))
         if time.monotonic() - self._written > _WRITE_EVERY_S:
             self.flush()
+
+    def take_overhead(self, step_s: float, token_s: float) -> None:
+        """Notes what a step takes around its replay, and for each token it samples; writes all that was noted."""
+        self.table = replace(self.table.with_costs(self._pending), step_s=step_s, token_s=token_s)
+        self._pending = []
+        self.table.write(self.path)
 
     def flush(self) -> None:
         """Writes what was noted."""

@@ -119,6 +119,11 @@ class WarmUpPlanner:
         if self._recorder is not None:
             self._keep(lambda recorder: recorder.take(step))
 
+    def take_overhead(self, step_s: float, token_s: float) -> None:
+        """Notes what a step takes around its replay, and for each token that it samples."""
+        if self._recorder is not None:
+            self._keep(lambda recorder: recorder.take_overhead(step_s, token_s))
+
     def flush(self) -> CostRecorder | None:
         """Writes what is left; the recorder, or None when nothing is measured."""
         if self._recorder is not None:

@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from llmc.buckets.cost_table import CostTable
+    from llmc.runtime.overhead import measure_overhead
     from llmc.runtime.warmup import WarmUp
 
 _HELP = """Warm an artifact up: replay every graph once, and measure the cost of those that have none yet.
@@ -67,6 +68,8 @@ def warmup_command(
         warming = WarmUp(engine, graphs, plan, block_size=info.block_size, max_model_len=info.max_model_len)
         with warm_up_progress(planner) as on_step:
             warming.run(on_step)
+        if plan.measure:
+            planner.take_overhead(*measure_overhead(engine, info.max_num_seqs))
     recorder = planner.flush()
     if recorder is None:
         raise typer.Exit(1)
