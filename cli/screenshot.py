@@ -27,8 +27,8 @@ def browser() -> str | None:
     return next((path for name in _PROGRAMS if (path := shutil.which(name))), None)
 
 
-def screenshot(page: str, png: Path, width: int = 1280) -> None:
-    """Writes a picture of the whole page, two pixels a point. Raises BucketError without a browser or a picture."""
+def screenshot(page: str, png: Path, width: int = 1280, scale: int = 2) -> None:
+    """Writes a picture of the whole page, `scale` pixels a point. Raises BucketError without a browser or a picture."""
     program = browser()
     if program is None:
         raise BucketError(
@@ -40,8 +40,8 @@ def screenshot(page: str, png: Path, width: int = 1280) -> None:
         command = [program, *_FLAGS, f"--user-data-dir={folder}/profile"]
         found = _HEIGHT.search(_run([*command, f"--window-size={width},800", "--dump-dom", file.as_uri()]))
         height = int(found[1]) if found else 4000
-        _run([*command, "--force-device-scale-factor=2", f"--window-size={width},{height}", f"--screenshot={picture}",
-              file.as_uri()])  # fmt: skip
+        size = [f"--force-device-scale-factor={scale}", f"--window-size={width},{height}"]
+        _run([*command, *size, f"--screenshot={picture}", file.as_uri()])
         if not picture.is_file():
             raise BucketError(f"{program} drew no picture of the report: write --html instead")
         try:

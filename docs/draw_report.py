@@ -1,0 +1,50 @@
+"""Draws the picture of a report in buckets.md, from a made-up trace with a fixed seed: python -m docs.draw_report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from llmc.buckets import Limits, parse_spec
+from llmc.buckets.cost import FlopsCost, ModelShape
+from llmc.buckets.step_cost import StepCosts
+from llmc.buckets.trace import Trace
+from llmc.cli.screenshot import screenshot
+from llmc.cli.simulation import Ladder, Server, WhatIf
+from llmc.cli.simulation_report import report_html
+
+LONGEST = 4096
+LADDERS = {
+    "coarse": "prefill=1x[512,2048,4096],decode=[8,32]x[2048,4096]",
+    "ramp-up": "prefill=1x256:256:4096,decode=1:8:32x512:512:4096",
+}
+# A decoder of 8 billion weights on an accelerator that computes its padding.
+MODEL = ModelShape(4096, 14336, 32, 32, 8, 128, 128256)
+
+
+def made_up_trace(requests: int = 6000) -> Trace:
+    """Chat: short questions, a cluster around a system prompt, a long tail; a Poisson process whose rate swings."""
+    rng = np.random.default_rng(11)
+    kinds = rng.choice(3, requests, p=[0.45, 0.35, 0.2])
+    lengths = np.stack(
+        [rng.lognormal(5.6, 0.6, requests), rng.normal(1100, 60, requests), rng.lognormal(7.4, 0.5, requests)]
+    )
+    prompts = np.clip(lengths[kinds, np.arange(requests)], 8, LONGEST - 1).astype(np.int64)
+    outputs = np.clip(rng.lognormal(4.9, 0.8, requests), 1, 1500).astype(np.int64)
+    swing = 1 + 0.6 * np.sin(np.arange(requests) / requests * 4 * np.pi)
+    return Trace("made-up chat", np.cumsum(rng.exponential(0.5, requests) / swing), prompts, outputs)
+
+
+def main() -> None:
+    costs = StepCosts.of_model(FlopsCost(MODEL, 1.2e14, 1.6e12, 3e-4), "a roofline, 120 TFLOP/s and 1.6 TB/s")
+    what_if = WhatIf(made_up_trace(), Server(LONGEST, 32), costs)
+    ladders = [
+        Ladder(name, tuple(sorted(parse_spec(spec, Limits(32, LONGEST, 32)))), spec) for name, spec in LADDERS.items()
+    ]
+    page = report_html(what_if, [what_if.run(ladder) for ladder in ladders])
+    screenshot(page, Path(__file__).parent / "images" / "buckets-report.png", scale=1)
+
+
+if __name__ == "__main__":
+    main()
