@@ -44,8 +44,11 @@ class ServerModel:
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_prefill_batch", "prefill_tokens_per_s", "decode_step_s"):
             if not 0 < getattr(self, name) < math.inf:
+                flag = {"prefill_tokens_per_s": "prefill-rate", "decode_step_s": "decode step, in seconds,"}.get(
+                    name, name
+                )
                 raise BucketError(
-                    f"{name.replace('_', '-')} {getattr(self, name)} is out of range: use a positive number"
+                    f"{flag.replace('_', '-')} {getattr(self, name)} is out of range: use a positive number"
                 )
         if self.max_prefill_tokens < 0:
             raise BucketError(f"max-prefill-tokens {self.max_prefill_tokens} is negative: use 0 for max-model-len")

@@ -53,7 +53,13 @@ class Server:
     strict: bool = False
 
     def check(self, ladder: Ladder) -> None:
-        """Raises BucketError when the ladder cannot serve every request that this server takes."""
+        """Raises BucketError when the ladder or the KV pool cannot serve every request that this server takes."""
+        held = self.num_blocks * self.block_size
+        if self.num_blocks and held < self.max_model_len:
+            raise BucketError(
+                f"{self.num_blocks} KV blocks hold {held} tokens, max-model-len is {self.max_model_len}: give at least "
+                f"--num-blocks {-(-self.max_model_len // self.block_size)} or lower --max-model-len to {held}"
+            )
         decode = [b for b in ladder.buckets if b.phase == "decode"]
         prefill = [b for b in ladder.buckets if b.phase != "decode"]
         if not decode or not prefill:

@@ -284,6 +284,7 @@ def test_without_a_browser_the_picture_is_one_sentence(
         (["--buckets", LADDERS[0], "--model", "/nowhere"], "cannot read"),
         (["--buckets", LADDERS[0], "--html", "/nowhere/x.html"], "no directory"),
         (["--buckets", LADDERS[0], "--speed", "0"], "--speed"),
+        (["--buckets", LADDERS[0], "--num-blocks", "3"], "3 KV blocks hold 96 tokens, max-model-len is 512"),
         ([], "--buckets"),
     ],
 )
