@@ -244,7 +244,10 @@ def test_workers_of_one_group_end_before_the_next_begins(workspace: environment.
 
 
 def test_results_with_other_settings_are_refused(tmp_path: Path) -> None:
-    new_store(tmp_path).save()
+    store = new_store(tmp_path)
+    store.save()
+    assert new_store(tmp_path, replace(SETTINGS, steps=5)).settings.steps == 5
+    store.add(Measurement(Key("m", "fake", "plain", "decode:1", 0), 1.0))
     with pytest.raises(StoreError, match="was measured with steps=4, not 5"):
         new_store(tmp_path, replace(SETTINGS, steps=5))
     with pytest.raises(StoreError, match="was measured on 'made-up'"):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -63,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(arguments: argparse.Namespace, settings: Settings, store: Store) -> int:
     """Installs, converts, measures, reports; the exit code."""
     begin = time.monotonic()
+    # So that workers, which are processes of their own, are ended.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     workspace = Workspace(arguments.folder.resolve(), settings.threads, say)
     free = free_bytes(workspace.root) >> 30
     needed = sum(
@@ -115,7 +118,12 @@ class Progress:
             self.count += 1
             return
         name = f"{key.model} {key.engine} {key.variant} {key.figure} round {key.round + 1}"
-        value = found.error if found.value is None else f"{found.value:.4g}"
+        if found.value is None:
+            value = found.error
+        elif key.kind == "memory":
+            value = f"{found.value / (1 << 30):.3g} GiB"
+        else:
+            value = f"{found.value:.4g} {'s' if key.kind.startswith('start') else 'tok/s'}"
         say(f"[{self.count}/{self.total}, {time.monotonic() - self.began:.0f} s] {name}: {value}")
 
 

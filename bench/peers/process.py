@@ -97,7 +97,7 @@ class Worker:
         """Until the model is loaded."""
         try:
             answer = self.read(self._ready_s)
-        except PeerError:
+        except BaseException:
             self.close()
             raise
         self.version, self.details = answer["version"], answer["details"]

@@ -24,6 +24,7 @@ from bench.processes import tree_pss
 
 PROBE_S = 0.3
 MEMORY_SAMPLES_PER_S = 10
+CLIENT_S = 3600
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class Runner:
         try:
             load = {"streams": settings.streams, "input_len": settings.input_len, "output_len": settings.output_len}
             worker.ask(op="offline", requests=1, **load, seed=9_000 + key.round)
-            answer = worker.ask(1800, op="offline", requests=settings.requests, **load, seed=key.round)
+            answer = worker.ask(CLIENT_S, op="offline", requests=settings.requests, **load, seed=key.round)
         finally:
             worker.close()
         return answer["output_tokens"] / answer["seconds"], {}, answer
@@ -212,7 +213,10 @@ class Runner:
                 "--vocab-size", 32000, "--warmup", 2, "--seed", key.round, "--json", "-o", report,
             ]  # fmt: skip
             argv = [*LLMC, "bench", "serve", *map(str, load)]
-            client = subprocess.run(argv, capture_output=True, text=True, timeout=1800, check=False)
+            try:
+                client = subprocess.run(argv, capture_output=True, text=True, timeout=CLIENT_S, check=False)
+            except subprocess.TimeoutExpired as error:
+                raise PeerError(f"llmc bench serve had no result after {CLIENT_S} s") from error
             if client.returncode:
                 said = client.stderr.strip().splitlines() or ["no message"]
                 raise PeerError(f"llmc bench serve failed: {said[-1]}")

@@ -93,7 +93,8 @@ class Store:
         document = _document(self.path)
         stated = Settings.from_dict(document["settings"])
         for name, wanted in asdict(self.settings).items():
-            if getattr(stated, name) != wanted:
+            # Installing writes a file too, without measurements that could be mixed up.
+            if getattr(stated, name) != wanted and document["measurements"]:
                 raise StoreError(
                     f"{self.path} was measured with {name}={getattr(stated, name)}, not {wanted}: "
                     "give another --folder, or the same settings"

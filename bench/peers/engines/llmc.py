@@ -76,7 +76,7 @@ class Llmc(Engine):
             raise Skip(f"this llmc compile has no {missing[0]}")
 
     def worker(self, prepared: Prepared, variant: Variant) -> Command:
-        return self.command(Path(sys.executable), "llmc_worker.py", prepared)
+        return self.command(Path(sys.executable), "llmc_worker.py", prepared, compiler=compiler_hash())
 
     def server(self, prepared: Prepared, variant: Variant, port: int) -> Command | None:
         flags = ("--port", str(port), "--threads", str(self.settings.threads), "--no-access-log")

@@ -12,7 +12,7 @@ from llmc.runtime.binding import Artifact, Engine, version
 
 class Llmc(StepModel):
     def __init__(self, settings: dict[str, Any]) -> None:
-        self.version = str(version())
+        self.version = f"{version()} (compiler {settings['compiler']})"
         artifact = Artifact(settings["model"])
         info = artifact.info
         blocks = 1 + settings["max_batch"] * -(-settings["max_len"] // info.block_size)

@@ -7,9 +7,11 @@ Answers go to the stdout the process was started with; what libraries print ther
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
+import signal
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -17,6 +19,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+PR_SET_PDEATHSIG = 1
 FIRST_TOKENS = 16
 """Prompt of the first token of a fresh process."""
 
@@ -113,6 +116,9 @@ class StepModel(Model):
 
 def serve(load: Callable[[dict[str, Any]], Model]) -> None:
     """Loads the model and answers requests until stdin ends."""
+    # It may be stopped when the runner is killed, and would then stay for ever.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
