@@ -81,7 +81,7 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
     elif family == "rope":
         weights = min(weights, step.num_tokens * int(params.get("rotary_dim", model.head_dim)) * 4)
         kv = step.num_tokens * token_bytes
-    elif family == "attention":
+    elif family == "attention" and "kv_dtype" in params:  # the other one merges what this one left in pieces
         window = int(params.get("window", model.sliding_window))
         kv = _keys_read(step, window) * token_bytes
         flops = 4 * int(params.get("num_heads", 0)) * model.head_dim * visible_keys(step, window)

@@ -20,6 +20,7 @@ Dim = int | str
 
 _LINEAR = FAMILIES.index("linear")
 _GATHER = FAMILIES.index("gather")
+_ATTENTION = FAMILIES.index("attention")
 _ROPE = FAMILIES.index("rope")
 _PACKS_OUTPUT = tuple(FAMILIES.index(f) for f in ("norm", "attention", "activation"))
 
@@ -109,6 +110,8 @@ def _buffers(
             name = f"arena_{operand.offset}"
             packed = written if command.family in _PACKS_OUTPUT else command.family == _LINEAR and position == 0
             dtype, shape = _arena_type(tables, graph, size, packed, rows)
+            # Results of segments of the context, beside the output.
+            written = written or (command.family == _ATTENTION and position == len(operands) - 2 > 1)
         elif kind == "weight":
             weight = tables.weights[index]
             name, dtype, shape = weight.name, DTYPES[weight.dtype], weight.shape
@@ -118,8 +121,11 @@ def _buffers(
             name, shape = "logits", (graph.max_samples, model.vocab_size)
         else:
             name, dtype = f"{kind}_{index}", DTYPES[model.kv_dtype]
-            tail = (model.head_dim, model.block_size) if kind == "k_pool" else (model.block_size, model.head_dim_padded)
-            shape = ("num_blocks", model.num_kv_heads, *tail)
+            lanes = 4 // DTYPE_BYTES[model.kv_dtype]
+            width = (
+                (model.head_dim, model.block_size) if kind == "k_pool" else (model.block_size, model.head_dim_padded)
+            )
+            shape = ("num_blocks", model.num_kv_heads, width[0] // lanes, width[1], lanes)
             written = command.family == _ROPE
         views.append(BufferView(kind, name, dtype, shape, operand.offset, size, written))
     # Reads first: a kernel may write where it reads.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import tvm
 from tvm import relax
 
@@ -9,7 +11,7 @@ from llmc.compiler.config import CompileError
 from llmc.compiler.graph import INPUTS, Command, CommandList, Operand, Site, round_up
 from llmc.compiler.lowered import SITE_PREFIX, Lowered
 from llmc.compiler.passes.fuse import MAX_BUFFERS, NAME, PROGRAM
-from llmc.compiler.templates import BufferSource, GraphParams, command_of, fused_spec
+from llmc.compiler.templates import BufferSource, GraphParams, commands_of, fused_spec, scratch_bytes
 from llmc.compiler.verify import PACKED_INPUTS, PACKED_OUTPUTS, verify_operand
 
 ARENA_ALIGNMENT = 64
@@ -46,7 +48,7 @@ def emit(module: tvm.IRModule, lowered: Lowered, graph: GraphParams) -> CommandL
         if not isinstance(call, relax.Call):
             raise CompileError(f"cannot emit {type(call).__name__} {call}")
         if isinstance(call.op, relax.ExternFunc):
-            commands.append(_command(call, values, lowered, graph))
+            commands.extend(_commands(call, values, lowered, graph))
             continue
         if isinstance(call.op, tvm.ir.GlobalVar):
             commands.append(_fused(module[call.op], call, values, packed, graph))
@@ -69,7 +71,10 @@ def emit(module: tvm.IRModule, lowered: Lowered, graph: GraphParams) -> CommandL
     if not commands or commands[-1].operands[-1].kind != "output":
         raise CompileError("the graph's last command does not write its output")
     _check_weights(commands)
-    return CommandList(tuple(commands), arena)
+    # Behind the planned values: what the commands of one site pass to each other, the same place for all sites.
+    scratch = max(scratch_bytes(site, graph) for site in lowered.sites)
+    commands = [replace(c, operands=tuple(_placed(o, arena) for o in c.operands)) for c in commands]
+    return CommandList(tuple(commands), arena + round_up(scratch, ARENA_ALIGNMENT))
 
 
 def _site(call: relax.Call, lowered: Lowered) -> tuple[Site, dict[str, relax.Var]]:
@@ -129,20 +134,32 @@ def _check_weights(commands: list[Command]) -> None:
             raise CompileError(f"weight {name} is read by generic ops and by llmc ops; give each a weight of its own")
 
 
-def _command(call: relax.Call, values: dict[relax.Var, Operand], lowered: Lowered, graph: GraphParams) -> Command:
+def _placed(operand: Operand, scratch: int) -> Operand:
+    """An operand in scratch memory, which begins at `scratch`, as one in the arena."""
+    return replace(operand, kind="arena", offset=scratch) if operand.kind == "scratch" else operand
+
+
+def _commands(
+    call: relax.Call, values: dict[relax.Var, Operand], lowered: Lowered, graph: GraphParams
+) -> list[Command]:
     site, variables = _site(call, lowered)
     tensors = {name: values[variable] for name, variable in variables.items()}
     for name, variable in variables.items():
         verify_operand(site, name, str(variable.ty.dtype), graph.act_dtype)
-    spec, sources = command_of(site, graph)
-    operands = []
-    for source in sources:
-        if source == BufferSource.K_POOL:
-            operands.append(Operand("k_pool", layer=site.layer))
-        elif source == BufferSource.V_POOL:
-            operands.append(Operand("v_pool", layer=site.layer))
-        elif source in BufferSource.OF_WEIGHT:
-            operands.append(Operand("weight", tensors["weight"].name + source))
-        else:
-            operands.append(tensors[source])
-    return Command(spec, tuple(operands), site.layer)
+
+    def operand(source: str) -> Operand:
+        match source:
+            case BufferSource.K_POOL:
+                return Operand("k_pool", layer=site.layer)
+            case BufferSource.V_POOL:
+                return Operand("v_pool", layer=site.layer)
+            case BufferSource.PARTIALS:
+                return Operand("scratch", nbytes=scratch_bytes(site, graph))
+            case BufferSource.SCALE | BufferSource.ZERO:
+                return Operand("weight", tensors["weight"].name + source)
+        return tensors[source]
+
+    return [
+        Command(spec, tuple(operand(source) for source in sources), site.layer)
+        for spec, sources in commands_of(site, graph)
+    ]

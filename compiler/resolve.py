@@ -32,11 +32,14 @@ class Resolved:
     recipe: Recipe
 
     def graph_params(self) -> GraphParams:
-        """What the templates need; a graph's tiles replace the zeros."""
+        """What the templates need; what depends on the graph replaces the zeros."""
         return GraphParams(
             target=self.target,
             row_tile=0,
             sample_row_tile=0,
+            tokens=0,
+            segments=0,
+            max_model_len=self.max_model_len,
             act_dtype=self.act_dtype,
             kv_dtype=self.kv_dtype,
             block_size=self.block_size,

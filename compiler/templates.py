@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph import Site
+from llmc.compiler.kernels.attention_split import partial_floats
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.quant_packing import SCALE, ZERO
 from llmc.compiler.targets.cpu import Target
@@ -21,6 +22,8 @@ class BufferSource:
 
     K_POOL = "<k_pool>"
     V_POOL = "<v_pool>"
+    PARTIALS = "<partials>"
+    """Results of segments of a context: memory that only the commands of one op use."""
     SCALE, ZERO = SCALE, ZERO
     OF_WEIGHT = (SCALE, ZERO)
     """Stored beside the weight that the op reads, under its name and this."""
@@ -30,12 +33,16 @@ class BufferSource:
 class GraphParams:
     """What a template needs to know of the graph: tile of token rows and of sample rows, dtypes, block size in tokens.
 
-    packed_embedding: the embedding shares its (packed) weight with the output projection.
+    packed_embedding: the embedding shares its (packed) weight with the output projection. tokens: rows of the graph;
+    segments: of the longest context where attention splits contexts, else 0.
     """
 
     target: Target
     row_tile: int
     sample_row_tile: int
+    tokens: int
+    segments: int
+    max_model_len: int
     act_dtype: str
     kv_dtype: str
     block_size: int
@@ -184,9 +191,34 @@ def _paged_attention(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffer
         act_dtype=graph.act_dtype,
         kv_dtype=graph.kv_dtype,
         block_size=graph.block_size,
+        segments=graph.segments,
     )
-    inputs = ("q", "block_tables", "context_lens", "query_start", "token_seq", "positions")
-    return spec, (*inputs, BufferSource.K_POOL, BufferSource.V_POOL, "out")
+    inputs = ("q", "block_tables", "token_seq", "positions", BufferSource.K_POOL, BufferSource.V_POOL)
+    return spec, (*inputs, *((BufferSource.PARTIALS,) if graph.segments else ()), "out")
+
+
+def _merge_attention(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
+    a = site.attributes
+    spec = KernelSpec.of(
+        "attention",
+        "merge_attention",
+        num_heads=a["num_heads"],
+        head_dim=a["head_dim"],
+        window=a["window"],
+        row_tile=graph.row_tile,
+        act_dtype=graph.act_dtype,
+        block_size=graph.block_size,
+        segments=graph.segments,
+    )
+    return spec, ("positions", BufferSource.PARTIALS, "out")
+
+
+def scratch_bytes(site: Site, graph: GraphParams) -> int:
+    """Bytes of what a site's commands pass to each other beside its tensors."""
+    if site.op != "paged_attention":
+        return 0
+    a = site.attributes
+    return 4 * graph.tokens * a["num_heads"] * graph.segments * partial_floats(a["head_dim"])
 
 
 def _silu_mul(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
@@ -234,9 +266,12 @@ _TEMPLATES: dict[str, Callable[[Site, GraphParams], tuple[KernelSpec, Buffers]]]
 }
 
 
-def command_of(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
-    """The kernel that computes `site` in `graph`, and the sources of its buffers in operand order."""
+def commands_of(site: Site, graph: GraphParams) -> list[tuple[KernelSpec, Buffers]]:
+    """The kernels that compute `site` in `graph`, in order, and the sources of their buffers in operand order."""
     template = _TEMPLATES.get(site.op)
     if template is None:
         raise CompileError(f"op llmc::{site.op} has no kernel template; known: {', '.join(sorted(_TEMPLATES))}")
-    return template(site, graph)
+    commands = [template(site, graph)]
+    if site.op == "paged_attention" and graph.segments:
+        commands.append(_merge_attention(site, graph))
+    return commands

@@ -143,7 +143,7 @@ def test_bucket_as_json(artifact: Path, bucket: str, tokens: int, samples: int) 
     types = [[(o["dtype"], o["shape"]) for o in c["operands"]] for c in commands]
     assert types[0] == [("i32", [tokens]), ("f32", [VOCAB, DIM]), ("f32", [tokens, DIM])]
     assert types[1] == [("f32", [tokens, DIM]), ("f32", [DIM]), ("bf16", [tokens, DIM])]
-    assert types[3][4:6] == [("bf16", ["num_blocks", 2, 8, 16]), ("bf16", ["num_blocks", 2, 16, 16])]
+    assert types[3][4:6] == [("bf16", ["num_blocks", 2, 4, 16, 2]), ("bf16", ["num_blocks", 2, 8, 16, 2])]
     assert types[5][2:] == [("f32", [tokens, DIM]), ("f32", [tokens, DIM])]
     assert types[6] == [("f32", [tokens, DIM]), ("i32", [samples]), ("f32", [samples, DIM])]
     assert types[8] == [("bf16", [samples, DIM]), ("bf16", [7, 16, 16, 2]), ("f32", [samples, VOCAB])]

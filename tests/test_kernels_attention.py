@@ -10,13 +10,16 @@ import pytest
 from kernel_harness import run
 from numpy.typing import NDArray
 
+from llmc.compiler.kernels.attention_split import num_segments, partial_floats
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.packing import pack_activation, unpack_activation
 from llmc.compiler.targets.cpu import TARGETS, Target, native_target
 
 Array = NDArray[Any]
 NATIVE = native_target()
-CPUS = [NATIVE] if NATIVE.isa_level == 1 else [NATIVE, TARGETS["x86-64-v3"]]
+CPUS = list(
+    dict.fromkeys(t for t in (NATIVE, TARGETS["x86-64-v4"], TARGETS["x86-64-v3"]) if t.isa_level <= NATIVE.isa_level)
+)
 NUMPY = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
 on_cpus = pytest.mark.parametrize("target", CPUS, ids=lambda t: t.name)
 
@@ -27,6 +30,19 @@ def random(*shape: int, seed: int = 0) -> Array:
 
 def same_bits(a: Array, b: Array) -> bool:
     return bool((np.ascontiguousarray(a).view(np.uint8) == np.ascontiguousarray(b).view(np.uint8)).all())
+
+
+def pair_rows(x: Array) -> Array:
+    """A pool as FORMAT.md lays it out: neighbours along the last axis but one share a word where two fit one."""
+    lanes = 4 // x.dtype.itemsize
+    *outer, rows, columns = x.shape
+    return np.ascontiguousarray(x.reshape(*outer, rows // lanes, lanes, columns).swapaxes(-1, -2))
+
+
+def unpair_rows(packed: Array) -> Array:
+    """The inverse of `pair_rows`."""
+    *outer, words, columns, lanes = packed.shape
+    return packed.swapaxes(-1, -2).reshape(*outer, words * lanes, columns)
 
 
 def rms(x: Array, weight: Array, eps: float) -> Array:
@@ -42,7 +58,8 @@ def rotate(x: Array, cos: Array, sin: Array, rotary: int) -> Array:
 @on_cpus
 @pytest.mark.parametrize("kv", ["f32", "bf16"])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "rotary", "norm"), [(7, 1, 20, 20, True), (6, 2, 80, 20, False), (2, 2, 64, 64, True)]
+    ("heads", "kv_heads", "dim", "rotary", "norm"),
+    [(7, 1, 20, 20, True), (6, 2, 80, 20, False), (2, 2, 64, 64, True), (1, 1, 12, 6, False)],
 )
 def test_rope_kv_write(target: Target, kv: str, heads: int, kv_heads: int, dim: int, rotary: int, norm: bool) -> None:
     rows, seen, block, blocks, longest, eps = 9, 7, 16, 5, 40, 1e-6
@@ -73,8 +90,8 @@ def test_rope_kv_write(target: Target, kv: str, heads: int, kv_heads: int, dim: 
         "cos_sin": cos_sin,
         "positions": positions,
         "slot_mapping": slots,
-        "k_pool": np.zeros((blocks, kv_heads, dim, block), NUMPY[kv]),
-        "v_pool": np.zeros((blocks, kv_heads, block, padded), NUMPY[kv]),
+        "k_pool": pair_rows(np.zeros((blocks, kv_heads, dim, block), NUMPY[kv])),
+        "v_pool": pair_rows(np.zeros((blocks, kv_heads, block, padded), NUMPY[kv])),
         "q_out": np.full((rows, heads * dim), np.nan, np.float32),
     }
     results = [
@@ -93,13 +110,13 @@ def test_rope_kv_write(target: Target, kv: str, heads: int, kv_heads: int, dim: 
     got = results[0]
     np.testing.assert_allclose(got["q_out"][:seen].reshape(seen, heads, dim), q[:seen], rtol=1e-5, atol=2e-6)
     assert np.isnan(got["q_out"][seen:]).all()
-    want_k, want_v = np.zeros_like(arrays["k_pool"], np.float64), np.zeros_like(arrays["v_pool"], np.float64)
+    want_k, want_v = np.zeros((blocks, kv_heads, dim, block)), np.zeros((blocks, kv_heads, block, padded))
     for t in range(seen):
         want_k[slots[t] // block, :, :, slots[t] % block] = key[t]
         want_v[slots[t] // block, :, slots[t] % block, :dim] = value[t]
     tolerance = {"rtol": 1e-5, "atol": 2e-6} if kv == "f32" else {"rtol": 2.0**-8, "atol": 2e-6}
-    np.testing.assert_allclose(got["k_pool"].astype(np.float64), want_k, **tolerance)
-    assert same_bits(got["v_pool"], want_v.astype(np.float32).astype(NUMPY[kv]))
+    np.testing.assert_allclose(unpair_rows(got["k_pool"]).astype(np.float64), want_k, **tolerance)
+    assert same_bits(unpair_rows(got["v_pool"]), want_v.astype(np.float32).astype(NUMPY[kv]))
 
 
 class Cache:
@@ -140,29 +157,44 @@ class Cache:
         return np.einsum("hgk,khd->hgd", weights, self.values[s][first : t + 1]).reshape(-1)
 
     def attend(
-        self, target: Target, params: dict[str, Any], chunks: list[tuple[int, int, int]], tile: int, tasks: int
+        self,
+        target: Target,
+        params: dict[str, Any],
+        chunks: list[tuple[int, int, int]],
+        tile: int,
+        tasks: int,
+        segments: int = 0,
     ) -> Array:
-        """Chunks are (sequence, first token, end) and make up one step."""
+        """Chunks are (sequence, first token, end) and make up one step. segments: of a graph that splits contexts."""
         rows = sum(end - start for _, start, end in chunks)
-        act = params["act_dtype"]
-        spec = KernelSpec.of("attention", "paged_attention", **params, row_tile=tile)
-        q = np.concatenate([self.queries[s][a:e] for s, a, e in chunks])
-        width = self.heads * self.dim
-        blank = np.full((-(-rows // tile) * tile, width), np.nan, NUMPY[act])
+        act, width = params["act_dtype"], self.heads * self.dim
+        scalars = {0: rows, 1: len(chunks), 3: self.stride}
         arrays = {
-            "q": q,
+            "q": np.concatenate([self.queries[s][a:e] for s, a, e in chunks]),
             "block_tables": np.stack([self.tables[s] for s, _, _ in chunks]),
-            "context_lens": np.array([e for _, _, e in chunks], np.int32),
-            "query_start": np.cumsum([0] + [e - a for _, a, e in chunks]).astype(np.int32),
             "token_seq": np.concatenate([np.full(e - a, i, np.int32) for i, (_, a, e) in enumerate(chunks)]),
             "positions": np.concatenate([np.arange(a, e, dtype=np.int32) for _, a, e in chunks]),
-            "k_pool": self.k_pool,
-            "v_pool": self.v_pool,
-            "out": pack_activation(blank, tile),
+            "k_pool": pair_rows(self.k_pool),
+            "v_pool": pair_rows(self.v_pool),
+            "out": pack_activation(np.full((-(-rows // tile) * tile, width), np.nan, NUMPY[act]), tile),
         }
-        scalars = {0: rows, 1: len(chunks), 3: self.stride}
-        packed = run(spec, target, arrays, written=("out",), scalars=scalars, num_tasks=tasks)["out"]
-        return unpack_activation(packed, rows, width)
+        spec = KernelSpec.of("attention", "paged_attention", **params, row_tile=tile, segments=segments)
+        if segments:
+            floats = rows * self.heads * segments * partial_floats(self.dim)
+            arrays["partials"] = np.full(floats, np.nan, np.float32)
+        written = ("partials", "out") if segments else ("out",)
+        result = run(spec, target, arrays, written=written, scalars=scalars, num_tasks=tasks)
+        if segments:
+            merge = KernelSpec.of(
+                "attention", "merge_attention", **merge_params(params), row_tile=tile, segments=segments
+            )
+            arrays = {"positions": arrays["positions"], **result}
+            result = run(merge, target, arrays, written=("out",), scalars=scalars, num_tasks=tasks)
+        return unpack_activation(result["out"], rows, width)
+
+
+def merge_params(params: dict[str, Any]) -> dict[str, Any]:
+    return {name: params[name] for name in ("num_heads", "head_dim", "window", "act_dtype", "block_size")}
 
 
 @on_cpus
@@ -175,6 +207,8 @@ class Cache:
         (6, 2, 24, "bf16", "f32", 32, 40),
         (2, 1, 64, "bf16", "bf16", 16, 300),
         (14, 2, 64, "bf16", "bf16", 32, 0),
+        (16, 1, 16, "f32", "bf16", 32, 0),
+        (4, 1, 128, "f32", "f32", 32, 17),
     ],
 )
 def test_paged_attention(
@@ -210,3 +244,46 @@ def test_paged_attention(
     np.testing.assert_allclose(whole.astype(np.float64), np.stack(want), **tolerance)
     want = [cache.expected(1, t, scale, window) for t in range(33)]
     np.testing.assert_allclose(everything[:33].astype(np.float64), np.stack(want), **tolerance)
+
+
+@on_cpus
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "act", "kv", "block", "window"),
+    [
+        (7, 1, 20, "f32", "bf16", 32, 0),
+        (4, 2, 16, "bf16", "f32", 16, 0),
+        (2, 2, 32, "f32", "f32", 32, 1100),
+        (13, 1, 8, "f32", "bf16", 48, 0),
+    ],
+)
+def test_split_context(
+    target: Target, heads: int, kv_heads: int, dim: int, act: str, kv: str, block: int, window: int
+) -> None:
+    """Segments on several threads, merged by a second command, against one thread that walks them all."""
+    cache = Cache([2200, 1030, 40], heads, kv_heads, dim, block, kv)
+    params = dict(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        scale=dim**-0.5,
+        window=window,
+        act_dtype=act,
+        kv_dtype=kv,
+        block_size=block,
+    )
+    segments = num_segments(2200, block)
+    assert segments >= 2
+    tile = target.row_tile
+    # Tokens on both sides of the ends of segments.
+    chunks = [(0, 2040, 2055), (1, 1020, 1030), (2, 39, 40), (2, 0, 3)]
+    whole = cache.attend(target, params, chunks, tile, 1)
+    for tasks in (1, 2, 3, 8, 61):
+        assert same_bits(cache.attend(target, params, chunks, tile, tasks, segments), whole)
+    assert same_bits(cache.attend(target, params, chunks, tile, 3, segments + 3), whole)
+    tokens = [(s, t) for s, a, e in chunks for t in range(a, e)]
+    alone = [(s, t, t + 1) for s, t in tokens[::3]]
+    assert same_bits(cache.attend(target, params, alone, tile, 2, segments), whole[::3])
+    assert same_bits(cache.attend(target, params, alone[1:2], 1, 5, segments)[0], whole[3])
+    want = np.stack([cache.expected(s, t, dim**-0.5, window) for s, t in tokens])
+    tolerance = {"rtol": 2e-5, "atol": 3e-6} if act == "f32" else {"rtol": 2.0**-8, "atol": 1e-5}
+    np.testing.assert_allclose(whole.astype(np.float64), want, **tolerance)

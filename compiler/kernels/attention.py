@@ -1,38 +1,37 @@
 """paged_attention: one reduction for prefill and decode.
 
-Keys are cut into partitions of a fixed size counted from position 0. Within one: scores by an fma chain over head_dim,
-softmax against the partition's maximum, values by an fma chain over keys; partitions are merged in order. A key that a
-query does not see has weight exactly 0, which leaves every chain as it was: so queries may be processed together.
+Keys are cut into partitions of a fixed size counted from position 0, partitions into segments. A score is a chain over
+head_dim; a partition has its softmax against its own maximum, and its values are weighed by a chain over keys.
+Partitions are folded in order into their segment, segments in order into the result: so any thread may compute a
+segment. A key that a query does not see has weight exactly 0, which leaves every chain as it was: so queries may be
+processed together.
+
+Queries are scaled by log2(e) · scale beforehand, weights are powers of two. Where K and V are bf16 and the target has
+the dot product, queries and weights are rounded to bf16 and a chain takes two elements a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernels import builder as b
 from llmc.compiler.kernels import vector_ir
+from llmc.compiler.kernels.attention_split import partition_keys, segment_keys
+from llmc.compiler.kernels.attention_state import FLOOR, Partials, Rows, write_row
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import Target
 
-_PARTITION = 256  # keys, at least
-_NEVER = -3.0e38  # score of a key out of sight
+_NEVER = -3.0e38  # score of a key out of sight; so far below FLOOR that its weight is 0
+_TOGETHER = 56  # query rows, about, of head_dim 128 or less, that share what is read of K and V
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
-    return (
-        "q",
-        "block_tables",
-        "context_lens",
-        "query_start",
-        "token_seq",
-        "positions",
-        "k_pool",
-        "v_pool",
-        "out",
-    )
+    inputs = ("q", "block_tables", "token_seq", "positions", "k_pool", "v_pool")
+    return (*inputs, *(("partials",) if spec.as_dict()["segments"] else ()), "out")
 
 
 def _groups(total: int, most: int) -> list[list[int]]:
@@ -41,187 +40,360 @@ def _groups(total: int, most: int) -> list[list[int]]:
     return [list(range(start, min(start + size, total))) for start in range(0, total, size)]
 
 
+def _cell(value: b.Expr) -> b.Expr:
+    """An int32 variable."""
+    cell = T.alloc_buffer((1,), "int32", scope="local")
+    b.store(cell, value, 0)
+    return cell
+
+
 class _Attention:
     def __init__(self, spec: KernelSpec, target: Target) -> None:
         p = spec.as_dict()
         self.heads, self.kv_heads, self.dim = int(p["num_heads"]), int(p["num_kv_heads"]), int(p["head_dim"])
-        self.block, self.window, self.scale = int(p["block_size"]), int(p["window"]), float(p["scale"])
+        self.block, self.window, self.segments = int(p["block_size"]), int(p["window"]), int(p["segments"])
         self.kv, self.act, self.row_tile = str(p["kv_dtype"]), str(p["act_dtype"]), int(p["row_tile"])
-        if self.heads % self.kv_heads or self.block % b.WIDTH or (self.act == "bf16" and self.dim % 2):
+        self.lanes = b.lanes_of(self.kv)
+        if self.heads % self.kv_heads or self.block % b.WIDTH or self.dim % max(self.lanes, b.lanes_of(self.act)):
             raise b.KernelSpecError(f"paged_attention: heads, block_size or head_dim do not fit: {p}")
-        self.padded = b.ceil_div(self.dim, b.WIDTH) * b.WIDTH
-        self.partition = self.block * b.ceil_div(_PARTITION, self.block)
-        wide = target.lanes == 16
-        self.most = 8 if wide else 4  # query rows that share a load of K or V
-        self.key_vectors = 2 if wide and self.block % 32 == 0 else 1
-        self.value_vectors = 3 if wide else 1
+        self.scale = float(p["scale"]) * math.log2(math.e)
+        self.dot = self.lanes == 2 and target.bf16_dot
+        self.query = "bf16" if self.dot else "f32"
+        self.query_words = self.dim // b.lanes_of(self.query)
+        self.vectors = b.ceil_div(self.dim, b.WIDTH)
+        self.partition, self.segment = partition_keys(self.block), segment_keys(self.block)
         self.group = self.heads // self.kv_heads
-        self.words = b.ceil_div(self.heads * self.dim, b.lanes_of(self.act))
+        wide = target.lanes == 16
+        self.key_vectors = 2 if wide and self.block % 32 == 0 else 1
+        self.registers = 31 if wide else 9
+        # Rows of a register tile: of one token, and of several.
+        self.most = 12 if wide else 6
+        self.single = b.ceil_div(self.group, b.ceil_div(self.group, self.most))
+        unit = self.most // math.gcd(self.most, self.group)  # tokens whose rows fill whole tiles
+        rows = _TOGETHER * 128 // max(self.vectors * b.WIDTH, 128)
+        self.together = unit * max(1, rows // (unit * self.group))
+        self.rows = max(self.together * self.group, b.ceil_div(self.group, self.single) * self.single)
 
-    def attend(self, k: b.Kernel, rows: Sequence[tuple[int, int]], tokens: Sequence[b.Expr], kv_head: b.Expr) -> None:
-        """Rows are (index into tokens, head within the group); all tokens belong to one sequence."""
-        m, block, dim, nk = len(rows), self.block, self.dim, self.key_vectors
-        table = b.let(k["token_seq"][tokens[0]] * self.stride)
-        last = [b.let(k["positions"][t]) for t in tokens]
-        first = [b.let(T.max(p - self.window + 1, 0)) if self.window else T.int32(0) for p in last]
-        low, high = first[0], last[0]
-        for f, p in zip(first[1:], last[1:], strict=True):
-            low, high = T.min(low, f), T.max(high, p)
-        low, high = b.let(low), b.let(high)
-        query = [b.let(((tokens[t] * self.heads) + kv_head * self.group + g) * dim) for t, g in rows]
+    def run(self, k: b.Kernel) -> None:
+        self.k, self.stride = k, k.scalar(3)
+        self.num_rows = k.scalar(0)
+        self.queries = T.alloc_buffer((self.rows * self.query_words,), b.word_dtype(self.query), scope="local")
+        self.first = T.alloc_buffer((self.rows,), "int32", scope="local")
+        self.last = T.alloc_buffer((self.rows,), "int32", scope="local")
+        self.scores = b.Vectors(self.most * self.partition // b.WIDTH)
+        if self.dot:
+            self.weights = T.alloc_buffer((self.most * self.partition // 2,), "int32", scope="local")
+        self.part = Rows(self.rows, self.vectors)
+        if self.segments:
+            self.partials = Partials(k["partials"], self.heads, self.segments, self.dim)
+            self.run_segments()
+        else:
+            self.result = Rows(self.rows, self.vectors)
+            self.run_whole()
 
-        out = b.Vectors(m * self.padded // b.WIDTH)
-        scores = b.Vectors(m * self.partition // b.WIDTH)
-        top, total = b.Vectors(m), b.Vectors(m)
-        with T.serial(m * self.padded // b.WIDTH) as i:
-            out[i] = b.splat(0.0)
-        for i in range(m):
-            top[i], total[i] = b.splat(_NEVER), b.splat(0.0)
+    # ---- who does what ----------------------------------------------------------------------------------------------
 
-        part0, part1 = b.let(T.truncdiv(low, self.partition)), b.let(T.truncdiv(high, self.partition) + 1)
-        with T.serial(part0, part1) as part:
-            key0 = b.let(part * self.partition)
-            block0 = b.let(T.truncdiv(T.max(key0, low), block))
-            block1 = b.let(T.truncdiv(T.min(key0 + (self.partition - 1), high), block) + 1)
-            part_top, part_sum, keep, gain = b.Vectors(m), b.Vectors(m), b.Vectors(m), b.Vectors(m)
+    def each_run(self, body: Callable[[b.Expr, b.Expr, b.Expr, b.Expr], None]) -> None:
+        """Neighbouring tokens of one sequence: body(first token, count, first segment, end)."""
+        k = self.k
+        start = _cell(T.int32(0))
+        with T.serial(self.num_rows) as token, b.when(token == start[0]):
+            count = _cell(T.int32(1))
+            most = b.let(T.min(self.num_rows - token, self.together))
+            with T.serial(1, most) as i, b.when(k["token_seq"][token + i] == k["token_seq"][token]):
+                b.store(count, i + 1, 0)
+            b.store(start, token + count[0], 0)
+            first = self.first_key(k["positions"][token])
+            last = k["positions"][token + count[0] - 1]
+            body(token, count[0], b.let(T.truncdiv(first, self.segment)), b.let(T.truncdiv(last, self.segment) + 1))
+
+    def run_whole(self) -> None:
+        """Every num_tasks-th (run, kv head): later tokens see more keys, so contiguous shares would be uneven."""
+        units = _cell(T.int32(0))
+
+        def body(token: b.Expr, count: b.Expr, segment0: b.Expr, segment1: b.Expr) -> None:
+            with T.serial(self.kv_heads) as kv_head:
+                mine = T.truncmod(units[0] + kv_head, self.k.num_tasks) == self.k.task
+                with b.when(mine):
+                    self.attend(token, count, b.let(kv_head), segment0, segment1)
+            b.store(units, units[0] + self.kv_heads, 0)
+
+        self.each_run(body)
+
+    def run_segments(self) -> None:
+        """A contiguous share of all (run, kv head, segment)."""
+        units = _cell(T.int32(0))
+
+        def add(_token: b.Expr, _count: b.Expr, segment0: b.Expr, segment1: b.Expr) -> None:
+            b.store(units, units[0] + (segment1 - segment0) * self.kv_heads, 0)
+
+        self.each_run(add)
+        begin, end = self.k.share_bounds(units[0])
+        b.store(units, T.int32(0), 0)
+
+        def body(token: b.Expr, count: b.Expr, segment0: b.Expr, segment1: b.Expr) -> None:
+            segments = b.let(segment1 - segment0)
+            first, last = b.let(T.max(begin - units[0], 0)), b.let(T.min(end - units[0], segments * self.kv_heads))
+            with T.serial(first, last) as unit:
+                kv_head, segment = b.let(T.truncdiv(unit, segments)), b.let(segment0 + T.truncmod(unit, segments))
+                self.attend(token, count, kv_head, segment, segment + 1)
+            b.store(units, units[0] + segments * self.kv_heads, 0)
+
+        self.each_run(body)
+
+    def first_key(self, position: b.Expr) -> b.Expr:
+        return b.let(T.max(position - self.window + 1, 0)) if self.window else T.int32(0)
+
+    # ---- one run of tokens, one kv head ------------------------------------------------------------------------------
+
+    def attend(self, token: b.Expr, count: b.Expr, kv_head: b.Expr, segment0: b.Expr, segment1: b.Expr) -> None:
+        with T.If(count == 1):
+            with T.Then():
+                self.tiles(token, count, kv_head, segment0, segment1, self.single, fetch=True)
+            with T.Else():
+                self.tiles(token, count, kv_head, segment0, segment1, self.most, fetch=False)
+
+    def tiles(
+        self, token: b.Expr, count: b.Expr, kv_head: b.Expr, segment0: b.Expr, segment1: b.Expr, m: int, *, fetch: bool
+    ) -> None:
+        """Tiles of m rows; a row is a head of a token. Rows past the last one repeat it."""
+        rows = b.let(count * self.group)
+        tiles = b.let(T.truncdiv(rows + (m - 1), m))
+        self.table = b.let(self.k["token_seq"][token] * self.stride)
+        self.kv_head = kv_head
+        with T.serial(tiles * m) as i:
+            row = b.let(T.min(i, rows - 1))
+            self.prepare_row(i, b.let(token + T.truncdiv(row, self.group)), b.let(T.truncmod(row, self.group)), m)
+        low, high = b.let(self.first[0]), b.let(self.last[rows - 1])
+        self.last_block = b.let(T.truncdiv(high, self.block))
+        if not self.segments:
+            self.result.clear(rows)
+        per_segment = self.segment // self.partition
+        with T.serial(segment0, segment1) as segment:
+            self.part.clear(tiles * m)
+            begin = b.let(T.max(T.truncdiv(low, self.partition), segment * per_segment))
+            end = b.let(T.min(T.truncdiv(high, self.partition), segment * per_segment + (per_segment - 1)) + 1)
+            with T.serial(begin, end) as part, T.serial(tiles) as tile:
+                self.tile(b.let(tile * m), b.let(part * self.partition), m, fetch=fetch)
+            with T.serial(rows) as row:
+                if self.segments:
+                    self.store_row(token, row, segment)
+                else:
+                    self.result.fold(
+                        row,
+                        self.part.top[row],
+                        self.part.total[row],
+                        lambda column, row=row: self.part.out[row * self.vectors + column],
+                    )
+        if not self.segments:
+            with T.serial(rows) as row:
+                self.write_row(self.result, token, row)
+
+    def prepare_row(self, row: b.Expr, token: b.Expr, head: b.Expr, m: int) -> None:
+        """The keys that a row sees, and its scaled query in the packed layout of tiles of m rows."""
+        k = self.k
+        b.store(self.last, k["positions"][token], row)
+        b.store(self.first, self.first_key(k["positions"][token]), row)
+        base = b.let(b.packed_position(row, m, self.query_words))
+        source = b.let((token * self.heads + self.kv_head * self.group + head) * self.dim)
+        for start, count in b.pieces(self.dim):
+            value = b.call("mul", b.load_vector(k["q"], source + start, count), b.splat(self.scale))
+            b.put(self.queries, value, base, T.int32(start), self.query, m, count)
+
+    def store_row(self, token0: b.Expr, row: b.Expr, segment: b.Expr) -> None:
+        """A segment's result: the final one where the row sees no other segment."""
+        first, last = b.let(T.truncdiv(self.first[row], self.segment)), b.let(T.truncdiv(self.last[row], self.segment))
+        with b.when(T.And(first <= segment, segment <= last)), T.If(first == last):
+            with T.Then():
+                self.write_row(self.part, token0, row)
+            with T.Else():
+                token, head = self.token_head(token0, row)
+                self.partials.store(self.partials.at(token, head, segment), self.part, row)
+
+    def write_row(self, rows: Rows, token0: b.Expr, row: b.Expr) -> None:
+        token, head = self.token_head(token0, row)
+        write_row(self.k["out"], rows, row, token, head, self.heads, self.dim, self.act, self.row_tile)
+
+    def token_head(self, token0: b.Expr, row: b.Expr) -> tuple[b.Expr, b.Expr]:
+        head = self.kv_head * self.group + T.truncmod(row, self.group)
+        return b.let(token0 + T.truncdiv(row, self.group)), b.let(head)
+
+    # ---- one tile, one partition -----------------------------------------------------------------------------------
+
+    def tile(self, row0: b.Expr, key0: b.Expr, m: int, *, fetch: bool) -> None:
+        """Later rows are of the same token or of a later one: they begin and end no earlier."""
+        low = b.let(T.max(self.first[row0], key0))
+        high = b.let(T.min(self.last[row0 + (m - 1)], key0 + (self.partition - 1)))
+        with b.when(low <= high):
+            step = self.key_vectors * b.WIDTH
+            step0, step1 = b.let(T.truncdiv(low - key0, step)), b.let(T.truncdiv(high - key0, step) + 1)
+            top = b.Vectors(m)
             for i in range(m):
-                part_top[i], part_sum[i] = b.splat(_NEVER), b.splat(0.0)
+                top[i] = b.splat(FLOOR)
+            with T.serial(step0, step1) as s:
+                self.score(row0, key0, b.let(s * step), top, m, fetch=fetch)
+            keep, gain = b.Vectors(m), b.Vectors(m)
+            with T.serial(m) as i:
+                vectors = step0 * self.key_vectors, step1 * self.key_vectors
+                keep[i], gain[i] = self.softmax(row0 + i, i, top, vectors)
+            # Registers: sums, a value or a word and a half of it, a weight.
+            most = max(1, (self.registers - 1) // (m + (2 if self.lanes == 2 and not self.dot else 1)))
+            for columns in _groups(self.vectors, most):
+                self.weigh(row0, (low, high, key0), columns, keep, gain, m, fetch=fetch)
 
-            with T.serial(block0, block1) as blk:
-                base = b.let((k["block_tables"][table + blk] * self.kv_heads + kv_head) * (dim * block))
-                with T.serial(block // b.WIDTH // nk) as step:
-                    acc, keys = b.Vectors(m * nk), b.Vectors(nk)
-                    for i in range(m * nk):
-                        acc[i] = b.splat(0.0)
-                    with T.serial(dim) as d:
-                        for j in range(nk):
-                            at = base + d * block + (step * nk + j) * b.WIDTH
-                            keys[j] = b.load_vector(k["k_pool"], at, b.WIDTH, self.kv)
-                        for i in range(m):
-                            for j in range(nk):
-                                q = b.splat(k["q"][query[i] + d])
-                                acc[i * nk + j] = b.call("fma", q, keys[j], acc[i * nk + j])
-                    key = b.let(blk * block + step * (nk * b.WIDTH))
-                    for i, (t, _) in enumerate(rows):
-                        for j in range(nk):
-                            s = b.call("mul", acc[i * nk + j], b.splat(self.scale))
-                            at = key + j * b.WIDTH
-                            s = b.call("in_range", s, b.splat(_NEVER), at, first[t], last[t])
-                            acc[i * nk + j] = s
-                            part_top[i] = b.call("max", part_top[i], acc[i * nk + j])
-                            place = T.truncdiv(at - key0, b.WIDTH) + i * (self.partition // b.WIDTH)
-                            scores[place] = acc[i * nk + j]
-            for i in range(m):
-                part_top[i] = b.call("max_lanes", part_top[i])
+    def block_base(self, block: b.Expr, width: int) -> b.Expr:
+        """Where this kv head's part of a block of the sequence begins in a pool, in words."""
+        number = self.k["block_tables"][self.table + block] * self.kv_heads + self.kv_head
+        return b.let(number * (self.block * width // self.lanes))
 
-            vector0 = b.let(T.truncdiv(block0 * block - key0, b.WIDTH))
-            vector1 = b.let(T.truncdiv(block1 * block - key0, b.WIDTH))
-            for i, (t, _) in enumerate(rows):
-                with T.serial(vector0, vector1) as v:
-                    place = v + i * (self.partition // b.WIDTH)
-                    weight = b.call("exp", b.call("sub", scores[place], part_top[i]))
-                    key = key0 + v * b.WIDTH
-                    weight = b.call("in_range", weight, b.splat(0.0), key, first[t], last[t])
-                    scores[place] = weight
-                    part_sum[i] = b.call("add", part_sum[i], scores[place])
-                new_top = b.Vectors(1)
-                new_top[0] = b.call("max", top[i], part_top[i])
-                keep[i] = b.call("exp", b.call("sub", top[i], new_top[0]))
-                gain[i] = b.call("exp", b.call("sub", part_top[i], new_top[0]))
-                top[i] = new_top[0]
-                gained = b.call("mul", b.call("sum_lanes", part_sum[i]), gain[i])
-                total[i] = b.call("fma", total[i], keep[i], gained)
-            self.weigh(k, m, table, kv_head, (low, high, key0, block0, block1), scores, keep, gain, out)
+    def score(self, row0: b.Expr, key0: b.Expr, offset: b.Expr, top: b.Vectors, m: int, *, fetch: bool) -> None:
+        """Scores of the keys key0 + offset … of one step."""
+        n, k = self.key_vectors, self.k
+        acc = b.Vectors(m * n)
+        for i in range(m * n):
+            acc[i] = b.splat(0.0)
+        key = b.let(key0 + offset)
+        block = b.let(T.truncdiv(key, self.block))
+        within = b.let(key - block * self.block)
+        base = b.let(self.block_base(block, self.dim) + within * 1)
+        values = (
+            b.let(self.block_base(block, self.vectors * b.WIDTH) + within * self.dim // self.lanes) if fetch else None
+        )
+        query = b.let(row0 * self.query_words)
+        with T.serial(self.dim // self.lanes) as word:
+            if values is not None:  # the lines of V that come after these of K
+                for j in range(n):
+                    b.do("prefetch_l2", b.at(k["v_pool"], values + (word * n + j) * b.WIDTH))
+            at = [base + word * self.block + j * b.WIDTH for j in range(n)]
+            for half, keys in self.halves(k["k_pool"], at):
+                for i in range(m):
+                    q = b.splat(self.queries[query + (word * (1 if self.dot else self.lanes) + half) * m + i])
+                    for j in range(n):
+                        acc[i * n + j] = b.call(
+                            "dot_bf16" if self.dot else "fma", *self.terms(acc[i * n + j], q, keys[j])
+                        )
 
-        for i, (t, g) in enumerate(rows):
-            inverse = b.Vectors(1)
-            inverse[0] = b.call("div", b.splat(1.0), total[i])
-            base = b.packed_position(tokens[t], self.row_tile, self.words)
-            for start, count in b.pieces(dim):
-                v = b.call("mul", out[i * (self.padded // b.WIDTH) + start // b.WIDTH], inverse[0])
-                v = b.call("add", v, b.splat(0.0))  # no negative zero
-                element = (kv_head * self.group + g) * dim + start
-                b.put(k["out"], v, base, element, self.act, self.row_tile, count)
+        def keep(i: int, j: int, value: b.Expr) -> None:
+            acc[i * n + j] = value
+            top[i] = b.call("larger", acc[i * n + j], top[i])
+            self.scores[T.truncdiv(offset, b.WIDTH) + (i * self.partition // b.WIDTH + j)] = acc[i * n + j]
+
+        seen_by_all = T.And(self.first[row0 + (m - 1)] <= key, key + (n * b.WIDTH - 1) <= self.last[row0])
+        with T.If(seen_by_all):
+            with T.Then():
+                for i in range(m):
+                    for j in range(n):
+                        keep(i, j, acc[i * n + j])
+            with T.Else():
+                for i in range(m):
+                    bounds = self.first[row0 + i], self.last[row0 + i]
+                    for j in range(n):
+                        keep(i, j, b.call("in_range", acc[i * n + j], b.splat(_NEVER), key + j * b.WIDTH, *bounds))
+
+    def halves(self, pool: b.Expr, at: list[b.Expr]) -> list[tuple[int, list[b.Expr]]]:
+        """The factors that the words at `at` hold, in the order of the chain."""
+        raw = [pool[T.ramp(i, 1, b.WIDTH)] for i in at]
+        if self.lanes == 1 or self.dot:
+            return [(0, raw)]
+        found = []
+        for half, part in enumerate(("bf16_low", "bf16_high")):
+            values = b.Vectors(len(at))
+            for j, word in enumerate(raw):
+                values[j] = b.call(part, word)
+            found.append((half, [values[j] for j in range(len(at))]))
+        return found
+
+    def terms(self, acc: b.Expr, factor: b.Expr, values: b.Expr) -> tuple[b.Expr, b.Expr, b.Expr]:
+        """Arguments of the multiply-add."""
+        return (acc, factor, values) if self.dot else (factor, values, acc)
+
+    def softmax(self, row: b.Expr, i: b.Expr, top: b.Vectors, vectors: tuple[b.Expr, b.Expr]) -> tuple[b.Expr, b.Expr]:
+        """Scores of row i of the tile become weights, which are summed and folded into the row's segment."""
+        cells = b.Vectors(2)
+        cells[0], cells[1] = b.call("max_lanes", top[i]), b.splat(0.0)
+        with T.serial(*vectors) as v:
+            place = v + i * (self.partition // b.WIDTH)
+            weight = b.Vectors(1)
+            weight[0] = b.call("exp2", b.call("sub", self.scores[place], cells[0]))
+            cells[1] = b.call("add", cells[1], weight[0])
+            if self.dot:
+                b.do("narrow_bf16", weight[0], b.at(self.weights, place * (b.WIDTH // 2)))
+            else:
+                self.scores[place] = weight[0]
+        return self.part.fold_totals(row, cells[0], b.call("sum_lanes", cells[1]))
 
     def weigh(
         self,
-        k: b.Kernel,
-        m: int,
-        table: b.Expr,
-        kv_head: b.Expr,
-        span: tuple[b.Expr, ...],
-        scores: b.Vectors,
+        row0: b.Expr,
+        span: tuple[b.Expr, b.Expr, b.Expr],
+        columns: list[int],
         keep: b.Vectors,
         gain: b.Vectors,
-        out: b.Vectors,
+        m: int,
+        *,
+        fetch: bool,
     ) -> None:
-        """out = out * keep + gain * Σ score · value over the keys of one partition."""
-        low, high, key0, block0, block1 = span
-        vectors = self.padded // b.WIDTH
-        for columns in _groups(vectors, self.value_vectors):
-            n = len(columns)
-            acc = b.Vectors(m * n)
-            for i in range(m * n):
-                acc[i] = b.splat(0.0)
-            with T.serial(block0, block1) as blk:
-                base = b.let((k["block_tables"][table + blk] * self.kv_heads + kv_head) * (self.block * self.padded))
-                start = b.let(T.max(low - blk * self.block, 0))
-                stop = b.let(T.min(high + 1 - blk * self.block, self.block))
-                with T.serial(start, stop) as key:
-                    values = b.Vectors(n)
-                    for j, column in enumerate(columns):
-                        at = base + key * self.padded + column * b.WIDTH
-                        values[j] = b.load_vector(k["v_pool"], at, b.WIDTH, self.kv)
-                    for i in range(m):
-                        for j in range(n):
-                            weight = b.splat(scores.lane(i * self.partition + (blk * self.block - key0) + key))
-                            acc[i * n + j] = b.call("fma", weight, values[j], acc[i * n + j])
-            for i in range(m):
-                for j, column in enumerate(columns):
-                    gained = b.call("mul", b.call("add", acc[i * n + j], b.splat(0.0)), gain[i])
-                    at = i * vectors + column
-                    out[at] = b.call("fma", out[at], keep[i], gained)
+        """Σ weight · value over the keys low … high of the partition that starts at key0, in some vectors of a row."""
+        low, high, key0 = span
+        n, k, width = len(columns), self.k, self.vectors * b.WIDTH
+        acc = b.Vectors(m * n)
+        for i in range(m * n):
+            acc[i] = b.splat(0.0)
 
-    def run(self, k: b.Kernel) -> None:
-        rows = k.scalar(0)
-        self.stride = k.scalar(3)
-        together = max(1, self.most // self.group)
-        units = b.let(T.truncdiv(rows + (together - 1), together) * self.kv_heads)
+        def add(base: b.Expr, word: b.Expr, place: b.Expr, *, one_key: bool) -> None:
+            """place: of the word's first key in the partition."""
+            at = [base + word * width + column * b.WIDTH for column in columns]
+            if self.dot:
+                raw = [k["v_pool"][T.ramp(i, 1, b.WIDTH)] for i in at]
+                if one_key:
+                    raw = [T.bitwise_and(value, T.broadcast(T.int32(0xFFFF), b.WIDTH)) for value in raw]
+                steps = [(0, raw)]
+            else:
+                steps = self.halves(k["v_pool"], at)[: 1 if one_key else self.lanes]
+            for half, values in steps:
+                for i in range(m):
+                    if self.dot:
+                        weight = b.splat(self.weights[T.truncdiv(place, 2) + i * (self.partition // 2)])
+                    else:
+                        weight = b.splat(self.scores.lane(place + (i * self.partition + half)))
+                    for j in range(n):
+                        acc[i * n + j] = b.call(
+                            "dot_bf16" if self.dot else "fma", *self.terms(acc[i * n + j], weight, values[j])
+                        )
 
-        def single(token: b.Expr, kv_head: b.Expr) -> None:
-            for heads in _groups(self.group, self.most):
-                self.attend(k, [(0, g) for g in heads], [token], kv_head)
-
-        # Every num_tasks-th unit: later tokens see more keys, so contiguous shares would be uneven.
-        with T.serial(b.let(T.truncdiv(units - k.task + (k.num_tasks - 1), k.num_tasks))) as turn:
-            unit = b.let(k.task + turn * k.num_tasks)
-            first = b.let(T.truncdiv(unit, self.kv_heads) * together)
-            kv_head = b.let(T.truncmod(unit, self.kv_heads))
-            if together == 1:
-                single(first, kv_head)
-                return
-            stop = b.let(T.min(first + together, rows))
-            flag = T.alloc_buffer((1,), "int32", scope="local")
-            b.store(flag, T.Cast("int32", stop == first + together), 0)
-            with T.serial(first, stop) as token:
-                differs = k["token_seq"][token] != k["token_seq"][first]
-                with b.when(differs):
-                    b.store(flag, T.int32(0), 0)
-            with T.If(flag[0] == 1):
-                with T.Then():
-                    rows_together = [(t, g) for t in range(together) for g in range(self.group)]
-                    self.attend(k, rows_together, [b.let(first + t) for t in range(together)], kv_head)
-                with T.Else(), T.serial(first, stop) as token:
-                    single(token, kv_head)
+        with T.serial(T.truncdiv(low, self.block), T.truncdiv(high, self.block) + 1) as block:
+            base = self.block_base(block, width)
+            ahead = None
+            if fetch:
+                next_block = T.min(block + self.partition // self.block, self.last_block)
+                ahead = self.block_base(next_block, self.dim)
+            start = b.let(T.truncdiv(T.max(low - block * self.block, 0), self.lanes))
+            keys = b.let(T.min(high + 1 - block * self.block, self.block))
+            place0 = b.let(block * self.block - key0)
+            words = b.let(T.truncdiv(keys, self.lanes))
+            with T.serial(start, words) as word:
+                if ahead is not None:  # the lines of K of the next partition
+                    for column in columns:
+                        b.do("prefetch_l2", b.at(k["k_pool"], ahead + (word * self.vectors + column) * b.WIDTH))
+                add(base, word, place0 + word * self.lanes, one_key=False)
+            if self.lanes == 2:
+                with b.when(words * 2 < keys):  # its partner is not written yet
+                    add(base, words, place0 + words * 2, one_key=True)
+        for i in range(m):
+            for j, column in enumerate(columns):
+                value = b.call("add", acc[i * n + j], b.splat(0.0))  # no negative zero
+                self.part.fold_values((row0 + i) * self.vectors + column, value, keep[i], gain[i])
 
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     plan = _Attention(spec, target)
-    pool = b.TIR_DTYPE[plan.kv]
-    floats = {"q": "float32", "k_pool": pool, "v_pool": pool, "out": b.word_dtype(plan.act)}
-    puts = tuple((plan.act, plan.row_tile, count) for _, count in b.pieces(plan.dim))
-    helpers = vector_ir.helpers(target.mcpu, puts=puts)
-    kernel = b.Kernel(spec.symbol(), [(name, floats.get(name, "int32")) for name in buffers(spec)], helpers)
+    pool = b.word_dtype(plan.kv)
+    types = {"q": "float32", "k_pool": pool, "v_pool": pool, "partials": "float32", "out": b.word_dtype(plan.act)}
+    counts = {count for _, count in b.pieces(plan.dim)}
+    puts = tuple((plan.act, plan.row_tile, count) for count in counts)
+    puts += tuple((plan.query, m, count) for count in counts for m in (plan.single, plan.most))
+    helpers = vector_ir.helpers(target.mcpu, bf16_dot=plan.dot, puts=puts)
+    kernel = b.Kernel(spec.symbol(), [(name, types.get(name, "int32")) for name in buffers(spec)], helpers)
     with kernel as k:
         plan.run(k)
     return kernel.function()

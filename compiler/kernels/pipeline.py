@@ -27,7 +27,6 @@ def _plain_c_pipeline() -> tuple[Any, Any, Any]:
             s_tir.transform.LowerInitBlock(),
             s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
             s_tir.transform.ConvertBlocksToOpaque(),
-            s_tir.transform.CompactBufferAllocation(),
             s_tir.transform.LowerMatchBuffer(),
             s_tir.transform.StmtSimplify(),
             s_tir.transform.LowerOpaqueBlock(),

@@ -27,9 +27,16 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     half, padded = rotary // 2, b.ceil_div(head_dim, b.WIDTH) * b.WIDTH
     rotated = b.pieces(half)
     rest = [(rotary + start, count) for start, count in b.pieces(head_dim - rotary)]
-    counts = {count for _, count in rotated + rest}
-    helpers = vector_ir.helpers(target.mcpu, scatters=tuple((kv, block, count) for count in counts))
-    pool = b.TIR_DTYPE[kv]
+    lanes = b.lanes_of(kv)
+    if head_dim % lanes:
+        raise b.KernelSpecError(f"rope_kv_write: a bf16 KV cache needs an even head_dim, got {head_dim}")
+    written = [*rotated, *((half + start, count) for start, count in rotated), *rest]
+    helpers = vector_ir.helpers(
+        target.mcpu,
+        scatters=tuple((kv, block, count, start % lanes) for start, count in written),
+        halves=tuple(count for _, count in b.pieces(head_dim)) if lanes == 2 else (),
+    )
+    pool = b.word_dtype(kv)
     types = {"positions": "int32", "slot_mapping": "int32", "k_pool": pool, "v_pool": pool}
     kernel = b.Kernel(spec.symbol(), [(name, types.get(name, "float32")) for name in buffers(spec)], helpers)
     width, all_heads = (heads + 2 * kv_heads) * head_dim, heads + 2 * kv_heads
@@ -48,8 +55,8 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                 if what == "q":
                     b.store_vector(k["q_out"], value, (token * heads + head) * head_dim + start, count)
                     return
-                at = ((kv_block * kv_heads + (head - heads)) * head_dim + start) * block + offset
-                b.do(vector_ir.scatter_name(kv, block, count), value, b.at(k["k_pool"], at))
+                at = ((kv_block * kv_heads + (head - heads)) * (head_dim // lanes) + start // lanes) * block + offset
+                b.do(vector_ir.scatter_name(kv, block, count, start % lanes), value, b.at(k["k_pool"], at))
 
             def rotate(what: str) -> None:
                 scale = None
@@ -87,7 +94,13 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
             with b.when(T.And(head >= heads, head < heads + kv_heads)):
                 rotate("k")
             with b.when(head >= heads + kv_heads):
-                at = b.let(((kv_block * kv_heads + (head - heads - kv_heads)) * block + offset) * padded)
+                first = (kv_block * kv_heads + (head - heads - kv_heads)) * (block // lanes)
+                at = b.let((first + T.truncdiv(offset, lanes)) * padded)
                 for start, count in b.pieces(head_dim):
-                    b.store_vector(k["v_pool"], b.load_vector(qkv, source + start, count), at + start, count, kv)
+                    value_read = b.load_vector(qkv, source + start, count)
+                    if lanes == 1:
+                        b.store_vector(k["v_pool"], value_read, at + start, count)
+                    else:
+                        place = b.at(k["v_pool"], at + start)
+                        b.do(vector_ir.half_name(count), value_read, place, T.truncmod(offset, 2))
     return kernel.function()

@@ -17,6 +17,7 @@ TEMPLATE_FILES: dict[str, str] = {
     "quantize_rows": "quantize_rows",
     "rope_kv_write": "rope",
     "paged_attention": "attention",
+    "merge_attention": "attention_merge",
     "silu_mul": "activation",
     "gather_rows": "gather",
     "fused": "fused",
@@ -25,6 +26,8 @@ TEMPLATE_FILES: dict[str, str] = {
 _EXTRA = {
     "fused": ("vector_math",),
     "linear_quant": ("quant_ir",),
+    "paged_attention": ("attention_split", "attention_state"),
+    "merge_attention": ("attention_split", "attention_state"),
     "quantize_rows": ("quant_ir",),
     "rms_norm": ("quantize_rows", "quant_ir"),
     "silu_mul": ("quantize_rows", "quant_ir"),

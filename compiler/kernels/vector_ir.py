@@ -65,6 +65,7 @@ declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 declare void @llvm.masked.store.v16f32.p0({_F}, ptr, i32, {_M})
 declare void @llvm.masked.store.v16i16.p0({_H}, ptr, i32, {_M})
 declare void @llvm.masked.store.v16i32.p0({_I}, ptr, i32, {_M})
+declare void @llvm.masked.store.v32i16.p0(<32 x i16>, ptr, i32, <32 x i1>)
 """
 
 
@@ -131,6 +132,41 @@ def _exp() -> str:
     return _define(_F, "exp", f"{_F} %v", "".join(f"  {line}\n" for line in lines))
 
 
+def _exp2() -> str:
+    """2^x for x ≤ 0, relative error below 2e-7; 2^0 = 1 exactly, 0 for x ≤ -127 and for NaN."""
+    hexed = {
+        "bottom": "0xC05FC00000000000",
+        "round": "0x4168000000000000",  # adding 1.5 · 2^23 leaves the nearest integer in the low bits
+        "p0": "0x3F55BBA140000000",
+        "p1": "0x3F83CEA880000000",
+        "p2": "0x3FAC6B7520000000",
+        "p3": "0x3FCEBF9BC0000000",
+        "p4": "0x3FE62E42A0000000",
+        "one": "0x3FF0000000000000",
+    }
+    c = {name: _splat(value, "float") for name, value in hexed.items()}
+    fma = f"call {_F} @llvm.fma.v16f32({_F} {{}}, {_F} {{}}, {_F} {{}})"
+    lines = [
+        f"%in = fcmp ogt {_F} %v, {c['bottom']}",
+        f"%x = select {_M} %in, {_F} %v, {_F} {c['bottom']}",
+        f"%t = fadd {_F} %x, {c['round']}",
+        f"%n = fsub {_F} %t, {c['round']}",
+        f"%r = fsub {_F} %x, %n",
+        f"%q1 = {fma.format('%r', c['p0'], c['p1'])}",
+        f"%q2 = {fma.format('%q1', '%r', c['p2'])}",
+        f"%q3 = {fma.format('%q2', '%r', c['p3'])}",
+        f"%q4 = {fma.format('%q3', '%r', c['p4'])}",
+        f"%q5 = {fma.format('%q4', '%r', c['one'])}",
+        f"%i = bitcast {_F} %t to {_I}",
+        f"%e = shl {_I} %i, {_splat('23', 'i32')}",
+        f"%b = bitcast {_F} %q5 to {_I}",
+        f"%s = add {_I} %b, %e",
+        f"%y = bitcast {_I} %s to {_F}",
+        f"ret {_F} %y",
+    ]
+    return _define(_F, "exp2", f"{_F} %v", "".join(f"  {line}\n" for line in lines))
+
+
 def _round_bf16() -> str:
     """float32 to bfloat16 bits, round to nearest even; a NaN stays a (quiet) NaN."""
     lines = [
@@ -164,6 +200,7 @@ def _simple() -> str:
     )
     root = f"  %r = call {_F} @llvm.sqrt.v16f32({_F} %a)\n  ret {_F} %r\n"
     larger = f"  %r = call {_F} @llvm.maxnum.v16f32({_F} %a, {_F} %b)\n  ret {_F} %r\n"
+    wins = f"  %c = fcmp ogt {_F} %a, %b\n  %r = select {_M} %c, {_F} %a, {_F} %b\n  ret {_F} %r\n"  # b for a NaN
     select = (
         _broadcast("%bs", "i32", "%base")
         + _broadcast("%los", "i32", "%lo")
@@ -190,26 +227,45 @@ def _simple() -> str:
             _define("i32", "store_bf16", f"{_F} %v, ptr %p, i32 %n", narrow),
             _define(_F, "sqrt", f"{_F} %a", root),
             _define(_F, "max", f"{_F} %a, {_F} %b", larger),
+            _define(_F, "larger", f"{_F} %a, {_F} %b", wins),
             _define(_F, "in_range", f"{_F} %v, {_F} %other, i32 %base, i32 %lo, i32 %hi", select),
             _define(_F, "silu", f"{_F} %v", sigmoid),
-            _define(
-                "i32", "prefetch", "ptr %p", "  call void @llvm.prefetch.p0(ptr %p, i32 0, i32 3, i32 1)\n  ret i32 0\n"
+            *(
+                _define(
+                    "i32",
+                    name,
+                    "ptr %p",
+                    f"  call void @llvm.prefetch.p0(ptr %p, i32 0, i32 {level}, i32 1)\n  ret i32 0\n",
+                )
+                for name, level in (("prefetch", 3), ("prefetch_l2", 2))
             ),
         )
     )
 
 
-_DOT = f"""
+_DOT = (
+    f"""
 declare {_F} @llvm.x86.avx512bf16.dpbf16ps.512({_F}, <32 x bfloat>, <32 x bfloat>)
-""" + _define(
-    _F,
-    "dot_bf16",
-    f"{_F} %c, {_I} %a, {_I} %b",
-    f"""  %x = bitcast {_I} %a to <32 x bfloat>
+"""
+    + _define(
+        _F,
+        "dot_bf16",
+        f"{_F} %c, {_I} %a, {_I} %b",
+        f"""  %x = bitcast {_I} %a to <32 x bfloat>
   %y = bitcast {_I} %b to <32 x bfloat>
   %r = call {_F} @llvm.x86.avx512bf16.dpbf16ps.512({_F} %c, <32 x bfloat> %x, <32 x bfloat> %y)
   ret {_F} %r
 """,
+    )
+    + _define(
+        "i32",
+        "narrow_bf16",
+        f"{_F} %v, ptr %p",
+        f"""  %h = fptrunc {_F} %v to <16 x bfloat>
+  store <16 x bfloat> %h, ptr %p, align 32
+  ret i32 0
+""",
+    )
 )
 
 
@@ -241,29 +297,60 @@ def _put(dtype: str, row_tile: int, count: int) -> str:
     return _define("i32", name, f"{_F} %v, ptr %p", body + "  ret i32 0\n")
 
 
-def scatter_name(dtype: str, stride: int, count: int) -> str:
-    """Helper that stores `count` lanes `stride` elements apart."""
-    return f"scatter_{dtype}_{stride}_{count}"
+def scatter_name(dtype: str, stride: int, count: int, odd: int = 0) -> str:
+    """Helper that stores `count` elements of one row, words of one or two elements `stride` words apart.
+
+    odd: the first element is the second one of its word.
+    """
+    return f"scatter_{dtype}_{stride}_{count}_{odd}"
 
 
-def _scatter(dtype: str, stride: int, count: int) -> str:
-    kind = "float" if dtype == "f32" else "i16"
-    body = "" if dtype == "f32" else f"  %h = call {_H} @llmc_round_bf16({_F} %v)\n"
-    source = "%v" if dtype == "f32" else "%h"
-    for lane in range(count):
-        body += f"  %e{lane} = extractelement <16 x {kind}> {source}, i32 {lane}\n"
-        body += f"  %a{lane} = getelementptr {kind}, ptr %p, i64 {lane * stride}\n"
-        body += f"  store {kind} %e{lane}, ptr %a{lane}, align {4 if dtype == 'f32' else 2}\n"
-    return _define("i32", scatter_name(dtype, stride, count), f"{_F} %v, ptr %p", body + "  ret i32 0\n")
+def _scatter(dtype: str, stride: int, count: int, odd: int) -> str:
+    """Whole words where two elements of one are at hand."""
+    lanes = 1 if dtype == "f32" else 2
+    kind, source = ("float", f"{_F} %v") if lanes == 1 else ("i16", f"{_H} %h")
+    body = ""
+    if lanes == 2:
+        body = f"  %h = call {_H} @llmc_round_bf16({_F} %v)\n  %w = bitcast {_H} %h to <8 x i32>\n"
+    lane = 0
+    while lane < count:
+        word, half = divmod(lane + odd, lanes)
+        pair = lanes == 2 and not odd and lane % 2 == 0 and lane + 1 < count
+        stored = "i32" if pair else kind
+        from_, index = ("<8 x i32> %w", lane // 2) if pair else (source, lane)
+        body += f"  %e{lane} = extractelement {from_}, i32 {index}\n"
+        body += f"  %a{lane} = getelementptr {kind}, ptr %p, i64 {word * stride * lanes + half}\n"
+        body += f"  store {stored} %e{lane}, ptr %a{lane}, align {2 if stored == 'i16' else 4}\n"
+        lane += 2 if pair else 1
+    return _define("i32", scatter_name(dtype, stride, count, odd), f"{_F} %v, ptr %p", body + "  ret i32 0\n")
+
+
+def half_name(count: int) -> str:
+    """Helper that stores `count` bf16 as one half of as many neighbouring words: (values, first word, half)."""
+    return f"half_bf16_{count}"
+
+
+def _half(count: int) -> str:
+    """Leaves the other halves alone, which another thread may be writing."""
+    lanes = ", ".join(f"i32 {lane // 2 if lane % 2 == 0 else 'undef'}" for lane in range(32))
+    mask = ", ".join(f"i1 {'true' if lane % 2 == 0 and lane // 2 < count else 'false'}" for lane in range(32))
+    body = (
+        f"  %h = call {_H} @llmc_round_bf16({_F} %v)\n"
+        f"  %w = shufflevector {_H} %h, {_H} undef, <32 x i32> <{lanes}>\n"
+        "  %a = getelementptr i16, ptr %p, i32 %half\n"
+        f"  call void @llvm.masked.store.v32i16.p0(<32 x i16> %w, ptr %a, i32 2, <32 x i1> <{mask}>)\n  ret i32 0\n"
+    )
+    return _define("i32", half_name(count), f"{_F} %v, ptr %p, i32 %half", body)
 
 
 def helpers(
     mcpu: str,
     bf16_dot: bool = False,
     puts: tuple[tuple[str, int, int], ...] = (),
-    scatters: tuple[tuple[str, int, int], ...] = (),
+    scatters: tuple[tuple[str, int, int, int], ...] = (),
+    halves: tuple[int, ...] = (),
 ) -> str:
-    """The IR text of all helpers. puts: (dtype, row_tile, count); scatters: (dtype, stride, count)."""
+    """The IR text of all helpers, and those named by `put_name`, `scatter_name` and `half_name` of these arguments."""
     parts = [
         _DECLARATIONS,
         _load("load_f32", "float"),
@@ -277,11 +364,13 @@ def helpers(
         fold("sum_lanes", f"fadd {_F} {{a}}, {{b}}"),
         fold("max_lanes", f"call {_F} @llvm.maxnum.v16f32({_F} {{a}}, {_F} {{b}})"),
         _exp(),
+        _exp2(),
         _round_bf16(),
         _simple(),
         _DOT if bf16_dot else "",
         *(_put(*p) for p in sorted(set(puts))),
         *(_scatter(*s) for s in sorted(set(scatters))),
+        *(_half(count) for count in sorted(set(halves))),
         f'attributes #0 = {{ alwaysinline nounwind "target-cpu"="{mcpu}" }}\n',
     ]
     return "".join(parts)

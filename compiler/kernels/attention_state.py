@@ -1,0 +1,93 @@
+"""The running result of a query row, how two of them are folded into one, and where a finished one goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernels import builder as b
+from llmc.compiler.kernels.attention_split import partial_floats
+
+FLOOR = -1.0e38  # maximum of no score at all
+
+
+class Rows:
+    """Results of `count` rows: the maximum score, and by it Σ weight and Σ weight · value, `vectors` of it."""
+
+    def __init__(self, count: int, vectors: int) -> None:
+        self.vectors = vectors
+        self.top, self.total, self.out = b.Vectors(count), b.Vectors(count), b.Vectors(count * vectors)
+
+    def clear(self, count: b.Expr) -> None:
+        """Makes the first `count` rows those of no key."""
+        with T.serial(count) as row:
+            self.top[row], self.total[row] = b.splat(FLOOR), b.splat(0.0)
+        with T.serial(count * self.vectors) as i:
+            self.out[i] = b.splat(0.0)
+
+    def fold_totals(self, row: b.Expr, top: b.Expr, total: b.Expr) -> tuple[b.Expr, b.Expr]:
+        """Takes in maximum and sum of later keys; returns by what the old values and the new ones are multiplied."""
+        cells = b.Vectors(3)
+        cells[2] = b.call("larger", self.top[row], top)
+        cells[0] = b.call("exp2", b.call("sub", self.top[row], cells[2]))
+        cells[1] = b.call("exp2", b.call("sub", top, cells[2]))
+        self.top[row] = cells[2]
+        self.total[row] = b.call("fma", self.total[row], cells[0], b.call("mul", total, cells[1]))
+        return cells[0], cells[1]
+
+    def fold_values(self, at: b.Expr, values: b.Expr, keep: b.Expr, gain: b.Expr) -> None:
+        """Takes in a vector of values of later keys; at: row · vectors + column."""
+        self.out[at] = b.call("fma", self.out[at], keep, b.call("mul", values, gain))
+
+    def fold(self, row: b.Expr, top: b.Expr, total: b.Expr, values: Callable[[b.Expr], b.Expr]) -> None:
+        """Takes in the whole result of later keys; values: its vector of a column."""
+        keep, gain = self.fold_totals(row, top, total)
+        with T.serial(self.vectors) as column:
+            self.fold_values(row * self.vectors + column, values(column), keep, gain)
+
+
+class Partials:
+    """The buffer `[token][head][segment][values, maximum, sum]` of float32."""
+
+    def __init__(self, buffer: b.Expr, heads: int, segments: int, head_dim: int) -> None:
+        self.buffer, self.heads, self.segments = buffer, heads, segments
+        self.floats = partial_floats(head_dim)
+        self.vectors = b.ceil_div(head_dim, b.WIDTH)
+
+    def at(self, token: b.Expr, head: b.Expr, segment: b.Expr) -> b.Expr:
+        return b.let(((token * self.heads + head) * self.segments + segment) * self.floats)
+
+    def store(self, at: b.Expr, rows: Rows, row: b.Expr) -> None:
+        with T.serial(self.vectors) as column:
+            b.store_vector(self.buffer, rows.out[row * self.vectors + column], at + column * b.WIDTH)
+        b.store_vector(self.buffer, rows.top[row], at + self.vectors * b.WIDTH)
+        b.store_vector(self.buffer, rows.total[row], at + (self.vectors + 1) * b.WIDTH)
+
+    def fold_into(self, rows: Rows, row: b.Expr, at: b.Expr) -> None:
+        def vector(index: b.Expr) -> b.Expr:
+            return b.load_vector(self.buffer, at + index * b.WIDTH)
+
+        rows.fold(row, vector(self.vectors), vector(self.vectors + 1), vector)
+
+
+def write_row(
+    out: b.Expr,
+    rows: Rows,
+    row: b.Expr,
+    token: b.Expr,
+    head: b.Expr,
+    heads: int,
+    head_dim: int,
+    act: str,
+    row_tile: int,
+) -> None:
+    """Writes one head of a token into the packed activation `out` [T, heads · head_dim]."""
+    words = b.ceil_div(heads * head_dim, b.lanes_of(act))
+    base = b.packed_position(token, row_tile, words)
+    inverse = b.Vectors(1)
+    inverse[0] = b.call("div", b.splat(1.0), rows.total[row])
+    for start, count in b.pieces(head_dim):
+        value = b.call("mul", rows.out[row * rows.vectors + start // b.WIDTH], inverse[0])
+        value = b.call("add", value, b.splat(0.0))  # no negative zero
+        b.put(out, value, base, head * head_dim + start, act, row_tile, count)
