@@ -35,7 +35,6 @@ class Phase(enum.StrEnum):
     prefill = "prefill"
     decode = "decode"
     mixed = "mixed"
-    mixed = "mixed"
 
 
 def register(app: typer.Typer) -> None:

@@ -113,7 +113,7 @@ def full_load(graph: GraphInfo, block_size: int, max_model_len: int) -> Load:
 
 def light_load(graph: GraphInfo) -> Load:
     """The least a step of the whole batch carries: every kernel runs, and the weights are read once."""
-    return Load(graph.max_seqs, 1, 1)
+    return Load(min(graph.max_seqs, graph.max_tokens), 1, 1)
 
 
 def _kernels(graph: GraphInfo) -> tuple[str, int, int, int]:

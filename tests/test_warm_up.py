@@ -94,6 +94,8 @@ def test_full_loads_fill_the_buckets() -> None:
     assert full_load(graph("prefill", 2, 128), BLOCK, MAX_LEN) == Load(4 // 2, 64, 64)
     assert full_load(graph("decode", 2, 100), BLOCK, MAX_LEN) == Load(2, 1, 64)
     assert light_load(GRAPHS[3]) == Load(4, 1, 1)
+    mixed = GraphInfo("mixed", 4, 48, 48, 4, 4, MAX_LEN // BLOCK, 10, 1000)
+    assert (light_load(mixed), full_load(mixed, BLOCK, MAX_LEN)) == (Load(4, 1, 1), Load(1, 48, 48))
 
 
 def test_measured_are_the_graphs_asked_for_without_their_first_replay() -> None:
