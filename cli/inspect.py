@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -72,10 +73,11 @@ def _weights(tables: Tables, manifest: dict[str, Any]) -> list[dict[str, Any]]:
         entry = known.get(weight.name, [])
         sources = entry.get("sources", []) if isinstance(entry, dict) else entry
         dtype = DTYPES[weight.dtype]
+        whole = known.get(weight.name.removesuffix(".scale").removesuffix(".zero"), {})
         weights.append(
             {
                 "name": weight.name,
-                "scheme": entry.get("scheme", dtype) if isinstance(entry, dict) else dtype,
+                "scheme": whole.get("scheme", dtype) if isinstance(whole, dict) else dtype,
                 "dtype": dtype,
                 "shape": list(weight.shape),
                 "file_offset": weight.file_offset,
@@ -94,6 +96,22 @@ def _schemes(weights: list[dict[str, Any]]) -> list[dict[str, Any]]:
         count[key] += 1
         size[key] += weight["bytes"]
     return [{"scheme": s, "dtype": d, "count": n, "bytes": size[s, d]} for (s, d), n in sorted(count.items())]
+
+
+def _bits_per_weight(weights: list[dict[str, Any]], manifest: dict[str, Any]) -> dict[str, float]:
+    """Bits that a number of the model takes by scheme, with scales and zero points, and in "all" matrices."""
+    size: Counter[str] = Counter()
+    elements: Counter[str] = Counter()
+    listed = manifest.get("weights")
+    for name, entry in (listed if isinstance(listed, dict) else {}).items():
+        shape = entry.get("shape") if isinstance(entry, dict) else None
+        parts = [w for w in weights if w["name"] in (name, f"{name}.scale", f"{name}.zero")]
+        if not (isinstance(shape, list) and len(shape) == 2 and parts):
+            continue
+        for key in (str(parts[0]["scheme"]), "all"):
+            size[key] += 8 * sum(w["bytes"] for w in parts)
+            elements[key] += math.prod(shape)
+    return {key: round(size[key] / elements[key], 3) for key in size if elements[key]}
 
 
 def _kernels(tables: Tables) -> list[dict[str, Any]]:
@@ -137,6 +155,7 @@ def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
         ],
         "kernels": _kernels(tables),
         "weights_by_scheme": _schemes(weights),
+        "bits_per_weight": _bits_per_weight(weights, manifest),
         "weights": weights,
     }
 
@@ -167,6 +186,7 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
             ("scheme", "dtype", "count", "bytes"),
             [(s["scheme"], s["dtype"], s["count"], s["bytes"]) for s in data["weights_by_scheme"]],
         ),
+        _bits_text(data["bits_per_weight"]),
         "",
         table(
             ("weight", "dtype", "shape", "bytes", "from"),
@@ -177,6 +197,12 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
         ),
     ]
     return "\n".join(parts) + "\n"
+
+
+def _bits_text(bits: dict[str, float]) -> str:
+    """As in `  4.9 bits a weight: w4a8 4.5, w8a8 8.04`; nothing is known of an artifact without shapes."""
+    parts = ", ".join(f"{scheme} {value:g}" for scheme, value in bits.items() if scheme != "all")
+    return f"  {bits['all']:g} bits a weight of a matrix, scales included: {parts}" if bits else ""
 
 
 def graph_text(tables: Tables, graph: Graph) -> str:

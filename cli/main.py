@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
-COMMANDS = ("compile", "run", "serve", "warmup", "inspect", "profile", "cache", "buckets", "chat", "bench")
+COMMANDS = ("compile", "run", "serve", "warmup", "inspect", "profile", "cache", "buckets", "chat", "bench", "quantize")
 
 _HELP = """Compile large language models ahead of time and run them.
 

@@ -130,7 +130,7 @@ def quantize_activation(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArr
 def pack_quantized_activation(
     numbers: NDArray[np.int8], scale: NDArray[np.float32], row_tile: int, format: WeightFormat
 ) -> NDArray[np.int32]:
-    """Words [ceil(T/R)][words of a row][R]: numbers, then the scale's bits, then the sums of the groups."""
+    """Words [ceil(T/R)][words of a row][R]: numbers, then the scale's bits, then the groups' sums times the format's factor."""
     rows, k = numbers.shape
     groups, words = format.groups(k), packed_words(k, 8)
     size = k if groups == 1 else format.group_size
@@ -140,5 +140,5 @@ def pack_quantized_activation(
     out[:rows, :words] = padded.view(np.int32)
     out[:rows, words] = scale.view(np.int32)
     for group in range(groups):
-        out[:rows, words + 1 + group] = numbers[:, group * size : (group + 1) * size].sum(1, dtype=np.int32)
+        out[:rows, words + 1 + group] = numbers[:, group * size : (group + 1) * size].sum(1, dtype=np.int32) * format.sum_factor
     return np.ascontiguousarray(out.reshape(-1, row_tile, out.shape[1]).transpose(0, 2, 1))

@@ -84,11 +84,11 @@ def resolve(config: CompileConfig) -> Resolved:
         max_num_seqs=max_num_seqs,
         block_size=config.block_size,
         ladder=ladder,
-        recipe=_recipe(config.quant, model),
+        recipe=recipe_of(config.quant, model),
     )
 
 
-def _recipe(quant: QuantConfig | None, model: ModelConfig) -> Recipe:
+def recipe_of(quant: QuantConfig | None, model: ModelConfig) -> Recipe:
     """The schemes of the model's linear layers. An embedding that no linear shares stays as it is."""
     if quant is None:
         return Recipe({})

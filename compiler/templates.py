@@ -91,10 +91,15 @@ def _weight_format(site: Site) -> dict[str, int | bool]:
     return {name: site.attributes[name] for name in ("bits", "group_size", "asymmetric")}
 
 
+def _sums(site: Site) -> dict[str, int]:
+    """How an int8 activation is summed."""
+    return {name: site.attributes[f"int8_{name}"] for name in ("group_size", "sum_factor")}
+
+
 def _written_act(site: Site, graph: GraphParams) -> dict[str, int | str]:
     """The dtype of a packed activation that a kernel writes; of int8, also the groups it is summed in."""
     if "int8_group_size" in site.attributes:
-        return {"act_dtype": "i8", "group_size": site.attributes["int8_group_size"]}
+        return {"act_dtype": "i8", **_sums(site)}
     return {"act_dtype": graph.act_dtype}
 
 
@@ -151,7 +156,7 @@ def _quantize_rows(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]
         "quantize_rows",
         dim=site.attributes["widths"]["x"],
         act_dtype=graph.act_dtype,
-        group_size=site.attributes["int8_group_size"],
+        **_sums(site),
         **_rows(site, graph),
     )
     return spec, ("x", "out")

@@ -29,6 +29,13 @@ class WeightFormat:
         """The zero point of a symmetric format: 128 or 8."""
         return 1 << (self.bits - 1)
 
+    @property
+    def sum_factor(self) -> int:
+        """What kernels that sum numbers, not values, multiply the sum of a group's activations by: minus the zero
+        point, or -1 where each group has its own.
+        """
+        return -1 if self.asymmetric else -self.middle
+
     def groups(self, k: int) -> int:
         """Groups of a row of `k` elements; the last one may be short."""
         return 1 if self.group_size == WHOLE_ROW else -(-k // self.group_size)

@@ -67,6 +67,13 @@ def linear_spec(n: int, k: int, tile: int, act: str, format: WeightFormat, **giv
 
 # The largest K takes several blocks; the others end within a line, a group, a panel.
 ACROSS, BLOCKS, TINY = (115, 172), (50, 1100), (7, 1)
+
+
+def sums_of(format: WeightFormat) -> dict[str, int]:
+    """Parameters of a kernel that writes int8 activations for such a weight."""
+    return {"group_size": format.group_size, "sum_factor": format.sum_factor}
+
+
 CASES = [
     *((NATIVE, act, format, BLOCKS) for act in ("i8", "f32") for format in (W8, W4, W4_ROW, W4_ROWZ)),
     *((NATIVE, act, format, ACROSS) for act in ("i8", "f32") for format in (W8, W4_32, W4_64Z)),
@@ -180,9 +187,7 @@ def test_quantize_rows(target: Target, act: str, dim: int, format: WeightFormat)
     for tile in {1, target.row_tile}:
         expected = pack_quantized_activation(*quantize_activation(x.astype(np.float32)), tile, format)
         assert expected.shape[1] == quantized_row_words(dim, groups)
-        spec = KernelSpec.of(
-            "other", "quantize_rows", dim=dim, row_tile=tile, act_dtype=act, group_size=format.group_size, rows=0
-        )
+        spec = KernelSpec.of("other", "quantize_rows", dim=dim, row_tile=tile, act_dtype=act, rows=0, **sums_of(format))
         for tasks in (1, 3):
             arrays = {"x": pack_activation(x, tile), "out": np.full(expected.shape, -1, np.int32)}
             out = run(spec, target, arrays, written=("out",), scalars={0: rows}, num_tasks=tasks)["out"]
@@ -193,7 +198,7 @@ def test_quantize_rows(target: Target, act: str, dim: int, format: WeightFormat)
 def test_what_is_no_number_does_not_get_lost(bad: float) -> None:
     x = random(2, 40)
     x[1, 33] = bad
-    spec = KernelSpec.of("other", "quantize_rows", dim=40, row_tile=1, act_dtype="f32", group_size=-1, rows=0)
+    spec = KernelSpec.of("other", "quantize_rows", dim=40, row_tile=1, act_dtype="f32", rows=0, **sums_of(W8))
     out = np.zeros((2, quantized_row_words(40, 1), 1), np.int32)
     arrays = {"x": pack_activation(x, 1), "out": out}
     scale = run(spec, NATIVE, arrays, written=("out",), scalars={0: 2})["out"][:, 10, 0].view(np.float32)
@@ -216,9 +221,7 @@ def test_norm_and_activation_write_int8(target: Target, dim: int, format: Weight
     for op, (value, inputs, params) in cases.items():
         first = None
         for tile in {1, target.row_tile}:
-            spec = KernelSpec.of(
-                "norm", op, dim=dim, row_tile=tile, act_dtype="i8", group_size=format.group_size, **params
-            )
+            spec = KernelSpec.of("norm", op, dim=dim, row_tile=tile, act_dtype="i8", **sums_of(format), **params)
             shape = (-(-rows // tile), quantized_row_words(dim, format.groups(dim)), tile)
             for tasks in (1, 3):
                 arrays = {**inputs, "out": np.full(shape, -1, np.int32)}

@@ -56,7 +56,7 @@ def _quantized(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     """Whole rows: one scale needs them all."""
     p = spec.as_dict()
     dim = int(p["dim"])
-    rows = RowQuantizer(dim, int(p["row_tile"]), int(p["group_size"]))
+    rows = RowQuantizer(dim, spec)
     helpers = vector_ir.helpers(target.mcpu) + rows.helpers()
     kernel = b.Kernel(spec.symbol(), [("gate_up", "float32"), ("out", "int32")], helpers)
     with kernel as k, k.share(k.scalar(int(p.get("rows", 0)))) as row:

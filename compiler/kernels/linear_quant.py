@@ -18,7 +18,9 @@ from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import Target
 
 _LINE = 8
-_TILE_REGISTERS = 24  # vectors of sums that fit the registers beside their operands
+_SUMS = {16: 24, 8: 6}  # vectors of sums that fit the registers beside their operands, by lanes of a register
+_STREAMS, _STREAMS_TO_FLOAT = 6, 4  # a core reads memory faster from several places at once; bytes to float: registers
+_AHEAD = 1024  # words between a line and what is fetched with it
 _FEW_TILES = 4  # row tiles that do not pay for unpacking a block
 _ROW_CHUNK_BYTES = 512 << 10  # of activations that stay in L2 while panels pass
 _BLOCK_BYTES = 24 << 10  # of a panel's block, unpacked, in L1
@@ -59,10 +61,10 @@ class _LinearQuant:
         self.x_words = 2 * self.lines if self.integer else b.ceil_div(self.kdim, self.lanes)
         self.tile_words = self.tile * (self.x_words + (1 + self.groups if self.integer else 0))
         line_bytes = self.columns * (_LINE if self.integer else 4 * _LINE)
-        block = max(1, _BLOCK_BYTES // line_bytes)
-        if self.groups > 1:
-            block = max(1, block // self.group_lines) * self.group_lines
-        self.block = min(self.lines, block)
+        unit = self.group_lines if self.groups > 1 else 1
+        units = b.ceil_div(self.lines, unit)
+        self.blocks = b.ceil_div(units, max(1, _BLOCK_BYTES // (line_bytes * unit)))
+        self.block = b.ceil_div(units, self.blocks) * unit
         self.blocks = b.ceil_div(self.lines, self.block)
         self.unpacks = self.bits == 4 or not self.integer
         row_bytes = self.x_words * 4
@@ -82,7 +84,7 @@ class _LinearQuant:
                 for i in range(b.WIDTH):
                     b.store(self.table, T.float32(i - (0 if self.asymmetric else self.middle)), i)
             if self.tile == 1:
-                self.few_tiles(0, self.num_rows)
+                self.few_tiles(self.num_rows)
             else:
                 self.chunks()
         return kernel.function()
@@ -94,25 +96,23 @@ class _LinearQuant:
         tiles = b.let(T.truncdiv(self.num_rows + (self.tile - 1), self.tile))
         with T.If(tiles <= _FEW_TILES):
             with T.Then():
-                self.few_tiles(0, tiles)
+                self.few_tiles(tiles)
             with T.Else():
                 self.many_tiles(tiles)
 
-    def few_tiles(self, first_tile: b.Expr, tiles: b.Expr) -> None:
-        """Groups of panels side by side, as many streams of weights as the registers hold sums for."""
+    def few_tiles(self, tiles: b.Expr) -> None:
+        """Panels side by side, as many streams of weights; in groups of nearly equal size, as few streams are slow."""
         panel0, panel1 = self.k.share_bounds(self.panels)
-        start = b.let(panel0 + 0)
-        size = 1
-        while size * 2 * self.tile * self.vectors <= _TILE_REGISTERS:
-            size *= 2
-        while size:
-            groups = b.let(T.truncdiv(panel1 - start, size))
-            with T.serial(groups) as group:
-                first = b.let(start + group * size)
-                with T.serial(tiles) as t:
-                    self.tile_body(t + first_tile, [first + i for i in range(size)])
-            start = b.let(start + groups * size)
-            size //= 2
+        count = b.let(panel1 - panel0)
+        streams = _STREAMS_TO_FLOAT if self.bits == 8 and not self.integer else _STREAMS
+        most = max(1, min(streams, self.panels, _SUMS[self.target.lanes] // (self.tile * self.vectors)))
+        groups = b.let(T.truncdiv(count + (most - 1), most))
+        with T.serial(groups) as group:
+            first = b.let(panel0 + T.truncdiv(group * count, groups))
+            size = b.let(panel0 + T.truncdiv((group + 1) * count, groups) - first)
+            for some in range(1, most + 1):
+                with b.when(size == some), T.serial(tiles) as t:
+                    self.tile_body(t, [first + i for i in range(some)])
 
     def many_tiles(self, tiles: b.Expr) -> None:
         """Chunks of row tiles × panels × blocks of K × row tiles: a block of a panel stays in L1 for all tiles."""
@@ -140,6 +140,13 @@ class _LinearQuant:
         a_line = self.bits // 4
         start = (panel * self.words + line * a_line) * self.columns + v * b.WIDTH
         return [self.w[T.ramp(start + word * self.columns, 1, b.WIDTH)] for word in range(a_line)]
+
+    def fetch(self, panel: b.Expr, line: b.Expr, v: int) -> None:
+        """Asks for what comes a while after a line: panels lie one after another, and few streams are slow."""
+        a_line = self.bits // 4
+        start = (panel * self.words + line * a_line) * self.columns + v * b.WIDTH
+        for word in range(a_line):
+            b.do("prefetch", b.at(self.w, start + (word * self.columns + _AHEAD)))
 
     def line_words(self, packed: Sequence[b.Expr]) -> list[b.Expr]:
         """Both words of a line as unsigned bytes."""
@@ -265,7 +272,7 @@ class _LinearQuant:
             each_row(finish)
 
     def sum_of(self, x0: b.Expr, r: int, group: b.Expr) -> b.Expr:
-        """Σ of the quantized activations of a row in a group."""
+        """Σ of the quantized activations of a row in a group, times WeightFormat.sum_factor."""
         return self.x[x0 + (group + (self.x_words + 1)) * self.tile + r]
 
     def start(self, acc: b.Vectors, vectors: int, x0: b.Expr, group: b.Expr) -> None:
@@ -277,7 +284,7 @@ class _LinearQuant:
                 elif self.asymmetric:
                     acc[r * vectors + v] = T.broadcast(T.int32(0), b.WIDTH)
                 else:
-                    acc[r * vectors + v] = T.broadcast(self.sum_of(x0, r, group) * (-self.middle), b.WIDTH)
+                    acc[r * vectors + v] = T.broadcast(self.sum_of(x0, r, group), b.WIDTH)
 
     def chain(
         self,
@@ -322,33 +329,54 @@ class _LinearQuant:
         zeros: b.Vectors | None,
     ) -> None:
         """The first `places` elements of one line. wide_line: where the line is in the unpacked block."""
-        tile, vectors = self.tile, len(panels) * self.vectors
+        vectors = len(panels) * self.vectors
         where = [(panel, v) for panel in panels for v in range(self.vectors)]
-        units = 2 if self.integer else _LINE
-        packed: list[list[b.Expr]] = []
-        if wide_line is None:
-            kept = b.Vectors(vectors * (self.bits // 4), "int32")
-            for i, (panel, v) in enumerate(where):
-                for j, word in enumerate(self.packed_line(panel, line, v)):
-                    kept[i * (self.bits // 4) + j] = word
-                packed.append([kept[i * (self.bits // 4) + j] for j in range(self.bits // 4)])
-        for unit in range(units if self.integer else places):
-            weights = b.Vectors(vectors, "int32" if self.integer else "float32")
+        kind = "int32" if self.integer else "float32"
+        units = 2 if self.integer else places
+
+        def packed(v: int) -> list[b.Expr]:
+            panel, of_panel = where[v]
+            if self.tile > 1:
+                self.fetch(panel, line, of_panel)
+            kept = b.Vectors(self.bits // 4, "int32")
+            for i, word in enumerate(self.packed_line(panel, line, of_panel)):
+                kept[i] = word
+            return [kept[i] for i in range(self.bits // 4)]
+
+        def weight(words: list[b.Expr], v: int, unit: int) -> b.Expr:
+            if self.integer:
+                return self.line_words(words)[unit]
+            return self.element(words, unit, None if zeros is None else zeros[v])
+
+        if self.tile == 1:
+            # The line's activations stay in registers, not its weights: there are fewer.
+            values = b.Vectors(units, kind)
+            for unit in range(units):
+                values[unit] = self.activation(x0, 0, line, unit)
             for v in range(vectors):
-                if wide_line is not None:
-                    weights[v] = self.wide[T.ramp((wide_line * units + unit) * self.columns + v * b.WIDTH, 1, b.WIDTH)]
-                elif self.integer:
-                    weights[v] = self.line_words(packed[v])[unit]
+                words = packed(v)
+                for unit in range(units):
+                    acc[v] = self.multiply(acc[v], weight(words, v, unit), values[unit])
+            return
+        lines = [packed(v) for v in range(vectors)] if wide_line is None else []
+        for unit in range(units):
+            weights = b.Vectors(vectors, kind)
+            for v in range(vectors):
+                if wide_line is None:
+                    weights[v] = weight(lines[v], v, unit)
                 else:
-                    weights[v] = self.element(packed[v], unit, None if zeros is None else zeros[v])
-            for r in range(tile):
+                    at = (wide_line * (2 if self.integer else _LINE) + unit) * self.columns + v * b.WIDTH
+                    weights[v] = self.wide[T.ramp(at, 1, b.WIDTH)]
+            for r in range(self.tile):
                 value = self.activation(x0, r, line, unit)
                 for v in range(vectors):
-                    i = r * vectors + v
-                    if self.integer:
-                        acc[i] = T.call_extern("int32x16", "llmc_dot_u8s8", acc[i], weights[v], value)
-                    else:
-                        acc[i] = b.call("fma", value, weights[v], acc[i])
+                    acc[r * vectors + v] = self.multiply(acc[r * vectors + v], weights[v], value)
+
+    def multiply(self, acc: b.Expr, weight: b.Expr, value: b.Expr) -> b.Expr:
+        """acc + weight · value: of four numbers a lane, or of one float."""
+        if self.integer:
+            return T.call_extern("int32x16", "llmc_dot_u8s8", acc, weight, value)
+        return b.call("fma", value, weight, acc)
 
     def activation(self, x0: b.Expr, r: int, line: b.Expr, unit: int) -> b.Expr:
         """Word (integers) or element (floats) `unit` of a line of row r, in every lane."""
@@ -373,7 +401,7 @@ class _LinearQuant:
             return acc[i]
         value = acc[i]
         if zero is not None:
-            value = value - zero * T.broadcast(self.sum_of(x0, r, group), b.WIDTH)
+            value = value + zero * T.broadcast(self.sum_of(x0, r, group), b.WIDTH)
         return T.Cast("float32x16", value)
 
     def zeros_of(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors | None:

@@ -22,7 +22,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     p = spec.as_dict()
     dim, row_tile, act, eps = int(p["dim"]), int(p["row_tile"]), str(p["act_dtype"]), float(p["eps"])
     full, tail = dim // b.WIDTH, dim % b.WIDTH
-    quantizer = RowQuantizer(dim, row_tile, int(p["group_size"])) if act == "i8" else None
+    quantizer = RowQuantizer(dim, spec) if act == "i8" else None
     if quantizer is None:
         words = b.ceil_div(dim, b.lanes_of(act))
         helpers = vector_ir.helpers(target.mcpu, puts=((act, row_tile, 16), (act, row_tile, max(tail, 1))))

@@ -1,7 +1,7 @@
 """quantize_rows: packed float activations to packed int8 ones, one scale a row; and the same for the end of a kernel.
 
 A row's scale is its largest magnitude / 127; numbers are value · (127 / largest), rounded to nearest even. A row tile
-has words of 4 numbers, scales, and sums of the groups of the weight that reads them (FORMAT.md). The scale carries what
+has words of 4 numbers, scales, and sums in the groups of the weight that reads them (FORMAT.md). The scale carries what
 is infinite or not a number.
 """
 
@@ -26,11 +26,13 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
 class RowQuantizer:
     """Quantizes rows of `dim` floats, one at a time: keep every vector of the row, then write.
 
-    group_size: of the weight that reads the rows, -1 for one group.
+    The spec's group_size and sum_factor are of the weight that reads the rows (see WeightFormat).
     """
 
-    def __init__(self, dim: int, row_tile: int, group_size: int) -> None:
-        self.dim, self.row_tile = dim, row_tile
+    def __init__(self, dim: int, spec: KernelSpec) -> None:
+        p = spec.as_dict()
+        self.dim, self.row_tile = dim, int(p["row_tile"])
+        group_size, self.sum_factor = int(p["group_size"]), int(p["sum_factor"])
         self.groups = 1 if group_size < 0 else b.ceil_div(dim, group_size)
         self.group = b.ceil_div(dim, b.WIDTH) if self.groups == 1 else group_size // b.WIDTH
         if self.groups > 1 and group_size % b.WIDTH:
@@ -90,13 +92,13 @@ class RowQuantizer:
                 with b.when(group == self.groups - 1):
                     vector(b.let(T.int32(self.full)), self._words_of(self.full))
             at = base + (self.words + 1) * tile + group * tile
-            b.store(out, T.call_extern("int32", "llmc_lanes_sum", total[0]), at)
+            b.store(out, T.call_extern("int32", "llmc_lanes_sum", total[0]) * self.sum_factor, at)
 
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     p = spec.as_dict()
     dim, row_tile, act = int(p["dim"]), int(p["row_tile"]), str(p["act_dtype"])
-    lanes, rows = b.lanes_of(act), RowQuantizer(dim, row_tile, int(p["group_size"]))
+    lanes, rows = b.lanes_of(act), RowQuantizer(dim, spec)
     words = b.ceil_div(dim, lanes)
     helpers = vector_ir.helpers(target.mcpu) + rows.helpers()
     kernel = b.Kernel(spec.symbol(), [("x", b.word_dtype(act)), ("out", "int32")], helpers)

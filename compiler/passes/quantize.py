@@ -11,7 +11,7 @@ from tvm import relax
 from llmc.compiler.graph import Site
 from llmc.compiler.lowered import SITE_PREFIX, Lowered
 from llmc.compiler.quant_packing import quantized_row_words
-from llmc.quantize import Recipe, Scheme
+from llmc.quantize import Recipe, Scheme, WeightFormat
 
 _WRITE_INT8 = frozenset({"rms_norm", "silu_mul"})
 """Ops whose kernels can quantize the rows they make."""
@@ -74,32 +74,49 @@ def _scheme(step: _Step, schemes: dict[relax.Var, Scheme]) -> Scheme | None:
     return schemes.get(step.tensors["weight"])
 
 
-def _int8_producers(steps: list[_Step], output: relax.Expr, schemes: dict[relax.Var, Scheme]) -> dict[relax.Var, int]:
-    """The activations that are made as int8, and the group size of the linears that read them."""
-    groups: dict[relax.Var, set[int | None]] = defaultdict(set)
-    groups[output].add(None)
+@dataclass(frozen=True)
+class _Sums:
+    """How an int8 activation is summed for the weight that reads it."""
+
+    group_size: int
+    factor: int
+
+    @classmethod
+    def of(cls, format: WeightFormat) -> _Sums:
+        return cls(format.group_size, format.sum_factor)
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """Of the site that makes the activation."""
+        return {"int8_group_size": self.group_size, "int8_sum_factor": self.factor}
+
+
+def _int8_producers(steps: list[_Step], output: relax.Expr, schemes: dict[relax.Var, Scheme]) -> dict[relax.Var, _Sums]:
+    """The activations that are made as int8, and how they are summed."""
+    wanted: dict[relax.Var, set[_Sums | None]] = defaultdict(set)
+    wanted[output].add(None)
     for step in steps:
         scheme = _scheme(step, schemes)
         for var in _variables(step.value):
             int8 = scheme is not None and scheme.act_bits == 8 and var is step.tensors.get("x")
-            groups[var].add(scheme.weight.group_size if scheme is not None and int8 else None)
+            wanted[var].add(_Sums.of(scheme.weight) if scheme is not None and int8 else None)
     found = {}
     for step in steps:
-        if step.site is not None and step.site.op in _WRITE_INT8 and len(groups[step.var]) == 1:
-            (size,) = groups[step.var]
-            if size is not None:
-                found[step.var] = size
+        if step.site is not None and step.site.op in _WRITE_INT8 and len(wanted[step.var]) == 1:
+            (sums,) = wanted[step.var]
+            if sums is not None:
+                found[step.var] = sums
     return found
 
 
 class _Rewriter:
     def __init__(
-        self, lowered: Lowered, main: relax.Function, schemes: dict[relax.Var, Scheme], int8: dict[relax.Var, int]
+        self, lowered: Lowered, main: relax.Function, schemes: dict[relax.Var, Scheme], int8: dict[relax.Var, _Sums]
     ) -> None:
         self.sites = list(lowered.sites)
         self._main, self._schemes, self._int8 = main, schemes, int8
         self._new: dict[relax.Var, relax.Expr] = {}
-        self._quantized: dict[tuple[relax.Var, int], relax.Var] = {}
+        self._quantized: dict[tuple[relax.Var, _Sums], relax.Var] = {}
         self._builder = relax.BlockBuilder()
 
     def run(self, steps: list[_Step]) -> relax.Function:
@@ -136,37 +153,35 @@ class _Rewriter:
                 "int8": scheme.act_bits == 8,
             }
             if step.site.op == "linear" and scheme.act_bits == 8:
-                tensors["x"] = self._int8_of(step, weight.group_size)
+                tensors["x"] = self._int8_of(step, _Sums.of(weight))
             return self._call(step.site, f"{step.site.op}_quant", attributes, tensors, step.var.ty)
         if step.var in self._int8:
-            size = self._int8[step.var]
-            kind = self._int8_type(step.var, _width(step), size)
-            return self._call(step.site, step.site.op, {"int8_group_size": size}, tensors, kind)
+            sums = self._int8[step.var]
+            kind = self._int8_type(step.var, _width(step), sums)
+            return self._call(step.site, step.site.op, sums.attributes, tensors, kind)
         return self._replaced(step.value)
 
-    def _int8_of(self, linear: _Step, group_size: int) -> relax.Expr:
+    def _int8_of(self, linear: _Step, sums: _Sums) -> relax.Expr:
         """The int8 form of the activation that `linear` reads."""
         assert linear.site is not None
         x = linear.tensors["x"]
         if x in self._int8:
             return self._new[x]
-        if (x, group_size) not in self._quantized:
+        if (x, sums) not in self._quantized:
             width = int(linear.site.attributes["weight_shapes"]["weight"][1])
             attributes = {
-                "int8_group_size": group_size,
+                **sums.attributes,
                 "widths": {"x": width},
                 "on_samples": linear.site.attributes["on_samples"],
             }
             site = Site("quantize_rows", {}, ("x",))
-            call = self._call(
-                site, site.op, attributes, {"x": self._replaced(x)}, self._int8_type(x, width, group_size)
-            )
-            self._quantized[x, group_size] = self._builder.emit(call)
-        return self._quantized[x, group_size]
+            call = self._call(site, site.op, attributes, {"x": self._replaced(x)}, self._int8_type(x, width, sums))
+            self._quantized[x, sums] = self._builder.emit(call)
+        return self._quantized[x, sums]
 
-    def _int8_type(self, x: relax.Var, width: int, group_size: int) -> relax.TensorType:
+    def _int8_type(self, x: relax.Var, width: int, sums: _Sums) -> relax.TensorType:
         """Words of rows of `width` numbers, with their scale and sums."""
-        groups = 1 if group_size < 0 else -(-width // group_size)
+        groups = WeightFormat(8, sums.group_size).groups(width)
         return relax.TensorType((x.ty.shape[0], quantized_row_words(width, groups)), "int32")
 
     def _call(

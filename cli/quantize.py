@@ -1,0 +1,228 @@
+"""`llmc quantize`: what the schemes cost and keep of one model, side by side."""
+
+# ruff: noqa: B008 (typer declares options as argument defaults)
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from llmc.quantize import SCHEMES, QuantConfig
+
+from .compile import progress_bar, quant_config
+
+if TYPE_CHECKING:
+    from llmc.compiler.config import Progress
+
+_HELP = """Compare quantization schemes on a model: size, rounding errors, perplexity on a text. Writes no artifact.
+
+Perplexity is measured with the engine on what `llmc compile --quant SCHEME` makes, in windows of --window tokens; the
+scheme "none" is the model as it is. Without --text only sizes and errors are told, which takes seconds.
+
+\b
+Examples:
+  llmc quantize models/qwen2.5-0.5b
+  llmc quantize models/qwen2.5-0.5b --text held-out.txt --tokens 20000
+  llmc quantize models/llama --schemes w4a16,w4a8 --group-size 32 --asymmetric --text held-out.txt
+  llmc quantize models/llama --schemes w4a8 --layers
+"""
+NONE = "none"
+_SEQS = 64  # windows that are scored at once
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """name: of the weight. error: root of the squared change over the squared weight."""
+
+    name: str
+    scheme: str
+    error: float
+
+
+@dataclass(frozen=True)
+class SchemeResult:
+    """What a scheme makes of a model. weight_bytes: of all matrices; error: over all of them, see LayerError.
+
+    perplexity: None without a text.
+    """
+
+    scheme: str
+    groups: str
+    bits_per_weight: float
+    weight_bytes: int
+    error: float
+    perplexity: float | None
+    layers: tuple[LayerError, ...]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to `app`."""
+    app.command("quantize", help=_HELP)(quantize_command)
+
+
+def quantize_command(
+    model: Path = typer.Argument(..., metavar="MODEL", help="Directory with config.json and safetensors."),
+    schemes: str = typer.Option(
+        ",".join((NONE, *SCHEMES)), metavar="LIST", help="Schemes to compare; none: the model as it is."
+    ),
+    group_size: int | None = typer.Option(None, metavar="N", help="As of llmc compile, for the w4 schemes."),
+    asymmetric: bool | None = typer.Option(None, "--asymmetric/--symmetric", help="As of llmc compile."),
+    skip: str | None = typer.Option(None, metavar="LIST", help="As of llmc compile."),
+    text: Path | None = typer.Option(None, metavar="FILE", help="UTF-8 text to measure perplexity on."),
+    tokens: int = typer.Option(10_000, min=2, metavar="N", help="Most tokens of the text."),
+    window: int = typer.Option(256, min=2, metavar="N", help="Tokens that are predicted from one start."),
+    dtype: str = typer.Option("auto", help="As of llmc compile."),
+    layers: bool = typer.Option(False, "--layers", help="The error of every weight, too."),
+    cache_dir: Path | None = typer.Option(None, envvar="LLMC_CACHE_DIR", metavar="DIR", help="Graph cache."),
+    as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
+) -> None:
+    names = [name.strip() for name in schemes.split(",") if name.strip()]
+    configs = {name: _config(name, group_size, asymmetric, skip) for name in names}
+    if not configs:
+        raise typer.BadParameter(f"--schemes is empty; name some of {NONE}, {', '.join(SCHEMES)}")
+    sample = _read(text) if text is not None else None
+    from llmc import require_compiler
+
+    require_compiler("llmc quantize needs the compiler")
+    with progress_bar() as progress:
+        results = [
+            _result(model, name, config, sample, (tokens, window), dtype, cache_dir, progress)
+            for name, config in configs.items()
+        ]
+    if as_json:
+        print(json.dumps([asdict(result) for result in results], indent=2))
+        return
+    _print_table(results)
+    if layers:
+        _print_layers(results)
+
+
+def _config(name: str, group_size: int | None, asymmetric: bool | None, skip: str | None) -> QuantConfig | None:
+    """Flags about groups are for the schemes that have them."""
+    if name == NONE:
+        return None
+    grouped = name not in SCHEMES or SCHEMES[name].weight.bits == 4
+    return quant_config(name, group_size if grouped else None, asymmetric if grouped else None, skip)
+
+
+def _read(path: Path) -> str:
+    try:
+        sample = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"--text: cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"--text: {path} is not UTF-8 text") from None
+    if not sample.strip():
+        raise typer.BadParameter(f"--text: {path} is empty")
+    return sample
+
+
+def _result(
+    model: Path,
+    name: str,
+    config: QuantConfig | None,
+    sample: str | None,
+    extent: tuple[int, int],
+    dtype: str,
+    cache_dir: Path | None,
+    progress: Progress,
+) -> SchemeResult:
+    from llmc.compiler.config import CompileConfig
+    from llmc.compiler.resolve import recipe_of, resolve
+    from llmc.models.loader import Checkpoint, load_parameters
+    from llmc.quantize.error import WeightError, weight_error
+
+    resolved = resolve(CompileConfig(model=model, output=model, dtype=dtype, quant=config))
+    recipe = recipe_of(config, resolved.model)
+    total, stored, elements, bits = WeightError(0.0, 0.0), 0.0, 0, {"f32": 32, "bf16": 16}[resolved.act_dtype]
+    found = []
+    matrices = [p for p in load_parameters(resolved.model, Checkpoint(model), resolved.act_dtype) if len(p.shape) == 2]
+    for done, parameter in enumerate(matrices):
+        progress(f"{name}: round", done, len(matrices))
+        scheme, count = recipe.schemes.get(parameter.name), math.prod(parameter.shape)
+        elements += count
+        stored += count * (bits if scheme is None else scheme.weight.bits_per_weight(parameter.shape[1]))
+        if scheme is not None:
+            error = weight_error(parameter.shape, parameter.read, scheme.weight)
+            found.append(LayerError(parameter.name, scheme.name, error.relative))
+            total += error
+    progress(f"{name}: round", len(matrices), len(matrices))
+    perplexity = (
+        None if sample is None else _perplexity(model, name, config, sample, extent, dtype, cache_dir, progress)
+    )
+    groups = config.layers.describe().partition(" in ")[2] if config is not None else ""
+    return SchemeResult(name, groups, stored / elements, round(stored / 8), total.relative, perplexity, tuple(found))
+
+
+def _perplexity(
+    model: Path,
+    name: str,
+    config: QuantConfig | None,
+    sample: str,
+    extent: tuple[int, int],
+    dtype: str,
+    cache_dir: Path | None,
+    progress: Progress,
+) -> float:
+    from llmc.compiler.config import CompileConfig
+    from llmc.compiler.pipeline import compile_model
+
+    from .perplexity import perplexity
+
+    most, window = extent
+    # One more position for the token that every request makes.
+    context = -(-(window + 1) // 32) * 32
+    with tempfile.TemporaryDirectory(prefix="llmc-quantize-") as folder:
+        artifact = Path(folder) / name
+        compiling = CompileConfig(
+            model=model,
+            output=artifact,
+            buckets=f"prefill=[{_SEQS}]x[8],decode=[{_SEQS}]x[{context}]",
+            dtype=dtype,
+            max_num_seqs=_SEQS,
+            quant=config,
+            cache_dir=cache_dir,
+        )
+        compile_model(compiling, lambda phase, done, count: progress(f"{name}: {phase}", done, count))
+        return perplexity(
+            artifact,
+            sample,
+            window=window,
+            max_tokens=most,
+            on_window=lambda done, count: progress(f"{name}: score", done, count),
+        ).value
+
+
+def _print_table(results: list[SchemeResult]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for column in ("scheme", "groups", "bits a weight", "matrices, MiB", "error"):
+        table.add_column(column, justify="left" if column in ("scheme", "groups") else "right", no_wrap=True)
+    if any(r.perplexity is not None for r in results):
+        table.add_column("perplexity", justify="right", no_wrap=True)
+    for r in results:
+        row: list[Any] = [r.scheme, r.groups, f"{r.bits_per_weight:.2f}", f"{r.weight_bytes / (1 << 20):.1f}"]
+        row.append(f"{r.error:.2%}")
+        table.add_row(*row, *([f"{r.perplexity:.3f}"] if r.perplexity is not None else []))
+    Console(file=sys.stdout).print(table)
+
+
+def _print_layers(results: list[SchemeResult]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for column in ("scheme", "weight", "rounded as", "error"):
+        table.add_column(column, no_wrap=True)
+    for r in results:
+        for layer in r.layers:
+            table.add_row(r.scheme, layer.name, layer.scheme, f"{layer.error:.2%}")
+    Console(file=sys.stdout).print(table)

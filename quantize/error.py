@@ -1,0 +1,50 @@
+"""How far rounding moves a weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.quantize.rtn import quantize
+from llmc.quantize.scheme import WeightFormat
+
+_PIECE = 1 << 20  # elements at a time
+
+
+@dataclass(frozen=True)
+class WeightError:
+    """Sums of squares: of the weight's elements, and of what rounding changes in them."""
+
+    weight: float
+    change: float
+
+    @property
+    def relative(self) -> float:
+        """Root of their ratio; 0 for a weight of zeros."""
+        return math.sqrt(self.change / self.weight) if self.weight else 0.0
+
+    def __add__(self, other: WeightError) -> WeightError:
+        return WeightError(self.weight + other.weight, self.change + other.change)
+
+
+def weight_error(
+    shape: tuple[int, ...], read_rows: Callable[[int, NDArray[Any]], None], format: WeightFormat
+) -> WeightError:
+    """The error of a weight [N, K], read some rows at a time.
+
+    read_rows: writes rows [first, first + len(out)) to the float32 array `out`.
+    """
+    n, k = shape
+    count = max(1, _PIECE // k)
+    total = WeightError(0.0, 0.0)
+    for first in range(0, n, count):
+        rows = np.empty((min(count, n - first), k), np.float32)
+        read_rows(first, rows)
+        change = quantize(rows, format).value() - rows
+        total += WeightError(float(np.vdot(rows, rows)), float(np.vdot(change, change)))
+    return total

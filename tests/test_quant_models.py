@@ -1,0 +1,235 @@
+"""Whole quantized models: logits against torch on the same dequantized weights, bits, keys, bytes, and bad requests."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from compiled import Pages, compile_tiny, replay
+from paged_reference import PagedRunner
+from tiny_models import make_tiny_model
+from torch import nn
+
+from llmc.cli.main import main
+from llmc.compiler.cache import GraphCache
+from llmc.compiler.config import CompileConfig, CompileError
+from llmc.compiler.pipeline import compile_model
+from llmc.compiler.quant_packing import quantize_activation
+from llmc.compiler.wanted import wanted_entries
+from llmc.models.blocks.layers import Linear
+from llmc.models.eager import load_model
+from llmc.quantize import QuantConfig, QuantizeError, Recipe, Scheme
+from llmc.quantize.rtn import quantize
+from llmc.runtime.binding import Artifact, Replayer
+
+LADDER = "prefill=[1,4]x[16],decode=[1,4]x[64]"
+SMALL_LADDER = "prefill=[4]x[12],decode=[4]x[64]"  # one row tile, so few kernels
+REQUESTS = {
+    "w8a16": QuantConfig("w8a16"),
+    "w8a8": QuantConfig("w8a8"),
+    "w8a8-tied": QuantConfig("w8a8"),
+    "w4a16-skip": QuantConfig("w4a16", skip=("attention.out", "lm_head")),
+    "w4a16-asymmetric": QuantConfig("w4a16", group_size=32, asymmetric=True),
+    "w4a8": QuantConfig("w4a8", group_size=32),
+}
+
+
+def make_model(folder: Path, name: str) -> Path:
+    return make_tiny_model(folder, "qwen2", num_hidden_layers=2, tie_word_embeddings=name.endswith("tied"))
+
+
+class _Int8Input(nn.Module):
+    """A linear whose input is rounded to int8, as the compiled kernels round it."""
+
+    def __init__(self, linear: Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        numbers, scale = quantize_activation(x.float().numpy())
+        return self.linear(torch.from_numpy(numbers * scale[:, None]), residual)
+
+
+def reference_logits(model: Path, config: QuantConfig, tokens: list[int]) -> np.ndarray:
+    """float32 [T, V] of the eager model with every quantized weight replaced by what its numbers stand for."""
+    eager = load_model(model)
+    tied = eager.config.tie_word_embeddings
+    linears = {name: module for name, module in eager.named_modules() if isinstance(module, Linear)}
+    weights = {"embed.weight" if tied and name == "lm_head" else f"{name}.weight": name for name in linears}
+    recipe = Recipe.of(config, weights, head="embed.weight" if tied else "lm_head.weight")
+    assert recipe.schemes
+    for weight, scheme in recipe.schemes.items():
+        name = weights[weight]
+        value = quantize(linears[name].weight.detach().numpy(), scheme.weight).value()
+        linears[name].weight.data.copy_(torch.from_numpy(value))
+        if scheme.act_bits == 8:
+            parent, _, child = name.rpartition(".")
+            setattr(eager.get_submodule(parent), child, _Int8Input(linears[name]))
+    return PagedRunner(eager).step([tokens])[0].numpy()
+
+
+@pytest.fixture(scope="module", params=list(REQUESTS))
+def quantized(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
+) -> tuple[str, Path, Artifact]:
+    name = request.param
+    root = tmp_path_factory.mktemp(name)
+    model = make_model(root / "model", name)
+    artifact = compile_tiny(model, root / "out", kernel_cache, buckets=LADDER, dtype="f32", quant=REQUESTS[name])
+    return name, model, artifact
+
+
+def test_logits_match_the_dequantized_model(quantized: tuple[str, Path, Artifact]) -> None:
+    name, model, artifact = quantized
+    text = [int(t) for t in np.random.default_rng(3).integers(3, artifact.info.vocab_size, 40)]
+    expected = reference_logits(model, REQUESTS[name], text)
+    graphs = artifact.graphs()
+    rows, at = [], []
+    replayer, pages = Replayer(artifact, num_threads=2, num_blocks=16), Pages(16, artifact.info.block_size)
+    done = 0
+    for phase, batch, count in (("prefill", 1, 13), ("decode", 1, 1), ("prefill", 4, 25), ("decode", 4, 1)):
+        index = next(i for i, g in enumerate(graphs) if (g.phase, g.batch) == (phase, batch))
+        rows.append(replay(replayer, index, pages, [(0, text[done : done + count], done)])[0])
+        done += count
+        at.append(done - 1)
+    assert done == 40
+    # Int8 activations that lie between two numbers may round either way.
+    bound = 2e-2 if "a8" in name else 1e-4
+    assert np.abs(np.array(rows) - expected[at]).max() <= bound * np.abs(expected).max()
+
+
+def test_bits_do_not_depend_on_company(quantized: tuple[str, Path, Artifact]) -> None:
+    _, _, artifact = quantized
+    rng = np.random.default_rng(5)
+    texts = [[int(t) for t in rng.integers(3, artifact.info.vocab_size, 13)] for _ in range(4)]
+    graphs = {(g.phase, g.batch): i for i, g in enumerate(artifact.graphs())}
+    alone = []
+    for seq, text in enumerate(texts):
+        replayer, pages = Replayer(artifact, num_threads=1, num_blocks=16), Pages(16, artifact.info.block_size, seq)
+        alone.append(replay(replayer, graphs["prefill", 1], pages, [(seq, text, 0)])[0])
+    # Together, in chunks, the last token of each in one decode step.
+    replayer, pages = Replayer(artifact, num_threads=2, num_blocks=16), Pages(16, artifact.info.block_size, 9)
+    replay(replayer, graphs["prefill", 4], pages, [(s, text[:5], 0) for s, text in enumerate(texts)])
+    replay(replayer, graphs["prefill", 4], pages, [(s, text[5:12], 5) for s, text in enumerate(texts)])
+    together = replay(replayer, graphs["decode", 4], pages, [(s, text[12:], 12) for s, text in enumerate(texts)])
+    for seq, row in enumerate(together):
+        assert np.array_equal(row.view(np.int32), alone[seq].view(np.int32)), seq
+
+
+def test_inspect_tells_schemes_and_bits(
+    quantized: tuple[str, Path, Artifact], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, model, _ = quantized
+    assert main(["inspect", str(model.parent / "out"), "--verify", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    scheme = REQUESTS[name].scheme
+    bits = found["bits_per_weight"]
+    # 60 or 100 elements a row, padded to a line, and 115 or more rows to a panel.
+    low, high = (8, 12) if scheme.startswith("w8") else (5, 8)
+    assert low < bits[scheme] < high
+    assert ("f32" in bits) == (name == "w4a16-skip" or not name.endswith("tied"))
+    schemes = {w["name"]: w["scheme"] for w in found["weights"]}
+    assert schemes["layers.0.mlp.down.weight"] == schemes["layers.0.mlp.down.weight.scale"] == scheme
+    assert ("layers.0.mlp.down.weight.zero" in schemes) == name.endswith("asymmetric")
+    assert schemes["layers.1.attention.out.weight"] == ("f32" if name == "w4a16-skip" else scheme)
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+def kernel_keys(config: CompileConfig) -> dict[str, str]:
+    found = wanted_entries(config, GraphCache(config.cache_dir))
+    return {w.key: w.components["op"] for w in found if w.components["kind"] == "kernel"}
+
+
+def test_keys_change_where_the_scheme_matters(tmp_path: Path, kernel_cache: Path) -> None:
+    model = make_model(tmp_path / "model", "plain")
+    plain = CompileConfig(
+        model=model, output=tmp_path / "plain", cache_dir=kernel_cache, buckets=SMALL_LADDER, dtype="f32"
+    )
+    skipping = replace(plain, quant=QuantConfig("w8a16", skip=("mlp.down",)), output=tmp_path / "skip")
+    for config in (plain, skipping):
+        compile_model(config)
+    before, after = kernel_keys(plain), kernel_keys(skipping)
+    # What is not quantized keeps its kernels; only the linears that are have others.
+    assert {op for key, op in before.items() if key not in after} == {"linear"}
+    assert {op for key, op in after.items() if key not in before} == {"linear_quant"}
+    assert "linear" in {op for key, op in after.items() if key in before}
+    again = compile_model(replace(skipping, output=tmp_path / "again"))
+    assert again.kernels_compiled == 0
+    assert (tmp_path / "again" / "graphs.bin").read_bytes() == (skipping.output / "graphs.bin").read_bytes()
+
+
+def test_weights_are_shared_by_schemes_that_differ_in_activations(tmp_path: Path, kernel_cache: Path) -> None:
+    model = make_model(tmp_path / "model", "plain")
+    config = CompileConfig(
+        model=model, output=tmp_path / "out", cache_dir=kernel_cache, buckets=SMALL_LADDER, dtype="f32"
+    )
+    compile_model(replace(config, quant=QuantConfig("w8a16")))
+    packed = (tmp_path / "out" / "weights.safetensors").stat()
+    compile_model(replace(config, quant=QuantConfig("w8a8")))
+    assert (tmp_path / "out" / "weights.safetensors").stat().st_ino == packed.st_ino
+    compile_model(replace(config, quant=QuantConfig("w4a8")))
+    assert (tmp_path / "out" / "weights.safetensors").stat().st_ino != packed.st_ino
+
+
+# --- what cannot be done ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--quant", "w3a16"], "quantization scheme 'w3a16' is unknown: use w8a16, w8a8, w4a16, w4a8"),
+        (["--quant", "w4a16", "--group-size", "48"], "group size 48 is not one of 32, 64, 128, -1"),
+        (["--quant", "w8a8", "--group-size", "64"], "--group-size cannot be combined with w8a8"),
+        (["--quant", "w8a8", "--asymmetric"], "cannot be combined with w8a8"),
+        (["--group-size", "64"], "--group-size says how to quantize; add --quant"),
+        (["--skip", "lm_head"], "--skip says how to quantize; add --quant"),
+    ],
+)
+def test_flags_that_make_no_sense(
+    arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compile", str(tmp_path), "-o", str(tmp_path / "out"), *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_layer_that_does_not_exist_cannot_be_skipped(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", "plain")
+    config = CompileConfig(model=model, output=tmp_path / "out", quant=QuantConfig("w8a8", skip=("mlp",)))
+    with pytest.raises(QuantizeError, match=r"'mlp' is no linear layer .*mlp\.down.*lm_head.*layers\.0\.attention"):
+        compile_model(config)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_weight_that_is_no_number_is_named(tmp_path: Path, kernel_cache: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = make_model(tmp_path / "model", "plain")
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 4] = float("nan")
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    config = CompileConfig(model, tmp_path / "out", SMALL_LADDER, quant=QuantConfig("w8a16"), cache_dir=kernel_cache)
+    with pytest.raises(CompileError, match=r"cannot quantize layers\.1\.mlp\.down\.weight: .*not a number"):
+        compile_model(config)
+    assert not (tmp_path / "out").exists()
+
+
+def test_recipes() -> None:
+    names = ["layers.0.mlp.down.weight", "layers.1.mlp.down.weight", "lm_head.weight"]
+
+    def schemes(skip: tuple[str, ...]) -> dict[str, str]:
+        recipe = Recipe.of(QuantConfig("w4a8", skip=skip), names, head="lm_head.weight")
+        return {name: scheme.name for name, scheme in recipe.schemes.items()}
+
+    assert schemes(()) == {names[0]: "w4a8", names[1]: "w4a8", names[2]: "w8a8"}
+    assert schemes(("lm_head", names[1])) == {names[0]: "w4a8"}
+    assert schemes(("mlp.down",)) == {names[2]: "w8a8"}
+    described = Recipe.of(QuantConfig("w4a8", group_size=32), names, head=names[2]).describe()
+    assert "w4a8 in symmetric groups of 32: layers.0.mlp.down.weight layers.1.mlp.down.weight" in described
+    assert isinstance(QuantConfig("w4a8").head, Scheme)

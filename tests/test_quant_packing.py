@@ -1,0 +1,103 @@
+"""Quantized weights as they are written, against the plain definition of their layout."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from llmc.compiler import weights
+from llmc.compiler.config import CompileError
+from llmc.compiler.quant_packing import unpack_quantized
+from llmc.compiler.weights import WeightRequest, plan_weights, write_weights
+from llmc.models.convert import DTYPES
+from llmc.models.loader import Parameter
+from llmc.quantize import WeightFormat
+from llmc.quantize.rtn import Quantized, quantize
+
+COLUMNS = 16
+FORMATS = [WeightFormat(8), WeightFormat(4, 32), WeightFormat(4, 32, True), WeightFormat(4, -1, True)]
+SHAPES = [(64, 64), (50, 33), (1, 1), (17, 100)]
+
+
+def packed_by_definition(value: Quantized) -> dict[str, np.ndarray]:
+    """One element at a time."""
+    n, k = value.numbers.shape
+    panels, lines, bits = -(-n // COLUMNS), -(-k // 8), value.format.bits
+    numbers = np.zeros((panels, lines * bits // 4, COLUMNS, 4), np.uint8)
+    scale = np.zeros((panels, value.scale.shape[1], COLUMNS), np.float32)
+    zero = np.zeros(scale.shape, np.uint8)
+    for row in range(n):
+        panel, column = divmod(row, COLUMNS)
+        for element in range(k):
+            number = int(value.numbers[row, element])
+            if bits == 8:
+                numbers[panel, element // 4, column, element % 4] = number
+            else:
+                high = element % 8 // 4
+                numbers[panel, element // 8, column, element % 4] |= number << 4 * high
+        scale[panel, :, column] = value.scale[row]
+        if value.zero is not None:
+            zero[panel, :, column] = value.zero[row]
+    found = {"": numbers, ".scale": scale}
+    return found if value.zero is None else {**found, ".zero": zero}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("piece_bytes", [1, 1 << 20])
+def test_every_number_is_where_it_should_be(
+    threads: int, piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "_PIECE_BYTES", piece_bytes)
+    rng = np.random.default_rng(0)
+    parameters, requests, formats = [], [], {}
+    for i, format in enumerate(FORMATS):
+        for j, shape in enumerate(SHAPES):
+            name = f"weight{i}{j}"
+            source = DTYPES[("f32", "bf16", "f16")[j % 3]]
+            parameters.append(Parameter(name, "bf16", (rng.standard_normal(shape).astype(source),)))
+            requests.append(WeightRequest(name, shape, "u8", True, format))
+            formats[name] = format
+    layout = plan_weights(requests, COLUMNS)
+    path = tmp_path / "w.safetensors"
+    checksums = write_weights(layout, parameters, COLUMNS, path, lambda done, total: None, threads)
+    data = path.read_bytes()
+    assert len(data) == layout.total_bytes
+    assert checksums == {w.name: zlib.crc32(data[w.file_offset :][: w.nbytes]) for w in layout.weights}
+    with safe_open(path, "np") as file:
+        for parameter in parameters:
+            format, value = formats[parameter.name], parameter.parts[0].astype(np.float32)
+            expected = packed_by_definition(quantize(value, format))
+            found = {suffix: file.get_tensor(parameter.name + suffix) for suffix in expected}
+            for suffix, array in expected.items():
+                assert np.array_equal(found[suffix], array), parameter.name + suffix
+            arrays = {"numbers": found[""], "scale": found[".scale"]} | (
+                {"zero": found[".zero"]} if format.asymmetric else {}
+            )
+            assert np.array_equal(
+                unpack_quantized(arrays, *value.shape, format).value(), quantize(value, format).value()
+            )
+
+
+def test_parts_of_a_parameter_are_rounded_together(tmp_path: Path) -> None:
+    """A fused projection has several tensors one below the other; panels go across them."""
+    rng = np.random.default_rng(1)
+    parts = tuple(rng.standard_normal((rows, 40)).astype(np.float32) for rows in (20, 7, 9))
+    format = WeightFormat(4, 32)
+    layout = plan_weights([WeightRequest("w", (36, 40), "u8", True, format)], COLUMNS)
+    write_weights(layout, [Parameter("w", "f32", parts)], COLUMNS, tmp_path / "w", lambda done, total: None)
+    expected = packed_by_definition(quantize(np.concatenate(parts), format))
+    with safe_open(tmp_path / "w", "np") as file:
+        for suffix, array in expected.items():
+            assert np.array_equal(file.get_tensor("w" + suffix), array)
+
+
+def test_a_value_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    value = np.ones((40, 40), np.float32)
+    value[33, 5] = np.inf
+    layout = plan_weights([WeightRequest("w", value.shape, "u8", True, WeightFormat(8))], COLUMNS)
+    with pytest.raises(CompileError, match="cannot quantize w: a weight is infinite or not a number"):
+        write_weights(layout, [Parameter("w", "f32", (value,))], COLUMNS, tmp_path / "w", lambda done, total: None)
