@@ -89,10 +89,14 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
 
 
 def arithmetic(family: str, params: Params, manifest: dict[str, Any]) -> str:
-    """The limit that binds a kernel's products: f32, or bf16 where the target has a bf16 dot product."""
+    """The limit that binds a kernel's products: f32, or that of the dot product that the target has for them."""
     target = manifest.get("target")
-    dot = "avx512bf16" in target.get("instruction_sets", ()) if isinstance(target, dict) else False
-    return "bf16" if family == "linear" and dot and params.get("act_dtype") == "bf16" else "f32"
+    sets = target.get("instruction_sets", ()) if isinstance(target, dict) else ()
+    act = params.get("act_dtype") if family == "linear" else None
+    if act == "i8" and "avx512vnni" in sets:
+        return "int8"
+    # Weights of 8 and 4 bits become float32 beside float activations.
+    return "bf16" if act == "bf16" and "avx512bf16" in sets and "bits" not in params else "f32"
 
 
 def step_cost(tables: Tables, manifest: dict[str, Any], graph: Graph, step: Step) -> dict[str, Cost]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,28 @@ def test_perplexity_is_that_of_the_model(
     assert found["none"]["perplexity"] == pytest.approx(expected, rel=1e-4)
     assert found["w8a8"]["perplexity"] == pytest.approx(expected, rel=0.05)
     assert found["w8a8"]["perplexity"] != found["none"]["perplexity"]
+
+
+def test_the_commands_of_the_documentation_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, kernel_cache: Path
+) -> None:
+    lines = (MODEL.parent.parent / "docs" / "quantization.md").read_text().splitlines()
+    commands = [shlex.split(line)[1:] for line in lines if line.startswith("    llmc ")]
+    assert {command[0] for command in commands} == {"compile", "inspect", "quantize"}
+    (tmp_path / "held-out.txt").write_text(TEXT)
+    places = {
+        "examples/tiny-english": str(MODEL),
+        "held-out.txt": str(tmp_path / "held-out.txt"),
+        "out/tiny-w4a8": str(tmp_path / "out"),
+    }
+    for command in commands:
+        arguments = [places.get(argument, argument) for argument in command]
+        if command[0] == "compile":
+            arguments += ["--buckets", "prefill=[1]x[16],decode=[1]x[64]", "--cache-dir", str(kernel_cache)]
+        elif "--text" in command:
+            arguments += ["--schemes", "none", "--cache-dir", str(kernel_cache)]
+        assert main(arguments) == 0, command
+    assert "w4a8" in capsys.readouterr().out
 
 
 def test_windows() -> None:
