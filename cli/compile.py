@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 
 _HELP = """Compile a Hugging Face model directory into an artifact.
 
-SPEC of --buckets is batch x sequence for each phase: a ramp-up range MIN:STEP:MAX, bounded padding
+SPEC of --buckets is batch x sequence for each phase, prefill, decode and, if wanted, mixed (sequences x tokens of a
+step, decodes beside chunks of prompts). A size is a ramp-up range MIN:STEP:MAX, bounded padding
 MIN:STEP:MAX:pad:PERCENT, MIN:STEP:MAX:exp:LIMIT, a list [1,2,4] or one number; MAX may be "max". Or it is the name of a
 .toml, .json or .txt file, as llmc buckets plan writes it; docs/buckets.md explains all of them. Environment variables
-LLMC_{PROMPT,DECODE}_{BS,SEQ,BLOCK}_BUCKET_{MIN,STEP,MAX} are its defaults.
+LLMC_{PROMPT,DECODE,MIXED}_{BS,SEQ,BLOCK}_BUCKET_{MIN,STEP,MAX} are its defaults.
 
 \b
 Examples:
   llmc compile models/qwen2.5-0.5b -o qwen.llmc
   llmc compile models/llama -o llama.llmc --buckets "prefill=1:32:4x128:128:1024,decode=1:128:4x128:128:2048"
   llmc compile models/llama -o llama.llmc --buckets "prefill=[1,2]x[128,512],decode=[1,8]x2048" --dtype bf16
+  llmc compile models/llama -o llama.llmc --buckets "prefill=1x[128,512],decode=[1,8]x2048,mixed=8x[128,256]"
   llmc compile models/llama -o llama-w8a8.llmc --quant w8a8
   llmc compile models/llama -o llama-w4a16.llmc --quant w4a16 --group-size 32 --skip lm_head,mlp.down
   llmc compile models/llama -o avx2.llmc --target x86-64-v3 --jobs 2 --json
