@@ -79,7 +79,7 @@ def serve_command(
         "--prefill-chunk-size",
         min=0,
         metavar="N",
-        help="Prompt tokens of one step, so also of a chunk; 0: the largest prefill graph.",
+        help="Tokens of a step with prefill, so also of a chunk; 0: the largest graph.",
     ),
     num_threads: int = typer.Option(
         0, "--num-threads", "--threads", min=0, metavar="N", help="Threads; 0: every CPU this process may use."
