@@ -117,7 +117,7 @@ def default_axes(max_num_seqs: int, max_model_len: int, block_size: int) -> dict
     Batches: prefill (1, min(max_num_seqs, 32), min(max_num_seqs, 64)), decode (1, min(max_num_seqs, 32),
     max_num_seqs). Lengths start at the smallest multiple of block_size that is at least 128; the step is that, doubled
     until 16 steps reach max_model_len, so that a long context does not multiply the graphs. Mixed steps: max_num_seqs
-    sequences, and 256 tokens, doubled until at least half of them are a prompt's.
+    sequences, and 256 tokens, doubled until at least half of them are a prompt's, as far as so many can come together.
     Raises BucketError for sizes that are not positive.
     """
     _check(
@@ -133,6 +133,7 @@ def default_axes(max_num_seqs: int, max_model_len: int, block_size: int) -> dict
     mixed = _DEFAULT_MIXED_TOKENS
     while mixed < 2 * max_num_seqs:
         mixed *= 2
+    mixed = min(mixed, max_num_seqs * max_model_len)
     return {
         "prompt_bs": (1, min(max_num_seqs, 32), min(max_num_seqs, 64)),
         "decode_bs": (1, min(max_num_seqs, 32), max_num_seqs),
@@ -146,7 +147,7 @@ def default_ladder(max_num_seqs: int, max_model_len: int, block_size: int) -> Bu
     """The grid used when no spec is given, over `default_axes`; lengths in tokens.
 
     Prefill buckets of more than max(2048, max_model_len) tokens are left out: a longer prompt or fuller batch runs in
-    several steps. Raises BucketError for sizes that are not positive.
+    several steps. A single sequence has no other to be mixed with. Raises BucketError for sizes that are not positive.
     """
     axes = {name: ramp_up(*axis) for name, axis in default_axes(max_num_seqs, max_model_len, block_size).items()}
     max_tokens = max(_DEFAULT_PREFILL_TOKENS, max_model_len)
@@ -155,7 +156,7 @@ def default_ladder(max_num_seqs: int, max_model_len: int, block_size: int) -> Bu
             Bucket("prefill", b, s) for b, s in product(axes["prompt_bs"], axes["seq"]) if b * s <= max_tokens
         ),
         decode=tuple(Bucket("decode", b, s) for b, s in product(axes["decode_bs"], axes["seq"])),
-        mixed=tuple(Bucket("mixed", b, s) for b, s in product(axes["mixed_bs"], axes["mixed_seq"])),
+        mixed=tuple(Bucket("mixed", b, s) for b, s in product(axes["mixed_bs"], axes["mixed_seq"]) if b > 1),
     )
 
 

@@ -95,8 +95,8 @@ class PhasePlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The ladder, complete: a phase that was not planned has its default buckets. So has `mixed`, which is never planned
-    and gets none that need a larger arena than prefill."""
+    """The ladder, complete: a phase that was not planned has its default buckets. So has `mixed`, which is never
+    planned and gets none that need a larger arena than prefill."""
 
     ladder: BucketLadder
     phases: tuple[PhasePlan, ...]

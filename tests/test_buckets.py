@@ -163,7 +163,8 @@ def test_default_ladder_covers_every_request(max_num_seqs: int, max_model_len: i
     assert ladder.select("decode", max_num_seqs, max_model_len) is not None
     assert ladder.select("prefill", 1, max_model_len) is not None
     assert ladder.select("decode", max_num_seqs + 1, 1) is None
-    assert ladder.select("mixed", max_num_seqs, 2 * max_num_seqs) is not None
+    tokens = max_num_seqs * min(2, max_model_len)
+    assert (ladder.select("mixed", max_num_seqs, tokens) is not None) == (max_num_seqs > 1)
     assert len(ladder) < 2000
 
 
