@@ -45,6 +45,10 @@ class BufferView:
         """As in `f32[4, 896]`."""
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
+    def at(self, use: BufferView) -> BufferView:
+        """The same value where another command uses it."""
+        return replace(use, dtype=self.dtype, shape=self.shape)
+
 
 @dataclass(frozen=True)
 class CommandView:
@@ -155,7 +159,28 @@ def commands_of(tables: Tables, graph: Graph) -> list[CommandView]:
         views.append(
             CommandView(index, kernel.symbol, op_of(kernel.symbol), family, command.layer, command.barrier, buffers)
         )
-    return views
+    # Only the weight that reads an int8 activation tells that it is one.
+    int8 = dict(named for command in views if (named := _int8_input(command)) is not None)
+    return [
+        replace(command, buffers=tuple(int8.get(buffer.name, buffer).at(buffer) for buffer in command.buffers))
+        for command in views
+    ]
+
+
+def _int8_input(command: CommandView) -> tuple[str, BufferView] | None:
+    """The input of a linear by name, when it is an int8 activation: numbers, and 4 bytes a scale and a group's sum."""
+    if command.family != FAMILIES[_LINEAR] or len(command.buffers) < 4 or command.buffers[1].dtype != "u8":
+        return None
+    x, weight, scale = command.buffers[:3]
+    if x.kind != "arena" or len(x.shape) != 2 or len(weight.shape) != 4 or len(scale.shape) != 3:
+        return None
+    rows, words, groups = x.shape[0], weight.shape[1], scale.shape[1]
+    if not isinstance(rows, int) or not isinstance(words, int) or not isinstance(groups, int):
+        return None
+    row_bytes = DTYPE_BYTES[DTYPES.index(x.dtype)] * int(x.shape[1])
+    if row_bytes not in (4 * (words + 1 + groups), 4 * (2 * words + 1 + groups)):
+        return None
+    return x.name, replace(x, dtype="i8", shape=(rows, row_bytes))
 
 
 def memory_plan(commands: list[CommandView]) -> list[ArenaValue]:

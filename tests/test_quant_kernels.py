@@ -65,8 +65,8 @@ def linear_spec(n: int, k: int, tile: int, act: str, format: WeightFormat, **giv
     )
 
 
-# The largest K takes several blocks; the others end within a line, a group, a panel.
-ACROSS, BLOCKS, TINY = (115, 172), (50, 1100), (7, 1)
+# BLOCKS takes several blocks of K, WHOLE is groups throughout; the others end within a line, a group, a panel.
+ACROSS, BLOCKS, WHOLE, TINY = (115, 172), (50, 1100), (48, 1152), (7, 1)
 
 
 def sums_of(format: WeightFormat) -> dict[str, int]:
@@ -78,6 +78,7 @@ CASES = [
     *((NATIVE, act, format, BLOCKS) for act in ("i8", "f32") for format in (W8, W4, W4_ROW, W4_ROWZ)),
     *((NATIVE, act, format, ACROSS) for act in ("i8", "f32") for format in (W8, W4_32, W4_64Z)),
     *((NATIVE, "bf16", format, ACROSS) for format in (W8, W4_32, W4_64Z)),
+    *((NATIVE, act, format, WHOLE) for act, format in (("i8", W4), ("i8", W4_64Z), ("f32", W4_64Z))),
     *((NATIVE, act, format, TINY) for act, format in (("i8", W8), ("f32", W4_32), ("bf16", W4_64Z))),
     *((level, *case, ACROSS) for level in LEVELS[1:] for case in (("i8", W8), ("i8", W4_64Z), ("f32", W4_32))),
     (LEVELS[-1], "bf16", W8, BLOCKS),
@@ -165,6 +166,8 @@ def test_a_layout_that_does_not_exist_is_refused() -> None:
     for format in (WeightFormat(3), WeightFormat(4, 12)):
         with pytest.raises(KernelSpecError, match="have no layout"):
             build_kernel(linear_spec(16, 64, 1, "i8", format), NATIVE)
+    with pytest.raises(KernelSpecError, match="may overflow; at most 131072"):
+        build_kernel(linear_spec(16, 131073, 1, "i8", W8), NATIVE)
 
 
 # --- int8 activations ----------------------------------------------------------------------------------------------

@@ -18,8 +18,10 @@ from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import Target
 
 _LINE = 8
+_MAX_K = 1 << 17  # 127 · 128 · K stays below 2³¹
 _SUMS = {16: 24, 8: 6}  # vectors of sums that fit the registers beside their operands, by lanes of a register
 _STREAMS, _STREAMS_TO_FLOAT = 6, 4  # a core reads memory faster from several places at once; bytes to float: registers
+_TURN = 4  # lines of one turn of a group's loop; groups are a multiple
 _AHEAD = 1024  # words between a line and what is fetched with it
 _FEW_TILES = 4  # row tiles that do not pay for unpacking a block
 _ROW_CHUNK_BYTES = 512 << 10  # of activations that stay in L2 while panels pass
@@ -43,10 +45,14 @@ class _LinearQuant:
         self.kdim, self.n, self.tile, self.bits = int(p["k"]), int(p["n"]), int(p["row_tile"]), int(p["bits"])
         self.act, self.bias, self.residual = str(p["act_dtype"]), bool(p["bias"]), bool(p["residual"])
         self.asymmetric, group_size = bool(p["asymmetric"]), int(p["group_size"])
-        if self.bits not in (4, 8) or group_size == 0 or (group_size > 0 and group_size % _LINE):
+        if self.bits not in (4, 8) or group_size == 0 or (group_size > 0 and group_size % (_TURN * _LINE)):
             raise b.KernelSpecError(f"linear_quant: {self.bits} bits in groups of {group_size} have no layout")
         self.spec, self.target, self.rows = spec, target, int(p["rows"])
         self.integer = self.act == "i8"
+        if self.integer and self.kdim > _MAX_K:
+            raise b.KernelSpecError(
+                f"linear_quant: sums of {self.kdim} products of int8 may overflow; at most {_MAX_K}"
+            )
         self.lanes = 4 if self.integer else b.lanes_of(self.act)
         self.columns = target.panel_columns
         self.panels, self.vectors = b.ceil_div(self.n, self.columns), self.columns // b.WIDTH
@@ -311,6 +317,12 @@ class _LinearQuant:
         def step(line: b.Expr, places: int) -> None:
             self.step(acc, panels, x0, line, line - block0 if wide and self.unpacks else None, places, zeros)
 
+        if self.integer and self.groups > 1 and self.lines % self.group_lines == 0:
+            # Every group is whole: a known, small number of turns is a loop whose end the CPU foresees.
+            with T.serial(self.group_lines // _TURN) as turn:
+                for line in range(_TURN):
+                    step(b.let(first + (turn * _TURN + line)), _LINE)
+            return
         whole = b.let(T.min(last, self.whole_lines)) if self.tail else last
         with T.serial(first, whole) as line:
             step(line, _LINE)
