@@ -61,7 +61,9 @@ class _Attention:
         self.query = "bf16" if self.dot else "f32"
         self.query_words = self.dim // b.lanes_of(self.query)
         self.vectors = b.ceil_div(self.dim, b.WIDTH)
+        self.words = self.dim // self.lanes  # of one key
         self.partition, self.segment = partition_keys(self.block), segment_keys(self.block)
+        self.blocks = self.partition // self.block  # of a partition
         self.group = self.heads // self.kv_heads
         wide = target.lanes == 16
         self.key_vectors = 2 if wide and self.block % 32 == 0 else 1
@@ -83,6 +85,8 @@ class _Attention:
         self.scores = b.Vectors(self.most * self.partition // b.WIDTH)
         if self.dot:
             self.weights = T.alloc_buffer((self.most * self.partition // 2,), "int32", scope="local")
+        self.value_blocks = T.alloc_buffer((self.blocks,), "int32", scope="local")
+        self.key_blocks = T.alloc_buffer((self.blocks,), "int32", scope="local")
         self.part = Rows(self.rows, self.vectors)
         if self.segments:
             self.partials = Partials(k["partials"], self.heads, self.segments, self.dim)
@@ -230,16 +234,41 @@ class _Attention:
             top = b.Vectors(m)
             for i in range(m):
                 top[i] = b.splat(FLOOR)
+            if fetch:
+                self.plan_fetches(key0)
             with T.serial(step0, step1) as s:
                 self.score(row0, key0, b.let(s * step), top, m, fetch=fetch)
-            keep, gain = b.Vectors(m), b.Vectors(m)
+            keep, gain, total = b.Vectors(m), b.Vectors(m), b.Vectors(m)
+            # One loop for each step of all rows: they do not wait for each other.
             with T.serial(m) as i:
-                vectors = step0 * self.key_vectors, step1 * self.key_vectors
-                keep[i], gain[i] = self.softmax(row0 + i, i, top, vectors)
+                top[i] = b.call("max_lanes", top[i])
+            with T.serial(m) as i:
+                total[i] = self.weights_of(i, top[i], step0 * self.key_vectors, step1 * self.key_vectors)
+            with T.serial(m) as i:
+                keep[i], gain[i] = self.part.fold_totals(row0 + i, top[i], b.call("sum_lanes", total[i]))
             # Registers: sums, a value or a word and a half of it, a weight.
             most = max(1, (self.registers - 1) // (m + (2 if self.lanes == 2 and not self.dot else 1)))
             for columns in _groups(self.vectors, most):
                 self.weigh(row0, (low, high, key0), columns, keep, gain, m, fetch=fetch)
+
+    def plan_fetches(self, key0: b.Expr) -> None:
+        """Where the values of this partition and the keys of the next one are."""
+        with T.serial(self.blocks) as i:
+            block = b.let(T.truncdiv(key0, self.block) + i)
+            width = self.vectors * b.WIDTH
+            b.store(self.value_blocks, self.block_base(b.let(T.min(block, self.last_block)), width), i)
+            b.store(self.key_blocks, self.block_base(b.let(T.min(block + self.blocks, self.last_block)), self.dim), i)
+
+    def fetch(self, pool: b.Expr, bases: b.Expr, done: int, turn: b.Expr, steps: int, step: b.Expr, lines: int) -> None:
+        """`lines` lines in one of the `steps` steps of a turn, which takes the next lines of every block.
+
+        A core reads several pages at once faster than one after the other. done: lines of a block before turn 0.
+        """
+        each = max(1, steps // self.blocks)
+        base = bases[T.min(T.truncdiv(step, each), self.blocks - 1)]
+        first = turn * (each * lines) + T.truncmod(step, each) * lines + done
+        for j in range(lines):
+            b.do("prefetch_l2", b.at(pool, base + (first + j) * b.WIDTH))
 
     def block_base(self, block: b.Expr, width: int) -> b.Expr:
         """Where this kv head's part of a block of the sequence begins in a pool, in words."""
@@ -256,14 +285,11 @@ class _Attention:
         block = b.let(T.truncdiv(key, self.block))
         within = b.let(key - block * self.block)
         base = b.let(self.block_base(block, self.dim) + within * 1)
-        values = (
-            b.let(self.block_base(block, self.vectors * b.WIDTH) + within * self.dim // self.lanes) if fetch else None
-        )
+        turn = b.let(T.truncdiv(offset, n * b.WIDTH))
         query = b.let(row0 * self.query_words)
-        with T.serial(self.dim // self.lanes) as word:
-            if values is not None:  # the lines of V that come after these of K
-                for j in range(n):
-                    b.do("prefetch_l2", b.at(k["v_pool"], values + (word * n + j) * b.WIDTH))
+        with T.serial(self.words) as word:
+            if fetch:
+                self.fetch(k["v_pool"], self.value_blocks, 0, turn, self.words, word, n)
             at = [base + word * self.block + j * b.WIDTH for j in range(n)]
             for half, keys in self.halves(k["k_pool"], at):
                 for i in range(m):
@@ -307,11 +333,11 @@ class _Attention:
         """Arguments of the multiply-add."""
         return (acc, factor, values) if self.dot else (factor, values, acc)
 
-    def softmax(self, row: b.Expr, i: b.Expr, top: b.Vectors, vectors: tuple[b.Expr, b.Expr]) -> tuple[b.Expr, b.Expr]:
-        """Scores of row i of the tile become weights, which are summed and folded into the row's segment."""
+    def weights_of(self, i: b.Expr, top: b.Expr, vector0: b.Expr, vector1: b.Expr) -> b.Expr:
+        """Scores of row i of the tile become weights; returns their sums by lane."""
         cells = b.Vectors(2)
-        cells[0], cells[1] = b.call("max_lanes", top[i]), b.splat(0.0)
-        with T.serial(*vectors) as v:
+        cells[0], cells[1] = top, b.splat(0.0)
+        with T.serial(vector0, vector1) as v:
             place = v + i * (self.partition // b.WIDTH)
             weight = b.Vectors(1)
             weight[0] = b.call("exp2", b.call("sub", self.scores[place], cells[0]))
@@ -320,7 +346,7 @@ class _Attention:
                 b.do("narrow_bf16", weight[0], b.at(self.weights, place * (b.WIDTH // 2)))
             else:
                 self.scores[place] = weight[0]
-        return self.part.fold_totals(row, cells[0], b.call("sum_lanes", cells[1]))
+        return cells[1]
 
     def weigh(
         self,
@@ -363,18 +389,15 @@ class _Attention:
 
         with T.serial(T.truncdiv(low, self.block), T.truncdiv(high, self.block) + 1) as block:
             base = self.block_base(block, width)
-            ahead = None
-            if fetch:
-                next_block = T.min(block + self.partition // self.block, self.last_block)
-                ahead = self.block_base(next_block, self.dim)
+            turn = b.let(block - T.truncdiv(key0, self.block))
+            done = columns[0] * (self.block // self.lanes)
             start = b.let(T.truncdiv(T.max(low - block * self.block, 0), self.lanes))
             keys = b.let(T.min(high + 1 - block * self.block, self.block))
             place0 = b.let(block * self.block - key0)
             words = b.let(T.truncdiv(keys, self.lanes))
             with T.serial(start, words) as word:
-                if ahead is not None:  # the lines of K of the next partition
-                    for column in columns:
-                        b.do("prefetch_l2", b.at(k["k_pool"], ahead + (word * self.vectors + column) * b.WIDTH))
+                if fetch:
+                    self.fetch(k["k_pool"], self.key_blocks, done, turn, self.block // self.lanes, word, n)
                 add(base, word, place0 + word * self.lanes, one_key=False)
             if self.lanes == 2:
                 with b.when(words * 2 < keys):  # its partner is not written yet
