@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_harness import run
+from kernel_harness import Guarded, run
 from numpy.typing import NDArray
 
+from llmc.compiler.kernels import builder as b
+from llmc.compiler.kernels import vector_ir
 from llmc.compiler.kernels.attention_split import num_segments, partial_floats
+from llmc.compiler.kernels.pipeline import compile_object, llvm_text
+from llmc.compiler.kernels.registry import build_kernel
 from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.link import link_shared
 from llmc.compiler.packing import pack_activation, unpack_activation
 from llmc.compiler.targets.cpu import TARGETS, Target, native_target
 
@@ -197,23 +206,18 @@ def merge_params(params: dict[str, Any]) -> dict[str, Any]:
     return {name: params[name] for name in ("num_heads", "head_dim", "window", "act_dtype", "block_size")}
 
 
-@on_cpus
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "act", "kv", "block", "window"),
-    [
-        (7, 1, 20, "f32", "f32", 16, 0),
-        (3, 1, 8, "bf16", "bf16", 32, 0),
-        (2, 2, 80, "f32", "bf16", 64, 0),
-        (6, 2, 24, "bf16", "f32", 32, 40),
-        (2, 1, 64, "bf16", "bf16", 16, 300),
-        (14, 2, 64, "bf16", "bf16", 32, 0),
-        (16, 1, 16, "f32", "bf16", 32, 0),
-        (4, 1, 128, "f32", "f32", 32, 17),
-    ],
-)
-def test_paged_attention(
-    target: Target, heads: int, kv_heads: int, dim: int, act: str, kv: str, block: int, window: int
+def check_attention(
+    target: Target,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    act: str,
+    kv: str,
+    block: int,
+    window: int,
+    tolerance: dict[str, float],
 ) -> None:
+    """Tokens of three sequences in several companies: the same bits, and close to float64."""
     lengths = [530, 33, 1]
     cache = Cache(lengths, heads, kv_heads, dim, block, kv)
     scale = dim**-0.5
@@ -240,10 +244,30 @@ def test_paged_attention(
     assert same_bits(cache.attend(target, params, [(0, 503, 516), (1, 5, 9)], tile, 2)[:13], whole[3:16])
 
     want = [cache.expected(0, t, scale, window) for t in range(500, 530)]
-    tolerance = {"rtol": 2e-5, "atol": 3e-6} if act == "f32" else {"rtol": 2.0**-8, "atol": 1e-5}
     np.testing.assert_allclose(whole.astype(np.float64), np.stack(want), **tolerance)
     want = [cache.expected(1, t, scale, window) for t in range(33)]
     np.testing.assert_allclose(everything[:33].astype(np.float64), np.stack(want), **tolerance)
+
+
+@on_cpus
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "act", "kv", "block", "window"),
+    [
+        (7, 1, 20, "f32", "f32", 16, 0),
+        (3, 1, 8, "bf16", "bf16", 32, 0),
+        (2, 2, 80, "f32", "bf16", 64, 0),
+        (6, 2, 24, "bf16", "f32", 32, 40),
+        (2, 1, 64, "bf16", "bf16", 16, 300),
+        (14, 2, 64, "bf16", "bf16", 32, 0),
+        (16, 1, 16, "f32", "bf16", 32, 0),
+        (4, 1, 128, "f32", "f32", 32, 17),
+    ],
+)
+def test_paged_attention(
+    target: Target, heads: int, kv_heads: int, dim: int, act: str, kv: str, block: int, window: int
+) -> None:
+    tolerance = {"rtol": 2e-5, "atol": 3e-6} if act == "f32" else {"rtol": 2.0**-8, "atol": 1e-5}
+    check_attention(target, heads, kv_heads, dim, act, kv, block, window, tolerance)
 
 
 @on_cpus
@@ -287,3 +311,90 @@ def test_split_context(
     want = np.stack([cache.expected(s, t, dim**-0.5, window) for s, t in tokens])
     tolerance = {"rtol": 2e-5, "atol": 3e-6} if act == "f32" else {"rtol": 2.0**-8, "atol": 1e-5}
     np.testing.assert_allclose(whole.astype(np.float64), want, **tolerance)
+
+
+# vdpbf16ps in terms of fused multiply-adds, the second product first; this machine may lack it.
+_EMULATED_DOT = """
+define linkonce_odr hidden <16 x float> @llmc_dot_bf16(<16 x float> %c, <16 x i32> %a, <16 x i32> %b) #0 {
+  %al = call <16 x float> @llmc_bf16_low(<16 x i32> %a)
+  %bl = call <16 x float> @llmc_bf16_low(<16 x i32> %b)
+  %ah = call <16 x float> @llmc_bf16_high(<16 x i32> %a)
+  %bh = call <16 x float> @llmc_bf16_high(<16 x i32> %b)
+  %h = call <16 x float> @llvm.fma.v16f32(<16 x float> %ah, <16 x float> %bh, <16 x float> %c)
+  %r = call <16 x float> @llvm.fma.v16f32(<16 x float> %al, <16 x float> %bl, <16 x float> %h)
+  ret <16 x float> %r
+}
+define linkonce_odr hidden i32 @llmc_narrow_bf16(<16 x float> %v, ptr %p) #0 {
+  %h = call <16 x i16> @llmc_round_bf16(<16 x float> %v)
+  store <16 x i16> %h, ptr %p, align 32
+  ret i32 0
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "block", "window"), [(7, 1, 20, 16, 0), (2, 2, 80, 64, 0), (6, 2, 24, 32, 41)]
+)
+def test_kernel_of_bf16_dots(
+    monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int, dim: int, block: int, window: int
+) -> None:
+    """Everything but the instruction: queries and weights in bf16, pairs whose second key is not there yet."""
+    base = TARGETS["x86-64-v4"] if NATIVE.isa_level > 1 else TARGETS["x86-64-v3"]
+    target = replace(base, name=f"{base.name}-dot", instruction_sets=(*base.instruction_sets, "avx512bf16"))
+    assert target.bf16_dot
+    monkeypatch.setattr(vector_ir, "_DOT", _EMULATED_DOT)
+    check_attention(target, heads, kv_heads, dim, "f32", "bf16", block, window, {"rtol": 2.0**-6, "atol": 2.0**-6})
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS.values() if t.bf16_dot], ids=lambda t: t.name)
+def test_bf16_dots_are_used(target: Target) -> None:
+    def assembly(kv: str) -> str:
+        spec = KernelSpec.of(
+            "attention",
+            "paged_attention",
+            num_heads=8,
+            num_kv_heads=2,
+            head_dim=64,
+            scale=0.125,
+            window=0,
+            act_dtype="bf16",
+            kv_dtype=kv,
+            block_size=32,
+            row_tile=8,
+            segments=0,
+        )
+        return llvm_text(build_kernel(spec, target), target, "asm")
+
+    dots = assembly("bf16")
+    # 12 rows × 2 vectors of a tile and 4 × 2 of one token for the scores, as many for each pair of columns.
+    assert dots.count("vdpbf16ps") >= 3 * (12 + 4) * 2
+    assert "vcvtneps2bf16" in dots
+    assert "vdpbf16ps" not in assembly("f32")
+
+
+@on_cpus
+def test_powers_of_two(target: Target) -> None:
+    """The weights of attention, by a kernel that does nothing else."""
+    kernel = b.Kernel("powers", [("x", "float32"), ("y", "float32")], vector_ir.helpers(target.mcpu))
+    with kernel as k, b.T.serial(k.scalar(0)) as i:
+        b.store_vector(k["y"], b.call("exp2", b.load_vector(k["x"], i * 16)), i * 16)
+    x = -np.concatenate([np.linspace(0, 126, 100_000), [0, 126.99, 127, 128, 1e30, 3e38]]).astype(np.float32)
+    x = np.resize(np.append(x, np.float32(np.nan)), -(-len(x) // 16) * 16 + 16)
+    y = call_kernel(kernel.function(), target, x)
+    normal = x >= -126
+    np.testing.assert_allclose(y[normal], np.exp2(x[normal].astype(np.float64)), rtol=2e-7)
+    assert (y[x == 0] == 1).all()
+    assert (y[(x <= -127) | np.isnan(x)] == 0).all()
+    assert (np.abs(y[(x < -126) & (x > -127)]) <= 2.0**-125).all()
+
+
+def call_kernel(function: Any, target: Target, x: Array) -> Array:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.so"
+        link_shared([compile_object(function, target)], path)
+        entry = ctypes.CDLL(str(path))[str(function.attrs["global_symbol"])]
+        before, after = Guarded(x), Guarded(np.full_like(x, np.nan))
+        scalars = (ctypes.c_int64 * 8)(len(x) // 16)
+        entry(ctypes.c_void_p(before.address), ctypes.c_void_p(after.address), scalars, 0, 1)
+        after.check("y")
+        return after.array.copy()
