@@ -117,7 +117,7 @@ def serve_command(
         None, metavar="FILE", help="Trace of requests that says which graphs are hot, as --record-trace writes."
     ),
     measure_costs: bool = typer.Option(
-        True, help="Measure what graphs cost when this machine does not know yet; not with --ready-after hot."
+        False, help="Measure before ready what graphs cost, where `llmc warmup` has not; takes minutes for many graphs."
     ),
     max_queue: int = typer.Option(4096, min=1, metavar="N", help="Requests that may wait; more get a 429."),
     request_timeout: float = typer.Option(0.0, min=0, metavar="S", help="Seconds a request may take; 0: no limit."),
