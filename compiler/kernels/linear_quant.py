@@ -217,7 +217,6 @@ class _LinearQuant:
         vectors = len(panels) * self.vectors
         span = [panel * self.columns + v * b.WIDTH for panel in panels for v in range(self.vectors)]
         count = [b.WIDTH if n % self.columns == 0 else n - s for s in span]
-        blocks = 1 if kb is None else self.blocks
         line0 = b.let(T.int32(0) if kb is None else kb * self.block)
         line1 = b.let(T.int32(self.lines) if kb is None else T.min(line0 + self.block, self.lines))
         x0 = b.let(t * self.tile_words)
@@ -253,7 +252,7 @@ class _LinearQuant:
         else:
             for i in range(tile * vectors):
                 total[i] = b.splat(0.0)
-        if blocks > 1:
+        if kb is not None and self.blocks > 1:
             with b.when(kb > 0):
                 each_row(reload)
         if self.groups == 1:
@@ -268,7 +267,7 @@ class _LinearQuant:
                 self.start(acc, vectors, x0, group)
                 self.chain(acc, panels, x0, first, last, group, wide=kb is not None, block0=line0)
                 self.merge(total, acc, panels, x0, group)
-        if blocks > 1:
+        if kb is not None and self.blocks > 1:
             with T.If(kb < self.blocks - 1):
                 with T.Then():
                     each_row(partial)
