@@ -59,7 +59,7 @@ class _Attention:
         self.scale = float(p["scale"]) * math.log2(math.e)
         self.dot = self.lanes == 2 and target.bf16_dot
         self.query = "bf16" if self.dot else "f32"
-        self.query_words = self.dim // b.lanes_of(self.query)
+        self.query_words = b.ceil_div(self.dim, b.WIDTH) * b.WIDTH // b.lanes_of(self.query)
         self.vectors = b.ceil_div(self.dim, b.WIDTH)
         self.words = self.dim // self.lanes  # of one key
         self.partition, self.segment = partition_keys(self.block), segment_keys(self.block)
@@ -167,11 +167,13 @@ class _Attention:
         self.kv_head = kv_head
         with T.serial(tiles * m) as i:
             row = b.let(T.min(i, rows - 1))
-            self.prepare_row(i, b.let(token + T.truncdiv(row, self.group)), b.let(T.truncmod(row, self.group)), m)
+            self.prepare_row(i, b.let(token + T.truncdiv(row, self.group)), b.let(T.truncmod(row, self.group)))
         low, high = b.let(self.first[0]), b.let(self.last[rows - 1])
         self.last_block = b.let(T.truncdiv(high, self.block))
+        one = b.let(T.Cast("int32", segment1 - segment0 == 1))  # segment: its result is the final one
         if not self.segments:
-            self.result.clear(rows)
+            with b.when(one == 0):
+                self.result.clear(rows)
         per_segment = self.segment // self.partition
         with T.serial(segment0, segment1) as segment:
             self.part.clear(tiles * m)
@@ -179,30 +181,32 @@ class _Attention:
             end = b.let(T.min(T.truncdiv(high, self.partition), segment * per_segment + (per_segment - 1)) + 1)
             with T.serial(begin, end) as part, T.serial(tiles) as tile:
                 self.tile(b.let(tile * m), b.let(part * self.partition), m, fetch=fetch)
-            with T.serial(rows) as row:
-                if self.segments:
+            if self.segments:
+                with T.serial(rows) as row:
                     self.store_row(token, row, segment)
-                else:
-                    self.result.fold(
-                        row,
-                        self.part.top[row],
-                        self.part.total[row],
-                        lambda column, row=row: self.part.out[row * self.vectors + column],
-                    )
+            else:
+                with T.If(one == 1):
+                    with T.Then(), T.serial(rows) as row:
+                        self.write_row(self.part, token, row)
+                    with T.Else(), T.serial(rows) as row:
+                        self.result.fold_row(row, self.part)
         if not self.segments:
-            with T.serial(rows) as row:
+            with b.when(one == 0), T.serial(rows) as row:
                 self.write_row(self.result, token, row)
 
-    def prepare_row(self, row: b.Expr, token: b.Expr, head: b.Expr, m: int) -> None:
-        """The keys that a row sees, and its scaled query in the packed layout of tiles of m rows."""
+    def prepare_row(self, row: b.Expr, token: b.Expr, head: b.Expr) -> None:
+        """The keys that a row sees, and its scaled query."""
         k = self.k
         b.store(self.last, k["positions"][token], row)
         b.store(self.first, self.first_key(k["positions"][token]), row)
-        base = b.let(b.packed_position(row, m, self.query_words))
         source = b.let((token * self.heads + self.kv_head * self.group + head) * self.dim)
         for start, count in b.pieces(self.dim):
             value = b.call("mul", b.load_vector(k["q"], source + start, count), b.splat(self.scale))
-            b.put(self.queries, value, base, T.int32(start), self.query, m, count)
+            at = row * self.query_words + start // b.lanes_of(self.query)
+            if self.dot:
+                b.do("narrow_bf16", value, b.at(self.queries, at))
+            else:
+                b.store_vector(self.queries, value, at)
 
     def store_row(self, token0: b.Expr, row: b.Expr, segment: b.Expr) -> None:
         """A segment's result: the final one where the row sees no other segment."""
@@ -293,7 +297,8 @@ class _Attention:
             at = [base + word * self.block + j * b.WIDTH for j in range(n)]
             for half, keys in self.halves(k["k_pool"], at):
                 for i in range(m):
-                    q = b.splat(self.queries[query + (word * (1 if self.dot else self.lanes) + half) * m + i])
+                    step = word if self.dot else word * self.lanes + half
+                    q = b.splat(self.queries[query + (step + i * self.query_words)])
                     for j in range(n):
                         acc[i * n + j] = b.call(
                             "dot_bf16" if self.dot else "fma", *self.terms(acc[i * n + j], q, keys[j])
@@ -414,7 +419,6 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     types = {"q": "float32", "k_pool": pool, "v_pool": pool, "partials": "float32", "out": b.word_dtype(plan.act)}
     counts = {count for _, count in b.pieces(plan.dim)}
     puts = tuple((plan.act, plan.row_tile, count) for count in counts)
-    puts += tuple((plan.query, m, count) for count in counts for m in (plan.single, plan.most))
     helpers = vector_ir.helpers(target.mcpu, bf16_dot=plan.dot, puts=puts)
     kernel = b.Kernel(spec.symbol(), [(name, types.get(name, "int32")) for name in buffers(spec)], helpers)
     with kernel as k:

@@ -46,6 +46,10 @@ class Rows:
         with T.serial(self.vectors) as column:
             self.fold_values(row * self.vectors + column, values(column), keep, gain)
 
+    def fold_row(self, row: b.Expr, later: Rows) -> None:
+        """Takes in the same row of later keys."""
+        self.fold(row, later.top[row], later.total[row], lambda column: later.out[row * later.vectors + column])
+
 
 class Partials:
     """The buffer `[token][head][segment][values, maximum, sum]` of float32."""
