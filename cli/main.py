@@ -10,7 +10,9 @@ from typing import Any
 import typer
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
-COMMANDS = ("compile", "run", "serve", "warmup", "inspect", "profile", "cache", "buckets", "chat", "bench", "quantize")
+COMMANDS = (
+    "compile", "run", "serve", "warmup", "inspect", "profile", "cache", "bundle", "buckets", "chat", "bench", "quantize"
+)  # fmt: skip
 
 _HELP = """Compile large language models ahead of time and run them.
 

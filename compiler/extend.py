@@ -69,7 +69,8 @@ def add_buckets(
     beyond its limits and for an artifact that other sources, tools or kernels made: its graphs would not all compute
     the same bits.
     """
-    output = artifact if output is None else output
+    if output is None or (output.exists() and output.samefile(artifact)):
+        output = artifact
     with _locked(artifact) if output == artifact else nullcontext():
         return _add(artifact, buckets, output, cache_dir, jobs or len(os.sched_getaffinity(0)), progress)
 

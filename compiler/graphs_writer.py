@@ -44,7 +44,7 @@ def _layout(record: str) -> struct.Struct:
     return struct.Struct("<" + "".join(codes))
 
 
-_HEADER, _SECTION, _MODEL, _KERNEL, _WEIGHT, _GRAPH, _COMMAND, _OPERAND = map(_layout, RECORDS)
+HEADER_LAYOUT, SECTION_LAYOUT, MODEL_LAYOUT, _KERNEL, WEIGHT_LAYOUT, _GRAPH, _COMMAND, _OPERAND = map(_layout, RECORDS)
 _CRC_OFFSET = 28  # the header's crc32 covers every byte but its own four
 
 
@@ -187,12 +187,13 @@ def _pack(layout: struct.Struct, what: str, *values: int) -> bytes:
         raise GraphsWriteError(f"{what} does not fit the format: {error} (values {values})") from None
 
 
-def _model(model: ModelRecord) -> bytes:
+def pack_model(model: ModelRecord) -> bytes:
+    """The bytes of the model record. Raises GraphsWriteError."""
     if len(model.eos) > MAX_EOS:
         raise GraphsWriteError(f"the model has {len(model.eos)} end-of-sequence ids, at most {MAX_EOS} fit")
     eos = (*model.eos, *(0,) * (MAX_EOS - len(model.eos)))
     return _pack(
-        _MODEL, "the model record", model.num_layers, model.num_kv_heads, model.head_dim, model.head_dim_padded,
+        MODEL_LAYOUT, "the model record", model.num_layers, model.num_kv_heads, model.head_dim, model.head_dim_padded,
         model.block_size, model.kv_dtype, model.vocab_size, model.max_model_len, model.max_num_seqs,
         model.panel_columns, model.act_dtype, model.sliding_window, len(model.eos), *eos, model.bos,
     )  # fmt: skip
@@ -207,7 +208,7 @@ def _weight(weight: WeightRecord, strings: _Strings) -> bytes:
     shape = (*weight.shape, *(0,) * (MAX_RANK - rank))
     name = strings.add(weight.name)
     return _pack(
-        _WEIGHT, f"weight {weight.name!r}", *name, weight.dtype, rank, weight.file_offset, weight.bytes, *shape,
+        WEIGHT_LAYOUT, f"weight {weight.name!r}", *name, weight.dtype, rank, weight.file_offset, weight.bytes, *shape,
         weight.crc32,
     )  # fmt: skip
 
@@ -255,28 +256,32 @@ def write_graphs(
         )  # fmt: skip
     sections: tuple[tuple[int, int, int, bytes], ...] = (
         (1, 1, len(strings.data), bytes(strings.data)),
-        (2, _MODEL.size, 1, _model(model)),
+        (2, MODEL_LAYOUT.size, 1, pack_model(model)),
         (3, _KERNEL.size, len(kernels), kernel_data),
-        (4, _WEIGHT.size, len(weights), weight_data),
+        (4, WEIGHT_LAYOUT.size, len(weights), weight_data),
         (5, _GRAPH.size, len(graphs), bytes(graph_data)),
         (6, _COMMAND.size, commands.count, bytes(commands.data)),
         (7, _OPERAND.size, operands.count, bytes(operands.data)),
     )
     table, body = bytearray(), bytearray()
-    start = _HEADER.size + _SECTION.size * len(sections)
+    start = HEADER_LAYOUT.size + SECTION_LAYOUT.size * len(sections)
     for kind, record_bytes, count, records in sections:
-        table += _SECTION.pack(kind, record_bytes, start + len(body), count)
+        table += SECTION_LAYOUT.pack(kind, record_bytes, start + len(body), count)
         body += records + b"\0" * (-len(records) % 8)
-    total = _HEADER.size + len(table) + len(body)
+    total = HEADER_LAYOUT.size + len(table) + len(body)
 
     def header(crc: int) -> bytes:
-        return _HEADER.pack(
-            MAGIC, VERSION, _HEADER.size, total, len(sections), crc, isa_level,
+        return HEADER_LAYOUT.pack(
+            MAGIC, VERSION, HEADER_LAYOUT.size, total, len(sections), crc, isa_level,
             files.code_crc32, files.code_bytes, files.weights_bytes, files.weights_header_crc32,
         )  # fmt: skip
 
     data = bytearray(header(0) + table + body)
-    view = memoryview(data)
-    crc = zlib.crc32(view[_CRC_OFFSET + 4 :], zlib.crc32(view[:_CRC_OFFSET]))
-    view[: _HEADER.size] = header(crc)
+    data[: HEADER_LAYOUT.size] = header(checksum(data))
     return bytes(data)
+
+
+def checksum(data: bytes | bytearray) -> int:
+    """The header's crc32 of the bytes of a graphs.bin, whatever it says now."""
+    view = memoryview(data)
+    return zlib.crc32(view[_CRC_OFFSET + 4 :], zlib.crc32(view[:_CRC_OFFSET]))

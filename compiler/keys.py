@@ -69,10 +69,15 @@ def _digest(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
+def architecture(model: ModelConfig) -> str:
+    """What graphs depend on of a model, as JSON: fine-tunes of one model have one architecture."""
+    facts = {name: value for name, value in asdict(model).items() if name not in _NOT_ARCHITECTURE}
+    return json.dumps(facts, sort_keys=True, default=str)
+
+
 def _model_components(model: ModelConfig, max_model_len: int, act_dtype: str) -> dict[str, str]:
-    architecture = {name: value for name, value in asdict(model).items() if name not in _NOT_ARCHITECTURE}
     return {
-        "architecture": json.dumps(architecture, sort_keys=True, default=str),
+        "architecture": architecture(model),
         "max_model_len": str(max_model_len),
         "act_dtype": act_dtype,
         "torch": tool_version("torch"),

@@ -284,10 +284,7 @@ def manifest(
         "bytes": sizes,
         "files": copied,
         "tools": {name: keys.tool_version(name) for name in ("torch", "apache-tvm")},
-        "weights": {
-            target.name: _manifest_weight(target, resolved.recipe.schemes.get(target.name))
-            for target in get_family(resolved.model.model_type).weight_map(resolved.model).targets
-        },
+        "weights": manifest_weights(resolved),
         "graph_components": components,
         "kernels": [manifest_kernel(k) for k in kernels],
     }
@@ -303,6 +300,13 @@ def manifest_kernel(kernel: BuiltKernel) -> dict[str, object]:
     }
 
 
+def manifest_weights(resolved: Resolved) -> dict[str, object]:
+    """Every weight in the manifest's list, by name."""
+    schemes = resolved.recipe.schemes
+    targets = get_family(resolved.model.model_type).weight_map(resolved.model).targets
+    return {target.name: _manifest_weight(target, schemes.get(target.name)) for target in targets}
+
+
 def _manifest_weight(target: weight_map.Target, scheme: Scheme | None) -> dict[str, object]:
     """Where a weight comes from, its logical shape and, where it is quantized, how."""
     entry: dict[str, object] = {"sources": [source.name for source in target.sources], "shape": list(target.shape)}
@@ -312,7 +316,7 @@ def _manifest_weight(target: weight_map.Target, scheme: Scheme | None) -> dict[s
 def compile_cached(model: Path, progress: Progress = no_progress) -> Path:
     """Compiles a model directory for this machine with the default buckets, once; returns the cached artifact."""
     target = resolve(CompileConfig(model=model, output=model)).target
-    output = cache_root(None) / "artifacts" / key_of(keys.artifact_components(model, target))
+    output = artifacts_folder(cache_root(None)) / key_of(keys.artifact_components(model, target))
     if not (output / "graphs.bin").is_file():
         output.parent.mkdir(parents=True, exist_ok=True)
         compile_model(CompileConfig(model=model, output=output), progress)

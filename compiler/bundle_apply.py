@@ -1,0 +1,152 @@
+"""A checkpoint and a bundle of its architecture → an artifact: its weights are packed, nothing is compiled.
+
+Needs neither torch nor TVM nor a linker.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from llmc.buckets.cost_table import CostTableError, artifact_key, table_name
+from llmc.compiler import keys
+from llmc.compiler.artifact import check_output, copy_tokenizer, reuse_weights, staged_directory, write_manifest
+from llmc.compiler.bundle import Bundle, BundleError, Variant, check_layout
+from llmc.compiler.cache import key_of
+from llmc.compiler.config import Progress, no_progress
+from llmc.compiler.graphs_patch import GraphsPatch, GraphsPatchError
+from llmc.compiler.pipeline import PhaseClock, manifest_weights, model_parameters, model_record
+from llmc.compiler.targets.cpu import native_target
+from llmc.compiler.weights import plan_weights, write_weights
+from llmc.models.config import ModelConfig, load_config
+from llmc.models.loader import Checkpoint
+
+
+@dataclass(frozen=True)
+class ApplyReport:
+    """What was made. costs: cost tables that this machine's folder did not have; seconds by phase."""
+
+    artifact: Path
+    target: str
+    num_graphs: int
+    num_kernels: int
+    weight_bytes: int
+    costs: int
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "artifact": str(self.artifact)}
+
+
+def apply_bundle(
+    bundle: Bundle,
+    model: Path,
+    output: Path,
+    *,
+    target: str = "native",
+    jobs: int = 1,
+    cost_folder: Path | None = None,
+    progress: Progress = no_progress,
+) -> ApplyReport:
+    """Compiles `model`, a checkpoint of the bundle's architecture, into `output`, which is as before on a failure.
+
+    target: of the variant, "native" for the best one that this machine runs. Raises BundleError, CompileError and
+    ModelError.
+    """
+    clock = PhaseClock(progress)
+    with clock.phase("load"):
+        check_output(output)
+        variant = choose_variant(bundle, target)
+        config = load_config(model)
+        _check_architecture(bundle, variant, model, config)
+        resolved = replace(variant.resolved, model=config)
+        checkpoint = Checkpoint(model)
+        graphs, code = bundle.read(variant, "graphs.bin"), bundle.read(variant, "kernels.so")
+        try:
+            patch = GraphsPatch(graphs)
+        except GraphsPatchError as error:
+            raise BundleError(f"graphs.bin of {bundle.path} cannot be read: {error}") from None
+        check_layout(variant.requests, resolved, patch, bundle.path)
+        layout = plan_weights(variant.requests, resolved.target.panel_columns)
+    with staged_directory(output) as staging:
+        with clock.phase("weights") as on_weight:
+            packed = staging / "weights.safetensors"
+            quantized = bool(resolved.recipe.schemes)
+            components = keys.weights_components(
+                checkpoint.path, config, resolved.max_model_len, layout.header, quantized=quantized
+            )
+            weights_key = key_of(components)
+            crcs = reuse_weights(output, weights_key, layout, packed)
+            if crcs is None:
+                parameters = model_parameters(resolved, checkpoint)
+                crcs = write_weights(layout, parameters, resolved.target.panel_columns, packed, on_weight, jobs)
+        with clock.phase("publish"):
+            (staging / "graphs.bin").write_bytes(patch.with_weights(model_record(resolved), crcs))
+            (staging / "kernels.so").write_bytes(code)
+            manifest = {
+                **variant.described.manifest,
+                "model": asdict(config),
+                "files": copy_tokenizer(model, staging),
+                "weights": manifest_weights(resolved),
+                "weights_key": weights_key,
+                "weights_mtime_ns": packed.stat().st_mtime_ns,
+                "weights_crc32": crcs,
+            }
+            write_manifest(staging / "manifest.json", manifest)
+    return ApplyReport(
+        artifact=output,
+        target=resolved.target.name,
+        num_graphs=len(variant.described.buckets),
+        num_kernels=len(variant.described.kernels),
+        weight_bytes=layout.total_bytes,
+        costs=_keep_costs(bundle, manifest, cost_folder),
+        phase_seconds=clock.seconds,
+    )
+
+
+def choose_variant(bundle: Bundle, target: str = "native") -> Variant:
+    """The variant for a target by name, or the best one that this machine runs. Raises BundleError and TargetError."""
+    names = ", ".join(v.resolved.target.name for v in bundle.variants)
+    if target != "native":
+        for variant in bundle.variants:
+            if variant.resolved.target.name == target:
+                return variant
+        raise BundleError(f"{bundle.path} has no variant for {target}; it has {names}")
+    here = native_target()
+    able = [v for v in bundle.variants if set(v.resolved.target.instruction_sets) <= set(here.instruction_sets)]
+    if not able:
+        raise BundleError(f"{bundle.path} is for {names}, and this machine is {here.name}: create one with its target")
+    return max(able, key=lambda v: (v.resolved.target == here, v.resolved.target.isa_level))
+
+
+def _check_architecture(bundle: Bundle, variant: Variant, model: Path, config: ModelConfig) -> None:
+    wanted = json.loads(bundle.architecture["architecture"])
+    found = json.loads(keys.architecture(config))
+    differ = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+    if differ:
+        facts = "; ".join(f"{n} {_short(found.get(n))} where it has {_short(wanted.get(n))}" for n in differ[:4])
+        raise BundleError(f"{model} is no model of the architecture of {bundle.path}: {facts}")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}…"
+
+
+def _keep_costs(bundle: Bundle, manifest: dict[str, object], folder: Path | None) -> int:
+    """Puts the bundle's cost tables where warm-ups look for them, but over none that is there."""
+    kept = 0
+    if folder is None:
+        return 0
+    key = artifact_key(manifest)
+    for table in bundle.costs:
+        path = folder / table_name(table.artifact, table.machine)
+        if table.artifact == key and not path.exists():
+            try:
+                table.write(path)
+            except CostTableError:
+                return kept  # a warm-up will measure
+            kept += 1
+    return kept

@@ -1,0 +1,81 @@
+"""Reads back what graphs.bin says of weights, and puts other weights' facts into it; graphs and kernels stay."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmc.compiler.graphs_writer import (
+    HEADER_LAYOUT,
+    MAGIC,
+    MODEL_LAYOUT,
+    SECTION_LAYOUT,
+    VERSION,
+    WEIGHT_LAYOUT,
+    ModelRecord,
+    checksum,
+    pack_model,
+)
+
+_STRINGS, _MODEL, _WEIGHTS = 1, 2, 4
+_CRC32, _WEIGHTS_BYTES, _WEIGHTS_CRC32 = 5, 9, 10  # places among the header's values
+_NAME_OFFSET, _NAME_LENGTH, _DTYPE, _RANK, _SHAPE, _WEIGHT_CRC32 = 0, 1, 2, 3, slice(6, 10), 10
+
+
+class GraphsPatchError(ValueError):
+    """Bytes that are no graphs.bin of this version."""
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A tensor of weights.safetensors: dtype code, shape as stored."""
+
+    name: str
+    dtype: int
+    shape: tuple[int, ...]
+
+
+class GraphsPatch:
+    """A graphs.bin in memory. Raises GraphsPatchError for a damaged one, or one of another version."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = bytearray(data)
+        try:
+            self._header = list(HEADER_LAYOUT.unpack_from(data))
+            magic, version, start = self._header[:3]
+            if magic != MAGIC or version != VERSION:
+                raise GraphsPatchError(f"its format is version {version}, not {VERSION}")
+            if self._header[3] != len(data) or checksum(data) != self._header[_CRC32]:
+                raise GraphsPatchError("it is damaged")
+            self._sections = {}
+            for index in range(self._header[4]):
+                kind, _, offset, count = SECTION_LAYOUT.unpack_from(data, start + index * SECTION_LAYOUT.size)
+                self._sections[kind] = (offset, count)
+            self.weights = [self._weight(index) for index in range(self._sections[_WEIGHTS][1])]
+        except (struct.error, KeyError, UnicodeDecodeError) as error:
+            raise GraphsPatchError(f"it is damaged: {error}") from None
+
+    @property
+    def weights_sums(self) -> tuple[int, int]:
+        """Bytes of weights.safetensors, and the CRC-32 of its header."""
+        return self._header[_WEIGHTS_BYTES], self._header[_WEIGHTS_CRC32]
+
+    def with_weights(self, model: ModelRecord, crcs: Mapping[str, int]) -> bytes:
+        """The same graphs for other values of the weights: what the engine must know of the model, CRC-32 by name."""
+        start = self._sections[_MODEL][0]
+        self._data[start : start + MODEL_LAYOUT.size] = pack_model(model)
+        for index, weight in enumerate(self.weights):
+            at = self._sections[_WEIGHTS][0] + index * WEIGHT_LAYOUT.size
+            fields = list(WEIGHT_LAYOUT.unpack_from(self._data, at))
+            fields[_WEIGHT_CRC32] = crcs[weight.name]
+            WEIGHT_LAYOUT.pack_into(self._data, at, *fields)
+        self._header[_CRC32] = checksum(self._data)
+        HEADER_LAYOUT.pack_into(self._data, 0, *self._header)
+        return bytes(self._data)
+
+    def _weight(self, index: int) -> StoredWeight:
+        fields = WEIGHT_LAYOUT.unpack_from(self._data, self._sections[_WEIGHTS][0] + index * WEIGHT_LAYOUT.size)
+        start = self._sections[_STRINGS][0] + fields[_NAME_OFFSET]
+        name = self._data[start : start + fields[_NAME_LENGTH]].decode()
+        return StoredWeight(name, fields[_DTYPE], fields[_SHAPE][: fields[_RANK]])
