@@ -1,6 +1,6 @@
 """Holds `llmc buckets simulate` to the truth: a trace through an artifact for real, beside its prediction.
 
-    python bench/simulated_vs_real.py ARTIFACT TRACE [--requests 400] [--scale 0.25] [--load 0.6] [--threads 1]
+    python bench/simulated_vs_real.py ARTIFACT TRACE [--requests 400] [--scale 0.25] [--load 0.3] [--threads 1]
 
 Costs are measured as `llmc warmup` does, then the requests are served in real time, greedily, with made-up tokens.
 --scale shortens prompts and outputs to the model's context; --load sets the pace of arrivals, so that the prediction
@@ -58,13 +58,16 @@ def serve(engine: Engine, trace: Trace, what_if: WhatIf) -> dict[str, float]:
     index_of: dict[int, int] = {}
     ttft, total = np.full(len(trace), np.nan), np.full(len(trace), np.nan)
     before, start, next_one, done = engine.stats, time.monotonic_ns(), 0, 0
+    idle_s = 0.0
     while done < len(trace):
         now = (time.monotonic_ns() - start) / 1e9
         while next_one < len(trace) and arrivals[next_one] <= now:
             index_of[engine.submit(prompts[next_one], params[next_one])] = next_one
             next_one += 1
         if not engine.step() and next_one < len(trace):
-            time.sleep(max(0.0, min(arrivals[next_one] - (time.monotonic_ns() - start) / 1e9, 0.05)))
+            pause = time.monotonic_ns()
+            time.sleep(max(0.0, min(arrivals[next_one] - (pause - start) / 1e9, 0.05)))
+            idle_s += (time.monotonic_ns() - pause) / 1e9
         for event in engine.poll():
             if event.kind == "finished":
                 index = index_of[event.request_id]
@@ -76,7 +79,7 @@ def serve(engine: Engine, trace: Trace, what_if: WhatIf) -> dict[str, float]:
         ttft,
         total,
         (after.replay_ns - before.replay_ns) / 1e9,
-        (after.step_ns - before.step_ns) / 1e9,
+        (time.monotonic_ns() - start) / 1e9 - idle_s,
         after.num_prefill_steps - before.num_prefill_steps,
         after.num_decode_steps - before.num_decode_steps,
         after.padded_tokens - before.padded_tokens,
@@ -117,7 +120,7 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--scale", type=float, default=0.25)
-    parser.add_argument("--load", type=float, default=0.6)
+    parser.add_argument("--load", type=float, default=0.3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.1, help="for measuring each load")
     parser.add_argument("--json", action="store_true")

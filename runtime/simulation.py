@@ -130,7 +130,7 @@ class SimulatedEngine(Engine):
         def column(values: npt.ArrayLike | None, dtype: type, pointer: Any) -> Any:
             if values is None:
                 return None
-            array = np.ascontiguousarray(values, dtype)
+            array: npt.NDArray[Any] = np.ascontiguousarray(values, dtype)
             keep.append(array)
             return array.ctypes.data_as(pointer)
 
