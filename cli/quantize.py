@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from .compile import progress_bar, quant_config
 
 if TYPE_CHECKING:
     from llmc.compiler.config import Progress
+    from llmc.compiler.rounding import Rounding
 
 _HELP = """Compare quantization schemes on a model: size, rounding errors, perplexity on a text. Writes no artifact.
 
@@ -37,28 +37,17 @@ _SEQS = 64  # windows that are scored at once
 
 
 @dataclass(frozen=True)
-class LayerError:
-    """name: of the weight. error: root of the squared change over the squared weight."""
-
-    name: str
-    scheme: str
-    error: float
-
-
-@dataclass(frozen=True)
 class SchemeResult:
-    """What a scheme makes of a model. weight_bytes: of all matrices; error: over all of them, see LayerError.
-
-    perplexity: None without a text.
-    """
+    """What a scheme makes of a model. perplexity: None without a text."""
 
     scheme: str
     groups: str
-    bits_per_weight: float
-    weight_bytes: int
-    error: float
+    rounding: Rounding
     perplexity: float | None
-    layers: tuple[LayerError, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        found = asdict(self)
+        return {**found, **found.pop("rounding")}
 
 
 def register(app: typer.Typer) -> None:
@@ -96,7 +85,7 @@ def quantize_command(
             for name, config in configs.items()
         ]
     if as_json:
-        print(json.dumps([asdict(result) for result in results], indent=2))
+        print(json.dumps([result.as_dict() for result in results], indent=2))
         return
     _print_table(results)
     if layers:
@@ -134,30 +123,17 @@ def _result(
     progress: Progress,
 ) -> SchemeResult:
     from llmc.compiler.config import CompileConfig
-    from llmc.compiler.resolve import recipe_of, resolve
-    from llmc.models.loader import Checkpoint, load_parameters
-    from llmc.quantize.error import WeightError, weight_error
+    from llmc.compiler.rounding import rounding_of
 
-    resolved = resolve(CompileConfig(model=model, output=model, dtype=dtype, quant=config))
-    recipe = recipe_of(config, resolved.model)
-    total, stored, elements, bits = WeightError(0.0, 0.0), 0.0, 0, {"f32": 32, "bf16": 16}[resolved.act_dtype]
-    found = []
-    matrices = [p for p in load_parameters(resolved.model, Checkpoint(model), resolved.act_dtype) if len(p.shape) == 2]
-    for done, parameter in enumerate(matrices):
-        progress(f"{name}: round", done, len(matrices))
-        scheme, count = recipe.schemes.get(parameter.name), math.prod(parameter.shape)
-        elements += count
-        stored += count * (bits if scheme is None else scheme.weight.bits_per_weight(parameter.shape[1]))
-        if scheme is not None:
-            error = weight_error(parameter.shape, parameter.read, scheme.weight)
-            found.append(LayerError(parameter.name, scheme.name, error.relative))
-            total += error
-    progress(f"{name}: round", len(matrices), len(matrices))
-    perplexity = (
-        None if sample is None else _perplexity(model, name, config, sample, extent, dtype, cache_dir, progress)
+    rounding = rounding_of(
+        CompileConfig(model=model, output=model, dtype=dtype, quant=config),
+        lambda done, count: progress(f"{name}: round", done, count),
     )
+    perplexity = None
+    if sample is not None:
+        perplexity = _perplexity(model, name, config, sample, extent, dtype, cache_dir, progress)
     groups = config.layers.describe().partition(" in ")[2] if config is not None else ""
-    return SchemeResult(name, groups, stored / elements, round(stored / 8), total.relative, perplexity, tuple(found))
+    return SchemeResult(name, groups, rounding, perplexity)
 
 
 def _perplexity(
@@ -209,8 +185,9 @@ def _print_table(results: list[SchemeResult]) -> None:
     if any(r.perplexity is not None for r in results):
         table.add_column("perplexity", justify="right", no_wrap=True)
     for r in results:
-        row: list[Any] = [r.scheme, r.groups, f"{r.bits_per_weight:.2f}", f"{r.weight_bytes / (1 << 20):.1f}"]
-        row.append(f"{r.error:.2%}")
+        made = r.rounding
+        row = [r.scheme, r.groups, f"{made.bits_per_weight:.2f}", f"{made.weight_bytes / (1 << 20):.1f}"]
+        row.append(f"{made.error:.2%}")
         table.add_row(*row, *([f"{r.perplexity:.3f}"] if r.perplexity is not None else []))
     Console(file=sys.stdout).print(table)
 
@@ -223,6 +200,6 @@ def _print_layers(results: list[SchemeResult]) -> None:
     for column in ("scheme", "weight", "rounded as", "error"):
         table.add_column(column, no_wrap=True)
     for r in results:
-        for layer in r.layers:
+        for layer in r.rounding.layers:
             table.add_row(r.scheme, layer.name, layer.scheme, f"{layer.error:.2%}")
     Console(file=sys.stdout).print(table)

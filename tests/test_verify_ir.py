@@ -22,8 +22,10 @@ def tensor(dtype: str, *shape: object) -> Any:
 
 
 def test_every_llmc_op_has_a_spec() -> None:
-    assert set(SPEC) == set(TEMPLATE_FILES) - {"fused"}
-    assert SPEC.keys() >= PACKED_INPUTS.keys() | PACKED_OUTPUTS
+    # No model calls these: passes and templates put them in the place of others.
+    made = {"fused", "linear_quant", "embedding_quant", "quantize_rows", "merge_attention"}
+    assert set(SPEC) == set(TEMPLATE_FILES) - made
+    assert SPEC.keys() | made >= PACKED_INPUTS.keys() | PACKED_OUTPUTS
 
 
 def test_a_site_of_the_right_types_passes() -> None:

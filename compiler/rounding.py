@@ -1,0 +1,54 @@
+"""What quantization makes of a checkpoint's matrices: their bits and how far they move. Nothing is compiled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llmc.compiler.config import CompileConfig
+from llmc.compiler.resolve import resolve
+from llmc.models.loader import Checkpoint, load_parameters
+from llmc.quantize.error import WeightError, weight_error
+
+_BITS = {"f32": 32, "bf16": 16}
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """name: of the weight. error: root of the squared change over the squared weight."""
+
+    name: str
+    scheme: str
+    error: float
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """weight_bytes: of all matrices, scales included; error: over all that are quantized, see LayerError."""
+
+    bits_per_weight: float
+    weight_bytes: int
+    error: float
+    layers: tuple[LayerError, ...]
+
+
+def rounding_of(config: CompileConfig, on_weight: Callable[[int, int], None]) -> Rounding:
+    """Quantizes every matrix as `config` says, one after another. Raises what `resolve` raises for a bad model."""
+    resolved = resolve(config)
+    parameters = load_parameters(resolved.model, Checkpoint(config.model), resolved.act_dtype)
+    matrices = [p for p in parameters if len(p.shape) == 2]
+    total, bits, elements = WeightError(0.0, 0.0), 0.0, 0
+    layers = []
+    for done, matrix in enumerate(matrices, 1):
+        scheme, count = resolved.recipe.schemes.get(matrix.name), math.prod(matrix.shape)
+        elements += count
+        if scheme is None:
+            bits += count * _BITS[resolved.act_dtype]
+        else:
+            bits += count * scheme.weight.bits_per_weight(matrix.shape[1])
+            error = weight_error(matrix.shape, matrix.read, scheme.weight)
+            layers.append(LayerError(matrix.name, scheme.name, error.relative))
+            total += error
+        on_weight(done, len(matrices))
+    return Rounding(bits / elements, round(bits / 8), total.relative, tuple(layers))
