@@ -12,7 +12,6 @@ import typer
 
 if TYPE_CHECKING:
     from llmc.buckets.cost_table import CostTable
-    from llmc.runtime.overhead import measure_overhead
     from llmc.runtime.warmup import WarmUp
 
 _HELP = """Warm an artifact up: replay every graph once, and measure the cost of those that have none yet.
@@ -50,6 +49,7 @@ def warmup_command(
     as_json: bool = typer.Option(False, "--json", help="Print the costs as JSON on stdout."),
 ) -> None:
     from llmc.runtime.binding import Artifact, Engine
+    from llmc.runtime.overhead import measure_overhead
     from llmc.runtime.warmup import WarmUp
 
     from .serve import compile_aside
