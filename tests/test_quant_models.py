@@ -14,6 +14,7 @@ from paged_reference import PagedRunner
 from tiny_models import make_tiny_model
 from torch import nn
 
+from llmc.cli.graph_view import op_of
 from llmc.cli.main import main
 from llmc.compiler.cache import GraphCache
 from llmc.compiler.config import CompileConfig, CompileError
@@ -25,6 +26,7 @@ from llmc.models.eager import load_model
 from llmc.quantize import QuantConfig, QuantizeError, Recipe, Scheme
 from llmc.quantize.rtn import quantize
 from llmc.runtime.binding import Artifact, Replayer
+from llmc.runtime.graphs_file import read_graphs
 
 LADDER = "prefill=[1,4]x[16],decode=[1,4]x[64]"
 SMALL_LADDER = "prefill=[4]x[12],decode=[4]x[64]"  # one row tile, so few kernels
@@ -100,6 +102,16 @@ def test_logits_match_the_dequantized_model(quantized: tuple[str, Path, Artifact
     # Int8 activations that lie between two numbers may round either way.
     bound = 2e-2 if "a8" in name else 1e-4
     assert np.abs(np.array(rows) - expected[at]).max() <= bound * np.abs(expected).max()
+
+
+def test_activations_become_int8_where_they_are_made(quantized: tuple[str, Path, Artifact]) -> None:
+    name, model, _ = quantized
+    tables = read_graphs(model.parent / "out")
+    for graph in tables.graphs:
+        ops = [op_of(tables.kernels[c.kernel].symbol) for c in tables.commands_of(graph)]
+        # Norms and gated activations write int8 themselves; behind attention a kernel of its own does.
+        assert ops.count("quantize_rows") == (2 if "a8" in name else 0)
+        assert ops.count("embedding_quant") == (1 if name.endswith("tied") else 0)
 
 
 def test_bits_do_not_depend_on_company(quantized: tuple[str, Path, Artifact]) -> None:

@@ -98,7 +98,8 @@ def _int8_producers(steps: list[_Step], output: relax.Expr, schemes: dict[relax.
     for step in steps:
         scheme = _scheme(step, schemes)
         for var in _variables(step.value):
-            int8 = scheme is not None and scheme.act_bits == 8 and var is step.tensors.get("x")
+            # An embedding has no x; variables are equal, not identical, each time they are asked for.
+            int8 = scheme is not None and scheme.act_bits == 8 and var == step.tensors.get("x")
             wanted[var].add(_Sums.of(scheme.weight) if scheme is not None and int8 else None)
     found = {}
     for step in steps:
