@@ -147,7 +147,7 @@ def read_config(model: Path) -> dict[str, Any]:
 def _bytes(text: str | None) -> int | None:
     if text is None:
         return None
-    from llmc.cli.cache import parse_size
+    from llmc.cli.units import parse_size
 
     return parse_size(text)
 
@@ -217,7 +217,7 @@ def _print_plan(plan: Plan, name: str, requests: int, output: Path | None) -> No
         sizes = sorted({b.seq for b in phase.buckets})
         proof = "optimal" if phase.exact else f"within {phase.gap:.1%} of the optimum"
         console.print(f"cost in {plan.unit}, {proof}; lengths {' '.join(map(str, sizes))}", highlight=False)
-    from llmc.cli.compile import format_bytes
+    from llmc.cli.units import format_bytes
 
     console.print(
         f"arena about {format_bytes(int(plan.arena_bytes))}; {len(plan.ladder)} graphs in all", highlight=False

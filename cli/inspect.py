@@ -17,6 +17,7 @@ from llmc.cli.graph_formats import InspectError, graph_data, graph_dot, graph_on
 from llmc.cli.graph_view import commands_of, memory_plan, op_of
 from llmc.runtime.graphs_file import DTYPES, FAMILIES, ISA_LEVELS, Graph, Tables, read_graphs
 
+from .units import format_bytes
 from .verify import check_bytes
 
 
@@ -41,15 +42,6 @@ def read_manifest(artifact: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise InspectError(f"{path} is not a JSON object; compile the model again")
     return manifest
-
-
-def human_bytes(count: float) -> str:
-    """As in 12.3 MiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -171,7 +163,7 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
         f"{model.vocab_size}, up to {model.max_model_len} tokens and {model.max_num_seqs} sequences",
         f"dtypes: activations {DTYPES[model.act_dtype]}, KV cache {DTYPES[model.kv_dtype]}, "
         f"blocks of {model.block_size} tokens",
-        f"\nbuckets ({len(tables.graphs)}); largest arena {human_bytes(max(g.arena_bytes for g in tables.graphs))}",
+        f"\nbuckets ({len(tables.graphs)}); largest arena {format_bytes(max(g.arena_bytes for g in tables.graphs))}",
         table(
             ("bucket", "tokens", "sequences", "row tile", "commands", "arena bytes"),
             [(g.name, g.max_tokens, g.max_seqs, g.row_tile, g.num_commands, g.arena_bytes) for g in tables.graphs],
@@ -181,7 +173,7 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
             ("kernel", "family", "buffers", "calls"),
             [(k["symbol"], k["family"], k["num_buffers"], k["calls"]) for k in data["kernels"]],
         ),
-        f"\nweights ({len(tables.weights)}), {human_bytes(total)}",
+        f"\nweights ({len(tables.weights)}), {format_bytes(total)}",
         table(
             ("scheme", "dtype", "count", "bytes"),
             [(s["scheme"], s["dtype"], s["count"], s["bytes"]) for s in data["weights_by_scheme"]],
@@ -210,7 +202,7 @@ def graph_text(tables: Tables, graph: Graph) -> str:
     commands = commands_of(tables, graph)
     lines = [
         f"{graph.name}: up to {graph.max_tokens} tokens, {graph.max_seqs} sequences, {graph.max_samples} samples, "
-        f"row tile {graph.row_tile}, arena {human_bytes(graph.arena_bytes)}",
+        f"row tile {graph.row_tile}, arena {format_bytes(graph.arena_bytes)}",
         f"\ncommands ({len(commands)}); > marks what is written, | a barrier",
     ]
     for c in commands:

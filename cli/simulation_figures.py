@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .compile import format_bytes
 from .simulation import Outcome, WhatIf, percentile
+from .units import format_bytes
 
 # Of the time of the arrivals: a backlog at the end of so much is more than a last long answer.
 _BACKLOG = 0.1

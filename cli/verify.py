@@ -10,7 +10,7 @@ from pathlib import Path
 from llmc.runtime.graphs_file import FormatError, Tables, read_graphs
 from llmc.runtime.verify import verify_artifact
 
-from .compile import format_bytes
+from .units import format_bytes
 
 _SHOW_PROGRESS_AFTER_S = 2.0
 _SHOWN_DAMAGE = 3

@@ -188,7 +188,7 @@ def staged_directory(output: Path) -> Iterator[Path]:
     try:
         check_output(output)
         output.parent.mkdir(parents=True, exist_ok=True)
-        _drop_dead_staging(output)
+        drop_dead_staging(output)
         staging, lock = _locked_staging(output)
     except OSError as error:
         raise _unwritable(output, error) from None
@@ -225,7 +225,7 @@ def _locked_staging(output: Path) -> tuple[Path, int]:
         os.close(lock)
 
 
-def _drop_dead_staging(output: Path) -> None:
+def drop_dead_staging(output: Path) -> None:
     """Removes staging directories of `output` whose compilation is gone: nobody holds their lock."""
     for left in output.parent.glob(f"{glob.escape(output.name)}.tmp-*"):
         if not _STAGING_SUFFIX.fullmatch(left.name[len(output.name) :]):

@@ -8,6 +8,7 @@ a host or the environment can leak into it. Files appear by rename, so a reader 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -16,11 +17,14 @@ import secrets
 import struct
 import tarfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+from llmc.compiler.cached_artifacts import cached_artifacts, drop_leftovers, remove_artifact
 
 _MAGIC = b"LLMCENT1"
 _PREFIX = struct.Struct("<8sI")
@@ -71,15 +75,16 @@ class Nearest:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Entries read and the keys (or file names) of the damaged ones, which were dropped."""
+    """Entries read, the keys of the damaged ones, which were dropped, and of those that cannot be read or dropped."""
 
     checked: int
     damaged: tuple[str, ...]
+    unreadable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class GcReport:
-    """Keys removed (or, in a dry run, that would be), bytes freed, entries and bytes left."""
+    """Keys removed (or, in a dry run, that would be), bytes freed, entries and bytes left; artifacts count, too."""
 
     removed: tuple[str, ...]
     freed_bytes: int
@@ -288,49 +293,52 @@ class GraphCache:
 
     def verify(self) -> VerifyReport:
         """Read every entry in full and drop the damaged ones."""
-        checked, damaged = 0, []
+        checked, damaged, unreadable = 0, [], []
         for key, path in self._files():
             try:
                 _decode(path.read_bytes(), key)
             except FileNotFoundError:
                 continue  # collected by another process meanwhile
-            except OSError:
-                damaged.append(key)
-            except _Damaged:
-                _unlink(path)
-                damaged.append(key)
+            except (OSError, _Damaged):
+                # A file on a bad sector can go as well: it is rebuilt.
+                (damaged if _unlink(path) else unreadable).append(key)
             checked += 1
-        return VerifyReport(checked, tuple(damaged))
+        return VerifyReport(checked, tuple(damaged), tuple(unreadable))
 
     def gc(self, max_size: int | None = None, older_than: float | None = None, dry_run: bool = False) -> GcReport:
         """Remove entries unused for `older_than` seconds, then the least recently used until `max_size` bytes remain.
 
-        Leftovers of interrupted writers go too. With `dry_run` only the report is made.
+        So with cached artifacts. Leftovers of interrupted writers go too. With `dry_run` only the report is made.
         """
         now = time.time()
         if not dry_run:
             self._drop_stale_temporaries(now)
-        files: list[tuple[float, str, int, Path]] = []
-        for key, path in self._files():
-            try:
-                info = path.stat()
-            except OSError:
-                continue
-            files.append((info.st_mtime, key, info.st_size, path))
-        files.sort()
+            drop_leftovers(self.root)
+        files = self._collectable()
         left_bytes, left = sum(size for _, _, size, _ in files), len(files)
         removed, freed = [], 0
-        for last_used, key, size, path in files:
+        for last_used, key, size, remove in files:
             too_old = older_than is not None and now - last_used > older_than
             too_much = max_size is not None and left_bytes > max_size
             if not too_old and not too_much:
                 continue
-            if dry_run or _unlink(path):
+            if dry_run or remove():
                 removed.append(key)
                 freed += size
                 left_bytes -= size
                 left -= 1
         return GcReport(tuple(removed), freed, left, left_bytes)
+
+    def _collectable(self) -> list[tuple[float, str, int, Callable[[], bool]]]:
+        """(last use, key, bytes, how it is removed) of all entries and artifacts, the least recently used first."""
+        found: list[tuple[float, str, int, Callable[[], bool]]] = []
+        for key, path in self._files():
+            with contextlib.suppress(OSError):
+                info = path.stat()
+                found.append((info.st_mtime, key, info.st_size, partial(_unlink, path)))
+        for one in cached_artifacts(self.root):
+            found.append((one.last_used, one.key, one.file_bytes, partial(remove_artifact, one)))
+        return sorted(found, key=lambda item: item[:2])
 
     def _drop_stale_temporaries(self, now: float) -> None:
         for shard in self._listing(self._base):
@@ -387,12 +395,54 @@ class GraphCache:
             raise CacheError(f"cannot read the cache archive {path}: {_reason(error)}") from None
         added, present = [], []
         for key, raw in sorted(found.items()):
-            if self.entry(key) is not None:
-                present.append(key)
-            else:
-                self._store(self._path(key), raw)
-                added.append(key)
+            (added if self._promote(key, raw) else present).append(key)
         return ImportReport(tuple(added), tuple(present))
+
+    def copy_from(self, other: GraphCache, keys: Iterable[str] | None = None) -> ImportReport:
+        """Add the entries `keys` (None: all) of another cache, which may be shared with other processes and machines.
+
+        Each entry appears whole, by a rename; one that is damaged over there is left out. Raises CacheError, with every
+        entry so far in place.
+        """
+        added, present = [], []
+        with self._locked():
+            for key in sorted(set(keys)) if keys is not None else [key for key, _ in other._files()]:
+                try:
+                    raw = other._path(key).read_bytes()
+                    _decode(raw, key)
+                except (OSError, _Damaged):
+                    if keys is None:
+                        continue
+                    raise CacheError(f"cache entry {key} is missing or damaged in {other.root}") from None
+                (added if self._promote(key, raw) else present).append(key)
+        return ImportReport(tuple(added), tuple(present))
+
+    def _promote(self, key: str, raw: bytes) -> bool:
+        """Stores an entry that is not there, or there with damage; False when it is there."""
+        path = self._path(key)
+        with contextlib.suppress(OSError, _Damaged):
+            _decode(path.read_bytes(), key)
+            return False
+        self._store(path, raw)
+        return True
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Held by one process at a time where the file system has locks: many that add the same write it once.
+
+        Without it nothing goes wrong, and it ends with the process that holds it.
+        """
+        try:
+            self._base.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self._base, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise CacheError(f"cannot write to the cache {self.root}: {_reason(error)}") from None
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
 
     def why(self, components: Mapping[str, str], entries: Sequence[Entry] | None = None) -> Nearest | None:
         """The entry that differs from `components` in the fewest names, and how; None if the cache is empty.

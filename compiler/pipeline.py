@@ -27,6 +27,7 @@ from llmc.compiler.artifact import (
 )
 from llmc.compiler.build import BuiltKernel, build_kernels
 from llmc.compiler.cache import GraphCache, cache_root, key_of
+from llmc.compiler.cached_artifacts import artifacts_folder, mark_used
 from llmc.compiler.config import CompileConfig, CompileReport, Progress, no_progress
 from llmc.compiler.graph import CommandList, round_up
 from llmc.compiler.graphs_writer import VERSION as FORMAT_VERSION
@@ -320,4 +321,5 @@ def compile_cached(model: Path, progress: Progress = no_progress) -> Path:
     if not (output / "graphs.bin").is_file():
         output.parent.mkdir(parents=True, exist_ok=True)
         compile_model(CompileConfig(model=model, output=output), progress)
+    mark_used(output)
     return output

@@ -1,0 +1,188 @@
+"""A cache directory shared by many processes, and the artifacts in a cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from llmc.cli.main import main
+from llmc.compiler import cache as module
+from llmc.compiler.cache import CacheError, GraphCache, key_of
+from llmc.compiler.cached_artifacts import cached_artifacts, mark_used
+
+PROCESSES = 16
+COPY = """
+import sys
+from pathlib import Path
+from llmc.compiler.cache import GraphCache
+source, target = map(Path, sys.argv[1:3])
+print("ready", flush=True)
+sys.stdin.read(1)
+report = GraphCache(target).copy_from(GraphCache(source))
+print(len(report.added))
+"""
+
+
+def put(cache: GraphCache, number: int, size: int = 5000) -> str:
+    components = {"kind": "kernel", "op": "linear", "number": str(number)}
+    key = key_of(components)
+    cache.put(key, bytes([number % 251]) * size, components, {"symbol": f"linear_{number}"})
+    return key
+
+
+def begin(source: Path, target: Path) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", COPY, source, target], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return process
+
+
+def go(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(b"x")
+    process.stdin.flush()
+
+
+def test_sixteen_processes_write_each_entry_once(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    keys = set()
+    for index in range(PROCESSES):
+        cache = GraphCache(tmp_path / str(index))
+        # Neighbours have half of their entries in common.
+        keys |= {put(cache, number) for number in range(index * 10, index * 10 + 20)}
+    running = [begin(tmp_path / str(index), shared) for index in range(PROCESSES)]
+    for process in running:
+        go(process)
+    added = [int(process.communicate()[0]) for process in running]
+    assert [process.returncode for process in running] == [0] * PROCESSES
+    assert {entry.key for entry in GraphCache(shared).entries()} == keys
+    assert sum(added) == len(keys)
+    report = GraphCache(shared).verify()
+    assert (report.checked, report.damaged, report.unreadable) == (len(keys), (), ())
+    assert [file.name for file in shared.rglob(".tmp-*")] == []
+
+
+def test_killed_processes_leave_whole_entries_and_no_lock(tmp_path: Path) -> None:
+    source, shared = tmp_path / "source", tmp_path / "shared"
+    keys = {put(GraphCache(source), number, 1 << 16) for number in range(200)}
+    for _ in range(4):
+        running = [begin(source, shared) for _ in range(4)]
+        for process in running:
+            go(process)
+        time.sleep(0.05)
+        for process in running:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert GraphCache(shared).verify().damaged == ()
+    # Whoever comes next neither waits for the dead nor trips over what they left.
+    report = GraphCache(shared).copy_from(GraphCache(source))
+    assert set(report.added) | set(report.present) == keys
+    for stale in shared.rglob(".tmp-*"):
+        os.utime(stale, (0, 0))
+    GraphCache(shared).gc(older_than=1e9)
+    assert [file.name for file in shared.rglob(".tmp-*")] == []
+    assert len(GraphCache(shared).entries()) == len(keys)
+
+
+def test_damage_is_not_passed_on_but_mended(tmp_path: Path) -> None:
+    here, shared = GraphCache(tmp_path / "here"), GraphCache(tmp_path / "shared")
+    keys = [put(here, number) for number in range(3)]
+    shared.copy_from(here)
+    for cache, key in ((here, keys[0]), (shared, keys[1])):
+        path = next(cache.root.rglob(f"{key}.entry"))
+        data = bytearray(path.read_bytes())
+        data[-100] ^= 1
+        path.write_bytes(data)
+    report = shared.copy_from(here)
+    assert (report.added, report.present) == ((keys[1],), (keys[2],)) or set(report.added) == {keys[1]}
+    assert shared.verify().damaged == ()
+    with pytest.raises(CacheError, match="is missing or damaged"):
+        GraphCache(tmp_path / "other").copy_from(here, [keys[0]])
+
+
+def test_an_entry_that_cannot_be_read_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = GraphCache(tmp_path)
+    bad, good = put(cache, 1), put(cache, 2)
+    read = Path.read_bytes
+
+    def broken(path: Path) -> bytes:
+        if path.name.startswith(bad):
+            raise OSError(5, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", broken)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_unlink", lambda _: False)
+        report = cache.verify()
+        assert (report.damaged, report.unreadable) == ((), (bad,))
+    report = cache.verify()
+    assert (report.checked, report.damaged, report.unreadable) == (2, (bad,), ())
+    assert [entry.key for entry in cache.entries()] == [good]
+
+
+def make_artifact(root: Path, number: int, size: int, age_s: float) -> Path:
+    path = root / "artifacts" / f"{number:064x}"
+    path.mkdir(parents=True)
+    (path / "graphs.bin").write_bytes(b"x" * size)
+    os.utime(path, (time.time() - age_s,) * 2)
+    return path
+
+
+def test_artifacts_are_listed_and_collected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache = GraphCache(tmp_path)
+    key = put(cache, 1)
+    old, used = make_artifact(tmp_path, 1, 70_000, 1e6), make_artifact(tmp_path, 2, 50_000, 1e6)
+    (tmp_path / "artifacts" / "notes").write_text("mine")
+    mark_used(used)
+    assert [a.path for a in cached_artifacts(tmp_path)] == [old, used]
+    assert main(["cache", "ls", "--cache-dir", str(tmp_path)]) == 0
+    assert "2 artifacts, 117.2 KiB" in capsys.readouterr().out
+    assert main(["cache", "ls", "--cache-dir", str(tmp_path), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["artifacts"]) == 2
+    assert set(cache.gc(older_than=1e5, dry_run=True).removed) == {old.name}
+    assert old.exists()
+    held = (old / "graphs.bin").open("rb")
+    report = cache.gc(older_than=1e5)
+    assert (report.removed, report.kept) == ((old.name,), 2)
+    assert not old.exists()
+    assert len(held.read()) == 70_000
+    held.close()
+    assert cache.entry(key) is not None
+    report = cache.gc(max_size=10_000)
+    assert report.removed == (used.name,) or key in report.removed
+    assert not used.exists()
+    assert [file.name for file in (tmp_path / "artifacts").iterdir()] == ["notes"]
+
+
+def test_what_interrupted_collections_and_compilations_left(tmp_path: Path) -> None:
+    artifact = make_artifact(tmp_path, 1, 10, 0)
+    going = tmp_path / "artifacts" / ".going-0123456789abcdef"
+    going.mkdir()
+    (going / "kernels.so").write_bytes(b"x")
+    staging = artifact.with_name(f"{artifact.name}.tmp-01234567")
+    staging.mkdir()
+    assert GraphCache(tmp_path).gc(older_than=1e9).removed == ()
+    assert [file.name for file in (tmp_path / "artifacts").iterdir()] == [artifact.name]
+
+
+def test_the_commands_share_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here, there, shared = tmp_path / "here", tmp_path / "there", tmp_path / "shared"
+    keys = [put(GraphCache(here), number) for number in range(3)]
+    shared.mkdir()
+    assert main(["cache", "export", str(shared), keys[0], "--cache-dir", str(here), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["added"] == [keys[0]]
+    assert main(["cache", "export", str(shared), "--cache-dir", str(here)]) == 0
+    assert "2 entries added, 1 were there already" in capsys.readouterr().out
+    assert main(["cache", "import", str(shared), "--cache-dir", str(there)]) == 0
+    assert {entry.key for entry in GraphCache(there).entries()} == set(keys)
+    # The shared directory is a cache.
+    assert main(["cache", "verify", "--cache-dir", str(shared)]) == 0
