@@ -75,7 +75,7 @@ class QuantPanelPacker:
                     padded[rows:] = 0
             words = self._numbers.view(np.uint32)
             if self._format.bits == 4:
-                words = words[:, 0::2] | words[:, 1::2] << 4
+                words = words[:, 0::2] | words[:, 1::2] << np.uint32(4)
             np.copyto(numbers[i], words.T)
             np.copyto(scale[i], self._scale.T)
             if zero is not None:
@@ -140,5 +140,6 @@ def pack_quantized_activation(
     out[:rows, :words] = padded.view(np.int32)
     out[:rows, words] = scale.view(np.int32)
     for group in range(groups):
-        out[:rows, words + 1 + group] = numbers[:, group * size : (group + 1) * size].sum(1, dtype=np.int32) * format.sum_factor
+        total = numbers[:, group * size : (group + 1) * size].sum(1, dtype=np.int32)
+        out[:rows, words + 1 + group] = total * format.sum_factor
     return np.ascontiguousarray(out.reshape(-1, row_tile, out.shape[1]).transpose(0, 2, 1))
