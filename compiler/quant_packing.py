@@ -130,7 +130,7 @@ def quantize_activation(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArr
 def pack_quantized_activation(
     numbers: NDArray[np.int8], scale: NDArray[np.float32], row_tile: int, format: WeightFormat
 ) -> NDArray[np.int32]:
-    """Words [ceil(T/R)][words of a row][R]: numbers, then the scale's bits, then the groups' sums times the format's factor."""
+    """Words [ceil(T/R)][words of a row][R]: numbers, then the bits of the scale, then sums of groups (sum_factor)."""
     rows, k = numbers.shape
     groups, words = format.groups(k), packed_words(k, 8)
     size = k if groups == 1 else format.group_size
