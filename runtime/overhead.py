@@ -1,4 +1,4 @@
-"""What a step takes around its replay: to schedule, prepare, sample and publish, and for its host to take the events."""
+"""What a step takes around its replay: to schedule, prepare, sample, publish, and for a host to take the events."""
 
 from __future__ import annotations
 
