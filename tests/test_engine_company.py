@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from engine_driver import Output, Request, bits, drive, random_ids
+from compiled import compile_tiny
+from engine_driver import MIXED_LADDER, Output, Request, bits, drive, random_ids
 
-from llmc.runtime.binding import Artifact, Engine, SamplingParams
+from llmc.runtime.binding import Artifact, Engine, EngineStats, SamplingParams
 
 
 def mixed_requests() -> list[Request]:
@@ -38,6 +41,51 @@ def alone(llama: tuple[Path, Artifact]) -> list[list[tuple[Any, ...]]]:
             outputs.append([bits(o) for o in drive(engine, [request])[0]])
     assert len({tuple(o[0]) for of in outputs for o in of}) == sum(len(of) for of in outputs)
     return outputs
+
+
+@pytest.fixture(scope="module")
+def mixing(llama: tuple[Path, Artifact], kernel_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """The same model with mixed graphs."""
+    output, ladder = tmp_path_factory.mktemp("mixing") / "artifact", f"{MIXED_LADDER},mixed=[3,8]x[9,24]"
+    return compile_tiny(llama[0], output, kernel_cache, buckets=ladder, dtype="f32", block_size=16)
+
+
+def keep_stats(engine: Engine, steps: list[EngineStats]) -> Callable[[int], None]:
+    """Appends the engine's statistics after a step."""
+    return lambda _: steps.append(engine.stats)
+
+
+def test_bits_do_not_depend_on_mixed_graphs(mixing: Artifact, alone: list[list[tuple[Any, ...]]]) -> None:
+    """Decodes beside chunks of prompts, some of which begin in the prefix cache; every other pool is too small."""
+    requests = mixed_requests()
+    preempted, hit = 0, 0
+    for trial in range(8):
+        rng = np.random.default_rng(trial)
+        tiny_pool = trial % 2 == 1
+        order = [int(i) for i in rng.permutation(len(requests))]
+        with Engine(
+            mixing,
+            num_threads=1 + trial % 3,
+            num_blocks=10 if tiny_pool else 100,
+            max_num_seqs=8 if tiny_pool else int(rng.choice([3, 5, 8])),
+            max_tokens_per_step=10 if tiny_pool else int(rng.choice([0, 10, 17])),
+        ) as engine:
+            steps = [engine.stats]
+            for _ in range(2):  # the second round starts with a warm prefix cache
+                found = drive(engine, [requests[i] for i in order], keep_stats(engine, steps))
+                for i, outputs in zip(order, found, strict=True):
+                    assert [bits(o) for o in outputs] == alone[i], f"trial {trial}, request {i}"
+            stats, use = engine.stats, engine.graph_use()
+        preempted += stats.num_preemptions
+        for before, after in pairwise(steps):
+            if after.num_mixed_steps > before.num_mixed_steps:
+                hit += after.prefix_hit_tokens > before.prefix_hit_tokens
+        carried = sum(replays for (replays, _), g in zip(use, mixing.graphs(), strict=True) if g.phase == "mixed")
+        assert carried >= stats.num_mixed_steps > 0
+        assert stats.num_steps == stats.num_prefill_steps + stats.num_decode_steps == sum(r for r, _ in use)
+        assert stats.num_bucket_misses == 0
+    assert preempted > 0
+    assert hit > 0
 
 
 @pytest.mark.parametrize("trial", range(16))
