@@ -31,7 +31,7 @@ from bench.peers.environment import Workspace, free_bytes
 from bench.peers.limits import ARITHMETIC, probe, supported
 from bench.peers.model import Shape
 from bench.peers.plan import PARTS, Entrant, Key, Settings, measurements
-from bench.peers.report import Report
+from bench.peers.report import PRECISIONS, Report
 from bench.peers.roofline import roofline
 from bench.peers.runner import Runner, enlist
 from bench.peers.store import Measurement, Store, StoreError
@@ -65,7 +65,7 @@ def measure(arguments: argparse.Namespace, settings: Settings, store: Store) -> 
     """Installs, converts, measures, reports; the exit code."""
     begin = time.monotonic()
     # So that workers, which are processes of their own, are ended.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("error: ended by a signal; what was measured is kept"))
     workspace = Workspace(arguments.folder.resolve(), settings.threads, say)
     free = free_bytes(workspace.root) >> 30
     needed = sum(
@@ -90,7 +90,10 @@ def measure(arguments: argparse.Namespace, settings: Settings, store: Store) -> 
     entrants = {name: one.entrant() for name, one in found.items()}
 
     def of(model: str) -> list[Entrant]:
-        return [entrant for (name, _, _), entrant in entrants.items() if name == model]
+        own = [name for name in entrants if name[0] == model]
+        return [
+            entrants[name] for name in sorted(own, key=lambda name: PRECISIONS.index(found[name].variant.precision))
+        ]
 
     memory = int(MEMORY_SHARE * available_bytes())
     plan = list(measurements(settings, arguments.models, of, arguments.parts, arguments.rounds, memory))

@@ -97,25 +97,31 @@ def measurements(
 ) -> Iterator[tuple[tuple[object, ...], Key]]:
     """(group, measurement) in order; processes of one group are kept, those of the group before are ended.
 
-    A round has every figure once. In it all engines take one figure before any takes the next, so that they meet the
-    machine in the same mood; which engine is first moves on by one a round. Peak memory is a matter of one round.
+    A round has every figure once. In it all engines of a group take one figure before any takes the next, so that they
+    meet the machine in the same mood; which engine is first moves on by one a round. Peak memory is a matter of one
+    round. Entrants in the order given fill the groups: those to be compared should be neighbours.
     """
     for number in range(rounds):
         for model in models:
             found = list(entrants(model))
-            turned = found[number % max(len(found), 1) :] + found[: number % max(len(found), 1)]
             if "speed" in parts:
                 figures = [f"prefill:{tokens}" for tokens in settings.prefills]
                 figures += [f"decode:{batch}" for batch in settings.batches]
-                for index, group in enumerate(groups(turned, memory_bytes)):
+                for index, group in enumerate(groups(found, memory_bytes)):
                     for figure in figures:
-                        for one in group:
+                        for one in turned(group, number):
                             yield ("speed", number, model, index), Key(model, one.engine, one.variant, figure, number)
             for part in parts:
-                for one in turned if part != "speed" else ():
+                for one in turned(found, number) if part != "speed" else ():
                     for figure in _figures_of(part, one, number):
                         key = Key(model, one.engine, one.variant, figure, number)
                         yield (key,), key
+
+
+def turned(entrants: list[Entrant], by: int) -> list[Entrant]:
+    """`by` of them moved from the front to the end."""
+    first = by % max(len(entrants), 1)
+    return entrants[first:] + entrants[:first]
 
 
 def _figures_of(part: str, entrant: Entrant, number: int) -> list[str]:

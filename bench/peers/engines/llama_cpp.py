@@ -31,7 +31,7 @@ class LlamaCpp(Engine):
         Variant("Q8_0", "int8", ("int8", "f32"), {"quantize": "Q8_0"}),
         Variant("Q4_0", "int4", ("int8", "f32"), {"quantize": "Q4_0"}),
     )
-    memory_base = 3 << 29
+    memory_factor, memory_base = 1.1, 3 << 28
 
     @property
     def environment(self) -> Environment:

@@ -34,6 +34,7 @@ class Llmc(Engine):
         _quantized("w4a16", "int4"),
         _quantized("w4a8", "int4"),
     )
+    memory_factor, memory_base = 1.05, 3 << 28
     offline = True
 
     def install(self) -> None:

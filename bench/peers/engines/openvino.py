@@ -22,7 +22,7 @@ class OpenVino(Engine):
         Variant("int8", "int8", ("bf16", "int8", "f32"), {"export": ("int8",)}),
         Variant("int4", "int4", ("bf16", "int8", "f32"), {"export": ("int4", "--group-size", "64", "--ratio", "1.0")}),
     )
-    memory_factor, memory_base = 2.2, 3 << 29
+    memory_factor, memory_base = 1.6, 1 << 30
     offline = True
 
     def install(self) -> None:

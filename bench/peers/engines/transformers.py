@@ -15,7 +15,7 @@ class Transformers(Engine):
         Variant("bf16", "16-bit", ("bf16", "f32"), {"dtype": "bfloat16", "widened": 1}),
         Variant("f32", "32-bit", ("f32",), {"dtype": "float32", "widened": 2}),
     )
-    memory_factor, memory_base = 1.3, 3 << 29
+    memory_factor, memory_base = 1.3, 1 << 30
 
     @property
     def environment(self) -> Environment:
