@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from .miss_policy import POLICY_HELP, check_miss_policy, engine_policy, watch_misses
+from .miss_records import prepare_record
 from .prompts import Prompt, PromptError, parse_lines, read_file
 
 if TYPE_CHECKING:
@@ -72,7 +74,12 @@ def run_command(
     max_num_seqs: int = typer.Option(0, min=0, metavar="N", help="Sequences that run at once; 0: the artifact's."),
     kv_bytes: int = typer.Option(0, min=0, metavar="BYTES", help="Size of the KV pool; 0: from the limits."),
     prefix_cache: bool = typer.Option(True, help="Reuse KV blocks of equal prompt prefixes."),
-    miss_policy: str = typer.Option("larger", help="When no bucket fits exactly: larger or error."),
+    miss_policy: str = typer.Option(
+        "larger", metavar=POLICY_HELP, help="What runs a step that no bucket holds; see docs/buckets.md."
+    ),
+    record_misses: Path | None = typer.Option(
+        None, metavar="FILE", help="Append the shapes of such steps, for llmc buckets misses."
+    ),
     verify: bool = typer.Option(False, "--verify", help="First compare every byte of the artifact with its checksum."),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar, no summary."),
     as_json: bool = typer.Option(False, "--json", help="Print results and summary as one JSON object on stdout."),
@@ -81,8 +88,9 @@ def run_command(
         raise typer.BadParameter("--resume needs --output FILE.jsonl")
     if resume and overwrite:
         raise typer.BadParameter("--resume and --overwrite exclude each other")
-    if miss_policy not in ("larger", "error"):
-        raise typer.BadParameter(f"--miss-policy {miss_policy!r} is unknown: use larger or error")
+    check_miss_policy(miss_policy, model)
+    if record_misses is not None:
+        prepare_record(record_misses)
     sampling = {
         "n": n, "max_tokens": max_tokens, "min_tokens": min_tokens, "temperature": temperature, "top_p": top_p,
         "top_k": top_k, "min_p": min_p, "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
@@ -119,13 +127,14 @@ def run_command(
             max_num_seqs=max_num_seqs,
             kv_bytes=kv_bytes,
             prefix_cache=prefix_cache,
-            miss_policy=miss_policy,
+            miss_policy=engine_policy(miss_policy),
         ) as llm:
             params = llm.default_params(**sampling)
             if output is not None:
                 identity = run_identity(artifact, items, params, chat=chat)
                 results = ResultsFile(output, items, identity, resume=resume, overwrite=overwrite)
-            outputs, summary = run_prompts(llm, items, params, results, chat=chat, quiet=quiet)
+            with watch_misses(llm, miss_policy, record_misses):
+                outputs, summary = run_prompts(llm, items, params, results, chat=chat, quiet=quiet)
     except KeyboardInterrupt:
         if results is not None and not quiet:
             done = len(results.finished)

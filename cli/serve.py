@@ -11,6 +11,9 @@ from pathlib import Path
 
 import typer
 
+from .miss_policy import POLICY_HELP, check_miss_policy, engine_policy, miss_observers
+from .miss_records import prepare_record
+
 _HELP = """Serve an artifact or a model directory (compiled first, cached) over HTTP, as OpenAI's API does.
 
 Every graph is replayed before /ready answers 200, or, with --ready-after hot, the ones that traffic needs most; nothing
@@ -87,7 +90,12 @@ def serve_command(
     pin: bool = typer.Option(True, "--pin/--no-pin", help="Keep each thread on a CPU of its own."),
     kv_bytes: str = typer.Option("0", metavar="SIZE", help="Size of the KV pool, as 2GiB; 0: from the limits."),
     prefix_cache: bool = typer.Option(True, help="Reuse KV blocks of equal prompt prefixes."),
-    miss_policy: str = typer.Option("larger", metavar="larger|error", help="When no bucket fits exactly."),
+    miss_policy: str = typer.Option(
+        "larger", metavar=POLICY_HELP, help="What runs a step that no bucket holds; see docs/buckets.md."
+    ),
+    record_misses: Path | None = typer.Option(
+        None, metavar="FILE", help="Append the shapes of such steps, for llmc buckets misses."
+    ),
     memory_utilization: float | None = typer.Option(
         None, metavar="SHARE", help="Share of the available memory for weights, graphs and KV pool, 0 to 1."
     ),
@@ -143,8 +151,9 @@ def serve_command(
 ) -> None:
     if generation_config not in ("auto", "none"):
         raise typer.BadParameter(f"--generation-config {generation_config!r} is unknown: use auto or none")
-    if miss_policy not in ("larger", "error"):
-        raise typer.BadParameter(f"--miss-policy {miss_policy!r} is unknown: use larger or error")
+    check_miss_policy(miss_policy, model, ready_after)
+    if record_misses is not None:
+        prepare_record(record_misses)
     if log_level not in _LOG_LEVELS:
         raise typer.BadParameter(f"--uvicorn-log-level {log_level!r} is unknown: use one of {', '.join(_LOG_LEVELS)}")
     check_parsers(tool_call_parser, reasoning_parser)
@@ -188,7 +197,7 @@ def serve_command(
         num_threads=num_threads,
         pin_threads=pin,
         prefix_cache=prefix_cache,
-        miss_policy=miss_policy,
+        miss_policy=engine_policy(miss_policy),
         max_queue=max_queue,
         client_timeout_s=client_timeout or None,
         request_timeout_s=request_timeout or None,
@@ -215,6 +224,7 @@ def serve_command(
             plan_warm_up=planner.plan,
             on_listening=lambda url: say(f"listening on {url}, warming up"),
             on_ready=lambda url: say(f"ready: {config.served_model_names[0]} at {url}/v1"),
+            watch_misses=lambda engine: miss_observers(engine, miss_policy, record_misses),
         )
     if failure is not None:
         print(f"llmc: error: {failure}", file=sys.stderr)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ABI_VERSION = 2
 MAX_TOP_LOGPROBS = 20
-MAX_BUCKET_MISSES = 64
+MAX_BUCKET_MISSES = 1024
 
 I32P = POINTER(c_int32)
 U32P = POINTER(c_uint32)
@@ -246,6 +246,8 @@ class BucketMiss(ctypes.Structure):
     _fields_ = [
         *[(name, c_uint32) for name in ("struct_size", "phase", "num_seqs", "num_tokens", "num_blocks", "reserved")],
         ("count", c_uint64),
+        ("graph", c_int32),
+        ("reserved2", c_uint32),
     ]
 
 
@@ -335,6 +337,7 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_engine_warm_graph": [c_void_p, c_uint32, U64P, _E],
     "llmc_engine_warm_load": [c_void_p, c_uint32, POINTER(WarmLoad), U64P, _E],
     "llmc_engine_enable_graph": [c_void_p, c_uint32, c_uint32, _E],
+    "llmc_engine_add_graphs": [c_void_p, c_void_p, _E],
     "llmc_engine_walk_graph": [c_void_p, c_uint32, U64P, _E],
     "llmc_engine_step": [c_void_p, POINTER(c_uint32), _E],
     "llmc_engine_poll": [c_void_p, POINTER(Event), c_uint64, U64P, _E],

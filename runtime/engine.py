@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PHASES = ("prefill", "decode", "mixed")
 EVENT_KINDS = ("token", "finished", "failed", "prompt_logprobs", "needs_mask")
 FINISH_REASONS = (None, "stop", "length", "cancelled", "error", "timeout")
-MISS_POLICIES = {"larger": 0, "error": 1}
+MISS_POLICIES = {"larger": 0, "error": 1, "split": 2}
 _FOREVER = 2**64 - 1
 
 
@@ -121,13 +121,15 @@ class GraphStats:
 
 @dataclasses.dataclass(frozen=True)
 class BucketMiss:
-    """A step that no graph of its phase could hold; num_blocks is the KV blocks of its longest sequence."""
+    """Steps that no graph of their phase held; num_blocks is the KV blocks of the longest sequence, graph the one that
+    ran them, None when they were split or failed."""
 
     phase: str
     num_seqs: int
     num_tokens: int
     num_blocks: int
     count: int
+    graph: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Engine(Handle):
     _POLL_CAPACITY = 256
 
     def __init__(self, artifact: Artifact, **options: Any) -> None:
-        """Options are the fields of llmc_engine_options; miss_policy also takes "larger" or "error"."""
+        """Options are the fields of llmc_engine_options; miss_policy also takes a name of MISS_POLICIES."""
         super().__init__()
         self._num_graphs = artifact.info.num_graphs
         native = self._native_options(options)
@@ -259,6 +261,17 @@ class Engine(Handle):
         Waits for a step in flight."""
         call("llmc_engine_enable_graph", self.pointer, graph, int(on))
 
+    def add_graphs(self, artifact: Artifact) -> range:
+        """Takes over the graphs that `artifact` has behind the engine's, and returns their indices; they are off.
+
+        It must be the engine's artifact with buckets added. Changes no result; waits for a step in flight. Raises
+        LlmcError, with the engine as it was.
+        """
+        before, count = self._num_graphs, artifact.info.num_graphs
+        self._num_graphs = max(before, count)  # first: statistics of more graphs than are known would not fit
+        call("llmc_engine_add_graphs", self.pointer, artifact.pointer)
+        return range(before, count)
+
     def step(self) -> bool:
         """One iteration of the engine; False when there was nothing to do."""
         progressed = c_uint32()
@@ -290,13 +303,17 @@ class Engine(Handle):
         return [GraphStats(**plain(one)) for one in native[: count.value]]
 
     def bucket_misses(self) -> list[BucketMiss]:
-        """The shapes that missed, in order of appearance; the first 64 of them."""
+        """The shapes that missed, in order of appearance; the first 1024 of them."""
         native = (abi.BucketMiss * abi.MAX_BUCKET_MISSES)()
         native[0].struct_size = ctypes.sizeof(abi.BucketMiss)
         count = c_uint64()
         call("llmc_engine_get_bucket_misses", self.pointer, native, abi.MAX_BUCKET_MISSES, byref(count))
-        misses = (plain(one) for one in native[: count.value])
-        return [BucketMiss(**(miss | {"phase": PHASES[miss["phase"]]})) for miss in misses]
+        return [
+            BucketMiss(
+                PHASES[m.phase], m.num_seqs, m.num_tokens, m.num_blocks, m.count, m.graph if m.graph >= 0 else None
+            )
+            for m in native[: count.value]
+        ]
 
     def graph_use(self) -> list[tuple[int, int]]:
         """Per graph: (replays, valid tokens carried)."""

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .binding import MISS_POLICIES, Artifact, Engine, LlmcError
+from .binding import MISS_POLICIES, Artifact, Engine, GraphInfo, LlmcError
 from .detokenizer import OutputText
 from .guides import GuideCompiler, Guided, GuideError, TokenGuide
+from .misses import start_graphs
 from .outputs import CompletionOutput, RequestFailure, RequestOutput, Timings, TokenLogprob, Usage, failure_at
 from .params import RequestError, SamplingParams
 from .tokenizer import Tokenizer, TokenizerError, read_generation_config
@@ -26,7 +27,7 @@ class LLM:
 
     path: artifact directory. num_threads 0: every CPU this process may use. kv_bytes: bytes of the KV pool, 0: enough
     for max_num_seqs sequences of max_model_len, at most 1 GiB. max_num_seqs 0: the artifact's. max_tokens_per_step:
-    tokens of a step with prefill, 0: the largest graph. miss_policy: "larger" or "error".
+    tokens of a step with prefill, 0: the largest graph. miss_policy: "larger", "split" or "error".
     Raises the binding's error when the artifact is not valid or does not run on this machine.
     """
 
@@ -43,7 +44,7 @@ class LLM:
         miss_policy: str = "larger",
     ) -> None:
         if miss_policy not in MISS_POLICIES:
-            raise RequestError(f"miss policy {miss_policy!r} is unknown: use {' or '.join(MISS_POLICIES)}")
+            raise RequestError(f"miss policy {miss_policy!r} is unknown: use {', '.join(MISS_POLICIES)}")
         self.path = Path(path)
         self.artifact: Any = Artifact(self.path)
         try:
@@ -63,6 +64,7 @@ class LLM:
         self._setup(self.artifact.info)
 
     def _setup(self, info: Any) -> None:
+        self.graphs: list[GraphInfo] = list(self.artifact.graphs())
         self.max_model_len = int(info.max_model_len)
         self.vocab_size = int(info.vocab_size)
         self.max_num_seqs = int(info.max_num_seqs)
@@ -142,12 +144,24 @@ class LLM:
 
     def graph_use(self) -> list[dict[str, Any]]:
         """Graphs that were replayed: {"graph": "decode:4x512", "replays": …, "tokens": valid tokens carried}."""
-        uses = zip(self.artifact.graphs(), self.engine.graph_use(), strict=True)
+        uses = zip(self.graphs, self.engine.graph_use(), strict=False)  # a graph may join between the two
         return [
             {"graph": f"{graph.phase}:{graph.batch}x{graph.seq}", "replays": replays, "tokens": tokens}
             for graph, (replays, tokens) in uses
             if replays
         ]
+
+    def add_graphs(self, path: Path) -> int:
+        """Takes over the graphs of `path`, this artifact with buckets added, and returns how many; from any thread.
+
+        Changes no result. Raises LlmcError; the engine then goes on with the graphs it has.
+        """
+        with Artifact(path) as artifact:
+            known = artifact.graphs()
+            new = self.engine.add_graphs(artifact)
+        self.graphs.extend(known[new.start : new.stop])
+        start_graphs(self.engine, known, new)
+        return len(new)
 
     def close(self) -> None:
         """Releases engine and artifact; may be called twice."""

@@ -200,7 +200,9 @@ def test_misses_are_listed_by_shape(artifact_path: Path) -> None:
         engine.submit([1, 2, 3], temperature=0.0, max_tokens=3, ignore_eos=True)
         while engine.step():
             pass
-        assert engine.bucket_misses() == [BucketMiss("decode", num_seqs=1, num_tokens=1, num_blocks=1, count=2)]
+        assert engine.bucket_misses() == [
+            BucketMiss("decode", num_seqs=1, num_tokens=1, num_blocks=1, count=2, graph=0)
+        ]
         assert engine.graph_stats()[0].replays == 3
         assert engine.stats.num_bucket_misses == 2
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from llmc.runtime.binding import Artifact, Engine, EngineStats, GraphInfo, LlmcError
 from llmc.runtime.engine import BucketMiss, GraphStats
+from llmc.runtime.misses import start_graphs
 from llmc.runtime.outputs import RequestFailure
 from llmc.runtime.tokenizer import Tokenizer, TokenizerError, read_generation_config
 
@@ -131,6 +132,19 @@ class AsyncEngine:
     def graph_stats(self) -> list[GraphStats]:
         """Replays of each graph, by index of `graphs`."""
         return self.engine.graph_stats()
+
+    def add_graphs(self, path: Path) -> int:
+        """Takes over the graphs of `path`, the artifact with buckets added, for requests to use; returns how many.
+
+        From any thread. Raises LlmcError; the engine then goes on with the graphs it has.
+        """
+        with Artifact(path) as artifact:
+            known = artifact.graphs()
+            new = self.engine.add_graphs(artifact)
+        # In place, and before requests run in them: observers hold this list.
+        self.graphs.extend(known[new.start : new.stop])
+        start_graphs(self.engine, known, new)
+        return len(new)
 
     def bucket_misses(self) -> list[BucketMiss]:
         """The shapes that missed."""

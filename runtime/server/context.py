@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from llmc.runtime.guides import GuideCompiler
+from llmc.runtime.misses import MissWatch, OnMisses
 from llmc.runtime.tokenizer import Tokenizer, TokenizerError
 from llmc.runtime.warmup import OnWarmStep, WarmPlan, WarmUp
 
@@ -58,6 +59,8 @@ class ServerContext:
         self.on_started: list[Callable[[], None]] = []
         self.on_ready: list[Callable[[], None]] = []
         self.on_failure: list[Callable[[str], None]] = []
+        self.on_misses: list[OnMisses] = []
+        self.on_stopping: list[Callable[[], None]] = []
         self.chat_parsers = choose_parsers(
             config.tool_call_parser, config.reasoning_parser, _model_type(engine), engine.tokenizer
         )
@@ -67,11 +70,14 @@ class ServerContext:
         self._compile_pool = ThreadPoolExecutor(1, thread_name_prefix="llmc-compile")
         self._warming: asyncio.Task[None] | None = None
         self._drained: asyncio.Task[int] | None = None
+        self._miss_watch: MissWatch | None = None
         engine.on_failure.append(self._fail)
 
     async def start(self) -> None:
         """Starts the engine's thread and the warm-up; `ready` is set when the hot graphs are warm."""
         await self.engine.start()
+        if self.on_misses:
+            self._miss_watch = MissWatch(self.engine.engine, self.on_misses)
         for callback in self.on_started:
             callback()
         self._warming = asyncio.create_task(self._warm())
@@ -90,6 +96,10 @@ class ServerContext:
         await self.begin_drain()
         if self._warming is not None:
             await self._warming
+        if self._miss_watch is not None:
+            await asyncio.to_thread(self._miss_watch.close)
+        for callback in self.on_stopping:
+            await asyncio.to_thread(callback)
         for pool in (self._pool, self._compile_pool):
             pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.engine.close)

@@ -6,6 +6,7 @@ of finished requests are observed as they end. docs/observability.md lists every
 
 from __future__ import annotations
 
+import collections
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 LENGTH_BUCKETS = tuple(2**i for i in range(18))
+MAX_MISS_SHAPES = 64
 FINISH_REASONS = ("stop", "length", "cancelled", "timeout", "error")
 
 
@@ -254,7 +256,7 @@ class _EngineCollector(Collector):
         wasted = CounterMetricFamily(
             "llmc_bucket_padding_seconds", "Share of the replay time by padding rows", labels=labels
         )
-        for graph, stats in zip(self._probe.graphs, self._probe.graph_stats(), strict=True):
+        for graph, stats in zip(self._probe.graphs, self._probe.graph_stats(), strict=False):
             key = (graph.phase, str(graph.batch), str(graph.seq))
             replays.add_metric(key, stats.replays)
             tokens.add_metric(key, stats.tokens)
@@ -269,11 +271,16 @@ class _EngineCollector(Collector):
         )
         shapes = CounterMetricFamily(
             "llmc_bucket_misses_by_shape",
-            "The same by shape, for the first 64 shapes; blocks are those of the longest sequence",
+            f"The same by shape, for the first {MAX_MISS_SHAPES} shapes; blocks are those of the longest sequence",
             labels=("phase", "sequences", "tokens", "blocks"),
         )
+        counts: collections.Counter[tuple[str, ...]] = collections.Counter()
         for miss in self._probe.bucket_misses():
-            shapes.add_metric((miss.phase, str(miss.num_seqs), str(miss.num_tokens), str(miss.num_blocks)), miss.count)
+            shape = (miss.phase, str(miss.num_seqs), str(miss.num_tokens), str(miss.num_blocks))
+            if shape in counts or len(counts) < MAX_MISS_SHAPES:
+                counts[shape] += miss.count
+        for shape, count in counts.items():
+            shapes.add_metric(shape, count)
         yield shapes
 
 

@@ -16,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from llmc.runtime.binding import GraphInfo
+from llmc.runtime.misses import OnMisses
 from llmc.runtime.warmup import OnWarmStep, WarmPlan
 
 from .app import create_app
@@ -66,13 +67,15 @@ def serve(
     plan_warm_up: Callable[[Sequence[GraphInfo], int], WarmPlan] | None = None,
     on_ready: Callable[[str], None] | None = None,
     on_listening: Callable[[str], None] | None = None,
+    watch_misses: Callable[[AsyncEngine], contextlib.AbstractContextManager[Sequence[OnMisses]]] | None = None,
 ) -> str | None:
     """Serves until a signal or a failure of the engine; returns why it failed, None for an orderly end.
 
     plan_warm_up: the plan for the artifact's graphs and the engine's count of threads; None: all graphs, none measured.
+    watch_misses: who is told of the engine's bucket misses.
     on_listening and on_ready are called with the server's URL. Raises ServerError, and the binding's errors.
     """
-    listener = _listen(config.host, config.port)
+    listener, stack = _listen(config.host, config.port), contextlib.ExitStack()
     try:
         host, port = listener.getsockname()[:2]
         scheme = "https" if config.ssl_certfile is not None else "http"
@@ -82,6 +85,10 @@ def serve(
         plan = None if plan_warm_up is None else plan_warm_up(engine.graphs, engine.stats().num_threads)
         app = create_app(config, engine, on_warm_step, plan)
         server: ServerContext = app.state.server
+        if watch_misses is not None:
+            server.on_misses += stack.enter_context(watch_misses(engine))
+            # Nobody may add graphs to an engine that is gone.
+            server.on_stopping.append(stack.close)
         if on_listening is not None:
             on_listening(url)
         if on_ready is not None:
@@ -95,6 +102,7 @@ def serve(
         engine.close()
         return server.failure
     finally:
+        stack.close()
         listener.close()
 
 

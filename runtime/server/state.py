@@ -101,7 +101,7 @@ class LiveState:
                     "replay_s": use.replay_ns / 1e9,
                     "padding_s": padding_seconds(use),
                 }
-                for graph, use in zip(engine.graphs, engine.graph_stats(), strict=True)
+                for graph, use in zip(engine.graphs, engine.graph_stats(), strict=False)
             ],
         }
 

@@ -84,6 +84,9 @@ class Artifact {
   // Reads weights.safetensors from end to end and compares every tensor with its CRC-32; the rest must be zero.
   Status Verify() const;
 
+  // Whether this artifact is `older` with graphs and kernels behind its own: the same model, weights, numbers.
+  Status CheckExtends(const Artifact& older) const;
+
   const ModelRecord& model() const { return model_; }
   const ModelShape& shape() const { return shape_; }
   const std::vector<KernelRecord>& kernels() const { return kernels_; }

@@ -92,9 +92,9 @@ llmc::Status llmc::MakeEngine(const ModelShape& model, const llmc_engine_options
                               std::unique_ptr<llmc_engine>* out) {
   llmc_engine_options o = DefaultOptions();
   if (options != nullptr) LLMC_RETURN_IF_ERROR(ReadStruct(options, "options", &o));
-  if (o.miss_policy > LLMC_MISS_ERROR) {
+  if (o.miss_policy > LLMC_MISS_SPLIT) {
     return Invalid("miss_policy is " + std::to_string(o.miss_policy) +
-                   "; use LLMC_MISS_LARGER (0) or LLMC_MISS_ERROR (1).");
+                   "; use LLMC_MISS_LARGER (0), LLMC_MISS_ERROR (1) or LLMC_MISS_SPLIT (2).");
   }
   uint32_t num_blocks = 0;
   LLMC_RETURN_IF_ERROR(PoolBlocks(model, o, &num_blocks));
@@ -105,7 +105,9 @@ llmc::Status llmc::MakeEngine(const ModelShape& model, const llmc_engine_options
   e.max_waiting = o.max_waiting;
   e.max_tokens_per_step = o.max_tokens_per_step;
   e.prefix_cache = o.prefix_cache != 0;
-  e.error_on_miss = o.miss_policy == LLMC_MISS_ERROR;
+  e.miss_policy = o.miss_policy == LLMC_MISS_ERROR   ? MissPolicy::kError
+                  : o.miss_policy == LLMC_MISS_SPLIT ? MissPolicy::kSplit
+                                                     : MissPolicy::kLarger;
   e.seed = RandomSeed();
   *out = std::make_unique<llmc_engine>();
   return Engine::Create(std::move(device), e, &(*out)->engine);

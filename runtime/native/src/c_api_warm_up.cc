@@ -1,4 +1,5 @@
-// llmc_engine_warm_*, llmc_engine_walk_graph, llmc_engine_enable_graph: the C boundary of the warm-up.
+// llmc_engine_warm_*, llmc_engine_walk_graph, llmc_engine_enable_graph, llmc_engine_add_graphs: the C boundary of the warm-up.
+#include "artifact.h"
 #include "c_engine.h"
 #include "c_struct.h"
 #include "error.h"
@@ -33,6 +34,14 @@ llmc_status llmc_engine_enable_graph(llmc_engine* engine, uint32_t graph, uint32
   return llmc::Guard(error, [&]() -> llmc::Status {
     if (engine == nullptr) return llmc::NullArgument("engine");
     return engine->engine->EnableGraph(graph, on != 0);
+  });
+}
+
+llmc_status llmc_engine_add_graphs(llmc_engine* engine, const llmc_artifact* artifact, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> llmc::Status {
+    if (engine == nullptr) return llmc::NullArgument("engine");
+    if (artifact == nullptr) return llmc::NullArgument("artifact");
+    return engine->engine->AddGraphs(artifact->artifact);
   });
 }
 

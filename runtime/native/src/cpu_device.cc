@@ -78,21 +78,33 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, uint32_t num_
                                                         std::to_string(max_blocks) + "; choose another pool size");
   }
   std::unique_ptr<CpuDevice> device(new CpuDevice);
-  device->artifact_ = std::move(artifact);
+  device->weights_ = artifact;
+  device->shape_ = artifact->shape();
   device->num_blocks_ = num_blocks;
-  LLMC_RETURN_IF_ERROR(device->Allocate());
+  LLMC_RETURN_IF_ERROR(device->AllocatePool());
   TeamOptions team;
   team.num_threads = num_threads;
   team.pin = pin;
   team.idle_spin_us = idle_spin_us;
   LLMC_RETURN_IF_ERROR(Team::Create(team, &device->team_));
-  device->Resolve();
+  LLMC_RETURN_IF_ERROR(device->MakeProgram(std::move(artifact), &device->program_));
   *out = std::move(device);
   return Status::Ok();
 }
 
-Status CpuDevice::Allocate() {
-  const Artifact& artifact = *artifact_;
+// Everything that may fail or throw comes before the first change.
+Status CpuDevice::AddGraphs(std::shared_ptr<const Artifact> artifact) {
+  LLMC_RETURN_IF_ERROR(artifact->CheckExtends(*program_.artifact));
+  std::vector<GraphShape> graphs = artifact->shape().graphs;
+  Program program;
+  LLMC_RETURN_IF_ERROR(MakeProgram(std::move(artifact), &program));
+  program_ = std::move(program);
+  shape_.graphs = std::move(graphs);
+  return Status::Ok();
+}
+
+Status CpuDevice::AllocatePool() {
+  const Artifact& artifact = *weights_;
   uint64_t value_pool_bytes = 0, kv_bytes = 0;
   if (__builtin_mul_overflow(artifact.key_block_bytes(), uint64_t{num_blocks_}, &key_pool_bytes_) ||
       __builtin_mul_overflow(artifact.value_block_bytes(), uint64_t{num_blocks_}, &value_pool_bytes) ||
@@ -103,8 +115,13 @@ Status CpuDevice::Allocate() {
   key_pool_bytes_ = RoundUp(key_pool_bytes_, kAlignment);
   layer_pool_bytes_ = key_pool_bytes_ + RoundUp(value_pool_bytes, kAlignment);
   if (__builtin_mul_overflow(layer_pool_bytes_, uint64_t(artifact.model().num_layers), &kv_bytes)) kv_bytes = UINT64_MAX;
-  LLMC_RETURN_IF_ERROR(Pages::Allocate(kv_bytes, "KV pool", &kv_pool_));
-  LLMC_RETURN_IF_ERROR(Pages::Allocate(artifact.max_arena_bytes(), "arena", &arena_));
+  return Pages::Allocate(kv_bytes, "KV pool", &kv_pool_);
+}
+
+Status CpuDevice::MakeProgram(std::shared_ptr<const Artifact> of, Program* out) const {
+  const Artifact& artifact = *of;
+  out->artifact = std::move(of);
+  LLMC_RETURN_IF_ERROR(Pages::Allocate(artifact.max_arena_bytes(), "arena", &out->arena));
 
   // One region for inputs and logits, each sized for the largest graph.
   uint64_t offsets[kNumInputs + 1] = {}, bytes = 0, max_samples = 0;
@@ -117,66 +134,67 @@ Status CpuDevice::Allocate() {
   for (const GraphRecord& graph : artifact.graphs()) max_samples = std::max<uint64_t>(max_samples, graph.max_samples);
   offsets[kNumInputs] = bytes;
   bytes += RoundUp(max_samples * uint64_t(artifact.model().vocab_size) * sizeof(float), kAlignment);
-  LLMC_RETURN_IF_ERROR(Pages::Allocate(bytes, "inputs and logits", &io_));
-  for (uint32_t i = 0; i < kNumInputs; ++i) inputs_[i] = reinterpret_cast<int32_t*>(io_.data() + offsets[i]);
-  logits_ = reinterpret_cast<float*>(io_.data() + offsets[kNumInputs]);
+  LLMC_RETURN_IF_ERROR(Pages::Allocate(bytes, "inputs and logits", &out->io));
+  for (uint32_t i = 0; i < kNumInputs; ++i) out->inputs[i] = reinterpret_cast<int32_t*>(out->io.data() + offsets[i]);
+  out->logits = reinterpret_cast<float*>(out->io.data() + offsets[kNumInputs]);
+  Resolve(out);
   return Status::Ok();
 }
 
-void* CpuDevice::OperandAddress(const OperandRecord& operand) const {
+void* CpuDevice::OperandAddress(const Program& program, const OperandRecord& operand) const {
   switch (static_cast<OperandKind>(operand.kind)) {
-    case OperandKind::kArena: return arena_.data() + operand.offset;
+    case OperandKind::kArena: return program.arena.data() + operand.offset;
     case OperandKind::kWeight: {
-      const uint64_t offset = artifact_->weights()[operand.index].file_offset + operand.offset;
-      return const_cast<unsigned char*>(artifact_->weight_file().data()) + offset;
+      const uint64_t offset = weights_->weights()[operand.index].file_offset + operand.offset;
+      return const_cast<unsigned char*>(weights_->weight_file().data()) + offset;
     }
-    case OperandKind::kInput: return reinterpret_cast<char*>(inputs_[operand.index]) + operand.offset;
+    case OperandKind::kInput: return reinterpret_cast<char*>(program.inputs[operand.index]) + operand.offset;
     case OperandKind::kKeyPool: return kv_pool_.data() + operand.index * layer_pool_bytes_;
     case OperandKind::kValuePool: return kv_pool_.data() + operand.index * layer_pool_bytes_ + key_pool_bytes_;
-    case OperandKind::kOutput: return reinterpret_cast<char*>(logits_) + operand.offset;
+    case OperandKind::kOutput: return reinterpret_cast<char*>(program.logits) + operand.offset;
   }
   return nullptr;
 }
 
 // A thread may lose its CPU, or half of its core, at any time: then the others take over what it has not begun.
-uint32_t CpuDevice::NumTasks(const CommandRecord& command) const {
+uint32_t CpuDevice::NumTasks(const Artifact& artifact, const CommandRecord& command) const {
   const uint32_t threads = team_->num_threads();
   if (threads == 1) return 1;
-  return std::clamp(artifact_->kernels()[command.kernel].max_tasks, threads, threads * kTasksOfThread);
+  return std::clamp(artifact.kernels()[command.kernel].max_tasks, threads, threads * kTasksOfThread);
 }
 
-void CpuDevice::Resolve() {
-  const Artifact& artifact = *artifact_;
+void CpuDevice::Resolve(Program* program) const {
+  const Artifact& artifact = *program->artifact;
   std::size_t total = 0, longest = 0;
   for (const GraphRecord& graph : artifact.graphs()) {
     total += graph.num_commands;
     longest = std::max<std::size_t>(longest, graph.num_commands);
   }
-  next_task_ = std::vector<std::atomic<uint32_t>>(longest);
-  steps_.reserve(total);  // ranges below point into it
+  program->next_task = std::vector<std::atomic<uint32_t>>(longest);
+  program->steps.reserve(total);  // ranges below point into it
   for (const GraphRecord& graph : artifact.graphs()) {
-    const Step* begin = steps_.data() + steps_.size();
+    const Step* begin = program->steps.data() + program->steps.size();
     for (uint32_t c = 0; c < graph.num_commands; ++c) {
       const CommandRecord& command = artifact.commands()[graph.first_command + c];
       Step step{artifact.function(command.kernel), {}, command.num_operands, command.barrier, command.family,
-                NumTasks(command)};
+                NumTasks(artifact, command)};
       for (uint32_t o = 0; o < command.num_operands; ++o) {
-        step.buffers[o] = OperandAddress(artifact.operands()[command.first_operand + o]);
+        step.buffers[o] = OperandAddress(*program, artifact.operands()[command.first_operand + o]);
       }
-      steps_.push_back(step);
+      program->steps.push_back(step);
     }
-    steps_.back().barrier = 0;  // the team meets at the end of a job anyway
-    graphs_.push_back({begin, steps_.data() + steps_.size()});
+    program->steps.back().barrier = 0;  // the team meets at the end of a job anyway
+    program->graphs.push_back({begin, program->steps.data() + program->steps.size()});
   }
 }
 
 Status CpuDevice::Check(const BatchView& b) const {
-  const ModelRecord& model = artifact_->model();
-  if (b.graph >= graphs_.size()) {
+  const ModelRecord& model = program_.artifact->model();
+  if (b.graph >= program_.graphs.size()) {
     return Status::Error(LLMC_ERR_OUT_OF_RANGE, "graph " + std::to_string(b.graph) + " does not exist; the artifact has " +
-                                                    std::to_string(graphs_.size()));
+                                                    std::to_string(program_.graphs.size()));
   }
-  const GraphRecord& graph = artifact_->graphs()[b.graph];
+  const GraphRecord& graph = program_.artifact->graphs()[b.graph];
   LLMC_RETURN_IF_ERROR(CheckCount("num_tokens", b.num_tokens, 1, graph.max_tokens));
   LLMC_RETURN_IF_ERROR(CheckCount("num_seqs", b.num_seqs, 1, graph.max_seqs));
   LLMC_RETURN_IF_ERROR(CheckCount("num_samples", b.num_samples, 0, graph.max_samples));
@@ -211,9 +229,9 @@ Status CpuDevice::Check(const BatchView& b) const {
 }
 
 void CpuDevice::CopyInputs(const BatchView& b) {
-  const GraphRecord& graph = artifact_->graphs()[b.graph];
+  const GraphRecord& graph = program_.artifact->graphs()[b.graph];
   const auto copy = [this](Input input, const int32_t* from, uint64_t count) {
-    if (count) std::memcpy(inputs_[input], from, count * sizeof(int32_t));
+    if (count) std::memcpy(program_.inputs[input], from, count * sizeof(int32_t));
   };
   copy(kInputIds, b.input_ids, b.num_tokens);
   copy(kPositions, b.positions, b.num_tokens);
@@ -224,9 +242,9 @@ void CpuDevice::CopyInputs(const BatchView& b) {
   // Rows wider than the graph's are cut; Check made sure that only unused entries are lost.
   const uint64_t stride = std::min(b.block_table_stride, graph.max_blocks_per_seq);
   for (uint64_t i = 0; i < b.num_seqs; ++i) {
-    std::memcpy(inputs_[kBlockTables] + i * stride, b.block_tables + i * b.block_table_stride,
+    std::memcpy(program_.inputs[kBlockTables] + i * stride, b.block_tables + i * b.block_table_stride,
                 stride * sizeof(int32_t));
-    std::fill(inputs_[kTokenSeq] + b.query_start[i], inputs_[kTokenSeq] + b.query_start[i + 1],
+    std::fill(program_.inputs[kTokenSeq] + b.query_start[i], program_.inputs[kTokenSeq] + b.query_start[i + 1],
               static_cast<int32_t>(i));
   }
   scalars_[0] = b.num_tokens;
@@ -249,7 +267,7 @@ inline void CpuDevice::Compute(const Step& step, std::atomic<uint32_t>* next, ui
 }
 
 void CpuDevice::WalkThread(uint32_t thread, uint32_t num_threads) {
-  std::atomic<uint32_t>* next = next_task_.data();
+  std::atomic<uint32_t>* next = program_.next_task.data();
   for (const Step* step = current_.begin; step != current_.end; ++step, ++next) {
     Compute(*step, next, thread, num_threads);
     if (step->barrier) team_->Barrier(thread);
@@ -258,7 +276,7 @@ void CpuDevice::WalkThread(uint32_t thread, uint32_t num_threads) {
 
 // As WalkThread, on thread 0 and, while profiling, on every thread.
 void CpuDevice::WalkTimed(uint32_t thread, uint32_t num_threads) {
-  std::atomic<uint32_t>* next = next_task_.data();
+  std::atomic<uint32_t>* next = program_.next_task.data();
   CommandTime* times = profile_.empty() ? nullptr : profile_.data() + thread * profile_stride_;
   auto ticks = ticks_;
   for (const Step* from = current_.begin; from != current_.end; ++from, ++next) {
@@ -286,15 +304,15 @@ Status CpuDevice::Replay(const BatchView& batch, const float** logits) {
   RunTeam(batch.graph);
   const uint64_t end = Ticks();
   Account(start, end, MonotonicNs() - start_ns);
-  *logits = logits_;
+  *logits = program_.logits;
   return Status::Ok();
 }
 
 // The inputs and scalars are those of the step.
 void CpuDevice::RunTeam(uint32_t graph) {
-  current_ = graphs_[graph];
+  current_ = program_.graphs[graph];
   ticks_ = {};
-  for (std::atomic<uint32_t>& next : next_task_) next.store(team_->num_threads(), std::memory_order_relaxed);
+  for (std::atomic<uint32_t>& next : program_.next_task) next.store(team_->num_threads(), std::memory_order_relaxed);
   team_->Run(
       [](void* self, uint32_t thread, uint32_t num_threads) {
         CpuDevice& device = *static_cast<CpuDevice*>(self);
@@ -335,7 +353,7 @@ void CpuDevice::Account(uint64_t start, uint64_t end, uint64_t ns) {
 
 void CpuDevice::SetProfiling(bool on) {
   std::size_t longest = 0;
-  for (const StepRange& graph : graphs_) {
+  for (const StepRange& graph : program_.graphs) {
     longest = std::max(longest, static_cast<std::size_t>(graph.end - graph.begin));
   }
   // Threads write side by side: keep them a line apart.
@@ -387,13 +405,13 @@ void CpuDevice::Touch(const StepBatch& batch) {
       *byte = *byte;
     }
   };
-  const uint64_t arena_bytes = artifact_->graphs()[batch.graph].arena_bytes;
-  touch(arena_.data() + touched_arena_bytes_, arena_.data() + arena_bytes);
-  touched_arena_bytes_ = std::max(touched_arena_bytes_, arena_bytes);
+  const uint64_t arena_bytes = program_.artifact->graphs()[batch.graph].arena_bytes;
+  touch(program_.arena.data() + program_.touched_arena_bytes, program_.arena.data() + arena_bytes);
+  program_.touched_arena_bytes = std::max(program_.touched_arena_bytes, arena_bytes);
   uint64_t num_blocks = 0;
   for (const int32_t block : batch.block_tables) num_blocks = std::max(num_blocks, static_cast<uint64_t>(block) + 1);
-  const uint64_t key = artifact_->key_block_bytes(), value = artifact_->value_block_bytes();
-  for (int32_t layer = 0; layer < artifact_->model().num_layers; ++layer) {
+  const uint64_t key = program_.artifact->key_block_bytes(), value = program_.artifact->value_block_bytes();
+  for (int32_t layer = 0; layer < program_.artifact->model().num_layers; ++layer) {
     char* keys = kv_pool_.data() + static_cast<uint64_t>(layer) * layer_pool_bytes_;
     touch(keys + touched_blocks_ * key, keys + num_blocks * key);
     char* values = keys + key_pool_bytes_;
@@ -409,8 +427,8 @@ Status CpuDevice::CopyBlock(uint32_t from, uint32_t to) {
                                                     std::to_string(num_blocks_) + " blocks");
   }
   if (from == to) return Status::Ok();
-  const uint64_t key = artifact_->key_block_bytes(), value = artifact_->value_block_bytes();
-  for (int32_t layer = 0; layer < artifact_->model().num_layers; ++layer) {
+  const uint64_t key = program_.artifact->key_block_bytes(), value = program_.artifact->value_block_bytes();
+  for (int32_t layer = 0; layer < program_.artifact->model().num_layers; ++layer) {
     char* keys = kv_pool_.data() + static_cast<uint64_t>(layer) * layer_pool_bytes_;
     char* values = keys + key_pool_bytes_;
     std::memcpy(keys + to * key, keys + from * key, key);

@@ -38,7 +38,8 @@ class CpuDevice final : public Device {
   static Status Create(std::shared_ptr<const Artifact> artifact, uint32_t num_threads, uint32_t num_blocks, bool pin,
                        uint32_t idle_spin_us, std::unique_ptr<CpuDevice>* out);
 
-  const ModelShape& model() const override { return artifact_->shape(); }
+  const ModelShape& model() const override { return shape_; }
+  Status AddGraphs(std::shared_ptr<const Artifact> artifact) override;
   uint32_t num_blocks() const override { return num_blocks_; }
   uint32_t num_threads() const override { return team_->num_threads(); }
   void Touch(const StepBatch& batch) override;
@@ -69,11 +70,24 @@ class CpuDevice final : public Device {
     const Step* end;
   };
 
+  // The graphs of an artifact, ready to be replayed, and the memory that they compute in. AddGraphs replaces it.
+  struct Program {
+    std::shared_ptr<const Artifact> artifact;
+    Pages arena, io;
+    uint64_t touched_arena_bytes = 0;
+    int32_t* inputs[kNumInputs] = {};
+    float* logits = nullptr;
+    std::vector<Step> steps;
+    std::vector<StepRange> graphs;
+    std::vector<std::atomic<uint32_t>> next_task;  // [command]: the next task that no thread has claimed
+  };
+
   CpuDevice() = default;
-  Status Allocate();
-  void Resolve();
-  uint32_t NumTasks(const CommandRecord& command) const;
-  void* OperandAddress(const OperandRecord& operand) const;
+  Status AllocatePool();
+  Status MakeProgram(std::shared_ptr<const Artifact> of, Program* out) const;
+  void Resolve(Program* program) const;
+  uint32_t NumTasks(const Artifact& artifact, const CommandRecord& command) const;
+  void* OperandAddress(const Program& program, const OperandRecord& operand) const;
   Status Check(const BatchView& batch) const;
   void CopyInputs(const BatchView& batch);
   void Compute(const Step& step, std::atomic<uint32_t>* next, uint32_t thread, uint32_t num_threads);
@@ -82,21 +96,18 @@ class CpuDevice final : public Device {
   void WalkTimed(uint32_t thread, uint32_t num_threads);
   void Account(uint64_t start, uint64_t end, uint64_t ns);
 
-  std::shared_ptr<const Artifact> artifact_;
+  std::shared_ptr<const Artifact> weights_;  // the artifact whose weights are mapped: those of the first one, for good
+  ModelShape shape_;
   std::unique_ptr<Team> team_;
   uint32_t num_blocks_ = 0;
-  Pages arena_, kv_pool_, io_;
-  uint64_t touched_arena_bytes_ = 0, touched_blocks_ = 0;
+  Pages kv_pool_;
+  uint64_t touched_blocks_ = 0;
   uint64_t key_pool_bytes_ = 0, layer_pool_bytes_ = 0;  // K of one layer; K and V of one layer
-  int32_t* inputs_[kNumInputs] = {};
-  float* logits_ = nullptr;
-  std::vector<Step> steps_;
-  std::vector<StepRange> graphs_;
+  Program program_;
 
   // The step being replayed.
   int64_t scalars_[8] = {};
   StepRange current_{};
-  std::vector<std::atomic<uint32_t>> next_task_;  // [command]: the next task that no thread has claimed
   struct {  // thread 0's, in ticks
     std::array<uint64_t, kNumFamilies> family;
     uint64_t barrier, done;

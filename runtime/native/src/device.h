@@ -2,6 +2,7 @@
 // it once per step. CpuDevice replays artifact graphs; tests use a null device.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "status.h"
@@ -38,10 +39,18 @@ struct ReplayTime {
   uint64_t barrier_ns = 0;  // waiting for the other threads
 };
 
+class Artifact;
+
 class Device {
  public:
   virtual ~Device() = default;
   virtual const ModelShape& model() const = 0;
+  // Takes over the graphs that `artifact` has behind those of this device, with which it begins; model() grows by them.
+  // Between two steps. On failure nothing has changed.
+  virtual Status AddGraphs(std::shared_ptr<const Artifact> artifact) {
+    static_cast<void>(artifact);
+    return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "This device takes no graphs once it was made.");
+  }
   // KV blocks of the pool, the dummy block 0 included.
   virtual uint32_t num_blocks() const = 0;
   virtual uint32_t num_threads() const = 0;

@@ -57,7 +57,7 @@ Engine::Engine(std::unique_ptr<Device> device, const EngineOptions& options)
       blocks_(device_->num_blocks(), static_cast<uint32_t>(model_.block_size), options.prefix_cache),
       scheduler_(model_,
                  {options.max_num_seqs ? options.max_num_seqs : static_cast<uint32_t>(model_.max_num_seqs),
-                  options.max_tokens_per_step, options.error_on_miss},
+                  options.max_tokens_per_step, options.miss_policy},
                  &blocks_),
       sampler_(model_.vocab_size, model_.eos_token_ids),
       graph_stats_(model_.graphs.size()) {
@@ -239,7 +239,7 @@ std::vector<llmc_bucket_miss> Engine::BucketMisses() const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<llmc_bucket_miss> misses;
   for (const BucketMiss& m : bucket_misses_) {
-    misses.push_back({0, static_cast<uint32_t>(m.phase), m.seqs, m.tokens, m.blocks, 0, m.count});
+    misses.push_back({0, static_cast<uint32_t>(m.phase), m.seqs, m.tokens, m.blocks, 0, m.count, m.graph, 0});
   }
   return misses;
 }
@@ -581,11 +581,19 @@ void Engine::EndAll(Request* r, const llmc_event& facts) {
 }
 
 Status Engine::MissOf(const Sequence& s) const {
+  if (options_.miss_policy != MissPolicy::kError) {
+    return Status::Error(LLMC_ERR_BUCKET_MISS, "No graph holds a sequence of " + std::to_string(s.tokens.size()) +
+                                                   " tokens; compile the artifact with larger buckets.");
+  }
+  const BucketMiss& miss = plan_.miss;
+  const bool decode = miss.phase == Phase::kDecode;
+  const uint32_t context = miss.blocks * static_cast<uint32_t>(model_.block_size);
+  const std::string bucket = (decode ? "decode:" : "prefill:") + std::to_string(miss.seqs) + "x" +
+                             std::to_string(decode ? context : miss.tokens);
   return Status::Error(LLMC_ERR_BUCKET_MISS,
-                       "No graph " + std::string(options_.error_on_miss ? "of its phase " : "") +
-                           "holds a sequence of " + std::to_string(s.tokens.size()) +
-                           " tokens; compile the artifact with larger buckets" +
-                           (options_.error_on_miss ? " or allow others by LLMC_MISS_LARGER." : "."));
+                       "No " + std::string(decode ? "decode" : "prefill") + " graph that is on holds " +
+                           std::to_string(miss.seqs) + " sequences, the longest of up to " + std::to_string(context) +
+                           " tokens, and misses are errors; add bucket " + bucket + " or allow other graphs.");
 }
 
 void Engine::FailAll(const Status& why) {

@@ -45,7 +45,7 @@ struct EngineOptions {
   uint32_t max_waiting = 0;          // 0: 65536
   uint32_t max_tokens_per_step = 0;  // 0: the largest prefill graph
   bool prefix_cache = true;
-  bool error_on_miss = false;
+  MissPolicy miss_policy = MissPolicy::kLarger;
   uint64_t seed = 0;  // of requests without a seed of their own
 };
 
@@ -68,11 +68,13 @@ class Engine {
   Status WalkGraph(uint32_t graph, uint64_t* ns);
   // Whether requests may run in this graph; all are on at first. Waits for a step in flight.
   Status EnableGraph(uint32_t graph, bool on);
+  // Takes over the graphs that `artifact` has behind those of the engine; they are off. Waits for a step in flight.
+  Status AddGraphs(std::shared_ptr<const Artifact> artifact);
   uint64_t Poll(llmc_event* events, uint64_t capacity);
   llmc_engine_stats Stats() const;
   std::vector<llmc_graph_stats> GraphStats() const;
   std::vector<llmc_bucket_miss> BucketMisses() const;
-  uint32_t num_graphs() const { return static_cast<uint32_t>(model_.graphs.size()); }
+  uint32_t num_graphs() const;
   Status CheckIntegrity() const;
 
  private:

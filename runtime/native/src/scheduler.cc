@@ -11,13 +11,23 @@ Scheduler::Scheduler(const ModelShape& model, const SchedulerOptions& options, B
       enabled_(model.graphs.size(), true),
       block_size_(blocks->block_size()),
       watermark_(std::max(1u, blocks->num_usable() / 100)) {
-  uint32_t largest = 0;
+  largest_step_ = options_.max_tokens_per_step == 0;
+  ReadGraphs();
+}
+
+void Scheduler::ReadGraphs() {
+  uint32_t largest = 1;
   for (const GraphShape& g : model_.graphs) {
     if (g.phase == Phase::kDecode) continue;
     has_mixed_ |= g.phase == Phase::kMixed;
     largest = std::max(largest, g.max_tokens);
   }
-  if (options_.max_tokens_per_step == 0) options_.max_tokens_per_step = std::max(largest, 1u);
+  if (largest_step_) options_.max_tokens_per_step = largest;
+}
+
+void Scheduler::TakeNewGraphs() {
+  enabled_.resize(model_.graphs.size(), false);
+  ReadGraphs();
 }
 
 // ---- graphs ----------------------------------------------------------------------------------------------------
@@ -25,7 +35,7 @@ Scheduler::Scheduler(const ModelShape& model, const SchedulerOptions& options, B
 // The graph of least max_tokens, then max_blocks_per_seq, that holds the load.
 int Scheduler::Choose(const Load& load, uint32_t phases) const {
   int best = kNoGraph;
-  for (size_t i = 0; i < model_.graphs.size(); ++i) {
+  for (size_t i = 0; i < num_graphs(); ++i) {
     const GraphShape& g = model_.graphs[i];
     if (!Usable(i, phases) || load.seqs > g.max_seqs || load.tokens > g.max_tokens || load.samples > g.max_samples ||
         load.blocks > g.max_blocks_per_seq) {
@@ -50,7 +60,7 @@ int Scheduler::Choose(const Load& load, uint32_t phases) const {
 uint32_t Scheduler::Room(const Load& load, uint32_t computed, uint32_t remaining, uint32_t most,
                          uint32_t phases) const {
   uint32_t best = 0;
-  for (size_t i = 0; i < model_.graphs.size(); ++i) {
+  for (size_t i = 0; i < num_graphs(); ++i) {
     const GraphShape& g = model_.graphs[i];
     if (!Usable(i, phases) || load.seqs >= g.max_seqs || load.tokens >= g.max_tokens || load.samples > g.max_samples ||
         load.blocks > g.max_blocks_per_seq) {
@@ -71,7 +81,7 @@ uint32_t Scheduler::Room(const Load& load, uint32_t computed, uint32_t remaining
 uint32_t Scheduler::ScoringRoom(const Sequence& s, uint32_t computed, uint32_t remaining) const {
   const uint32_t scored = s.num_scored - computed;  // computed again after a preemption
   uint32_t best = 0;
-  for (size_t i = 0; i < model_.graphs.size(); ++i) {
+  for (size_t i = 0; i < num_graphs(); ++i) {
     const GraphShape& g = model_.graphs[i];
     const uint64_t reach = static_cast<uint64_t>(g.max_blocks_per_seq) * block_size_;
     if (!enabled_[i] || reach <= computed) continue;
@@ -89,17 +99,21 @@ uint32_t Scheduler::NumScores(const Sequence& s, uint32_t count) {
   return end > s.num_scored ? end - s.num_scored : 0;
 }
 
-void Scheduler::CountMiss(Phase phase, const Load& load) {
+// What serves it is known when the step is planned.
+void Scheduler::NoteMiss(Phase phase, const Load& load, StepPlan* plan) const {
+  plan->miss = {phase, load.seqs, load.tokens, load.blocks, BucketMiss::kNone, 1};
+}
+
+void Scheduler::CountMiss(const BucketMiss& miss) {
   ++num_bucket_misses_;
-  for (BucketMiss& miss : bucket_misses_) {
-    if (miss.phase == phase && miss.seqs == load.seqs && miss.tokens == load.tokens && miss.blocks == load.blocks) {
-      ++miss.count;
+  for (BucketMiss& m : bucket_misses_) {
+    if (m.phase == miss.phase && m.seqs == miss.seqs && m.tokens == miss.tokens && m.blocks == miss.blocks &&
+        m.graph == miss.graph) {
+      ++m.count;
       return;
     }
   }
-  if (bucket_misses_.size() < LLMC_MAX_BUCKET_MISSES) {
-    bucket_misses_.push_back({phase, load.seqs, load.tokens, load.blocks, 1});
-  }
+  if (bucket_misses_.size() < LLMC_MAX_BUCKET_MISSES) bucket_misses_.push_back(miss);
 }
 
 void Scheduler::AddToLoad(Load* load, const Sequence& s, uint32_t count) const {
@@ -202,7 +216,7 @@ bool Scheduler::EnsureWritable(Sequence* s, StepPlan* plan) {
 // With both kinds of work, a mixed step carries all decodes and a chunk of prefill; where no mixed graph holds that,
 // prefill and decode steps alternate: neither starves.
 void Scheduler::Schedule(StepPlan* plan) {
-  *plan = {0, false, false, 0, 0, 0, std::move(plan->items), std::move(plan->copies), std::move(plan->misses)};
+  *plan = {0, false, false, 0, 0, 0, std::move(plan->items), std::move(plan->copies), {}, std::move(plan->misses)};
   plan->items.clear();
   plan->copies.clear();
   plan->misses.clear();
@@ -231,8 +245,11 @@ void Scheduler::Schedule(StepPlan* plan) {
     crowded_out_ = false;
   }
   last_was_prefill_ = plan->prefill;
-  if (plan->items.empty()) return;
+  if (!plan->items.empty()) ChooseGraph(load, phases, plan);
+  if (plan->miss.count > 0) CountMiss(plan->miss);
+}
 
+void Scheduler::ChooseGraph(const Load& load, uint32_t phases, StepPlan* plan) const {
   if (plan->prefill) phases = plan->items.front().num_scores > 0 ? kAnyMask : kPrefillPhases;
   int graph = Choose(load, phases);
   if (graph == kNoGraph) graph = Choose(load, kAnyMask);
@@ -240,6 +257,8 @@ void Scheduler::Schedule(StepPlan* plan) {
   plan->num_tokens = load.tokens;
   plan->num_samples = load.samples;
   plan->max_blocks = load.blocks;
+  // One that took a part of the load is none that served it.
+  if (plan->miss.seqs == load.seqs && plan->miss.tokens == load.tokens) plan->miss.graph = graph;
 }
 
 void Scheduler::AddItem(Sequence* s, uint32_t count, Load* load, StepPlan* plan) {
@@ -275,20 +294,40 @@ uint32_t Scheduler::PlanDecode(StepPlan* plan, Load* load) {
     AddDecodes(decodes_, load, plan);
     return phases;
   }
-  if (!options_.error_on_miss && Choose(all, kAnyMask) != kNoGraph) {
-    CountMiss(Phase::kDecode, all);
+  NoteMiss(Phase::kDecode, all, plan);
+  if (options_.miss_policy == MissPolicy::kError) {
+    FailDecodes(plan);
+    return phases;
+  }
+  if (options_.miss_policy == MissPolicy::kLarger && Choose(all, kAnyMask) != kNoGraph) {
     AddDecodes(decodes_, load, plan);
     return kAnyMask;
   }
-  // Split: those that waited longest first.
+  return SplitDecodes(plan, load);
+}
+
+// In the order of service: who does not fit beside those before it fails. The next step runs the others.
+void Scheduler::FailDecodes(StepPlan* plan) const {
+  Load load;
+  for (Sequence* s : decodes_) {
+    if (Room(load, s->num_computed, 1, 1, kDecodePhases) == 0) {
+      plan->misses.push_back(s);
+    } else {
+      AddToLoad(&load, *s, 1);
+    }
+  }
+}
+
+// As many as fit, those that waited longest first; what fits nowhere alone takes a graph of another phase.
+uint32_t Scheduler::SplitDecodes(StepPlan* plan, Load* load) {
+  uint32_t phases = kDecodePhases;
   std::stable_sort(decodes_.begin(), decodes_.end(),
                    [](const Sequence* a, const Sequence* b) { return a->last_step < b->last_step; });
   chosen_.clear();
   Load some;
   for (Sequence* s : decodes_) {
     if (chosen_.empty() && Room(some, s->num_computed, 1, 1, kDecodePhases) == 0) {
-      CountMiss(Phase::kDecode, LoadOf({s}));
-      if (options_.error_on_miss || Room(some, s->num_computed, 1, 1, kAnyMask) == 0) {
+      if (Room(some, s->num_computed, 1, 1, kAnyMask) == 0) {
         plan->misses.push_back(s);
         continue;
       }
@@ -327,8 +366,9 @@ void Scheduler::AddPrefills(uint32_t phases, Load* load, StepPlan* plan) {
     if (room == 0 && plan->items.empty()) {
       Load missed;
       AddToLoad(&missed, *s, wanted);
-      CountMiss(Phase::kPrefill, missed);
-      room = options_.error_on_miss || s->scoring() ? 0 : Room(*load, s->num_computed, remaining, wanted, kAnyMask);
+      NoteMiss(Phase::kPrefill, missed, plan);
+      const bool fail = options_.miss_policy == MissPolicy::kError || s->scoring();
+      room = fail ? 0 : Room(*load, s->num_computed, remaining, wanted, kAnyMask);
       if (room == 0) {
         plan->misses.push_back(s);
         continue;
@@ -389,8 +429,9 @@ bool Scheduler::Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budg
       crowded_out_ = true;
       return false;
     }
-    CountMiss(Phase::kPrefill, {1, wanted, 1, BlocksFor(cached + wanted)});
-    room = options_.error_on_miss || s->scoring() ? 0 : Room(*load, cached, remaining, wanted, kAnyMask);
+    NoteMiss(Phase::kPrefill, {1, wanted, 1, BlocksFor(cached + wanted)}, plan);
+    const bool fail = options_.miss_policy == MissPolicy::kError || s->scoring();
+    room = fail ? 0 : Room(*load, cached, remaining, wanted, kAnyMask);
     if (room == 0) {
       plan->misses.push_back(s);
       Remove(s);

@@ -48,11 +48,15 @@ struct StepItem {
   uint32_t first_score, num_scores;  // the logits after these tokens are wanted, too
 };
 
-// A load that no graph of its phase holds, and how often it came.
+enum class MissPolicy : uint32_t { kLarger, kSplit, kError };
+
+// A load that no graph of its phase holds, what served it, and how often it came.
 struct BucketMiss {
-  Phase phase;
-  uint32_t seqs, tokens, blocks;
-  uint64_t count;
+  static constexpr int32_t kNone = -1;  // split, or failed
+  Phase phase = Phase::kPrefill;
+  uint32_t seqs = 0, tokens = 0, blocks = 0;
+  int32_t graph = kNone;
+  uint64_t count = 0;
 };
 
 struct StepPlan {
@@ -63,13 +67,14 @@ struct StepPlan {
   std::vector<StepItem> items;
   struct Copy { uint32_t from, to; };
   std::vector<Copy> copies;        // in this order, before the replay
-  std::vector<Sequence*> misses;   // no graph can ever run these: the engine must fail them
+  BucketMiss miss;                 // of this step, count 0: none
+  std::vector<Sequence*> misses;   // no graph may run these: the engine must fail them
 };
 
 struct SchedulerOptions {
   uint32_t max_num_seqs = 1;
   uint32_t max_tokens_per_step = 0;  // of a step with prefill; 0: the largest prefill or mixed graph
-  bool error_on_miss = false;
+  MissPolicy miss_policy = MissPolicy::kLarger;
 };
 
 class Scheduler {
@@ -86,6 +91,8 @@ class Scheduler {
 
   // Whether plans may use a graph; all are on at first. What needs a graph that is off misses.
   void Enable(uint32_t graph, bool on) { enabled_[graph] = on; }
+  // The model has more graphs than before; the new ones are off.
+  void TakeNewGraphs();
 
   void Schedule(StepPlan* plan);
   // Holds no sequence and no block from now on, whatever state it is in; forgets the prefix cache. The sequences may be
@@ -124,14 +131,18 @@ class Scheduler {
   static constexpr uint32_t kAnyMask = kPrefillMask | kDecodeMask | kMixedMask;
   static constexpr int kNoGraph = -1;
 
+  size_t num_graphs() const { return enabled_.size(); }
   bool Usable(size_t graph, uint32_t phases) const {
     return enabled_[graph] && (phases >> static_cast<uint32_t>(model_.graphs[graph].phase)) & 1;
   }
+  void ReadGraphs();
   int Choose(const Load& load, uint32_t phases) const;
   uint32_t Room(const Load& load, uint32_t computed, uint32_t remaining, uint32_t most, uint32_t phases) const;
   uint32_t ScoringRoom(const Sequence& s, uint32_t computed, uint32_t remaining) const;
   static uint32_t NumScores(const Sequence& s, uint32_t count);
-  void CountMiss(Phase phase, const Load& load);
+  void NoteMiss(Phase phase, const Load& load, StepPlan* plan) const;
+  void CountMiss(const BucketMiss& miss);
+  void ChooseGraph(const Load& load, uint32_t phases, StepPlan* plan) const;
   uint32_t BlocksFor(uint32_t tokens) const { return (tokens + block_size_ - 1) / block_size_; }
   void AddToLoad(Load* load, const Sequence& s, uint32_t count) const;
   Load LoadOf(const std::vector<Sequence*>& sequences) const;
@@ -141,6 +152,8 @@ class Scheduler {
   void AddItem(Sequence* s, uint32_t count, Load* load, StepPlan* plan);
   bool PlanMixed(StepPlan* plan, Load* load);
   uint32_t PlanDecode(StepPlan* plan, Load* load);
+  uint32_t SplitDecodes(StepPlan* plan, Load* load);
+  void FailDecodes(StepPlan* plan) const;
   Sequence* NextWaiting(uint64_t* id);
   bool Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budget, uint32_t* used);
   bool EnsureWritable(Sequence* s, StepPlan* plan);
@@ -153,7 +166,7 @@ class Scheduler {
   BlockManager* blocks_;
   std::vector<bool> enabled_;  // [graph]
   uint32_t block_size_, watermark_;
-  bool has_mixed_ = false;
+  bool has_mixed_ = false, largest_step_ = false;  // largest_step_: max_tokens_per_step is that of the largest graph
   bool last_was_prefill_ = false;
   bool crowded_out_ = false;  // the last step was to be mixed, and what it carried left no room for a prefill
   uint64_t step_ = 0, num_preemptions_ = 0, num_bucket_misses_ = 0, num_query_tokens_ = 0, num_hit_tokens_ = 0;

@@ -17,10 +17,16 @@ Status CheckLoad(const char* what, uint32_t value, uint64_t low, uint64_t high) 
 
 }  // namespace
 
+uint32_t Engine::num_graphs() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<uint32_t>(graph_stats_.size());
+}
+
 Status Engine::CheckGraph(uint32_t graph) const {
-  if (graph < model_.graphs.size()) return Status::Ok();
+  const uint32_t count = num_graphs();
+  if (graph < count) return Status::Ok();
   return Status::Error(LLMC_ERR_OUT_OF_RANGE, "Graph " + std::to_string(graph) + " does not exist; the artifact has " +
-                                                  std::to_string(model_.graphs.size()) + ".");
+                                                  std::to_string(count) + ".");
 }
 
 Status Engine::WalkGraph(uint32_t graph, uint64_t* ns) {
@@ -42,10 +48,23 @@ Status Engine::EnableGraph(uint32_t graph, bool on) {
   return Status::Ok();
 }
 
+Status Engine::AddGraphs(std::shared_ptr<const Artifact> artifact) {
+  std::lock_guard<std::mutex> step_lock(step_mutex_);
+  LLMC_RETURN_IF_ERROR(device_->AddGraphs(std::move(artifact)));
+  // What memory may run out of here leaves graphs that nobody uses.
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    graph_stats_.resize(model_.graphs.size());
+  }
+  scheduler_.TakeNewGraphs();
+  return Status::Ok();
+}
+
 // Contexts are read from blocks all over the pool, whatever is there, as serving reads them; only the dummy block is
 // written to.
 Status Engine::WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns) {
   LLMC_RETURN_IF_ERROR(CheckGraph(graph));
+  std::lock_guard<std::mutex> step_lock(step_mutex_);
   const GraphShape& g = model_.graphs[graph];
   const uint32_t block_size = static_cast<uint32_t>(model_.block_size);
   const uint32_t reach = static_cast<uint32_t>(std::min<uint64_t>(
@@ -86,7 +105,6 @@ Status Engine::WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns) {
     b.sample_index.push_back(static_cast<int32_t>((i + 1) * each) - 1);
   }
 
-  std::lock_guard<std::mutex> step_lock(step_mutex_);
   device_->Touch(b);
   const float* logits = nullptr;
   const uint64_t begin = MonotonicNs();

@@ -34,6 +34,7 @@ void Property(uint32_t seed) {
   options.max_num_seqs = pick(0, 1) ? 0 : pick(1, max_seqs);
   options.max_tokens_per_step = pick(0, 1) ? 0 : pick(1, largest);
   options.prefix_cache = pick(0, 3) != 0;
+  if (pick(0, 3) == 0) options.miss_policy = MissPolicy::kSplit;
   const uint32_t reach = std::min(max_len, (blocks - 1) * bs);
   if (reach < 2) return;
 

@@ -45,9 +45,10 @@ void TestMissPolicy() {
   ModelShape m = Shape(4, 64, 4);
   AddGraph(&m, Phase::kPrefill, 16, 4, 16);
   AddGraph(&m, Phase::kDecode, 4, 4, 3);  // contexts up to 12
-  for (bool strict : {false, true}) {
+  for (MissPolicy policy : {MissPolicy::kLarger, MissPolicy::kSplit, MissPolicy::kError}) {
+    const bool strict = policy == MissPolicy::kError;
     EngineOptions options;
-    options.error_on_miss = strict;
+    options.miss_policy = policy;
     auto engine = Make(m, 65, options);
     Job shorter = Simple(3, 6), longer = Simple(10, 8);
     CHECK_OK(Submit(engine.get(), &shorter));
@@ -60,9 +61,50 @@ void TestMissPolicy() {
     } else {
       CHECK_EQ((outputs[{longer.id, 0}].kind), static_cast<uint32_t>(LLMC_EVENT_FAILED));
       CHECK_EQ((outputs[{longer.id, 0}].error), LLMC_ERR_BUCKET_MISS);
-      CHECK(Says(outputs[{longer.id, 0}], "a sequence of 13 tokens"));
+      CHECK(Says(outputs[{longer.id, 0}], "add bucket decode:2x16 or"));
     }
     CHECK(engine->Stats().num_bucket_misses > 0);
+  }
+}
+
+// Three sequences of two blocks each in a ladder with a hole: decode graphs for two long ones, for four short ones, and a
+// prefill graph that holds anything.
+void TestHoleInTheLadder() {
+  ModelShape m = Shape(4, 64, 4);
+  AddGraph(&m, Phase::kPrefill, 64, 4, 16);
+  AddGraph(&m, Phase::kDecode, 2, 2, 16);
+  AddGraph(&m, Phase::kDecode, 4, 4, 1);
+  for (MissPolicy policy : {MissPolicy::kLarger, MissPolicy::kSplit, MissPolicy::kError}) {
+    EngineOptions options;
+    options.miss_policy = policy;
+    NullDevice* device;
+    auto engine = Make(m, 65, options, &device);
+    std::vector<Job> jobs(3, Simple(5, 6));
+    for (Job& j : jobs) CHECK_OK(Submit(engine.get(), &j));
+    Outputs outputs;
+    RunAll(engine.get(), &outputs);
+    const std::vector<llmc_bucket_miss> misses = engine->BucketMisses();
+    CHECK(!misses.empty());
+    uint64_t count = 0;
+    for (const llmc_bucket_miss& miss : misses) {
+      CHECK(miss.num_seqs == 3 && miss.num_tokens == 3 && miss.num_blocks >= 2);
+      CHECK_EQ(miss.graph, policy == MissPolicy::kLarger ? 0 : BucketMiss::kNone);
+      count += miss.count;
+    }
+    CHECK_EQ(count, engine->Stats().num_bucket_misses);
+    const std::vector<llmc_graph_stats> used = engine->GraphStats();
+    CHECK_EQ(used[0].replays, policy == MissPolicy::kLarger ? 1 + count : 1u);
+    CHECK_EQ(used[1].replays > 0, policy != MissPolicy::kLarger);
+    const bool strict = policy == MissPolicy::kError;
+    for (size_t i = 0; i < 2; ++i) Compare(outputs[{jobs[i].id, 0}], Reference(jobs[i], 0, 64));
+    if (!strict) {
+      Compare(outputs[{jobs[2].id, 0}], Reference(jobs[2], 0, 64));
+      continue;
+    }
+    CHECK_EQ(count, 1u);
+    CHECK_EQ((outputs[{jobs[2].id, 0}].error), LLMC_ERR_BUCKET_MISS);
+    CHECK(Says(outputs[{jobs[2].id, 0}], "holds 3 sequences, the longest of up to 8 tokens"));
+    CHECK(Says(outputs[{jobs[2].id, 0}], "add bucket decode:3x8"));
   }
 }
 
@@ -591,6 +633,7 @@ void TestChunkWithoutSample() {
 int main() {
   TestPrefixAndGraphs();
   TestMissPolicy();
+  TestHoleInTheLadder();
   TestFairness();
   TestFailures();
   TestValidation();

@@ -169,7 +169,9 @@ LLMC_API llmc_status llmc_probe_measure(llmc_probe *probe, uint32_t limit, doubl
 /* ---- engine: continuous batching ------------------------------------------------------------------------- */
 typedef struct llmc_engine llmc_engine;
 
-enum { LLMC_MISS_LARGER = 0, LLMC_MISS_ERROR = 1 };
+/* A step that no graph of its phase holds: LARGER runs it in a graph of another phase, or in parts where none holds it;
+ * SPLIT runs it in parts, in graphs of its phase; ERROR fails the requests that do not fit, last come first. */
+enum { LLMC_MISS_LARGER = 0, LLMC_MISS_ERROR = 1, LLMC_MISS_SPLIT = 2 };
 
 typedef struct llmc_engine_options {
   uint32_t struct_size;
@@ -277,15 +279,17 @@ typedef struct llmc_graph_stats {
   uint64_t replay_ns;                        /* wall time */
 } llmc_graph_stats;
 
-/* A step that no graph of its phase could hold, or that no graph could. */
+/* A step that no graph of its phase held. */
 typedef struct llmc_bucket_miss {
   uint32_t struct_size;
   uint32_t phase;                 /* 0 prefill, 1 decode; a step that no mixed graph holds is split, no miss */
   uint32_t num_seqs, num_tokens;
   uint32_t num_blocks, reserved;  /* of the longest sequence */
   uint64_t count;
+  int32_t graph;                  /* that ran it; -1: it was split, or failed */
+  uint32_t reserved2;
 } llmc_bucket_miss;
-#define LLMC_MAX_BUCKET_MISSES 64
+#define LLMC_MAX_BUCKET_MISSES 1024
 
 enum { LLMC_READY_EVENTS = 1, LLMC_READY_WORK = 2 };
 
@@ -335,6 +339,11 @@ LLMC_API llmc_status llmc_engine_walk_graph(llmc_engine *engine, uint32_t graph,
 /* Whether requests may run in a graph; all are on at first. With a graph off, larger ones serve what it would, and what
  * no other holds is a bucket miss. Changes no result. From any thread; waits for a step in flight. */
 LLMC_API llmc_status llmc_engine_enable_graph(llmc_engine *engine, uint32_t graph, uint32_t on, llmc_error *error);
+/* Takes over the graphs that `artifact` has behind those of the engine's own: it must be that one with buckets added (llmc
+ * compile --add). The engine goes on with its weights, KV cache and requests, keeps a reference to `artifact`, and results
+ * do not change. The new graphs are off, and numbered on. From any thread; waits for a step in flight. On failure nothing
+ * has changed. */
+LLMC_API llmc_status llmc_engine_add_graphs(llmc_engine *engine, const llmc_artifact *artifact, llmc_error *error);
 LLMC_API llmc_status llmc_engine_get_stats(const llmc_engine *engine, llmc_engine_stats *stats, llmc_error *error);
 /* One entry a graph. stats[0].struct_size must be set by the caller; LLMC_ERR_OUT_OF_RANGE below num_graphs entries. */
 LLMC_API llmc_status llmc_engine_get_graph_stats(const llmc_engine *engine, llmc_graph_stats *stats, uint64_t capacity,

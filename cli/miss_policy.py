@@ -1,0 +1,84 @@
+"""--miss-policy and --record-misses of `llmc run` and `llmc serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from .miss_records import MissRecorder
+
+if TYPE_CHECKING:
+    from llmc.runtime.llm import LLM
+    from llmc.runtime.misses import OnMisses
+    from llmc.runtime.server.async_engine import AsyncEngine
+
+MISS_POLICIES = ("larger", "split", "background", "error")
+POLICY_HELP = "|".join(MISS_POLICIES)
+
+
+def check_miss_policy(policy: str, model: Path, ready_after: str = "all") -> None:
+    """Raises BadParameter for an unknown policy, and for what the strict one excludes."""
+    if policy not in MISS_POLICIES:
+        raise typer.BadParameter(f"--miss-policy {policy!r} is unknown: use {', '.join(MISS_POLICIES)}")
+    if policy == "error" and (model / "config.json").is_file() and not (model / "graphs.bin").is_file():
+        raise typer.BadParameter(
+            f"--miss-policy error compiles nothing and {model} is a model directory: compile it first, llmc compile "
+            f"{model} -o OUT"
+        )
+    if policy == "background":
+        from llmc import require_compiler
+
+        require_compiler("--miss-policy background compiles what traffic lacks")
+    if policy == "error" and ready_after != "all":
+        raise typer.BadParameter(
+            f"--ready-after {ready_after} takes requests while graphs are missing, but --miss-policy error fails them: "
+            "use --ready-after all"
+        )
+
+
+def engine_policy(policy: str) -> str:
+    """What the engine does with a miss; the background is this process's."""
+    return "larger" if policy == "background" else policy
+
+
+@contextmanager
+def miss_observers(engine: AsyncEngine | LLM, policy: str, record: Path | None) -> Iterator[list[OnMisses]]:
+    """Who is told of an engine's misses while this lasts: the record, the background compiler."""
+    found: list[OnMisses] = []
+    block_size = engine.artifact.info.block_size
+    if record is not None:
+        found.append(MissRecorder(record, lambda: engine.graphs, block_size).take)
+    if policy != "background":
+        yield found
+        return
+    from .background import BackgroundCompiler
+    from .warm import say
+
+    compiler = BackgroundCompiler(
+        engine.path, lambda: engine.graphs, engine.add_graphs, block_size=block_size,
+        max_model_len=engine.max_model_len, say=say,
+    )  # fmt: skip
+    try:
+        yield [*found, compiler.take]
+    finally:
+        compiler.close()
+
+
+@contextmanager
+def watch_misses(llm: LLM, policy: str, record: Path | None) -> Iterator[None]:
+    """Has the misses of what runs inside recorded, and compiled for."""
+    with miss_observers(llm, policy, record) as observers:
+        if not observers:
+            yield
+            return
+        from llmc.runtime.misses import MissWatch
+
+        watch = MissWatch(llm.engine, observers)
+        try:
+            yield
+        finally:
+            watch.close()
