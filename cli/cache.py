@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import typer
 
 from . import cache_list, cache_share, cache_trim, cache_why
@@ -20,7 +22,7 @@ Examples:
 def register(app: typer.Typer) -> None:
     """Add `cache` to the command line."""
     cache_app = typer.Typer(no_args_is_help=True, help=_HELP)
-    commands = {
+    commands: dict[str, Callable[..., None]] = {
         "ls": cache_list.ls,
         "show": cache_list.show,
         "why": cache_why.why,

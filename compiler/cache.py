@@ -293,7 +293,9 @@ class GraphCache:
 
     def verify(self) -> VerifyReport:
         """Read every entry in full and drop the damaged ones."""
-        checked, damaged, unreadable = 0, [], []
+        checked = 0
+        damaged: list[str] = []
+        unreadable: list[str] = []
         for key, path in self._files():
             try:
                 _decode(path.read_bytes(), key)
@@ -393,7 +395,8 @@ class GraphCache:
             raise CacheError(f"{path} holds a damaged entry, {match[1] if match else '?'}; nothing was added") from None
         except _TAR_ERRORS as error:
             raise CacheError(f"cannot read the cache archive {path}: {_reason(error)}") from None
-        added, present = [], []
+        added: list[str] = []
+        present: list[str] = []
         for key, raw in sorted(found.items()):
             (added if self._promote(key, raw) else present).append(key)
         return ImportReport(tuple(added), tuple(present))
@@ -404,7 +407,8 @@ class GraphCache:
         Each entry appears whole, by a rename; one that is damaged over there is left out. Raises CacheError, with every
         entry so far in place.
         """
-        added, present = [], []
+        added: list[str] = []
+        present: list[str] = []
         with self._locked():
             for key in sorted(set(keys)) if keys is not None else [key for key, _ in other._files()]:
                 try:

@@ -21,7 +21,8 @@ def cos_sin_table(config: ModelConfig, max_len: int) -> Array:
     """float32 [max_len, rotary_dim]: cosines in the first half of a row, sines in the second, for positions 0, 1, ….
 
     Yarn's attention factor is folded in. Dynamic (NTK) scaling is fixed by max_len: plain up to
-    max_position_embeddings, else the frequencies of a text of max_len tokens; docs/adding-a-model.md says why. Raises ModelError on an unknown rope type.
+    max_position_embeddings, else the frequencies of a text of max_len tokens; docs/adding-a-model.md says why.
+    Raises ModelError on an unknown rope type.
     """
     if max_len < 1:
         raise ModelError(f"a rotary table of {max_len} positions was asked for; it needs at least 1")

@@ -242,8 +242,10 @@ class Engine(Handle):
         return ns.value
 
     def warm_load(self, graph: int, num_seqs: int, tokens_each: int, context: int) -> int:
-        """The same with num_seqs sequences of tokens_each new tokens and `context` tokens each afterwards; 0: as much as
-        the graph holds. Raises LlmcError for a load that it does not hold."""
+        """The same with num_seqs sequences of tokens_each new tokens and `context` tokens each afterwards.
+
+        0: as much as the graph holds. Raises LlmcError for a load that it does not hold.
+        """
         load, ns = sized(abi.WarmLoad), c_uint64()
         load.num_seqs, load.tokens_each, load.context = num_seqs, tokens_each, context
         call("llmc_engine_warm_load", self.pointer, graph, byref(load), byref(ns))

@@ -276,11 +276,11 @@ class _EngineCollector(Collector):
         )
         counts: collections.Counter[tuple[str, ...]] = collections.Counter()
         for miss in self._probe.bucket_misses():
-            shape = (miss.phase, str(miss.num_seqs), str(miss.num_tokens), str(miss.num_blocks))
+            shape: tuple[str, ...] = (miss.phase, str(miss.num_seqs), str(miss.num_tokens), str(miss.num_blocks))
             if shape in counts or len(counts) < MAX_MISS_SHAPES:
                 counts[shape] += miss.count
-        for shape, count in counts.items():
-            shapes.add_metric(shape, count)
+        for labels, count in counts.items():
+            shapes.add_metric(labels, count)
         yield shapes
 
 
