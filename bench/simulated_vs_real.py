@@ -5,6 +5,8 @@
 Costs are measured as `llmc warmup` does, then the requests are served in real time, greedily, with made-up tokens.
 --scale shortens prompts and outputs to the model's context; --load sets the pace of arrivals, so that the prediction
 is busy for such a share of the time. Prints a table of predicted and real figures; --json prints them for machines.
+With one thread, "busy, CPU s" leaves out the time that other programs held the CPU: where it is much less than busy,
+the machine was not quiet, and real latencies are longer than they would be.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def serve(engine: Engine, trace: Trace, what_if: WhatIf) -> dict[str, float]:
     index_of: dict[int, int] = {}
     ttft, total = np.full(len(trace), np.nan), np.full(len(trace), np.nan)
     before, start, next_one, done = engine.stats, time.monotonic_ns(), 0, 0
-    idle_s = 0.0
+    idle_s, cpu = 0.0, time.process_time()
     while done < len(trace):
         now = (time.monotonic_ns() - start) / 1e9
         while next_one < len(trace) and arrivals[next_one] <= now:
@@ -74,12 +76,13 @@ def serve(engine: Engine, trace: Trace, what_if: WhatIf) -> dict[str, float]:
                 done += 1
                 ttft[index] = (event.first_token_ns - start) / 1e9 - arrivals[index]
                 total[index] = (event.time_ns - start) / 1e9 - arrivals[index]
-    after = engine.stats
+    after, cpu = engine.stats, time.process_time() - cpu
     return figures(
         ttft,
         total,
         (after.replay_ns - before.replay_ns) / 1e9,
         (time.monotonic_ns() - start) / 1e9 - idle_s,
+        cpu,
         after.num_prefill_steps - before.num_prefill_steps,
         after.num_decode_steps - before.num_decode_steps,
         after.padded_tokens - before.padded_tokens,
@@ -87,12 +90,13 @@ def serve(engine: Engine, trace: Trace, what_if: WhatIf) -> dict[str, float]:
 
 
 def figures(
-    ttft: Any, total: Any, replay_s: float, busy_s: float, prefills: int, decodes: int, padded: int
+    ttft: Any, total: Any, replay_s: float, busy_s: float, cpu_s: float, prefills: int, decodes: int, padded: int
 ) -> dict[str, float]:
     """By name, as the table shows them."""
     return {
         "replays, s": replay_s,
         "busy, s": busy_s,
+        "busy, CPU s": cpu_s,
         "first token p50, s": percentile(ttft, 50),
         "first token p99, s": percentile(ttft, 99),
         "request p50, s": percentile(total, 50),
@@ -111,7 +115,16 @@ def predicted(what_if: WhatIf, path: Path) -> dict[str, float]:
         use.replays * use.bucket.max_tokens - sum(load.tokens for load in one.loads if load.graph == index)
         for index, use in enumerate(one.graphs)
     )
-    return figures(one.ttft_s, one.total_s, one.seconds, one.busy_s, steps["prefill"], steps["decode"], int(rows))
+    return figures(
+        one.ttft_s,
+        one.total_s,
+        one.seconds,
+        one.busy_s,
+        one.busy_s,
+        steps["prefill"],
+        steps["decode"],
+        int(rows),
+    )
 
 
 def main() -> None:
