@@ -15,7 +15,8 @@ struct TeamOptions {
   uint32_t num_threads = 0;       // 0: CpuPlan::num_threads of the caller's CPUs
   bool pin = true;                // worker i stays on the i-th CPU of the plan while that is free; see Team::pinned
   uint32_t idle_spin_us = 1000;   // a worker spins this long for the next job before it sleeps; 0: sleeps at once
-  uint32_t barrier_spin_us = 50;  // a thread spins at most this long at a barrier before it sleeps; 0: sleeps at once
+  // A thread spins at most this long at a barrier before it sleeps, for a sleeper wakes late; 0: sleeps at once.
+  uint32_t barrier_spin_us = 1000;
 };
 
 // What the threads of a team spent on waiting for one another. Counts start at Create and only grow.
