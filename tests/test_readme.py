@@ -56,7 +56,8 @@ def run(command: str, folder: Path) -> str:
 
 def test_commands_run(folder: Path) -> None:
     shown = {command: run(command, folder) for command in commands()[1:]}
-    assert {command.split()[1] for command in shown if command.startswith("llmc")} == {"inspect", "run", "cache"}
+    used = {command.split()[1] for command in shown if command.startswith("llmc")}
+    assert used == {"compile", "inspect", "run", "cache", "quantize", "buckets", "warmup", "bundle"}
 
     def by_start(start: str) -> str:
         return next(text for command, text in shown.items() if command.startswith(start))
