@@ -34,10 +34,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15, help="replays of each bucket in each engine")
     parser.add_argument("--seconds", type=float, default=60.0, help="stop after so long, with what was measured")
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--cache-dir", type=Path, help="graph cache; default: that of llmc compile")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.artifact.resolve().parent) as folder:
-        report = add_buckets(given.artifact, given.bucket, Path(folder) / "grown")
+        report = add_buckets(given.artifact, given.bucket, Path(folder) / "grown", cache_dir=given.cache_dir)
         rows = measure([given.artifact, given.artifact, report.artifact], given.rounds, given.seconds, given.threads)
     off = [row for row in rows if abs(row["grown"] - 1) > LIMIT + abs(row["control"] - 1)]
     if given.json:

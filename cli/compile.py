@@ -88,7 +88,7 @@ def compile_command(
 
         return add_command(context, model, output, add, jobs, cache_dir, as_json)
     if output is None:
-        raise typer.BadParameter("-o OUT is missing: name the artifact directory to write")
+        raise typer.BadParameter("-o or --output OUT is missing: name the artifact directory to write")
     if buckets is None:
         buckets = _buckets_from_environment(max_num_seqs, max_model_len, block_size)
     _check_usage(buckets, Limits(max_num_seqs, max_model_len, block_size), dtype, kv_dtype)

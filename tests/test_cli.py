@@ -64,7 +64,7 @@ def test_help_lists_commands_and_version_is_printed(capsys: pytest.CaptureFixtur
         (["run", "x", "--prompt", "a", "--min-tokens", "9", "--max-tokens", "3"], "min_tokens 9"),
         (["run", "x", "--prompt", "a", "--logit-bias", "12"], "'12'"),
         (["run", "x", "--prompt", "a", "--resume"], "--output"),
-        (["run", "x", "--prompt", "a", "--miss-policy", "split"], "'split'"),
+        (["run", "x", "--prompt", "a", "--miss-policy", "wait"], "'wait'"),
         (["compile", "x"], "--output"),
         (["compile", "x", "-o", "y", "--dtype", "f8"], "'f8'"),
         (["compile", "x", "-o", "y", "--block-size", "17"], "17"),

@@ -238,7 +238,7 @@ def test_the_command(artifact: Path, cache: Path, tmp_path: Path, capsys: pytest
     [
         (["--add", "decode:2"], "is not a bucket"),
         (["--add", "decode:2x32", "--dtype", "bf16"], "--dtype is fixed by the artifact"),
-        ([], "-o OUT is missing"),
+        ([], "OUT is missing"),
     ],
 )
 def test_wrong_usage(artifact: Path, arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
