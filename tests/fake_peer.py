@@ -106,7 +106,11 @@ class Fake(Engine):
 
     def server(self, prepared: Prepared, variant: Variant, port: int) -> Command | None:
         script = str(self.workspace.root / "server.py")
-        return Command((sys.executable, script, str(ROOT / "tests"), str(port)), ready_s=60) if self.serves else None
+        return (
+            Command((sys.executable, script, str(ROOT / "tests"), str(port)), ready_s=60, ready_path="/v1/models")
+            if self.serves
+            else None
+        )
 
 
 class ReadOff:

@@ -59,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StoreError as error:
         say(f"error: {error}")
         return 1
+    except KeyboardInterrupt:
+        say("interrupted: what was measured is kept; say the same again to go on")
+        return 130
 
 
 def measure(arguments: argparse.Namespace, settings: Settings, store: Store) -> int:

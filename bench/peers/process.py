@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import select
@@ -21,11 +22,15 @@ class PeerError(Exception):
 
 @dataclass(frozen=True)
 class Command:
-    """What to start: arguments, what to add to the environment, and how long to wait until it is ready."""
+    """What to start: arguments, what to add to the environment, and how long to wait until it is ready.
+
+    ready_path: of a server, what answers 200 from when it is ready.
+    """
 
     argv: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
     ready_s: float = 600.0
+    ready_path: str = "/health"
 
 
 def last_line(path: Path) -> str:
@@ -157,9 +162,7 @@ class Worker:
 
 @contextlib.contextmanager
 def server(command: Command, url: str, log: Path) -> Iterator[None]:
-    """A server that answers /v1/models at `url`; it ends with the block. Raises PeerError."""
-    import http.client
-
+    """A server that is ready at `url`; it ends with the block. Raises PeerError."""
     host = url.removeprefix("http://")
     process = start(command, log, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
@@ -171,7 +174,7 @@ def server(command: Command, url: str, log: Path) -> Iterator[None]:
                 raise PeerError(f"its server was not ready within {command.ready_s:.0f} s")
             connection = http.client.HTTPConnection(host, timeout=5)
             try:
-                connection.request("GET", "/v1/models")
+                connection.request("GET", command.ready_path)
                 if connection.getresponse().status == 200:
                     break
             except (OSError, http.client.HTTPException):

@@ -81,7 +81,7 @@ class Llmc(Engine):
 
     def server(self, prepared: Prepared, variant: Variant, port: int) -> Command | None:
         flags = ("--port", str(port), "--threads", str(self.settings.threads), "--no-access-log")
-        return Command((*LLMC, "serve", str(prepared.path), *flags))
+        return Command((*LLMC, "serve", str(prepared.path), *flags), ready_path="/ready")
 
     def native_start(self, prepared: Prepared, variant: Variant) -> Command | None:
         from llmc.runtime.abi import library_candidates
