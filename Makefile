@@ -21,8 +21,9 @@ demo: $(STAMP)
 	$(BIN)/llmc compile examples/tiny-english -o out/tiny-english
 	$(BIN)/llmc run out/tiny-english --prompts examples/prompts.txt --max-tokens 80 --temperature 0.7 --seed 1
 
+# A file of tests stays in one process: its fixtures compile models.
 test: $(STAMP) native-test
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 # 2000 good, cut-off and malformed requests against a server whose KV pool is too small.
 load-test: $(STAMP)

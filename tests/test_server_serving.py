@@ -57,6 +57,7 @@ def test_a_stream_that_is_closed_ends_the_request(running: Running, monkeypatch:
         next(answer.iter_lines())
         assert running.engine.num_active == 1
     wait_until_idle(running)
+    until(lambda: len(records) == 1)
     (record,) = records
     assert record.finish_reasons == ("cancelled",)
     assert record.num_output_tokens < ENDLESS["max_tokens"]
@@ -71,6 +72,7 @@ def test_a_client_that_leaves_ends_its_batch(running: Running, monkeypatch: pyte
         connection.sendall(head % len(body) + body)
         until(lambda: running.engine.num_active == 8)
     wait_until_idle(running)
+    until(lambda: len(records) == 8)
     assert [record.finish_reasons for record in records] == [("cancelled",)] * 8
 
 
