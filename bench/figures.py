@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llmc.cli.costs import Cost, arithmetic, step_cost
+from llmc.cli.costs import Cost, arithmetic, kernel_params, step_cost
 from llmc.cli.inspect import read_manifest
 from llmc.cli.steps import Step
 from llmc.runtime.binding import Artifact, Engine, Replayer
@@ -69,8 +69,10 @@ class Bench:
         self.probe = Probe(threads)
         blocks = max_batch * -(-self.model.max_model_len // self.model.block_size)
         self.replayer = Replayer(self.artifact, num_threads=threads, num_blocks=blocks)
-        products = {"act_dtype": self.manifest.get("act_dtype")}
-        self.products = arithmetic("linear", products, self.manifest)
+        # The layers over all tokens; the output projection may have another dtype.
+        layers = [p for p in kernel_params(self.manifest).values() if "n" in p and p.get("rows") == 0]
+        limits = {arithmetic("linear", params, self.manifest) for params in layers}
+        self.products = next((limit for limit in ("int8", "bf16") if limit in limits), "f32")
 
     def graph(self, phase: str, step: Step) -> int | None:
         """The smallest graph of the phase that holds the step."""
