@@ -239,7 +239,8 @@ def test_a_failed_request_leaves_the_others_alone(poisoned: Path) -> None:
     assert [o.error.code if o.error else None for o in outputs] == [None, "internal", None, "internal", None]
     for output in outputs[1::2]:
         assert output.error is not None
-        assert "produced the logit" in output.error.message and "nan" in output.error.message
+        assert "produced the logit" in output.error.message
+        assert "nan" in output.error.message
         assert output.outputs[0].finish_reason == "error"
     assert [o.outputs for o in again] == [o.outputs for o in outputs[::2]], "blocks that held NaN are reused"
     for prompt, output in zip(prompts[::2], outputs[::2], strict=True):
