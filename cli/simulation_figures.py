@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 
 from .simulation import Outcome, WhatIf, percentile
 from .units import format_bytes
@@ -66,11 +67,11 @@ def figures(outcomes: Sequence[Outcome]) -> list[Figure]:
         what = "context" if phase == "decode" else "prompt"
         add(
             f"{phase} padding",
-            lambda o, phase=phase: o.padding(phase),  # type: ignore[misc]
+            methodcaller("padding", phase),
             share,
             f"Share of the {what} tokens of all {phase} steps that nobody asked for",
         )
-        add(f"{phase} padding, tokens", lambda o, phase=phase: o.padded_tokens(phase), count, "The same in tokens")  # type: ignore[misc]
+        add(f"{phase} padding, tokens", methodcaller("padded_tokens", phase), count, "The same in tokens")
     add("padding, time", lambda o: o.padding_s, duration, "What graphs of exactly every shape would save")
     add(
         "padding, of replays",

@@ -70,16 +70,16 @@ class QuantPanelPacker:
             quantize_rows(
                 self._rows[:rows], self._numbers[:rows, : self._k], self._scale[:rows], some_zero, self._format
             )
-            for padded in (self._numbers, self._scale, self._zero):
-                if padded is not None:
-                    padded[rows:] = 0
+            self._numbers[rows:] = 0
+            self._scale[rows:] = 0
             words = self._numbers.view(np.uint32)
             if self._format.bits == 4:
                 words = words[:, 0::2] | words[:, 1::2] << np.uint32(4)
             np.copyto(numbers[i], words.T)
             np.copyto(scale[i], self._scale.T)
-            if zero is not None:
-                np.copyto(zero[i], self._zero.T)  # type: ignore[union-attr]
+            if zero is not None and self._zero is not None:
+                self._zero[rows:] = 0
+                np.copyto(zero[i], self._zero.T)
 
 
 def pack_quantized(weight: NDArray[Any], panel_columns: int, format: WeightFormat) -> dict[str, NDArray[Any]]:

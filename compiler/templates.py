@@ -115,37 +115,24 @@ def _rms_norm(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
     return spec, ("x", "weight", "out")
 
 
-def _linear(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
+def _matmul(site: Site, graph: GraphParams) -> tuple[dict[str, int | bool], Buffers]:
+    """What every linear kernel needs to know, and the operands that this one has beside x, weight and out."""
     n, k = site.attributes["weight_shapes"]["weight"]
     optional = tuple(name for name in ("bias", "residual") if name in site.tensors)
-    spec = KernelSpec.of(
-        "linear",
-        "linear",
-        k=k,
-        n=n,
-        act_dtype=graph.act_dtype,
-        weight_dtype=graph.act_dtype,
-        bias="bias" in optional,
-        residual="residual" in optional,
-        **_rows(site, graph),
-    )
+    given = {name: name in optional for name in ("bias", "residual")}
+    return {"k": k, "n": n, **given, **_rows(site, graph)}, optional
+
+
+def _linear(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
+    params, optional = _matmul(site, graph)
+    spec = KernelSpec.of("linear", "linear", act_dtype=graph.act_dtype, weight_dtype=graph.act_dtype, **params)
     return spec, ("x", "weight", *optional, "out")
 
 
 def _linear_quant(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
-    n, k = site.attributes["weight_shapes"]["weight"]
-    optional = tuple(name for name in ("bias", "residual") if name in site.tensors)
-    spec = KernelSpec.of(
-        "linear",
-        "linear_quant",
-        k=k,
-        n=n,
-        act_dtype="i8" if site.attributes["int8"] else graph.act_dtype,
-        bias="bias" in optional,
-        residual="residual" in optional,
-        **_weight_format(site),
-        **_rows(site, graph),
-    )
+    params, optional = _matmul(site, graph)
+    act = "i8" if site.attributes["int8"] else graph.act_dtype
+    spec = KernelSpec.of("linear", "linear_quant", act_dtype=act, **_weight_format(site), **params)
     zero = (BufferSource.ZERO,) if site.attributes["asymmetric"] else ()
     return spec, ("x", "weight", BufferSource.SCALE, *zero, *optional, "out")
 

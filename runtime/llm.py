@@ -10,7 +10,7 @@ from typing import Any
 from .binding import MISS_POLICIES, Artifact, Engine, GraphInfo, LlmcError
 from .detokenizer import OutputText
 from .guides import GuideCompiler, Guided, GuideError, TokenGuide
-from .misses import start_graphs
+from .joining import join_graphs
 from .outputs import CompletionOutput, RequestFailure, RequestOutput, Timings, TokenLogprob, Usage, failure_at
 from .params import RequestError, SamplingParams
 from .tokenizer import Tokenizer, TokenizerError, read_generation_config
@@ -156,12 +156,7 @@ class LLM:
 
         Changes no result. Raises LlmcError; the engine then goes on with the graphs it has.
         """
-        with Artifact(path) as artifact:
-            known = artifact.graphs()
-            new = self.engine.add_graphs(artifact)
-        self.graphs.extend(known[new.start : new.stop])
-        start_graphs(self.engine, known, new)
-        return len(new)
+        return join_graphs(self.engine, self.graphs, path)
 
     def close(self) -> None:
         """Releases engine and artifact; may be called twice."""

@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from llmc.runtime.binding import GraphInfo
 from llmc.runtime.engine import BucketMiss, EngineStats
-from llmc.runtime.warmup import light_load
 
 log = logging.getLogger("llmc.misses")
 LOOK_S = 1.0
@@ -24,21 +22,6 @@ class MissCounter(Protocol):
     @property
     def stats(self) -> EngineStats: ...
     def bucket_misses(self) -> list[BucketMiss]: ...
-
-
-class GraphStarter(Protocol):
-    """What of an engine starts graphs that it was given late."""
-
-    def warm_load(self, graph: int, num_seqs: int, tokens_each: int, context: int) -> int: ...
-    def enable_graph(self, graph: int, on: bool) -> None: ...
-
-
-def start_graphs(engine: GraphStarter, graphs: Sequence[GraphInfo], new: range) -> None:
-    """Replays each new graph once, between two steps, and lets requests use it."""
-    for index in new:
-        load = light_load(graphs[index])
-        engine.warm_load(index, load.num_seqs, load.tokens_each, load.context)
-        engine.enable_graph(index, True)
 
 
 class MissWatch:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from llmc.runtime.binding import Artifact, Engine, EngineStats, GraphInfo, LlmcError
 from llmc.runtime.engine import BucketMiss, GraphStats
-from llmc.runtime.misses import start_graphs
+from llmc.runtime.joining import join_graphs
 from llmc.runtime.outputs import RequestFailure
 from llmc.runtime.tokenizer import Tokenizer, TokenizerError, read_generation_config
 
@@ -138,13 +138,7 @@ class AsyncEngine:
 
         From any thread. Raises LlmcError; the engine then goes on with the graphs it has.
         """
-        with Artifact(path) as artifact:
-            known = artifact.graphs()
-            new = self.engine.add_graphs(artifact)
-        # In place, and before requests run in them: observers hold this list.
-        self.graphs.extend(known[new.start : new.stop])
-        start_graphs(self.engine, known, new)
-        return len(new)
+        return join_graphs(self.engine, self.graphs, path)
 
     def bucket_misses(self) -> list[BucketMiss]:
         """The shapes that missed."""

@@ -1,0 +1,26 @@
+"""Graphs that join a running engine: those of its artifact with buckets added."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llmc.runtime.binding import Artifact, Engine, GraphInfo
+from llmc.runtime.warmup import light_load
+
+
+def join_graphs(engine: Engine, graphs: list[GraphInfo], path: Path) -> int:
+    """Takes over the graphs of the artifact `path`, appends them to `graphs` and returns how many; from any thread.
+
+    Each is replayed once between two steps before requests use it. Changes no result. Raises LlmcError; the engine
+    then goes on with the graphs it has.
+    """
+    with Artifact(path) as artifact:
+        known = artifact.graphs()
+        new = engine.add_graphs(artifact)
+    # In place, and before requests run in them: observers hold this list.
+    graphs.extend(known[new.start : new.stop])
+    for index in new:
+        load = light_load(known[index])
+        engine.warm_load(index, load.num_seqs, load.tokens_each, load.context)
+        engine.enable_graph(index, True)
+    return len(new)
