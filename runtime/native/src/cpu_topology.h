@@ -31,8 +31,5 @@ std::vector<int> ParseCpuList(const std::string& text);
 uint32_t ParseCpuMax(const std::string& text);
 // The same from cpu.cfs_quota_us (-1: no limit) and cpu.cfs_period_us (cgroup v1).
 uint32_t ParseCfsQuota(const std::string& quota, const std::string& period);
-// Directories that may hold this process's CPU limits, from /proc/self/cgroup and /proc/self/mountinfo: of each
-// mounted hierarchy with the cpu controller its cgroup and all parents up to the mount point, as absolute paths.
-std::vector<std::string> CpuCgroupFolders(const std::string& cgroup, const std::string& mountinfo);
 
 }  // namespace llmc

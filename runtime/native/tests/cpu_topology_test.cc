@@ -1,35 +1,20 @@
 #include "cpu_topology.h"
 
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <initializer_list>
 #include <string>
 #include <vector>
 
+#include "cgroup.h"
 #include "check.h"
+#include "fake_root.h"
 
 namespace {
 
-namespace fs = std::filesystem;
 using Cpus = std::vector<int>;
 using Folders = std::vector<std::string>;
 
-// A root directory with the files of a machine that does not exist.
-class FakeMachine {
+class FakeMachine : public llmc_test::FakeRoot {
  public:
-  FakeMachine() {
-    std::string pattern = (fs::temp_directory_path() / "llmc-topology-XXXXXX").string();
-    CHECK(::mkdtemp(pattern.data()) != nullptr);
-    root_ = pattern;
-  }
-  ~FakeMachine() { fs::remove_all(root_); }
-  FakeMachine& Write(const std::string& path, const std::string& text) {
-    fs::create_directories(fs::path(root_ + path).parent_path());
-    std::ofstream(root_ + path) << text;
-    return *this;
-  }
   FakeMachine& Siblings(const char* name, std::initializer_list<const char*> lists) {
     int cpu = 0;
     for (const char* list : lists) {
@@ -37,13 +22,7 @@ class FakeMachine {
     }
     return *this;
   }
-  FakeMachine& Self(const std::string& cgroup, const std::string& mountinfo) {
-    return Write("/proc/self/cgroup", cgroup).Write("/proc/self/mountinfo", mountinfo);
-  }
-  llmc::CpuPlan Plan(const Cpus& allowed) const { return llmc::PlanCpus(allowed, root_); }
-
- private:
-  std::string root_;
+  llmc::CpuPlan Plan(const Cpus& allowed) const { return llmc::PlanCpus(allowed, root()); }
 };
 
 const char kV2Mount[] =
@@ -85,22 +64,22 @@ void TestQuotas() {
 
 void TestFolders() {
   // v2 and v1 cgroups with their parents; the v1 hierarchies of other controllers do not matter.
-  CHECK(llmc::CpuCgroupFolders("0::/a/b\n", kV2Mount) ==
+  CHECK(llmc::CgroupFolders("cpu", "0::/a/b\n", kV2Mount) ==
         Folders({"/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup"}));
-  CHECK(llmc::CpuCgroupFolders("5:cpuset:/x\n4:cpu,cpuacct:/a\n1:name=systemd:/y\n0::/z\n", kV1Mounts) ==
+  CHECK(llmc::CgroupFolders("cpu", "5:cpuset:/x\n4:cpu,cpuacct:/a\n1:name=systemd:/y\n0::/z\n", kV1Mounts) ==
         Folders({"/sys/fs/cgroup/cpu,cpuacct/a", "/sys/fs/cgroup/cpu,cpuacct"}));
-  CHECK(llmc::CpuCgroupFolders("0::/\n", kV2Mount) == Folders({"/sys/fs/cgroup"}));
+  CHECK(llmc::CgroupFolders("cpu", "0::/\n", kV2Mount) == Folders({"/sys/fs/cgroup"}));
   // A container without a cgroup namespace sees the host's path and a mount of its own part of the tree.
   const std::string bind = "30 23 0:26 /docker/c1 /sys/fs/cgroup ro - cgroup2 cgroup2 rw\n";
-  CHECK(llmc::CpuCgroupFolders("0::/docker/c1\n", bind) == Folders({"/sys/fs/cgroup"}));
-  CHECK(llmc::CpuCgroupFolders("0::/docker/c1/sub\n", bind) == Folders({"/sys/fs/cgroup/sub", "/sys/fs/cgroup"}));
-  CHECK(llmc::CpuCgroupFolders("0::/docker/c12\n", bind) == Folders({"/sys/fs/cgroup"}));
-  CHECK(llmc::CpuCgroupFolders("0::/elsewhere\n", bind) == Folders({"/sys/fs/cgroup"}));
-  CHECK(llmc::CpuCgroupFolders("0::/../sibling\n", kV2Mount) == Folders({"/sys/fs/cgroup"}));
-  CHECK(llmc::CpuCgroupFolders("0::/a\n", "30 23 0:26 / /with\\040space rw - cgroup2 c rw\n") ==
+  CHECK(llmc::CgroupFolders("cpu", "0::/docker/c1\n", bind) == Folders({"/sys/fs/cgroup"}));
+  CHECK(llmc::CgroupFolders("cpu", "0::/docker/c1/sub\n", bind) == Folders({"/sys/fs/cgroup/sub", "/sys/fs/cgroup"}));
+  CHECK(llmc::CgroupFolders("cpu", "0::/docker/c12\n", bind) == Folders({"/sys/fs/cgroup"}));
+  CHECK(llmc::CgroupFolders("cpu", "0::/elsewhere\n", bind) == Folders({"/sys/fs/cgroup"}));
+  CHECK(llmc::CgroupFolders("cpu", "0::/../sibling\n", kV2Mount) == Folders({"/sys/fs/cgroup"}));
+  CHECK(llmc::CgroupFolders("cpu", "0::/a\n", "30 23 0:26 / /with\\040space rw - cgroup2 c rw\n") ==
         Folders({"/with space/a", "/with space"}));
-  CHECK(llmc::CpuCgroupFolders("", "").empty());
-  CHECK(llmc::CpuCgroupFolders("nonsense\n:\n", "more nonsense\n - cgroup2\n").empty());
+  CHECK(llmc::CgroupFolders("cpu", "", "").empty());
+  CHECK(llmc::CgroupFolders("cpu", "nonsense\n:\n", "more nonsense\n - cgroup2\n").empty());
 }
 
 void TestQuotaOnThePath() {
