@@ -2,52 +2,44 @@
 
 from __future__ import annotations
 
+from llmc.compiler.kernels.ir_text import F, I, block, constant, define, splat
 from llmc.compiler.targets.cpu import Target
 
-_F, _I, _B = "<16 x float>", "<16 x i32>", "<64 x i8>"
-
-
-def _splat(value: int, kind: str = "i32", lanes: int = 16) -> str:
-    return "<" + ", ".join([f"{kind} {value}"] * lanes) + ">"
-
-
-def _define(result: str, name: str, args: str, lines: list[str]) -> str:
-    body = "".join(f"  {line}\n" for line in lines)
-    return f"define linkonce_odr hidden {result} @llmc_{name}({args}) #0 {{\n{body}}}\n"
+_B = "<64 x i8>"
 
 
 def _dot(target: Target) -> str:
     """acc + Σ of 4 products of unsigned bytes of w and signed bytes of x, in each lane."""
-    args = f"{_I} %acc, {_I} %w, {_I} %x"
+    args = f"{I} %acc, {I} %w, {I} %x"
     if target.int8_dot:
-        intrinsic = f"{_I} @llvm.x86.avx512.vpdpbusd.512"
+        intrinsic = f"{I} @llvm.x86.avx512.vpdpbusd.512"
         lines = [
-            f"%wb = bitcast {_I} %w to {_B}",
-            f"%xb = bitcast {_I} %x to {_B}",
-            f"%r = call {intrinsic}({_I} %acc, {_B} %wb, {_B} %xb)",
-            f"ret {_I} %r",
+            f"%wb = bitcast {I} %w to {_B}",
+            f"%xb = bitcast {I} %x to {_B}",
+            f"%r = call {intrinsic}({I} %acc, {_B} %wb, {_B} %xb)",
+            f"ret {I} %r",
         ]
-        return f"declare {intrinsic}({_I}, {_B}, {_B})\n" + _define(_I, "dot_u8s8", args, lines)
+        return f"declare {intrinsic}({I}, {_B}, {_B})\n" + define(I, "dot_u8s8", args, block(lines))
     # Bytes of even and of odd places as 16-bit numbers: products of two at a time cannot overflow 32 bits.
     h = "<32 x i16>"
-    eight = _splat(8, "i16", 32)
+    eight = splat(8, "i16", 32)
     lines = [
-        f"%wh = bitcast {_I} %w to {h}",
-        f"%xh = bitcast {_I} %x to {h}",
-        f"%w0 = and {h} %wh, {_splat(255, 'i16', 32)}",
+        f"%wh = bitcast {I} %w to {h}",
+        f"%xh = bitcast {I} %x to {h}",
+        f"%w0 = and {h} %wh, {splat(255, 'i16', 32)}",
         f"%w1 = lshr {h} %wh, {eight}",
         f"%xs = shl {h} %xh, {eight}",
         f"%x0 = ashr {h} %xs, {eight}",
         f"%x1 = ashr {h} %xh, {eight}",
     ]
     if target.lanes == 16:
-        declaration = f"declare {_I} @llvm.x86.avx512.pmaddw.d.512({h}, {h})\n"
-        lines += [f"%p{i} = call {_I} @llvm.x86.avx512.pmaddw.d.512({h} %w{i}, {h} %x{i})" for i in (0, 1)]
+        declaration = f"declare {I} @llvm.x86.avx512.pmaddw.d.512({h}, {h})\n"
+        lines += [f"%p{i} = call {I} @llvm.x86.avx512.pmaddw.d.512({h} %w{i}, {h} %x{i})" for i in (0, 1)]
     else:
         half, eight_words = "<16 x i16>", "<8 x i32>"
         declaration = f"declare {eight_words} @llvm.x86.avx2.pmadd.wd({half}, {half})\n"
-        order = ["<" + ", ".join(f"i32 {i}" for i in range(first, first + 16)) + ">" for first in (0, 16)]
-        whole = "<" + ", ".join(f"i32 {i}" for i in range(16)) + ">"
+        order = [constant(range(first, first + 16)) for first in (0, 16)]
+        whole = constant(range(16))
         for i in (0, 1):
             for part in (0, 1):
                 for name in ("w", "x"):
@@ -56,8 +48,8 @@ def _dot(target: Target) -> str:
                 call = f"call {eight_words} @llvm.x86.avx2.pmadd.wd({half} %w{i}{part}, {half} %x{i}{part})"
                 lines.append(f"%q{i}{part} = {call}")
             lines.append(f"%p{i} = shufflevector {eight_words} %q{i}0, {eight_words} %q{i}1, <16 x i32> {whole}")
-    lines += [f"%s = add {_I} %p0, %p1", f"%r = add {_I} %acc, %s", f"ret {_I} %r"]
-    return declaration + _define(_I, "dot_u8s8", args, lines)
+    lines += [f"%s = add {I} %p0, %p1", f"%r = add {I} %acc, %s", f"ret {I} %r"]
+    return declaration + define(I, "dot_u8s8", args, block(lines))
 
 
 def _byte(place: int) -> str:
@@ -65,57 +57,57 @@ def _byte(place: int) -> str:
     order = []
     for lane in range(16):
         order += [64, 64, 64, lane * 4 + place]
-    shuffle = "<" + ", ".join(f"i32 {i}" for i in order) + ">"
+    shuffle = constant(order)
     lines = [
-        f"%f = xor {_I} %w, {_splat(-2139062144)}",
-        f"%b = bitcast {_I} %f to {_B}",
+        f"%f = xor {I} %w, {splat(-2139062144)}",
+        f"%b = bitcast {I} %f to {_B}",
         f"%s = shufflevector {_B} %b, {_B} zeroinitializer, <64 x i32> {shuffle}",
-        f"%i = bitcast {_B} %s to {_I}",
-        f"%r = sitofp {_I} %i to {_F}",
-        f"ret {_F} %r",
+        f"%i = bitcast {_B} %s to {I}",
+        f"%r = sitofp {I} %i to {F}",
+        f"ret {F} %r",
     ]
-    return _define(_F, f"byte_{place}", f"{_I} %w", lines)
+    return define(F, f"byte_{place}", f"{I} %w", block(lines))
 
 
 def _nibble(target: Target) -> str:
     """table[the low 4 bits of each lane]."""
-    args = f"{_I} %w, {_F} %table"
+    args = f"{I} %w, {F} %table"
     if target.lanes == 16:
-        intrinsic = f"{_F} @llvm.x86.avx512.permvar.sf.512"
-        lines = [f"%r = call {intrinsic}({_F} %table, {_I} %w)", f"ret {_F} %r"]
-        return f"declare {intrinsic}({_F}, {_I})\n" + _define(_F, "nibble", args, lines)
+        intrinsic = f"{F} @llvm.x86.avx512.permvar.sf.512"
+        lines = [f"%r = call {intrinsic}({F} %table, {I} %w)", f"ret {F} %r"]
+        return f"declare {intrinsic}({F}, {I})\n" + define(F, "nibble", args, block(lines))
     # The table is 16 numbers one apart: its first one is all it tells.
-    first = "<" + ", ".join(["i32 0"] * 16) + ">"
+    first = splat(0)
     lines = [
-        f"%n = and {_I} %w, {_splat(15)}",
-        f"%f = sitofp {_I} %n to {_F}",
-        f"%z = shufflevector {_F} %table, {_F} undef, {_I} {first}",
-        f"%r = fadd {_F} %f, %z",
-        f"ret {_F} %r",
+        f"%n = and {I} %w, {splat(15)}",
+        f"%f = sitofp {I} %n to {F}",
+        f"%z = shufflevector {F} %table, {F} undef, {I} {first}",
+        f"%r = fadd {F} %f, %z",
+        f"ret {F} %r",
     ]
-    return _define(_F, "nibble", args, lines)
+    return define(F, "nibble", args, block(lines))
 
 
 def _steps() -> str:
     """v · inverse rounded to nearest even, at most 127 in magnitude; −127 where that is not a number."""
     limit = {sign: f"splat (float {sign}127.0)" for sign in ("", "-")}
     lines = [
-        f"%t = fmul {_F} %v, %inverse",
-        f"%l = call {_F} @llvm.maxnum.v16f32({_F} %t, {_F} {limit['-']})",
-        f"%h = call {_F} @llvm.minnum.v16f32({_F} %l, {_F} {limit['']})",
-        f"%n = call {_F} @llvm.roundeven.v16f32({_F} %h)",
-        f"%r = fptosi {_F} %n to {_I}",
-        f"ret {_I} %r",
+        f"%t = fmul {F} %v, %inverse",
+        f"%l = call {F} @llvm.maxnum.v16f32({F} %t, {F} {limit['-']})",
+        f"%h = call {F} @llvm.minnum.v16f32({F} %l, {F} {limit['']})",
+        f"%n = call {F} @llvm.roundeven.v16f32({F} %h)",
+        f"%r = fptosi {F} %n to {I}",
+        f"ret {I} %r",
     ]
-    return _define(_I, "steps", f"{_F} %v, {_F} %inverse", lines)
+    return define(I, "steps", f"{F} %v, {F} %inverse", block(lines))
 
 
 def _reductions() -> str:
     text = ""
     for name, intrinsic in (("lanes_max", "smax"), ("lanes_sum", "add")):
         function = f"i32 @llvm.vector.reduce.{intrinsic}.v16i32"
-        lines = [f"%r = call {function}({_I} %v)", "ret i32 %r"]
-        text += f"declare {function}({_I})\n" + _define("i32", name, f"{_I} %v", lines)
+        lines = [f"%r = call {function}({I} %v)", "ret i32 %r"]
+        text += f"declare {function}({I})\n" + define("i32", name, f"{I} %v", block(lines))
     return text
 
 
@@ -125,7 +117,7 @@ def put_name(row_tile: int, words: int) -> str:
 
 
 def _put(row_tile: int, words: int) -> str:
-    lines = [f"%n = trunc {_I} %v to <16 x i8>", "%w = bitcast <16 x i8> %n to <4 x i32>"]
+    lines = [f"%n = trunc {I} %v to <16 x i8>", "%w = bitcast <16 x i8> %n to <4 x i32>"]
     if row_tile == 1 and words == 4:
         lines.append("store <4 x i32> %w, ptr %p, align 4")
     else:
@@ -133,7 +125,7 @@ def _put(row_tile: int, words: int) -> str:
             lines.append(f"%e{word} = extractelement <4 x i32> %w, i32 {word}")
             lines.append(f"%a{word} = getelementptr i32, ptr %p, i64 {word * row_tile}")
             lines.append(f"store i32 %e{word}, ptr %a{word}, align 4")
-    return _define("i32", put_name(row_tile, words), f"{_I} %v, ptr %p", [*lines, "ret i32 0"])
+    return define("i32", put_name(row_tile, words), f"{I} %v, ptr %p", block([*lines, "ret i32 0"]))
 
 
 def matmul_helpers(target: Target) -> str:

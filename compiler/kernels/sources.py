@@ -33,7 +33,7 @@ _EXTRA = {
     "silu_mul": ("quantize_rows", "quant_ir"),
 }
 """Further modules that a template is made of."""
-_SHARED = ("builder", "pipeline", "vector_ir", "spec")
+_SHARED = ("builder", "pipeline", "vector_ir", "ir_text", "spec")
 
 
 def template_file(op: str) -> str:

@@ -8,15 +8,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from llmc.compiler.kernels.ir_text import FMA, F, H, I, M, block, define, float_bits, splat
 from llmc.compiler.kernels.vector_ir import fold
 
-_F = "<16 x float>"
-_I = "<16 x i32>"
-_M = "<16 x i1>"
-_H = "<16 x i16>"
-
-_DECLARATIONS = "".join(f"declare {_F} @llvm.{name}.v16f32({_F})\n" for name in ("fabs", "floor", "ceil"))
-_DECLARATIONS += "".join(f"declare {_F} @llvm.{name}.v16f32({_F}, {_F})\n" for name in ("maximum", "minimum"))
+_DECLARATIONS = "".join(f"declare {F} @llvm.{name}.v16f32({F})\n" for name in ("fabs", "floor", "ceil"))
+_DECLARATIONS += "".join(f"declare {F} @llvm.{name}.v16f32({F}, {F})\n" for name in ("maximum", "minimum"))
 
 # Odd numerators and even denominators, highest power first: tanh on [-8, 8] and erf on [-4, 4] to a few units in the
 # last place.
@@ -38,34 +34,27 @@ _LOG = (
 
 
 def _f(value: float) -> str:
-    """A float32 constant vector; LLVM spells the float as the bits of the equal double."""
+    """A constant vector of the float32 nearest to `value`."""
     (single,) = struct.unpack("<f", struct.pack("<f", value))
     (bits,) = struct.unpack("<Q", struct.pack("<d", single))
-    return "<" + ", ".join([f"float 0x{bits:016X}"] * 16) + ">"
+    return float_bits(f"0x{bits:016X}")
 
 
-def _i(value: int) -> str:
-    return "<" + ", ".join([f"i32 {value}"] * 16) + ">"
-
-
-def _define(name: str, lines: Sequence[str], args: str = f"{_F} %v") -> str:
-    body = "".join(f"  {line}\n" for line in lines)
-    return f"define linkonce_odr hidden {_F} @llmc_{name}({args}) #0 {{\n{body}}}\n"
+def _define(name: str, lines: Sequence[str], args: str = f"{F} %v") -> str:
+    return define(F, name, args, block(lines))
 
 
 def _mul(result: str, a: str, b: str) -> list[str]:
     """A product that no later sum is contracted with."""
-    fence = f"{result} = call {_F} @llvm.arithmetic.fence.v16f32({_F} {result}.p)"
-    return [f"{result}.p = fmul {_F} {a}, {b}", fence]
+    fence = f"{result} = call {F} @llvm.arithmetic.fence.v16f32({F} {result}.p)"
+    return [f"{result}.p = fmul {F} {a}, {b}", fence]
 
 
 def _horner(prefix: str, x: str, coefficients: Sequence[float]) -> tuple[list[str], str]:
     lines, value = [], _f(coefficients[0])
     for index, coefficient in enumerate(coefficients[1:]):
         result = f"%{prefix}{index}"
-        lines.append(
-            f"{result} = call {_F} @llvm.fma.v16f32({_F} {value}, {_F} {x}, {_F} {_f(coefficient)})",
-        )
+        lines.append(f"{result} = {FMA.format(value, x, _f(coefficient))}")
         value = result
     return lines, value
 
@@ -75,17 +64,17 @@ def _rational(name: str, limit: float, identity_below: float, forms: tuple[Seque
     numerator, p = _horner("p", "%x2", forms[0])
     denominator, q = _horner("q", "%x2", forms[1])
     lines = [
-        f"%cap = call {_F} @llvm.minnum.v16f32({_F} %v, {_F} {_f(limit)})",
-        f"%x = call {_F} @llvm.maxnum.v16f32({_F} %cap, {_F} {_f(-limit)})",
+        f"%cap = call {F} @llvm.minnum.v16f32({F} %v, {F} {_f(limit)})",
+        f"%x = call {F} @llvm.maxnum.v16f32({F} %cap, {F} {_f(-limit)})",
         *_mul("%x2", "%x", "%x"),
         *numerator,
         *denominator,
         *_mul("%odd", "%x", p),
-        f"%y = fdiv {_F} %odd, {q}",
-        f"%size = call {_F} @llvm.fabs.v16f32({_F} %v)",
-        f"%tiny = fcmp ult {_F} %size, {_f(identity_below)}",
-        f"%r = select {_M} %tiny, {_F} %v, {_F} %y",
-        f"ret {_F} %r",
+        f"%y = fdiv {F} %odd, {q}",
+        f"%size = call {F} @llvm.fabs.v16f32({F} %v)",
+        f"%tiny = fcmp ult {F} %size, {_f(identity_below)}",
+        f"%r = select {M} %tiny, {F} %v, {F} %y",
+        f"ret {F} %r",
     ]
     return _define(name, lines)
 
@@ -93,54 +82,53 @@ def _rational(name: str, limit: float, identity_below: float, forms: tuple[Seque
 def _log() -> str:
     """log(x): −inf at 0, NaN below, inf at inf; subnormal numbers count as 0."""
     poly, value = _horner("p", "%m", _LOG)
-    fma = f"call {_F} @llvm.fma.v16f32({_F} {{}}, {_F} {{}}, {_F} {{}})"
     lines = [
-        f"%bits = bitcast {_F} %v to {_I}",
-        f"%field = lshr {_I} %bits, {_i(23)}",
-        f"%e0 = sub {_I} %field, {_i(126)}",
-        f"%low = and {_I} %bits, {_i(0x007FFFFF)}",
-        f"%half = or {_I} %low, {_i(0x3F000000)}",
-        f"%m0 = bitcast {_I} %half to {_F}",
-        f"%small = fcmp olt {_F} %m0, {_f(0.70710678118654752)}",
-        f"%e1 = add {_I} %e0, {_i(-1)}",
-        f"%ei = select {_M} %small, {_I} %e1, {_I} %e0",
-        f"%e = sitofp {_I} %ei to {_F}",
-        f"%twice = fadd {_F} %m0, %m0",
-        f"%m1 = select {_M} %small, {_F} %twice, {_F} %m0",
-        f"%m = fsub {_F} %m1, {_f(1.0)}",
+        f"%bits = bitcast {F} %v to {I}",
+        f"%field = lshr {I} %bits, {splat(23)}",
+        f"%e0 = sub {I} %field, {splat(126)}",
+        f"%low = and {I} %bits, {splat(0x007FFFFF)}",
+        f"%half = or {I} %low, {splat(0x3F000000)}",
+        f"%m0 = bitcast {I} %half to {F}",
+        f"%small = fcmp olt {F} %m0, {_f(0.70710678118654752)}",
+        f"%e1 = add {I} %e0, {splat(-1)}",
+        f"%ei = select {M} %small, {I} %e1, {I} %e0",
+        f"%e = sitofp {I} %ei to {F}",
+        f"%twice = fadd {F} %m0, %m0",
+        f"%m1 = select {M} %small, {F} %twice, {F} %m0",
+        f"%m = fsub {F} %m1, {_f(1.0)}",
         *_mul("%z", "%m", "%m"),
         *poly,
         *_mul("%mz", "%m", "%z"),
         *_mul("%y0", "%mz", value),
-        f"%y1 = {fma.format('%e', _f(-2.12194440e-4), '%y0')}",
-        f"%y2 = {fma.format('%z', _f(-0.5), '%y1')}",
-        f"%y3 = fadd {_F} %m, %y2",
-        f"%y4 = {fma.format('%e', _f(0.693359375), '%y3')}",
-        f"%positive = fcmp oge {_F} %v, {_f(1.17549435e-38)}",
-        f"%negative = fcmp olt {_F} %v, {_f(0.0)}",
-        f"%isnan = fcmp uno {_F} %v, %v",
-        f"%bad = or {_M} %negative, %isnan",
-        f"%edge = select {_M} %bad, {_F} {_f(float('nan'))}, {_F} {_f(float('-inf'))}",
-        f"%y5 = select {_M} %positive, {_F} %y4, {_F} %edge",
-        f"%isinf = fcmp oeq {_F} %v, {_f(float('inf'))}",
-        f"%r = select {_M} %isinf, {_F} %v, {_F} %y5",
-        f"ret {_F} %r",
+        f"%y1 = {FMA.format('%e', _f(-2.12194440e-4), '%y0')}",
+        f"%y2 = {FMA.format('%z', _f(-0.5), '%y1')}",
+        f"%y3 = fadd {F} %m, %y2",
+        f"%y4 = {FMA.format('%e', _f(0.693359375), '%y3')}",
+        f"%positive = fcmp oge {F} %v, {_f(1.17549435e-38)}",
+        f"%negative = fcmp olt {F} %v, {_f(0.0)}",
+        f"%isnan = fcmp uno {F} %v, %v",
+        f"%bad = or {M} %negative, %isnan",
+        f"%edge = select {M} %bad, {F} {_f(float('nan'))}, {F} {_f(float('-inf'))}",
+        f"%y5 = select {M} %positive, {F} %y4, {F} %edge",
+        f"%isinf = fcmp oeq {F} %v, {_f(float('inf'))}",
+        f"%r = select {M} %isinf, {F} %v, {F} %y5",
+        f"ret {F} %r",
     ]
     return _define("log", lines)
 
 
 def _intrinsic(name: str, intrinsic: str) -> str:
-    return _define(name, [f"%r = call {_F} @llvm.{intrinsic}.v16f32({_F} %v)", f"ret {_F} %r"])
+    return _define(name, [f"%r = call {F} @llvm.{intrinsic}.v16f32({F} %v)", f"ret {F} %r"])
 
 
 def _to_bf16() -> str:
     """The nearest bfloat16, as float32."""
     lines = [
-        f"%h = call {_H} @llmc_round_bf16({_F} %v)",
-        f"%w = zext {_H} %h to {_I}",
-        f"%s = shl {_I} %w, {_i(16)}",
-        f"%r = bitcast {_I} %s to {_F}",
-        f"ret {_F} %r",
+        f"%h = call {H} @llmc_round_bf16({F} %v)",
+        f"%w = zext {H} %h to {I}",
+        f"%s = shl {I} %w, {splat(16)}",
+        f"%r = bitcast {I} %s to {F}",
+        f"ret {F} %r",
     ]
     return _define("to_bf16", lines)
 
@@ -148,39 +136,39 @@ def _to_bf16() -> str:
 def _exp_any() -> str:
     """exp(x) for any x: inf where it is too large, NaN for NaN; 0 below -87.33."""
     lines = [
-        f"%big = fcmp ogt {_F} %v, {_f(88.0)}",
+        f"%big = fcmp ogt {F} %v, {_f(88.0)}",
         # Past what llmc_exp takes, the square of the root.
         *_mul("%half", "%v", _f(0.5)),
-        f"%x = select {_M} %big, {_F} %half, {_F} %v",
-        f"%e = call {_F} @llmc_exp({_F} %x)",
+        f"%x = select {M} %big, {F} %half, {F} %v",
+        f"%e = call {F} @llmc_exp({F} %x)",
         *_mul("%square", "%e", "%e"),
-        f"%y = select {_M} %big, {_F} %square, {_F} %e",
-        f"%isnan = fcmp uno {_F} %v, %v",
-        f"%r = select {_M} %isnan, {_F} %v, {_F} %y",
-        f"ret {_F} %r",
+        f"%y = select {M} %big, {F} %square, {F} %e",
+        f"%isnan = fcmp uno {F} %v, %v",
+        f"%r = select {M} %isnan, {F} %v, {F} %y",
+        f"ret {F} %r",
     ]
     return _define("exp_any", lines)
 
 
 def _sigmoid() -> str:
     lines = [
-        f"%n = fneg {_F} %v",
-        f"%e = call {_F} @llmc_exp_any({_F} %n)",
-        f"%d = fadd {_F} %e, {_f(1.0)}",
-        f"%r = fdiv {_F} {_f(1.0)}, %d",
-        f"ret {_F} %r",
+        f"%n = fneg {F} %v",
+        f"%e = call {F} @llmc_exp_any({F} %n)",
+        f"%d = fadd {F} %e, {_f(1.0)}",
+        f"%r = fdiv {F} {_f(1.0)}, %d",
+        f"ret {F} %r",
     ]
     return _define("sigmoid", lines)
 
 
 def _extreme(name: str) -> str:
     """maximum or minimum: NaN where either is, as in torch."""
-    lines = [f"%r = call {_F} @llvm.{name}.v16f32({_F} %a, {_F} %b)", f"ret {_F} %r"]
-    return _define(name, lines, f"{_F} %a, {_F} %b")
+    lines = [f"%r = call {F} @llvm.{name}.v16f32({F} %a, {F} %b)", f"ret {F} %r"]
+    return _define(name, lines, f"{F} %a, {F} %b")
 
 
 def _extreme_lanes(name: str) -> str:
-    return fold(f"{name}_lanes", f"call {_F} @llvm.{name}.v16f32({_F} {{a}}, {_F} {{b}})")
+    return fold(f"{name}_lanes", f"call {F} @llvm.{name}.v16f32({F} {{a}}, {F} {{b}})")
 
 
 def helpers() -> str:

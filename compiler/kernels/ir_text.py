@@ -1,0 +1,37 @@
+"""What all helpers in LLVM IR text are spelt with: vector types of 16 lanes, constants, definitions, fma."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+F = "<16 x float>"
+I = "<16 x i32>"  # noqa: E741
+H = "<16 x i16>"
+M = "<16 x i1>"
+FMA = f"call {F} @llvm.fma.v16f32({F} {{}}, {F} {{}}, {F} {{}})"
+"""A format of its three operands."""
+
+
+def constant(values: Iterable[object], kind: str = "i32") -> str:
+    """A constant vector; of i32, the order of a shuffle."""
+    return "<" + ", ".join(f"{kind} {value}" for value in values) + ">"
+
+
+def splat(value: object, kind: str = "i32", lanes: int = 16) -> str:
+    """A constant vector of one value."""
+    return constant([value] * lanes, kind)
+
+
+def float_bits(double: str) -> str:
+    """A constant vector of a float32; LLVM spells it as the bits of the equal double."""
+    return splat(double, "float")
+
+
+def block(lines: Iterable[str]) -> str:
+    """The body of a function."""
+    return "".join(f"  {line}\n" for line in lines)
+
+
+def define(result: str, name: str, args: str, body: str) -> str:
+    """The function llmc_`name`, which kernels inline."""
+    return f"define linkonce_odr hidden {result} @llmc_{name}({args}) #0 {{\n{body}}}\n"
