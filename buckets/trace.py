@@ -14,10 +14,11 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from .bucket import MAX_DIM, BucketError
 
 _MAX_LINE = 1 << 20
+_BATCH_CHARS = 1 << 18
 _INT64 = -(1 << 63)
 DEFAULT_PREFIX_BLOCK = 512
 
@@ -40,6 +42,16 @@ class Request(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     prefix_ids: tuple[int, ...] = ()
+
+
+class Columns(NamedTuple):
+    """Some lines of a trace, sound ones: as in Request, and how many of prefix_ids each of them has."""
+
+    arrival_s: Sequence[float]
+    prompt_tokens: Sequence[int]
+    output_tokens: Sequence[int]
+    prefix_counts: Sequence[int]
+    prefix_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +107,7 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Reads a trace file of any known form, told apart by its first line, a line at a time.
+    """Reads a trace file of any known form, told apart by its first line, some thousand lines at a time.
 
     Raises TraceError for a file that cannot be read, is of no known form, is empty, or has a malformed line.
     """
@@ -103,12 +115,15 @@ def read_trace(path: Path) -> Trace:
 
     try:
         with path.open(encoding="utf-8", errors="strict") as lines:
-            numbered = _lines(lines, path)
-            first = next(numbered, None)
+            batches = _batches(lines, path)
+            first = next(batches, None)
             if first is None:
                 raise TraceError(f"trace {path} is empty: record some requests first")
-            parser = parser_for(first[1], path)
-            return collect(path, parser.requests(_chain(first, numbered)), parser.prefix_block)
+            parser = parser_for(first[0][1], path)
+            rest = chain((first[1:] if parser.has_header else first,), batches)
+            # Lines are looked at one by one only where something in a batch is wrong, to say what.
+            columns = (parser.columns(batch) or _columns_of(parser.requests(batch)) for batch in rest if batch)
+            return _joined(path, columns, parser.prefix_block)
     except OSError as error:
         raise TraceError(f"cannot read trace {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -117,14 +132,26 @@ def read_trace(path: Path) -> Trace:
 
 def collect(path: Path, requests: Iterable[Request], prefix_block: int = DEFAULT_PREFIX_BLOCK) -> Trace:
     """The requests as a Trace, sorted by arrival (ties as they came). Raises TraceError when there is none."""
+    return _joined(path, (_columns_of(requests),), prefix_block)
+
+
+def _columns_of(requests: Iterable[Request]) -> Columns:
+    rows = list(requests)
+    return Columns(
+        [row.arrival_s for row in rows],
+        [row.prompt_tokens for row in rows],
+        [row.output_tokens for row in rows],
+        [len(row.prefix_ids) for row in rows],
+        [block for row in rows for block in row.prefix_ids],
+    )
+
+
+def _joined(path: Path, batches: Iterable[Columns], prefix_block: int) -> Trace:
     arrivals, prompts, outputs = array("d"), array("q"), array("q")
-    ids, counts = array("q"), array("q")
-    for request in requests:
-        arrivals.append(request.arrival_s)
-        prompts.append(request.prompt_tokens)
-        outputs.append(request.output_tokens)
-        counts.append(len(request.prefix_ids))
-        ids.extend(request.prefix_ids)
+    counts, ids = array("q"), array("q")
+    for batch in batches:
+        for whole, part in zip((arrivals, prompts, outputs, counts, ids), batch, strict=True):
+            whole.extend(part)
     if not arrivals:
         raise TraceError(f"trace {path} has no requests: record some first")
     arrival_s = np.array(arrivals, np.float64)
@@ -162,7 +189,6 @@ def write_trace(path: Path, trace: Trace) -> None:
 
 def checked(path: Path, line: int, arrival_s: Any, prompt: Any, output: Any, prefix: Any = ()) -> Request:
     """A Request of values as they came out of a file. Raises TraceError naming file and line."""
-    # A trace has millions of lines, nearly all of them sound: words are only made for the others.
     if (
         (type(arrival_s) is float or type(arrival_s) is int)
         and -1e15 < arrival_s < 1e15
@@ -173,6 +199,22 @@ def checked(path: Path, line: int, arrival_s: Any, prompt: Any, output: Any, pre
     ):
         return Request(float(arrival_s), prompt, output, tuple(prefix) if prefix else ())
     raise TraceError(f"{path}:{line}: {_complaint(arrival_s, prompt, output, prefix)}")
+
+
+def checked_columns(
+    arrival_s: Sequence[Any], prompts: Sequence[Any], outputs: Sequence[Any], prefixes: Sequence[Any] = ()
+) -> Columns | None:
+    """The same for many lines at once, None when a value is not sound. prefixes: for each line a list or (), or ()."""
+    ids = list(chain.from_iterable(prefixes)) if set(map(type, prefixes)) <= {list, tuple} else [None]
+    if (
+        set(map(type, arrival_s)) <= {float, int}
+        and set(map(type, prompts)) | set(map(type, outputs)) | set(map(type, ids)) <= {int}
+        and (min(arrival_s) > -1e15 and max(arrival_s) < 1e15 and not math.isnan(sum(arrival_s)))
+        and (min(prompts) >= 1 and max(prompts) <= MAX_DIM and min(outputs) >= 0 and max(outputs) <= MAX_DIM)
+        and (not ids or (min(ids) >= _INT64 and max(ids) < -_INT64))
+    ):
+        return Columns(arrival_s, prompts, outputs, list(map(len, prefixes)) or [0] * len(prompts), ids)
+    return None
 
 
 def _complaint(arrival_s: object, prompt: object, output: object, prefix: object) -> str:
@@ -188,14 +230,13 @@ def _complaint(arrival_s: object, prompt: object, output: object, prefix: object
     return f"prefix id {str(wrong)[:40]!r} is not a whole number of 64 bits"
 
 
-def _lines(lines: Iterable[str], path: Path) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(lines, 1):
-        if len(line) > _MAX_LINE:
-            raise TraceError(f"{path}:{number}: the line is longer than {_MAX_LINE} characters")
-        if stripped := line.strip():
-            yield number, stripped
-
-
-def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    yield first
-    yield from rest
+def _batches(lines: TextIO, path: Path) -> Iterator[list[tuple[int, str]]]:
+    """The lines that are not empty, numbered from 1, some thousands at a time."""
+    number = 1
+    while read := lines.readlines(_BATCH_CHARS):
+        if max(map(len, read)) > _MAX_LINE:
+            long = next(n for n, line in enumerate(read, number) if len(line) > _MAX_LINE)
+            raise TraceError(f"{path}:{long}: the line is longer than {_MAX_LINE} characters")
+        if batch := [(n, stripped) for n, line in enumerate(read, number) if (stripped := line.strip())]:
+            yield batch
+        number += len(read)

@@ -9,25 +9,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
 from .bucket import MAX_DIM
-from .trace import DEFAULT_PREFIX_BLOCK, Request, TraceError, checked
+from .trace import DEFAULT_PREFIX_BLOCK, Columns, Request, TraceError, checked, checked_columns
 
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_OWN_FIELDS, _OWN_PREFIX = frozenset({"arrival_s", "prompt_tokens", "output_tokens"}), "prefix_ids"
-_MOONCAKE_FIELDS, _MOONCAKE_PREFIX = frozenset({"timestamp", "input_length", "output_length"}), "hash_ids"
+_OWN_FIELDS, _OWN_PREFIX = ("arrival_s", "prompt_tokens", "output_tokens"), "prefix_ids"
+_MOONCAKE_FIELDS, _MOONCAKE_PREFIX = ("timestamp", "input_length", "output_length"), "hash_ids"
+
+Lines = Sequence[tuple[int, str]]
 
 
 class Parser(Protocol):
-    """Turns the numbered, non-empty lines of a file into requests; raises TraceError naming file and line."""
+    """Turns the numbered, non-empty lines of a file, its header left out, into requests."""
 
     prefix_block: int
+    has_header: bool
 
-    def requests(self, lines: Iterable[tuple[int, str]]) -> Iterator[Request]: ...
+    def columns(self, lines: Lines) -> Columns | None:
+        """Many lines at once; None when one of them may be wrong."""
+        ...
+
+    def requests(self, lines: Lines) -> Iterator[Request]:
+        """Line by line. Raises TraceError naming file and line."""
+        ...
 
 
 def parser_for(first_line: str, path: Path) -> Parser:
@@ -49,18 +59,20 @@ def parser_for(first_line: str, path: Path) -> Parser:
 class _Own:
     def __init__(self, path: Path, first: dict[str, Any]) -> None:
         self._path = path
-        self._has_header = "llmc_trace" in first
-        if self._has_header and first["llmc_trace"] != 1:
+        self.has_header = "llmc_trace" in first
+        if self.has_header and first["llmc_trace"] != 1:
             raise TraceError(f"trace {path} is of version {first['llmc_trace']!r}: this llmc reads version 1")
-        block = first.get("prefix_block", DEFAULT_PREFIX_BLOCK) if self._has_header else DEFAULT_PREFIX_BLOCK
+        block = first.get("prefix_block", DEFAULT_PREFIX_BLOCK) if self.has_header else DEFAULT_PREFIX_BLOCK
         if isinstance(block, bool) or not isinstance(block, int) or not 1 <= block <= MAX_DIM:
             raise TraceError(f"trace {path} has prefix_block {block!r}: use a whole number from 1 to {MAX_DIM}")
         self.prefix_block = block
 
-    def requests(self, lines: Iterable[tuple[int, str]]) -> Iterator[Request]:
-        for position, (number, line) in enumerate(lines):
-            if position == 0 and self._has_header:
-                continue
+    def columns(self, lines: Lines) -> Columns | None:
+        values = _json_columns(lines, _OWN_FIELDS, _OWN_PREFIX)
+        return values and checked_columns(*values)
+
+    def requests(self, lines: Lines) -> Iterator[Request]:
+        for number, line in lines:
             row = _fields(line, self._path, number, _OWN_FIELDS, _OWN_PREFIX)
             arrival_s, prompt, output = row["arrival_s"], row["prompt_tokens"], row["output_tokens"]
             yield checked(self._path, number, arrival_s, prompt, output, row.get(_OWN_PREFIX, ()))
@@ -68,11 +80,21 @@ class _Own:
 
 class _Mooncake:
     prefix_block = 512
+    has_header = False
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def requests(self, lines: Iterable[tuple[int, str]]) -> Iterator[Request]:
+    def columns(self, lines: Lines) -> Columns | None:
+        values = _json_columns(lines, _MOONCAKE_FIELDS, _MOONCAKE_PREFIX)
+        if values is None or not set(map(type, values[0])) <= {int, float}:
+            return None
+        times, *others = values
+        if max(map(abs, times)) >= 1e15:
+            return None
+        return checked_columns([time / 1000 for time in times], *others)
+
+    def requests(self, lines: Lines) -> Iterator[Request]:
         for number, line in lines:
             row = _fields(line, self._path, number, _MOONCAKE_FIELDS, _MOONCAKE_PREFIX)
             time = row["timestamp"]
@@ -85,25 +107,39 @@ class _Mooncake:
 
 class _Azure:
     prefix_block = DEFAULT_PREFIX_BLOCK
+    has_header = True
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def requests(self, lines: Iterable[tuple[int, str]]) -> Iterator[Request]:
-        for position, (number, line) in enumerate(lines):
-            if position == 0:
-                continue
+    def columns(self, lines: Lines) -> Columns | None:
+        cells = [line.split(",") for _, line in lines]
+        if set(map(len, cells)) != {len(_AZURE_COLUMNS)}:
+            return None
+        try:
+            times = [_seconds(row[0]) for row in cells]
+        except (ValueError, OverflowError):
+            return None
+        return checked_columns(times, [_whole(row[1]) for row in cells], [_whole(row[2]) for row in cells])
+
+    def requests(self, lines: Lines) -> Iterator[Request]:
+        for number, line in lines:
             cells = line.split(",")
             if len(cells) != len(_AZURE_COLUMNS):
                 raise TraceError(
                     f"{self._path}:{number}: {line[:60]!r} has {len(cells)} columns, not {len(_AZURE_COLUMNS)}"
                 )
             try:
-                time = datetime.fromisoformat(cells[0].strip())
-                seconds = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+                seconds = _seconds(cells[0])
             except (ValueError, OverflowError):
                 raise TraceError(f"{self._path}:{number}: {cells[0][:40]!r} is not a date and time") from None
             yield checked(self._path, number, seconds, _whole(cells[1]), _whole(cells[2]))
+
+
+def _seconds(cell: str) -> float:
+    """Raises ValueError or OverflowError."""
+    time = datetime.fromisoformat(cell.strip())
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 def _whole(cell: str) -> int | str:
@@ -121,8 +157,30 @@ def _json_object(line: str, path: Path, number: int) -> dict[str, Any]:
     return row
 
 
-def _fields(line: str, path: Path, number: int, required: frozenset[str], optional: str) -> dict[str, Any]:
-    row = _json_object(line, path, number)
+def _json_columns(lines: Lines, fields: tuple[str, ...], prefix: str) -> tuple[Sequence[Any], ...] | None:
+    """The values of the three fields, and of `prefix` where one has it; None unless all lines are such objects."""
+    texts = [line for _, line in lines]
+    text = ",".join(texts)
+    # With one brace a line, at its front, as many objects as lines are one object a line.
+    if text.count("{") != len(texts) or set(map(itemgetter(0), texts)) != {"{"}:
+        return None
+    try:
+        rows = json.loads(f"[{text}]")
+        sizes = set(map(len, rows))
+        if len(rows) != len(texts):
+            return None
+        columns = tuple([row[field] for row in rows] for field in fields)
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return None
+    if sizes == {len(fields)}:
+        return columns
+    if any(len(row) != len(fields) + (prefix in row) for row in rows):
+        return None
+    return *columns, [row.get(prefix, ()) for row in rows]
+
+
+def _fields(line: str, path: Path, number: int, fields: tuple[str, ...], optional: str) -> dict[str, Any]:
+    row, required = _json_object(line, path, number), frozenset(fields)
     given = row.keys()
     if given == required or (required <= given and given - required == {optional}):
         return row

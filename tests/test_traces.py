@@ -115,6 +115,38 @@ def test_damaged_traces_name_file_and_line(tmp_path: Path, text: str, message: s
     assert len(str(caught.value)) < 400 + len(str(path))
 
 
+@pytest.mark.parametrize(
+    "torn",
+    [
+        '{"arrival_s":1,"prompt_tokens":1,"output_tokens":1},{"arrival_s":1\n"prompt_tokens":1,"output_tokens":1}\n',
+        '{"arrival_s":1,"prompt_tokens":1\n"output_tokens":1}\n',
+        '{"arrival_s":1,"prompt_tokens":1,"output_tokens":1}],[{"arrival_s":1,"prompt_tokens":1,"output_tokens":1}\n',
+        '{"arrival_s":1,"prompt_tokens":1,"output_tokens":1,"prefix_ids":[{}\n]}\n',
+        '{"arrival_s":NaN,"prompt_tokens":1,"output_tokens":1}\n',
+        '{"arrival_s":1,"prompt_tokens":1,"output_tokens":1,"prefix_ids":[true]}\n',
+        '{"arrival_s":1,"prompt_tokens":1,"output_tokens":1,"prefix_ids":[9223372036854775808]}\n',
+        '{"arrival_s":1,"prompt_tokens":1,"output_tokens":1,"prefix_ids":null}\n',
+    ],
+)
+@pytest.mark.parametrize("before", [0, 3])
+def test_lines_are_sound_one_by_one(tmp_path: Path, torn: str, before: int) -> None:
+    """Lines are read many at a time; what they would mean together must not hide what each of them lacks."""
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"output_tokens": 1, "arrival_s": 0, "prompt_tokens": 1}\n' * (1 + before) + torn)
+    with pytest.raises(TraceError, match=rf"t\.jsonl:{before + 2}: "):
+        read_trace(path)
+
+
+def test_a_trace_of_many_batches(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    rows = [Request(n / 8, 1 + n % 7000, n % 900, (n, -n) if n % 3 else ()) for n in range(20_000)]
+    write_trace(path, collect(path, rows))
+    trace = read_trace(path)
+    assert trace.prompt_tokens.tolist() == [row.prompt_tokens for row in rows]
+    assert trace.prefix_of(19_999).tolist() == [19_999, -19_999]
+    assert len(trace.prefix_ids) == sum(len(row.prefix_ids) for row in rows)
+
+
 def test_missing_and_binary_traces(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot read"):
         read_trace(tmp_path / "nowhere.jsonl")
