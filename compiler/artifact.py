@@ -20,6 +20,7 @@ from pathlib import Path
 
 from llmc.buckets import Bucket
 from llmc.compiler.config import CompileError
+from llmc.compiler.dtypes import DTYPES, FLOATS
 from llmc.compiler.graph import INPUTS, CommandList, Operand, round_up
 from llmc.compiler.graphs_writer import (
     CommandRecord,
@@ -36,8 +37,6 @@ from llmc.compiler.kernels.tasks import max_tasks
 from llmc.compiler.plan import GraphShape
 from llmc.compiler.weights import WeightLayout
 
-DTYPE_CODES = {"f32": 0, "bf16": 1, "u8": 4}
-DTYPE_BYTES = {"f32": 4, "bf16": 2}
 PHASE_CODES = {"prefill": 0, "decode": 1, "mixed": 2}
 _OPERAND_KINDS = {"arena": 0, "weight": 1, "input": 2, "k_pool": 3, "v_pool": 4, "output": 5}
 _STAGING_SUFFIX = re.compile(r"\.tmp-[0-9a-f]{8}")
@@ -58,7 +57,7 @@ def kv_block_bytes(spec: KernelSpec, pool: str) -> int:
     head_dim = int(params["head_dim"])
     # Rows of V are padded to whole vectors.
     width = head_dim if pool == "k_pool" else round_up(head_dim, 16)
-    item_bytes = DTYPE_BYTES[str(params["kv_dtype"])]
+    item_bytes = FLOATS[str(params["kv_dtype"])].item_bytes
     return int(params["num_kv_heads"]) * int(params["block_size"]) * width * item_bytes
 
 
@@ -155,7 +154,7 @@ def graphs_bin(
             for s in kernels
         ],
         [
-            WeightRecord(w.name, DTYPE_CODES[w.dtype], w.shape, w.file_offset, w.nbytes, weight_crcs[w.name])
+            WeightRecord(w.name, DTYPES[w.dtype].code, w.shape, w.file_offset, w.nbytes, weight_crcs[w.name])
             for w in layout.weights
         ],
         [graph(bucket, shape, of) for bucket, (shape, of) in graphs.items()],

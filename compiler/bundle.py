@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from llmc.buckets.cost_table import CostTable, CostTableError, artifact_key, find_tables, table_name
-from llmc.compiler.artifact import DTYPE_CODES, is_artifact
+from llmc.compiler.artifact import is_artifact
 from llmc.compiler.cache import key_of
 from llmc.compiler.config import CompileError
 from llmc.compiler.described import Described, described, read_described
+from llmc.compiler.dtypes import BY_CODE
 from llmc.compiler.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.compiler.pipeline import weight_shapes
 from llmc.compiler.quant_packing import SCALE, ZERO
@@ -39,7 +40,6 @@ _MAX_INDEX_BYTES = 1 << 28
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's first day: equal bundles are equal bytes
 # What graphs depend on that is neither the target nor the tools.
 _FINGERPRINT = ("architecture", "max_model_len", "act_dtype", "kv_dtype", "block_size", "quantization")
-_DTYPES = {code: name for name, code in DTYPE_CODES.items()}
 
 
 class BundleError(CompileError):
@@ -191,7 +191,7 @@ def _requests(artifact: Path, resolved: Resolved, graphs: bytes) -> list[WeightR
             scheme = schemes.get(weight.name)
             form = None if scheme is None else scheme.weight
             packed = form is not None or weight.shape != shape
-            requests.append(WeightRequest(weight.name, shape, _DTYPES[weight.dtype], packed, form))
+            requests.append(WeightRequest(weight.name, shape, BY_CODE[weight.dtype].name, packed, form))
         elif weight.name.removesuffix(SCALE).removesuffix(ZERO) not in schemes:
             raise BundleError(f"{artifact} has weight {weight.name}, which its model has not: compile the model again")
     check_layout(requests, resolved, patch, artifact)

@@ -15,10 +15,9 @@ from tvm import relax, te, tirx
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from llmc.compiler.config import CompileError
+from llmc.compiler.dtypes import F32, FLOATS_BY_LONG_NAME
 from llmc.compiler.graph import round_up
 from llmc.compiler.verify import PACKED_INPUTS, PACKED_OUTPUTS
-
-_LANES = {"float32": 1, "bfloat16": 2}
 
 Converter = Callable[[fx.Node, Any], relax.Var]
 
@@ -139,7 +138,8 @@ class Importer(ExportedProgramImporter):  # type: ignore[misc]
         """The value as a linear takes it: columns rounded up to whole words, the rest zero."""
         plain = self.env[node]
         width = int(plain.ty.shape[1])
-        wide = round_up(width, _LANES.get(str(plain.ty.dtype), 1))
+        dtype = FLOATS_BY_LONG_NAME.get(str(plain.ty.dtype), F32)
+        wide = round_up(width, dtype.lanes)
 
         def pack(x: te.Tensor) -> te.Tensor:
             def element(i: Any, j: Any) -> Any:

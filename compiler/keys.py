@@ -26,7 +26,17 @@ from llmc.quantize import Recipe
 _HERE = Path(__file__).parent
 _MODELS = Path(str(llmc.models.__file__)).parent
 _PACKAGES = (_HERE, _MODELS, *(Path(str(package.__file__)).parent for package in (llmc.buckets, llmc.quantize)))
-_TRACE_SOURCES = ("export.py", "importer.py", "lower.py", "lowered.py", "rowwise.py", "verify.py", "passes", "graph.py")
+_TRACE_SOURCES = (
+    "export.py",
+    "importer.py",
+    "lower.py",
+    "lowered.py",
+    "rowwise.py",
+    "verify.py",
+    "passes",
+    "graph.py",
+    "dtypes.py",
+)
 _GRAPH_SOURCES = (
     *_TRACE_SOURCES,
     "emit.py",
@@ -35,7 +45,7 @@ _GRAPH_SOURCES = (
     "quant_packing.py",
     "kernels/attention_split.py",
 )
-_WEIGHT_SOURCES = ("weights.py", "packing.py")
+_WEIGHT_SOURCES = ("weights.py", "packing.py", "dtypes.py")
 _QUANTIZED_WEIGHT_SOURCES = (*_WEIGHT_SOURCES, "quant_packing.py", "../quantize")
 # Fields of a config that no graph depends on.
 UNQUANTIZED = Recipe({})

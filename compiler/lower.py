@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from tvm import relax
 
 from llmc.compiler.config import CompileError
+from llmc.compiler.dtypes import F32, FLOATS
 from llmc.compiler.export import Exported
 from llmc.compiler.graph import INPUTS, Site, round_up
 from llmc.compiler.importer import Importer, arguments_of
@@ -26,10 +27,10 @@ from llmc.compiler.verify import verify_lowered, verify_site
 
 def _output_type(op: str, values: dict[str, Any], tensors: dict[str, Any]) -> relax.TensorType:
     """Shape and dtype of the op's result; a packed activation's width is rounded up to its dtype's lanes."""
-    act = {"f32": ("float32", 1), "bf16": ("bfloat16", 2)}.get(values.get("act_dtype", "f32"))
+    act = FLOATS.get(values.get("act_dtype", F32.name))
     if act is None:
-        raise CompileError(f"activation dtype {values['act_dtype']!r} of op {op} is not one of f32, bf16")
-    dtype, lanes = act
+        raise CompileError(f"activation dtype {values['act_dtype']!r} of op {op} is not one of {', '.join(FLOATS)}")
+    dtype, lanes = act.long_name, act.lanes
 
     def dim(name: str, axis: int) -> Any:
         return tensors[name].ty.shape[axis]

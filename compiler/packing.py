@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+
+from llmc.compiler.dtypes import FLOATS_BY_LONG_NAME
 
 Array = NDArray[Any]
 ReadRows = Callable[[int, Array], None]
@@ -15,11 +16,9 @@ ReadRows = Callable[[int, Array], None]
 
 def lanes_of_dtype(dtype: np.dtype) -> int:
     """Elements of one packed word: float32 1, bfloat16 2."""
-    if dtype == np.float32:
-        return 1
-    if dtype == ml_dtypes.bfloat16:
-        return 2
-    raise ValueError(f"cannot pack a weight of dtype {dtype}; expected float32 or bfloat16")
+    if dtype.name not in FLOATS_BY_LONG_NAME:
+        raise ValueError(f"cannot pack a weight of dtype {dtype}; expected {' or '.join(FLOATS_BY_LONG_NAME)}")
+    return FLOATS_BY_LONG_NAME[dtype.name].lanes
 
 
 def packed_shape(n: int, k: int, panel_columns: int, lanes: int) -> tuple[int, int, int, int]:

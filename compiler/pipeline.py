@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from llmc import __version__
 from llmc.compiler import keys
 from llmc.compiler.artifact import (
-    DTYPE_CODES,
     check_output,
     copy_tokenizer,
     graphs_bin,
@@ -29,6 +28,7 @@ from llmc.compiler.build import BuiltKernel, build_kernels
 from llmc.compiler.cache import GraphCache, cache_root, key_of
 from llmc.compiler.cached_artifacts import artifacts_folder, mark_used
 from llmc.compiler.config import CompileConfig, CompileReport, Progress, no_progress
+from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph import CommandList, round_up
 from llmc.compiler.graphs_writer import VERSION as FORMAT_VERSION
 from llmc.compiler.graphs_writer import FileSums, ModelRecord
@@ -169,12 +169,12 @@ def model_record(resolved: Resolved) -> ModelRecord:
         head_dim=model.head_dim,
         head_dim_padded=round_up(model.head_dim, HEAD_DIM_ALIGNMENT),
         block_size=resolved.block_size,
-        kv_dtype=DTYPE_CODES[resolved.kv_dtype],
+        kv_dtype=DTYPES[resolved.kv_dtype].code,
         vocab_size=model.vocab_size,
         max_model_len=resolved.max_model_len,
         max_num_seqs=resolved.max_num_seqs,
         panel_columns=resolved.target.panel_columns,
-        act_dtype=DTYPE_CODES[resolved.act_dtype],
+        act_dtype=DTYPES[resolved.act_dtype].code,
         sliding_window=model.sliding_window or 0,
         eos=tuple(model.eos_token_ids),
         bos=-1 if model.bos_token_id is None else model.bos_token_id,

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llmc.compiler.config import CompileConfig
+from llmc.compiler.dtypes import FLOATS
 from llmc.compiler.resolve import resolve
 from llmc.models.loader import Checkpoint, load_parameters
 from llmc.quantize.error import WeightError, weight_error
-
-_BITS = {"f32": 32, "bf16": 16}
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def rounding_of(config: CompileConfig, on_weight: Callable[[int, int], None]) ->
         scheme, count = resolved.recipe.schemes.get(matrix.name), math.prod(matrix.shape)
         elements += count
         if scheme is None:
-            bits += count * _BITS[resolved.act_dtype]
+            bits += count * 8 * FLOATS[resolved.act_dtype].item_bytes
         else:
             bits += count * scheme.weight.bits_per_weight(matrix.shape[1])
             error = weight_error(matrix.shape, matrix.read, scheme.weight)

@@ -21,7 +21,9 @@ from typing import Any
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir.prim import expr as prim
 
-DTYPES = {"float32": "f32", "bfloat16": "bf16", "int32": "i32", "bool": "bool"}
+from llmc.compiler.dtypes import BF16, F32, I32
+
+DTYPES = {**{dtype.long_name: dtype.name for dtype in (F32, BF16, I32)}, "bool": "bool"}
 _KINDS = {"float32": "float", "bfloat16": "float", "int32": "int", "int64": "int", "bool": "bool"}
 # Rows stand for these in proofs about indices: what holds for a small and a large prime, holds.
 _ROWS = (7, 1_048_583)

@@ -12,6 +12,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from llmc.compiler import dtypes
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph import Site
 from llmc.compiler.lowered import SITE_PREFIX, Lowered
@@ -22,7 +23,7 @@ PACKED_INPUTS: dict[str, tuple[str, ...]] = {"linear": ("x",), "linear_quant": (
 PACKED_OUTPUTS = frozenset({"rms_norm", "paged_attention", "silu_mul"})
 """The llmc ops whose result is a packed activation."""
 
-F32, I32, ANY_FLOAT = ("float32",), ("int32",), ("float32", "bfloat16")
+F32, I32, ANY_FLOAT = (dtypes.F32.long_name,), (dtypes.I32.long_name,), tuple(dtypes.FLOATS_BY_LONG_NAME)
 SPEC: dict[str, dict[str, tuple[int, tuple[str, ...]]]] = {
     "embedding": {"ids": (1, I32), "weight": (2, ANY_FLOAT)},
     "rms_norm": {"x": (2, F32), "weight": (1, F32)},
@@ -47,7 +48,6 @@ SPEC: dict[str, dict[str, tuple[int, tuple[str, ...]]]] = {
     "gather_rows": {"x": (2, F32), "index": (1, I32)},
 }
 """Rank and dtypes of every tensor of every llmc op."""
-_DTYPE = {"f32": "float32", "bf16": "bfloat16"}
 
 
 def verify_site(op: str, node: str, tensors: Mapping[str, Any]) -> None:
@@ -55,12 +55,12 @@ def verify_site(op: str, node: str, tensors: Mapping[str, Any]) -> None:
     if op not in SPEC:
         return  # it has no template, which is said elsewhere
     for name, tensor in tensors.items():
-        rank, dtypes = SPEC[op][name]
+        rank, allowed = SPEC[op][name]
         found, shape = str(tensor.ty.dtype), tensor.ty.shape
-        if found not in dtypes or len(shape) != rank:
+        if found not in allowed or len(shape) != rank:
             raise CompileError(
                 f"node {node}: argument {name} of llmc::{op} is {found} {list(map(str, shape))}; "
-                f"it must be {' or '.join(dtypes)} of rank {rank}"
+                f"it must be {' or '.join(allowed)} of rank {rank}"
             )
 
 
@@ -68,10 +68,11 @@ def verify_operand(site: Site, name: str, dtype: str, act_dtype: str) -> None:
     """Checks that a packed activation of an llmc op has the graph's activation dtype, or is words of int8."""
     packed = name in PACKED_INPUTS.get(site.op, ()) or (name == "out" and site.op in PACKED_OUTPUTS)
     int8 = (name == "x" and site.attributes.get("int8")) or (name == "out" and "int8_group_size" in site.attributes)
-    if packed and dtype != ("int32" if int8 else _DTYPE[act_dtype]):
+    wanted = dtypes.FLOATS[act_dtype].long_name
+    if packed and dtype != (dtypes.I32.long_name if int8 else wanted):
         raise CompileError(
             f"tensor {name} of llmc::{site.op} is {dtype} in a graph of {act_dtype} activations; "
-            f"convert it with .to(torch.{_DTYPE[act_dtype]}) in the model"
+            f"convert it with .to(torch.{wanted}) in the model"
         )
 
 

@@ -15,16 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from llmc.compiler.config import CompileError
+from llmc.compiler.dtypes import DTYPES, F32, FLOATS, U8
 from llmc.compiler.packing import PanelPacker, packed_shape
 from llmc.compiler.quant_packing import SCALE, ZERO, QuantPanelPacker, QuantShapes
-from llmc.models.convert import DTYPES
+from llmc.models.convert import DTYPES as NUMPY_DTYPES
 from llmc.models.loader import Parameter
 from llmc.quantize import QuantizeError, WeightFormat
 
 ALIGNMENT = 64
-_SAFETENSORS_DTYPE = {"f32": "F32", "bf16": "BF16", "u8": "U8"}
-_ITEM_BYTES = {"f32": 4, "bf16": 2, "u8": 1}
-LANES = {"f32": 1, "bf16": 2}
 _PIECE_BYTES = 2 << 20
 _EARLY_WRITE_BYTES = 64 << 10
 # Linux: sync_file_range(2); None elsewhere, where the sync at the end does all of it.
@@ -80,9 +78,9 @@ def plan_weights(requests: Iterable[WeightRequest], panel_columns: int) -> Weigh
     offset = 0
     tensors = (tensor for request in requests for tensor in _tensors(request, panel_columns))
     for name, dtype, shape, request in tensors:
-        nbytes = math.prod(shape) * _ITEM_BYTES[dtype]
+        nbytes = math.prod(shape) * DTYPES[dtype].item_bytes
         entries[name] = {
-            "dtype": _SAFETENSORS_DTYPE[dtype],
+            "dtype": DTYPES[dtype].safetensors,
             "shape": list(shape),
             "data_offsets": [offset, offset + nbytes],
         }
@@ -91,7 +89,7 @@ def plan_weights(requests: Iterable[WeightRequest], panel_columns: int) -> Weigh
         filler = -offset % ALIGNMENT
         if filler:
             entries[f"filler.{len(placed)}"] = {
-                "dtype": "U8",
+                "dtype": U8.safetensors,
                 "shape": [filler],
                 "data_offsets": [offset, offset + filler],
             }
@@ -110,13 +108,13 @@ def _tensors(request: WeightRequest, panel_columns: int) -> Iterator[tuple[str, 
         return
     n, k = request.shape
     if request.format is None:
-        yield request.name, request.dtype, packed_shape(n, k, panel_columns, LANES[request.dtype]), request
+        yield request.name, request.dtype, packed_shape(n, k, panel_columns, FLOATS[request.dtype].lanes), request
         return
     shapes = QuantShapes.of(n, k, panel_columns, request.format)
-    yield request.name, "u8", shapes.numbers, request
-    yield request.name + SCALE, "f32", shapes.scale, request
+    yield request.name, U8.name, shapes.numbers, request
+    yield request.name + SCALE, F32.name, shapes.scale, request
     if shapes.zero is not None:
-        yield request.name + ZERO, "u8", shapes.zero, request
+        yield request.name + ZERO, U8.name, shapes.zero, request
 
 
 def write_weights(
@@ -179,7 +177,7 @@ def _pieces(weight: WeightRequest, parameter: Parameter, panel_columns: int) -> 
     if weight.format is not None:
         yield from _quantized_pieces(weight, weight.format, parameter, panel_columns)
         return
-    dtype = DTYPES[weight.dtype]
+    dtype = NUMPY_DTYPES[weight.dtype]
     if weight.packed:
         packer = PanelPacker(shape[0], shape[1], panel_columns, dtype, parameter.read)
         panel_bytes = packer.words * panel_columns * 4
