@@ -66,7 +66,9 @@ class GraphInfo(ctypes.Structure):
 
 
 class ReplayerOptions(ctypes.Structure):
-    _fields_ = [(name, c_uint32) for name in ("struct_size", "num_threads", "num_blocks", "pin_threads")]
+    _fields_ = [
+        (name, c_uint32) for name in ("struct_size", "num_threads", "num_blocks", "pin_threads", "weight_memory")
+    ]
 
 
 class Batch(ctypes.Structure):
@@ -124,6 +126,7 @@ class EngineOptions(ctypes.Structure):
             )
         ],
         ("kv_bytes", c_uint64),
+        *[(name, c_uint32) for name in ("weight_memory", "reserved")],
     ]
 
 
@@ -226,6 +229,8 @@ class EngineStats(ctypes.Structure):
                 "prefix_query_tokens",
                 "prefix_hit_tokens",
                 "num_mixed_steps",
+                "weight_bytes",
+                "copied_weight_bytes",
             )
         ],
     ]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.runtime import abi
-from llmc.runtime.engine import MISS_POLICIES, Engine, EngineStats, Event, SamplingParams
+from llmc.runtime.engine import MISS_POLICIES, WEIGHT_MEMORY, Engine, EngineStats, Event, SamplingParams
 from llmc.runtime.handle import (
     Handle,
     IntArray,
@@ -19,6 +19,7 @@ from llmc.runtime.handle import (
     initial,
     int32,
     library,
+    named,
     plain,
     sized,
     version,
@@ -27,6 +28,7 @@ from llmc.runtime.handle import (
 __all__ = [
     "MISS_POLICIES",
     "PHASES",
+    "WEIGHT_MEMORY",
     "Artifact",
     "ArtifactInfo",
     "Engine",
@@ -130,12 +132,21 @@ class Replayer(Handle):
 
     _destroy = "llmc_replayer_destroy"
 
-    def __init__(self, artifact: Artifact, num_threads: int = 0, num_blocks: int = 0, pin_threads: bool = True) -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        num_threads: int = 0,
+        num_blocks: int = 0,
+        pin_threads: bool = True,
+        weight_memory: str = "auto",
+    ) -> None:
+        """Options are the fields of llmc_replayer_options; weight_memory: one of WEIGHT_MEMORY."""
         super().__init__()
         self._vocab_size = artifact.info.vocab_size
         self._max_commands = max(graph.num_commands for graph in artifact.graphs())
         options = initial("llmc_replayer_options_init", abi.ReplayerOptions)
         options.num_threads, options.num_blocks, options.pin_threads = num_threads, num_blocks, int(pin_threads)
+        options.weight_memory = named("weight_memory", weight_memory, WEIGHT_MEMORY)
         pointer = c_void_p()
         call("llmc_replayer_create", artifact.pointer, byref(options), byref(pointer))
         self._pointer = pointer

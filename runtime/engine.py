@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.runtime import abi
-from llmc.runtime.handle import Handle, IntArray, call, initial, int32, plain, sized
+from llmc.runtime.handle import Handle, IntArray, call, initial, int32, named, plain, sized
 
 if TYPE_CHECKING:
     from llmc.runtime.binding import Artifact
@@ -21,6 +21,9 @@ PHASES = ("prefill", "decode", "mixed")
 EVENT_KINDS = ("token", "finished", "failed", "prompt_logprobs", "needs_mask")
 FINISH_REASONS = (None, "stop", "length", "cancelled", "error", "timeout")
 MISS_POLICIES = {"larger": 0, "error": 1, "split": 2}
+WEIGHT_MEMORY = {"auto": 0, "mapped": 1, "copied": 2}
+"""Where weights are read: in their mapped file, or in huge pages, to which "auto" moves large ones as it runs and to
+which "copied" moves them at once; see llmc.h."""
 _FOREVER = 2**64 - 1
 
 
@@ -107,6 +110,8 @@ class EngineStats:
     prefix_query_tokens: int
     prefix_hit_tokens: int
     num_mixed_steps: int
+    weight_bytes: int
+    copied_weight_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,11 +150,13 @@ class Engine(Handle):
     while another one is in step; poll from one thread at a time."""
 
     _destroy = "llmc_engine_destroy"
-    _OPTIONS = frozenset(field[0] for field in abi.EngineOptions._fields_) - {"struct_size"}
+    _OPTIONS = frozenset(field[0] for field in abi.EngineOptions._fields_) - {"struct_size", "reserved"}
+    _NAMED = {"miss_policy": MISS_POLICIES, "weight_memory": WEIGHT_MEMORY}
     _POLL_CAPACITY = 256
 
     def __init__(self, artifact: Artifact, **options: Any) -> None:
-        """Options are the fields of llmc_engine_options; miss_policy also takes a name of MISS_POLICIES."""
+        """Options are the fields of llmc_engine_options; miss_policy and weight_memory also take the names of
+        MISS_POLICIES and WEIGHT_MEMORY."""
         super().__init__()
         self._num_graphs = artifact.info.num_graphs
         native = self._native_options(options)
@@ -164,10 +171,8 @@ class Engine(Handle):
         for name, value in options.items():
             if name not in cls._OPTIONS:
                 raise TypeError(f"unknown engine option {name!r}; known are {', '.join(sorted(cls._OPTIONS))}")
-            if name == "miss_policy" and isinstance(value, str):
-                if value not in MISS_POLICIES:
-                    raise ValueError(f"miss_policy is {value!r}; choose one of {', '.join(MISS_POLICIES)}")
-                value = MISS_POLICIES[value]
+            if name in cls._NAMED and isinstance(value, str):
+                value = named(name, value, cls._NAMED[name])
             setattr(native, name, int(value))
         return native
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Mapping
 from ctypes import byref, c_void_p
 from types import TracebackType
 from typing import Any, TypeVar
@@ -86,6 +87,13 @@ def plain(struct: ctypes.Structure) -> dict[str, Any]:
     """The fields of a struct but for struct_size and those reserved."""
     names = [field[0] for field in struct._fields_]
     return {name: getattr(struct, name) for name in names if name not in ("struct_size", "reserved")}
+
+
+def named(option: str, value: str, values: Mapping[str, int]) -> int:
+    """The number that a name of an option stands for; raises ValueError."""
+    if value not in values:
+        raise ValueError(f"{option} is {value!r}; choose one of {', '.join(values)}")
+    return values[value]
 
 
 def int32(name: str, values: IntArray, ndim: int = 1) -> npt.NDArray[np.int32]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .binding import MISS_POLICIES, Artifact, Engine, GraphInfo, LlmcError
+from .binding import MISS_POLICIES, WEIGHT_MEMORY, Artifact, Engine, GraphInfo, LlmcError
 from .detokenizer import OutputText
 from .guides import GuideCompiler, Guided, GuideError, TokenGuide
 from .joining import join_graphs
@@ -28,6 +28,7 @@ class LLM:
     path: artifact directory. num_threads 0: every CPU this process may use. kv_bytes: bytes of the KV pool, 0: enough
     for max_num_seqs sequences of max_model_len, at most 1 GiB. max_num_seqs 0: the artifact's. max_tokens_per_step:
     tokens of a step with prefill, 0: the largest graph. miss_policy: "larger", "split" or "error".
+    weight_memory: "auto", "mapped" or "copied", see WEIGHT_MEMORY; changes no result.
     Raises the binding's error when the artifact is not valid or does not run on this machine.
     """
 
@@ -42,9 +43,12 @@ class LLM:
         max_tokens_per_step: int = 0,
         prefix_cache: bool = True,
         miss_policy: str = "larger",
+        weight_memory: str = "auto",
     ) -> None:
         if miss_policy not in MISS_POLICIES:
             raise RequestError(f"miss policy {miss_policy!r} is unknown: use {', '.join(MISS_POLICIES)}")
+        if weight_memory not in WEIGHT_MEMORY:
+            raise RequestError(f"weight memory {weight_memory!r} is unknown: use {', '.join(WEIGHT_MEMORY)}")
         self.path = Path(path)
         self.artifact: Any = Artifact(self.path)
         try:
@@ -57,6 +61,7 @@ class LLM:
                 max_tokens_per_step=max_tokens_per_step,
                 prefix_cache=prefix_cache,
                 miss_policy=miss_policy,
+                weight_memory=weight_memory,
             )
         except BaseException:
             self.artifact.close()

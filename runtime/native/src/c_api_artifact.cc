@@ -19,8 +19,8 @@ using llmc::CheckStruct;
 using llmc::NullArgument;
 using llmc::Status;
 
-constexpr uint32_t kReplayerIdleSpinUs = 1000;
-constexpr llmc_replayer_options kReplayerDefaults = {sizeof(llmc_replayer_options), 0, 0, /*pin_threads=*/1};
+constexpr llmc_replayer_options kReplayerDefaults = {sizeof(llmc_replayer_options), 0, 0, /*pin_threads=*/1,
+                                                     LLMC_WEIGHTS_AUTO};
 
 }  // namespace
 
@@ -118,9 +118,13 @@ llmc_status llmc_replayer_create(llmc_artifact* artifact, const llmc_replayer_op
     uint32_t blocks = chosen.num_blocks;
     if (blocks == 0) blocks = static_cast<uint32_t>(model.max_model_len - 1) / model.block_size + 1;
     if (blocks == UINT32_MAX) --blocks;  // room for the dummy block; rejected below as too many
+    llmc::CpuDeviceOptions device;
+    device.num_threads = chosen.num_threads;
+    device.num_blocks = blocks + 1;
+    device.pin = chosen.pin_threads != 0;
+    LLMC_RETURN_IF_ERROR(llmc::ParseWeightMode(chosen.weight_memory, &device.weights.mode));
     auto replayer = std::make_unique<llmc_replayer>();
-    LLMC_RETURN_IF_ERROR(llmc::CpuDevice::Create(artifact->artifact, chosen.num_threads, blocks + 1,
-                                                 chosen.pin_threads != 0, kReplayerIdleSpinUs, &replayer->device));
+    LLMC_RETURN_IF_ERROR(llmc::CpuDevice::Create(artifact->artifact, device, &replayer->device));
     *out = replayer.release();
     return Status::Ok();
   });
@@ -149,6 +153,7 @@ llmc_status llmc_replayer_run(llmc_replayer* replayer, uint32_t graph, const llm
                                                           " floats and the batch needs " + std::to_string(needed) +
                                                           "; pass a larger array");
     }
+    LLMC_RETURN_IF_ERROR(replayer->device->SettleWeights());
     const float* result = nullptr;
     LLMC_RETURN_IF_ERROR(replayer->device->Replay(
         {graph, b.num_tokens, b.num_seqs, b.num_samples, b.block_table_stride, b.input_ids, b.positions,

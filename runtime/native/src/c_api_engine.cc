@@ -132,8 +132,15 @@ llmc_status llmc_engine_create(llmc_artifact* artifact, const llmc_engine_option
   return llmc::Guard(error, [&]() -> Status {
     if (artifact == nullptr) return NullArgument("artifact");
     if (out == nullptr) return NullArgument("out");
-    const auto make = [&](const llmc_engine_options& o, uint32_t num_blocks, std::unique_ptr<llmc::Device>* device) {
-      return llmc::MakeCpuDevice(artifact, o.num_threads, num_blocks, o.pin_threads != 0, o.idle_spin_us, device);
+    const auto make = [&](const llmc_engine_options& o, uint32_t num_blocks,
+                          std::unique_ptr<llmc::Device>* device) -> Status {
+      llmc::CpuDeviceOptions options;
+      options.num_threads = o.num_threads;
+      options.num_blocks = num_blocks;
+      options.pin = o.pin_threads != 0;
+      options.idle_spin_us = o.idle_spin_us;
+      LLMC_RETURN_IF_ERROR(llmc::ParseWeightMode(o.weight_memory, &options.weights.mode));
+      return llmc::MakeCpuDevice(artifact, options, device);
     };
     std::unique_ptr<llmc_engine> engine;
     LLMC_RETURN_IF_ERROR(llmc::MakeEngine(llmc::ArtifactModelShape(artifact), options, make, &engine));

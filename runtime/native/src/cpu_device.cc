@@ -11,6 +11,7 @@ namespace llmc {
 namespace {
 
 constexpr uint32_t kTasksOfThread = 4;  // at most: every share of many rows widens them anew
+constexpr uint64_t kReplaysBeforeMove = 16;
 
 using I64 = const int64_t*;
 using P = void*;
@@ -68,8 +69,9 @@ Status CheckCount(const char* what, uint32_t value, uint32_t low, uint32_t high)
 
 }  // namespace
 
-Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, uint32_t num_threads, uint32_t num_blocks, bool pin,
-                         uint32_t idle_spin_us, std::unique_ptr<CpuDevice>* out) {
+Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options,
+                         std::unique_ptr<CpuDevice>* out) {
+  const uint32_t num_blocks = options.num_blocks;
   // Slots are int32, and block 0 is the dummy block.
   const uint32_t max_blocks = static_cast<uint32_t>(INT32_MAX / artifact->model().block_size);
   if (num_blocks < 2 || num_blocks > max_blocks) {
@@ -78,15 +80,19 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, uint32_t num_
                                                         std::to_string(max_blocks) + "; choose another pool size");
   }
   std::unique_ptr<CpuDevice> device(new CpuDevice);
-  device->weights_ = artifact;
   device->shape_ = artifact->shape();
   device->num_blocks_ = num_blocks;
-  LLMC_RETURN_IF_ERROR(device->AllocatePool());
+  LLMC_RETURN_IF_ERROR(device->AllocatePool(*artifact));
   TeamOptions team;
-  team.num_threads = num_threads;
-  team.pin = pin;
-  team.idle_spin_us = idle_spin_us;
+  team.num_threads = options.num_threads;
+  team.pin = options.pin;
+  team.idle_spin_us = options.idle_spin_us;
   LLMC_RETURN_IF_ERROR(Team::Create(team, &device->team_));
+  // Pool and arena are taken from the system as they are used, most of them later.
+  device->weights_ = WeightMemory(artifact, options.weights, device->kv_pool_.size() + artifact->max_arena_bytes());
+  if (options.weights.mode == WeightMode::kCopied) {
+    while (!device->weights_.settled()) LLMC_RETURN_IF_ERROR(device->weights_.Move(device->team_.get()));
+  }
   LLMC_RETURN_IF_ERROR(device->MakeProgram(std::move(artifact), &device->program_));
   *out = std::move(device);
   return Status::Ok();
@@ -103,8 +109,15 @@ Status CpuDevice::AddGraphs(std::shared_ptr<const Artifact> artifact) {
   return Status::Ok();
 }
 
-Status CpuDevice::AllocatePool() {
-  const Artifact& artifact = *weights_;
+// Until a device has replayed a few graphs it may belong to a process that ends soon, which a copy would only delay.
+Status CpuDevice::SettleWeights() {
+  if (weights_.settled() || stats_.num_replays < kReplaysBeforeMove) return Status::Ok();
+  LLMC_RETURN_IF_ERROR(weights_.Move(team_.get()));
+  ResolveWeights();
+  return Status::Ok();
+}
+
+Status CpuDevice::AllocatePool(const Artifact& artifact) {
   uint64_t value_pool_bytes = 0, kv_bytes = 0;
   if (__builtin_mul_overflow(artifact.key_block_bytes(), uint64_t{num_blocks_}, &key_pool_bytes_) ||
       __builtin_mul_overflow(artifact.value_block_bytes(), uint64_t{num_blocks_}, &value_pool_bytes) ||
@@ -144,10 +157,7 @@ Status CpuDevice::MakeProgram(std::shared_ptr<const Artifact> of, Program* out) 
 void* CpuDevice::OperandAddress(const Program& program, const OperandRecord& operand) const {
   switch (static_cast<OperandKind>(operand.kind)) {
     case OperandKind::kArena: return program.arena.data() + operand.offset;
-    case OperandKind::kWeight: {
-      const uint64_t offset = weights_->weights()[operand.index].file_offset + operand.offset;
-      return const_cast<unsigned char*>(weights_->weight_file().data()) + offset;
-    }
+    case OperandKind::kWeight: return weights_.address(operand.index) + operand.offset;
     case OperandKind::kInput: return reinterpret_cast<char*>(program.inputs[operand.index]) + operand.offset;
     case OperandKind::kKeyPool: return kv_pool_.data() + operand.index * layer_pool_bytes_;
     case OperandKind::kValuePool: return kv_pool_.data() + operand.index * layer_pool_bytes_ + key_pool_bytes_;
@@ -185,6 +195,22 @@ void CpuDevice::Resolve(Program* program) const {
     }
     program->steps.back().barrier = 0;  // the team meets at the end of a job anyway
     program->graphs.push_back({begin, program->steps.data() + program->steps.size()});
+  }
+}
+
+// Between two replays.
+void CpuDevice::ResolveWeights() {
+  const Artifact& artifact = *program_.artifact;
+  Step* step = program_.steps.data();
+  for (const GraphRecord& graph : artifact.graphs()) {
+    for (uint32_t c = 0; c < graph.num_commands; ++c, ++step) {
+      const OperandRecord* operands = &artifact.operands()[artifact.commands()[graph.first_command + c].first_operand];
+      for (uint32_t o = 0; o < step->num_buffers; ++o) {
+        if (static_cast<OperandKind>(operands[o].kind) == OperandKind::kWeight) {
+          step->buffers[o] = OperandAddress(program_, operands[o]);
+        }
+      }
+    }
   }
 }
 
@@ -439,11 +465,9 @@ Status CpuDevice::CopyBlock(uint32_t from, uint32_t to) {
 
 const ModelShape& ArtifactModelShape(const llmc_artifact* artifact) { return artifact->artifact->shape(); }
 
-Status MakeCpuDevice(llmc_artifact* artifact, uint32_t num_threads, uint32_t num_blocks_with_dummy, bool pin,
-                     uint32_t idle_spin_us, std::unique_ptr<Device>* out) {
+Status MakeCpuDevice(llmc_artifact* artifact, const CpuDeviceOptions& options, std::unique_ptr<Device>* out) {
   std::unique_ptr<CpuDevice> device;
-  LLMC_RETURN_IF_ERROR(
-      CpuDevice::Create(artifact->artifact, num_threads, num_blocks_with_dummy, pin, idle_spin_us, &device));
+  LLMC_RETURN_IF_ERROR(CpuDevice::Create(artifact->artifact, options, &device));
   *out = std::move(device);
   return Status::Ok();
 }

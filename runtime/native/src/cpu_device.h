@@ -10,8 +10,17 @@
 #include "device.h"
 #include "mapped_file.h"
 #include "team.h"
+#include "weight_memory.h"
 
 namespace llmc {
+
+struct CpuDeviceOptions {
+  uint32_t num_threads = 0;  // as in TeamOptions, and so are pin and idle_spin_us
+  uint32_t num_blocks = 0;   // the dummy block included
+  bool pin = true;
+  uint32_t idle_spin_us = 1000;
+  WeightOptions weights;
+};
 
 // Sums over replays. Kernels and barriers are those of thread 0: what is left of total_ns is overhead.
 struct ReplayStats {
@@ -35,13 +44,16 @@ struct BatchView {
 
 class CpuDevice final : public Device {
  public:
-  static Status Create(std::shared_ptr<const Artifact> artifact, uint32_t num_threads, uint32_t num_blocks, bool pin,
-                       uint32_t idle_spin_us, std::unique_ptr<CpuDevice>* out);
+  static Status Create(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options,
+                       std::unique_ptr<CpuDevice>* out);
 
   const ModelShape& model() const override { return shape_; }
   Status AddGraphs(std::shared_ptr<const Artifact> artifact) override;
   uint32_t num_blocks() const override { return num_blocks_; }
   uint32_t num_threads() const override { return team_->num_threads(); }
+  Status SettleWeights() override;
+  uint64_t weight_bytes() const override { return weights_.artifact().weight_file().size(); }
+  uint64_t copied_weight_bytes() const override { return weights_.moved_bytes(); }
   void Touch(const StepBatch& batch) override;
   void Walk(uint32_t graph) override;
   Status Run(const StepBatch& batch, const float** logits) override;
@@ -83,9 +95,10 @@ class CpuDevice final : public Device {
   };
 
   CpuDevice() = default;
-  Status AllocatePool();
+  Status AllocatePool(const Artifact& artifact);
   Status MakeProgram(std::shared_ptr<const Artifact> of, Program* out) const;
   void Resolve(Program* program) const;
+  void ResolveWeights();
   uint32_t NumTasks(const Artifact& artifact, const CommandRecord& command) const;
   void* OperandAddress(const Program& program, const OperandRecord& operand) const;
   Status Check(const BatchView& batch) const;
@@ -96,7 +109,7 @@ class CpuDevice final : public Device {
   void WalkTimed(uint32_t thread, uint32_t num_threads);
   void Account(uint64_t start, uint64_t end, uint64_t ns);
 
-  std::shared_ptr<const Artifact> weights_;  // the artifact whose weights are mapped: those of the first one, for good
+  WeightMemory weights_;  // of the first artifact, for good
   ModelShape shape_;
   std::unique_ptr<Team> team_;
   uint32_t num_blocks_ = 0;
@@ -124,7 +137,6 @@ class CpuDevice final : public Device {
 };
 
 const ModelShape& ArtifactModelShape(const llmc_artifact* artifact);
-Status MakeCpuDevice(llmc_artifact* artifact, uint32_t num_threads, uint32_t num_blocks_with_dummy, bool pin,
-                     uint32_t idle_spin_us, std::unique_ptr<Device>* out);
+Status MakeCpuDevice(llmc_artifact* artifact, const CpuDeviceOptions& options, std::unique_ptr<Device>* out);
 
 }  // namespace llmc

@@ -54,6 +54,12 @@ class Device {
   // KV blocks of the pool, the dummy block 0 included.
   virtual uint32_t num_blocks() const = 0;
   virtual uint32_t num_threads() const = 0;
+  // Before a step: moves a part of the weights to where they are read fastest, if that pays. Changes no result. An error
+  // means that weights cannot be read.
+  virtual Status SettleWeights() { return Status::Ok(); }
+  // Bytes of weights, and of those the bytes that were copied to where they are read fastest.
+  virtual uint64_t weight_bytes() const { return 0; }
+  virtual uint64_t copied_weight_bytes() const { return 0; }
   // Takes from the system, now, the memory that a replay of this step uses; what lies there stays.
   virtual void Touch(const StepBatch& batch) { static_cast<void>(batch); }
   // Calls every kernel of a graph for no row at all: nothing is computed, but code and commands were fetched.

@@ -301,10 +301,11 @@ Status Engine::StepOnce(bool* progressed) {
   Status status;
   if (run || !plan_.copies.empty()) {
     Prepare();
+    if (run) status = device_->SettleWeights();
     const uint64_t replay = MonotonicNs();
     counters_.prepare_ns += replay - scheduled;
     const float* logits = nullptr;
-    status = Run(run, &logits);
+    if (status.ok()) status = Run(run, &logits);
     const uint64_t sample = MonotonicNs();
     replay_ns_ = sample - replay;
     counters_.replay_ns += replay_ns_;
@@ -678,6 +679,8 @@ void Engine::Publish(bool stepped, bool progressed) {
   c.num_free_blocks = blocks_.num_free();
   c.num_cached_blocks = blocks_.num_cached();
   c.num_threads = device_->num_threads();
+  c.weight_bytes = device_->weight_bytes();
+  c.copied_weight_bytes = device_->copied_weight_bytes();
   c.num_preemptions = scheduler_.num_preemptions();
   c.num_bucket_misses = scheduler_.num_bucket_misses();
   c.prefix_query_tokens = scheduler_.num_query_tokens();

@@ -82,6 +82,13 @@ void MappedFile::Prefetch() const {
   if (data_) ::madvise(data_, size_, MADV_WILLNEED);
 }
 
+void MappedFile::Drop(uint64_t begin, uint64_t end) const {
+  const uint64_t page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  begin = (begin + page - 1) / page * page;
+  if (end != size_) end = end / page * page;
+  if (begin < end) ::madvise(data_ + begin, end - begin, MADV_DONTNEED);
+}
+
 Pages::Pages(Pages&& other) noexcept { *this = std::move(other); }
 
 Pages& Pages::operator=(Pages&& other) noexcept {

@@ -21,6 +21,9 @@ class MappedFile {
   static Status Open(const std::string& path, MappedFile* out);
   // Asks the kernel to read the file ahead; advice only.
   void Prefetch() const;
+  // Gives up the mapping's pages of [begin, end), as far as they are whole; the page cache keeps them, and reading them
+  // maps them anew.
+  void Drop(uint64_t begin, uint64_t end) const;
   // Copies [offset, offset + bytes) from the file. Unlike the mapping, what the disk cannot deliver or what was cut off
   // since is an error here and no signal. Any thread.
   Status Read(uint64_t offset, uint64_t bytes, unsigned char* out) const;

@@ -1,34 +1,9 @@
 // Memory that runs out in any allocation of submit and set_token_mask: the call fails and leaves no trace. In any
 // allocation of step: every request fails, once, and the engine serves on.
-#include <cstdlib>
 #include <new>
 
 #include "engine_harness.h"
-
-namespace {
-
-thread_local long allocations_left = -1;  // negative: no limit
-thread_local long failures_left = -1;     // allocations that fail then; negative: all
-
-void* Allocate(std::size_t bytes) {
-  if (allocations_left == 0 && failures_left != 0) {
-    if (failures_left > 0) --failures_left;
-    throw std::bad_alloc();
-  }
-  if (allocations_left > 0) --allocations_left;
-  void* memory = std::malloc(bytes ? bytes : 1);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-void* operator new(std::size_t bytes) { return Allocate(bytes); }
-void* operator new[](std::size_t bytes) { return Allocate(bytes); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+#include "failing_new.h"
 
 using namespace llmc_test;
 

@@ -94,6 +94,14 @@ LLMC_API llmc_status llmc_artifact_get_info(const llmc_artifact *artifact, llmc_
 LLMC_API llmc_status llmc_artifact_get_graph(const llmc_artifact *artifact, uint32_t index, llmc_graph_info *info,
                                              llmc_error *error);
 
+/* Where weights are read. MAPPED: in the mapping of their file, shared by all processes that serve it. COPIED: in huge
+ * pages of this process, filled when the engine or replayer is created: weights are read faster (docs/performance.md),
+ * and a file that cannot be read is LLMC_ERR_IO then. AUTO: weights of at least 64 MiB move there in sixteen parts, one
+ * a step, from the 17th step on: the first token of a process comes as soon as with MAPPED. A copy needs memory for it,
+ * for all of KV pool and arena and 256 MiB besides; where machine or control group have less left, the rest stays
+ * mapped, and copied_weight_bytes tells. Changes no result. */
+enum { LLMC_WEIGHTS_AUTO = 0, LLMC_WEIGHTS_MAPPED = 1, LLMC_WEIGHTS_COPIED = 2 };
+
 /* ---- replayer: one graph at a time, for tools, tests and benchmarks -------------------------------------- */
 typedef struct llmc_replayer llmc_replayer;
 
@@ -102,6 +110,7 @@ typedef struct llmc_replayer_options {
   uint32_t num_threads;           /* 0: every CPU this process may use (see above) */
   uint32_t num_blocks;            /* KV blocks besides the dummy block 0; 0: enough for one sequence of max_model_len */
   uint32_t pin_threads;           /* 1: pin each team thread to one allowed CPU (default) */
+  uint32_t weight_memory;         /* LLMC_WEIGHTS_; default AUTO */
 } llmc_replayer_options;
 LLMC_API void llmc_replayer_options_init(llmc_replayer_options *options, uint32_t struct_size);
 
@@ -185,6 +194,8 @@ typedef struct llmc_engine_options {
   uint32_t pin_threads;
   uint32_t idle_spin_us;          /* team threads spin this long before they sleep; default 1000 */
   uint64_t kv_bytes;              /* bytes for the KV pool; 0: see num_blocks */
+  uint32_t weight_memory;         /* LLMC_WEIGHTS_; default AUTO */
+  uint32_t reserved;
 } llmc_engine_options;
 LLMC_API void llmc_engine_options_init(llmc_engine_options *options, uint32_t struct_size);
 
@@ -266,11 +277,12 @@ typedef struct llmc_engine_stats {
   uint64_t prompt_tokens, cached_tokens, output_tokens;
   uint64_t scheduled_tokens, padded_tokens;  /* valid tokens replayed; padding of the buckets they ran in */
   uint64_t step_ns, replay_ns, sample_ns;    /* wall time */
-  uint64_t schedule_ns, prepare_ns;          /* wall time before the replay: what to run, and its inputs */
+  uint64_t schedule_ns, prepare_ns;          /* wall time before the replay: what to run; its inputs, and moving weights */
   uint64_t kernel_ns, barrier_ns;            /* of replay_ns on thread 0: in kernels; waiting for other threads */
   uint64_t decode_step_ns, decode_kernel_ns, decode_barrier_ns; /* the same of decode steps; the rest is overhead */
   uint64_t prefix_query_tokens, prefix_hit_tokens; /* prompt tokens looked up in the prefix cache, and found */
   uint64_t num_mixed_steps;                  /* of num_prefill_steps, those that carried decodes, too */
+  uint64_t weight_bytes, copied_weight_bytes; /* of the artifact, and of those the ones that no longer lie in its file */
 } llmc_engine_stats;
 
 typedef struct llmc_graph_stats {
@@ -293,7 +305,7 @@ typedef struct llmc_bucket_miss {
 
 enum { LLMC_READY_EVENTS = 1, LLMC_READY_WORK = 2 };
 
-/* All allocation happens here. The engine keeps a reference to the artifact. */
+/* All allocation happens here, but for the weights that AUTO moves. The engine keeps a reference to the artifact. */
 LLMC_API llmc_status llmc_engine_create(llmc_artifact *artifact, const llmc_engine_options *options, llmc_engine **out,
                                         llmc_error *error);
 LLMC_API void llmc_engine_destroy(llmc_engine *engine);
