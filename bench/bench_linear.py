@@ -16,9 +16,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.compiler.kernels.linear_spec import linear_spec
 from llmc.compiler.kernels.pipeline import compile_object
 from llmc.compiler.kernels.registry import build_kernel
-from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.link import link_shared
 from llmc.compiler.packing import pack_activation, pack_linear
 from llmc.compiler.targets.cpu import Target, resolve_target
@@ -56,18 +56,7 @@ def best_time(call: Any, repeats: int) -> float:
 def bench(folder: Path, target: Target, dtype: str, rows: int, k: int, n: int) -> tuple[float, float]:
     """(GFLOP/s, GB/s of weights). One row cycles through copies of the weights that no cache holds."""
     tile = target.row_tile_for(rows)
-    spec = KernelSpec.of(
-        "linear",
-        "linear",
-        k=k,
-        n=n,
-        row_tile=tile,
-        act_dtype=dtype,
-        weight_dtype=dtype,
-        bias=False,
-        residual=False,
-        rows=0,
-    )
+    spec = linear_spec(n, k, tile, dtype)
     function = load(folder, spec.symbol(), compile_object(build_kernel(spec, target), target))
     numpy_dtype = np.dtype(np.float32) if dtype == "f32" else np.dtype(ml_dtypes.bfloat16)
     rng = np.random.default_rng(0)

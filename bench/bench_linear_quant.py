@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from bench_linear import SHAPES, aligned, best_time, load
 
+from llmc.compiler.kernels.linear_spec import linear_quant_spec
 from llmc.compiler.kernels.pipeline import compile_object
 from llmc.compiler.kernels.registry import build_kernel
-from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.packing import pack_activation
 from llmc.compiler.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation
 from llmc.compiler.targets.cpu import Target, resolve_target
@@ -28,20 +28,7 @@ def bench(folder: Path, target: Target, scheme: Scheme, rows: int, k: int, n: in
     """(GOP/s, GB/s of weights and scales). Few rows cycle through copies of the weights that no cache holds."""
     tile, format = target.row_tile_for(rows), scheme.weight
     act = "i8" if scheme.act_bits == 8 else "f32"
-    spec = KernelSpec.of(
-        "linear",
-        "linear_quant",
-        k=k,
-        n=n,
-        row_tile=tile,
-        act_dtype=act,
-        bits=format.bits,
-        group_size=format.group_size,
-        asymmetric=format.asymmetric,
-        bias=False,
-        residual=False,
-        rows=0,
-    )
+    spec = linear_quant_spec(n, k, tile, act, format)
     function = load(folder, spec.symbol(), compile_object(build_kernel(spec, target), target))
     rng = np.random.default_rng(0)
     floats = rng.standard_normal((rows, k)).astype(np.float32)

@@ -44,6 +44,7 @@ _GRAPH_SOURCES = (
     "plan.py",
     "quant_packing.py",
     "kernels/attention_split.py",
+    "kernels/linear_spec.py",
 )
 _WEIGHT_SOURCES = ("weights.py", "packing.py", "dtypes.py")
 _QUANTIZED_WEIGHT_SOURCES = (*_WEIGHT_SOURCES, "quant_packing.py", "../quantize")

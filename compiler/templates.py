@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph import Site
 from llmc.compiler.kernels.attention_split import partial_floats
+from llmc.compiler.kernels.linear_spec import linear_quant_spec, linear_spec
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.quant_packing import SCALE, ZERO
 from llmc.compiler.targets.cpu import Target
+from llmc.quantize import WeightFormat
 
 NUM_TOKENS, NUM_SAMPLES = 0, 2
 """Indices into the kernel scalars: what bounds a kernel's rows."""
@@ -125,14 +127,14 @@ def _matmul(site: Site, graph: GraphParams) -> tuple[dict[str, int | bool], Buff
 
 def _linear(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
     params, optional = _matmul(site, graph)
-    spec = KernelSpec.of("linear", "linear", act_dtype=graph.act_dtype, weight_dtype=graph.act_dtype, **params)
+    spec = linear_spec(dtype=graph.act_dtype, **params)
     return spec, ("x", "weight", *optional, "out")
 
 
 def _linear_quant(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
     params, optional = _matmul(site, graph)
     act = "i8" if site.attributes["int8"] else graph.act_dtype
-    spec = KernelSpec.of("linear", "linear_quant", act_dtype=act, **_weight_format(site), **params)
+    spec = linear_quant_spec(act_dtype=act, format=WeightFormat(**_weight_format(site)), **params)
     zero = (BufferSource.ZERO,) if site.attributes["asymmetric"] else ()
     return spec, ("x", "weight", BufferSource.SCALE, *zero, *optional, "out")
 

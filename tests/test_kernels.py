@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from kernel_harness import run
 from numpy.typing import NDArray
 
 from llmc.compiler.kernels.builder import KernelSpecError
+from llmc.compiler.kernels.linear_spec import linear_spec
 from llmc.compiler.kernels.pipeline import compile_object, llvm_text
 from llmc.compiler.kernels.registry import build_kernel, kernel_buffers
 from llmc.compiler.kernels.sources import TEMPLATE_FILES, source_digest
@@ -124,6 +126,26 @@ def act_tolerance(dtype: str) -> dict[str, float]:
     return {"rtol": 2e-6, "atol": 1e-6} if dtype == "f32" else {"rtol": 2.0**-8, "atol": 1e-6}
 
 
+def check_rows(
+    specs: Mapping[int, KernelSpec],
+    target: Target,
+    inputs: Mapping[str, NDArray[Any]],
+    expected: NDArray[np.float64],
+    dtype: str,
+) -> None:
+    """A packed activation [rows, dim] as kernels of several row tiles write it: the same bits, near `expected`."""
+    rows, dim = expected.shape
+    outputs = []
+    for tile, spec in specs.items():
+        for tasks in (1, 2, 3, 5):
+            arrays = {**inputs, "out": empty_act(rows, dim, tile, dtype)}
+            packed = run(spec, target, arrays, written=("out",), scalars={0: rows}, num_tasks=tasks)["out"]
+            outputs.append(unpack_activation(packed, rows, dim))
+            assert same_bits(outputs[-1], outputs[0])
+            assert padding_is_zero(packed, rows, dim)
+    np.testing.assert_allclose(outputs[0].astype(np.float64), expected, **act_tolerance(dtype))
+
+
 @on_cpus
 @dtypes
 @pytest.mark.parametrize("dim", [65, 96, 7, 333])
@@ -132,18 +154,11 @@ def test_rms_norm(target: Target, dtype: str, dim: int) -> None:
     x, weight = random(rows, dim), random(dim, seed=1)
     wide = x.astype(np.float64)
     expected = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-6) * weight
-    first = None
-    for tile in {1, 2, target.row_tile}:
-        spec = KernelSpec.of("norm", "rms_norm", dim=dim, eps=1e-6, row_tile=tile, act_dtype=dtype, rows=0)
-        for tasks in (1, 2, 3, 5):
-            arrays = {"x": x, "weight": weight, "out": empty_act(rows, dim, tile, dtype)}
-            packed = run(spec, target, arrays, written=("out",), scalars={0: rows}, num_tasks=tasks)["out"]
-            out = unpack_activation(packed, rows, dim)
-            first = out if first is None else first
-            assert same_bits(out, first)
-            assert padding_is_zero(packed, rows, dim)
-    assert first is not None
-    np.testing.assert_allclose(first.astype(np.float64), expected, **act_tolerance(dtype))
+    specs = {
+        tile: KernelSpec.of("norm", "rms_norm", dim=dim, eps=1e-6, row_tile=tile, act_dtype=dtype, rows=0)
+        for tile in (1, 2, target.row_tile)
+    }
+    check_rows(specs, target, {"x": x, "weight": weight}, expected, dtype)
 
 
 @on_cpus
@@ -156,18 +171,11 @@ def test_silu_mul(target: Target, dtype: str, dim: int) -> None:
     wide = gate_up.astype(np.float64)
     gate, up = wide[:, :dim], wide[:, dim:]
     expected = gate / (1 + np.exp(-gate)) * up
-    first = None
-    for tile in {1, 4, target.row_tile}:
-        spec = KernelSpec.of("activation", "silu_mul", dim=dim, row_tile=tile, act_dtype=dtype)
-        for tasks in (1, 2, 3, 5):
-            arrays = {"gate_up": gate_up, "out": empty_act(rows, dim, tile, dtype)}
-            packed = run(spec, target, arrays, written=("out",), scalars={0: rows}, num_tasks=tasks)["out"]
-            out = unpack_activation(packed, rows, dim)
-            first = out if first is None else first
-            assert same_bits(out, first)
-            assert padding_is_zero(packed, rows, dim)
-    assert first is not None
-    np.testing.assert_allclose(first.astype(np.float64), expected, **act_tolerance(dtype))
+    specs = {
+        tile: KernelSpec.of("activation", "silu_mul", dim=dim, row_tile=tile, act_dtype=dtype)
+        for tile in (1, 4, target.row_tile)
+    }
+    check_rows(specs, target, {"gate_up": gate_up}, expected, dtype)
 
 
 # --- linear --------------------------------------------------------------------------------------------------------
@@ -188,18 +196,7 @@ def test_linear(target: Target, dtype: str, n: int, k: int, bias: bool, residual
     packed_weight = pack_linear(weight, target.panel_columns)
     first: NDArray[Any] | None = None
     for tile in sorted({1, 2, target.row_tile}):
-        spec = KernelSpec.of(
-            "linear",
-            "linear",
-            k=k,
-            n=n,
-            row_tile=tile,
-            act_dtype=dtype,
-            weight_dtype=dtype,
-            bias=bias,
-            residual=residual,
-            rows=0,
-        )
+        spec = linear_spec(n, k, tile, dtype, bias=bias, residual=residual)
         for rows, tasks in ((19, 1), (19, 3), (1, 2), (8, 5), (9, 2)):
             arrays = {
                 "x": pack_activation(x, tile),
@@ -222,18 +219,7 @@ def test_linear_rows_beyond_one_chunk(target: Target) -> None:
         x, weight = random(rows, k, dtype=dtype), random(n, k, seed=1, dtype=dtype)
         results = []
         for tile, tasks in ((1, 1), (target.row_tile, 1), (target.row_tile, 3)):
-            spec = KernelSpec.of(
-                "linear",
-                "linear",
-                k=k,
-                n=n,
-                row_tile=tile,
-                act_dtype=dtype,
-                weight_dtype=dtype,
-                bias=False,
-                residual=False,
-                rows=2,
-            )
+            spec = linear_spec(n, k, tile, dtype, rows=2)
             arrays = {
                 "x": pack_activation(x, tile),
                 "w": pack_linear(weight, target.panel_columns),
@@ -248,18 +234,7 @@ def test_linear_rows_beyond_one_chunk(target: Target) -> None:
 @pytest.mark.parametrize("name", ["cooperlake", "znver4", "znver5", "sapphirerapids"])
 def test_bf16_targets_use_the_dot_instruction(name: str, tmp_path: Path) -> None:
     target = TARGETS[name]
-    spec = KernelSpec.of(
-        "linear",
-        "linear",
-        k=64,
-        n=96,
-        row_tile=target.row_tile,
-        act_dtype="bf16",
-        weight_dtype="bf16",
-        bias=False,
-        residual=False,
-        rows=0,
-    )
+    spec = linear_spec(96, 64, target.row_tile, "bf16")
     func = build_kernel(spec, target)
     assert llvm_text(func, target, "asm").count("vdpbf16ps") >= target.row_tile * target.panel_columns // 16
     link_shared([compile_object(func, target)], tmp_path / "kernels.so")

@@ -11,6 +11,7 @@ from kernel_harness import run
 from numpy.typing import NDArray
 
 from llmc.compiler.kernels.builder import KernelSpecError
+from llmc.compiler.kernels.linear_spec import linear_quant_spec
 from llmc.compiler.kernels.pipeline import llvm_text
 from llmc.compiler.kernels.registry import build_kernel
 from llmc.compiler.kernels.spec import KernelSpec
@@ -50,21 +51,6 @@ def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
     return bool((np.ascontiguousarray(a).view(np.uint8) == np.ascontiguousarray(b).view(np.uint8)).all())
 
 
-def linear_spec(n: int, k: int, tile: int, act: str, format: WeightFormat, **given: Any) -> KernelSpec:
-    return KernelSpec.of(
-        "linear",
-        "linear_quant",
-        k=k,
-        n=n,
-        row_tile=tile,
-        act_dtype=act,
-        bits=format.bits,
-        group_size=format.group_size,
-        asymmetric=format.asymmetric,
-        **{"bias": False, "residual": False, "rows": 0, **given},
-    )
-
-
 # BLOCKS takes several blocks of K, WHOLE is groups throughout; the others end within a line, a group, a panel.
 ACROSS, BLOCKS, WHOLE, TINY = (115, 172), (50, 1100), (48, 1152), (7, 1)
 
@@ -102,7 +88,7 @@ def test_linear_quant(target: Target, act: str, format: WeightFormat, shape: tup
     first: NDArray[Any] | None = None
     for tile in (1, 2, target.row_tile) if shape == BLOCKS else (1, target.row_tile):
         given = pack_quantized_activation(numbers, row_scale, tile, format) if act == "i8" else pack_activation(x, tile)
-        spec = linear_spec(n, k, tile, act, format, bias=extra, residual=extra)
+        spec = linear_quant_spec(n, k, tile, act, format, bias=extra, residual=extra)
         for rows, tasks in ((ROWS, 1), (ROWS, 3), (1, 2), (19, 2)):
             arrays = {"x": given, "w": packed["numbers"], "scale": packed["scale"]}
             arrays |= {"zero": packed["zero"]} if format.asymmetric else {}
@@ -134,7 +120,7 @@ def test_the_largest_numbers_do_not_overflow(target: Target) -> None:
             "scale": packed["scale"],
             "y": np.zeros((2, n), np.float32),
         }
-        y = run(linear_spec(n, k, tile, "i8", W8), target, arrays, written=("y",), scalars={0: 2})["y"]
+        y = run(linear_quant_spec(n, k, tile, "i8", W8), target, arrays, written=("y",), scalars={0: 2})["y"]
         expected = (numbers * scale.astype(np.float64)[:, None]) @ unpack_quantized(packed, n, k, W8).value().T
         np.testing.assert_allclose(y, expected, rtol=1e-6)
 
@@ -149,7 +135,7 @@ def test_levels_have_the_same_bits() -> None:
         packed = pack_quantized(weight, target.panel_columns, W4_64Z)
         arrays = {"x": pack_quantized_activation(numbers, scale, 1, W4_64Z), "w": packed["numbers"]}
         arrays |= {"scale": packed["scale"], "zero": packed["zero"], "y": np.zeros((3, n), np.float32)}
-        spec = linear_spec(n, k, 1, "i8", W4_64Z)
+        spec = linear_quant_spec(n, k, 1, "i8", W4_64Z)
         results.append(run(spec, target, arrays, written=("y",), scalars={0: 3})["y"])
     assert all(same_bits(y, results[0]) for y in results)
 
@@ -157,7 +143,7 @@ def test_levels_have_the_same_bits() -> None:
 @pytest.mark.parametrize(("name", "instruction"), [("icelake-server", "vpdpbusd"), ("x86-64-v4", "vpmaddwd")])
 def test_targets_use_their_dot_instruction(name: str, instruction: str) -> None:
     target = TARGETS[name]
-    code = llvm_text(build_kernel(linear_spec(96, 64, target.row_tile, "i8", W8), target), target, "asm")
+    code = llvm_text(build_kernel(linear_quant_spec(96, 64, target.row_tile, "i8", W8), target), target, "asm")
     assert code.count(instruction) >= target.row_tile * target.panel_columns // 16
     assert "vpmaddubsw" not in code
 
@@ -165,9 +151,9 @@ def test_targets_use_their_dot_instruction(name: str, instruction: str) -> None:
 def test_a_layout_that_does_not_exist_is_refused() -> None:
     for format in (WeightFormat(3), WeightFormat(4, 12)):
         with pytest.raises(KernelSpecError, match="have no layout"):
-            build_kernel(linear_spec(16, 64, 1, "i8", format), NATIVE)
+            build_kernel(linear_quant_spec(16, 64, 1, "i8", format), NATIVE)
     with pytest.raises(KernelSpecError, match="may overflow; at most 131072"):
-        build_kernel(linear_spec(16, 131073, 1, "i8", W8), NATIVE)
+        build_kernel(linear_quant_spec(16, 131073, 1, "i8", W8), NATIVE)
 
 
 # --- int8 activations ----------------------------------------------------------------------------------------------
