@@ -41,7 +41,7 @@ class TokensCost:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The dimensions of a decoder that decide its arithmetic and its traffic."""
+    """The dimensions of a decoder that decide its arithmetic and its traffic. weight_bytes, kv_bytes: of an element."""
 
     hidden: int
     intermediate: int
@@ -79,10 +79,25 @@ class ModelShape:
         )
 
     @property
-    def layer_weights(self) -> float:
-        """Weights of all layers' matrices; without the embedding and the output matrix."""
+    def layer_weights(self) -> int:
+        """Elements of all layers' matrices; without the embedding and the output matrix."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return float(self.layers * (attention + 3 * self.hidden * self.intermediate))
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def head_weights(self) -> int:
+        """Elements of the output matrix."""
+        return self.hidden * self.vocab
+
+    @property
+    def ops_per_pair(self) -> int:
+        """Operations for a query and a key it sees, in all layers; a multiply-add is two."""
+        return 4 * self.layers * self.heads * self.head_dim
+
+    @property
+    def kv_elements(self) -> int:
+        """Elements of the keys and values of one token, in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
 
     @property
     def arena_bytes_per_token(self) -> float:
@@ -110,11 +125,10 @@ class FlopsCost:
         rows = sequences * length if phase == "prefill" else sequences + 0 * length
         # Query times key and weight times value; a prompt sees half of itself on average.
         pairs = sequences * length * (length / 2 if phase == "prefill" else 1)
-        head = float(m.hidden * m.vocab)
-        flops = 2 * m.layer_weights * rows + 4 * m.layers * m.heads * m.head_dim * pairs + 2 * head * sequences
-        traffic = (m.layer_weights + head) * m.weight_bytes + 0 * rows
+        flops = 2 * m.layer_weights * rows + m.ops_per_pair * pairs + 2 * m.head_weights * sequences
+        traffic = (m.layer_weights + m.head_weights) * m.weight_bytes + 0 * rows
         if phase == "decode":
-            traffic = traffic + 2 * m.layers * m.kv_heads * m.head_dim * m.kv_bytes * sequences * length
+            traffic = traffic + m.kv_elements * m.kv_bytes * sequences * length
         return self.overhead_s + np.maximum(flops / self.flops_per_s, traffic / self.bytes_per_s)
 
 

@@ -18,14 +18,15 @@ from bench.peers import __main__ as command
 from bench.peers import environment, roofline
 from bench.peers.engines import ENGINES
 from bench.peers.engines.base import Variant, binding_limit
-from bench.peers.model import Shape, work_of
+from bench.peers.model import kv_bytes, prefill_ops, work_of
 from bench.peers.plan import Entrant, Key, Settings, groups, measurements
 from bench.peers.report import Report
 from bench.peers.runner import Runner, enlist
 from bench.peers.store import Measurement, Store, StoreError
+from llmc.buckets.cost import ModelShape
 
 SETTINGS = Settings(1, prefills=(16, 32), batches=(1, 2), steps=4, streams=2, requests=4, input_len=8, output_len=4)
-SHAPE = Shape(hidden=64, intermediate=128, layers=2, heads=4, kv_heads=2, head_dim=16, vocab=1000)
+SHAPE = ModelShape(hidden=64, intermediate=128, layers=2, heads=4, kv_heads=2, head_dim=16, vocab=1000)
 MACHINE = {"cpu": "made-up", "cpus": 1, "memory_gib": 1}
 
 
@@ -280,11 +281,11 @@ def test_the_report_has_medians_ranges_and_fractions(tmp_path: Path) -> None:
     assert asdict(prefill.value) == {"median": 200.0, "min": 100.0, "max": 300.0, "rounds": 3}
     assert prefill.value.text() == "200 (100–300)"
     assert prefill.fraction is not None
-    assert prefill.fraction.median == pytest.approx(200 / 16 * SHAPE.prefill_ops(16) / 1e9)
+    assert prefill.fraction.median == pytest.approx(200 / 16 * prefill_ops(SHAPE, 16) / 1e9)
     decode = report.points["m", "llmc", "v", "decode:2"]
     assert decode.fraction is not None
     context = SETTINGS.context + SETTINGS.steps // 2
-    assert decode.fraction.max == pytest.approx(300 / 2 * (10**6 + SHAPE.kv_bytes(2 * context)) / 1e9)
+    assert decode.fraction.max == pytest.approx(300 / 2 * (10**6 + kv_bytes(SHAPE, 2 * context)) / 1e9)
     assert report.limits()["read"].rounds == 10
     json.dumps(report.as_dict())
 
@@ -322,7 +323,7 @@ def test_the_plot_has_every_point_between_its_axes(tmp_path: Path) -> None:
 
 
 def test_work_is_that_of_the_published_shape() -> None:
-    shape = Shape(hidden=896, intermediate=4864, layers=24, heads=14, kv_heads=2, head_dim=64, vocab=151936)
+    shape = ModelShape(hidden=896, intermediate=4864, layers=24, heads=14, kv_heads=2, head_dim=64, vocab=151936)
     assert 2 * shape.layer_weights == pytest.approx(0.716e9, rel=1e-3)
     one, two = (work_of(shape, "decode", batch, 0, 10**9) for batch in (1, 2))
     assert (two.ops, two.bytes) == (2 * one.ops, one.bytes)

@@ -29,7 +29,7 @@ from bench.peers.engines import ENGINES
 from bench.peers.engines.base import Engine, Variant
 from bench.peers.environment import Workspace, free_bytes
 from bench.peers.limits import ARITHMETIC, probe, supported
-from bench.peers.model import Shape
+from bench.peers.model import read_shape
 from bench.peers.plan import PARTS, Entrant, Key, Settings, measurements
 from bench.peers.report import PRECISIONS, Report
 from bench.peers.roofline import roofline
@@ -141,7 +141,7 @@ def make_model(workspace: Workspace, name: str, store: Store) -> None:
 
         say(f"write {name} with random weights")
         write(name, path)
-    store.models[name] = asdict(Shape.read(path))
+    store.models[name] = asdict(read_shape(path))
 
 
 def write_report(store: Store, folder: Path) -> None:

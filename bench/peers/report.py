@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.peers.limits import UNITS
-from bench.peers.model import Shape, Work, work_of
+from bench.peers.model import Work, work_of
 from bench.peers.plan import Key
 from bench.peers.store import Measurement, Store
+from llmc.buckets.cost import ModelShape
 
 PRECISIONS = ("16-bit", "int8", "int4", "32-bit")
 OWN = "llmc"
@@ -79,7 +80,7 @@ class Report:
         if key.kind not in ("prefill", "decode"):
             return plain
         context = store.settings.context + store.settings.steps // 2
-        work = work_of(Shape(**store.models[key.model]), key.kind, key.size, context, prepared["weight_bytes"])
+        work = work_of(ModelShape(**store.models[key.model]), key.kind, key.size, context, prepared["weight_bytes"])
         limit = prepared["limit"] if key.kind == "prefill" else "read"
         amount = work.ops if limit != "read" else work.bytes
         fractions = [one.value / key.size * amount / one.limits[limit] for one in found if one.value is not None]

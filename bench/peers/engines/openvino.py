@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from bench.peers.engines.base import Engine, Prepared, Variant
 from bench.peers.environment import run, written_whole
-from bench.peers.model import Shape
+from bench.peers.model import kv_bytes, read_shape
 from bench.peers.process import Command
 
 EXPORT = ("torch==2.13.*", "optimum-intel[openvino]==2.2.*", "nncf==3.4.*")
@@ -47,8 +47,7 @@ class OpenVino(Engine):
     def worker(self, prepared: Prepared, variant: Variant) -> Command:
         from bench.peers.limits import supported
 
-        shape = Shape.read(prepared.path)
-        cache = shape.kv_bytes(self.settings.max_batch * self.settings.max_len, 4)
+        cache = kv_bytes(read_shape(prepared.path), self.settings.max_batch * self.settings.max_len, 4)
         return self.command(
             self.workspace.environment(self.name).python,
             "openvino_worker.py",

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from bench.peers.engines.base import Engine, Prepared, Variant
 from bench.peers.environment import Environment
-from bench.peers.model import Shape
+from bench.peers.model import kv_bytes, read_shape
 from bench.peers.process import Command
 
 
@@ -43,7 +43,7 @@ class Vllm(Engine):
         return Command((program, "serve", str(prepared.path), *flags), self._variables(prepared))
 
     def _variables(self, prepared: Prepared) -> dict[str, str]:
-        cache = Shape.read(prepared.path).kv_bytes(self.settings.max_batch * self.settings.max_len)
+        cache = kv_bytes(read_shape(prepared.path), self.settings.max_batch * self.settings.max_len)
         return {
             "VLLM_CPU_OMP_THREADS_BIND": self.cpus,
             "VLLM_CPU_KVCACHE_SPACE": str(-(-cache // (1 << 30))),
