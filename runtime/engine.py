@@ -6,7 +6,7 @@ import ctypes
 import dataclasses
 from collections.abc import Mapping, Sequence
 from ctypes import byref, c_uint32, c_uint64, c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -151,7 +151,7 @@ class Engine(Handle):
 
     _destroy = "llmc_engine_destroy"
     _OPTIONS = frozenset(field[0] for field in abi.EngineOptions._fields_) - {"struct_size", "reserved"}
-    _NAMED = {"miss_policy": MISS_POLICIES, "weight_memory": WEIGHT_MEMORY}
+    _NAMED: ClassVar[Mapping[str, Mapping[str, int]]] = {"miss_policy": MISS_POLICIES, "weight_memory": WEIGHT_MEMORY}
     _POLL_CAPACITY = 256
 
     def __init__(self, artifact: Artifact, **options: Any) -> None:
