@@ -1,13 +1,13 @@
 """Planning: the ladder that serves a trace at the least cost within limits on graphs, padding, memory and compile time.
 
-trace ── demand.py: steps by (batch, seq) ──▶ candidates.py: a grid of sizes
+trace ── demand.py, or a simulation: steps by (batch, seq) ──▶ candidates.py: a grid of sizes
       ── exact.py (one batch size) or grid.py (two dimensions) ──▶ ladder, lower bound, comparisons
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from .bucket import MAX_BUCKETS, Bucket, BucketError, BucketLadder
 from .candidates import Outcome, PhaseProblem
 from .cost import CostModel, TokensCost
-from .demand import ServerModel, demands
+from .demand import Demand, ServerModel, demands
 from .exact import solve as solve_axis
 from .fixed import FAMILIES, grid_ladders
 from .grid import lower_bound, search
@@ -65,7 +65,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class LadderScore:
-    """A ladder on the demand of one phase. padding: share of the computed tokens that no step asked for, 0 … 1."""
+    """A ladder on the demand of one phase. padding: share of the computed tokens that no step asked for, 0 … 1.
+
+    held: share of the steps that one bucket holds. pairs: its buckets.
+    """
 
     name: str
     graphs: int
@@ -73,6 +76,7 @@ class LadderScore:
     tokens: float
     padding: float
     held: float
+    pairs: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +118,13 @@ def plan(
     block_size: int = 32,
     phases: tuple[str, ...] = PHASES,
     resources: Resources | None = None,
+    asked: Mapping[str, Demand] | None = None,
 ) -> Plan:
     """Plans the ladder of `phases` for `trace` on `server`; sizes are multiples of block_size, but for the largest.
 
-    The largest bucket of a phase always holds what the server admits: decode max_num_seqs × max_model_len, prefill one
-    chunk. Raises BucketError when limits contradict each other, with the nearest value that does not.
+    asked: the demand of phases where it is known better than by `demands`. The largest bucket of a phase always holds
+    what the server admits: decode max_num_seqs × max_model_len, prefill one chunk. Raises BucketError when limits
+    contradict each other, with the nearest value that does not.
     """
     server, limits = server or ServerModel(), limits or Limits()
     cost, resources = cost or TokensCost(), resources or Resources()
@@ -128,18 +134,13 @@ def plan(
         raise BucketError(f"cannot plan the phases {', '.join(phases)}: use prefill, decode or both")
     server = _within_memory(server, limits, resources, block_size, phases)
     most = _most_graphs(server, limits, resources, phases)
+    known = dict(asked or {})
+    known |= demands(trace, server, tuple(phase for phase in phases if phase not in known))
     planned = {
-        phase: _plan_phase(PhaseProblem.of(demand, server, cost, block_size), most, limits, block_size)
-        for phase, demand in demands(trace, server, phases).items()
+        phase: _plan_phase(PhaseProblem.of(known[phase], server, cost, block_size), most, limits, block_size)
+        for phase in phases
     }
-    default = default_ladder(server.max_num_seqs, server.max_model_len, block_size)
-    prefill = planned["prefill"].buckets if "prefill" in planned else default.prefill
-    rows = max(bucket.max_tokens for bucket in prefill)
-    ladder = BucketLadder(
-        prefill=prefill,
-        decode=planned["decode"].buckets if "decode" in planned else default.decode,
-        mixed=tuple(bucket for bucket in default.mixed if bucket.max_tokens <= rows),
-    )
+    ladder = complete({phase: one.buckets for phase, one in planned.items()}, server, block_size)
     return Plan(
         ladder=ladder,
         phases=tuple(planned[phase] for phase in PHASES if phase in planned),
@@ -147,6 +148,16 @@ def plan(
         arena_bytes=max(bucket.max_tokens for bucket in ladder) * resources.bytes_per_token,
         clipped=int(np.count_nonzero(trace.prompt_tokens + trace.output_tokens > server.max_model_len)),
     )
+
+
+def complete(planned: Mapping[str, tuple[Bucket, ...]], server: ServerModel, block_size: int) -> BucketLadder:
+    """A ladder of planned phases and the default buckets of the others; of `mixed` those that need no larger arena than
+    prefill."""
+    default = default_ladder(server.max_num_seqs, server.max_model_len, block_size)
+    prefill = planned.get("prefill", default.prefill)
+    rows = max(bucket.max_tokens for bucket in prefill)
+    mixed = tuple(bucket for bucket in default.mixed if bucket.max_tokens <= rows)
+    return BucketLadder(prefill=prefill, decode=planned.get("decode", default.decode), mixed=mixed)
 
 
 def score(name: str, problem: PhaseProblem, buckets: Pairs) -> LadderScore:
@@ -159,6 +170,7 @@ def score(name: str, problem: PhaseProblem, buckets: Pairs) -> LadderScore:
         tokens=outcome.tokens,
         padding=1 - problem.demand.tokens / outcome.tokens,
         held=outcome.held,
+        pairs=tuple(buckets),
     )
 
 

@@ -75,14 +75,21 @@ class Trace:
 
     def first(self, count: int) -> Trace:
         """The first `count` requests."""
-        starts = self.prefix_start[: count + 1]
+        return self.part(0, count)
+
+    def part(self, start: int, stop: int) -> Trace:
+        """Requests start … stop - 1; times count from the first of them, if there is one."""
+        starts = self.prefix_start[start : stop + 1]
+        if not len(starts):
+            starts = np.zeros(1, np.int64)
+        arrival_s = self.arrival_s[start:stop]
         return replace(
             self,
-            arrival_s=self.arrival_s[:count],
-            prompt_tokens=self.prompt_tokens[:count],
-            output_tokens=self.output_tokens[:count],
-            prefix_start=starts,
-            prefix_ids=self.prefix_ids[: starts[-1]],
+            arrival_s=arrival_s - arrival_s[:1].sum(),
+            prompt_tokens=self.prompt_tokens[start:stop],
+            output_tokens=self.output_tokens[start:stop],
+            prefix_start=starts - starts[0],
+            prefix_ids=self.prefix_ids[starts[0] : starts[-1]],
         )
 
     def prefix_of(self, index: int) -> npt.NDArray[np.int64]:

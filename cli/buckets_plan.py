@@ -15,7 +15,10 @@ from llmc.buckets import BucketError
 if TYPE_CHECKING:
     from llmc.buckets.cost import CostModel
     from llmc.buckets.demand import ServerModel
-    from llmc.buckets.planner import LadderScore, PhasePlan, Plan, Resources
+    from llmc.buckets.planner import LadderScore, PhasePlan, Resources
+    from llmc.buckets.step_cost import StepCosts
+
+    from .plan_simulation import SimulatedPlan
 
 PLAN_HELP = """Plan the ladder that serves a trace at the least cost, and write it as a bucket file for llmc compile.
 
@@ -80,6 +83,8 @@ def plan_command(
     from llmc.buckets.files import write_file
     from llmc.buckets.trace import read_trace
 
+    from . import plan_simulation
+
     if output is not None and output.suffix not in (".toml", ".json"):
         raise typer.BadParameter(f"--output {output} must end in .toml or .json")
     limits = planner.Limits(max_graphs, max_padding, _bytes(max_memory), max_compile_time)
@@ -92,24 +97,35 @@ def plan_command(
         decode_step_s=decode_step_ms / 1000,
         prefix_cache=prefix_cache,
     )
-    costs, resources = _cost_model(cost, cost_table, model, gflops, bandwidth, overhead_us)
+    costs, steps, resources = _cost_model(cost, cost_table, model, gflops, bandwidth, overhead_us, server)
     requests = read_trace(trace)
     phases = planner.PHASES if phase is Phase.both else (phase.value,)
-    planned = planner.plan(requests, server, limits, costs, block_size=block_size, phases=phases, resources=resources)
+    simulated = plan_simulation.plan(
+        requests, server, limits, costs, steps, block_size=block_size, phases=phases, resources=resources
+    )
+    planned = simulated.plan
     if output is not None:
         what = " ".join(f"{p.phase} pads {p.score.padding:.2%}." for p in planned.phases)
         write_file(output, planned.ladder, f"Planned by llmc for {requests.name}, {len(requests)} requests. {what}")
     if as_json:
-        print(json.dumps(_plan_data(planned, len(requests), server), indent=2))
+        print(json.dumps(_plan_data(simulated, len(requests), server), indent=2))
     else:
-        _print_plan(planned, requests.name, len(requests), output)
+        _print_plan(simulated, requests.name, len(requests), output)
 
 
 def _cost_model(
-    cost: Cost, table: Path | None, model: Path | None, gflops: float, bandwidth: float, overhead_us: float
-) -> tuple[CostModel, Resources]:
+    cost: Cost,
+    table: Path | None,
+    model: Path | None,
+    gflops: float,
+    bandwidth: float,
+    overhead_us: float,
+    server: ServerModel,
+) -> tuple[CostModel, StepCosts, Resources]:
+    """What is minimised, what steps take in the simulation, and what graphs take beside time."""
     from llmc.buckets.cost import FlopsCost, ModelShape, TokensCost
     from llmc.buckets.planner import Resources
+    from llmc.buckets.step_cost import AssumedCost, StepCosts
 
     if cost is Cost.auto:
         cost = Cost.measured if table else Cost.flops if model else Cost.tokens
@@ -122,12 +138,14 @@ def _cost_model(
     if shape is not None:
         resources = Resources(bytes_per_token=shape.arena_bytes_per_token)
     if cost is Cost.measured and table is not None:
-        from llmc.cli.cost_tables import measured_cost
+        from llmc.cli.cost_tables import measured_cost, step_costs
 
-        return measured_cost(table), resources
+        return measured_cost(table), step_costs(table), resources
     if cost is Cost.flops and shape is not None:
-        return FlopsCost(shape, gflops * 1e9, bandwidth * 1e9, overhead_us * 1e-6), resources
-    return TokensCost(), resources
+        roofline = FlopsCost(shape, gflops * 1e9, bandwidth * 1e9, overhead_us * 1e-6)
+        return roofline, StepCosts.of_model(roofline, "a roofline"), resources
+    assumed = AssumedCost(server.prefill_tokens_per_s, server.decode_step_s)
+    return TokensCost(), StepCosts.of_model(assumed, "assumed"), resources
 
 
 def read_config(model: Path) -> dict[str, Any]:
@@ -156,7 +174,8 @@ def _scores(phase: PhasePlan) -> list[LadderScore]:
     return [phase.score, *phase.others]
 
 
-def _plan_data(plan: Plan, requests: int, server: ServerModel) -> dict[str, Any]:
+def _plan_data(simulated: SimulatedPlan, requests: int, server: ServerModel) -> dict[str, Any]:
+    plan = simulated.plan
     return {
         "requests": requests,
         "clipped": plan.clipped,
@@ -184,6 +203,19 @@ def _plan_data(plan: Plan, requests: int, server: ServerModel) -> dict[str, Any]
             }
             for p in plan.phases
         },
+        "simulated": {
+            "requests": simulated.requests,
+            "ladders": [
+                {
+                    "name": one.name,
+                    "cost": one.cost,
+                    "padding": one.padding,
+                    "steps": one.steps,
+                    "graphs": len(one.ladder),
+                }
+                for one in simulated.tried
+            ],
+        },
         "ladder": {
             phase: [[b.batch, b.seq] for b in getattr(plan.ladder, phase)] for phase in ("prefill", "decode", "mixed")
         },
@@ -194,12 +226,12 @@ def _count(value: float) -> str:
     return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.2f} M"
 
 
-def _print_plan(plan: Plan, name: str, requests: int, output: Path | None) -> None:
+def _print_plan(simulated: SimulatedPlan, name: str, requests: int, output: Path | None) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console, plan = Console(), simulated.plan
     clipped = f", {plan.clipped} of them clipped" if plan.clipped else ""
     for phase in plan.phases:
         title = f"{phase.phase}: {phase.steps:,.0f} steps of {requests:,} requests in {name}{clipped}"
@@ -217,6 +249,17 @@ def _print_plan(plan: Plan, name: str, requests: int, output: Path | None) -> No
         sizes = sorted({b.seq for b in phase.buckets})
         proof = "optimal" if phase.exact else f"within {phase.gap:.1%} of the optimum"
         console.print(f"cost in {plan.unit}, {proof}; lengths {' '.join(map(str, sizes))}", highlight=False)
+    if simulated.tried:
+        title = f"whole ladders in the simulation, {simulated.requests:,} requests"
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for column in ("ladder", "graphs", "steps", "padding", "cost", "plan / this"):
+            table.add_column(column, justify="left" if column == "ladder" else "right", no_wrap=True)
+        mine = simulated.tried[0]
+        for one in simulated.tried:
+            cells = (f"{len(one.ladder)}", f"{one.steps:,}", f"{one.padding:.2%}", f"{one.cost:,.4g}",
+                     "" if one is mine else f"{mine.cost / one.cost:.1%}")  # fmt: skip
+            table.add_row(one.name, *cells, style="bold" if one is mine else "")
+        console.print(table)
     from llmc.cli.units import format_bytes
 
     console.print(

@@ -169,13 +169,12 @@ def _costs(
     prefill_rate: float,
     decode_step_ms: float,
 ) -> tuple[StepCosts, Resources]:
-    from llmc.buckets.cost import FlopsCost, MeasuredCost, ModelShape
-    from llmc.buckets.cost_table import CostTable, is_cost_table, read_json
+    from llmc.buckets.cost import FlopsCost, ModelShape
     from llmc.buckets.planner import Resources
     from llmc.buckets.step_cost import AssumedCost, StepCosts
 
     from .buckets_plan import read_config
-    from .cost_tables import measured_table
+    from .cost_tables import measured_table, step_costs
 
     resources = Resources()
     shape = ModelShape.from_config(read_config(model), str(model / "config.json")) if model is not None else None
@@ -187,13 +186,7 @@ def _costs(
             resources = Resources(bytes_per_token=ladder.arena_bytes / rows)
             break
     if table is not None:
-        if table.is_dir():
-            return StepCosts.of_table(measured_table(table), f"measured, {table.name}"), resources
-        data = read_json(table)
-        if is_cost_table(data):
-            measured = CostTable.from_data(data, f"cost table {table}")
-            return StepCosts.of_table(measured, f"measured, {table.name}"), resources
-        return StepCosts.of_model(MeasuredCost.read(table), f"measured, {table.name}"), resources
+        return step_costs(table), resources
     if shape is not None and model is not None:
         roofline = FlopsCost(shape, gflops * 1e9, bandwidth * 1e9, overhead_us * 1e-6)
         source = f"a roofline of {model.name}, {gflops:g} GFLOP/s and {bandwidth:g} GB/s"

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 
 from llmc.buckets.bucket import Bucket, BucketError
 from llmc.buckets.cost import MeasuredCost
-from llmc.buckets.cost_table import CostTable, ReplayCost, artifact_key, find_tables, load_table, table_name
+from llmc.buckets.cost_table import (
+    CostTable,
+    ReplayCost,
+    artifact_key,
+    find_tables,
+    is_cost_table,
+    load_table,
+    read_json,
+    table_name,
+)
+from llmc.buckets.step_cost import StepCosts
 from llmc.runtime.device import PADDING, machine_facts
 
 from .inspect import read_manifest
@@ -34,6 +44,16 @@ def cost_folder(explicit: Path | None = None) -> Path:
 def measured_cost(where: Path) -> MeasuredCost:
     """The costs in a file, or those measured for an artifact, when the buckets are full. Raises BucketError."""
     return MeasuredCost.of(measured_table(where)) if where.is_dir() else MeasuredCost.read(where)
+
+
+def step_costs(where: Path) -> StepCosts:
+    """The same for steps of any load."""
+    if where.is_dir():
+        return StepCosts.of_table(measured_table(where), f"measured, {where.name}")
+    data = read_json(where)
+    if is_cost_table(data):
+        return StepCosts.of_table(CostTable.from_data(data, f"cost table {where}"), f"measured, {where.name}")
+    return StepCosts.of_model(MeasuredCost.read(where), f"measured, {where.name}")
 
 
 def measured_table(artifact: Path) -> CostTable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -181,15 +181,23 @@ class WhatIf:
         self.outputs = np.clip(self.trace.output_tokens, 1, longest - self.prompts)
         asked = self.trace.prompt_tokens + np.maximum(self.trace.output_tokens, 1)
         self.clipped = int(np.count_nonzero(asked > self.prompts + self.outputs))
-        self._ideal: tuple[Floats, Floats] | None = None
+        # By the largest mixed bucket: its tokens decide how prompts are cut, which no ladder of exact shapes undoes.
+        self._ideal: dict[Bucket | None, tuple[Floats, Floats]] = {}
+
+    def loads(self, ladder: Ladder, progress: OnProgress | None = None) -> tuple[SimulatedLoad, ...]:
+        """Only what the graphs carry. Raises as `run`."""
+        self.server.check(ladder)
+        with self._simulate(self._graphs(ladder), ladder.name, progress)[0] as engine:
+            return tuple(engine.loads())
 
     def run(self, ladder: Ladder, progress: OnProgress | None = None) -> Outcome:
         """Raises BucketError when the ladder does not fit the server, LlmcError when the engine refuses."""
         self.server.check(ladder)
-        if self._ideal is None:
-            self._ideal = self._simulate(self._ideal_graphs(), "ideal ladder", progress)[1:]
-        graphs = [self._graph(bucket, ladder.tile(index)) for index, bucket in enumerate(ladder.buckets)]
-        engine, ttft, total = self._simulate(graphs, ladder.name, progress)
+        mixed = max((b for b in ladder.buckets if b.phase == "mixed"), key=lambda b: b.max_tokens, default=None)
+        if mixed not in self._ideal:
+            self._ideal[mixed] = self._simulate(self._ideal_graphs(mixed), "ideal ladder", progress)[1:]
+        ideal_ttft, ideal_total = self._ideal[mixed]
+        engine, ttft, total = self._simulate(self._graphs(ladder), ladder.name, progress)
         with engine:
             loads, stats, misses = tuple(engine.loads()), engine.stats, tuple(engine.bucket_misses())
         largest = max(b.max_tokens for b in ladder.buckets if b.phase != "decode")
@@ -212,8 +220,8 @@ class WhatIf:
             + self.costs.token_s * stats.output_tokens,
             ttft_s=ttft,
             total_s=total,
-            added_ttft_s=ttft - self._ideal[0],
-            added_s=total - self._ideal[1],
+            added_ttft_s=ttft - ideal_ttft,
+            added_s=total - ideal_total,
             compile_s=0.0 if ladder.path is not None else len(ladder.buckets) * self.resources.seconds_per_graph,
             arena_bytes=arena + len(ladder.buckets) * self.resources.bytes_per_graph,
             kv_bytes=stats.num_blocks * self.server.kv_block_bytes if self.server.kv_block_bytes > 1 else 0,
@@ -259,6 +267,9 @@ class WhatIf:
         ttft, total = (np.where(served, at.astype(np.float64) - arrival_ns, np.nan) / 1e9 for at in (first, last))
         return engine, ttft, total
 
+    def _graphs(self, ladder: Ladder) -> list[SimulatedGraph]:
+        return [self._graph(bucket, ladder.tile(index)) for index, bucket in enumerate(ladder.buckets)]
+
     def _graph(self, bucket: Bucket, tile: int) -> SimulatedGraph:
         server = self.server
         longest = bucket.seq if bucket.phase == "decode" else server.max_model_len
@@ -276,30 +287,18 @@ class WhatIf:
             exact=_native(exact),
         )
 
-    def _ideal_graphs(self) -> list[SimulatedGraph]:
-        """One graph a phase that holds everything and takes what its load takes."""
+    def _ideal_graphs(self, mixed: Bucket | None) -> list[SimulatedGraph]:
+        """One graph a phase that holds everything and takes what its load takes; mixed steps as large as in `mixed`."""
         server = self.server
+        buckets = [
+            Bucket("prefill", 1, server.max_model_len),
+            Bucket("decode", server.max_num_seqs, server.max_model_len),
+        ]
         graphs = []
-        for phase, batch, seq in (
-            ("prefill", 1, server.max_model_len),
-            ("decode", server.max_num_seqs, server.max_model_len),
-        ):
-            _, exact = self.costs.curves(Bucket(phase, batch, seq))
-            graph = self._graph(Bucket(phase, batch, seq), 1)
-            curve = _native(exact)
-            graphs.append(
-                SimulatedGraph(
-                    phase,
-                    server.max_num_seqs,
-                    seq,
-                    graph.max_tokens,
-                    server.max_num_seqs,
-                    server.max_num_seqs,
-                    graph.max_blocks_per_seq,
-                    curve,
-                    curve,
-                )
-            )
+        for bucket in buckets if mixed is None else [*buckets, mixed]:
+            graph = self._graph(bucket, 1)
+            batch = bucket.batch if bucket is mixed else server.max_num_seqs
+            graphs.append(replace(graph, batch=batch, max_seqs=batch, max_samples=batch, cost=graph.exact))
         return graphs
 
     def _uses(self, ladder: Ladder, loads: Sequence[SimulatedLoad]) -> tuple[GraphUse, ...]:
