@@ -3,7 +3,6 @@
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,8 @@ import typer
 
 from .miss_policy import POLICY_HELP, check_miss_policy, engine_policy, miss_observers
 from .miss_records import prepare_record
+from .weight_memory import WEIGHT_HELP, WeightMemory
+from .units import parse_size
 
 _HELP = """Serve an artifact or a model directory (compiled first, cached) over HTTP, as OpenAI's API does.
 
@@ -26,7 +27,6 @@ Examples:
   llmc serve qwen.llmc --served-model-name qwen --port 9000 --kv-bytes 2GiB
   llmc serve qwen.llmc --host 0.0.0.0 --api-key-file keys.txt --ssl-certfile cert.pem --ssl-keyfile key.pem
 """
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
@@ -34,16 +34,6 @@ _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 def register(app: typer.Typer) -> None:
     """Adds the command to `app`."""
     app.command("serve", help=_HELP)(serve_command)
-
-
-def parse_size(text: str) -> int:
-    """ "2GiB" → 2147483648, "500MB" → 500000000, "4096" → 4096. Raises BadParameter."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is no size: write it as 4096, 500MB or 2GiB")
-    number, prefix, binary = match.groups()
-    power = " KMGT".index(prefix.upper() or " ")
-    return int(float(number) * (1024 if binary else 1000) ** power)
 
 
 def serve_command(
@@ -89,6 +79,7 @@ def serve_command(
     ),
     pin: bool = typer.Option(True, "--pin/--no-pin", help="Keep each thread on a CPU of its own."),
     kv_bytes: str = typer.Option("0", metavar="SIZE", help="Size of the KV pool, as 2GiB; 0: from the limits."),
+    weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
     prefix_cache: bool = typer.Option(True, help="Reuse KV blocks of equal prompt prefixes."),
     miss_policy: str = typer.Option(
         "larger", metavar=POLICY_HELP, help="What runs a step that no bucket holds; see docs/buckets.md."
@@ -196,6 +187,7 @@ def serve_command(
         max_num_batched_tokens=max_num_batched_tokens,
         num_threads=num_threads,
         pin_threads=pin,
+        weight_memory=weight_memory.value,
         prefix_cache=prefix_cache,
         miss_policy=engine_policy(miss_policy),
         max_queue=max_queue,

@@ -6,7 +6,7 @@ import re
 
 import typer
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?b)?|b)?", re.IGNORECASE)
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", re.IGNORECASE)
 AGE_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -22,11 +22,15 @@ def format_bytes(count: float) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `500M`, `2GiB`, `1024`; units are powers of 1024. Raises typer.BadParameter."""
+    """Bytes of `1024`, `500M`, `2GiB`, `500MB`; only KB, MB, GB and TB count in powers of 1000, all others of 1024.
+
+    Raises typer.BadParameter.
+    """
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise typer.BadParameter(f"{text!r} is not a size; write bytes or a number with K, M, G or T, as in 500M")
-    return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
+        raise typer.BadParameter(f"{text!r} is not a size; write bytes, or a number as in 500M, 500MB or 2GiB")
+    number, prefix, suffix = match[1], (match[2] or " ").lower(), (match[3] or "").lower()
+    return int(float(number) * (1000 if suffix == "b" else 1024) ** " kmgt".index(prefix))
 
 
 def parse_age(text: str) -> float:

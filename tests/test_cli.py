@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from llmc.cli import main as cli
+from llmc.cli.units import parse_size
 
 
 def one_sentence(capsys: pytest.CaptureFixture[str]) -> str:
@@ -135,3 +136,14 @@ def test_debug_lets_the_traceback_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "build_app", lambda command: failing(KeyError("secret")))
     with pytest.raises(KeyError, match="secret"):
         cli.main(["run", "--debug"])
+
+
+def test_sizes_as_people_write_them() -> None:
+    sizes = {"0": 0, "4096": 4096, "2GiB": 2 << 30, "1.5 MiB": 3 << 19, "500MB": 500_000_000, "3k": 3072, "7B": 7}
+    assert {text: parse_size(text) for text in sizes} == sizes
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1", "1e9", "2 bananas", "7iB", "1 KK"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is not a size; write bytes"):
+        parse_size(text)

@@ -222,7 +222,7 @@ def taken_port(served: Served) -> str:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--kv-bytes", "2 bananas"], "'2 bananas' is no size"),
+        (["--kv-bytes", "2 bananas"], "'2 bananas' is not a size"),
         (["--generation-config", "vllm"], "'vllm' is unknown"),
         (["--miss-policy", "x"], "'x' is unknown"),
         (["--log-level", "loud"], "'loud' is unknown"),
@@ -234,13 +234,6 @@ def test_wrong_flags(english_artifact: Path, flags: list[str], says: str) -> Non
     code, line = refusal(english_artifact, *flags)
     assert code == 2
     assert says in line
-
-
-def test_sizes() -> None:
-    from llmc.cli.serve import parse_size
-
-    sizes = {"0": 0, "4096": 4096, "2GiB": 2 << 30, "1.5 MiB": 3 << 19, "500MB": 500_000_000, "3k": 3000, "7B": 7}
-    assert {text: parse_size(text) for text in sizes} == sizes
 
 
 def test_keys_of_a_file_and_of_the_environment(english_artifact: Path, tmp_path: Path) -> None:
