@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,13 @@ def go(process: subprocess.Popen[bytes]) -> None:
     process.stdin.flush()
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened for a minute"
+        time.sleep(0.001)
+
+
 def test_sixteen_processes_write_each_entry_once(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     keys = set()
@@ -72,20 +80,30 @@ def test_sixteen_processes_write_each_entry_once(tmp_path: Path) -> None:
 
 
 def test_killed_processes_leave_whole_entries_and_no_lock(tmp_path: Path) -> None:
+    """Of sixteen that fill one cache every second is killed in the midst of it; the others finish."""
     source, shared = tmp_path / "source", tmp_path / "shared"
-    keys = {put(GraphCache(source), number, 1 << 16) for number in range(200)}
-    for _ in range(4):
-        running = [begin(source, shared) for _ in range(4)]
-        for process in running:
-            go(process)
-        time.sleep(0.05)
-        for process in running:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        assert GraphCache(shared).verify().damaged == ()
+    keys = {put(GraphCache(source), number, 1 << 16) for number in range(400)}
+    running = [begin(source, shared) for _ in range(PROCESSES)]
+    killed, spared = running[::2], running[1::2]
+    for process in killed:
+        go(process)
+    written = 0
+    for process in killed:
+        # Each dies some entries after the one before.
+        wait_for(lambda least=written + 1: len(list(shared.rglob("*.entry"))) >= least)
+        process.send_signal(signal.SIGKILL)
+        written = len(list(shared.rglob("*.entry")))
+    assert [process.wait() for process in killed] == [-signal.SIGKILL] * len(killed)
+    assert 0 < len(GraphCache(shared).entries()) < len(keys)
+    assert GraphCache(shared).verify().damaged == ()
     # Whoever comes next neither waits for the dead nor trips over what they left.
-    report = GraphCache(shared).copy_from(GraphCache(source))
-    assert set(report.added) | set(report.present) == keys
+    for process in spared:
+        go(process)
+    for process in spared:
+        process.communicate()
+    assert [process.returncode for process in spared] == [0] * len(spared)
+    assert {entry.key for entry in GraphCache(shared).entries()} == keys
+    assert GraphCache(shared).verify().damaged == ()
     for stale in shared.rglob(".tmp-*"):
         os.utime(stale, (0, 0))
     GraphCache(shared).gc(older_than=1e9)
