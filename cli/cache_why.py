@@ -4,14 +4,32 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmc.compiler.cache import CacheError, Difference, GraphCache
 
 from .cache_options import AsJson, CacheDir, open_cache, print_json
+from .compile_options import (
+    Asymmetric,
+    BlockSize,
+    Buckets,
+    DtypeName,
+    GroupSize,
+    KvDtypeName,
+    MaxModelLen,
+    MaxNumSeqs,
+    Quant,
+    Skip,
+    TargetName,
+    compile_config,
+    given_options,
+)
 from .inspect import read_manifest
+
+if TYPE_CHECKING:
+    from llmc.compiler.config import CompileConfig
 
 
 def _wanted_of_artifact(artifact: Path) -> list[tuple[str, dict[str, str]]]:
@@ -30,17 +48,10 @@ def _wanted_of_artifact(artifact: Path) -> list[tuple[str, dict[str, str]]]:
     return wanted
 
 
-def _wanted_of_model(model: Path, cache: GraphCache) -> list[tuple[str, dict[str, str]]]:
-    try:
-        from llmc.compiler.config import CompileConfig
-        from llmc.compiler.wanted import wanted_entries
+def _wanted_of_model(config: CompileConfig, cache: GraphCache) -> list[tuple[str, dict[str, str]]]:
+    from llmc.compiler.wanted import wanted_entries
 
-        found = wanted_entries(CompileConfig(model=model, output=model), cache)
-    except ModuleNotFoundError as error:
-        raise CacheError(
-            f"explaining a model needs the compiler ({error.name} is missing): pip install 'llmc[compiler]'"
-        ) from None
-    return [(w.name, w.components) for w in found]
+    return [(w.name, w.components) for w in wanted_entries(config, cache)]
 
 
 def why_data(wanted: list[tuple[str, dict[str, str]]], cache: GraphCache) -> list[dict[str, Any]]:
@@ -76,22 +87,55 @@ def _difference(old: str | None, new: str | None) -> tuple[str, str]:
 
 
 def why(
+    context: typer.Context,
     subject: Annotated[Path, typer.Argument(metavar="ARTIFACT_OR_MODEL", help="An artifact or a model directory.")],
+    buckets: Buckets = None,
+    target: TargetName = "native",
+    dtype: DtypeName = "auto",
+    kv_dtype: KvDtypeName = "auto",
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = 16,
+    block_size: BlockSize = 32,
+    quant: Quant = None,
+    group_size: GroupSize = None,
+    asymmetric: Asymmetric = None,
+    skip: Skip = None,
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Say for everything that is not cached which component differs from the nearest entry.
 
+    Of a model directory: what llmc compile with the same options would look for.
+
     \b
     Examples:
       llmc cache why models/qwen2.5-0.5b
+      llmc cache why models/qwen2.5-0.5b --quant w4a8 --buckets "prefill=[1]x[128],decode=[1,8]x[512]"
       llmc cache why qwen.llmc --json
     """
     cache = open_cache(cache_dir)
     if (subject / "manifest.json").is_file():
+        for flag in given_options(context, ("subject", "cache_dir", "as_json")):
+            raise typer.BadParameter(f"{flag} is fixed by the artifact {subject}: give its model directory to vary it")
         wanted = _wanted_of_artifact(subject)
     elif (subject / "config.json").is_file():
-        wanted = _wanted_of_model(subject, cache)
+        config = compile_config(
+            subject,
+            subject,
+            buckets=buckets,
+            target=target,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            block_size=block_size,
+            quant=quant,
+            group_size=group_size,
+            asymmetric=asymmetric,
+            skip=skip,
+            needs="explaining a model needs the compiler",
+        )
+        wanted = _wanted_of_model(config, cache)
     else:
         raise CacheError(f"{subject} is neither an artifact (manifest.json) nor a model directory (config.json)")
     answers = why_data(wanted, cache)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from llmc.buckets import BucketError, Limits, parse_spec, spec_from_environment
-from llmc.buckets.bucket import MAX_DIM
-
+from .compile_options import (
+    Asymmetric,
+    BlockSize,
+    Buckets,
+    DtypeName,
+    GroupSize,
+    KvDtypeName,
+    MaxModelLen,
+    MaxNumSeqs,
+    Quant,
+    Skip,
+    TargetName,
+    compile_config,
+)
 from .units import format_bytes
 
 if TYPE_CHECKING:
     from llmc.compiler.config import CompileReport, Progress
-    from llmc.quantize import QuantConfig
 
 _HELP = """Compile a Hugging Face model directory into an artifact.
 
@@ -56,27 +65,17 @@ def compile_command(
     add: list[str] = typer.Option(
         [], metavar="BUCKET", help="Give MODEL, an artifact, this bucket, too; in place without -o; may be repeated."
     ),
-    buckets: str | None = typer.Option(None, metavar="SPEC", help="Buckets; default: ramp-up ladders of the limits."),
-    target: str = typer.Option("native", help="CPU to compile for: native, x86-64-v3, znver4, sapphirerapids, …"),
-    dtype: str = typer.Option("auto", help="Weights and activations: auto, f32 or bf16."),
-    kv_dtype: str = typer.Option("auto", help="KV cache: auto (as dtype), f32 or bf16."),
-    max_model_len: int | None = typer.Option(
-        None, min=1, max=MAX_DIM, metavar="N", help="Longest prompt plus output, tokens."
-    ),
-    max_num_seqs: int = typer.Option(16, min=1, max=4096, metavar="N", help="Sequences that run at once."),
-    block_size: int = typer.Option(32, min=16, metavar="N", help="Tokens of a KV block, a multiple of 16."),
-    quant: str | None = typer.Option(
-        None, metavar="SCHEME", help="Quantize linear weights: w8a16, w8a8, w4a16 or w4a8 (a8: int8 activations)."
-    ),
-    group_size: int | None = typer.Option(
-        None, metavar="N", help="Weights that share a scale: 32, 64, 128 or -1 (a whole channel); w4 schemes only."
-    ),
-    asymmetric: bool | None = typer.Option(
-        None, "--asymmetric/--symmetric", help="A zero point for each group, or none; w4 schemes only."
-    ),
-    skip: str | None = typer.Option(
-        None, metavar="LIST", help="Layers left unquantized: kinds (lm_head, mlp.down, …) or weights, comma-separated."
-    ),
+    buckets: Buckets = None,
+    target: TargetName = "native",
+    dtype: DtypeName = "auto",
+    kv_dtype: KvDtypeName = "auto",
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = 16,
+    block_size: BlockSize = 32,
+    quant: Quant = None,
+    group_size: GroupSize = None,
+    asymmetric: Asymmetric = None,
+    skip: Skip = None,
     jobs: int = typer.Option(0, min=0, metavar="N", help="Compiling processes; 0: one a CPU."),
     cache_dir: Path | None = typer.Option(
         None, envvar="LLMC_CACHE_DIR", metavar="DIR", help="Graph cache; default: $XDG_CACHE_HOME/llmc."
@@ -89,21 +88,9 @@ def compile_command(
         return add_command(context, model, output, add, jobs, cache_dir, as_json)
     if output is None:
         raise typer.BadParameter("-o or --output OUT is missing: name the artifact directory to write")
-    if buckets is None:
-        buckets = _buckets_from_environment(max_num_seqs, max_model_len, block_size)
-    _check_usage(buckets, Limits(max_num_seqs, max_model_len, block_size), dtype, kv_dtype)
-    quantization = quant_config(quant, group_size, asymmetric, skip)
-    from llmc import require_compiler
-
-    require_compiler("llmc compile needs the compiler")
-    from llmc.compiler.config import CompileConfig
-    from llmc.compiler.pipeline import compile_model
-    from llmc.compiler.resources import seconds_since_start
-    from llmc.compiler.targets.cpu import TargetError, resolve_target
-
-    config = CompileConfig(
-        model=model,
-        output=output,
+    config = compile_config(
+        model,
+        output,
         buckets=buckets,
         target=target,
         dtype=dtype,
@@ -111,14 +98,17 @@ def compile_command(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         block_size=block_size,
+        quant=quant,
+        group_size=group_size,
+        asymmetric=asymmetric,
+        skip=skip,
+        needs="llmc compile needs the compiler",
         jobs=jobs,
-        quant=quantization,
         cache_dir=cache_dir,
     )
-    try:
-        resolve_target(target)
-    except TargetError as error:
-        raise typer.BadParameter(f"--target: {error}") from error
+    from llmc.compiler.pipeline import compile_model
+    from llmc.compiler.resources import seconds_since_start
+
     start_s = round(seconds_since_start(), 3)
     with progress_bar() as progress:
         report = compile_model(config, progress)
@@ -127,46 +117,6 @@ def compile_command(
         print(json.dumps(report.as_dict(), indent=2))
     else:
         _print_table(report)
-
-
-def _buckets_from_environment(max_num_seqs: int, max_model_len: int | None, block_size: int) -> str | None:
-    try:
-        return spec_from_environment(os.environ, max_num_seqs, max_model_len, block_size)
-    except BucketError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _check_usage(buckets: str | None, limits: Limits, dtype: str, kv_dtype: str) -> None:
-    """What is wrong whatever the model is: reported before anything heavy is imported."""
-    for name, value in (("--dtype", dtype), ("--kv-dtype", kv_dtype)):
-        if value not in ("auto", "f32", "bf16"):
-            raise typer.BadParameter(f"{name} {value!r} is unknown: use auto, f32 or bf16")
-    if limits.block_size is not None and limits.block_size % 16:
-        raise typer.BadParameter(f"--block-size {limits.block_size} is not a multiple of 16")
-    # A `max` that only the model knows is checked once the model is read.
-    if buckets is not None and not (limits.max_model_len is None and "max" in buckets):
-        try:
-            parse_spec(buckets, limits)
-        except BucketError as error:
-            raise typer.BadParameter(f"--buckets: {error}") from error
-
-
-def quant_config(
-    scheme: str | None, group_size: int | None, asymmetric: bool | None, skip: str | None
-) -> QuantConfig | None:
-    """What the flags of quantization ask for; None without --quant."""
-    if scheme is None:
-        given = {"--group-size": group_size, "--asymmetric/--symmetric": asymmetric, "--skip": skip}
-        for name, value in given.items():
-            if value is not None:
-                raise typer.BadParameter(f"{name} says how to quantize; add --quant w8a16, w8a8, w4a16 or w4a8")
-        return None
-    from llmc.quantize import QuantConfig, QuantizeError
-
-    try:
-        return QuantConfig(scheme, group_size, asymmetric, tuple(filter(None, (skip or "").split(","))))
-    except QuantizeError as error:
-        raise typer.BadParameter(f"--quant: {error}") from error
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import typer
 
 from llmc.buckets import Bucket, BucketError
 
+from .compile_options import given_options
 from .units import format_bytes
 
 if TYPE_CHECKING:
@@ -26,10 +27,8 @@ def add_command(
 ) -> None:  # fmt: skip
     """Raises BadParameter for what is no bucket, and for flags that only a whole compilation takes."""
     buckets = parse_buckets(add)
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if name not in _TAKEN and source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(f"--{name.replace('_', '-')} is fixed by the artifact: --add takes none of it")
+    for flag in given_options(context, _TAKEN):
+        raise typer.BadParameter(f"{flag} is fixed by the artifact: --add takes none of it")
     if not (artifact / "graphs.bin").is_file():
         raise typer.BadParameter(f"{artifact} is not an artifact: --add extends what llmc compile has written")
     from llmc import require_compiler

@@ -14,7 +14,8 @@ import typer
 
 from llmc.quantize import SCHEMES, QuantConfig
 
-from .compile import progress_bar, quant_config
+from .compile import progress_bar
+from .compile_options import quant_config
 
 if TYPE_CHECKING:
     from llmc.compiler.config import Progress

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_models import make_tiny_model
 
+from llmc.cli.main import main
 from llmc.compiler import keys as keys_module
 from llmc.compiler.cache import GraphCache
 from llmc.compiler.config import CompileConfig, CompileReport
@@ -204,6 +208,22 @@ def test_source_digests_are_each_templates_own(tmp_path: Path) -> None:
     assert {op for op, digest in edit("builder.py").items() if digest != before[op]} == set(before)
 
 
+def test_a_digest_covers_every_module_that_a_template_is_made_of() -> None:
+    folder = Path(sources.__file__).parent
+
+    def imported(name: str) -> set[str]:
+        modules = set()
+        for node in ast.walk(ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("llmc.compiler.kernels"):
+                package = node.module == "llmc.compiler.kernels"
+                modules |= {alias.name for alias in node.names} if package else {str(node.module).split(".")[3]}
+        return modules
+
+    for op in sources.TEMPLATE_FILES:
+        modules = set(sources.template_modules(op))
+        assert {name for module in modules for name in imported(module)} <= modules, op
+
+
 def test_sets_that_a_target_withholds_change_its_kernels(
     compiled: tuple[CompileConfig, CompileReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,3 +251,37 @@ def test_any_source_of_the_compiler_changes_a_cached_artifact(
     monkeypatch.setattr(keys_module, "compiler_digest", lambda: real(copies))
     after = keys_module.artifact_components(config.model, target)
     assert {part for part in before if before[part] != after[part]} == {"sources"}
+
+
+def why(config: CompileConfig, capsys: pytest.CaptureFixture[str], *options: str) -> list[dict[str, Any]]:
+    """What `llmc cache why` answers about a compilation with the options of `compiled` and some more."""
+    same = ("--buckets", LADDER, "--target", config.target, "--dtype", config.dtype)
+    assert (
+        main(["cache", "why", str(config.model), *same, *options, "--cache-dir", str(config.cache_dir), "--json"]) == 0
+    )
+    answers: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return answers
+
+
+def test_why_takes_the_options_of_compile(
+    compiled: tuple[CompileConfig, CompileReport], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, report = compiled
+    answers = why(config, capsys)
+    assert len(answers) == report.num_graphs + 1 + report.num_kernels
+    assert all(answer["cached"] for answer in answers)
+    *graphs, trace = why(config, capsys, "--quant", "w4a8", "--group-size", "32")
+    assert trace["cached"], "a quantized model is traced as the one that is not"
+    for answer in graphs:
+        assert not answer["cached"]
+        (difference,) = answer["differences"]
+        assert difference["name"] == "quantization"
+        assert difference["old"] is None
+        assert difference["new"].startswith("w4a8 in symmetric groups of 32")
+
+
+def test_why_of_an_artifact_takes_no_options_of_compile(
+    compiled: tuple[CompileConfig, CompileReport], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cache", "why", str(compiled[0].output), "--quant", "w4a8"]) == 2
+    assert "--quant is fixed by the artifact" in " ".join(capsys.readouterr().err.split())

@@ -43,11 +43,16 @@ def template_file(op: str) -> str:
     return TEMPLATE_FILES[op]
 
 
+def template_modules(op: str) -> tuple[str, ...]:
+    """The modules of this package that decide a kernel's code: the template and what it is made of."""
+    return (template_file(op), *_EXTRA.get(op, ()), *_SHARED)
+
+
 @cache
 def source_digest(op: str, folder: Path = Path(__file__).parent) -> str:
     """sha256 of the sources that decide a kernel's code: the template and what all templates share."""
     digest = hashlib.sha256()
-    for name in (template_file(op), *_EXTRA.get(op, ()), *_SHARED):
+    for name in template_modules(op):
         data = (folder / f"{name}.py").read_bytes()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()

@@ -1,0 +1,148 @@
+"""The options that decide what is compiled, shared by the commands that compile and those that explain."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmc.buckets import BucketError, Limits, parse_spec, spec_from_environment
+from llmc.buckets.bucket import MAX_DIM
+
+if TYPE_CHECKING:
+    from llmc.compiler.config import CompileConfig
+    from llmc.quantize import QuantConfig
+
+Buckets = Annotated[str | None, typer.Option(metavar="SPEC", help="Buckets; default: ramp-up ladders of the limits.")]
+TargetName = Annotated[str, typer.Option(help="CPU to compile for: native, x86-64-v3, znver4, sapphirerapids, …")]
+DtypeName = Annotated[str, typer.Option(help="Weights and activations: auto, f32 or bf16.")]
+KvDtypeName = Annotated[str, typer.Option(help="KV cache: auto (as dtype), f32 or bf16.")]
+MaxModelLen = Annotated[
+    int | None, typer.Option(min=1, max=MAX_DIM, metavar="N", help="Longest prompt plus output, tokens.")
+]
+MaxNumSeqs = Annotated[int, typer.Option(min=1, max=4096, metavar="N", help="Sequences that run at once.")]
+BlockSize = Annotated[int, typer.Option(min=16, metavar="N", help="Tokens of a KV block, a multiple of 16.")]
+Quant = Annotated[
+    str | None,
+    typer.Option(metavar="SCHEME", help="Quantize linear weights: w8a16, w8a8, w4a16 or w4a8 (a8: int8 activations)."),
+]
+GroupSize = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Weights that share a scale: 32, 64, 128 or -1 (a whole channel); w4 schemes only."),
+]
+Asymmetric = Annotated[
+    bool | None,
+    typer.Option("--asymmetric/--symmetric", help="A zero point for each group, or none; w4 schemes only."),
+]
+Skip = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST", help="Layers left unquantized: kinds (lm_head, mlp.down, …) or weights, comma-separated."
+    ),
+]
+
+
+def given_options(context: typer.Context, but: Collection[str] = ()) -> list[str]:
+    """The flags of the command line, as --max-num-seqs, of parameters that are not among `but`."""
+    given = []
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name not in but and source is not None and source.name == "COMMANDLINE":
+            given.append(f"--{name.replace('_', '-')}")
+    return given
+
+
+def compile_config(
+    model: Path,
+    output: Path,
+    *,
+    buckets: str | None,
+    target: str,
+    dtype: str,
+    kv_dtype: str,
+    max_model_len: int | None,
+    max_num_seqs: int,
+    block_size: int,
+    quant: str | None,
+    group_size: int | None,
+    asymmetric: bool | None,
+    skip: str | None,
+    needs: str,
+    jobs: int = 0,
+    cache_dir: Path | None = None,
+) -> CompileConfig:
+    """What the options ask for; usage is checked before anything heavy is imported.
+
+    needs: begins the sentence that says that the compiler is not installed. Raises BadParameter, ModelPathError.
+    """
+    if buckets is None:
+        buckets = _buckets_from_environment(max_num_seqs, max_model_len, block_size)
+    _check_usage(buckets, Limits(max_num_seqs, max_model_len, block_size), dtype, kv_dtype)
+    quantization = quant_config(quant, group_size, asymmetric, skip)
+    from llmc import require_compiler
+
+    require_compiler(needs)
+    from llmc.compiler.config import CompileConfig
+    from llmc.compiler.targets.cpu import TargetError, resolve_target
+
+    try:
+        resolve_target(target)
+    except TargetError as error:
+        raise typer.BadParameter(f"--target: {error}") from error
+    return CompileConfig(
+        model=model,
+        output=output,
+        buckets=buckets,
+        target=target,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        block_size=block_size,
+        jobs=jobs,
+        quant=quantization,
+        cache_dir=cache_dir,
+    )
+
+
+def _buckets_from_environment(max_num_seqs: int, max_model_len: int | None, block_size: int) -> str | None:
+    try:
+        return spec_from_environment(os.environ, max_num_seqs, max_model_len, block_size)
+    except BucketError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _check_usage(buckets: str | None, limits: Limits, dtype: str, kv_dtype: str) -> None:
+    """What is wrong whatever the model is: reported before anything heavy is imported."""
+    for name, value in (("--dtype", dtype), ("--kv-dtype", kv_dtype)):
+        if value not in ("auto", "f32", "bf16"):
+            raise typer.BadParameter(f"{name} {value!r} is unknown: use auto, f32 or bf16")
+    if limits.block_size is not None and limits.block_size % 16:
+        raise typer.BadParameter(f"--block-size {limits.block_size} is not a multiple of 16")
+    # A `max` that only the model knows is checked once the model is read.
+    if buckets is not None and not (limits.max_model_len is None and "max" in buckets):
+        try:
+            parse_spec(buckets, limits)
+        except BucketError as error:
+            raise typer.BadParameter(f"--buckets: {error}") from error
+
+
+def quant_config(
+    scheme: str | None, group_size: int | None, asymmetric: bool | None, skip: str | None
+) -> QuantConfig | None:
+    """What the flags of quantization ask for; None without --quant."""
+    if scheme is None:
+        given = {"--group-size": group_size, "--asymmetric/--symmetric": asymmetric, "--skip": skip}
+        for name, value in given.items():
+            if value is not None:
+                raise typer.BadParameter(f"{name} says how to quantize; add --quant w8a16, w8a8, w4a16 or w4a8")
+        return None
+    from llmc.quantize import QuantConfig, QuantizeError
+
+    try:
+        return QuantConfig(scheme, group_size, asymmetric, tuple(filter(None, (skip or "").split(","))))
+    except QuantizeError as error:
+        raise typer.BadParameter(f"--quant: {error}") from error
