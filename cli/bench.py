@@ -8,6 +8,8 @@ from pathlib import Path
 
 import typer
 
+from .weight_memory import WEIGHT_HELP, WeightMemory
+
 _HELP = """Measure a running server with a load, or the engine alone.
 
 \b
@@ -124,6 +126,7 @@ def latency_command(
     repeats: int = typer.Option(5, min=1, metavar="N", help="Runs that are."),
     threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use."),
     kv_bytes: int = typer.Option(0, min=0, metavar="BYTES", help="Size of the KV pool; 0: from the limits."),
+    weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
     seed: int = typer.Option(0, min=0, help="Same seed, same prompts."),
     output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE.json", help="Write the result there."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON on stdout."),
@@ -133,7 +136,7 @@ def latency_command(
     options = OfflineOptions(
         artifact=artifact, kind="latency", num_prompts=batch, input_len=input_len, output_len=output_len,
         range_ratio=0.0, concurrency=batch, warmup=warmup, repeats=repeats, threads=threads, kv_bytes=kv_bytes,
-        seed=seed,
+        weight_memory=weight_memory.value, seed=seed,
     )  # fmt: skip
     bench_offline(options, output, as_json=as_json)
 
@@ -151,6 +154,7 @@ def throughput_command(
     repeats: int = typer.Option(1, min=1, metavar="N", help="Runs that are."),
     threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use."),
     kv_bytes: int = typer.Option(0, min=0, metavar="BYTES", help="Size of the KV pool; 0: from the limits."),
+    weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
     seed: int = typer.Option(0, min=0, help="Same seed, same prompts."),
     output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE.json", help="Write the result there."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON on stdout."),
@@ -160,6 +164,6 @@ def throughput_command(
     options = OfflineOptions(
         artifact=artifact, kind="throughput", num_prompts=num_prompts, input_len=input_len, output_len=output_len,
         range_ratio=range_ratio, concurrency=concurrency, warmup=warmup, repeats=repeats, threads=threads,
-        kv_bytes=kv_bytes, seed=seed,
+        kv_bytes=kv_bytes, weight_memory=weight_memory.value, seed=seed,
     )  # fmt: skip
     bench_offline(options, output, as_json=as_json)

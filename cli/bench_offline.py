@@ -19,7 +19,7 @@ from .bench_report import BenchError, check_output, print_spreads, write_result
 @dataclass(frozen=True)
 class OfflineOptions:
     """kind: "latency" or "throughput". num_prompts: requests of a run; concurrency: submitted at most at once, 0: all.
-    warmup, repeats: runs. threads, kv_bytes: 0 for the engine's default."""
+    warmup, repeats: runs. threads, kv_bytes: 0 for the engine's default. weight_memory: as in Engine."""
 
     artifact: Path
     kind: str
@@ -32,6 +32,7 @@ class OfflineOptions:
     repeats: int
     threads: int
     kv_bytes: int
+    weight_memory: str
     seed: int
 
 
@@ -55,7 +56,9 @@ def bench_offline(options: OfflineOptions, output: Path | None, *, as_json: bool
             for number in range(options.warmup + options.repeats)
         ]
         concurrency = options.concurrency or options.num_prompts
-        with Engine(artifact, num_threads=options.threads, kv_bytes=options.kv_bytes) as engine:
+        with Engine(
+            artifact, num_threads=options.threads, kv_bytes=options.kv_bytes, weight_memory=options.weight_memory
+        ) as engine:
             found = []
             for number, run in enumerate(runs):
                 outcomes = drive(engine, [run.ask(i) for i in range(len(run))], concurrency)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from .weight_memory import WEIGHT_HELP, WeightMemory
+
 if TYPE_CHECKING:
     from llmc.runtime.graphs_file import Tables
 
@@ -50,6 +52,7 @@ def profile_command(
         None, min=1, metavar="N", help="Tokens in the KV cache after a decode step; default: the bucket's."
     ),
     threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use."),
+    weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
     repeat: int = typer.Option(10, min=1, metavar="N", help="Replays to measure; the median one is shown."),
     top: int = typer.Option(12, min=0, metavar="N", help="Commands to list; --json has all."),
     trace: Path | None = typer.Option(None, metavar="FILE", help="Write a Chrome/Perfetto trace of the replay."),
@@ -75,7 +78,16 @@ def profile_command(
     manifest = read_manifest(artifact)
     with Artifact(artifact) as opened:
         step = full_step(tables, graph, context)
-        profile = profile_bucket(opened, tables, manifest, index, step, num_threads=threads, repeat=repeat)
+        profile = profile_bucket(
+            opened,
+            tables,
+            manifest,
+            index,
+            step,
+            num_threads=threads,
+            repeat=repeat,
+            weight_memory=weight_memory.value,
+        )
     if trace is not None:
         write_trace(profile, trace)
     data = profile_data(profile)

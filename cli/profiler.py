@@ -129,6 +129,7 @@ def profile_bucket(
     step: Step,
     *,
     num_threads: int = 0,
+    weight_memory: str = "copied",
     repeat: int = 10,
     probe_seconds: float = 0.2,
     progress: Callable[[int], None] | None = None,
@@ -140,7 +141,7 @@ def profile_bucket(
     graph, model = tables.graphs[graph_index], tables.model
     replays = []
     num_blocks = step.num_blocks(model.block_size)
-    with Replayer(artifact, num_threads=num_threads, num_blocks=num_blocks) as replayer:
+    with Replayer(artifact, num_threads=num_threads, num_blocks=num_blocks, weight_memory=weight_memory) as replayer:
         threads = replayer.stats.num_threads
         with Probe(threads) as probe:
             before = measure_limits(probe, LIMITS, probe_seconds)

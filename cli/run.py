@@ -14,6 +14,7 @@ import typer
 from .miss_policy import POLICY_HELP, check_miss_policy, engine_policy, watch_misses
 from .miss_records import prepare_record
 from .prompts import Prompt, PromptError, parse_lines, read_file
+from .weight_memory import WEIGHT_HELP, WeightMemory
 
 if TYPE_CHECKING:
     from llmc.runtime.llm import LLM
@@ -73,6 +74,7 @@ def run_command(
     threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use."),
     max_num_seqs: int = typer.Option(0, min=0, metavar="N", help="Sequences that run at once; 0: the artifact's."),
     kv_bytes: int = typer.Option(0, min=0, metavar="BYTES", help="Size of the KV pool; 0: from the limits."),
+    weight_memory: WeightMemory = typer.Option(WeightMemory.auto, help=WEIGHT_HELP),
     prefix_cache: bool = typer.Option(True, help="Reuse KV blocks of equal prompt prefixes."),
     miss_policy: str = typer.Option(
         "larger", metavar=POLICY_HELP, help="What runs a step that no bucket holds; see docs/buckets.md."
@@ -126,6 +128,7 @@ def run_command(
             num_threads=threads,
             max_num_seqs=max_num_seqs,
             kv_bytes=kv_bytes,
+            weight_memory=weight_memory.value,
             prefix_cache=prefix_cache,
             miss_policy=engine_policy(miss_policy),
         ) as llm:

@@ -12,8 +12,8 @@ import typer
 
 from .miss_policy import POLICY_HELP, check_miss_policy, engine_policy, miss_observers
 from .miss_records import prepare_record
-from .weight_memory import WEIGHT_HELP, WeightMemory
 from .units import parse_size
+from .weight_memory import WEIGHT_HELP, WeightMemory
 
 _HELP = """Serve an artifact or a model directory (compiled first, cached) over HTTP, as OpenAI's API does.
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from .weight_memory import WEIGHT_HELP, WeightMemory
+
 if TYPE_CHECKING:
     from llmc.buckets.cost_table import CostTable
     from llmc.runtime.warmup import WarmUp
@@ -45,6 +47,7 @@ def warmup_command(
         0, "--num-threads", "--threads", min=0, metavar="N", help="Threads; 0: every CPU this process may use."
     ),
     pin: bool = typer.Option(True, "--pin/--no-pin", help="Keep each thread on a CPU of its own."),
+    weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
     cache_dir: Path | None = typer.Option(None, metavar="DIR", help="Cache that keeps the costs."),
     as_json: bool = typer.Option(False, "--json", help="Print the costs as JSON on stdout."),
 ) -> None:
@@ -61,7 +64,7 @@ def warmup_command(
     planner = WarmUpPlanner(artifact_path, options)
     with (
         Artifact(artifact_path) as artifact,
-        Engine(artifact, num_threads=num_threads, pin_threads=pin) as engine,
+        Engine(artifact, num_threads=num_threads, pin_threads=pin, weight_memory=weight_memory.value) as engine,
     ):
         info, graphs = artifact.info, artifact.graphs()
         plan = planner.plan(graphs, engine.stats.num_threads)

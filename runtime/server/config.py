@@ -41,6 +41,7 @@ class ServerConfig:
     num_threads: int = 0
     pin_threads: bool = True
     kv_bytes: int = 0
+    weight_memory: str = "copied"
     prefix_cache: bool = True
     miss_policy: str = "larger"
     max_queue: int = 4096

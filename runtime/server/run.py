@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import ssl
@@ -25,6 +26,7 @@ from .config import ServerConfig
 from .context import ServerContext
 from .http_protocol import bounded_protocol
 
+log = logging.getLogger("llmc.server")
 # The engine's thread takes the interpreter's lock between two steps; Python lets others keep it for 5 ms by default.
 _SWITCH_INTERVAL_S = 0.0005
 _KEEP_ALIVE_S = 75
@@ -46,7 +48,7 @@ def open_engine(config: ServerConfig) -> AsyncEngine:
             template = config.chat_template.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ServerError(f"cannot read the chat template {config.chat_template}: {error}") from error
-    return AsyncEngine(
+    engine = AsyncEngine(
         config.artifact,
         chat_template=template,
         num_threads=config.num_threads,
@@ -54,10 +56,20 @@ def open_engine(config: ServerConfig) -> AsyncEngine:
         max_tokens_per_step=config.max_num_batched_tokens,
         max_waiting=config.max_queue,
         kv_bytes=config.kv_bytes,
+        weight_memory=config.weight_memory,
         prefix_cache=config.prefix_cache,
         miss_policy=config.miss_policy,
         pin_threads=config.pin_threads,
     )
+    stats = engine.stats()
+    if config.weight_memory == "copied" and stats.copied_weight_bytes < stats.weight_bytes:
+        log.warning(
+            "%.2f of %.2f GiB of weights stay mapped, and steps are slower: no memory for a copy beside the KV pool; "
+            "lower --kv-bytes or free memory",
+            (stats.weight_bytes - stats.copied_weight_bytes) / 2**30,
+            stats.weight_bytes / 2**30,
+        )
+    return engine
 
 
 def serve(

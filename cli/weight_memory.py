@@ -1,0 +1,15 @@
+"""--weight-memory of the commands that make an engine."""
+
+from __future__ import annotations
+
+import enum
+
+WEIGHT_HELP = "Where weights are read: their mapped file, or huge pages, copied at the start or, auto, as steps run."
+
+
+class WeightMemory(enum.StrEnum):
+    """The names of llmc.runtime.engine.WEIGHT_MEMORY."""
+
+    auto = "auto"
+    mapped = "mapped"
+    copied = "copied"
