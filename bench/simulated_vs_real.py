@@ -1,19 +1,23 @@
 """Holds `llmc buckets simulate` to the truth: a trace through an artifact for real, beside its prediction.
 
-    python bench/simulated_vs_real.py ARTIFACT TRACE [--requests 400] [--scale 0.25] [--load 0.3] [--threads 1]
+    python bench/simulated_vs_real.py ARTIFACT TRACE [--requests 400] [--scale 0.25] [--load 0.3] [--rounds 5]
 
-Costs are measured as `llmc warmup` does, then the requests are served in real time, greedily, with made-up tokens.
---scale shortens prompts and outputs to the model's context; --load sets the pace of arrivals, so that the prediction
-is busy for such a share of the time. Prints a table of predicted and real figures; --json prints them for machines.
-With one thread, "busy, CPU s" leaves out the time that other programs held the CPU: where it is much less than busy,
-the machine was not quiet, and real latencies are longer than they would be.
+A round measures costs as `llmc warmup` does, predicts, and serves the requests, greedily, with made-up tokens; a row
+shows the medians of the rounds and the median and the worst error among them. --scale shortens prompts and outputs to
+the model's context; --load sets the pace of arrivals, so that the prediction is busy for such a share of the time.
+
+With one thread, the default, the clock of the measurements and of the replay is the CPU time of that thread: what other
+programs or other machines on the same host take is not in it. Requests arrive by that clock, and while nothing is to be
+done it jumps to the next arrival. With more threads the clock is wall time, and the machine must be quiet.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,13 +35,29 @@ from llmc.runtime.engine import SamplingParams
 from llmc.runtime.overhead import measure_overhead
 from llmc.runtime.warmup import WarmPlan, WarmUp
 
+Clock = Callable[[], int]  # nanoseconds
+Figures = dict[str, float]
 
-def measured(artifact: Artifact, engine: Engine, seconds: float) -> CostTable:
+
+class Timed:
+    """The engine's warm-up by another clock."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine, self._clock = engine, clock
+        self.walk_graph, self.enable_graph = engine.walk_graph, engine.enable_graph
+
+    def warm_load(self, graph: int, num_seqs: int, tokens_each: int, context: int) -> int:
+        begin = self._clock()
+        self._engine.warm_load(graph, num_seqs, tokens_each, context)
+        return self._clock() - begin
+
+
+def measured(artifact: Artifact, engine: Engine, seconds: float, clock: Clock) -> CostTable:
     """A cost table of all graphs, and of the engine's own time."""
     info, graphs = artifact.info, artifact.graphs()
     plan = replace(WarmPlan.of_all(graphs), measure=frozenset(range(len(graphs))), measure_s=seconds)
     costs: list[ReplayCost] = []
-    warming = WarmUp(engine, graphs, plan, block_size=info.block_size, max_model_len=info.max_model_len)
+    warming = WarmUp(Timed(engine, clock), graphs, plan, block_size=info.block_size, max_model_len=info.max_model_len)
 
     def take(step: Any) -> None:
         bucket = Bucket(step.graph.phase, step.graph.batch, step.graph.seq)
@@ -51,80 +71,65 @@ def measured(artifact: Artifact, engine: Engine, seconds: float) -> CostTable:
     return CostTable(facts, "0" * 64, tuple(costs), PADDING, step_s, token_s)
 
 
-def serve(engine: Engine, trace: Trace, what_if: WhatIf) -> dict[str, float]:
-    """The requests in real time."""
+def serve(engine: Engine, trace: Trace, what_if: WhatIf, clock: Clock) -> Figures:
+    """The requests by the clock, which idle time does not pass on."""
     rng = np.random.default_rng(0)
     arrivals = trace.arrival_s / what_if.speed
     prompts = [rng.integers(0, 256, n).astype(np.int32) for n in what_if.prompts.tolist()]
     params = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in what_if.outputs.tolist()]
     index_of: dict[int, int] = {}
     ttft, total = np.full(len(trace), np.nan), np.full(len(trace), np.nan)
-    before, start, next_one, done = engine.stats, time.monotonic_ns(), 0, 0
-    idle_s, cpu = 0.0, time.process_time()
+    before, start, skipped_s, next_one, done = engine.graph_stats(), clock(), 0.0, 0, 0
     while done < len(trace):
-        now = (time.monotonic_ns() - start) / 1e9
+        now = (clock() - start) / 1e9 + skipped_s
         while next_one < len(trace) and arrivals[next_one] <= now:
             index_of[engine.submit(prompts[next_one], params[next_one])] = next_one
             next_one += 1
         if not engine.step() and next_one < len(trace):
-            pause = time.monotonic_ns()
-            time.sleep(max(0.0, min(arrivals[next_one] - (pause - start) / 1e9, 0.05)))
-            idle_s += (time.monotonic_ns() - pause) / 1e9
-        for event in engine.poll():
+            skipped_s += max(0.0, arrivals[next_one] - ((clock() - start) / 1e9 + skipped_s))
+        events = engine.poll()
+        now = (clock() - start) / 1e9 + skipped_s
+        for event in events:
+            index = index_of[event.request_id]
+            if event.kind == "token" and np.isnan(ttft[index]):
+                ttft[index] = now - arrivals[index]
             if event.kind == "finished":
-                index = index_of[event.request_id]
                 done += 1
-                ttft[index] = (event.first_token_ns - start) / 1e9 - arrivals[index]
-                total[index] = (event.time_ns - start) / 1e9 - arrivals[index]
-    after, cpu = engine.stats, time.process_time() - cpu
-    return figures(
-        ttft,
-        total,
-        (after.replay_ns - before.replay_ns) / 1e9,
-        (time.monotonic_ns() - start) / 1e9 - idle_s,
-        cpu,
-        after.num_prefill_steps - before.num_prefill_steps,
-        after.num_decode_steps - before.num_decode_steps,
-        after.padded_tokens - before.padded_tokens,
-    )
+                total[index] = now - arrivals[index]
+    busy_s = (clock() - start) / 1e9
+    used = [
+        (b.replays - a.replays, b.padded_tokens - a.padded_tokens)
+        for a, b in zip(before, engine.graph_stats(), strict=True)
+    ]
+    return figures(what_if, ttft, total, busy_s, used)
 
 
-def figures(
-    ttft: Any, total: Any, replay_s: float, busy_s: float, cpu_s: float, prefills: int, decodes: int, padded: int
-) -> dict[str, float]:
-    """By name, as the table shows them."""
+def figures(what_if: WhatIf, ttft: Any, total: Any, busy_s: float, used: list[tuple[int, int]]) -> Figures:
+    """By name, as the table shows them. used: replays and padded rows of each graph."""
     return {
-        "replays, s": replay_s,
         "busy, s": busy_s,
-        "busy, CPU s": cpu_s,
-        "first token p50, s": percentile(ttft, 50),
-        "first token p99, s": percentile(ttft, 99),
+        "tokens a busy second": float((what_if.prompts + what_if.outputs).sum()) / busy_s,
         "request p50, s": percentile(total, 50),
+        "request mean, s": float(np.mean(total)),
         "request p99, s": percentile(total, 99),
-        "prefill steps": prefills,
-        "decode steps": decodes,
-        "padded rows": padded,
+        "first token p50, s": percentile(ttft, 50),
+        "first token mean, s": float(np.mean(ttft)),
+        "first token p99, s": percentile(ttft, 99),
+        "steps": sum(replays for replays, _ in used),
+        "padded rows": sum(rows for _, rows in used),
     }
 
 
-def predicted(what_if: WhatIf, path: Path) -> dict[str, float]:
-    """The same figures by the simulation."""
+def predicted(what_if: WhatIf, path: Path) -> tuple[Figures, list[int]]:
+    """The same figures by the simulation, and the replays of each graph."""
     one = what_if.run(artifact_ladder(path)[0])
-    steps = {phase: sum(use.replays for use in one.of_phase(phase)) for phase in one.phases}
-    rows = sum(
-        use.replays * use.bucket.max_tokens - sum(load.tokens for load in one.loads if load.graph == index)
-        for index, use in enumerate(one.graphs)
-    )
-    return figures(
-        one.ttft_s,
-        one.total_s,
-        one.seconds,
-        one.busy_s,
-        one.busy_s,
-        steps["prefill"],
-        steps["decode"],
-        int(rows),
-    )
+    rows = [0.0] * len(one.graphs)
+    for load in one.loads:
+        rows[load.graph] += load.tokens
+    used = [
+        (g.replays, int(g.replays * g.bucket.max_tokens - tokens)) for g, tokens in zip(one.graphs, rows, strict=True)
+    ]
+    return figures(what_if, one.ttft_s, one.total_s, one.busy_s, used), [g.replays for g in one.graphs]
 
 
 def main() -> None:
@@ -134,6 +139,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--scale", type=float, default=0.25)
     parser.add_argument("--load", type=float, default=0.3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.1, help="for measuring each load")
     parser.add_argument("--json", action="store_true")
@@ -145,25 +151,41 @@ def main() -> None:
         for name in ("prompt_tokens", "output_tokens")
     }
     trace = replace(trace, **shorter, prefix_start=np.zeros(1, np.int64), prefix_ids=np.zeros(0, np.int64))
-    server = artifact_ladder(args.artifact)[1]
-    with Artifact(args.artifact) as artifact, Engine(artifact, num_threads=args.threads, pin_threads=0) as engine:
-        table = measured(artifact, engine, args.seconds)
-        costs = StepCosts.of_table(table, "measured")
-        flat_out = WhatIf(trace, server, costs, speed=1e9).run(artifact_ladder(args.artifact)[0])
-        what_if = WhatIf(trace, server, costs, speed=float(trace.arrival_s[-1]) * args.load / flat_out.busy_s)
-        guess = predicted(what_if, args.artifact)
-        real = serve(engine, trace, what_if)
-        again = StepCosts.of_table(measured(artifact, engine, args.seconds), "measured again")
-    after = predicted(replace(what_if, costs=again), args.artifact)
+    clock: Clock = time.thread_time_ns if args.threads == 1 else time.monotonic_ns
+    ladder, server = artifact_ladder(args.artifact)
+    rounds: list[tuple[Figures, Figures]] = []
+    speed = 0.0
+    with Artifact(args.artifact) as artifact:
+        for _ in range(args.rounds):
+            with Engine(artifact, num_threads=args.threads, pin_threads=0) as engine:
+                costs = StepCosts.of_table(measured(artifact, engine, args.seconds, clock), "measured")
+                if not speed:
+                    flat_out = WhatIf(trace, server, costs, speed=1e9).run(ladder)
+                    speed = float(trace.arrival_s[-1]) * args.load / flat_out.busy_s
+                what_if = WhatIf(trace, server, costs, speed=speed)
+                before = engine.graph_stats()
+                real = serve(engine, trace, what_if, clock)
+                ran = [b.replays - a.replays for a, b in zip(before, engine.graph_stats(), strict=True)]
+            guess, replays = predicted(what_if, args.artifact)
+            guess["steps in the same graph"] = sum(map(min, replays, ran))
+            real["steps in the same graph"] = sum(ran)
+            rounds.append((guess, real))
+    rows = {}
+    for name in rounds[0][1]:
+        errors = [guess[name] / real[name] - 1 if real[name] else 0.0 for guess, real in rounds]
+        rows[name] = {
+            "predicted": statistics.median(guess[name] for guess, _ in rounds),
+            "real": statistics.median(real[name] for _, real in rounds),
+            "error": statistics.median(errors),
+            "worst": max(errors, key=abs),
+        }
     if args.json:
-        data = {"predicted": guess, "real": real, "predicted_after": after, "step_s": table.step_s}
-        print(json.dumps(data | {"token_s": table.token_s, "speed": what_if.speed}, indent=2))
+        print(json.dumps({"speed": speed, "rounds": args.rounds, "figures": rows}, indent=2))
         return
-    print(f"{len(trace)} requests at {what_if.speed:.3g} times the pace of the trace, {args.threads} threads")
-    print(f"{'':20} {'predicted':>12} {'real':>12} {'error':>8} {'by costs measured afterwards':>30}")
-    for name, value in real.items():
-        error, late = ((x / value - 1) * 100 if value else 0.0 for x in (guess[name], after[name]))
-        print(f"{name:20} {guess[name]:12.5g} {value:12.5g} {error:+7.1f}% {after[name]:12.5g} {late:+7.1f}%")
+    print(f"{len(trace)} requests at {speed:.3g} times the pace of the trace, {args.threads} threads")
+    print(f"{'':24} {'predicted':>12} {'real':>12} {'error':>8} {'worst':>8}")
+    for name, row in rows.items():
+        print(f"{name:24} {row['predicted']:12.5g} {row['real']:12.5g} {row['error']:+8.1%} {row['worst']:+8.1%}")
 
 
 if __name__ == "__main__":
