@@ -222,14 +222,12 @@ def _plan_data(simulated: SimulatedPlan, requests: int, server: ServerModel) -> 
     }
 
 
-def _count(value: float) -> str:
-    return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.2f} M"
-
-
 def _print_plan(simulated: SimulatedPlan, name: str, requests: int, output: Path | None) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
+
+    from .simulation_figures import count
 
     console, plan = Console(), simulated.plan
     clipped = f", {plan.clipped} of them clipped" if plan.clipped else ""
@@ -242,7 +240,7 @@ def _print_plan(simulated: SimulatedPlan, name: str, requests: int, output: Path
         for score in _scores(phase):
             padded = score.tokens * score.padding
             ratio = "" if score is phase.score or padded <= 0 else f"{mine / padded:.1%}"
-            cells = (f"{score.graphs}", _count(padded), f"{score.padding:.2%}", ratio, f"{score.cost:,.4g}",
+            cells = (f"{score.graphs}", count(padded), f"{score.padding:.2%}", ratio, f"{score.cost:,.4g}",
                      f"{score.held:.1%}")  # fmt: skip
             table.add_row(score.name, *cells, style="bold" if score is phase.score else "")
         console.print(table)
