@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -19,6 +20,7 @@ _TRAFFIC = ("#eaf2fb", "#b9d6f2", "#6aa9e0", "#2470b8", "#0b3d6e")
 _WASTE = ("#fdf1e3", "#fbd3a6", "#f4a261", "#d9622b", "#9c2f10")
 _NAMES = {"prefill": "prompt tokens of a step", "mixed": "tokens of a step", "decode": "tokens of context"}
 _COLUMNS, _ROWS = 96, 32
+_WIDEST_BAR = 72
 
 At = Callable[[float, float], tuple[float, float]]  # the pixel of (sequences or share, tokens)
 
@@ -67,6 +69,15 @@ def shade(palette: Sequence[str], share: float) -> str:
         for i in (1, 3, 5)
     ]
     return "#" + "".join(f"{value:02x}" for value in mix)
+
+
+def round_steps(low: float, high: float, count: int = 4) -> list[float]:
+    """About `count` steps of 1, 2 or 5 times a power of ten, the last one at or above `high`, 0 among them."""
+    rough = max(high - min(low, 0.0), 1e-9) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * 0.999)
+    first, last = math.floor(min(low, 0.0) / step), math.ceil(high / step - 1e-9)
+    return [n * step for n in range(first, max(last, first + 1) + 1)]
 
 
 def traffic_map(outcome: Outcome, phase: str, width: int = 560) -> str:
@@ -221,28 +232,37 @@ def _waste_bars(phase: str, uses: Sequence[GraphUse], width: int) -> str:
     svg = Svg(width, height, f"Bars of the {phase} buckets: tokens asked for, and padding")
     ordered = sorted(uses, key=lambda use: use.bucket.seq)
     wide, deep = (width - left - 10) / len(ordered), height - top - bottom
-    most = max((use.computed for use in ordered), default=0.0) or 1.0
-    for part in (0.25, 0.5, 0.75, 1.0):
-        y = height - bottom - part * deep
+    steps = round_steps(0, max((use.computed for use in ordered), default=0.0) or 1.0)
+    most, bar = steps[-1], min(wide - 2, _WIDEST_BAR)
+    for step in steps[1:]:
+        y = height - bottom - step / most * deep
         svg.line([(left, y), (width - 10, y)], RULE)
-        svg.text(left - 6, y + 4, count(most * part).replace(" ", ""), anchor="end", size=9)
+        svg.text(left - 6, y + 4, _short(step), anchor="end", size=9)
     middles = [(left + (i + 0.5) * wide, use.bucket.seq) for i, use in enumerate(ordered)]
     _ticks(svg, middles, height - bottom + 15, "middle")
     for i, use in enumerate(ordered):
-        x, asked = left + i * wide, use.asked / most * deep
+        x, asked = left + (i + 0.5) * wide - bar / 2, use.asked / most * deep
         padded = (use.computed - use.asked) / most * deep
         base = height - bottom
-        svg.rect(x + 1, base - asked, wide - 2, asked, _TRAFFIC[3], _words(use))
-        svg.rect(x + 1, base - asked - padded, wide - 2, padded, _WASTE[2], _words(use))
+        svg.rect(x, base - asked, bar, asked, _TRAFFIC[3], _words(use))
+        svg.rect(x, base - asked - padded, bar, padded, _WASTE[2], _words(use))
         if use.replays and wide >= 22:
             svg.text(
-                x + wide / 2, base - asked - padded - 4, f"{use.padding:.0%}", "#9c4a12", "middle", min(11, wide / 2.9)
+                x + bar / 2, base - asked - padded - 4, f"{use.padding:.0%}", "#9c4a12", "middle", min(11, wide / 2.9)
             )
     svg.rect(left, height - 17, 10, 10, _TRAFFIC[3])
     svg.text(left + 15, height - 8, "tokens asked for")
     svg.rect(left + 120, height - 17, 10, 10, _WASTE[2])
     svg.text(left + 135, height - 8, "padding, and its share")
     return svg.html()
+
+
+def _short(value: float) -> str:
+    """As in 500, 20k, 1.5M."""
+    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= scale:
+            return f"{value / scale:g}{unit}"
+    return f"{value:g}"
 
 
 def _words(use: GraphUse) -> str:
@@ -296,15 +316,15 @@ def latency_chart(outcomes: Sequence[Outcome], width: int = 560) -> str:
         known = one.added_s[~np.isnan(one.added_s)]
         curves.append(np.percentile(known, percents) if len(known) else np.zeros(len(percents)))
     low = min(0.0, *(float(curve.min()) for curve in curves))
-    high = max(1e-9, *(float(curve.max()) for curve in curves))
+    steps = round_steps(low, max(1e-6, *(float(curve.max()) for curve in curves)))
+    steps, high = [step for step in steps if step >= low], steps[-1]
     right = width - 16
 
     def at(percent: float, seconds: float) -> tuple[float, float]:
         x = left + percent / 100 * (right - left)
         return x, height - bottom - (seconds - low) / (high - low) * (height - top - bottom)
 
-    for part in range(5):
-        seconds = low + (high - low) * part / 4
+    for seconds in steps:
         y = at(0, seconds)[1]
         svg.line([(left, y), (right, y)], RULE)
         svg.text(left - 6, y + 4, duration(seconds), anchor="end")

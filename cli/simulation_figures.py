@@ -125,5 +125,5 @@ def warnings(what_if: WhatIf, outcomes: Sequence[Outcome]) -> list[str]:
         if one.unserved:
             lines.append(f"{one.ladder.name}: {one.unserved:,} requests were not served")
     if what_if.costs.source.startswith("assumed"):
-        lines.append("times are guesses: measure an artifact with llmc warmup, or give --cost-table or --model")
+        lines.append("Times are guesses: measure an artifact with llmc warmup, or give --cost-table or --model")
     return lines

@@ -215,7 +215,7 @@ def test_the_table_says_that_costs_are_guessed(trace_file: Path, capsys: pytest.
     assert simulate(trace_file, "--buckets", LADDERS[0]) == 0
     out = capsys.readouterr().out
     assert "padding, time" in out
-    assert "times are guesses" in out
+    assert "Times are guesses" in out
 
 
 class _Page(HTMLParser):
