@@ -141,4 +141,5 @@ def _cell(share: float | None) -> str:
     if share is None:
         return "■"
     heat = _HEAT[sum(share > bound for bound in _SHARES)]
-    return f"[{heat}]{share * 100:.1f}%[/]" if share else f"[{heat}]0[/]"
+    text = "0" if share == 0 else "<0.1%" if share < 0.0005 else f"{share:.1%}"
+    return f"[{heat}]{text}[/]"

@@ -149,7 +149,7 @@ def _ladders(
     decodes = [[b for b in ladder.buckets if b.phase == "decode"] for ladder in ladders]
     for ladder, decode in zip(ladders, decodes, strict=True):
         if not decode:
-            raise BucketError(f"ladder {ladder.name} has no decode bucket: add one")
+            raise BucketError(f"{ladder.name} has no decode bucket: add one")
     server = Server(
         max_model_len=limits.max_model_len or min(max(b.seq for b in decode) for decode in decodes),
         max_num_seqs=limits.max_num_seqs or max(b.batch for decode in decodes for b in decode),

@@ -63,11 +63,11 @@ class Server:
         decode = [b for b in ladder.buckets if b.phase == "decode"]
         prefill = [b for b in ladder.buckets if b.phase != "decode"]
         if not decode or not prefill:
-            raise BucketError(f"ladder {ladder.name} has no {'prefill' if decode else 'decode'} bucket: add one")
+            raise BucketError(f"{ladder.name} has no {'prefill' if decode else 'decode'} bucket: add one")
         longest = max(b.seq for b in decode)
         if longest < self.max_model_len:
             raise BucketError(
-                f"ladder {ladder.name} holds contexts of {longest} tokens, max-model-len is {self.max_model_len}: add "
+                f"{ladder.name} holds contexts of {longest} tokens, max-model-len is {self.max_model_len}: add "
                 f"a decode bucket of {self.max_model_len} or lower --max-model-len to {longest}"
             )
 
