@@ -7,6 +7,7 @@ import os
 import sysconfig
 from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
+from typing import Any
 
 ABI_VERSION = 2
 MAX_TOP_LOGPROBS = 20
@@ -20,6 +21,14 @@ I64P = POINTER(c_int64)
 F64P = POINTER(c_double)
 
 
+def _each(kind: Any, *names: str) -> list[tuple[str, Any]]:
+    """Fields of one type, in order."""
+    return [(name, kind) for name in names]
+
+
+_GRAPH_SHAPE = ("phase", "batch", "seq", "max_tokens", "max_seqs", "max_samples", "max_blocks_per_seq")
+
+
 class Error(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("code", c_int32), ("message", c_char * 1016)]
 
@@ -27,40 +36,26 @@ class Error(ctypes.Structure):
 class ArtifactInfo(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_uint32),
-        *[(name, c_uint32) for name in ("num_graphs", "num_kernels", "num_commands", "num_weights")],
-        *[
-            (name, c_int32)
-            for name in (
-                "num_layers",
-                "num_kv_heads",
-                "head_dim",
-                "block_size",
-                "vocab_size",
-                "max_model_len",
-                "max_num_seqs",
-            )
-        ],
+        *_each(c_uint32, "num_graphs", "num_kernels", "num_commands", "num_weights"),
+        *_each(
+            c_int32,
+            "num_layers",
+            "num_kv_heads",
+            "head_dim",
+            "block_size",
+            "vocab_size",
+            "max_model_len",
+            "max_num_seqs",
+        ),
         ("isa_level", c_uint32),
-        *[(name, c_uint64) for name in ("weight_bytes", "code_bytes", "max_arena_bytes", "kv_block_bytes")],
+        *_each(c_uint64, "weight_bytes", "code_bytes", "max_arena_bytes", "kv_block_bytes"),
     ]
 
 
 class GraphInfo(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_uint32),
-        *[
-            (name, c_uint32)
-            for name in (
-                "phase",
-                "batch",
-                "seq",
-                "max_tokens",
-                "max_seqs",
-                "max_samples",
-                "max_blocks_per_seq",
-                "num_commands",
-            )
-        ],
+        *_each(c_uint32, *_GRAPH_SHAPE, "num_commands"),
         ("arena_bytes", c_uint64),
     ]
 
@@ -73,19 +68,17 @@ class ReplayerOptions(ctypes.Structure):
 
 class Batch(ctypes.Structure):
     _fields_ = [
-        *[(name, c_uint32) for name in ("struct_size", "num_tokens", "num_seqs", "num_samples", "block_table_stride")],
-        *[
-            (name, I32P)
-            for name in (
-                "input_ids",
-                "positions",
-                "slot_mapping",
-                "block_tables",
-                "context_lens",
-                "query_start",
-                "sample_index",
-            )
-        ],
+        *_each(c_uint32, "struct_size", "num_tokens", "num_seqs", "num_samples", "block_table_stride"),
+        *_each(
+            I32P,
+            "input_ids",
+            "positions",
+            "slot_mapping",
+            "block_tables",
+            "context_lens",
+            "query_start",
+            "sample_index",
+        ),
     ]
 
 
@@ -103,30 +96,28 @@ class ReplayStats(ctypes.Structure):
 
 class ProbeOptions(ctypes.Structure):
     _fields_ = [
-        *[(name, c_uint32) for name in ("struct_size", "num_threads", "pin_threads", "reserved")],
+        *_each(c_uint32, "struct_size", "num_threads", "pin_threads", "reserved"),
         ("read_bytes", c_uint64),
     ]
 
 
 class EngineOptions(ctypes.Structure):
     _fields_ = [
-        *[
-            (name, c_uint32)
-            for name in (
-                "struct_size",
-                "num_threads",
-                "num_blocks",
-                "max_num_seqs",
-                "max_waiting",
-                "max_tokens_per_step",
-                "prefix_cache",
-                "miss_policy",
-                "pin_threads",
-                "idle_spin_us",
-            )
-        ],
+        *_each(
+            c_uint32,
+            "struct_size",
+            "num_threads",
+            "num_blocks",
+            "max_num_seqs",
+            "max_waiting",
+            "max_tokens_per_step",
+            "prefix_cache",
+            "miss_policy",
+            "pin_threads",
+            "idle_spin_us",
+        ),
         ("kv_bytes", c_uint64),
-        *[(name, c_uint32) for name in ("weight_memory", "reserved")],
+        *_each(c_uint32, "weight_memory", "reserved"),
     ]
 
 
@@ -136,10 +127,10 @@ class LogitBias(ctypes.Structure):
 
 class SamplingParams(ctypes.Structure):
     _fields_ = [
-        *[(name, c_uint32) for name in ("struct_size", "n", "max_tokens", "min_tokens")],
-        *[(name, c_float) for name in ("temperature", "top_p", "min_p")],
+        *_each(c_uint32, "struct_size", "n", "max_tokens", "min_tokens"),
+        *_each(c_float, "temperature", "top_p", "min_p"),
         ("top_k", c_int32),
-        *[(name, c_float) for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")],
+        *_each(c_float, "repetition_penalty", "presence_penalty", "frequency_penalty"),
         ("ignore_eos", c_uint32),
         ("seed", c_uint64),
         ("has_seed", c_uint32),
@@ -171,10 +162,7 @@ class Event(ctypes.Structure):
         ("request_id", c_uint64),
         ("output_index", c_uint32),
         ("token_id", c_int32),
-        *[
-            (name, c_uint32)
-            for name in ("finish_reason", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens")
-        ],
+        *_each(c_uint32, "finish_reason", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens"),
         ("error_code", c_int32),
         ("logprob", c_float),
         ("num_top", c_uint32),
@@ -183,73 +171,69 @@ class Event(ctypes.Structure):
         ("time_ns", c_uint64),
         ("position", c_uint32),
         ("rank", c_uint32),
-        *[(name, c_uint64) for name in ("arrival_ns", "first_scheduled_ns", "first_token_ns")],
+        *_each(c_uint64, "arrival_ns", "first_scheduled_ns", "first_token_ns"),
         ("message", c_char * 256),
     ]
 
 
 class EngineStats(ctypes.Structure):
     _fields_ = [
-        *[
-            (name, c_uint32)
-            for name in (
-                "struct_size",
-                "num_running",
-                "num_waiting",
-                "num_blocks",
-                "num_free_blocks",
-                "num_cached_blocks",
-                "num_threads",
-            )
-        ],
-        *[
-            (name, c_uint64)
-            for name in (
-                "num_steps",
-                "num_prefill_steps",
-                "num_decode_steps",
-                "num_preemptions",
-                "num_finished",
-                "num_bucket_misses",
-                "prompt_tokens",
-                "cached_tokens",
-                "output_tokens",
-                "scheduled_tokens",
-                "padded_tokens",
-                "step_ns",
-                "replay_ns",
-                "sample_ns",
-                "schedule_ns",
-                "prepare_ns",
-                "kernel_ns",
-                "barrier_ns",
-                "decode_step_ns",
-                "decode_kernel_ns",
-                "decode_barrier_ns",
-                "prefix_query_tokens",
-                "prefix_hit_tokens",
-                "num_mixed_steps",
-                "weight_bytes",
-                "copied_weight_bytes",
-            )
-        ],
+        *_each(
+            c_uint32,
+            "struct_size",
+            "num_running",
+            "num_waiting",
+            "num_blocks",
+            "num_free_blocks",
+            "num_cached_blocks",
+            "num_threads",
+        ),
+        *_each(
+            c_uint64,
+            "num_steps",
+            "num_prefill_steps",
+            "num_decode_steps",
+            "num_preemptions",
+            "num_finished",
+            "num_bucket_misses",
+            "prompt_tokens",
+            "cached_tokens",
+            "output_tokens",
+            "scheduled_tokens",
+            "padded_tokens",
+            "step_ns",
+            "replay_ns",
+            "sample_ns",
+            "schedule_ns",
+            "prepare_ns",
+            "kernel_ns",
+            "barrier_ns",
+            "decode_step_ns",
+            "decode_kernel_ns",
+            "decode_barrier_ns",
+            "prefix_query_tokens",
+            "prefix_hit_tokens",
+            "num_mixed_steps",
+            "weight_bytes",
+            "copied_weight_bytes",
+        ),
     ]
 
 
 class GraphStats(ctypes.Structure):
     _fields_ = [
-        *[(name, c_uint32) for name in ("struct_size", "reserved")],
-        *[(name, c_uint64) for name in ("replays", "tokens", "padded_tokens", "replay_ns")],
+        *_each(c_uint32, "struct_size", "reserved"),
+        *_each(c_uint64, "replays", "tokens", "padded_tokens", "replay_ns"),
     ]
 
 
 class WarmLoad(ctypes.Structure):
-    _fields_ = [(name, c_uint32) for name in ("struct_size", "num_seqs", "tokens_each", "context")]
+    _fields_ = _each(c_uint32, "struct_size", "num_seqs", "tokens_each", "context")
 
 
 class BucketMiss(ctypes.Structure):
     _fields_ = [
-        *[(name, c_uint32) for name in ("struct_size", "phase", "num_seqs", "num_tokens", "num_blocks", "reserved")],
+        *_each(c_uint32, "struct_size", "phase", "num_seqs", "num_tokens", "num_blocks", "reserved"),
         ("count", c_uint64),
         ("graph", c_int32),
         ("reserved2", c_uint32),
@@ -258,7 +242,7 @@ class BucketMiss(ctypes.Structure):
 
 class SimCost(ctypes.Structure):
     _fields_ = [
-        *[(name, c_uint32) for name in ("struct_size", "num_points")],
+        *_each(c_uint32, "struct_size", "num_points"),
         ("tokens", U32P),
         ("ns", F64P),
         ("ns_per_pair", c_double),
@@ -267,19 +251,7 @@ class SimCost(ctypes.Structure):
 
 class SimGraph(ctypes.Structure):
     _fields_ = [
-        *[
-            (name, c_uint32)
-            for name in (
-                "struct_size",
-                "phase",
-                "batch",
-                "seq",
-                "max_tokens",
-                "max_seqs",
-                "max_samples",
-                "max_blocks_per_seq",
-            )
-        ],
+        *_each(c_uint32, "struct_size", *_GRAPH_SHAPE),
         ("cost", POINTER(SimCost)),
         ("exact", POINTER(SimCost)),
     ]
@@ -287,12 +259,12 @@ class SimGraph(ctypes.Structure):
 
 class SimModel(ctypes.Structure):
     _fields_ = [
-        *[(name, c_uint32) for name in ("struct_size", "num_graphs")],
-        *[(name, c_int32) for name in ("block_size", "max_model_len", "max_num_seqs")],
+        *_each(c_uint32, "struct_size", "num_graphs"),
+        *_each(c_int32, "block_size", "max_model_len", "max_num_seqs"),
         ("reserved", c_uint32),
         ("kv_block_bytes", c_uint64),
         ("graphs", POINTER(SimGraph)),
-        *[(name, c_double) for name in ("step_ns", "token_ns")],
+        *_each(c_double, "step_ns", "token_ns"),
     ]
 
 
@@ -301,10 +273,10 @@ Progress = ctypes.CFUNCTYPE(c_uint32, c_void_p, c_uint64)
 
 class SimTrace(ctypes.Structure):
     _fields_ = [
-        *[(name, c_uint32) for name in ("struct_size", "prefix_block")],
+        *_each(c_uint32, "struct_size", "prefix_block"),
         ("num_requests", c_uint64),
         ("arrival_ns", U64P),
-        *[(name, U32P) for name in ("prompt_tokens", "output_tokens")],
+        *_each(U32P, "prompt_tokens", "output_tokens"),
         ("prefix_start", U64P),
         ("prefix_ids", I64P),
         ("progress", Progress),
@@ -314,9 +286,9 @@ class SimTrace(ctypes.Structure):
 
 class SimLoad(ctypes.Structure):
     _fields_ = [
-        *[(name, c_uint32) for name in ("struct_size", "graph", "num_seqs", "length")],
-        *[(name, c_uint64) for name in ("replays", "tokens", "contexts")],
-        *[(name, c_double) for name in ("ns", "exact_ns")],
+        *_each(c_uint32, "struct_size", "graph", "num_seqs", "length"),
+        *_each(c_uint64, "replays", "tokens", "contexts"),
+        *_each(c_double, "ns", "exact_ns"),
     ]
 
 

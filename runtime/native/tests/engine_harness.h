@@ -69,20 +69,16 @@ struct Job {
 };
 
 inline llmc_sampling_params Params() {
-  llmc_sampling_params p{};
-  p.struct_size = sizeof(p);
-  p.n = 1;
-  p.max_tokens = 16;
-  p.top_p = 1;
-  p.repetition_penalty = 1;
+  llmc_sampling_params p;
+  llmc_sampling_params_init(&p, sizeof(p));
+  p.temperature = 0;
   p.has_seed = 1;
-  p.num_logprobs = -1;
   return p;
 }
 
 inline Status Submit(Engine* engine, Job* job) {
-  llmc_request r{};
-  r.struct_size = sizeof(r);
+  llmc_request r;
+  llmc_request_init(&r, sizeof(r));
   r.priority = job->priority;
   r.prompt_token_ids = job->prompt.data();
   r.num_prompt_tokens = job->prompt.size();
