@@ -14,6 +14,7 @@ from llmc.compiler.kernels import vector_ir
 from llmc.compiler.kernels.spec import KernelSpecError
 
 Expr = Any
+_LINE_BYTES = 64
 WIDTH = 16  # float32 values of one vector, on every target
 _UNBOUNDED = 1 << 30  # shapes of whole buffers are not known to a kernel; nothing is derived from this
 LANES = {"f32": 1, "bf16": 2}  # elements of one packed word
@@ -76,6 +77,24 @@ def let(value: Expr) -> Expr:
     cell = T.alloc_buffer((1,), "int32", scope="local")
     T.buffer_store(cell, value, [0])
     return cell[0]
+
+
+class Scratch:
+    """Memory on the stack that starts a cache line: TVM aligns it to 16 bytes, and a vector that lies across two lines
+    is read at half the speed."""
+
+    def __init__(self, count: int, dtype: str) -> None:
+        self.buffer = T.alloc_buffer((count + WIDTH,), dtype, scope="local")
+        address = T.reinterpret("int64", T.address_of(self.buffer[0]))
+        past = T.Cast("int32", T.bitwise_and(address, T.int64(_LINE_BYTES - 1)))
+        self.start = let(T.truncdiv(_LINE_BYTES - past, 4))
+
+    def vector(self, index: Expr) -> Expr:
+        """16 elements from `index`, a multiple of 16, on."""
+        return self.buffer[T.ramp(self.start + index, 1, WIDTH)]
+
+    def store(self, value: Expr, index: Expr) -> None:
+        T.buffer_store(self.buffer, value, [T.ramp(self.start + index, 1, WIDTH)])
 
 
 class Vectors:

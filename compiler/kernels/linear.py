@@ -17,12 +17,13 @@ from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import Target
 
 _ROW_CHUNK = 128  # rows that share one pass over the panels
-_K_BLOCK = 1024  # words of K in one pass
+_K_BLOCK = 128  # words of K in one pass: with 48 columns 24 KiB, half of L1
 _PANEL_GROUP = 4  # panels whose partial sums stay in cache while K is walked
-# bf16 widened on the stack, a share of L2: rows × words × 8 bytes (128 KiB) and words × columns × 8 bytes.
-_WIDE_ROWS, _WIDE_BLOCK, _WIDE_GROUP = 128, 128, 8
+# bf16 widened on the stack: rows × words × 8 bytes (128 KiB), a share of L2; words × columns × 8 bytes, half of L1.
+_WIDE_ROWS, _WIDE_BLOCK, _WIDE_GROUP = 256, 64, 8
 _FEW_TILES = 4  # row tiles that do not pay for widening a panel
 _STREAMS = 8  # panels of one row at once: a core reads memory faster from several places
+_AHEAD_BYTES = 1536  # between what one row reads of a stream and what is fetched meanwhile: over the page's end in time
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
@@ -77,7 +78,8 @@ class _Linear:
             size = b.let(panel0 + T.truncdiv((group + 1) * count, groups) - first)
             for streams in range(1, min(_STREAMS, self.panels) + 1):
                 with b.when(size == streams):
-                    self.tile_body(t, 0, [first + i for i in range(streams)], 0, self.words)
+                    panels = [b.let(first + i) for i in range(streams)]
+                    self.tile_body(t, 0, panels, 0, self.words, self.fetch_streams(panels))
 
     def tiles_of_rows(self) -> None:
         """Chunks of row tiles × groups of panels × blocks of K × panels × row tiles."""
@@ -127,6 +129,18 @@ class _Linear:
             for v in range(self.vectors):
                 line = v * length + q
                 b.do("prefetch", b.at(self.w, ahead * self.columns + line * b.WIDTH))
+
+        return fetch
+
+    def fetch_streams(self, panels: Sequence[b.Expr]) -> Callable[[b.Expr], None]:
+        """Every stream fetches what it reads a little later."""
+        ahead = _AHEAD_BYTES // 4
+
+        def fetch(q: b.Expr) -> None:
+            for panel in panels:
+                for v in range(self.vectors):
+                    at = (panel * self.words + q) * self.columns + (v * b.WIDTH + ahead)
+                    b.do("prefetch", b.at(self.w, at))
 
         return fetch
 

@@ -8,6 +8,7 @@ A line is 8 elements of K: two words of 8-bit numbers or one word of 4-bit ones,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
@@ -22,7 +23,8 @@ _MAX_K = 1 << 17  # 127 · 128 · K stays below 2³¹
 _SUMS = {16: 24, 8: 6}  # vectors of sums that fit the registers beside their operands, by lanes of a register
 _STREAMS, _STREAMS_TO_FLOAT = 6, 4  # a core reads memory faster from several places at once; bytes to float: registers
 _TURN = 4  # lines of one turn of a group's loop; groups are a multiple
-_AHEAD = 1024  # words between a line and what is fetched with it
+_AHEAD = 768  # words between a line of one row's stream and what is fetched with it
+_ROWS_OF_GROUPS = 4  # rows whose sums of a group and of all groups fit the registers
 _FEW_TILES = 4  # row tiles that do not pay for unpacking a block
 _ROW_CHUNK_BYTES = 512 << 10  # of activations that stay in L2 while panels pass
 _BLOCK_BYTES = 24 << 10  # of a panel's block, unpacked, in L1
@@ -37,6 +39,18 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     return _LinearQuant(spec, target).function()
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Rows of row tile `t` times panels: sums that stay in registers while K is walked."""
+
+    t: b.Expr
+    rows: range  # of the row tile
+    panels: list[b.Expr]
+    x0: b.Expr  # where the row tile starts in x
+    kb: b.Expr | None  # block of K of a panel that all row tiles pass; None: all of K, from packed weights
+    fetch: bool
 
 
 class _LinearQuant:
@@ -118,14 +132,14 @@ class _LinearQuant:
             size = b.let(panel0 + T.truncdiv((group + 1) * count, groups) - first)
             for some in range(1, most + 1):
                 with b.when(size == some), T.serial(tiles) as t:
-                    self.tile_body(t, [first + i for i in range(some)])
+                    self.row_tile(t, [first + i for i in range(some)])
 
     def many_tiles(self, tiles: b.Expr) -> None:
         """Chunks of row tiles × panels × blocks of K × row tiles: a block of a panel stays in L1 for all tiles."""
         panels = self.panels
         if self.unpacks:
             words = self.block * self.columns * (2 if self.integer else _LINE)
-            self.wide: b.Expr = T.alloc_buffer((words,), "int32" if self.integer else "float32", scope="local")
+            self.wide = b.Scratch(words, "int32" if self.integer else "float32")
         chunks = T.truncdiv(tiles + (self.chunk_tiles - 1), self.chunk_tiles)
         unit0, unit1 = self.k.share_bounds(chunks * panels)
         with T.serial(unit0, unit1) as unit:
@@ -137,7 +151,7 @@ class _LinearQuant:
                 if self.unpacks:
                     self.unpack(panel, line0, b.let(T.min(self.lines - line0, self.block)))
                 with T.serial(tile0, tile1) as t:
-                    self.tile_body(t, [panel], kb)
+                    self.row_tile(t, [panel], kb)
 
     # ---- unpacking --------------------------------------------------------------------------------------------------
 
@@ -148,11 +162,16 @@ class _LinearQuant:
         return [self.w[T.ramp(start + word * self.columns, 1, b.WIDTH)] for word in range(a_line)]
 
     def fetch(self, panel: b.Expr, line: b.Expr, v: int) -> None:
-        """Asks for what comes a while after a line: panels lie one after another, and few streams are slow."""
+        """One row asks for what comes a while after a line of each stream; several, who read one panel at a time, for
+        as much of the next panel, at as many places: few streams are slow."""
         a_line = self.bits // 4
-        start = (panel * self.words + line * a_line) * self.columns + v * b.WIDTH
         for word in range(a_line):
-            b.do("prefetch", b.at(self.w, start + (word * self.columns + _AHEAD)))
+            if self.tile == 1:
+                at = (panel * self.words + line * a_line + word) * self.columns + (v * b.WIDTH + _AHEAD)
+            else:
+                place = (v * a_line + word) * self.lines
+                at = (panel + 1) * (self.words * self.columns) + (line + place) * b.WIDTH
+            b.do("prefetch", b.at(self.w, at))
 
     def line_words(self, packed: Sequence[b.Expr]) -> list[b.Expr]:
         """Both words of a line as unsigned bytes."""
@@ -197,7 +216,7 @@ class _LinearQuant:
                 values = [self.element(words, place, zero) for place in range(_LINE)]
             for i, value in enumerate(values):
                 at = (line * len(values) + i) * self.columns + v * b.WIDTH
-                b.store(self.wide, value, T.ramp(at, 1, b.WIDTH))
+                self.wide.store(value, at)
 
     def zeros(self, panel: b.Expr, group: b.Expr) -> b.Vectors:
         """The zero points of a group, as numbers of the kind that sums are."""
@@ -210,53 +229,63 @@ class _LinearQuant:
 
     # ---- the register tile ------------------------------------------------------------------------------------------
 
-    def tile_body(self, t: b.Expr, panels: Sequence[b.Expr], kb: b.Expr | None = None) -> None:
-        """Row tile t times `panels`: block kb of K from the unpacked block, or all of K from packed weights."""
-        tile, n = self.tile, self.n
+    def row_tile(self, t: b.Expr, panels: Sequence[b.Expr], kb: b.Expr | None = None) -> None:
+        """Row tile t times `panels`: block kb of K, or all of K from packed weights."""
         t, panels = b.let(t), [b.let(panel) for panel in panels]
+        x0 = b.let(t * self.tile_words)
+        step = min(self.tile, _ROWS_OF_GROUPS) if self.integer and self.groups > 1 and kb is not None else self.tile
+        for first in range(0, self.tile, step):
+            rows = range(first, first + step)
+            if first:
+                with b.when(t * self.tile + first < self.num_rows):
+                    self.tile_body(_Tile(t, rows, panels, x0, kb, fetch=False))
+            else:
+                self.tile_body(_Tile(t, rows, panels, x0, kb, fetch=kb is None))
+
+    def tile_body(self, tile: _Tile) -> None:
+        n, t, kb, panels = self.n, tile.t, tile.kb, tile.panels
         vectors = len(panels) * self.vectors
         span = [panel * self.columns + v * b.WIDTH for panel in panels for v in range(self.vectors)]
         count = [b.WIDTH if n % self.columns == 0 else n - s for s in span]
         line0 = b.let(T.int32(0) if kb is None else kb * self.block)
         line1 = b.let(T.int32(self.lines) if kb is None else T.min(line0 + self.block, self.lines))
-        x0 = b.let(t * self.tile_words)
-        acc = b.Vectors(tile * vectors, "int32" if self.integer else "float32")
-        total = b.Vectors(tile * vectors) if self.groups > 1 else acc
+        acc = b.Vectors(len(tile.rows) * vectors, "int32" if self.integer else "float32")
+        total = b.Vectors(len(tile.rows) * vectors) if self.groups > 1 else acc
 
-        def each_row(body: Callable[[int], None]) -> None:
-            for r in range(tile):
-                if tile == 1:
-                    body(r)
+        def each_row(body: Callable[[int, int], None]) -> None:
+            for i, r in enumerate(tile.rows):
+                if self.tile == 1:
+                    body(i, r)
                 else:
-                    with b.when(t * tile + r < self.num_rows):
-                        body(r)
+                    with b.when(t * self.tile + r < self.num_rows):
+                        body(i, r)
 
-        def reload(r: int) -> None:
+        def reload(i: int, r: int) -> None:
             for v in range(vectors):
-                value = b.load_vector(self.y, (t * tile + r) * n + span[v], count[v])
+                value = b.load_vector(self.y, (t * self.tile + r) * n + span[v], count[v])
                 exact = self.integer and self.groups == 1
-                total[r * vectors + v] = T.reinterpret("int32x16", value) if exact else value
+                total[i * vectors + v] = T.reinterpret("int32x16", value) if exact else value
 
-        def partial(r: int) -> None:
+        def partial(i: int, r: int) -> None:
             for v in range(vectors):
-                value = total[r * vectors + v]
+                value = total[i * vectors + v]
                 if self.integer and self.groups == 1:
                     value = T.reinterpret("float32x16", value)
-                b.store_vector(self.y, value, (t * tile + r) * n + span[v], count[v])
+                b.store_vector(self.y, value, (t * self.tile + r) * n + span[v], count[v])
 
-        def finish(r: int) -> None:
-            self.finish_row(t, r, x0, panels, total, span, count)
+        def finish(i: int, r: int) -> None:
+            self.finish_row(tile, i, r, total, span, count)
 
         if self.groups == 1:
-            self.start(acc, vectors, x0, T.int32(0))
+            self.start(tile, acc, T.int32(0))
         else:
-            for i in range(tile * vectors):
+            for i in range(len(tile.rows) * vectors):
                 total[i] = b.splat(0.0)
         if kb is not None and self.blocks > 1:
             with b.when(kb > 0):
                 each_row(reload)
         if self.groups == 1:
-            self.chain(acc, panels, x0, line0, line1, T.int32(0), wide=kb is not None)
+            self.chain(tile, acc, line0, line1, T.int32(0), line0)
         else:
             group0 = b.let(T.truncdiv(line0, self.group_lines))
             group1 = b.let(T.truncdiv(line1 + (self.group_lines - 1), self.group_lines))
@@ -264,9 +293,9 @@ class _LinearQuant:
                 group = b.let(g)
                 first = b.let(group * self.group_lines)
                 last = b.let(T.min(first + self.group_lines, line1))
-                self.start(acc, vectors, x0, group)
-                self.chain(acc, panels, x0, first, last, group, wide=kb is not None, block0=line0)
-                self.merge(total, acc, panels, x0, group)
+                self.start(tile, acc, group)
+                self.chain(tile, acc, first, last, group, line0)
+                self.merge(tile, total, acc, group)
         if kb is not None and self.blocks > 1:
             with T.If(kb < self.blocks - 1):
                 with T.Then():
@@ -280,41 +309,31 @@ class _LinearQuant:
         """Σ of the quantized activations of a row in a group, times WeightFormat.sum_factor."""
         return self.x[x0 + (group + (self.x_words + 1)) * self.tile + r]
 
-    def start(self, acc: b.Vectors, vectors: int, x0: b.Expr, group: b.Expr) -> None:
+    def start(self, tile: _Tile, acc: b.Vectors, group: b.Expr) -> None:
         """The sums before the first element: what a fixed zero point takes off, or 0."""
-        for r in range(self.tile):
+        vectors = len(tile.panels) * self.vectors
+        for i, r in enumerate(tile.rows):
             for v in range(vectors):
                 if not self.integer:
-                    acc[r * vectors + v] = b.splat(0.0)
+                    acc[i * vectors + v] = b.splat(0.0)
                 elif self.asymmetric:
-                    acc[r * vectors + v] = T.broadcast(T.int32(0), b.WIDTH)
+                    acc[i * vectors + v] = T.broadcast(T.int32(0), b.WIDTH)
                 else:
-                    acc[r * vectors + v] = T.broadcast(self.sum_of(x0, r, group), b.WIDTH)
+                    acc[i * vectors + v] = T.broadcast(self.sum_of(tile.x0, r, group), b.WIDTH)
 
-    def chain(
-        self,
-        acc: b.Vectors,
-        panels: Sequence[b.Expr],
-        x0: b.Expr,
-        first: b.Expr,
-        last: b.Expr,
-        group: b.Expr,
-        *,
-        wide: bool,
-        block0: b.Expr | None = None,
-    ) -> None:
-        """Adds lines [first, last) of one group to `acc`. wide: from the unpacked block, which starts at block0."""
-        block0 = first if block0 is None else block0
+    def chain(self, tile: _Tile, acc: b.Vectors, first: b.Expr, last: b.Expr, group: b.Expr, block0: b.Expr) -> None:
+        """Adds lines [first, last) of one group to `acc`. block0: first line of the block, where it is unpacked."""
+        unpacked = tile.kb is not None and self.unpacks
         zeros = None
-        if not self.integer and self.asymmetric and not wide:
-            zeros = b.Vectors(len(panels) * self.vectors)
-            for i, panel in enumerate(panels):
+        if not self.integer and self.asymmetric and not unpacked:
+            zeros = b.Vectors(len(tile.panels) * self.vectors)
+            for i, panel in enumerate(tile.panels):
                 found = self.zeros(panel, group)
                 for v in range(self.vectors):
                     zeros[i * self.vectors + v] = found[v]
 
         def step(line: b.Expr, places: int) -> None:
-            self.step(acc, panels, x0, line, line - block0 if wide and self.unpacks else None, places, zeros)
+            self.step(tile, acc, line, line - block0 if unpacked else None, places, zeros)
 
         if self.integer and self.groups > 1 and self.lines % self.group_lines == 0:
             # Every group is whole: a known, small number of turns is a loop whose end the CPU foresees.
@@ -331,23 +350,22 @@ class _LinearQuant:
 
     def step(
         self,
+        tile: _Tile,
         acc: b.Vectors,
-        panels: Sequence[b.Expr],
-        x0: b.Expr,
         line: b.Expr,
         wide_line: b.Expr | None,
         places: int,
         zeros: b.Vectors | None,
     ) -> None:
         """The first `places` elements of one line. wide_line: where the line is in the unpacked block."""
-        vectors = len(panels) * self.vectors
-        where = [(panel, v) for panel in panels for v in range(self.vectors)]
+        where = [(panel, v) for panel in tile.panels for v in range(self.vectors)]
+        vectors = len(where)
         kind = "int32" if self.integer else "float32"
         units = 2 if self.integer else places
 
         def packed(v: int) -> list[b.Expr]:
             panel, of_panel = where[v]
-            if self.tile > 1:
+            if tile.fetch:
                 self.fetch(panel, line, of_panel)
             kept = b.Vectors(self.bits // 4, "int32")
             for i, word in enumerate(self.packed_line(panel, line, of_panel)):
@@ -363,7 +381,7 @@ class _LinearQuant:
             # The line's activations stay in registers, not its weights: there are fewer.
             values = b.Vectors(units, kind)
             for unit in range(units):
-                values[unit] = self.activation(x0, 0, line, unit)
+                values[unit] = self.activation(tile.x0, 0, line, unit)
             for v in range(vectors):
                 words = packed(v)
                 for unit in range(units):
@@ -377,11 +395,11 @@ class _LinearQuant:
                     weights[v] = weight(lines[v], v, unit)
                 else:
                     at = (wide_line * (2 if self.integer else _LINE) + unit) * self.columns + v * b.WIDTH
-                    weights[v] = self.wide[T.ramp(at, 1, b.WIDTH)]
-            for r in range(self.tile):
-                value = self.activation(x0, r, line, unit)
+                    weights[v] = self.wide.vector(at)
+            for i, r in enumerate(tile.rows):
+                value = self.activation(tile.x0, r, line, unit)
                 for v in range(vectors):
-                    acc[r * vectors + v] = self.multiply(acc[r * vectors + v], weights[v], value)
+                    acc[i * vectors + v] = self.multiply(acc[i * vectors + v], weights[v], value)
 
     def multiply(self, acc: b.Expr, weight: b.Expr, value: b.Expr) -> b.Expr:
         """acc + weight · value: of four numbers a lane, or of one float."""
@@ -426,36 +444,30 @@ class _LinearQuant:
                 zeros[i * self.vectors + v] = found[v]
         return zeros
 
-    def merge(self, total: b.Vectors, acc: b.Vectors, panels: Sequence[b.Expr], x0: b.Expr, group: b.Expr) -> None:
+    def merge(self, tile: _Tile, total: b.Vectors, acc: b.Vectors, group: b.Expr) -> None:
         """total += scale · acc"""
-        vectors = len(panels) * self.vectors
-        scales, zeros = self.scales(panels, group), self.zeros_of(panels, group)
-        for r in range(self.tile):
+        vectors = len(tile.panels) * self.vectors
+        scales, zeros = self.scales(tile.panels, group), self.zeros_of(tile.panels, group)
+        for i, r in enumerate(tile.rows):
             for v in range(vectors):
-                i = r * vectors + v
-                value = self.as_float(acc, i, x0, r, group, None if zeros is None else zeros[v])
-                total[i] = b.call("fma", value, scales[v], total[i])
+                at = i * vectors + v
+                value = self.as_float(acc, at, tile.x0, r, group, None if zeros is None else zeros[v])
+                total[at] = b.call("fma", value, scales[v], total[at])
 
     def finish_row(
-        self,
-        t: b.Expr,
-        r: int,
-        x0: b.Expr,
-        panels: Sequence[b.Expr],
-        total: b.Vectors,
-        span: Sequence[b.Expr],
-        count: Sequence[b.Expr],
+        self, tile: _Tile, i: int, r: int, total: b.Vectors, span: Sequence[b.Expr], count: Sequence[b.Expr]
     ) -> None:
-        """Scales the sums of row r, adds bias and residual, and stores the row."""
+        """Scales the sums of row r, the tile's i-th, adds bias and residual, and stores the row."""
+        panels, x0 = tile.panels, tile.x0
         vectors = len(panels) * self.vectors
         only = self.groups == 1
         scales = self.scales(panels, T.int32(0)) if only else None
         zeros = self.zeros_of(panels, T.int32(0)) if only else None
         for v in range(vectors):
-            i, at = r * vectors + v, (t * self.tile + r) * self.n + span[v]
-            value = total[i]
+            at = (tile.t * self.tile + r) * self.n + span[v]
+            value = total[i * vectors + v]
             if scales is not None:
-                value = self.as_float(total, i, x0, r, T.int32(0), None if zeros is None else zeros[v])
+                value = self.as_float(total, i * vectors + v, x0, r, T.int32(0), None if zeros is None else zeros[v])
                 value = b.call("mul", value, scales[v])
             if self.integer:
                 row_scale = T.reinterpret("float32", self.x[x0 + self.x_words * self.tile + r])
