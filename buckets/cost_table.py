@@ -104,11 +104,6 @@ class CostTable:
         object.__setattr__(self, "costs", tuple(sorted(self.costs)))
 
     @property
-    def machine_key(self) -> str:
-        """Fingerprint of the machine, 64 hex digits."""
-        return fingerprint(self.machine)
-
-    @property
     def buckets(self) -> frozenset[Bucket]:
         """The buckets that were measured."""
         return frozenset(cost.bucket for cost in self.costs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,6 +59,31 @@ def llama(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> tuple
     root = tmp_path_factory.mktemp("llama")
     model = make_tiny_model(root / "model", "llama")
     return model, compile_tiny(model, root / "artifact", kernel_cache, buckets=MIXED_LADDER, dtype="f32", block_size=16)
+
+
+@pytest.fixture(scope="session")
+def holed(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
+    """A model whose blocks hold 16 tokens, with no decode graph for three sequences of more than one block. Copy before
+    changing."""
+    from compiled import compile_tiny
+    from tiny_models import make_tiny_model
+
+    root = tmp_path_factory.mktemp("holed")
+    model = make_tiny_model(root / "model", "llama")
+    ladder = root / "ladder.json"
+    ladder.write_text(json.dumps({"prefill": [[1, 64], [4, 64]], "decode": [[4, 16], [2, 64]]}))
+    compile_tiny(model, root / "artifact", kernel_cache, buckets=str(ladder), dtype="f32", block_size=16).close()
+    return root / "artifact"
+
+
+@pytest.fixture
+def it_goes_on(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After every attack on the fixture `server` it is there, healthy, and answers as before."""
+    yield
+    if "server" in request.fixturenames:
+        from attacks import check_alive
+
+        check_alive(request.getfixturevalue("server"))
 
 
 CHAT_TEMPLATE = (

@@ -23,16 +23,6 @@ class FakeTokenizer:
         return "".join(map(chr, token_ids))
 
 
-class FakeStats:
-    """Counters of an engine; those not named here are 0."""
-
-    scheduled_tokens = 6
-    padded_tokens = 2
-
-    def __getattr__(self, name: str) -> int:
-        return 0
-
-
 class FakeEngine:
     """Answers each prompt with its tokens reversed and repeated, one token a step, at most `slots` at a time.
 

@@ -32,17 +32,6 @@ BLOCK = 16
 PARAMS = {"max_tokens": 30, "temperature": 0.0, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def holed(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
-    root = tmp_path_factory.mktemp("holed")
-    model = make_tiny_model(root / "model", "llama")
-    ladder = root / "ladder.json"
-    # No decode graph holds three sequences of more than one block.
-    ladder.write_text(json.dumps({"prefill": [[1, 64], [4, 64]], "decode": [[4, 16], [2, 64]]}))
-    compile_tiny(model, root / "artifact", kernel_cache, buckets=str(ladder), dtype="f32", block_size=BLOCK).close()
-    return root / "artifact"
-
-
 @pytest.fixture
 def artifact(holed: Path, kernel_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LLMC_CACHE_DIR", str(kernel_cache))

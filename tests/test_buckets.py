@@ -21,7 +21,6 @@ from llmc.buckets import (
     select,
 )
 from llmc.buckets.bucket import MAX_BUCKETS
-from llmc.buckets.padding import pad_rows, pad_slots, padding_tokens, query_start, token_seq, waste
 
 GAUDI = "prefill=1:32:4x128:128:1024,decode=1:128:4x128:128:2048"
 sizes = st.integers(1, 4096)
@@ -197,14 +196,3 @@ def test_ladder_rejects_wrong_phase_duplicates_and_empty() -> None:
 def test_bad_bucket_text(text: str) -> None:
     with pytest.raises(BucketError):
         Bucket.parse(text)
-
-
-def test_padding_convention() -> None:
-    bucket = Bucket("prefill", 2, 4)
-    assert query_start([3, 2]) == [0, 3, 5]
-    assert token_seq([3, 2]) == [0, 0, 0, 1, 1]
-    assert pad_slots([16, 17, 18, 32, 33], bucket, 16) == [16, 17, 18, 32, 33, 0, 0, 0]
-    assert padding_tokens(bucket, 5) == 3
-    assert waste(5, 3) == 0.375
-    with pytest.raises(BucketError):
-        pad_rows([1, 2], 1, 0)

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from compiled import compile_tiny, random_tokens
-from tiny_models import make_tiny_model
+from compiled import random_tokens
 
 from llmc.buckets.bucket import Bucket, BucketError
 from llmc.buckets.misses import HEADER, append_misses, read_misses
@@ -19,17 +18,6 @@ from llmc.runtime.engine import BucketMiss
 from llmc.runtime.misses import MissWatch
 
 BLOCK = 16
-
-
-@pytest.fixture(scope="module")
-def holed(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
-    root = tmp_path_factory.mktemp("holed")
-    model = make_tiny_model(root / "model", "llama")
-    ladder = root / "ladder.json"
-    # No decode graph holds three sequences of more than one block.
-    ladder.write_text(json.dumps({"prefill": [[1, 64], [4, 64]], "decode": [[4, 16], [2, 64]]}))
-    compile_tiny(model, root / "artifact", kernel_cache, buckets=str(ladder), dtype="f32", block_size=BLOCK).close()
-    return root / "artifact"
 
 
 def run(artifact: Path, policy: str, num: int = 3) -> tuple[list[list[int]], list[str | None], list[BucketMiss], int]:

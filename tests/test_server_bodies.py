@@ -8,24 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from attacks import BODY, CHUNKED, JSON_HEAD, ask, check_alive, check_refused, parse_raw
+from attacks import BODY, CHUNKED, JSON_HEAD, ask, check_refused, parse_raw
 from live_server import LiveServer, serving
 
 MAX_BODY = 2 << 20
+
+
+pytestmark = pytest.mark.usefixtures("it_goes_on")
 
 
 @pytest.fixture(scope="module")
 def server(chat_artifact: Path) -> Iterator[LiveServer]:
     with serving(chat_artifact, "--served-model-name", "tiny", "--max-body-size", str(MAX_BODY)) as server:
         yield server
-
-
-@pytest.fixture(autouse=True)
-def it_goes_on(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After every attack the server is there, healthy, and answers as before."""
-    yield
-    if "server" in request.fixturenames:
-        check_alive(request.getfixturevalue("server"))
 
 
 def deep(levels: int, opening: str, closing: str, inner: str = "") -> str:

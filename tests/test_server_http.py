@@ -13,19 +13,13 @@ import pytest
 from attacks import BODY, CHUNKED, HOST, JSON_HEAD, check_alive, check_refused, parse_raw
 from live_server import PATIENCE_S, LiveServer, serving
 
+pytestmark = pytest.mark.usefixtures("it_goes_on")
+
 
 @pytest.fixture(scope="module")
 def server(chat_artifact: Path) -> Iterator[LiveServer]:
     with serving(chat_artifact, "--served-model-name", "tiny") as server:
         yield server
-
-
-@pytest.fixture(autouse=True)
-def it_goes_on(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After every attack the server is there, healthy, and answers as before."""
-    yield
-    if "server" in request.fixturenames:
-        check_alive(request.getfixturevalue("server"))
 
 
 BROKEN = {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attacks import BODY, ask, check_alive, check_refused, parse_raw
+from attacks import BODY, ask, check_refused, parse_raw
 from live_server import LiveServer, serving
 from server_harness import until
 
@@ -21,18 +21,13 @@ KEY = "a-key-of-the-test"
 SECRET = "secret-text-of-a-prompt"
 
 
+pytestmark = pytest.mark.usefixtures("it_goes_on")
+
+
 @pytest.fixture(scope="module")
 def server(chat_artifact: Path) -> Iterator[LiveServer]:
     with serving(chat_artifact, "--served-model-name", "tiny") as server:
         yield server
-
-
-@pytest.fixture(autouse=True)
-def it_goes_on(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After every attack the server is there, healthy, and answers as before."""
-    yield
-    if "server" in request.fixturenames:
-        check_alive(request.getfixturevalue("server"))
 
 
 # ---- templates ---------------------------------------------------------------------------------------------------

@@ -103,31 +103,22 @@ def test_a_call_of_anything_else_is_named(symbol: str) -> None:
         verify_lowered(lowered(calls(symbol)))
 
 
-def test_an_op_that_was_not_legalised_is_named() -> None:
-    @I.ir_module
-    class Module:
-        @R.function
-        def main(x: R.Tensor((4, 8), "float32")) -> R.Tensor((4, 8), "float32"):
-            with R.dataflow():
-                total = R.add(x, x)
-                R.output(total)
-            return total
+@I.ir_module
+class Doubled:
+    @R.function
+    def main(x: R.Tensor((4, 8), "float32")) -> R.Tensor((4, 8), "float32"):
+        with R.dataflow():
+            total = R.add(x, x)
+            R.output(total)
+        return total
 
+
+def test_an_op_that_was_not_legalised_is_named() -> None:
     with pytest.raises(CompileError, match=r"^total is a call of .*relax\.add.*, which was not legalised$"):
-        verify_lowered(lowered(Module))
+        verify_lowered(lowered(Doubled))
 
 
 def test_a_function_without_a_row_program_is_named() -> None:
     legal = relax.transform.LegalizeOps()
-
-    @I.ir_module
-    class Module:
-        @R.function
-        def main(x: R.Tensor((4, 8), "float32")) -> R.Tensor((4, 8), "float32"):
-            with R.dataflow():
-                total = R.add(x, x)
-                R.output(total)
-            return total
-
     with pytest.raises(CompileError, match=r"^total calls add, which is no function of rows$"):
-        verify_lowered(lowered(legal(Module)))
+        verify_lowered(lowered(legal(Doubled)))
