@@ -11,21 +11,7 @@ import typer
 from llmc.compiler.cache import CacheError, Difference, GraphCache
 
 from .cache_options import AsJson, CacheDir, open_cache, print_json
-from .compile_options import (
-    Asymmetric,
-    BlockSize,
-    Buckets,
-    DtypeName,
-    GroupSize,
-    KvDtypeName,
-    MaxModelLen,
-    MaxNumSeqs,
-    Quant,
-    Skip,
-    TargetName,
-    compile_config,
-    given_options,
-)
+from .compile_options import CompileOptions, given_options, takes_compile_options
 from .inspect import read_manifest
 
 if TYPE_CHECKING:
@@ -86,20 +72,11 @@ def _difference(old: str | None, new: str | None) -> tuple[str, str]:
     return _short(old), _short(new)
 
 
+@takes_compile_options
 def why(
     context: typer.Context,
     subject: Annotated[Path, typer.Argument(metavar="ARTIFACT_OR_MODEL", help="An artifact or a model directory.")],
-    buckets: Buckets = None,
-    target: TargetName = "native",
-    dtype: DtypeName = "auto",
-    kv_dtype: KvDtypeName = "auto",
-    max_model_len: MaxModelLen = None,
-    max_num_seqs: MaxNumSeqs = 16,
-    block_size: BlockSize = 32,
-    quant: Quant = None,
-    group_size: GroupSize = None,
-    asymmetric: Asymmetric = None,
-    skip: Skip = None,
+    options: CompileOptions,
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -119,22 +96,7 @@ def why(
             raise typer.BadParameter(f"{flag} is fixed by the artifact {subject}: give its model directory to vary it")
         wanted = _wanted_of_artifact(subject)
     elif (subject / "config.json").is_file():
-        config = compile_config(
-            subject,
-            subject,
-            buckets=buckets,
-            target=target,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            block_size=block_size,
-            quant=quant,
-            group_size=group_size,
-            asymmetric=asymmetric,
-            skip=skip,
-            needs="explaining a model needs the compiler",
-        )
+        config = options.config(subject, subject, needs="explaining a model needs the compiler")
         wanted = _wanted_of_model(config, cache)
     else:
         raise CacheError(f"{subject} is neither an artifact (manifest.json) nor a model directory (config.json)")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from .sampling_options import MinP, Penalty, RepetitionPenalty, Temperature, TopK, TopP
+
 if TYPE_CHECKING:
     from .chat_backends import Backend
     from .chat_commands import Commands
@@ -66,13 +68,13 @@ def chat_command(
     ),
     system: str | None = typer.Option(None, metavar="TEXT", help="System message."),
     load: Path | None = typer.Option(None, metavar="FILE", help="Go on with a conversation that /save wrote."),
-    temperature: float | None = typer.Option(None, help="0: greedy."),
-    top_p: float | None = typer.Option(None, help="Keep the most likely tokens up to this probability."),
-    top_k: int | None = typer.Option(None, help="Keep this many tokens; 0: all."),
-    min_p: float | None = typer.Option(None, help="Drop tokens below this share of the likeliest."),
-    repetition_penalty: float | None = typer.Option(None, help="1: off."),
-    presence_penalty: float | None = typer.Option(None, help="0: off."),
-    frequency_penalty: float | None = typer.Option(None, help="0: off."),
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    presence_penalty: Penalty = None,
+    frequency_penalty: Penalty = None,
     max_tokens: int | None = typer.Option(None, min=1, metavar="N", help="Longest answer; default: what fits."),
     seed: int | None = typer.Option(None, min=0, help="Same conversation and seed, same answer."),
     stop: list[str] = typer.Option([], metavar="TEXT", help="End an answer before this string; may be repeated."),

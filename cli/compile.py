@@ -13,20 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .compile_options import (
-    Asymmetric,
-    BlockSize,
-    Buckets,
-    DtypeName,
-    GroupSize,
-    KvDtypeName,
-    MaxModelLen,
-    MaxNumSeqs,
-    Quant,
-    Skip,
-    TargetName,
-    compile_config,
-)
+from .compile_options import CompileOptions, takes_compile_options
 from .units import format_bytes
 
 if TYPE_CHECKING:
@@ -58,6 +45,7 @@ def register(app: typer.Typer) -> None:
     app.command("compile", help=_HELP)(compile_command)
 
 
+@takes_compile_options
 def compile_command(
     context: typer.Context,
     model: Path = typer.Argument(..., metavar="MODEL", help="Directory with config.json and safetensors."),
@@ -65,17 +53,7 @@ def compile_command(
     add: list[str] = typer.Option(
         [], metavar="BUCKET", help="Give MODEL, an artifact, this bucket, too; in place without -o; may be repeated."
     ),
-    buckets: Buckets = None,
-    target: TargetName = "native",
-    dtype: DtypeName = "auto",
-    kv_dtype: KvDtypeName = "auto",
-    max_model_len: MaxModelLen = None,
-    max_num_seqs: MaxNumSeqs = 16,
-    block_size: BlockSize = 32,
-    quant: Quant = None,
-    group_size: GroupSize = None,
-    asymmetric: Asymmetric = None,
-    skip: Skip = None,
+    options: CompileOptions = CompileOptions(),
     jobs: int = typer.Option(0, min=0, metavar="N", help="Compiling processes; 0: one a CPU."),
     cache_dir: Path | None = typer.Option(
         None, envvar="LLMC_CACHE_DIR", metavar="DIR", help="Graph cache; default: $XDG_CACHE_HOME/llmc."
@@ -88,24 +66,7 @@ def compile_command(
         return add_command(context, model, output, add, jobs, cache_dir, as_json)
     if output is None:
         raise typer.BadParameter("-o or --output OUT is missing: name the artifact directory to write")
-    config = compile_config(
-        model,
-        output,
-        buckets=buckets,
-        target=target,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        block_size=block_size,
-        quant=quant,
-        group_size=group_size,
-        asymmetric=asymmetric,
-        skip=skip,
-        needs="llmc compile needs the compiler",
-        jobs=jobs,
-        cache_dir=cache_dir,
-    )
+    config = options.config(model, output, needs="llmc compile needs the compiler", jobs=jobs, cache_dir=cache_dir)
     from llmc.compiler.pipeline import compile_model
     from llmc.compiler.resources import seconds_since_start
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Collection
+import typing
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,33 +20,107 @@ if TYPE_CHECKING:
     from llmc.compiler.config import CompileConfig
     from llmc.quantize import QuantConfig
 
-Buckets = Annotated[str | None, typer.Option(metavar="SPEC", help="Buckets; default: ramp-up ladders of the limits.")]
-TargetName = Annotated[str, typer.Option(help="CPU to compile for: native, x86-64-v3, znver4, sapphirerapids, …")]
-DtypeName = Annotated[str, typer.Option(help="Weights and activations: auto, f32 or bf16.")]
-KvDtypeName = Annotated[str, typer.Option(help="KV cache: auto (as dtype), f32 or bf16.")]
-MaxModelLen = Annotated[
-    int | None, typer.Option(min=1, max=MAX_DIM, metavar="N", help="Longest prompt plus output, tokens.")
-]
-MaxNumSeqs = Annotated[int, typer.Option(min=1, max=4096, metavar="N", help="Sequences that run at once.")]
-BlockSize = Annotated[int, typer.Option(min=16, metavar="N", help="Tokens of a KV block, a multiple of 16.")]
-Quant = Annotated[
-    str | None,
-    typer.Option(metavar="SCHEME", help="Quantize linear weights: w8a16, w8a8, w4a16 or w4a8 (a8: int8 activations)."),
-]
-GroupSize = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Weights that share a scale: 32, 64, 128 or -1 (a whole channel); w4 schemes only."),
-]
-Asymmetric = Annotated[
-    bool | None,
-    typer.Option("--asymmetric/--symmetric", help="A zero point for each group, or none; w4 schemes only."),
-]
-Skip = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LIST", help="Layers left unquantized: kinds (lm_head, mlp.down, …) or weights, comma-separated."
-    ),
-]
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """As the command line gives them; a field is an option."""
+
+    buckets: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="Buckets; default: ramp-up ladders of the limits.")
+    ] = None
+    target: Annotated[str, typer.Option(help="CPU to compile for: native, x86-64-v3, znver4, sapphirerapids, …")] = (
+        "native"
+    )
+    dtype: Annotated[str, typer.Option(help="Weights and activations: auto, f32 or bf16.")] = "auto"
+    kv_dtype: Annotated[str, typer.Option(help="KV cache: auto (as dtype), f32 or bf16.")] = "auto"
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, max=MAX_DIM, metavar="N", help="Longest prompt plus output, tokens.")
+    ] = None
+    max_num_seqs: Annotated[int, typer.Option(min=1, max=4096, metavar="N", help="Sequences that run at once.")] = 16
+    block_size: Annotated[int, typer.Option(min=16, metavar="N", help="Tokens of a KV block, a multiple of 16.")] = 32
+    quant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SCHEME", help="Quantize linear weights: w8a16, w8a8, w4a16 or w4a8 (a8: int8 activations)."
+        ),
+    ] = None
+    group_size: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Weights that share a scale: 32, 64, 128 or -1 (a whole channel); w4 schemes only."
+        ),
+    ] = None
+    asymmetric: Annotated[
+        bool | None,
+        typer.Option("--asymmetric/--symmetric", help="A zero point for each group, or none; w4 schemes only."),
+    ] = None
+    skip: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", help="Layers left unquantized: kinds (lm_head, mlp.down, …) or weights, comma-separated."
+        ),
+    ] = None
+
+    def config(
+        self, model: Path, output: Path, *, needs: str, jobs: int = 0, cache_dir: Path | None = None
+    ) -> CompileConfig:
+        """What the options ask for; usage is checked before anything heavy is imported.
+
+        needs: begins the sentence that says that the compiler is not installed. Raises BadParameter, ModelPathError.
+        """
+        buckets = self.buckets
+        if buckets is None:
+            buckets = _buckets_from_environment(self.max_num_seqs, self.max_model_len, self.block_size)
+        limits = Limits(self.max_num_seqs, self.max_model_len, self.block_size)
+        _check_usage(buckets, limits, self.dtype, self.kv_dtype)
+        quantization = quant_config(self.quant, self.group_size, self.asymmetric, self.skip)
+        from llmc import require_compiler
+
+        require_compiler(needs)
+        from llmc.compiler.config import CompileConfig
+        from llmc.compiler.targets.cpu import TargetError, resolve_target
+
+        try:
+            resolve_target(self.target)
+        except TargetError as error:
+            raise typer.BadParameter(f"--target: {error}") from error
+        return CompileConfig(
+            model=model,
+            output=output,
+            buckets=buckets,
+            target=self.target,
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            block_size=self.block_size,
+            jobs=jobs,
+            quant=quantization,
+            cache_dir=cache_dir,
+        )
+
+
+def takes_compile_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command, in place of its parameter `options`, an option for each field of CompileOptions."""
+    hints = typing.get_type_hints(CompileOptions, include_extras=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    options = [
+        inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name]) for f in fields(CompileOptions)
+    ]
+    hints |= typing.get_type_hints(command, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        mine = parameter.replace(kind=kind, annotation=hints[parameter.name])
+        parameters += options if parameter.name == "options" else [mine]
+
+    @functools.wraps(command)
+    def wrapper(**given: Any) -> None:
+        options = CompileOptions(**{f.name: given.pop(f.name) for f in fields(CompileOptions)})
+        command(**given, options=options)
+
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return wrapper
 
 
 def given_options(context: typer.Context, but: Collection[str] = ()) -> list[str]:
@@ -53,59 +131,6 @@ def given_options(context: typer.Context, but: Collection[str] = ()) -> list[str
         if name not in but and source is not None and source.name == "COMMANDLINE":
             given.append(f"--{name.replace('_', '-')}")
     return given
-
-
-def compile_config(
-    model: Path,
-    output: Path,
-    *,
-    buckets: str | None,
-    target: str,
-    dtype: str,
-    kv_dtype: str,
-    max_model_len: int | None,
-    max_num_seqs: int,
-    block_size: int,
-    quant: str | None,
-    group_size: int | None,
-    asymmetric: bool | None,
-    skip: str | None,
-    needs: str,
-    jobs: int = 0,
-    cache_dir: Path | None = None,
-) -> CompileConfig:
-    """What the options ask for; usage is checked before anything heavy is imported.
-
-    needs: begins the sentence that says that the compiler is not installed. Raises BadParameter, ModelPathError.
-    """
-    if buckets is None:
-        buckets = _buckets_from_environment(max_num_seqs, max_model_len, block_size)
-    _check_usage(buckets, Limits(max_num_seqs, max_model_len, block_size), dtype, kv_dtype)
-    quantization = quant_config(quant, group_size, asymmetric, skip)
-    from llmc import require_compiler
-
-    require_compiler(needs)
-    from llmc.compiler.config import CompileConfig
-    from llmc.compiler.targets.cpu import TargetError, resolve_target
-
-    try:
-        resolve_target(target)
-    except TargetError as error:
-        raise typer.BadParameter(f"--target: {error}") from error
-    return CompileConfig(
-        model=model,
-        output=output,
-        buckets=buckets,
-        target=target,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        block_size=block_size,
-        jobs=jobs,
-        quant=quantization,
-        cache_dir=cache_dir,
-    )
 
 
 def _buckets_from_environment(max_num_seqs: int, max_model_len: int | None, block_size: int) -> str | None:

@@ -14,6 +14,7 @@ import typer
 from .miss_policy import POLICY_HELP, check_miss_policy, engine_policy, watch_misses
 from .miss_records import prepare_record
 from .prompts import Prompt, PromptError, parse_lines, read_file
+from .sampling_options import MinP, Penalty, RepetitionPenalty, Temperature, TopK, TopP
 from .weight_memory import WEIGHT_HELP, WeightMemory
 
 if TYPE_CHECKING:
@@ -57,13 +58,13 @@ def run_command(
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing --output file."),
     max_tokens: int = typer.Option(128, min=1, metavar="N", help="Tokens to generate at most."),
     min_tokens: int = typer.Option(0, min=0, metavar="N", help="No stop before this many tokens."),
-    temperature: float | None = typer.Option(None, help="0: greedy."),
-    top_p: float | None = typer.Option(None, help="Keep the most likely tokens up to this probability."),
-    top_k: int | None = typer.Option(None, help="Keep this many tokens; 0: all."),
-    min_p: float | None = typer.Option(None, help="Drop tokens below this share of the likeliest."),
-    repetition_penalty: float | None = typer.Option(None, help="1: off."),
-    presence_penalty: float | None = typer.Option(None, help="0: off."),
-    frequency_penalty: float | None = typer.Option(None, help="0: off."),
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    presence_penalty: Penalty = None,
+    frequency_penalty: Penalty = None,
     n: int = typer.Option(1, "-n", min=1, max=64, help="Continuations a prompt."),
     seed: int | None = typer.Option(None, min=0, help="Same request and seed, same tokens."),
     stop: list[str] = typer.Option([], metavar="TEXT", help="End the text before this string; may be repeated."),
