@@ -157,7 +157,8 @@ def _joined(path: Path, batches: Iterable[Columns], prefix_block: int) -> Trace:
     arrivals, prompts, outputs = array("d"), array("q"), array("q")
     counts, ids = array("q"), array("q")
     for batch in batches:
-        for whole, part in zip((arrivals, prompts, outputs, counts, ids), batch, strict=True):
+        arrivals.extend(batch.arrival_s)
+        for whole, part in zip((prompts, outputs, counts, ids), batch[1:], strict=True):
             whole.extend(part)
     if not arrivals:
         raise TraceError(f"trace {path} has no requests: record some first")
@@ -212,7 +213,7 @@ def checked_columns(
     arrival_s: Sequence[Any], prompts: Sequence[Any], outputs: Sequence[Any], prefixes: Sequence[Any] = ()
 ) -> Columns | None:
     """The same for many lines at once, None when a value is not sound. prefixes: for each line a list or (), or ()."""
-    ids = list(chain.from_iterable(prefixes)) if set(map(type, prefixes)) <= {list, tuple} else [None]
+    ids: list[Any] = list(chain.from_iterable(prefixes)) if set(map(type, prefixes)) <= {list, tuple} else [None]
     if (
         set(map(type, arrival_s)) <= {float, int}
         and set(map(type, prompts)) | set(map(type, outputs)) | set(map(type, ids)) <= {int}

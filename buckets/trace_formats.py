@@ -69,7 +69,7 @@ class _Own:
 
     def columns(self, lines: Lines) -> Columns | None:
         values = _json_columns(lines, _OWN_FIELDS, _OWN_PREFIX)
-        return values and checked_columns(*values)
+        return checked_columns(*values) if values else None
 
     def requests(self, lines: Lines) -> Iterator[Request]:
         for number, line in lines:

@@ -227,6 +227,8 @@ def _print_plan(simulated: SimulatedPlan, name: str, requests: int, output: Path
     from rich.console import Console
     from rich.table import Table
 
+    from llmc.cli.units import format_bytes
+
     from .simulation_figures import count
 
     console, plan = Console(), simulated.plan
@@ -252,14 +254,12 @@ def _print_plan(simulated: SimulatedPlan, name: str, requests: int, output: Path
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for column in ("ladder", "graphs", "steps", "padding", "cost", "plan / this"):
             table.add_column(column, justify="left" if column == "ladder" else "right", no_wrap=True)
-        mine = simulated.tried[0]
+        best = simulated.tried[0]
         for one in simulated.tried:
-            cells = (f"{len(one.ladder)}", f"{one.steps:,}", f"{one.padding:.2%}", f"{one.cost:,.4g}",
-                     "" if one is mine else f"{mine.cost / one.cost:.1%}")  # fmt: skip
-            table.add_row(one.name, *cells, style="bold" if one is mine else "")
+            row = (f"{len(one.ladder)}", f"{one.steps:,}", f"{one.padding:.2%}", f"{one.cost:,.4g}",
+                   "" if one is best else f"{best.cost / one.cost:.1%}")  # fmt: skip
+            table.add_row(one.name, *row, style="bold" if one is best else "")
         console.print(table)
-    from llmc.cli.units import format_bytes
-
     console.print(
         f"arena about {format_bytes(int(plan.arena_bytes))}; {len(plan.ladder)} graphs in all", highlight=False
     )
