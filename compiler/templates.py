@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph import Site
@@ -84,13 +85,13 @@ def _embedding_quant(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffer
         dim=dim,
         vocab=vocab,
         panel_columns=graph.target.panel_columns,
-        **_weight_format(site),
+        **asdict(_weight_format(site)),
     )
     return spec, ("ids", "weight", BufferSource.SCALE, "out")
 
 
-def _weight_format(site: Site) -> dict[str, int | bool]:
-    return {name: site.attributes[name] for name in ("bits", "group_size", "asymmetric")}
+def _weight_format(site: Site) -> WeightFormat:
+    return WeightFormat(*(site.attributes[name] for name in ("bits", "group_size", "asymmetric")))
 
 
 def _sums(site: Site) -> dict[str, int]:
@@ -117,7 +118,7 @@ def _rms_norm(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
     return spec, ("x", "weight", "out")
 
 
-def _matmul(site: Site, graph: GraphParams) -> tuple[dict[str, int | bool], Buffers]:
+def _matmul(site: Site, graph: GraphParams) -> tuple[dict[str, Any], Buffers]:
     """What every linear kernel needs to know, and the operands that this one has beside x, weight and out."""
     n, k = site.attributes["weight_shapes"]["weight"]
     optional = tuple(name for name in ("bias", "residual") if name in site.tensors)
@@ -134,7 +135,7 @@ def _linear(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
 def _linear_quant(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
     params, optional = _matmul(site, graph)
     act = "i8" if site.attributes["int8"] else graph.act_dtype
-    spec = linear_quant_spec(act_dtype=act, format=WeightFormat(**_weight_format(site)), **params)
+    spec = linear_quant_spec(act_dtype=act, format=_weight_format(site), **params)
     zero = (BufferSource.ZERO,) if site.attributes["asymmetric"] else ()
     return spec, ("x", "weight", BufferSource.SCALE, *zero, *optional, "out")
 

@@ -202,6 +202,20 @@ class Cache:
         return unpack_activation(result["out"], rows, width)
 
 
+def attention_params(heads: int, kv_heads: int, dim: int, act: str, kv: str, block: int, window: int) -> dict[str, Any]:
+    """Of a spec, but for its row tile and its segments."""
+    return dict(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        scale=dim**-0.5,
+        window=window,
+        act_dtype=act,
+        kv_dtype=kv,
+        block_size=block,
+    )
+
+
 def merge_params(params: dict[str, Any]) -> dict[str, Any]:
     return {name: params[name] for name in ("num_heads", "head_dim", "window", "act_dtype", "block_size")}
 
@@ -220,17 +234,8 @@ def check_attention(
     """Tokens of three sequences in several companies: the same bits, and close to float64."""
     lengths = [530, 33, 1]
     cache = Cache(lengths, heads, kv_heads, dim, block, kv)
-    scale = dim**-0.5
-    params = dict(
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=dim,
-        scale=scale,
-        window=window,
-        act_dtype=act,
-        kv_dtype=kv,
-        block_size=block,
-    )
+    params = attention_params(heads, kv_heads, dim, act, kv, block, window)
+    scale = params["scale"]
     tile = target.row_tile
     whole = cache.attend(target, params, [(0, 500, 530)], tile, 1)
     everything = cache.attend(target, params, [(1, 0, 33), (2, 0, 1), (0, 480, 530)], tile, 3)
@@ -285,16 +290,7 @@ def test_split_context(
 ) -> None:
     """Segments on several threads, merged by a second command, against one thread that walks them all."""
     cache = Cache([2200, 1030, 40], heads, kv_heads, dim, block, kv)
-    params = dict(
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=dim,
-        scale=dim**-0.5,
-        window=window,
-        act_dtype=act,
-        kv_dtype=kv,
-        block_size=block,
-    )
+    params = attention_params(heads, kv_heads, dim, act, kv, block, window)
     segments = num_segments(2200, block)
     assert segments >= 2
     tile = target.row_tile
@@ -349,20 +345,8 @@ def test_kernel_of_bf16_dots(
 @pytest.mark.parametrize("target", [t for t in TARGETS.values() if t.bf16_dot], ids=lambda t: t.name)
 def test_bf16_dots_are_used(target: Target) -> None:
     def assembly(kv: str) -> str:
-        spec = KernelSpec.of(
-            "attention",
-            "paged_attention",
-            num_heads=8,
-            num_kv_heads=2,
-            head_dim=64,
-            scale=0.125,
-            window=0,
-            act_dtype="bf16",
-            kv_dtype=kv,
-            block_size=32,
-            row_tile=8,
-            segments=0,
-        )
+        params = attention_params(8, 2, 64, "bf16", kv, 32, 0)
+        spec = KernelSpec.of("attention", "paged_attention", **params, row_tile=8, segments=0)
         return llvm_text(build_kernel(spec, target), target, "asm")
 
     dots = assembly("bf16")
