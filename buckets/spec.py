@@ -129,10 +129,12 @@ def grid_of(phase: str, batches: tuple[int, ...], seqs: tuple[int, ...]) -> Pair
 
 
 def batch_axis(limits: Limits) -> _Axis:
+    """Sizes of the batch: up to max_num_seqs."""
     return _Axis(limits.max_num_seqs, "max-num-seqs")
 
 
 def seq_axis(limits: Limits) -> _Axis:
+    """Sizes of prompt or context, tokens: up to max_model_len."""
     return _Axis(limits.max_model_len, "max-model-len")
 
 
@@ -261,6 +263,7 @@ def sizes_of(sizes: list[int], where: object, zero: bool = False) -> tuple[int, 
 
 
 def check_phase(phase: str) -> None:
+    """Raises BucketError for what is no phase."""
     if phase not in PHASES:
         raise BucketError(f"unknown phase {short(phase)} in the bucket spec: use {', '.join(PHASES)}")
 

@@ -18,10 +18,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def open_cache(cache_dir: Path | None) -> GraphCache:
+    """The cache in `cache_dir`; None: where it is by default."""
     return GraphCache(cache_root(cache_dir))
 
 
 def print_json(data: object) -> None:
+    """On stdout, indented."""
     typer.echo(json.dumps(data, indent=2))
 
 

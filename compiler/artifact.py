@@ -164,6 +164,7 @@ def graphs_bin(
 
 
 def is_artifact(path: Path) -> bool:
+    """Whether `path` looks like an artifact; nothing in it is read."""
     return (path / "graphs.bin").is_file() and (path / "manifest.json").is_file()
 
 
@@ -321,6 +322,7 @@ def file_crcs(path: Path, layout: WeightLayout) -> dict[str, int]:
 
 
 def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:
+    """As JSON, keys in the order given."""
     path.write_text(json.dumps(manifest, indent=1, sort_keys=False) + "\n")
 
 

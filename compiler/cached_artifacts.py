@@ -28,6 +28,7 @@ class CachedArtifact:
 
 
 def artifacts_folder(root: Path) -> Path:
+    """Where the cache `root` keeps whole artifacts."""
     return root / "artifacts"
 
 

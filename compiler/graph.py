@@ -21,6 +21,7 @@ INPUTS = (
 
 
 def round_up(value: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below `value`."""
     return -(-value // multiple) * multiple
 
 

@@ -82,4 +82,5 @@ def pack_activation(x: Array, row_tile: int) -> Array:
 
 
 def unpack_activation(packed: Array, rows: int, k: int) -> Array:
+    """The [rows, K] activation of a packed one."""
     return unpack_linear(packed, rows, k)

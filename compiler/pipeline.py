@@ -162,6 +162,7 @@ def model_parameters(resolved: Resolved, checkpoint: Checkpoint) -> Iterator[Par
 
 
 def model_record(resolved: Resolved) -> ModelRecord:
+    """What graphs.bin says of the model."""
     model = resolved.model
     return ModelRecord(
         num_layers=model.num_layers,

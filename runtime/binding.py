@@ -49,6 +49,8 @@ FAMILIES = ("embedding", "norm", "linear", "rope", "attention", "activation", "g
 
 @dataclasses.dataclass(frozen=True)
 class ArtifactInfo:
+    """llmc_artifact_info of llmc.h: counts, the model's sizes, bytes."""
+
     num_graphs: int
     num_kernels: int
     num_commands: int
@@ -69,6 +71,8 @@ class ArtifactInfo:
 
 @dataclasses.dataclass(frozen=True)
 class GraphInfo:
+    """llmc_graph_info of llmc.h: a bucket, what its graph holds at most, and the bytes of its arena."""
+
     phase: str
     batch: int
     seq: int

@@ -80,6 +80,8 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class EngineStats:
+    """llmc_engine_stats of llmc.h: what is there now, and counts and times since the engine was made."""
+
     num_running: int
     num_waiting: int
     num_blocks: int
