@@ -1,7 +1,6 @@
 #include "scheduler.h"
 
 #include <algorithm>
-#include <tuple>
 
 namespace llmc {
 
@@ -33,19 +32,7 @@ void Scheduler::TakeNewGraphs() {
 
 // ---- graphs ----------------------------------------------------------------------------------------------------
 
-namespace {
-
-// Graphs in order of their cost: those for decodes alone first, then by the tokens that they compute, or of which they
-// read the context.
-std::tuple<bool, uint64_t, uint32_t, uint32_t, uint32_t> ByCost(const GraphShape& g) {
-  const bool decode = g.phase == Phase::kDecode;
-  const uint64_t tokens = static_cast<uint64_t>(g.max_tokens) * (decode ? g.max_blocks_per_seq : 1);
-  return {!decode, tokens, g.max_tokens, g.max_blocks_per_seq, g.max_seqs};
-}
-
-}  // namespace
-
-// The cheapest graph that holds the load.
+// The graph of least max_tokens, then max_blocks_per_seq, that holds the load.
 int Scheduler::Choose(const Load& load, uint32_t phases) const {
   int best = kNoGraph;
   for (size_t i = 0; i < num_graphs(); ++i) {
@@ -54,7 +41,16 @@ int Scheduler::Choose(const Load& load, uint32_t phases) const {
         load.blocks > g.max_blocks_per_seq) {
       continue;
     }
-    if (best == kNoGraph || ByCost(g) < ByCost(model_.graphs[best])) best = static_cast<int>(i);
+    if (best == kNoGraph) {
+      best = static_cast<int>(i);
+      continue;
+    }
+    const GraphShape& b = model_.graphs[best];
+    if (g.max_tokens != b.max_tokens ? g.max_tokens < b.max_tokens
+        : g.max_blocks_per_seq != b.max_blocks_per_seq ? g.max_blocks_per_seq < b.max_blocks_per_seq
+                                                       : g.max_seqs < b.max_seqs) {
+      best = static_cast<int>(i);
+    }
   }
   return best;
 }
