@@ -277,11 +277,17 @@ def test_a_server_gets_what_its_traffic_lacks(artifact: Path, chat_artifact: Pat
         while not any("added bucket decode:3x64" in line for line in server.log):
             assert ask() == first
             assert time.monotonic() < deadline, server.log
-        assert ask() == first
-        metrics = server.ask("GET", "/metrics").content.decode()
-        replays = next(line for line in metrics.splitlines() if line.startswith("llmc_bucket_replays_total")
-                       and 'batch="3"' in line)  # fmt: skip
-        assert float(replays.split()[-1]) > 0
+
+        def replays() -> float:
+            metrics = server.ask("GET", "/metrics").content.decode()
+            line = next(line for line in metrics.splitlines() if line.startswith("llmc_bucket_replays_total")
+                        and 'batch="3"' in line)  # fmt: skip
+            return float(line.split()[-1])
+
+        # The prompts of a body join one after another: on a busy machine the first may end before the last begins.
+        while replays() == 0:
+            assert ask() == first
+            assert time.monotonic() < deadline, server.log
     found = read_misses(record)
     assert {str(miss.wanted) for miss in found} >= {"decode:3x32"}
     assert names(artifact)[4:] == ["decode:3x64"]
