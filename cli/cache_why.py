@@ -11,8 +11,9 @@ import typer
 from llmc.compiler.cache import CacheError, Difference, GraphCache
 
 from .cache_options import AsJson, CacheDir, open_cache, print_json
-from .compile_options import CompileOptions, given_options, takes_compile_options
+from .compile_options import CompileOptions, given_options
 from .inspect import read_manifest
+from .option_group import takes_option_groups
 
 if TYPE_CHECKING:
     from llmc.compiler.config import CompileConfig
@@ -72,7 +73,7 @@ def _difference(old: str | None, new: str | None) -> tuple[str, str]:
     return _short(old), _short(new)
 
 
-@takes_compile_options
+@takes_option_groups
 def why(
     context: typer.Context,
     subject: Annotated[Path, typer.Argument(metavar="ARTIFACT_OR_MODEL", help="An artifact or a model directory.")],

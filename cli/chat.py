@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .sampling_options import MinP, Penalty, RepetitionPenalty, Temperature, TopK, TopP
+from .option_group import takes_option_groups
+from .sampling_options import SamplingOptions
 
 if TYPE_CHECKING:
     from .chat_backends import Backend
@@ -62,19 +63,14 @@ def register(app: typer.Typer) -> None:
     app.command("chat", help=_HELP)(chat_command)
 
 
+@takes_option_groups
 def chat_command(
     target: str = typer.Argument(
         DEFAULT_URL, metavar="URL_OR_ARTIFACT_OR_MODEL", help="Server, artifact or model directory."
     ),
     system: str | None = typer.Option(None, metavar="TEXT", help="System message."),
     load: Path | None = typer.Option(None, metavar="FILE", help="Go on with a conversation that /save wrote."),
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    min_p: MinP = None,
-    repetition_penalty: RepetitionPenalty = None,
-    presence_penalty: Penalty = None,
-    frequency_penalty: Penalty = None,
+    drawing: SamplingOptions = SamplingOptions(),
     max_tokens: int | None = typer.Option(None, min=1, metavar="N", help="Longest answer; default: what fits."),
     seed: int | None = typer.Option(None, min=0, help="Same conversation and seed, same answer."),
     stop: list[str] = typer.Option([], metavar="TEXT", help="End an answer before this string; may be repeated."),
@@ -93,10 +89,11 @@ def chat_command(
     if raw and system is not None:
         raise typer.BadParameter("--system and --raw exclude each other: a raw text has no system message")
     given = {
-        "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "max_tokens": max_tokens,
-        "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty, "seed": seed, "stop": tuple(stop) or None,
-    }  # fmt: skip
+        **asdict(drawing),
+        "max_tokens": max_tokens,
+        "seed": seed,
+        "stop": tuple(stop) or None,
+    }
     sampling = {name: value for name, value in given.items() if value is not None}
     try:
         check_sampling(sampling)

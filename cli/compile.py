@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .compile_options import CompileOptions, takes_compile_options
+from .compile_options import CompileOptions
+from .option_group import takes_option_groups
 from .units import format_bytes
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def register(app: typer.Typer) -> None:
     app.command("compile", help=_HELP)(compile_command)
 
 
-@takes_compile_options
+@takes_option_groups
 def compile_command(
     context: typer.Context,
     model: Path = typer.Argument(..., metavar="MODEL", help="Directory with config.json and safetensors."),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
-import typing
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, fields
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -98,29 +95,6 @@ class CompileOptions:
             quant=quantization,
             cache_dir=cache_dir,
         )
-
-
-def takes_compile_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command, in place of its parameter `options`, an option for each field of CompileOptions."""
-    hints = typing.get_type_hints(CompileOptions, include_extras=True)
-    kind = inspect.Parameter.KEYWORD_ONLY
-    options = [
-        inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name]) for f in fields(CompileOptions)
-    ]
-    hints |= typing.get_type_hints(command, include_extras=True)
-    parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command).parameters.values():
-        mine = parameter.replace(kind=kind, annotation=hints[parameter.name])
-        parameters += options if parameter.name == "options" else [mine]
-
-    @functools.wraps(command)
-    def wrapper(**given: Any) -> None:
-        options = CompileOptions(**{f.name: given.pop(f.name) for f in fields(CompileOptions)})
-        command(**given, options=options)
-
-    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return wrapper
 
 
 def given_options(context: typer.Context, but: Collection[str] = ()) -> list[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,9 @@ import typer
 
 from .miss_policy import POLICY_HELP, check_miss_policy, engine_policy, watch_misses
 from .miss_records import prepare_record
+from .option_group import takes_option_groups
 from .prompts import Prompt, PromptError, parse_lines, read_file
-from .sampling_options import MinP, Penalty, RepetitionPenalty, Temperature, TopK, TopP
+from .sampling_options import SamplingOptions
 from .weight_memory import WEIGHT_HELP, WeightMemory
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ def register(app: typer.Typer) -> None:
     app.command("run", help=_HELP)(run_command)
 
 
+@takes_option_groups
 def run_command(
     model: Path = typer.Argument(..., metavar="ARTIFACT_OR_MODEL", help="Artifact, or model directory to compile."),
     prompt: list[str] = typer.Option([], metavar="TEXT", help="A prompt; may be repeated."),
@@ -58,13 +61,7 @@ def run_command(
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing --output file."),
     max_tokens: int = typer.Option(128, min=1, metavar="N", help="Tokens to generate at most."),
     min_tokens: int = typer.Option(0, min=0, metavar="N", help="No stop before this many tokens."),
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    min_p: MinP = None,
-    repetition_penalty: RepetitionPenalty = None,
-    presence_penalty: Penalty = None,
-    frequency_penalty: Penalty = None,
+    drawing: SamplingOptions = SamplingOptions(),
     n: int = typer.Option(1, "-n", min=1, max=64, help="Continuations a prompt."),
     seed: int | None = typer.Option(None, min=0, help="Same request and seed, same tokens."),
     stop: list[str] = typer.Option([], metavar="TEXT", help="End the text before this string; may be repeated."),
@@ -95,10 +92,9 @@ def run_command(
     if record_misses is not None:
         prepare_record(record_misses)
     sampling = {
-        "n": n, "max_tokens": max_tokens, "min_tokens": min_tokens, "temperature": temperature, "top_p": top_p,
-        "top_k": top_k, "min_p": min_p, "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty, "seed": seed, "stop": tuple(stop), "ignore_eos": ignore_eos,
-        "stop_token_ids": tuple(stop_token_id), "logprobs": logprobs, "logit_bias": parse_logit_bias(logit_bias),
+        **asdict(drawing), "n": n, "max_tokens": max_tokens, "min_tokens": min_tokens, "seed": seed,
+        "stop": tuple(stop), "stop_token_ids": tuple(stop_token_id), "ignore_eos": ignore_eos, "logprobs": logprobs,
+        "logit_bias": parse_logit_bias(logit_bias),
     }  # fmt: skip
     check_sampling(sampling)
     items = gather_prompts(prompt, prompts, chat=chat)

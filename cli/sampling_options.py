@@ -1,14 +1,21 @@
-"""The options that say how tokens are drawn; None: the model's default."""
+"""The options that say how tokens are drawn, shared by the commands that generate."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-Temperature = Annotated[float | None, typer.Option(help="0: greedy.")]
-TopP = Annotated[float | None, typer.Option(help="Keep the most likely tokens up to this probability.")]
-TopK = Annotated[int | None, typer.Option(help="Keep this many tokens; 0: all.")]
-MinP = Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest.")]
-RepetitionPenalty = Annotated[float | None, typer.Option(help="1: off.")]
-Penalty = Annotated[float | None, typer.Option(help="0: off.")]
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """As the command line gives them; a field is an option. None: the model's default."""
+
+    temperature: Annotated[float | None, typer.Option(help="0: greedy.")] = None
+    top_p: Annotated[float | None, typer.Option(help="Keep the most likely tokens up to this probability.")] = None
+    top_k: Annotated[int | None, typer.Option(help="Keep this many tokens; 0: all.")] = None
+    min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest.")] = None
+    repetition_penalty: Annotated[float | None, typer.Option(help="1: off.")] = None
+    presence_penalty: Annotated[float | None, typer.Option(help="0: off.")] = None
+    frequency_penalty: Annotated[float | None, typer.Option(help="0: off.")] = None
