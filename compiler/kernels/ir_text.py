@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-F = "<16 x float>"
-I = "<16 x i32>"  # noqa: E741
-H = "<16 x i16>"
-M = "<16 x i1>"
-FMA = f"call {F} @llvm.fma.v16f32({F} {{}}, {F} {{}}, {F} {{}})"
+F32 = "<16 x float>"
+I32 = "<16 x i32>"
+I16 = "<16 x i16>"
+I1 = "<16 x i1>"
+FMA = f"call {F32} @llvm.fma.v16f32({F32} {{}}, {F32} {{}}, {F32} {{}})"
 """A format of its three operands."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.compiler.kernels.ir_text import F, I, block, constant, define, splat
+from llmc.compiler.kernels.ir_text import F32, I32, block, constant, define, splat
 from llmc.compiler.targets.cpu import Target
 
 _B = "<64 x i8>"
@@ -10,22 +10,22 @@ _B = "<64 x i8>"
 
 def _dot(target: Target) -> str:
     """acc + Σ of 4 products of unsigned bytes of w and signed bytes of x, in each lane."""
-    args = f"{I} %acc, {I} %w, {I} %x"
+    args = f"{I32} %acc, {I32} %w, {I32} %x"
     if target.int8_dot:
-        intrinsic = f"{I} @llvm.x86.avx512.vpdpbusd.512"
+        intrinsic = f"{I32} @llvm.x86.avx512.vpdpbusd.512"
         lines = [
-            f"%wb = bitcast {I} %w to {_B}",
-            f"%xb = bitcast {I} %x to {_B}",
-            f"%r = call {intrinsic}({I} %acc, {_B} %wb, {_B} %xb)",
-            f"ret {I} %r",
+            f"%wb = bitcast {I32} %w to {_B}",
+            f"%xb = bitcast {I32} %x to {_B}",
+            f"%r = call {intrinsic}({I32} %acc, {_B} %wb, {_B} %xb)",
+            f"ret {I32} %r",
         ]
-        return f"declare {intrinsic}({I}, {_B}, {_B})\n" + define(I, "dot_u8s8", args, block(lines))
+        return f"declare {intrinsic}({I32}, {_B}, {_B})\n" + define(I32, "dot_u8s8", args, block(lines))
     # Bytes of even and of odd places as 16-bit numbers: products of two at a time cannot overflow 32 bits.
     h = "<32 x i16>"
     eight = splat(8, "i16", 32)
     lines = [
-        f"%wh = bitcast {I} %w to {h}",
-        f"%xh = bitcast {I} %x to {h}",
+        f"%wh = bitcast {I32} %w to {h}",
+        f"%xh = bitcast {I32} %x to {h}",
         f"%w0 = and {h} %wh, {splat(255, 'i16', 32)}",
         f"%w1 = lshr {h} %wh, {eight}",
         f"%xs = shl {h} %xh, {eight}",
@@ -33,8 +33,8 @@ def _dot(target: Target) -> str:
         f"%x1 = ashr {h} %xh, {eight}",
     ]
     if target.lanes == 16:
-        declaration = f"declare {I} @llvm.x86.avx512.pmaddw.d.512({h}, {h})\n"
-        lines += [f"%p{i} = call {I} @llvm.x86.avx512.pmaddw.d.512({h} %w{i}, {h} %x{i})" for i in (0, 1)]
+        declaration = f"declare {I32} @llvm.x86.avx512.pmaddw.d.512({h}, {h})\n"
+        lines += [f"%p{i} = call {I32} @llvm.x86.avx512.pmaddw.d.512({h} %w{i}, {h} %x{i})" for i in (0, 1)]
     else:
         half, eight_words = "<16 x i16>", "<8 x i32>"
         declaration = f"declare {eight_words} @llvm.x86.avx2.pmadd.wd({half}, {half})\n"
@@ -48,8 +48,8 @@ def _dot(target: Target) -> str:
                 call = f"call {eight_words} @llvm.x86.avx2.pmadd.wd({half} %w{i}{part}, {half} %x{i}{part})"
                 lines.append(f"%q{i}{part} = {call}")
             lines.append(f"%p{i} = shufflevector {eight_words} %q{i}0, {eight_words} %q{i}1, <16 x i32> {whole}")
-    lines += [f"%s = add {I} %p0, %p1", f"%r = add {I} %acc, %s", f"ret {I} %r"]
-    return declaration + define(I, "dot_u8s8", args, block(lines))
+    lines += [f"%s = add {I32} %p0, %p1", f"%r = add {I32} %acc, %s", f"ret {I32} %r"]
+    return declaration + define(I32, "dot_u8s8", args, block(lines))
 
 
 def _byte(place: int) -> str:
@@ -59,55 +59,55 @@ def _byte(place: int) -> str:
         order += [64, 64, 64, lane * 4 + place]
     shuffle = constant(order)
     lines = [
-        f"%f = xor {I} %w, {splat(-2139062144)}",
-        f"%b = bitcast {I} %f to {_B}",
+        f"%f = xor {I32} %w, {splat(-2139062144)}",
+        f"%b = bitcast {I32} %f to {_B}",
         f"%s = shufflevector {_B} %b, {_B} zeroinitializer, <64 x i32> {shuffle}",
-        f"%i = bitcast {_B} %s to {I}",
-        f"%r = sitofp {I} %i to {F}",
-        f"ret {F} %r",
+        f"%i = bitcast {_B} %s to {I32}",
+        f"%r = sitofp {I32} %i to {F32}",
+        f"ret {F32} %r",
     ]
-    return define(F, f"byte_{place}", f"{I} %w", block(lines))
+    return define(F32, f"byte_{place}", f"{I32} %w", block(lines))
 
 
 def _nibble(target: Target) -> str:
     """table[the low 4 bits of each lane]."""
-    args = f"{I} %w, {F} %table"
+    args = f"{I32} %w, {F32} %table"
     if target.lanes == 16:
-        intrinsic = f"{F} @llvm.x86.avx512.permvar.sf.512"
-        lines = [f"%r = call {intrinsic}({F} %table, {I} %w)", f"ret {F} %r"]
-        return f"declare {intrinsic}({F}, {I})\n" + define(F, "nibble", args, block(lines))
+        intrinsic = f"{F32} @llvm.x86.avx512.permvar.sf.512"
+        lines = [f"%r = call {intrinsic}({F32} %table, {I32} %w)", f"ret {F32} %r"]
+        return f"declare {intrinsic}({F32}, {I32})\n" + define(F32, "nibble", args, block(lines))
     # The table is 16 numbers one apart: its first one is all it tells.
     first = splat(0)
     lines = [
-        f"%n = and {I} %w, {splat(15)}",
-        f"%f = sitofp {I} %n to {F}",
-        f"%z = shufflevector {F} %table, {F} undef, {I} {first}",
-        f"%r = fadd {F} %f, %z",
-        f"ret {F} %r",
+        f"%n = and {I32} %w, {splat(15)}",
+        f"%f = sitofp {I32} %n to {F32}",
+        f"%z = shufflevector {F32} %table, {F32} undef, {I32} {first}",
+        f"%r = fadd {F32} %f, %z",
+        f"ret {F32} %r",
     ]
-    return define(F, "nibble", args, block(lines))
+    return define(F32, "nibble", args, block(lines))
 
 
 def _steps() -> str:
     """v · inverse rounded to nearest even, at most 127 in magnitude; −127 where that is not a number."""
     limit = {sign: f"splat (float {sign}127.0)" for sign in ("", "-")}
     lines = [
-        f"%t = fmul {F} %v, %inverse",
-        f"%l = call {F} @llvm.maxnum.v16f32({F} %t, {F} {limit['-']})",
-        f"%h = call {F} @llvm.minnum.v16f32({F} %l, {F} {limit['']})",
-        f"%n = call {F} @llvm.roundeven.v16f32({F} %h)",
-        f"%r = fptosi {F} %n to {I}",
-        f"ret {I} %r",
+        f"%t = fmul {F32} %v, %inverse",
+        f"%l = call {F32} @llvm.maxnum.v16f32({F32} %t, {F32} {limit['-']})",
+        f"%h = call {F32} @llvm.minnum.v16f32({F32} %l, {F32} {limit['']})",
+        f"%n = call {F32} @llvm.roundeven.v16f32({F32} %h)",
+        f"%r = fptosi {F32} %n to {I32}",
+        f"ret {I32} %r",
     ]
-    return define(I, "steps", f"{F} %v, {F} %inverse", block(lines))
+    return define(I32, "steps", f"{F32} %v, {F32} %inverse", block(lines))
 
 
 def _reductions() -> str:
     text = ""
     for name, intrinsic in (("lanes_max", "smax"), ("lanes_sum", "add")):
         function = f"i32 @llvm.vector.reduce.{intrinsic}.v16i32"
-        lines = [f"%r = call {function}({I} %v)", "ret i32 %r"]
-        text += f"declare {function}({I})\n" + define("i32", name, f"{I} %v", block(lines))
+        lines = [f"%r = call {function}({I32} %v)", "ret i32 %r"]
+        text += f"declare {function}({I32})\n" + define("i32", name, f"{I32} %v", block(lines))
     return text
 
 
@@ -117,7 +117,7 @@ def put_name(row_tile: int, words: int) -> str:
 
 
 def _put(row_tile: int, words: int) -> str:
-    lines = [f"%n = trunc {I} %v to <16 x i8>", "%w = bitcast <16 x i8> %n to <4 x i32>"]
+    lines = [f"%n = trunc {I32} %v to <16 x i8>", "%w = bitcast <16 x i8> %n to <4 x i32>"]
     if row_tile == 1 and words == 4:
         lines.append("store <4 x i32> %w, ptr %p, align 4")
     else:
@@ -125,7 +125,7 @@ def _put(row_tile: int, words: int) -> str:
             lines.append(f"%e{word} = extractelement <4 x i32> %w, i32 {word}")
             lines.append(f"%a{word} = getelementptr i32, ptr %p, i64 {word * row_tile}")
             lines.append(f"store i32 %e{word}, ptr %a{word}, align 4")
-    return define("i32", put_name(row_tile, words), f"{I} %v, ptr %p", block([*lines, "ret i32 0"]))
+    return define("i32", put_name(row_tile, words), f"{I32} %v, ptr %p", block([*lines, "ret i32 0"]))
 
 
 def matmul_helpers(target: Target) -> str:

@@ -6,7 +6,7 @@ through an arithmetic fence, so the code generator never chooses between fused a
 
 from __future__ import annotations
 
-from llmc.compiler.kernels.ir_text import FMA, F, H, I, M, block, constant, define, float_bits, splat
+from llmc.compiler.kernels.ir_text import F32, FMA, I1, I16, I32, block, constant, define, float_bits, splat
 
 _IOTA = constant(range(16))
 
@@ -15,19 +15,19 @@ def _broadcast(result: str, kind: str, scalar: str) -> str:
     vector = f"<16 x {kind}>"
     return (
         f"  {result}.i = insertelement {vector} undef, {kind} {scalar}, i32 0\n"
-        f"  {result} = shufflevector {vector} {result}.i, {vector} undef, {I} zeroinitializer\n"
+        f"  {result} = shufflevector {vector} {result}.i, {vector} undef, {I32} zeroinitializer\n"
     )
 
 
 def _mask() -> str:
-    return _broadcast("%ns", "i32", "%n") + f"  %m = icmp slt {I} {_IOTA}, %ns\n"
+    return _broadcast("%ns", "i32", "%n") + f"  %m = icmp slt {I32} {_IOTA}, %ns\n"
 
 
 def _load(name: str, kind: str) -> str:
     vector = f"<16 x {kind}>"
     align = 2 if kind == "i16" else 4
     suffix = {"float": "v16f32", "i16": "v16i16", "i32": "v16i32"}[kind]
-    call = f"call {vector} @llvm.masked.load.{suffix}.p0(ptr %p, i32 {align}, {M} %m, {vector} zeroinitializer)"
+    call = f"call {vector} @llvm.masked.load.{suffix}.p0(ptr %p, i32 {align}, {I1} %m, {vector} zeroinitializer)"
     return define(vector, name, "ptr %p, i32 %n", f"{_mask()}  %r = {call}\n  ret {vector} %r\n")
 
 
@@ -35,33 +35,33 @@ def _store(name: str, kind: str) -> str:
     vector = f"<16 x {kind}>"
     align = 2 if kind == "i16" else 4
     suffix = {"float": "v16f32", "i16": "v16i16", "i32": "v16i32"}[kind]
-    call = f"call void @llvm.masked.store.{suffix}.p0({vector} %v, ptr %p, i32 {align}, {M} %m)"
+    call = f"call void @llvm.masked.store.{suffix}.p0({vector} %v, ptr %p, i32 {align}, {I1} %m)"
     return define("i32", name, f"{vector} %v, ptr %p, i32 %n", f"{_mask()}  {call}\n  ret i32 0\n")
 
 
 _DECLARATIONS = f"""
-declare {F} @llvm.fma.v16f32({F}, {F}, {F})
-declare {F} @llvm.sqrt.v16f32({F})
-declare {F} @llvm.roundeven.v16f32({F})
-declare {F} @llvm.maxnum.v16f32({F}, {F})
-declare {F} @llvm.minnum.v16f32({F}, {F})
-declare {F} @llvm.arithmetic.fence.v16f32({F})
-declare {F} @llvm.masked.load.v16f32.p0(ptr, i32, {M}, {F})
-declare {H} @llvm.masked.load.v16i16.p0(ptr, i32, {M}, {H})
-declare {I} @llvm.masked.load.v16i32.p0(ptr, i32, {M}, {I})
+declare {F32} @llvm.fma.v16f32({F32}, {F32}, {F32})
+declare {F32} @llvm.sqrt.v16f32({F32})
+declare {F32} @llvm.roundeven.v16f32({F32})
+declare {F32} @llvm.maxnum.v16f32({F32}, {F32})
+declare {F32} @llvm.minnum.v16f32({F32}, {F32})
+declare {F32} @llvm.arithmetic.fence.v16f32({F32})
+declare {F32} @llvm.masked.load.v16f32.p0(ptr, i32, {I1}, {F32})
+declare {I16} @llvm.masked.load.v16i16.p0(ptr, i32, {I1}, {I16})
+declare {I32} @llvm.masked.load.v16i32.p0(ptr, i32, {I1}, {I32})
 declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
-declare void @llvm.masked.store.v16f32.p0({F}, ptr, i32, {M})
-declare void @llvm.masked.store.v16i16.p0({H}, ptr, i32, {M})
-declare void @llvm.masked.store.v16i32.p0({I}, ptr, i32, {M})
+declare void @llvm.masked.store.v16f32.p0({F32}, ptr, i32, {I1})
+declare void @llvm.masked.store.v16i16.p0({I16}, ptr, i32, {I1})
+declare void @llvm.masked.store.v16i32.p0({I32}, ptr, i32, {I1})
 declare void @llvm.masked.store.v32i16.p0(<32 x i16>, ptr, i32, <32 x i1>)
 """
 
 
 def _binary(name: str, op: str, fence: bool) -> str:
-    body = f"  %r = {op} {F} %a, %b\n"
+    body = f"  %r = {op} {F32} %a, %b\n"
     if fence:
-        body += f"  %f = call {F} @llvm.arithmetic.fence.v16f32({F} %r)\n"
-    return define(F, name, f"{F} %a, {F} %b", body + f"  ret {F} {'%f' if fence else '%r'}\n")
+        body += f"  %f = call {F32} @llvm.arithmetic.fence.v16f32({F32} %r)\n"
+    return define(F32, name, f"{F32} %a, {F32} %b", body + f"  ret {F32} {'%f' if fence else '%r'}\n")
 
 
 def fold(name: str, step: str) -> str:
@@ -69,10 +69,10 @@ def fold(name: str, step: str) -> str:
     body, value = "", "%v"
     for half in (8, 4, 2, 1):
         order = constant((lane + half) % 16 for lane in range(16))
-        body += f"  %s{half} = shufflevector {F} {value}, {F} undef, {I} {order}\n"
+        body += f"  %s{half} = shufflevector {F32} {value}, {F32} undef, {I32} {order}\n"
         body += f"  %r{half} = {step.format(a=value, b=f'%s{half}')}\n"
         value = f"%r{half}"
-    return define(F, name, f"{F} %v", body + f"  ret {F} {value}\n")
+    return define(F32, name, f"{F32} %v", body + f"  ret {F32} {value}\n")
 
 
 def _polynomial(*coefficients: str) -> list[str]:
@@ -88,10 +88,10 @@ def _polynomial(*coefficients: str) -> list[str]:
 def _scale(value: str) -> list[str]:
     """%y = value · 2^%i, in the field of the exponent."""
     return [
-        f"%e = shl {I} %i, {splat(23)}",
-        f"%b = bitcast {F} {value} to {I}",
-        f"%s = add {I} %b, %e",
-        f"%y = bitcast {I} %s to {F}",
+        f"%e = shl {I32} %i, {splat(23)}",
+        f"%b = bitcast {F32} {value} to {I32}",
+        f"%s = add {I32} %b, %e",
+        f"%y = bitcast {I32} %s to {F32}",
     ]
 
 
@@ -109,21 +109,21 @@ def _exp() -> str:
     powers = ("0x3F2A0D2CE0000000", "0x3F56E879C0000000", "0x3F81112100000000", "0x3FA5553820000000",
               "0x3FC5555540000000", "0x3FE0000000000000", _ONE, _ONE)  # fmt: skip
     lines = [
-        f"%under = fcmp olt {F} %v, {bottom}",
-        f"%cap = call {F} @llvm.minnum.v16f32({F} %v, {F} {top})",
-        f"%x = call {F} @llvm.maxnum.v16f32({F} %cap, {F} {bottom})",
-        f"%t0 = fmul {F} %x, {log2e}",
-        f"%t = call {F} @llvm.arithmetic.fence.v16f32({F} %t0)",
-        f"%n = call {F} @llvm.roundeven.v16f32({F} %t)",
+        f"%under = fcmp olt {F32} %v, {bottom}",
+        f"%cap = call {F32} @llvm.minnum.v16f32({F32} %v, {F32} {top})",
+        f"%x = call {F32} @llvm.maxnum.v16f32({F32} %cap, {F32} {bottom})",
+        f"%t0 = fmul {F32} %x, {log2e}",
+        f"%t = call {F32} @llvm.arithmetic.fence.v16f32({F32} %t0)",
+        f"%n = call {F32} @llvm.roundeven.v16f32({F32} %t)",
         f"%r0 = {FMA.format('%n', ln2_high, '%x')}",
         f"%r = {FMA.format('%n', ln2_low, '%r0')}",
         *_polynomial(*powers),
-        f"%i = fptosi {F} %n to {I}",
+        f"%i = fptosi {F32} %n to {I32}",
         *_scale("%q7"),
-        f"%z = select {M} %under, {F} zeroinitializer, {F} %y",
-        f"ret {F} %z",
+        f"%z = select {I1} %under, {F32} zeroinitializer, {F32} %y",
+        f"ret {F32} %z",
     ]
-    return define(F, "exp", f"{F} %v", block(lines))
+    return define(F32, "exp", f"{F32} %v", block(lines))
 
 
 def _exp2() -> str:
@@ -133,63 +133,63 @@ def _exp2() -> str:
     powers = ("0x3F55BBA140000000", "0x3F83CEA880000000", "0x3FAC6B7520000000", "0x3FCEBF9BC0000000",
               "0x3FE62E42A0000000", _ONE)  # fmt: skip
     lines = [
-        f"%in = fcmp ogt {F} %v, {bottom}",
-        f"%x = select {M} %in, {F} %v, {F} {bottom}",
-        f"%t = fadd {F} %x, {rounder}",
-        f"%n = fsub {F} %t, {rounder}",
-        f"%r = fsub {F} %x, %n",
+        f"%in = fcmp ogt {F32} %v, {bottom}",
+        f"%x = select {I1} %in, {F32} %v, {F32} {bottom}",
+        f"%t = fadd {F32} %x, {rounder}",
+        f"%n = fsub {F32} %t, {rounder}",
+        f"%r = fsub {F32} %x, %n",
         *_polynomial(*powers),
-        f"%i = bitcast {F} %t to {I}",
+        f"%i = bitcast {F32} %t to {I32}",
         *_scale("%q5"),
-        f"ret {F} %y",
+        f"ret {F32} %y",
     ]
-    return define(F, "exp2", f"{F} %v", block(lines))
+    return define(F32, "exp2", f"{F32} %v", block(lines))
 
 
 def _round_bf16() -> str:
     """float32 to bfloat16 bits, round to nearest even; a NaN stays a (quiet) NaN."""
     lines = [
-        f"%b = bitcast {F} %v to {I}",
-        f"%t = lshr {I} %b, {splat(16)}",
-        f"%odd = and {I} %t, {splat(1)}",
-        f"%bias = add {I} %odd, {splat(32767)}",
-        f"%sum = add {I} %b, %bias",
-        f"%up = lshr {I} %sum, {splat(16)}",
-        f"%isnan = fcmp uno {F} %v, %v",
-        f"%quiet = or {I} %t, {splat(64)}",
-        f"%r = select {M} %isnan, {I} %quiet, {I} %up",
-        f"%h = trunc {I} %r to {H}",
-        f"ret {H} %h",
+        f"%b = bitcast {F32} %v to {I32}",
+        f"%t = lshr {I32} %b, {splat(16)}",
+        f"%odd = and {I32} %t, {splat(1)}",
+        f"%bias = add {I32} %odd, {splat(32767)}",
+        f"%sum = add {I32} %b, %bias",
+        f"%up = lshr {I32} %sum, {splat(16)}",
+        f"%isnan = fcmp uno {F32} %v, %v",
+        f"%quiet = or {I32} %t, {splat(64)}",
+        f"%r = select {I1} %isnan, {I32} %quiet, {I32} %up",
+        f"%h = trunc {I32} %r to {I16}",
+        f"ret {I16} %h",
     ]
-    return define(H, "round_bf16", f"{F} %v", block(lines))
+    return define(I16, "round_bf16", f"{F32} %v", block(lines))
 
 
 def _simple() -> str:
-    fma = f"  %r = {FMA.format('%a', '%b', '%c')}\n  ret {F} %r\n"
-    neg = f"  %n = fneg {F} %a\n  %r = {FMA.format('%n', '%b', '%c')}\n  ret {F} %r\n"
-    low = f"  %s = shl {I} %w, {splat(16)}\n  %r = bitcast {I} %s to {F}\n  ret {F} %r\n"
-    high = f"  %s = and {I} %w, {splat(-65536)}\n  %r = bitcast {I} %s to {F}\n  ret {F} %r\n"
+    fma = f"  %r = {FMA.format('%a', '%b', '%c')}\n  ret {F32} %r\n"
+    neg = f"  %n = fneg {F32} %a\n  %r = {FMA.format('%n', '%b', '%c')}\n  ret {F32} %r\n"
+    low = f"  %s = shl {I32} %w, {splat(16)}\n  %r = bitcast {I32} %s to {F32}\n  ret {F32} %r\n"
+    high = f"  %s = and {I32} %w, {splat(-65536)}\n  %r = bitcast {I32} %s to {F32}\n  ret {F32} %r\n"
     wide = (
-        f"  %h = call {H} @llmc_load_i16(ptr %p, i32 %n)\n  %z = zext {H} %h to {I}\n"
-        f"  %s = shl {I} %z, {splat(16)}\n  %r = bitcast {I} %s to {F}\n  ret {F} %r\n"
+        f"  %h = call {I16} @llmc_load_i16(ptr %p, i32 %n)\n  %z = zext {I16} %h to {I32}\n"
+        f"  %s = shl {I32} %z, {splat(16)}\n  %r = bitcast {I32} %s to {F32}\n  ret {F32} %r\n"
     )
     narrow = (
-        f"  %h = call {H} @llmc_round_bf16({F} %v)\n"
-        f"  %r = call i32 @llmc_store_i16({H} %h, ptr %p, i32 %n)\n  ret i32 0\n"
+        f"  %h = call {I16} @llmc_round_bf16({F32} %v)\n"
+        f"  %r = call i32 @llmc_store_i16({I16} %h, ptr %p, i32 %n)\n  ret i32 0\n"
     )
-    root = f"  %r = call {F} @llvm.sqrt.v16f32({F} %a)\n  ret {F} %r\n"
-    larger = f"  %r = call {F} @llvm.maxnum.v16f32({F} %a, {F} %b)\n  ret {F} %r\n"
-    wins = f"  %c = fcmp ogt {F} %a, %b\n  %r = select {M} %c, {F} %a, {F} %b\n  ret {F} %r\n"  # b for a NaN
+    root = f"  %r = call {F32} @llvm.sqrt.v16f32({F32} %a)\n  ret {F32} %r\n"
+    larger = f"  %r = call {F32} @llvm.maxnum.v16f32({F32} %a, {F32} %b)\n  ret {F32} %r\n"
+    wins = f"  %c = fcmp ogt {F32} %a, %b\n  %r = select {I1} %c, {F32} %a, {F32} %b\n  ret {F32} %r\n"  # b for a NaN
     select = (
         _broadcast("%bs", "i32", "%base")
         + _broadcast("%los", "i32", "%lo")
         + _broadcast("%his", "i32", "%hi")
-        + f"  %k = add {I} %bs, {_IOTA}\n  %above = icmp sge {I} %k, %los\n  %below = icmp sle {I} %k, %his\n"
-        f"  %in = and {M} %above, %below\n  %r = select {M} %in, {F} %v, {F} %other\n  ret {F} %r\n"
+        + f"  %k = add {I32} %bs, {_IOTA}\n  %above = icmp sge {I32} %k, %los\n  %below = icmp sle {I32} %k, %his\n"
+        f"  %in = and {I1} %above, %below\n  %r = select {I1} %in, {F32} %v, {F32} %other\n  ret {F32} %r\n"
     )
     sigmoid = (
-        f"  %n = fneg {F} %v\n  %e = call {F} @llmc_exp({F} %n)\n"
-        f"  %d = fadd {F} %e, {splat('1.0', 'float')}\n  %r = fdiv {F} %v, %d\n  ret {F} %r\n"
+        f"  %n = fneg {F32} %v\n  %e = call {F32} @llmc_exp({F32} %n)\n"
+        f"  %d = fadd {F32} %e, {splat('1.0', 'float')}\n  %r = fdiv {F32} %v, %d\n  ret {F32} %r\n"
     )
     share = (
         "  %t = sext i32 %task to i64\n  %u = sext i32 %total to i64\n  %n = sext i32 %num to i64\n"
@@ -198,17 +198,17 @@ def _simple() -> str:
     return "".join(
         (
             define("i32", "share", "i32 %task, i32 %total, i32 %num", share),
-            define(F, "fma", f"{F} %a, {F} %b, {F} %c", fma),
-            define(F, "fnma", f"{F} %a, {F} %b, {F} %c", neg),
-            define(F, "bf16_low", f"{I} %w", low),
-            define(F, "bf16_high", f"{I} %w", high),
-            define(F, "load_bf16", "ptr %p, i32 %n", wide),
-            define("i32", "store_bf16", f"{F} %v, ptr %p, i32 %n", narrow),
-            define(F, "sqrt", f"{F} %a", root),
-            define(F, "max", f"{F} %a, {F} %b", larger),
-            define(F, "larger", f"{F} %a, {F} %b", wins),
-            define(F, "in_range", f"{F} %v, {F} %other, i32 %base, i32 %lo, i32 %hi", select),
-            define(F, "silu", f"{F} %v", sigmoid),
+            define(F32, "fma", f"{F32} %a, {F32} %b, {F32} %c", fma),
+            define(F32, "fnma", f"{F32} %a, {F32} %b, {F32} %c", neg),
+            define(F32, "bf16_low", f"{I32} %w", low),
+            define(F32, "bf16_high", f"{I32} %w", high),
+            define(F32, "load_bf16", "ptr %p, i32 %n", wide),
+            define("i32", "store_bf16", f"{F32} %v, ptr %p, i32 %n", narrow),
+            define(F32, "sqrt", f"{F32} %a", root),
+            define(F32, "max", f"{F32} %a, {F32} %b", larger),
+            define(F32, "larger", f"{F32} %a, {F32} %b", wins),
+            define(F32, "in_range", f"{F32} %v, {F32} %other, i32 %base, i32 %lo, i32 %hi", select),
+            define(F32, "silu", f"{F32} %v", sigmoid),
             *(
                 define(
                     "i32",
@@ -224,23 +224,23 @@ def _simple() -> str:
 
 _DOT = (
     f"""
-declare {F} @llvm.x86.avx512bf16.dpbf16ps.512({F}, <32 x bfloat>, <32 x bfloat>)
+declare {F32} @llvm.x86.avx512bf16.dpbf16ps.512({F32}, <32 x bfloat>, <32 x bfloat>)
 """
     + define(
-        F,
+        F32,
         "dot_bf16",
-        f"{F} %c, {I} %a, {I} %b",
-        f"""  %x = bitcast {I} %a to <32 x bfloat>
-  %y = bitcast {I} %b to <32 x bfloat>
-  %r = call {F} @llvm.x86.avx512bf16.dpbf16ps.512({F} %c, <32 x bfloat> %x, <32 x bfloat> %y)
-  ret {F} %r
+        f"{F32} %c, {I32} %a, {I32} %b",
+        f"""  %x = bitcast {I32} %a to <32 x bfloat>
+  %y = bitcast {I32} %b to <32 x bfloat>
+  %r = call {F32} @llvm.x86.avx512bf16.dpbf16ps.512({F32} %c, <32 x bfloat> %x, <32 x bfloat> %y)
+  ret {F32} %r
 """,
     )
     + define(
         "i32",
         "narrow_bf16",
-        f"{F} %v, ptr %p",
-        f"""  %h = fptrunc {F} %v to <16 x bfloat>
+        f"{F32} %v, ptr %p",
+        f"""  %h = fptrunc {F32} %v to <16 x bfloat>
   store <16 x bfloat> %h, ptr %p, align 32
   ret i32 0
 """,
@@ -261,10 +261,10 @@ def _put(dtype: str, row_tile: int, count: int) -> str:
     kind = "float" if dtype == "f32" else "i32"
     body = ""
     if dtype == "bf16":
-        body += f"  %h0 = call {H} @llmc_round_bf16({F} %v)\n"
+        body += f"  %h0 = call {I16} @llmc_round_bf16({F32} %v)\n"
         keep = constant(("true" if lane < count else "false" for lane in range(16)), "i1")
-        body += f"  %h = select {M} {keep}, {H} %h0, {H} zeroinitializer\n"
-        body += f"  %w = bitcast {H} %h to <8 x i32>\n"
+        body += f"  %h = select {I1} {keep}, {I16} %h0, {I16} zeroinitializer\n"
+        body += f"  %w = bitcast {I16} %h to <8 x i32>\n"
     source = "%v" if dtype == "f32" else "%w"
     if row_tile == 1 and words == lanes:
         body += f"  store <{lanes} x {kind}> {source}, ptr %p, align 4\n"
@@ -273,7 +273,7 @@ def _put(dtype: str, row_tile: int, count: int) -> str:
             body += f"  %e{lane} = extractelement <{lanes} x {kind}> {source}, i32 {lane}\n"
             body += f"  %a{lane} = getelementptr {kind}, ptr %p, i64 {lane * row_tile}\n"
             body += f"  store {kind} %e{lane}, ptr %a{lane}, align 4\n"
-    return define("i32", name, f"{F} %v, ptr %p", body + "  ret i32 0\n")
+    return define("i32", name, f"{F32} %v, ptr %p", body + "  ret i32 0\n")
 
 
 def scatter_name(dtype: str, stride: int, count: int, odd: int = 0) -> str:
@@ -287,10 +287,10 @@ def scatter_name(dtype: str, stride: int, count: int, odd: int = 0) -> str:
 def _scatter(dtype: str, stride: int, count: int, odd: int) -> str:
     """Whole words where two elements of one are at hand."""
     lanes = 1 if dtype == "f32" else 2
-    kind, source = ("float", f"{F} %v") if lanes == 1 else ("i16", f"{H} %h")
+    kind, source = ("float", f"{F32} %v") if lanes == 1 else ("i16", f"{I16} %h")
     body = ""
     if lanes == 2:
-        body = f"  %h = call {H} @llmc_round_bf16({F} %v)\n  %w = bitcast {H} %h to <8 x i32>\n"
+        body = f"  %h = call {I16} @llmc_round_bf16({F32} %v)\n  %w = bitcast {I16} %h to <8 x i32>\n"
     lane = 0
     while lane < count:
         word, half = divmod(lane + odd, lanes)
@@ -301,7 +301,7 @@ def _scatter(dtype: str, stride: int, count: int, odd: int) -> str:
         body += f"  %a{lane} = getelementptr {kind}, ptr %p, i64 {word * stride * lanes + half}\n"
         body += f"  store {stored} %e{lane}, ptr %a{lane}, align {2 if stored == 'i16' else 4}\n"
         lane += 2 if pair else 1
-    return define("i32", scatter_name(dtype, stride, count, odd), f"{F} %v, ptr %p", body + "  ret i32 0\n")
+    return define("i32", scatter_name(dtype, stride, count, odd), f"{F32} %v, ptr %p", body + "  ret i32 0\n")
 
 
 def half_name(count: int) -> str:
@@ -314,12 +314,12 @@ def _half(count: int) -> str:
     lanes = constant(lane // 2 if lane % 2 == 0 else "undef" for lane in range(32))
     mask = constant(("true" if lane % 2 == 0 and lane // 2 < count else "false" for lane in range(32)), "i1")
     body = (
-        f"  %h = call {H} @llmc_round_bf16({F} %v)\n"
-        f"  %w = shufflevector {H} %h, {H} undef, <32 x i32> {lanes}\n"
+        f"  %h = call {I16} @llmc_round_bf16({F32} %v)\n"
+        f"  %w = shufflevector {I16} %h, {I16} undef, <32 x i32> {lanes}\n"
         "  %a = getelementptr i16, ptr %p, i32 %half\n"
         f"  call void @llvm.masked.store.v32i16.p0(<32 x i16> %w, ptr %a, i32 2, <32 x i1> {mask})\n  ret i32 0\n"
     )
-    return define("i32", half_name(count), f"{F} %v, ptr %p, i32 %half", body)
+    return define("i32", half_name(count), f"{F32} %v, ptr %p, i32 %half", body)
 
 
 def helpers(
@@ -340,8 +340,8 @@ def helpers(
         _binary("add", "fadd", False),
         _binary("sub", "fsub", False),
         _binary("div", "fdiv", False),
-        fold("sum_lanes", f"fadd {F} {{a}}, {{b}}"),
-        fold("max_lanes", f"call {F} @llvm.maxnum.v16f32({F} {{a}}, {F} {{b}})"),
+        fold("sum_lanes", f"fadd {F32} {{a}}, {{b}}"),
+        fold("max_lanes", f"call {F32} @llvm.maxnum.v16f32({F32} {{a}}, {F32} {{b}})"),
         _exp(),
         _exp2(),
         _round_bf16(),

@@ -8,11 +8,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from llmc.compiler.kernels.ir_text import FMA, F, H, I, M, block, define, float_bits, splat
+from llmc.compiler.kernels.ir_text import F32, FMA, I1, I16, I32, block, define, float_bits, splat
 from llmc.compiler.kernels.vector_ir import fold
 
-_DECLARATIONS = "".join(f"declare {F} @llvm.{name}.v16f32({F})\n" for name in ("fabs", "floor", "ceil"))
-_DECLARATIONS += "".join(f"declare {F} @llvm.{name}.v16f32({F}, {F})\n" for name in ("maximum", "minimum"))
+_DECLARATIONS = "".join(f"declare {F32} @llvm.{name}.v16f32({F32})\n" for name in ("fabs", "floor", "ceil"))
+_DECLARATIONS += "".join(f"declare {F32} @llvm.{name}.v16f32({F32}, {F32})\n" for name in ("maximum", "minimum"))
 
 # Odd numerators and even denominators, highest power first: tanh on [-8, 8] and erf on [-4, 4] to a few units in the
 # last place.
@@ -40,14 +40,14 @@ def _f(value: float) -> str:
     return float_bits(f"0x{bits:016X}")
 
 
-def _define(name: str, lines: Sequence[str], args: str = f"{F} %v") -> str:
-    return define(F, name, args, block(lines))
+def _define(name: str, lines: Sequence[str], args: str = f"{F32} %v") -> str:
+    return define(F32, name, args, block(lines))
 
 
 def _mul(result: str, a: str, b: str) -> list[str]:
     """A product that no later sum is contracted with."""
-    fence = f"{result} = call {F} @llvm.arithmetic.fence.v16f32({F} {result}.p)"
-    return [f"{result}.p = fmul {F} {a}, {b}", fence]
+    fence = f"{result} = call {F32} @llvm.arithmetic.fence.v16f32({F32} {result}.p)"
+    return [f"{result}.p = fmul {F32} {a}, {b}", fence]
 
 
 def _horner(prefix: str, x: str, coefficients: Sequence[float]) -> tuple[list[str], str]:
@@ -64,17 +64,17 @@ def _rational(name: str, limit: float, identity_below: float, forms: tuple[Seque
     numerator, p = _horner("p", "%x2", forms[0])
     denominator, q = _horner("q", "%x2", forms[1])
     lines = [
-        f"%cap = call {F} @llvm.minnum.v16f32({F} %v, {F} {_f(limit)})",
-        f"%x = call {F} @llvm.maxnum.v16f32({F} %cap, {F} {_f(-limit)})",
+        f"%cap = call {F32} @llvm.minnum.v16f32({F32} %v, {F32} {_f(limit)})",
+        f"%x = call {F32} @llvm.maxnum.v16f32({F32} %cap, {F32} {_f(-limit)})",
         *_mul("%x2", "%x", "%x"),
         *numerator,
         *denominator,
         *_mul("%odd", "%x", p),
-        f"%y = fdiv {F} %odd, {q}",
-        f"%size = call {F} @llvm.fabs.v16f32({F} %v)",
-        f"%tiny = fcmp ult {F} %size, {_f(identity_below)}",
-        f"%r = select {M} %tiny, {F} %v, {F} %y",
-        f"ret {F} %r",
+        f"%y = fdiv {F32} %odd, {q}",
+        f"%size = call {F32} @llvm.fabs.v16f32({F32} %v)",
+        f"%tiny = fcmp ult {F32} %size, {_f(identity_below)}",
+        f"%r = select {I1} %tiny, {F32} %v, {F32} %y",
+        f"ret {F32} %r",
     ]
     return _define(name, lines)
 
@@ -83,52 +83,52 @@ def _log() -> str:
     """log(x): −inf at 0, NaN below, inf at inf; subnormal numbers count as 0."""
     poly, value = _horner("p", "%m", _LOG)
     lines = [
-        f"%bits = bitcast {F} %v to {I}",
-        f"%field = lshr {I} %bits, {splat(23)}",
-        f"%e0 = sub {I} %field, {splat(126)}",
-        f"%low = and {I} %bits, {splat(0x007FFFFF)}",
-        f"%half = or {I} %low, {splat(0x3F000000)}",
-        f"%m0 = bitcast {I} %half to {F}",
-        f"%small = fcmp olt {F} %m0, {_f(0.70710678118654752)}",
-        f"%e1 = add {I} %e0, {splat(-1)}",
-        f"%ei = select {M} %small, {I} %e1, {I} %e0",
-        f"%e = sitofp {I} %ei to {F}",
-        f"%twice = fadd {F} %m0, %m0",
-        f"%m1 = select {M} %small, {F} %twice, {F} %m0",
-        f"%m = fsub {F} %m1, {_f(1.0)}",
+        f"%bits = bitcast {F32} %v to {I32}",
+        f"%field = lshr {I32} %bits, {splat(23)}",
+        f"%e0 = sub {I32} %field, {splat(126)}",
+        f"%low = and {I32} %bits, {splat(0x007FFFFF)}",
+        f"%half = or {I32} %low, {splat(0x3F000000)}",
+        f"%m0 = bitcast {I32} %half to {F32}",
+        f"%small = fcmp olt {F32} %m0, {_f(0.70710678118654752)}",
+        f"%e1 = add {I32} %e0, {splat(-1)}",
+        f"%ei = select {I1} %small, {I32} %e1, {I32} %e0",
+        f"%e = sitofp {I32} %ei to {F32}",
+        f"%twice = fadd {F32} %m0, %m0",
+        f"%m1 = select {I1} %small, {F32} %twice, {F32} %m0",
+        f"%m = fsub {F32} %m1, {_f(1.0)}",
         *_mul("%z", "%m", "%m"),
         *poly,
         *_mul("%mz", "%m", "%z"),
         *_mul("%y0", "%mz", value),
         f"%y1 = {FMA.format('%e', _f(-2.12194440e-4), '%y0')}",
         f"%y2 = {FMA.format('%z', _f(-0.5), '%y1')}",
-        f"%y3 = fadd {F} %m, %y2",
+        f"%y3 = fadd {F32} %m, %y2",
         f"%y4 = {FMA.format('%e', _f(0.693359375), '%y3')}",
-        f"%positive = fcmp oge {F} %v, {_f(1.17549435e-38)}",
-        f"%negative = fcmp olt {F} %v, {_f(0.0)}",
-        f"%isnan = fcmp uno {F} %v, %v",
-        f"%bad = or {M} %negative, %isnan",
-        f"%edge = select {M} %bad, {F} {_f(float('nan'))}, {F} {_f(float('-inf'))}",
-        f"%y5 = select {M} %positive, {F} %y4, {F} %edge",
-        f"%isinf = fcmp oeq {F} %v, {_f(float('inf'))}",
-        f"%r = select {M} %isinf, {F} %v, {F} %y5",
-        f"ret {F} %r",
+        f"%positive = fcmp oge {F32} %v, {_f(1.17549435e-38)}",
+        f"%negative = fcmp olt {F32} %v, {_f(0.0)}",
+        f"%isnan = fcmp uno {F32} %v, %v",
+        f"%bad = or {I1} %negative, %isnan",
+        f"%edge = select {I1} %bad, {F32} {_f(float('nan'))}, {F32} {_f(float('-inf'))}",
+        f"%y5 = select {I1} %positive, {F32} %y4, {F32} %edge",
+        f"%isinf = fcmp oeq {F32} %v, {_f(float('inf'))}",
+        f"%r = select {I1} %isinf, {F32} %v, {F32} %y5",
+        f"ret {F32} %r",
     ]
     return _define("log", lines)
 
 
 def _intrinsic(name: str, intrinsic: str) -> str:
-    return _define(name, [f"%r = call {F} @llvm.{intrinsic}.v16f32({F} %v)", f"ret {F} %r"])
+    return _define(name, [f"%r = call {F32} @llvm.{intrinsic}.v16f32({F32} %v)", f"ret {F32} %r"])
 
 
 def _to_bf16() -> str:
     """The nearest bfloat16, as float32."""
     lines = [
-        f"%h = call {H} @llmc_round_bf16({F} %v)",
-        f"%w = zext {H} %h to {I}",
-        f"%s = shl {I} %w, {splat(16)}",
-        f"%r = bitcast {I} %s to {F}",
-        f"ret {F} %r",
+        f"%h = call {I16} @llmc_round_bf16({F32} %v)",
+        f"%w = zext {I16} %h to {I32}",
+        f"%s = shl {I32} %w, {splat(16)}",
+        f"%r = bitcast {I32} %s to {F32}",
+        f"ret {F32} %r",
     ]
     return _define("to_bf16", lines)
 
@@ -136,39 +136,39 @@ def _to_bf16() -> str:
 def _exp_any() -> str:
     """exp(x) for any x: inf where it is too large, NaN for NaN; 0 below -87.33."""
     lines = [
-        f"%big = fcmp ogt {F} %v, {_f(88.0)}",
+        f"%big = fcmp ogt {F32} %v, {_f(88.0)}",
         # Past what llmc_exp takes, the square of the root.
         *_mul("%half", "%v", _f(0.5)),
-        f"%x = select {M} %big, {F} %half, {F} %v",
-        f"%e = call {F} @llmc_exp({F} %x)",
+        f"%x = select {I1} %big, {F32} %half, {F32} %v",
+        f"%e = call {F32} @llmc_exp({F32} %x)",
         *_mul("%square", "%e", "%e"),
-        f"%y = select {M} %big, {F} %square, {F} %e",
-        f"%isnan = fcmp uno {F} %v, %v",
-        f"%r = select {M} %isnan, {F} %v, {F} %y",
-        f"ret {F} %r",
+        f"%y = select {I1} %big, {F32} %square, {F32} %e",
+        f"%isnan = fcmp uno {F32} %v, %v",
+        f"%r = select {I1} %isnan, {F32} %v, {F32} %y",
+        f"ret {F32} %r",
     ]
     return _define("exp_any", lines)
 
 
 def _sigmoid() -> str:
     lines = [
-        f"%n = fneg {F} %v",
-        f"%e = call {F} @llmc_exp_any({F} %n)",
-        f"%d = fadd {F} %e, {_f(1.0)}",
-        f"%r = fdiv {F} {_f(1.0)}, %d",
-        f"ret {F} %r",
+        f"%n = fneg {F32} %v",
+        f"%e = call {F32} @llmc_exp_any({F32} %n)",
+        f"%d = fadd {F32} %e, {_f(1.0)}",
+        f"%r = fdiv {F32} {_f(1.0)}, %d",
+        f"ret {F32} %r",
     ]
     return _define("sigmoid", lines)
 
 
 def _extreme(name: str) -> str:
     """maximum or minimum: NaN where either is, as in torch."""
-    lines = [f"%r = call {F} @llvm.{name}.v16f32({F} %a, {F} %b)", f"ret {F} %r"]
-    return _define(name, lines, f"{F} %a, {F} %b")
+    lines = [f"%r = call {F32} @llvm.{name}.v16f32({F32} %a, {F32} %b)", f"ret {F32} %r"]
+    return _define(name, lines, f"{F32} %a, {F32} %b")
 
 
 def _extreme_lanes(name: str) -> str:
-    return fold(f"{name}_lanes", f"call {F} @llvm.{name}.v16f32({F} {{a}}, {F} {{b}})")
+    return fold(f"{name}_lanes", f"call {F32} @llvm.{name}.v16f32({F32} {{a}}, {F32} {{b}})")
 
 
 def helpers() -> str:
