@@ -189,8 +189,11 @@ class Report:
             f"{machine['cpu']}, {store.settings.threads} threads of {machine['cpus']} CPUs, "
             f"{machine['memory_gib']} GiB. Medians (least–most) of the rounds."
         )
-        versions = [f"{name} {' and '.join(known.get('versions', []))}" for name, known in store.engines.items()]
-        parts.append("Versions: " + ", ".join(versions) + ".")
+        # An engine of which only the server ran never told its version.
+        told = {name: known["versions"] for name, known in store.engines.items() if known.get("versions")}
+        if told:
+            stated = (f"{name} {' and '.join(versions)}" for name, versions in told.items())
+            parts.append(f"Versions: {', '.join(stated)}.")
         rows = [[name, f"{spread.text(1e9)} {UNITS[name]}"] for name, spread in self.limits().items()]
         parts.append(table(["limit, measured between the figures", ""], rows))
         for model in self.models():

@@ -119,11 +119,14 @@ class Runner:
             self._warm = {(other, figure) for other, figure in self._warm if other != name}
             worker = Worker(contender.engine.worker(contender.prepared, contender.variant), self._log(key))
             self._workers[name] = worker
-            known = self.store.engines.setdefault(key.engine, {})
-            if worker.version not in known.setdefault("versions", []):
-                known["versions"].append(worker.version)
-            known.setdefault("details", {})[key.variant] = worker.details
+            self._note_version(key, worker)
         return worker
+
+    def _note_version(self, key: Key, worker: Worker) -> None:
+        known = self.store.engines.setdefault(key.engine, {})
+        if worker.version not in known.setdefault("versions", []):
+            known["versions"].append(worker.version)
+        known.setdefault("details", {})[key.variant] = worker.details
 
     def _log(self, key: Key) -> Path:
         return self.workspace.log(f"{key.model}-{key.engine}-{key.variant}")
@@ -191,6 +194,7 @@ class Runner:
         """Output tok/s of the serving load without HTTP."""
         settings = self.settings
         worker = Worker(contender.engine.worker(contender.prepared, contender.variant), self._log(key))
+        self._note_version(key, worker)
         try:
             load = {"streams": settings.streams, "input_len": settings.input_len, "output_len": settings.output_len}
             worker.ask(op="offline", requests=1, **load, seed=9_000 + key.round)
