@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from llmc.runtime.binding import Artifact
 
+# A shell lets what it starts in the background ignore Ctrl-C, and children inherit it; some tests interrupt theirs.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # A deadline is a timed assertion: it fails on a busy machine.
 settings.register_profile("llmc", deadline=None)
 settings.load_profile("llmc")
