@@ -2,13 +2,16 @@
 
     python bench/simulated_vs_real.py ARTIFACT TRACE [--requests 400] [--scale 0.25] [--load 0.3] [--rounds 5]
 
-A round measures costs as `llmc warmup` does, predicts, and serves the requests, greedily, with made-up tokens; a row
-shows the medians of the rounds and the median and the worst error among them. --scale shortens prompts and outputs to
-the model's context; --load sets the pace of arrivals, so that the prediction is busy for such a share of the time.
+A round measures costs as `llmc warmup` does, serves the requests, greedily, with made-up tokens, measures again and
+predicts by the means of both: a machine whose speed drifts meanwhile is no fault of the prediction. A row shows the
+medians of the rounds, of each percentile its own, and the median and the worst error among them. --scale shortens
+prompts and outputs to the model's context; --load sets the pace of arrivals, so that the prediction is busy for such a
+share of the time.
 
 With one thread, the default, the clock of the measurements and of the replay is the CPU time of that thread: what other
 programs or other machines on the same host take is not in it. Requests arrive by that clock, and while nothing is to be
-done it jumps to the next arrival. With more threads the clock is wall time, and the machine must be quiet.
+done it jumps to the next arrival. Handing requests in is left out, which a server does on another thread. With more
+threads the clock is wall time, and the machine must be quiet.
 """
 
 from __future__ import annotations
@@ -71,6 +74,17 @@ def measured(artifact: Artifact, engine: Engine, seconds: float, clock: Clock) -
     return CostTable(facts, "0" * 64, tuple(costs), PADDING, step_s, token_s)
 
 
+def mean_of(tables: list[CostTable]) -> CostTable:
+    """The costs of tables of the same loads, averaged."""
+    loads = [{cost.load: cost for cost in table.costs} for table in tables]
+    costs = [
+        replace(cost, seconds=statistics.fmean(other[load].seconds for other in loads))
+        for load, cost in loads[0].items()
+    ]
+    step_s, token_s = (statistics.fmean(getattr(table, name) for table in tables) for name in ("step_s", "token_s"))
+    return replace(tables[0], costs=tuple(costs), step_s=step_s, token_s=token_s)
+
+
 def serve(engine: Engine, trace: Trace, what_if: WhatIf, clock: Clock) -> Figures:
     """The requests by the clock, which idle time does not pass on."""
     rng = np.random.default_rng(0)
@@ -82,9 +96,11 @@ def serve(engine: Engine, trace: Trace, what_if: WhatIf, clock: Clock) -> Figure
     before, start, skipped_s, next_one, done = engine.graph_stats(), clock(), 0.0, 0, 0
     while done < len(trace):
         now = (clock() - start) / 1e9 + skipped_s
+        handing_in = clock()
         while next_one < len(trace) and arrivals[next_one] <= now:
             index_of[engine.submit(prompts[next_one], params[next_one])] = next_one
             next_one += 1
+        start += clock() - handing_in
         if not engine.step() and next_one < len(trace):
             skipped_s += max(0.0, arrivals[next_one] - ((clock() - start) / 1e9 + skipped_s))
         events = engine.poll()
@@ -158,7 +174,8 @@ def main() -> None:
     with Artifact(args.artifact) as artifact:
         for _ in range(args.rounds):
             with Engine(artifact, num_threads=args.threads, pin_threads=0) as engine:
-                costs = StepCosts.of_table(measured(artifact, engine, args.seconds, clock), "measured")
+                tables = [measured(artifact, engine, args.seconds, clock)]
+                costs = StepCosts.of_table(tables[0], "measured")
                 if not speed:
                     flat_out = WhatIf(trace, server, costs, speed=1e9).run(ladder)
                     speed = float(trace.arrival_s[-1]) * args.load / flat_out.busy_s
@@ -166,7 +183,9 @@ def main() -> None:
                 before = engine.graph_stats()
                 real = serve(engine, trace, what_if, clock)
                 ran = [b.replays - a.replays for a, b in zip(before, engine.graph_stats(), strict=True)]
-            guess, replays = predicted(what_if, args.artifact)
+                tables.append(measured(artifact, engine, args.seconds, clock))
+            costs = StepCosts.of_table(mean_of(tables), "measured")
+            guess, replays = predicted(replace(what_if, costs=costs), args.artifact)
             guess["steps in the same graph"] = sum(map(min, replays, ran))
             real["steps in the same graph"] = sum(ran)
             rounds.append((guess, real))

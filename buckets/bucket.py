@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 PHASES = ("prefill", "decode", "mixed")
@@ -63,16 +63,19 @@ class Bucket:
 
 
 def area(bucket: Bucket) -> int:
-    """Stand-in for the measured cost: batch × seq, the tokens in `mixed`."""
+    """batch × seq, the tokens in `mixed`: what padding is counted in."""
     return bucket.seq if bucket.phase == "mixed" else bucket.batch * bucket.seq
 
 
-def select(
-    buckets: Iterable[Bucket], num_seqs: int, length: int, cost: Callable[[Bucket], float] = area
-) -> Bucket | None:
-    """Cheapest bucket that fits, or None on a miss. Ties go to the smaller batch, so the choice is deterministic."""
-    fitting = (bucket for bucket in buckets if bucket.fits(num_seqs, length))
-    return min(fitting, key=lambda bucket: (cost(bucket), bucket.batch, bucket.seq), default=None)
+def rank(bucket: Bucket) -> tuple[int, int, int]:
+    """The scheduler's order: of the buckets of a phase that hold a step it takes the least. Fewest token rows, then the
+    shortest context, then the fewest sequences; `Scheduler::Choose` is the other place that says so."""
+    return bucket.max_tokens, bucket.seq if bucket.phase == "decode" else 0, bucket.batch
+
+
+def select(buckets: Iterable[Bucket], num_seqs: int, length: int) -> Bucket | None:
+    """The bucket that the scheduler takes among those of a phase, or None on a miss."""
+    return min((bucket for bucket in buckets if bucket.fits(num_seqs, length)), key=rank, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +129,9 @@ class BucketLadder:
         """Longest context, in tokens, that a decode bucket holds."""
         return max(bucket.seq for bucket in self.decode)
 
-    def select(self, phase: str, num_seqs: int, length: int, cost: Callable[[Bucket], float] = area) -> Bucket | None:
-        """Cheapest bucket of `phase` that fits, or None on a miss. Raises BucketError for an unknown phase."""
+    def select(self, phase: str, num_seqs: int, length: int) -> Bucket | None:
+        """The bucket of a phase that the scheduler takes, or None on a miss. Raises BucketError for an unknown one."""
         if phase not in PHASES:
             raise BucketError(f"unknown phase {phase!r}: use one of {', '.join(PHASES)}")
         buckets: tuple[Bucket, ...] = getattr(self, phase)
-        return select(buckets, num_seqs, length, cost)
+        return select(buckets, num_seqs, length)

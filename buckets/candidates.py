@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from .bucket import Bucket, rank
 from .cost import CostModel
 from .demand import Demand, ServerModel
 from .exact import solve as solve_axis
@@ -33,9 +34,12 @@ class Outcome:
 class PhaseProblem:
     """One phase on all its candidate sizes: multiples of the block size that steps round to, and the top.
 
-    batches [B], seqs [S] ascending; weight, cost, base [B, S] as in GridProblem; base_area [B, S]: tokens that a step
-    computes when no open bucket holds it. The base bucket is always part of the ladder. max_area: most tokens of a
-    bucket, 0: any.
+    batches [B], seqs [S] ascending; weight, cost, rank, base, base_rank [B, S] and load [B, B] as in GridProblem;
+    step_cost: of all steps, what no bucket changes. base_area [B, S]: tokens that a step computes when no open bucket
+    holds it. The base bucket is always part of the ladder. max_area: most tokens of a bucket, 0: any.
+
+    A prefill bucket holds `batch` prompts of `seq` tokens here; the scheduler also puts in any that have as many
+    tokens together, which costs no more.
     """
 
     demand: Demand
@@ -43,7 +47,11 @@ class PhaseProblem:
     seqs: Ints
     weight: Floats
     cost: Floats
+    load: Floats
+    rank: Ints
+    step_cost: float
     base: Floats
+    base_rank: Ints
     base_area: Floats
     base_bucket: tuple[int, int]
     model: CostModel
@@ -67,21 +75,35 @@ class PhaseProblem:
             unit *= 2
         weight = np.zeros((len(batches), len(seqs)))
         np.add.at(weight, (np.searchsorted(batches, demand.batch), np.searchsorted(seqs, rounded)), demand.weight)
-        cost = model.cost(demand.phase, batches[:, None], seqs[None, :]).astype(np.float64)
-        area = batches[:, None] * seqs[None, :].astype(np.float64)
+        phase, rows, columns = demand.phase, batches[:, None], seqs[None, :]
+        cost, load = model.cost(phase, rows, columns).astype(np.float64), model.load(phase, rows, batches[None, :])
+        steps = model.step(phase, rows, columns)
+        area = rows * columns.astype(np.float64)
+        # The scheduler's order of the buckets, as `bucket.rank`: rows of tokens first.
+        shape = cost.shape
+        keys = (rows, columns, rows) if decode else (rows, 0 * columns, rows * columns)
+        order = np.lexsort([np.broadcast_to(key, shape).ravel() for key in keys])
+        rank = np.empty(cost.size, np.int64)
+        rank[order] = np.arange(cost.size)
+        rank = rank.reshape(shape)
         max_area = 0
         if decode:
-            base, base_area = np.full_like(cost, cost[-1, -1]), np.full_like(cost, area[-1, -1])
+            base = np.broadcast_to(cost[-1, -1] + load[-1][:, None], shape).copy()
+            base_area = np.full(shape, area[-1, -1])
+            base_rank = np.full(shape, rank[-1, -1])
         else:
             # Sequences that no bucket holds together run one after the other.
-            base = np.broadcast_to(batches[:, None] * cost[0, -1], cost.shape).copy()
-            base_area = np.broadcast_to(batches[:, None] * area[0, -1], cost.shape).copy()
+            base = np.maximum(rows * (cost[0, -1] + load[0, 0] + steps[0]) - steps, 0.0)
+            base_area = np.broadcast_to(rows * area[0, -1], shape).copy()
+            base_rank = np.full(shape, cost.size)
+            base_rank[batches == 1] = rank[0, -1]
             max_area = max(server.max_prefill_tokens or server.max_model_len, top)
             cost[area > max_area] = np.inf
         base_bucket = (int(batches[-1] if decode else 1), int(top))
         return cls(
-            demand, batches, seqs, weight, cost, base, base_area, base_bucket, model, max_area, server, block_size
-        )
+            demand, batches, seqs, weight, cost, load, rank, float(np.sum(weight * steps)), base, base_rank, base_area,
+            base_bucket, model, max_area, server, block_size,
+        )  # fmt: skip
 
     def with_cost(self, model: CostModel) -> PhaseProblem:
         """The same demand and sizes at the costs of another model."""
@@ -90,7 +112,9 @@ class PhaseProblem:
     @cached_property
     def full(self) -> GridProblem:
         """The problem on all candidates."""
-        return GridProblem(self.weight, self.cost, self.cost, self.base)
+        return GridProblem(
+            self.weight, self.cost, self.load, self.rank, self.cost, self.load, self.base, self.base_rank
+        )
 
     @cached_property
     def for_search(self) -> tuple[GridProblem, Ints, Ints]:
@@ -120,16 +144,11 @@ class PhaseProblem:
         return sorted({(int(self.batches[i]), int(self.seqs[j])) for i, j in cells} | {self.base_bucket})
 
     def shrink(self, cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
-        """Every cell moved down to the demand it serves; drops those that serve none. Never dearer for costs that
-        grow with the sizes."""
-        price, owner = self.base.copy(), np.full(self.cost.shape, -1)
-        order = sorted(cells, key=lambda cell: -self.cost[cell])
-        for n, (i, j) in enumerate(order):
-            cheaper = price[: i + 1, : j + 1] > self.cost[i, j]
-            price[: i + 1, : j + 1][cheaper] = self.cost[i, j]
-            owner[: i + 1, : j + 1][cheaper] = n
+        """Every cell moved down to the demand it serves, without those that serve none, or `cells` where that is
+        cheaper."""
+        owner = self.full.owners(cells)
         shrunk = []
-        for n in range(len(order)):
+        for n in range(len(cells)):
             rows, columns = np.nonzero((owner == n) & (self.weight > 0))
             if len(rows):
                 shrunk.append((int(rows.max()), int(columns.max())))
@@ -137,22 +156,27 @@ class PhaseProblem:
         return result if self.full.total(result) <= self.full.total(cells) else cells
 
     def evaluate(self, buckets: list[tuple[int, int]]) -> Outcome:
-        """What all demand costs with these buckets, of any sizes, and the base bucket."""
-        sizes = np.array([bucket for bucket in buckets if self.may_open(*bucket)], np.int64).reshape(-1, 2)
-        costs = self.model.cost(self.demand.phase, sizes[:, 0], sizes[:, 1])
+        """What all demand costs with these buckets, of any sizes, and the base bucket, chosen as the scheduler does."""
+        phase = self.demand.phase
+        open_buckets = [Bucket(phase, *bucket) for bucket in buckets if self.may_open(*bucket)]
+        base = Bucket(phase, *self.base_bucket)
         price, area = self.base.copy(), self.base_area.copy()
-        reach = np.zeros(self.cost.shape, bool)
-        base_batch, base_seq = self.base_bucket
-        reach[np.ix_(self.batches <= base_batch, self.seqs <= base_seq)] = True
-        for n in np.argsort(-costs, kind="stable"):
-            batch, seq = sizes[n].tolist()
-            region = np.s_[: np.searchsorted(self.batches, batch, "right"), : np.searchsorted(self.seqs, seq, "right")]
-            cheaper = price[region] > costs[n]
-            price[region][cheaper] = costs[n]
-            area[region][cheaper] = float(batch * seq)
+        at_base = self.base_rank < self.cost.size
+        reach = at_base.copy()
+        for bucket in sorted(open_buckets, key=rank, reverse=True):
+            region = np.s_[
+                : np.searchsorted(self.batches, bucket.batch, "right"),
+                : np.searchsorted(self.seqs, bucket.seq, "right"),
+            ]
             reach[region] = True
+            size = np.array([bucket.batch]), np.array([bucket.seq])
+            cost = self.model.cost(phase, *size) + self.model.load(phase, size[0], self.batches[region[0]])
+            # Steps that the base bucket holds go no further than to it.
+            taken = ~at_base[region] | (rank(bucket) < rank(base))
+            np.copyto(price[region], cost[:, None], where=taken)
+            area[region][taken] = float(bucket.batch * bucket.seq)
         return Outcome(
-            cost=float(np.sum(self.weight * price)),
+            cost=float(np.sum(self.weight * price)) + self.step_cost,
             tokens=float(np.sum(self.weight * area)),
             held=float(np.sum(self.weight[reach]) / np.sum(self.weight)),
         )
@@ -166,16 +190,23 @@ class PhaseProblem:
         # Demand rounds up to the next kept size: the cells between two kept ones fold into the upper.
         row_starts, column_starts = np.append(0, rows[:-1] + 1), np.append(0, columns[:-1] + 1)
 
-        def folded(operation: np.ufunc, values: Floats) -> Floats:
+        def folded(operation: np.ufunc, values: Floats | Ints) -> Floats:
             by_rows = operation.reduceat(values, row_starts, axis=0)
             return np.asarray(operation.reduceat(by_rows, column_starts, axis=1), np.float64)
 
+        batches = np.arange(len(self.batches))
+        load = np.where(batches[:, None] >= batches[None, :], self.load, np.inf)
+        least_load = np.minimum.reduceat(np.minimum.reduceat(load, row_starts, axis=0), row_starts, axis=1)
         problem = GridProblem(
             weight=folded(np.add, self.weight),
             cost=self.cost[np.ix_(rows, columns)],
+            load=self.load[np.ix_(rows, rows)],
+            rank=self.rank[np.ix_(rows, columns)],
             floor=folded(np.minimum, self.cost),
+            floor_load=least_load,
             # The least of what is folded, so that a bound stays one; only prefill of many batches differs.
             base=folded(np.minimum, self.base),
+            base_rank=folded(np.maximum, self.base_rank).astype(np.int64),
         )
         return problem, rows, columns
 

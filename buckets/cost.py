@@ -1,4 +1,8 @@
-"""What one replay of a bucket costs: the unit in which planned ladders are compared."""
+"""What a step costs in a bucket: the unit in which planned ladders are compared.
+
+The cost has three parts: what the bucket takes whatever it carries, what the sequences of the step take in a bucket of
+such a batch, and what the step takes in any bucket. Where padding is computed all of it is the bucket's.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +16,51 @@ import numpy as np
 import numpy.typing as npt
 
 from .bucket import Bucket, BucketError
-from .cost_table import CostTable, is_cost_table, read_json
+from .cost_table import read_json
 
 Floats = npt.NDArray[np.float64]
 
 
+Ints = npt.NDArray[np.int64]
+
+
 class CostModel(Protocol):
-    """Cost of replaying buckets."""
+    """Cost of steps; all arguments are arrays that broadcast, all results of the broadcast shape and 0 or more."""
 
     @property
     def unit(self) -> str:
         """What the numbers are, for tables."""
         ...
 
-    def cost(self, phase: str, batch: npt.NDArray[np.int64], seq: npt.NDArray[np.int64]) -> Floats:
-        """Positive cost of the buckets (batch, seq), arrays that broadcast: the broadcast shape."""
+    def cost(self, phase: str, batch: Ints, seq: Ints) -> Floats:
+        """Of any step in the buckets (batch, seq)."""
+        ...
+
+    def load(self, phase: str, batch: Ints, sequences: Ints) -> Floats:
+        """Of so many sequences in buckets of `batch`, beside `cost`."""
+        ...
+
+    def step(self, phase: str, sequences: Ints, length: Ints) -> Floats:
+        """Of so many sequences of such a length in any bucket, beside both."""
         ...
 
 
-class TokensCost:
+class BucketCost:
+    """Base of the models by which a step costs what its bucket does."""
+
+    def load(self, phase: str, batch: Ints, sequences: Ints) -> Floats:
+        return np.zeros(np.broadcast_shapes(batch.shape, sequences.shape))
+
+    def step(self, phase: str, sequences: Ints, length: Ints) -> Floats:
+        return np.zeros(np.broadcast_shapes(sequences.shape, length.shape))
+
+
+class TokensCost(BucketCost):
     """batch × seq: the tokens of prompt computed, or of context read, padding included."""
 
     unit = "tokens"
 
-    def cost(self, phase: str, batch: npt.NDArray[np.int64], seq: npt.NDArray[np.int64]) -> Floats:
+    def cost(self, phase: str, batch: Ints, seq: Ints) -> Floats:
         return np.asarray(batch * seq.astype(np.float64), np.float64)
 
 
@@ -106,7 +131,7 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True)
-class FlopsCost:
+class FlopsCost(BucketCost):
     """A roofline: overhead_s + the larger of arithmetic / flops_per_s and traffic / bytes_per_s. Seconds.
 
     Arithmetic: two operations a weight and row, causal attention in prefill, the output matrix for one row a sequence.
@@ -119,7 +144,7 @@ class FlopsCost:
     overhead_s: float = 50e-6
     unit: str = "s"
 
-    def cost(self, phase: str, batch: npt.NDArray[np.int64], seq: npt.NDArray[np.int64]) -> Floats:
+    def cost(self, phase: str, batch: Ints, seq: Ints) -> Floats:
         m = self.shape
         sequences, length = batch.astype(np.float64), seq.astype(np.float64)
         rows = sequences * length if phase == "prefill" else sequences + 0 * length
@@ -132,7 +157,7 @@ class FlopsCost:
         return self.overhead_s + np.maximum(flops / self.flops_per_s, traffic / self.bytes_per_s)
 
 
-class MeasuredCost:
+class MeasuredCost(BucketCost):
     """A table {bucket: seconds}, interpolated: along seq for each measured batch, then along batch.
 
     Beyond the last measured size the last slope goes on (a single size: in proportion), below the first the first time
@@ -160,20 +185,13 @@ class MeasuredCost:
 
     @classmethod
     def read(cls, path: Path) -> MeasuredCost:
-        """Reads a cost table, or its short form {"prefill:1x128": 0.0031, …}. Raises BucketError naming the fault."""
+        """Reads the short form of a cost table, {"prefill:1x128": 0.0031, …}. Raises BucketError naming the fault."""
         data = read_json(path)
-        if is_cost_table(data):
-            return cls.of(CostTable.from_data(data, f"cost table {path}"))
         if not isinstance(data, dict) or not data:
             raise BucketError(f'cost table {path} must map buckets to seconds, as in {{"prefill:1x128": 0.0031}}')
         return cls({Bucket.parse(name): seconds for name, seconds in data.items()})
 
-    @classmethod
-    def of(cls, table: CostTable) -> MeasuredCost:
-        """The costs of a table's buckets when they are full."""
-        return cls(table.full())
-
-    def cost(self, phase: str, batch: npt.NDArray[np.int64], seq: npt.NDArray[np.int64]) -> Floats:
+    def cost(self, phase: str, batch: Ints, seq: Ints) -> Floats:
         rows = self._rows.get(phase)
         if rows is None:
             raise BucketError(f"the cost table has no {phase} bucket: measure at least one")

@@ -130,19 +130,8 @@ class CostTable:
         return f'{json.dumps(head, indent=1, ensure_ascii=False)[:-2]},\n "costs": [\n{rows}\n ]\n}}\n'
 
     def write(self, path: Path) -> None:
-        """Writes the file in one step: readers and crashes see the old table or the new one. Raises CostTableError."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("x", encoding="utf-8") as file:
-                file.write(self.to_json())
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise CostTableError(f"cannot write cost table {path}: {error.strerror or error}") from error
+        """Writes the file in one step. Raises CostTableError."""
+        write_text(path, self.to_json())
 
     @classmethod
     def read(cls, path: Path) -> CostTable:
@@ -169,6 +158,22 @@ class CostTable:
 _COUNTS = ("sequences", "tokens", "context")
 _ROW_KEYS = ("phase", "batch", "seq", *_COUNTS, "seconds", "repeats")
 _FIELDS = frozenset(field.name for field in fields(CostTable))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file in one step: readers and crashes see the old one or the new one. Raises CostTableError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise CostTableError(f"cannot write cost table {path}: {error.strerror or error}") from error
 
 
 def read_json(path: Path) -> Any:

@@ -1,12 +1,12 @@
 """The two-dimensional problem: which (batch, seq) buckets to open so that all steps cost the least.
 
-It is a facility-location problem: a step (b, s) is served by the cheapest open bucket with batch ≥ b and seq ≥ s or,
-when none is open, at a base cost (decode: the largest bucket, which is always open; prefill: one sequence at a time in
-the longest bucket, always open too). At most K more buckets may be opened. The savings are a monotone submodular
-function of the set of open buckets, so greedy opening alone reaches 1 - 1/e of the greatest savings (Nemhauser,
-Wolsey, Fisher 1978). `search` starts from greedy, from the best shelf ladder and from given ladders, and improves the
-best two by local search; `lower_bound` comes from the Lagrangian relaxation (Cornuéjols, Fisher, Nemhauser 1977), so
-that the gap is known for every instance.
+A step (b, s) runs in the first open bucket, in the scheduler's order, with batch ≥ b and seq ≥ s or, when none is open,
+at a base cost (decode: the largest bucket, which is always open; prefill: one sequence at a time in the longest bucket,
+always open too). At most K more buckets may be opened. Were each step free to take the cheapest bucket, this would be
+the facility-location problem; that is what `lower_bound` relaxes further (Lagrangian relaxation, Cornuéjols, Fisher,
+Nemhauser 1977), so the gap is known for every instance. `search` starts from greedy, from the best shelf ladder and
+from given ladders, and improves the best two by local search. A bucket may also do harm, where it takes steps from one
+that is cheaper for them.
 """
 
 from __future__ import annotations
@@ -17,59 +17,87 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .exact import ExactLadders
 from .exact import solve as solve_axis
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 Cell = tuple[int, int]
 
+BASE = -1
 _BOUND_STEPS = 300
 _PATIENCE = 8
 _SWEEPS = 8
 _CLOSE = 2e-4
+# A gain of less than this share of the cost is rounding.
+_NOTHING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class GridProblem:
-    """Cells are (batch index, seq index), both ascending sizes; all arrays are [batches, seqs].
+    """Cells are (batch index, seq index), both ascending sizes; arrays are [batches, seqs] but for load, floor_load.
 
-    weight: steps that round up to the cell. cost: of a step in the bucket of the cell, infinite where no bucket may be.
-    floor: no more than the cost of any bucket that rounds up to the cell (equal to cost when nothing was rounded).
-    base: cost of a step of the cell when no open bucket holds it.
+    weight: steps that round up to the cell. cost: of any step in the bucket of the cell, infinite where no bucket may
+    be. load [batches of buckets, batches of steps]: what a step takes beside it. rank: the scheduler's order of the
+    buckets, all different. floor, floor_load: no more than cost and load of any bucket and step that round up to the
+    cell (equal when nothing was rounded). base: cost of a step of the cell when no open bucket holds it; base_rank:
+    what open buckets must be below to take it.
     """
 
     weight: Floats
     cost: Floats
+    load: Floats
+    rank: Ints
     floor: Floats
+    floor_load: Floats
     base: Floats
+    base_rank: Ints
 
     @property
     def is_open(self) -> bool:
         """Whether there is demand, and a bucket that could be opened for it."""
         return bool(np.any(self.weight > 0) and np.isfinite(self.cost).any())
 
-    def served(self, cells: Iterable[Cell]) -> Floats:
-        """Cost of a step of each cell with the buckets `cells` open: painted from dear to cheap."""
-        price = self.base.copy()
-        for i, j in sorted(cells, key=lambda cell: -self.cost[cell]):
-            region = price[: i + 1, : j + 1]
-            np.minimum(region, self.cost[i, j], out=region)
-        return price
+    def owners(self, cells: tuple[Cell, ...]) -> Ints:
+        """Which of `cells` serves a step of each cell, by its place among them; BASE for none."""
+        owner, ranks = np.full(self.weight.shape, BASE), self.base_rank.copy()
+        for n, (i, j) in enumerate(cells):
+            region = np.s_[: i + 1, : j + 1]
+            taken = ranks[region] > self.rank[i, j]
+            owner[region][taken] = n
+            ranks[region][taken] = self.rank[i, j]
+        return owner
+
+    def served(self, cells: Iterable[Cell]) -> tuple[Floats, Ints]:
+        """Cost of a step of each cell with the buckets `cells` open, and the rank of what serves it."""
+        price, ranks = self.base.copy(), self.base_rank.copy()
+        for i, j in cells:
+            region = np.s_[: i + 1, : j + 1]
+            taken = ranks[region] > self.rank[i, j]
+            np.copyto(price[region], self.cost[i, j] + self.load[i, : i + 1, None], where=taken)
+            ranks[region][taken] = self.rank[i, j]
+        return price, ranks
 
     def total(self, cells: Iterable[Cell]) -> float:
         """Cost of all demand with the buckets `cells` open."""
-        return float(np.sum(self.weight * self.served(cells)))
+        return float(np.sum(self.weight * self.served(cells)[0]))
 
-    def gains(self, price: Floats) -> Floats:
-        """What opening each bucket saves when a step of each cell costs `price` now: [batches, seqs].
+    def gains(self, price: Floats, ranks: Ints) -> Floats:
+        """What opening each bucket saves, or costs, when steps cost and are served as `served` says: [batches, seqs].
 
-        `price` has few distinct values, one a bucket and one a base, so the demand that a bucket would take from each
-        is a running sum of that value's cells.
+        Few different buckets serve, so what another one would take from each of them is a running sum of its cells.
         """
-        saved = np.zeros_like(price)
-        for value in np.unique(price[self.weight > 0]):
-            taken = np.where(price == value, self.weight, 0.0).cumsum(axis=0).cumsum(axis=1)
-            saved += taken * np.maximum(value - self.cost, 0.0)
-        return saved
+        saved, load = np.zeros_like(price), np.tril(self.load)
+        for rank in np.unique(ranks[self.weight > 0]):
+            steps = np.where(ranks == rank, self.weight, 0.0)
+            by_batch = steps.cumsum(axis=1)
+            paid = (steps * price).cumsum(axis=1).cumsum(axis=0)
+            with np.errstate(invalid="ignore"):  # no step at an infinite cost
+                moved = by_batch.cumsum(axis=0) * self.cost
+            if load.any():
+                moved += load @ by_batch
+            saved += np.where(self.rank < rank, paid - moved, 0.0)
+        return np.where(np.isfinite(self.cost), saved, -np.inf)
 
 
 def search(problem: GridProblem, count: int, starts: Iterable[tuple[Cell, ...]] = ()) -> tuple[Cell, ...]:
@@ -94,22 +122,23 @@ def _improve(problem: GridProblem, chosen: tuple[Cell, ...], count: int) -> tupl
 
 
 def _best_addition(problem: GridProblem, chosen: Iterable[Cell]) -> tuple[Cell, float]:
-    gains = problem.gains(problem.served(chosen))
+    gains = problem.gains(*problem.served(chosen))
     at = np.unravel_index(int(np.argmax(gains)), gains.shape)
-    return (int(at[0]), int(at[1])), float(gains[at])
+    gain = float(gains[at])
+    return (int(at[0]), int(at[1])), gain if gain > _NOTHING * problem.total(chosen) else 0.0
 
 
 def _shelves(problem: GridProblem, count: int) -> tuple[Cell, ...]:
     """The best ladder of shelves: batch sizes, each with seq sizes of its own, a step going to its batch's shelf.
 
     For every pair of neighbouring batch sizes the seq sizes are an exact one-axis problem; a second dynamic program
-    shares the buckets out among the shelves.
+    shares the buckets out among the shelves. The base bucket is on its shelf for nothing.
     """
     batches = problem.weight.shape[0]
     best = np.full((batches + 1, count + 1), np.inf)
     best[0, 0] = 0.0
     origin: dict[tuple[int, int], tuple[int, int]] = {}
-    ladders = {}
+    ladders: dict[tuple[int, int], tuple[ExactLadders, int]] = {}
     for top in range(batches):
         cost = problem.cost[top]
         usable = np.flatnonzero(np.isfinite(cost))
@@ -130,10 +159,12 @@ def _shelves(problem: GridProblem, count: int) -> tuple[Cell, ...]:
                 continue
             end = int(inside[-1]) + 1
             outside = float(np.sum(shelf[:, end:] * problem.base[bottom : top + 1, end:]))
-            exact = solve_axis(cost[:end], weight[:end], count)
-            ladders[bottom, top] = exact
+            free = int(problem.rank[top, end - 1] == problem.base_rank[top, end - 1])
+            exact = solve_axis(cost[:end], weight[:end], count + free)
+            ladders[bottom, top] = exact, free
+            outside += float(shelf[:, :end].sum(axis=1) @ problem.load[top, bottom : top + 1])
             for used in range(count + 1):
-                spent = base if used == 0 else exact.cost[used - 1] + outside
+                spent = exact.cost[used + free - 1] + outside if used + free else base
                 update = best[bottom, : count + 1 - used] + spent
                 target = best[top + 1, used:]
                 for k in np.flatnonzero(update < target):
@@ -146,7 +177,9 @@ def _shelves(problem: GridProblem, count: int) -> tuple[Cell, ...]:
     while position > 0:
         bottom, used = origin[position, left]
         if used:
-            cells += [(position - 1, j) for j in ladders[bottom, position - 1].ladder(used)]
+            exact, free = ladders[bottom, position - 1]
+            sizes = exact.ladder(used + free)
+            cells += [(position - 1, j) for j in sizes[: len(sizes) - free]]
         position, left = bottom, left - used
     return tuple(cells)
 
@@ -174,7 +207,9 @@ def lower_bound(problem: GridProblem, count: int, upper: float) -> float:
     starts = np.concatenate(([0], np.cumsum([len(inside) for inside in held])))
     point = np.concatenate(held)
     weight = problem.weight[points[:, 0], points[:, 1]]
-    served = weight[point] * np.repeat(problem.floor[buckets[:, 0], buckets[:, 1]], np.diff(starts))
+    opened_by = np.repeat(buckets, np.diff(starts), axis=0)
+    least = problem.floor[opened_by[:, 0], opened_by[:, 1]] + problem.floor_load[opened_by[:, 0], points[point, 0]]
+    served = weight[point] * least
     ceiling = weight * problem.base[points[:, 0], points[:, 1]]
 
     prices = best_prices = ceiling.copy()
@@ -217,8 +252,8 @@ def _local_search(problem: GridProblem, start: tuple[Cell, ...], count: int) -> 
             added, gain = _best_addition(problem, rest)
             trial = (*rest, added) if gain > 0 else rest
             cost = problem.total(trial)
-            if cost < current * (1 - 1e-12) or (len(trial) < len(chosen) and cost <= current):
+            if cost < current * (1 - _NOTHING) or (len(trial) < len(chosen) and cost <= current * (1 + _NOTHING)):
                 chosen, current = trial, cost
-        if current >= before * (1 - 1e-12):
+        if current >= before * (1 - _NOTHING):
             break
     return chosen

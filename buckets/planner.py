@@ -33,12 +33,19 @@ Pairs = list[tuple[int, int]]
 class Resources:
     """What a graph costs besides its replay. Defaults: measured on a 0.5 B model, CPU target.
 
-    Scratch memory is one arena for all graphs, as large as the largest bucket needs; each graph adds its commands.
+    Scratch memory is one arena for all graphs, as large as the largest bucket needs; each graph adds its commands. A
+    compilation from an empty cache takes compile_once_s whatever the ladder, to start, trace the model and compile its
+    kernels, and compile_graph_s for each graph.
     """
 
     bytes_per_token: float = 56_000.0
     bytes_per_graph: int = 8_192
-    seconds_per_graph: float = 0.4
+    compile_once_s: float = 19.0
+    compile_graph_s: float = 0.2
+
+    def compile_s(self, graphs: int) -> float:
+        """Seconds to compile so many graphs, nothing of them cached."""
+        return self.compile_once_s + graphs * self.compile_graph_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,7 @@ class Limits:
     """Limits of a plan; None: none. max_graphs holds for each phase, the others for all planned phases together.
 
     max_padding: percent of the tokens computed; the fewest graphs that keep it are used. max_memory: bytes of arena and
-    graphs. max_compile_time: seconds.
+    graphs. max_compile_time: seconds, of the whole ladder from an empty cache.
     """
 
     max_graphs: int | None = None
@@ -133,7 +140,7 @@ def plan(
     if not phases or any(phase not in PHASES for phase in phases):
         raise BucketError(f"cannot plan the phases {', '.join(phases)}: use prefill, decode or both")
     server = _within_memory(server, limits, resources, block_size, phases)
-    most = _most_graphs(server, limits, resources, phases)
+    most = _most_graphs(server, limits, resources, phases, block_size)
     known = dict(asked or {})
     known |= demands(trace, server, tuple(phase for phase in phases if phase not in known))
     planned = {
@@ -160,6 +167,13 @@ def complete(planned: Mapping[str, tuple[Bucket, ...]], server: ServerModel, blo
     return BucketLadder(prefill=prefill, decode=planned.get("decode", default.decode), mixed=mixed)
 
 
+def _base(phase: str, server: ServerModel) -> Bucket:
+    """The bucket that every plan of a phase has."""
+    if phase == "decode":
+        return Bucket(phase, server.max_num_seqs, server.max_model_len)
+    return Bucket(phase, 1, server.max_chunk)
+
+
 def score(name: str, problem: PhaseProblem, buckets: Pairs) -> LadderScore:
     """A ladder of any origin on the demand of one phase."""
     outcome: Outcome = problem.evaluate(buckets)
@@ -182,7 +196,10 @@ def _plan_phase(problem: PhaseProblem, most: int, limits: Limits, block_size: in
         buckets = _fewest(problem, solver, most, limits.max_padding, block_size)
     planned = score("planned", problem, buckets)
     exact = len(problem.batches) == 1
-    bound = planned.cost if exact else lower_bound(problem.for_bound, len(buckets) - 1, planned.cost)
+    bound = planned.cost
+    if not exact:
+        fixed = problem.step_cost
+        bound = fixed + lower_bound(problem.for_bound, len(buckets) - 1, planned.cost - fixed)
     others = tuple(
         min(
             (score(family, problem, ladder) for ladder in _fixed(problem, family, len(buckets), block_size)),
@@ -271,9 +288,9 @@ def _padding(problem: PhaseProblem, buckets: Pairs) -> float:
     return 1 - problem.demand.tokens / problem.evaluate(buckets).tokens
 
 
-def _ceil(percent: float) -> float:
+def _ceil(value: float) -> float:
     """Rounded up to two places, so that the value, given back as a limit, holds."""
-    return math.ceil(percent * 100) / 100
+    return math.ceil(round(value * 100, 6)) / 100
 
 
 def _within_memory(
@@ -297,16 +314,21 @@ def _within_memory(
     return replace(server, max_prefill_tokens=max(rows // block_size * block_size, min(rows, block_size)))
 
 
-def _most_graphs(server: ServerModel, limits: Limits, resources: Resources, phases: tuple[str, ...]) -> int:
+def _most_graphs(
+    server: ServerModel, limits: Limits, resources: Resources, phases: tuple[str, ...], block_size: int
+) -> int:
     """Graphs that each phase may have."""
     default = DEFAULT_MAX_GRAPHS if limits.max_padding is None else _PADDING_MAX_GRAPHS
     most = limits.max_graphs or default
     if limits.max_compile_time is not None:
-        affordable = int(limits.max_compile_time / resources.seconds_per_graph) // len(phases)
+        least = len(complete({phase: (_base(phase, server),) for phase in phases}, server, block_size))
+        left = limits.max_compile_time - resources.compile_s(least - len(phases))
+        # A product that rounding has brought just below a whole number of graphs is meant to be it.
+        affordable = int(left / resources.compile_graph_s + 1e-9) // len(phases)
         if affordable < 1:
             raise BucketError(
-                f"max-compile-time of {limits.max_compile_time:g} s is too short: one graph a phase takes about "
-                f"{len(phases) * resources.seconds_per_graph:g} s; allow that"
+                f"max-compile-time of {limits.max_compile_time:g} s is too short: from an empty cache, {least} graphs, "
+                f"the fewest of this server, take about {_ceil(resources.compile_s(least)):g} s; allow that"
             )
         most = min(most, affordable)
     if limits.max_memory is not None:

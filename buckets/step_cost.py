@@ -1,20 +1,22 @@
 """What a step takes in a bucket under a load, from measured costs or a model of costs.
 
-One additive law serves every target: a curve over the rows that are computed, plus a time for each pair of a new token
-and a token that it sees. Where padding is skipped, a step computes its own rows, rounded up to the row tile, and
-sees its own context; where padding is computed, it takes what the full bucket takes.
+One additive law serves every target: a curve over the rows that are computed, a time for each sequence, whose last row
+becomes logits, and a time for each pair of a new token and a token that it sees. Where padding is skipped, a step
+computes its own rows, rounded up to the row tile, and sees its own context; where padding is computed, it takes what
+the full bucket takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from .bucket import PHASES, Bucket, BucketError
-from .cost import CostModel, MeasuredCost
+from .bucket import MAX_DIM, PHASES, Bucket, BucketError
+from .cost import BucketCost, CostModel, Ints, MeasuredCost
 from .cost_table import CostTable, ReplayCost
 
 ROW_TILE = 8
@@ -25,6 +27,7 @@ _SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXTS = (128, 1024, 8192)
 
 Floats = npt.NDArray[np.float64]
+Count = TypeVar("Count", float, Floats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +39,26 @@ class CostCurve:
     seconds: tuple[float, ...]
     pair_s: float = 0.0
 
+    def at(self, rows: npt.ArrayLike) -> Floats:
+        """Seconds of so many rows that see nothing."""
+        return _along(self.rows, self.seconds, rows)
 
-def num_pairs(sequences: int, tokens: int, context: int) -> float:
+
+def _along(knots: npt.ArrayLike, seconds: npt.ArrayLike, rows: npt.ArrayLike) -> Floats:
+    """A curve through the points: level before the first, and behind the last on with the last slope."""
+    x, y, wanted = (np.asarray(values, np.float64) for values in (knots, seconds, rows))
+    slope = (y[-1] - y[-2]) / (x[-1] - x[-2]) if len(x) > 1 else 0.0
+    return np.asarray(np.interp(wanted, x, y) + np.maximum(wanted - x[-1], 0) * slope, np.float64)
+
+
+def num_pairs(sequences: Count, tokens: Count, context: Count) -> Count:
     """Pairs of a new token and a token that it sees: `tokens` in all, `context` of each sequence after the step."""
     each = tokens / sequences
     return sequences * (each * context - each * (each - 1) / 2)
 
 
 @dataclass(frozen=True, slots=True)
-class AssumedCost:
+class AssumedCost(BucketCost):
     """Costs of a machine of which nothing is known: so many tokens of prompts a second, so long a decode step."""
 
     tokens_per_s: float = 20_000.0
@@ -58,46 +72,49 @@ class AssumedCost:
 
 @dataclass(frozen=True, slots=True)
 class LoadCost:
-    """The law, fitted: rows ascending [R], seconds [R] that never fall, pair_s by phase."""
+    """The law, fitted: rows ascending [R], seconds [R] that never fall, pair_s by phase, sequence_s a sequence."""
 
     rows: Floats
     seconds: Floats
     pair_s: Mapping[str, float]
+    sequence_s: float = 0.0
 
     @classmethod
     def fit(cls, costs: Iterable[ReplayCost], tile: int = 1) -> LoadCost:
         """The law that full and partial loads follow; tile: of rows, in buckets of so many rows or more.
 
-        Loads of equal rows and different context tell the time of a pair; a phase without such takes that of another.
-        Raises BucketError without costs.
+        Loads of equal rows and different contexts and sequences tell what these take; a phase without such takes the
+        time of a pair of another. Raises BucketError without costs.
         """
         loads = list(costs)
         if not loads:
             raise BucketError("the cost table is empty: measure at least one bucket of each phase")
         rows = np.array([computed_rows(c.tokens, c.bucket.max_tokens, tile) for c in loads], np.float64)
         pairs = np.array([num_pairs(c.sequences, c.tokens, c.context) for c in loads])
+        sequences = np.array([computed_rows(c.sequences, c.bucket.batch, tile) for c in loads], np.float64)
         seconds = np.array([c.seconds for c in loads], np.float64)
         phases = np.array([c.bucket.phase for c in loads])
-        slopes = {str(phase): _slope(rows, pairs, seconds, phases == phase) for phase in np.unique(phases)}
-        known = [slope for slope in slopes.values() if slope is not None]
-        pair_s = {phase: min(known, default=0.0) if slope is None else slope for phase, slope in slopes.items()}
-        # A pair may not take more than a load with many of them took.
+        names = [str(phase) for phase in np.unique(phases)]
+        slopes = _slopes(rows, np.stack([*(pairs * (phases == name) for name in names), sequences]), seconds)
+        sequence_s = slopes.pop() or 0.0
+        known = [slope for slope in slopes if slope is not None]
+        pair_s = {
+            name: min(known, default=0.0) if slope is None else slope for name, slope in zip(names, slopes, strict=True)
+        }
+        # Neither may take more than a load with many of them took.
         for phase in pair_s:
             mine = (phases == phase) & (pairs > 0)
             pair_s[phase] = min(pair_s[phase], float(np.min(seconds[mine] / pairs[mine])))
         rest = seconds - np.array([pair_s[str(phase)] for phase in phases]) * pairs
+        sequence_s = min(sequence_s, max(0.0, float(np.min(rest / sequences))))
+        rest = rest - sequence_s * sequences
         knots = np.unique(rows)
         level = np.array([float(np.median(rest[rows == knot])) for knot in knots])
-        return cls(knots, np.maximum.accumulate(np.maximum(level, 1e-9)), pair_s)
+        return cls(knots, np.maximum.accumulate(np.maximum(level, 1e-9)), pair_s, sequence_s)
 
     def at(self, rows: npt.ArrayLike) -> Floats:
         """Seconds of so many rows that see nothing; behind the last point the last slope goes on."""
-        wanted = np.asarray(rows, np.float64)
-        slope = 0.0
-        if len(self.rows) > 1:
-            slope = float((self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2]))
-        beyond = np.maximum(wanted - self.rows[-1], 0) * slope
-        return np.asarray(np.interp(wanted, self.rows, self.seconds) + beyond, np.float64)
+        return _along(self.rows, self.seconds, rows)
 
     def of_pair(self, phase: str) -> float:
         """Seconds of a pair; of a phase that was not measured, as in prefill."""
@@ -114,7 +131,8 @@ def computed_rows(tokens: int, max_tokens: int, tile: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Costs of any bucket. step_s, token_s: seconds beside the replay of a step, and for each token it samples.
+    """Costs of any step in any bucket, a `CostModel` in seconds. step_s, token_s: seconds beside the replay of a step,
+    and for each token it samples.
 
     laws: by phase. computed: seconds of a full bucket where padding is computed, None where it is skipped. source: for
     people.
@@ -125,6 +143,7 @@ class StepCosts:
     step_s: float
     token_s: float
     source: str
+    unit: str = "s"
 
     @classmethod
     def of_table(cls, table: CostTable, source: str) -> StepCosts:
@@ -147,6 +166,38 @@ class StepCosts:
                     costs.append(ReplayCost(bucket, batch, bucket.max_tokens, seq, float(grid[i, j])))
         return cls(_by_phase(costs), model, 0.0, 0.0, source)
 
+    def cost(self, phase: str, batch: Ints, seq: Ints) -> Floats:
+        """Of any step in the buckets (batch, seq): nothing where padding is skipped."""
+        if self.computed is not None:
+            return self.computed.cost(phase, batch, seq)
+        return np.zeros(np.broadcast_shapes(batch.shape, seq.shape))
+
+    def load(self, phase: str, batch: Ints, sequences: Ints) -> Floats:
+        """Of the rows of a decode step, rounded up to the row tile of a bucket of `batch`."""
+        shape = np.broadcast_shapes(batch.shape, sequences.shape)
+        if self.computed is not None or phase != "decode":
+            return np.zeros(shape)
+        batch, sequences = np.broadcast_to(batch, shape), np.broadcast_to(sequences, shape)
+        seconds = np.zeros(shape)
+        for one in np.unique(batch).tolist():
+            mine = batch == one
+            seconds[mine] = self.curves(Bucket("decode", one, 1))[0].at(sequences[mine])
+        return seconds
+
+    def step(self, phase: str, sequences: Ints, length: Ints) -> Floats:
+        """Of what does not depend on the bucket: the pairs and, in prefill, the rows. Prefill buckets of fewer rows
+        than a row tile would take a little less."""
+        shape = np.broadcast_shapes(sequences.shape, length.shape)
+        if self.computed is not None:
+            return np.zeros(shape)
+        count, each = np.broadcast_to(sequences, shape).astype(np.float64), np.broadcast_to(length, shape)
+        tokens = count if phase == "decode" else count * each
+        pairs = self._law(phase).of_pair(phase) * num_pairs(count, tokens, each.astype(np.float64))
+        if phase == "decode":
+            return np.asarray(pairs, np.float64)
+        top = int(min(max(tokens.max(initial=1), ROW_TILE), MAX_DIM))
+        return np.asarray(pairs + self.curves(Bucket(phase, 1, top))[0].at(tokens), np.float64)
+
     def seconds(self, bucket: Bucket) -> float:
         """Of a replay of the full bucket."""
         if self.computed is not None:
@@ -156,25 +207,32 @@ class StepCosts:
             return float(self.computed.cost(phase, np.array([batch]), np.array([seq]))[0])
         law, each = self._law(bucket.phase), 1 if bucket.phase == "decode" else bucket.seq
         sequences = 1 if bucket.phase == "mixed" else bucket.batch
-        return float(law.at(bucket.max_tokens)) + law.of_pair(bucket.phase) * num_pairs(
-            sequences, sequences * each, bucket.seq
-        )
+        pairs = num_pairs(sequences, sequences * each, bucket.seq)
+        return float(law.at(bucket.max_tokens)) + law.sequence_s * sequences + law.of_pair(bucket.phase) * pairs
 
     def curves(self, bucket: Bucket, row_tile: int = ROW_TILE) -> tuple[CostCurve, CostCurve]:
-        """(what a replay of the bucket takes, what one made for exactly its load would take)."""
+        """(what a replay of the bucket takes, what one made for exactly its load would take).
+
+        Of prefill and mixed steps one sequence is counted: how many share their rows is not known here.
+        """
         law = self._law(bucket.phase)
+        decode = bucket.phase == "decode"
+
+        def at(rows: float, sequences: float) -> float:
+            return float(law.at(rows)) + law.sequence_s * (sequences if decode else 1)
+
         pair_s, top = law.of_pair(bucket.phase), bucket.max_tokens
         knots = sorted({1, top, *(int(row) for row in law.rows if 1 < row < top)})
-        exact = CostCurve(tuple(knots), tuple(law.at(knots).tolist()), pair_s)
+        exact = CostCurve(tuple(knots), tuple(at(knot, knot) for knot in knots), pair_s)
         if self.computed is not None:
             return CostCurve((top,), (self.seconds(bucket),)), exact
         rows: dict[int, float] = {}
         tile = computed_rows(1, top, row_tile)
         for stair in range(tile, min(top, _STAIRS) + tile, tile):
-            rows[stair - tile + 1] = rows[stair] = float(law.at(stair))
+            rows[stair - tile + 1] = rows[stair] = at(stair, stair)
         for knot in knots:
             if knot > max(rows):
-                rows[knot] = float(law.at(knot + (tile - 1) / 2))
+                rows[knot] = at(knot + (tile - 1) / 2, knot + (tile - 1) / 2)
         return CostCurve(tuple(rows), tuple(rows.values()), pair_s), exact
 
     def _law(self, phase: str) -> LoadCost:
@@ -191,15 +249,24 @@ def _by_phase(costs: Iterable[ReplayCost]) -> dict[str, LoadCost]:
     }
 
 
-def _slope(rows: Floats, pairs: Floats, seconds: Floats, mine: npt.NDArray[np.bool_]) -> float | None:
-    """Seconds a pair from loads of equal rows and different pairs; None when there are none, never below 0."""
-    above = below = 0.0
-    for row in np.unique(rows[mine]):
-        same = mine & (rows == row)
+def _slopes(rows: Floats, counts: Floats, seconds: Floats) -> list[float | None]:
+    """Seconds of one of each of `counts` [C, N], from loads of equal rows and different counts: least squares of the
+    differences, none below 0; None where no such loads differ."""
+    x, y = np.zeros_like(counts), np.zeros_like(seconds)
+    for row in np.unique(rows):
+        same = rows == row
         # Relative to what such loads take: large loads would drown the others.
         scale = float(np.mean(seconds[same]))
-        x = (pairs[same] - np.mean(pairs[same])) / scale
-        y = (seconds[same] - np.mean(seconds[same])) / scale
-        above += float(x @ y)
-        below += float(x @ x)
-    return max(above / below, 0.0) if below > 0 else None
+        x[:, same] = (counts[:, same] - np.mean(counts[:, same], axis=1, keepdims=True)) / scale
+        y[same] = (seconds[same] - np.mean(seconds[same])) / scale
+    size = np.linalg.norm(x, axis=1)
+    found: list[float | None] = [0.0 if one > 1e-9 * np.linalg.norm(size) else None for one in size]
+    left = [n for n, one in enumerate(found) if one is not None]
+    while left:
+        slopes = np.linalg.lstsq((x[left] / size[left, None]).T, y, rcond=1e-6)[0]
+        if np.all(slopes >= 0):
+            for n, slope in zip(left, slopes, strict=True):
+                found[n] = float(slope / size[n])
+            break
+        left.remove(left[int(np.argmin(slopes))])
+    return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .bucket import Bucket, area
+from .bucket import Bucket, area, rank
 from .demand import Demand
 
 
@@ -30,8 +30,8 @@ class Usage:
 
 
 def usage(demand: Demand, buckets: Sequence[Bucket]) -> Usage:
-    """Gives every step to the smallest bucket (batch × seq, then batch) that holds it, as `bucket.select` does."""
-    order = sorted(range(len(buckets)), key=lambda n: (area(buckets[n]), buckets[n].batch, buckets[n].seq))
+    """Gives every step to the bucket that the scheduler takes, as `bucket.select` does."""
+    order = sorted(range(len(buckets)), key=lambda n: rank(buckets[n]))
     owner = np.full(len(demand.weight), -1)
     for n in order:
         free = (owner < 0) & (demand.batch <= buckets[n].batch) & (demand.seq <= buckets[n].seq)

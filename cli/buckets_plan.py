@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import enum
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ import typer
 from llmc.buckets import BucketError
 
 if TYPE_CHECKING:
-    from llmc.buckets.cost import CostModel
     from llmc.buckets.demand import ServerModel
     from llmc.buckets.planner import LadderScore, PhasePlan, Resources
     from llmc.buckets.step_cost import StepCosts
@@ -97,20 +97,27 @@ def plan_command(
         decode_step_s=decode_step_ms / 1000,
         prefix_cache=prefix_cache,
     )
-    costs, steps, resources = _cost_model(cost, cost_table, model, gflops, bandwidth, overhead_us, server)
+    costs, by_tokens, resources = _cost_model(cost, cost_table, model, gflops, bandwidth, overhead_us, server)
     requests = read_trace(trace)
     phases = planner.PHASES if phase is Phase.both else (phase.value,)
     simulated = plan_simulation.plan(
-        requests, server, limits, costs, steps, block_size=block_size, phases=phases, resources=resources
+        requests,
+        server,
+        limits,
+        costs,
+        by_tokens=by_tokens,
+        block_size=block_size,
+        phases=phases,
+        resources=resources,
     )
     planned = simulated.plan
     if output is not None:
         what = " ".join(f"{p.phase} pads {p.score.padding:.2%}." for p in planned.phases)
         write_file(output, planned.ladder, f"Planned by llmc for {requests.name}, {len(requests)} requests. {what}")
     if as_json:
-        print(json.dumps(_plan_data(simulated, len(requests), server), indent=2))
+        print(json.dumps(_plan_data(simulated, len(requests), server, resources), indent=2))
     else:
-        _print_plan(simulated, requests.name, len(requests), output)
+        _print_plan(simulated, requests.name, len(requests), resources, output)
 
 
 def _cost_model(
@@ -121,11 +128,13 @@ def _cost_model(
     bandwidth: float,
     overhead_us: float,
     server: ServerModel,
-) -> tuple[CostModel, StepCosts, Resources]:
-    """What is minimised, what steps take in the simulation, and what graphs take beside time."""
-    from llmc.buckets.cost import FlopsCost, ModelShape, TokensCost
+) -> tuple[StepCosts, bool, Resources]:
+    """What steps take, whether tokens are minimised instead, and what graphs take beside time."""
+    from llmc.buckets.cost import FlopsCost, ModelShape
     from llmc.buckets.planner import Resources
     from llmc.buckets.step_cost import AssumedCost, StepCosts
+
+    from .compile_times import learned
 
     if cost is Cost.auto:
         cost = Cost.measured if table else Cost.flops if model else Cost.tokens
@@ -133,19 +142,19 @@ def _cost_model(
         raise typer.BadParameter("--cost measured needs --cost-table FILE, or an artifact that llmc warmup measured")
     if cost is Cost.flops and model is None:
         raise typer.BadParameter("--cost flops needs --model DIR")
-    resources = Resources()
+    resources = learned(Resources())
     shape = ModelShape.from_config(read_config(model), str(model / "config.json")) if model else None
     if shape is not None:
-        resources = Resources(bytes_per_token=shape.arena_bytes_per_token)
+        resources = replace(resources, bytes_per_token=shape.arena_bytes_per_token)
     if cost is Cost.measured and table is not None:
-        from llmc.cli.cost_tables import measured_cost, step_costs
+        from llmc.cli.cost_tables import step_costs
 
-        return measured_cost(table), step_costs(table), resources
+        return step_costs(table), False, resources
     if cost is Cost.flops and shape is not None:
         roofline = FlopsCost(shape, gflops * 1e9, bandwidth * 1e9, overhead_us * 1e-6)
-        return roofline, StepCosts.of_model(roofline, "a roofline"), resources
+        return StepCosts.of_model(roofline, "a roofline"), False, resources
     assumed = AssumedCost(server.prefill_tokens_per_s, server.decode_step_s)
-    return TokensCost(), StepCosts.of_model(assumed, "assumed"), resources
+    return StepCosts.of_model(assumed, "assumed"), True, resources
 
 
 def read_config(model: Path) -> dict[str, Any]:
@@ -174,7 +183,7 @@ def _scores(phase: PhasePlan) -> list[LadderScore]:
     return [phase.score, *phase.others]
 
 
-def _plan_data(simulated: SimulatedPlan, requests: int, server: ServerModel) -> dict[str, Any]:
+def _plan_data(simulated: SimulatedPlan, requests: int, server: ServerModel, resources: Resources) -> dict[str, Any]:
     plan = simulated.plan
     return {
         "requests": requests,
@@ -182,6 +191,7 @@ def _plan_data(simulated: SimulatedPlan, requests: int, server: ServerModel) -> 
         "max_model_len": server.max_model_len,
         "unit": plan.unit,
         "arena_bytes": int(plan.arena_bytes),
+        "compile_s": resources.compile_s(len(plan.ladder)),
         "phases": {
             p.phase: {
                 "buckets": [[b.batch, b.seq] for b in p.buckets],
@@ -222,14 +232,14 @@ def _plan_data(simulated: SimulatedPlan, requests: int, server: ServerModel) -> 
     }
 
 
-def _print_plan(simulated: SimulatedPlan, name: str, requests: int, output: Path | None) -> None:
+def _print_plan(simulated: SimulatedPlan, name: str, requests: int, resources: Resources, output: Path | None) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     from llmc.cli.units import format_bytes
 
-    from .simulation_figures import count
+    from .simulation_figures import count, duration
 
     console, plan = Console(), simulated.plan
     clipped = f", {plan.clipped} of them clipped" if plan.clipped else ""
@@ -261,7 +271,9 @@ def _print_plan(simulated: SimulatedPlan, name: str, requests: int, output: Path
             table.add_row(one.name, *row, style="bold" if one is best else "")
         console.print(table)
     console.print(
-        f"arena about {format_bytes(int(plan.arena_bytes))}; {len(plan.ladder)} graphs in all", highlight=False
+        f"arena about {format_bytes(int(plan.arena_bytes))}; {len(plan.ladder)} graphs in all, compiled in about "
+        f"{duration(resources.compile_s(len(plan.ladder)))} from an empty cache",
+        highlight=False,
     )
     if output is not None:
         console.print(f"wrote {output}: llmc compile MODEL -o OUT --buckets {output}", highlight=False)

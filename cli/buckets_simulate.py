@@ -174,16 +174,17 @@ def _costs(
     from llmc.buckets.step_cost import AssumedCost, StepCosts
 
     from .buckets_plan import read_config
+    from .compile_times import learned
     from .cost_tables import measured_table, step_costs
 
-    resources = Resources()
+    resources = learned(Resources())
     shape = ModelShape.from_config(read_config(model), str(model / "config.json")) if model is not None else None
     if shape is not None:
-        resources = Resources(bytes_per_token=shape.arena_bytes_per_token)
+        resources = replace(resources, bytes_per_token=shape.arena_bytes_per_token)
     for ladder in ladders:
         if ladder.arena_bytes is not None:
             rows = max(bucket.max_tokens for bucket in ladder.buckets)
-            resources = Resources(bytes_per_token=ladder.arena_bytes / rows)
+            resources = replace(resources, bytes_per_token=ladder.arena_bytes / rows)
             break
     if table is not None:
         return step_costs(table), resources

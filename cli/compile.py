@@ -71,10 +71,13 @@ def compile_command(
     from llmc.compiler.pipeline import compile_model
     from llmc.compiler.resources import seconds_since_start
 
+    from .compile_times import note
+
     start_s = round(seconds_since_start(), 3)
     with progress_bar() as progress:
         report = compile_model(config, progress)
     report = replace(report, phase_seconds={"start": start_s, **report.phase_seconds})
+    note(report, config)
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))
     else:

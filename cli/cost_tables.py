@@ -41,13 +41,9 @@ def cost_folder(explicit: Path | None = None) -> Path:
     return cache_root() / "costs"
 
 
-def measured_cost(where: Path) -> MeasuredCost:
-    """The costs in a file, or those measured for an artifact, when the buckets are full. Raises BucketError."""
-    return MeasuredCost.of(measured_table(where)) if where.is_dir() else MeasuredCost.read(where)
-
-
 def step_costs(where: Path) -> StepCosts:
-    """The same for steps of any load."""
+    """The costs in a file, or those measured for an artifact. The short form of a table, which tells of full buckets
+    only, is taken as of a target that computes padding. Raises BucketError."""
     if where.is_dir():
         return StepCosts.of_table(measured_table(where), f"measured, {where.name}")
     data = read_json(where)

@@ -9,7 +9,7 @@ from html import escape
 
 import numpy as np
 
-from llmc.buckets.bucket import Bucket
+from llmc.buckets.bucket import Bucket, rank
 
 from .simulation import Floats, GraphUse, Outcome
 from .simulation_figures import count, duration
@@ -121,8 +121,8 @@ def traffic_map(outcome: Outcome, phase: str, width: int = 560) -> str:
 
 
 def _borders(svg: Svg, uses: Sequence[GraphUse], at: At) -> None:
-    """Lines between the steps of different buckets, chosen as the scheduler does: fewest tokens, then least context."""
-    buckets = sorted((use.bucket for use in uses), key=lambda bucket: (bucket.max_tokens, bucket.seq, bucket.batch))
+    """Lines between the steps of different buckets, chosen as the scheduler does."""
+    buckets = sorted((use.bucket for use in uses), key=rank)
     batches, seqs = (sorted({getattr(bucket, name) for bucket in buckets}) for name in ("batch", "seq"))
     owner = np.full((len(batches) + 1, len(seqs) + 1), -1)
     for j, batch in enumerate(batches):

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llmc.buckets import planner
-from llmc.buckets.bucket import Bucket, BucketLadder
-from llmc.buckets.cost import CostModel
+from llmc.buckets.bucket import Bucket, BucketLadder, area
+from llmc.buckets.cost import CostModel, TokensCost
 from llmc.buckets.demand import Demand, ServerModel
 from llmc.buckets.step_cost import StepCosts
 from llmc.buckets.trace import Trace
@@ -53,11 +53,11 @@ class SimulatedPlan:
 
 @dataclass(frozen=True)
 class _Simulation:
-    """The same stretches of a trace for every ladder."""
+    """The same stretches of a trace for every ladder. in_seconds: what steps cost; else tokens."""
 
     parts: tuple[WhatIf, ...]
     total: int
-    cost: CostModel
+    in_seconds: bool
     phases: tuple[str, ...]
 
     @classmethod
@@ -66,9 +66,10 @@ class _Simulation:
         trace: Trace,
         server: ServerModel,
         costs: StepCosts,
-        cost: CostModel,
         block_size: int,
         phases: tuple[str, ...],
+        *,
+        in_seconds: bool,
     ) -> _Simulation:
         engine = Server(
             server.max_model_len,
@@ -81,7 +82,7 @@ class _Simulation:
         if len(trace) > _STRETCHES * _STRETCH:
             starts = np.linspace(0, len(trace) - _STRETCH, _STRETCHES).astype(int).tolist()
             stretches = [trace.part(start, start + _STRETCH) for start in starts]
-        return cls(tuple(WhatIf(one, engine, costs) for one in stretches), len(trace), cost, phases)
+        return cls(tuple(WhatIf(one, engine, costs) for one in stretches), len(trace), in_seconds, phases)
 
     @property
     def requests(self) -> int:
@@ -95,7 +96,7 @@ class _Simulation:
         loads = [(buckets[load.graph], load) for part in parts for load in part]
         cost = asked = computed = 0.0
         for bucket, load in loads:
-            cost += load.replays * self._of(bucket)
+            cost += load.ns / 1e9 if self.in_seconds else load.replays * area(bucket)
             if bucket.phase in self.phases:
                 computed += load.replays * bucket.batch * bucket.seq
                 each = load.num_seqs * load.length * load.replays if bucket.phase == "decode" else load.tokens
@@ -113,27 +114,24 @@ class _Simulation:
         scale = self.total / self.requests
         return Demand(phase, columns[:, 0], columns[:, 1], columns[:, 2].astype(np.float64) * scale)
 
-    def _of(self, bucket: Bucket) -> float:
-        phase, batch = ("prefill", 1) if bucket.phase == "mixed" else (bucket.phase, bucket.batch)
-        return float(self.cost.cost(phase, np.array([batch]), np.array([bucket.seq]))[0])
-
 
 def plan(
     trace: Trace,
     server: ServerModel,
     limits: planner.Limits,
-    cost: CostModel,
     costs: StepCosts,
     *,
+    by_tokens: bool,
     block_size: int,
     phases: tuple[str, ...],
     resources: planner.Resources,
 ) -> SimulatedPlan:
     """The plan for the steps that the scheduler makes of the trace, never dearer there than the ladders beside it.
 
-    Prefill of one prompt a step needs no simulation: every prompt is a step. costs: what steps take, for the clock of
-    the simulation. Raises BucketError.
+    Prefill of one prompt a step needs no simulation: every prompt is a step. costs: what steps take, for the plan and
+    for the clock of the simulation; by_tokens: for the clock alone, tokens are what the plan saves. Raises BucketError.
     """
+    cost: CostModel = TokensCost() if by_tokens else costs
 
     def planned(asked: Mapping[str, Demand]) -> planner.Plan:
         return planner.plan(
@@ -143,7 +141,7 @@ def plan(
     open_phases = tuple(phase for phase in phases if phase == "decode" or server.max_prefill_batch > 1)
     if not open_phases or server.max_model_len < 2:
         return SimulatedPlan(planned({}), (), 0)
-    simulation = _Simulation.of(trace, server, costs, cost, block_size, phases)
+    simulation = _Simulation.of(trace, server, costs, block_size, phases, in_seconds=not by_tokens)
     found: list[tuple[Tried, planner.Plan]] = []
     loads = simulation.run("", planner.complete({}, server, block_size))[1]
     while len(found) < _ROUNDS:

@@ -222,7 +222,7 @@ class WhatIf:
             total_s=total,
             added_ttft_s=ttft - ideal_ttft,
             added_s=total - ideal_total,
-            compile_s=0.0 if ladder.path is not None else len(ladder.buckets) * self.resources.seconds_per_graph,
+            compile_s=0.0 if ladder.path is not None else self.resources.compile_s(len(ladder.buckets)),
             arena_bytes=arena + len(ladder.buckets) * self.resources.bytes_per_graph,
             kv_bytes=stats.num_blocks * self.server.kv_block_bytes if self.server.kv_block_bytes > 1 else 0,
         )

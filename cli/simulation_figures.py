@@ -89,7 +89,7 @@ def figures(outcomes: Sequence[Outcome]) -> list[Figure]:
     add("busy", lambda o: o.busy_s / o.span_s if o.span_s else 0.0, share, "Share of the time that steps ran", True)
     add("misses", lambda o: o.num_misses, count, "Steps that no graph of their phase held")
     add("split prompts", lambda o: o.split_prompts, count, "Prompts longer than the largest prefill bucket", True)
-    add("compile", lambda o: o.compile_s, duration, "Estimated from the number of graphs; 0 for an artifact")
+    add("compile", lambda o: o.compile_s, duration, "Estimated, from an empty cache; 0 for an artifact")
     add("warm-up", lambda o: o.warm_up_s, duration, "One replay of every graph, full")
     add(
         "memory of graphs", lambda o: o.arena_bytes, lambda v: format_bytes(int(v)), "Arena of the largest and commands"

@@ -168,19 +168,19 @@ def test_default_ladder_covers_every_request(max_num_seqs: int, max_model_len: i
 
 
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 64)), min_size=1, max_size=20), sizes, sizes)
-def test_select_is_the_cheapest_that_fits(shapes: list[tuple[int, int]], num_seqs: int, length: int) -> None:
+def test_select_is_the_first_that_fits(shapes: list[tuple[int, int]], num_seqs: int, length: int) -> None:
     buckets = [Bucket("decode", *shape) for shape in shapes]
     fitting = [b for b in buckets if b.batch >= num_seqs and b.seq >= length]
     chosen = select(buckets, num_seqs, length)
     assert (chosen is None) == (not fitting)
     if chosen is not None:
-        assert chosen in fitting
-        assert chosen.batch * chosen.seq == min(b.batch * b.seq for b in fitting)
+        assert chosen.batch == min(b.batch for b in fitting)
+        assert chosen.seq == min(b.seq for b in fitting if b.batch == chosen.batch)
 
 
-def test_select_follows_a_measured_cost() -> None:
-    small, large = Bucket("decode", 2, 64), Bucket("decode", 4, 64)
-    assert select([small, large], 1, 1, cost={small: 3.0, large: 1.0}.__getitem__) == large
+def test_select_takes_prefill_of_fewest_rows() -> None:
+    wide, long = Bucket("prefill", 4, 64), Bucket("prefill", 1, 128)
+    assert select([wide, long], 1, 64) == long
 
 
 def test_ladder_rejects_wrong_phase_duplicates_and_empty() -> None:

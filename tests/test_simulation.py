@@ -41,7 +41,7 @@ def run(trace: Trace, spec: str, costs: StepCosts = CONSTANT, **server: Any) -> 
 # ---- costs ---------------------------------------------------------------------------------------------------------
 
 
-def skipped_costs(tile: int = 8) -> list[ReplayCost]:
+def skipped_costs(tile: int = 8, sequence_s: float = 0.0) -> list[ReplayCost]:
     """20 µs and 10 µs a computed row, 0.1 µs a pair; full and light loads, as a warm-up measures them."""
     costs = []
     for phase, batch, seq in (
@@ -55,7 +55,7 @@ def skipped_costs(tile: int = 8) -> list[ReplayCost]:
             while mine < min(bucket.max_tokens, tile):
                 mine *= 2
             rows = -(-tokens // mine) * mine
-            seconds = 20e-6 + 10e-6 * rows + 1e-7 * num_pairs(sequences, tokens, context)
+            seconds = 20e-6 + 10e-6 * rows + 1e-7 * num_pairs(sequences, tokens, context) + sequence_s * sequences
             costs.append(ReplayCost(bucket, sequences, tokens, context, seconds))
     return costs
 
@@ -65,6 +65,19 @@ def test_the_fit_finds_the_law_that_made_the_costs() -> None:
     assert law.pair_s["decode"] == pytest.approx(1e-7, rel=1e-6)
     assert law.pair_s["prefill"] == pytest.approx(1e-7, rel=1e-6)
     assert law.at([1, 16, 100, 512, 1024]) == pytest.approx([30e-6, 180e-6, 1020e-6, 5140e-6, 10260e-6], rel=1e-3)
+
+
+def test_sequences_and_rows_are_told_apart() -> None:
+    costs = skipped_costs(1, sequence_s=50e-6)
+    law = LoadCost.fit(costs)
+    assert law.sequence_s == pytest.approx(50e-6, rel=1e-6)
+    assert law.pair_s["decode"] == pytest.approx(1e-7, rel=1e-6)
+    assert law.at([1, 16]) == pytest.approx([30e-6, 180e-6], rel=1e-6)
+    table = StepCosts.of_table(CostTable({"p": "x"}, "ab" * 32, tuple(costs), "skipped"), "measured")
+    decode, prefill = (table.curves(Bucket(phase, 16, 512), 1)[0] for phase in ("decode", "prefill"))
+    assert decode.at(16) == pytest.approx(980e-6, rel=1e-3)
+    assert prefill.at(16) == pytest.approx(230e-6, rel=1e-3)
+    assert table.seconds(Bucket("decode", 16, 512)) == pytest.approx(980e-6 + 16 * 512e-7, rel=1e-3)
 
 
 def test_costs_of_no_table_are_refused() -> None:
