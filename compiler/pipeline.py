@@ -68,18 +68,29 @@ class PhaseClock:
         yield lambda done, total: self._progress(name, done, total)
         self.seconds[name] = round(time.perf_counter() - start, 3)
 
+    def split(self, name: str, part: str, seconds: float) -> None:
+        """Of the time of the last phase, so many seconds are those of another one, which came first."""
+        left = self.seconds.pop(name) - seconds
+        self.seconds |= {part: round(seconds, 3), name: round(max(0.0, left), 3)}
+
 
 class Tracer:
-    """Binds graphs that the cache lacks to the lowered model, which is traced once and then cached too."""
+    """Binds graphs that the cache lacks to the lowered model, which is traced once and then cached too.
+
+    seconds: of tracing, or of reading what was traced.
+    """
 
     def __init__(self, resolved: Resolved, cache: GraphCache) -> None:
         self._resolved = resolved
         self._cache = cache
         self._lowered: Lowered | None = None
+        self.seconds = 0.0
 
     def bind(self, shape: GraphShape, params: GraphParams) -> CommandList:
         if self._lowered is None:
+            start = time.perf_counter()
             self._lowered = self._quantized(self._lower())
+            self.seconds = time.perf_counter() - start
         from llmc.compiler.emit import emit
         from llmc.compiler.passes import bind_bucket
 
@@ -198,6 +209,7 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
             tracer = Tracer(resolved, cache)
             graphs = plan_graphs(list(resolved.ladder), resolved.graph_params(), common, cache, tracer.bind, on_graph)
             command_lists = list({id(c): c for _, c in graphs.values()}.values())
+        clock.split("graphs", "trace", tracer.seconds)
         with clock.phase("kernels") as on_kernel:
             specs = sorted({c.spec for of in command_lists for c in of.commands}, key=KernelSpec.symbol)
             kernels = build_kernels(specs, resolved.target, cache, config.num_jobs(), on_kernel)

@@ -69,7 +69,7 @@ def test_report_accounts_for_time_and_memory(tiny_artifact: TinyArtifact, cache:
                                      "--buckets", TINY_LADDER)  # fmt: skip
     phases = report["phase_seconds"]
     assert isinstance(phases, dict)
-    assert list(phases) == ["start", "load", "graphs", "kernels", "weights", "link", "publish"]
+    assert list(phases) == ["start", "load", "trace", "graphs", "kernels", "weights", "link", "publish"]
     assert phases["start"] > 0
     assert isinstance(report["peak_memory_bytes"], int)
     # An interpreter with numpy cannot be smaller; the models' files are tiny.
