@@ -22,7 +22,7 @@ _LINEAR = FAMILIES.index("linear")
 _GATHER = FAMILIES.index("gather")
 _ATTENTION = FAMILIES.index("attention")
 _ROPE = FAMILIES.index("rope")
-_PACKS_OUTPUT = tuple(FAMILIES.index(f) for f in ("norm", "attention", "activation"))
+_PACKS_OUTPUT = tuple(FAMILIES.index(f) for f in ("norm", "attention"))
 
 
 @dataclass(frozen=True)
@@ -159,28 +159,31 @@ def commands_of(tables: Tables, graph: Graph) -> list[CommandView]:
         views.append(
             CommandView(index, kernel.symbol, op_of(kernel.symbol), family, command.layer, command.barrier, buffers)
         )
-    # Only the weight that reads an int8 activation tells that it is one.
-    int8 = dict(named for command in views if (named := _int8_input(command)) is not None)
+    # Only the layer that reads an activation tells that it is packed, and its weight that it is int8.
+    read = {x.name: x for command in views if (x := _linear_input(command)) is not None}
     return [
-        replace(command, buffers=tuple(int8.get(buffer.name, buffer).at(buffer) for buffer in command.buffers))
+        replace(command, buffers=tuple(read.get(buffer.name, buffer).at(buffer) for buffer in command.buffers))
         for command in views
     ]
 
 
-def _int8_input(command: CommandView) -> tuple[str, BufferView] | None:
-    """The input of a linear by name, when it is an int8 activation: numbers, and 4 bytes a scale and a group's sum."""
-    if command.family != FAMILIES[_LINEAR] or len(command.buffers) < 4 or command.buffers[1].dtype != "u8":
+def _linear_input(command: CommandView) -> BufferView | None:
+    """The activation that a linear layer reads; an int8 one has numbers, and 4 bytes a scale and a group's sum."""
+    if command.family != FAMILIES[_LINEAR] or command.buffers[0].kind != "arena":
         return None
-    x, weight, scale = command.buffers[:3]
-    if x.kind != "arena" or len(x.shape) != 2 or len(weight.shape) != 4 or len(scale.shape) != 3:
-        return None
+    x = command.buffers[0]
+    if len(command.buffers) < 4 or command.buffers[1].dtype != "u8":
+        return x
+    weight, scale = command.buffers[1:3]
+    if len(x.shape) != 2 or len(weight.shape) != 4 or len(scale.shape) != 3:
+        return x
     rows, words, groups = x.shape[0], weight.shape[1], scale.shape[1]
     if not isinstance(rows, int) or not isinstance(words, int) or not isinstance(groups, int):
-        return None
+        return x
     row_bytes = DTYPE_BYTES[DTYPES.index(x.dtype)] * int(x.shape[1])
     if row_bytes not in (4 * (words + 1 + groups), 4 * (2 * words + 1 + groups)):
-        return None
-    return x.name, replace(x, dtype="i8", shape=(rows, row_bytes))
+        return x
+    return replace(x, dtype="i8", shape=(rows, row_bytes))
 
 
 def memory_plan(commands: list[CommandView]) -> list[ArenaValue]:

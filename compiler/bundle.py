@@ -27,6 +27,7 @@ from llmc.compiler.config import CompileError
 from llmc.compiler.described import Described, described, read_described
 from llmc.compiler.dtypes import BY_CODE
 from llmc.compiler.graphs_patch import GraphsPatch, GraphsPatchError
+from llmc.compiler.packing import num_panels
 from llmc.compiler.pipeline import weight_shapes
 from llmc.compiler.quant_packing import SCALE, ZERO
 from llmc.compiler.resolve import Resolved
@@ -191,7 +192,10 @@ def _requests(artifact: Path, resolved: Resolved, graphs: bytes) -> list[WeightR
             scheme = schemes.get(weight.name)
             form = None if scheme is None else scheme.weight
             packed = form is not None or weight.shape != shape
-            requests.append(WeightRequest(weight.name, shape, BY_CODE[weight.dtype].name, packed, form))
+            columns = resolved.target.panel_columns
+            # Where both give as many panels they are the same ones.
+            parts = 2 if packed and weight.shape[0] != num_panels(shape[0], columns) else 1
+            requests.append(WeightRequest(weight.name, shape, BY_CODE[weight.dtype].name, packed, form, parts))
         elif weight.name.removesuffix(SCALE).removesuffix(ZERO) not in schemes:
             raise BundleError(f"{artifact} has weight {weight.name}, which its model has not: compile the model again")
     check_layout(requests, resolved, patch, artifact)

@@ -153,7 +153,7 @@ def _commands(
                 return Operand("k_pool", layer=site.layer)
             case BufferSource.V_POOL:
                 return Operand("v_pool", layer=site.layer)
-            case BufferSource.PARTIALS:
+            case BufferSource.SCRATCH:
                 return Operand("scratch", nbytes=scratch_bytes(site, graph))
             case BufferSource.SCALE | BufferSource.ZERO:
                 return Operand("weight", tensors["weight"].name + source)

@@ -46,8 +46,8 @@ def _output_type(op: str, values: dict[str, Any], tensors: dict[str, Any]) -> re
             return relax.TensorType((dim("qkv", 0), values["num_heads"] * values["head_dim"]), "float32")
         case "paged_attention":
             return relax.TensorType((dim("q", 0), round_up(int(dim("q", 1)), lanes)), dtype)
-        case "silu_mul":
-            return relax.TensorType((dim("gate_up", 0), round_up(int(dim("gate_up", 1)) // 2, lanes)), dtype)
+        case "gated_linear":
+            return relax.TensorType((dim("x", 0), round_up(int(dim("weight", 0)) // 2, lanes)), dtype)
         case "gather_rows":
             return relax.TensorType((dim("index", 0), dim("x", 1)), "float32")
     raise CompileError(f"op llmc::{op} has no kernel template")

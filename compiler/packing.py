@@ -21,24 +21,40 @@ def lanes_of_dtype(dtype: np.dtype) -> int:
     return FLOATS_BY_LONG_NAME[dtype.name].lanes
 
 
-def packed_shape(n: int, k: int, panel_columns: int, lanes: int) -> tuple[int, int, int, int]:
-    """[ceil(N/C)][ceil(K/L)][C][L]"""
-    return (-(-n // panel_columns), -(-k // lanes), panel_columns, lanes)
+def num_panels(n: int, panel_columns: int, parts: int = 1) -> int:
+    """Panels of a weight of n rows in all; each part begins a panel of its own."""
+    return parts * -(-(n // parts) // panel_columns)
+
+
+def panel_rows(panel: int, n: int, panel_columns: int, parts: int = 1) -> range:
+    """The rows of a weight that a panel holds."""
+    size = n // parts
+    part, unit = divmod(panel, num_panels(size, panel_columns))
+    first = unit * panel_columns
+    return range(part * size + first, part * size + min(first + panel_columns, size))
+
+
+def packed_shape(n: int, k: int, panel_columns: int, lanes: int, parts: int = 1) -> tuple[int, int, int, int]:
+    """[panels][ceil(K/L)][C][L]"""
+    return (num_panels(n, panel_columns, parts), -(-k // lanes), panel_columns, lanes)
 
 
 class PanelPacker:
     """Packs a weight some panels at a time through scratch memory that stays in cache; not shared between threads.
 
-    read_rows: writes rows [first, first + len(out)) of the [N, K] weight to `out`, which is strided.
+    read_rows: writes rows [first, first + len(out)) of the [N, K] weight to `out`, which is strided. parts: equal
+    ones that the weight consists of, one below the other.
     """
 
     # Words between two rows of the scratch: rows that are a multiple of a page apart would share a cache set.
     _GAP = 16
 
-    def __init__(self, n: int, k: int, panel_columns: int, dtype: np.dtype, read_rows: ReadRows) -> None:
+    def __init__(
+        self, n: int, k: int, panel_columns: int, dtype: np.dtype, read_rows: ReadRows, parts: int = 1
+    ) -> None:
         lanes = lanes_of_dtype(dtype)
-        self._n = n
-        self.panels, self.words, self._columns, _ = packed_shape(n, k, panel_columns, lanes)
+        self._n, self._parts = n, parts
+        self.panels, self.words, self._columns, _ = packed_shape(n, k, panel_columns, lanes, parts)
         # Zeros: what no row writes is the padding.
         scratch = np.zeros((panel_columns, self.words + self._GAP), np.uint32)
         self._words = scratch[:, : self.words]
@@ -48,26 +64,25 @@ class PanelPacker:
     def pack(self, first_panel: int, out: NDArray[np.uint32]) -> None:
         """Writes panels from `first_panel` on to `out` [count, words, panel_columns]."""
         for i in range(len(out)):
-            first = (first_panel + i) * self._columns
-            rows = min(self._columns, self._n - first)
-            self._read_rows(first, self._rows[:rows])
-            if rows < self._columns:
-                self._words[rows:] = 0
+            rows = panel_rows(first_panel + i, self._n, self._columns, self._parts)
+            self._read_rows(rows.start, self._rows[: len(rows)])
+            if len(rows) < self._columns:
+                self._words[len(rows) :] = 0
             # Whole words: 4 bytes at a time keep numpy on its fast copy.
             np.copyto(out[i], self._words.T)
 
 
-def pack_linear(weight: Array, panel_columns: int) -> Array:
-    """[N, K] float32 or bfloat16 to [ceil(N/C)][ceil(K/L)][C][L], zero padded."""
+def pack_linear(weight: Array, panel_columns: int, parts: int = 1) -> Array:
+    """[N, K] float32 or bfloat16 to [panels][ceil(K/L)][C][L], zero padded."""
     n, k = weight.shape
 
     def read_rows(first: int, out: Array) -> None:
         np.copyto(out, weight[first : first + len(out)])
 
-    packer = PanelPacker(n, k, panel_columns, weight.dtype, read_rows)
+    packer = PanelPacker(n, k, panel_columns, weight.dtype, read_rows, parts)
     out = np.empty((packer.panels, packer.words, panel_columns), np.uint32)
     packer.pack(0, out)
-    return out.view(weight.dtype).reshape(packed_shape(n, k, panel_columns, lanes_of_dtype(weight.dtype)))
+    return out.view(weight.dtype).reshape(packed_shape(n, k, panel_columns, lanes_of_dtype(weight.dtype), parts))
 
 
 def unpack_linear(packed: Array, n: int, k: int) -> Array:

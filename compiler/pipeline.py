@@ -157,12 +157,12 @@ def weight_requests(
                         used[operand.name] = command.spec
     requests = []
     for name, spec in used.items():
-        shape = shapes[name]
+        shape, parts = shapes[name], 2 if spec.as_dict().get("gated") else 1
         if name in recipe.schemes:
-            requests.append(WeightRequest(name, shape, "u8", True, recipe.schemes[name].weight))
+            requests.append(WeightRequest(name, shape, "u8", True, recipe.schemes[name].weight, parts))
             continue
-        matrix = len(shape) == 2 and spec.op in ("linear", "embedding")
-        requests.append(WeightRequest(name, shape, act_dtype if matrix else "f32", matrix and spec.op == "linear"))
+        matrix, packed = len(shape) == 2 and spec.op in ("linear", "embedding"), spec.op == "linear"
+        requests.append(WeightRequest(name, shape, act_dtype if matrix else "f32", matrix and packed, parts=parts))
     return requests
 
 

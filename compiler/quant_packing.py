@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.packing import ReadRows
+from llmc.compiler.packing import ReadRows, num_panels, panel_rows
 from llmc.quantize.rtn import Quantized, quantize_rows
 from llmc.quantize.scheme import WeightFormat
 
@@ -32,8 +32,8 @@ class QuantShapes:
     zero: tuple[int, int, int] | None
 
     @classmethod
-    def of(cls, n: int, k: int, panel_columns: int, format: WeightFormat) -> QuantShapes:
-        panels = -(-n // panel_columns)
+    def of(cls, n: int, k: int, panel_columns: int, format: WeightFormat, parts: int = 1) -> QuantShapes:
+        panels = num_panels(n, panel_columns, parts)
         groups = (panels, format.groups(k), panel_columns)
         numbers = (panels, packed_words(k, format.bits), panel_columns, 4)
         return cls(numbers, groups, groups if format.asymmetric else None)
@@ -42,11 +42,15 @@ class QuantShapes:
 class QuantPanelPacker:
     """Quantizes and packs a weight some panels at a time through scratch memory; not shared between threads.
 
-    read_rows: writes rows [first, first + len(out)) of the [N, K] weight to the float32 array `out`.
+    read_rows: writes rows [first, first + len(out)) of the [N, K] weight to the float32 array `out`. parts: as of
+    PanelPacker.
     """
 
-    def __init__(self, n: int, k: int, panel_columns: int, format: WeightFormat, read_rows: ReadRows) -> None:
+    def __init__(
+        self, n: int, k: int, panel_columns: int, format: WeightFormat, read_rows: ReadRows, parts: int = 1
+    ) -> None:
         self._n, self._columns, self._format, self._read_rows = n, panel_columns, format, read_rows
+        self._parts = parts
         self._rows = np.empty((panel_columns, k), np.float32)
         # Zeros: what no row writes is the padding.
         self._numbers = np.zeros((panel_columns, packed_words(k, 8) * 4), np.uint8)
@@ -63,9 +67,9 @@ class QuantPanelPacker:
     ) -> None:
         """Writes panels from `first_panel` on. numbers: words [count, words, C]; scale, zero: [count, groups, C]."""
         for i in range(len(numbers)):
-            first = (first_panel + i) * self._columns
-            rows = min(self._columns, self._n - first)
-            self._read_rows(first, self._rows[:rows])
+            of_panel = panel_rows(first_panel + i, self._n, self._columns, self._parts)
+            rows = len(of_panel)
+            self._read_rows(of_panel.start, self._rows[:rows])
             some_zero = None if self._zero is None else self._zero[:rows]
             quantize_rows(
                 self._rows[:rows], self._numbers[:rows, : self._k], self._scale[:rows], some_zero, self._format
@@ -82,10 +86,12 @@ class QuantPanelPacker:
                 np.copyto(zero[i], self._zero.T)
 
 
-def pack_quantized(weight: NDArray[Any], panel_columns: int, format: WeightFormat) -> dict[str, NDArray[Any]]:
+def pack_quantized(
+    weight: NDArray[Any], panel_columns: int, format: WeightFormat, parts: int = 1
+) -> dict[str, NDArray[Any]]:
     """Quantizes and packs [N, K]: arrays "numbers", "scale" and, where the format stores it, "zero"."""
     n, k = weight.shape
-    shapes = QuantShapes.of(n, k, panel_columns, format)
+    shapes = QuantShapes.of(n, k, panel_columns, format, parts)
 
     def read_rows(first: int, out: NDArray[Any]) -> None:
         np.copyto(out, weight[first : first + len(out)])
@@ -93,7 +99,7 @@ def pack_quantized(weight: NDArray[Any], panel_columns: int, format: WeightForma
     words = np.empty(shapes.numbers[:3], np.uint32)
     scale = np.empty(shapes.scale, np.float32)
     zero = np.empty(shapes.zero, np.uint8) if shapes.zero is not None else None
-    QuantPanelPacker(n, k, panel_columns, format, read_rows).pack(0, words, scale, zero)
+    QuantPanelPacker(n, k, panel_columns, format, read_rows, parts).pack(0, words, scale, zero)
     arrays: dict[str, NDArray[Any]] = {"numbers": words.view(np.uint8).reshape(shapes.numbers), "scale": scale}
     return arrays if zero is None else {**arrays, "zero": zero}
 

@@ -25,8 +25,8 @@ class BufferSource:
 
     K_POOL = "<k_pool>"
     V_POOL = "<v_pool>"
-    PARTIALS = "<partials>"
-    """Results of segments of a context: memory that only the commands of one op use."""
+    SCRATCH = "<scratch>"
+    """Memory that only the commands of one op use."""
     SCALE, ZERO = SCALE, ZERO
     OF_WEIGHT = (SCALE, ZERO)
     """Stored beside the weight that the op reads, under its name and this."""
@@ -123,13 +123,33 @@ def _matmul(site: Site, graph: GraphParams) -> tuple[dict[str, Any], Buffers]:
     n, k = site.attributes["weight_shapes"]["weight"]
     optional = tuple(name for name in ("bias", "residual") if name in site.tensors)
     given = {name: name in optional for name in ("bias", "residual")}
-    return {"k": k, "n": n, **given, **_rows(site, graph)}, optional
+    return {"k": k, "n": n, "gated": _gated(site), **given, **_rows(site, graph)}, optional
+
+
+def _gated(site: Site) -> str:
+    """How a linear kernel writes what it makes (see `sums.GATED`)."""
+    if not site.op.startswith("gated_linear"):
+        return ""
+    return "rows" if _is_quantized_later(site) else "packed"
+
+
+def _is_quantized_later(site: Site) -> bool:
+    """Whether a gated linear's rows become int8: only whole rows can, and its tasks have columns of them."""
+    return site.op.startswith("gated_linear") and "int8_group_size" in site.attributes
+
+
+def _gated_width(site: Site) -> int:
+    return int(site.attributes["weight_shapes"]["weight"][0]) // 2
+
+
+def _written_by_linear(site: Site) -> str:
+    return BufferSource.SCRATCH if _is_quantized_later(site) else "out"
 
 
 def _linear(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
     params, optional = _matmul(site, graph)
     spec = linear_spec(dtype=graph.act_dtype, **params)
-    return spec, ("x", "weight", *optional, "out")
+    return spec, ("x", "weight", *optional, _written_by_linear(site))
 
 
 def _linear_quant(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
@@ -137,19 +157,21 @@ def _linear_quant(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
     act = "i8" if site.attributes["int8"] else graph.act_dtype
     spec = linear_quant_spec(act_dtype=act, format=_weight_format(site), **params)
     zero = (BufferSource.ZERO,) if site.attributes["asymmetric"] else ()
-    return spec, ("x", "weight", BufferSource.SCALE, *zero, *optional, "out")
+    return spec, ("x", "weight", BufferSource.SCALE, *zero, *optional, _written_by_linear(site))
 
 
 def _quantize_rows(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
+    packed = site.op == "quantize_rows"
     spec = KernelSpec.of(
         "other",
         "quantize_rows",
-        dim=site.attributes["widths"]["x"],
-        act_dtype=graph.act_dtype,
+        dim=site.attributes["widths"]["x"] if packed else _gated_width(site),
+        act_dtype=graph.act_dtype if packed else "f32",
+        packed=packed,
         **_sums(site),
         **_rows(site, graph),
     )
-    return spec, ("x", "out")
+    return spec, ("x" if packed else BufferSource.SCRATCH, "out")
 
 
 def _rope_kv_write(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
@@ -189,7 +211,7 @@ def _paged_attention(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffer
         segments=graph.segments,
     )
     inputs = ("q", "block_tables", "token_seq", "positions", BufferSource.K_POOL, BufferSource.V_POOL)
-    return spec, (*inputs, *((BufferSource.PARTIALS,) if graph.segments else ()), "out")
+    return spec, (*inputs, *((BufferSource.SCRATCH,) if graph.segments else ()), "out")
 
 
 def _merge_attention(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
@@ -205,21 +227,15 @@ def _merge_attention(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffer
         block_size=graph.block_size,
         segments=graph.segments,
     )
-    return spec, ("positions", BufferSource.PARTIALS, "out")
+    return spec, ("positions", BufferSource.SCRATCH, "out")
 
 
 def scratch_bytes(site: Site, graph: GraphParams) -> int:
     """Bytes of what a site's commands pass to each other beside its tensors."""
-    if site.op != "paged_attention":
-        return 0
     a = site.attributes
-    return 4 * graph.tokens * a["num_heads"] * graph.segments * partial_floats(a["head_dim"])
-
-
-def _silu_mul(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
-    dim = site.attributes["widths"]["gate_up"] // 2
-    spec = KernelSpec.of("activation", "silu_mul", dim=dim, row_tile=graph.row_tile, **_written_act(site, graph))
-    return spec, ("gate_up", "out")
+    if site.op == "paged_attention":
+        return 4 * graph.tokens * a["num_heads"] * graph.segments * partial_floats(a["head_dim"])
+    return 4 * graph.tokens * _gated_width(site) if _is_quantized_later(site) else 0
 
 
 def _gather_rows(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
@@ -253,10 +269,11 @@ _TEMPLATES: dict[str, Callable[[Site, GraphParams], tuple[KernelSpec, Buffers]]]
     "rms_norm": _rms_norm,
     "linear": _linear,
     "linear_quant": _linear_quant,
+    "gated_linear": _linear,
+    "gated_linear_quant": _linear_quant,
     "quantize_rows": _quantize_rows,
     "rope_kv_write": _rope_kv_write,
     "paged_attention": _paged_attention,
-    "silu_mul": _silu_mul,
     "gather_rows": _gather_rows,
 }
 
@@ -269,4 +286,6 @@ def commands_of(site: Site, graph: GraphParams) -> list[tuple[KernelSpec, Buffer
     commands = [template(site, graph)]
     if site.op == "paged_attention" and graph.segments:
         commands.append(_merge_attention(site, graph))
+    if _is_quantized_later(site):
+        commands.append(_quantize_rows(site, graph))
     return commands

@@ -18,9 +18,11 @@ from llmc.compiler.graph import Site
 from llmc.compiler.lowered import SITE_PREFIX, Lowered
 from llmc.compiler.passes.fuse import PROGRAM
 
-PACKED_INPUTS: dict[str, tuple[str, ...]] = {"linear": ("x",), "linear_quant": ("x",), "quantize_rows": ("x",)}
+PACKED_INPUTS: dict[str, tuple[str, ...]] = dict.fromkeys(
+    ("linear", "linear_quant", "gated_linear", "gated_linear_quant", "quantize_rows"), ("x",)
+)
 """The arguments of an llmc op that are packed activations."""
-PACKED_OUTPUTS = frozenset({"rms_norm", "paged_attention", "silu_mul"})
+PACKED_OUTPUTS = frozenset({"rms_norm", "paged_attention", "gated_linear", "gated_linear_quant"})
 """The llmc ops whose result is a packed activation."""
 
 F32, I32, ANY_FLOAT = (dtypes.F32.long_name,), (dtypes.I32.long_name,), tuple(dtypes.FLOATS_BY_LONG_NAME)
@@ -28,6 +30,7 @@ SPEC: dict[str, dict[str, tuple[int, tuple[str, ...]]]] = {
     "embedding": {"ids": (1, I32), "weight": (2, ANY_FLOAT)},
     "rms_norm": {"x": (2, F32), "weight": (1, F32)},
     "linear": {"x": (2, ANY_FLOAT), "weight": (2, ANY_FLOAT), "bias": (1, F32), "residual": (2, F32)},
+    "gated_linear": {"x": (2, ANY_FLOAT), "weight": (2, ANY_FLOAT), "bias": (1, F32)},
     "rope_kv_write": {
         "qkv": (2, F32),
         "q_norm": (1, F32),
@@ -44,7 +47,6 @@ SPEC: dict[str, dict[str, tuple[int, tuple[str, ...]]]] = {
         "token_seq": (1, I32),
         "positions": (1, I32),
     },
-    "silu_mul": {"gate_up": (2, F32)},
     "gather_rows": {"x": (2, F32), "index": (1, I32)},
 }
 """Rank and dtypes of every tensor of every llmc op."""

@@ -62,6 +62,7 @@ class WeightRequest:
     """A weight the graphs use: logical shape [N, K] (or any rank when not packed) and stored dtype.
 
     format: of a packed weight that is quantized (dtype u8), with scales and zero points in tensors of their own.
+    parts: of a packed weight, each of which begins a panel of its own.
     """
 
     name: str
@@ -69,6 +70,7 @@ class WeightRequest:
     dtype: str
     packed: bool
     format: WeightFormat | None = None
+    parts: int = 1
 
 
 def plan_weights(requests: Iterable[WeightRequest], panel_columns: int) -> WeightLayout:
@@ -108,9 +110,10 @@ def _tensors(request: WeightRequest, panel_columns: int) -> Iterator[tuple[str, 
         return
     n, k = request.shape
     if request.format is None:
-        yield request.name, request.dtype, packed_shape(n, k, panel_columns, FLOATS[request.dtype].lanes), request
+        shape = packed_shape(n, k, panel_columns, FLOATS[request.dtype].lanes, request.parts)
+        yield request.name, request.dtype, shape, request
         return
-    shapes = QuantShapes.of(n, k, panel_columns, request.format)
+    shapes = QuantShapes.of(n, k, panel_columns, request.format, request.parts)
     yield request.name, U8.name, shapes.numbers, request
     yield request.name + SCALE, F32.name, shapes.scale, request
     if shapes.zero is not None:
@@ -179,7 +182,7 @@ def _pieces(weight: WeightRequest, parameter: Parameter, panel_columns: int) -> 
         return
     dtype = NUMPY_DTYPES[weight.dtype]
     if weight.packed:
-        packer = PanelPacker(shape[0], shape[1], panel_columns, dtype, parameter.read)
+        packer = PanelPacker(shape[0], shape[1], panel_columns, dtype, parameter.read, weight.parts)
         panel_bytes = packer.words * panel_columns * 4
         count = min(packer.panels, max(1, _PIECE_BYTES // panel_bytes))
         words = np.empty((count, packer.words, panel_columns), np.uint32)
@@ -202,8 +205,8 @@ def _quantized_pieces(
 ) -> Iterator[tuple[memoryview, ...]]:
     """Numbers, scales and, where the format stores them, zero points."""
     n, k = parameter.shape
-    packer = QuantPanelPacker(n, k, panel_columns, format, parameter.read)
-    shapes = QuantShapes.of(n, k, panel_columns, format)
+    packer = QuantPanelPacker(n, k, panel_columns, format, parameter.read, weight.parts)
+    shapes = QuantShapes.of(n, k, panel_columns, format, weight.parts)
     panels, words = shapes.numbers[:2]
     count = min(panels, max(1, _PIECE_BYTES // (words * panel_columns * 4)))
     numbers = np.empty((count, words, panel_columns), np.uint32)

@@ -66,6 +66,18 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | 
     return x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
 
 
+@torch.library.custom_op("llmc::gated_linear", mutates_args=())
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, act_dtype: str = "f32") -> Tensor:
+    """silu(gate) times up, both linear in x act [T, K]; weight [2 I, K] and bias [2 I], gate first: act [T, I]."""
+    gate, up = linear(x, weight, bias).chunk(2, dim=-1)
+    return (F.silu(gate) * up).to(torch_act_dtype(act_dtype))
+
+
+@gated_linear.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None = None, act_dtype: str = "f32") -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0] // 2), dtype=torch_act_dtype(act_dtype))
+
+
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates the leading elements of heads [T, heads, hd] by angles [T, 1, rotary_dim / 2]."""
     half = cos.shape[-1]
@@ -173,18 +185,6 @@ def _(
     act_dtype: str = "f32",
 ) -> Tensor:
     return q.new_empty(q.shape, dtype=torch_act_dtype(act_dtype))
-
-
-@torch.library.custom_op("llmc::silu_mul", mutates_args=())
-def silu_mul(gate_up: Tensor, act_dtype: str = "f32") -> Tensor:
-    """silu(gate) times up for gate_up float32 [T, 2 I], gate first: act [T, I]."""
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    return (F.silu(gate) * up).to(torch_act_dtype(act_dtype))
-
-
-@silu_mul.register_fake
-def _(gate_up: Tensor, act_dtype: str = "f32") -> Tensor:
-    return gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=torch_act_dtype(act_dtype))
 
 
 @torch.library.custom_op("llmc::gather_rows", mutates_args=())

@@ -18,6 +18,7 @@ from llmc.compiler.config import CompileError
 from llmc.models import ops, registry
 from llmc.models.blocks.attention import StepInputs
 from llmc.models.blocks.decoder import Decoder, DecoderLayer
+from llmc.models.blocks.layers import Linear
 from llmc.models.blocks.mlp import Mlp
 from llmc.models.config import ModelConfig
 from llmc.models.eager import as_tensor
@@ -35,6 +36,11 @@ CAP = 3.0
 
 class QuirkyMlp(Mlp):
     """The gate is a tanh GELU, written in torch ops."""
+
+    def __init__(self, config: ModelConfig, act_dtype: str) -> None:
+        super().__init__(config, act_dtype)
+        self.act_dtype = act_dtype
+        self.gate_up = Linear(2 * config.intermediate_size, config.hidden_size, config.mlp_bias, act_dtype)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)

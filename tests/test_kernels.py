@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -161,23 +162,6 @@ def test_rms_norm(target: Target, dtype: str, dim: int) -> None:
     check_rows(specs, target, {"x": x, "weight": weight}, expected, dtype)
 
 
-@on_cpus
-@dtypes
-@pytest.mark.parametrize("dim", [65, 515, 256])
-def test_silu_mul(target: Target, dtype: str, dim: int) -> None:
-    rows = 11
-    gate_up = random(rows, 2 * dim) * 4
-    gate_up[0, :4] = [-200, 200, -88, 88]
-    wide = gate_up.astype(np.float64)
-    gate, up = wide[:, :dim], wide[:, dim:]
-    expected = gate / (1 + np.exp(-gate)) * up
-    specs = {
-        tile: KernelSpec.of("activation", "silu_mul", dim=dim, row_tile=tile, act_dtype=dtype)
-        for tile in (1, 4, target.row_tile)
-    }
-    check_rows(specs, target, {"gate_up": gate_up}, expected, dtype)
-
-
 # --- linear --------------------------------------------------------------------------------------------------------
 
 
@@ -210,6 +194,46 @@ def test_linear(target: Target, dtype: str, n: int, k: int, bias: bool, residual
             assert np.isnan(y[rows:]).all()
     assert first is not None
     np.testing.assert_allclose(first, expected, rtol=1e-5, atol=2e-6 * max(k, 4) ** 0.5 * 4)
+
+
+@on_cpus
+@dtypes
+@pytest.mark.parametrize(("n", "k", "bias"), [(100, 65, True), (192, 1100, True), (1030, 64, False), (14, 1, False)])
+def test_gated_linear(target: Target, dtype: str, n: int, k: int, bias: bool) -> None:
+    """Of the same sums, to the bit, as those of a layer without gate; only silu and the product may round."""
+    rows_most, width = 19, n // 2
+    x, weight, shift = random(rows_most, k, dtype=dtype), random(n, k, seed=1, dtype=dtype), random(n, seed=2)
+    shift[:2], shift[width : width + 2] = (-200, 200), 1
+    inputs = {"bias": shift} if bias else {}
+    plain = {**inputs, "x": pack_activation(x, 1), "w": pack_linear(weight, target.panel_columns)}
+    plain["y"] = np.full((rows_most, n), np.nan, np.float32)
+    sums = run(linear_spec(n, k, 1, dtype, bias=bias), target, plain, written=("y",), scalars={0: rows_most})["y"]
+    wide = sums.astype(np.float64)
+    expected = wide[:, :width] / (1 + np.exp(-wide[:, :width])) * wide[:, width:]
+    inputs["w"] = pack_linear(weight, target.panel_columns, 2)
+    results: dict[str, NDArray[Any]] = {}
+    for gated, tile in itertools.product(("rows", "packed"), sorted({1, 2, target.row_tile})):
+        spec = linear_spec(n, k, tile, dtype, bias=bias, gated=gated)
+        packed = gated == "packed"
+        for rows, tasks in ((19, 1), (19, 3), (1, 2), (8, 5), (9, 2)):
+            empty = np.full((rows_most, width), np.nan, np.float32)
+            y = empty_act(rows_most, width, tile, dtype) if packed else empty
+            arrays = {**inputs, "x": pack_activation(x, tile), "y": y}
+            y = run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
+            if packed:
+                assert padding_is_zero(y, rows, width)
+                y = unpack_activation(y, rows_most, width)
+            first = results.setdefault(gated, y)
+            assert same_bits(y[:rows], first[:rows]), f"{gated}, tile {tile}, {rows} rows, {tasks} tasks"
+            assert np.isnan(y[rows:].astype(np.float32)).all()
+    assert same_bits(results["packed"], results["rows"].astype(NUMPY[dtype]))
+    np.testing.assert_allclose(results["rows"], expected, rtol=2e-6, atol=1e-30)
+
+
+def test_what_cannot_be_gated_is_refused() -> None:
+    for arguments in ({"gated": "columns"}, {"gated": "rows", "residual": True}):
+        with pytest.raises(KernelSpecError, match="no layer of 64 columns is gated as"):
+            build_kernel(linear_spec(64, 64, 1, "f32", **arguments), NATIVE)
 
 
 @on_cpus

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -368,12 +367,10 @@ def test_export_has_symbolic_sizes_only(tiny: Path) -> None:
     dims += [{0: seqs, 1: width}, {0: seqs}, {0: bounds}, {0: samples}, {0: tokens}]
     shapes = [(24,), (24,), (24,), (6, 7), (6,), (5,), (3,), (24,)]
     inputs = tuple(torch.zeros(shape, dtype=torch.int32, device="meta") for shape in shapes)
-    begin = time.perf_counter()
     program = torch.export.export(model, inputs, dynamic_shapes=tuple(dims), strict=False)
-    assert time.perf_counter() - begin < 30
     nodes = [n for n in program.graph.nodes if n.op == "call_function"]
     assert {str(n.target).split(".")[0] for n in nodes} == {"llmc"}
-    assert len(nodes) == 24 * 9 + 4
+    assert len(nodes) == 24 * 8 + 4
     assert len(program.range_constraints) == 5
     (output,) = program.graph.output_node().args[0]
     assert not isinstance(output.meta["val"].shape[0], int)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import ml_dtypes
@@ -15,7 +16,7 @@ from llmc.compiler.kernels.linear_spec import linear_quant_spec
 from llmc.compiler.kernels.pipeline import llvm_text
 from llmc.compiler.kernels.registry import build_kernel
 from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.packing import pack_activation
+from llmc.compiler.packing import pack_activation, unpack_activation
 from llmc.compiler.quant_packing import (
     pack_quantized,
     pack_quantized_activation,
@@ -104,6 +105,40 @@ def test_linear_quant(target: Target, act: str, format: WeightFormat, shape: tup
     assert np.abs(first - expected).max() <= bound * np.abs(expected).max()
 
 
+@pytest.mark.parametrize(("target", "act", "format", "shape"), CASES, ids=name_of)
+def test_gated_linear_quant(target: Target, act: str, format: WeightFormat, shape: tuple[int, int]) -> None:
+    """Of the same sums, to the bit, as those of a layer without gate; only silu and the product may round."""
+    (width, k), biased = shape, shape != TINY
+    n = 2 * width
+    weight, x, shift = random(n, k, seed=1), random(ROWS, k).astype(NUMPY.get(act, np.float32)), random(n, seed=2)
+
+    def result(gated: str, tile: int, rows: int, tasks: int) -> NDArray[Any]:
+        packed = pack_quantized(weight, target.panel_columns, format, 2 if gated else 1)
+        spec = linear_quant_spec(n, k, tile, act, format, bias=biased, gated=gated)
+        given = pack_activation(x, tile)
+        if act == "i8":
+            given = pack_quantized_activation(*quantize_activation(x), tile, format)
+        arrays = {"x": given, "w": packed["numbers"], "scale": packed["scale"]}
+        arrays |= ({"zero": packed["zero"]} if format.asymmetric else {}) | ({"bias": shift} if biased else {})
+        empty = np.full((ROWS, width if gated else n), np.nan, NUMPY[act] if gated == "packed" else np.float32)
+        arrays["y"] = pack_activation(empty, tile) if gated == "packed" else empty
+        y = run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
+        return unpack_activation(y, ROWS, width) if gated == "packed" else y
+
+    sums = result("", target.row_tile, ROWS, 1).astype(np.float64)
+    expected = sums[:, :width] / (1 + np.exp(-sums[:, :width])) * sums[:, width:]
+    ways = ("rows",) if act == "i8" else ("rows", "packed")
+    first: dict[str, NDArray[Any]] = {}
+    for gated, tile in itertools.product(ways, (1, 2, target.row_tile) if shape == BLOCKS else (1, target.row_tile)):
+        for rows, tasks in ((ROWS, 1), (ROWS, 3), (1, 2), (19, 2)):
+            y = result(gated, tile, rows, tasks)
+            first.setdefault(gated, y)
+            assert same_bits(y[:rows], first[gated][:rows]), f"{gated}, tile {tile}, {rows} rows, {tasks} tasks"
+            assert np.isnan(y[rows:].astype(np.float32)).all()
+    np.testing.assert_allclose(first["rows"], expected, rtol=2e-6, atol=1e-30)
+    assert act == "i8" or same_bits(first["packed"], first["rows"].astype(NUMPY[act]))
+
+
 @on_levels
 def test_the_largest_numbers_do_not_overflow(target: Target) -> None:
     n, k = 16, 1024
@@ -176,7 +211,8 @@ def test_quantize_rows(target: Target, act: str, dim: int, format: WeightFormat)
     for tile in {1, target.row_tile}:
         expected = pack_quantized_activation(*quantize_activation(x.astype(np.float32)), tile, format)
         assert expected.shape[1] == quantized_row_words(dim, groups)
-        spec = KernelSpec.of("other", "quantize_rows", dim=dim, row_tile=tile, act_dtype=act, rows=0, **sums_of(format))
+        params = {"dim": dim, "row_tile": tile, "act_dtype": act, "packed": True, "rows": 0, **sums_of(format)}
+        spec = KernelSpec.of("other", "quantize_rows", **params)
         for tasks in (1, 3):
             arrays = {"x": pack_activation(x, tile), "out": np.full(expected.shape, -1, np.int32)}
             out = run(spec, target, arrays, written=("out",), scalars={0: rows}, num_tasks=tasks)["out"]
@@ -187,7 +223,8 @@ def test_quantize_rows(target: Target, act: str, dim: int, format: WeightFormat)
 def test_what_is_no_number_does_not_get_lost(bad: float) -> None:
     x = random(2, 40)
     x[1, 33] = bad
-    spec = KernelSpec.of("other", "quantize_rows", dim=40, row_tile=1, act_dtype="f32", rows=0, **sums_of(W8))
+    params = {"dim": 40, "row_tile": 1, "act_dtype": "f32", "packed": True, "rows": 0, **sums_of(W8)}
+    spec = KernelSpec.of("other", "quantize_rows", **params)
     out = np.zeros((2, quantized_row_words(40, 1), 1), np.int32)
     arrays = {"x": pack_activation(x, 1), "out": out}
     scale = run(spec, NATIVE, arrays, written=("out",), scalars={0: 2})["out"][:, 10, 0].view(np.float32)
@@ -197,20 +234,19 @@ def test_what_is_no_number_does_not_get_lost(bad: float) -> None:
 
 @on_levels
 @pytest.mark.parametrize(("dim", "format"), [(66, W8), (172, W4_32)], ids=name_of)
-def test_norm_and_activation_write_int8(target: Target, dim: int, format: WeightFormat) -> None:
+def test_rows_become_int8(target: Target, dim: int, format: WeightFormat) -> None:
     rows = 11
-    x, weight = random(rows, 2 * dim), random(dim, seed=1)
-    wide = x.astype(np.float64)
-    gate, up = wide[:, :dim], wide[:, dim:]
-    norm = gate / np.sqrt((gate**2).mean(1, keepdims=True) + 1e-6) * weight
+    part, weight = random(rows, dim), random(dim, seed=1)
+    wide = part.astype(np.float64)
+    norm = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-6) * weight
     cases = {
-        "rms_norm": (norm, {"x": np.ascontiguousarray(x[:, :dim]), "weight": weight}, {"eps": 1e-6, "rows": 0}),
-        "silu_mul": (gate / (1 + np.exp(-gate)) * up, {"gate_up": x}, {}),
+        "rms_norm": (norm, {"x": part, "weight": weight}, {"eps": 1e-6, "act_dtype": "i8"}),
+        "quantize_rows": (part.astype(np.float64), {"x": part}, {"act_dtype": "f32", "packed": False}),
     }
     for op, (value, inputs, params) in cases.items():
         first = None
         for tile in {1, target.row_tile}:
-            spec = KernelSpec.of("norm", op, dim=dim, row_tile=tile, act_dtype="i8", **sums_of(format), **params)
+            spec = KernelSpec.of("norm", op, dim=dim, row_tile=tile, rows=0, **sums_of(format), **params)
             shape = (-(-rows // tile), quantized_row_words(dim, format.groups(dim)), tile)
             for tasks in (1, 3):
                 arrays = {**inputs, "out": np.full(shape, -1, np.int32)}

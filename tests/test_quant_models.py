@@ -21,7 +21,7 @@ from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.pipeline import compile_model
 from llmc.compiler.quant_packing import quantize_activation
 from llmc.compiler.wanted import wanted_entries
-from llmc.models.blocks.layers import Linear
+from llmc.models.blocks.layers import Projection
 from llmc.models.eager import load_model
 from llmc.quantize import QuantConfig, QuantizeError, Recipe, Scheme
 from llmc.quantize.rtn import quantize
@@ -47,20 +47,20 @@ def make_model(folder: Path, name: str) -> Path:
 class _Int8Input(nn.Module):
     """A linear whose input is rounded to int8, as the compiled kernels round it."""
 
-    def __init__(self, linear: Linear) -> None:
+    def __init__(self, linear: Projection) -> None:
         super().__init__()
         self.linear = linear
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         numbers, scale = quantize_activation(x.float().numpy())
-        return self.linear(torch.from_numpy(numbers * scale[:, None]), residual)
+        return self.linear(torch.from_numpy(numbers * scale[:, None]), *rest)
 
 
 def reference_logits(model: Path, config: QuantConfig, tokens: list[int]) -> np.ndarray:
     """float32 [T, V] of the eager model with every quantized weight replaced by what its numbers stand for."""
     eager = load_model(model)
     tied = eager.config.tie_word_embeddings
-    linears = {name: module for name, module in eager.named_modules() if isinstance(module, Linear)}
+    linears = {name: module for name, module in eager.named_modules() if isinstance(module, Projection)}
     weights = {"embed.weight" if tied and name == "lm_head" else f"{name}.weight": name for name in linears}
     recipe = Recipe.of(config, weights, head="embed.weight" if tied else "lm_head.weight")
     assert recipe.schemes
@@ -109,8 +109,8 @@ def test_activations_become_int8_where_they_are_made(quantized: tuple[str, Path,
     tables = read_graphs(model.parent / "out")
     for graph in tables.graphs:
         ops = [op_of(tables.kernels[c.kernel].symbol) for c in tables.commands_of(graph)]
-        # Norms and gated activations write int8 themselves; behind attention a kernel of its own does.
-        assert ops.count("quantize_rows") == (2 if "a8" in name else 0)
+        # Norms write int8 themselves; behind attention and behind gates a kernel of its own does.
+        assert ops.count("quantize_rows") == (4 if "a8" in name else 0)
         assert ops.count("embedding_quant") == (1 if name.endswith("tied") else 0)
 
 
@@ -140,8 +140,8 @@ def test_inspect_tells_schemes_and_bits(
     found = json.loads(capsys.readouterr().out)
     scheme = REQUESTS[name].scheme
     bits = found["bits_per_weight"]
-    # 60 or 100 elements a row, padded to a line, and 115 or more rows to a panel.
-    low, high = (8, 12) if scheme.startswith("w8") else (5, 8)
+    # 60 or 100 elements a row, padded to a line, and 100 or more rows, gate's and up's each, to a panel.
+    low, high = (8, 12) if scheme.startswith("w8") else (5, 9)
     assert low < bits[scheme] < high
     assert ("f32" in bits) == (name == "w4a16-skip" or not name.endswith("tied"))
     schemes = {w["name"]: w["scheme"] for w in found["weights"]}

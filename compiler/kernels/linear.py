@@ -1,12 +1,14 @@
 """linear: y = x · wᵀ (+ bias) (+ residual). One chain of fma (or bf16 dot) per output element, k ascending.
 
-Tiles of `row_tile` rows × one panel of columns stay in registers. K is walked in blocks: partial sums are stored in y
-and picked up again, which keeps the chain, so a block of the panel stays in cache for all row tiles.
+Tiles of `row_tile` rows × one panel of columns stay in registers. K is walked in blocks: partial sums are stored and
+picked up again, which keeps the chain, so a block of the panel stays in cache for all row tiles.
+A gated layer has a weight of two parts, gate and up, and y = silu(x · gateᵀ) · (x · upᵀ).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
@@ -14,6 +16,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kernels import builder as b
 from llmc.compiler.kernels import vector_ir
 from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.kernels.sums import GATED, GatedOutput, Sums
 from llmc.compiler.targets.cpu import Target
 
 _ROW_CHUNK = 128  # rows that share one pass over the panels
@@ -35,6 +38,15 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     return _Linear(spec, target).function()
 
 
+@dataclass(frozen=True)
+class _Panel:
+    """Panel `unit` of a part of the weight; place: of its sums between passes."""
+
+    unit: b.Expr
+    part: b.Expr
+    place: b.Expr
+
+
 class _Linear:
     def __init__(self, spec: KernelSpec, target: Target) -> None:
         p = spec.as_dict()
@@ -42,21 +54,29 @@ class _Linear:
         self.act, self.bias, self.residual = str(p["act_dtype"]), bool(p["bias"]), bool(p["residual"])
         if p["weight_dtype"] != self.act:
             raise b.KernelSpecError(f"linear: weight_dtype {p['weight_dtype']!r} must equal act_dtype {self.act!r}")
+        if p["gated"] not in GATED or (p["gated"] and (self.residual or self.n % 2)):
+            raise b.KernelSpecError(f"linear: no layer of {self.n} columns is gated as {p['gated']!r}")
         self.spec, self.target, self.rows = spec, target, int(p["rows"])
+        self.parts = 2 if p["gated"] else 1
+        self.width = self.n // self.parts
         self.lanes = b.lanes_of(self.act)
         self.words = b.ceil_div(self.kdim, self.lanes)
         self.columns = target.panel_columns
-        self.panels, self.vectors = b.ceil_div(self.n, self.columns), self.columns // b.WIDTH
+        self.panels, self.vectors = b.ceil_div(self.width, self.columns), self.columns // b.WIDTH
+        self.gate = GatedOutput(str(p["gated"]), self.width, self.tile, self.columns, self.act) if p["gated"] else None
         self.dot = self.lanes == 2 and target.bf16_dot
         self.expand = self.lanes == 2 and not self.dot and self.tile > 1  # bf16 rows become f32 once for all panels
         self.block = self.words if self.tile == 1 else min(self.words, _WIDE_BLOCK if self.expand else _K_BLOCK)
         self.blocks = b.ceil_div(self.words, self.block)
-        self.panel_group = _WIDE_GROUP if self.expand else _PANEL_GROUP
+        self.panel_group = (_WIDE_GROUP if self.expand else _PANEL_GROUP) // self.parts
         self.chunk_tiles = max(1, (_WIDE_ROWS if self.expand else _ROW_CHUNK) // self.tile)
 
     def function(self) -> tirx.PrimFunc:
-        specs = [(name, b.word_dtype(self.act) if name in ("x", "w") else "float32") for name in buffers(self.spec)]
-        kernel = b.Kernel(self.spec.symbol(), specs, vector_ir.helpers(self.target.mcpu, bf16_dot=self.dot))
+        kinds = dict.fromkeys(("x", "w"), b.word_dtype(self.act)) | ({"y": self.gate.dtype()} if self.gate else {})
+        specs = [(name, kinds.get(name, "float32")) for name in buffers(self.spec)]
+        puts = self.gate.puts() if self.gate else ()
+        helpers = vector_ir.helpers(self.target.mcpu, bf16_dot=self.dot, puts=puts)
+        kernel = b.Kernel(self.spec.symbol(), specs, helpers)
         with kernel as k:
             self.k, self.x, self.w, self.y = k, k["x"], k["w"], k["y"]
             self.num_rows = k.scalar(self.rows)
@@ -73,13 +93,20 @@ class _Linear:
         panel0, panel1 = self.k.share_bounds(self.panels)
         count = b.let(panel1 - panel0)
         groups = b.let(T.truncdiv(count + (_STREAMS - 1), _STREAMS))
+        most = min(_STREAMS, self.panels)
+        if self.gate:
+            self.sums = Sums(2 * most, 1, 1, self.columns)
         with T.serial(self.num_rows) as t, T.serial(groups) as group:
             first = b.let(panel0 + T.truncdiv(group * count, groups))
             size = b.let(panel0 + T.truncdiv((group + 1) * count, groups) - first)
-            for streams in range(1, min(_STREAMS, self.panels) + 1):
-                with b.when(size == streams):
-                    panels = [b.let(first + i) for i in range(streams)]
-                    self.tile_body(t, 0, panels, 0, self.words, self.fetch_streams(panels))
+            with T.serial(self.parts) as part:
+                for streams in range(1, most + 1):
+                    with b.when(size == streams):
+                        panels = [_Panel(b.let(first + i), part, part * most + i) for i in range(streams)]
+                        self.tile_body(t, 0, panels, 0, self.words, self.fetch_streams(panels))
+            if self.gate:
+                with T.serial(size) as i:
+                    self.gate.write(self.y, self.sums, (i, most + i), first + i, t, 0, self.num_rows)
 
     def tiles_of_rows(self) -> None:
         """Chunks of row tiles × groups of panels × blocks of K × panels × row tiles."""
@@ -87,7 +114,9 @@ class _Linear:
         tiles = T.truncdiv(self.num_rows + (tile - 1), tile)
         if self.expand:
             self.wide_x: b.Expr = T.alloc_buffer((self.chunk_tiles * block * 2 * tile,), "float32", scope="local")
-            self.wide_w: b.Expr = T.alloc_buffer((block * 2 * self.columns,), "float32", scope="local")
+            self.wide_w = b.Scratch(block * 2 * self.columns, "float32")
+        if self.gate or self.blocks > 1:
+            self.sums = Sums(self.parts * self.panel_group, self.chunk_tiles, tile, self.columns)
         chunks = T.truncdiv(tiles + (self.chunk_tiles - 1), self.chunk_tiles)
         unit0, unit1 = self.k.share_bounds(chunks * panels)
         chunk0, chunk1 = b.let(T.truncdiv(unit0, panels)), b.let(T.truncdiv(unit1 + (panels - 1), panels))
@@ -98,27 +127,52 @@ class _Linear:
             here = b.let(T.min(tiles - tile0, self.chunk_tiles))
             with T.serial(T.truncdiv(panel1 - panel0 + (self.panel_group - 1), self.panel_group)) as group:
                 first = b.let(panel0 + group * self.panel_group)
-                end = b.let(T.min(first + self.panel_group, panel1))
+                count = b.let(T.min(self.panel_group, panel1 - first))
                 with T.serial(self.blocks) as kb:
                     length = b.let(T.min(self.words - kb * block, block))
                     if self.expand:
                         with T.serial(here) as t:
                             self.widen_rows(t, b.let(((tile0 + t) * self.words + kb * block) * tile), length)
-                    with T.serial(first, end) as panel:
-                        last = T.Cast("int32", panel + 1 == end)
-                        ahead = b.let((panel + 1 - last * (end - first)) * self.words + (kb + last) * block)
-                        with T.If(here <= _FEW_TILES):
-                            with T.Then():
-                                self.tile_body(tile0, 0, [panel], kb, length, self.fetch_all(ahead, length))
-                                with T.serial(1, here) as t:
-                                    self.tile_body(tile0 + t, t, [panel], kb, length)
-                            with T.Else():
-                                if self.expand:
-                                    self.widen_panel(b.let(panel * self.words + kb * block), length)
-                                lines = b.let(T.truncdiv(length * self.vectors + (here - 1), here))
-                                with T.serial(here) as t:
-                                    fetch = self.fetch_share(ahead, t * lines)
-                                    self.tile_body(tile0 + t, t, [panel], kb, length, fetch, widened=self.expand)
+                    with T.serial(count * self.parts) as turn:
+                        self.one_panel(tile0, here, first, count, turn, kb, length)
+                if self.gate:
+                    with T.serial(count) as i, T.serial(here) as t:
+                        places = i, self.panel_group + i
+                        self.gate.write(self.y, self.sums, places, first + i, tile0 + t, t, self.num_rows)
+
+    def one_panel(
+        self, tile0: b.Expr, tiles: b.Expr, first: b.Expr, count: b.Expr, turn: b.Expr, kb: b.Expr, length: b.Expr
+    ) -> None:
+        """Row tiles [tile0, + tiles) times block kb of a panel of the group [first, + count) in one part of the weight;
+        turn: which, the panels of the first part first."""
+        panel = self.turned(first, count, turn)
+        last = T.Cast("int32", turn + 1 == count * self.parts)
+        following = self.index(self.turned(first, count, b.let((turn + 1) * (1 - last))))
+        ahead = b.let(following * self.words + (kb + last) * self.block)
+        with T.If(tiles <= _FEW_TILES):
+            with T.Then():
+                self.tile_body(tile0, 0, [panel], kb, length, self.fetch_all(ahead, length))
+                with T.serial(1, tiles) as t:
+                    self.tile_body(tile0 + t, t, [panel], kb, length)
+            with T.Else():
+                if self.expand:
+                    self.widen_panel(b.let(self.index(panel) * self.words + kb * self.block), length)
+                lines = b.let(T.truncdiv(length * self.vectors + (tiles - 1), tiles))
+                with T.serial(tiles) as t:
+                    fetch = self.fetch_share(ahead, t * lines)
+                    self.tile_body(tile0 + t, t, [panel], kb, length, fetch, widened=self.expand)
+
+    def turned(self, first: b.Expr, count: b.Expr, turn: b.Expr) -> _Panel:
+        """The panel of a turn of the group [first, + count)."""
+        if self.parts == 1:
+            return _Panel(b.let(first + turn), 0, turn)
+        part = b.let(T.truncdiv(turn, count))
+        place = b.let(turn - part * count)
+        return _Panel(b.let(first + place), part, b.let(part * self.panel_group + place))
+
+    def index(self, panel: _Panel) -> b.Expr:
+        """Which panel of the weight it is."""
+        return panel.unit if self.parts == 1 else panel.part * self.panels + panel.unit
 
     # ---- the panel block that comes next ----------------------------------------------------------------------------
 
@@ -132,14 +186,15 @@ class _Linear:
 
         return fetch
 
-    def fetch_streams(self, panels: Sequence[b.Expr]) -> Callable[[b.Expr], None]:
+    def fetch_streams(self, panels: Sequence[_Panel]) -> Callable[[b.Expr], None]:
         """Every stream fetches what it reads a little later."""
         ahead = _AHEAD_BYTES // 4
+        indices = [b.let(self.index(panel)) for panel in panels]
 
         def fetch(q: b.Expr) -> None:
-            for panel in panels:
+            for index in indices:
                 for v in range(self.vectors):
-                    at = (panel * self.words + q) * self.columns + (v * b.WIDTH + ahead)
+                    at = (index * self.words + q) * self.columns + (v * b.WIDTH + ahead)
                     b.do("prefetch", b.at(self.w, at))
 
         return fetch
@@ -175,7 +230,7 @@ class _Linear:
                 words_read = self.w[T.ramp((start + q) * self.columns + v * b.WIDTH, 1, b.WIDTH)]
                 for half, part in enumerate(("bf16_low", "bf16_high")):
                     at = (q * 2 + half) * self.columns + v * b.WIDTH
-                    b.store(self.wide_w, b.call(part, words_read), T.ramp(at, 1, b.WIDTH))
+                    self.wide_w.store(b.call(part, words_read), at)
 
     # ---- the register tile -------------------------------------------------------------------------------------------
 
@@ -183,20 +238,24 @@ class _Linear:
         self,
         t: b.Expr,
         t_local: b.Expr,
-        panels: Sequence[b.Expr],
+        panels: Sequence[_Panel],
         kb: b.Expr,
         length: b.Expr,
         fetch: Callable[[b.Expr], None] | None = None,
         *,
         widened: bool = False,
     ) -> None:
-        """Row tile t (t_local within the chunk) times `panels`, words [kb · block, + length) of K."""
-        tile, columns, block, n = self.tile, self.columns, self.block, self.n
-        panels = [b.let(panel) for panel in panels]
+        """Row tile t (t_local within the chunk) times `panels`, words [kb · block, + length) of K.
+
+        Finished sums of a layer without gate go to y, all others to their places.
+        """
+        tile, columns, block = self.tile, self.columns, self.block
         vectors = len(panels) * self.vectors
         acc = b.Vectors(tile * vectors)
-        span = [panel * columns + v * b.WIDTH for panel in panels for v in range(self.vectors)]
-        count = [b.WIDTH if n % columns == 0 else n - s for s in span]
+        of_vector = [(panel, v) for panel in panels for v in range(self.vectors)]
+        span = [b.let(panel.unit * columns) + v * b.WIDTH for panel, v in of_vector]
+        count = [b.WIDTH if self.width % columns == 0 else self.width - s for s in span]
+        indices = [b.let(self.index(panel)) for panel in panels]
 
         def each_row(body: Callable[[int], None]) -> None:
             for r in range(tile):
@@ -209,42 +268,55 @@ class _Linear:
         for i in range(tile * vectors):
             acc[i] = b.splat(0.0)
         if self.blocks > 1:
-
-            def reload(r: int) -> None:
-                for v in range(vectors):
-                    acc[r * vectors + v] = b.load_vector(self.y, (t * tile + r) * n + span[v], count[v])
-
             with b.when(kb > 0):
-                each_row(reload)
+                for r in range(tile):
+                    for i, (panel, v) in enumerate(of_vector):
+                        acc[r * vectors + i] = self.sums.load(panel.place, t_local, r, v)
         with T.serial(length) as q:
             if fetch is not None:
                 fetch(q)
-            self.step(acc, panels, t * self.words * tile, t_local, kb * block, q, widened=widened)
+            self.step(acc, indices, t * self.words * tile, t_local, kb * block, q, widened=widened)
 
-        def add_rest(r: int) -> None:
-            for v in range(vectors):
-                i, at = r * vectors + v, (t * tile + r) * n + span[v]
-                if self.bias:
-                    acc[i] = b.call("add", acc[i], b.load_vector(self.k["bias"], span[v], count[v]))
+        def add_bias() -> None:
+            for i, (panel, _) in enumerate(of_vector):
+                shift = b.Vectors(1)
+                shift[0] = b.load_vector(self.k["bias"], panel.part * self.width + span[i], count[i])
+                for r in range(tile):
+                    acc[r * vectors + i] = b.call("add", acc[r * vectors + i], shift[0])
+
+        def hold() -> None:
+            for r in range(tile):
+                for i, (panel, v) in enumerate(of_vector):
+                    self.sums.store(acc[r * vectors + i], panel.place, t_local, r, v)
+
+        def write(r: int) -> None:
+            for i in range(vectors):
+                at, value = (t * tile + r) * self.n + span[i], acc[r * vectors + i]
                 if self.residual:
-                    acc[i] = b.call("add", acc[i], b.load_vector(self.k["residual"], at, count[v]))
+                    value = b.call("add", value, b.load_vector(self.k["residual"], at, count[i]))
+                b.store_vector(self.y, value, at, count[i])
 
-        def keep(r: int) -> None:
-            for v in range(vectors):
-                b.store_vector(self.y, acc[r * vectors + v], (t * tile + r) * n + span[v], count[v])
-
-        if self.bias or self.residual:
-            if self.blocks == 1:
-                each_row(add_rest)
+        def finish() -> None:
+            if self.bias:
+                add_bias()
+            if self.gate:
+                hold()
             else:
-                with b.when(kb == self.blocks - 1):
-                    each_row(add_rest)
-        each_row(keep)
+                each_row(write)
+
+        if self.blocks == 1:
+            finish()
+            return
+        with T.If(kb == self.blocks - 1):
+            with T.Then():
+                finish()
+            with T.Else():
+                hold()
 
     def step(
         self,
         acc: b.Vectors,
-        panels: Sequence[b.Expr],
+        indices: Sequence[b.Expr],
         row0: b.Expr,
         t_local: b.Expr,
         word0: b.Expr,
@@ -253,9 +325,11 @@ class _Linear:
         widened: bool,
     ) -> None:
         """One word of K: word q of the block that starts at word0. row0: where the row tile starts in x."""
-        tile, vectors = self.tile, len(panels) * self.vectors
+        tile, vectors = self.tile, len(indices) * self.vectors
         word = q + word0
-        at = [(panel * self.words + word) * self.columns + v * b.WIDTH for panel in panels for v in range(self.vectors)]
+        at = [
+            (panel * self.words + word) * self.columns + v * b.WIDTH for panel in indices for v in range(self.vectors)
+        ]
         xi = [row0 + word * tile + r for r in range(tile)]
         if self.lanes == 1 or self.dot:
             wv = [self.w[T.ramp(i, 1, b.WIDTH)] for i in at]
@@ -272,7 +346,7 @@ class _Linear:
             parts = b.Vectors(vectors)
             for v in range(vectors):
                 if widened:
-                    parts[v] = b.load_vector(self.wide_w, (q * 2 + half) * self.columns + v * b.WIDTH)
+                    parts[v] = self.wide_w.vector((q * 2 + half) * self.columns + v * b.WIDTH)
                 else:
                     parts[v] = b.call(part, self.w[T.ramp(at[v], 1, b.WIDTH)])
             for r in range(tile):

@@ -3,6 +3,7 @@
 Each group is one chain, exact integers for int8 activations and fma for float ones, k ascending; groups are merged by
 one chain of fma, ascending: y = (Σ scale · Σ (number − zero) · x) · (scale of the row) + bias + residual.
 A line is 8 elements of K: two words of 8-bit numbers or one word of 4-bit ones, low halves first.
+A gated layer is as `linear`'s.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kernels import builder as b
 from llmc.compiler.kernels import quant_ir, vector_ir
 from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.kernels.sums import GATED, GatedOutput, Sums
 from llmc.compiler.targets.cpu import Target
 
 _LINE = 8
@@ -27,6 +29,7 @@ _AHEAD = 768  # words between a line of one row's stream and what is fetched wit
 _ROWS_OF_GROUPS = 4  # rows whose sums of a group and of all groups fit the registers
 _FEW_TILES = 4  # row tiles that do not pay for unpacking a block
 _ROW_CHUNK_BYTES = 512 << 10  # of activations that stay in L2 while panels pass
+_ROW_CHUNK = 1024  # rows at most: their sums are on the stack
 _BLOCK_BYTES = 24 << 10  # of a panel's block, unpacked, in L1
 _MASK = 0x0F0F0F0F
 
@@ -46,8 +49,12 @@ class _Tile:
     """Rows of row tile `t` times panels: sums that stay in registers while K is walked."""
 
     t: b.Expr
+    t_local: b.Expr  # the row tile among those whose sums are kept
     rows: range  # of the row tile
+    units: list[b.Expr]  # the panels within their part of the weight
+    part: b.Expr
     panels: list[b.Expr]
+    places: list[b.Expr]
     x0: b.Expr  # where the row tile starts in x
     kb: b.Expr | None  # block of K of a panel that all row tiles pass; None: all of K, from packed weights
     fetch: bool
@@ -61,7 +68,11 @@ class _LinearQuant:
         self.asymmetric, group_size = bool(p["asymmetric"]), int(p["group_size"])
         if self.bits not in (4, 8) or group_size == 0 or (group_size > 0 and group_size % (_TURN * _LINE)):
             raise b.KernelSpecError(f"linear_quant: {self.bits} bits in groups of {group_size} have no layout")
+        if p["gated"] not in GATED or (p["gated"] and (self.residual or self.n % 2)):
+            raise b.KernelSpecError(f"linear_quant: no layer of {self.n} columns is gated as {p['gated']!r}")
         self.spec, self.target, self.rows = spec, target, int(p["rows"])
+        self.parts = 2 if p["gated"] else 1
+        self.width = self.n // self.parts
         self.integer = self.act == "i8"
         if self.integer and self.kdim > _MAX_K:
             raise b.KernelSpecError(
@@ -69,7 +80,9 @@ class _LinearQuant:
             )
         self.lanes = 4 if self.integer else b.lanes_of(self.act)
         self.columns = target.panel_columns
-        self.panels, self.vectors = b.ceil_div(self.n, self.columns), self.columns // b.WIDTH
+        self.panels, self.vectors = b.ceil_div(self.width, self.columns), self.columns // b.WIDTH
+        gated, written = str(p["gated"]), "f32" if self.integer else self.act
+        self.gate = GatedOutput(gated, self.width, self.tile, self.columns, written) if gated else None
         self.lines = b.ceil_div(self.kdim, _LINE)
         self.words = self.lines * self.bits // 4
         self.groups = 1 if group_size < 0 else b.ceil_div(self.kdim, group_size)
@@ -88,13 +101,14 @@ class _LinearQuant:
         self.blocks = b.ceil_div(self.lines, self.block)
         self.unpacks = self.bits == 4 or not self.integer
         row_bytes = self.x_words * 4
-        self.chunk_tiles = max(_FEW_TILES + 1, _ROW_CHUNK_BYTES // (row_bytes * self.tile))
+        self.chunk_tiles = max(_FEW_TILES + 1, min(_ROW_CHUNK, _ROW_CHUNK_BYTES // row_bytes) // self.tile)
 
     def function(self) -> tirx.PrimFunc:
         x = "int32" if self.integer else b.word_dtype(self.act)
-        kinds = {"x": x, "w": "int32", "zero": "uint8"}
+        kinds = {"x": x, "w": "int32", "zero": "uint8"} | ({"y": self.gate.dtype()} if self.gate else {})
         specs = [(name, kinds.get(name, "float32")) for name in buffers(self.spec)]
-        helpers = vector_ir.helpers(self.target.mcpu) + quant_ir.matmul_helpers(self.target)
+        puts = self.gate.puts() if self.gate else ()
+        helpers = vector_ir.helpers(self.target.mcpu, puts=puts) + quant_ir.matmul_helpers(self.target)
         kernel = b.Kernel(self.spec.symbol(), specs, helpers)
         with kernel as k:
             self.k, self.x, self.w, self.y = k, k["x"], k["w"], k["y"]
@@ -127,12 +141,22 @@ class _LinearQuant:
         streams = _STREAMS_TO_FLOAT if self.bits == 8 and not self.integer else _STREAMS
         most = max(1, min(streams, self.panels, _SUMS[self.target.lanes] // (self.tile * self.vectors)))
         groups = b.let(T.truncdiv(count + (most - 1), most))
-        with T.serial(groups) as group:
+        if self.gate:
+            # Of one row tile at a time where there may be many: they have one row.
+            self.sums = Sums(2 * most, 1 if self.tile == 1 else _FEW_TILES, self.tile, self.columns)
+        outer, inner = (tiles, 1) if self.tile == 1 else (1, tiles)
+        with T.serial(outer) as t0, T.serial(groups) as group:
             first = b.let(panel0 + T.truncdiv(group * count, groups))
             size = b.let(panel0 + T.truncdiv((group + 1) * count, groups) - first)
-            for some in range(1, most + 1):
-                with b.when(size == some), T.serial(tiles) as t:
-                    self.row_tile(t, [first + i for i in range(some)])
+            with T.serial(self.parts) as part:
+                for some in range(1, most + 1):
+                    with b.when(size == some), T.serial(inner) as t:
+                        places = [part * most + i for i in range(some)]
+                        self.row_tile(t0 + t, t, [first + i for i in range(some)], part, places)
+            if self.gate:
+                with T.serial(size) as i, T.serial(inner) as t:
+                    places = i, most + i
+                    self.gate.write(self.y, self.sums, places, b.let(first + i), b.let(t0 + t), t, self.num_rows)
 
     def many_tiles(self, tiles: b.Expr) -> None:
         """Chunks of row tiles × panels × blocks of K × row tiles: a block of a panel stays in L1 for all tiles."""
@@ -140,18 +164,28 @@ class _LinearQuant:
         if self.unpacks:
             words = self.block * self.columns * (2 if self.integer else _LINE)
             self.wide = b.Scratch(words, "int32" if self.integer else "float32")
+        if self.gate or self.blocks > 1:
+            self.sums = Sums(self.parts, self.chunk_tiles, self.tile, self.columns)
         chunks = T.truncdiv(tiles + (self.chunk_tiles - 1), self.chunk_tiles)
         unit0, unit1 = self.k.share_bounds(chunks * panels)
         with T.serial(unit0, unit1) as unit:
             chunk, panel = b.let(T.truncdiv(unit, panels)), b.let(T.truncmod(unit, panels))
             tile0 = b.let(chunk * self.chunk_tiles)
             tile1 = b.let(T.min(tile0 + self.chunk_tiles, tiles))
-            with T.serial(self.blocks) as kb:
+            with T.serial(self.parts) as part, T.serial(self.blocks) as kb:
                 line0 = b.let(kb * self.block)
                 if self.unpacks:
-                    self.unpack(panel, line0, b.let(T.min(self.lines - line0, self.block)))
+                    length = b.let(T.min(self.lines - line0, self.block))
+                    self.unpack(b.let(self.index(part, panel)), line0, length)
                 with T.serial(tile0, tile1) as t:
-                    self.row_tile(t, [panel], kb)
+                    self.row_tile(t, t - tile0, [panel], part, [part], kb)
+            if self.gate:
+                with T.serial(tile0, tile1) as t:
+                    self.gate.write(self.y, self.sums, (0, 1), panel, b.let(t), b.let(t - tile0), self.num_rows)
+
+    def index(self, part: b.Expr, unit: b.Expr) -> b.Expr:
+        """Which panel of the weight is panel `unit` of a part."""
+        return unit if self.parts == 1 else part * self.panels + unit
 
     # ---- unpacking --------------------------------------------------------------------------------------------------
 
@@ -229,24 +263,35 @@ class _LinearQuant:
 
     # ---- the register tile ------------------------------------------------------------------------------------------
 
-    def row_tile(self, t: b.Expr, panels: Sequence[b.Expr], kb: b.Expr | None = None) -> None:
-        """Row tile t times `panels`: block kb of K, or all of K from packed weights."""
-        t, panels = b.let(t), [b.let(panel) for panel in panels]
+    def row_tile(
+        self,
+        t: b.Expr,
+        t_local: b.Expr,
+        units: Sequence[b.Expr],
+        part: b.Expr,
+        places: Sequence[b.Expr],
+        kb: b.Expr | None = None,
+    ) -> None:
+        """Row tile t times panels `units` of a part of the weight: block kb of K, or all of K from packed weights.
+
+        places: of each panel's sums between passes, t_local: the row tile's in them.
+        """
+        t, t_local, units = b.let(t), b.let(t_local), [b.let(unit) for unit in units]
+        panels = [b.let(self.index(part, unit)) for unit in units]
         x0 = b.let(t * self.tile_words)
         step = min(self.tile, _ROWS_OF_GROUPS) if self.integer and self.groups > 1 and kb is not None else self.tile
         for first in range(0, self.tile, step):
             rows = range(first, first + step)
+            tile = _Tile(t, t_local, rows, units, part, panels, list(places), x0, kb, fetch=kb is None and not first)
             if first:
                 with b.when(t * self.tile + first < self.num_rows):
-                    self.tile_body(_Tile(t, rows, panels, x0, kb, fetch=False))
+                    self.tile_body(tile)
             else:
-                self.tile_body(_Tile(t, rows, panels, x0, kb, fetch=kb is None))
+                self.tile_body(tile)
 
     def tile_body(self, tile: _Tile) -> None:
-        n, t, kb, panels = self.n, tile.t, tile.kb, tile.panels
-        vectors = len(panels) * self.vectors
-        span = [panel * self.columns + v * b.WIDTH for panel in panels for v in range(self.vectors)]
-        count = [b.WIDTH if n % self.columns == 0 else n - s for s in span]
+        t, kb, vectors = tile.t, tile.kb, len(tile.panels) * self.vectors
+        of_vector = [(place, v) for place in tile.places for v in range(self.vectors)]
         line0 = b.let(T.int32(0) if kb is None else kb * self.block)
         line1 = b.let(T.int32(self.lines) if kb is None else T.min(line0 + self.block, self.lines))
         acc = b.Vectors(len(tile.rows) * vectors, "int32" if self.integer else "float32")
@@ -260,21 +305,23 @@ class _LinearQuant:
                     with b.when(t * self.tile + r < self.num_rows):
                         body(i, r)
 
-        def reload(i: int, r: int) -> None:
-            for v in range(vectors):
-                value = b.load_vector(self.y, (t * self.tile + r) * n + span[v], count[v])
-                exact = self.integer and self.groups == 1
-                total[i * vectors + v] = T.reinterpret("int32x16", value) if exact else value
+        exact = self.integer and self.groups == 1
 
-        def partial(i: int, r: int) -> None:
-            for v in range(vectors):
-                value = total[i * vectors + v]
-                if self.integer and self.groups == 1:
-                    value = T.reinterpret("float32x16", value)
-                b.store_vector(self.y, value, (t * self.tile + r) * n + span[v], count[v])
+        def reload() -> None:
+            for i, r in enumerate(tile.rows):
+                for at, (place, v) in enumerate(of_vector):
+                    value = self.sums.load(place, tile.t_local, r, v)
+                    total[i * vectors + at] = T.reinterpret("int32x16", value) if exact else value
+
+        def partial() -> None:
+            for i, r in enumerate(tile.rows):
+                for at, (place, v) in enumerate(of_vector):
+                    value = total[i * vectors + at]
+                    value = T.reinterpret("float32x16", value) if exact else value
+                    self.sums.store(value, place, tile.t_local, r, v)
 
         def finish(i: int, r: int) -> None:
-            self.finish_row(tile, i, r, total, span, count)
+            self.finish_row(tile, i, r, total)
 
         if self.groups == 1:
             self.start(tile, acc, T.int32(0))
@@ -283,7 +330,7 @@ class _LinearQuant:
                 total[i] = b.splat(0.0)
         if kb is not None and self.blocks > 1:
             with b.when(kb > 0):
-                each_row(reload)
+                reload()
         if self.groups == 1:
             self.chain(tile, acc, line0, line1, T.int32(0), line0)
         else:
@@ -299,7 +346,7 @@ class _LinearQuant:
         if kb is not None and self.blocks > 1:
             with T.If(kb < self.blocks - 1):
                 with T.Then():
-                    each_row(partial)
+                    partial()
                 with T.Else():
                     each_row(finish)
         else:
@@ -454,28 +501,36 @@ class _LinearQuant:
                 value = self.as_float(acc, at, tile.x0, r, group, None if zeros is None else zeros[v])
                 total[at] = b.call("fma", value, scales[v], total[at])
 
-    def finish_row(
-        self, tile: _Tile, i: int, r: int, total: b.Vectors, span: Sequence[b.Expr], count: Sequence[b.Expr]
-    ) -> None:
-        """Scales the sums of row r, the tile's i-th, adds bias and residual, and stores the row."""
+    def finish_row(self, tile: _Tile, i: int, r: int, total: b.Vectors) -> None:
+        """Scales the sums of row r, the tile's i-th, adds bias and residual, and stores the row: to y, or where the
+        gate finds it."""
         panels, x0 = tile.panels, tile.x0
-        vectors = len(panels) * self.vectors
+        of_vector = [
+            (unit, place, v) for unit, place in zip(tile.units, tile.places, strict=True) for v in range(self.vectors)
+        ]
         only = self.groups == 1
         scales = self.scales(panels, T.int32(0)) if only else None
         zeros = self.zeros_of(panels, T.int32(0)) if only else None
-        for v in range(vectors):
-            at = (tile.t * self.tile + r) * self.n + span[v]
-            value = total[i * vectors + v]
+        for at, (unit, place, v) in enumerate(of_vector):
+            first = unit * self.columns + v * b.WIDTH
+            count = b.WIDTH if self.width % self.columns == 0 else self.width - first
+            value = total[i * len(of_vector) + at]
             if scales is not None:
-                value = self.as_float(total, i * vectors + v, x0, r, T.int32(0), None if zeros is None else zeros[v])
-                value = b.call("mul", value, scales[v])
+                zero = None if zeros is None else zeros[at]
+                value = self.as_float(total, i * len(of_vector) + at, x0, r, T.int32(0), zero)
+                value = b.call("mul", value, scales[at])
             if self.integer:
                 row_scale = T.reinterpret("float32", self.x[x0 + self.x_words * self.tile + r])
                 value = b.call("mul", value, b.splat(row_scale))
             elif self.bits == 8:
                 value = b.call("mul", value, b.splat(2.0**-24))  # of `element`; exact
             if self.bias:
-                value = b.call("add", value, b.load_vector(self.k["bias"], span[v], count[v]))
+                start = first if self.parts == 1 else tile.part * self.width + first
+                value = b.call("add", value, b.load_vector(self.k["bias"], start, count))
+            if self.gate:
+                self.sums.store(value, place, tile.t_local, r, v)
+                continue
+            where = (tile.t * self.tile + r) * self.n + first
             if self.residual:
-                value = b.call("add", value, b.load_vector(self.k["residual"], at, count[v]))
-            b.store_vector(self.y, value, at, count[v])
+                value = b.call("add", value, b.load_vector(self.k["residual"], where, count))
+            b.store_vector(self.y, value, where, count)

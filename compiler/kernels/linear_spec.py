@@ -7,9 +7,20 @@ from llmc.quantize import WeightFormat
 
 
 def linear_spec(
-    n: int, k: int, row_tile: int, dtype: str, *, bias: bool = False, residual: bool = False, rows: int = 0
+    n: int,
+    k: int,
+    row_tile: int,
+    dtype: str,
+    *,
+    bias: bool = False,
+    residual: bool = False,
+    rows: int = 0,
+    gated: str = "",
 ) -> KernelSpec:
-    """y [rows, n] = x [rows, k] by a weight [n, k] of the same dtype. rows: the scalar that counts valid ones."""
+    """y [rows, n] = x [rows, k] by a weight [n, k] of the same dtype. rows: the scalar that counts valid ones.
+
+    gated: the weight's rows are gate's, then up's, and y [rows, n / 2] is silu(gate) · up (see `sums.GATED`).
+    """
     return KernelSpec.of(
         "linear",
         "linear",
@@ -21,6 +32,7 @@ def linear_spec(
         bias=bias,
         residual=residual,
         rows=rows,
+        gated=gated,
     )
 
 
@@ -34,6 +46,7 @@ def linear_quant_spec(
     bias: bool = False,
     residual: bool = False,
     rows: int = 0,
+    gated: str = "",
 ) -> KernelSpec:
     """As `linear_spec`, of a weight stored in `format`. act_dtype: f32, bf16 or i8."""
     return KernelSpec.of(
@@ -49,4 +62,5 @@ def linear_quant_spec(
         bias=bias,
         residual=residual,
         rows=rows,
+        gated=gated,
     )

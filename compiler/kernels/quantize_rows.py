@@ -1,4 +1,4 @@
-"""quantize_rows: packed float activations to packed int8 ones, one scale a row; and the same for the end of a kernel.
+"""quantize_rows: float activations to packed int8 ones, one scale a row; and the same for the end of a kernel.
 
 A row's scale is its largest magnitude / 127; numbers are value · (127 / largest), rounded to nearest even. A row tile
 has words of 4 numbers, scales, and sums in the groups of the weight that reads them (FORMAT.md). The scale carries what
@@ -98,19 +98,23 @@ class RowQuantizer:
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     p = spec.as_dict()
     dim, row_tile, act = int(p["dim"]), int(p["row_tile"]), str(p["act_dtype"])
-    lanes, rows = b.lanes_of(act), RowQuantizer(dim, spec)
+    lanes, rows, packed = b.lanes_of(act), RowQuantizer(dim, spec), bool(p["packed"])
     words = b.ceil_div(dim, lanes)
     helpers = vector_ir.helpers(target.mcpu) + rows.helpers()
     kernel = b.Kernel(spec.symbol(), [("x", b.word_dtype(act)), ("out", "int32")], helpers)
     with kernel as k:
         x, out = k["x"], k["out"]
         with k.share(k.scalar(int(p["rows"]))) as row:
-            base = b.let(b.packed_position(row, row_tile, words))
+            base = b.let(b.packed_position(row, row_tile, words) if packed else row * dim)
             rows.begin()
-            piece = T.alloc_buffer((b.WIDTH,), "float32", scope="local")
+            if packed:
+                piece = T.alloc_buffer((b.WIDTH,), "float32", scope="local")
 
             def read(index: b.Expr, count: int) -> None:
-                """`count` elements from `index` on, gathered from words row_tile apart."""
+                """`count` elements from `index` on; those of a packed row are gathered from words row_tile apart."""
+                if not packed:
+                    rows.keep(b.load_vector(x, base + index, count), index)
+                    return
                 for i in range(b.WIDTH):
                     if i >= count:
                         b.store(piece, T.float32(0), i)

@@ -18,19 +18,18 @@ TEMPLATE_FILES: dict[str, str] = {
     "rope_kv_write": "rope",
     "paged_attention": "attention",
     "merge_attention": "attention_merge",
-    "silu_mul": "activation",
     "gather_rows": "gather",
     "fused": "fused",
 }
 """Module of this package by exact op name."""
 _EXTRA = {
     "fused": ("vector_math",),
-    "linear_quant": ("quant_ir",),
+    "linear": ("sums",),
+    "linear_quant": ("sums", "quant_ir"),
     "paged_attention": ("attention_split", "attention_state"),
     "merge_attention": ("attention_split", "attention_state"),
     "quantize_rows": ("quant_ir",),
     "rms_norm": ("quantize_rows", "quant_ir"),
-    "silu_mul": ("quantize_rows", "quant_ir"),
 }
 """Further modules that a template is made of."""
 _SHARED = ("builder", "pipeline", "vector_ir", "ir_text", "spec")

@@ -13,7 +13,8 @@ from llmc.compiler.lowered import SITE_PREFIX, Lowered
 from llmc.compiler.quant_packing import quantized_row_words
 from llmc.quantize import Recipe, Scheme, WeightFormat
 
-_WRITE_INT8 = frozenset({"rms_norm", "silu_mul"})
+_LINEARS = frozenset({"linear", "gated_linear"})
+_WRITE_INT8 = frozenset({"rms_norm", "gated_linear"})
 """Ops whose kernels can quantize the rows they make."""
 
 
@@ -69,7 +70,7 @@ def _variables(expr: relax.Expr) -> list[relax.Var]:
 
 def _scheme(step: _Step, schemes: dict[relax.Var, Scheme]) -> Scheme | None:
     """The scheme of the weight that an op reads, None for what is not quantized."""
-    if step.site is None or step.site.op not in ("linear", "embedding"):
+    if step.site is None or step.site.op not in _LINEARS | {"embedding"}:
         return None
     return schemes.get(step.tensors["weight"])
 
@@ -145,22 +146,23 @@ class _Rewriter:
             return self._replaced(step.value)
         scheme = _scheme(step, self._schemes)
         tensors = {name: self._replaced(tensor) for name, tensor in step.tensors.items()}
+        op, kind, attributes = step.site.op, step.var.ty, dict[str, Any]()
         if scheme is not None:
             weight = scheme.weight
-            attributes = {
+            op = f"{op}_quant"
+            attributes |= {
                 "bits": weight.bits,
                 "group_size": weight.group_size,
                 "asymmetric": weight.asymmetric,
                 "int8": scheme.act_bits == 8,
             }
-            if step.site.op == "linear" and scheme.act_bits == 8:
+            if step.site.op in _LINEARS and scheme.act_bits == 8:
                 tensors["x"] = self._int8_of(step, _Sums.of(weight))
-            return self._call(step.site, f"{step.site.op}_quant", attributes, tensors, step.var.ty)
         if step.var in self._int8:
             sums = self._int8[step.var]
+            attributes |= sums.attributes
             kind = self._int8_type(step.var, _width(step), sums)
-            return self._call(step.site, step.site.op, sums.attributes, tensors, kind)
-        return self._replaced(step.value)
+        return self._call(step.site, op, attributes, tensors, kind) if attributes else self._replaced(step.value)
 
     def _int8_of(self, linear: _Step, sums: _Sums) -> relax.Expr:
         """The int8 form of the activation that `linear` reads."""
@@ -195,5 +197,6 @@ class _Rewriter:
 def _width(step: _Step) -> int:
     """Elements of a row of what an op of _WRITE_INT8 makes."""
     assert step.site is not None
-    widths = step.site.attributes["widths"]
-    return int(widths["x"]) if step.site.op == "rms_norm" else int(widths["gate_up"]) // 2
+    if step.site.op == "rms_norm":
+        return int(step.site.attributes["widths"]["x"])
+    return int(step.site.attributes["weight_shapes"]["weight"][0]) // 2

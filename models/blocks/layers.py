@@ -1,4 +1,4 @@
-"""Parameters of a linear and of a norm: weights in the activation dtype, norms and biases float32."""
+"""Parameters of linear layers and of a norm: weights in the activation dtype, norms and biases float32."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
 
 
-class Linear(nn.Module):
+class Projection(nn.Module):
     """weight [N, K] of the activation dtype, bias float32 [N] or None."""
 
     def __init__(self, num_out: int, num_in: int, bias: bool, act_dtype: str) -> None:
@@ -21,9 +21,26 @@ class Linear(nn.Module):
         self.weight = empty(num_out, num_in, dtype=ops.torch_act_dtype(act_dtype))
         self.register_parameter("bias", empty(num_out) if bias else None)
 
+
+class Linear(Projection):
+    """One matrix."""
+
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """act [T, K], residual float32 [T, N] → float32 [T, N]."""
         return ops.linear(x, self.weight, self.bias, residual)
+
+
+class GatedLinear(Projection):
+    """Two matrices of I rows, gate and up, one below the other."""
+
+    def __init__(self, num_out: int, num_in: int, bias: bool, act_dtype: str) -> None:
+        """num_out: I."""
+        super().__init__(2 * num_out, num_in, bias, act_dtype)
+        self.act_dtype = act_dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """act [T, K] → act [T, I]: silu(gate) times up."""
+        return ops.gated_linear(x, self.weight, self.bias, act_dtype=self.act_dtype)
 
 
 class RmsNorm(nn.Module):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from llmc.models import ops
-from llmc.models.blocks.layers import Linear
+from llmc.models.blocks.layers import GatedLinear, Linear
 from llmc.models.config import ModelConfig
 
 
@@ -14,10 +13,9 @@ class Mlp(nn.Module):
 
     def __init__(self, config: ModelConfig, act_dtype: str) -> None:
         super().__init__()
-        self.act_dtype = act_dtype
-        self.gate_up = Linear(2 * config.intermediate_size, config.hidden_size, config.mlp_bias, act_dtype)
+        self.gate_up = GatedLinear(config.intermediate_size, config.hidden_size, config.mlp_bias, act_dtype)
         self.down = Linear(config.hidden_size, config.intermediate_size, config.mlp_bias, act_dtype)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """act [T, D], residual float32 [T, D] → float32 [T, D]."""
-        return self.down(ops.silu_mul(self.gate_up(x), act_dtype=self.act_dtype), residual)
+        return self.down(self.gate_up(x), residual)

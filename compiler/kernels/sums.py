@@ -1,0 +1,73 @@
+"""Sums of a tile of rows between two passes, and what becomes of those of a gated linear layer in the end."""
+
+from __future__ import annotations
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernels import builder as b
+
+GATED = ("", "packed", "rows")
+"""How silu(gate) · up is written: as a packed activation, or as float32 rows; empty: the layer has no gate."""
+
+
+class Sums:
+    """Vectors of sums on the stack, [places][tiles][row_tile][columns]: a layer's output is far apart in memory, row
+    by row, and would not stay in cache until the next pass."""
+
+    def __init__(self, places: int, tiles: int, row_tile: int, columns: int) -> None:
+        self._tiles, self._row_tile, self._columns = tiles, row_tile, columns
+        self._memory = b.Scratch(places * tiles * row_tile * columns, "float32")
+
+    def _at(self, place: b.Expr, t: b.Expr, r: b.Expr, v: b.Expr) -> b.Expr:
+        return ((place * self._tiles + t) * self._row_tile + r) * self._columns + v * b.WIDTH
+
+    def load(self, place: b.Expr, t: b.Expr, r: b.Expr, v: b.Expr) -> b.Expr:
+        """Vector v of row r of tile t."""
+        return self._memory.vector(self._at(place, t, r, v))
+
+    def store(self, value: b.Expr, place: b.Expr, t: b.Expr, r: b.Expr, v: b.Expr) -> None:
+        self._memory.store(value, self._at(place, t, r, v))
+
+
+class GatedOutput:
+    """Writes silu(gate) · up of `width` columns, from two places of sums."""
+
+    def __init__(self, gated: str, width: int, row_tile: int, columns: int, act_dtype: str) -> None:
+        self.packed, self.width, self.act = gated == "packed", width, act_dtype
+        self.row_tile, self.columns = row_tile, columns
+        self.tail = width % b.WIDTH
+
+    def dtype(self) -> str:
+        """TIR dtype of the output buffer."""
+        return b.word_dtype(self.act) if self.packed else "float32"
+
+    def puts(self) -> tuple[tuple[str, int, int], ...]:
+        """What `vector_ir.helpers` is asked for."""
+        if not self.packed:
+            return ()
+        return tuple((self.act, self.row_tile, count) for count in (b.WIDTH, self.tail) if count)
+
+    def write(
+        self, y: b.Expr, sums: Sums, places: tuple[b.Expr, b.Expr], panel: b.Expr, t: b.Expr, t_local: b.Expr,
+        num_rows: b.Expr,
+    ) -> None:  # fmt: skip
+        """Row tile t (t_local in `sums`) of a panel of columns; places: of gate and of up."""
+        rows = b.let(T.min(num_rows - t * self.row_tile, self.row_tile))
+        with T.serial(rows) as r, T.serial(self.columns // b.WIDTH) as v:
+            gate, up = (sums.load(place, t_local, r, v) for place in places)
+            value = b.Vectors(1)
+            value[0] = b.call("mul", b.call("silu", gate), up)
+            first = b.let(panel * self.columns + v * b.WIDTH)
+            row = b.let(t * self.row_tile + r)
+            if self.packed:
+                self._pack(y, value[0], row, first)
+            else:
+                b.store_vector(y, value[0], row * self.width + first, self.width - first)
+
+    def _pack(self, y: b.Expr, value: b.Expr, row: b.Expr, first: b.Expr) -> None:
+        base = b.packed_position(row, self.row_tile, b.ceil_div(self.width, b.lanes_of(self.act)))
+        with b.when(first + b.WIDTH <= self.width):
+            b.put(y, value, base, first, self.act, self.row_tile, b.WIDTH)
+        if self.tail:
+            with b.when(first == self.width - self.tail):
+                b.put(y, value, base, first, self.act, self.row_tile, self.tail)
