@@ -68,13 +68,13 @@ def test_the_fit_finds_the_law_that_made_the_costs() -> None:
 
 
 def test_sequences_and_rows_are_told_apart() -> None:
-    costs = skipped_costs(1, sequence_s=50e-6)
-    law = LoadCost.fit(costs)
+    costs = skipped_costs(sequence_s=50e-6)
+    law = LoadCost.fit(costs, 8)
     assert law.sequence_s == pytest.approx(50e-6, rel=1e-6)
     assert law.pair_s["decode"] == pytest.approx(1e-7, rel=1e-6)
     assert law.at([1, 16]) == pytest.approx([30e-6, 180e-6], rel=1e-6)
     table = StepCosts.of_table(CostTable({"p": "x"}, "ab" * 32, tuple(costs), "skipped"), "measured")
-    decode, prefill = (table.curves(Bucket(phase, 16, 512), 1)[0] for phase in ("decode", "prefill"))
+    decode, prefill = (table.curves(Bucket(phase, 16, 512), 8)[0] for phase in ("decode", "prefill"))
     assert decode.at(16) == pytest.approx(980e-6, rel=1e-3)
     assert prefill.at(16) == pytest.approx(230e-6, rel=1e-3)
     assert table.seconds(Bucket("decode", 16, 512)) == pytest.approx(980e-6 + 16 * 512e-7, rel=1e-3)
