@@ -29,6 +29,7 @@ _MAX_LINE = 1 << 20
 _BATCH_CHARS = 1 << 18
 _INT64 = -(1 << 63)
 DEFAULT_PREFIX_BLOCK = 512
+_NO_PREFIX_START, _NO_PREFIX_IDS = np.zeros(1, np.int64), np.zeros(0, np.int64)
 
 
 class TraceError(BucketError):
@@ -66,8 +67,8 @@ class Trace:
     arrival_s: npt.NDArray[np.float64]
     prompt_tokens: npt.NDArray[np.int64]
     output_tokens: npt.NDArray[np.int64]
-    prefix_start: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
-    prefix_ids: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    prefix_start: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_PREFIX_START)
+    prefix_ids: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_PREFIX_IDS)
     prefix_block: int = DEFAULT_PREFIX_BLOCK
 
     def __len__(self) -> int:
@@ -113,8 +114,9 @@ class Trace:
         return np.minimum(cached, self.prompt_tokens - 1)
 
 
-def read_trace(path: Path) -> Trace:
-    """Reads a trace file of any known form, told apart by its first line, some thousand lines at a time.
+def read_trace(path: Path, *, prefixes: bool = True) -> Trace:
+    """Reads a trace file of any known form, told apart by its first line, some thousand lines at a time; prefixes:
+    also the prefix ids, which take most of the time where there are any.
 
     Raises TraceError for a file that cannot be read, is of no known form, is empty, or has a malformed line.
     """
@@ -126,11 +128,12 @@ def read_trace(path: Path) -> Trace:
             first = next(batches, None)
             if first is None:
                 raise TraceError(f"trace {path} is empty: record some requests first")
-            parser = parser_for(first[0][1], path)
+            parser = parser_for(first[0][1], path, prefixes=prefixes)
             rest = chain((first[1:] if parser.has_header else first,), batches)
             # Lines are looked at one by one only where something in a batch is wrong, to say what.
             columns = (parser.columns(batch) or _columns_of(parser.requests(batch)) for batch in rest if batch)
-            return _joined(path, columns, parser.prefix_block)
+            trace = _joined(path, columns, parser.prefix_block)
+            return trace if prefixes else replace(trace, prefix_start=_NO_PREFIX_START, prefix_ids=_NO_PREFIX_IDS)
     except OSError as error:
         raise TraceError(f"cannot read trace {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

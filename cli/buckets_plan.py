@@ -98,7 +98,7 @@ def plan_command(
         prefix_cache=prefix_cache,
     )
     costs, by_tokens, resources = _cost_model(cost, cost_table, model, gflops, bandwidth, overhead_us, server)
-    requests = read_trace(trace)
+    requests = read_trace(trace, prefixes=prefix_cache)
     phases = planner.PHASES if phase is Phase.both else (phase.value,)
     simulated = plan_simulation.plan(
         requests,

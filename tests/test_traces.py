@@ -137,6 +137,37 @@ def test_lines_are_sound_one_by_one(tmp_path: Path, torn: str, before: int) -> N
         read_trace(path)
 
 
+def test_azure_times_of_all_forms_are_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    head = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    plain = ["2023-11-16 18:17:03.9799600", "2023-11-16 18:17:04.03", "2024-02-29T00:00:00"]
+    path.write_text(head + "".join(f"{time},5,6\n" for time in plain))
+    by_columns = read_trace(path)
+    path.write_text(head + "".join(f"{time}+00:00, 5,6\n" for time in plain))
+    assert np.array_equal(by_columns.arrival_s, read_trace(path).arrival_s)
+    path.write_text(head + "2023-11-16 18:17:03,5,6\n2023-13-16 18:17:03,5,6\n")
+    with pytest.raises(TraceError, match=r"trace\.csv:3: '2023-13-16 18:17:03' is not a date and time"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("text", [
+    '{"timestamp": 1, "input_length": 9, "output_length": 2, "hash_ids": [1, 2]}',
+    '{"hash_ids": [1, 2], "timestamp": 1, "input_length": 9, "output_length": 2}',
+    '{"timestamp": 1, "hash_ids": [], "input_length": 9, "output_length": 2}',
+])  # fmt: skip
+def test_prefixes_that_are_not_wanted_are_passed_over(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f"{text}\n" * 3)
+    whole, lengths = read_trace(path), read_trace(path, prefixes=False)
+    assert len(lengths.prefix_ids) == 0
+    assert (len(lengths.prefix_of(2)), len(lengths)) == (0, 3)
+    for name in ("arrival_s", "prompt_tokens", "output_tokens"):
+        assert np.array_equal(getattr(whole, name), getattr(lengths, name))
+    path.write_text(text.replace("[", '["x", ') + "\n")
+    with pytest.raises(TraceError):
+        read_trace(path, prefixes=False)
+
+
 def test_a_trace_of_many_batches(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     rows = [Request(n / 8, 1 + n % 7000, n % 900, (n, -n) if n % 3 else ()) for n in range(20_000)]
