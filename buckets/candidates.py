@@ -83,9 +83,8 @@ class PhaseProblem:
         shape = cost.shape
         keys = (rows, columns, rows) if decode else (rows, 0 * columns, rows * columns)
         order = np.lexsort([np.broadcast_to(key, shape).ravel() for key in keys])
-        rank = np.empty(cost.size, np.int64)
-        rank[order] = np.arange(cost.size)
-        rank = rank.reshape(shape)
+        rank = np.empty(shape, np.int64)
+        rank.flat[order] = np.arange(cost.size)
         max_area = 0
         if decode:
             base = np.broadcast_to(cost[-1, -1] + load[-1][:, None], shape).copy()

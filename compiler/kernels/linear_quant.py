@@ -155,8 +155,8 @@ class _LinearQuant:
                         self.row_tile(t0 + t, t, [first + i for i in range(some)], part, places)
             if self.gate:
                 with T.serial(size) as i, T.serial(inner) as t:
-                    places = i, most + i
-                    self.gate.write(self.y, self.sums, places, b.let(first + i), b.let(t0 + t), t, self.num_rows)
+                    panel, tile = b.let(first + i), b.let(t0 + t)
+                    self.gate.write(self.y, self.sums, (i, most + i), panel, tile, t, self.num_rows)
 
     def many_tiles(self, tiles: b.Expr) -> None:
         """Chunks of row tiles × panels × blocks of K × row tiles: a block of a panel stays in L1 for all tiles."""
