@@ -116,7 +116,7 @@ class Trace:
 
 def read_trace(path: Path, *, prefixes: bool = True) -> Trace:
     """Reads a trace file of any known form, told apart by its first line, some thousand lines at a time; prefixes:
-    also the prefix ids, which take most of the time where there are any.
+    whether the prefix ids are wanted, which take most of the time where there are any.
 
     Raises TraceError for a file that cannot be read, is of no known form, is empty, or has a malformed line.
     """

@@ -25,11 +25,17 @@ _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _OWN_FIELDS, _OWN_PREFIX = ("arrival_s", "prompt_tokens", "output_tokens"), "prefix_ids"
 _MOONCAKE_FIELDS, _MOONCAKE_PREFIX = ("timestamp", "input_length", "output_length"), "hash_ids"
 
-# What most Azure traces look like, line by line, and a prefix that need not be read, with the comma before it.
-_PLAIN_TIMES = re.compile(r"(?:20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})?\n?)+", re.ASCII)
-_NUMBERS = {
-    name: re.compile(rf',\s*"{name}"\s*:\s*\[[-0-9,\s]*\]', re.ASCII) for name in (_OWN_PREFIX, _MOONCAKE_PREFIX)
-}
+# Lines as the published traces have them, read at once: a century's times in UTC without saying so, and prefixes that
+# nobody looks at.
+_NUMBER = r"(0|[1-9]\d{0,8})"
+_PLAIN_AZURE = re.compile(
+    rf"^(20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{{1,9}})?),{_NUMBER},{_NUMBER}$", re.ASCII | re.MULTILINE
+)
+_PLAIN_MOONCAKE = re.compile(
+    rf'^\{{"timestamp": ?{_NUMBER}, ?"input_length": ?{_NUMBER}, ?"output_length": ?{_NUMBER}'
+    r'(?:, ?"hash_ids": ?\[[^\]]*\])?\}$',
+    re.ASCII | re.MULTILINE,
+)
 
 Lines = Sequence[tuple[int, str]]
 
@@ -50,7 +56,7 @@ class Parser(Protocol):
 
 
 def parser_for(first_line: str, path: Path, *, prefixes: bool = True) -> Parser:
-    """The parser of the form that the first line shows; prefixes: whether it reads them.
+    """The parser of the form that the first line shows; prefixes: whether they are wanted.
 
     Raises TraceError when it is of none.
     """
@@ -59,7 +65,7 @@ def parser_for(first_line: str, path: Path, *, prefixes: bool = True) -> Parser:
     if first_line.startswith("{"):
         first = _json_object(first_line, path, 1)
         if "llmc_trace" in first or "arrival_s" in first:
-            return _Own(path, first, prefixes)
+            return _Own(path, first)
         if "timestamp" in first and "input_length" in first:
             return _Mooncake(path, prefixes)
     raise TraceError(
@@ -69,8 +75,8 @@ def parser_for(first_line: str, path: Path, *, prefixes: bool = True) -> Parser:
 
 
 class _Own:
-    def __init__(self, path: Path, first: dict[str, Any], prefixes: bool) -> None:
-        self._path, self._prefixes = path, prefixes
+    def __init__(self, path: Path, first: dict[str, Any]) -> None:
+        self._path = path
         self.has_header = "llmc_trace" in first
         if self.has_header and first["llmc_trace"] != 1:
             raise TraceError(f"trace {path} is of version {first['llmc_trace']!r}: this llmc reads version 1")
@@ -80,7 +86,7 @@ class _Own:
         self.prefix_block = block
 
     def columns(self, lines: Lines) -> Columns | None:
-        values = _json_columns(lines, _OWN_FIELDS, _OWN_PREFIX, self._prefixes)
+        values = _json_columns(lines, _OWN_FIELDS, _OWN_PREFIX)
         return checked_columns(*values) if values else None
 
     def requests(self, lines: Lines) -> Iterator[Request]:
@@ -98,7 +104,10 @@ class _Mooncake:
         self._path, self._prefixes = path, prefixes
 
     def columns(self, lines: Lines) -> Columns | None:
-        values = _json_columns(lines, _MOONCAKE_FIELDS, _MOONCAKE_PREFIX, self._prefixes)
+        if not self._prefixes and (plain := _plain_columns(_PLAIN_MOONCAKE, lines)):
+            times, *others = (list(map(int, column)) for column in plain)
+            return checked_columns([time / 1000 for time in times], *others)
+        values = _json_columns(lines, _MOONCAKE_FIELDS, _MOONCAKE_PREFIX)
         if values is None or not set(map(type, values[0])) <= {int, float}:
             return None
         times, *others = values
@@ -125,15 +134,17 @@ class _Azure:
         self._path = path
 
     def columns(self, lines: Lines) -> Columns | None:
-        cells = [line.split(",") for _, line in lines]
-        if set(map(len, cells)) != {len(_AZURE_COLUMNS)}:
-            return None
-        columns = tuple(zip(*cells, strict=True))
         try:
-            times = _plain_times(columns[0]) or [_seconds(cell) for cell in columns[0]]
+            if plain := _plain_columns(_PLAIN_AZURE, lines):
+                instants = np.array(plain[0], "datetime64[ns]").astype("datetime64[us]").astype(np.int64)
+                return checked_columns((instants / 1e6).tolist(), *(list(map(int, column)) for column in plain[1:]))
+            cells = [line.split(",") for _, line in lines]
+            if set(map(len, cells)) != {len(_AZURE_COLUMNS)}:
+                return None
+            times = [_seconds(row[0]) for row in cells]
         except (ValueError, OverflowError):
             return None
-        return checked_columns(times, *map(_wholes, columns[1:]))
+        return checked_columns(times, [_whole(row[1]) for row in cells], [_whole(row[2]) for row in cells])
 
     def requests(self, lines: Lines) -> Iterator[Request]:
         for number, line in lines:
@@ -155,24 +166,6 @@ def _seconds(cell: str) -> float:
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
-def _plain_times(cells: Sequence[str]) -> list[float] | None:
-    """The same of many, much faster, where all are of this century, in UTC without saying so; None where they are not.
-
-    Raises ValueError.
-    """
-    if _PLAIN_TIMES.fullmatch("\n".join(cells)) is None:
-        return None
-    times = np.array(cells, "datetime64[ns]").astype("datetime64[us]").astype(np.int64)
-    return list((times / 1e6).tolist())
-
-
-def _wholes(cells: Sequence[str]) -> list[int] | list[int | str]:
-    text = "".join(cells)
-    if text.isascii() and text.isdigit() and max(map(len, cells)) <= 18 and all(cells):
-        return list(map(int, cells))
-    return [_whole(cell) for cell in cells]
-
-
 def _whole(cell: str) -> int | str:
     cell = cell.strip()
     return int(cell) if len(cell) <= 18 and cell.isascii() and cell.isdigit() else cell
@@ -188,17 +181,16 @@ def _json_object(line: str, path: Path, number: int) -> dict[str, Any]:
     return row
 
 
-def _json_columns(
-    lines: Lines, fields: tuple[str, ...], prefix: str, prefixes: bool
-) -> tuple[Sequence[Any], ...] | None:
-    """The values of the three fields, and of `prefix` where one has it; None unless all lines are such objects.
+def _plain_columns(form: re.Pattern[str], lines: Lines) -> tuple[tuple[str, ...], ...] | None:
+    """What the groups of `form` find in the lines; None unless all of them are of it."""
+    rows = form.findall("\n".join([line for _, line in lines]))
+    return tuple(zip(*rows, strict=True)) if len(rows) == len(lines) else None
 
-    Without prefixes theirs are passed over; one that is no list of numbers is still a complaint.
-    """
+
+def _json_columns(lines: Lines, fields: tuple[str, ...], prefix: str) -> tuple[Sequence[Any], ...] | None:
+    """The values of the three fields, and of `prefix` where one has it; None unless all lines are such objects."""
     texts = [line for _, line in lines]
     text = ",".join(texts)
-    if not prefixes:
-        text = _NUMBERS[prefix].sub("", text)
     # With one brace a line, at its front, as many objects as lines are one object a line.
     if text.count("{") != len(texts) or set(map(itemgetter(0), texts)) != {"{"}:
         return None

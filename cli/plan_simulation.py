@@ -25,7 +25,7 @@ from llmc.runtime.simulation import SimulatedLoad
 from .simulation import Ladder, Server, WhatIf
 
 # Of longer traces so many stretches of so many requests are tried; each begins with an idle server.
-_STRETCHES, _STRETCH = 4, 1250
+_STRETCHES, _STRETCH = 4, 1000
 # Steps hardly depend on the ladder: another round is for those that do.
 _ROUNDS, _GAIN = 3, 0.002
 

@@ -163,8 +163,8 @@ def test_prefixes_that_are_not_wanted_are_passed_over(tmp_path: Path, text: str)
     assert (len(lengths.prefix_of(2)), len(lengths)) == (0, 3)
     for name in ("arrival_s", "prompt_tokens", "output_tokens"):
         assert np.array_equal(getattr(whole, name), getattr(lengths, name))
-    path.write_text(text.replace("[", '["x", ') + "\n")
-    with pytest.raises(TraceError):
+    path.write_text(text.replace("9", '"9"') + "\n")
+    with pytest.raises(TraceError, match="prompt length '9'"):
         read_trace(path, prefixes=False)
 
 
