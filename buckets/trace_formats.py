@@ -105,8 +105,8 @@ class _Mooncake:
 
     def columns(self, lines: Lines) -> Columns | None:
         if not self._prefixes and (plain := _plain_columns(_PLAIN_MOONCAKE, lines)):
-            times, *others = (list(map(int, column)) for column in plain)
-            return checked_columns([time / 1000 for time in times], *others)
+            milliseconds, prompts, outputs = (list(map(int, column)) for column in plain)
+            return checked_columns([time / 1000 for time in milliseconds], prompts, outputs)
         values = _json_columns(lines, _MOONCAKE_FIELDS, _MOONCAKE_PREFIX)
         if values is None or not set(map(type, values[0])) <= {int, float}:
             return None
