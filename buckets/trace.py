@@ -45,6 +45,21 @@ class Request(NamedTuple):
     prefix_ids: tuple[int, ...] = ()
 
 
+class Batch(NamedTuple):
+    """Some lines of a file as they are there, with their ends; number: of the first of them, counted from 1."""
+
+    number: int
+    raw: list[str]
+
+    def numbered(self) -> list[tuple[int, str]]:
+        """The lines that are not empty, without white space around them."""
+        return [(n, stripped) for n, line in enumerate(self.raw, self.number) if (stripped := line.strip())]
+
+    def behind(self, number: int) -> Batch:
+        """The lines after line `number`."""
+        return Batch(number + 1, self.raw[number + 1 - self.number :])
+
+
 class Columns(NamedTuple):
     """Some lines of a trace, sound ones: as in Request, and how many of prefix_ids each of them has."""
 
@@ -125,13 +140,14 @@ def read_trace(path: Path, *, prefixes: bool = True) -> Trace:
     try:
         with path.open(encoding="utf-8", errors="strict") as lines:
             batches = _batches(lines, path)
-            first = next(batches, None)
+            first = next((batch for batch in batches if batch.numbered()), None)
             if first is None:
                 raise TraceError(f"trace {path} is empty: record some requests first")
-            parser = parser_for(first[0][1], path, prefixes=prefixes)
-            rest = chain((first[1:] if parser.has_header else first,), batches)
+            number, line = first.numbered()[0]
+            parser = parser_for(line, path, prefixes=prefixes)
+            rest = chain((first.behind(number) if parser.has_header else first,), batches)
             # Lines are looked at one by one only where something in a batch is wrong, to say what.
-            columns = (parser.columns(batch) or _columns_of(parser.requests(batch)) for batch in rest if batch)
+            columns = (parser.columns(batch) or _columns_of(parser.requests(batch.numbered())) for batch in rest)
             trace = _joined(path, columns, parser.prefix_block)
             return trace if prefixes else replace(trace, prefix_start=_NO_PREFIX_START, prefix_ids=_NO_PREFIX_IDS)
     except OSError as error:
@@ -241,13 +257,12 @@ def _complaint(arrival_s: object, prompt: object, output: object, prefix: object
     return f"prefix id {str(wrong)[:40]!r} is not a whole number of 64 bits"
 
 
-def _batches(lines: TextIO, path: Path) -> Iterator[list[tuple[int, str]]]:
-    """The lines that are not empty, numbered from 1, some thousands at a time."""
+def _batches(lines: TextIO, path: Path) -> Iterator[Batch]:
+    """The lines of a file, some thousands at a time."""
     number = 1
     while read := lines.readlines(_BATCH_CHARS):
         if max(map(len, read)) > _MAX_LINE:
             long = next(n for n, line in enumerate(read, number) if len(line) > _MAX_LINE)
             raise TraceError(f"{path}:{long}: the line is longer than {_MAX_LINE} characters")
-        if batch := [(n, stripped) for n, line in enumerate(read, number) if (stripped := line.strip())]:
-            yield batch
+        yield Batch(number, read)
         number += len(read)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .bucket import MAX_DIM
-from .trace import DEFAULT_PREFIX_BLOCK, Columns, Request, TraceError, checked, checked_columns
+from .trace import DEFAULT_PREFIX_BLOCK, Batch, Columns, Request, TraceError, checked, checked_columns
 
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _OWN_FIELDS, _OWN_PREFIX = ("arrival_s", "prompt_tokens", "output_tokens"), "prefix_ids"
@@ -32,7 +32,7 @@ _PLAIN_AZURE = re.compile(
     rf"^(20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{{1,9}})?),{_NUMBER},{_NUMBER}$", re.ASCII | re.MULTILINE
 )
 _PLAIN_MOONCAKE = re.compile(
-    rf'^\{{"timestamp": ?{_NUMBER}, ?"input_length": ?{_NUMBER}, ?"output_length": ?{_NUMBER}'
+    rf'^\{{"timestamp": ?(0|[1-9]\d{{0,14}}), ?"input_length": ?{_NUMBER}, ?"output_length": ?{_NUMBER}'
     r'(?:, ?"hash_ids": ?\[[^\]]*\])?\}$',
     re.ASCII | re.MULTILINE,
 )
@@ -46,8 +46,8 @@ class Parser(Protocol):
     prefix_block: int
     has_header: bool
 
-    def columns(self, lines: Lines) -> Columns | None:
-        """Many lines at once; None when one of them may be wrong."""
+    def columns(self, batch: Batch) -> Columns | None:
+        """Many lines at once; None when one of them may be wrong, or none is there."""
         ...
 
     def requests(self, lines: Lines) -> Iterator[Request]:
@@ -85,8 +85,8 @@ class _Own:
             raise TraceError(f"trace {path} has prefix_block {block!r}: use a whole number from 1 to {MAX_DIM}")
         self.prefix_block = block
 
-    def columns(self, lines: Lines) -> Columns | None:
-        values = _json_columns(lines, _OWN_FIELDS, _OWN_PREFIX)
+    def columns(self, batch: Batch) -> Columns | None:
+        values = _json_columns(batch, _OWN_FIELDS, _OWN_PREFIX)
         return checked_columns(*values) if values else None
 
     def requests(self, lines: Lines) -> Iterator[Request]:
@@ -103,11 +103,11 @@ class _Mooncake:
     def __init__(self, path: Path, prefixes: bool) -> None:
         self._path, self._prefixes = path, prefixes
 
-    def columns(self, lines: Lines) -> Columns | None:
-        if not self._prefixes and (plain := _plain_columns(_PLAIN_MOONCAKE, lines)):
+    def columns(self, batch: Batch) -> Columns | None:
+        if not self._prefixes and (plain := _plain_columns(_PLAIN_MOONCAKE, batch)):
             milliseconds, prompts, outputs = (list(map(int, column)) for column in plain)
             return checked_columns([time / 1000 for time in milliseconds], prompts, outputs)
-        values = _json_columns(lines, _MOONCAKE_FIELDS, _MOONCAKE_PREFIX)
+        values = _json_columns(batch, _MOONCAKE_FIELDS, _MOONCAKE_PREFIX)
         if values is None or not set(map(type, values[0])) <= {int, float}:
             return None
         times, *others = values
@@ -133,12 +133,12 @@ class _Azure:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def columns(self, lines: Lines) -> Columns | None:
+    def columns(self, batch: Batch) -> Columns | None:
         try:
-            if plain := _plain_columns(_PLAIN_AZURE, lines):
+            if plain := _plain_columns(_PLAIN_AZURE, batch):
                 instants = np.array(plain[0], "datetime64[ns]").astype("datetime64[us]").astype(np.int64)
                 return checked_columns((instants / 1e6).tolist(), *(list(map(int, column)) for column in plain[1:]))
-            cells = [line.split(",") for _, line in lines]
+            cells = [line.split(",") for _, line in batch.numbered()]
             if set(map(len, cells)) != {len(_AZURE_COLUMNS)}:
                 return None
             times = [_seconds(row[0]) for row in cells]
@@ -181,15 +181,15 @@ def _json_object(line: str, path: Path, number: int) -> dict[str, Any]:
     return row
 
 
-def _plain_columns(form: re.Pattern[str], lines: Lines) -> tuple[tuple[str, ...], ...] | None:
+def _plain_columns(form: re.Pattern[str], batch: Batch) -> tuple[tuple[str, ...], ...] | None:
     """What the groups of `form` find in the lines; None unless all of them are of it."""
-    rows = form.findall("\n".join([line for _, line in lines]))
-    return tuple(zip(*rows, strict=True)) if len(rows) == len(lines) else None
+    rows = form.findall("".join(batch.raw))
+    return tuple(zip(*rows, strict=True)) if len(rows) == len(batch.raw) else None
 
 
-def _json_columns(lines: Lines, fields: tuple[str, ...], prefix: str) -> tuple[Sequence[Any], ...] | None:
+def _json_columns(batch: Batch, fields: tuple[str, ...], prefix: str) -> tuple[Sequence[Any], ...] | None:
     """The values of the three fields, and of `prefix` where one has it; None unless all lines are such objects."""
-    texts = [line for _, line in lines]
+    texts = [line for _, line in batch.numbered()]
     text = ",".join(texts)
     # With one brace a line, at its front, as many objects as lines are one object a line.
     if text.count("{") != len(texts) or set(map(itemgetter(0), texts)) != {"{"}:
