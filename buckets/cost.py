@@ -19,8 +19,6 @@ from .bucket import Bucket, BucketError
 from .cost_table import read_json
 
 Floats = npt.NDArray[np.float64]
-
-
 Ints = npt.NDArray[np.int64]
 
 
@@ -126,8 +124,15 @@ class ModelShape:
 
     @property
     def arena_bytes_per_token(self) -> float:
-        """Scratch memory a token row, an estimate: gate and up and two residual rows in f32, packed activations."""
-        return 4.0 * (2.5 * self.intermediate + 2 * self.hidden)
+        """Scratch memory a token row, an estimate: residual rows, query, key and value, rows that linear layers read.
+
+        Storage is reused within a dtype: f32 models keep everything in the same rows, bf16 ones hold the rows of their
+        linear layers apart. Int8 activations take about two thirds more than bf16.
+        """
+        residual, qkv = 2 * self.hidden, self.head_dim * (self.heads + 2 * self.kv_heads)
+        if self.weight_bytes >= 4:
+            return 4.0 * (residual + max(qkv, self.intermediate))
+        return 4.0 * (residual + qkv) + 2.0 * (self.hidden + self.intermediate)
 
 
 @dataclass(frozen=True, slots=True)

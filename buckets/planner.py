@@ -38,7 +38,7 @@ class Resources:
     kernels, and compile_graph_s for each graph.
     """
 
-    bytes_per_token: float = 56_000.0
+    bytes_per_token: float = 23_300.0
     bytes_per_graph: int = 8_192
     compile_once_s: float = 19.0
     compile_graph_s: float = 0.2
