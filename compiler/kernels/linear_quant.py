@@ -2,8 +2,7 @@
 
 Each group is one chain, exact integers for int8 activations and fma for float ones, k ascending; groups are merged by
 one chain of fma, ascending: y = (Σ scale · Σ (number − zero) · x) · (scale of the row) + bias + residual.
-A line is 8 elements of K: two words of 8-bit numbers or one word of 4-bit ones, low halves first.
-A gated layer is as `linear`'s.
+The weight is read as `quant_weight` says. A gated layer is as `linear`'s.
 """
 
 from __future__ import annotations
@@ -16,22 +15,20 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernels import builder as b
 from llmc.compiler.kernels import quant_ir, vector_ir
+from llmc.compiler.kernels.quant_weight import LINE, QuantWeight
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.kernels.sums import GATED, GatedOutput, Sums
 from llmc.compiler.targets.cpu import Target
 
-_LINE = 8
 _MAX_K = 1 << 17  # 127 · 128 · K stays below 2³¹
 _SUMS = {16: 24, 8: 6}  # vectors of sums that fit the registers beside their operands, by lanes of a register
 _STREAMS, _STREAMS_TO_FLOAT = 6, 4  # a core reads memory faster from several places at once; bytes to float: registers
 _TURN = 4  # lines of one turn of a group's loop; groups are a multiple
-_AHEAD = 768  # words between a line of one row's stream and what is fetched with it
 _ROWS_OF_GROUPS = 4  # rows whose sums of a group and of all groups fit the registers
 _FEW_TILES = 4  # row tiles that do not pay for unpacking a block
 _ROW_CHUNK_BYTES = 512 << 10  # of activations that stay in L2 while panels pass
 _ROW_CHUNK = 1024  # rows at most: their sums are on the stack
 _BLOCK_BYTES = 24 << 10  # of a panel's block, unpacked, in L1
-_MASK = 0x0F0F0F0F
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
@@ -66,7 +63,7 @@ class _LinearQuant:
         self.kdim, self.n, self.tile, self.bits = int(p["k"]), int(p["n"]), int(p["row_tile"]), int(p["bits"])
         self.act, self.bias, self.residual = str(p["act_dtype"]), bool(p["bias"]), bool(p["residual"])
         self.asymmetric, group_size = bool(p["asymmetric"]), int(p["group_size"])
-        if self.bits not in (4, 8) or group_size == 0 or (group_size > 0 and group_size % (_TURN * _LINE)):
+        if self.bits not in (4, 8) or group_size == 0 or (group_size > 0 and group_size % (_TURN * LINE)):
             raise b.KernelSpecError(f"linear_quant: {self.bits} bits in groups of {group_size} have no layout")
         if p["gated"] not in GATED or (p["gated"] and (self.residual or self.n % 2)):
             raise b.KernelSpecError(f"linear_quant: no layer of {self.n} columns is gated as {p['gated']!r}")
@@ -83,17 +80,24 @@ class _LinearQuant:
         self.panels, self.vectors = b.ceil_div(self.width, self.columns), self.columns // b.WIDTH
         gated, written = str(p["gated"]), "f32" if self.integer else self.act
         self.gate = GatedOutput(gated, self.width, self.tile, self.columns, written) if gated else None
-        self.lines = b.ceil_div(self.kdim, _LINE)
-        self.words = self.lines * self.bits // 4
+        self.lines = b.ceil_div(self.kdim, LINE)
         self.groups = 1 if group_size < 0 else b.ceil_div(self.kdim, group_size)
-        self.group_lines = self.lines if self.groups == 1 else group_size // _LINE
+        self.group_lines = self.lines if self.groups == 1 else group_size // LINE
+        self.weight = QuantWeight(
+            self.bits,
+            self.columns,
+            self.lines,
+            self.groups,
+            self.group_lines,
+            integer=self.integer,
+            asymmetric=self.asymmetric,
+        )
         # Elements past the last whole line: float activations end there.
-        self.tail = 0 if self.integer else self.kdim % _LINE
-        self.whole_lines = self.kdim // _LINE if self.tail else self.lines
-        self.middle = 1 << (self.bits - 1)
+        self.tail = 0 if self.integer else self.kdim % LINE
+        self.whole_lines = self.kdim // LINE if self.tail else self.lines
         self.x_words = 2 * self.lines if self.integer else b.ceil_div(self.kdim, self.lanes)
         self.tile_words = self.tile * (self.x_words + (1 + self.groups if self.integer else 0))
-        line_bytes = self.columns * (_LINE if self.integer else 4 * _LINE)
+        line_bytes = self.columns * (LINE if self.integer else 4 * LINE)
         unit = self.group_lines if self.groups > 1 else 1
         units = b.ceil_div(self.lines, unit)
         self.blocks = b.ceil_div(units, max(1, _BLOCK_BYTES // (line_bytes * unit)))
@@ -111,12 +115,9 @@ class _LinearQuant:
         helpers = vector_ir.helpers(self.target.mcpu, puts=puts) + quant_ir.matmul_helpers(self.target)
         kernel = b.Kernel(self.spec.symbol(), specs, helpers)
         with kernel as k:
-            self.k, self.x, self.w, self.y = k, k["x"], k["w"], k["y"]
+            self.k, self.x, self.y = k, k["x"], k["y"]
             self.num_rows = k.scalar(self.rows)
-            if not self.integer and self.bits == 4:
-                self.table = T.alloc_buffer((b.WIDTH,), "float32", scope="local")
-                for i in range(b.WIDTH):
-                    b.store(self.table, T.float32(i - (0 if self.asymmetric else self.middle)), i)
+            self.weight.bind(k["w"], k["zero"] if self.asymmetric else None)
             if self.tile == 1:
                 self.few_tiles(self.num_rows)
             else:
@@ -162,7 +163,7 @@ class _LinearQuant:
         """Chunks of row tiles × panels × blocks of K × row tiles: a block of a panel stays in L1 for all tiles."""
         panels = self.panels
         if self.unpacks:
-            words = self.block * self.columns * (2 if self.integer else _LINE)
+            words = self.block * self.columns * (2 if self.integer else LINE)
             self.wide = b.Scratch(words, "int32" if self.integer else "float32")
         if self.gate or self.blocks > 1:
             self.sums = Sums(self.parts, self.chunk_tiles, self.tile, self.columns)
@@ -176,7 +177,7 @@ class _LinearQuant:
                 line0 = b.let(kb * self.block)
                 if self.unpacks:
                     length = b.let(T.min(self.lines - line0, self.block))
-                    self.unpack(b.let(self.index(part, panel)), line0, length)
+                    self.weight.unpack(self.wide, b.let(self.index(part, panel)), line0, length)
                 with T.serial(tile0, tile1) as t:
                     self.row_tile(t, t - tile0, [panel], part, [part], kb)
             if self.gate:
@@ -186,80 +187,6 @@ class _LinearQuant:
     def index(self, part: b.Expr, unit: b.Expr) -> b.Expr:
         """Which panel of the weight is panel `unit` of a part."""
         return unit if self.parts == 1 else part * self.panels + unit
-
-    # ---- unpacking --------------------------------------------------------------------------------------------------
-
-    def packed_line(self, panel: b.Expr, line: b.Expr, v: int) -> list[b.Expr]:
-        """The words of one line of 16 columns."""
-        a_line = self.bits // 4
-        start = (panel * self.words + line * a_line) * self.columns + v * b.WIDTH
-        return [self.w[T.ramp(start + word * self.columns, 1, b.WIDTH)] for word in range(a_line)]
-
-    def fetch(self, panel: b.Expr, line: b.Expr, v: int) -> None:
-        """One row asks for what comes a while after a line of each stream; several, who read one panel at a time, for
-        as much of the next panel, at as many places: few streams are slow."""
-        a_line = self.bits // 4
-        for word in range(a_line):
-            if self.tile == 1:
-                at = (panel * self.words + line * a_line + word) * self.columns + (v * b.WIDTH + _AHEAD)
-            else:
-                place = (v * a_line + word) * self.lines
-                at = (panel + 1) * (self.words * self.columns) + (line + place) * b.WIDTH
-            b.do("prefetch", b.at(self.w, at))
-
-    def line_words(self, packed: Sequence[b.Expr]) -> list[b.Expr]:
-        """Both words of a line as unsigned bytes."""
-        if self.bits == 8:
-            return list(packed)
-        mask = T.broadcast(T.int32(_MASK), b.WIDTH)
-        high = T.shift_right(packed[0], T.broadcast(T.int32(4), b.WIDTH))
-        return [T.bitwise_and(packed[0], mask), T.bitwise_and(high, mask)]
-
-    def element(self, packed: Sequence[b.Expr], place: int, zero: b.Expr | None) -> b.Expr:
-        """number − zero of element `place` of a line as float32, exactly; 8-bit ones times 2²⁴."""
-        if self.bits == 8:
-            return b.call(f"byte_{place % 4}", packed[place // 4])
-        bit = (place % 4) * 8 + (place // 4) * 4
-        word = T.shift_right(packed[0], T.broadcast(T.int32(bit), b.WIDTH)) if bit else packed[0]
-        value = b.call("nibble", word, self.table[T.ramp(0, 1, b.WIDTH)])
-        return value if zero is None else b.call("sub", value, zero)
-
-    def unpack(self, panel: b.Expr, line0: b.Expr, length: b.Expr) -> None:
-        """Lines [line0, line0 + length) of a panel: bytes for integers, else number − zero as float32."""
-        if not self.integer and self.asymmetric:
-            with T.serial(b.let(T.truncdiv(length + (self.group_lines - 1), self.group_lines))) as group:
-                first = b.let(group * self.group_lines)
-                zeros = self.zeros(panel, T.truncdiv(line0, self.group_lines) + group)
-                here = b.let(T.min(length - first, self.group_lines))
-                with T.serial(here) as line:
-                    self.unpack_line(panel, line0, first + line, zeros)
-            return
-        with T.serial(length) as line:
-            self.unpack_line(panel, line0, line, None)
-
-    def unpack_line(self, panel: b.Expr, line0: b.Expr, line: b.Expr, zeros: b.Vectors | None) -> None:
-        for v in range(self.vectors):
-            packed = b.Vectors(self.bits // 4, "int32")
-            for i, word in enumerate(self.packed_line(panel, line0 + line, v)):
-                packed[i] = word
-            words = [packed[i] for i in range(self.bits // 4)]
-            if self.integer:
-                values = self.line_words(words)
-            else:
-                zero = None if zeros is None else zeros[v]
-                values = [self.element(words, place, zero) for place in range(_LINE)]
-            for i, value in enumerate(values):
-                at = (line * len(values) + i) * self.columns + v * b.WIDTH
-                self.wide.store(value, at)
-
-    def zeros(self, panel: b.Expr, group: b.Expr) -> b.Vectors:
-        """The zero points of a group, as numbers of the kind that sums are."""
-        kind = "int32" if self.integer else "float32"
-        found = b.Vectors(self.vectors, kind)
-        for v in range(self.vectors):
-            at = (panel * self.groups + group) * self.columns + v * b.WIDTH
-            found[v] = T.Cast(f"{kind}x{b.WIDTH}", self.k["zero"][T.ramp(at, 1, b.WIDTH)])
-        return found
 
     # ---- the register tile ------------------------------------------------------------------------------------------
 
@@ -373,11 +300,7 @@ class _LinearQuant:
         unpacked = tile.kb is not None and self.unpacks
         zeros = None
         if not self.integer and self.asymmetric and not unpacked:
-            zeros = b.Vectors(len(tile.panels) * self.vectors)
-            for i, panel in enumerate(tile.panels):
-                found = self.zeros(panel, group)
-                for v in range(self.vectors):
-                    zeros[i * self.vectors + v] = found[v]
+            zeros = self.weight.zeros(tile.panels, group)
 
         def step(line: b.Expr, places: int) -> None:
             self.step(tile, acc, line, line - block0 if unpacked else None, places, zeros)
@@ -386,11 +309,11 @@ class _LinearQuant:
             # Every group is whole: a known, small number of turns is a loop whose end the CPU foresees.
             with T.serial(self.group_lines // _TURN) as turn:
                 for line in range(_TURN):
-                    step(b.let(first + (turn * _TURN + line)), _LINE)
+                    step(b.let(first + (turn * _TURN + line)), LINE)
             return
         whole = b.let(T.min(last, self.whole_lines)) if self.tail else last
         with T.serial(first, whole) as line:
-            step(line, _LINE)
+            step(line, LINE)
         if self.tail:
             with b.when(last == self.lines):
                 step(b.let(T.int32(self.whole_lines)), self.tail)
@@ -413,16 +336,13 @@ class _LinearQuant:
         def packed(v: int) -> list[b.Expr]:
             panel, of_panel = where[v]
             if tile.fetch:
-                self.fetch(panel, line, of_panel)
-            kept = b.Vectors(self.bits // 4, "int32")
-            for i, word in enumerate(self.packed_line(panel, line, of_panel)):
-                kept[i] = word
-            return [kept[i] for i in range(self.bits // 4)]
+                self.weight.fetch(panel, line, of_panel, one_row=self.tile == 1)
+            return self.weight.packed(panel, line, of_panel)
 
         def weight(words: list[b.Expr], v: int, unit: int) -> b.Expr:
             if self.integer:
-                return self.line_words(words)[unit]
-            return self.element(words, unit, None if zeros is None else zeros[v])
+                return self.weight.bytes_of(words)[unit]
+            return self.weight.element(words, unit, None if zeros is None else zeros[v])
 
         if self.tile == 1:
             # The line's activations stay in registers, not its weights: there are fewer.
@@ -441,7 +361,7 @@ class _LinearQuant:
                 if wide_line is None:
                     weights[v] = weight(lines[v], v, unit)
                 else:
-                    at = (wide_line * (2 if self.integer else _LINE) + unit) * self.columns + v * b.WIDTH
+                    at = (wide_line * (2 if self.integer else LINE) + unit) * self.columns + v * b.WIDTH
                     weights[v] = self.wide.vector(at)
             for i, r in enumerate(tile.rows):
                 value = self.activation(tile.x0, r, line, unit)
@@ -459,8 +379,8 @@ class _LinearQuant:
         if self.integer:
             return T.broadcast(self.x[x0 + (line * 2 + unit) * self.tile + r], b.WIDTH)
         if self.lanes == 1:
-            return b.splat(self.x[x0 + (line * _LINE + unit) * self.tile + r])
-        word = self.x[x0 + (line * (_LINE // 2) + unit // 2) * self.tile + r]
+            return b.splat(self.x[x0 + (line * LINE + unit) * self.tile + r])
+        word = self.x[x0 + (line * (LINE // 2) + unit // 2) * self.tile + r]
         return b.call("bf16_high" if unit % 2 else "bf16_low", T.broadcast(word, b.WIDTH))
 
     def scales(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors:
@@ -482,14 +402,7 @@ class _LinearQuant:
 
     def zeros_of(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors | None:
         """Zero points that integer sums lack."""
-        if not (self.integer and self.asymmetric):
-            return None
-        zeros = b.Vectors(len(panels) * self.vectors, "int32")
-        for i, panel in enumerate(panels):
-            found = self.zeros(panel, group)
-            for v in range(self.vectors):
-                zeros[i * self.vectors + v] = found[v]
-        return zeros
+        return self.weight.zeros(panels, group) if self.integer and self.asymmetric else None
 
     def merge(self, tile: _Tile, total: b.Vectors, acc: b.Vectors, group: b.Expr) -> None:
         """total += scale · acc"""

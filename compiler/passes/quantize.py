@@ -15,7 +15,7 @@ from llmc.quantize import Recipe, Scheme, WeightFormat
 
 _LINEARS = frozenset({"linear", "gated_linear"})
 _WRITE_INT8 = frozenset({"rms_norm", "gated_linear"})
-"""Ops whose kernels can quantize the rows they make."""
+"""Ops whose rows can come quantized: by their own kernel, or by a command of the same site."""
 
 
 @dataclass(frozen=True)
