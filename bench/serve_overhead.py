@@ -3,9 +3,10 @@
     python bench/serve_overhead.py ARTIFACT [--streams 16] [--input-len 256] [--output-len 128] [--rounds 5] [--json]
 
 Each round sends the same random prompts once through the engine in this process and once through a server process, in
-turn first, with `streams` requests at once; the other engine sleeps meanwhile. The ratio of a round is server over
-engine; medians and ranges over the rounds are printed, and what client and server spend of the CPU for a token beside
-the engine's own. Run it on a quiet machine with two CPUs more than --threads, or give the client's share its due.
+turn first, with `streams` requests at once; the other engine sleeps meanwhile. Both read weights from huge pages. The
+ratio of a round is server over engine; medians and ranges over the rounds are printed, and what client and server
+spend of the CPU for a token beside the engine's own. Run it on a quiet machine with two CPUs more than --threads, or
+give the client's share its due.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     flags = ["--threads", str(arguments.threads), "--max-num-seqs", str(arguments.streams), *arguments.serve_flag]
     with (
         Artifact(arguments.artifact) as artifact,
-        Engine(artifact, num_threads=arguments.threads, max_num_seqs=arguments.streams) as engine,
+        Engine(
+            artifact, num_threads=arguments.threads, max_num_seqs=arguments.streams, weight_memory="copied"
+        ) as engine,
         served(arguments.artifact, flags) as (url, pid),
     ):
         longest = artifact.info.max_model_len

@@ -39,5 +39,5 @@ def takes_option_groups(command: Callable[..., None]) -> Callable[..., None]:
         command(**given, **values)
 
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by inspect.signature
+    vars(wrapper)["__signature__"] = inspect.Signature(parameters)  # what inspect.signature reads
     return wrapper
