@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml $(NATIVE)/CMakeLists.txt $(wildcard $(NATIVE)/src/*) $(
 
 demo: $(STAMP)
 	$(BIN)/llmc compile examples/tiny-english -o out/tiny-english
-	$(BIN)/llmc run out/tiny-english --prompts examples/prompts.txt --max-tokens 80 --temperature 0.7 --seed 1
+	$(BIN)/llmc run out/tiny-english --prompts examples/prompts.txt --max-tokens 80 --temperature 0.6 --seed 1
 
 # A file of tests stays in one process: its fixtures compile models.
 test: $(STAMP) native-test
