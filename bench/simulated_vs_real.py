@@ -2,15 +2,18 @@
 
     python bench/simulated_vs_real.py ARTIFACT TRACE [--requests 400] [--scale 0.25] [--load 0.3] [--rounds 5]
 
-A round measures costs as `llmc warmup` does, serves the requests, greedily, with made-up tokens, measures again and
-predicts by the means of both: a machine whose speed drifts meanwhile is no fault of the prediction. A row shows the
-medians of the rounds, of each percentile its own, and the median and the worst error among them. --scale shortens
-prompts and outputs to the model's context; --load sets the pace of arrivals, so that the prediction is busy for such a
-share of the time.
+A round serves the requests, greedily, with made-up tokens, and predicts that. Between the steps, with the clock
+stopped, it measures costs by the replays that `llmc warmup` makes, one at a time: a machine whose speed drifts
+meanwhile is no fault of the prediction. All rounds serve the same requests at the same pace: latencies are percentiles
+over the requests, of each the median of the rounds, so that a slow spell of the machine, which meets other requests in
+every round, is in neither. Other rows show the median of the rounds; `worst` is the largest error of a single round.
+--scale shortens prompts and outputs to the model's context; --load sets the pace of arrivals, so that the prediction is
+busy for such a share of the time.
 
 With one thread, the default, the clock of the measurements and of the replay is the CPU time of that thread: what other
 programs or other machines on the same host take is not in it. Requests arrive by that clock, and while nothing is to be
-done it jumps to the next arrival. Handing requests in is left out, which a server does on another thread. With more
+done it jumps to the next arrival. Handing requests in and
+bookkeeping are left out, which a server does on another thread. With more
 threads the clock is wall time, and the machine must be quiet.
 """
 
@@ -21,11 +24,11 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.cost_table import CostTable, ReplayCost
@@ -39,7 +42,24 @@ from llmc.runtime.overhead import measure_overhead
 from llmc.runtime.warmup import WarmPlan, WarmUp
 
 Clock = Callable[[], int]  # nanoseconds
-Figures = dict[str, float]
+Floats = npt.NDArray[np.float64]
+
+LATENCIES: dict[str, Callable[[Floats], float]] = {
+    "p50": lambda values: percentile(values, 50),
+    "mean": lambda values: float(np.mean(values)),
+    "p99": lambda values: percentile(values, 99),
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    """What became of the requests in one round. ttft_s, total_s: of each request, [N]; replays: of each graph."""
+
+    ttft_s: Floats
+    total_s: Floats
+    busy_s: float
+    replays: list[int]
+    padded_rows: int
 
 
 class Timed:
@@ -55,56 +75,85 @@ class Timed:
         return self._clock() - begin
 
 
-def measured(artifact: Artifact, engine: Engine, seconds: float, clock: Clock) -> CostTable:
-    """A cost table of all graphs, and of the engine's own time."""
-    info, graphs = artifact.info, artifact.graphs()
-    plan = replace(WarmPlan.of_all(graphs), measure=frozenset(range(len(graphs))), measure_s=seconds)
-    costs: list[ReplayCost] = []
-    warming = WarmUp(Timed(engine, clock), graphs, plan, block_size=info.block_size, max_model_len=info.max_model_len)
+class CostMeter:
+    """Measures every load of all graphs over and over, a replay at a time."""
 
-    def take(step: Any) -> None:
+    def __init__(self, artifact: Artifact, engine: Engine, seconds: float, clock: Clock) -> None:
+        self._info, self._graphs = artifact.info, artifact.graphs()
+        self._plan = replace(
+            WarmPlan.of_all(self._graphs), measure=frozenset(range(len(self._graphs))), measure_s=seconds
+        )
+        self._engine, self._clock = engine, clock
+        self._overheads: list[tuple[float, float]] = []
+        self._rounds: list[list[ReplayCost]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._costs: list[ReplayCost] = []
+        self._warming = WarmUp(
+            Timed(self._engine, self._clock),
+            self._graphs,
+            self._plan,
+            block_size=self._info.block_size,
+            max_model_len=self._info.max_model_len,
+        )
+
+    def overhead(self) -> None:
+        """The engine's own time, while it has no requests."""
+        self._overheads.append(measure_overhead(self._engine, self._info.max_num_seqs))
+
+    def advance(self) -> None:
+        """One replay."""
+        step = self._warming.advance()
+        if step is None:
+            return
         bucket = Bucket(step.graph.phase, step.graph.batch, step.graph.seq)
         for one in step.measured:
             tokens = one.load.num_seqs * one.load.tokens_each
-            costs.append(ReplayCost(bucket, one.load.num_seqs, tokens, one.load.context, one.seconds, one.repeats))
+            load = bucket, one.load.num_seqs, tokens, one.load.context
+            self._costs.append(ReplayCost(*load, one.seconds, one.repeats))
+        if self._warming.done:
+            self._rounds.append(self._costs)
+            self._begin()
 
-    warming.run(take)
-    step_s, token_s = measure_overhead(engine, info.max_num_seqs)
-    facts = machine_facts(engine.stats.num_threads)
-    return CostTable(facts, "0" * 64, tuple(costs), PADDING, step_s, token_s)
+    def table(self) -> CostTable:
+        """The means of what was measured; what is missing to have measured all once is done now."""
+        while not self._rounds:
+            self.advance()
+        loads = [{cost.load: cost for cost in costs} for costs in self._rounds]
+        costs = tuple(
+            replace(cost, seconds=statistics.fmean(other[load].seconds for other in loads))
+            for load, cost in loads[0].items()
+        )
+        step_s, token_s = (statistics.fmean(values) for values in zip(*self._overheads, strict=True))
+        facts = machine_facts(self._engine.stats.num_threads)
+        return CostTable(facts, "0" * 64, costs, PADDING, step_s, token_s)
 
 
-def mean_of(tables: list[CostTable]) -> CostTable:
-    """The costs of tables of the same loads, averaged."""
-    loads = [{cost.load: cost for cost in table.costs} for table in tables]
-    costs = [
-        replace(cost, seconds=statistics.fmean(other[load].seconds for other in loads))
-        for load, cost in loads[0].items()
-    ]
-    step_s, token_s = (statistics.fmean(getattr(table, name) for table in tables) for name in ("step_s", "token_s"))
-    return replace(tables[0], costs=tuple(costs), step_s=step_s, token_s=token_s)
-
-
-def serve(engine: Engine, trace: Trace, what_if: WhatIf, clock: Clock) -> Figures:
-    """The requests by the clock, which idle time does not pass on."""
+def serve(engine: Engine, trace: Trace, what_if: WhatIf, clock: Clock, meter: CostMeter, every: int) -> Served:
+    """The requests by the clock, which idle time does not pass on; a replay of the meter after so many steps."""
     rng = np.random.default_rng(0)
     arrivals = trace.arrival_s / what_if.speed
     prompts = [rng.integers(0, 256, n).astype(np.int32) for n in what_if.prompts.tolist()]
     params = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in what_if.outputs.tolist()]
     index_of: dict[int, int] = {}
     ttft, total = np.full(len(trace), np.nan), np.full(len(trace), np.nan)
-    before, start, skipped_s, next_one, done = engine.graph_stats(), clock(), 0.0, 0, 0
+    before, start, skipped_s, next_one, done, steps = engine.graph_stats(), clock(), 0.0, 0, 0, 0
     while done < len(trace):
         now = (clock() - start) / 1e9 + skipped_s
         handing_in = clock()
         while next_one < len(trace) and arrivals[next_one] <= now:
             index_of[engine.submit(prompts[next_one], params[next_one])] = next_one
             next_one += 1
+        steps += 1
+        if steps % every == 0:
+            meter.advance()
         start += clock() - handing_in
         if not engine.step() and next_one < len(trace):
             skipped_s += max(0.0, arrivals[next_one] - ((clock() - start) / 1e9 + skipped_s))
         events = engine.poll()
-        now = (clock() - start) / 1e9 + skipped_s
+        handling = clock()
+        now = (handling - start) / 1e9 + skipped_s
         for event in events:
             index = index_of[event.request_id]
             if event.kind == "token" and np.isnan(ttft[index]):
@@ -112,40 +161,49 @@ def serve(engine: Engine, trace: Trace, what_if: WhatIf, clock: Clock) -> Figure
             if event.kind == "finished":
                 done += 1
                 total[index] = now - arrivals[index]
+        start += clock() - handling
     busy_s = (clock() - start) / 1e9
-    used = [
-        (b.replays - a.replays, b.padded_tokens - a.padded_tokens)
-        for a, b in zip(before, engine.graph_stats(), strict=True)
-    ]
-    return figures(what_if, ttft, total, busy_s, used)
+    used = list(zip(before, engine.graph_stats(), strict=True))
+    replays = [after.replays - graph.replays for graph, after in used]
+    return Served(ttft, total, busy_s, replays, sum(after.padded_tokens - graph.padded_tokens for graph, after in used))
 
 
-def figures(what_if: WhatIf, ttft: Any, total: Any, busy_s: float, used: list[tuple[int, int]]) -> Figures:
-    """By name, as the table shows them. used: replays and padded rows of each graph."""
-    return {
-        "busy, s": busy_s,
-        "tokens a busy second": float((what_if.prompts + what_if.outputs).sum()) / busy_s,
-        "request p50, s": percentile(total, 50),
-        "request mean, s": float(np.mean(total)),
-        "request p99, s": percentile(total, 99),
-        "first token p50, s": percentile(ttft, 50),
-        "first token mean, s": float(np.mean(ttft)),
-        "first token p99, s": percentile(ttft, 99),
-        "steps": sum(replays for replays, _ in used),
-        "padded rows": sum(rows for _, rows in used),
-    }
-
-
-def predicted(what_if: WhatIf, path: Path) -> tuple[Figures, list[int]]:
-    """The same figures by the simulation, and the replays of each graph."""
+def predicted(what_if: WhatIf, path: Path) -> Served:
+    """The same by the simulation."""
     one = what_if.run(artifact_ladder(path)[0])
-    rows = [0.0] * len(one.graphs)
-    for load in one.loads:
-        rows[load.graph] += load.tokens
-    used = [
-        (g.replays, int(g.replays * g.bucket.max_tokens - tokens)) for g, tokens in zip(one.graphs, rows, strict=True)
-    ]
-    return figures(what_if, one.ttft_s, one.total_s, one.busy_s, used), [g.replays for g in one.graphs]
+    rows = sum(graph.replays * graph.bucket.max_tokens for graph in one.graphs) - sum(load.tokens for load in one.loads)
+    return Served(one.ttft_s, one.total_s, one.busy_s, [graph.replays for graph in one.graphs], int(rows))
+
+
+def compared(rounds: list[tuple[Served, Served]], tokens: int) -> dict[str, dict[str, float]]:
+    """Prediction and truth by figure. rounds: (predicted, real); tokens: of all requests, prompts and outputs."""
+    rows: dict[str, dict[str, float]] = {}
+
+    def row(name: str, guess: float, real: float, of_rounds: list[tuple[float, float]]) -> None:
+        errors = [one / other - 1 if other else 0.0 for one, other in of_rounds]
+        rows[name] = {
+            "predicted": guess,
+            "real": real,
+            "error": guess / real - 1 if real else 0.0,
+            "worst": max(errors, key=abs),
+        }
+
+    def scalar(name: str, of: Callable[[Served], float]) -> None:
+        pairs = [(of(guess), of(real)) for guess, real in rounds]
+        row(name, statistics.median(guess for guess, _ in pairs), statistics.median(real for _, real in pairs), pairs)
+
+    scalar("busy, s", lambda one: one.busy_s)
+    scalar("tokens a busy second", lambda one: tokens / one.busy_s)
+    for name, field in (("request", "total_s"), ("first token", "ttft_s")):
+        guesses, reals = ([getattr(pair[side], field) for pair in rounds] for side in (0, 1))
+        for figure, of in LATENCIES.items():
+            pairs = [(of(guess), of(real)) for guess, real in zip(guesses, reals, strict=True)]
+            row(f"{name} {figure}, s", of(np.median(guesses, axis=0)), of(np.median(reals, axis=0)), pairs)
+    scalar("steps", lambda one: sum(one.replays))
+    scalar("padded rows", lambda one: one.padded_rows)
+    same = [(sum(map(min, guess.replays, real.replays)), sum(real.replays)) for guess, real in rounds]
+    row("steps in the same graph", statistics.median(n for n, _ in same), statistics.median(n for _, n in same), same)
+    return rows
 
 
 def main() -> None:
@@ -158,6 +216,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.1, help="for measuring each load")
+    parser.add_argument("--every", type=int, default=8, help="steps between two replays that measure")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
 
@@ -169,35 +228,25 @@ def main() -> None:
     trace = replace(trace, **shorter, prefix_start=np.zeros(1, np.int64), prefix_ids=np.zeros(0, np.int64))
     clock: Clock = time.thread_time_ns if args.threads == 1 else time.monotonic_ns
     ladder, server = artifact_ladder(args.artifact)
-    rounds: list[tuple[Figures, Figures]] = []
+    rounds: list[tuple[Served, Served]] = []
     speed = 0.0
     with Artifact(args.artifact) as artifact:
         for _ in range(args.rounds):
             with Engine(artifact, num_threads=args.threads, pin_threads=0) as engine:
-                tables = [measured(artifact, engine, args.seconds, clock)]
-                costs = StepCosts.of_table(tables[0], "measured")
+                meter = CostMeter(artifact, engine, args.seconds, clock)
+                meter.overhead()
                 if not speed:
+                    costs = StepCosts.of_table(meter.table(), "measured")
                     flat_out = WhatIf(trace, server, costs, speed=1e9).run(ladder)
                     speed = float(trace.arrival_s[-1]) * args.load / flat_out.busy_s
+                    meter = CostMeter(artifact, engine, args.seconds, clock)
+                    meter.overhead()
                 what_if = WhatIf(trace, server, costs, speed=speed)
-                before = engine.graph_stats()
-                real = serve(engine, trace, what_if, clock)
-                ran = [b.replays - a.replays for a, b in zip(before, engine.graph_stats(), strict=True)]
-                tables.append(measured(artifact, engine, args.seconds, clock))
-            costs = StepCosts.of_table(mean_of(tables), "measured")
-            guess, replays = predicted(replace(what_if, costs=costs), args.artifact)
-            guess["steps in the same graph"] = sum(map(min, replays, ran))
-            real["steps in the same graph"] = sum(ran)
-            rounds.append((guess, real))
-    rows = {}
-    for name in rounds[0][1]:
-        errors = [guess[name] / real[name] - 1 if real[name] else 0.0 for guess, real in rounds]
-        rows[name] = {
-            "predicted": statistics.median(guess[name] for guess, _ in rounds),
-            "real": statistics.median(real[name] for _, real in rounds),
-            "error": statistics.median(errors),
-            "worst": max(errors, key=abs),
-        }
+                real = serve(engine, trace, what_if, clock, meter, args.every)
+                meter.overhead()
+                costs = StepCosts.of_table(meter.table(), "measured")
+            rounds.append((predicted(replace(what_if, costs=costs), args.artifact), real))
+    rows = compared(rounds, int((what_if.prompts + what_if.outputs).sum()))
     if args.json:
         print(json.dumps({"speed": speed, "rounds": args.rounds, "figures": rows}, indent=2))
         return
