@@ -12,9 +12,8 @@ busy for such a share of the time.
 
 With one thread, the default, the clock of the measurements and of the replay is the CPU time of that thread: what other
 programs or other machines on the same host take is not in it. Requests arrive by that clock, and while nothing is to be
-done it jumps to the next arrival. Handing requests in and
-bookkeeping are left out, which a server does on another thread. With more
-threads the clock is wall time, and the machine must be quiet.
+done it jumps to the next arrival. Handing requests in and bookkeeping are left out, which a server does on another
+thread. With more threads the clock is wall time, and the machine must be quiet.
 """
 
 from __future__ import annotations
