@@ -235,7 +235,8 @@ def test_several_names_of_one_model(english_artifact: Path) -> None:
 
 def test_sampling_defaults_are_the_models_or_openais(english_artifact: Path) -> None:
     body = {"prompt": PROMPT, "max_tokens": 30, "seed": 8}
-    models = {"temperature": 0.7, "top_p": 0.95}  # examples/tiny-english/generation_config.json
+    config = json.loads((english_artifact / "generation_config.json").read_text())
+    models = {name: config[name] for name in ("temperature", "top_p")}
     openais = {"temperature": 1.0, "top_p": 1.0}
     with running_server(english_artifact) as running:
         auto = running.complete(**body)["choices"]
