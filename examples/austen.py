@@ -72,7 +72,7 @@ def clean(lines: list[str]) -> list[str]:
     paragraphs = []
     for block in re.split(r"\n\s*\n", "\n".join(lines)):
         text = " ".join(block.split()).replace("_", "")
-        text = text.translate(str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'"}))
+        text = text.translate(str.maketrans("\u201c\u201d\u2018\u2019", "\"\"''"))
         text = re.sub(r"\s*(--+|\u2014)\s*", "--", text)
         if re.match(r"(chapter|volume|vol\.|letter)\b.{0,12}$|finis|the end\b|by jane austen", text, re.I):
             continue
