@@ -14,7 +14,6 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kernels import builder as b
 
 LINE = 8
-_AHEAD = 768  # words between a line of one row's stream and what is fetched with it
 _MASK = 0x0F0F0F0F
 
 
@@ -43,41 +42,44 @@ class QuantWeight:
             for i in range(b.WIDTH):
                 b.store(self.table, T.float32(i - middle), i)
 
-    def packed(self, panel: b.Expr, line: b.Expr, v: int) -> list[b.Expr]:
-        """The words of one line of 16 columns, kept in registers."""
-        start = (panel * self.panel_words + line * self.line_words) * self.columns + v * b.WIDTH
-        kept = b.Vectors(self.line_words, "int32")
-        for word in range(self.line_words):
-            kept[word] = self.w[T.ramp(start + word * self.columns, 1, b.WIDTH)]
-        return [kept[word] for word in range(self.line_words)]
+    @property
+    def line_bytes(self) -> int:
+        """Of a line of a panel."""
+        return 4 * self.line_words * self.columns
 
-    def fetch(self, panel: b.Expr, line: b.Expr, v: int, *, one_row: bool) -> None:
-        """One row asks for what comes a while after a line of each stream; several, who read one panel at a time, for
-        as much of the next panel, at as many places: few streams are slow."""
-        for word in range(self.line_words):
-            if one_row:
-                start = panel * self.panel_words + line * self.line_words + word
-                at = start * self.columns + (v * b.WIDTH + _AHEAD)
-            else:
-                place = (v * self.line_words + word) * self.lines
-                at = (panel + 1) * (self.panel_words * self.columns) + (line + place) * b.WIDTH
-            b.do("prefetch", b.at(self.w, at))
+    @property
+    def line_vectors(self) -> int:
+        """Vectors of a line of a panel."""
+        return self.line_words * self.vectors
 
-    def bytes_of(self, packed: Sequence[b.Expr]) -> list[b.Expr]:
-        """Both words of a line as unsigned bytes."""
+    def position(self, panel: b.Expr, line: b.Expr) -> b.Expr:
+        """Where a line of a panel starts."""
+        return (panel * self.panel_words + line * self.line_words) * self.columns
+
+    def word(self, panel: b.Expr, line: b.Expr, v: int, i: int) -> b.Expr:
+        """Word i of a line of 16 columns, kept in a register."""
+        kept = b.Vectors(1, "int32")
+        kept[0] = self.w[T.ramp(self.position(panel, line) + (i * self.columns + v * b.WIDTH), 1, b.WIDTH)]
+        return kept[0]
+
+    def fetch(self, position: b.Expr, level: int = 1) -> None:
+        """Brings a vector of the weight into the cache of a level."""
+        b.do("prefetch_l2" if level == 2 else "prefetch", b.at(self.w, position))
+
+    def bytes_of(self, word: b.Expr, half: int) -> b.Expr:
+        """Four numbers of a half of a line as unsigned bytes; word: where they are."""
         if self.bits == 8:
-            return list(packed)
-        mask = T.broadcast(T.int32(_MASK), b.WIDTH)
-        high = T.shift_right(packed[0], T.broadcast(T.int32(4), b.WIDTH))
-        return [T.bitwise_and(packed[0], mask), T.bitwise_and(high, mask)]
+            return word
+        bits = T.shift_right(word, T.broadcast(T.int32(4), b.WIDTH)) if half else word
+        return T.bitwise_and(bits, T.broadcast(T.int32(_MASK), b.WIDTH))
 
-    def element(self, packed: Sequence[b.Expr], place: int, zero: b.Expr | None) -> b.Expr:
-        """number − zero of element `place` of a line as float32, exactly; 8-bit ones times 2²⁴."""
+    def element(self, word: b.Expr, place: int, zero: b.Expr | None) -> b.Expr:
+        """number − zero of element `place` of a line as float32, exactly; 8-bit ones times 2²⁴. word: where it is."""
         if self.bits == 8:
-            return b.call(f"byte_{place % 4}", packed[place // 4])
+            return b.call(f"byte_{place % 4}", word)
         bit = (place % 4) * 8 + (place // 4) * 4
-        word = T.shift_right(packed[0], T.broadcast(T.int32(bit), b.WIDTH)) if bit else packed[0]
-        value = b.call("nibble", word, self.table[T.ramp(0, 1, b.WIDTH)])
+        shifted = T.shift_right(word, T.broadcast(T.int32(bit), b.WIDTH)) if bit else word
+        value = b.call("nibble", shifted, self.table[T.ramp(0, 1, b.WIDTH)])
         return value if zero is None else b.call("sub", value, zero)
 
     def zeros(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors:
@@ -107,12 +109,14 @@ class QuantWeight:
     def _unpack_line(
         self, wide: b.Scratch, panel: b.Expr, line0: b.Expr, line: b.Expr, zeros: b.Vectors | None
     ) -> None:
+        places = 2 if self.integer else LINE
         for v in range(self.vectors):
-            words = self.packed(panel, line0 + line, v)
+            words = [self.word(panel, line0 + line, v, i) for i in range(self.line_words)]
+            of_place = [words[place * self.line_words // places] for place in range(places)]
             if self.integer:
-                values = self.bytes_of(words)
+                values = [self.bytes_of(word, half) for half, word in enumerate(of_place)]
             else:
                 zero = None if zeros is None else zeros[v]
-                values = [self.element(words, place, zero) for place in range(LINE)]
+                values = [self.element(word, place, zero) for place, word in enumerate(of_place)]
             for i, value in enumerate(values):
                 wide.store(value, (line * len(values) + i) * self.columns + v * b.WIDTH)

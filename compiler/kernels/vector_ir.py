@@ -191,6 +191,8 @@ def _simple() -> str:
         f"  %n = fneg {F32} %v\n  %e = call {F32} @llmc_exp({F32} %n)\n"
         f"  %d = fadd {F32} %e, {splat('1.0', 'float')}\n  %r = fdiv {F32} %v, %d\n  ret {F32} %r\n"
     )
+    clobbers = ",".join(f"~{{xmm{i}}}" for i in range(32))
+    forget = f'  call void asm sideeffect "", "{clobbers}"()\n  ret i32 0\n'
     share = (
         "  %t = sext i32 %task to i64\n  %u = sext i32 %total to i64\n  %n = sext i32 %num to i64\n"
         "  %p = mul i64 %t, %u\n  %q = sdiv i64 %p, %n\n  %r = trunc i64 %q to i32\n  ret i32 %r\n"
@@ -209,14 +211,15 @@ def _simple() -> str:
             define(F32, "larger", f"{F32} %a, {F32} %b", wins),
             define(F32, "in_range", f"{F32} %v, {F32} %other, i32 %base, i32 %lo, i32 %hi", select),
             define(F32, "silu", f"{F32} %v", sigmoid),
+            define("i32", "forget_registers", "", forget),
             *(
                 define(
                     "i32",
                     name,
                     "ptr %p",
-                    f"  call void @llvm.prefetch.p0(ptr %p, i32 0, i32 {level}, i32 1)\n  ret i32 0\n",
+                    f"  call void @llvm.prefetch.p0(ptr %p, i32 {write}, i32 {level}, i32 1)\n  ret i32 0\n",
                 )
-                for name, level in (("prefetch", 3), ("prefetch_l2", 2))
+                for name, write, level in (("prefetch", 0, 3), ("prefetch_l2", 0, 2), ("prefetch_write", 1, 3))
             ),
         )
     )
