@@ -52,8 +52,9 @@ def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
     return bool((np.ascontiguousarray(a).view(np.uint8) == np.ascontiguousarray(b).view(np.uint8)).all())
 
 
-# BLOCKS takes several blocks of K, WHOLE is groups throughout; the others end within a line, a group, a panel.
-ACROSS, BLOCKS, WHOLE, TINY = (115, 172), (50, 1100), (48, 1152), (7, 1)
+# BLOCKS takes several blocks of K where they are unpacked, DEEP everywhere, WHOLE is groups throughout; the others end
+# within a line, a group, a panel.
+ACROSS, BLOCKS, DEEP, WHOLE, TINY = (115, 172), (50, 1100), (50, 6000), (48, 1152), (7, 1)
 
 
 def sums_of(format: WeightFormat) -> dict[str, int]:
@@ -63,6 +64,8 @@ def sums_of(format: WeightFormat) -> dict[str, int]:
 
 CASES = [
     *((NATIVE, act, format, BLOCKS) for act in ("i8", "f32") for format in (W8, W4, W4_ROW, W4_ROWZ)),
+    *((NATIVE, "i8", format, DEEP) for format in (W8, W4, W4_ROWZ)),
+    (NATIVE, "f32", W4, DEEP),
     *((NATIVE, act, format, ACROSS) for act in ("i8", "f32") for format in (W8, W4_32, W4_64Z)),
     *((NATIVE, "bf16", format, ACROSS) for format in (W8, W4_32, W4_64Z)),
     *((NATIVE, act, format, WHOLE) for act, format in (("i8", W4), ("i8", W4_64Z), ("f32", W4_64Z))),
@@ -70,6 +73,11 @@ CASES = [
     *((level, *case, ACROSS) for level in LEVELS[1:] for case in (("i8", W8), ("i8", W4_64Z), ("f32", W4_32))),
     (LEVELS[-1], "bf16", W8, BLOCKS),
 ]
+
+
+def tiles_of(target: Target, shape: tuple[int, int]) -> tuple[int, ...]:
+    """The row tiles worth a test."""
+    return tuple(t for t in (1, 2, 4, 8) if t <= target.row_tile) if shape in (BLOCKS, DEEP) else (1, target.row_tile)
 
 
 @pytest.mark.parametrize(("target", "act", "format", "shape"), CASES, ids=name_of)
@@ -87,7 +95,7 @@ def test_linear_quant(target: Target, act: str, format: WeightFormat, shape: tup
         read = x.astype(np.float64)
     expected = read @ value.T + (shift + start if extra else 0)
     first: NDArray[Any] | None = None
-    for tile in (1, 2, target.row_tile) if shape == BLOCKS else (1, target.row_tile):
+    for tile in tiles_of(target, shape):
         given = pack_quantized_activation(numbers, row_scale, tile, format) if act == "i8" else pack_activation(x, tile)
         spec = linear_quant_spec(n, k, tile, act, format, bias=extra, residual=extra)
         for rows, tasks in ((ROWS, 1), (ROWS, 3), (1, 2), (19, 2)):
@@ -129,7 +137,7 @@ def test_gated_linear_quant(target: Target, act: str, format: WeightFormat, shap
     expected = sums[:, :width] / (1 + np.exp(-sums[:, :width])) * sums[:, width:]
     ways = ("rows",) if act == "i8" else ("rows", "packed")
     first: dict[str, NDArray[Any]] = {}
-    for gated, tile in itertools.product(ways, (1, 2, target.row_tile) if shape == BLOCKS else (1, target.row_tile)):
+    for gated, tile in itertools.product(ways, tiles_of(target, shape)):
         for rows, tasks in ((ROWS, 1), (ROWS, 3), (1, 2), (19, 2)):
             y = result(gated, tile, rows, tasks)
             first.setdefault(gated, y)
