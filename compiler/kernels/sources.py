@@ -25,7 +25,7 @@ TEMPLATE_FILES: dict[str, str] = {
 _EXTRA = {
     "fused": ("vector_math",),
     "linear": ("sums",),
-    "linear_quant": ("quant_weight", "sums", "quant_ir"),
+    "linear_quant": ("quant_layer", "quant_tile", "quant_weight", "sums", "quant_ir"),
     "paged_attention": ("attention_split", "attention_state"),
     "merge_attention": ("attention_split", "attention_state"),
     "quantize_rows": ("quant_ir",),
