@@ -265,6 +265,9 @@ class TileWriter:
             for v in range(vectors):
                 tile.fetch.at_line(line, v)
         for unit in range(units):
+            if layer.lanes == 2 and unit % 2:
+                # A word read again is free, as part of the operation; kept from its first half on it takes a register.
+                b.do("forget_memory", b.at(self.x, 0))
             weights = b.Vectors(vectors, kind)
             if wide_line is None and unit % units_of_word == 0:
                 # A word at a time: those of a whole line leave no register for the sums.

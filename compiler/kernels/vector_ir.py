@@ -193,6 +193,7 @@ def _simple() -> str:
     )
     clobbers = ",".join(f"~{{xmm{i}}}" for i in range(32))
     forget = f'  call void asm sideeffect "", "{clobbers}"()\n  ret i32 0\n'
+    reread = '  call void asm sideeffect "", "r,~{memory}"(ptr %p)\n  ret i32 0\n'
     share = (
         "  %t = sext i32 %task to i64\n  %u = sext i32 %total to i64\n  %n = sext i32 %num to i64\n"
         "  %p = mul i64 %t, %u\n  %q = sdiv i64 %p, %n\n  %r = trunc i64 %q to i32\n  ret i32 %r\n"
@@ -212,6 +213,7 @@ def _simple() -> str:
             define(F32, "in_range", f"{F32} %v, {F32} %other, i32 %base, i32 %lo, i32 %hi", select),
             define(F32, "silu", f"{F32} %v", sigmoid),
             define("i32", "forget_registers", "", forget),
+            define("i32", "forget_memory", "ptr %p", reread),
             *(
                 define(
                     "i32",
