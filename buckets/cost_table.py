@@ -8,8 +8,8 @@
      "costs": [{"phase": "prefill", "batch": 1, "seq": 128, "sequences": 1, "tokens": 128, "context": 128,
                 "seconds": 0.0031, "repeats": 5}, …]}
 
-A cost is the median of `repeats` replays of one load: `sequences` with `tokens` new tokens in all, `context` tokens of
-context each once the step is done. The full load of a bucket is (batch, batch × seq, seq) in prefill and
+A cost is what a replay of one load typically took, of `repeats`: `sequences` with `tokens` new tokens in all, `context`
+tokens of context each once the step is done. The full load of a bucket is (batch, batch × seq, seq) in prefill and
 (batch, batch, seq) in decode; it is always among those of a bucket that was measured, others may follow. A table that
 covers part of a ladder is as valid as a whole one.
 """
@@ -43,7 +43,7 @@ class CostTableError(BucketError):
 
 @dataclass(frozen=True, order=True, slots=True)
 class ReplayCost:
-    """Median wall time, seconds, of `repeats` replays of a load in `bucket`; context: tokens of a sequence, after."""
+    """Typical wall time, seconds, of `repeats` replays of a load in `bucket`; context: tokens of a sequence, after."""
 
     bucket: Bucket
     sequences: int

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from llmc.runtime.binding import GraphInfo
-from llmc.runtime.warmup import Load, WarmPlan, WarmStep, WarmUp, full_load, light_load
+from llmc.runtime.warmup import Load, WarmPlan, WarmStep, WarmUp, full_load, half_load, light_load, typical
 
 BLOCK, MAX_LEN = 16, 64
 
@@ -84,7 +84,7 @@ def test_graphs_of_the_same_kernels_are_walked_once_one_was_replayed() -> None:
     plan = WarmPlan((1, 0, 2, 3), 4, measure=frozenset({0}), measure_s=0)
     WarmUp(engine, graphs, plan, block_size=BLOCK, max_model_len=MAX_LEN).run()
     assert engine.walks == []
-    assert [index for index, _ in engine.replays] == [1, 0, 0, 0, 2, 3]
+    assert [index for index, _ in engine.replays] == [1, 0, 0, 0, 0, 2, 3]
 
 
 def test_full_loads_fill_the_buckets() -> None:
@@ -98,6 +98,19 @@ def test_full_loads_fill_the_buckets() -> None:
     assert (light_load(mixed), full_load(mixed, BLOCK, MAX_LEN)) == (Load(4, 1, 1), Load(1, 48, 48))
 
 
+def test_half_loads_have_as_many_sequences_of_half_the_length() -> None:
+    loads = [half_load(g, BLOCK, MAX_LEN) for g in (*GRAPHS, graph("prefill", 1, 1))]
+    assert loads == [Load(1, 8, 8), Load(2, 32, 32), Load(1, 1, 32), Load(4, 1, 64), Load(1, 1, 1)]
+
+
+def test_a_typical_time_is_a_mean_without_both_ends() -> None:
+    assert typical([4.0]) == 4.0
+    assert typical([1.0, 1.0, 1.0, 9.0]) == 3.0
+    assert typical([3.0, 90.0, 1.0, 3.0, 0.0]) == pytest.approx(7 / 3)
+    # Two humps: near their mean, however they lie.
+    assert typical([2.0, 1.0, 2.0, 1.0, 1.0, 2.0, 1.0, 1.0, 1.0]) == pytest.approx(9 / 7)
+
+
 def test_measured_are_the_graphs_asked_for_without_their_first_replay() -> None:
     engine = Recorder()
     _, steps = run(engine, WarmPlan((3, 1, 0, 2), 4, measure=frozenset({1, 3}), measure_s=0.02))
@@ -106,10 +119,11 @@ def test_measured_are_the_graphs_asked_for_without_their_first_replay() -> None:
         (3, Load(4, 1, 1)): (0.004, 5),
         (3, Load(4, 1, 64)): (0.004, 5),
         (1, Load(2, 1, 1)): (0.002, 9),  # no more than nine
-        (1, Load(2, 64, 64)): (0.128, 1),  # no less than one
+        (1, Load(2, 32, 32)): (0.064, 1),  # no less than one
+        (1, Load(2, 64, 64)): (0.128, 1),
     }
     counts = {index: sum(index == other for other, _ in engine.replays) for index in range(4)}
-    assert counts == {3: 11, 1: 11, 0: 1, 2: 1}
+    assert counts == {3: 11, 1: 12, 0: 1, 2: 1}
 
 
 def test_hot_graphs_come_first_and_others_join_one_by_one() -> None:
