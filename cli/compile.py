@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ Examples:
   llmc compile models/llama -o llama-w8a8.llmc --quant w8a8
   llmc compile models/llama -o llama-w4a16.llmc --quant w4a16 --group-size 32 --skip lm_head,mlp.down
   llmc compile models/llama -o avx2.llmc --target x86-64-v3 --jobs 2 --json
+  llmc compile models/llama -o llama.llmc --tune
   llmc compile qwen.llmc --add decode:4x512
 """
 
@@ -56,11 +58,16 @@ def compile_command(
     ),
     options: CompileOptions = CompileOptions(),
     jobs: int = typer.Option(0, min=0, metavar="N", help="Compiling processes; 0: one a CPU."),
+    tune: bool = typer.Option(
+        False, "--tune", help="Measure on this machine how each linear layer is computed fastest: some minutes, once."
+    ),
     cache_dir: Path | None = typer.Option(
         None, envvar="LLMC_CACHE_DIR", metavar="DIR", help="Graph cache; default: $XDG_CACHE_HOME/llmc."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON on stdout."),
 ) -> None:
+    if add and tune:
+        raise typer.BadParameter("--tune measures a whole artifact, not what is added to one; leave out one of them")
     if add:
         from .compile_add import add_command
 
@@ -68,6 +75,10 @@ def compile_command(
     if output is None:
         raise typer.BadParameter("-o or --output OUT is missing: name the artifact directory to write")
     config = options.config(model, output, needs="llmc compile needs the compiler", jobs=jobs, cache_dir=cache_dir)
+    if tune:
+        from llmc.runtime.device import machine_facts
+
+        config = replace(config, tune_for=machine_facts(len(os.sched_getaffinity(0))))
     from llmc.compiler.pipeline import compile_model
     from llmc.compiler.resources import seconds_since_start
 
@@ -77,7 +88,8 @@ def compile_command(
     with progress_bar() as progress:
         report = compile_model(config, progress)
     report = replace(report, phase_seconds={"start": start_s, **report.phase_seconds})
-    note(report, config)
+    if not tune:
+        note(report, config)
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))
     else:
@@ -115,6 +127,9 @@ def _print_table(report: CompileReport) -> None:
         "distinct kernels",
         f"{report.num_kernels} ({report.kernels_compiled} compiled, {report.kernels_cached} from the cache)",
     )
+    if report.tuned:
+        gains = sorted(report.tuned.values())
+        table.add_row("tuned kernels", f"{len(gains)}, {gains[0]:.2f} to {gains[-1]:.2f} times as fast")
     table.add_row("code", format_bytes(report.code_bytes))
     table.add_row("weights", format_bytes(report.weight_bytes))
     table.add_row("arena (largest graph)", format_bytes(report.arena_bytes))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
 from llmc.compiler import keys
 from llmc.compiler.cache import GraphCache, key_of
+from llmc.compiler.kernels.schedule import Schedule
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import Target
-from llmc.compiler.workers import compile_kernel, compile_kernels
+from llmc.compiler.workers import Variant, compile_kernel, compile_kernels
+
+__all__ = ["BuiltKernel", "Variant", "build_kernels", "build_variants"]
 
 _MIN_KERNELS_A_PROCESS = 8
 
@@ -33,30 +36,44 @@ def build_kernels(
     cache: GraphCache,
     num_jobs: int,
     on_kernel: Callable[[int, int], None],
+    schedules: Mapping[KernelSpec, Schedule] | None = None,
 ) -> list[BuiltKernel]:
-    """Builds each spec once, in the given order. Compilation is deterministic: a cached kernel has the same bytes."""
-    built: dict[KernelSpec, BuiltKernel] = {}
-    missing: dict[KernelSpec, tuple[str, dict[str, str]]] = {}
-    for spec in specs:
-        components = keys.kernel_components(spec, target)
+    """Builds each spec once, in the given order. schedules: of kernels that have not the default one."""
+    of = schedules or {}
+    return build_variants([(spec, of.get(spec)) for spec in specs], target, cache, num_jobs, on_kernel)
+
+
+def build_variants(
+    variants: Sequence[Variant],
+    target: Target,
+    cache: GraphCache,
+    num_jobs: int,
+    on_kernel: Callable[[int, int], None],
+) -> list[BuiltKernel]:
+    """Builds distinct variants, in the given order. Compilation is deterministic: a cached one has the same bytes."""
+    built: dict[Variant, BuiltKernel] = {}
+    missing: dict[Variant, tuple[str, dict[str, str]]] = {}
+    for variant in variants:
+        spec, schedule = variant
+        components = keys.kernel_components(spec, target, schedule)
         key = key_of(components)
         code = cache.get(key)
         if code is None:
-            missing[spec] = (key, components)
+            missing[variant] = (key, components)
         else:
-            built[spec] = BuiltKernel(spec, code, key, components, cached=True)
-    on_kernel(len(built), len(specs))
+            built[variant] = BuiltKernel(spec, code, key, components, cached=True)
+    on_kernel(len(built), len(variants))
     # Without a name of the interpreter (inside another program) none can be started.
     workers = min(num_jobs, len(missing) // _MIN_KERNELS_A_PROCESS) if sys.executable else 1
-    compiled: Generator[tuple[KernelSpec, bytes], None, None]
+    compiled: Generator[tuple[Variant, bytes], None, None]
     if workers > 1:
         compiled = compile_kernels(list(missing), target, workers)
     else:
-        compiled = ((spec, compile_kernel(spec, target)) for spec in missing)
+        compiled = ((variant, compile_kernel(*variant, target)) for variant in missing)
     with closing(compiled):
-        for spec, code in compiled:
-            key, components = missing[spec]
-            cache.put(key, code, components, {"symbol": spec.symbol()})
-            built[spec] = BuiltKernel(spec, code, key, components, cached=False)
-            on_kernel(len(built), len(specs))
-    return [built[spec] for spec in specs]
+        for variant, code in compiled:
+            key, components = missing[variant]
+            cache.put(key, code, components, {"symbol": variant[0].symbol()})
+            built[variant] = BuiltKernel(variant[0], code, key, components, cached=False)
+            on_kernel(len(built), len(variants))
+    return [built[variant] for variant in variants]

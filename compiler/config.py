@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,8 @@ class CompileConfig:
 
     dtype, kv_dtype: "auto", "f32" or "bf16"; auto follows the checkpoint (f32 → f32, f16 and bf16 → bf16), kv_dtype
     auto follows dtype. quant: how linear weights are quantized, None: not. max_model_len in tokens, None: the model's,
-    at most 4096. jobs: compiling processes, 0: one a CPU.
+    at most 4096. jobs: compiling processes, 0: one a CPU. tune_for: what the speed of this machine depends on, by name,
+    where schedules of kernels are to be measured on it; None: they are not.
     """
 
     model: Path
@@ -42,6 +43,7 @@ class CompileConfig:
     jobs: int = 0
     quant: QuantConfig | None = None
     cache_dir: Path | None = None
+    tune_for: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("dtype", self.dtype), ("kv_dtype", self.kv_dtype)):
@@ -64,7 +66,8 @@ class CompileConfig:
 class CompileReport:
     """What was built: counts, bytes, seconds by phase.
 
-    peak_memory_bytes: largest sum of the resident memory of the compiler and the processes it started.
+    peak_memory_bytes: largest sum of the resident memory of the compiler and the processes it started. tuned: of
+    kernels with a measured schedule, how many times as fast it was, by symbol.
     """
 
     artifact: Path
@@ -80,6 +83,7 @@ class CompileReport:
     arena_bytes: int
     peak_memory_bytes: int
     phase_seconds: dict[str, float] = field(default_factory=dict)
+    tuned: dict[str, float] = field(default_factory=dict)
 
     @property
     def num_graphs(self) -> int:

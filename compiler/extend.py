@@ -22,6 +22,7 @@ from llmc.compiler.config import CompileError, Progress, no_progress
 from llmc.compiler.described import Described, ladder_of, read_described
 from llmc.compiler.graph import CommandList
 from llmc.compiler.graphs_writer import FileSums
+from llmc.compiler.kernels.schedule import Schedule
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.link import link_shared
 from llmc.compiler.pipeline import PhaseClock, Tracer, manifest_kernel, model_record, weight_requests, weight_shapes
@@ -100,7 +101,7 @@ def _add(
         lists = list({id(c): c for _, c in graphs.values()}.values())
     with clock.phase("kernels") as on_kernel:
         specs = _specs_in_order(artifact, old, lists)
-        kernels = build_kernels(specs, old.resolved.target, cache, jobs, on_kernel)
+        kernels = build_kernels(specs, old.resolved.target, cache, jobs, on_kernel, _schedules(old, specs))
         _check_kernels(artifact, old, kernels)
     with staged_directory(output) as staging:
         with clock.phase("weights"):
@@ -198,6 +199,15 @@ def _specs_in_order(artifact: Path, old: Described, lists: Sequence[CommandList]
     if missing:
         raise CompileError(f"{artifact} has kernel {missing[0]}, which no graph of it needs; compile the model again")
     return [by_symbol[symbol] for symbol in (*known, *sorted(by_symbol.keys() - set(known)))]
+
+
+def _schedules(old: Described, specs: Sequence[KernelSpec]) -> dict[KernelSpec, Schedule]:
+    """Those that were measured when the artifact's kernels were compiled."""
+    tuned = {}
+    for spec, kernel in zip(specs, old.kernels, strict=False):
+        if "schedule" in kernel["components"]:
+            tuned[spec] = Schedule.parse(kernel["components"]["schedule"])
+    return tuned
 
 
 def _check_kernels(artifact: Path, old: Described, kernels: Sequence[BuiltKernel]) -> None:

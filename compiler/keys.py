@@ -16,6 +16,7 @@ from pathlib import Path
 import llmc.buckets
 import llmc.models
 import llmc.quantize
+from llmc.compiler.kernels.schedule import Schedule
 from llmc.compiler.kernels.sources import source_digest
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import Target
@@ -46,6 +47,7 @@ _GRAPH_SOURCES = (
     "kernels/attention_split.py",
     "kernels/linear_spec.py",
 )
+_TUNING_SOURCES = ("tuning.py", "kernel_timing.py", "kernels/schedule.py")
 _WEIGHT_SOURCES = ("weights.py", "packing.py", "dtypes.py")
 _QUANTIZED_WEIGHT_SOURCES = (*_WEIGHT_SOURCES, "quant_packing.py", "../quantize")
 # Fields of a config that no graph depends on.
@@ -126,9 +128,11 @@ def shape_components(common: Mapping[str, str], shape: Mapping[str, int]) -> dic
     return {**common, **{f"shape.{name}": str(value) for name, value in shape.items()}}
 
 
-def kernel_components(spec: KernelSpec, target: Target) -> dict[str, str]:
-    """What a kernel's code depends on: the template's sources stand for the IR they generate."""
+def kernel_components(spec: KernelSpec, target: Target, schedule: Schedule | None = None) -> dict[str, str]:
+    """What a kernel's code depends on: the template's sources stand for the IR they generate, and for its schedule
+    unless it has another one."""
     return {
+        **({} if schedule is None else {"schedule": schedule.text()}),
         "kind": "kernel",
         "op": spec.op,
         "params": json.dumps(spec.params),
@@ -166,4 +170,15 @@ def artifact_components(model: Path, target: Target) -> dict[str, str]:
         "torch": tool_version("torch"),
         "tvm": tool_version("apache-tvm"),
         "version": llmc.__version__,
+    }
+
+
+def tuning_components(spec: KernelSpec, target: Target, machine: Mapping[str, str], rows: int) -> dict[str, str]:
+    """What a measured choice of a schedule depends on: the kernel, the machine and how it was measured."""
+    return {
+        **kernel_components(spec, target),
+        "kind": "tuning",
+        "rows": str(rows),
+        "search": sources_digest(_TUNING_SOURCES),
+        **{f"machine.{name}": value for name, value in machine.items()},
     }

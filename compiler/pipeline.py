@@ -1,6 +1,6 @@
 """The compiler, phase by phase: the file to read first.
 
-load → graphs (trace, bind, plan memory, emit) → kernels → weights → link → publish.
+load → graphs (trace, bind, plan memory, emit) → (tune) → kernels → weights → link → publish.
 
 Where the cache has everything, neither torch nor TVM is imported: they take longer than all the rest.
 """
@@ -37,7 +37,8 @@ from llmc.compiler.link import link_shared
 from llmc.compiler.plan import GraphShape, plan_graphs
 from llmc.compiler.resolve import Resolved, resolve
 from llmc.compiler.resources import PeakMemory
-from llmc.compiler.templates import GraphParams
+from llmc.compiler.templates import NUM_SAMPLES, NUM_TOKENS, GraphParams
+from llmc.compiler.tuning import Choice, tune
 from llmc.compiler.tvm_import import import_tvm
 from llmc.compiler.weights import WeightRequest, plan_weights, write_weights
 from llmc.models import weight_map
@@ -210,9 +211,15 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
             graphs = plan_graphs(list(resolved.ladder), resolved.graph_params(), common, cache, tracer.bind, on_graph)
             command_lists = list({id(c): c for _, c in graphs.values()}.values())
         clock.split("graphs", "trace", tracer.seconds)
+        specs = sorted({c.spec for of in command_lists for c in of.commands}, key=KernelSpec.symbol)
+        choices: dict[KernelSpec, Choice] = {}
+        if config.tune_for is not None:
+            with clock.phase("tune") as on_step:
+                rows = most_rows(graphs.values())
+                choices = tune(rows, resolved.target, cache, config.tune_for, config.num_jobs(), on_step)
+        schedules = {spec: choice.schedule for spec, choice in choices.items() if choice.schedule is not None}
         with clock.phase("kernels") as on_kernel:
-            specs = sorted({c.spec for of in command_lists for c in of.commands}, key=KernelSpec.symbol)
-            kernels = build_kernels(specs, resolved.target, cache, config.num_jobs(), on_kernel)
+            kernels = build_kernels(specs, resolved.target, cache, config.num_jobs(), on_kernel, schedules)
         with clock.phase("weights") as on_weight:
             staging = stack.enter_context(staged_directory(config.output))
             shapes = weight_shapes(resolved.model, resolved.max_model_len)
@@ -272,7 +279,20 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
         arena_bytes=sizes["arena"],
         peak_memory_bytes=memory.peak_bytes,
         phase_seconds=clock.seconds,
+        tuned={spec.symbol(): choices[spec].gain for spec in schedules},
     )
+
+
+def most_rows(graphs: Iterable[tuple[GraphShape, CommandList]]) -> dict[KernelSpec, int]:
+    """The most rows of tokens or samples that any graph calls a kernel with; of those that have rows."""
+    most: dict[KernelSpec, int] = {}
+    for shape, commands in graphs:
+        by_scalar = {NUM_TOKENS: shape.tokens, NUM_SAMPLES: shape.samples}
+        for spec in {command.spec for command in commands.commands}:
+            rows = by_scalar.get(spec.as_dict().get("rows", -1))
+            if rows is not None:
+                most[spec] = max(most.get(spec, 0), rows)
+    return most
 
 
 def manifest(

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from llmc.compiler.config import CompileError
+from llmc.compiler.kernels.schedule import Schedule
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import Target
 from llmc.compiler.tvm_import import import_tvm
@@ -26,30 +27,33 @@ from llmc.compiler.tvm_import import import_tvm
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from llmc.compiler.workers import serve; serve()"
 _LENGTH_BYTES = 8
 
+Variant = tuple[KernelSpec, Schedule | None]
+"""A kernel and how it walks its operands; None: as its template has it."""
 
-def compile_kernel(spec: KernelSpec, target: Target) -> bytes:
+
+def compile_kernel(spec: KernelSpec, schedule: Schedule | None, target: Target) -> bytes:
     """The object file of a kernel, compiled in this process."""
     import_tvm()
     from llmc.compiler.kernels.pipeline import compile_object
     from llmc.compiler.kernels.registry import build_kernel
 
-    return compile_object(build_kernel(spec, target), target)
+    return compile_object(build_kernel(spec, target, schedule), target)
 
 
 def compile_kernels(
-    specs: Sequence[KernelSpec], target: Target, num_workers: int
-) -> Generator[tuple[KernelSpec, bytes], None, None]:
-    """Each spec with its object file, as they are done; no worker is left when the iteration ends, however it ends.
+    variants: Sequence[Variant], target: Target, num_workers: int
+) -> Generator[tuple[Variant, bytes], None, None]:
+    """Each variant with its object file, as they are done; no worker is left when the iteration ends, however it ends.
 
     Raises CompileError, naming the kernel, when one cannot be compiled or its process dies.
     """
     workers: list[_Worker] = []
     idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
 
-    def compile_one(spec: KernelSpec) -> bytes:
+    def compile_one(variant: Variant) -> bytes:
         worker = idle.get()
         try:
-            return worker.compile(spec, target)
+            return worker.compile(variant, target)
         finally:
             idle.put(worker)
 
@@ -58,7 +62,7 @@ def compile_kernels(
         for _ in range(num_workers):
             workers.append(_Worker())
             idle.put(workers[-1])
-        jobs = {pool.submit(compile_one, spec): spec for spec in specs}
+        jobs = {pool.submit(compile_one, variant): variant for variant in variants}
         for job in as_completed(jobs):
             yield jobs[job], job.result()
     finally:
@@ -81,12 +85,12 @@ class _Worker:
             process_group=0,
         )
 
-    def compile(self, spec: KernelSpec, target: Target) -> bytes:
-        process = self._process
+    def compile(self, variant: Variant, target: Target) -> bytes:
+        spec, process = variant[0], self._process
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            _send(process.stdin, (spec, target))
+            _send(process.stdin, (*variant, target))
             code, error = _receive(process.stdout)
         except (EOFError, OSError):
             what = f"the process that compiled kernel {spec.symbol()} {_how_it_ended(process.wait())}"
@@ -115,9 +119,9 @@ def serve() -> None:
     os.dup2(2, 1)
     with suppress(EOFError, BrokenPipeError):
         while True:
-            spec, target = _receive(requests)
+            spec, schedule, target = _receive(requests)
             try:
-                reply: tuple[bytes, str | None] = (compile_kernel(spec, target), None)
+                reply: tuple[bytes, str | None] = (compile_kernel(spec, schedule, target), None)
             except Exception as error:
                 reply = (b"", f"{type(error).__name__}: {' '.join(str(error).split())}")
             _send(replies, reply)

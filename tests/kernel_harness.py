@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from llmc.compiler.kernels.pipeline import compile_object
 from llmc.compiler.kernels.registry import build_kernel, kernel_buffers
+from llmc.compiler.kernels.schedule import Schedule
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.link import link_shared
 from llmc.compiler.targets.cpu import Target
@@ -25,10 +26,10 @@ _live: list[ctypes.CDLL] = []
 
 
 @functools.cache
-def compiled(spec: KernelSpec, target: Target) -> Any:
+def compiled(spec: KernelSpec, target: Target, schedule: Schedule | None = None) -> Any:
     """The kernel as a C function."""
-    path = Path(_folder.name) / f"{spec.symbol()}-{target.name}.so"
-    link_shared([compile_object(build_kernel(spec, target), target)], path)
+    path = Path(_folder.name) / f"{spec.symbol()}-{target.name}-{len(_live)}.so"
+    link_shared([compile_object(build_kernel(spec, target, schedule), target)], path)
     library = ctypes.CDLL(str(path))
     _live.append(library)
     function = library[spec.symbol()]
@@ -61,13 +62,14 @@ def run(
     written: tuple[str, ...],
     scalars: Mapping[int, int],
     num_tasks: int = 1,
+    schedule: Schedule | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Run every task of a kernel; returns the written buffers. All other buffers must come back unchanged."""
     names = kernel_buffers(spec)
     assert set(names) == set(arrays), f"{spec.op} takes {names}"
     guarded = {name: Guarded(np.ascontiguousarray(arrays[name])) for name in names}
     values = (ctypes.c_int64 * 8)(*[scalars.get(i, 0) for i in range(8)])
-    function = compiled(spec, target)
+    function = compiled(spec, target, schedule)
     for task in reversed(range(num_tasks)):
         function(
             *[ctypes.c_void_p(guarded[name].address) for name in names],

@@ -19,7 +19,7 @@ from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import native_target
 from llmc.compiler.workers import compile_kernel, compile_kernels
 
-SPECS = [KernelSpec.of("gather", "gather_rows", dim=dim) for dim in (16, 32, 48)]
+VARIANTS = [(KernelSpec.of("gather", "gather_rows", dim=dim), None) for dim in (16, 32, 48)]
 TARGET = native_target()
 STOPPED = "import time; time.sleep(600)"
 
@@ -58,8 +58,8 @@ def test_a_script_without_a_guard_runs_once(tiny_artifact: TinyArtifact, tmp_pat
 
 def test_workers_compile_what_the_caller_would_and_leave() -> None:
     before = children(os.getpid())
-    compiled = dict(compile_kernels(SPECS, TARGET, 2))
-    assert compiled == {spec: compile_kernel(spec, TARGET) for spec in SPECS}
+    compiled = dict(compile_kernels(VARIANTS, TARGET, 2))
+    assert compiled == {variant: compile_kernel(*variant, TARGET) for variant in VARIANTS}
     assert children(os.getpid()) == before
 
 
@@ -69,7 +69,7 @@ def test_a_kernel_that_cannot_be_compiled_is_named() -> None:
     with pytest.raises(
         CompileError, match=rf"kernel {bad.symbol()} cannot be compiled: KernelSpecError: .*'dim'"
     ) as error:
-        list(compile_kernels([*SPECS, bad], TARGET, 2))
+        list(compile_kernels([*VARIANTS, (bad, None)], TARGET, 2))
     assert "\n" not in str(error.value)
     assert children(os.getpid()) == before
 
@@ -85,12 +85,12 @@ def test_a_kernel_that_cannot_be_compiled_is_named() -> None:
 def test_a_worker_that_dies_is_one_sentence(monkeypatch: pytest.MonkeyPatch, program: str, how: str) -> None:
     monkeypatch.setattr(workers, "_PROGRAM", program)
     with pytest.raises(CompileError, match=f"the process that compiled kernel gather_rows_[0-9a-f]{{12}} {how}; "):
-        list(compile_kernels(SPECS, TARGET, 2))
+        list(compile_kernels(VARIANTS, TARGET, 2))
 
 
 def test_an_iteration_given_up_leaves_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     before = children(os.getpid())
-    compiled = compile_kernels(SPECS, TARGET, 2)
+    compiled = compile_kernels(VARIANTS, TARGET, 2)
     next(compiled)
     compiled.close()
     assert children(os.getpid()) == before
@@ -102,7 +102,8 @@ from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import native_target
 from llmc.compiler.workers import compile_kernels
 import os, sys
-compiled = compile_kernels([KernelSpec.of("gather", "gather_rows", dim=d) for d in (16, 32, 48)], native_target(), 2)
+variants = [(KernelSpec.of("gather", "gather_rows", dim=d), None) for d in (16, 32, 48)]
+compiled = compile_kernels(variants, native_target(), 2)
 next(compiled)
 sys.stdout.write("ready\\n")
 sys.stdout.flush()
@@ -143,6 +144,6 @@ def test_an_interrupt_ends_the_workers_too(monkeypatch: pytest.MonkeyPatch) -> N
         ]
     )
     with pytest.raises(KeyboardInterrupt):
-        list(compile_kernels(SPECS, TARGET, 2))
+        list(compile_kernels(VARIANTS, TARGET, 2))
     sender.wait()
     assert children(os.getpid()) == before

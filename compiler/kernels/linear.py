@@ -15,6 +15,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernels import builder as b
 from llmc.compiler.kernels import vector_ir
+from llmc.compiler.kernels.schedule import Schedule
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.kernels.sums import GATED, GatedOutput, Sums
 from llmc.compiler.targets.cpu import Target
@@ -34,8 +35,21 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
     return ("x", "w", *(["bias"] if p["bias"] else []), *(["residual"] if p["residual"] else []), "y")
 
 
-def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
-    return _Linear(spec, target).function()
+def build(spec: KernelSpec, target: Target, schedule: Schedule | None = None) -> tirx.PrimFunc:
+    return _Linear(spec, target, schedule or default_schedule(spec, target)).function()
+
+
+def default_schedule(spec: KernelSpec, target: Target) -> Schedule:
+    """What suits most machines of a target."""
+    if _expands(spec, target):
+        return Schedule(_STREAMS, _AHEAD_BYTES, _WIDE_BLOCK * 8 * target.panel_columns, _WIDE_ROWS)
+    return Schedule(_STREAMS, _AHEAD_BYTES, _K_BLOCK * 4 * target.panel_columns, _ROW_CHUNK)
+
+
+def _expands(spec: KernelSpec, target: Target) -> bool:
+    """Whether bf16 rows become f32 once for all panels."""
+    p = spec.as_dict()
+    return b.lanes_of(str(p["act_dtype"])) == 2 and not target.bf16_dot and int(p["row_tile"]) > 1
 
 
 @dataclass(frozen=True)
@@ -48,8 +62,9 @@ class _Panel:
 
 
 class _Linear:
-    def __init__(self, spec: KernelSpec, target: Target) -> None:
+    def __init__(self, spec: KernelSpec, target: Target, schedule: Schedule) -> None:
         p = spec.as_dict()
+        self.schedule = schedule
         self.kdim, self.n, self.tile = int(p["k"]), int(p["n"]), int(p["row_tile"])
         self.act, self.bias, self.residual = str(p["act_dtype"]), bool(p["bias"]), bool(p["residual"])
         if p["weight_dtype"] != self.act:
@@ -65,11 +80,12 @@ class _Linear:
         self.panels, self.vectors = b.ceil_div(self.width, self.columns), self.columns // b.WIDTH
         self.gate = GatedOutput(str(p["gated"]), self.width, self.tile, self.columns, self.act) if p["gated"] else None
         self.dot = self.lanes == 2 and target.bf16_dot
-        self.expand = self.lanes == 2 and not self.dot and self.tile > 1  # bf16 rows become f32 once for all panels
-        self.block = self.words if self.tile == 1 else min(self.words, _WIDE_BLOCK if self.expand else _K_BLOCK)
+        self.expand = _expands(spec, target)
+        block = max(1, schedule.block_bytes // ((8 if self.expand else 4) * self.columns))
+        self.block = self.words if self.tile == 1 else min(self.words, block)
         self.blocks = b.ceil_div(self.words, self.block)
         self.panel_group = (_WIDE_GROUP if self.expand else _PANEL_GROUP) // self.parts
-        self.chunk_tiles = max(1, (_WIDE_ROWS if self.expand else _ROW_CHUNK) // self.tile)
+        self.chunk_tiles = max(1, schedule.chunk_rows // self.tile)
 
     def function(self) -> tirx.PrimFunc:
         kinds = dict.fromkeys(("x", "w"), b.word_dtype(self.act)) | ({"y": self.gate.dtype()} if self.gate else {})
@@ -92,17 +108,18 @@ class _Linear:
         """Panels side by side, as many streams of weights; in groups of nearly equal size, as few streams are slow."""
         panel0, panel1 = self.k.share_bounds(self.panels)
         count = b.let(panel1 - panel0)
-        groups = b.let(T.truncdiv(count + (_STREAMS - 1), _STREAMS))
-        most = min(_STREAMS, self.panels)
+        streams = self.schedule.streams
+        groups = b.let(T.truncdiv(count + (streams - 1), streams))
+        most = min(streams, self.panels)
         if self.gate:
             self.sums = Sums(2 * most, 1, 1, self.columns)
         with T.serial(self.num_rows) as t, T.serial(groups) as group:
             first = b.let(panel0 + T.truncdiv(group * count, groups))
             size = b.let(panel0 + T.truncdiv((group + 1) * count, groups) - first)
             with T.serial(self.parts) as part:
-                for streams in range(1, most + 1):
-                    with b.when(size == streams):
-                        panels = [_Panel(b.let(first + i), part, part * most + i) for i in range(streams)]
+                for some in range(1, most + 1):
+                    with b.when(size == some):
+                        panels = [_Panel(b.let(first + i), part, part * most + i) for i in range(some)]
                         self.tile_body(t, 0, panels, 0, self.words, self.fetch_streams(panels))
             if self.gate:
                 with T.serial(size) as i:
@@ -188,7 +205,7 @@ class _Linear:
 
     def fetch_streams(self, panels: Sequence[_Panel]) -> Callable[[b.Expr], None]:
         """Every stream fetches what it reads a little later."""
-        ahead = _AHEAD_BYTES // 4
+        ahead = self.schedule.ahead_bytes // 4
         indices = [b.let(self.index(panel)) for panel in panels]
 
         def fetch(q: b.Expr) -> None:

@@ -17,13 +17,14 @@ from llmc.compiler.kernels import quant_ir, vector_ir
 from llmc.compiler.kernels.quant_layer import TURN, QuantLayer
 from llmc.compiler.kernels.quant_tile import Fetch, Tile, TileWriter, Walk
 from llmc.compiler.kernels.quant_weight import LINE
+from llmc.compiler.kernels.schedule import Schedule
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.kernels.sums import GatedOutput, Sums
 from llmc.compiler.targets.cpu import Target
 
 _REGISTERS = {16: 32, 8: 8}  # how many vectors they hold, by lanes of a register
 _STREAMS, _STREAMS_TO_FLOAT = 6, 4  # a core reads memory faster from several places at once; bytes to float: registers
-_AHEAD = 768  # words between a line of a stream and what is fetched with it
+_AHEAD_BYTES = 3072  # between a line of a stream and what is fetched with it
 _ROWS_OF_STREAMS = 2  # more rows read too few panels side by side to fetch all they need from these
 _FEW_TILES = 4  # row tiles that do not pay for unpacking a block of nibbles
 _ROW_CHUNK_BYTES = 512 << 10  # of activations that stay in L2 while panels pass
@@ -38,33 +39,39 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
     return ("x", "w", "scale", *(name for flag, name in optional if p[flag]), "y")
 
 
-def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
-    return _LinearQuant(spec, target).function()
+def build(spec: KernelSpec, target: Target, schedule: Schedule | None = None) -> tirx.PrimFunc:
+    return _LinearQuant(spec, target, schedule or default_schedule(spec, target)).function()
+
+
+def default_schedule(spec: KernelSpec, target: Target) -> Schedule:
+    """What suits most machines of a target. block_bytes: of what many row tiles read, packed or unpacked."""
+    layer = QuantLayer(spec, target)
+    streams = _STREAMS_TO_FLOAT if layer.bits == 8 and not layer.integer else _STREAMS
+    block = _PACKED_BYTES if layer.bits == 8 and layer.integer else _UNPACKED_BYTES
+    rows = min(_ROW_CHUNK, _ROW_CHUNK_BYTES // (layer.x_words * 4))
+    return Schedule(streams, _AHEAD_BYTES, block, max((_FEW_TILES + 1) * layer.tile, rows))
 
 
 class _LinearQuant:
-    def __init__(self, spec: KernelSpec, target: Target) -> None:
+    def __init__(self, spec: KernelSpec, target: Target, schedule: Schedule) -> None:
         self.layer = layer = QuantLayer(spec, target)
+        self.schedule = schedule
         self.spec, self.target, self.weight = spec, target, layer.weight()
         written = "f32" if layer.integer else layer.act
         self.gate = GatedOutput(layer.gated, layer.width, layer.tile, layer.columns, written) if layer.gated else None
-        row_bytes = layer.x_words * 4
-        self.chunk_tiles = max(_FEW_TILES + 1, min(_ROW_CHUNK, _ROW_CHUNK_BYTES // row_bytes) // layer.tile)
+        self.chunk_tiles = max(_FEW_TILES + 1, schedule.chunk_rows // layer.tile)
         self.side_by_side = self._side_by_side()
-        self.packed, self.unpacked = self._walk(unpacked=False), self._walk(unpacked=True)
+        packed, unpacked = self._walk(unpacked=False), self._walk(unpacked=True)
+        self.few_tiles = unpacked if layer.bits == 8 and not layer.integer else packed
+        self.many_tiles = packed if layer.bits == 8 and layer.integer else unpacked
         # The widest tile is for many rows; of others there is one.
-        self.walks: list[Walk] = []
-        if layer.tile == target.row_tile:
-            self.walks = [self.packed] if layer.integer and layer.bits == 8 else [self.unpacked]
-            if layer.bits == 4:
-                self.walks.append(self.packed)
+        self.chunked = layer.tile == target.row_tile
 
     def _side_by_side(self) -> int:
         """How many panels one row tile reads at once: as streams are fast, and as the registers hold sums."""
         layer, registers = self.layer, _REGISTERS[self.target.lanes]
         if layer.tile == 1:
-            streams = _STREAMS_TO_FLOAT if layer.bits == 8 and not layer.integer else _STREAMS
-            streams = min(streams, registers * 3 // 4 // layer.vectors)
+            streams = min(self.schedule.streams, registers * 3 // 4 // layer.vectors)
         else:
             weights = 1 if layer.integer and layer.bits == 8 else 2  # as they lie in memory, and as numbers
             streams = (registers - 2) // (layer.tile + weights) // layer.vectors
@@ -76,9 +83,13 @@ class _LinearQuant:
         line_bytes = layer.columns * (LINE if layer.integer else 4 * LINE) if unpacked else self.weight.line_bytes
         unit = layer.group_lines if layer.groups > 1 else 1
         units = b.ceil_div(layer.lines, unit)
-        most = max(1, (_UNPACKED_BYTES if unpacked else _PACKED_BYTES) // (line_bytes * unit))
+        most = max(1, self._block_bytes(unpacked) // (line_bytes * unit))
         lines = b.ceil_div(units, b.ceil_div(units, most)) * unit
         return Walk(lines, b.ceil_div(layer.lines, lines), unpacked)
+
+    def _block_bytes(self, unpacked: bool) -> int:
+        # What the few tiles of int4 read is no part of a schedule.
+        return _PACKED_BYTES if self.layer.bits == 4 and not unpacked else self.schedule.block_bytes
 
     def function(self) -> tirx.PrimFunc:
         layer = self.layer
@@ -92,43 +103,41 @@ class _LinearQuant:
             self.k, self.y = k, k["y"]
             self.num_rows = k.scalar(int(self.spec.as_dict()["rows"]))
             self.weight.bind(k["w"], k["zero"] if layer.asymmetric else None)
-            self.sums = self._sums()
             wide = None
-            if self.unpacked in self.walks:
-                words = self.unpacked.lines * layer.columns * (2 if layer.integer else LINE)
+            if self.chunked and self.many_tiles.unpacked:
+                words = self.many_tiles.lines * layer.columns * (2 if layer.integer else LINE)
                 wide = b.Scratch(words, "int32" if layer.integer else "float32")
-            self.tiles = TileWriter(layer, self.weight, k, self.num_rows, self.sums, wide)
+            self.tiles = TileWriter(layer, self.weight, k, self.num_rows, self._sums(), wide)
             self._all_rows()
         return kernel.function()
 
     def _sums(self) -> Sums | None:
         """What holds the sums of panels side by side until their gate is written, and of all tiles between blocks."""
         layer = self.layer
-        if not self.gate and all(walk.count == 1 for walk in self.walks):
+        kept = self.chunked and max(self.few_tiles.count, self.many_tiles.count) > 1
+        if not self.gate and not kept:
             return None
         places = max(layer.parts, 2 * self.side_by_side if self.gate else 0)
-        return Sums(places, self.chunk_tiles if self.walks else 1, layer.tile, layer.columns)
+        return Sums(places, self.chunk_tiles if self.chunked else 1, layer.tile, layer.columns)
 
     # ---- loops ------------------------------------------------------------------------------------------------------
 
     def _all_rows(self) -> None:
         layer = self.layer
         tiles = b.let(T.truncdiv(self.num_rows + (layer.tile - 1), layer.tile))
-        if not self.walks:
+        if not self.chunked:
             self.tile_by_tile(tiles)
             return
-        with T.If(tiles == 1):
-            with T.Then():
-                self.tile_by_tile(tiles)
-            with T.Else():
-                if len(self.walks) == 1:
-                    self.chunks(tiles, self.walks[0])
-                else:
-                    with T.If(tiles <= _FEW_TILES):
-                        with T.Then():
-                            self.chunks(tiles, self.packed)
-                        with T.Else():
-                            self.chunks(tiles, self.unpacked)
+        with b.when(tiles == 1):
+            self.tile_by_tile(tiles)
+        if self.few_tiles == self.many_tiles:
+            with b.when(tiles > 1):
+                self.chunks(tiles, self.many_tiles)
+        else:
+            with b.when(T.And(tiles > 1, tiles <= _FEW_TILES)):
+                self.chunks(tiles, self.few_tiles)
+            with b.when(tiles > _FEW_TILES):
+                self.chunks(tiles, self.many_tiles)
 
     def tile_by_tile(self, tiles: b.Expr) -> None:
         """Panels side by side, as many streams of weights; in groups of nearly equal size, as few streams are slow."""
@@ -190,7 +199,9 @@ class _LinearQuant:
             panel, of_panel = panels[v // layer.vectors], v % layer.vectors
             for i in range(weight.line_words):
                 if layer.tile <= _ROWS_OF_STREAMS:
-                    at = weight.position(panel, line) + (i * layer.columns + of_panel * b.WIDTH + _AHEAD)
+                    at = weight.position(panel, line) + (
+                        i * layer.columns + of_panel * b.WIDTH + self.schedule.ahead_bytes // 4
+                    )
                 else:
                     place = (of_panel * weight.line_words + i) * layer.lines
                     at = weight.position(panel + len(panels), 0) + (line + place) * b.WIDTH

@@ -7,6 +7,7 @@ from types import ModuleType
 
 from tvm import tirx
 
+from llmc.compiler.kernels.schedule import Schedule
 from llmc.compiler.kernels.sources import template_file
 from llmc.compiler.kernels.spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu import Target
@@ -16,11 +17,14 @@ def _template(op: str) -> ModuleType:
     return importlib.import_module(f"{__package__}.{template_file(op)}")
 
 
-def build_kernel(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
-    """The TIR of a kernel; its global symbol is spec.symbol(). Raises KernelSpecError."""
+def build_kernel(spec: KernelSpec, target: Target, schedule: Schedule | None = None) -> tirx.PrimFunc:
+    """The TIR of a kernel; its global symbol is spec.symbol(). schedule: of a kernel that has one, None: the default.
+
+    Raises KernelSpecError.
+    """
     template = _template(spec.op)
     try:
-        func: tirx.PrimFunc = template.build(spec, target)
+        func: tirx.PrimFunc = template.build(spec, target, *(() if schedule is None else (schedule,)))
     except KeyError as error:
         raise KernelSpecError(f"op {spec.op!r} needs the parameter {error}; given: {spec.as_dict()}") from error
     return func
@@ -30,3 +34,9 @@ def kernel_buffers(spec: KernelSpec) -> tuple[str, ...]:
     """Names of the buffers in operand order; the output comes last, or is named so by the template."""
     names: tuple[str, ...] = _template(spec.op).buffers(spec)
     return names
+
+
+def default_schedule(spec: KernelSpec, target: Target) -> Schedule | None:
+    """How a kernel walks its operands unless it was measured otherwise; None where there is nothing to choose."""
+    rule = getattr(_template(spec.op), "default_schedule", None)
+    return None if rule is None else rule(spec, target)

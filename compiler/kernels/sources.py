@@ -24,8 +24,8 @@ TEMPLATE_FILES: dict[str, str] = {
 """Module of this package by exact op name."""
 _EXTRA = {
     "fused": ("vector_math",),
-    "linear": ("sums",),
-    "linear_quant": ("quant_layer", "quant_tile", "quant_weight", "sums", "quant_ir"),
+    "linear": ("schedule", "sums"),
+    "linear_quant": ("schedule", "quant_layer", "quant_tile", "quant_weight", "sums", "quant_ir"),
     "paged_attention": ("attention_split", "attention_state"),
     "merge_attention": ("attention_split", "attention_state"),
     "quantize_rows": ("quant_ir",),

@@ -121,19 +121,33 @@ _NATIVE: tuple[tuple[str, str, frozenset[str]], ...] = (
 
 def native_target(cpuinfo: str = "/proc/cpuinfo") -> Target:
     """The best target that this machine runs. Raises TargetError on a CPU without AVX2."""
-    flags: frozenset[str] = frozenset()
-    vendor = ""
+    vendor, flags = _cpu(cpuinfo)
+    for name, only_vendor, tell_tale in _NATIVE:
+        if only_vendor in ("", vendor) and tell_tale | _needed(TARGETS[name]) <= flags:
+            return TARGETS[name]
+    raise TargetError("this CPU lacks AVX2 and FMA, which every llmc CPU target needs; compile for another machine")
+
+
+def runs_here(target: Target, cpuinfo: str = "/proc/cpuinfo") -> bool:
+    """Whether this machine runs code for the target."""
+    return _needed(target) <= _cpu(cpuinfo)[1]
+
+
+def _needed(target: Target) -> frozenset[str]:
+    """Flags that Linux tells of a CPU with the target's instruction sets."""
+    return frozenset(_CPUINFO_FLAGS.get(name, name) for name in target.instruction_sets)
+
+
+def _cpu(cpuinfo: str) -> tuple[str, frozenset[str]]:
+    """(vendor, flags) of the CPU."""
+    vendor, flags = "", frozenset[str]()
     for line in Path(cpuinfo).read_text().splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "flags":
             flags = frozenset(value.split())
         elif key.strip() == "vendor_id":
             vendor = value.strip()
-    for name, only_vendor, tell_tale in _NATIVE:
-        needed = tell_tale.union(_CPUINFO_FLAGS.get(i, i) for i in TARGETS[name].instruction_sets)
-        if only_vendor in ("", vendor) and needed <= flags:
-            return TARGETS[name]
-    raise TargetError("this CPU lacks AVX2 and FMA, which every llmc CPU target needs; compile for another machine")
+    return vendor, flags
 
 
 def resolve_target(name: str) -> Target:

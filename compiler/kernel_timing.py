@@ -1,0 +1,182 @@
+"""Times variants of a kernel in turn on made-up operands, as a graph calls them: by a team, weights from memory."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from llmc.compiler.graph import round_up
+from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.link import link_shared
+from llmc.compiler.targets.cpu import Target
+
+_LINE = 64
+_HUGE_PAGE = 2 << 20
+_COLD_BYTES = 96 << 20  # of weights that are cycled through: more than a core's share of the caches
+_SLACK_BYTES = 1 << 20  # read ahead of the end of a buffer
+_CALL_S = 0.003  # about what one measurement takes: many calls of a small kernel
+_MIN_ROUNDS = 7
+_WEIGHT = ("w", "scale", "zero")
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a kernel is measured with: bytes of each operand, in order, and the rows."""
+
+    operands: Mapping[str, int]
+    rows: int
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(round_up(size, _LINE) for name, size in self.operands.items() if name in _WEIGHT)
+
+
+def linear_call(spec: KernelSpec, target: Target, rows: int) -> Call:
+    """The operands of a `linear` or `linear_quant` kernel for so many rows."""
+    from llmc.compiler.kernels import builder as b
+    from llmc.compiler.kernels.quant_layer import QuantLayer
+    from llmc.compiler.kernels.registry import kernel_buffers
+
+    p = spec.as_dict()
+    tile, n, columns, parts = int(p["row_tile"]), int(p["n"]), target.panel_columns, 2 if p["gated"] else 1
+    tiles, width = -(-rows // tile), n // parts
+    panels = parts * -(-width // columns)
+    if spec.op == "linear_quant":
+        layer = QuantLayer(spec, target)
+        scales = panels * layer.groups * columns
+        sizes = {"x": tiles * layer.tile_words * 4, "scale": scales * 4, "zero": scales}
+        sizes["w"] = panels * layer.weight().panel_words * columns * 4
+    else:
+        words = -(-int(p["k"]) // b.lanes_of(str(p["act_dtype"])))
+        sizes = {"x": tiles * tile * words * 4, "w": panels * words * columns * 4}
+    rows_bytes = tiles * tile * round_up(width, columns) * 4
+    sizes |= {"bias": n * 4, "residual": rows_bytes, "y": rows_bytes}
+    return Call({name: sizes[name] for name in kernel_buffers(spec)}, rows)
+
+
+class KernelTimer:
+    """Holds the memory and the threads that kernels are measured with. bytes: of the largest call's operands."""
+
+    def __init__(self, num_threads: int, calls: Sequence[Call]) -> None:
+        largest = max(sum(round_up(size, _LINE) for size in call.operands.values()) for call in calls)
+        size = round_up(largest + _COLD_BYTES + 2 * _SLACK_BYTES, _HUGE_PAGE) + _HUGE_PAGE
+        self._memory = mmap.mmap(-1, size)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes = np.frombuffer(self._memory, np.uint8)
+        # Bytes that make ordinary numbers of every dtype, nothing subnormal.
+        block = np.random.default_rng(0).integers(0x3B, 0x3F, _HUGE_PAGE, np.uint8)
+        for start in range(0, size, _HUGE_PAGE):
+            self._bytes[start : start + _HUGE_PAGE] = block[: size - start]
+        self._start = round_up(self._bytes.ctypes.data, _HUGE_PAGE)
+        self._size = size - _HUGE_PAGE - _SLACK_BYTES
+        self._stack = ExitStack()
+        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        self._team = _Team(num_threads)
+        self._stack.callback(self._team.close)
+        self._loaded = 0
+
+    def __enter__(self) -> KernelTimer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def compare(self, symbol: str, variants: Sequence[bytes], call: Call, seconds: float) -> list[float]:
+        """How many times as fast as the first one each variant, an object file, is: medians of calls in turn, for about
+        so many seconds."""
+        kernels = [self._load(symbol, code) for code in variants]
+        cold = self._copies(call)
+        count, at = 1, 0
+
+        def timed(kernel: Any) -> float:
+            nonlocal at
+            which = [cold[(at + i) % len(cold)] for i in range(count)]
+            at += count
+            begin = time.perf_counter()
+            self._team.run(lambda task, tasks: [kernel(*pointers, task, tasks) for pointers in which])
+            return time.perf_counter() - begin
+
+        first = min(timed(kernel) for kernel in kernels * 2)
+        count = max(1, min(len(cold), round(_CALL_S / first)))
+        times: list[list[float]] = [[] for _ in kernels]
+        end = time.perf_counter() + seconds
+        while len(times[0]) < _MIN_ROUNDS or time.perf_counter() < end:
+            order = range(len(kernels))
+            for index in order if len(times[0]) % 2 else reversed(order):
+                times[index].append(timed(kernels[index]))
+        return [statistics.median(a / b for a, b in zip(times[0], mine, strict=True)) for mine in times]
+
+    def _load(self, symbol: str, code: bytes) -> Any:
+        path = self._folder / f"{self._loaded}.so"
+        self._loaded += 1
+        link_shared([code], path)
+        function = getattr(ctypes.CDLL(str(path)), symbol)
+        function.restype = None
+        path.unlink()
+        return function
+
+    def _copies(self, call: Call) -> list[tuple[Any, ...]]:
+        """Arguments of calls that differ in where their weights lie."""
+        scalars = (ctypes.c_int64 * 8)(*[call.rows] * 8)
+        at, shared = self._start, {}
+        for name, size in call.operands.items():
+            if name not in _WEIGHT:
+                shared[name] = at
+                at += round_up(size, _LINE)
+        end, copies = self._start + self._size, []
+        while not copies or at + call.weight_bytes <= end:
+            places = dict(shared)
+            for name, size in call.operands.items():
+                if name in _WEIGHT:
+                    places[name] = at
+                    at += round_up(size, _LINE)
+            pointers = [ctypes.c_void_p(places[name]) for name in call.operands]
+            copies.append((*pointers, scalars))
+        return copies
+
+
+class _Team:
+    """Threads that run a job together; the caller is one of them."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+        self._begin, self._end = threading.Barrier(num_threads), threading.Barrier(num_threads)
+        self._job: Callable[[int, int], object] | None = None
+        self._threads = [threading.Thread(target=self._work, args=(i,), daemon=True) for i in range(1, num_threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def run(self, job: Callable[[int, int], object]) -> None:
+        self._job = job
+        self._begin.wait()
+        job(0, self._num_threads)
+        self._end.wait()
+
+    def close(self) -> None:
+        self._job = None
+        self._begin.wait()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, index: int) -> None:
+        while True:
+            self._begin.wait()
+            if self._job is None:
+                return
+            self._job(index, self._num_threads)
+            self._end.wait()

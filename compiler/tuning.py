@@ -1,0 +1,178 @@
+"""The measured search: which schedule of each linear kernel is fastest on this machine.
+
+A rule chooses the schedule for a target (`default_schedule`). The search compiles schedules that differ from it in one
+number, times them in turn with the default, joins what was faster, and keeps what is faster in a second measurement,
+too. No schedule changes a bit of a result. What was found is cached by kernel and machine, also that nothing was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from llmc.compiler import keys
+from llmc.compiler.build import Variant, build_variants
+from llmc.compiler.cache import GraphCache, key_of
+from llmc.compiler.config import CompileError
+from llmc.compiler.kernels.schedule import Schedule, neighbours
+from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.targets.cpu import Target, runs_here
+from llmc.compiler.tvm_import import import_tvm
+
+TUNED_OPS = ("linear", "linear_quant")
+MOST_ROWS = 512
+"""More rows only repeat what so many do."""
+SECONDS = 0.3
+"""About the time of one comparison."""
+_GAIN = 1.03  # below it is noise
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the search found for a kernel: a schedule, None for the default one, and how many times as fast as the
+    default it was."""
+
+    schedule: Schedule | None
+    gain: float = 1.0
+
+    def to_json(self) -> bytes:
+        return json.dumps({"schedule": self.schedule and self.schedule.text(), "gain": round(self.gain, 3)}).encode()
+
+    @classmethod
+    def from_json(cls, payload: bytes) -> Choice:
+        raw = json.loads(payload)
+        return cls(raw["schedule"] and Schedule.parse(raw["schedule"]), raw["gain"])
+
+
+class Compare(Protocol):
+    """How many times as fast as the first one each object file of a kernel is, at so many rows."""
+
+    def __call__(self, spec: KernelSpec, variants: Sequence[bytes], rows: int) -> list[float]: ...
+
+
+def tune(
+    rows: Mapping[KernelSpec, int],
+    target: Target,
+    cache: GraphCache,
+    machine: Mapping[str, str],
+    num_jobs: int,
+    on_step: Callable[[int, int], None],
+    compare: Compare | None = None,
+) -> dict[KernelSpec, Choice]:
+    """Choices for the kernels of TUNED_OPS among `rows`, which has the most rows that each is called with.
+
+    machine: what the speed of this machine depends on, by name. compare: for tests; None measures. Raises CompileError
+    where the target's code does not run here.
+    """
+    if not runs_here(target):
+        raise CompileError(
+            f"this machine cannot run code for {target.name}, so nothing can be measured on it: leave out --tune, or "
+            f"compile on such a machine"
+        )
+    found: dict[KernelSpec, Choice] = {}
+    missing: dict[KernelSpec, tuple[str, dict[str, str]]] = {}
+    measured_rows = {spec: min(MOST_ROWS, most) for spec, most in rows.items() if spec.op in TUNED_OPS}
+    for spec, count in measured_rows.items():
+        components = keys.tuning_components(spec, target, machine, count)
+        key = key_of(components)
+        payload = cache.get(key)
+        if payload is None:
+            missing[spec] = key, components
+        else:
+            found[spec] = Choice.from_json(payload)
+    if missing:
+        search = _Search({spec: measured_rows[spec] for spec in missing}, target, cache, num_jobs, on_step)
+        for spec, choice in search.run(compare, int(machine.get("threads", "1"))).items():
+            key, components = missing[spec]
+            cache.put(key, choice.to_json(), components, {"symbol": spec.symbol()})
+            found[spec] = choice
+    return found
+
+
+class _Search:
+    def __init__(
+        self,
+        rows: Mapping[KernelSpec, int],
+        target: Target,
+        cache: GraphCache,
+        num_jobs: int,
+        on_step: Callable[[int, int], None],
+    ) -> None:
+        import_tvm()
+        from llmc.compiler.kernels.registry import default_schedule
+
+        self._rows, self._target, self._cache, self._num_jobs = rows, target, cache, num_jobs
+        self._default: dict[KernelSpec, Schedule] = {}
+        for spec in rows:
+            schedule = default_schedule(spec, target)
+            assert schedule is not None
+            self._default[spec] = schedule
+        self._first = {
+            spec: list(neighbours(schedule, int(spec.as_dict()["row_tile"]), target.row_tile))
+            for spec, schedule in self._default.items()
+        }
+        self._on_step = on_step
+        self._done = 0
+        # Kernels are compiled once with each schedule, and measured twice.
+        self._total = sum(1 + len(variants) for variants in self._first.values()) + 2 * len(rows)
+
+    def run(self, compare: Compare | None, num_threads: int) -> dict[KernelSpec, Choice]:
+        if compare is not None:
+            return self._run(compare)
+        from llmc.compiler.kernel_timing import KernelTimer, linear_call
+
+        calls = {spec: linear_call(spec, self._target, rows) for spec, rows in self._rows.items()}
+        with KernelTimer(num_threads, list(calls.values())) as timer:
+            return self._run(lambda spec, variants, rows: timer.compare(spec.symbol(), variants, calls[spec], SECONDS))
+
+    def _run(self, compare: Compare) -> dict[KernelSpec, Choice]:
+        code = self._build([(spec, None) for spec in self._rows])
+        code |= self._build([(spec, schedule) for spec, some in self._first.items() for _, schedule in some])
+        best: dict[KernelSpec, Schedule] = {}
+        for spec, rows in self._rows.items():
+            tried = self._first[spec]
+            if tried:
+                gains = compare(spec, [code[spec, None], *(code[spec, schedule] for _, schedule in tried)], rows)[1:]
+                joined = self._join(
+                    self._default[spec], [(name, s, g) for (name, s), g in zip(tried, gains, strict=True)]
+                )
+                if joined is not None:
+                    best[spec] = joined
+            self._step()
+        # Together they may be slower than alone, and the first time they may have been lucky.
+        code |= self._build([(spec, schedule) for spec, schedule in best.items() if (spec, schedule) not in code])
+        choices: dict[KernelSpec, Choice] = {}
+        for spec, rows in self._rows.items():
+            choices[spec] = Choice(None)
+            if spec in best:
+                _, gain = compare(spec, [code[spec, None], code[spec, best[spec]]], rows)
+                if gain >= _GAIN:
+                    choices[spec] = Choice(best[spec], gain)
+            self._step()
+        return choices
+
+    @staticmethod
+    def _join(default: Schedule, tried: Sequence[tuple[str, Schedule, float]]) -> Schedule | None:
+        """The default with the best value of each number that was faster; None where none was."""
+        joined = default
+        for name in dict.fromkeys(name for name, _, _ in tried):
+            schedule, gain = max(((s, g) for n, s, g in tried if n == name), key=lambda one: one[1])
+            if gain >= _GAIN:
+                joined = replace(joined, **{name: getattr(schedule, name)})
+        return None if joined == default else joined
+
+    def _build(self, variants: Sequence[Variant]) -> dict[Variant, bytes]:
+        before = self._done
+
+        def on_kernel(done: int, total: int) -> None:
+            self._done = before + done
+            self._on_step(min(self._done, self._total), self._total)
+
+        built = build_variants(variants, self._target, self._cache, self._num_jobs, on_kernel)
+        return {variant: kernel.code for variant, kernel in zip(variants, built, strict=True)}
+
+    def _step(self) -> None:
+        self._done += 1
+        self._on_step(min(self._done, self._total), self._total)

@@ -1,0 +1,277 @@
+"""Schedules that are measured: they change no bit, the search takes only what is faster twice, and it is done once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from compiled import Pages, random_tokens, replay
+from conftest import TINY_LADDER, TinyArtifact
+from kernel_harness import run
+from numpy.typing import NDArray
+
+from llmc.buckets import Bucket
+from llmc.cli.main import main
+from llmc.compiler import tuning
+from llmc.compiler.cache import GraphCache
+from llmc.compiler.config import CompileConfig, CompileError
+from llmc.compiler.extend import add_buckets
+from llmc.compiler.kernel_timing import KernelTimer, linear_call
+from llmc.compiler.kernels.linear_spec import linear_quant_spec, linear_spec
+from llmc.compiler.kernels.registry import default_schedule
+from llmc.compiler.kernels.schedule import Schedule, neighbours
+from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.packing import pack_activation, pack_linear
+from llmc.compiler.pipeline import compile_model
+from llmc.compiler.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation
+from llmc.compiler.targets.cpu import TARGETS, native_target, runs_here
+from llmc.compiler.tuning import Choice, tune
+from llmc.compiler.workers import compile_kernel
+from llmc.quantize import WeightFormat
+from llmc.runtime.binding import Artifact, Replayer
+from llmc.runtime.graphs_file import read_graphs
+
+NATIVE = native_target()
+AVX2 = TARGETS["x86-64-v3"]
+MACHINE = {"processor": "a test", "cpus": "2", "threads": "2"}
+ROWS, N, K = 77, 2 * 115, 1500
+FORMATS = {"w8": WeightFormat(8), "w4": WeightFormat(4, 64)}
+TINY = {tile: linear_spec(64, 32, tile, "f32") for tile in (1, 2, NATIVE.row_tile)}
+
+
+def operands(spec: KernelSpec, target: Any) -> dict[str, NDArray[Any]]:
+    """Random ones of a layer [N, K]."""
+    rng = np.random.default_rng(0)
+    weight, x = (rng.standard_normal(shape).astype(np.float32) for shape in ((N, K), (ROWS, K)))
+    p = spec.as_dict()
+    tile, gated = int(p["row_tile"]), bool(p["gated"])
+    y = np.zeros((ROWS, N // 2 if gated else N), np.float32)
+    if spec.op == "linear":
+        dtype = ml_dtypes.bfloat16 if p["act_dtype"] == "bf16" else np.float32
+        parts = [pack_linear(part.astype(dtype), target.panel_columns) for part in np.split(weight, 1 + gated)]
+        return {"x": pack_activation(x.astype(dtype), tile), "w": np.concatenate(parts), "y": y}
+    format = FORMATS[f"w{p['bits']}"]
+    packed = pack_quantized(weight, target.panel_columns, format, 1 + gated)
+    if p["act_dtype"] == "i8":
+        given = pack_quantized_activation(*quantize_activation(x), tile, format)
+    else:
+        given = pack_activation(x.astype(ml_dtypes.bfloat16), tile)
+    return {"x": given, "w": packed["numbers"], "scale": packed["scale"], "y": y}
+
+
+def layer(kind: str, tile: int) -> KernelSpec:
+    dtype, _, rest = kind.partition("-")
+    if not rest:
+        return linear_spec(N, K, tile, dtype, gated="rows")
+    return linear_quant_spec(N, K, tile, dtype, FORMATS[rest], gated="rows")
+
+
+@pytest.mark.parametrize("target", [NATIVE, AVX2], ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", ["f32", "bf16", "i8-w8", "i8-w4", "bf16-w8", "bf16-w4"])
+def test_no_schedule_changes_a_bit(kind: str, target: Any) -> None:
+    for tile in (1, 2, target.row_tile):
+        spec = layer(kind, tile)
+        default = default_schedule(spec, target)
+        assert default is not None
+        given = operands(spec, target)
+
+        def result(schedule: Schedule | None, rows: int, tasks: int, spec: KernelSpec = spec) -> NDArray[Any]:
+            written = run(spec, target, operands(spec, target), written=("y",), scalars={0: rows}, num_tasks=tasks,
+                          schedule=schedule)  # fmt: skip
+            return written["y"]
+
+        for rows, tasks in ((ROWS, 2), (tile, 1)):
+            expected = result(None, rows, tasks)
+            assert np.any(expected[:rows])
+            tried = [schedule for _, schedule in neighbours(default, tile, target.row_tile)]
+            assert tried
+            for schedule in (default, *tried):
+                same = result(schedule, rows, tasks).view(np.uint32) == expected.view(np.uint32)
+                assert same.all(), f"{schedule}, tile {tile}, {rows} rows"
+        assert given
+
+
+def test_neighbours_differ_in_one_number_that_matters() -> None:
+    start = Schedule(streams=8, ahead_bytes=1024, block_bytes=24576, chunk_rows=128)
+    for tile, names in ((1, {"streams", "ahead_bytes"}), (2, {"ahead_bytes"}), (4, set()),
+                        (8, {"block_bytes", "chunk_rows"})):  # fmt: skip
+        found = list(neighbours(start, tile, 8))
+        assert {name for name, _ in found} == names
+        for name, other in found:
+            changed = [n for n in Schedule.__dataclass_fields__ if getattr(other, n) != getattr(start, n)]
+            assert changed == [name]
+    assert Schedule.parse(start.text()) == start
+
+
+@pytest.mark.parametrize("text", ['{"streams": 8}', "[]", "null", '{"streams": 0, "ahead_bytes": 1, "block_bytes": 1, '
+                                  '"chunk_rows": 1}', "{"])  # fmt: skip
+def test_no_schedule_is_read_from_something_else(text: str) -> None:
+    with pytest.raises(ValueError, match="schedule"):
+        Schedule.parse(text)
+
+
+class Told:
+    """Compares kernels by what it was told of their code: how many times as fast as the first; keeps a record."""
+
+    def __init__(self, gains: dict[bytes, float], second: dict[bytes, float] | None = None) -> None:
+        self.gains, self.second = gains, second or {}
+        self.calls: list[tuple[KernelSpec, int, int]] = []
+
+    def __call__(self, spec: KernelSpec, variants: Sequence[bytes], rows: int) -> list[float]:
+        again = any(spec == other for other, _, _ in self.calls)
+        self.calls.append((spec, len(variants), rows))
+        gains = {**self.gains, **self.second} if again else self.gains
+        return [gains.get(code, 1.0) for code in variants]
+
+
+def found(spec: KernelSpec, compare: Told, cache: Path, rows: int = 2000, machine: dict[str, str] = MACHINE) -> Choice:
+    return tune({spec: rows}, NATIVE, GraphCache(cache), machine, 1, lambda done, total: None, compare)[spec]
+
+
+def code_of(spec: KernelSpec, schedule: Schedule | None) -> bytes:
+    return compile_kernel(spec, schedule, NATIVE)
+
+
+def test_what_is_faster_alone_is_joined_and_measured_again(tmp_path: Path) -> None:
+    spec = layer("i8-w8", NATIVE.row_tile)
+    default = default_schedule(spec, NATIVE)
+    assert default is not None
+    tried = dict(neighbours(default, NATIVE.row_tile, NATIVE.row_tile))  # the last value of each number
+    block, rows = tried["block_bytes"].block_bytes, tried["chunk_rows"].chunk_rows
+    joined = Schedule(default.streams, default.ahead_bytes, block, rows)
+    fast = {code_of(spec, tried["block_bytes"]): 1.2, code_of(spec, tried["chunk_rows"]): 1.1}
+    told = Told({**fast, code_of(spec, joined): 1.25})
+    assert found(spec, told, tmp_path) == Choice(joined, 1.25)
+    assert told.calls == [(spec, 5, 512), (spec, 2, 512)]
+    # Known on this machine, for as many rows; not on another.
+    again = Told({})
+    assert found(spec, again, tmp_path, rows=600) == Choice(joined, 1.25)
+    assert again.calls == []
+    found(spec, again, tmp_path, rows=64)
+    found(spec, again, tmp_path, machine={**MACHINE, "processor": "another"})
+    assert [rows for _, _, rows in again.calls] == [64, 512]
+
+
+def test_luck_and_noise_choose_nothing(tmp_path: Path) -> None:
+    spec = layer("f32", 1)
+    default = default_schedule(spec, NATIVE)
+    assert default is not None
+    codes = [code_of(spec, schedule) for _, schedule in neighbours(default, 1, NATIVE.row_tile)]
+    little = Told(dict.fromkeys(codes, 1.02))
+    assert found(spec, little, tmp_path / "a") == Choice(None)
+    assert len(little.calls) == 1
+    lucky = Told({codes[0]: 1.3}, second={codes[0]: 1.0})
+    assert found(spec, lucky, tmp_path / "b") == Choice(None)
+    assert len(lucky.calls) == 2
+    # That nothing was found is known, too.
+    assert found(spec, Told({codes[0]: 1.3}), tmp_path / "b") == Choice(None)
+
+
+def test_a_kernel_without_choices_is_left_alone(tmp_path: Path) -> None:
+    told = Told({})
+    assert found(layer("f32", 4), told, tmp_path) == Choice(None)
+    assert told.calls == []
+    gather = KernelSpec.of("gather", "gather_rows", dim=16)
+    assert tune({gather: 4}, NATIVE, GraphCache(tmp_path), MACHINE, 1, lambda done, total: None, told) == {}
+
+
+def test_nothing_is_measured_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "runs_here", lambda target: False)
+    with pytest.raises(CompileError, match=f"cannot run code for {NATIVE.name}, .*leave out --tune"):
+        found(layer("f32", 1), Told({}), tmp_path)
+
+
+def test_which_machine_runs_a_target(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("vendor_id\t: GenuineIntel\nflags\t\t: fma avx2 bmi1 bmi2 f16c abm movbe popcnt sse\n")
+    assert runs_here(AVX2, str(cpuinfo))
+    assert not runs_here(TARGETS["icelake-server"], str(cpuinfo))
+    assert runs_here(NATIVE)
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "i8-w8", "i8-w4", "bf16-w4"])
+def test_the_timer_calls_every_task_within_its_buffers(kind: str) -> None:
+    """Sizes are those of packed arrays, so what is measured is what a graph does."""
+    for tile, rows in ((1, 1), (NATIVE.row_tile, 77)):
+        spec = layer(kind, tile)
+        call = linear_call(spec, NATIVE, rows)
+        arrays = operands(spec, NATIVE)
+        packed_rows = -(-ROWS // tile)
+        for name, size in call.operands.items():
+            if name == "x":
+                assert size * packed_rows == arrays[name].nbytes * -(-rows // tile)
+            elif name != "y":
+                assert size == arrays[name].nbytes, name
+        assert call.operands["y"] >= rows * (N // 2) * 4
+        with KernelTimer(2, [call]) as timer:
+            code = code_of(spec, None)
+            gains = timer.compare(spec.symbol(), [code, code, code], call, 0.01)
+        assert gains[0] == 1.0
+        assert len(gains) == 3
+        assert min(gains) > 0
+
+
+def tuned_artifact(tiny: TinyArtifact, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """An artifact whose every kernel with choices has another schedule than the default, and its cache."""
+    cache = Path(shutil.copytree(tiny.cache, folder / "cache"))
+
+    def favour_last(spec: KernelSpec, variants: Sequence[bytes], rows: int) -> list[float]:
+        return [1.0] * (len(variants) - 1) + [1.5]
+
+    real = tuning._Search.run
+    monkeypatch.setattr(tuning._Search, "run", lambda self, compare, threads: real(self, favour_last, threads))
+    config = CompileConfig(tiny.model, folder / "tuned", TINY_LADDER, dtype="f32", cache_dir=cache, tune_for=MACHINE)
+    report = compile_model(config)
+    assert report.tuned
+    assert set(report.tuned.values()) == {1.5}
+    return config.output, cache
+
+
+def logits(artifact: Path, graph: int, num_tokens: int) -> NDArray[Any]:
+    with Artifact(artifact) as opened, Replayer(opened, num_threads=2, num_blocks=16) as replayer:
+        tokens = random_tokens(read_graphs(artifact).model.vocab_size, num_tokens)
+        return replay(replayer, graph, Pages(16, opened.info.block_size), [(0, tokens, 0)])
+
+
+def test_a_tuned_artifact_has_the_same_graphs_and_logits(
+    tiny_artifact: TinyArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact, cache = tuned_artifact(tiny_artifact, tmp_path, monkeypatch)
+    kernels = json.loads((artifact / "manifest.json").read_text())["kernels"]
+    tuned = [kernel for kernel in kernels if "schedule" in kernel["components"]]
+    assert tuned
+    assert all(kernel["op"] == "linear" for kernel in tuned)
+    assert (artifact / "kernels.so").read_bytes() != (tiny_artifact.artifact / "kernels.so").read_bytes()
+    for graph, count in ((0, 12), (5, 1)):
+        assert (logits(artifact, graph, count) == logits(tiny_artifact.artifact, graph, count)).all()
+    # Buckets that are added leave the tuned kernels the bytes they are.
+    add_buckets(artifact, [Bucket("prefill", 1, 48)], cache_dir=cache)
+    after = json.loads((artifact / "manifest.json").read_text())["kernels"]
+    assert after[: len(kernels)] == kernels
+
+
+def test_the_command_measures_once(
+    tiny_artifact: TinyArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tuning, "SECONDS", 0.005)
+    cache = Path(shutil.copytree(tiny_artifact.cache, tmp_path / "cache"))
+    command = ["compile", str(tiny_artifact.model), "--buckets", TINY_LADDER, "--dtype", "f32", "--tune", "--json",
+               "--cache-dir", str(cache)]  # fmt: skip
+    assert main([*command, "-o", str(tmp_path / "first")]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["phase_seconds"]["tune"] > 0
+    monkeypatch.setattr(tuning._Search, "run", lambda *args: pytest.fail("it is known"))
+    assert main([*command, "-o", str(tmp_path / "second")]) == 0
+    assert json.loads(capsys.readouterr().out)["tuned"] == first["tuned"]
+    code = [(tmp_path / name / "kernels.so").read_bytes() for name in ("first", "second")]
+    assert code[0] == code[1]
+    assert not os.path.exists(tmp_path / "third")
+    assert main(["compile", str(tmp_path / "first"), "--add", "prefill:1x48", "--tune"]) == 2
+    assert "leave out one of them" in capsys.readouterr().err
