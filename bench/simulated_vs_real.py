@@ -132,8 +132,8 @@ class CostMeter:
 
 
 def serve(engine: Engine, trace: Trace, what_if: WhatIf, clock: Clock, meter: CostMeter, every_ms: float) -> Served:
-    """The requests by the clock, which idle time does not pass on; a replay of the meter whenever so long was served:
-    both meet the same spells of the machine."""
+    """The requests by the clock, which idle time does not pass on. The meter makes a replay when so long was served,
+    for both to meet the same spells of the machine, and after a step of decode, for that is what most steps follow."""
     rng = np.random.default_rng(0)
     arrivals = trace.arrival_s / what_if.speed
     prompts = [rng.integers(0, 256, n).astype(np.int32) for n in what_if.prompts.tolist()]
@@ -141,14 +141,15 @@ def serve(engine: Engine, trace: Trace, what_if: WhatIf, clock: Clock, meter: Co
     index_of: dict[int, int] = {}
     ttft, total = np.full(len(trace), np.nan), np.full(len(trace), np.nan)
     before, start, skipped_s, next_one, done = engine.graph_stats(), clock(), 0.0, 0, 0
-    due = every_ms * 1e6
+    due, num_prefills = every_ms * 1e6, 0
     while done < len(trace):
         now = (clock() - start) / 1e9 + skipped_s
         handing_in = clock()
         while next_one < len(trace) and arrivals[next_one] <= now:
             index_of[engine.submit(prompts[next_one], params[next_one])] = next_one
             next_one += 1
-        if handing_in - start >= due:
+        before_last, num_prefills = num_prefills, engine.stats.num_prefill_steps
+        if handing_in - start >= due and num_prefills == before_last:
             due += every_ms * 1e6
             meter.advance()
         start += clock() - handing_in
