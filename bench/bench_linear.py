@@ -21,7 +21,7 @@ from llmc.compiler.kernels.pipeline import compile_object
 from llmc.compiler.kernels.registry import build_kernel
 from llmc.compiler.link import link_shared
 from llmc.compiler.packing import pack_activation, pack_linear
-from llmc.compiler.targets.cpu import Target, resolve_target
+from llmc.compiler.targets.cpu import Target, enable, resolve_target
 from llmc.runtime.limits import Probe
 
 SHAPES = ((896, 9728), (4864, 896))
@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="+", default=["f32", "bf16"], choices=["f32", "bf16"])
     options = parser.parse_args()
     target = resolve_target(options.target)
+    enable(target)
     with tempfile.TemporaryDirectory() as name, Probe(num_threads=1) as probe:
         folder = Path(name)
         for dtype in options.dtype:

@@ -18,7 +18,7 @@ from llmc.compiler.cache import GraphCache, key_of
 from llmc.compiler.config import CompileError
 from llmc.compiler.kernels.schedule import Schedule, neighbours
 from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.targets.cpu import Target, runs_here
+from llmc.compiler.targets.cpu import Target, TargetError, enable, runs_here
 from llmc.compiler.tvm_import import import_tvm
 
 TUNED_OPS = ("linear", "linear_quant")
@@ -92,6 +92,8 @@ def tune(
 
 
 class _Search:
+    """Of kernels that have a choice; the others keep what they have."""
+
     def __init__(
         self,
         rows: Mapping[KernelSpec, int],
@@ -105,52 +107,54 @@ class _Search:
 
         self._rows, self._target, self._cache, self._num_jobs = rows, target, cache, num_jobs
         self._default: dict[KernelSpec, Schedule] = {}
+        self._first: dict[KernelSpec, list[tuple[str, Schedule]]] = {}
         for spec in rows:
             schedule = default_schedule(spec, target)
-            assert schedule is not None
-            self._default[spec] = schedule
-        self._first = {
-            spec: list(neighbours(schedule, int(spec.as_dict()["row_tile"]), target.row_tile))
-            for spec, schedule in self._default.items()
-        }
+            if schedule is None:
+                continue
+            tried = list(neighbours(schedule, int(spec.as_dict()["row_tile"]), target.row_tile))
+            if tried:
+                self._default[spec], self._first[spec] = schedule, tried
         self._on_step = on_step
         self._done = 0
-        # Kernels are compiled once with each schedule, and measured twice.
-        self._total = sum(1 + len(variants) for variants in self._first.values()) + 2 * len(rows)
+        # Each is compiled with every schedule, measured, and measured again.
+        self._total = sum(3 + len(tried) for tried in self._first.values())
 
     def run(self, compare: Compare | None, num_threads: int) -> dict[KernelSpec, Choice]:
-        if compare is not None:
+        if compare is not None or not self._first:
             return self._run(compare)
         from llmc.compiler.kernel_timing import KernelTimer, linear_call
 
-        calls = {spec: linear_call(spec, self._target, rows) for spec, rows in self._rows.items()}
+        try:
+            enable(self._target)
+        except TargetError as error:
+            raise CompileError(f"{error}, so nothing can be measured: leave out --tune") from None
+        calls = {spec: linear_call(spec, self._target, self._rows[spec]) for spec in self._first}
         with KernelTimer(num_threads, list(calls.values())) as timer:
-            return self._run(lambda spec, variants, rows: timer.compare(spec.symbol(), variants, calls[spec], SECONDS))
+            return self._run(lambda spec, code, rows: timer.compare(spec.symbol(), code, calls[spec], SECONDS))
 
-    def _run(self, compare: Compare) -> dict[KernelSpec, Choice]:
-        code = self._build([(spec, None) for spec in self._rows])
-        code |= self._build([(spec, schedule) for spec, some in self._first.items() for _, schedule in some])
+    def _run(self, compare: Compare | None) -> dict[KernelSpec, Choice]:
+        choices = dict.fromkeys(self._rows, Choice(None))
+        if compare is None:
+            return choices
+        code = self._build([(spec, None) for spec in self._first])
+        code |= self._build([(spec, schedule) for spec, tried in self._first.items() for _, schedule in tried])
         best: dict[KernelSpec, Schedule] = {}
-        for spec, rows in self._rows.items():
-            tried = self._first[spec]
-            if tried:
-                gains = compare(spec, [code[spec, None], *(code[spec, schedule] for _, schedule in tried)], rows)[1:]
-                joined = self._join(
-                    self._default[spec], [(name, s, g) for (name, s), g in zip(tried, gains, strict=True)]
-                )
-                if joined is not None:
-                    best[spec] = joined
+        for spec, tried in self._first.items():
+            variants = [code[spec, None], *(code[spec, schedule] for _, schedule in tried)]
+            gains = compare(spec, variants, self._rows[spec])[1:]
+            joined = self._join(self._default[spec], [(*one, gain) for one, gain in zip(tried, gains, strict=True)])
+            if joined is not None:
+                best[spec] = joined
             self._step()
         # Together they may be slower than alone, and the first time they may have been lucky.
         code |= self._build([(spec, schedule) for spec, schedule in best.items() if (spec, schedule) not in code])
-        choices: dict[KernelSpec, Choice] = {}
-        for spec, rows in self._rows.items():
-            choices[spec] = Choice(None)
-            if spec in best:
-                _, gain = compare(spec, [code[spec, None], code[spec, best[spec]]], rows)
-                if gain >= _GAIN:
-                    choices[spec] = Choice(best[spec], gain)
+        for spec, schedule in best.items():
+            _, gain = compare(spec, [code[spec, None], code[spec, schedule]], self._rows[spec])
+            if gain >= _GAIN:
+                choices[spec] = Choice(schedule, gain)
             self._step()
+        self._on_step(self._total, self._total)
         return choices
 
     @staticmethod

@@ -25,7 +25,7 @@ INPUTS = (
     "sample_index",
     "token_seq",
 )
-ISA_LEVELS = ("", "x86-64-v3", "x86-64-v4", "x86-64-v4 + VNNI", "x86-64-v4 + AVX512-BF16", "x86-64-v4 + AMX-BF16")
+ISA_LEVELS = ("", "x86-64-v3", "x86-64-v4", "x86-64-v4 + VNNI", "x86-64-v4 + AVX512-BF16", "x86-64-v4 + AMX")
 MAGIC = b"LLMCGRPH"
 VERSION = 3
 ALIGNMENT = 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,21 +18,25 @@ from llmc.compiler.kernels.registry import build_kernel, kernel_buffers
 from llmc.compiler.kernels.schedule import Schedule
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.link import link_shared
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.targets.cpu import TARGETS, Target, enable
 
 _GUARD = 4096
 _PATTERN = 0xA5
 _folder = tempfile.TemporaryDirectory(prefix="llmc-kernels-")
-_live: list[ctypes.CDLL] = []
+_number = itertools.count()
+libraries: dict[tuple[KernelSpec, Target], ctypes.CDLL] = {}
+"""What `compiled` loaded."""
 
 
 @functools.cache
 def compiled(spec: KernelSpec, target: Target, schedule: Schedule | None = None) -> Any:
     """The kernel as a C function."""
-    path = Path(_folder.name) / f"{spec.symbol()}-{target.name}-{len(_live)}.so"
+    path = Path(_folder.name) / f"{spec.symbol()}-{target.name}-{next(_number)}.so"
     link_shared([compile_object(build_kernel(spec, target, schedule), target)], path)
+    if target in TARGETS.values():  # others are emulated
+        enable(target)
     library = ctypes.CDLL(str(path))
-    _live.append(library)
+    libraries[spec, target] = library
     function = library[spec.symbol()]
     function.restype = None
     return function

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,12 +19,12 @@ from llmc.compiler.config import CompileConfig
 from llmc.compiler.kernels import builder
 from llmc.compiler.kernels.pipeline import llvm_text
 from llmc.compiler.pipeline import compile_model
-from llmc.compiler.targets.cpu import TARGETS, TargetError, native_target
+from llmc.compiler.targets.cpu import TARGETS, TargetError, enable, native_target
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
 from llmc.runtime.graphs_file import read_graphs
 
 LADDER = "prefill=[4]x[12],decode=[4]x[64]"  # one row tile, so few kernels
-AVX512_BF16_LEVEL = 4
+AVX512_BF16_LEVEL, AMX_LEVEL = 4, 5
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +79,8 @@ def test_x86_64_v3(dtype: str, bound: float, model: Path, text: list[int], tmp_p
         assert ids == best[8:-1].tolist()
 
 
-@pytest.mark.parametrize("target", ["znver4", "sapphirerapids"])
-def test_an_artifact_demands_what_its_kernels_use(target: str, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("target", "level"), [("znver4", AVX512_BF16_LEVEL), ("sapphirerapids", AMX_LEVEL)])
+def test_an_artifact_demands_what_its_target_has(target: str, level: int, model: Path, tmp_path: Path) -> None:
     report = compile_model(
         CompileConfig(
             model=model,
@@ -95,10 +94,10 @@ def test_an_artifact_demands_what_its_kernels_use(target: str, model: Path, tmp_
     assert report.target == target
     code = disassembly(tmp_path / "out" / "kernels.so")
     assert "vdpbf16ps" in code
-    assert "tmm" not in code
-    assert read_graphs(tmp_path / "out").header.isa_level == AVX512_BF16_LEVEL
-    if native_target().isa_level >= AVX512_BF16_LEVEL:  # with or without AMX
-        assert Artifact(tmp_path / "out").info.isa_level == AVX512_BF16_LEVEL
+    assert ("tdpbf16ps" in code) == ("tmm" in code) == (level == AMX_LEVEL)
+    assert read_graphs(tmp_path / "out").header.isa_level == level
+    if native_target().isa_level >= level:
+        assert Artifact(tmp_path / "out").info.isa_level == level
         return
     with pytest.raises(LlmcError, match="this CPU has") as caught:
         Artifact(tmp_path / "out")
@@ -115,21 +114,17 @@ LEVELS = {
     "cooperlake": 4,
     "znver4": 4,
     "znver5": 4,
-    "sapphirerapids": 4,
+    "sapphirerapids": 5,
 }
 
 
 def test_levels_follow_from_the_instruction_sets() -> None:
     assert {name: target.isa_level for name, target in TARGETS.items()} == LEVELS
-    with_amx = replace(
-        TARGETS["sapphirerapids"],
-        instruction_sets=(*TARGETS["sapphirerapids"].instruction_sets, "amx-tile", "amx-bf16"),
-    )
-    assert with_amx.isa_level == 5
-    for target in (*TARGETS.values(), with_amx):
+    for target in TARGETS.values():
         withheld = {name.removeprefix("-") for name in target.mattr}
         assert withheld.isdisjoint(target.instruction_sets)
-        assert ("amx-tile" in withheld) == (target.isa_level < 5)
+        assert ("amx-tile" in withheld) == (target.isa_level < AMX_LEVEL)
+        assert target.int8_tiles == target.bf16_tiles == (target.isa_level >= AMX_LEVEL)
         assert target.bf16_dot == (target.isa_level >= AVX512_BF16_LEVEL)
 
 
@@ -167,7 +162,8 @@ attributes #0 = {{ alwaysinline nounwind "target-cpu"="{target.mcpu}" }}
 
 CPUS = [
     ("GenuineIntel", "sapphirerapids", "sapphirerapids"),
-    ("GenuineIntel", "sapphirerapids without AMX", "sapphirerapids"),
+    ("GenuineIntel", "sapphirerapids without AMX", "cooperlake"),
+    ("GenuineIntel", "sapphirerapids without AMX-INT8", "cooperlake"),
     ("GenuineIntel", "cooperlake", "cooperlake"),
     ("AuthenticAMD", "cooperlake", "znver4"),
     ("GenuineIntel", "cascadelake", "icelake-server"),
@@ -182,6 +178,7 @@ FLAGS = {
     "cascadelake": f"{AVX512_FLAGS} avx512_vnni",
     "cooperlake": f"{AVX512_FLAGS} avx512_vnni avx512_bf16",
     "sapphirerapids without AMX": f"{AVX512_FLAGS} avx512_vnni avx512_bf16 avx512_fp16",
+    "sapphirerapids without AMX-INT8": f"{AVX512_FLAGS} avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16",
     "sapphirerapids": f"{AVX512_FLAGS} avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8",
 }
 
@@ -191,6 +188,13 @@ def test_native_target(vendor: str, cpu: str, expected: str, tmp_path: Path) -> 
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {FLAGS[cpu]}\n")
     assert native_target(str(cpuinfo)).name == expected
+
+
+def test_enabling_what_this_machine_has() -> None:
+    enable(native_target())
+    if "amx_tile" not in Path("/proc/cpuinfo").read_text():
+        with pytest.raises(TargetError, match="does not let this process use AMX, which sapphirerapids needs"):
+            enable(TARGETS["sapphirerapids"])
 
 
 def test_a_cpu_without_avx2_is_refused(tmp_path: Path) -> None:

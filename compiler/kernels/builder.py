@@ -89,6 +89,10 @@ class Scratch:
         past = T.Cast("int32", T.bitwise_and(address, T.int64(_LINE_BYTES - 1)))
         self.start = let(T.truncdiv(_LINE_BYTES - past, 4))
 
+    def at(self, index: Expr) -> Expr:
+        """Address of an element."""
+        return at(self.buffer, self.start + index)
+
     def vector(self, index: Expr) -> Expr:
         """16 elements from `index`, a multiple of 16, on."""
         return self.buffer[T.ramp(self.start + index, 1, WIDTH)]

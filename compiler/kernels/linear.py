@@ -1,4 +1,5 @@
-"""linear: y = x · wᵀ (+ bias) (+ residual). One chain of fma (or bf16 dot) per output element, k ascending.
+"""linear: y = x · wᵀ (+ bias) (+ residual). One chain of fma (or bf16 dot) per output element, k ascending; with AMX as
+`linear_amx` says.
 
 Tiles of `row_tile` rows × one panel of columns stay in registers. K is walked in blocks: partial sums are stored and
 picked up again, which keeps the chain, so a block of the panel stays in cache for all row tiles.
@@ -14,12 +15,14 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels import vector_ir
+from llmc.compiler.kernels import linear_amx, vector_ir
+from llmc.compiler.kernels.linear_layer import LinearLayer, buffers
 from llmc.compiler.kernels.schedule import Schedule
 from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.kernels.sums import GATED, GatedOutput, Sums
+from llmc.compiler.kernels.sums import Sums
 from llmc.compiler.targets.cpu import Target
 
+__all__ = ["buffers", "build"]
 _ROW_CHUNK = 128  # rows that share one pass over the panels
 _K_BLOCK = 128  # words of K in one pass: with 48 columns 24 KiB, half of L1
 _PANEL_GROUP = 4  # panels whose partial sums stay in cache while K is walked
@@ -30,17 +33,18 @@ _STREAMS = 8  # panels of one row at once: a core reads memory faster from sever
 _AHEAD_BYTES = 1536  # between what one row reads of a stream and what is fetched meanwhile: over the page's end in time
 
 
-def buffers(spec: KernelSpec) -> tuple[str, ...]:
-    p = spec.as_dict()
-    return ("x", "w", *(["bias"] if p["bias"] else []), *(["residual"] if p["residual"] else []), "y")
-
-
 def build(spec: KernelSpec, target: Target, schedule: Schedule | None = None) -> tirx.PrimFunc:
-    return _Linear(spec, target, schedule or default_schedule(spec, target)).function()
+    if linear_amx.takes(spec, target):
+        return linear_amx.TileLinear(spec, target).function()
+    return _Linear(spec, target, schedule or _schedule(spec, target)).function()
 
 
-def default_schedule(spec: KernelSpec, target: Target) -> Schedule:
-    """What suits most machines of a target."""
+def default_schedule(spec: KernelSpec, target: Target) -> Schedule | None:
+    """What suits most machines of a target; None where tile registers leave nothing to choose."""
+    return None if linear_amx.takes(spec, target) else _schedule(spec, target)
+
+
+def _schedule(spec: KernelSpec, target: Target) -> Schedule:
     if _expands(spec, target):
         return Schedule(_STREAMS, _AHEAD_BYTES, _WIDE_BLOCK * 8 * target.panel_columns, _WIDE_ROWS)
     return Schedule(_STREAMS, _AHEAD_BYTES, _K_BLOCK * 4 * target.panel_columns, _ROW_CHUNK)
@@ -61,24 +65,10 @@ class _Panel:
     place: b.Expr
 
 
-class _Linear:
+class _Linear(LinearLayer):
     def __init__(self, spec: KernelSpec, target: Target, schedule: Schedule) -> None:
-        p = spec.as_dict()
+        super().__init__(spec, target)
         self.schedule = schedule
-        self.kdim, self.n, self.tile = int(p["k"]), int(p["n"]), int(p["row_tile"])
-        self.act, self.bias, self.residual = str(p["act_dtype"]), bool(p["bias"]), bool(p["residual"])
-        if p["weight_dtype"] != self.act:
-            raise b.KernelSpecError(f"linear: weight_dtype {p['weight_dtype']!r} must equal act_dtype {self.act!r}")
-        if p["gated"] not in GATED or (p["gated"] and (self.residual or self.n % 2)):
-            raise b.KernelSpecError(f"linear: no layer of {self.n} columns is gated as {p['gated']!r}")
-        self.spec, self.target, self.rows = spec, target, int(p["rows"])
-        self.parts = 2 if p["gated"] else 1
-        self.width = self.n // self.parts
-        self.lanes = b.lanes_of(self.act)
-        self.words = b.ceil_div(self.kdim, self.lanes)
-        self.columns = target.panel_columns
-        self.panels, self.vectors = b.ceil_div(self.width, self.columns), self.columns // b.WIDTH
-        self.gate = GatedOutput(str(p["gated"]), self.width, self.tile, self.columns, self.act) if p["gated"] else None
         self.dot = self.lanes == 2 and target.bf16_dot
         self.expand = _expands(spec, target)
         block = max(1, schedule.block_bytes // ((8 if self.expand else 4) * self.columns))
@@ -88,11 +78,9 @@ class _Linear:
         self.chunk_tiles = max(1, schedule.chunk_rows // self.tile)
 
     def function(self) -> tirx.PrimFunc:
-        kinds = dict.fromkeys(("x", "w"), b.word_dtype(self.act)) | ({"y": self.gate.dtype()} if self.gate else {})
-        specs = [(name, kinds.get(name, "float32")) for name in buffers(self.spec)]
         puts = self.gate.puts() if self.gate else ()
         helpers = vector_ir.helpers(self.target.mcpu, bf16_dot=self.dot, puts=puts)
-        kernel = b.Kernel(self.spec.symbol(), specs, helpers)
+        kernel = b.Kernel(self.spec.symbol(), self.buffer_dtypes(), helpers)
         with kernel as k:
             self.k, self.x, self.w, self.y = k, k["x"], k["w"], k["y"]
             self.num_rows = k.scalar(self.rows)

@@ -13,13 +13,14 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels import quant_ir, vector_ir
-from llmc.compiler.kernels.quant_layer import TURN, QuantLayer
+from llmc.compiler.kernels import quant_amx, quant_ir, vector_ir
+from llmc.compiler.kernels.quant_layer import STEP_LINES, TURN, QuantLayer
 from llmc.compiler.kernels.quant_tile import Fetch, Tile, TileWriter, Walk
 from llmc.compiler.kernels.quant_weight import LINE
 from llmc.compiler.kernels.schedule import Schedule
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.kernels.sums import GatedOutput, Sums
+from llmc.compiler.kernels.tile_registers import ROWS
 from llmc.compiler.targets.cpu import Target
 
 _REGISTERS = {16: 32, 8: 8}  # how many vectors they hold, by lanes of a register
@@ -28,6 +29,7 @@ _AHEAD_BYTES = 3072  # between a line of a stream and what is fetched with it
 _ROWS_OF_STREAMS = 2  # more rows read too few panels side by side to fetch all they need from these
 _FEW_TILES = 4  # row tiles that do not pay for unpacking a block of nibbles
 _ROW_CHUNK_BYTES = 512 << 10  # of activations that stay in L2 while panels pass
+_AMX_ROW_CHUNK_BYTES = 1 << 20  # the same; CPUs with AMX have an L2 of 2 MiB
 _ROW_CHUNK = 1024  # rows at most: their sums are on the stack
 _PACKED_BYTES = 128 << 10  # of a panel's block in L2
 _UNPACKED_BYTES = 24 << 10  # of a panel's block, unpacked, in L1
@@ -48,8 +50,9 @@ def default_schedule(spec: KernelSpec, target: Target) -> Schedule:
     layer = QuantLayer(spec, target)
     streams = _STREAMS_TO_FLOAT if layer.bits == 8 and not layer.integer else _STREAMS
     block = _PACKED_BYTES if layer.bits == 8 and layer.integer else _UNPACKED_BYTES
-    rows = min(_ROW_CHUNK, _ROW_CHUNK_BYTES // (layer.x_words * 4))
-    return Schedule(streams, _AHEAD_BYTES, block, max((_FEW_TILES + 1) * layer.tile, rows))
+    amx = quant_amx.takes(layer, target)
+    rows = min(_ROW_CHUNK, (_AMX_ROW_CHUNK_BYTES if amx else _ROW_CHUNK_BYTES) // (layer.x_words * 4))
+    return Schedule(streams, _AHEAD_BYTES, block, max(1 if amx else (_FEW_TILES + 1) * layer.tile, rows))
 
 
 class _LinearQuant:
@@ -59,13 +62,26 @@ class _LinearQuant:
         self.spec, self.target, self.weight = spec, target, layer.weight()
         written = "f32" if layer.integer else layer.act
         self.gate = GatedOutput(layer.gated, layer.width, layer.tile, layer.columns, written) if layer.gated else None
-        self.chunk_tiles = max(_FEW_TILES + 1, schedule.chunk_rows // layer.tile)
+        self.amx = quant_amx.takes(layer, target)
+        self.chunk_tiles = self._chunk_tiles()
         self.side_by_side = self._side_by_side()
         packed, unpacked = self._walk(unpacked=False), self._walk(unpacked=True)
         self.few_tiles = unpacked if layer.bits == 8 and not layer.integer else packed
         self.many_tiles = packed if layer.bits == 8 and layer.integer else unpacked
         # The widest tile is for many rows; of others there is one.
         self.chunked = layer.tile == target.row_tile
+        if self.amx:
+            self.few_tiles = self.many_tiles
+        self.blocks: quant_amx.Blocks | None = None
+
+    def _chunk_tiles(self) -> int:
+        """Row tiles of a chunk: as many as stay in cache, and at least some."""
+        layer = self.layer
+        fit = self.schedule.chunk_rows // layer.tile
+        if not self.amx:
+            return max(_FEW_TILES + 1, fit)
+        turn = ROWS // layer.tile
+        return max(turn // 2, fit // turn * turn)
 
     def _side_by_side(self) -> int:
         """How many panels one row tile reads at once: as streams are fast, and as the registers hold sums."""
@@ -81,7 +97,7 @@ class _LinearQuant:
         """Blocks of whole groups, nearly equal."""
         layer = self.layer
         line_bytes = layer.columns * (LINE if layer.integer else 4 * LINE) if unpacked else self.weight.line_bytes
-        unit = layer.group_lines if layer.groups > 1 else 1
+        unit = layer.group_lines if layer.groups > 1 else STEP_LINES if self.amx else 1
         units = b.ceil_div(layer.lines, unit)
         most = max(1, self._block_bytes(unpacked) // (line_bytes * unit))
         lines = b.ceil_div(units, b.ceil_div(units, most)) * unit
@@ -98,6 +114,7 @@ class _LinearQuant:
         specs = [(name, kinds.get(name, "float32")) for name in buffers(self.spec)]
         puts = self.gate.puts() if self.gate else ()
         helpers = vector_ir.helpers(self.target.mcpu, puts=puts) + quant_ir.matmul_helpers(self.target)
+        helpers += quant_amx.helpers(layer) if self.amx else ""
         kernel = b.Kernel(self.spec.symbol(), specs, helpers)
         with kernel as k:
             self.k, self.y = k, k["y"]
@@ -107,18 +124,30 @@ class _LinearQuant:
             if self.chunked and self.many_tiles.unpacked:
                 words = self.many_tiles.lines * layer.columns * (2 if layer.integer else LINE)
                 wide = b.Scratch(words, "int32" if layer.integer else "float32")
-            self.tiles = TileWriter(layer, self.weight, k, self.num_rows, self._sums(), wide)
+            sums = self._sums()
+            self.tiles = TileWriter(layer, self.weight, k, self.num_rows, sums, wide)
+            if self.amx:
+                assert sums is not None
+                self.blocks = quant_amx.Blocks(
+                    layer, self.weight, self.tiles, sums, self.many_tiles, self.chunk_tiles,
+                    whole_chunk=self.sums_of_chunk,
+                )  # fmt: skip
             self._all_rows()
         return kernel.function()
 
     def _sums(self) -> Sums | None:
         """What holds the sums of panels side by side until their gate is written, and of all tiles between blocks."""
         layer = self.layer
-        kept = self.chunked and max(self.few_tiles.count, self.many_tiles.count) > 1
-        if not self.gate and not kept:
-            return None
+        if not self.sums_of_chunk:
+            return Sums(1, ROWS // layer.tile, layer.tile, layer.columns) if self.amx else None
         places = max(layer.parts, 2 * self.side_by_side if self.gate else 0)
         return Sums(places, self.chunk_tiles if self.chunked else 1, layer.tile, layer.columns)
+
+    @property
+    def sums_of_chunk(self) -> bool:
+        """Whether sums of all rows of a chunk wait for something."""
+        kept = self.chunked and max(self.few_tiles.count, self.many_tiles.count) > 1
+        return self.gate is not None or kept
 
     # ---- loops ------------------------------------------------------------------------------------------------------
 
@@ -167,22 +196,35 @@ class _LinearQuant:
         chunks = T.truncdiv(tiles + (self.chunk_tiles - 1), self.chunk_tiles)
         unit0, unit1 = self.k.share_bounds(chunks * layer.panels)
         last = b.let(unit1 * (layer.parts * walk.count) - 1)
+        if self.blocks:
+            b.do("tile_configure")
         with T.serial(unit0, unit1) as unit:
             chunk, panel = b.let(T.truncdiv(unit, layer.panels)), b.let(T.truncmod(unit, layer.panels))
             tile0 = b.let(chunk * self.chunk_tiles)
             here = b.let(T.min(tiles - tile0, self.chunk_tiles))
+            if self.blocks:
+                with b.when(T.Or(unit == unit0, panel == 0)):
+                    self.blocks.registers.copy_rows(tile0, here)
             with T.serial(layer.parts) as part, T.serial(walk.count) as kb:
                 if walk.unpacked:
                     line0 = b.let(kb * walk.lines)
                     length = b.let(T.min(layer.lines - line0, walk.lines))
                     self.weight.unpack(self.tiles.wide, b.let(layer.panel(part, panel)), line0, length)
                 following = b.let(T.min((unit * layer.parts + part) * walk.count + kb + 1, last))
-                fetch = self.fetch_share(self.block_start(following, walk), walk, here)
-                with T.serial(here) as t:
-                    self.tiles.row_tile(tile0 + t, t, [panel], part, [part], walk, kb, fetch)
+                start = self.block_start(following, walk)
+                if self.blocks:
+                    fetch = self.fetch_share(start, walk, b.let(self.blocks.turns(here)), STEP_LINES)
+                    self.blocks.block(tile0, here, panel, part, kb, fetch)
+                else:
+                    turn_lines = layer.group_lines if layer.groups > 1 else TURN
+                    fetch = self.fetch_share(start, walk, here, turn_lines)
+                    with T.serial(here) as t:
+                        self.tiles.row_tile(tile0 + t, t, [panel], part, [part], walk, kb, fetch)
             if self.gate:
                 with T.serial(here) as t:
                     self.write_gated(panel, (0, 1), b.let(tile0 + t), b.let(t))
+        if self.blocks:
+            b.do("tile_release")
 
     def write_gated(self, panel: b.Expr, places: tuple[b.Expr, b.Expr], t: b.Expr, t_local: b.Expr) -> None:
         assert self.gate is not None
@@ -209,10 +251,10 @@ class _LinearQuant:
 
         return Fetch(at_line=fetch)
 
-    def fetch_share(self, ahead: b.Expr, walk: Walk, tiles: b.Expr) -> Fetch:
-        """Each of `tiles` row tiles fetches its share of the block at `ahead`, at several places of it, and what it is
-        going to write."""
-        turns = b.ceil_div(walk.lines, self.layer.group_lines if self.layer.groups > 1 else TURN)
+    def fetch_share(self, ahead: b.Expr, walk: Walk, tiles: b.Expr, turn_lines: int) -> Fetch:
+        """Each of `tiles` tiles fetches its share of the block at `ahead`, at several places of it, and what it is
+        going to write. turn_lines: lines of a turn."""
+        turns = b.ceil_div(walk.lines, turn_lines)
         share = b.let(T.truncdiv(walk.lines + (tiles - 1), tiles))
         of_turn = b.let(T.truncdiv(share + (turns - 1), turns))
 

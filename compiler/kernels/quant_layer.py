@@ -10,6 +10,8 @@ from llmc.compiler.targets.cpu import Target
 
 TURN = 4
 """Lines of one turn of a loop over lines; those of a group are a multiple."""
+STEP_LINES = 8
+"""Lines of one step of AMX's tile registers."""
 _MAX_K = 1 << 17  # 127 · 128 · K stays below 2³¹
 
 

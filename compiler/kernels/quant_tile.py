@@ -171,16 +171,16 @@ class TileWriter:
         else:
             each_row(finish)
 
-    def sum_of(self, x0: b.Expr, r: int, group: b.Expr) -> b.Expr:
+    def sum_of(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
         """Σ of the quantized activations of a row in a group, times WeightFormat.sum_factor."""
         layer = self.layer
         return self.x[x0 + (group + (layer.x_words + 1)) * layer.tile + r]
 
-    def start(self, tile: Tile, acc: b.Vectors, group: b.Expr) -> None:
-        """The sums before the first element: what a fixed zero point takes off, or 0."""
+    def start(self, tile: Tile, acc: b.Vectors, group: b.Expr, rows: Sequence[b.Expr] | None = None) -> None:
+        """The sums before the first element: what a fixed zero point takes off, or 0. rows: the tile's, if not all."""
         layer = self.layer
         vectors = len(tile.panels) * layer.vectors
-        for i, r in enumerate(tile.rows):
+        for i, r in enumerate(tile.rows if rows is None else rows):
             for v in range(vectors):
                 if not layer.integer:
                     acc[i * vectors + v] = b.splat(0.0)
@@ -309,7 +309,7 @@ class TileWriter:
                 found[i * layer.vectors + v] = b.load_vector(self.k["scale"], at)
         return found
 
-    def as_float(self, acc: b.Vectors, i: int, x0: b.Expr, r: int, group: b.Expr, zero: b.Expr | None) -> b.Expr:
+    def as_float(self, acc: b.Vectors, i: int, x0: b.Expr, r: b.Expr, group: b.Expr, zero: b.Expr | None) -> b.Expr:
         """A finished sum of one group."""
         layer = self.layer
         if not layer.integer:
@@ -335,7 +335,7 @@ class TileWriter:
                 value = self.as_float(acc, at, tile.x0, r, group, None if zeros is None else zeros[v])
                 total[at] = b.call("fma", value, scales[v], total[at])
 
-    def finish_row(self, tile: Tile, i: int, r: int, total: b.Vectors) -> None:
+    def finish_row(self, tile: Tile, i: int, r: b.Expr, total: b.Vectors) -> None:
         """Scales the sums of row r, the tile's i-th, adds bias and residual, and stores the row: to y, or where the
         gate finds it."""
         layer = self.layer

@@ -24,8 +24,18 @@ TEMPLATE_FILES: dict[str, str] = {
 """Module of this package by exact op name."""
 _EXTRA = {
     "fused": ("vector_math",),
-    "linear": ("schedule", "sums"),
-    "linear_quant": ("schedule", "quant_layer", "quant_tile", "quant_weight", "sums", "quant_ir"),
+    "linear": ("schedule", "linear_amx", "linear_layer", "sums", "tile_registers", "tile_ir"),
+    "linear_quant": (
+        "schedule",
+        "quant_layer",
+        "quant_tile",
+        "quant_weight",
+        "quant_amx",
+        "sums",
+        "quant_ir",
+        "tile_registers",
+        "tile_ir",
+    ),
     "paged_attention": ("attention_split", "attention_state"),
     "merge_attention": ("attention_split", "attention_state"),
     "quantize_rows": ("quant_ir",),

@@ -21,6 +21,10 @@ class Sums:
     def _at(self, place: b.Expr, t: b.Expr, r: b.Expr, v: b.Expr) -> b.Expr:
         return ((place * self._tiles + t) * self._row_tile + r) * self._columns + v * b.WIDTH
 
+    def address(self, place: b.Expr, t: b.Expr, r: b.Expr, v: b.Expr) -> b.Expr:
+        """Address of a vector; those of the next row, also of the next tile's, are `columns` further."""
+        return self._memory.at(self._at(place, t, r, v))
+
     def load(self, place: b.Expr, t: b.Expr, r: b.Expr, v: b.Expr) -> b.Expr:
         """Vector v of row r of tile t."""
         return self._memory.vector(self._at(place, t, r, v))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,15 +17,15 @@ _LEVELS: tuple[tuple[str, ...], ...] = (
     ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
     ("avx512vnni",),
     ("avx512bf16",),
-    ("amx-tile", "amx-bf16"),
+    ("amx-tile", "amx-int8", "amx-bf16"),
 )
 _AVX2, _AVX512 = _LEVELS[0], _LEVELS[0] + _LEVELS[1]
 _AVX512_VNNI = _AVX512 + _LEVELS[2]
 _AVX512_BF16 = _AVX512_VNNI + _LEVELS[3]
+_AMX = _AVX512_BF16 + _LEVELS[4]
 
 # Sets that LLVM would use of its own accord on some `mcpu` and that no level promises.
 _UNPROMISED = (
-    "amx-int8",
     "avx512bitalg",
     "avx512fp16",
     "avx512ifma",
@@ -75,6 +76,16 @@ class Target:
         """Whether kernels multiply unsigned by signed bytes, four at a time, in one instruction."""
         return "avx512vnni" in self.instruction_sets
 
+    @property
+    def int8_tiles(self) -> bool:
+        """Whether kernels multiply signed by unsigned bytes in tile registers, which hold two row tiles of 8."""
+        return "amx-int8" in self.instruction_sets
+
+    @property
+    def bf16_tiles(self) -> bool:
+        """Whether linear layers of bf16 are multiplied in tile registers."""
+        return "amx-bf16" in self.instruction_sets
+
     def row_tile_for(self, rows: int) -> int:
         """Row tile of a tensor of at most `rows` rows: the smallest power of two that holds them, capped."""
         tile = 1
@@ -102,28 +113,30 @@ TARGETS: dict[str, Target] = {
         _avx512("cooperlake", _AVX512_BF16),
         _avx512("znver4", _AVX512_BF16),
         _avx512("znver5", _AVX512_BF16),
-        _avx512("sapphirerapids", _AVX512_BF16),  # no kernel uses AMX
+        _avx512("sapphirerapids", _AMX),
     )
 }
 
 # Linux names most instruction sets as LLVM does.
-_CPUINFO_FLAGS = {"avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "bmi": "bmi1", "lzcnt": "abm"}
-# Best first: (target, vendor or "" for any, flags that tell this CPU from others with the same instruction sets).
-_NATIVE: tuple[tuple[str, str, frozenset[str]], ...] = (
-    ("znver4", "AuthenticAMD", frozenset()),
-    ("sapphirerapids", "GenuineIntel", frozenset({"avx512_fp16"})),
-    ("cooperlake", "", frozenset()),
-    ("icelake-server", "", frozenset()),
-    ("x86-64-v4", "", frozenset()),
-    ("x86-64-v3", "", frozenset()),
+_CPUINFO_FLAGS = {"avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "bmi": "bmi1", "lzcnt": "abm"} | {
+    name: name.replace("-", "_") for name in _LEVELS[4]
+}
+# Best first: (target, vendor or "" for any). A Sapphire Rapids whose hypervisor hides AMX is what cooperlake is.
+_NATIVE: tuple[tuple[str, str], ...] = (
+    ("znver4", "AuthenticAMD"),
+    ("sapphirerapids", ""),
+    ("cooperlake", ""),
+    ("icelake-server", ""),
+    ("x86-64-v4", ""),
+    ("x86-64-v3", ""),
 )
 
 
 def native_target(cpuinfo: str = "/proc/cpuinfo") -> Target:
     """The best target that this machine runs. Raises TargetError on a CPU without AVX2."""
     vendor, flags = _cpu(cpuinfo)
-    for name, only_vendor, tell_tale in _NATIVE:
-        if only_vendor in ("", vendor) and tell_tale | _needed(TARGETS[name]) <= flags:
+    for name, only_vendor in _NATIVE:
+        if only_vendor in ("", vendor) and _needed(TARGETS[name]) <= flags:
             return TARGETS[name]
     raise TargetError("this CPU lacks AVX2 and FMA, which every llmc CPU target needs; compile for another machine")
 
@@ -148,6 +161,16 @@ def _cpu(cpuinfo: str) -> tuple[str, frozenset[str]]:
         elif key.strip() == "vendor_id":
             vendor = value.strip()
     return vendor, flags
+
+
+def enable(target: Target) -> None:
+    """Asks the operating system for what this process needs to call a target's kernels, as the runtime does when it
+    opens an artifact. Raises TargetError when it refuses."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    if set(_LEVELS[4]).isdisjoint(target.instruction_sets):
+        return
+    if ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) != 0:
+        raise TargetError(f"the operating system does not let this process use AMX, which {target.name} needs")
 
 
 def resolve_target(name: str) -> Target:

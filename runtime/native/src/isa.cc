@@ -14,7 +14,7 @@ const char* IsaName(uint32_t level) {
     case 2: return "x86-64-v4";
     case 3: return "x86-64-v4 + AVX512-VNNI";
     case 4: return "x86-64-v4 + AVX512-VNNI + AVX512-BF16";
-    case 5: return "x86-64-v4 + AVX512-VNNI + AVX512-BF16 + AMX-BF16";
+    case 5: return "x86-64-v4 + AVX512-VNNI + AVX512-BF16 + AMX";
     default: return "less than x86-64-v3";
   }
 }
@@ -49,10 +49,10 @@ uint32_t MachineIsaLevel() {
   if (!__builtin_cpu_supports("avx512vnni")) return 2;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   constexpr unsigned kAvx512Bf16 = 1u << 5;                   // leaf 7.1 eax
-  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;  // leaf 7.0 edx
+  constexpr unsigned kAmx = 1u << 22 | 1u << 24 | 1u << 25;  // leaf 7.0 edx: AMX-BF16, AMX-TILE, AMX-INT8
   if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !(eax & kAvx512Bf16)) return 3;
   if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 4;
-  return (edx & kAmxBf16) && (edx & kAmxTile) ? 5 : 4;
+  return (edx & kAmx) == kAmx ? 5 : 4;
 }
 
 bool EnableIsaLevel(uint32_t level) {
