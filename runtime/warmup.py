@@ -125,9 +125,10 @@ def half_load(graph: GraphInfo, block_size: int, max_model_len: int) -> Load:
 
 
 def typical(times: Sequence[float]) -> float:
-    """What to count for each of many replays that take such times: the mean, without the fastest and the slowest of
-    five or more. On a shared machine times have two humps, and a median is one of them."""
-    return statistics.fmean(sorted(times)[1:-1] if len(times) >= 5 else times)
+    """What to count for each of many replays that take such times: their mean, for on a shared machine times have two
+    humps, and a median is one of them. None counts as more than three times the median: once it was something else."""
+    most = 3 * statistics.median(times)
+    return statistics.fmean(min(time, most) for time in times)
 
 
 def _kernels(graph: GraphInfo) -> tuple[str, int, int, int]:
