@@ -216,7 +216,10 @@ class EngineStats(ctypes.Structure):
             "num_mixed_steps",
             "weight_bytes",
             "copied_weight_bytes",
+            "spread_bytes",
         ),
+        ("num_memory_nodes", c_uint32),
+        ("spread_errno", c_int32),
     ]
 
 

@@ -114,6 +114,9 @@ class EngineStats:
     num_mixed_steps: int
     weight_bytes: int
     copied_weight_bytes: int
+    spread_bytes: int
+    num_memory_nodes: int
+    spread_errno: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,10 @@
-"""Weights in their mapping, in huge pages, and on the way between them: one request, the same bits; files cut off."""
+"""Weights in their mapping, in huge pages, and on the way between them: one request, the same bits; files cut off;
+memory nodes."""
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
 import shutil
 import struct
@@ -18,6 +21,7 @@ from llmc.runtime.device import available_memory
 from llmc.runtime.engine import WEIGHT_MEMORY
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import RequestError
+from llmc.runtime.server.async_engine import AsyncEngine
 from llmc.runtime.server.config import ServerConfig
 from llmc.runtime.server.run import open_engine
 
@@ -138,6 +142,33 @@ def test_a_server_copies_weights_and_says_where_it_cannot(large: Path, caplog: p
     engine.close()
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith(f"{size / 2**30:.2f} of {size / 2**30:.2f} GiB of weights stay mapped")
+
+
+@pytest.mark.parametrize("refusal", [0, errno.EPERM])
+def test_a_server_says_that_memory_is_not_spread(
+    refusal: int, tiny_artifact: TinyArtifact, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stats = AsyncEngine.stats
+    monkeypatch.setattr(
+        AsyncEngine,
+        "stats",
+        lambda self: dataclasses.replace(stats(self), num_memory_nodes=2, spread_errno=refusal),
+    )
+    open_engine(ServerConfig(artifact=tiny_artifact.artifact, served_model_names=("tiny",))).close()
+    expected = "belong to 2 memory nodes, and memory is not spread over them: mbind: Operation not permitted; allow"
+    assert [expected in message for message in caplog.messages] == ([True] if refusal else [])
+
+
+def test_memory_lies_on_the_nodes_that_the_machine_has(large: Path) -> None:
+    """Of one node there is nothing to spread; of more everything is, unless the system refuses or was told otherwise."""
+    with Artifact(large) as artifact, Engine(artifact, weight_memory="copied") as engine:
+        stats = engine.stats
+    assert stats.num_memory_nodes >= 1
+    if stats.num_memory_nodes == 1:
+        assert (stats.spread_bytes, stats.spread_errno) == (0, 0)
+    elif stats.spread_bytes > 0:
+        assert stats.spread_errno == 0
+        assert stats.spread_bytes >= 80 * MIB
 
 
 def test_other_names_are_refused(tiny_artifact: TinyArtifact) -> None:

@@ -69,6 +69,13 @@ def open_engine(config: ServerConfig) -> AsyncEngine:
             (stats.weight_bytes - stats.copied_weight_bytes) / 2**30,
             stats.weight_bytes / 2**30,
         )
+    if stats.spread_errno != 0:
+        log.warning(
+            "the CPUs belong to %d memory nodes, and memory is not spread over them: mbind: %s; allow the system call "
+            "(in containers --cap-add SYS_NICE) or give the server the CPUs of one node",
+            stats.num_memory_nodes,
+            os.strerror(stats.spread_errno),
+        )
     return engine
 
 

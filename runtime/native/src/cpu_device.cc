@@ -88,12 +88,16 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDevi
   team.pin = options.pin;
   team.idle_spin_us = options.idle_spin_us;
   LLMC_RETURN_IF_ERROR(Team::Create(team, &device->team_));
+  // A thread alone has what it touches first near by.
+  if (device->team_->num_threads() > 1) device->spread_ = NodeSpread(device->team_->cpus(), options.nodes);
+  device->spread_pool_bytes_ = device->spread_.Place(device->kv_pool_);
   // Pool and arena are taken from the system as they are used, most of them later.
   device->weights_ = WeightMemory(artifact, options.weights, device->kv_pool_.size() + artifact->max_arena_bytes());
   if (options.weights.mode == WeightMode::kCopied) {
-    while (!device->weights_.settled()) LLMC_RETURN_IF_ERROR(device->weights_.Move(device->team_.get()));
+    while (!device->weights_.settled()) LLMC_RETURN_IF_ERROR(device->weights_.Move(device->team_.get(), &device->spread_));
   }
   LLMC_RETURN_IF_ERROR(device->MakeProgram(std::move(artifact), &device->program_));
+  device->PlaceArena(&device->program_);
   *out = std::move(device);
   return Status::Ok();
 }
@@ -104,6 +108,7 @@ Status CpuDevice::AddGraphs(std::shared_ptr<const Artifact> artifact) {
   std::vector<GraphShape> graphs = artifact->shape().graphs;
   Program program;
   LLMC_RETURN_IF_ERROR(MakeProgram(std::move(artifact), &program));
+  PlaceArena(&program);
   program_ = std::move(program);
   shape_.graphs = std::move(graphs);
   return Status::Ok();
@@ -112,7 +117,7 @@ Status CpuDevice::AddGraphs(std::shared_ptr<const Artifact> artifact) {
 // Until a device has replayed a few graphs it may belong to a process that ends soon, which a copy would only delay.
 Status CpuDevice::SettleWeights() {
   if (weights_.settled() || stats_.num_replays < kReplaysBeforeMove) return Status::Ok();
-  LLMC_RETURN_IF_ERROR(weights_.Move(team_.get()));
+  LLMC_RETURN_IF_ERROR(weights_.Move(team_.get(), &spread_));
   ResolveWeights();
   return Status::Ok();
 }
@@ -152,6 +157,13 @@ Status CpuDevice::MakeProgram(std::shared_ptr<const Artifact> of, Program* out) 
   out->logits = reinterpret_cast<float*>(out->io.data() + offsets[kNumInputs]);
   Resolve(out);
   return Status::Ok();
+}
+
+// What one thread writes others read, and Touch has one thread touch all.
+void CpuDevice::PlaceArena(Program* program) { program->spread_bytes = spread_.Place(program->arena); }
+
+MemorySpread CpuDevice::memory_spread() const {
+  return {spread_pool_bytes_ + program_.spread_bytes + weights_.spread_bytes(), spread_.num_nodes(), spread_.error()};
 }
 
 void* CpuDevice::OperandAddress(const Program& program, const OperandRecord& operand) const {

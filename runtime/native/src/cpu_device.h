@@ -9,6 +9,7 @@
 #include "artifact.h"
 #include "device.h"
 #include "mapped_file.h"
+#include "memory_nodes.h"
 #include "team.h"
 #include "weight_memory.h"
 
@@ -20,6 +21,7 @@ struct CpuDeviceOptions {
   bool pin = true;
   uint32_t idle_spin_us = 1000;
   WeightOptions weights;
+  NodeSystem nodes;
 };
 
 // Sums over replays. Kernels and barriers are those of thread 0: what is left of total_ns is overhead.
@@ -54,6 +56,7 @@ class CpuDevice final : public Device {
   Status SettleWeights() override;
   uint64_t weight_bytes() const override { return weights_.artifact().weight_file().size(); }
   uint64_t copied_weight_bytes() const override { return weights_.moved_bytes(); }
+  MemorySpread memory_spread() const override;
   void Touch(const StepBatch& batch) override;
   void Walk(uint32_t graph) override;
   Status Run(const StepBatch& batch, const float** logits) override;
@@ -86,7 +89,7 @@ class CpuDevice final : public Device {
   struct Program {
     std::shared_ptr<const Artifact> artifact;
     Pages arena, io;
-    uint64_t touched_arena_bytes = 0;
+    uint64_t touched_arena_bytes = 0, spread_bytes = 0;
     int32_t* inputs[kNumInputs] = {};
     float* logits = nullptr;
     std::vector<Step> steps;
@@ -97,6 +100,7 @@ class CpuDevice final : public Device {
   CpuDevice() = default;
   Status AllocatePool(const Artifact& artifact);
   Status MakeProgram(std::shared_ptr<const Artifact> of, Program* out) const;
+  void PlaceArena(Program* program);
   void Resolve(Program* program) const;
   void ResolveWeights();
   uint32_t NumTasks(const Artifact& artifact, const CommandRecord& command) const;
@@ -112,8 +116,10 @@ class CpuDevice final : public Device {
   WeightMemory weights_;  // of the first artifact, for good
   ModelShape shape_;
   std::unique_ptr<Team> team_;
+  NodeSpread spread_;
   uint32_t num_blocks_ = 0;
   Pages kv_pool_;
+  uint64_t spread_pool_bytes_ = 0;
   uint64_t touched_blocks_ = 0;
   uint64_t key_pool_bytes_ = 0, layer_pool_bytes_ = 0;  // K of one layer; K and V of one layer
   Program program_;

@@ -1,9 +1,9 @@
 #include "cpu_topology.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <exception>
-#include <map>
 #include <string_view>
 #include <thread>
 
@@ -54,6 +54,15 @@ std::vector<int> SiblingRanks(const std::vector<int>& allowed, const std::string
   return ranks;
 }
 
+// By CPU; the first node that names it.
+std::map<int, int> CpuNodes(const std::string& root) {
+  std::map<int, int> nodes;
+  for (const auto& [node, cpus] : NodeCpus(root)) {
+    for (const int cpu : cpus) nodes.emplace(cpu, node);
+  }
+  return nodes;
+}
+
 std::vector<int> AffinityCpus() {
   CpuMask mask;
   std::vector<int> cpus;
@@ -102,17 +111,28 @@ uint32_t ParseCfsQuota(const std::string& quota, const std::string& period) {
   return TakeInt(&quota_text, &quota_us) && TakeInt(&period_text, &period_us) ? CpusOf(quota_us, period_us) : 0;
 }
 
+std::map<int, std::vector<int>> NodeCpus(const std::string& root) {
+  const std::string folder = root + "/sys/devices/system/node/";
+  std::map<int, std::vector<int>> nodes;
+  for (const int node : ParseCpuList(ReadText(folder + "online"))) {
+    nodes[node] = ParseCpuList(ReadText(folder + "node" + std::to_string(node) + "/cpulist"));
+  }
+  return nodes;
+}
+
 CpuPlan PlanCpus(const std::vector<int>& allowed, const std::string& root) {
   CpuPlan plan;
   try {
     const std::vector<int> ranks = SiblingRanks(allowed, root);
-    const int rounds = ranks.empty() ? 0 : *std::max_element(ranks.begin(), ranks.end()) + 1;
-    for (int rank = 0; rank < rounds; ++rank) {
-      for (std::size_t i = 0; i < allowed.size(); ++i) {
-        if (ranks[i] == rank) plan.cpus.push_back(allowed[i]);
-      }
-      if (rank == 0) plan.num_cores = static_cast<uint32_t>(plan.cpus.size());
+    const std::map<int, int> nodes = CpuNodes(root);
+    std::vector<std::array<int, 3>> order;  // rank, node, CPU
+    for (std::size_t i = 0; i < allowed.size(); ++i) {
+      const auto node = nodes.find(allowed[i]);
+      order.push_back({ranks[i], node == nodes.end() ? kMaxCpus : node->second, allowed[i]});
     }
+    std::sort(order.begin(), order.end());
+    for (const std::array<int, 3>& cpu : order) plan.cpus.push_back(cpu[2]);
+    if (!ranks.empty()) plan.num_cores = static_cast<uint32_t>(std::count(ranks.begin(), ranks.end(), 0));
     plan.quota = CgroupQuota(root);
   } catch (const std::exception&) {  // out of memory: a team that is not tuned still runs
     plan.cpus.clear();

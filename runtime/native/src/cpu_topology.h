@@ -1,13 +1,16 @@
-// Which CPUs this process may use: affinity mask, SMT siblings and cgroup quotas.
+// Which CPUs this process may use: affinity mask, SMT siblings, memory nodes and cgroup quotas.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
 namespace llmc {
 
 struct CpuPlan {
-  std::vector<int> cpus;     // CPUs of the affinity mask: one of each physical core first, then their siblings
+  // CPUs of the affinity mask: one of each physical core first, then their siblings, both memory node by memory node: a
+  // team smaller than the machine has near memory and barriers, however its CPUs are numbered.
+  std::vector<int> cpus;
   uint32_t num_cores = 1;    // physical cores among them, at least 1
   uint32_t quota = 0;        // CPUs' worth of time the cgroups grant, rounded up; 0: no limit
 
@@ -24,6 +27,10 @@ struct CpuPlan {
 CpuPlan PlanCpus();
 // The same for given CPUs (ascending), with the files of /proc/self and /sys read below `root`.
 CpuPlan PlanCpus(const std::vector<int>& allowed, const std::string& root);
+
+// CPUs of each online memory node, by the node's number; no node where /sys below `root` does not tell. Nodes of memory
+// alone have no CPUs.
+std::map<int, std::vector<int>> NodeCpus(const std::string& root);
 
 // The parts, from file contents. "0-3,8" → 0 1 2 3 8; what is malformed ends the list.
 std::vector<int> ParseCpuList(const std::string& text);

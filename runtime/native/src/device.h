@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "memory_nodes.h"
 #include "status.h"
 
 namespace llmc {
@@ -60,6 +61,7 @@ class Device {
   // Bytes of weights, and of those the bytes that were copied to where they are read fastest.
   virtual uint64_t weight_bytes() const { return 0; }
   virtual uint64_t copied_weight_bytes() const { return 0; }
+  virtual MemorySpread memory_spread() const { return {}; }
   // Takes from the system, now, the memory that a replay of this step uses; what lies there stays.
   virtual void Touch(const StepBatch& batch) { static_cast<void>(batch); }
   // Calls every kernel of a graph for no row at all: nothing is computed, but code and commands were fetched.

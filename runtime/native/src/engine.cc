@@ -681,6 +681,10 @@ void Engine::Publish(bool stepped, bool progressed) {
   c.num_threads = device_->num_threads();
   c.weight_bytes = device_->weight_bytes();
   c.copied_weight_bytes = device_->copied_weight_bytes();
+  const MemorySpread spread = device_->memory_spread();
+  c.spread_bytes = spread.bytes;
+  c.num_memory_nodes = spread.num_nodes;
+  c.spread_errno = spread.error;
   c.num_preemptions = scheduler_.num_preemptions();
   c.num_bucket_misses = scheduler_.num_bucket_misses();
   c.prefix_query_tokens = scheduler_.num_query_tokens();

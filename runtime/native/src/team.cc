@@ -42,6 +42,7 @@ Status Team::Create(const TeamOptions& options, std::unique_ptr<Team>* out) {
   // When not all threads can run at once, whoever is waited for needs this thread's CPU.
   team->barrier_spin_ns_ = num_threads > plan.num_running() ? 0 : uint64_t{options.barrier_spin_us} * 1000;
   team->cpus_ = std::move(plan.cpus);
+  if (team->pinned_) team->cpus_.resize(num_threads);
   team->members_.reset(new Member[num_threads]);
   team->gates_.reset(new Gate[std::size_t{num_threads} * team->num_rounds_]);
   for (uint32_t i = 0; i < num_threads; ++i) team->members_[i].spin_ns = team->barrier_spin_ns_;

@@ -48,6 +48,8 @@ class Team {
   // False when pinning was not asked for, or would do harm: for a single thread, for more threads than CPUs, and where
   // a cgroup quota grants less than the CPUs of the affinity mask.
   bool pinned() const { return pinned_; }
+  // Where its threads run: when pinned one each, in their order, else any of the affinity mask.
+  const std::vector<int>& cpus() const { return cpus_; }
   // Runs job on every thread and returns when all have finished. One caller at a time; job must not throw.
   void Run(Job job, void* context);
   // Inside a job, called by every thread with its number: none continues before all have arrived.

@@ -33,7 +33,7 @@ struct Slice {
   }
 };
 
-// A huge page at a time: the thread that reads it is the first to touch it.
+// A huge page at a time: the thread that reads it is the first to touch it, which has it near by unless pages are spread.
 void ReadPieces(void* context, uint32_t, uint32_t) {
   Slice& slice = *static_cast<Slice*>(context);
   for (;;) {
@@ -73,16 +73,18 @@ char* WeightMemory::address(uint32_t index) const {
   return reinterpret_cast<char*>(const_cast<unsigned char*>(artifact_->weight_file().data())) + weight.file_offset;
 }
 
-Status WeightMemory::Move(Team* team) {
+Status WeightMemory::Move(Team* team, NodeSpread* spread) {
   if (settled_) return Status::Ok();
   const MappedFile& file = artifact_->weight_file();
   const uint64_t left = file.size() - moved_, available = AvailableMemory();
   uint64_t needed = 0;
+  const bool first = pages_.data() == nullptr;
   if (__builtin_add_overflow(reserve_, left + kSpareBytes, &needed) || needed > available ||
-      (pages_.data() == nullptr && !Pages::Allocate(file.size(), "weights", &pages_).ok())) {
+      (first && !Pages::Allocate(file.size(), "weights", &pages_).ok())) {
     settled_ = true;
     return Status::Ok();
   }
+  if (first) spread_ = spread->Place(pages_);
   Slice slice{&file, pages_.data(), moved_ + std::min(left, part_bytes_), {moved_}};
   team->Run(ReadPieces, &slice);
   // Once more, to say why.

@@ -6,6 +6,7 @@
 
 #include "artifact.h"
 #include "mapped_file.h"
+#include "memory_nodes.h"
 #include "status.h"
 #include "team.h"
 
@@ -33,15 +34,19 @@ class WeightMemory {
   // Whether nothing is left to move, or nothing may be.
   bool settled() const { return settled_; }
   uint64_t moved_bytes() const { return moved_; }
-  // Reads the next part of the file into huge pages, with all threads of the team. Where memory is short the rest stays
-  // mapped for good. An error means that the file cannot be read: nothing has changed, and the next call tries again.
-  Status Move(Team* team);
+  // Of the copy, see NodeSpread::Place.
+  uint64_t spread_bytes() const { return spread_; }
+  // Reads the next part of the file into huge pages, placed by `spread`, with all threads of the team. Where memory is
+  // short the rest stays mapped for good. An error means that the file cannot be read: nothing has changed, and the next
+  // call tries again.
+  Status Move(Team* team, NodeSpread* spread);
 
  private:
   std::shared_ptr<const Artifact> artifact_;
   Pages pages_;
   uint64_t reserve_ = 0, part_bytes_ = 0;
   uint64_t moved_ = 0;    // bytes of the file that are in pages_
+  uint64_t spread_ = 0;
   uint64_t dropped_ = 0;  // bytes of the mapping that nobody reads any more
   bool settled_ = true;
 };

@@ -1,6 +1,7 @@
 #include "cpu_topology.h"
 
 #include <initializer_list>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,14 @@ class FakeMachine : public llmc_test::FakeRoot {
     int cpu = 0;
     for (const char* list : lists) {
       Write("/sys/devices/system/cpu/cpu" + std::to_string(cpu++) + "/topology/" + name, std::string(list) + "\n");
+    }
+    return *this;
+  }
+  FakeMachine& Nodes(const std::string& online, std::initializer_list<const char*> lists) {
+    Write("/sys/devices/system/node/online", online);
+    int node = 0;
+    for (const char* list : lists) {
+      Write("/sys/devices/system/node/node" + std::to_string(node++) + "/cpulist", std::string(list) + "\n");
     }
     return *this;
   }
@@ -137,6 +146,35 @@ void TestSiblings() {
   CHECK(odd.Plan({}).num_threads() >= 1u);  // unknown affinity
 }
 
+// Cores of one node before those of the next, and so their siblings, however CPUs are numbered.
+void TestNodes() {
+  FakeMachine alternating;
+  alternating.Nodes("0-1\n", {"0,2,4,6", "1,3,5,7"});
+  llmc::CpuPlan plan = alternating.Plan({0, 1, 2, 3, 4, 5, 6, 7});
+  CHECK(plan.cpus == Cpus({0, 2, 4, 6, 1, 3, 5, 7}));
+  CHECK_EQ(plan.num_threads(), 8u);
+  CHECK(alternating.Plan({1, 2, 3}).cpus == Cpus({2, 1, 3}));
+  alternating.Siblings("core_cpus_list", {"0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7"});
+  plan = alternating.Plan({0, 1, 2, 3, 4, 5, 6, 7});
+  CHECK(plan.cpus == Cpus({0, 2, 1, 3, 4, 6, 5, 7}));
+  CHECK_EQ(plan.num_threads(), 4u);
+
+  FakeMachine usual;
+  usual.Nodes("0-1\n", {"0-1,4-5", "2-3,6-7"});
+  CHECK(usual.Plan({0, 1, 2, 3, 4, 5, 6, 7}).cpus == Cpus({0, 1, 4, 5, 2, 3, 6, 7}));
+  usual.Siblings("core_cpus_list", {"0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7"});
+  CHECK(usual.Plan({0, 1, 2, 3, 4, 5, 6, 7}).cpus == Cpus({0, 1, 2, 3, 4, 5, 6, 7}));
+
+  // By the node's number, with one that is offline and one of memory alone; CPUs of no node come last.
+  FakeMachine odd;
+  odd.Nodes("0,2-3\n", {"3", "0-3", "", "0,1,3"});
+  CHECK(odd.Plan({0, 1, 2, 3}).cpus == Cpus({3, 0, 1, 2}));
+  CHECK(llmc::NodeCpus(odd.root()) == (std::map<int, Cpus>{{0, {3}}, {2, {}}, {3, {0, 1, 3}}}));
+  odd.Nodes("none\n", {"3"});
+  CHECK(odd.Plan({0, 1, 2, 3}).cpus == Cpus({0, 1, 2, 3}));
+  CHECK(llmc::NodeCpus(odd.root()).empty());
+}
+
 void TestThisMachine() {
   const llmc::CpuPlan plan = llmc::PlanCpus();
   CHECK(plan.num_threads() >= 1 && plan.num_threads() <= plan.num_running());
@@ -151,6 +189,7 @@ int main() {
   TestFolders();
   TestQuotaOnThePath();
   TestSiblings();
+  TestNodes();
   TestThisMachine();
   return llmc_test::Finish("cpu_topology_test");
 }

@@ -189,7 +189,10 @@ void TestPinning() {
     CHECK_EQ(where.count[t], team->pinned() ? 1 : static_cast<int>(threads));
     if (team->pinned()) CHECK_EQ(where.first[t], plan.cpus[t]);
   }
+  CHECK(team->cpus() == plan.cpus);
+  if (team->pinned()) CHECK(Make(2, true, 0)->cpus() == std::vector<int>(plan.cpus.begin(), plan.cpus.begin() + 2));
   CHECK(!Make(threads, false, 0)->pinned());
+  CHECK(Make(2, false, 0)->cpus() == plan.cpus);
   team = Make(threads + 1, true, 0);
   CHECK(!team->pinned());
   team->Run(look, &where);

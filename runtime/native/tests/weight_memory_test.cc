@@ -130,10 +130,11 @@ void TestBytes() {
       CHECK_OK(llmc::Team::Create(options, &team));
       const auto artifact = OpenArtifact();
       llmc::WeightMemory weights(artifact, {WeightMode::kCopied, 0, part}, 0);
+      llmc::NodeSpread spread;
       int parts = 0;
-      for (; !weights.settled(); ++parts) CHECK_OK(weights.Move(team.get()));
+      for (; !weights.settled(); ++parts) CHECK_OK(weights.Move(team.get(), &spread));
       CHECK_EQ(static_cast<uint64_t>(parts), (file.size() + part - 1) / part);
-      CHECK_OK(weights.Move(team.get()));
+      CHECK_OK(weights.Move(team.get(), &spread));
       CHECK_EQ(weights.moved_bytes(), file.size());
       const auto* mapped = reinterpret_cast<const char*>(artifact->weight_file().data());
       CHECK(weights.address(0) != mapped + 64 && weights.address(1) != mapped + 128);
@@ -149,8 +150,9 @@ void TestShortMemory() {
   const auto artifact = OpenArtifact();
   for (const uint64_t reserve : {llmc::AvailableMemory(), UINT64_MAX}) {
     llmc::WeightMemory weights(artifact, {WeightMode::kCopied, 0, 0}, reserve);
+    llmc::NodeSpread spread;
     CHECK(!weights.settled());
-    CHECK_OK(weights.Move(team.get()));
+    CHECK_OK(weights.Move(team.get(), &spread));
     CHECK(weights.settled() && weights.moved_bytes() == 0);
     CHECK(weights.address(0) == reinterpret_cast<const char*>(artifact->weight_file().data()) + 64);
   }

@@ -24,9 +24,14 @@ extern "C" {
 
 /* Threads. num_threads 0, "every CPU this process may use", is one thread for each physical core with a CPU in the
  * caller's affinity mask, but no more than the CPU quota of its cgroups grants (v1 and v2, the tightest on the path,
- * rounded up). pin_threads puts thread i on the i-th of those CPUs, distinct cores before their SMT siblings; it has
- * no effect where it would do harm: with more threads than CPUs in the mask, or under a quota smaller than the mask.
- * A thread whose CPU other programs keep busy gives its place up and takes it back when that ends. */
+ * rounded up). pin_threads puts thread i on the i-th of those CPUs, distinct cores before their SMT siblings, and of
+ * each those of one memory node before those of the next; it has no effect where it would do harm: with more threads
+ * than CPUs in the mask, or under a quota smaller than the mask. A thread whose CPU other programs keep busy gives its
+ * place up and takes it back when that ends.
+ *
+ * Memory nodes (NUMA). Where the CPUs of a team of several threads belong to more than one, the pages of the KV pool, of
+ * the arena and of copied weights are spread over those nodes, unless the creating thread has a memory policy of its own
+ * (numactl). A system that refuses (in containers mbind may need CAP_SYS_NICE) is no error: spread_errno tells. */
 
 #define LLMC_ABI_VERSION 2u
 
@@ -283,6 +288,9 @@ typedef struct llmc_engine_stats {
   uint64_t prefix_query_tokens, prefix_hit_tokens; /* prompt tokens looked up in the prefix cache, and found */
   uint64_t num_mixed_steps;                  /* of num_prefill_steps, those that carried decodes, too */
   uint64_t weight_bytes, copied_weight_bytes; /* of the artifact, and of those the ones that no longer lie in its file */
+  uint64_t spread_bytes;                     /* of KV pool, arena and copied weights: spread over num_memory_nodes */
+  uint32_t num_memory_nodes;                 /* of the team's CPUs; 1 also where the system does not tell */
+  int32_t spread_errno;                      /* with which the system refused to spread; 0: it did not */
 } llmc_engine_stats;
 
 typedef struct llmc_graph_stats {
