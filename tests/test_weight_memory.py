@@ -160,7 +160,7 @@ def test_a_server_says_that_memory_is_not_spread(
 
 
 def test_memory_lies_on_the_nodes_that_the_machine_has(large: Path) -> None:
-    """Of one node there is nothing to spread; of more everything is, unless the system refuses or was told otherwise."""
+    """Of one node there is nothing to spread; of more all is, unless the system refuses or was told otherwise."""
     with Artifact(large) as artifact, Engine(artifact, weight_memory="copied") as engine:
         stats = engine.stats
     assert stats.num_memory_nodes >= 1

@@ -335,6 +335,17 @@ void TestRefusedDevice() {
   CHECK_EQ(engine->Stats().num_memory_nodes, 1u);
 }
 
+// The kernel takes from a policy the nodes that it lacks, so a device can have one here.
+void TestRealDevice() {
+  FakeMachine machine({"", ""});
+  llmc::NodeSystem system = SystemOf(Split(&machine));
+  system.interleave = llmc::Interleave;
+  auto device = MakeDevice(llmc::WeightMode::kCopied, 2, system);
+  const llmc::MemorySpread spread = device->memory_spread();
+  CHECK_EQ(spread.bytes, spread.error == 0 ? kPoolBytes + kWeightBytes + kArenaBytes : 0);
+  for (int i = 0; i < 3; ++i) Replay(device.get());
+}
+
 // Of the page at `address`.
 int PolicyAt(const void* address, NodeMask* nodes) {
   int mode = -1;
@@ -385,6 +396,7 @@ int main() {
   TestDevice();
   TestWeights();
   TestRefusedDevice();
+  TestRealDevice();
   TestThisMachine();
   RemoveArtifact();
   return Finish("memory_nodes_test");
