@@ -76,32 +76,22 @@ class Timed:
         return max(1, self._clock() - begin - around)
 
 
-class CostMeter:
-    """Measures every load of all graphs over and over, a replay at a time."""
+class LoadMeter:
+    """Measures every load of some graphs over and over, a replay at a time."""
 
-    def __init__(self, artifact: Artifact, engine: Engine, seconds: float, clock: Clock) -> None:
+    def __init__(
+        self, artifact: Artifact, engine: Engine, order: tuple[int, ...], seconds: float, clock: Clock
+    ) -> None:
         self._info, self._graphs = artifact.info, artifact.graphs()
-        self._plan = replace(
-            WarmPlan.of_all(self._graphs), measure=frozenset(range(len(self._graphs))), measure_s=seconds
-        )
-        self._engine, self._clock = engine, clock
-        self._overheads: list[tuple[float, float]] = []
-        self._rounds: list[list[ReplayCost]] = []
+        self._plan = WarmPlan(order, len(order), measure=frozenset(order), measure_s=seconds)
+        self._engine = Timed(engine, clock)
+        self.rounds: list[list[ReplayCost]] = []
         self._begin()
 
     def _begin(self) -> None:
         self._costs: list[ReplayCost] = []
-        self._warming = WarmUp(
-            Timed(self._engine, self._clock),
-            self._graphs,
-            self._plan,
-            block_size=self._info.block_size,
-            max_model_len=self._info.max_model_len,
-        )
-
-    def overhead(self) -> None:
-        """The engine's own time, while it has no requests."""
-        self._overheads.append(measure_overhead(self._engine, self._info.max_num_seqs))
+        limits = {"block_size": self._info.block_size, "max_model_len": self._info.max_model_len}
+        self._warming = WarmUp(self._engine, self._graphs, self._plan, **limits)
 
     def advance(self) -> None:
         """One replay."""
@@ -114,26 +104,54 @@ class CostMeter:
             load = bucket, one.load.num_seqs, tokens, one.load.context
             self._costs.append(ReplayCost(*load, one.seconds, one.repeats))
         if self._warming.done:
-            self._rounds.append(self._costs)
+            self.rounds.append(self._costs)
             self._begin()
+
+    def costs(self) -> list[ReplayCost]:
+        """The means of what was measured; what is missing to have measured all once is done now."""
+        while not self.rounds:
+            self.advance()
+        loads = [{cost.load: cost for cost in costs} for costs in self.rounds]
+        return [
+            replace(cost, seconds=statistics.fmean(other[load].seconds for other in loads))
+            for load, cost in loads[0].items()
+        ]
+
+
+class CostMeter:
+    """Measures costs as `llmc warmup` does, which replays a graph many times in a row: graphs of decode after steps of
+    decode, the others after steps of prompts, for a CPU is slower for a while after much arithmetic."""
+
+    def __init__(self, artifact: Artifact, engine: Engine, seconds: float, clock: Clock) -> None:
+        self._engine = engine
+        order = WarmPlan.of_all(artifact.graphs()).order
+        decode = [artifact.graphs()[index].phase == "decode" for index in order]
+        self._decode, self._prefill = (
+            LoadMeter(artifact, engine, tuple(i for i, one in zip(order, decode, strict=True) if one is of), seconds,
+                      clock)
+            for of in (True, False)
+        )  # fmt: skip
+        self._overheads: list[tuple[float, float]] = []
+
+    def overhead(self, max_num_seqs: int) -> None:
+        """The engine's own time, while it has no requests."""
+        self._overheads.append(measure_overhead(self._engine, max_num_seqs))
+
+    def advance(self, *, after_decode: bool) -> None:
+        """One replay."""
+        (self._decode if after_decode else self._prefill).advance()
 
     def table(self) -> CostTable:
         """The means of what was measured; what is missing to have measured all once is done now."""
-        while not self._rounds:
-            self.advance()
-        loads = [{cost.load: cost for cost in costs} for costs in self._rounds]
-        costs = tuple(
-            replace(cost, seconds=statistics.fmean(other[load].seconds for other in loads))
-            for load, cost in loads[0].items()
-        )
+        costs = (*self._prefill.costs(), *self._decode.costs())
         step_s, token_s = (statistics.fmean(values) for values in zip(*self._overheads, strict=True))
         facts = machine_facts(self._engine.stats.num_threads)
         return CostTable(facts, "0" * 64, costs, PADDING, step_s, token_s)
 
 
 def serve(engine: Engine, trace: Trace, what_if: WhatIf, clock: Clock, meter: CostMeter, every_ms: float) -> Served:
-    """The requests by the clock, which idle time does not pass on. The meter makes a replay when so long was served,
-    for both to meet the same spells of the machine, and after a step of decode, for that is what most steps follow."""
+    """The requests by the clock, which idle time does not pass on; a replay of the meter whenever so long was served,
+    for both to meet the same spells of the machine."""
     rng = np.random.default_rng(0)
     arrivals = trace.arrival_s / what_if.speed
     prompts = [rng.integers(0, 256, n).astype(np.int32) for n in what_if.prompts.tolist()]
@@ -149,9 +167,9 @@ def serve(engine: Engine, trace: Trace, what_if: WhatIf, clock: Clock, meter: Co
             index_of[engine.submit(prompts[next_one], params[next_one])] = next_one
             next_one += 1
         before_last, num_prefills = num_prefills, engine.stats.num_prefill_steps
-        if handing_in - start >= due and num_prefills == before_last:
+        if handing_in - start >= due:
             due += every_ms * 1e6
-            meter.advance()
+            meter.advance(after_decode=num_prefills == before_last)
         start += clock() - handing_in
         if not engine.step() and next_one < len(trace):
             skipped_s += max(0.0, arrivals[next_one] - ((clock() - start) / 1e9 + skipped_s))
@@ -238,16 +256,16 @@ def main() -> None:
         for _ in range(args.rounds):
             with Engine(artifact, num_threads=args.threads, pin_threads=0) as engine:
                 meter = CostMeter(artifact, engine, args.seconds, clock)
-                meter.overhead()
+                meter.overhead(server.max_num_seqs)
                 if not speed:
                     costs = StepCosts.of_table(meter.table(), "measured")
                     flat_out = WhatIf(trace, server, costs, speed=1e9).run(ladder)
                     speed = float(trace.arrival_s[-1]) * args.load / flat_out.busy_s
                     meter = CostMeter(artifact, engine, args.seconds, clock)
-                    meter.overhead()
+                    meter.overhead(server.max_num_seqs)
                 what_if = WhatIf(trace, server, costs, speed=speed)
                 real = serve(engine, trace, what_if, clock, meter, args.every)
-                meter.overhead()
+                meter.overhead(server.max_num_seqs)
                 costs = StepCosts.of_table(meter.table(), "measured")
             rounds.append((predicted(replace(what_if, costs=costs), args.artifact), real))
     rows = compared(rounds, int((what_if.prompts + what_if.outputs).sum()))

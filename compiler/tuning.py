@@ -38,7 +38,7 @@ class Choice:
     gain: float = 1.0
 
     def to_json(self) -> bytes:
-        return json.dumps({"schedule": self.schedule and self.schedule.text(), "gain": round(self.gain, 3)}).encode()
+        return json.dumps({"schedule": self.schedule and self.schedule.text(), "gain": self.gain}).encode()
 
     @classmethod
     def from_json(cls, payload: bytes) -> Choice:

@@ -1,5 +1,6 @@
 // The engine's warm-up: replays of made-up tokens, and which graphs requests may use meanwhile.
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "clock.h"
@@ -13,6 +14,13 @@ Status CheckLoad(const char* what, uint32_t value, uint64_t low, uint64_t high) 
   return Status::Error(LLMC_ERR_OUT_OF_RANGE, std::string(what) + " of the load is " + std::to_string(value) +
                                                   ", outside " + std::to_string(low) + " … " + std::to_string(high) +
                                                   " of this graph; choose another graph or a smaller load.");
+}
+
+// A step that reaches all of so many blocks, far from one to the next.
+uint64_t ScatterStep(uint64_t num_blocks) {
+  uint64_t step = num_blocks * 5 / 8 + 1;
+  while (std::gcd(step, num_blocks) != 1) ++step;
+  return step;
 }
 
 }  // namespace
@@ -60,8 +68,8 @@ Status Engine::AddGraphs(std::shared_ptr<const Artifact> artifact) {
   return Status::Ok();
 }
 
-// Contexts are read from blocks all over the pool, whatever is there, as serving reads them; only the dummy block is
-// written to.
+// Contexts are read from scattered blocks, whatever is there, as serving reads them after a while; only the dummy block
+// is written to.
 Status Engine::WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns) {
   LLMC_RETURN_IF_ERROR(CheckGraph(graph));
   std::lock_guard<std::mutex> step_lock(step_mutex_);
@@ -88,9 +96,11 @@ Status Engine::WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns) {
   b.num_samples = std::min(g.max_samples, num_seqs);
   b.block_table_stride = (context + block_size - 1) / block_size;
   b.input_ids.assign(b.num_tokens, 0);
-  const uint64_t num_blocks = device_->num_blocks() - 1;
-  for (uint64_t i = 0; i < static_cast<uint64_t>(num_seqs) * b.block_table_stride; ++i) {
-    b.block_tables.push_back(static_cast<int32_t>(1 + i % num_blocks));
+  const uint64_t num_entries = static_cast<uint64_t>(num_seqs) * b.block_table_stride;
+  const uint64_t num_blocks = std::min<uint64_t>(num_entries, device_->num_blocks() - 1);
+  const uint64_t step = ScatterStep(num_blocks);
+  for (uint64_t i = 0; i < num_entries; ++i) {
+    b.block_tables.push_back(static_cast<int32_t>(1 + i * step % num_blocks));
   }
   b.context_lens.assign(b.num_seqs, static_cast<int32_t>(context));
   for (uint32_t i = 0; i < b.num_seqs; ++i) {
