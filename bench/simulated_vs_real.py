@@ -6,7 +6,8 @@ A round serves the requests, greedily, with made-up tokens, and predicts that. B
 stopped, it measures costs by the replays that `llmc warmup` makes, one at a time: a machine whose speed drifts
 meanwhile is no fault of the prediction. All rounds serve the same requests at the same pace: latencies are percentiles
 over the requests, of each the median of the rounds, so that a slow spell of the machine, which meets other requests in
-every round, is in neither. Other rows show the median of the rounds; `worst` is the largest error of a single round.
+every round, is in neither. Other rows show the median of the rounds; `worst` is the largest error of a single round, and the last column says how
+far the truth of single rounds, which serve the same at the same pace, is from the truth.
 --scale shortens prompts and outputs to the model's context; --load sets the pace of arrivals, so that the prediction is
 busy for such a share of the time.
 
@@ -208,6 +209,8 @@ def compared(rounds: list[tuple[Served, Served]], tokens: int) -> dict[str, dict
             "real": real,
             "error": guess / real - 1 if real else 0.0,
             "worst": max(errors, key=abs),
+            "lowest": min(other for _, other in of_rounds) / real if real else 1.0,
+            "highest": max(other for _, other in of_rounds) / real if real else 1.0,
         }
 
     def scalar(name: str, of: Callable[[Served], float]) -> None:
@@ -273,9 +276,10 @@ def main() -> None:
         print(json.dumps({"speed": speed, "rounds": args.rounds, "figures": rows}, indent=2))
         return
     print(f"{len(trace)} requests at {speed:.3g} times the pace of the trace, {args.threads} threads")
-    print(f"{'':24} {'predicted':>12} {'real':>12} {'error':>8} {'worst':>8}")
+    print(f"{'':24} {'predicted':>12} {'real':>12} {'error':>8} {'worst':>8}   real ones of single rounds")
     for name, row in rows.items():
-        print(f"{name:24} {row['predicted']:12.5g} {row['real']:12.5g} {row['error']:+8.1%} {row['worst']:+8.1%}")
+        figures = f"{row['predicted']:12.5g} {row['real']:12.5g} {row['error']:+8.1%} {row['worst']:+8.1%}"
+        print(f"{name:24} {figures}   {row['lowest'] - 1:+.0%} to {row['highest'] - 1:+.0%}")
 
 
 if __name__ == "__main__":

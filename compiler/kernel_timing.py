@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -138,7 +138,8 @@ class KernelTimer:
             if name not in _WEIGHT:
                 shared[name] = at
                 at += round_up(size, _LINE)
-        end, copies = self._start + self._size, []
+        end = self._start + self._size
+        copies: list[tuple[Any, ...]] = []
         while not copies or at + call.weight_bytes <= end:
             places = dict(shared)
             for name, size in call.operands.items():
@@ -168,15 +169,16 @@ class _Team:
         self._end.wait()
 
     def close(self) -> None:
-        self._job = None
-        self._begin.wait()
+        """Also where a job was interrupted and others wait for its end."""
+        self._begin.abort()
+        self._end.abort()
         for thread in self._threads:
             thread.join()
 
     def _work(self, index: int) -> None:
-        while True:
-            self._begin.wait()
-            if self._job is None:
-                return
-            self._job(index, self._num_threads)
-            self._end.wait()
+        with suppress(threading.BrokenBarrierError):
+            while True:
+                self._begin.wait()
+                assert self._job is not None
+                self._job(index, self._num_threads)
+                self._end.wait()

@@ -289,7 +289,7 @@ def most_rows(graphs: Iterable[tuple[GraphShape, CommandList]]) -> dict[KernelSp
     for shape, commands in graphs:
         by_scalar = {NUM_TOKENS: shape.tokens, NUM_SAMPLES: shape.samples}
         for spec in {command.spec for command in commands.commands}:
-            rows = by_scalar.get(spec.as_dict().get("rows", -1))
+            rows = by_scalar.get(int(spec.as_dict().get("rows", -1)))
             if rows is not None:
                 most[spec] = max(most.get(spec, 0), rows)
     return most

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,23 @@ def test_the_timer_calls_every_task_within_its_buffers(kind: str) -> None:
         assert gains[0] == 1.0
         assert len(gains) == 3
         assert min(gains) > 0
+
+
+def test_an_interrupted_measurement_leaves_no_thread() -> None:
+    spec = layer("f32", 1)
+    before = threading.active_count()
+
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    def measure() -> None:
+        with KernelTimer(3, [linear_call(spec, NATIVE, 1)]) as timer:
+            assert threading.active_count() == before + 2
+            timer._team.run(lambda task, tasks: interrupt() if task == 0 else None)
+
+    with pytest.raises(KeyboardInterrupt):
+        measure()
+    assert threading.active_count() == before
 
 
 def tuned_artifact(tiny: TinyArtifact, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
