@@ -6,8 +6,8 @@ A round serves the requests, greedily, with made-up tokens, and predicts that. B
 stopped, it measures costs by the replays that `llmc warmup` makes, one at a time: a machine whose speed drifts
 meanwhile is no fault of the prediction. All rounds serve the same requests at the same pace: latencies are percentiles
 over the requests, of each the median of the rounds, so that a slow spell of the machine, which meets other requests in
-every round, is in neither. Other rows show the median of the rounds; `worst` is the largest error of a single round, and the last column says how
-far the truth of single rounds, which serve the same at the same pace, is from the truth.
+every round, is in neither. Other rows show the median of the rounds; `worst` is the largest error of a single round;
+last is how far the truth of single rounds, which serve the same at the same pace, is from the truth shown.
 --scale shortens prompts and outputs to the model's context; --load sets the pace of arrivals, so that the prediction is
 busy for such a share of the time.
 
