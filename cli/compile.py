@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,7 +58,9 @@ def compile_command(
     options: CompileOptions = CompileOptions(),
     jobs: int = typer.Option(0, min=0, metavar="N", help="Compiling processes; 0: one a CPU."),
     tune: bool = typer.Option(
-        False, "--tune", help="Measure on this machine how each linear layer is computed fastest: some minutes, once."
+        False,
+        "--tune",
+        help="Measure on this machine how each linear layer is computed fastest: a minute or some, once.",
     ),
     cache_dir: Path | None = typer.Option(
         None, envvar="LLMC_CACHE_DIR", metavar="DIR", help="Graph cache; default: $XDG_CACHE_HOME/llmc."
@@ -76,9 +77,9 @@ def compile_command(
         raise typer.BadParameter("-o or --output OUT is missing: name the artifact directory to write")
     config = options.config(model, output, needs="llmc compile needs the compiler", jobs=jobs, cache_dir=cache_dir)
     if tune:
-        from llmc.runtime.device import machine_facts
+        from llmc.runtime.device import machine_facts, num_cores
 
-        config = replace(config, tune_for=machine_facts(len(os.sched_getaffinity(0))))
+        config = replace(config, tune_for=machine_facts(num_cores()))
     from llmc.compiler.pipeline import compile_model
     from llmc.compiler.resources import seconds_since_start
 

@@ -205,8 +205,14 @@ def _schedules(old: Described, specs: Sequence[KernelSpec]) -> dict[KernelSpec, 
     """Those that were measured when the artifact's kernels were compiled."""
     tuned = {}
     for spec, kernel in zip(specs, old.kernels, strict=False):
-        if "schedule" in kernel["components"]:
-            tuned[spec] = Schedule.parse(kernel["components"]["schedule"])
+        text = kernel["components"].get("schedule")
+        if text is not None:
+            try:
+                tuned[spec] = Schedule.parse(text)
+            except ValueError as error:
+                raise CompileError(
+                    f"kernel {kernel['symbol']} of the artifact: {error}; compile the model again"
+                ) from None
     return tuned
 
 

@@ -24,7 +24,7 @@ from llmc.compiler.targets.cpu import Target
 
 _LINE = 64
 _HUGE_PAGE = 2 << 20
-_COLD_BYTES = 96 << 20  # of weights that are cycled through: more than a core's share of the caches
+_LEAST_COLD_BYTES = 96 << 20
 _SLACK_BYTES = 1 << 20  # read ahead of the end of a buffer
 _CALL_S = 0.003  # about what one measurement takes: many calls of a small kernel
 _MIN_ROUNDS = 7
@@ -66,12 +66,24 @@ def linear_call(spec: KernelSpec, target: Target, rows: int) -> Call:
     return Call({name: sizes[name] for name in kernel_buffers(spec)}, rows)
 
 
+def last_cache_bytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Of all last-level caches together; 0 where the system does not tell."""
+    sizes: dict[str, int] = {}
+    for cache in cpus.glob("cpu[0-9]*/cache/index3"):
+        with suppress(OSError, ValueError):
+            kib = int((cache / "size").read_text().strip().removesuffix("K"))
+            sizes[(cache / "shared_cpu_list").read_text()] = kib << 10
+    return sum(sizes.values())
+
+
 class KernelTimer:
-    """Holds the memory and the threads that kernels are measured with. bytes: of the largest call's operands."""
+    """Holds the memory and the threads that kernels are measured with. calls: all that will be compared."""
 
     def __init__(self, num_threads: int, calls: Sequence[Call]) -> None:
         largest = max(sum(round_up(size, _LINE) for size in call.operands.values()) for call in calls)
-        size = round_up(largest + _COLD_BYTES + 2 * _SLACK_BYTES, _HUGE_PAGE) + _HUGE_PAGE
+        # Weights that are cycled through: more than all caches hold.
+        cold = max(_LEAST_COLD_BYTES, 2 * last_cache_bytes())
+        size = round_up(largest + cold + 2 * _SLACK_BYTES, _HUGE_PAGE) + _HUGE_PAGE
         self._memory = mmap.mmap(-1, size)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
@@ -180,5 +192,9 @@ class _Team:
             while True:
                 self._begin.wait()
                 assert self._job is not None
-                self._job(index, self._num_threads)
+                try:
+                    self._job(index, self._num_threads)
+                except BaseException:
+                    self._end.abort()
+                    raise
                 self._end.wait()

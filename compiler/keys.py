@@ -179,6 +179,6 @@ def tuning_components(spec: KernelSpec, target: Target, machine: Mapping[str, st
         **kernel_components(spec, target),
         "kind": "tuning",
         "rows": str(rows),
-        "search": sources_digest(_TUNING_SOURCES),
+        "search": _digest(_HERE / name for name in _TUNING_SOURCES),
         **{f"machine.{name}": value for name, value in machine.items()},
     }

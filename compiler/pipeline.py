@@ -38,7 +38,7 @@ from llmc.compiler.plan import GraphShape, plan_graphs
 from llmc.compiler.resolve import Resolved, resolve
 from llmc.compiler.resources import PeakMemory
 from llmc.compiler.templates import NUM_SAMPLES, NUM_TOKENS, GraphParams
-from llmc.compiler.tuning import Choice, tune
+from llmc.compiler.tuning import Choice, check_runs_here, tune
 from llmc.compiler.tvm_import import import_tvm
 from llmc.compiler.weights import WeightRequest, plan_weights, write_weights
 from llmc.models import weight_map
@@ -204,6 +204,8 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
             # staged_directory checks too; this one saves the minutes before it.
             check_output(config.output)
             resolved = resolve(config)
+            if config.tune_for is not None:
+                check_runs_here(resolved.target)
             checkpoint = Checkpoint(config.model)
         with clock.phase("graphs") as on_graph:
             common = resolved.graph_components()

@@ -8,7 +8,7 @@ too. No schedule changes a bit of a result. What was found is cached by kernel a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -52,6 +52,19 @@ class Compare(Protocol):
     def __call__(self, spec: KernelSpec, variants: Sequence[bytes], rows: int) -> list[float]: ...
 
 
+def check_runs_here(target: Target) -> None:
+    """Raises CompileError where the target's code does not run on this machine."""
+    if not runs_here(target):
+        raise CompileError(
+            f"this machine cannot run code for {target.name}, so nothing can be measured on it: leave out --tune, or "
+            f"compile on such a machine"
+        )
+    try:
+        enable(target)
+    except TargetError as error:
+        raise CompileError(f"{error}, so nothing can be measured: leave out --tune") from None
+
+
 def tune(
     rows: Mapping[KernelSpec, int],
     target: Target,
@@ -66,11 +79,7 @@ def tune(
     machine: what the speed of this machine depends on, by name. compare: for tests; None measures. Raises CompileError
     where the target's code does not run here.
     """
-    if not runs_here(target):
-        raise CompileError(
-            f"this machine cannot run code for {target.name}, so nothing can be measured on it: leave out --tune, or "
-            f"compile on such a machine"
-        )
+    check_runs_here(target)
     found: dict[KernelSpec, Choice] = {}
     missing: dict[KernelSpec, tuple[str, dict[str, str]]] = {}
     measured_rows = {spec: min(MOST_ROWS, most) for spec, most in rows.items() if spec.op in TUNED_OPS}
@@ -84,7 +93,7 @@ def tune(
             found[spec] = Choice.from_json(payload)
     if missing:
         search = _Search({spec: measured_rows[spec] for spec in missing}, target, cache, num_jobs, on_step)
-        for spec, choice in search.run(compare, int(machine.get("threads", "1"))).items():
+        for spec, choice in search.run(compare, int(machine.get("threads", "1"))):
             key, components = missing[spec]
             cache.put(key, choice.to_json(), components, {"symbol": spec.symbol()})
             found[spec] = choice
@@ -120,42 +129,44 @@ class _Search:
         # Each is compiled with every schedule, measured, and measured again.
         self._total = sum(3 + len(tried) for tried in self._first.values())
 
-    def run(self, compare: Compare | None, num_threads: int) -> dict[KernelSpec, Choice]:
-        if compare is not None or not self._first:
-            return self._run(compare)
+    def run(self, compare: Compare | None, num_threads: int) -> Iterator[tuple[KernelSpec, Choice]]:
+        """Each kernel's choice as soon as it is known."""
+        for spec in self._rows.keys() - self._first.keys():
+            yield spec, Choice(None)
+        if not self._first:
+            return
+        if compare is not None:
+            yield from self._run(compare)
+            return
         from llmc.compiler.kernel_timing import KernelTimer, linear_call
 
-        try:
-            enable(self._target)
-        except TargetError as error:
-            raise CompileError(f"{error}, so nothing can be measured: leave out --tune") from None
         calls = {spec: linear_call(spec, self._target, self._rows[spec]) for spec in self._first}
         with KernelTimer(num_threads, list(calls.values())) as timer:
-            return self._run(lambda spec, code, rows: timer.compare(spec.symbol(), code, calls[spec], SECONDS))
+            yield from self._run(lambda spec, code, rows: timer.compare(spec.symbol(), code, calls[spec], SECONDS))
 
-    def _run(self, compare: Compare | None) -> dict[KernelSpec, Choice]:
-        choices = dict.fromkeys(self._rows, Choice(None))
-        if compare is None:
-            return choices
+    def _run(self, compare: Compare) -> Iterator[tuple[KernelSpec, Choice]]:
         code = self._build([(spec, None) for spec in self._first])
         code |= self._build([(spec, schedule) for spec, tried in self._first.items() for _, schedule in tried])
         best: dict[KernelSpec, Schedule] = {}
         for spec, tried in self._first.items():
-            variants = [code[spec, None], *(code[spec, schedule] for _, schedule in tried)]
-            gains = compare(spec, variants, self._rows[spec])[1:]
-            joined = self._join(self._default[spec], [(*one, gain) for one, gain in zip(tried, gains, strict=True)])
-            if joined is not None:
+            # Schedules that a kernel cannot follow make the same code, and noise would choose among them.
+            different = {code[spec, schedule]: (name, schedule) for name, schedule in reversed(tried)}
+            different.pop(code[spec, None], None)
+            gains = compare(spec, [code[spec, None], *different], self._rows[spec])[1:] if different else []
+            found = [(*one, gain) for one, gain in zip(different.values(), gains, strict=True)]
+            joined = self._join(self._default[spec], found)
+            if joined is None:
+                yield spec, Choice(None)
+            else:
                 best[spec] = joined
             self._step()
         # Together they may be slower than alone, and the first time they may have been lucky.
         code |= self._build([(spec, schedule) for spec, schedule in best.items() if (spec, schedule) not in code])
         for spec, schedule in best.items():
             _, gain = compare(spec, [code[spec, None], code[spec, schedule]], self._rows[spec])
-            if gain >= _GAIN:
-                choices[spec] = Choice(schedule, gain)
+            yield spec, Choice(schedule, gain) if gain >= _GAIN else Choice(None)
             self._step()
         self._on_step(self._total, self._total)
-        return choices
 
     @staticmethod
     def _join(default: Schedule, tried: Sequence[tuple[str, Schedule, float]]) -> Schedule | None:

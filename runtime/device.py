@@ -29,6 +29,16 @@ def machine_facts(num_threads: int) -> dict[str, str]:
     }
 
 
+def num_cores() -> int:
+    """Physical cores with a CPU that this process may use."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    siblings = Path("/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list")
+    try:
+        return len({Path(str(siblings).format(cpu)).read_text(encoding="ascii") for cpu in cpus})
+    except (OSError, ValueError):
+        return len(cpus)
+
+
 def _machine_memory() -> int:
     try:
         for line in _MEMINFO.read_text(encoding="ascii", errors="replace").splitlines():

@@ -22,7 +22,7 @@ from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.kernels.sums import Sums
 from llmc.compiler.targets.cpu import Target
 
-__all__ = ["buffers", "build"]
+__all__ = ["buffers", "build", "default_schedule"]
 _ROW_CHUNK = 128  # rows that share one pass over the panels
 _K_BLOCK = 128  # words of K in one pass: with 48 columns 24 KiB, half of L1
 _PANEL_GROUP = 4  # panels whose partial sums stay in cache while K is walked
@@ -96,9 +96,8 @@ class _Linear(LinearLayer):
         """Panels side by side, as many streams of weights; in groups of nearly equal size, as few streams are slow."""
         panel0, panel1 = self.k.share_bounds(self.panels)
         count = b.let(panel1 - panel0)
-        streams = self.schedule.streams
-        groups = b.let(T.truncdiv(count + (streams - 1), streams))
-        most = min(streams, self.panels)
+        most = min(self.schedule.streams, self.panels)
+        groups = b.let(T.truncdiv(count + (most - 1), most))
         if self.gate:
             self.sums = Sums(2 * most, 1, 1, self.columns)
         with T.serial(self.num_rows) as t, T.serial(groups) as group:

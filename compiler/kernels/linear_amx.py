@@ -20,7 +20,7 @@ from llmc.compiler.kernels.tile_registers import ROWS, TileRegisters
 from llmc.compiler.targets.cpu import Target
 
 _KIND = "bf16"
-_ROW_CHUNK, _ROW_CHUNK_BYTES = 512, 1 << 20  # of activations that stay in L2 while panels pass
+_ROW_CHUNK, _ROW_CHUNK_BYTES = 512, 512 << 10  # of activations, copied to the stack, that stay in L2 while panels pass
 _BLOCK_STEPS = 8  # steps of K in one pass: with 48 columns 24 KiB of weights, half of L1
 
 
@@ -106,9 +106,7 @@ class TileLinear(LinearLayer):
         panel = self.weight_panel(unit_part - unit * self.parts, T.truncmod(unit, self.panels))
         return b.let((panel * self.words + kb * (_BLOCK_STEPS * tile_ir.WORDS)) * self.columns)
 
-    def block(
-        self, tile0: b.Expr, tiles: b.Expr, unit: b.Expr, part: b.Expr, kb: b.Expr, following: b.Expr
-    ) -> None:  # fmt: skip
+    def block(self, tile0: b.Expr, tiles: b.Expr, unit: b.Expr, part: b.Expr, kb: b.Expr, following: b.Expr) -> None:
         """The chunk of row tiles [tile0, tile0 + tiles) times block kb of panel `unit` of a part of the weight.
 
         following: where the block starts that is read next.
@@ -174,9 +172,7 @@ class TileLinear(LinearLayer):
             with b.when(kb == self.blocks - 1):
                 self.finish(tile0, first, tiles, unit, part, home)
 
-    def finish(
-        self, tile0: b.Expr, first: b.Expr, tiles: b.Expr, unit: b.Expr, part: b.Expr, home: b.Expr
-    ) -> None:  # fmt: skip
+    def finish(self, tile0: b.Expr, first: b.Expr, tiles: b.Expr, unit: b.Expr, part: b.Expr, home: b.Expr) -> None:
         """Adds bias and residual to finished sums and writes them, to y or for the gate."""
         with T.serial(tiles) as i:
             t, t_home = b.let(tile0 + first + i), b.let(home + i)

@@ -28,8 +28,7 @@ _STREAMS, _STREAMS_TO_FLOAT = 6, 4  # a core reads memory faster from several pl
 _AHEAD_BYTES = 3072  # between a line of a stream and what is fetched with it
 _ROWS_OF_STREAMS = 2  # more rows read too few panels side by side to fetch all they need from these
 _FEW_TILES = 4  # row tiles that do not pay for unpacking a block of nibbles
-_ROW_CHUNK_BYTES = 512 << 10  # of activations that stay in L2 while panels pass
-_AMX_ROW_CHUNK_BYTES = 1 << 20  # the same; CPUs with AMX have an L2 of 2 MiB
+_ROW_CHUNK_BYTES = 512 << 10  # of activations that stay in L2 while panels pass; of AMX's there is a copy on the stack
 _ROW_CHUNK = 1024  # rows at most: their sums are on the stack
 _PACKED_BYTES = 128 << 10  # of a panel's block in L2
 _UNPACKED_BYTES = 24 << 10  # of a panel's block, unpacked, in L1
@@ -51,7 +50,7 @@ def default_schedule(spec: KernelSpec, target: Target) -> Schedule:
     streams = _STREAMS_TO_FLOAT if layer.bits == 8 and not layer.integer else _STREAMS
     block = _PACKED_BYTES if layer.bits == 8 and layer.integer else _UNPACKED_BYTES
     amx = quant_amx.takes(layer, target)
-    rows = min(_ROW_CHUNK, (_AMX_ROW_CHUNK_BYTES if amx else _ROW_CHUNK_BYTES) // (layer.x_words * 4))
+    rows = min(_ROW_CHUNK, _ROW_CHUNK_BYTES // (layer.x_words * 4))
     return Schedule(streams, _AHEAD_BYTES, block, max(1 if amx else (_FEW_TILES + 1) * layer.tile, rows))
 
 

@@ -71,8 +71,8 @@ def open_engine(config: ServerConfig) -> AsyncEngine:
         )
     if stats.spread_errno != 0:
         log.warning(
-            "the CPUs belong to %d memory nodes, and memory is not spread over them: mbind: %s; allow the system call "
-            "(in containers --cap-add SYS_NICE) or give the server the CPUs of one node",
+            "the CPUs belong to %d memory nodes, and not all memory is spread over them: mbind: %s; allow the system "
+            "call (in containers --cap-add SYS_NICE) or give the server the CPUs of one node",
             stats.num_memory_nodes,
             os.strerror(stats.spread_errno),
         )

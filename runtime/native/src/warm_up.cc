@@ -16,7 +16,7 @@ Status CheckLoad(const char* what, uint32_t value, uint64_t low, uint64_t high) 
                                                   " of this graph; choose another graph or a smaller load.");
 }
 
-// A step that reaches all of so many blocks, far from one to the next.
+// A step that reaches all of so many blocks, not in the order of memory.
 uint64_t ScatterStep(uint64_t num_blocks) {
   uint64_t step = num_blocks * 5 / 8 + 1;
   while (std::gcd(step, num_blocks) != 1) ++step;

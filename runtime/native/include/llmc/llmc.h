@@ -289,7 +289,7 @@ typedef struct llmc_engine_stats {
   uint64_t num_mixed_steps;                  /* of num_prefill_steps, those that carried decodes, too */
   uint64_t weight_bytes, copied_weight_bytes; /* of the artifact, and of those the ones that no longer lie in its file */
   uint64_t spread_bytes;                     /* of KV pool, arena and copied weights: spread over num_memory_nodes */
-  uint32_t num_memory_nodes;                 /* of the team's CPUs; 1 also where the system does not tell */
+  uint32_t num_memory_nodes;                 /* of a team's CPUs; 1 also of one thread or where the system is silent */
   int32_t spread_errno;                      /* with which the system refused to spread; 0: it did not */
 } llmc_engine_stats;
 
