@@ -29,12 +29,11 @@ def machine_facts(num_threads: int) -> dict[str, str]:
     }
 
 
-def num_cores() -> int:
-    """Physical cores with a CPU that this process may use."""
+def num_cores(root: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Physical cores with a CPU that this process may use; where the system does not tell, the CPUs."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    siblings = Path("/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list")
     try:
-        return len({Path(str(siblings).format(cpu)).read_text(encoding="ascii") for cpu in cpus})
+        return len({(root / f"cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii") for cpu in cpus})
     except (OSError, ValueError):
         return len(cpus)
 

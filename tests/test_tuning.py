@@ -39,6 +39,7 @@ from llmc.compiler.tuning import Choice, tune
 from llmc.compiler.workers import compile_kernel
 from llmc.quantize import WeightFormat
 from llmc.runtime.binding import Artifact, Replayer
+from llmc.runtime.device import num_cores
 from llmc.runtime.graphs_file import read_graphs
 
 NATIVE = native_target()
@@ -201,6 +202,16 @@ def test_what_was_found_before_an_interrupt_is_kept(tmp_path: Path) -> None:
     again = Told({})
     assert found(first, again, tmp_path, rows=1) == Choice(None)
     assert again.calls == []
+
+
+def test_a_core_with_two_threads_is_one_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 4, 5, 6})
+    assert num_cores(tmp_path) == 5
+    for cpu, siblings in ((0, "0,4"), (1, "1,5"), (4, "0,4"), (5, "1,5"), (6, "2,6")):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(siblings + "\n")
+    assert num_cores(tmp_path) == 3
 
 
 def test_the_caches_of_a_machine_are_counted_once(tmp_path: Path) -> None:

@@ -148,14 +148,7 @@ class TileLinear(LinearLayer):
     ) -> None:  # fmt: skip
         """`tiles` row tiles from row tile `first` of the chunk on, which fill one or two registers."""
         home = b.let(first if self.whole_chunk else T.int32(0))
-        if self.blocks == 1:
-            self.registers.zero(registers)
-        else:
-            with T.If(kb == 0):
-                with T.Then():
-                    self.registers.zero(registers)
-                with T.Else():
-                    self.registers.load(registers, self.sums, part, home)
+        self.registers.begin(registers, kb, self.blocks, self.sums, part, home)
         step0 = b.let(kb * _BLOCK_STEPS)
         with T.serial(step0, b.let(T.min(step0 + _BLOCK_STEPS, self.registers.whole_steps))) as s:
             step = b.let(s)

@@ -92,14 +92,7 @@ class Blocks:
         step0 = b.let(kb * self.block_steps)
         step1 = b.let(T.min(step0 + self.block_steps, self.registers.steps))
         if layer.groups == 1:
-            if walk.count == 1:
-                self.registers.zero(registers)
-            else:
-                with T.If(kb == 0):
-                    with T.Then():
-                        self.registers.zero(registers)
-                    with T.Else():
-                        self.registers.load(registers, self.sums, tile.part, home)
+            self.registers.begin(registers, kb, walk.count, self.sums, tile.part, home)
             self.multiply(tile, first, registers, step0, step1, step0)
             self.registers.store(registers, self.sums, tile.part, home)
         else:

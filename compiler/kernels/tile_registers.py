@@ -67,6 +67,17 @@ class TileRegisters:
             if self.tail:
                 copy(t, T.int32(self.whole_steps), self.tail)
 
+    def begin(self, registers: int, kb: b.Expr, blocks: int, sums: Sums, place: b.Expr, t: b.Expr) -> None:
+        """The sums before block kb of K, of `blocks`: none, or those of row tiles from t on that were stored."""
+        if blocks == 1:
+            self.zero(registers)
+            return
+        with T.If(kb == 0):
+            with T.Then():
+                self.zero(registers)
+            with T.Else():
+                self.load(registers, sums, place, t)
+
     def zero(self, registers: int) -> None:
         """The sums of `registers` registers of rows, 1 or 2."""
         for i in range(registers * self._vectors):
