@@ -18,7 +18,7 @@ from llmc.compiler.cache import key_of
 from llmc.compiler.config import Progress, no_progress
 from llmc.compiler.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.compiler.pipeline import PhaseClock, manifest_weights, model_parameters, model_record
-from llmc.compiler.targets.cpu import native_target
+from llmc.compiler.targets.cpu import native_target, runs_here
 from llmc.compiler.weights import plan_weights, write_weights
 from llmc.models.config import ModelConfig, load_config
 from llmc.models.loader import Checkpoint
@@ -115,7 +115,7 @@ def choose_variant(bundle: Bundle, target: str = "native") -> Variant:
                 return variant
         raise BundleError(f"{bundle.path} has no variant for {target}; it has {names}")
     here = native_target()
-    able = [v for v in bundle.variants if set(v.resolved.target.instruction_sets) <= set(here.instruction_sets)]
+    able = [v for v in bundle.variants if runs_here(v.resolved.target)]
     if not able:
         raise BundleError(f"{bundle.path} is for {names}, and this machine is {here.name}: create one with its target")
     return max(able, key=lambda v: (v.resolved.target == here, v.resolved.target.isa_level))

@@ -18,7 +18,7 @@ from llmc.compiler.kernels.registry import build_kernel, kernel_buffers
 from llmc.compiler.kernels.schedule import Schedule
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.link import link_shared
-from llmc.compiler.targets.cpu import TARGETS, Target, enable
+from llmc.compiler.targets.cpu import TARGETS, Target, enable, native_target, runs_here
 
 _GUARD = 4096
 _PATTERN = 0xA5
@@ -26,6 +26,15 @@ _folder = tempfile.TemporaryDirectory(prefix="llmc-kernels-")
 _number = itertools.count()
 libraries: dict[tuple[KernelSpec, Target], ctypes.CDLL] = {}
 """What `compiled` loaded."""
+
+
+def targets_here(*names: str) -> list[Target]:
+    """This machine's target, and those of `names` that it runs and that have other instruction sets."""
+    found = {native_target().instruction_sets: native_target()}
+    for target in map(TARGETS.__getitem__, names):
+        if runs_here(target):
+            found.setdefault(target.instruction_sets, target)
+    return list(found.values())
 
 
 @functools.cache

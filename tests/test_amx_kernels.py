@@ -19,15 +19,13 @@ from llmc.compiler.kernels.pipeline import llvm_text
 from llmc.compiler.kernels.registry import build_kernel
 from llmc.compiler.packing import pack_activation, pack_linear, unpack_activation
 from llmc.compiler.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation
-from llmc.compiler.targets.cpu import TARGETS, native_target
+from llmc.compiler.targets.cpu import TARGETS, native_target, runs_here
 from llmc.quantize import WeightFormat
 
 NATIVE = native_target()
 AMX = TARGETS["sapphirerapids"]
 # Without tile registers, and the same with emulated ones.
-VECTORS = TARGETS[
-    next(n for n in ("cooperlake", "icelake-server", "x86-64-v4") if TARGETS[n].isa_level <= max(NATIVE.isa_level, 2))
-]
+VECTORS = TARGETS[next((n for n in ("cooperlake", "icelake-server") if runs_here(TARGETS[n])), "x86-64-v4")]
 TILES = replace(VECTORS, name="emulated", instruction_sets=(*VECTORS.instruction_sets, "amx-tile", "amx-int8"))
 W8, W8_128, W4_ROW, W4_ROWZ = WeightFormat(8), WeightFormat(8, 128), WeightFormat(4), WeightFormat(4, -1, True)
 W4, W4_64, W4_64Z = WeightFormat(4, 128), WeightFormat(4, 64), WeightFormat(4, 64, True)

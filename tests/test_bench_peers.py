@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shlex
@@ -17,13 +18,14 @@ from fake_peer import ROOT, Fake, ReadOff
 from bench.peers import __main__ as command
 from bench.peers import environment, roofline
 from bench.peers.engines import ENGINES
-from bench.peers.engines.base import Variant, binding_limit
+from bench.peers.engines.base import Variant
 from bench.peers.model import kv_bytes, prefill_ops, work_of
 from bench.peers.plan import Entrant, Key, Settings, groups, measurements
 from bench.peers.report import Report
 from bench.peers.runner import Runner, enlist
 from bench.peers.store import Measurement, Store, StoreError
 from llmc.buckets.cost import ModelShape
+from llmc.compiler.targets.cpu import TARGETS
 
 SETTINGS = Settings(1, prefills=(16, 32), batches=(1, 2), steps=4, streams=2, requests=4, input_len=8, output_len=4)
 SHAPE = ModelShape(hidden=64, intermediate=128, layers=2, heads=4, kv_heads=2, head_dim=16, vocab=1000)
@@ -330,11 +332,26 @@ def test_work_is_that_of_the_published_shape() -> None:
     assert work_of(shape, "prefill", 1, 0, 0).ops == work_of(shape, "decode", 1, 1, 0).ops
 
 
-def test_the_limit_is_the_best_arithmetic_that_the_cpu_has() -> None:
-    variant = Variant("v", "int8", ("bf16", "int8", "f32"))
-    assert binding_limit(variant, frozenset({"f32", "int8", "bf16"})) == "bf16"
-    assert binding_limit(variant, frozenset({"f32", "int8"})) == "int8"
-    assert binding_limit(variant, frozenset({"f32"})) == "f32"
+def test_the_limit_is_the_best_arithmetic_that_the_cpu_has(workspace: environment.Workspace) -> None:
+    variant, engine = Variant("v", "int8", ("bf16", "int8", "f32")), ENGINES["openvino"](workspace, SETTINGS)
+    assert engine.limit(variant, frozenset({"f32", "int8", "bf16"})) == "bf16"
+    assert engine.limit(variant, frozenset({"f32", "int8"})) == "int8"
+    assert engine.limit(variant, frozenset({"f32"})) == "f32"
+
+
+def test_llmc_is_held_against_what_its_target_multiplies_with(
+    workspace: environment.Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, everything = ENGINES["llmc"](workspace, SETTINGS), frozenset({"f32", "int8", "bf16"})
+    limits = {}
+    for name in ("cooperlake", "icelake-server", "sapphirerapids"):
+        monkeypatch.setattr("bench.peers.engines.llmc.native_target", functools.partial(TARGETS.get, name))
+        limits[name] = [engine.limit(v, everything) for v in engine.variants if v.name in ("bf16", "w8a16", "w8a8")]
+    assert limits == {
+        "cooperlake": ["bf16", "f32", "int8"],
+        "icelake-server": ["f32", "f32", "int8"],
+        "sapphirerapids": ["bf16", "f32", "int8"],
+    }
 
 
 def test_a_failed_conversion_leaves_nothing_that_looks_done(tmp_path: Path) -> None:

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_harness import run
+from kernel_harness import run, targets_here
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llmc.compiler.config import CompileError
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.packing import pack_activation, unpack_activation
-from llmc.compiler.targets.cpu import TARGETS, Target, native_target
+from llmc.compiler.targets.cpu import Target, native_target
 
 NATIVE = native_target()
-CPUS = [NATIVE] if NATIVE.isa_level == 1 else [NATIVE, TARGETS["x86-64-v3"]]
+CPUS = targets_here("cooperlake", "x86-64-v3")
 on_cpus = pytest.mark.parametrize("target", CPUS, ids=lambda t: t.name)
 ROWS, SEEN = 11, 9
 

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_harness import run
+from kernel_harness import run, targets_here
 from numpy.typing import NDArray
 
 from llmc.compiler.kernels.builder import KernelSpecError
@@ -24,7 +24,7 @@ from llmc.compiler.packing import pack_activation, pack_linear, unpack_activatio
 from llmc.compiler.targets.cpu import TARGETS, Target, native_target
 
 NATIVE = native_target()
-CPUS = [NATIVE] if NATIVE.isa_level == 1 else [NATIVE, TARGETS["x86-64-v3"]]
+CPUS = targets_here("cooperlake", "x86-64-v3")
 BF16 = np.dtype(ml_dtypes.bfloat16)
 NUMPY = {"f32": np.dtype(np.float32), "bf16": BF16}
 on_cpus = pytest.mark.parametrize("target", CPUS, ids=lambda t: t.name)

@@ -9,8 +9,10 @@ import pytest
 import torch
 import transformers
 from compiled import Pages, check_every_bucket, compile_tiny, random_tokens, relative_error, replay
+from kernel_harness import targets_here
 from tiny_models import make_tiny_model
 
+from llmc.compiler.targets.cpu import Target
 from llmc.runtime.binding import Artifact, Replayer
 
 LADDER = "prefill=[1,2,3]x[16,32],decode=[1,2,3,5]x[64,96]"
@@ -45,8 +47,8 @@ def test_every_bucket_matches_transformers(compiled: tuple[Path, Artifact]) -> N
     check_every_bucket(artifact, tokens, reference_logits(model, tokens))
 
 
-def test_bits_do_not_depend_on_batch_chunks_or_threads(compiled: tuple[Path, Artifact]) -> None:
-    _, artifact = compiled
+def check_bits(artifact: Artifact) -> None:
+    """Prompts in any chunks, buckets, company and number of threads have the bits of a prompt in one piece."""
     rng = np.random.default_rng(5)
     vocab, graphs = artifact.info.vocab_size, artifact.graphs()
     texts = [[int(t) for t in rng.integers(3, vocab, 40)] for _ in range(3)]
@@ -86,9 +88,16 @@ def test_bits_do_not_depend_on_batch_chunks_or_threads(compiled: tuple[Path, Art
             assert np.array_equal(last[s].view(np.int32), alone[s].view(np.int32)), f"trial {trial}, sequence {s}"
 
 
-def test_bf16_logits_are_close(tmp_path: Path) -> None:
+def test_bits_do_not_depend_on_batch_chunks_or_threads(compiled: tuple[Path, Artifact]) -> None:
+    check_bits(compiled[1])
+
+
+@pytest.mark.parametrize("target", targets_here("cooperlake", "x86-64-v4", "x86-64-v3"), ids=lambda t: t.name)
+def test_bf16(target: Target, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", "qwen2")
-    artifact = compile_tiny(model, tmp_path / "out", tmp_path / "cache", buckets=LADDER, dtype="bf16")
+    options = {"buckets": LADDER, "dtype": "bf16", "target": target.name}
+    artifact = compile_tiny(model, tmp_path / "out", tmp_path / "cache", **options)
+    check_bits(artifact)
     text = [int(t) for t in np.random.default_rng(1).integers(3, artifact.info.vocab_size, 24)]
     expected = reference_logits(model, text)
     replayer = Replayer(artifact, num_threads=2, num_blocks=16)

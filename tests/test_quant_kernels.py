@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_harness import run
+from kernel_harness import run, targets_here
 from numpy.typing import NDArray
 
 from llmc.compiler.kernels.builder import KernelSpecError
@@ -29,7 +29,7 @@ from llmc.quantize import WeightFormat
 from llmc.quantize.rtn import quantize
 
 NATIVE = native_target()
-LEVELS = [NATIVE, *(TARGETS[n] for n in ("x86-64-v4", "x86-64-v3") if TARGETS[n].isa_level < NATIVE.isa_level)]
+LEVELS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3")
 W8 = WeightFormat(8)
 W4, W4_32, W4_64Z, W4_ROW = WeightFormat(4, 128), WeightFormat(4, 32), WeightFormat(4, 64, True), WeightFormat(4)
 W4_ROWZ = WeightFormat(4, -1, True)

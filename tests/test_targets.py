@@ -19,7 +19,7 @@ from llmc.compiler.config import CompileConfig
 from llmc.compiler.kernels import builder
 from llmc.compiler.kernels.pipeline import llvm_text
 from llmc.compiler.pipeline import compile_model
-from llmc.compiler.targets.cpu import TARGETS, TargetError, enable, native_target
+from llmc.compiler.targets.cpu import TARGETS, TargetError, enable, native_target, runs_here
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
 from llmc.runtime.graphs_file import read_graphs
 
@@ -93,10 +93,10 @@ def test_an_artifact_demands_what_its_target_has(target: str, level: int, model:
     )
     assert report.target == target
     code = disassembly(tmp_path / "out" / "kernels.so")
-    assert "vdpbf16ps" in code
+    assert ("vdpbf16ps" in code) == (level == AVX512_BF16_LEVEL)
     assert ("tdpbf16ps" in code) == ("tmm" in code) == (level == AMX_LEVEL)
     assert read_graphs(tmp_path / "out").header.isa_level == level
-    if native_target().isa_level >= level:
+    if runs_here(TARGETS[target]):
         assert Artifact(tmp_path / "out").info.isa_level == level
         return
     with pytest.raises(LlmcError, match="this CPU has") as caught:
@@ -125,7 +125,7 @@ def test_levels_follow_from_the_instruction_sets() -> None:
         assert withheld.isdisjoint(target.instruction_sets)
         assert ("amx-tile" in withheld) == (target.isa_level < AMX_LEVEL)
         assert target.int8_tiles == target.bf16_tiles == (target.isa_level >= AMX_LEVEL)
-        assert target.bf16_dot == (target.isa_level >= AVX512_BF16_LEVEL)
+        assert target.bf16_dot == (target.isa_level == AVX512_BF16_LEVEL)
 
 
 # (target, type, operation, the instruction that LLVM has for it on that CPU outside the target's instruction sets)
@@ -162,8 +162,8 @@ attributes #0 = {{ alwaysinline nounwind "target-cpu"="{target.mcpu}" }}
 
 CPUS = [
     ("GenuineIntel", "sapphirerapids", "sapphirerapids"),
-    ("GenuineIntel", "sapphirerapids without AMX", "cooperlake"),
-    ("GenuineIntel", "sapphirerapids without AMX-INT8", "cooperlake"),
+    ("GenuineIntel", "sapphirerapids without AMX", "icelake-server"),
+    ("GenuineIntel", "sapphirerapids without AMX-INT8", "icelake-server"),
     ("GenuineIntel", "cooperlake", "cooperlake"),
     ("AuthenticAMD", "cooperlake", "znver4"),
     ("GenuineIntel", "cascadelake", "icelake-server"),

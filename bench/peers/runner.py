@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.peers.engines.base import Engine, Prepared, Variant, binding_limit
+from bench.peers.engines.base import Engine, Prepared, Variant
 from bench.peers.engines.llmc import LLMC
 from bench.peers.environment import Skip, Workspace
 from bench.peers.limits import Limits
@@ -298,7 +298,7 @@ def enlist(
                     skip(name, reason)
                     continue
                 store.skipped.pop(name, None)
-                limit = binding_limit(variant, supported)
+                limit = engine.limit(variant, supported)
                 store.prepared[name] = {
                     "weight_bytes": prepared.weight_bytes,
                     "precision": variant.precision,

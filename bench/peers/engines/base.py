@@ -67,6 +67,10 @@ class Engine(ABC):
     def prepare(self, model: str, variant: Variant) -> Prepared:
         """Converts the checkpoint of `model`; returns at once when that was done."""
 
+    def limit(self, variant: Variant, supported: frozenset[str]) -> str:
+        """The limit of a variant's products on a CPU with the arithmetic `supported`."""
+        return next((name for name in variant.arithmetic if name in supported), "f32")
+
     @abstractmethod
     def worker(self, prepared: Prepared, variant: Variant) -> Command:
         """Its worker script."""
@@ -100,8 +104,3 @@ class Engine(ABC):
     def cpus(self) -> str:
         """As many CPUs as threads, as "0,1"."""
         return ",".join(map(str, sorted(os.sched_getaffinity(0))[: self.settings.threads]))
-
-
-def binding_limit(variant: Variant, supported: frozenset[str]) -> str:
-    """The limit of a variant's products on a CPU with the arithmetic `supported`."""
-    return next((name for name in variant.arithmetic if name in supported), "f32")

@@ -15,6 +15,7 @@ from typing import ClassVar
 from bench.peers.engines.base import Engine, Prepared, Variant
 from bench.peers.environment import Skip, run, written_whole
 from bench.peers.process import Command
+from llmc.compiler.targets.cpu import native_target
 
 ROOT = Path(__file__).resolve().parents[3]
 LLMC = (sys.executable, "-P", "-c", "import sys; from llmc.cli.main import main; sys.exit(main())")
@@ -22,7 +23,7 @@ LLMC = (sys.executable, "-P", "-c", "import sys; from llmc.cli.main import main;
 
 def _quantized(name: str, precision: str) -> Variant:
     int8 = name.endswith("a8")
-    return Variant(name, precision, ("int8", "f32") if int8 else ("bf16", "f32"), {"quant": name})
+    return Variant(name, precision, ("int8", "f32") if int8 else ("f32",), {"quant": name})
 
 
 class Llmc(Engine):
@@ -75,6 +76,11 @@ class Llmc(Engine):
         missing = [flag for flag in options if flag.startswith("--") and not re.search(rf"{flag}\b", shown)]
         if missing:
             raise Skip(f"this llmc compile has no {missing[0]}")
+
+    def limit(self, variant: Variant, supported: frozenset[str]) -> str:
+        if variant.arithmetic[0] == "bf16" and not (native_target().bf16_dot or native_target().bf16_tiles):
+            return "f32"
+        return super().limit(variant, supported)
 
     def worker(self, prepared: Prepared, variant: Variant) -> Command:
         return self.command(Path(sys.executable), "llmc_worker.py", prepared, compiler=compiler_hash())
