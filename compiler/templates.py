@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from llmc.compiler.config import CompileError
+from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph import Site
 from llmc.compiler.kernels.attention_split import partial_floats
 from llmc.compiler.kernels.linear_spec import linear_quant_spec, linear_spec
@@ -123,14 +124,12 @@ def _matmul(site: Site, graph: GraphParams) -> tuple[dict[str, Any], Buffers]:
     n, k = site.attributes["weight_shapes"]["weight"]
     optional = tuple(name for name in ("bias", "residual") if name in site.tensors)
     given = {name: name in optional for name in ("bias", "residual")}
-    return {"k": k, "n": n, "gated": _gated(site), **given, **_rows(site, graph)}, optional
+    return {"k": k, "n": n, "gated": _gated(site, graph), **given, **_rows(site, graph)}, optional
 
 
-def _gated(site: Site) -> str:
-    """How a linear kernel writes what it makes (see `sums.GATED`)."""
-    if not site.op.startswith("gated_linear"):
-        return ""
-    return "rows" if _is_quantized_later(site) else "packed"
+def _gated(site: Site, graph: GraphParams) -> str:
+    """What a linear kernel with a gate writes (see `sums.GATED`)."""
+    return graph.act_dtype if site.op.startswith("gated_linear") else ""
 
 
 def _is_quantized_later(site: Site) -> bool:
@@ -161,17 +160,16 @@ def _linear_quant(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
 
 
 def _quantize_rows(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
-    packed = site.op == "quantize_rows"
+    gated = _is_quantized_later(site)
     spec = KernelSpec.of(
         "other",
         "quantize_rows",
-        dim=site.attributes["widths"]["x"] if packed else _gated_width(site),
-        act_dtype=graph.act_dtype if packed else "f32",
-        packed=packed,
+        dim=_gated_width(site) if gated else site.attributes["widths"]["x"],
+        act_dtype=graph.act_dtype,
         **_sums(site),
         **_rows(site, graph),
     )
-    return spec, ("x" if packed else BufferSource.SCRATCH, "out")
+    return spec, (BufferSource.SCRATCH if gated else "x", "out")
 
 
 def _rope_kv_write(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
@@ -235,7 +233,8 @@ def scratch_bytes(site: Site, graph: GraphParams) -> int:
     a = site.attributes
     if site.op == "paged_attention":
         return 4 * graph.tokens * a["num_heads"] * graph.segments * partial_floats(a["head_dim"])
-    return 4 * graph.tokens * _gated_width(site) if _is_quantized_later(site) else 0
+    words = -(-_gated_width(site) // DTYPES[graph.act_dtype].lanes) if _is_quantized_later(site) else 0
+    return 4 * graph.tokens * words
 
 
 def _gather_rows(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:

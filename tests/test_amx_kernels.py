@@ -19,7 +19,7 @@ from llmc.compiler.kernels.pipeline import llvm_text
 from llmc.compiler.kernels.registry import build_kernel
 from llmc.compiler.packing import pack_activation, pack_linear, unpack_activation
 from llmc.compiler.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation
-from llmc.compiler.targets.cpu import TARGETS, native_target, runs_here
+from llmc.compiler.targets.cpu import TARGETS, Target, native_target, runs_here
 from llmc.quantize import WeightFormat
 
 NATIVE = native_target()
@@ -59,7 +59,7 @@ SIZES = [(9, 1), (16, 2), (19, 3), (33, 1), (170, 1), (170, 3)]  # rows, tasks; 
 
 
 @needs_avx512
-@pytest.mark.parametrize("gated", ["", "rows"])
+@pytest.mark.parametrize("gated", ["", "f32"])
 @pytest.mark.parametrize(("format", "n", "k"), CASES, ids=str)
 def test_tiles_have_the_bits_of_vectors(emulated: None, format: WeightFormat, n: int, k: int, gated: str) -> None:
     n *= 2 if gated else 1
@@ -72,11 +72,17 @@ def test_tiles_have_the_bits_of_vectors(emulated: None, format: WeightFormat, n:
     arrays |= {"w": packed["numbers"], "scale": packed["scale"], "bias": random(n, seed=2)}
     arrays |= {"zero": packed["zero"]} if format.asymmetric else {}
     arrays |= {} if gated else {"residual": random(rows_most, n, seed=3)}
-    arrays["y"] = np.full((rows_most, width), np.nan, np.float32)
-    expected = run(spec, VECTORS, arrays, written=("y",), scalars={0: rows_most})["y"]
+    empty = np.full((rows_most, width), np.nan, np.float32)
+    arrays["y"] = pack_activation(empty, 8) if gated else empty
+
+    def rows_by(target: Target, rows: int, tasks: int) -> NDArray[Any]:
+        y = run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
+        return unpack_activation(y, rows_most, width) if gated else y
+
+    expected = rows_by(VECTORS, rows_most, 1)
     assert np.isfinite(expected).all()
     for rows, tasks in SIZES:
-        y = run(spec, TILES, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
+        y = rows_by(TILES, rows, tasks)
         assert (y[:rows].view(np.uint32) == expected[:rows].view(np.uint32)).all(), f"{rows} rows, {tasks} tasks"
         assert np.isnan(y[rows:]).all()
         assert not emulated_tiles.configured(libraries[spec, TILES]), "the registers were not released"
@@ -190,21 +196,21 @@ def test_gated_bf16_tiles(emulated: None, width: int, k: int, biased: bool) -> N
     sums = (tdpbf16ps(x, weight) + (shift if biased else 0)).astype(np.float64)
     expected = sums[:, :width] / (1 + np.exp(-sums[:, :width])) * sums[:, width:]
     first: dict[str, NDArray[Any]] = {}
-    for gated in ("rows", "packed"):
+    for gated in ("f32", "bf16"):
         for tile in (1, 4, 8):
             spec = linear_spec(n, k, tile, "bf16", bias=biased, gated=gated)
             for rows, tasks in ((rows_most, 3), (1, 1), (19, 2)):
                 arrays = {"x": pack_activation(x, tile), "w": pack_linear(weight, 48, 2)}
                 arrays |= {"bias": shift} if biased else {}
-                empty = np.full((rows_most, width), np.nan, BF16 if gated == "packed" else np.float32)
-                arrays["y"] = pack_activation(empty, tile) if gated == "packed" else empty
+                empty = np.full((rows_most, width), np.nan, BF16 if gated == "bf16" else np.float32)
+                arrays["y"] = pack_activation(empty, tile)
                 y = run(spec, BF16_TILES, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
-                y = unpack_activation(y, rows_most, width) if gated == "packed" else y
+                y = unpack_activation(y, rows_most, width)
                 whole = first.setdefault(gated, y)
                 assert (y[:rows] == whole[:rows]).all()
                 assert np.isnan(y[rows:].astype(np.float32)).all()
-    np.testing.assert_allclose(first["rows"], expected, rtol=2e-6, atol=1e-30)
-    assert (first["packed"] == first["rows"].astype(BF16)).all()
+    np.testing.assert_allclose(first["f32"], expected, rtol=2e-6, atol=1e-30)
+    assert (first["bf16"] == first["f32"].astype(BF16)).all()
 
 
 @needs_avx512

@@ -212,26 +212,22 @@ def test_gated_linear(target: Target, dtype: str, n: int, k: int, bias: bool) ->
     expected = wide[:, :width] / (1 + np.exp(-wide[:, :width])) * wide[:, width:]
     inputs["w"] = pack_linear(weight, target.panel_columns, 2)
     results: dict[str, NDArray[Any]] = {}
-    for gated, tile in itertools.product(("rows", "packed"), sorted({1, 2, target.row_tile})):
+    for gated, tile in itertools.product(("f32", "bf16"), sorted({1, 2, target.row_tile})):
         spec = linear_spec(n, k, tile, dtype, bias=bias, gated=gated)
-        packed = gated == "packed"
         for rows, tasks in ((19, 1), (19, 3), (1, 2), (8, 5), (9, 2)):
-            empty = np.full((rows_most, width), np.nan, np.float32)
-            y = empty_act(rows_most, width, tile, dtype) if packed else empty
-            arrays = {**inputs, "x": pack_activation(x, tile), "y": y}
+            arrays = {**inputs, "x": pack_activation(x, tile), "y": empty_act(rows_most, width, tile, gated)}
             y = run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
-            if packed:
-                assert padding_is_zero(y, rows, width)
-                y = unpack_activation(y, rows_most, width)
+            assert padding_is_zero(y, rows, width)
+            y = unpack_activation(y, rows_most, width)
             first = results.setdefault(gated, y)
             assert same_bits(y[:rows], first[:rows]), f"{gated}, tile {tile}, {rows} rows, {tasks} tasks"
             assert np.isnan(y[rows:].astype(np.float32)).all()
-    assert same_bits(results["packed"], results["rows"].astype(NUMPY[dtype]))
-    np.testing.assert_allclose(results["rows"], expected, rtol=2e-6, atol=1e-30)
+    assert same_bits(results["bf16"], results["f32"].astype(BF16))
+    np.testing.assert_allclose(results["f32"], expected, rtol=2e-6, atol=1e-30)
 
 
 def test_what_cannot_be_gated_is_refused() -> None:
-    for arguments in ({"gated": "columns"}, {"gated": "rows", "residual": True}):
+    for arguments in ({"gated": "i8"}, {"gated": "f32", "residual": True}):
         with pytest.raises(KernelSpecError, match="no layer of 64 columns is gated as"):
             build_kernel(linear_spec(64, 64, 1, "f32", **arguments), NATIVE)
 

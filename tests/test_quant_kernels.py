@@ -128,14 +128,14 @@ def test_gated_linear_quant(target: Target, act: str, format: WeightFormat, shap
             given = pack_quantized_activation(*quantize_activation(x), tile, format)
         arrays = {"x": given, "w": packed["numbers"], "scale": packed["scale"]}
         arrays |= ({"zero": packed["zero"]} if format.asymmetric else {}) | ({"bias": shift} if biased else {})
-        empty = np.full((ROWS, width if gated else n), np.nan, NUMPY[act] if gated == "packed" else np.float32)
-        arrays["y"] = pack_activation(empty, tile) if gated == "packed" else empty
+        empty = np.full((ROWS, width if gated else n), np.nan, NUMPY[gated] if gated else np.float32)
+        arrays["y"] = pack_activation(empty, tile) if gated else empty
         y = run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
-        return unpack_activation(y, ROWS, width) if gated == "packed" else y
+        return unpack_activation(y, ROWS, width) if gated else y
 
     sums = result("", target.row_tile, ROWS, 1).astype(np.float64)
     expected = sums[:, :width] / (1 + np.exp(-sums[:, :width])) * sums[:, width:]
-    ways = ("rows",) if act == "i8" else ("rows", "packed")
+    ways = ("f32", "bf16")
     first: dict[str, NDArray[Any]] = {}
     for gated, tile in itertools.product(ways, tiles_of(target, shape)):
         for rows, tasks in ((ROWS, 1), (ROWS, 3), (1, 2), (19, 2)):
@@ -143,8 +143,8 @@ def test_gated_linear_quant(target: Target, act: str, format: WeightFormat, shap
             first.setdefault(gated, y)
             assert same_bits(y[:rows], first[gated][:rows]), f"{gated}, tile {tile}, {rows} rows, {tasks} tasks"
             assert np.isnan(y[rows:].astype(np.float32)).all()
-    np.testing.assert_allclose(first["rows"], expected, rtol=2e-6, atol=1e-30)
-    assert act == "i8" or same_bits(first["packed"], first["rows"].astype(NUMPY[act]))
+    np.testing.assert_allclose(first["f32"], expected, rtol=2e-6, atol=1e-30)
+    assert same_bits(first["bf16"], first["f32"].astype(NUMPY["bf16"]))
 
 
 @on_levels
@@ -209,7 +209,9 @@ def rows_of(packed: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
 
 @on_levels
 @pytest.mark.parametrize("act", ["f32", "bf16"])
-@pytest.mark.parametrize(("dim", "format"), [(66, W8), (66, W4_32), (172, W4), (7, W8)], ids=name_of)
+@pytest.mark.parametrize(
+    ("dim", "format"), [(66, W8), (66, W4_32), (172, W4), (7, W8), (200, W8), (304, W4)], ids=name_of
+)
 def test_quantize_rows(target: Target, act: str, dim: int, format: WeightFormat) -> None:
     rows = 11
     x = random(rows, dim)
@@ -219,7 +221,7 @@ def test_quantize_rows(target: Target, act: str, dim: int, format: WeightFormat)
     for tile in {1, target.row_tile}:
         expected = pack_quantized_activation(*quantize_activation(x.astype(np.float32)), tile, format)
         assert expected.shape[1] == quantized_row_words(dim, groups)
-        params = {"dim": dim, "row_tile": tile, "act_dtype": act, "packed": True, "rows": 0, **sums_of(format)}
+        params = {"dim": dim, "row_tile": tile, "act_dtype": act, "rows": 0, **sums_of(format)}
         spec = KernelSpec.of("other", "quantize_rows", **params)
         for tasks in (1, 3):
             arrays = {"x": pack_activation(x, tile), "out": np.full(expected.shape, -1, np.int32)}
@@ -227,15 +229,17 @@ def test_quantize_rows(target: Target, act: str, dim: int, format: WeightFormat)
             assert same_bits(rows_of(out, rows), rows_of(expected, rows))
 
 
+@pytest.mark.parametrize("tile", [1, 8])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_no_number_does_not_get_lost(bad: float) -> None:
+def test_what_is_no_number_does_not_get_lost(bad: float, tile: int) -> None:
     x = random(2, 40)
     x[1, 33] = bad
-    params = {"dim": 40, "row_tile": 1, "act_dtype": "f32", "packed": True, "rows": 0, **sums_of(W8)}
+    params = {"dim": 40, "row_tile": tile, "act_dtype": "f32", "rows": 0, **sums_of(W8)}
     spec = KernelSpec.of("other", "quantize_rows", **params)
-    out = np.zeros((2, quantized_row_words(40, 1), 1), np.int32)
-    arrays = {"x": pack_activation(x, 1), "out": out}
-    scale = run(spec, NATIVE, arrays, written=("out",), scalars={0: 2})["out"][:, 10, 0].view(np.float32)
+    out = np.zeros((2 // min(tile, 2), quantized_row_words(40, 1), tile), np.int32)
+    arrays = {"x": pack_activation(x, tile), "out": out}
+    words = rows_of(run(spec, NATIVE, arrays, written=("out",), scalars={0: 2})["out"], 2)
+    scale = words[:, 10].view(np.float32)
     assert np.isfinite(scale[0])
     assert not np.isfinite(scale[1])
 
@@ -249,7 +253,6 @@ def test_rows_become_int8(target: Target, dim: int, format: WeightFormat) -> Non
     norm = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-6) * weight
     cases = {
         "rms_norm": (norm, {"x": part, "weight": weight}, {"eps": 1e-6, "act_dtype": "i8"}),
-        "quantize_rows": (part.astype(np.float64), {"x": part}, {"act_dtype": "f32", "packed": False}),
     }
     for op, (value, inputs, params) in cases.items():
         first = None

@@ -55,7 +55,7 @@ def operands(spec: KernelSpec, target: Any) -> dict[str, NDArray[Any]]:
     weight, x = (rng.standard_normal(shape).astype(np.float32) for shape in ((N, K), (ROWS, K)))
     p = spec.as_dict()
     tile, gated = int(p["row_tile"]), bool(p["gated"])
-    y = np.zeros((ROWS, N // 2 if gated else N), np.float32)
+    y = pack_activation(np.zeros((ROWS, N // 2), np.float32), tile) if gated else np.zeros((ROWS, N), np.float32)
     if spec.op == "linear":
         dtype = ml_dtypes.bfloat16 if p["act_dtype"] == "bf16" else np.float32
         parts = [pack_linear(part.astype(dtype), target.panel_columns) for part in np.split(weight, 1 + gated)]
@@ -72,8 +72,8 @@ def operands(spec: KernelSpec, target: Any) -> dict[str, NDArray[Any]]:
 def layer(kind: str, tile: int) -> KernelSpec:
     dtype, _, rest = kind.partition("-")
     if not rest:
-        return linear_spec(N, K, tile, dtype, gated="rows")
-    return linear_quant_spec(N, K, tile, dtype, FORMATS[rest], gated="rows")
+        return linear_spec(N, K, tile, dtype, gated="f32")
+    return linear_quant_spec(N, K, tile, dtype, FORMATS[rest], gated="f32")
 
 
 @pytest.mark.parametrize("target", [NATIVE, AVX2], ids=lambda t: t.name)
@@ -231,9 +231,9 @@ def test_a_kernel_takes_no_more_stack_than_hosts_are_told_to_give(kind: str, tar
     for k in (896, 4096):
         dtype, _, rest = kind.partition("-")
         if rest:
-            spec = linear_quant_spec(N, k, target.row_tile, dtype, FORMATS[rest], gated="rows")
+            spec = linear_quant_spec(N, k, target.row_tile, dtype, FORMATS[rest], gated="f32")
         else:
-            spec = linear_spec(N, k, target.row_tile, dtype, gated="rows")
+            spec = linear_spec(N, k, target.row_tile, dtype, gated="f32")
         default = default_schedule(spec, target)
         largest = default
         if default is not None:

@@ -35,7 +35,7 @@ class LinearLayer:
         self.words = b.ceil_div(self.kdim, self.lanes)
         self.columns = target.panel_columns
         self.panels, self.vectors = b.ceil_div(self.width, self.columns), self.columns // b.WIDTH
-        self.gate = GatedOutput(str(p["gated"]), self.width, self.tile, self.columns, self.act) if p["gated"] else None
+        self.gate = GatedOutput(str(p["gated"]), self.width, self.tile, self.columns) if p["gated"] else None
 
     def buffer_dtypes(self) -> list[tuple[str, str]]:
         """Names and TIR dtypes of the kernel's buffers."""

@@ -59,8 +59,7 @@ class _LinearQuant:
         self.layer = layer = QuantLayer(spec, target)
         self.schedule = schedule
         self.spec, self.target, self.weight = spec, target, layer.weight()
-        written = "f32" if layer.integer else layer.act
-        self.gate = GatedOutput(layer.gated, layer.width, layer.tile, layer.columns, written) if layer.gated else None
+        self.gate = GatedOutput(layer.gated, layer.width, layer.tile, layer.columns) if layer.gated else None
         self.amx = quant_amx.takes(layer, target)
         self.chunk_tiles = self._chunk_tiles()
         self.side_by_side = self._side_by_side()
@@ -145,8 +144,9 @@ class _LinearQuant:
     @property
     def sums_of_chunk(self) -> bool:
         """Whether sums of all rows of a chunk wait for something."""
-        kept = self.chunked and max(self.few_tiles.count, self.many_tiles.count) > 1
-        return self.gate is not None or kept
+        blocks = max(self.few_tiles.count, self.many_tiles.count) > 1
+        merged = TileWriter.merges_in_memory(self.layer, self.many_tiles)
+        return self.gate is not None or (self.chunked and (blocks or merged))
 
     # ---- loops ------------------------------------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ class _LinearQuant:
                     at = b.let(ahead + (tile.t_local * share + turn * of_turn + i) * b.WIDTH)
                     for place in range(self.weight.line_vectors):
                         self.weight.fetch(at + place * (walk.lines * b.WIDTH), level=2)
-            if not (self.gate and self.gate.packed):
+            if not self.gate:
                 self.fetch_output(tile, turn, turns)
 
         return Fetch(at_turn=fetch)
@@ -271,18 +271,15 @@ class _LinearQuant:
     def fetch_output(self, tile: Tile, turn: b.Expr, turns: int) -> None:
         """A share of the rows of y that a tile will write, and of what it will add to them. turns: of a block."""
         layer = self.layer
-        vectors = len(tile.rows) * layer.vectors
-        share = b.ceil_div(vectors, turns)
-        last = T.And(tile.kb == tile.walk.count - 1, tile.part == layer.parts - 1)
-        with b.when(T.And(last, turn * share < vectors)):
+        share = b.ceil_div(len(tile.rows), turns)
+        with b.when(T.And(tile.kb == tile.walk.count - 1, turn * share < len(tile.rows))):
             for i in range(share):
-                vector = b.let(turn * share + i)
-                row = b.let(T.truncdiv(vector, layer.vectors))
-                at = (tile.t * layer.tile + tile.rows.start + row) * layer.width + tile.units[0] * layer.columns
-                at = b.let(at + (vector - row * layer.vectors) * b.WIDTH)
-                b.do("prefetch_write", b.at(self.y, at))
-                if layer.residual:
-                    b.do("prefetch", b.at(self.k["residual"], at))
+                row = tile.t * layer.tile + (tile.rows.start + i) + turn * share
+                at = b.let(row * layer.width + tile.units[0] * layer.columns)
+                for v in range(layer.vectors):
+                    b.do("prefetch_write", b.at(self.y, at + v * b.WIDTH))
+                    if layer.residual:
+                        b.do("prefetch", b.at(self.k["residual"], at + v * b.WIDTH))
 
     def block_start(self, number: b.Expr, walk: Walk) -> b.Expr:
         """Where a block starts in the weight. number: of blocks before it, in the order in which they are walked."""

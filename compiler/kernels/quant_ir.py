@@ -128,6 +128,44 @@ def _put(row_tile: int, words: int) -> str:
     return define("i32", put_name(row_tile, words), f"{I32} %v, ptr %p", block([*lines, "ret i32 0"]))
 
 
+def _tiles() -> str:
+    """Of 8 rows in the lanes, twice: what a row tile of as many rows needs, two words of each row at once.
+
+    rows_max, rows_sum: of both halves, in both; store_rows: the first half; join_floats: the halves of each of two
+    vectors, four elements of every row, as what a bf16 vector has, whose lanes are two elements: the even ones of the
+    rows' first and second word, and the odd ones; put_rows: the bytes of both as words of four.
+    """
+    half, swapped = "<8 x i32>", constant([*range(8, 16), *range(8)])
+    first, second = constant(range(8)), constant(range(8, 16))
+    text = ""
+    for name, operation in (("rows_max", "smax"), ("rows_sum", "add")):
+        step = f"add {I32} %v, %s"
+        if operation == "smax":
+            step = f"call {I32} @llvm.smax.v16i32({I32} %v, {I32} %s)"
+            text += f"declare {I32} @llvm.smax.v16i32({I32}, {I32})\n"
+        lines = [f"%s = shufflevector {I32} %v, {I32} undef, {I32} {swapped}", f"%r = {step}", f"ret {I32} %r"]
+        text += define(I32, name, f"{I32} %v", block(lines))
+    store = f"store {half} %h, ptr %p, align 4"
+    lines = [f"%h = shufflevector {I32} %v, {I32} undef, {half} {first}", store, "ret i32 0"]
+    text += define("i32", "store_rows", f"{I32} %v, ptr %p", block(lines))
+    for name, order in (("even", [*range(8), *range(16, 24)]), ("odd", [*range(8, 16), *range(24, 32)])):
+        lines = [f"%r = shufflevector {I32} %a, {I32} %b, {I32} {constant(order)}", f"ret {I32} %r"]
+        text += define(I32, f"join_{name}", f"{I32} %a, {I32} %b", block(lines))
+    lines = [
+        f"%e = and {I32} %even, {splat(255)}",
+        f"%o = and {I32} %odd, {splat(255)}",
+        f"%s = shl {I32} %o, {splat(8)}",
+        f"%w = or {I32} %e, %s",
+        f"%l = shufflevector {I32} %w, {I32} undef, {half} {first}",
+        f"%u = shufflevector {I32} %w, {I32} undef, {half} {second}",
+        f"%t = shl {half} %u, splat (i32 16)",
+        f"%h = or {half} %l, %t",
+        store,
+        "ret i32 0",
+    ]
+    return text + define("i32", "put_rows", f"{I32} %even, {I32} %odd, ptr %p", block(lines))
+
+
 def matmul_helpers(target: Target) -> str:
     """dot_u8s8, byte_0 … byte_3, nibble."""
     return _dot(target) + "".join(_byte(place) for place in range(4)) + _nibble(target)
@@ -136,3 +174,8 @@ def matmul_helpers(target: Target) -> str:
 def rounding_helpers(puts: tuple[tuple[int, int], ...]) -> str:
     """steps, lanes_max, lanes_sum and stores. puts: (row_tile, words)."""
     return _steps() + _reductions() + "".join(_put(*p) for p in sorted(set(puts)))
+
+
+def tile_rounding_helpers() -> str:
+    """steps and what `_tiles` tells."""
+    return _steps() + _tiles()

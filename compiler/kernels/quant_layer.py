@@ -49,6 +49,7 @@ class QuantLayer:
         self.tail = 0 if self.integer else self.kdim % LINE
         self.whole_lines = self.kdim // LINE if self.tail else self.lines
         self.x_words = 2 * self.lines if self.integer else b.ceil_div(self.kdim, self.lanes)
+        self.int8_dot = target.int8_dot
         self.tile_words = self.tile * (self.x_words + (1 + self.groups if self.integer else 0))
 
     def weight(self) -> QuantWeight:

@@ -12,7 +12,7 @@ from llmc.compiler.kernels.quant_layer import TURN, QuantLayer
 from llmc.compiler.kernels.quant_weight import LINE, QuantWeight
 from llmc.compiler.kernels.sums import Sums
 
-_ROWS_OF_GROUPS = 4  # rows whose sums of a group and of all groups fit the registers
+_ROWS_OF_GROUPS = 4  # rows whose sums of a group and of all groups fit the registers, with what a dot product needs
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,12 @@ class TileWriter:
         self.x, self.y = kernel["x"], kernel["y"]
         self._sums, self._wide = sums, wide
 
+    @staticmethod
+    def merges_in_memory(layer: QuantLayer, walk: Walk) -> bool:
+        """Whether sums of all groups stay in memory, so that those of a group have the registers: as many chains of dot
+        products as hide an instruction's latency. One that is emulated needs registers itself."""
+        return layer.integer and layer.groups > 1 and walk.unpacked and layer.int8_dot
+
     @property
     def sums(self) -> Sums:
         assert self._sums is not None
@@ -95,7 +101,8 @@ class TileWriter:
         t, t_local, units = b.let(t), b.let(t_local), [b.let(unit) for unit in units]
         panels = [b.let(layer.panel(part, unit)) for unit in units]
         x0, few_sums = b.let(t * layer.tile_words), layer.integer and layer.groups > 1
-        step = min(layer.tile, _ROWS_OF_GROUPS) if few_sums and walk.unpacked else layer.tile
+        split = few_sums and walk.unpacked and not self.merges_in_memory(layer, walk)
+        step = min(layer.tile, _ROWS_OF_GROUPS) if split else layer.tile
         for first in range(0, layer.tile, step):
             rows = range(first, first + step)
             tile = Tile(t, t_local, rows, units, part, panels, list(places), x0, walk, kb, fetch)
@@ -125,6 +132,7 @@ class TileWriter:
                         body(i, r)
 
         exact = layer.integer and layer.groups == 1
+        in_memory = self.merges_in_memory(layer, walk)
 
         def reload() -> None:
             for i, r in enumerate(tile.rows):
@@ -140,14 +148,22 @@ class TileWriter:
                     self.sums.store(value, place, tile.t_local, r, v)
 
         def finish(i: int, r: int) -> None:
+            if in_memory:
+                for at, (place, v) in enumerate(of_vector):
+                    total[i * vectors + at] = self.sums.load(place, tile.t_local, r, v)
             self.finish_row(tile, i, r, total)
 
         if layer.groups == 1:
             self.start(tile, acc, T.int32(0))
+        elif in_memory:
+            with b.when(kb == 0):
+                for r in tile.rows:
+                    for place, v in of_vector:
+                        self.sums.store(b.splat(0.0), place, tile.t_local, r, v)
         else:
             for i in range(len(tile.rows) * vectors):
                 total[i] = b.splat(0.0)
-        if walk.count > 1:
+        if walk.count > 1 and not in_memory:
             with b.when(kb > 0):
                 reload()
         if layer.groups == 1:
@@ -161,8 +177,11 @@ class TileWriter:
                 last = b.let(T.min(first + layer.group_lines, line1))
                 self.start(tile, acc, group)
                 self.chain(tile, acc, first, last, group, line0)
-                self.merge(tile, total, acc, group)
-        if walk.count > 1:
+                self.merge(tile, None if in_memory else total, acc, group)
+        if in_memory:
+            with b.when(kb == walk.count - 1):
+                each_row(finish)
+        elif walk.count > 1:
             with T.If(kb < walk.count - 1):
                 with T.Then():
                     partial()
@@ -208,9 +227,10 @@ class TileWriter:
             fetch(first, layer.group_lines)
         if layer.integer and layer.groups > 1 and layer.lines % layer.group_lines == 0:
             # Every group is whole: a known, small number of turns is a loop whose end the CPU foresees.
-            with T.serial(layer.group_lines // TURN) as turn:
-                for line in range(TURN):
-                    step(b.let(first + (turn * TURN + line)), LINE)
+            at_once = 1 if self.merges_in_memory(layer, tile.walk) else TURN
+            with T.serial(layer.group_lines // at_once) as turn:
+                for line in range(at_once):
+                    step(b.let(first + (turn * at_once + line)), LINE)
             return
         whole = b.let(T.min(last, layer.whole_lines)) if layer.tail else last
         if layer.groups > 1 or tile.fetch.at_turn is None:
@@ -324,16 +344,23 @@ class TileWriter:
         layer = self.layer
         return self.weight.zeros(panels, group) if layer.integer and layer.asymmetric else None
 
-    def merge(self, tile: Tile, total: b.Vectors, acc: b.Vectors, group: b.Expr) -> None:
-        """total += scale · acc"""
+    def merge(self, tile: Tile, total: b.Vectors | None, acc: b.Vectors, group: b.Expr) -> None:
+        """total += scale · acc; total: None where it is in memory."""
         layer = self.layer
         vectors = len(tile.panels) * layer.vectors
+        if total is None:
+            # Or LLVM keeps them in registers, and spills.
+            b.do("forget_memory", self.sums.address(tile.places[0], tile.t_local, 0, 0))
         scales, zeros = self.scales(tile.panels, group), self.zeros_of(tile.panels, group)
         for i, r in enumerate(tile.rows):
             for v in range(vectors):
                 at = i * vectors + v
                 value = self.as_float(acc, at, tile.x0, r, group, None if zeros is None else zeros[v])
-                total[at] = b.call("fma", value, scales[v], total[at])
+                if total is not None:
+                    total[at] = b.call("fma", value, scales[v], total[at])
+                    continue
+                where = (tile.places[v // layer.vectors], tile.t_local, r, v % layer.vectors)
+                self.sums.store(b.call("fma", value, scales[v], self.sums.load(*where)), *where)
 
     def finish_row(self, tile: Tile, i: int, r: b.Expr, total: b.Vectors) -> None:
         """Scales the sums of row r, the tile's i-th, adds bias and residual, and stores the row: to y, or where the

@@ -16,6 +16,7 @@ from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import Target
 
 _LINE = 8  # K is padded to a multiple
+_TILE = b.WIDTH // 2  # rows of the tiles that are walked as they lie
 SMALLEST = 1e-36  # a row of smaller numbers is as good as zero; 127 over it is finite
 
 
@@ -97,24 +98,85 @@ class RowQuantizer:
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     p = spec.as_dict()
+    whole = int(p["dim"]) % _LINE == 0
+    return _row_tiles(spec, target) if int(p["row_tile"]) == _TILE and whole else _single_rows(spec, target)
+
+
+def _row_tiles(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
+    """Row tiles as they lie: rows in the lanes of a vector, two words of each, and in the same way as `RowQuantizer`
+    one row. Rows behind the last one are whatever lies there."""
+    p = spec.as_dict()
+    dim, act, quantizer = int(p["dim"]), str(p["act_dtype"]), RowQuantizer(int(p["dim"]), spec)
+    lanes, groups, sum_factor = b.lanes_of(act), quantizer.groups, quantizer.sum_factor
+    words, tile_words = dim // lanes, (quantizer.words + 1 + groups) * _TILE
+    steps = dim // 4
+    group_steps = steps if groups == 1 else int(p["group_size"]) // 4
+    helpers = vector_ir.helpers(target.mcpu) + quant_ir.tile_rounding_helpers()
+    kernel = b.Kernel(spec.symbol(), [("x", b.word_dtype(act)), ("out", "int32")], helpers)
+    with kernel as k:
+        x, out = k["x"], k["out"]
+        tiles = b.let(T.truncdiv(k.scalar(int(p["rows"])) + (_TILE - 1), _TILE))
+        with k.share(tiles) as tile:
+            x0, out0 = b.let(tile * (words * _TILE)), b.let(tile * tile_words)
+
+            def elements(step: b.Expr) -> tuple[b.Expr, b.Expr]:
+                """Four of every row as bits of float32: (even ones, odd ones)."""
+                read = b.Vectors(2, "int32")
+                if lanes == 2:
+                    read[0] = x[T.ramp(x0 + step * b.WIDTH, 1, b.WIDTH)]
+                    sixteen = T.broadcast(T.int32(16), b.WIDTH)
+                    return T.shift_left(read[0], sixteen), T.bitwise_and(read[0], T.broadcast(T.int32(-65536), b.WIDTH))
+                for i in range(2):
+                    floats = x[T.ramp(x0 + (step * 2 + i) * b.WIDTH, 1, b.WIDTH)]
+                    read[i] = T.reinterpret("int32x16", floats)
+                even, odd = (T.call_extern("int32x16", f"llmc_join_{n}", read[0], read[1]) for n in ("even", "odd"))
+                return even, odd
+
+            # Magnitudes compare like their bits, and not-a-number is the largest.
+            largest = b.Vectors(1, "int32")
+            largest[0] = T.broadcast(T.int32(0), b.WIDTH)
+            with T.serial(steps) as step:
+                for bits in elements(b.let(step)):
+                    largest[0] = T.max(largest[0], T.bitwise_and(bits, T.broadcast(T.int32(0x7FFFFFFF), b.WIDTH)))
+            largest[0] = T.call_extern("int32x16", "llmc_rows_max", largest[0])
+            of_rows = T.reinterpret("float32x16", largest[0])
+            inverse, scale, total = b.Vectors(1), b.Vectors(1), b.Vectors(1, "int32")
+            inverse[0] = b.call("div", b.splat(127.0), b.call("max", of_rows, b.splat(SMALLEST)))
+            scale[0] = b.call("div", of_rows, b.splat(127.0))
+            scale_bits = T.reinterpret("int32x16", scale[0])
+            b.do("store_rows", scale_bits, b.at(out, out0 + quantizer.words * _TILE))
+            with T.serial(groups) as group:
+                total[0] = T.broadcast(T.int32(0), b.WIDTH)
+                first = b.let(group * group_steps)
+                with T.serial(first, b.let(T.min(first + group_steps, steps))) as step:
+                    numbers = b.Vectors(2, "int32")
+                    for i, bits in enumerate(elements(b.let(step))):
+                        value = T.reinterpret("float32x16", bits)
+                        numbers[i] = T.call_extern("int32x16", "llmc_steps", value, inverse[0])
+                        total[0] = total[0] + numbers[i]
+                    b.do("put_rows", numbers[0], numbers[1], b.at(out, out0 + step * _TILE))
+                total[0] = T.call_extern("int32x16", "llmc_rows_sum", total[0])
+                sums = total[0] * T.broadcast(T.int32(sum_factor), b.WIDTH)
+                b.do("store_rows", sums, b.at(out, out0 + (quantizer.words + 1 + group) * _TILE))
+    return kernel.function()
+
+
+def _single_rows(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
+    p = spec.as_dict()
     dim, row_tile, act = int(p["dim"]), int(p["row_tile"]), str(p["act_dtype"])
-    lanes, rows, packed = b.lanes_of(act), RowQuantizer(dim, spec), bool(p["packed"])
+    lanes, rows = b.lanes_of(act), RowQuantizer(dim, spec)
     words = b.ceil_div(dim, lanes)
     helpers = vector_ir.helpers(target.mcpu) + rows.helpers()
     kernel = b.Kernel(spec.symbol(), [("x", b.word_dtype(act)), ("out", "int32")], helpers)
     with kernel as k:
         x, out = k["x"], k["out"]
         with k.share(k.scalar(int(p["rows"]))) as row:
-            base = b.let(b.packed_position(row, row_tile, words) if packed else row * dim)
+            base = b.let(b.packed_position(row, row_tile, words))
             rows.begin()
-            if packed:
-                piece = T.alloc_buffer((b.WIDTH,), "float32", scope="local")
+            piece = T.alloc_buffer((b.WIDTH,), "float32", scope="local")
 
             def read(index: b.Expr, count: int) -> None:
-                """`count` elements from `index` on; those of a packed row are gathered from words row_tile apart."""
-                if not packed:
-                    rows.keep(b.load_vector(x, base + index, count), index)
-                    return
+                """`count` elements from `index` on, gathered from words row_tile apart."""
                 for i in range(b.WIDTH):
                     if i >= count:
                         b.store(piece, T.float32(0), i)

@@ -6,8 +6,10 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernels import builder as b
 
-GATED = ("", "packed", "rows")
-"""How silu(gate) · up is written: as a packed activation, or as float32 rows; empty: the layer has no gate."""
+GATED = ("", *b.LANES)
+"""The dtype of the packed activation silu(gate) · up; empty: the layer has no gate."""
+
+_ROWS_AT_ONCE = 8  # of put_tile_bf16
 
 
 class Sums:
@@ -34,21 +36,19 @@ class Sums:
 
 
 class GatedOutput:
-    """Writes silu(gate) · up of `width` columns, from two places of sums."""
+    """Writes silu(gate) · up of `width` columns, from two places of sums, as an activation of dtype `gated`."""
 
-    def __init__(self, gated: str, width: int, row_tile: int, columns: int, act_dtype: str) -> None:
-        self.packed, self.width, self.act = gated == "packed", width, act_dtype
+    def __init__(self, gated: str, width: int, row_tile: int, columns: int) -> None:
+        self.width, self.act = width, gated
         self.row_tile, self.columns = row_tile, columns
         self.tail = width % b.WIDTH
 
     def dtype(self) -> str:
         """TIR dtype of the output buffer."""
-        return b.word_dtype(self.act) if self.packed else "float32"
+        return b.word_dtype(self.act)
 
     def puts(self) -> tuple[tuple[str, int, int], ...]:
         """What `vector_ir.helpers` is asked for."""
-        if not self.packed:
-            return ()
         return tuple((self.act, self.row_tile, count) for count in (b.WIDTH, self.tail) if count)
 
     def write(
@@ -57,16 +57,28 @@ class GatedOutput:
     ) -> None:  # fmt: skip
         """Row tile t (t_local in `sums`) of a panel of columns; places: of gate and of up."""
         rows = b.let(T.min(num_rows - t * self.row_tile, self.row_tile))
-        with T.serial(rows) as r, T.serial(self.columns // b.WIDTH) as v:
+
+        def value(r: b.Expr, v: b.Expr) -> b.Expr:
             gate, up = (sums.load(place, t_local, r, v) for place in places)
-            value = b.Vectors(1)
-            value[0] = b.call("mul", b.call("silu", gate), up)
+            found = b.Vectors(1)
+            found[0] = b.call("mul", b.call("silu", gate), up)
+            return found[0]
+
+        def row_by_row(v: b.Expr, first: b.Expr) -> None:
+            with T.serial(rows) as r:
+                self._pack(y, value(r, v), b.let(t * self.row_tile + r), first)
+
+        with T.serial(self.columns // b.WIDTH) as v:
             first = b.let(panel * self.columns + v * b.WIDTH)
-            row = b.let(t * self.row_tile + r)
-            if self.packed:
-                self._pack(y, value[0], row, first)
+            if self.act == "bf16" and self.row_tile == _ROWS_AT_ONCE:
+                with T.If(T.And(rows == self.row_tile, first + b.WIDTH <= self.width)):
+                    with T.Then():
+                        at = (t * b.ceil_div(self.width, 2) + T.truncdiv(first, 2)) * self.row_tile
+                        b.do("put_tile_bf16", *(value(r, v) for r in range(self.row_tile)), b.at(y, at))
+                    with T.Else():
+                        row_by_row(v, first)
             else:
-                b.store_vector(y, value[0], row * self.width + first, self.width - first)
+                row_by_row(v, first)
 
     def _pack(self, y: b.Expr, value: b.Expr, row: b.Expr, first: b.Expr) -> None:
         base = b.packed_position(row, self.row_tile, b.ceil_div(self.width, b.lanes_of(self.act)))

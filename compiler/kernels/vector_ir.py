@@ -281,6 +281,32 @@ def _put(dtype: str, row_tile: int, count: int) -> str:
     return define("i32", name, f"{F32} %v, ptr %p", body + "  ret i32 0\n")
 
 
+def _put_tile() -> str:
+    """put_tile_bf16 of 16 elements of each of 8 rows, %v0 … %v7: 8 words of 8 rows, a row tile of a packed activation.
+
+    Two rows a vector, then words of four rows, then of eight.
+    """
+    lines = []
+    for row in range(8):
+        lines.append(f"%h{row} = call {I16} @llmc_round_bf16({F32} %v{row})")
+        lines.append(f"%w{row} = bitcast {I16} %h{row} to <8 x i32>")
+    for row in range(0, 8, 2):
+        both = f"<8 x i32> %w{row}, <8 x i32> %w{row + 1}"
+        lines.append(f"%p{row} = shufflevector {both}, {I32} {constant(range(16))}")
+    for half in range(2):
+        order = constant(row * 8 + half * 4 + word for word in range(4) for row in range(4))
+        for row in (0, 4):
+            lines.append(f"%q{half}{row} = shufflevector {I32} %p{row}, {I32} %p{row + 2}, {I32} {order}")
+    for pair in range(4):
+        half, word = divmod(2 * pair, 4)
+        order = constant(side * 16 + w * 4 + row for w in (word, word + 1) for side in range(2) for row in range(4))
+        lines.append(f"%r{pair} = shufflevector {I32} %q{half}0, {I32} %q{half}4, {I32} {order}")
+        lines.append(f"%a{pair} = getelementptr i32, ptr %p, i64 {16 * pair}")
+        lines.append(f"store {I32} %r{pair}, ptr %a{pair}, align 4")
+    args = ", ".join(f"{F32} %v{row}" for row in range(8))
+    return define("i32", "put_tile_bf16", f"{args}, ptr %p", block([*lines, "ret i32 0"]))
+
+
 def scatter_name(dtype: str, stride: int, count: int, odd: int = 0) -> str:
     """Helper that stores `count` elements of one row, words of one or two elements `stride` words apart.
 
@@ -353,6 +379,7 @@ def helpers(
         _simple(),
         _DOT if bf16_dot else "",
         *(_put(*p) for p in sorted(set(puts))),
+        _put_tile() if ("bf16", 8, 16) in puts else "",
         *(_scatter(*s) for s in sorted(set(scatters))),
         *(_half(count) for count in sorted(set(halves))),
         f'attributes #0 = {{ alwaysinline nounwind "target-cpu"="{mcpu}" }}\n',
