@@ -18,9 +18,9 @@ class OpenVino(Engine):
     name = "openvino"
     variants: ClassVar[tuple[Variant, ...]] = (
         Variant("fp16", "16-bit", ("bf16", "f32"), {"export": ("fp16",)}),
-        # Weights are widened for bf16 products where the CPU has them; int8 products are its choice elsewhere.
-        Variant("int8", "int8", ("bf16", "int8", "f32"), {"export": ("int8",)}),
-        Variant("int4", "int4", ("bf16", "int8", "f32"), {"export": ("int4", "--group-size", "64", "--ratio", "1.0")}),
+        # It rounds activations to int8 on some CPUs and multiplies bf16 on others.
+        Variant("int8", "int8", ("int8", "bf16", "f32"), {"export": ("int8",)}),
+        Variant("int4", "int4", ("int8", "bf16", "f32"), {"export": ("int4", "--group-size", "64", "--ratio", "1.0")}),
     )
     memory_factor, memory_base = 1.6, 1 << 30
     offline = True
