@@ -1,6 +1,7 @@
 """Prefill, decode, start and overhead of one artifact, beside the machine's limits measured right before and after.
 
     python bench/bench_model.py ARTIFACT [--threads N] [--repeat 5] [--compile MODEL] [--json | --markdown]
+    python bench/bench_model.py LONG --prefill 512 8192 --decode 1:32768 --only speed
 
 Every round measures each figure once, between two probes of the limit that binds it; a fraction is the figure over the
 mean of its own two probes. Medians and ranges over the rounds are printed. docs/performance.md explains the counters.
@@ -24,8 +25,8 @@ from llmc.runtime.abi import library_candidates
 
 ROOT = Path(__file__).resolve().parent.parent
 PREFILLS = (128, 512, 2048)
-BATCHES = (1, 8)
-DECODE_CONTEXT, DECODE_STEPS = 128, 16
+DECODES = ((1, 128), (8, 128))
+DECODE_STEPS = 16
 PROMPT = list(range(2, 18))
 LLMC = [sys.executable, "-P", "-c", "import sys; from llmc.cli.main import main; sys.exit(main())"]
 
@@ -65,12 +66,12 @@ def start_figures(artifact: Path, rounds: int) -> list[Figure]:
     return found
 
 
-def overhead_figures(bench: Bench, rounds: int) -> list[Figure]:
+def overhead_figures(bench: Bench, rounds: int, context: int = DECODES[0][1]) -> list[Figure]:
     """Where the time of a decode step at batch 1 goes, through the engine."""
     names = {"kernels": "in kernels", "barrier": "at barriers", "overhead": "overhead"}
     found = {name: Figure(f"decode batch 1, {title}", "% of step") for name, title in names.items()}
     for _ in range(rounds):
-        shares = bench.decode_overhead(DECODE_CONTEXT, 2 * DECODE_STEPS)
+        shares = bench.decode_overhead(context, 2 * DECODE_STEPS)
         for name, figure in found.items():
             figure.values.append(100 * shares[name])
     return list(found.values())
@@ -112,6 +113,12 @@ def rows(figures: list[Figure]) -> list[tuple[str, str, str, str]]:
     return found
 
 
+def decode(text: str) -> tuple[int, int]:
+    """BATCH:CONTEXT."""
+    batch, _, context = text.partition(":")
+    return int(batch), int(context)
+
+
 HEADS = ("figure", "median (range)", "limit beside it", "fraction, median (range)")
 
 
@@ -133,6 +140,10 @@ def main() -> None:
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeat", type=int, default=5, help="rounds")
+    parser.add_argument("--prefill", type=int, nargs="*", default=PREFILLS, metavar="TOKENS", help="prompts")
+    parser.add_argument("--decode", type=decode, nargs="*", default=DECODES, metavar="BATCH:CONTEXT",
+                        help="sequences, and the tokens that each has before: 1:128 8:128")  # fmt: skip
+    parser.add_argument("--only", choices=("speed",), help="neither overhead nor the start of processes")
     parser.add_argument("--compile", type=Path, metavar="MODEL", help="also time compiling this model directory")
     parser.add_argument("--buckets", default="prefill=[1]x[128,512,2048],decode=[1,8]x[512,2048]", help="for --compile")
     parser.add_argument("--added", default="prefill=[1]x[128,512,1024,2048],decode=[1,8]x[512,2048]",
@@ -140,12 +151,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
-    bench = Bench(arguments.artifact, arguments.threads, max(BATCHES))
-    speed = speed_figures(bench, PREFILLS, BATCHES, DECODE_CONTEXT, DECODE_STEPS)
+    bench = Bench(arguments.artifact, arguments.threads, max((batch for batch, _ in arguments.decode), default=1))
+    speed = speed_figures(bench, arguments.prefill, arguments.decode, DECODE_STEPS)
     run_rounds(bench, speed, arguments.repeat)
     figures = [figure for figure, _ in speed]
-    figures += overhead_figures(bench, arguments.repeat)
-    figures += start_figures(arguments.artifact, arguments.repeat)
+    if arguments.only is None:
+        figures += overhead_figures(bench, arguments.repeat)
+        figures += start_figures(arguments.artifact, arguments.repeat)
     if arguments.compile is not None:
         figures += compile_figures(arguments.compile, arguments.buckets, arguments.added)
     if arguments.json:

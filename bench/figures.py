@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -116,9 +116,10 @@ class Bench:
 Measure = Callable[[], float]
 
 
-def speed_figures(bench: Bench, prefills: tuple[int, ...], batches: tuple[int, ...], context: int, steps: int,
+def speed_figures(bench: Bench, prefills: Sequence[int], decodes: Sequence[tuple[int, int]], steps: int,
                   ) -> list[tuple[Figure, Measure]]:  # fmt: skip
-    """Prefill of one prompt and decode of a batch, as far as the artifact has the graphs."""
+    """Prefill of one prompt and decode of a batch, as far as the artifact has the graphs. decodes: batch, and tokens
+    that each sequence has before."""
     found: list[tuple[Figure, Measure]] = []
     for tokens in prefills:
         step = Step(((0, tokens),))
@@ -130,7 +131,7 @@ def speed_figures(bench: Bench, prefills: tuple[int, ...], batches: tuple[int, .
         work = {"matrices": matrices, "with attention": matrices + cost["attention"].flops / tokens}
         figure = Figure(f"prefill {tokens}", "tok/s", bench.products, work)
         found.append((figure, partial(bench.tokens_per_s, graph, [step])))
-    for batch in batches:
+    for batch, context in decodes:
         sequence = [Step(((context + i, 1),) * batch) for i in range(steps)]
         graph = bench.graph("decode", sequence[-1])
         if graph is None:
@@ -139,7 +140,7 @@ def speed_figures(bench: Bench, prefills: tuple[int, ...], batches: tuple[int, .
         weights = sum(cost[family].memory_bytes for family in FAMILIES if family not in ("attention", "rope"))
         moved = sum(cost[family].memory_bytes for family in FAMILIES)
         work = {"weights": weights / batch, "with KV cache": moved / batch}
-        figure = Figure(f"decode batch {batch}", "tok/s", "read", work)
+        figure = Figure(f"decode batch {batch} behind {context}", "tok/s", "read", work)
         found.append((figure, partial(bench.tokens_per_s, graph, sequence)))
     return found
 
