@@ -145,7 +145,7 @@ class _LinearQuant:
     def sums_of_chunk(self) -> bool:
         """Whether sums of all rows of a chunk wait for something."""
         blocks = max(self.few_tiles.count, self.many_tiles.count) > 1
-        merged = TileWriter.merges_in_memory(self.layer, self.many_tiles)
+        merged = not self.amx and TileWriter.merges_in_memory(self.layer, self.many_tiles)
         return self.gate is not None or (self.chunked and (blocks or merged))
 
     # ---- loops ------------------------------------------------------------------------------------------------------
