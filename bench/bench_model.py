@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PREFILLS = (128, 512, 2048)
 DECODES = ((1, 128), (8, 128))
 DECODE_STEPS = 16
+OVERHEAD_PROMPT = 128
 PROMPT = list(range(2, 18))
 LLMC = [sys.executable, "-P", "-c", "import sys; from llmc.cli.main import main; sys.exit(main())"]
 
@@ -66,12 +67,12 @@ def start_figures(artifact: Path, rounds: int) -> list[Figure]:
     return found
 
 
-def overhead_figures(bench: Bench, rounds: int, context: int = DECODES[0][1]) -> list[Figure]:
+def overhead_figures(bench: Bench, rounds: int) -> list[Figure]:
     """Where the time of a decode step at batch 1 goes, through the engine."""
     names = {"kernels": "in kernels", "barrier": "at barriers", "overhead": "overhead"}
     found = {name: Figure(f"decode batch 1, {title}", "% of step") for name, title in names.items()}
     for _ in range(rounds):
-        shares = bench.decode_overhead(context, 2 * DECODE_STEPS)
+        shares = bench.decode_overhead(OVERHEAD_PROMPT, 2 * DECODE_STEPS)
         for name, figure in found.items():
             figure.values.append(100 * shares[name])
     return list(found.values())

@@ -131,9 +131,9 @@ def _put(row_tile: int, words: int) -> str:
 def _tiles() -> str:
     """Of 8 rows in the lanes, twice: what a row tile of as many rows needs, two words of each row at once.
 
-    rows_max, rows_sum: of both halves, in both; store_rows: the first half; join_floats: the halves of each of two
-    vectors, four elements of every row, as what a bf16 vector has, whose lanes are two elements: the even ones of the
-    rows' first and second word, and the odd ones; put_rows: the bytes of both as words of four.
+    rows_max, rows_sum: of both halves, in both; store_rows: the first half; join_even, join_odd: of two vectors of
+    floats, which are four elements of every row, the halves that a vector of bf16 has as low and as high ones;
+    put_rows: such two vectors' bytes, as words of four.
     """
     half, swapped = "<8 x i32>", constant([*range(8, 16), *range(8)])
     first, second = constant(range(8)), constant(range(8, 16))

@@ -226,7 +226,8 @@ class TileWriter:
         if layer.groups > 1:
             fetch(first, layer.group_lines)
         if layer.integer and layer.groups > 1 and layer.lines % layer.group_lines == 0:
-            # Every group is whole: a known, small number of turns is a loop whose end the CPU foresees.
+            # Every group is whole: a known, small number of turns is a loop whose end the CPU foresees. Where the sums
+            # take the registers, a turn is a line: of a longer one LLVM moves loads ahead, and spills.
             at_once = 1 if self.merges_in_memory(layer, tile.walk) else TURN
             with T.serial(layer.group_lines // at_once) as turn:
                 for line in range(at_once):

@@ -106,7 +106,8 @@ def _row_tiles(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     """Row tiles as they lie: rows in the lanes of a vector, two words of each, and in the same way as `RowQuantizer`
     one row. Rows behind the last one are whatever lies there."""
     p = spec.as_dict()
-    dim, act, quantizer = int(p["dim"]), str(p["act_dtype"]), RowQuantizer(int(p["dim"]), spec)
+    dim, act = int(p["dim"]), str(p["act_dtype"])
+    quantizer = RowQuantizer(dim, spec)
     lanes, groups, sum_factor = b.lanes_of(act), quantizer.groups, quantizer.sum_factor
     words, tile_words = dim // lanes, (quantizer.words + 1 + groups) * _TILE
     steps = dim // 4
