@@ -42,7 +42,7 @@ def bench(folder: Path, target: Target, scheme: Scheme, rows: int, k: int, n: in
     weights = [{name: aligned(a) for name, a in packed.items()} for _ in range(copies)]
     x, y = aligned(x), aligned(np.zeros((rows, n), np.float32))
     scalars = (ctypes.c_int64 * 8)(rows)
-    names = ["numbers", "scale", *(["zero"] if format.asymmetric else [])]
+    names = ["numbers", "scale", *([format.of_group] if format.of_group else [])]
 
     def call() -> None:
         for w in weights:

@@ -65,7 +65,7 @@ def _weights(tables: Tables, manifest: dict[str, Any]) -> list[dict[str, Any]]:
         entry = known.get(weight.name, [])
         sources = entry.get("sources", []) if isinstance(entry, dict) else entry
         dtype = DTYPES[weight.dtype]
-        whole = known.get(weight.name.removesuffix(".scale").removesuffix(".zero"), {})
+        whole = known.get(weight.name.removesuffix(".scale").removesuffix(".zero").removesuffix(".step"), {})
         weights.append(
             {
                 "name": weight.name,
@@ -97,7 +97,7 @@ def _bits_per_weight(weights: list[dict[str, Any]], manifest: dict[str, Any]) ->
     listed = manifest.get("weights")
     for name, entry in (listed if isinstance(listed, dict) else {}).items():
         shape = entry.get("shape") if isinstance(entry, dict) else None
-        parts = [w for w in weights if w["name"] in (name, f"{name}.scale", f"{name}.zero")]
+        parts = [w for w in weights if w["name"] in (name, *(f"{name}.{kind}" for kind in ("scale", "zero", "step")))]
         if not (isinstance(shape, list) and len(shape) == 2 and parts):
             continue
         for key in (str(parts[0]["scheme"]), "all"):

@@ -29,7 +29,7 @@ from llmc.compiler.dtypes import BY_CODE
 from llmc.compiler.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.compiler.packing import num_panels
 from llmc.compiler.pipeline import weight_shapes
-from llmc.compiler.quant_packing import SCALE, ZERO
+from llmc.compiler.quant_packing import SCALE, STEP, ZERO
 from llmc.compiler.resolve import Resolved
 from llmc.compiler.weights import WeightRequest, plan_weights
 from llmc.quantize import WeightFormat
@@ -196,7 +196,7 @@ def _requests(artifact: Path, resolved: Resolved, graphs: bytes) -> list[WeightR
             # Where both give as many panels they are the same ones.
             parts = 2 if packed and weight.shape[0] != num_panels(shape[0], columns) else 1
             requests.append(WeightRequest(weight.name, shape, BY_CODE[weight.dtype].name, packed, form, parts))
-        elif weight.name.removesuffix(SCALE).removesuffix(ZERO) not in schemes:
+        elif weight.name.removesuffix(SCALE).removesuffix(ZERO).removesuffix(STEP) not in schemes:
             raise BundleError(f"{artifact} has weight {weight.name}, which its model has not: compile the model again")
     check_layout(requests, resolved, patch, artifact)
     return requests

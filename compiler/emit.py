@@ -155,7 +155,7 @@ def _commands(
                 return Operand("v_pool", layer=site.layer)
             case BufferSource.SCRATCH:
                 return Operand("scratch", nbytes=scratch_bytes(site, graph))
-            case BufferSource.SCALE | BufferSource.ZERO:
+            case BufferSource.SCALE | BufferSource.ZERO | BufferSource.STEP:
                 return Operand("weight", tensors["weight"].name + source)
         return tensors[source]
 

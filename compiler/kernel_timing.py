@@ -28,7 +28,7 @@ _LEAST_COLD_BYTES = 96 << 20
 _SLACK_BYTES = 1 << 20  # read ahead of the end of a buffer
 _CALL_S = 0.003  # about what one measurement takes: many calls of a small kernel
 _MIN_ROUNDS = 7
-_WEIGHT = ("w", "scale", "zero")
+_WEIGHT = ("w", "scale", "zero", "step")
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,9 @@ def linear_call(spec: KernelSpec, target: Target, rows: int) -> Call:
     panels = parts * -(-width // columns)
     if spec.op == "linear_quant":
         layer = QuantLayer(spec, target)
-        scales = panels * layer.groups * columns
-        sizes = {"x": tiles * layer.tile_words * 4, "scale": scales * 4, "zero": scales}
+        of_groups = panels * layer.number_groups * columns
+        sizes = {"x": tiles * layer.tile_words * 4, "scale": panels * layer.groups * columns * 4}
+        sizes |= {"zero": of_groups, "step": of_groups}
         sizes["w"] = panels * layer.weight().panel_words * columns * 4
     else:
         words = -(-int(p["k"]) // b.lanes_of(str(p["act_dtype"])))

@@ -14,7 +14,7 @@ from llmc.quantize.scheme import WeightFormat
 
 LINE = 8
 """Elements of K that belong together: two words of 8-bit numbers, one of 4-bit ones. K is padded to a multiple."""
-SCALE, ZERO = ".scale", ".zero"
+SCALE, ZERO, STEP = ".scale", ".zero", ".step"
 """What the tensors of a quantized weight are called after its numbers' name."""
 
 
@@ -25,18 +25,18 @@ def packed_words(k: int, bits: int) -> int:
 
 @dataclass(frozen=True)
 class QuantShapes:
-    """Packed shapes of a weight [N, K]: numbers uint8, scale float32, zero uint8 where the format stores it."""
+    """Packed shapes of a weight [N, K]: numbers uint8, scale float32, uint8 of each group where the format has them."""
 
     numbers: tuple[int, int, int, int]
     scale: tuple[int, int, int]
-    zero: tuple[int, int, int] | None
+    of_group: tuple[int, int, int] | None
 
     @classmethod
     def of(cls, n: int, k: int, panel_columns: int, format: WeightFormat, parts: int = 1) -> QuantShapes:
         panels = num_panels(n, panel_columns, parts)
-        groups = (panels, format.groups(k), panel_columns)
         numbers = (panels, packed_words(k, format.bits), panel_columns, 4)
-        return cls(numbers, groups, groups if format.asymmetric else None)
+        scale, groups = ((panels, count, panel_columns) for count in (format.scales(k), format.groups(k)))
+        return cls(numbers, scale, groups if format.of_group else None)
 
 
 class QuantPanelPacker:
@@ -54,8 +54,8 @@ class QuantPanelPacker:
         self._rows = np.empty((panel_columns, k), np.float32)
         # Zeros: what no row writes is the padding.
         self._numbers = np.zeros((panel_columns, packed_words(k, 8) * 4), np.uint8)
-        self._scale = np.zeros((panel_columns, format.groups(k)), np.float32)
-        self._zero = np.zeros((panel_columns, format.groups(k)), np.uint8) if format.asymmetric else None
+        self._scale = np.zeros((panel_columns, format.scales(k)), np.float32)
+        self._of_group = np.zeros((panel_columns, format.groups(k)), np.uint8) if format.of_group else None
         self._k = k
 
     def pack(
@@ -63,17 +63,16 @@ class QuantPanelPacker:
         first_panel: int,
         numbers: NDArray[np.uint32],
         scale: NDArray[np.float32],
-        zero: NDArray[np.uint8] | None,
+        of_group: NDArray[np.uint8] | None,
     ) -> None:
-        """Writes panels from `first_panel` on. numbers: words [count, words, C]; scale, zero: [count, groups, C]."""
+        """Writes panels from `first_panel` on. numbers: words [count, words, C]; scale: [count, scales, C]; of_group:
+        [count, groups, C]."""
         for i in range(len(numbers)):
             of_panel = panel_rows(first_panel + i, self._n, self._columns, self._parts)
             rows = len(of_panel)
             self._read_rows(of_panel.start, self._rows[:rows])
-            some_zero = None if self._zero is None else self._zero[:rows]
-            quantize_rows(
-                self._rows[:rows], self._numbers[:rows, : self._k], self._scale[:rows], some_zero, self._format
-            )
+            of_some = None if self._of_group is None else self._of_group[:rows]
+            quantize_rows(self._rows[:rows], self._numbers[:rows, : self._k], self._scale[:rows], of_some, self._format)
             self._numbers[rows:] = 0
             self._scale[rows:] = 0
             words = self._numbers.view(np.uint32)
@@ -81,15 +80,15 @@ class QuantPanelPacker:
                 words = words[:, 0::2] | words[:, 1::2] << np.uint32(4)
             np.copyto(numbers[i], words.T)
             np.copyto(scale[i], self._scale.T)
-            if zero is not None and self._zero is not None:
-                self._zero[rows:] = 0
-                np.copyto(zero[i], self._zero.T)
+            if of_group is not None and self._of_group is not None:
+                self._of_group[rows:] = 0
+                np.copyto(of_group[i], self._of_group.T)
 
 
 def pack_quantized(
     weight: NDArray[Any], panel_columns: int, format: WeightFormat, parts: int = 1
 ) -> dict[str, NDArray[Any]]:
-    """Quantizes and packs [N, K]: arrays "numbers", "scale" and, where the format stores it, "zero"."""
+    """Quantizes and packs [N, K]: arrays "numbers", "scale" and what the format stores of groups."""
     n, k = weight.shape
     shapes = QuantShapes.of(n, k, panel_columns, format, parts)
 
@@ -98,14 +97,14 @@ def pack_quantized(
 
     words = np.empty(shapes.numbers[:3], np.uint32)
     scale = np.empty(shapes.scale, np.float32)
-    zero = np.empty(shapes.zero, np.uint8) if shapes.zero is not None else None
-    QuantPanelPacker(n, k, panel_columns, format, read_rows, parts).pack(0, words, scale, zero)
+    of_group = np.empty(shapes.of_group, np.uint8) if shapes.of_group is not None else None
+    QuantPanelPacker(n, k, panel_columns, format, read_rows, parts).pack(0, words, scale, of_group)
     arrays: dict[str, NDArray[Any]] = {"numbers": words.view(np.uint8).reshape(shapes.numbers), "scale": scale}
-    return arrays if zero is None else {**arrays, "zero": zero}
+    return arrays if of_group is None else {**arrays, format.of_group: of_group}
 
 
 def unpack_quantized(arrays: dict[str, NDArray[Any]], n: int, k: int, format: WeightFormat) -> Quantized:
-    """The numbers, scales and zero points of a packed weight [N, K]."""
+    """What `pack_quantized` packed of a weight [N, K]."""
     words = np.ascontiguousarray(arrays["numbers"]).view(np.uint32)[..., 0].transpose(0, 2, 1)
     words = words.reshape(-1, words.shape[2])[:n]
     if format.bits == 4:
@@ -115,9 +114,9 @@ def unpack_quantized(arrays: dict[str, NDArray[Any]], n: int, k: int, format: We
     def columns(array: NDArray[Any]) -> NDArray[Any]:
         return np.ascontiguousarray(array.transpose(0, 2, 1)).reshape(-1, array.shape[1])[:n]
 
-    zero = columns(arrays["zero"]) if format.asymmetric else None
+    of_group = columns(arrays[format.of_group]) if format.of_group else None
     numbers = np.ascontiguousarray(words).view(np.uint8)[:, :k]
-    return Quantized(format, numbers, columns(arrays["scale"]), zero)
+    return Quantized(format, numbers, columns(arrays["scale"]), of_group)
 
 
 def quantized_row_words(k: int, groups: int) -> int:
@@ -136,7 +135,11 @@ def quantize_activation(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArr
 def pack_quantized_activation(
     numbers: NDArray[np.int8], scale: NDArray[np.float32], row_tile: int, format: WeightFormat
 ) -> NDArray[np.int32]:
-    """Words [ceil(T/R)][words of a row][R]: numbers, then the bits of the scale, then sums of groups (sum_factor)."""
+    """Words [ceil(T/R)][words of a row][R]: numbers, then the bits of the scale, then sums of groups (sum_factor).
+
+    format: of the weight that reads them.
+    """
+    format = format.sums
     rows, k = numbers.shape
     groups, words = format.groups(k), packed_words(k, 8)
     size = k if groups == 1 else format.group_size

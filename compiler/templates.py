@@ -13,7 +13,7 @@ from llmc.compiler.graph import Site
 from llmc.compiler.kernels.attention_split import partial_floats
 from llmc.compiler.kernels.linear_spec import linear_quant_spec, linear_spec
 from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.quant_packing import SCALE, ZERO
+from llmc.compiler.quant_packing import SCALE, STEP, ZERO
 from llmc.compiler.targets.cpu import Target
 from llmc.quantize import WeightFormat
 
@@ -28,8 +28,8 @@ class BufferSource:
     V_POOL = "<v_pool>"
     SCRATCH = "<scratch>"
     """Memory that only the commands of one op use."""
-    SCALE, ZERO = SCALE, ZERO
-    OF_WEIGHT = (SCALE, ZERO)
+    SCALE, ZERO, STEP = SCALE, ZERO, STEP
+    OF_WEIGHT = (SCALE, ZERO, STEP)
     """Stored beside the weight that the op reads, under its name and this."""
 
 
@@ -92,7 +92,7 @@ def _embedding_quant(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffer
 
 
 def _weight_format(site: Site) -> WeightFormat:
-    return WeightFormat(*(site.attributes[name] for name in ("bits", "group_size", "asymmetric")))
+    return WeightFormat(*(site.attributes[name] for name in ("bits", "group_size", "asymmetric", "steps")))
 
 
 def _sums(site: Site) -> dict[str, int]:
@@ -154,9 +154,10 @@ def _linear(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
 def _linear_quant(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:
     params, optional = _matmul(site, graph)
     act = "i8" if site.attributes["int8"] else graph.act_dtype
-    spec = linear_quant_spec(act_dtype=act, format=_weight_format(site), **params)
-    zero = (BufferSource.ZERO,) if site.attributes["asymmetric"] else ()
-    return spec, ("x", "weight", BufferSource.SCALE, *zero, *optional, _written_by_linear(site))
+    format = _weight_format(site)
+    spec = linear_quant_spec(act_dtype=act, format=format, **params)
+    of_group = (f".{format.of_group}",) if format.of_group else ()
+    return spec, ("x", "weight", BufferSource.SCALE, *of_group, *optional, _written_by_linear(site))
 
 
 def _quantize_rows(site: Site, graph: GraphParams) -> tuple[KernelSpec, Buffers]:

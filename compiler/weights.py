@@ -17,7 +17,7 @@ import numpy as np
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import DTYPES, F32, FLOATS, U8
 from llmc.compiler.packing import PanelPacker, packed_shape
-from llmc.compiler.quant_packing import SCALE, ZERO, QuantPanelPacker, QuantShapes
+from llmc.compiler.quant_packing import SCALE, QuantPanelPacker, QuantShapes
 from llmc.models.convert import DTYPES as NUMPY_DTYPES
 from llmc.models.loader import Parameter
 from llmc.quantize import QuantizeError, WeightFormat
@@ -61,7 +61,7 @@ class WeightLayout:
 class WeightRequest:
     """A weight the graphs use: logical shape [N, K] (or any rank when not packed) and stored dtype.
 
-    format: of a packed weight that is quantized (dtype u8), with scales and zero points in tensors of their own.
+    format: of a packed weight that is quantized (dtype u8), with scales, zero points and steps in tensors of their own.
     parts: of a packed weight, each of which begins a panel of its own.
     """
 
@@ -116,8 +116,8 @@ def _tensors(request: WeightRequest, panel_columns: int) -> Iterator[tuple[str, 
     shapes = QuantShapes.of(n, k, panel_columns, request.format, request.parts)
     yield request.name, U8.name, shapes.numbers, request
     yield request.name + SCALE, F32.name, shapes.scale, request
-    if shapes.zero is not None:
-        yield request.name + ZERO, U8.name, shapes.zero, request
+    if shapes.of_group is not None:
+        yield f"{request.name}.{request.format.of_group}", U8.name, shapes.of_group, request
 
 
 def write_weights(
@@ -203,7 +203,7 @@ def _pieces(weight: WeightRequest, parameter: Parameter, panel_columns: int) -> 
 def _quantized_pieces(
     weight: WeightRequest, format: WeightFormat, parameter: Parameter, panel_columns: int
 ) -> Iterator[tuple[memoryview, ...]]:
-    """Numbers, scales and, where the format stores them, zero points."""
+    """Numbers, scales and, where the format has them, bytes of groups."""
     n, k = parameter.shape
     packer = QuantPanelPacker(n, k, panel_columns, format, parameter.read, weight.parts)
     shapes = QuantShapes.of(n, k, panel_columns, format, weight.parts)
@@ -211,10 +211,10 @@ def _quantized_pieces(
     count = min(panels, max(1, _PIECE_BYTES // (words * panel_columns * 4)))
     numbers = np.empty((count, words, panel_columns), np.uint32)
     scale = np.empty((count, *shapes.scale[1:]), np.float32)
-    zero = np.empty((count, *shapes.zero[1:]), np.uint8) if shapes.zero is not None else None
+    of_group = np.empty((count, *shapes.of_group[1:]), np.uint8) if shapes.of_group is not None else None
     for first in range(0, panels, count):
         here = min(count, panels - first)
-        some = (numbers[:here], scale[:here], None if zero is None else zero[:here])
+        some = (numbers[:here], scale[:here], None if of_group is None else of_group[:here])
         try:
             packer.pack(first, *some)
         except QuantizeError as error:

@@ -18,16 +18,31 @@ class WeightFormat:
 
     value = (number - zero) * scale. bits: 8 or 4. group_size: elements of a row that share a scale, a multiple of 32,
     or WHOLE_ROW. asymmetric: a zero point is stored beside each scale; otherwise it is the middle of the range.
+
+    steps: value = (number - zero) * step * scale, with one scale a row: a group of 4-bit numbers has a step of 1 … 15
+    and a zero point of 0 … 15, in one byte, so that (number - zero) * step is an int8 and a sum over all of K exact
+    (progressive quantization of groups: QServe, arXiv 2405.04532).
     """
 
     bits: int
     group_size: int = WHOLE_ROW
     asymmetric: bool = False
+    steps: bool = False
 
     @property
     def middle(self) -> int:
         """The zero point of a symmetric format: 128 or 8."""
         return 1 << (self.bits - 1)
+
+    @property
+    def of_group(self) -> str:
+        """What a byte is stored of for each group: "zero", "step" (step + 16 zero), or nothing."""
+        return "step" if self.steps else "zero" if self.asymmetric else ""
+
+    @property
+    def sums(self) -> WeightFormat:
+        """The format in whose groups, and by whose factor, int8 activations are summed: bytes of steps are int8."""
+        return WeightFormat(8) if self.steps else self
 
     @property
     def sum_factor(self) -> int:
@@ -40,9 +55,13 @@ class WeightFormat:
         """Groups of a row of `k` elements; the last one may be short."""
         return 1 if self.group_size == WHOLE_ROW else -(-k // self.group_size)
 
+    def scales(self, k: int) -> int:
+        """Scales of a row of `k` elements."""
+        return 1 if self.steps else self.groups(k)
+
     def bits_per_weight(self, k: int) -> float:
-        """Bits an element, scales (32 bits) and zero points (8) included."""
-        return self.bits + (40 if self.asymmetric else 32) * self.groups(k) / k
+        """Bits an element, scales (32 bits) and bytes of groups included."""
+        return self.bits + (32 * self.scales(k) + (8 * self.groups(k) if self.of_group else 0)) / k
 
 
 @dataclass(frozen=True)
@@ -78,23 +97,23 @@ class Scheme:
             )
         if group_size is not None and group_size not in GROUP_SIZES:
             raise QuantizeError(f"group size {group_size} is not one of {', '.join(map(str, GROUP_SIZES))}")
-        weight = WeightFormat(
-            4,
-            self.weight.group_size if group_size is None else group_size,
-            self.weight.asymmetric if asymmetric is None else asymmetric,
+        weight = replace(
+            self.weight,
+            group_size=self.weight.group_size if group_size is None else group_size,
+            asymmetric=self.weight.asymmetric if asymmetric is None else asymmetric,
         )
         return replace(self, weight=weight)
 
 
 GROUP_SIZES = (32, 64, 128, WHOLE_ROW)
-_INT8, _INT4 = WeightFormat(8), WeightFormat(4, 64)
+_INT8, _INT4, _STEPS = WeightFormat(8), WeightFormat(4, 64), WeightFormat(4, 64, steps=True)
 SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
         Scheme("w8a16", _INT8, 16, head="w8a16"),
         Scheme("w8a8", _INT8, 8, head="w8a8"),
         Scheme("w4a16", _INT4, 16, head="w8a16"),
-        Scheme("w4a8", _INT4, 8, head="w8a8"),
+        Scheme("w4a8", _STEPS, 8, head="w8a8"),
     )
 }
 

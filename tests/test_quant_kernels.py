@@ -33,6 +33,8 @@ LEVELS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3")
 W8 = WeightFormat(8)
 W4, W4_32, W4_64Z, W4_ROW = WeightFormat(4, 128), WeightFormat(4, 32), WeightFormat(4, 64, True), WeightFormat(4)
 W4_ROWZ = WeightFormat(4, -1, True)
+STEPS, STEPS_32, STEPS_ROW = (WeightFormat(4, size, steps=True) for size in (64, 32, -1))
+STEPSZ = WeightFormat(4, 64, asymmetric=True, steps=True)
 NUMPY = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
 ROWS = 70  # more row tiles than read packed weights
 on_levels = pytest.mark.parametrize("target", LEVELS, ids=lambda t: t.name)
@@ -40,7 +42,7 @@ on_levels = pytest.mark.parametrize("target", LEVELS, ids=lambda t: t.name)
 
 def name_of(value: Any) -> str:
     if isinstance(value, WeightFormat):
-        return f"{value.bits}bit-{value.group_size}{'-zero' if value.asymmetric else ''}"
+        return f"{value.bits}bit-{value.group_size}{'-zero' * value.asymmetric}{'-steps' * value.steps}"
     return str(getattr(value, "name", value))
 
 
@@ -59,7 +61,14 @@ ACROSS, BLOCKS, DEEP, WHOLE, TINY = (115, 172), (50, 1100), (50, 6000), (48, 115
 
 def sums_of(format: WeightFormat) -> dict[str, int]:
     """Parameters of a kernel that writes int8 activations for such a weight."""
-    return {"group_size": format.group_size, "sum_factor": format.sum_factor}
+    return {"group_size": format.sums.group_size, "sum_factor": format.sums.sum_factor}
+
+
+def packed_tensors(packed: dict[str, NDArray[Any]], format: WeightFormat) -> dict[str, NDArray[Any]]:
+    """The operands of a kernel that a weight is."""
+    return {"w": packed["numbers"], "scale": packed["scale"]} | {
+        name: packed[name] for name in (format.of_group,) if name
+    }
 
 
 CASES = [
@@ -72,6 +81,11 @@ CASES = [
     *((NATIVE, act, format, TINY) for act, format in (("i8", W8), ("f32", W4_32), ("bf16", W4_64Z))),
     *((level, *case, ACROSS) for level in LEVELS[1:] for case in (("i8", W8), ("i8", W4_64Z), ("f32", W4_32))),
     (LEVELS[-1], "bf16", W8, BLOCKS),
+    *((NATIVE, "i8", format, BLOCKS) for format in (STEPS_32, STEPS_ROW)),
+    *((NATIVE, "i8", format, DEEP) for format in (STEPS, STEPSZ)),
+    *((NATIVE, "i8", format, ACROSS) for format in (STEPS_32, STEPSZ)),
+    *((NATIVE, "i8", STEPS, shape) for shape in (WHOLE, TINY)),
+    *((level, "i8", STEPS, shape) for level in LEVELS[1:] for shape in (ACROSS, BLOCKS)),
 ]
 
 
@@ -99,8 +113,7 @@ def test_linear_quant(target: Target, act: str, format: WeightFormat, shape: tup
         given = pack_quantized_activation(numbers, row_scale, tile, format) if act == "i8" else pack_activation(x, tile)
         spec = linear_quant_spec(n, k, tile, act, format, bias=extra, residual=extra)
         for rows, tasks in ((ROWS, 1), (ROWS, 3), (1, 2), (19, 2)):
-            arrays = {"x": given, "w": packed["numbers"], "scale": packed["scale"]}
-            arrays |= {"zero": packed["zero"]} if format.asymmetric else {}
+            arrays = {"x": given, **packed_tensors(packed, format)}
             arrays |= {"bias": shift, "residual": start} if extra else {}
             arrays["y"] = np.full((ROWS, n), np.nan, np.float32)
             y = run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
@@ -126,8 +139,7 @@ def test_gated_linear_quant(target: Target, act: str, format: WeightFormat, shap
         given = pack_activation(x, tile)
         if act == "i8":
             given = pack_quantized_activation(*quantize_activation(x), tile, format)
-        arrays = {"x": given, "w": packed["numbers"], "scale": packed["scale"]}
-        arrays |= ({"zero": packed["zero"]} if format.asymmetric else {}) | ({"bias": shift} if biased else {})
+        arrays = {"x": given, **packed_tensors(packed, format)} | ({"bias": shift} if biased else {})
         empty = np.full((ROWS, width if gated else n), np.nan, NUMPY[gated] if gated else np.float32)
         arrays["y"] = pack_activation(empty, tile) if gated else empty
         y = run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
@@ -293,6 +305,7 @@ def test_embedding_quant(target: Target) -> None:
         bits=8,
         group_size=-1,
         asymmetric=False,
+        steps=False,
     )
     arrays = {"ids": ids, "weight": packed["numbers"], "scale": packed["scale"]}
     arrays["out"] = np.full((rows, dim), np.nan, np.float32)

@@ -147,6 +147,7 @@ def test_inspect_tells_schemes_and_bits(
     schemes = {w["name"]: w["scheme"] for w in found["weights"]}
     assert schemes["layers.0.mlp.down.weight"] == schemes["layers.0.mlp.down.weight.scale"] == scheme
     assert ("layers.0.mlp.down.weight.zero" in schemes) == name.endswith("asymmetric")
+    assert ("layers.0.mlp.down.weight.step" in schemes) == (scheme == "w4a8")
     assert schemes["layers.1.attention.out.weight"] == ("f32" if name == "w4a16-skip" else scheme)
 
 

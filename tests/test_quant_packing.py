@@ -20,6 +20,7 @@ from llmc.quantize.rtn import Quantized, quantize
 
 COLUMNS = 16
 FORMATS = [WeightFormat(8), WeightFormat(4, 32), WeightFormat(4, 32, True), WeightFormat(4, -1, True)]
+STEPPED = [WeightFormat(4, size, asymmetric, steps=True) for size in (32, -1) for asymmetric in (False, True)]
 SHAPES = [(64, 64), (50, 33), (1, 1), (17, 100)]
 
 
@@ -29,7 +30,7 @@ def packed_by_definition(value: Quantized) -> dict[str, np.ndarray]:
     panels, lines, bits = -(-n // COLUMNS), -(-k // 8), value.format.bits
     numbers = np.zeros((panels, lines * bits // 4, COLUMNS, 4), np.uint8)
     scale = np.zeros((panels, value.scale.shape[1], COLUMNS), np.float32)
-    zero = np.zeros(scale.shape, np.uint8)
+    of_group = np.zeros((panels, value.format.groups(k), COLUMNS), np.uint8)
     for row in range(n):
         panel, column = divmod(row, COLUMNS)
         for element in range(k):
@@ -40,10 +41,10 @@ def packed_by_definition(value: Quantized) -> dict[str, np.ndarray]:
                 high = element % 8 // 4
                 numbers[panel, element // 8, column, element % 4] |= number << 4 * high
         scale[panel, :, column] = value.scale[row]
-        if value.zero is not None:
-            zero[panel, :, column] = value.zero[row]
+        if value.of_group is not None:
+            of_group[panel, :, column] = value.of_group[row]
     found = {"": numbers, ".scale": scale}
-    return found if value.zero is None else {**found, ".zero": zero}
+    return found if value.of_group is None else {**found, f".{value.format.of_group}": of_group}
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -54,7 +55,7 @@ def test_every_number_is_where_it_should_be(
     monkeypatch.setattr(weights, "_PIECE_BYTES", piece_bytes)
     rng = np.random.default_rng(0)
     parameters, requests, formats = [], [], {}
-    for i, format in enumerate(FORMATS):
+    for i, format in enumerate(FORMATS + STEPPED):
         for j, shape in enumerate(SHAPES):
             name = f"weight{i}{j}"
             source = DTYPES[("f32", "bf16", "f16")[j % 3]]
@@ -75,11 +76,38 @@ def test_every_number_is_where_it_should_be(
             for suffix, array in expected.items():
                 assert np.array_equal(found[suffix], array), parameter.name + suffix
             arrays = {"numbers": found[""], "scale": found[".scale"]} | (
-                {"zero": found[".zero"]} if format.asymmetric else {}
+                {format.of_group: found[f".{format.of_group}"]} if format.of_group else {}
             )
             assert np.array_equal(
                 unpack_quantized(arrays, *value.shape, format).value(), quantize(value, format).value()
             )
+
+
+@pytest.mark.parametrize("format", STEPPED, ids=str)
+def test_steps_and_zero_points_make_int8(format: WeightFormat) -> None:
+    """Of groups of all kinds: far apart in size, of one sign, of zeros, of one value that matters."""
+    rng = np.random.default_rng(2)
+    weight = rng.standard_normal((64, 160)).astype(np.float32) * np.exp(3 * rng.standard_normal((64, 160)))
+    weight[8:16] = np.abs(weight[8:16])
+    weight[16:24] = -np.abs(weight[16:24])
+    weight[24:28] = 0
+    weight[28:32, 32:] = 0
+    weight[32:36] *= np.float32(1e-30)
+    found = quantize(weight, format)
+    assert found.of_group is not None
+    assert found.scale.shape == (64, 1)
+    group = np.arange(160) // (160 if format.group_size < 0 else format.group_size)
+    step, zero = (found.of_group & 15)[:, group].astype(int), (found.of_group >> 4)[:, group].astype(int)
+    stepped = (found.numbers - zero) * step
+    assert stepped.min() >= -128
+    assert stepped.max() <= 127
+    assert step.min() >= 1
+    assert np.array_equal(found.value(), stepped * found.scale.astype(np.float64))
+    assert (found.value()[24:28] == 0).all()
+    # Numbers end where the step does not divide the range: at most half a step of the row past it.
+    row = np.abs(weight).max(1, keepdims=True)
+    reach = 0.5 * step * found.scale + (8 if not format.asymmetric else 16) * found.scale
+    assert (np.abs(found.value() - weight) <= reach + 1e-6 * row).all()
 
 
 def test_parts_of_a_parameter_are_rounded_together(tmp_path: Path) -> None:

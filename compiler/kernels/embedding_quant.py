@@ -21,7 +21,7 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     p = spec.as_dict()
     dim, vocab, columns = int(p["dim"]), int(p["vocab"]), int(p["panel_columns"])
-    if int(p["bits"]) != 8 or int(p["group_size"]) > 0 or p["asymmetric"]:
+    if int(p["bits"]) != 8 or int(p["group_size"]) > 0 or p["asymmetric"] or p["steps"]:
         raise b.KernelSpecError(f"embedding_quant: a table must have 8 bits and one scale a row, not {p}")
     words = b.ceil_div(dim, _LINE) * 2
     kernel = b.Kernel(

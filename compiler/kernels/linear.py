@@ -16,6 +16,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernels import builder as b
 from llmc.compiler.kernels import linear_amx, vector_ir
+from llmc.compiler.kernels.chunks import Chunks
 from llmc.compiler.kernels.linear_layer import LinearLayer, buffers
 from llmc.compiler.kernels.schedule import Schedule
 from llmc.compiler.kernels.spec import KernelSpec
@@ -115,20 +116,19 @@ class _Linear(LinearLayer):
     def tiles_of_rows(self) -> None:
         """Chunks of row tiles × groups of panels × blocks of K × panels × row tiles."""
         tile, panels, block = self.tile, self.panels, self.block
-        tiles = T.truncdiv(self.num_rows + (tile - 1), tile)
+        tiles = b.let(T.truncdiv(self.num_rows + (tile - 1), tile))
         if self.expand:
             self.wide_x: b.Expr = T.alloc_buffer((self.chunk_tiles * block * 2 * tile,), "float32", scope="local")
             self.wide_w = b.Scratch(block * 2 * self.columns, "float32")
         if self.gate or self.blocks > 1:
             self.sums = Sums(self.parts * self.panel_group, self.chunk_tiles, tile, self.columns)
-        chunks = T.truncdiv(tiles + (self.chunk_tiles - 1), self.chunk_tiles)
-        unit0, unit1 = self.k.share_bounds(chunks * panels)
+        chunks = Chunks(self.k, tiles, panels, self.chunk_tiles)
+        unit0, unit1 = chunks.bounds()
         chunk0, chunk1 = b.let(T.truncdiv(unit0, panels)), b.let(T.truncdiv(unit1 + (panels - 1), panels))
         with T.serial(chunk0, chunk1) as chunk:
             panel0 = b.let(T.max(unit0 - chunk * panels, 0))
             panel1 = b.let(T.min(unit1 - chunk * panels, panels))
-            tile0 = b.let(chunk * self.chunk_tiles)
-            here = b.let(T.min(tiles - tile0, self.chunk_tiles))
+            tile0, here = chunks.span(chunk)
             with T.serial(T.truncdiv(panel1 - panel0 + (self.panel_group - 1), self.panel_group)) as group:
                 first = b.let(panel0 + group * self.panel_group)
                 count = b.let(T.min(self.panel_group, panel1 - first))

@@ -13,6 +13,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernels import builder as b
 from llmc.compiler.kernels import tile_ir, vector_ir
+from llmc.compiler.kernels.chunks import Chunks
 from llmc.compiler.kernels.linear_layer import LinearLayer
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.kernels.sums import Sums
@@ -75,14 +76,13 @@ class TileLinear(LinearLayer):
         """Chunks of row tiles × panels × blocks of K × rows of two registers: a block stays in cache for all rows, who
         fetch the next one meanwhile, each its share."""
         tiles = b.let(T.truncdiv(self.num_rows + (self.tile - 1), self.tile))
-        chunks = T.truncdiv(tiles + (self.chunk_tiles - 1), self.chunk_tiles)
-        unit0, unit1 = self.k.share_bounds(chunks * self.panels)
+        chunks = Chunks(self.k, tiles, self.panels, self.chunk_tiles, min(self.turn_tiles, self.chunk_tiles))
+        unit0, unit1 = chunks.bounds()
         last = b.let(unit1 * (self.parts * self.blocks) - 1)
         b.do("tile_configure")
         with T.serial(unit0, unit1) as unit:
             chunk, panel = b.let(T.truncdiv(unit, self.panels)), b.let(T.truncmod(unit, self.panels))
-            tile0 = b.let(chunk * self.chunk_tiles)
-            here = b.let(T.min(tiles - tile0, self.chunk_tiles))
+            tile0, here = chunks.span(chunk)
             with b.when(T.Or(unit == unit0, panel == 0)):
                 self.registers.copy_rows(tile0, here)
             with T.serial(self.parts) as p, T.serial(self.blocks) as block:

@@ -7,6 +7,7 @@ The weight is read as `quant_weight` says. A gated layer is as `linear`'s.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tvm import tirx
@@ -14,7 +15,9 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernels import builder as b
 from llmc.compiler.kernels import quant_amx, quant_ir, vector_ir
+from llmc.compiler.kernels.chunks import Chunks
 from llmc.compiler.kernels.quant_layer import STEP_LINES, TURN, QuantLayer
+from llmc.compiler.kernels.quant_streams import StreamedBlocks, fetch_steps
 from llmc.compiler.kernels.quant_tile import Fetch, Tile, TileWriter, Walk
 from llmc.compiler.kernels.quant_weight import LINE
 from llmc.compiler.kernels.schedule import Schedule
@@ -28,7 +31,7 @@ _STREAMS, _STREAMS_TO_FLOAT = 6, 4  # a core reads memory faster from several pl
 _AHEAD_BYTES = 3072  # between a line of a stream and what is fetched with it
 _ROWS_OF_STREAMS = 2  # more rows read too few panels side by side to fetch all they need from these
 _FEW_TILES = 4  # row tiles that do not pay for unpacking a block of nibbles
-_ROW_CHUNK_BYTES = 512 << 10  # of activations that stay in L2 while panels pass; of AMX's there is a copy on the stack
+_ROW_CHUNK_BYTES = 768 << 10  # of activations that stay in L2 while panels pass; of AMX's there is a copy on the stack
 _ROW_CHUNK = 1024  # rows at most: their sums are on the stack
 _PACKED_BYTES = 128 << 10  # of a panel's block in L2
 _UNPACKED_BYTES = 24 << 10  # of a panel's block, unpacked, in L1
@@ -36,7 +39,7 @@ _UNPACKED_BYTES = 24 << 10  # of a panel's block, unpacked, in L1
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
     p = spec.as_dict()
-    optional = (("asymmetric", "zero"), ("bias", "bias"), ("residual", "residual"))
+    optional = (("asymmetric", "zero"), ("steps", "step"), ("bias", "bias"), ("residual", "residual"))
     return ("x", "w", "scale", *(name for flag, name in optional if p[flag]), "y")
 
 
@@ -48,7 +51,7 @@ def default_schedule(spec: KernelSpec, target: Target) -> Schedule:
     """What suits most machines of a target. block_bytes: of what many row tiles read, packed or unpacked."""
     layer = QuantLayer(spec, target)
     streams = _STREAMS_TO_FLOAT if layer.bits == 8 and not layer.integer else _STREAMS
-    block = _PACKED_BYTES if layer.bits == 8 and layer.integer else _UNPACKED_BYTES
+    block = _PACKED_BYTES if layer.exact or (layer.bits == 8 and layer.integer) else _UNPACKED_BYTES
     amx = quant_amx.takes(layer, target)
     rows = min(_ROW_CHUNK, _ROW_CHUNK_BYTES // (layer.x_words * 4))
     return Schedule(streams, _AHEAD_BYTES, block, max(1 if amx else (_FEW_TILES + 1) * layer.tile, rows))
@@ -64,7 +67,7 @@ class _LinearQuant:
         self.chunk_tiles = self._chunk_tiles()
         self.side_by_side = self._side_by_side()
         packed, unpacked = self._walk(unpacked=False), self._walk(unpacked=True)
-        self.few_tiles = unpacked if layer.bits == 8 and not layer.integer else packed
+        self.few_tiles = unpacked if layer.steps or (layer.bits == 8 and not layer.integer) else packed
         self.many_tiles = packed if layer.bits == 8 and layer.integer else unpacked
         # The widest tile is for many rows; of others there is one.
         self.chunked = layer.tile == target.row_tile
@@ -81,6 +84,11 @@ class _LinearQuant:
         turn = ROWS // layer.tile
         return max(turn // 2, fit // turn * turn)
 
+    @property
+    def chunk_unit(self) -> int:
+        """Row tiles that are computed at a time."""
+        return min(ROWS // self.layer.tile, self.chunk_tiles) if self.amx else 1
+
     def _side_by_side(self) -> int:
         """How many panels one row tile reads at once: as streams are fast, and as the registers hold sums."""
         layer, registers = self.layer, _REGISTERS[self.target.lanes]
@@ -95,7 +103,9 @@ class _LinearQuant:
         """Blocks of whole groups, nearly equal."""
         layer = self.layer
         line_bytes = layer.columns * (LINE if layer.integer else 4 * LINE) if unpacked else self.weight.line_bytes
-        unit = layer.group_lines if layer.groups > 1 else STEP_LINES if self.amx else 1
+        unit = STEP_LINES if self.amx else 1
+        if layer.number_groups > 1:
+            unit = math.lcm(unit, layer.number_group_lines)
         units = b.ceil_div(layer.lines, unit)
         most = max(1, self._block_bytes(unpacked) // (line_bytes * unit))
         lines = b.ceil_div(units, b.ceil_div(units, most)) * unit
@@ -108,7 +118,9 @@ class _LinearQuant:
     def function(self) -> tirx.PrimFunc:
         layer = self.layer
         x = "int32" if layer.integer else b.word_dtype(layer.act)
-        kinds = {"x": x, "w": "int32", "zero": "uint8"} | ({"y": self.gate.dtype()} if self.gate else {})
+        kinds = {"x": x, "w": "int32", "zero": "uint8", "step": "uint8"} | (
+            {"y": self.gate.dtype()} if self.gate else {}
+        )
         specs = [(name, kinds.get(name, "float32")) for name in buffers(self.spec)]
         puts = self.gate.puts() if self.gate else ()
         helpers = vector_ir.helpers(self.target.mcpu, puts=puts) + quant_ir.matmul_helpers(self.target)
@@ -117,7 +129,7 @@ class _LinearQuant:
         with kernel as k:
             self.k, self.y = k, k["y"]
             self.num_rows = k.scalar(int(self.spec.as_dict()["rows"]))
-            self.weight.bind(k["w"], k["zero"] if layer.asymmetric else None)
+            self.weight.bind(k["w"], k["step"] if layer.steps else k["zero"] if layer.asymmetric else None)
             wide = None
             if self.chunked and self.many_tiles.unpacked:
                 words = self.many_tiles.lines * layer.columns * (2 if layer.integer else LINE)
@@ -153,11 +165,12 @@ class _LinearQuant:
     def _all_rows(self) -> None:
         layer = self.layer
         tiles = b.let(T.truncdiv(self.num_rows + (layer.tile - 1), layer.tile))
+        few = self.streamed if layer.exact and layer.tile > _ROWS_OF_STREAMS else self.tile_by_tile
         if not self.chunked:
-            self.tile_by_tile(tiles)
+            few(tiles)
             return
         with b.when(tiles == 1):
-            self.tile_by_tile(tiles)
+            few(tiles)
         if self.few_tiles == self.many_tiles:
             with b.when(tiles > 1):
                 self.chunks(tiles, self.many_tiles)
@@ -166,6 +179,10 @@ class _LinearQuant:
                 self.chunks(tiles, self.few_tiles)
             with b.when(tiles > _FEW_TILES):
                 self.chunks(tiles, self.many_tiles)
+
+    def streamed(self, tiles: b.Expr) -> None:
+        """One row tile, whose panels' sums wait in L1: as many streams of weights as of fewer rows."""
+        StreamedBlocks(self.layer, self.weight, self.k, self.num_rows, self.gate, self.schedule.streams).run(tiles)
 
     def tile_by_tile(self, tiles: b.Expr) -> None:
         """Panels side by side, as many streams of weights; in groups of nearly equal size, as few streams are slow."""
@@ -192,15 +209,14 @@ class _LinearQuant:
         """Chunks of row tiles × panels × blocks of K × row tiles: a block of a panel stays in cache for all tiles, who
         fetch the next one meanwhile, each its share."""
         layer = self.layer
-        chunks = T.truncdiv(tiles + (self.chunk_tiles - 1), self.chunk_tiles)
-        unit0, unit1 = self.k.share_bounds(chunks * layer.panels)
+        chunks = Chunks(self.k, tiles, layer.panels, self.chunk_tiles, self.chunk_unit)
+        unit0, unit1 = chunks.bounds()
         last = b.let(unit1 * (layer.parts * walk.count) - 1)
         if self.blocks:
             b.do("tile_configure")
         with T.serial(unit0, unit1) as unit:
             chunk, panel = b.let(T.truncdiv(unit, layer.panels)), b.let(T.truncmod(unit, layer.panels))
-            tile0 = b.let(chunk * self.chunk_tiles)
-            here = b.let(T.min(tiles - tile0, self.chunk_tiles))
+            tile0, here = chunks.span(chunk)
             if self.blocks:
                 with b.when(T.Or(unit == unit0, panel == 0)):
                     self.blocks.registers.copy_rows(tile0, here)
@@ -248,7 +264,7 @@ class _LinearQuant:
                     at = weight.position(panel + len(panels), 0) + (line + place) * b.WIDTH
                 weight.fetch(at)
 
-        return Fetch(at_line=fetch)
+        return Fetch(fetch, fetch_steps(weight, panels, len(panels)) if layer.steps else None)
 
     def fetch_share(self, ahead: b.Expr, walk: Walk, tiles: b.Expr, turn_lines: int) -> Fetch:
         """Each of `tiles` tiles fetches its share of the block at `ahead`, at several places of it, and what it is

@@ -58,7 +58,8 @@ def linear_quant_spec(
         act_dtype=act_dtype,
         bits=format.bits,
         group_size=format.group_size,
-        asymmetric=format.asymmetric,
+        asymmetric=format.asymmetric and not format.steps,  # of steps all zero points are stored
+        steps=format.steps,
         bias=bias,
         residual=residual,
         rows=rows,

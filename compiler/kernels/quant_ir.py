@@ -88,7 +88,7 @@ def _nibble(target: Target) -> str:
     return define(F32, "nibble", args, block(lines))
 
 
-def _steps() -> str:
+def _rounded() -> str:
     """v · inverse rounded to nearest even, at most 127 in magnitude; −127 where that is not a number."""
     limit = {sign: f"splat (float {sign}127.0)" for sign in ("", "-")}
     lines = [
@@ -99,7 +99,7 @@ def _steps() -> str:
         f"%r = fptosi {F32} %n to {I32}",
         f"ret {I32} %r",
     ]
-    return define(I32, "steps", f"{F32} %v, {F32} %inverse", block(lines))
+    return define(I32, "rounded", f"{F32} %v, {F32} %inverse", block(lines))
 
 
 def _reductions() -> str:
@@ -166,16 +166,57 @@ def _tiles() -> str:
     return text + define("i32", "put_rows", f"{I32} %even, {I32} %odd, ptr %p", block(lines))
 
 
+def _steps() -> str:
+    """step_times, step_plus: of 16 columns whose bytes step + 16 zero are at p; stepped: numbers · times + plus, by
+    bytes, none of which is too large."""
+    words, halves = "<64 x i8>", "<32 x i16>"
+    low = splat(15, "i16", 32)
+    read = [
+        "%b = load <16 x i8>, ptr %p, align 1",
+        f"%w = shufflevector <16 x i8> %b, <16 x i8> undef, <64 x i32> {constant(byte // 4 for byte in range(64))}",
+        f"%h = bitcast {words} %w to {halves}",
+        f"%s = and {halves} %h, {low}",
+    ]
+    times = [*read, f"%r = bitcast {halves} %s to {I32}", f"ret {I32} %r"]
+    plus = [
+        *read,
+        f"%u = lshr {halves} %h, {splat(4, 'i16', 32)}",
+        f"%z = and {halves} %u, {low}",
+        f"%t = mul {halves} %s, %z",
+        f"%d = mul {halves} %t, {splat(0x101, 'i16', 32)}",
+        f"%m = bitcast {halves} %d to {words}",
+        f"%c = sub {words} {splat(-128, 'i8', 64)}, %m",
+        f"%r = bitcast {words} %c to {I32}",
+        f"ret {I32} %r",
+    ]
+    stepped = [
+        f"%n = bitcast {I32} %numbers to {halves}",
+        f"%t = bitcast {I32} %times to {halves}",
+        f"%m = mul {halves} %n, %t",
+        f"%b = bitcast {halves} %m to {words}",
+        f"%p = bitcast {I32} %plus to {words}",
+        f"%s = add {words} %b, %p",
+        f"%r = bitcast {words} %s to {I32}",
+        f"ret {I32} %r",
+    ]
+    args = f"{I32} %numbers, {I32} %times, {I32} %plus"
+    return (
+        define(I32, "step_times", "ptr %p", block(times))
+        + define(I32, "step_plus", "ptr %p", block(plus))
+        + define(I32, "stepped", args, block(stepped))
+    )
+
+
 def matmul_helpers(target: Target) -> str:
-    """dot_u8s8, byte_0 … byte_3, nibble."""
-    return _dot(target) + "".join(_byte(place) for place in range(4)) + _nibble(target)
+    """dot_u8s8, byte_0 … byte_3, nibble, and those of steps."""
+    return _dot(target) + "".join(_byte(place) for place in range(4)) + _nibble(target) + _steps()
 
 
 def rounding_helpers(puts: tuple[tuple[int, int], ...]) -> str:
-    """steps, lanes_max, lanes_sum and stores. puts: (row_tile, words)."""
-    return _steps() + _reductions() + "".join(_put(*p) for p in sorted(set(puts)))
+    """rounded, lanes_max, lanes_sum and stores. puts: (row_tile, words)."""
+    return _rounded() + _reductions() + "".join(_put(*p) for p in sorted(set(puts)))
 
 
 def tile_rounding_helpers() -> str:
-    """steps and what `_tiles` tells."""
-    return _steps() + _tiles()
+    """rounded and what `_tiles` tells."""
+    return _rounded() + _tiles()

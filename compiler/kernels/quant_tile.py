@@ -9,6 +9,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernels import builder as b
 from llmc.compiler.kernels.quant_layer import TURN, QuantLayer
+from llmc.compiler.kernels.quant_steps import SteppedLines
 from llmc.compiler.kernels.quant_weight import LINE, QuantWeight
 from llmc.compiler.kernels.sums import Sums
 
@@ -27,10 +28,11 @@ class Walk:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Brings into the cache what is needed later. at_line: as vector v of a line of the block is read; at_turn: before
-    each turn, which is TURN lines or a group's."""
+    """Brings into the cache what is needed later. at_line: as vector v of a line of the block is read; at_group: as the
+    steps of a group of numbers are; at_turn: before each turn, which is TURN lines or a group's."""
 
     at_line: Callable[[b.Expr, int], None] | None = None
+    at_group: Callable[[b.Expr], None] | None = None
     at_turn: Callable[[Tile, b.Expr], None] | None = None
 
 
@@ -131,20 +133,19 @@ class TileWriter:
                     with b.when(t * layer.tile + r < self.num_rows):
                         body(i, r)
 
-        exact = layer.integer and layer.groups == 1
         in_memory = self.merges_in_memory(layer, walk)
 
         def reload() -> None:
             for i, r in enumerate(tile.rows):
                 for at, (place, v) in enumerate(of_vector):
                     value = self.sums.load(place, tile.t_local, r, v)
-                    total[i * vectors + at] = T.reinterpret("int32x16", value) if exact else value
+                    total[i * vectors + at] = T.reinterpret("int32x16", value) if layer.exact else value
 
         def partial() -> None:
             for i, r in enumerate(tile.rows):
                 for at, (place, v) in enumerate(of_vector):
                     value = total[i * vectors + at]
-                    value = T.reinterpret("float32x16", value) if exact else value
+                    value = T.reinterpret("float32x16", value) if layer.exact else value
                     self.sums.store(value, place, tile.t_local, r, v)
 
         def finish(i: int, r: int) -> None:
@@ -153,7 +154,10 @@ class TileWriter:
                     total[i * vectors + at] = self.sums.load(place, tile.t_local, r, v)
             self.finish_row(tile, i, r, total)
 
-        if layer.groups == 1:
+        stepped = SteppedLines(self) if layer.steps and not walk.unpacked else None
+        if stepped is not None:
+            stepped.start(tile, acc)
+        elif layer.groups == 1:
             self.start(tile, acc, T.int32(0))
         elif in_memory:
             with b.when(kb == 0):
@@ -166,7 +170,9 @@ class TileWriter:
         if walk.count > 1 and not in_memory:
             with b.when(kb > 0):
                 reload()
-        if layer.groups == 1:
+        if stepped is not None:
+            stepped.add(tile, acc, line0, line1)
+        elif layer.groups == 1:
             self.chain(tile, acc, line0, line1, T.int32(0), line0)
         else:
             group0 = b.let(T.truncdiv(line0, layer.group_lines))

@@ -1,12 +1,13 @@
 """The panels of a quantized weight, as kernels read them.
 
 A line is 8 elements of K: two words of 8-bit numbers or one word of 4-bit ones, low halves first. A panel is its lines,
-each as words of all columns; each group of lines has, where it is asymmetric, a zero point for each column.
+each as words of all columns; each group of lines may have a byte for each column: a zero point, or a step with one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
@@ -15,27 +16,47 @@ from llmc.compiler.kernels import builder as b
 
 LINE = 8
 _MASK = 0x0F0F0F0F
+_MOST_PANELS = 16  # that are read side by side
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Of a group, for each vector of columns: what makes bytes of 4-bit numbers, times · number + plus, which are
+    (number − zero) · step + 128. They lie in memory: in registers there is no place for them beside sums."""
+
+    memory: b.Scratch
+
+    def times(self, v: b.Expr) -> b.Expr:
+        """In both halves of a word."""
+        return self.memory.vector(2 * v * b.WIDTH)
+
+    def plus(self, v: b.Expr) -> b.Expr:
+        """In all bytes of a word."""
+        return self.memory.vector((2 * v + 1) * b.WIDTH)
 
 
 class QuantWeight:
     """A weight of `bits` bits in panels of `columns`: `lines` of K in `groups` of `group_lines`.
 
-    integer: its numbers are used as bytes, not as float32. `bind` comes before everything else.
+    integer: its numbers are used as bytes, not as float32; steps: as `Steps` says. `bind` comes before everything else.
     """
 
     def __init__(
-        self, bits: int, columns: int, lines: int, groups: int, group_lines: int, *, integer: bool, asymmetric: bool
-    ) -> None:
+        self, bits: int, columns: int, lines: int, groups: int, group_lines: int, *, integer: bool, asymmetric: bool,
+        steps: bool = False,
+    ) -> None:  # fmt: skip
         self.bits, self.columns, self.lines = bits, columns, lines
         self.groups, self.group_lines = groups, group_lines
-        self.integer, self.asymmetric = integer, asymmetric
+        self.integer, self.asymmetric, self.has_steps = integer, asymmetric, steps
         self.vectors = columns // b.WIDTH
         self.line_words = bits // 4
         self.panel_words = lines * self.line_words
 
-    def bind(self, w: tirx.Buffer, zero: tirx.Buffer | None) -> None:
+    def bind(self, w: tirx.Buffer, of_group: tirx.Buffer | None) -> None:
         """Takes the buffers of the kernel that is being written, and makes what its numbers are looked up in."""
-        self.w, self.zero = w, zero
+        self.w, self.of_group = w, of_group
+        if self.has_steps:
+            self._steps = Steps(b.Scratch(2 * _MOST_PANELS * self.columns, "int32"))
         if not self.integer and self.bits == 4:
             middle = 0 if self.asymmetric else 1 << (self.bits - 1)
             self.table = T.alloc_buffer((b.WIDTH,), "float32", scope="local")
@@ -66,12 +87,29 @@ class QuantWeight:
         """Brings a vector of the weight into the cache of a level."""
         b.do("prefetch_l2" if level == 2 else "prefetch", b.at(self.w, position))
 
-    def bytes_of(self, word: b.Expr, half: int) -> b.Expr:
-        """Four numbers of a half of a line as unsigned bytes; word: where they are."""
+    def step_and_zero(self, panel: b.Expr, group: b.Expr, v: int) -> tuple[b.Expr, b.Expr]:
+        """Of a group of 16 columns, as int32."""
+        assert self.of_group is not None
+        both = T.Cast(
+            "int32x16", self.of_group[T.ramp((panel * self.groups + group) * self.columns + v * b.WIDTH, 1, b.WIDTH)]
+        )
+        return T.bitwise_and(both, T.broadcast(T.int32(15), b.WIDTH)), T.shift_right(
+            both, T.broadcast(T.int32(4), b.WIDTH)
+        )
+
+    def fetch_steps(self, panel: b.Expr, group: b.Expr) -> None:
+        """Brings what `steps` reads of a group of a panel into the cache."""
+        b.do("prefetch", b.at(self.of_group, (panel * self.groups + group) * self.columns))
+
+    def bytes_of(self, word: b.Expr, half: int, steps: Steps | None = None, v: int = 0) -> b.Expr:
+        """Four numbers of a half of a line as unsigned bytes; word: where they are; v: which vector of `steps`."""
         if self.bits == 8:
             return word
         bits = T.shift_right(word, T.broadcast(T.int32(4), b.WIDTH)) if half else word
-        return T.bitwise_and(bits, T.broadcast(T.int32(_MASK), b.WIDTH))
+        numbers = T.bitwise_and(bits, T.broadcast(T.int32(_MASK), b.WIDTH))
+        if steps is None:
+            return numbers
+        return T.call_extern("int32x16", "llmc_stepped", numbers, steps.times(v), steps.plus(v))
 
     def element(self, word: b.Expr, place: int, zero: b.Expr | None) -> b.Expr:
         """number − zero of element `place` of a line as float32, exactly; 8-bit ones times 2²⁴. word: where it is."""
@@ -84,39 +122,53 @@ class QuantWeight:
 
     def zeros(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors:
         """The zero points of a group of some panels, as numbers of the kind that sums are."""
-        assert self.zero is not None
+        assert self.of_group is not None
         kind = "int32" if self.integer else "float32"
         found = b.Vectors(len(panels) * self.vectors, kind)
         for i, panel in enumerate(panels):
             for v in range(self.vectors):
                 at = (panel * self.groups + group) * self.columns + v * b.WIDTH
-                found[i * self.vectors + v] = T.Cast(f"{kind}x{b.WIDTH}", self.zero[T.ramp(at, 1, b.WIDTH)])
+                found[i * self.vectors + v] = T.Cast(f"{kind}x{b.WIDTH}", self.of_group[T.ramp(at, 1, b.WIDTH)])
         return found
+
+    def steps(self, panels: Sequence[b.Expr], group: b.Expr) -> Steps:
+        """Those of a group of some panels, until this is called again."""
+        assert self.of_group is not None
+        for i, panel in enumerate(panels):
+            for v in range(self.vectors):
+                at = b.at(self.of_group, (panel * self.groups + group) * self.columns + v * b.WIDTH)
+                place = 2 * (i * self.vectors + v) * b.WIDTH
+                self._steps.memory.store(T.call_extern("int32x16", "llmc_step_times", at), place)
+                self._steps.memory.store(T.call_extern("int32x16", "llmc_step_plus", at), place + b.WIDTH)
+        return self._steps
 
     def unpack(self, wide: b.Scratch, panel: b.Expr, line0: b.Expr, length: b.Expr) -> None:
         """Lines [line0, line0 + length) of a panel to `wide`: bytes for integers, else number − zero as float32."""
-        if self.integer or not self.asymmetric:
+        if not self.has_steps and (self.integer or not self.asymmetric):
             with T.serial(length) as line:
                 self._unpack_line(wide, panel, line0, line, None)
             return
         with T.serial(b.let(T.truncdiv(length + (self.group_lines - 1), self.group_lines))) as group:
             first = b.let(group * self.group_lines)
-            zeros = self.zeros([panel], T.truncdiv(line0, self.group_lines) + group)
+            of_group = self.steps if self.has_steps else self.zeros
+            found = of_group([panel], b.let(T.truncdiv(line0, self.group_lines) + group))
             here = b.let(T.min(length - first, self.group_lines))
             with T.serial(here) as line:
-                self._unpack_line(wide, panel, line0, first + line, zeros)
+                self._unpack_line(wide, panel, line0, first + line, found)
 
     def _unpack_line(
-        self, wide: b.Scratch, panel: b.Expr, line0: b.Expr, line: b.Expr, zeros: b.Vectors | None
-    ) -> None:
+        self, wide: b.Scratch, panel: b.Expr, line0: b.Expr, line: b.Expr,
+        of_group: b.Vectors | Steps | None,
+    ) -> None:  # fmt: skip
         places = 2 if self.integer else LINE
         for v in range(self.vectors):
             words = [self.word(panel, line0 + line, v, i) for i in range(self.line_words)]
             of_place = [words[place * self.line_words // places] for place in range(places)]
             if self.integer:
-                values = [self.bytes_of(word, half) for half, word in enumerate(of_place)]
+                steps = of_group if isinstance(of_group, Steps) else None
+                values = [self.bytes_of(word, half, steps, v) for half, word in enumerate(of_place)]
             else:
-                zero = None if zeros is None else zeros[v]
+                zero = of_group[v] if isinstance(of_group, b.Vectors) else None
                 values = [self.element(word, place, zero) for place, word in enumerate(of_place)]
             for i, value in enumerate(values):
                 wide.store(value, (line * len(values) + i) * self.columns + v * b.WIDTH)

@@ -80,7 +80,7 @@ class RowQuantizer:
         def vector(index: b.Expr, words: int) -> None:
             values = b.load_vector(self._values, index * b.WIDTH)
             number = b.Vectors(1, "int32")
-            number[0] = T.call_extern("int32x16", "llmc_steps", values, inverse[0])
+            number[0] = T.call_extern("int32x16", "llmc_rounded", values, inverse[0])
             total[0] = total[0] + number[0]
             b.do(quant_ir.put_name(tile, words), number[0], b.at(out, base + index * (4 * tile)))
 
@@ -153,7 +153,7 @@ def _row_tiles(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                     numbers = b.Vectors(2, "int32")
                     for i, bits in enumerate(elements(b.let(step))):
                         value = T.reinterpret("float32x16", bits)
-                        numbers[i] = T.call_extern("int32x16", "llmc_steps", value, inverse[0])
+                        numbers[i] = T.call_extern("int32x16", "llmc_rounded", value, inverse[0])
                         total[0] = total[0] + numbers[i]
                     b.do("put_rows", numbers[0], numbers[1], b.at(out, out0 + step * _TILE))
                 total[0] = T.call_extern("int32x16", "llmc_rows_sum", total[0])

@@ -84,7 +84,7 @@ class _Sums:
 
     @classmethod
     def of(cls, format: WeightFormat) -> _Sums:
-        return cls(format.group_size, format.sum_factor)
+        return cls(format.sums.group_size, format.sums.sum_factor)
 
     @property
     def attributes(self) -> dict[str, int]:
@@ -154,6 +154,7 @@ class _Rewriter:
                 "bits": weight.bits,
                 "group_size": weight.group_size,
                 "asymmetric": weight.asymmetric,
+                "steps": weight.steps,
                 "int8": scheme.act_bits == 8,
             }
             if step.site.op in _LINEARS and scheme.act_bits == 8:

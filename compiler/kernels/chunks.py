@@ -1,0 +1,43 @@
+"""Row tiles in chunks that share a pass over the panels of a weight, and how tasks share chunks × panels."""
+
+from __future__ import annotations
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernels import builder as b
+
+
+class Chunks:
+    """`tiles` row tiles in chunks of at most `most`, nearly equal and of whole `unit`s, as `most` is.
+
+    count: of them. A unit of work is a chunk times a panel, those of a chunk in order.
+    """
+
+    def __init__(self, k: b.Kernel, tiles: b.Expr, panels: int, most: int, unit: int = 1) -> None:
+        self._k, self._tiles, self._panels, self._unit = k, tiles, panels, unit
+        self._units = b.let(T.truncdiv(tiles + (unit - 1), unit))
+        self.count = b.let(T.truncdiv(tiles + (most - 1), most))
+
+    def span(self, chunk: b.Expr) -> tuple[b.Expr, b.Expr]:
+        """First row tile of a chunk, and how many there are."""
+        first = b.let(self._start(chunk))
+        return first, b.let(T.min(self._start(chunk + 1), self._tiles) - first)
+
+    def _start(self, chunk: b.Expr) -> b.Expr:
+        return T.truncdiv(chunk * self._units, self.count) * self._unit
+
+    def bounds(self) -> tuple[b.Expr, b.Expr]:
+        """First unit of this task and the end: equal shares of row tiles × panels, whatever the chunks' sizes are."""
+        return self._bound(self._k.task), self._bound(self._k.task + 1)
+
+    def _bound(self, task: b.Expr) -> b.Expr:
+        share = b.let(T.call_extern("int32", "llmc_share", task, b.let(self._tiles * self._panels), self._k.num_tasks))
+        found = T.alloc_buffer((1,), "int32", scope="local")
+        b.store(found, T.int32(0), 0)
+        with T.serial(self.count) as chunk:
+            first, size = self.span(chunk)
+            before = b.let(first * self._panels)
+            with b.when(before <= share):
+                nearest = T.truncdiv(share - before + T.truncdiv(size, 2), size)
+                b.store(found, chunk * self._panels + nearest, 0)
+        return b.let(found[0])
