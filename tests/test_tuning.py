@@ -46,7 +46,7 @@ NATIVE = native_target()
 AVX2 = TARGETS["x86-64-v3"]
 MACHINE = {"processor": "a test", "cpus": "2", "threads": "2"}
 ROWS, N, K = 77, 2 * 115, 1500
-FORMATS = {"w8": WeightFormat(8), "w4": WeightFormat(4, 64)}
+FORMATS = {"w8": WeightFormat(8), "w4": WeightFormat(4, 64), "steps": WeightFormat(4, 64, steps=True)}
 
 
 def operands(spec: KernelSpec, target: Any) -> dict[str, NDArray[Any]]:
@@ -60,13 +60,14 @@ def operands(spec: KernelSpec, target: Any) -> dict[str, NDArray[Any]]:
         dtype = ml_dtypes.bfloat16 if p["act_dtype"] == "bf16" else np.float32
         parts = [pack_linear(part.astype(dtype), target.panel_columns) for part in np.split(weight, 1 + gated)]
         return {"x": pack_activation(x.astype(dtype), tile), "w": np.concatenate(parts), "y": y}
-    format = FORMATS[f"w{p['bits']}"]
+    format = FORMATS["steps" if p["steps"] else f"w{p['bits']}"]
     packed = pack_quantized(weight, target.panel_columns, format, 1 + gated)
     if p["act_dtype"] == "i8":
         given = pack_quantized_activation(*quantize_activation(x), tile, format)
     else:
         given = pack_activation(x.astype(ml_dtypes.bfloat16), tile)
-    return {"x": given, "w": packed["numbers"], "scale": packed["scale"], "y": y}
+    of_group = {format.of_group: packed[format.of_group]} if format.of_group else {}
+    return {"x": given, "w": packed["numbers"], "scale": packed["scale"], **of_group, "y": y}
 
 
 def layer(kind: str, tile: int) -> KernelSpec:
@@ -77,7 +78,7 @@ def layer(kind: str, tile: int) -> KernelSpec:
 
 
 @pytest.mark.parametrize("target", [NATIVE, AVX2], ids=lambda t: t.name)
-@pytest.mark.parametrize("kind", ["f32", "bf16", "i8-w8", "i8-w4", "bf16-w8", "bf16-w4"])
+@pytest.mark.parametrize("kind", ["f32", "bf16", "i8-w8", "i8-w4", "i8-steps", "bf16-w8", "bf16-w4"])
 def test_no_schedule_changes_a_bit(kind: str, target: Any) -> None:
     for tile in (1, 2, target.row_tile):
         spec = layer(kind, tile)
@@ -225,7 +226,7 @@ def test_the_caches_of_a_machine_are_counted_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", [NATIVE, TARGETS["sapphirerapids"]], ids=lambda t: t.name)
-@pytest.mark.parametrize("kind", ["f32", "bf16", "i8-w8", "i8-w4", "bf16-w4"])
+@pytest.mark.parametrize("kind", ["f32", "bf16", "i8-w8", "i8-w4", "i8-steps", "bf16-w4"])
 def test_a_kernel_takes_no_more_stack_than_hosts_are_told_to_give(kind: str, target: Any) -> None:
     """docs/c-abi.md: 2 MiB, of which the caller has some; the largest chunks and blocks of every number of elements."""
     for k in (896, 4096):
@@ -269,7 +270,7 @@ def test_which_machine_runs_a_target(tmp_path: Path) -> None:
     assert runs_here(NATIVE)
 
 
-@pytest.mark.parametrize("kind", ["f32", "bf16", "i8-w8", "i8-w4", "bf16-w4"])
+@pytest.mark.parametrize("kind", ["f32", "bf16", "i8-w8", "i8-w4", "i8-steps", "bf16-w4"])
 def test_the_timer_calls_every_task_within_its_buffers(kind: str) -> None:
     """Sizes are those of packed arrays, so what is measured is what a graph does."""
     for tile, rows in ((1, 1), (NATIVE.row_tile, 77)):

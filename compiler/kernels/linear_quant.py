@@ -20,6 +20,8 @@ from llmc.compiler.kernels.quant_layer import STEP_LINES, TURN, QuantLayer
 from llmc.compiler.kernels.quant_streams import StreamedBlocks, fetch_steps
 from llmc.compiler.kernels.quant_tile import Fetch, Tile, TileWriter, Walk
 from llmc.compiler.kernels.quant_weight import LINE
+from llmc.compiler.kernels.quant_widened import ROWS as widened_rows
+from llmc.compiler.kernels.quant_widened import WidenedChunks
 from llmc.compiler.kernels.schedule import Schedule
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.kernels.sums import GatedOutput, Sums
@@ -31,7 +33,8 @@ _STREAMS, _STREAMS_TO_FLOAT = 6, 4  # a core reads memory faster from several pl
 _AHEAD_BYTES = 3072  # between a line of a stream and what is fetched with it
 _ROWS_OF_STREAMS = 2  # more rows read too few panels side by side to fetch all they need from these
 _FEW_TILES = 4  # row tiles that do not pay for unpacking a block of nibbles
-_ROW_CHUNK_BYTES = 768 << 10  # of activations that stay in L2 while panels pass; of AMX's there is a copy on the stack
+# Of activations that stay in L2 while panels pass; of AMX's there is a copy on the stack.
+_ROW_CHUNK_BYTES, _ROW_CHUNK_BYTES_COPIED = 768 << 10, 512 << 10
 _ROW_CHUNK = 1024  # rows at most: their sums are on the stack
 _PACKED_BYTES = 128 << 10  # of a panel's block in L2
 _UNPACKED_BYTES = 24 << 10  # of a panel's block, unpacked, in L1
@@ -53,7 +56,8 @@ def default_schedule(spec: KernelSpec, target: Target) -> Schedule:
     streams = _STREAMS_TO_FLOAT if layer.bits == 8 and not layer.integer else _STREAMS
     block = _PACKED_BYTES if layer.exact or (layer.bits == 8 and layer.integer) else _UNPACKED_BYTES
     amx = quant_amx.takes(layer, target)
-    rows = min(_ROW_CHUNK, _ROW_CHUNK_BYTES // (layer.x_words * 4))
+    fit = (_ROW_CHUNK_BYTES_COPIED if amx else _ROW_CHUNK_BYTES) // (layer.x_words * 4)
+    rows = widened_rows if layer.lanes == 2 else min(_ROW_CHUNK, fit)
     return Schedule(streams, _AHEAD_BYTES, block, max(1 if amx else (_FEW_TILES + 1) * layer.tile, rows))
 
 
@@ -71,6 +75,7 @@ class _LinearQuant:
         self.many_tiles = packed if layer.bits == 8 and layer.integer else unpacked
         # The widest tile is for many rows; of others there is one.
         self.chunked = layer.tile == target.row_tile
+        self.widens = layer.lanes == 2 and self.chunked
         if self.amx:
             self.few_tiles = self.many_tiles
         self.blocks: quant_amx.Blocks | None = None
@@ -173,12 +178,27 @@ class _LinearQuant:
             few(tiles)
         if self.few_tiles == self.many_tiles:
             with b.when(tiles > 1):
-                self.chunks(tiles, self.many_tiles)
+                self.many(tiles)
         else:
             with b.when(T.And(tiles > 1, tiles <= _FEW_TILES)):
                 self.chunks(tiles, self.few_tiles)
             with b.when(tiles > _FEW_TILES):
-                self.chunks(tiles, self.many_tiles)
+                self.many(tiles)
+
+    def many(self, tiles: b.Expr) -> None:
+        """More row tiles than read packed weights."""
+        if not self.widens:
+            self.chunks(tiles, self.many_tiles)
+            return
+        walk = self.many_tiles
+        turn_lines = self.layer.group_lines if self.layer.groups > 1 else TURN
+
+        def fetch_of(start: b.Expr, here: b.Expr) -> Fetch:
+            return self.fetch_share(start, walk, here, turn_lines)
+
+        WidenedChunks(
+            self.layer, self.weight, self.k, self.num_rows, self.gate, walk, self.tiles.wide, self.chunk_tiles, fetch_of
+        ).run(tiles)
 
     def streamed(self, tiles: b.Expr) -> None:
         """One row tile, whose panels' sums wait in L1: as many streams of weights as of fewer rows."""

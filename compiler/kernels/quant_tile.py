@@ -58,21 +58,22 @@ class Tile:
 
 
 class TileWriter:
-    """Emits register tiles of a kernel. sums: of tiles between blocks, or for the gate; wide: the unpacked block."""
+    """Emits register tiles of a kernel. sums: of tiles between blocks, or for the gate; wide: the unpacked block;
+    wide_x: bf16 activations of a block as float32, [row tile][half of a word][words][rows]."""
 
     def __init__(
         self, layer: QuantLayer, weight: QuantWeight, kernel: b.Kernel, num_rows: b.Expr, sums: Sums | None,
-        wide: b.Scratch | None,
+        wide: b.Scratch | None, wide_x: b.Expr | None = None,
     ) -> None:  # fmt: skip
         self.layer, self.weight, self.k, self.num_rows = layer, weight, kernel, num_rows
         self.x, self.y = kernel["x"], kernel["y"]
-        self._sums, self._wide = sums, wide
+        self._sums, self._wide, self._wide_x = sums, wide, wide_x
 
     @staticmethod
     def merges_in_memory(layer: QuantLayer, walk: Walk) -> bool:
         """Whether sums of all groups stay in memory, so that those of a group have the registers: as many chains of dot
         products as hide an instruction's latency. One that is emulated needs registers itself."""
-        return layer.integer and layer.groups > 1 and walk.unpacked and layer.int8_dot
+        return layer.groups > 1 and walk.unpacked and (layer.int8_dot or not layer.integer)
 
     @property
     def sums(self) -> Sums:
@@ -288,11 +289,12 @@ class TileWriter:
                     acc[v] = self.multiply(acc[v], weight(of_line[unit // units_of_word], v, unit), values[unit])
             return
         words: list[b.Expr] = []
+        halves = [] if self._wide_x is None or wide_line is None else self.halves_of(tile, wide_line)
         if tile.fetch.at_line is not None:
             for v in range(vectors):
                 tile.fetch.at_line(line, v)
         for unit in range(units):
-            if layer.lanes == 2 and unit % 2:
+            if layer.lanes == 2 and unit % 2 and self._wide_x is None:
                 # A word read again is free, as part of the operation; kept from its first half on it takes a register.
                 b.do("forget_memory", b.at(self.x, 0))
             weights = b.Vectors(vectors, kind)
@@ -306,7 +308,10 @@ class TileWriter:
                     at = (wide_line * (2 if layer.integer else LINE) + unit) * layer.columns + v * b.WIDTH
                     weights[v] = self.wide.vector(at)
             for i, r in enumerate(tile.rows):
-                value = self.activation(tile.x0, r, line, unit)
+                if halves and self._wide_x is not None:
+                    value = b.splat(self._wide_x[halves[unit % 2] + (unit // 2 * layer.tile + r)])
+                else:
+                    value = self.activation(tile.x0, r, line, unit)
                 for v in range(vectors):
                     acc[i * vectors + v] = self.multiply(acc[i * vectors + v], weights[v], value)
 
@@ -326,6 +331,12 @@ class TileWriter:
             return b.splat(self.x[x0 + (line * LINE + unit) * layer.tile + r])
         word = self.x[x0 + (line * (LINE // 2) + unit // 2) * layer.tile + r]
         return b.call("bf16_high" if unit % 2 else "bf16_low", T.broadcast(word, b.WIDTH))
+
+    def halves_of(self, tile: Tile, wide_line: b.Expr) -> list[b.Expr]:
+        """Where a line's activations start in `wide_x`, as low halves of words and as high ones."""
+        words = tile.walk.lines * (LINE // 2)
+        low = b.let((tile.t_local * 2 * words + wide_line * (LINE // 2)) * self.layer.tile)
+        return [low, b.let(low + words * self.layer.tile)]
 
     def scales(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors:
         layer = self.layer
