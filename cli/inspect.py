@@ -192,7 +192,7 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
 
 
 def _bits_text(bits: dict[str, float]) -> str:
-    """As in `  4.9 bits a weight: w4a8 4.5, w8a8 8.04`; nothing is known of an artifact without shapes."""
+    """As in `  4.7 bits a weight: w4a8 4.2, w8a8 8.04`; nothing is known of an artifact without shapes."""
     parts = ", ".join(f"{scheme} {value:g}" for scheme, value in bits.items() if scheme != "all")
     return f"  {bits['all']:g} bits a weight of a matrix, scales included: {parts}" if bits else ""
 
