@@ -29,6 +29,7 @@ VECTORS = TARGETS[next((n for n in ("cooperlake", "icelake-server") if runs_here
 TILES = replace(VECTORS, name="emulated", instruction_sets=(*VECTORS.instruction_sets, "amx-tile", "amx-int8"))
 W8, W8_128, W4_ROW, W4_ROWZ = WeightFormat(8), WeightFormat(8, 128), WeightFormat(4), WeightFormat(4, -1, True)
 W4, W4_64, W4_64Z = WeightFormat(4, 128), WeightFormat(4, 64), WeightFormat(4, 64, True)
+STEPS, STEPS_32 = WeightFormat(4, 64, steps=True), WeightFormat(4, 32, steps=True)
 needs_avx512 = pytest.mark.skipif(NATIVE.isa_level < 2, reason="the vectors around the tiles are AVX-512's")
 
 
@@ -54,6 +55,9 @@ CASES = [
     (W4, 115, 1100),
     (W4_64, 50, 200),
     (W4_64Z, 50, 2030),
+    (STEPS, 50, 2030),
+    (STEPS, 48, 6000),
+    (STEPS_32, 115, 1100),
 ]
 SIZES = [(9, 1), (16, 2), (19, 3), (33, 1), (170, 1), (170, 3)]  # rows, tasks; the longest K takes two chunks of these
 
@@ -70,7 +74,7 @@ def test_tiles_have_the_bits_of_vectors(emulated: None, format: WeightFormat, n:
     spec = linear_quant_spec(n, k, 8, "i8", format, bias=True, residual=not gated, gated=gated)
     arrays: dict[str, NDArray[Any]] = {"x": pack_quantized_activation(numbers, row_scale, 8, format)}
     arrays |= {"w": packed["numbers"], "scale": packed["scale"], "bias": random(n, seed=2)}
-    arrays |= {"zero": packed["zero"]} if format.asymmetric else {}
+    arrays |= {format.of_group: packed[format.of_group]} if format.of_group else {}
     arrays |= {} if gated else {"residual": random(rows_most, n, seed=3)}
     empty = np.full((rows_most, width), np.nan, np.float32)
     arrays["y"] = pack_activation(empty, 8) if gated else empty
@@ -108,7 +112,7 @@ STEP = [
 """32 rows × 48 columns: the last columns of the first rows are the first of the others."""
 
 
-@pytest.mark.parametrize("format", [W8, W4_ROW, W4, W4_64Z, WeightFormat(4, 192)], ids=str)
+@pytest.mark.parametrize("format", [W8, W4_ROW, W4, W4_64Z, WeightFormat(4, 192), STEPS, STEPS_32], ids=str)
 def test_many_rows_use_tile_registers(format: WeightFormat) -> None:
     code = assembly(format)
     used = tile_instructions(code)
