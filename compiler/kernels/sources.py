@@ -24,12 +24,16 @@ TEMPLATE_FILES: dict[str, str] = {
 """Module of this package by exact op name."""
 _EXTRA = {
     "fused": ("vector_math",),
-    "linear": ("schedule", "linear_amx", "linear_layer", "sums", "tile_registers", "tile_ir"),
+    "linear": ("schedule", "chunks", "linear_amx", "linear_layer", "sums", "tile_registers", "tile_ir"),
     "linear_quant": (
         "schedule",
+        "chunks",
         "quant_layer",
         "quant_tile",
         "quant_weight",
+        "quant_steps",
+        "quant_streams",
+        "quant_widened",
         "quant_amx",
         "sums",
         "quant_ir",
