@@ -21,6 +21,7 @@ from llmc.compiler.kernels.linear_layer import LinearLayer, buffers
 from llmc.compiler.kernels.schedule import Schedule
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.kernels.sums import Sums
+from llmc.compiler.kernels.widening import widen_words
 from llmc.compiler.targets.cpu import Target
 
 __all__ = ["buffers", "build", "default_schedule"]
@@ -215,17 +216,9 @@ class _Linear(LinearLayer):
 
     def widen_rows(self, t: b.Expr, start: b.Expr, length: b.Expr) -> None:
         """Row tile t of the chunk, words [start, start + length): first all low halves, then all high ones."""
-        tile, block, x, wide = self.tile, self.block, self.x, self.wide_x
+        tile, block = self.tile, self.block
         low, high = t * 2 * block * tile, (t * 2 + 1) * block * tile
-        vectors_here = b.let(T.truncdiv(length * tile, b.WIDTH))
-        with T.serial(vectors_here) as i:
-            words_read = x[T.ramp(start + i * b.WIDTH, 1, b.WIDTH)]
-            b.store(wide, b.call("bf16_low", words_read), T.ramp(low + i * b.WIDTH, 1, b.WIDTH))
-            b.store(wide, b.call("bf16_high", words_read), T.ramp(high + i * b.WIDTH, 1, b.WIDTH))
-        with T.serial(vectors_here * b.WIDTH, length * tile) as i:
-            value = x[start + i]
-            b.store(wide, T.reinterpret("float32", T.shift_left(value, 16)), low + i)
-            b.store(wide, T.reinterpret("float32", T.bitwise_and(value, T.int32(-65536))), high + i)
+        widen_words(self.x, start, length * tile, self.wide_x, low, high)
 
     def widen_panel(self, start: b.Expr, length: b.Expr) -> None:
         """Words [start, start + length) of a panel: the low halves of a word, then its high ones."""

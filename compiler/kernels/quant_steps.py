@@ -78,9 +78,10 @@ class SteppedLines:
                 acc[at] = acc[at] + step[0] * (sums[at] - zero[0] * sums[rows * vectors + i])
 
     def bytes(self, tile: Tile, acc: b.Vectors, group: b.Expr, first: b.Expr, last: b.Expr) -> None:
-        """The low halves of all lines, then the high ones: no more weights have place in registers beside the sums."""
-        weight, vectors = self.weight, self.vectors_of(tile)
-        steps = weight.steps(tile.panels, group)
+        """The low halves of all lines of the one panel, then the high ones: no more weights have place in registers
+        beside the sums."""
+        weight, (panel,), vectors = self.weight, tile.panels, self.layer.vectors
+        steps = weight.steps(panel, group)
         for half in range(2):
 
             def line_of(line: b.Expr, half: int = half) -> None:
@@ -88,8 +89,7 @@ class SteppedLines:
                 b.do("forget_memory", b.at(weight.w, 0))
                 weights = b.Vectors(vectors, "int32")
                 for v in range(vectors):
-                    word = weight.word(tile.panels[v // self.layer.vectors], line, v % self.layer.vectors, 0)
-                    weights[v] = weight.bytes_of(word, half, steps, v)
+                    weights[v] = weight.bytes_of(weight.word(panel, line, v, 0), half, steps, v)
                     if v % 2 == half and tile.fetch.at_line is not None:
                         tile.fetch.at_line(line, v)
                 for i, r in enumerate(tile.rows):

@@ -16,13 +16,12 @@ from llmc.compiler.kernels import builder as b
 
 LINE = 8
 _MASK = 0x0F0F0F0F
-_MOST_PANELS = 16  # that are read side by side
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Of a group, for each vector of columns: what makes bytes of 4-bit numbers, times · number + plus, which are
-    (number − zero) · step + 128. They lie in memory: in registers there is no place for them beside sums."""
+    """Of a group of a panel, for each vector of columns: what makes bytes of 4-bit numbers, times · number + plus, which
+    are (number − zero) · step + 128. They lie in memory: in registers there is no place for them beside sums."""
 
     memory: b.Scratch
 
@@ -56,7 +55,7 @@ class QuantWeight:
         """Takes the buffers of the kernel that is being written, and makes what its numbers are looked up in."""
         self.w, self.of_group = w, of_group
         if self.has_steps:
-            self._steps = Steps(b.Scratch(2 * _MOST_PANELS * self.columns, "int32"))
+            self._steps = Steps(b.Scratch(2 * self.columns, "int32"))
         if not self.integer and self.bits == 4:
             middle = 0 if self.asymmetric else 1 << (self.bits - 1)
             self.table = T.alloc_buffer((b.WIDTH,), "float32", scope="local")
@@ -131,15 +130,13 @@ class QuantWeight:
                 found[i * self.vectors + v] = T.Cast(f"{kind}x{b.WIDTH}", self.of_group[T.ramp(at, 1, b.WIDTH)])
         return found
 
-    def steps(self, panels: Sequence[b.Expr], group: b.Expr) -> Steps:
-        """Those of a group of some panels, until this is called again."""
+    def steps(self, panel: b.Expr, group: b.Expr) -> Steps:
+        """Those of a group of a panel, until this is called again."""
         assert self.of_group is not None
-        for i, panel in enumerate(panels):
-            for v in range(self.vectors):
-                at = b.at(self.of_group, (panel * self.groups + group) * self.columns + v * b.WIDTH)
-                place = 2 * (i * self.vectors + v) * b.WIDTH
-                self._steps.memory.store(T.call_extern("int32x16", "llmc_step_times", at), place)
-                self._steps.memory.store(T.call_extern("int32x16", "llmc_step_plus", at), place + b.WIDTH)
+        for v in range(self.vectors):
+            at = b.at(self.of_group, (panel * self.groups + group) * self.columns + v * b.WIDTH)
+            self._steps.memory.store(T.call_extern("int32x16", "llmc_step_times", at), 2 * v * b.WIDTH)
+            self._steps.memory.store(T.call_extern("int32x16", "llmc_step_plus", at), (2 * v + 1) * b.WIDTH)
         return self._steps
 
     def unpack(self, wide: b.Scratch, panel: b.Expr, line0: b.Expr, length: b.Expr) -> None:
@@ -150,8 +147,8 @@ class QuantWeight:
             return
         with T.serial(b.let(T.truncdiv(length + (self.group_lines - 1), self.group_lines))) as group:
             first = b.let(group * self.group_lines)
-            of_group = self.steps if self.has_steps else self.zeros
-            found = of_group([panel], b.let(T.truncdiv(line0, self.group_lines) + group))
+            number = b.let(T.truncdiv(line0, self.group_lines) + group)
+            found = self.steps(panel, number) if self.has_steps else self.zeros([panel], number)
             here = b.let(T.min(length - first, self.group_lines))
             with T.serial(here) as line:
                 self._unpack_line(wide, panel, line0, first + line, found)

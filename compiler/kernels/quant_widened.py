@@ -13,6 +13,7 @@ from llmc.compiler.kernels.quant_layer import QuantLayer
 from llmc.compiler.kernels.quant_tile import Fetch, TileWriter, Walk
 from llmc.compiler.kernels.quant_weight import LINE, QuantWeight
 from llmc.compiler.kernels.sums import GatedOutput, Sums
+from llmc.compiler.kernels.widening import widen_words
 
 ROWS = 256
 """Rows of a chunk: a block of K of theirs and the sums of a group of panels stay in L2."""
@@ -74,17 +75,8 @@ class WidenedChunks:
 
     def widen_rows(self, t: b.Expr, t_local: b.Expr, kb: b.Expr) -> None:
         """Block kb of row tile t, [words][rows] of two elements: first all low halves, then all high ones."""
-        tile, words, x = self.layer.tile, self.block // 2, self.k["x"]
-        source = b.let((t * self.layer.x_words + kb * words) * tile)
-        start = b.let(t_local * self.block * tile)
-        halves = (("bf16_low", start), ("bf16_high", b.let(start + words * tile)))
-        count = b.let(T.min(self.layer.x_words - kb * words, words) * tile)
-        vectors = b.let(T.truncdiv(count, b.WIDTH))
-        with T.serial(vectors) as i:
-            read = x[T.ramp(source + i * b.WIDTH, 1, b.WIDTH)]
-            for name, at in halves:
-                b.store(self.wide_x, b.call(name, read), T.ramp(at + i * b.WIDTH, 1, b.WIDTH))
-        with T.serial(vectors * b.WIDTH, count) as i:
-            value = x[source + i]
-            for (_, at), bits in zip(halves, (T.shift_left(value, 16), T.bitwise_and(value, -65536)), strict=True):
-                b.store(self.wide_x, T.reinterpret("float32", bits), at + i)
+        tile, words, x_words = self.layer.tile, self.block // 2, self.layer.x_words
+        source = b.let((t * x_words + kb * words) * tile)
+        low = b.let(t_local * self.block * tile)
+        count = b.let(T.min(x_words - kb * words, words) * tile)
+        widen_words(self.k["x"], source, count, self.wide_x, low, b.let(low + words * tile))

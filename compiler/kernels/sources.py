@@ -24,7 +24,7 @@ TEMPLATE_FILES: dict[str, str] = {
 """Module of this package by exact op name."""
 _EXTRA = {
     "fused": ("vector_math",),
-    "linear": ("schedule", "chunks", "linear_amx", "linear_layer", "sums", "tile_registers", "tile_ir"),
+    "linear": ("schedule", "chunks", "widening", "linear_amx", "linear_layer", "sums", "tile_registers", "tile_ir"),
     "linear_quant": (
         "schedule",
         "chunks",
@@ -34,6 +34,7 @@ _EXTRA = {
         "quant_steps",
         "quant_streams",
         "quant_widened",
+        "widening",
         "quant_amx",
         "sums",
         "quant_ir",
