@@ -20,8 +20,8 @@ _MASK = 0x0F0F0F0F
 
 @dataclass(frozen=True)
 class Steps:
-    """Of a group of a panel, for each vector of columns: what makes bytes of 4-bit numbers, times · number + plus, which
-    are (number − zero) · step + 128. They lie in memory: in registers there is no place for them beside sums."""
+    """Of a group of a panel, for each vector of columns: what makes bytes of 4-bit numbers, times · number + plus,
+    which are (number − zero) · step + 128. They lie in memory: in registers there is no place for them beside sums."""
 
     memory: b.Scratch
 
