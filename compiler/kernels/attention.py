@@ -20,6 +20,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernels import builder as b
 from llmc.compiler.kernels import vector_ir
+from llmc.compiler.kernels.attention_fetch import Fetches
 from llmc.compiler.kernels.attention_split import partition_keys, segment_keys
 from llmc.compiler.kernels.attention_state import FLOOR, Partials, Rows, write_row
 from llmc.compiler.kernels.spec import KernelSpec
@@ -85,8 +86,8 @@ class _Attention:
         self.scores = b.Vectors(self.most * self.partition // b.WIDTH)
         if self.dot:
             self.weights = T.alloc_buffer((self.most * self.partition // 2,), "int32", scope="local")
-        self.value_blocks = T.alloc_buffer((self.blocks,), "int32", scope="local")
-        self.key_blocks = T.alloc_buffer((self.blocks,), "int32", scope="local")
+        self.values = Fetches(self.blocks, b.ceil_div(self.block * self.vectors, self.lanes))
+        self.keys = Fetches(self.blocks, b.ceil_div(self.block * self.words, b.WIDTH))
         self.part = Rows(self.rows, self.vectors)
         if self.segments:
             self.partials = Partials(k["partials"], self.heads, self.segments, self.dim)
@@ -165,6 +166,8 @@ class _Attention:
         tiles = b.let(T.truncdiv(rows + (m - 1), m))
         self.table = b.let(self.k["token_seq"][token] * self.stride)
         self.kv_head = kv_head
+        if fetch:
+            self.look_ahead(token, kv_head)
         with T.serial(tiles * m) as i:
             row = b.let(T.min(i, rows - 1))
             self.prepare_row(i, b.let(token + T.truncdiv(row, self.group)), b.let(T.truncmod(row, self.group)))
@@ -255,28 +258,41 @@ class _Attention:
             for columns in _groups(self.vectors, most):
                 self.weigh(row0, (low, high, key0), columns, keep, gain, m, fetch=fetch)
 
+    def look_ahead(self, token: b.Expr, kv_head: b.Expr) -> None:
+        """Where the keys are that this task probably reads next: those of another head, or of the token after."""
+        k = self.k
+        unit = b.let(kv_head + token * self.kv_heads + (1 if self.segments else k.num_tasks))
+        if not self.segments:  # behind this task's last unit comes the first one of the next task
+            past = T.Cast("int32", unit >= self.num_rows * self.kv_heads)
+            unit = b.let(unit + past * (k.task + 1 - unit))
+        ahead = b.let(T.truncdiv(unit, self.kv_heads))
+        self.next_head = b.let(T.truncmod(unit, self.kv_heads))
+        known = b.let(T.Cast("int32", ahead < self.num_rows))
+        ahead = b.let(T.min(ahead, self.num_rows - 1))
+        first = T.truncdiv(self.first_key(k["positions"][ahead]), self.partition) * self.blocks
+        self.next_table = b.let(k["token_seq"][ahead] * self.stride + first)
+        self.next_count = b.let((T.truncdiv(k["positions"][ahead], self.block) + 1 - first) * known)
+
     def plan_fetches(self, key0: b.Expr) -> None:
-        """Where the values of this partition and the keys of the next one are."""
-        with T.serial(self.blocks) as i:
-            block = b.let(T.truncdiv(key0, self.block) + i)
-            width = self.vectors * b.WIDTH
-            b.store(self.value_blocks, self.block_base(b.let(T.min(block, self.last_block)), width), i)
-            b.store(self.key_blocks, self.block_base(b.let(T.min(block + self.blocks, self.last_block)), self.dim), i)
-
-    def fetch(self, pool: b.Expr, bases: b.Expr, done: int, turn: b.Expr, steps: int, step: b.Expr, lines: int) -> None:
-        """`lines` lines in one of the `steps` steps of a turn, which takes the next lines of every block.
-
-        A core reads several pages at once faster than one after the other. done: lines of a block before turn 0.
-        """
-        each = max(1, steps // self.blocks)
-        base = bases[T.min(T.truncdiv(step, each), self.blocks - 1)]
-        first = turn * (each * lines) + T.truncmod(step, each) * lines + done
-        for j in range(lines):
-            b.do("prefetch_l2", b.at(pool, base + (first + j) * b.WIDTH))
+        """The values of this partition, and the keys of the one that is read after it."""
+        block0 = b.let(T.truncdiv(key0, self.block))
+        width = self.vectors * b.WIDTH
+        self.values.begin(self.last_block + 1 - block0, lambda i: self.block_base(block0 + i, width))
+        later = b.let(block0 + self.blocks)
+        with T.If(later <= self.last_block):
+            with T.Then():
+                self.keys.begin(self.last_block + 1 - later, lambda i: self.block_base(later + i, self.dim))
+            with T.Else():
+                table, head = self.next_table, self.next_head
+                self.keys.begin(self.next_count, lambda i: self.base_of(table + i, head, self.dim))
 
     def block_base(self, block: b.Expr, width: int) -> b.Expr:
         """Where this kv head's part of a block of the sequence begins in a pool, in words."""
-        number = self.k["block_tables"][self.table + block] * self.kv_heads + self.kv_head
+        return self.base_of(self.table + block, self.kv_head, width)
+
+    def base_of(self, entry: b.Expr, kv_head: b.Expr, width: int) -> b.Expr:
+        """The same of an entry of the block tables."""
+        number = self.k["block_tables"][entry] * self.kv_heads + kv_head
         return b.let(number * (self.block * width // self.lanes))
 
     def score(self, row0: b.Expr, key0: b.Expr, offset: b.Expr, top: b.Vectors, m: int, *, fetch: bool) -> None:
@@ -289,11 +305,10 @@ class _Attention:
         block = b.let(T.truncdiv(key, self.block))
         within = b.let(key - block * self.block)
         base = b.let(self.block_base(block, self.dim) + within * 1)
-        turn = b.let(T.truncdiv(offset, n * b.WIDTH))
         query = b.let(row0 * self.query_words)
         with T.serial(self.words) as word:
             if fetch:
-                self.fetch(k["v_pool"], self.value_blocks, 0, turn, self.words, word, n)
+                self.values.fetch(k["v_pool"], n)
             at = [base + word * self.block + j * b.WIDTH for j in range(n)]
             for half, keys in self.halves(k["k_pool"], at):
                 for i in range(m):
@@ -394,15 +409,13 @@ class _Attention:
 
         with T.serial(T.truncdiv(low, self.block), T.truncdiv(high, self.block) + 1) as block:
             base = self.block_base(block, width)
-            turn = b.let(block - T.truncdiv(key0, self.block))
-            done = columns[0] * (self.block // self.lanes)
             start = b.let(T.truncdiv(T.max(low - block * self.block, 0), self.lanes))
             keys = b.let(T.min(high + 1 - block * self.block, self.block))
             place0 = b.let(block * self.block - key0)
             words = b.let(T.truncdiv(keys, self.lanes))
             with T.serial(start, words) as word:
                 if fetch:
-                    self.fetch(k["k_pool"], self.key_blocks, done, turn, self.block // self.lanes, word, n)
+                    self.keys.fetch(k["k_pool"], n)
                 add(base, word, place0 + word * self.lanes, one_key=False)
             if self.lanes == 2:
                 with b.when(words * 2 < keys):  # its partner is not written yet

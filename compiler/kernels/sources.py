@@ -41,7 +41,7 @@ _EXTRA = {
         "tile_registers",
         "tile_ir",
     ),
-    "paged_attention": ("attention_split", "attention_state"),
+    "paged_attention": ("attention_split", "attention_fetch", "attention_state"),
     "merge_attention": ("attention_split", "attention_state"),
     "quantize_rows": ("quant_ir",),
     "rms_norm": ("quantize_rows", "quant_ir"),
