@@ -32,7 +32,13 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     kernel = b.Kernel(spec.symbol(), [("x", "float32"), ("weight", "float32"), ("out", packed)], helpers)
     with kernel as k:
         x, weight, out = k["x"], k["weight"], k["out"]
-        with k.share(k.scalar(int(p["rows"]))) as row:
+        rows = k.scalar(int(p["rows"]))
+        tiles = b.let(T.truncdiv(rows + (row_tile - 1), row_tile))
+        # Rows of a tile share the lines that are written: two cores would take them from each other.
+        with (
+            k.share(tiles) as tile,
+            T.serial(b.let(tile * row_tile), b.let(T.min((tile + 1) * row_tile, rows))) as row,
+        ):
             sums = b.Vectors(_CHAINS)
             for chain in range(_CHAINS):
                 sums[chain] = b.splat(0.0)
