@@ -33,7 +33,7 @@ from llmc.compiler.graphs_writer import (
     write_graphs,
 )
 from llmc.compiler.kernels.spec import FAMILIES, KernelSpec
-from llmc.compiler.kernels.tasks import max_tasks
+from llmc.compiler.kernels.tasks import max_tasks, weight_parts
 from llmc.compiler.plan import GraphShape
 from llmc.compiler.weights import WeightLayout
 
@@ -150,7 +150,13 @@ def graphs_bin(
     return write_graphs(
         model,
         [
-            KernelRecord(s.symbol(), num_buffers[s], FAMILIES.index(s.family), max_tasks(s, model.panel_columns))
+            KernelRecord(
+                s.symbol(),
+                num_buffers[s],
+                FAMILIES.index(s.family),
+                max_tasks(s, model.panel_columns),
+                weight_parts(s),
+            )
             for s in kernels
         ],
         [

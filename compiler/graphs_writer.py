@@ -23,7 +23,7 @@ RECORDS = {
     "model": "i32 num_layers, i32 num_kv_heads, i32 head_dim, i32 head_dim_padded, i32 block_size, i32 kv_dtype, "
     "i32 vocab_size, i32 max_model_len, i32 max_num_seqs, i32 panel_columns, i32 act_dtype, i32 sliding_window, "
     "i32 num_eos, i32 eos[8], i32 bos, i32 reserved[10]",
-    "kernel": "u32 symbol_offset, u32 symbol_length, u32 num_buffers, u32 family, u32 max_tasks, u32 reserved",
+    "kernel": "u32 symbol_offset, u32 symbol_length, u32 num_buffers, u32 family, u32 max_tasks, u32 weight_parts",
     "weight": "u32 name_offset, u32 name_length, u32 dtype, u32 rank, u64 file_offset, u64 bytes, i64 shape[4], "
     "u32 crc32, u32 reserved",
     "graph": "u32 phase, u32 batch, u32 seq, u32 max_tokens, u32 max_seqs, u32 max_samples, u32 max_blocks_per_seq, "
@@ -54,12 +54,14 @@ class GraphsWriteError(ValueError):
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """A symbol of kernels.so; family is an index into `spec.FAMILIES`; max_tasks 0: one a thread."""
+    """A symbol of kernels.so; family is an index into `spec.FAMILIES`; max_tasks 0: one a thread; weight_parts 0: it
+    streams no weight."""
 
     symbol: str
     num_buffers: int
     family: int
     max_tasks: int = 0
+    weight_parts: int = 0
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,15 @@ def write_graphs(
     """
     strings, operands, commands = _Strings(), _Runs(), _Runs()
     kernel_data = b"".join(
-        _pack(_KERNEL, f"kernel {k.symbol!r}", *strings.add(k.symbol), k.num_buffers, k.family, k.max_tasks)
+        _pack(
+            _KERNEL,
+            f"kernel {k.symbol!r}",
+            *strings.add(k.symbol),
+            k.num_buffers,
+            k.family,
+            k.max_tasks,
+            k.weight_parts,
+        )
         for k in kernels
     )
     weight_data = b"".join(_weight(w, strings) for w in weights)

@@ -30,6 +30,7 @@ MAGIC = b"LLMCGRPH"
 VERSION = 3
 ALIGNMENT = 64
 MAX_BUFFERS = 12
+MAX_WEIGHT_PARTS = 2
 
 # Word for word the records of FORMAT.md, where compiler and runtime meet; the writer has its own copy, because neither
 # side imports the other. tests/test_graphs_file.py compares the three.
@@ -40,7 +41,7 @@ RECORDS = {
     "model": "i32 num_layers, i32 num_kv_heads, i32 head_dim, i32 head_dim_padded, i32 block_size, i32 kv_dtype, "
     "i32 vocab_size, i32 max_model_len, i32 max_num_seqs, i32 panel_columns, i32 act_dtype, i32 sliding_window, "
     "i32 num_eos, i32 eos[8], i32 bos, i32 reserved[10]",
-    "kernel": "u32 symbol_offset, u32 symbol_length, u32 num_buffers, u32 family, u32 max_tasks, u32 reserved",
+    "kernel": "u32 symbol_offset, u32 symbol_length, u32 num_buffers, u32 family, u32 max_tasks, u32 weight_parts",
     "weight": "u32 name_offset, u32 name_length, u32 dtype, u32 rank, u64 file_offset, u64 bytes, i64 shape[4], "
     "u32 crc32, u32 reserved",
     "graph": "u32 phase, u32 batch, u32 seq, u32 max_tokens, u32 max_seqs, u32 max_samples, u32 max_blocks_per_seq, "
@@ -126,13 +127,15 @@ class ModelRecord:
 class Kernel:
     """A symbol of kernels.so, its number of buffers and its family, an index into FAMILIES.
 
-    max_tasks: into how many tasks its work is worth cutting; 0: one a thread.
+    max_tasks: into how many tasks its work is worth cutting; 0: one a thread. weight_parts: into how many equal parts
+    the weight is stored that its tasks stream, each a share of every part; 0: none.
     """
 
     symbol: str
     num_buffers: int
     family: int
     max_tasks: int
+    weight_parts: int
 
 
 @dataclass(frozen=True)
@@ -318,11 +321,12 @@ class _Reader:
 
     def kernels(self) -> tuple[Kernel, ...]:
         kernels = []
-        for i, (offset, length, num_buffers, family, max_tasks) in enumerate(self._records(3)):
+        for i, (offset, length, num_buffers, family, max_tasks, parts) in enumerate(self._records(3)):
             symbol = self._string(offset, length, f"kernel {i}", terminated=True)
             _need(num_buffers <= MAX_BUFFERS, f"kernel {symbol} has {num_buffers} buffers, at most {MAX_BUFFERS} fit")
             _need(family < len(FAMILIES), f"kernel {symbol} has the unknown family {family}")
-            kernels.append(Kernel(symbol, num_buffers, family, max_tasks))
+            _need(parts <= MAX_WEIGHT_PARTS, f"kernel {symbol} has {parts} weight parts, more than {MAX_WEIGHT_PARTS}")
+            kernels.append(Kernel(symbol, num_buffers, family, max_tasks, parts))
         return tuple(kernels)
 
     def weights(self) -> tuple[Weight, ...]:

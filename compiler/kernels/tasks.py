@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmc.compiler.kernels.spec import KernelSpec
 
-_PANELS = 4  # of a weight: fewer are read as fewer streams, which is slower
+_PANELS = 2  # of a weight: fewer are read as fewer streams, which is slower
 _BY_TOKENS = 64  # work that grows with the tokens of a step, unevenly
 
 
@@ -13,3 +13,10 @@ def max_tasks(spec: KernelSpec, panel_columns: int) -> int:
     if spec.family == "linear" and "n" in (params := spec.as_dict()):
         return int(params["n"]) // (_PANELS * panel_columns)
     return _BY_TOKENS if spec.family == "attention" else 0
+
+
+def weight_parts(spec: KernelSpec) -> int:
+    """Into how many equal parts the weight is stored that a kernel's tasks stream; 0: it streams none."""
+    if spec.family != "linear":
+        return 0
+    return 2 if spec.as_dict().get("gated") else 1

@@ -317,6 +317,9 @@ Status Artifact::CheckKernels() {
                                        Str(kernel.symbol_length) + " of " + Str(uint64_t{strings_.size()}) +
                                        " string bytes");
     }
+    if (kernel.weight_parts > kMaxWeightParts) {
+      return Corrupt("graphs.bin", name + " has " + Str(kernel.weight_parts) + " weight parts, more than 2");
+    }
     if (!Between(kernel.num_buffers, 1, kMaxBuffers)) {
       return Corrupt("graphs.bin", name + " takes " + Str(kernel.num_buffers) + " buffers, outside 1 … 12");
     }

@@ -12,6 +12,7 @@
 namespace llmc {
 
 constexpr uint32_t kMaxBuffers = 12;
+constexpr uint32_t kMaxWeightParts = 2;
 constexpr uint32_t kNumFamilies = 8;
 constexpr uint32_t kNumInputs = 8;
 constexpr uint64_t kAlignment = 64;
@@ -34,7 +35,7 @@ struct ModelRecord {
   int32_t max_num_seqs, panel_columns, act_dtype, sliding_window, num_eos, eos[8], bos, pad[10];
 };
 struct KernelRecord {
-  uint32_t symbol_offset, symbol_length, num_buffers, family, max_tasks, reserved;
+  uint32_t symbol_offset, symbol_length, num_buffers, family, max_tasks, weight_parts;
 };
 struct WeightRecord {
   uint32_t name_offset, name_length, dtype, rank;

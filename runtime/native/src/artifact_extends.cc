@@ -21,7 +21,7 @@ bool SameTensor(const WeightRecord& a, const WeightRecord& b) {
 
 bool SameKernel(const KernelRecord& a, const KernelRecord& b) {
   return a.symbol_length == b.symbol_length && a.num_buffers == b.num_buffers && a.family == b.family &&
-         a.max_tasks == b.max_tasks;
+         a.max_tasks == b.max_tasks && a.weight_parts == b.weight_parts;
 }
 
 }  // namespace

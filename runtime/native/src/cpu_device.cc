@@ -1,5 +1,7 @@
 #include "cpu_device.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -11,7 +13,14 @@ namespace llmc {
 namespace {
 
 constexpr uint32_t kTasksOfThread = 4;  // at most: every share of many rows widens them anew
+constexpr uint32_t kHelpedThreads = 8;  // at most: that a thread done with its own tasks looks at
 constexpr uint64_t kReplaysBeforeMove = 16;
+
+// Of a thread, to be read ahead: less than what a cache still holds when it is used.
+uint64_t MostAheadBytes() {
+  const long l2 = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
+  return l2 > 0 ? static_cast<uint64_t>(l2) / 4 : uint64_t{64} << 10;
+}
 
 using I64 = const int64_t*;
 using P = void*;
@@ -67,6 +76,11 @@ Status CheckCount(const char* what, uint32_t value, uint32_t low, uint32_t high)
                                                   "; choose a graph that fits the batch");
 }
 
+// The first of a thread's own tasks; of the thread behind the last one: how many tasks there are.
+uint32_t FirstTask(uint32_t thread, uint32_t num_threads, uint32_t num_tasks) {
+  return static_cast<uint32_t>(uint64_t{num_tasks} * thread / num_threads);
+}
+
 }  // namespace
 
 Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options,
@@ -81,6 +95,7 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDevi
   }
   std::unique_ptr<CpuDevice> device(new CpuDevice);
   device->shape_ = artifact->shape();
+  device->most_ahead_bytes_ = MostAheadBytes();
   device->num_blocks_ = num_blocks;
   LLMC_RETURN_IF_ERROR(device->AllocatePool(*artifact));
   TeamOptions team;
@@ -182,24 +197,27 @@ void* CpuDevice::OperandAddress(const Program& program, const OperandRecord& ope
 uint32_t CpuDevice::NumTasks(const Artifact& artifact, const CommandRecord& command) const {
   const uint32_t threads = team_->num_threads();
   if (threads == 1) return 1;
-  return std::clamp(artifact.kernels()[command.kernel].max_tasks, threads, threads * kTasksOfThread);
+  // As many for each thread: memory is shared evenly.
+  return std::clamp(artifact.kernels()[command.kernel].max_tasks / threads, 1u, kTasksOfThread) * threads;
 }
 
 void CpuDevice::Resolve(Program* program) const {
   const Artifact& artifact = *program->artifact;
+  constexpr std::size_t kClaimsLine = kGateLine / sizeof(uint32_t);
   std::size_t total = 0, longest = 0;
   for (const GraphRecord& graph : artifact.graphs()) {
     total += graph.num_commands;
     longest = std::max<std::size_t>(longest, graph.num_commands);
   }
-  program->next_task = std::vector<std::atomic<uint32_t>>(longest);
+  program->claims_of_thread = RoundUp(longest, kClaimsLine) + kClaimsLine;  // a line apart
+  program->claimed = std::vector<std::atomic<uint32_t>>(2 * num_threads() * program->claims_of_thread);
   program->steps.reserve(total);  // ranges below point into it
   for (const GraphRecord& graph : artifact.graphs()) {
     const Step* begin = program->steps.data() + program->steps.size();
     for (uint32_t c = 0; c < graph.num_commands; ++c) {
       const CommandRecord& command = artifact.commands()[graph.first_command + c];
       Step step{artifact.function(command.kernel), {}, command.num_operands, command.barrier, command.family,
-                NumTasks(artifact, command)};
+                NumTasks(artifact, command), {}};
       for (uint32_t o = 0; o < command.num_operands; ++o) {
         step.buffers[o] = OperandAddress(*program, artifact.operands()[command.first_operand + o]);
       }
@@ -207,6 +225,29 @@ void CpuDevice::Resolve(Program* program) const {
     }
     program->steps.back().barrier = 0;  // the team meets at the end of a job anyway
     program->graphs.push_back({begin, program->steps.data() + program->steps.size()});
+  }
+  ResolveAhead(program);
+}
+
+// At the end of a step that reads a weight, and of a graph's first one, the weight that is read next is known.
+void CpuDevice::ResolveAhead(Program* program) const {
+  const Artifact& artifact = *program->artifact;
+  Step* step = program->steps.data();
+  for (const GraphRecord& graph : artifact.graphs()) {
+    StreamedWeight next;
+    for (uint32_t c = graph.num_commands; c-- > 0;) {
+      const CommandRecord& command = artifact.commands()[graph.first_command + c];
+      const KernelRecord& kernel = artifact.kernels()[command.kernel];
+      step[c].next = kernel.weight_parts != 0 || c == 0 ? next : StreamedWeight{};
+      for (uint32_t o = 0; o < command.num_operands && kernel.weight_parts != 0; ++o) {
+        const OperandRecord& operand = artifact.operands()[command.first_operand + o];
+        if (static_cast<OperandKind>(operand.kind) != OperandKind::kWeight) continue;
+        next = {static_cast<const char*>(step[c].buffers[o]), operand.bytes / kernel.weight_parts, kernel.weight_parts,
+                step[c].num_tasks};
+        break;
+      }
+    }
+    step += graph.num_commands;
   }
 }
 
@@ -224,6 +265,7 @@ void CpuDevice::ResolveWeights() {
       }
     }
   }
+  ResolveAhead(&program_);
 }
 
 Status CpuDevice::Check(const BatchView& b) const {
@@ -292,39 +334,74 @@ void CpuDevice::CopyInputs(const BatchView& b) {
   scalars_[4] = num_blocks_;
 }
 
-// The first task of a thread is its own, further ones are claimed.
-inline void CpuDevice::Compute(const Step& step, std::atomic<uint32_t>* next, uint32_t thread, uint32_t num_threads) {
-  const int32_t num_tasks = static_cast<int32_t>(step.num_tasks);
-  Call(step.function, step.buffers, scalars_, static_cast<int32_t>(thread), num_tasks, step.num_buffers);
-  if (step.num_tasks == num_threads) return;
-  for (;;) {
-    const uint32_t task = next->fetch_add(1, std::memory_order_relaxed);
-    if (task >= step.num_tasks) return;
-    Call(step.function, step.buffers, scalars_, static_cast<int32_t>(task), num_tasks, step.num_buffers);
+// A thread's part of the weight that it reads next, of each part of it.
+inline void CpuDevice::LookAhead(const StreamedWeight& next, uint32_t thread, ReadAhead* ahead) const {
+  constexpr uint64_t kLine = 64;
+  const uint64_t first = FirstTask(thread, num_threads(), next.num_tasks);
+  const uint64_t last = FirstTask(thread + 1, num_threads(), next.num_tasks);
+  const uint64_t begin = next.part_bytes * first / next.num_tasks / kLine * kLine;
+  const uint64_t bytes = std::min(next.part_bytes * last / next.num_tasks - begin, most_ahead_bytes_ / next.parts);
+  const char* at = next.data + begin;
+  *ahead = {at, at + bytes, next.parts > 1 ? next.part_bytes : 0};
+}
+
+std::atomic<uint32_t>* CpuDevice::Claims(uint32_t turn, uint32_t thread) {
+  return program_.claimed.data() + (std::size_t{turn} * num_threads() + thread) * program_.claims_of_thread;
+}
+
+// A thread's own tasks are neighbours: it goes on reading where it was. Then it helps those that come after it.
+inline void CpuDevice::Compute(const Step& step, std::size_t index, uint32_t thread, uint32_t num_threads,
+                               ReadAhead* ahead) {
+  const auto run = [&](uint32_t task) {
+    Call(step.function, step.buffers, scalars_, static_cast<int32_t>(task), static_cast<int32_t>(step.num_tasks),
+         step.num_buffers);
+  };
+  if (step.num_tasks == num_threads) {
+    run(thread);
+  } else {
+    for (uint32_t i = 0; i < std::min(num_threads, kHelpedThreads); ++i) {
+      const uint32_t of = thread + i < num_threads ? thread + i : thread + i - num_threads;
+      const uint32_t first = FirstTask(of, num_threads, step.num_tasks);
+      const uint32_t count = FirstTask(of + 1, num_threads, step.num_tasks) - first;
+      std::atomic<uint32_t>& claimed = Claims(turn_, of)[index];
+      while (claimed.load(std::memory_order_relaxed) < count) {
+        const uint32_t task = claimed.fetch_add(1, std::memory_order_relaxed);
+        if (task < count) run(first + task);
+      }
+    }
   }
+  if (step.next.parts != 0) LookAhead(step.next, thread, ahead);
+}
+
+// Those of the next replay, which no thread looks at during this one.
+void CpuDevice::ResetClaims(uint32_t thread) {
+  std::atomic<uint32_t>* claims = Claims(1 - turn_, thread);
+  for (std::size_t i = 0; i < program_.claims_of_thread; ++i) claims[i].store(0, std::memory_order_relaxed);
 }
 
 void CpuDevice::WalkThread(uint32_t thread, uint32_t num_threads) {
-  std::atomic<uint32_t>* next = program_.next_task.data();
-  for (const Step* step = current_.begin; step != current_.end; ++step, ++next) {
-    Compute(*step, next, thread, num_threads);
-    if (step->barrier) team_->Barrier(thread);
+  ReadAhead ahead;
+  ResetClaims(thread);
+  for (const Step* step = current_.begin; step != current_.end; ++step) {
+    Compute(*step, static_cast<std::size_t>(step - current_.begin), thread, num_threads, &ahead);
+    if (step->barrier) team_->Barrier(thread, &ahead);
   }
 }
 
 // As WalkThread, on thread 0 and, while profiling, on every thread.
 void CpuDevice::WalkTimed(uint32_t thread, uint32_t num_threads) {
-  std::atomic<uint32_t>* next = program_.next_task.data();
+  ReadAhead ahead;
+  ResetClaims(thread);
   CommandTime* times = profile_.empty() ? nullptr : profile_.data() + thread * profile_stride_;
   auto ticks = ticks_;
-  for (const Step* from = current_.begin; from != current_.end; ++from, ++next) {
+  for (const Step* from = current_.begin; from != current_.end; ++from) {
     const Step step = *from;  // before the clock is read: fetching a command is overhead
     const uint64_t start = Ticks();
-    Compute(step, next, thread, num_threads);
+    Compute(step, static_cast<std::size_t>(from - current_.begin), thread, num_threads, &ahead);
     const uint64_t end = Ticks();
     uint64_t leave = end;
     if (step.barrier) {
-      team_->Barrier(thread);
+      team_->Barrier(thread, &ahead);
       leave = Ticks();
     }
     ticks.family[step.family] += end - start;
@@ -350,7 +427,7 @@ Status CpuDevice::Replay(const BatchView& batch, const float** logits) {
 void CpuDevice::RunTeam(uint32_t graph) {
   current_ = program_.graphs[graph];
   ticks_ = {};
-  for (std::atomic<uint32_t>& next : program_.next_task) next.store(team_->num_threads(), std::memory_order_relaxed);
+  turn_ = 1 - turn_;
   team_->Run(
       [](void* self, uint32_t thread, uint32_t num_threads) {
         CpuDevice& device = *static_cast<CpuDevice*>(self);

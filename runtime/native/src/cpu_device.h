@@ -10,6 +10,7 @@
 #include "device.h"
 #include "mapped_file.h"
 #include "memory_nodes.h"
+#include "read_ahead.h"
 #include "team.h"
 #include "weight_memory.h"
 
@@ -74,11 +75,19 @@ class CpuDevice final : public Device {
   CommandTime Profiled(uint32_t thread, uint32_t index) const;
 
  private:
+  // A weight that the tasks of a step read once each, in `parts` equal parts that all of them share in.
+  struct StreamedWeight {
+    const char* data = nullptr;
+    uint64_t part_bytes = 0;
+    uint32_t parts = 0, num_tasks = 0;
+  };
+
   // A command with every pointer resolved.
   struct Step {
     void* function;
     void* buffers[kMaxBuffers];
     uint32_t num_buffers, barrier, family, num_tasks;
+    StreamedWeight next;  // of a later step, to be read ahead from the end of this one on; parts 0: as before
   };
   struct StepRange {
     const Step* begin;
@@ -94,7 +103,9 @@ class CpuDevice final : public Device {
     float* logits = nullptr;
     std::vector<Step> steps;
     std::vector<StepRange> graphs;
-    std::vector<std::atomic<uint32_t>> next_task;  // [command]: the next task that no thread has claimed
+    // [turn][thread][command]: how many of its tasks are claimed. Replays take turns: one resets the other's.
+    std::vector<std::atomic<uint32_t>> claimed;
+    std::size_t claims_of_thread = 0;
   };
 
   CpuDevice() = default;
@@ -102,12 +113,16 @@ class CpuDevice final : public Device {
   Status MakeProgram(std::shared_ptr<const Artifact> of, Program* out) const;
   void PlaceArena(Program* program);
   void Resolve(Program* program) const;
+  void ResolveAhead(Program* program) const;
   void ResolveWeights();
   uint32_t NumTasks(const Artifact& artifact, const CommandRecord& command) const;
   void* OperandAddress(const Program& program, const OperandRecord& operand) const;
   Status Check(const BatchView& batch) const;
   void CopyInputs(const BatchView& batch);
-  void Compute(const Step& step, std::atomic<uint32_t>* next, uint32_t thread, uint32_t num_threads);
+  void LookAhead(const StreamedWeight& next, uint32_t thread, ReadAhead* ahead) const;
+  std::atomic<uint32_t>* Claims(uint32_t turn, uint32_t thread);
+  void Compute(const Step& step, std::size_t index, uint32_t thread, uint32_t num_threads, ReadAhead* ahead);
+  void ResetClaims(uint32_t thread);
   void RunTeam(uint32_t graph);
   void WalkThread(uint32_t thread, uint32_t num_threads);
   void WalkTimed(uint32_t thread, uint32_t num_threads);
@@ -117,6 +132,7 @@ class CpuDevice final : public Device {
   ModelShape shape_;
   std::unique_ptr<Team> team_;
   NodeSpread spread_;
+  uint64_t most_ahead_bytes_ = 0;
   uint32_t num_blocks_ = 0;
   Pages kv_pool_;
   uint64_t spread_pool_bytes_ = 0;
@@ -126,6 +142,7 @@ class CpuDevice final : public Device {
 
   // The step being replayed.
   int64_t scalars_[8] = {};
+  uint32_t turn_ = 0;
   StepRange current_{};
   struct {  // thread 0's, in ticks
     std::array<uint64_t, kNumFamilies> family;

@@ -26,6 +26,8 @@ class alignas(kGateLine) Gate {
     if (sleepers_.load(std::memory_order_seq_cst) != 0) WakeAll();
   }
 
+  bool IsOpen(uint32_t target) const { return Reached(value(), target); }
+
   // Returns when the value has reached `target`: at once, or after spinning for at most spin_ns, or after sleeping.
   Waited Await(uint32_t target, uint64_t spin_ns) {
     if (Reached(value(), target)) return {};

@@ -80,7 +80,7 @@ void Team::Run(Job job, void* context) {
   context_ = context;
   job_gate_.Open(job_gate_.value() + 1);
   job(context, 0, num_threads_);
-  Meet(0, true);
+  Meet(0, true, nullptr);
 }
 
 void Team::Work(uint32_t thread) {
@@ -93,17 +93,17 @@ void Team::Work(uint32_t thread) {
     if (stop_) return;
     job_(context_, thread, num_threads_);
     // The caller waits for everyone, so a worker that has told its partners may look for the next job.
-    Meet(thread, false);
+    Meet(thread, false, nullptr);
     if (pin && pin->Update()) Add(&self.unpins, 1);
   }
 }
 
-void Team::Meet(uint32_t thread, bool wait_last) {
+void Team::Meet(uint32_t thread, bool wait_last, ReadAhead* ahead) {
   Member& self = members_[thread];
   Add(&self.barriers, 1);
-  if (!profiling_) return Exchange(thread, wait_last);
+  if (!profiling_) return Exchange(thread, wait_last, ahead);
   const uint64_t start = MonotonicNs();
-  Exchange(thread, wait_last);
+  Exchange(thread, wait_last, ahead);
   Add(&self.wait_ns, MonotonicNs() - start);
 }
 
@@ -111,7 +111,7 @@ void Team::Meet(uint32_t thread, bool wait_last) {
 // after the last round it has heard, through others, from all. A gate has one writer, and no line is fought for: two
 // threads meet in one transfer of a line each way, n threads in log2(n). A partner may be one epoch ahead: gates only
 // grow.
-void Team::Exchange(uint32_t thread, bool wait_last) {
+void Team::Exchange(uint32_t thread, bool wait_last, ReadAhead* ahead) {
   Member& self = members_[thread];
   const uint32_t epoch = ++self.epoch;
   for (uint32_t round = 0; round < num_rounds_; ++round) {
@@ -119,14 +119,16 @@ void Team::Exchange(uint32_t thread, bool wait_last) {
     if (to >= num_threads_) to -= num_threads_;
     gates_[std::size_t{to} * num_rounds_ + round].Open(epoch);
     if (round + 1 == num_rounds_ && !wait_last) return;
-    AwaitMember(&self, &gates_[std::size_t{thread} * num_rounds_ + round], epoch);
+    AwaitMember(&self, &gates_[std::size_t{thread} * num_rounds_ + round], epoch, ahead);
   }
 }
 
 // Waits are short (kernels share their work evenly) or, when some thread lost its CPU to another process, as long as
 // a time slice. Spinning pays for the former only, so the bound halves with each wait that outlasts it, which hands
 // the CPU back early on a crowded machine, and doubles with each that does not.
-void Team::AwaitMember(Member* self, Gate* gate, uint32_t target) {
+void Team::AwaitMember(Member* self, Gate* gate, uint32_t target, ReadAhead* ahead) {
+  while (ahead != nullptr && !gate->IsOpen(target) && ahead->Fetch()) {
+  }
   const Waited waited = gate->Await(target, self->spin_ns);
   if (waited.parked) Add(&self->parks, 1);
   if (waited.ns > barrier_spin_ns_) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gate.h"
+#include "read_ahead.h"
 #include "status.h"
 
 namespace llmc {
@@ -52,9 +53,10 @@ class Team {
   const std::vector<int>& cpus() const { return cpus_; }
   // Runs job on every thread and returns when all have finished. One caller at a time; job must not throw.
   void Run(Job job, void* context);
-  // Inside a job, called by every thread with its number: none continues before all have arrived.
-  void Barrier(uint32_t thread) {
-    if (num_threads_ > 1) Meet(thread, true);
+  // Inside a job, called by every thread with its number: none continues before all have arrived. A thread that waits
+  // reads ahead, if there is what to.
+  void Barrier(uint32_t thread, ReadAhead* ahead = nullptr) {
+    if (num_threads_ > 1) Meet(thread, true, ahead);
   }
 
   // Between jobs.
@@ -73,9 +75,9 @@ class Team {
 
   Team() = default;
   void Work(uint32_t thread);
-  void Meet(uint32_t thread, bool wait_last);
-  void Exchange(uint32_t thread, bool wait_last);
-  void AwaitMember(Member* self, Gate* gate, uint32_t target);
+  void Meet(uint32_t thread, bool wait_last, ReadAhead* ahead);
+  void Exchange(uint32_t thread, bool wait_last, ReadAhead* ahead);
+  void AwaitMember(Member* self, Gate* gate, uint32_t target, ReadAhead* ahead);
   void PlaceCaller() const;
 
   uint32_t num_threads_ = 1;

@@ -96,6 +96,31 @@ void ComeLate(void* context, uint32_t thread, uint32_t num_threads) {
   }
 }
 
+// Only who waits reads ahead, to the end and no further; the second place lies `stride` bytes on.
+void TestReadAhead() {
+  auto team = Make(2, false, kLongSpin, kLongSpin);
+  struct Context {
+    llmc::Team* team;
+    std::vector<char> memory;
+    const char* early = nullptr;
+    const char* late = nullptr;
+  } context{team.get(), std::vector<char>(4096 + 40), nullptr, nullptr};
+  team->Run(
+      [](void* c, uint32_t thread, uint32_t) {
+        Context& all = *static_cast<Context*>(c);
+        const char* begin = all.memory.data();
+        llmc::ReadAhead ahead{begin, begin + 2048 + 10, 2048};
+        llmc::ReadAhead nothing;
+        all.team->Barrier(thread, &nothing);
+        if (thread == 1) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+        all.team->Barrier(thread, thread == 0 ? &ahead : nullptr);
+        (thread == 0 ? all.early : all.late) = ahead.at;
+      },
+      &context);
+  CHECK(context.early == context.memory.data() + 33 * 64);
+  CHECK(context.late == context.memory.data());
+}
+
 void TestParking(uint32_t threads, uint32_t barrier_spin_us) {
   auto team = Make(threads, false, 0, barrier_spin_us);
   Late late{team.get(), {}};
@@ -222,6 +247,7 @@ int main() {
   TestBarriers(7, false, kNoSpin, 50, 5);
   TestBarriers(16, true, kLongSpin, 50, 5);
   TestEveryThreadRunsOnce();
+  TestReadAhead();
   TestParking(2, kNoSpin);
   TestParking(2, kShortSpin);
   TestParking(5, kShortSpin);
