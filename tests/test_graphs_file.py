@@ -17,7 +17,11 @@ from llmc.compiler import graphs_writer as w
 from llmc.runtime import graphs_file as r
 
 MODEL = w.ModelRecord(2, 1, 8, 16, 16, 1, 100, 64, 4, 16, 1, 0, (2, 3), 1)
-KERNELS = (w.KernelRecord("embedding_0", 3, 0), w.KernelRecord("linear_0", 3, 2, 50), w.KernelRecord("linear_ü", 3, 2))
+KERNELS = (
+    w.KernelRecord("embedding_0", 3, 0),
+    w.KernelRecord("linear_0", 3, 2, 50, 2),
+    w.KernelRecord("linear_ü", 3, 2),
+)
 WEIGHTS = (
     w.WeightRecord("embed", 1, (7, 4, 16, 2), 64, 1792, 7),
     w.WeightRecord("scale", 0, (8,), 1856, 32, 2**32 - 1),
@@ -162,6 +166,7 @@ def test_unknown_sections_are_ignored() -> None:
         (poke_record("model", 16, "i", 8), "block_size 8"),
         (poke_record("model", 48, "i", 9), "9 end-of-sequence"),
         (poke_record("kernels", 8, "I", 13), "13 buffers"),
+        (poke_record("kernels", 20, "I", 3), "3 weight parts"),
         (poke_record("kernels", 0, "I", 2**32 - 1), "of strings"),
         (poke_record("weights", 12, "I", 5), "rank 5"),
         (poke_record("weights", 24, "Q", 8), "8 bytes, its shape"),

@@ -262,9 +262,6 @@ class _Attention:
         """Where the keys are that this task probably reads next: those of another head, or of the token after."""
         k = self.k
         unit = b.let(kv_head + token * self.kv_heads + (1 if self.segments else k.num_tasks))
-        if not self.segments:  # behind this task's last unit comes the first one of the next task
-            past = T.Cast("int32", unit >= self.num_rows * self.kv_heads)
-            unit = b.let(unit + past * (k.task + 1 - unit))
         ahead = b.let(T.truncdiv(unit, self.kv_heads))
         self.next_head = b.let(T.truncmod(unit, self.kv_heads))
         known = b.let(T.Cast("int32", ahead < self.num_rows))

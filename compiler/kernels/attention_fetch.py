@@ -21,7 +21,7 @@ class Fetches:
         self._count, self._turn, self._line = (T.alloc_buffer((1,), "int32", scope="local") for _ in range(3))
 
     def begin(self, count: b.Expr, base: Callable[[b.Expr], b.Expr]) -> None:
-        """base: where a block begins, in words. Of `count` blocks, none of them negative, no more than `most`."""
+        """The first blocks of `count`, 0 or more. base: where one of them begins, in words."""
         count = b.let(T.min(count, self._most))
         b.store(self._count, count, 0)
         b.store(self._turn, T.int32(0), 0)

@@ -11,7 +11,7 @@ _BY_TOKENS = 64  # work that grows with the tokens of a step, unevenly
 def max_tasks(spec: KernelSpec, panel_columns: int) -> int:
     """Most tasks that are still efficient; 0: no more than one a thread."""
     if spec.family == "linear" and "n" in (params := spec.as_dict()):
-        return int(params["n"]) // (_PANELS * panel_columns)
+        return int(params["n"]) // (_PANELS * panel_columns * weight_parts(spec))
     return _BY_TOKENS if spec.family == "attention" else 0
 
 

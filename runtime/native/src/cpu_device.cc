@@ -13,13 +13,16 @@ namespace llmc {
 namespace {
 
 constexpr uint32_t kTasksOfThread = 4;  // at most: every share of many rows widens them anew
-constexpr uint32_t kHelpedThreads = 8;  // at most: that a thread done with its own tasks looks at
+constexpr uint32_t kWorkedFor = 8;  // threads at most whose tasks a thread takes, itself first
 constexpr uint64_t kReplaysBeforeMove = 16;
 
 // Of a thread, to be read ahead: less than what a cache still holds when it is used.
 uint64_t MostAheadBytes() {
+#ifdef _SC_LEVEL2_CACHE_SIZE
   const long l2 = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
-  return l2 > 0 ? static_cast<uint64_t>(l2) / 4 : uint64_t{64} << 10;
+  if (l2 > 0) return static_cast<uint64_t>(l2) / 4;
+#endif
+  return uint64_t{64} << 10;
 }
 
 using I64 = const int64_t*;
@@ -74,11 +77,6 @@ Status CheckCount(const char* what, uint32_t value, uint32_t low, uint32_t high)
   return Status::Error(LLMC_ERR_OUT_OF_RANGE, std::string(what) + " is " + std::to_string(value) + ", outside " +
                                                   std::to_string(low) + " … " + std::to_string(high) +
                                                   "; choose a graph that fits the batch");
-}
-
-// The first of a thread's own tasks; of the thread behind the last one: how many tasks there are.
-uint32_t FirstTask(uint32_t thread, uint32_t num_threads, uint32_t num_tasks) {
-  return static_cast<uint32_t>(uint64_t{num_tasks} * thread / num_threads);
 }
 
 }  // namespace
@@ -204,12 +202,12 @@ uint32_t CpuDevice::NumTasks(const Artifact& artifact, const CommandRecord& comm
 void CpuDevice::Resolve(Program* program) const {
   const Artifact& artifact = *program->artifact;
   constexpr std::size_t kClaimsLine = kGateLine / sizeof(uint32_t);
-  std::size_t total = 0, longest = 0;
+  std::size_t total = 0;
   for (const GraphRecord& graph : artifact.graphs()) {
     total += graph.num_commands;
-    longest = std::max<std::size_t>(longest, graph.num_commands);
+    program->longest = std::max<std::size_t>(program->longest, graph.num_commands);
   }
-  program->claims_of_thread = RoundUp(longest, kClaimsLine) + kClaimsLine;  // a line apart
+  program->claims_of_thread = RoundUp(program->longest, kClaimsLine) + kClaimsLine;  // a line apart
   program->claimed = std::vector<std::atomic<uint32_t>>(2 * num_threads() * program->claims_of_thread);
   program->steps.reserve(total);  // ranges below point into it
   for (const GraphRecord& graph : artifact.graphs()) {
@@ -217,7 +215,8 @@ void CpuDevice::Resolve(Program* program) const {
     for (uint32_t c = 0; c < graph.num_commands; ++c) {
       const CommandRecord& command = artifact.commands()[graph.first_command + c];
       Step step{artifact.function(command.kernel), {}, command.num_operands, command.barrier, command.family,
-                NumTasks(artifact, command), {}};
+                NumTasks(artifact, command), 0, artifact.kernels()[command.kernel].weight_parts != 0, false, {}};
+      step.tasks_each = step.num_tasks / num_threads();
       for (uint32_t o = 0; o < command.num_operands; ++o) {
         step.buffers[o] = OperandAddress(*program, artifact.operands()[command.first_operand + o]);
       }
@@ -229,26 +228,33 @@ void CpuDevice::Resolve(Program* program) const {
   ResolveAhead(program);
 }
 
-// At the end of a step that reads a weight, and of a graph's first one, the weight that is read next is known.
+// What is read next is known at the start of a graph, and anew whenever a step has streamed its weight.
 void CpuDevice::ResolveAhead(Program* program) const {
   const Artifact& artifact = *program->artifact;
   Step* step = program->steps.data();
   for (const GraphRecord& graph : artifact.graphs()) {
     StreamedWeight next;
     for (uint32_t c = graph.num_commands; c-- > 0;) {
-      const CommandRecord& command = artifact.commands()[graph.first_command + c];
-      const KernelRecord& kernel = artifact.kernels()[command.kernel];
-      step[c].next = kernel.weight_parts != 0 || c == 0 ? next : StreamedWeight{};
-      for (uint32_t o = 0; o < command.num_operands && kernel.weight_parts != 0; ++o) {
-        const OperandRecord& operand = artifact.operands()[command.first_operand + o];
-        if (static_cast<OperandKind>(operand.kind) != OperandKind::kWeight) continue;
-        next = {static_cast<const char*>(step[c].buffers[o]), operand.bytes / kernel.weight_parts, kernel.weight_parts,
-                step[c].num_tasks};
-        break;
-      }
+      step[c].looks_ahead = c == 0 || step[c].streams;
+      step[c].next = next;
+      if (step[c].streams) next = Streamed(artifact, artifact.commands()[graph.first_command + c], step[c]);
     }
     step += graph.num_commands;
   }
+}
+
+// The first weight of a step that streams one; nothing where its panels are no equal parts of it.
+CpuDevice::StreamedWeight CpuDevice::Streamed(const Artifact& artifact, const CommandRecord& command, const Step& step) {
+  const uint32_t parts = artifact.kernels()[command.kernel].weight_parts;
+  for (uint32_t o = 0; o < command.num_operands; ++o) {
+    const OperandRecord& operand = artifact.operands()[command.first_operand + o];
+    if (static_cast<OperandKind>(operand.kind) != OperandKind::kWeight) continue;
+    const WeightRecord& weight = artifact.weights()[operand.index];
+    const uint64_t panels = weight.rank == 0 ? 0 : static_cast<uint64_t>(weight.shape[0]);
+    if (operand.bytes != weight.bytes || panels == 0 || panels % parts != 0 || weight.bytes % panels != 0) return {};
+    return {static_cast<const char*>(step.buffers[o]), weight.bytes / panels, panels / parts, parts, step.num_tasks};
+  }
+  return {};
 }
 
 // Between two replays.
@@ -334,49 +340,50 @@ void CpuDevice::CopyInputs(const BatchView& b) {
   scalars_[4] = num_blocks_;
 }
 
-// A thread's part of the weight that it reads next, of each part of it.
-inline void CpuDevice::LookAhead(const StreamedWeight& next, uint32_t thread, ReadAhead* ahead) const {
-  constexpr uint64_t kLine = 64;
-  const uint64_t first = FirstTask(thread, num_threads(), next.num_tasks);
-  const uint64_t last = FirstTask(thread + 1, num_threads(), next.num_tasks);
-  const uint64_t begin = next.part_bytes * first / next.num_tasks / kLine * kLine;
-  const uint64_t bytes = std::min(next.part_bytes * last / next.num_tasks - begin, most_ahead_bytes_ / next.parts);
-  const char* at = next.data + begin;
-  *ahead = {at, at + bytes, next.parts > 1 ? next.part_bytes : 0};
+// A thread's first tasks of the weight that it reads next, as far as rows are one chunk.
+inline void CpuDevice::LookAhead(const Step& step, uint32_t thread, ReadAhead* ahead) const {
+  const StreamedWeight& next = step.next;
+  *ahead = {};
+  if (next.parts == 0) return;
+  const uint32_t each = next.num_tasks / num_threads();
+  const auto panel_of = [&next](uint64_t task) { return next.panels * task / next.num_tasks; };
+  const uint64_t first = panel_of(uint64_t{each} * thread), last = panel_of(uint64_t{each} * (thread + 1));
+  const char* at = next.data + first * next.panel_bytes;
+  const uint64_t bytes = std::min((last - first) * next.panel_bytes, most_ahead_bytes_ / next.parts);
+  *ahead = {at, at + bytes, next.parts > 1 ? next.panels * next.panel_bytes : 0};
 }
 
 std::atomic<uint32_t>* CpuDevice::Claims(uint32_t turn, uint32_t thread) {
   return program_.claimed.data() + (std::size_t{turn} * num_threads() + thread) * program_.claims_of_thread;
 }
 
-// A thread's own tasks are neighbours: it goes on reading where it was. Then it helps those that come after it.
+// Own tasks first, then those that threads behind this one have not begun. Those of a thread that streams a weight are
+// neighbours: it goes on reading where it was. Others may be of unequal size, and are dealt out.
 inline void CpuDevice::Compute(const Step& step, std::size_t index, uint32_t thread, uint32_t num_threads,
                                ReadAhead* ahead) {
   const auto run = [&](uint32_t task) {
     Call(step.function, step.buffers, scalars_, static_cast<int32_t>(task), static_cast<int32_t>(step.num_tasks),
          step.num_buffers);
   };
-  if (step.num_tasks == num_threads) {
+  if (step.tasks_each == 1) {
     run(thread);
   } else {
-    for (uint32_t i = 0; i < std::min(num_threads, kHelpedThreads); ++i) {
+    for (uint32_t i = 0; i < std::min(num_threads, kWorkedFor); ++i) {
       const uint32_t of = thread + i < num_threads ? thread + i : thread + i - num_threads;
-      const uint32_t first = FirstTask(of, num_threads, step.num_tasks);
-      const uint32_t count = FirstTask(of + 1, num_threads, step.num_tasks) - first;
       std::atomic<uint32_t>& claimed = Claims(turn_, of)[index];
-      while (claimed.load(std::memory_order_relaxed) < count) {
-        const uint32_t task = claimed.fetch_add(1, std::memory_order_relaxed);
-        if (task < count) run(first + task);
+      while (claimed.load(std::memory_order_relaxed) < step.tasks_each) {
+        const uint32_t k = claimed.fetch_add(1, std::memory_order_relaxed);
+        if (k < step.tasks_each) run(step.streams ? of * step.tasks_each + k : of + k * num_threads);
       }
     }
   }
-  if (step.next.parts != 0) LookAhead(step.next, thread, ahead);
+  if (step.looks_ahead) LookAhead(step, thread, ahead);
 }
 
 // Those of the next replay, which no thread looks at during this one.
 void CpuDevice::ResetClaims(uint32_t thread) {
   std::atomic<uint32_t>* claims = Claims(1 - turn_, thread);
-  for (std::size_t i = 0; i < program_.claims_of_thread; ++i) claims[i].store(0, std::memory_order_relaxed);
+  for (std::size_t i = 0; i < program_.longest; ++i) claims[i].store(0, std::memory_order_relaxed);
 }
 
 void CpuDevice::WalkThread(uint32_t thread, uint32_t num_threads) {
@@ -533,6 +540,23 @@ void CpuDevice::Touch(const StepBatch& batch) {
     touch(values + touched_blocks_ * value, values + num_blocks * value);
   }
   touched_blocks_ = std::max(touched_blocks_, num_blocks);
+}
+
+void CpuDevice::ForEach(uint32_t count, uint32_t num_workers, Job job, void* context) {
+  if (std::min({count, num_workers, num_threads()}) < 2) return Device::ForEach(count, num_workers, job, context);
+  struct Shared {
+    uint32_t count, num_workers;
+    Job job;
+    void* context;
+    std::atomic<uint32_t> next{0};
+  } shared{count, num_workers, job, context, {}};
+  team_->Run(
+      [](void* of, uint32_t thread, uint32_t) {
+        Shared& all = *static_cast<Shared*>(of);
+        if (thread >= all.num_workers) return;
+        for (uint32_t i; (i = all.next.fetch_add(1, std::memory_order_relaxed)) < all.count;) all.job(all.context, i, thread);
+      },
+      &shared);
 }
 
 Status CpuDevice::CopyBlock(uint32_t from, uint32_t to) {

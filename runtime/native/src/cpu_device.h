@@ -62,6 +62,7 @@ class CpuDevice final : public Device {
   void Walk(uint32_t graph) override;
   Status Run(const StepBatch& batch, const float** logits) override;
   ReplayTime last_replay() const override { return last_; }
+  void ForEach(uint32_t count, uint32_t num_workers, Job job, void* context) override;
   Status CopyBlock(uint32_t from, uint32_t to) override;
 
   // As Run; on failure nothing ran.
@@ -75,10 +76,10 @@ class CpuDevice final : public Device {
   CommandTime Profiled(uint32_t thread, uint32_t index) const;
 
  private:
-  // A weight that the tasks of a step read once each, in `parts` equal parts that all of them share in.
+  // A weight that a step streams: `parts` equal parts of `panels` each, whose tasks share the panels of all parts alike.
   struct StreamedWeight {
     const char* data = nullptr;
-    uint64_t part_bytes = 0;
+    uint64_t panel_bytes = 0, panels = 0;
     uint32_t parts = 0, num_tasks = 0;
   };
 
@@ -87,7 +88,10 @@ class CpuDevice final : public Device {
     void* function;
     void* buffers[kMaxBuffers];
     uint32_t num_buffers, barrier, family, num_tasks;
-    StreamedWeight next;  // of a later step, to be read ahead from the end of this one on; parts 0: as before
+    uint32_t tasks_each;  // of a thread
+    bool streams;         // a weight
+    bool looks_ahead;     // the weight that is read next is another one from the end of this step on
+    StreamedWeight next;
   };
   struct StepRange {
     const Step* begin;
@@ -103,9 +107,9 @@ class CpuDevice final : public Device {
     float* logits = nullptr;
     std::vector<Step> steps;
     std::vector<StepRange> graphs;
-    // [turn][thread][command]: how many of its tasks are claimed. Replays take turns: one resets the other's.
+    // [turn][thread][command]: how many of its tasks were claimed, or more. Replays take turns: one resets the other's.
     std::vector<std::atomic<uint32_t>> claimed;
-    std::size_t claims_of_thread = 0;
+    std::size_t claims_of_thread = 0, longest = 0;  // longest: commands of a graph
   };
 
   CpuDevice() = default;
@@ -119,7 +123,8 @@ class CpuDevice final : public Device {
   void* OperandAddress(const Program& program, const OperandRecord& operand) const;
   Status Check(const BatchView& batch) const;
   void CopyInputs(const BatchView& batch);
-  void LookAhead(const StreamedWeight& next, uint32_t thread, ReadAhead* ahead) const;
+  static StreamedWeight Streamed(const Artifact& artifact, const CommandRecord& command, const Step& step);
+  void LookAhead(const Step& step, uint32_t thread, ReadAhead* ahead) const;
   std::atomic<uint32_t>* Claims(uint32_t turn, uint32_t thread);
   void Compute(const Step& step, std::size_t index, uint32_t thread, uint32_t num_threads, ReadAhead* ahead);
   void ResetClaims(uint32_t thread);

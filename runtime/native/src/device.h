@@ -70,6 +70,13 @@ class Device {
   virtual Status Run(const StepBatch& batch, const float** logits) = 0;
   // Of the last Run; zero on a device that does not measure.
   virtual ReplayTime last_replay() const { return {}; }
+  using Job = void (*)(void* context, uint32_t index, uint32_t worker);
+  // Calls job once for every index below count, from the device's threads on the host or one after the other, with a
+  // number below num_workers that no two calls at a time have. job must not throw.
+  virtual void ForEach(uint32_t count, uint32_t num_workers, Job job, void* context) {
+    static_cast<void>(num_workers);
+    for (uint32_t i = 0; i < count; ++i) job(context, i, 0);
+  }
   // Copies one KV block of every layer (copy-on-write).
   virtual Status CopyBlock(uint32_t from, uint32_t to) = 0;
 };

@@ -1,8 +1,10 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <string>
 
 #include "c_struct.h"
@@ -59,8 +61,10 @@ Engine::Engine(std::unique_ptr<Device> device, const EngineOptions& options)
                  {options.max_num_seqs ? options.max_num_seqs : static_cast<uint32_t>(model_.max_num_seqs),
                   options.max_tokens_per_step, options.miss_policy},
                  &blocks_),
-      sampler_(model_.vocab_size, model_.eos_token_ids),
       graph_stats_(model_.graphs.size()) {
+  constexpr uint32_t kMostSamplers = 8;  // each has several rows of the vocabulary's size
+  const uint32_t threads = std::clamp(device_->num_threads(), 1u, kMostSamplers);
+  for (uint32_t i = 0; i < threads; ++i) samplers_.emplace_back(model_.vocab_size, model_.eos_token_ids);
   if (options_.max_waiting == 0) options_.max_waiting = 65536;
   std::memset(&counters_, 0, sizeof(counters_));
   Publish(false, false);
@@ -419,51 +423,62 @@ Status Engine::Run(bool replay, const float** logits) {
   return replay ? device_->Run(batch_, logits) : Status::Ok();
 }
 
-// One token for every sequence whose last token was computed; n of them when a prompt with n > 1 is done.
+// One token for every sequence whose last token was computed; n of them when a prompt with n > 1 is done. Rows do not
+// depend on each other, so threads share them.
 void Engine::Sample(const float* logits) {
   sampled_.clear();
   const float* row = logits;
-  for (const StepItem& item : plan_.items) {
-    Sequence* s = item.sequence;
-    Request* r = s->request;
-    if (r->first_scheduled_ns == 0) r->first_scheduled_ns = scheduled_ns_;
-    row = Score(item, row);
-    if (!item.sample) continue;
-    if (r->forked) {
-      SampleOne(s, row);
-    } else {
-      Fork(s);
-      for (const auto& one : r->sequences) SampleOne(one.get(), row);
-    }
-    row += model_.vocab_size;
-  }
+  for (const StepItem& item : plan_.items) Add(item, &row);
+  struct Shared {
+    Engine* engine;
+    std::atomic<bool> out_of_memory{false};
+  } shared{this, {}};
+  device_->ForEach(
+      static_cast<uint32_t>(sampled_.size()), static_cast<uint32_t>(samplers_.size()),
+      [](void* context, uint32_t index, uint32_t worker) {
+        Shared& all = *static_cast<Shared*>(context);
+        try {
+          all.engine->Pick(&all.engine->sampled_[index], &all.engine->samplers_[worker]);
+        } catch (const std::bad_alloc&) {
+          all.out_of_memory = true;
+        }
+      },
+      &shared);
+  if (shared.out_of_memory) throw std::bad_alloc();
 }
 
-// Logprobs of the prompt's tokens after the rows of this item; returns the row behind them.
-const float* Engine::Score(const StepItem& item, const float* row) {
-  Sequence* s = item.sequence;
-  for (uint32_t i = 0; i < item.num_scores; ++i, row += model_.vocab_size) {
-    const uint32_t position = item.first_score + i + 1;
-    sampled_.push_back({s, {}, {}});
-    Sampled& out = sampled_.back();
-    out.status = sampler_.Score(row, s->tokens[position], static_cast<uint32_t>(s->request->num_prompt_logprobs),
-                                position, &out.result);
-    out.prompt_position = position;
+// What is to be sampled of an item, the logprobs of its prompt's tokens first; *row: its first row, then the one behind.
+void Engine::Add(const StepItem& item, const float** row) {
+  Request* r = item.sequence->request;
+  if (r->first_scheduled_ns == 0) r->first_scheduled_ns = scheduled_ns_;
+  for (uint32_t i = 0; i < item.num_scores; ++i, *row += model_.vocab_size) {
+    sampled_.push_back({item.sequence, *row, item.first_score + i + 1, {}, {}});
   }
-  return row;
+  if (!item.sample) return;
+  if (r->forked) {
+    sampled_.push_back({item.sequence, *row, 0, {}, {}});
+  } else {
+    Fork(item.sequence);
+    for (const auto& one : r->sequences) sampled_.push_back({one.get(), *row, 0, {}, {}});
+  }
+  *row += model_.vocab_size;
 }
 
-void Engine::SampleOne(Sequence* s, const float* row) {
-  const Request& r = *s->request;
-  sampled_.push_back({s, {}, {}});
-  Sampled& out = sampled_.back();
-  SampleContext context{s->tokens.data(), static_cast<uint32_t>(s->tokens.size()), s->num_prompt, s->output_index};
+void Engine::Pick(Sampled* of, Sampler* sampler) const {
+  const Sequence& s = *of->sequence;
+  const Request& r = *s.request;
+  if (of->prompt_position != 0) {
+    of->status = sampler->Score(of->row, s.tokens[of->prompt_position], static_cast<uint32_t>(r.num_prompt_logprobs),
+                                of->prompt_position, &of->result);
+    return;
+  }
+  SampleContext context{s.tokens.data(), static_cast<uint32_t>(s.tokens.size()), s.num_prompt, s.output_index};
   if (r.guided) {
-    const TokenMask& mask = r.masks[s->output_index];
+    const TokenMask& mask = r.masks[s.output_index];
     context.mask = mask.words.data();
     context.num_mask_words = static_cast<uint32_t>(mask.words.size());
   }
-  out.status = sampler_.Sample(row, r.params, context, &out.result);
+  of->status = sampler->Sample(of->row, r.params, context, &of->result);
 }
 
 void Engine::Fork(Sequence* parent) {

@@ -78,6 +78,13 @@ class Engine {
   Status CheckIntegrity() const;
 
  private:
+  struct Sampled {
+    Sequence* sequence;
+    const float* row;
+    uint32_t prompt_position;  // not 0: the logprob of this token of the prompt
+    Status status;
+    SampleResult result;
+  };
   Engine(std::unique_ptr<Device> device, const EngineOptions& options);
 
   Status CheckGraph(uint32_t graph) const;
@@ -87,8 +94,8 @@ class Engine {
   void Prepare();
   Status Run(bool replay, const float** logits);
   void Sample(const float* logits);
-  const float* Score(const StepItem& item, const float* logits);
-  void SampleOne(Sequence* sequence, const float* row);
+  void Add(const StepItem& item, const float** row);
+  void Pick(Sampled* of, Sampler* sampler) const;
   void Postprocess();
   void Fork(Sequence* parent);
   void AppendToken(Sequence* sequence, const SampleResult& sample);
@@ -114,17 +121,11 @@ class Engine {
   uint32_t max_length_;  // of a sequence: the model's limit, or what the KV pool holds if that is less
   BlockManager blocks_;
   Scheduler scheduler_;
-  Sampler sampler_;
+  std::vector<Sampler> samplers_;  // one for each thread that samples
 
   // Of the stepping thread.
   StepPlan plan_;
   StepBatch batch_;
-  struct Sampled {
-    Sequence* sequence;
-    Status status;
-    SampleResult result;
-    uint32_t prompt_position = 0;  // not 0: the logprob of this token of the prompt
-  };
   std::vector<Sampled> sampled_;
   std::vector<llmc_event> new_events_;
   std::vector<Request*> ended_;

@@ -1,5 +1,5 @@
 // Spreads memory that every thread of a team reads over the memory nodes (NUMA) of the team's CPUs, a page each in turn.
-// A task is claimed by any thread, so no page has an owner; spread, all threads together have the bandwidth of all nodes,
+// Any thread may take over a task, so no page has an owner; spread, all threads together have the bandwidth of all nodes,
 // and none has less than another.
 #pragma once
 #include <array>

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include "logit_rows.h"
+
 namespace llmc {
 namespace {
 
@@ -17,67 +19,6 @@ uint64_t SplitMix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-inline int32_t Bits(float x) {
-  int32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  return bits;
-}
-
-inline float Exp(float x) {
-  const float t = x < -87.0f ? -87.0f : x;
-  const float shifted = t * 1.44269504f + 12582912.0f;  // 1.5·2^23: the sum is rounded to an integer
-  const float n = shifted - 12582912.0f;
-  float r = t - n * 0.693359375f;
-  r = r - n * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const int32_t scale_bits = (static_cast<int32_t>(n) + 127) * (1 << 23);
-  float scale;
-  std::memcpy(&scale, &scale_bits, sizeof(scale));
-  return x < -87.0f ? 0.0f : p * scale;
-}
-
-// Sum of eight interleaved chains, added in order: the compiler may use vectors and the bits do not change.
-double SumInOrder(const float* x, uint32_t n) {
-  double lanes[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-  uint32_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    for (uint32_t j = 0; j < 8; ++j) lanes[j] += x[i + j];
-  }
-  for (uint32_t j = 0; i < n; ++i, ++j) lanes[j] += x[i];
-  double sum = 0;
-  for (double lane : lanes) sum += lane;
-  return sum;
-}
-
-// Maximum of a row without NaN; as integers, so that it vectorises without relaxed float rules.
-float Max(const float* row, uint32_t n) {
-  int32_t best = std::numeric_limits<int32_t>::min();
-  for (uint32_t i = 0; i < n; ++i) {
-    int32_t b = Bits(row[i]);
-    b ^= (b >> 31) & 0x7fffffff;
-    best = b > best ? b : best;
-  }
-  best ^= (best >> 31) & 0x7fffffff;
-  float max;
-  std::memcpy(&max, &best, sizeof(max));
-  return max;
-}
-
-bool AllFinite(const float* row, uint32_t n) {
-  int32_t worst = 0;
-  for (uint32_t i = 0; i < n; ++i) {
-    int32_t b = Bits(row[i]) & 0x7fffffff;
-    worst = b > worst ? b : worst;
-  }
-  return worst < 0x7f800000;
-}
-
 // 1 + the tokens before this one when equal logits are ordered by id.
 uint32_t Rank(const float* row, uint32_t n, uint32_t token) {
   const float value = row[token];
@@ -87,9 +28,9 @@ uint32_t Rank(const float* row, uint32_t n, uint32_t token) {
   return before + 1;
 }
 
-uint32_t FirstEqual(const float* row, uint32_t n, float value) {
-  uint32_t i = 0;
-  while (i < n && !(row[i] == value)) ++i;
+uint32_t FirstMax(const float* row, const RowScan& scan) {
+  uint32_t i = scan.max_begin;
+  while (i + 1 < scan.max_end && row[i] != scan.max) ++i;
   return i;
 }
 
@@ -102,8 +43,6 @@ double UniformFromKey(uint64_t seed, uint64_t output_index, uint64_t position) {
   return static_cast<double>(h >> 11) * 0x1.0p-53;
 }
 
-float ExpNegative(float x) { return Exp(x); }
-
 Sampler::Sampler(int32_t vocab_size, std::vector<int32_t> eos_token_ids)
     : vocab_size_(static_cast<uint32_t>(vocab_size)),
       eos_token_ids_(std::move(eos_token_ids)),
@@ -112,12 +51,14 @@ Sampler::Sampler(int32_t vocab_size, std::vector<int32_t> eos_token_ids)
       maxima_((vocab_size_ + kBlock - 1) / kBlock),
       maxima_scratch_(maxima_.size()),
       output_counts_(vocab_size_),
-      seen_(vocab_size_) {
+      seen_(vocab_size_),
+      span_sums_((vocab_size_ + kSpan - 1) / kSpan) {
   candidates_.reserve(vocab_size_);
 }
 
-Status Sampler::CheckFinite(const float* row, uint32_t position) const {
-  if (AllFinite(row, vocab_size_)) return Status::Ok();
+Status Sampler::ScanFinite(const float* row, uint32_t position, RowScan* out) const {
+  *out = ScanRow(row, vocab_size_);
+  if (out->finite) return Status::Ok();
   uint32_t i = 0;
   while (std::isfinite(row[i])) ++i;
   return Status::Error(LLMC_ERR_INTERNAL, "The model produced the logit " + std::to_string(row[i]) + " for token " +
@@ -126,15 +67,17 @@ Status Sampler::CheckFinite(const float* row, uint32_t position) const {
 }
 
 Status Sampler::Score(const float* row, int32_t token, uint32_t num_top, uint32_t position, SampleResult* out) {
-  LLMC_RETURN_IF_ERROR(CheckFinite(row, position));
+  RowScan scan;
+  LLMC_RETURN_IF_ERROR(ScanFinite(row, position, &scan));
   out->token = token;
-  Logprobs(row, num_top, out);
+  Logprobs(row, scan.max, num_top, out);
   return Status::Ok();
 }
 
 Status Sampler::Sample(const float* row, const SamplingParams& params, const SampleContext& context,
                        SampleResult* out) {
-  LLMC_RETURN_IF_ERROR(CheckFinite(row, context.num_tokens));
+  RowScan of_row;
+  LLMC_RETURN_IF_ERROR(ScanFinite(row, context.num_tokens, &of_row));
   out->num_top = out->rank = 0;
   out->logprob = 0;
   const float* logits = Modify(row, params, context);
@@ -142,18 +85,18 @@ Status Sampler::Sample(const float* row, const SamplingParams& params, const Sam
     return Status::Error(LLMC_ERR_EMPTY_MASK, "The token mask for position " + std::to_string(context.num_tokens) +
                                                   " allows no token; a finished grammar must allow eos.");
   }
-  const float max = Max(logits, vocab_size_);
-  if (!std::isfinite(max)) {
+  const RowScan scan = logits == row ? of_row : ScanRow(logits, vocab_size_);
+  if (!std::isfinite(scan.max)) {
     return Status::Error(LLMC_ERR_INVALID_ARGUMENT,
                          "No token can be sampled at position " + std::to_string(context.num_tokens) +
                              ": bias, penalties, the token mask and the min_tokens mask left no finite logit; relax them.");
   }
   if (params.temperature < 1e-5f || params.top_k == 1) {
-    out->token = static_cast<int32_t>(FirstEqual(logits, vocab_size_, max));
+    out->token = static_cast<int32_t>(FirstMax(logits, scan));
   } else {
-    out->token = Draw(logits, max, params, UniformFromKey(params.seed, context.output_index, context.num_tokens));
+    out->token = Draw(logits, scan.max, params, UniformFromKey(params.seed, context.output_index, context.num_tokens));
   }
-  if (params.num_logprobs >= 0) Logprobs(row, static_cast<uint32_t>(params.num_logprobs), out);
+  if (params.num_logprobs >= 0) Logprobs(row, of_row.max, static_cast<uint32_t>(params.num_logprobs), out);
   return Status::Ok();
 }
 
@@ -179,7 +122,7 @@ void Sampler::ForbidStops(const SamplingParams& params, bool masked, float* x) {
     if (id >= 0 && static_cast<uint32_t>(id) < vocab_size_) x[id] = kMasked;
   }
   for (int32_t id : params.stop_token_ids) x[id] = kMasked;
-  if (masked && Max(x, vocab_size_) == kMasked) std::memcpy(x, saved, vocab_size_ * sizeof(float));
+  if (masked && ScanRow(x, vocab_size_).max == kMasked) std::memcpy(x, saved, vocab_size_ * sizeof(float));
 }
 
 // Returns row itself when nothing changes it, NULL when the token mask allows nothing.
@@ -220,7 +163,7 @@ const float* Sampler::Modify(const float* row, const SamplingParams& params, con
 void Sampler::BlockMaxima(const float* row) {
   for (uint32_t b = 0; b < maxima_.size(); ++b) {
     const uint32_t begin = b * kBlock;
-    maxima_[b] = Max(row + begin, std::min(kBlock, vocab_size_ - begin));
+    maxima_[b] = ScanRow(row + begin, std::min(kBlock, vocab_size_ - begin)).max;
   }
 }
 
@@ -253,19 +196,19 @@ void Sampler::SelectTop(const float* row, uint32_t k) {
 }
 
 int32_t Sampler::DrawFromAll(const float* row, float max, float inv_temperature, double uniform) {
-  constexpr uint32_t kSpan = 512;
   float* w = weights_.data();
-  for (uint32_t i = 0; i < vocab_size_; ++i) w[i] = Exp((row[i] - max) * inv_temperature);
+  ExpRow(row, vocab_size_, max, inv_temperature, w);
   double total = 0;
-  for (uint32_t begin = 0; begin < vocab_size_; begin += kSpan) {
-    total += SumInOrder(w + begin, std::min(kSpan, vocab_size_ - begin));
+  for (uint32_t begin = 0, span = 0; begin < vocab_size_; begin += kSpan, ++span) {
+    span_sums_[span] = SumRow(w + begin, std::min(kSpan, vocab_size_ - begin));
+    total += span_sums_[span];
   }
   const double target = uniform * total;
   double before = 0;
   uint32_t last = 0;
-  for (uint32_t begin = 0; begin < vocab_size_; begin += kSpan) {
+  for (uint32_t begin = 0, span = 0; begin < vocab_size_; begin += kSpan, ++span) {
     const uint32_t size = std::min(kSpan, vocab_size_ - begin);
-    const double sum = SumInOrder(w + begin, size);
+    const double sum = span_sums_[span];
     if (before + sum <= target && begin + size < vocab_size_) {
       before += sum;
       continue;
@@ -292,11 +235,11 @@ int32_t Sampler::Draw(const float* row, float max, const SamplingParams& params,
   double mass = -1;
   if (!top_k && params.top_p < 1.0f) {
     float* w = weights_.data();
-    for (uint32_t i = 0; i < vocab_size_; ++i) {
-      const float e = Exp((row[i] - max) * inv);
-      w[i] = e >= params.min_p ? e : 0.0f;
+    ExpRow(row, vocab_size_, max, inv, w);
+    if (params.min_p > 0) {
+      for (uint32_t i = 0; i < vocab_size_; ++i) w[i] = w[i] >= params.min_p ? w[i] : 0.0f;
     }
-    mass = SumInOrder(w, vocab_size_);
+    mass = SumRow(w, vocab_size_);
   }
   // Without top_k the number of candidates is not known in advance: look at more until they suffice.
   uint32_t k = top_k ? static_cast<uint32_t>(params.top_k) : std::min(256u, vocab_size_);
@@ -306,7 +249,7 @@ int32_t Sampler::Draw(const float* row, float max, const SamplingParams& params,
     uint32_t kept = 0;
     double sum = 0;
     for (Candidate& c : candidates_) {
-      c.logit = Exp((c.logit - max) * inv);
+      c.logit = ExpNegative((c.logit - max) * inv);
       if (c.logit < params.min_p) break;
       ++kept;
       sum += c.logit;
@@ -341,11 +284,10 @@ int32_t Sampler::Draw(const float* row, float max, const SamplingParams& params,
   }
 }
 
-void Sampler::Logprobs(const float* row, uint32_t num_top, SampleResult* out) {
-  const float max = Max(row, vocab_size_);
+void Sampler::Logprobs(const float* row, float max, uint32_t num_top, SampleResult* out) {
   float* w = weights_.data();
-  for (uint32_t i = 0; i < vocab_size_; ++i) w[i] = Exp(row[i] - max);
-  const double log_sum = std::log(SumInOrder(w, vocab_size_)) + max;
+  ExpRow(row, vocab_size_, max, 1.0f, w);
+  const double log_sum = std::log(SumRow(w, vocab_size_)) + max;
   out->logprob = static_cast<float>(row[out->token] - log_sum);
   out->rank = Rank(row, vocab_size_, static_cast<uint32_t>(out->token));
   out->num_top = 0;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "logit_rows.h"
 #include "status.h"
 
 namespace llmc {
@@ -57,7 +58,7 @@ class Sampler {
     float logit;
     int32_t id;
   };
-  Status CheckFinite(const float* row, uint32_t position) const;
+  Status ScanFinite(const float* row, uint32_t position, RowScan* out) const;
   const float* Modify(const float* row, const SamplingParams& params, const SampleContext& context);
   bool ApplyMask(const SampleContext& context, float* x) const;
   void ForbidStops(const SamplingParams& params, bool masked, float* x);
@@ -65,20 +66,19 @@ class Sampler {
   void SelectTop(const float* row, uint32_t k);
   int32_t Draw(const float* row, float max, const SamplingParams& params, double uniform);
   int32_t DrawFromAll(const float* row, float max, float inv_temperature, double uniform);
-  void Logprobs(const float* row, uint32_t num_top, SampleResult* out);
+  void Logprobs(const float* row, float max, uint32_t num_top, SampleResult* out);
 
-  static constexpr uint32_t kBlock = 64;
+  static constexpr uint32_t kBlock = 64, kSpan = 512;
   uint32_t vocab_size_;
   std::vector<int32_t> eos_token_ids_;
   std::vector<float> modified_, weights_, maxima_, maxima_scratch_;
   std::vector<Candidate> candidates_;
   std::vector<uint32_t> output_counts_;
   std::vector<uint8_t> seen_;
+  std::vector<double> span_sums_;
 };
 
 // Uniform in [0, 1), 53 bits, from the key alone.
 double UniformFromKey(uint64_t seed, uint64_t output_index, uint64_t position);
-// exp(x) for x ≤ 0 by a fixed polynomial: the same bits on every machine. 0 below -87.
-float ExpNegative(float x);
 
 }  // namespace llmc

@@ -127,7 +127,8 @@ void Team::Exchange(uint32_t thread, bool wait_last, ReadAhead* ahead) {
 // a time slice. Spinning pays for the former only, so the bound halves with each wait that outlasts it, which hands
 // the CPU back early on a crowded machine, and doubles with each that does not.
 void Team::AwaitMember(Member* self, Gate* gate, uint32_t target, ReadAhead* ahead) {
-  while (ahead != nullptr && !gate->IsOpen(target) && ahead->Fetch()) {
+  // Where the CPU is to go to others at once, nothing is read for longer.
+  while (ahead != nullptr && barrier_spin_ns_ != 0 && !gate->IsOpen(target) && ahead->Fetch()) {
   }
   const Waited waited = gate->Await(target, self->spin_ns);
   if (waited.parked) Add(&self->parks, 1);

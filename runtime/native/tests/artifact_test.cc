@@ -266,6 +266,7 @@ void TestDamage(const Tables& good) {
     corrupt(operand + pool * 24 + 8, uint64_t{64});
   }
   corrupt(operand + 9 * 24 + 16, uint64_t{2 * kVocab * 4 + 1});
+  corrupt(good.offset[3] + 20, uint32_t{3});  // weight parts
   corrupt(good.offset[1], 'X');       // a symbol that kernels.so lacks
   Write("graphs.bin", good.file);
 }
@@ -414,7 +415,7 @@ void Fuzz(const Tables& good, int rounds) {
 int main() {
   const Tables good = MakeArtifact();
 
-  for (uint32_t threads : {1u, 2u, 3u}) TestReplay(threads);
+  for (uint32_t threads : {1u, 2u, 3u, 9u, 16u}) TestReplay(threads);
   TestDevice();
   TestEngine(sizeof(llmc_request), sizeof(llmc_sampling_params), sizeof(llmc_event));
   TestEngine(offsetof(llmc_request, guided), offsetof(llmc_sampling_params, seed), offsetof(llmc_event, error_code));

@@ -39,6 +39,7 @@ void Property(uint32_t seed) {
   if (reach < 2) return;
 
   NullDevice* device;
+  NullDevice::workers = pick(0, 7) ? 1 : pick(2, 3);
   auto engine = Make(shape, blocks, options, &device);
   std::vector<int32_t> common(reach);
   for (auto& t : common) t = static_cast<int32_t>(pick(0, kVocab - 1));

@@ -65,7 +65,7 @@ inline Tables MakeTables() {
   const std::string strings("twice\0logits\0tablebias", 22);
   llmc::ModelRecord model{};
   model = {1, 1, 4, 16, kBlockSize, 0, kVocab, 64, 2, 48, 0, 0, 1, {7}, 1, {}};
-  const std::vector<llmc::KernelRecord> kernels = {{0, 5, 2, 0, 0, 0}, {6, 6, 8, 2, 64, 0}};
+  const std::vector<llmc::KernelRecord> kernels = {{0, 5, 2, 0, 0, 0}, {6, 6, 8, 2, 64, 1}};
   const std::vector<llmc::WeightRecord> weights = {
       {13, 5, 0, 1, 64, kVocab * 4, {kVocab, 0, 0, 0}, llmc::Crc32(weight_file.data() + 64, kVocab * 4), 0},
       {18, 4, 3, 1, 128, bias, {int64_t(bias), 0, 0, 0}, llmc::Crc32(weight_file.data() + 128, bias), 0}};

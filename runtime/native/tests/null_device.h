@@ -5,6 +5,8 @@
 #include <functional>
 #include <set>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "device.h"
 
@@ -30,13 +32,26 @@ inline void LogitsOf(uint64_t fold, int32_t vocab, float* out) {
 
 class NullDevice : public llmc::Device {
  public:
+  static inline uint32_t workers = 1;  // of engines made from now on
   NullDevice(llmc::ModelShape shape, uint32_t num_blocks)
       : shape_(std::move(shape)),
         num_blocks_(num_blocks),
         pool_(static_cast<size_t>(num_blocks) * shape_.block_size, 0xdead) {}
   const llmc::ModelShape& model() const override { return shape_; }
   uint32_t num_blocks() const override { return num_blocks_; }
-  uint32_t num_threads() const override { return 1; }
+  uint32_t num_threads() const override { return workers; }
+
+  // In turns, from the last worker on, so that neither order nor thread may matter.
+  void ForEach(uint32_t count, uint32_t num_workers, Job job, void* context) override {
+    if (num_workers < 2) return Device::ForEach(count, num_workers, job, context);
+    std::vector<std::thread> threads;
+    for (uint32_t worker = num_workers; worker-- > 0;) {
+      threads.emplace_back([=] {
+        for (uint32_t i = worker; i < count; i += num_workers) job(context, i, worker);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
 
   llmc::Status Run(const llmc::StepBatch& b, const float** logits) override {
     ++runs;

@@ -71,6 +71,41 @@ void TestExp() {
   CHECK(ExpNegative(-INFINITY) == 0.0f);
 }
 
+// Whatever vectors the machine has: the bits of plain loops.
+void TestRows() {
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal(0, 4);
+  for (uint32_t n : {1u, 7u, 16u, 33u, 2047u, 2048u, 2049u, 6000u}) {
+    std::vector<float> row(n), out(n);
+    for (float& x : row) x = normal(random);
+    if (n % 2) row[n / 2] = row[n - 1] = 40;
+    float max = row[0];
+    for (float x : row) max = std::max(max, x);
+    const uint32_t first = static_cast<uint32_t>(std::find(row.begin(), row.end(), max) - row.begin());
+    const RowScan scan = ScanRow(row.data(), n);
+    CHECK(scan.finite && scan.max == max && scan.max_begin <= first && first < scan.max_end && scan.max_end <= n);
+    ExpRow(row.data(), n, max, 0.7f, out.data());
+    double lanes[8] = {}, sum = 0;
+    for (uint32_t i = 0; i < n; ++i) {
+      CHECK(out[i] == ExpNegative((row[i] - max) * 0.7f));
+      lanes[n - i <= n % 8 ? i - n / 8 * 8 : i % 8] += out[i];
+    }
+    for (double lane : lanes) sum += lane;
+    CHECK(SumRow(out.data(), n) == sum);
+    for (float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
+      std::vector<float> broken = row;
+      broken[n / 3] = bad;
+      CHECK(!ScanRow(broken.data(), n).finite);
+    }
+  }
+  // The first of equal zeros, whatever their signs.
+  std::vector<float> zeros(5000, -1.0f);
+  zeros[100] = -0.0f;
+  zeros[4500] = 0.0f;
+  const RowScan scan = ScanRow(zeros.data(), 5000);
+  CHECK(scan.max == 0.0f && scan.max_begin <= 100 && 100 < scan.max_end);
+}
+
 void TestUniform() {
   double sum = 0;
   for (uint64_t i = 0; i < 20000; ++i) {
@@ -291,6 +326,7 @@ void TestMaskEdges() {
 
 int main() {
   TestExp();
+  TestRows();
   TestUniform();
   TestAgainstBruteForce();
   TestDistribution();

@@ -104,21 +104,25 @@ void TestReadAhead() {
     std::vector<char> memory;
     const char* early = nullptr;
     const char* late = nullptr;
-  } context{team.get(), std::vector<char>(4096 + 40), nullptr, nullptr};
+    std::atomic<bool> waits{false};
+  } context{team.get(), std::vector<char>(4096 + 40), nullptr, nullptr, {}};
   team->Run(
       [](void* c, uint32_t thread, uint32_t) {
         Context& all = *static_cast<Context*>(c);
         const char* begin = all.memory.data();
         llmc::ReadAhead ahead{begin, begin + 2048 + 10, 2048};
-        llmc::ReadAhead nothing;
-        all.team->Barrier(thread, &nothing);
-        if (thread == 1) std::this_thread::sleep_for(std::chrono::milliseconds(3));
-        all.team->Barrier(thread, thread == 0 ? &ahead : nullptr);
+        if (thread == 0) {
+          all.waits = true;
+        } else {
+          while (!all.waits) std::this_thread::yield();
+          std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        }
+        all.team->Barrier(thread, &ahead);
         (thread == 0 ? all.early : all.late) = ahead.at;
       },
       &context);
   CHECK(context.early == context.memory.data() + 33 * 64);
-  CHECK(context.late == context.memory.data());
+  CHECK(context.late < context.early);
 }
 
 void TestParking(uint32_t threads, uint32_t barrier_spin_us) {
