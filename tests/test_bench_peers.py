@@ -292,6 +292,28 @@ def test_the_report_has_medians_ranges_and_fractions(tmp_path: Path) -> None:
     json.dumps(report.as_dict())
 
 
+def test_the_report_has_what_so_many_threads_read(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    assert "threads, before the figures" not in Report(store).markdown()
+    store.reading += [{"1": 6e9, "2": 9e9, "16": 30e9}, {"1": 8e9, "2": 9e9, "16": 32e9}]
+    store.save()
+    report = Report(Store.load(tmp_path / "results.json"))
+    assert {threads: spread.median for threads, spread in report.reading().items()} == {1: 7e9, 2: 9e9, 16: 31e9}
+    assert report.as_dict()["read_per_s_by_threads"][2]["rounds"] == 2
+    lines = report.markdown().splitlines()
+    heads = lines.index("| threads, before the figures | 1 | 2 | 16 |")
+    assert lines[heads + 2] == "| read, GB/s | 7.00 (6.00–8.00) | 9.00 (9.00–9.00) | 31.0 (30.0–32.0) |"
+
+
+def test_results_of_before_threads_were_counted_are_read(tmp_path: Path) -> None:
+    filled(tmp_path).save()
+    path = tmp_path / "results.json"
+    document = json.loads(path.read_text())
+    del document["reading"]
+    path.write_text(json.dumps(document))
+    assert Report(Store.load(path)).reading() == {}
+
+
 def test_a_point_above_its_limit_is_a_probe_error(tmp_path: Path) -> None:
     report = Report(filled(tmp_path))
     (error,) = report.probe_errors()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Protocol
 
 from llmc.runtime.limits import LIMITS, Probe
 
 ARITHMETIC = tuple(name for name in LIMITS if name != "read")
+_EACH = 8  # so many numbers of threads are all measured; of more, powers of two and the largest
 UNITS = {"read": "GB/s", "f32": "GFLOP/s", "bf16": "GFLOP/s", "int8": "GOP/s"}
 
 
@@ -27,3 +29,20 @@ def probe(threads: int) -> Probe:
 def supported(threads: int) -> frozenset[str]:
     """The arithmetic that this CPU has."""
     return frozenset(name for name in ARITHMETIC if probe(threads).measure(name, 0.02) is not None)
+
+
+def thread_counts(most: int) -> list[int]:
+    """Numbers of threads from 1 to `most` to measure, ascending."""
+    powers = (1 << bit for bit in range(most.bit_length()))
+    return sorted({*range(1, min(most, _EACH) + 1), *powers, most})
+
+
+def reading(counts: Sequence[int], seconds: float) -> dict[str, float]:
+    """Bytes read a second by so many threads."""
+    found = {}
+    for threads in counts:
+        with Probe(threads) as one:
+            rate = one.measure("read", seconds)
+        assert rate is not None
+        found[str(threads)] = rate
+    return found

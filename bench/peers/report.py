@@ -97,6 +97,14 @@ class Report:
                 values.setdefault(name, []).append(value)
         return {name: Spread.of(values[name]) for name in UNITS if name in values}
 
+    def reading(self) -> dict[int, Spread]:
+        """Bytes read a second by number of threads, over the sessions."""
+        values: dict[int, list[float]] = {}
+        for probes in self.store.reading:
+            for threads, value in probes.items():
+                values.setdefault(int(threads), []).append(value)
+        return {threads: Spread.of(values[threads]) for threads in sorted(values)}
+
     def probe_errors(self) -> list[str]:
         """A sentence for each point above its limit: then the probe is wrong, or the arithmetic is not as declared."""
         found = []
@@ -169,6 +177,7 @@ class Report:
             "engines": self.store.engines,
             "skipped": self.store.skipped,
             "limits_per_s": {name: asdict(spread) for name, spread in self.limits().items()},
+            "read_per_s_by_threads": {threads: asdict(spread) for threads, spread in self.reading().items()},
             "probe_errors": self.probe_errors(),
             "failures": self.failures(),
             "points": [asdict(point) for point in self.points.values()],
@@ -196,6 +205,9 @@ class Report:
             parts.append(f"Versions: {', '.join(stated)}.")
         rows = [[name, f"{spread.text(1e9)} {UNITS[name]}"] for name, spread in self.limits().items()]
         parts.append(table(["limit, measured between the figures", ""], rows))
+        if reading := self.reading():
+            cells = [spread.text(1e9) for spread in reading.values()]
+            parts.append(table(["threads, before the figures", *map(str, reading)], [["read, GB/s", *cells]]))
         for model in self.models():
             parts += [f"## {model}", self._speed_table(model), self._start_table(model)]
             if any(p.model == model and p.figure in ("serve", "offline") for p in self.points.values()):

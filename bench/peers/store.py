@@ -44,6 +44,8 @@ class Store:
         self.measurements: list[Measurement] = []
         self.limits: list[dict[str, float]] = []
         """Each limit, measured at the start of every session."""
+        self.reading: list[dict[str, float]] = []
+        """Bytes read a second by number of threads, at the start of every session."""
         self.engines: dict[str, dict[str, Any]] = {}
         """By engine: version, install_bytes."""
         self.prepared: dict[str, dict[str, Any]] = {}
@@ -82,6 +84,7 @@ class Store:
             "prepared": self.prepared,
             "skipped": self.skipped,
             "limits": self.limits,
+            "reading": self.reading,
             "measurements": [asdict(one) for one in self.measurements],
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,6 +109,7 @@ class Store:
             )
         for name in ("models", "engines", "prepared", "skipped", "limits"):
             setattr(self, name, document[name])
+        self.reading = document.get("reading", [])
         self.measurements = [Measurement(**{**one, "key": Key(**one["key"])}) for one in document["measurements"]]
 
 

@@ -1,0 +1,82 @@
+"""What this machine can do at best: bytes read and arithmetic a second, by 1 to N threads.
+
+    python -m bench.limits
+    python -m bench.limits --threads 2 --rounds 9 --seconds 1
+    python -m bench.limits --json
+
+Every round measures each limit with each number of threads once; printed are the median and the range of the rounds.
+docs/performance.md explains the probe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from bench.peers.limits import UNITS, thread_counts
+from bench.peers.report import Spread
+from llmc.runtime.limits import LIMITS, Probe
+
+
+def measure(counts: Sequence[int], rounds: int, seconds: float) -> Iterator[tuple[int, str, float | None]]:
+    """(threads, limit, rate a second), one after the other; None for what the CPU lacks."""
+    for _ in range(rounds):
+        for threads in counts:
+            with Probe(threads) as probe:
+                for limit in LIMITS:
+                    yield threads, limit, probe.measure(limit, seconds)
+
+
+def spreads(found: Sequence[tuple[int, str, float | None]]) -> dict[int, dict[str, Spread]]:
+    """By threads and limit, over the rounds."""
+    rates: dict[int, dict[str, list[float]]] = {}
+    for threads, limit, rate in found:
+        if rate is not None:
+            rates.setdefault(threads, {}).setdefault(limit, []).append(rate)
+    return {threads: {limit: Spread.of(row[limit]) for limit in row} for threads, row in rates.items()}
+
+
+def as_table(rows: dict[int, dict[str, Spread]]) -> Table:
+    table = Table(box=None)
+    for head in ("threads", *(f"{limit}, {UNITS[limit]}" for limit in LIMITS)):
+        table.add_column(head, no_wrap=True)
+    for threads, row in rows.items():
+        table.add_row(str(threads), *(row[limit].text(1e9) if limit in row else "–" for limit in LIMITS))
+    return table
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.limits", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="at most (every CPU)"
+    )
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how often each is measured (5)")
+    parser.add_argument("--seconds", type=float, default=0.3, metavar="S", help="of each measurement (0.3)")
+    parser.add_argument("--json", action="store_true", help="bytes and operations a second")
+    options = parser.parse_args(argv)
+    for name in ("threads", "rounds", "seconds"):
+        if getattr(options, name) <= 0:
+            parser.error(f"--{name} is {getattr(options, name)}; it must be more than 0")
+    counts = thread_counts(options.threads)
+    total = len(counts) * len(LIMITS) * options.rounds
+    steps = measure(counts, options.rounds, options.seconds)
+    quiet = not sys.stderr.isatty()
+    rows = spreads(list(track(steps, "measuring", total=total, console=Console(stderr=True), disable=quiet)))
+    if options.json:
+        print(json.dumps({t: {limit: asdict(spread) for limit, spread in row.items()} for t, row in rows.items()}))
+    else:
+        Console().print(as_table(rows))
+
+
+if __name__ == "__main__":
+    main()
