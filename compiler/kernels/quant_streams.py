@@ -72,13 +72,23 @@ class StreamedBlocks:
                     )
                     self.tiles.row_tile(t, 0, [first + i], part, [place], self.walk, kb, fetch)
             if self.gate:
+                # Memory would rest meanwhile: the next group's first block is here, the second one is not.
+                following, its_size = span(b.let(T.min(group + 1, groups - 1)))
+                self.cursor.begin(self.layer.panel(0, following), its_size, T.int32(self.walk.lines))
                 with T.serial(size) as i:
                     unit, places = b.let(first + i), (i, self.most + i)
-                    self.gate.write(self.k["y"], self.sums, places, unit, b.let(t), T.int32(0), self.num_rows)
+                    self.gate.write(
+                        self.k["y"], self.sums, places, unit, b.let(t), T.int32(0), self.num_rows, self.fetch_block
+                    )
 
     def fetch(self, _line: b.Expr, _v: int) -> None:
         """As many vectors as are read of a line meanwhile."""
         self.cursor.fetch(self.weight.line_words)
+
+    def fetch_block(self) -> None:
+        """A share of a panel's block while a vector of its columns is written."""
+        with T.serial(b.ceil_div(self.walk.lines * self.weight.line_vectors, self.weight.vectors)):
+            self.cursor.fetch()
 
 
 def fetch_steps(weight: QuantWeight, panels: Sequence[b.Expr], stride: int) -> Callable[[b.Expr], None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernels import builder as b
@@ -53,9 +55,10 @@ class GatedOutput:
 
     def write(
         self, y: b.Expr, sums: Sums, places: tuple[b.Expr, b.Expr], panel: b.Expr, t: b.Expr, t_local: b.Expr,
-        num_rows: b.Expr,
+        num_rows: b.Expr, meanwhile: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        """Row tile t (t_local in `sums`) of a panel of columns; places: of gate and of up."""
+        """Row tile t (t_local in `sums`) of a panel of columns; places: of gate and of up. meanwhile: emits what else
+        is done before each vector of columns."""
         rows = b.let(T.min(num_rows - t * self.row_tile, self.row_tile))
 
         def value(r: b.Expr, v: b.Expr) -> b.Expr:
@@ -69,6 +72,8 @@ class GatedOutput:
                 self._pack(y, value(r, v), b.let(t * self.row_tile + r), first)
 
         with T.serial(self.columns // b.WIDTH) as v:
+            if meanwhile:
+                meanwhile()
             first = b.let(panel * self.columns + v * b.WIDTH)
             if self.act == "bf16" and self.row_tile == _ROWS_AT_ONCE:
                 with T.If(T.And(rows == self.row_tile, first + b.WIDTH <= self.width)):
