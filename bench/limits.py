@@ -14,25 +14,16 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bench.peers.limits import UNITS, thread_counts
+from bench.peers.limits import UNITS, by_threads, thread_counts
 from bench.peers.report import Spread
-from llmc.runtime.limits import LIMITS, Probe
-
-
-def measure(counts: Sequence[int], rounds: int, seconds: float) -> Iterator[tuple[int, str, float | None]]:
-    """(threads, limit, rate a second), one after the other; None for what the CPU lacks."""
-    for _ in range(rounds):
-        for threads in counts:
-            with Probe(threads) as probe:
-                for limit in LIMITS:
-                    yield threads, limit, probe.measure(limit, seconds)
+from llmc.runtime.limits import LIMITS
 
 
 def spreads(found: Sequence[tuple[int, str, float | None]]) -> dict[int, dict[str, Spread]]:
@@ -69,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             parser.error(f"--{name} is {getattr(options, name)}; it must be more than 0")
     counts = thread_counts(options.threads)
     total = len(counts) * len(LIMITS) * options.rounds
-    steps = measure(counts, options.rounds, options.seconds)
+    steps = (one for _ in range(options.rounds) for one in by_threads(counts, LIMITS, options.seconds))
     quiet = not sys.stderr.isatty()
     rows = spreads(list(track(steps, "measuring", total=total, console=Console(stderr=True), disable=quiet)))
     if options.json:

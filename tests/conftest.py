@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from llmc.runtime.binding import Artifact
 
+# Where `bench` is found. At the end: in front, the folders of the repository would hide installed packages.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 # A shell lets what it starts in the background ignore Ctrl-C, and children inherit it; some tests interrupt theirs.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,13 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
-ROOT = Path(__file__).resolve().parent.parent
-# At the end: in front, the folders of the repository would hide installed packages.
-sys.path.append(str(ROOT))
+from bench.peers.engines.base import WORKERS, Engine, Prepared, Variant
+from bench.peers.environment import Skip
+from bench.peers.process import Command
 
-from bench.peers.engines.base import WORKERS, Engine, Prepared, Variant  # noqa: E402
-from bench.peers.environment import Skip  # noqa: E402
-from bench.peers.process import Command  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 # Every request is a line of `log`; op "prefill" of `fails` tokens fails, of `dies` tokens ends the process.
 WORKER = f"""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 
-import fake_peer  # noqa: F401  # puts bench where it is found
 import pytest
 
 from bench import limits
-from bench.peers.limits import reading, thread_counts
+from bench.peers.limits import by_threads, thread_counts
 from llmc.runtime.limits import LIMITS
 
 QUICK = ["--seconds", "0.01"]
@@ -37,10 +36,10 @@ def test_of_many_threads_powers_of_two() -> None:
     assert thread_counts(48) == [1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 48]
 
 
-def test_reading_by_threads() -> None:
-    found = reading([1, 2], 0.01)
-    assert list(found) == ["1", "2"]
-    assert all(1e8 < rate < 1e13 for rate in found.values())
+def test_one_limit_by_threads() -> None:
+    found = list(by_threads([1, 2], ["read"], 0.01))
+    assert [(threads, limit) for threads, limit, _ in found] == [(1, "read"), (2, "read")]
+    assert all(rate is not None and 1e8 < rate < 1e13 for _, _, rate in found)
 
 
 @pytest.mark.parametrize("option", ["--threads", "--rounds", "--seconds"])

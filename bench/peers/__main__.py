@@ -28,7 +28,7 @@ from typing import Any
 from bench.peers.engines import ENGINES
 from bench.peers.engines.base import Engine, Variant
 from bench.peers.environment import Workspace, free_bytes
-from bench.peers.limits import ARITHMETIC, probe, reading, supported, thread_counts
+from bench.peers.limits import ARITHMETIC, by_threads, probe, supported, thread_counts
 from bench.peers.model import read_shape
 from bench.peers.plan import PARTS, Entrant, Key, Settings, measurements
 from bench.peers.report import PRECISIONS, Report
@@ -90,7 +90,8 @@ def measure(arguments: argparse.Namespace, settings: Settings, store: Store) -> 
         return 0
     limits = probe(settings.threads)
     store.limits.append({n: v for n in ("read", *ARITHMETIC) if (v := limits.measure(n, 0.5)) is not None})
-    store.reading.append(reading(thread_counts(settings.threads), 0.5))
+    reading = by_threads(thread_counts(settings.threads), ["read"], 0.5)
+    store.reading.append({str(threads): rate for threads, _, rate in reading if rate is not None})
     entrants = {name: one.entrant() for name, one in found.items()}
 
     def of(model: str) -> list[Entrant]:

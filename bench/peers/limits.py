@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Protocol
 
@@ -37,12 +37,9 @@ def thread_counts(most: int) -> list[int]:
     return sorted({*range(1, min(most, _EACH) + 1), *powers, most})
 
 
-def reading(counts: Sequence[int], seconds: float) -> dict[str, float]:
-    """Bytes read a second by so many threads."""
-    found = {}
+def by_threads(counts: Sequence[int], limits: Sequence[str], seconds: float) -> Iterator[tuple[int, str, float | None]]:
+    """(threads, limit, bytes or operations a second), each measured for `seconds`; None for what the CPU lacks."""
     for threads in counts:
         with Probe(threads) as one:
-            rate = one.measure("read", seconds)
-        assert rate is not None
-        found[str(threads)] = rate
-    return found
+            for limit in limits:
+                yield threads, limit, one.measure(limit, seconds)

@@ -72,13 +72,14 @@ class StreamedBlocks:
                     )
                     self.tiles.row_tile(t, 0, [first + i], part, [place], self.walk, kb, fetch)
             if self.gate:
-                # Memory would rest meanwhile: the next group's first block is here, the second one is not.
+                # Memory would rest meanwhile: the next group's first block is here, the second one, if any, is not.
+                meanwhile = self.fetch_block if self.walk.count > 1 else None
                 following, its_size = span(b.let(T.min(group + 1, groups - 1)))
                 self.cursor.begin(self.layer.panel(0, following), its_size, T.int32(self.walk.lines))
                 with T.serial(size) as i:
                     unit, places = b.let(first + i), (i, self.most + i)
                     self.gate.write(
-                        self.k["y"], self.sums, places, unit, b.let(t), T.int32(0), self.num_rows, self.fetch_block
+                        self.k["y"], self.sums, places, unit, b.let(t), T.int32(0), self.num_rows, meanwhile
                     )
 
     def fetch(self, _line: b.Expr, _v: int) -> None:
