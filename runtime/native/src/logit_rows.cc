@@ -12,6 +12,7 @@ namespace {
 #define LLMC_INLINE inline __attribute__((always_inline))
 
 constexpr uint32_t kBlock = 2048;
+constexpr uint32_t kLineFloats = 16;  // of a line of cache
 
 LLMC_INLINE int32_t Bits(float x) {
   int32_t bits;
@@ -50,6 +51,8 @@ LLMC_INLINE RowScan Scan(const float* row, uint32_t n) {
   RowScan out;
   for (uint32_t begin = 0; begin < n; begin += kBlock) {
     const uint32_t end = std::min(begin + kBlock, n);
+    // A block ahead: caches of other cores, which computed it, have much of a row.
+    for (uint32_t i = end; i < std::min(end + kBlock, n); i += kLineFloats) __builtin_prefetch(row + i);
     int32_t high = std::numeric_limits<int32_t>::min();
     for (uint32_t i = begin; i < end; ++i) {
       const int32_t bits = Bits(row[i]), magnitude = bits & 0x7fffffff, order = Ordered(bits);
