@@ -175,7 +175,7 @@ class Cache:
         """Chunks are (sequence, first token, end) and make up one step. segments: of a graph that splits contexts."""
         rows = sum(end - start for _, start, end in chunks)
         act, width = params["act_dtype"], self.heads * self.dim
-        scalars = {0: rows, 1: len(chunks), 3: self.stride}
+        scalars = {0: rows, 1: len(chunks), 3: self.stride, 5: max(1, tasks // 2)}
         arrays = {
             "q": np.concatenate([self.queries[s][a:e] for s, a, e in chunks]),
             "block_tables": np.stack([self.tables[s] for s, _, _ in chunks]),

@@ -259,9 +259,14 @@ class _Attention:
                 self.weigh(row0, (low, high, key0), columns, keep, gain, m, fetch=fetch)
 
     def look_ahead(self, token: b.Expr, kv_head: b.Expr) -> None:
-        """Where the keys are that this task probably reads next: those of another head, or of the token after."""
+        """Where the keys are that are probably read next: those of another head, or of the token after; at the end of a
+        task those that the thread's next task begins with."""
         k = self.k
         unit = b.let(kv_head + token * self.kv_heads + (1 if self.segments else k.num_tasks))
+        if not self.segments:
+            task = b.let(k.task + k.scalar(5))
+            task = b.let(T.Select(task < k.num_tasks, task, unit))
+            unit = b.let(T.Select(unit < self.num_rows * self.kv_heads, unit, task))
         ahead = b.let(T.truncdiv(unit, self.kv_heads))
         self.next_head = b.let(T.truncmod(unit, self.kv_heads))
         known = b.let(T.Cast("int32", ahead < self.num_rows))

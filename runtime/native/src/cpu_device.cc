@@ -338,6 +338,7 @@ void CpuDevice::CopyInputs(const BatchView& b) {
   scalars_[2] = b.num_samples;
   scalars_[3] = static_cast<int64_t>(stride);
   scalars_[4] = num_blocks_;
+  scalars_[5] = num_threads();
 }
 
 // A thread's first tasks of the weight that it reads next, as far as rows are one chunk.
