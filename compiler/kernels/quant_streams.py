@@ -16,8 +16,8 @@ from llmc.compiler.kernels.quant_tile import Fetch, TileWriter, Walk
 from llmc.compiler.kernels.quant_weight import QuantWeight
 from llmc.compiler.kernels.sums import GatedOutput, Sums
 
-_BLOCK_BYTES = 3072
-"""Of a panel, about: most of a page."""
+_BLOCK_BYTES = {8: 1536, 4: 3072}
+"""Of a panel, about, by bits of a number: those of int8 are in L1 when they are read, with the sums."""
 _GROUPS_AHEAD = 3
 
 
@@ -31,13 +31,15 @@ class StreamedBlocks:
         self.layer, self.weight, self.k, self.num_rows, self.gate = layer, weight, k, num_rows, gate
         unit = layer.number_group_lines if layer.number_groups > 1 else 1
         units = b.ceil_div(layer.lines, unit)
-        most = max(1, _BLOCK_BYTES // (weight.line_bytes * unit))
+        most = max(1, _BLOCK_BYTES[weight.bits] // (weight.line_bytes * unit))
         lines = b.ceil_div(units, b.ceil_div(units, most)) * unit
         self.walk = Walk(lines, b.ceil_div(layer.lines, lines), unpacked=False)
         self.most = max(1, min(streams // layer.parts, layer.panels))
         self.sums = Sums(self.most * layer.parts, 1, layer.tile, layer.columns)
         self.tiles = TileWriter(layer, weight, k, num_rows, self.sums, None)
         self.cursor = _Cursor(weight)
+        self.line_fetches = weight.line_vectors // self.cursor.at_once
+        self.block_fetches = self.walk.lines * self.line_fetches
 
     def run(self, tiles: b.Expr) -> None:
         """This task's share of the panels, in groups of nearly equal size."""
@@ -53,7 +55,7 @@ class StreamedBlocks:
         with b.when(count > 0), T.serial(self.layer.parts) as part:
             first, size = span(T.int32(0))
             self.cursor.begin(self.layer.panel(part, first), size, T.int32(0))
-            with T.serial(size * (self.walk.lines * self.weight.line_vectors)):
+            with T.serial(size * self.block_fetches):
                 self.cursor.fetch()
         with T.serial(tiles) as t, T.serial(groups) as g:
             group = b.let(g)
@@ -82,13 +84,14 @@ class StreamedBlocks:
                         self.k["y"], self.sums, places, unit, b.let(t), T.int32(0), self.num_rows, meanwhile
                     )
 
-    def fetch(self, _line: b.Expr, _v: int) -> None:
+    def fetch(self, _line: b.Expr, v: int) -> None:
         """As many vectors as are read of a line meanwhile."""
-        self.cursor.fetch(self.weight.line_words)
+        if v < self.line_fetches:
+            self.cursor.fetch()
 
     def fetch_block(self) -> None:
         """A share of a panel's block while a vector of its columns is written."""
-        with T.serial(b.ceil_div(self.walk.lines * self.weight.line_vectors, self.weight.vectors)):
+        with T.serial(b.ceil_div(self.block_fetches, self.weight.vectors)):
             self.cursor.fetch()
 
 
@@ -104,9 +107,10 @@ def fetch_steps(weight: QuantWeight, panels: Sequence[b.Expr], stride: int) -> C
 
 
 class _Cursor:
-    """Goes through vectors of some neighbouring panels, one of each in turn."""
+    """Goes through lines of some neighbouring panels, a line of each in turn; of int4, a vector of each."""
 
     def __init__(self, weight: QuantWeight) -> None:
+        self.at_once, self._level = (weight.line_vectors, 1) if weight.bits == 8 else (1, 2)
         self._weight = weight
         self._stride = weight.panel_words * weight.columns
         self._at, self._turn, self._panels, self._back = (
@@ -118,13 +122,13 @@ class _Cursor:
         b.store(self._at, self._weight.position(panel, line), 0)
         b.store(self._turn, T.int32(0), 0)
         b.store(self._panels, panels, 0)
-        b.store(self._back, b.WIDTH - (panels - 1) * self._stride, 0)
+        b.store(self._back, self.at_once * b.WIDTH - (panels - 1) * self._stride, 0)
 
-    def fetch(self, count: int = 1) -> None:
-        """Brings the next `count` vectors into L2."""
-        for _ in range(count):
-            self._weight.fetch(self._at[0], level=2)
-            b.store(self._turn, self._turn[0] + 1, 0)
-            past = b.let(T.Cast("int32", self._turn[0] == self._panels[0]))
-            b.store(self._at, self._at[0] + (self._stride + past * (self._back[0] - self._stride)), 0)
-            b.store(self._turn, self._turn[0] * (1 - past), 0)
+    def fetch(self) -> None:
+        """Brings the next `at_once` vectors into the cache."""
+        for i in range(self.at_once):
+            self._weight.fetch(self._at[0] + i * b.WIDTH, self._level)
+        b.store(self._turn, self._turn[0] + 1, 0)
+        past = b.let(T.Cast("int32", self._turn[0] == self._panels[0]))
+        b.store(self._at, self._at[0] + (self._stride + past * (self._back[0] - self._stride)), 0)
+        b.store(self._turn, self._turn[0] * (1 - past), 0)
