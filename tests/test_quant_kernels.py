@@ -30,7 +30,7 @@ from llmc.quantize.rtn import quantize
 
 NATIVE = native_target()
 LEVELS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3")
-W8 = WeightFormat(8)
+W8, W8_64, W8_32Z = WeightFormat(8), WeightFormat(8, 64), WeightFormat(8, 32, True)
 W4, W4_32, W4_64Z, W4_ROW = WeightFormat(4, 128), WeightFormat(4, 32), WeightFormat(4, 64, True), WeightFormat(4)
 W4_ROWZ = WeightFormat(4, -1, True)
 STEPS, STEPS_32, STEPS_ROW = (WeightFormat(4, size, steps=True) for size in (64, 32, -1))
@@ -55,8 +55,8 @@ def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 # BLOCKS takes several blocks of K where they are unpacked, DEEP everywhere, WHOLE is groups throughout; the others end
-# within a line, a group, a panel.
-ACROSS, BLOCKS, DEEP, WHOLE, TINY = (115, 172), (50, 1100), (50, 6000), (48, 1152), (7, 1)
+# within a line, a group, a panel. WIDE has more panels than are read side by side.
+ACROSS, BLOCKS, DEEP, WHOLE, TINY, WIDE = (115, 172), (50, 1100), (50, 6000), (48, 1152), (7, 1), (450, 172)
 
 
 def sums_of(format: WeightFormat) -> dict[str, int]:
@@ -86,12 +86,17 @@ CASES = [
     *((NATIVE, "i8", format, ACROSS) for format in (STEPS_32, STEPSZ)),
     *((NATIVE, "i8", STEPS, shape) for shape in (WHOLE, TINY)),
     *((level, "i8", STEPS, shape) for level in LEVELS[1:] for shape in (ACROSS, BLOCKS)),
+    *((NATIVE, act, format, ACROSS) for act in ("i8", "f32") for format in (W8_64, W8_32Z)),
+    *((NATIVE, "i8", format, WIDE) for format in (W8, W4_64Z, STEPS)),
+    *((NATIVE, "bf16", format, WIDE) for format in (W8, W8_32Z, W4_64Z)),
+    (LEVELS[-1], "i8", W8, WIDE),
 ]
 
 
 def tiles_of(target: Target, shape: tuple[int, int]) -> tuple[int, ...]:
     """The row tiles worth a test."""
-    return tuple(t for t in (1, 2, 4, 8) if t <= target.row_tile) if shape in (BLOCKS, DEEP) else (1, target.row_tile)
+    every = shape in (BLOCKS, DEEP, WIDE)
+    return tuple(t for t in (1, 2, 4, 8) if t <= target.row_tile) if every else (1, target.row_tile)
 
 
 @pytest.mark.parametrize(("target", "act", "format", "shape"), CASES, ids=name_of)
@@ -157,6 +162,23 @@ def test_gated_linear_quant(target: Target, act: str, format: WeightFormat, shap
             assert np.isnan(y[rows:].astype(np.float32)).all()
     np.testing.assert_allclose(first["f32"], expected, rtol=2e-6, atol=1e-30)
     assert same_bits(first["bf16"], first["f32"].astype(NUMPY["bf16"]))
+
+
+@on_levels
+@pytest.mark.parametrize("format", [W8, W4_64Z], ids=name_of)
+def test_more_rows_than_are_widened_at_a_time(target: Target, format: WeightFormat) -> None:
+    rows, (n, k) = 300, WIDE
+    weight, x = random(n, k, seed=1), random(rows, k).astype(NUMPY["bf16"])
+    packed = pack_quantized(weight, target.panel_columns, format)
+    expected = x.astype(np.float64) @ unpack_quantized(packed, n, k, format).value().T
+    results = []
+    for tile, tasks in ((1, 1), (target.row_tile, 1), (target.row_tile, 3)):
+        spec = linear_quant_spec(n, k, tile, "bf16", format)
+        arrays = {"x": pack_activation(x, tile), **packed_tensors(packed, format)}
+        arrays["y"] = np.full((rows, n), np.nan, np.float32)
+        results.append(run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"])
+    assert all(same_bits(y, results[0]) for y in results)
+    assert np.abs(results[0] - expected).max() <= 3e-7 * k**0.5 * np.abs(expected).max()
 
 
 @on_levels

@@ -113,21 +113,25 @@ class QuantWeight:
     def element(self, word: b.Expr, place: int, zero: b.Expr | None) -> b.Expr:
         """number − zero of element `place` of a line as float32, exactly; 8-bit ones times 2²⁴. word: where it is."""
         if self.bits == 8:
-            return b.call(f"byte_{place % 4}", word)
+            value = b.call(f"byte_{place % 4}", word)
+            return value if zero is None else b.call("sub", value, zero)
         bit = (place % 4) * 8 + (place // 4) * 4
         shifted = T.shift_right(word, T.broadcast(T.int32(bit), b.WIDTH)) if bit else word
         value = b.call("nibble", shifted, self.table[T.ramp(0, 1, b.WIDTH)])
         return value if zero is None else b.call("sub", value, zero)
 
     def zeros(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors:
-        """The zero points of a group of some panels, as numbers of the kind that sums are."""
+        """The zero points of a group of some panels, as numbers of the kind that sums or `element` have."""
         assert self.of_group is not None
         kind = "int32" if self.integer else "float32"
         found = b.Vectors(len(panels) * self.vectors, kind)
         for i, panel in enumerate(panels):
             for v in range(self.vectors):
                 at = (panel * self.groups + group) * self.columns + v * b.WIDTH
-                found[i * self.vectors + v] = T.Cast(f"{kind}x{b.WIDTH}", self.of_group[T.ramp(at, 1, b.WIDTH)])
+                value = T.Cast(f"{kind}x{b.WIDTH}", self.of_group[T.ramp(at, 1, b.WIDTH)])
+                if self.bits == 8 and not self.integer:
+                    value = b.call("mul", b.call("sub", value, b.splat(128.0)), b.splat(2.0**24))
+                found[i * self.vectors + v] = value
         return found
 
     def steps(self, panel: b.Expr, group: b.Expr) -> Steps:
