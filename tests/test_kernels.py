@@ -24,7 +24,7 @@ from llmc.compiler.packing import pack_activation, pack_linear, unpack_activatio
 from llmc.compiler.targets.cpu import TARGETS, Target, native_target
 
 NATIVE = native_target()
-CPUS = targets_here("cooperlake", "x86-64-v3")
+CPUS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3")
 BF16 = np.dtype(ml_dtypes.bfloat16)
 NUMPY = {"f32": np.dtype(np.float32), "bf16": BF16}
 on_cpus = pytest.mark.parametrize("target", CPUS, ids=lambda t: t.name)
@@ -179,7 +179,7 @@ def test_linear(target: Target, dtype: str, n: int, k: int, bias: bool, residual
     expected += (shift if bias else 0) + (start if residual else 0)
     packed_weight = pack_linear(weight, target.panel_columns)
     first: NDArray[Any] | None = None
-    for tile in sorted({1, 2, target.row_tile}):
+    for tile in sorted({1, 2, 4, target.row_tile}):
         spec = linear_spec(n, k, tile, dtype, bias=bias, residual=residual)
         for rows, tasks in ((19, 1), (19, 3), (1, 2), (8, 5), (9, 2)):
             arrays = {
@@ -212,7 +212,7 @@ def test_gated_linear(target: Target, dtype: str, n: int, k: int, bias: bool) ->
     expected = wide[:, :width] / (1 + np.exp(-wide[:, :width])) * wide[:, width:]
     inputs["w"] = pack_linear(weight, target.panel_columns, 2)
     results: dict[str, NDArray[Any]] = {}
-    for gated, tile in itertools.product(("f32", "bf16"), sorted({1, 2, target.row_tile})):
+    for gated, tile in itertools.product(("f32", "bf16"), sorted({1, 2, 4, target.row_tile})):
         spec = linear_spec(n, k, tile, dtype, bias=bias, gated=gated)
         for rows, tasks in ((19, 1), (19, 3), (1, 2), (8, 5), (9, 2)):
             arrays = {**inputs, "x": pack_activation(x, tile), "y": empty_act(rows_most, width, tile, gated)}

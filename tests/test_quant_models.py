@@ -85,10 +85,10 @@ def quantized(
     return name, model, artifact
 
 
-def test_logits_match_the_dequantized_model(quantized: tuple[str, Path, Artifact]) -> None:
-    name, model, artifact = quantized
+def logits_error(model: Path, config: QuantConfig, artifact: Artifact) -> float:
+    """Largest difference from the reference, of its largest logit: a prompt in pieces, decode between them."""
     text = [int(t) for t in np.random.default_rng(3).integers(3, artifact.info.vocab_size, 40)]
-    expected = reference_logits(model, REQUESTS[name], text)
+    expected = reference_logits(model, config, text)
     graphs = artifact.graphs()
     rows, at = [], []
     replayer, pages = Replayer(artifact, num_threads=2, num_blocks=16), Pages(16, artifact.info.block_size)
@@ -99,9 +99,34 @@ def test_logits_match_the_dequantized_model(quantized: tuple[str, Path, Artifact
         done += count
         at.append(done - 1)
     assert done == 40
+    return float(np.abs(np.array(rows) - expected[at]).max() / np.abs(expected).max())
+
+
+def test_logits_match_the_dequantized_model(quantized: tuple[str, Path, Artifact]) -> None:
+    name, model, artifact = quantized
     # Int8 activations that lie between two numbers may round either way.
-    bound = 2e-2 if "a8" in name else 1e-4
-    assert np.abs(np.array(rows) - expected[at]).max() <= bound * np.abs(expected).max()
+    assert logits_error(model, REQUESTS[name], artifact) <= (2e-2 if "a8" in name else 1e-4)
+
+
+# bf16 keeps 8 bits of mantissa: weights round before they are quantized, activations where they are not int8.
+@pytest.mark.parametrize(
+    ("name", "dtype", "target", "bound"),
+    [
+        ("w8a8", "bf16", "native", 4e-2),
+        ("w4a16-asymmetric", "bf16", "native", 4e-2),
+        ("w8a8", "f32", "x86-64-v3", 2e-2),
+        ("w4a8", "bf16", "x86-64-v3", 4e-2),
+    ],
+)
+def test_other_dtypes_and_levels(
+    name: str, dtype: str, target: str, bound: float, tmp_path: Path, kernel_cache: Path
+) -> None:
+    model, config = make_model(tmp_path / "model", name), REQUESTS[name]
+    artifact = compile_tiny(
+        model, tmp_path / "out", kernel_cache, buckets=LADDER, dtype=dtype, quant=config, target=target
+    )
+    assert logits_error(model, config, artifact) <= bound
+    assert_company_changes_no_bit(artifact)
 
 
 def test_activations_become_int8_where_they_are_made(quantized: tuple[str, Path, Artifact]) -> None:
@@ -115,7 +140,10 @@ def test_activations_become_int8_where_they_are_made(quantized: tuple[str, Path,
 
 
 def test_bits_do_not_depend_on_company(quantized: tuple[str, Path, Artifact]) -> None:
-    _, _, artifact = quantized
+    assert_company_changes_no_bit(quantized[2])
+
+
+def assert_company_changes_no_bit(artifact: Artifact) -> None:
     rng = np.random.default_rng(5)
     texts = [[int(t) for t in rng.integers(3, artifact.info.vocab_size, 13)] for _ in range(4)]
     graphs = {(g.phase, g.batch): i for i, g in enumerate(artifact.graphs())}
