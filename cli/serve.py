@@ -78,6 +78,9 @@ def serve_command(
         0, "--num-threads", "--threads", min=0, metavar="N", help="Threads; 0: every CPU this process may use."
     ),
     pin: bool = typer.Option(True, "--pin/--no-pin", help="Keep each thread on a CPU of its own."),
+    idle_spin_us: int = typer.Option(
+        1000, min=0, max=60_000_000, metavar="N", help="Microseconds that idle threads spin before they sleep."
+    ),
     kv_bytes: str = typer.Option("0", metavar="SIZE", help="Size of the KV pool, as 2GiB; 0: from the limits."),
     weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
     prefix_cache: bool = typer.Option(True, help="Reuse KV blocks of equal prompt prefixes."),
@@ -187,6 +190,7 @@ def serve_command(
         max_num_batched_tokens=max_num_batched_tokens,
         num_threads=num_threads,
         pin_threads=pin,
+        idle_spin_us=idle_spin_us,
         weight_memory=weight_memory.value,
         prefix_cache=prefix_cache,
         miss_policy=engine_policy(miss_policy),

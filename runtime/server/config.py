@@ -40,6 +40,7 @@ class ServerConfig:
     max_num_batched_tokens: int = 0
     num_threads: int = 0
     pin_threads: bool = True
+    idle_spin_us: int = 1000
     kv_bytes: int = 0
     weight_memory: str = "copied"
     prefix_cache: bool = True

@@ -60,6 +60,7 @@ def open_engine(config: ServerConfig) -> AsyncEngine:
         prefix_cache=config.prefix_cache,
         miss_policy=config.miss_policy,
         pin_threads=config.pin_threads,
+        idle_spin_us=config.idle_spin_us,
     )
     stats = engine.stats()
     if config.weight_memory == "copied" and stats.copied_weight_bytes < stats.weight_bytes:
