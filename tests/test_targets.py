@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from llmc.compiler.kernels import builder
 from llmc.compiler.kernels.pipeline import llvm_text
 from llmc.compiler.pipeline import compile_model
 from llmc.compiler.targets.cpu import TARGETS, TargetError, enable, native_target, runs_here
+from llmc.runtime.abi import library_candidates
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
 from llmc.runtime.graphs_file import read_graphs
 
@@ -204,3 +206,10 @@ def test_a_cpu_without_avx2_is_refused(tmp_path: Path) -> None:
     cpuinfo.write_text(f"vendor_id : GenuineIntel\nflags : {AVX2_FLAGS.replace('avx2', '')}\n")
     with pytest.raises(TargetError, match="lacks AVX2"):
         native_target(str(cpuinfo))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="tile registers are of x86-64")
+def test_the_probe_of_limits_has_loops_of_tile_products() -> None:
+    library = next(path for path in library_candidates() if path.is_file())
+    code = disassembly(library)
+    assert [code.count(name) for name in ("tdpbf16ps", "tdpbusd")] == [4, 4]

@@ -128,17 +128,52 @@ __attribute__((target("avx512f,avx512bw,avx512vnni"))) double Int8Avx512(const c
 }
 
 #undef LLMC_PROBE
+
+// Eight tile registers of 16 rows of 64 bytes, as kernels use them: four of sums, two of each factor.
+#define LLMC_PROBE_TILES(factor, step)                                                   \
+  struct alignas(64) {                                                                   \
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};                               \
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};                           \
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};                                 \
+  } config;                                                                              \
+  alignas(64) decltype(factor) tile[1024 / sizeof(factor)];                              \
+  std::fill(std::begin(tile), std::end(tile), factor);                                   \
+  asm volatile("" : : "r"(&config), "r"(tile) : "memory"); /* the intrinsics do not say that they read */ \
+  _tile_loadconfig(&config);                                                             \
+  _tile_loadd(4, tile, 64);                                                              \
+  _tile_loadd(5, tile, 64);                                                              \
+  _tile_loadd(6, tile, 64);                                                              \
+  _tile_loadd(7, tile, 64);                                                              \
+  for (uint32_t round = 0; round < kRounds; ++round) {                                   \
+    step(0, 4, 6);                                                                       \
+    step(1, 4, 7);                                                                       \
+    step(2, 5, 6);                                                                       \
+    step(3, 5, 7);                                                                       \
+  }                                                                                      \
+  _tile_release();                                                                       \
+  return 2.0 * 16 * 16 * (64 / sizeof(factor)) * 4 * kRounds
+
+__attribute__((target("amx-tile,amx-bf16"))) double Bf16Amx(const char*) {
+  LLMC_PROBE_TILES(uint16_t{0x3f00}, _tile_dpbf16ps);  // 0.5
+}
+
+__attribute__((target("amx-tile,amx-int8"))) double Int8Amx(const char*) {
+  LLMC_PROBE_TILES(uint8_t{1}, _tile_dpbusd);
+}
+
+#undef LLMC_PROBE_TILES
 #endif
 
 // The widest implementation this machine runs; null when it has none.
 Probe::Work Choose(Limit limit) {
-  [[maybe_unused]] const uint32_t level = MachineIsaLevel();
+  [[maybe_unused]] uint32_t level = MachineIsaLevel();
+  while (level > 0 && !EnableIsaLevel(level)) --level;  // the system may refuse tile registers
 #if defined(__x86_64__)
   switch (limit) {
     case Limit::kRead: return level >= 2 ? ReadAvx512 : level == 1 ? ReadAvx2 : ReadPlain;
     case Limit::kF32: return level >= 2 ? F32Avx512 : level == 1 ? F32Avx2 : F32Plain;
-    case Limit::kBf16: return level >= 4 ? Bf16Avx512 : nullptr;
-    case Limit::kInt8: return level >= 3 ? Int8Avx512 : nullptr;
+    case Limit::kBf16: return level >= 5 ? Bf16Amx : level >= 4 ? Bf16Avx512 : nullptr;
+    case Limit::kInt8: return level >= 5 ? Int8Amx : level >= 3 ? Int8Avx512 : nullptr;
   }
   return nullptr;
 #else
