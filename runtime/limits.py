@@ -31,7 +31,7 @@ class Probe(Handle):
     def measure(self, limit: str, seconds: float = 0.2) -> float | None:
         """Bytes a second for "read"; operations a second (a multiply-add is two) for "f32", "bf16" and "int8".
 
-        "bf16" and "int8" are dot products; None when this CPU lacks them.
+        "bf16" and "int8" are of the widest products that this CPU has, of tiles or dot products; None without any.
         """
         if limit not in LIMITS:
             raise ValueError(f"limit is {limit!r}; choose one of {', '.join(LIMITS)}")

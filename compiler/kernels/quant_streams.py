@@ -90,7 +90,7 @@ class StreamedBlocks:
             self.cursor.fetch()
 
     def fetch_block(self) -> None:
-        """A share of a panel's block while a vector of its columns is written."""
+        """A share of a panel's block, rounded up, while a vector of its columns is written."""
         with T.serial(b.ceil_div(self.block_fetches, self.weight.vectors)):
             self.cursor.fetch()
 

@@ -13,9 +13,9 @@ class ServerConfig:
     artifact: the directory that is served. served_model_names: what /v1/models lists and requests may ask for; the
     first is the one that answers name. generation_config: "auto" takes sampling defaults from the model, "none" those
     of OpenAI. max_num_seqs, max_num_batched_tokens (prompt tokens of one step), num_threads, kv_bytes: 0 for the
-    engine's default. max_queue: requests that may wait. request_timeout_s, drain_timeout_s: None for no limit, as for
-    client_timeout_s: how long the head of a request may take to arrive, its body after that,
-    and an answer to be read on.
+    engine's default. idle_spin_us: microseconds that threads without work spin. max_queue: requests that may wait.
+    request_timeout_s, drain_timeout_s: None for no limit, as for client_timeout_s: how long the head of a request may
+    take to arrive, its body after that, and an answer to be read on.
     access_log_file: None for standard output. log_prompts: with the text of prompts. record_trace: where lengths and
     times of requests go; at record_trace_max_bytes the file is renamed to NAME.1 and begun anew.
     nice: added to the niceness of the HTTP threads, so that the engine's threads come first.

@@ -129,7 +129,8 @@ __attribute__((target("avx512f,avx512bw,avx512vnni"))) double Int8Avx512(const c
 
 #undef LLMC_PROBE
 
-// Eight tile registers of 16 rows of 64 bytes, as kernels use them: four of sums, two of each factor.
+// Eight tile registers of 16 rows of 64 bytes, as kernels use them: four of sums, two of each factor. The asm: intrinsics
+// do not say what memory they read.
 #define LLMC_PROBE_TILES(factor, step)                                                   \
   struct alignas(64) {                                                                   \
     uint8_t palette = 1, start_row = 0, reserved[14] = {};                               \
@@ -138,7 +139,7 @@ __attribute__((target("avx512f,avx512bw,avx512vnni"))) double Int8Avx512(const c
   } config;                                                                              \
   alignas(64) decltype(factor) tile[1024 / sizeof(factor)];                              \
   std::fill(std::begin(tile), std::end(tile), factor);                                   \
-  asm volatile("" : : "r"(&config), "r"(tile) : "memory"); /* the intrinsics do not say that they read */ \
+  asm volatile("" : : "r"(&config), "r"(tile) : "memory");                               \
   _tile_loadconfig(&config);                                                             \
   _tile_loadd(4, tile, 64);                                                              \
   _tile_loadd(5, tile, 64);                                                              \
