@@ -119,7 +119,9 @@ def graph_onnx(tables: Tables, graph: Graph) -> bytes:
         import onnx
         from onnx import TensorProto, helper
     except ImportError:
-        raise InspectError("the ONNX format needs the package onnx: pip install 'llmc[compiler]'") from None
+        from llmc.distribution import install_compiler
+
+        raise InspectError(f"the ONNX format needs the package onnx: {install_compiler()}") from None
     types = {
         "f32": TensorProto.FLOAT,
         "bf16": TensorProto.BFLOAT16,

@@ -9,6 +9,9 @@ from typing import Any
 
 import typer
 
+import llmc
+from llmc.distribution import name_clash
+
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 COMMANDS = (
     "compile", "run", "serve", "warmup", "inspect", "profile", "cache", "bundle", "buckets", "chat", "bench", "quantize"
@@ -66,6 +69,11 @@ def main(argv: list[str] | None = None) -> int:
     debug = "--debug" in options
     if debug:
         args.remove("--debug")
+    if clash := name_clash():
+        # Whichever was installed last has written the package's __init__.py.
+        if not hasattr(llmc, "artifact_path"):
+            return _fail(clash, EXIT_FAILURE)
+        print(f"llmc: warning: {clash}", file=sys.stderr)
     if args == ["--version"]:
         # The root group would ask for a command first.
         from llmc import __version__

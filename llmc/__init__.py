@@ -42,12 +42,14 @@ def artifact_path(path: str | Path, progress: Callable[[str, int, int], None] | 
 
 
 def require_compiler(why: str) -> None:
-    """Raises ModelPathError, one sentence that starts with `why`, when the extra llmc[compiler] is not installed."""
+    """Raises ModelPathError, one sentence that starts with `why`, when the compiler is not installed."""
     from importlib.util import find_spec
+
+    from llmc.distribution import install_compiler
 
     missing = [name for name in ("llmc.compiler", "torch", "tvm") if find_spec(name) is None]
     if missing:
-        raise ModelPathError(f"{why}, but {missing[0]} is not installed: pip install 'llmc[compiler]'")
+        raise ModelPathError(f"{why}, but {missing[0]} is not installed: {install_compiler()}")
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,8 @@ from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_int6
 from pathlib import Path
 from typing import Any
 
+from llmc.distribution import NAME
+
 ABI_VERSION = 2
 MAX_TOP_LOGPROBS = 20
 MAX_BUCKET_MISSES = 1024
@@ -366,16 +368,16 @@ def load_library() -> ctypes.CDLL:
     path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:
         places = ", ".join(str(candidate) for candidate in candidates)
-        raise ImportError(f"libllmc.so is at none of {places}; install llmc, or set LLMC_LIBRARY to the library")
+        raise ImportError(f"libllmc.so is at none of {places}; install {NAME}, or set LLMC_LIBRARY to the library")
     library = ctypes.CDLL(str(path))
     library.llmc_abi_version.restype = c_uint32
     library.llmc_version.restype = c_char_p
     if (version := library.llmc_abi_version()) != ABI_VERSION:
-        raise ImportError(f"{path} has ABI version {version}, this package needs {ABI_VERSION}; reinstall llmc")
+        raise ImportError(f"{path} has ABI version {version}, this package needs {ABI_VERSION}; reinstall {NAME}")
     for names, result in ((_STATUS_FUNCTIONS, c_int32), (_VOID_FUNCTIONS, None)):
         for name, arguments in names.items():
             if not hasattr(library, name):
-                raise ImportError(f"{path} has no function {name}; reinstall llmc")
+                raise ImportError(f"{path} has no function {name}; reinstall {NAME}")
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, result
     return library

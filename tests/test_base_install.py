@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from llmc.distribution import install_compiler
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,7 +49,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = f"build-dir={ROOT / 'build' / 'base-install'}"
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "-C", build, "--wheel-dir", root, ROOT], check=True)
-    (wheel,) = root.glob("llmc-*.whl")
+    (wheel,) = root.glob("llmc_aot-*.whl")
     venv.create(root / "venv", with_pip=False, symlinks=True)
     (packages,) = (root / "venv" / "lib").glob("python*/site-packages")
     zipfile.ZipFile(wheel).extractall(packages)
@@ -108,7 +110,7 @@ def test_inspect(python: Path, chat_artifact: Path, tmp_path: Path) -> None:
     dot = llmc(python, "inspect", chat_artifact, "--bucket", "decode:2x64", "--format", "dot")
     assert dot.startswith('digraph "decode:2x64"')
     onnx = ["--bucket", "decode:2x64", "--format", "onnx", "-o", tmp_path / "graph.onnx"]
-    assert "needs the package onnx: pip install 'llmc[compiler]'" in refusal(python, "inspect", chat_artifact, *onnx)
+    assert f"needs the package onnx: {install_compiler()}" in refusal(python, "inspect", chat_artifact, *onnx)
     assert not (tmp_path / "graph.onnx").exists()
 
 
@@ -155,7 +157,7 @@ def test_serve(python: Path, chat_artifact: Path) -> None:
 
 
 def test_what_needs_the_compiler_says_so(python: Path, tmp_path: Path) -> None:
-    expected = "torch is not installed: pip install 'llmc[compiler]'"
+    expected = f"torch is not installed: {install_compiler()}"
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")

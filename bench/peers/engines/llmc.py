@@ -16,6 +16,7 @@ from bench.peers.engines.base import Engine, Prepared, Variant
 from bench.peers.environment import Skip, run, written_whole
 from bench.peers.process import Command
 from llmc.compiler.targets.cpu import native_target
+from llmc.distribution import NAME
 
 ROOT = Path(__file__).resolve().parents[3]
 LLMC = (sys.executable, "-P", "-c", "import sys; from llmc.cli.main import main; sys.exit(main())")
@@ -40,13 +41,13 @@ class Llmc(Engine):
 
     def install(self) -> None:
         try:
-            metadata.version("llmc")
+            metadata.version(NAME)
         except metadata.PackageNotFoundError as error:
             raise Skip("llmc is not installed in the environment that runs the benchmark: make test") from error
 
     def install_bytes(self) -> int:
         """The package with what a base install, which runs and serves, requires."""
-        total = sum(_files_bytes(name) for name in _requirements("llmc"))
+        total = sum(_files_bytes(name) for name in _requirements(NAME))
         sources = [path for name in ("llmc", "runtime", "cli", "buckets") for path in (ROOT / name).rglob("*.py")]
         from llmc.runtime.abi import library_candidates
 
