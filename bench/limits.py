@@ -23,6 +23,7 @@ from rich.table import Table
 
 from bench.peers.limits import UNITS, by_threads, thread_counts
 from bench.peers.report import Spread
+from llmc.cli.tables import print_table
 from llmc.runtime.limits import LIMITS
 
 
@@ -38,7 +39,7 @@ def spreads(found: Sequence[tuple[int, str, float | None]]) -> dict[int, dict[st
 def as_table(rows: dict[int, dict[str, Spread]]) -> Table:
     table = Table(box=None)
     for head in ("threads", *(f"{limit}, {UNITS[limit]}" for limit in LIMITS)):
-        table.add_column(head, no_wrap=True)
+        table.add_column(head)
     for threads, row in rows.items():
         table.add_row(str(threads), *(row[limit].text(1e9) if limit in row else "–" for limit in LIMITS))
     return table
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.json:
         print(json.dumps({t: {limit: asdict(spread) for limit, spread in row.items()} for t, row in rows.items()}))
     else:
-        Console().print(as_table(rows))
+        print_table(as_table(rows))
 
 
 if __name__ == "__main__":

@@ -20,18 +20,19 @@ class BenchError(RuntimeError):
 
 def print_spreads(spreads: Mapping[str, Spread | None], unit: str) -> None:
     """One row each; rows without values are left out."""
-    from rich.console import Console
     from rich.table import Table
 
+    from .tables import print_table
+
     table = Table(box=None, pad_edge=False)
-    table.add_column(unit, no_wrap=True)
+    table.add_column(unit)
     for name in _COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right")
     for title, spread in spreads.items():
         if spread is not None:
             table.add_row(title, *(_number(getattr(spread, name)) for name in _COLUMNS))
     if table.row_count:
-        Console().print(table)
+        print_table(table)
 
 
 def print_report(report: Report, notes: list[str]) -> None:

@@ -47,22 +47,24 @@ def _print(shown: Sequence[Miss], found: Sequence[Miss]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from .tables import print_table
+
     console = Console()
     total = sum(miss.count for miss in found)
     if not total:
         console.print("no misses recorded: every step had a bucket", highlight=False)
         return
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    columns: dict[str, Any] = {"phase": "left", "sequences": "right", "tokens": "right", "context": "right",
-                               "missed": "right", "share": "right", "served by": "left", "would fit": "left",
-                               "last": "left"}  # fmt: skip
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    # The bucket to add names the row: it is what the report is for.
+    columns: dict[str, Any] = {"would fit": "left", "missed": "right", "share": "right", "served by": "left",
+                               "seqs": "right", "tokens": "right", "context": "right", "last": "left"}  # fmt: skip
     for name, justify in columns.items():
-        table.add_column(name, justify=justify, no_wrap=True)
+        table.add_column(name, justify=justify)
     for miss in shown:
         last = time.strftime("%Y-%m-%d %H:%M", time.localtime(miss.time))
         served = "[red]nothing, split or failed[/]" if miss.bucket is None else str(miss.bucket)
-        table.add_row(miss.phase, f"{miss.batch}", f"{miss.tokens}", f"{miss.context}", f"{miss.count:,}",
-                      f"{miss.count / total:.1%}", served, str(miss.wanted), last)  # fmt: skip
-    console.print(table)
+        table.add_row(str(miss.wanted), f"{miss.count:,}", f"{miss.count / total:.1%}", served, f"{miss.batch}",
+                      f"{miss.tokens}", f"{miss.context}", last)  # fmt: skip
+    print_table(table, console)
     rest = f", {len(shown)} of them shown" if len(shown) < len(found) else ""
     console.print(f"{total:,} misses of {len(found)} shapes{rest}", highlight=False)

@@ -51,7 +51,7 @@ class Cost(enum.StrEnum):
 
 
 def plan_command(
-    trace: Path = typer.Option(..., metavar="FILE", help="Trace of requests."),
+    trace: Path = typer.Option(..., metavar="FILE", help="Trace of requests, plain or .gz; -: stdin."),
     output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Bucket file, .toml or .json."),
     phase: Phase = typer.Option(Phase.both, help="Phases to plan; the other one gets its default buckets."),
     max_graphs: int | None = typer.Option(None, metavar="N", help="Graphs of each phase; default 24, or 128 with %."),
@@ -240,6 +240,7 @@ def _print_plan(simulated: SimulatedPlan, name: str, requests: int, resources: R
     from llmc.cli.units import format_bytes
 
     from .simulation_figures import count, duration
+    from .tables import print_table
 
     console, plan = Console(), simulated.plan
     clipped = f", {plan.clipped} of them clipped" if plan.clipped else ""
@@ -247,7 +248,7 @@ def _print_plan(simulated: SimulatedPlan, name: str, requests: int, resources: R
         title = f"{phase.phase}: {phase.steps:,.0f} steps of {requests:,} requests in {name}{clipped}"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for column in ("ladder", "graphs", "padded", "padding", "plan / this", "cost", "held"):
-            table.add_column(column, justify="left" if column == "ladder" else "right", no_wrap=True)
+            table.add_column(column, justify="left" if column == "ladder" else "right")
         mine = phase.score.tokens * phase.score.padding
         for score in _scores(phase):
             padded = score.tokens * score.padding
@@ -255,7 +256,7 @@ def _print_plan(simulated: SimulatedPlan, name: str, requests: int, resources: R
             cells = (f"{score.graphs}", count(padded), f"{score.padding:.2%}", ratio, f"{score.cost:,.4g}",
                      f"{score.held:.1%}")  # fmt: skip
             table.add_row(score.name, *cells, style="bold" if score is phase.score else "")
-        console.print(table)
+        print_table(table, console)
         sizes = sorted({b.seq for b in phase.buckets})
         proof = "optimal" if phase.exact else f"within {phase.gap:.1%} of the optimum"
         console.print(f"cost in {plan.unit}, {proof}; lengths {' '.join(map(str, sizes))}", highlight=False)
@@ -263,13 +264,13 @@ def _print_plan(simulated: SimulatedPlan, name: str, requests: int, resources: R
         title = f"whole ladders in the simulation, {simulated.requests:,} requests"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for column in ("ladder", "graphs", "steps", "padding", "cost", "plan / this"):
-            table.add_column(column, justify="left" if column == "ladder" else "right", no_wrap=True)
+            table.add_column(column, justify="left" if column == "ladder" else "right")
         best = simulated.tried[0]
         for one in simulated.tried:
             row = (f"{len(one.ladder)}", f"{one.steps:,}", f"{one.padding:.2%}", f"{one.cost:,.4g}",
                    "" if one is best else f"{best.cost / one.cost:.1%}")  # fmt: skip
             table.add_row(one.name, *row, style="bold" if one is best else "")
-        console.print(table)
+        print_table(table, console)
     console.print(
         f"arena about {format_bytes(int(plan.arena_bytes))}; {len(plan.ladder)} graphs in all, compiled in about "
         f"{duration(resources.compile_s(len(plan.ladder)))} from an empty cache",

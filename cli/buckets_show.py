@@ -32,7 +32,9 @@ _SHARES = (0.0, 0.005, 0.02, 0.05, 0.15)
 
 def show_command(
     ladder: str = typer.Argument(..., metavar="SPEC|FILE|ARTIFACT", help="Spec, bucket file or artifact directory."),
-    trace: Path | None = typer.Option(None, metavar="FILE", help="Trace of requests; shows how buckets are used."),
+    trace: Path | None = typer.Option(
+        None, metavar="FILE", help="Trace of requests, plain or .gz, or - for stdin; shows how buckets are used."
+    ),
     use: Path | None = typer.Option(None, metavar="FILE", help="Saved /metrics of a server; shows recorded use."),
     max_num_seqs: int | None = typer.Option(None, metavar="N", help="What max means for batches."),
     max_model_len: int | None = typer.Option(None, metavar="N", help="What max means for lengths."),
@@ -112,6 +114,8 @@ def _print_grids(phases: dict[str, list[Bucket]], used: dict[str, Usage]) -> Non
     from rich.console import Console
     from rich.table import Table
 
+    from .tables import print_table
+
     console = Console()
     for phase, buckets in phases.items():
         shares = {use.bucket: use.steps / (used[phase].steps or 1) for use in used[phase].uses} if phase in used else {}
@@ -120,16 +124,16 @@ def _print_grids(phases: dict[str, list[Bucket]], used: dict[str, Usage]) -> Non
         table = Table(title=f"{phase}: {len(buckets)} buckets", title_justify="left", padding=(0, 1))
         # The axis with more sizes goes down the page.
         down = len(seqs) >= len(batches)
-        table.add_column("seq ╲ batch" if down else "batch ╲ seq", justify="right", no_wrap=True)
+        table.add_column("seq ╲ batch" if down else "batch ╲ seq", justify="right")
         for size in batches if down else seqs:
-            table.add_column(str(size), justify="right", no_wrap=True)
+            table.add_column(str(size), justify="right")
         for row in seqs if down else batches:
             cells = []
             for column in batches if down else seqs:
                 bucket = Bucket(phase, column, row) if down else Bucket(phase, row, column)
                 cells.append(_cell(shares.get(bucket)) if bucket in known else "[dim]·[/]")
             table.add_row(str(row), *cells)
-        console.print(table)
+        print_table(table, console)
         if phase in used:
             steps, missed = used[phase].steps, used[phase].missed
             note = f"; {missed / (steps or 1):.2%} of them fit no bucket" if missed else ""

@@ -39,7 +39,7 @@ _LONGEST_NAME = 24
 
 
 def simulate_command(
-    trace: Path = typer.Option(..., metavar="FILE", help="Trace of requests."),
+    trace: Path = typer.Option(..., metavar="FILE", help="Trace of requests, plain or .gz; -: stdin."),
     buckets: list[str] = typer.Option(
         ..., metavar="SPEC|FILE|ARTIFACT", help="A ladder: spec, bucket file or artifact; several are compared."
     ),
@@ -292,6 +292,7 @@ def _print(what_if: WhatIf, outcomes: list[Outcome]) -> None:
     from rich.table import Table
 
     from .simulation_figures import figures, headline, warnings
+    from .tables import print_table
 
     console = Console(file=sys.stdout)
     console.print(headline(what_if), highlight=False)
@@ -299,12 +300,12 @@ def _print(what_if: WhatIf, outcomes: list[Outcome]) -> None:
         if one.ladder.source not in ("", one.ladder.name):
             console.print(f"{one.ladder.name}: {one.ladder.source}", highlight=False, soft_wrap=True)
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("", no_wrap=True)
+    table.add_column("")
     for one in outcomes:
-        table.add_column(one.ladder.name, justify="right", overflow="fold")
+        table.add_column(one.ladder.name, justify="right")
     for row in figures(outcomes):
         cells = [f"[bold green]{text}[/]" if best else text for text, best in zip(row.texts, row.best, strict=True)]
         table.add_row(row.name, *cells, end_section=row.last)
-    console.print(table)
+    print_table(table, console)
     for line in warnings(what_if, outcomes):
         console.print(line, highlight=False, soft_wrap=True)

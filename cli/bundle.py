@@ -130,6 +130,8 @@ def _show(bundle: Bundle, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from .tables import print_table
+
     console = Console(file=sys.stdout, highlight=False)
     console.print(f"{bundle.path}: {format_bytes(data['bytes'])}, fingerprint {bundle.fingerprint}", soft_wrap=True)
     model = data["architecture"]
@@ -141,11 +143,11 @@ def _show(bundle: Bundle, as_json: bool) -> None:
     )
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in ("target", "ISA level", "graphs", "kernels", "code"):
-        table.add_column(name, justify="left" if name == "target" else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name == "target" else "right")
     for one in data["variants"]:
         table.add_row(one["target"], str(one["isa_level"]), str(len(one["buckets"])), str(one["kernels"]),
                       format_bytes(one["code_bytes"]))  # fmt: skip
-    console.print(table)
+    print_table(table, console)
     for cost in data["costs"]:
         console.print(f"{cost['buckets']} costs of {cost['processor']}, {cost['threads']} threads", soft_wrap=True)
 

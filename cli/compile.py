@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -117,12 +116,13 @@ def progress_bar() -> Iterator[Progress]:
 
 
 def _print_table(report: CompileReport) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from .tables import print_table
+
     table = Table(title=f"{report.artifact}", title_justify="left", show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    table.add_column(justify="right")
     table.add_row("graphs", f"{report.num_graphs}")
     table.add_row(
         "distinct kernels",
@@ -139,4 +139,4 @@ def _print_table(report: CompileReport) -> None:
     for phase, seconds in report.phase_seconds.items():
         table.add_row(phase, f"{seconds:.2f} s")
     table.add_row("total", f"{sum(report.phase_seconds.values()):.2f} s")
-    Console(file=sys.stdout).print(table)
+    print_table(table)

@@ -122,10 +122,9 @@ def print_profile(data: dict[str, Any], top: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
-    # A file or a pipe has no width: let no column be cut there.
-    if not console.is_terminal:
-        console = Console(highlight=False, width=160)
+    from .tables import print_table
+
+    console = Console(highlight=False, soft_wrap=True)
     step, replay, tokens = data["step_us"], data["replay"], sum(s["tokens"] for s in data["sequences"])
     console.print(
         f"{data['bucket']}: {len(data['sequences'])} sequences, {tokens} new tokens, {data['threads']} threads, "
@@ -141,7 +140,7 @@ def print_profile(data: dict[str, Any], top: int) -> None:
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         heads = ("", "n") if title != _COMMANDS else ("", "layer")
         for head in (*heads, "us", "% of step", "wait us", "MB", "GB/s", "MFLOP", "GFLOP/s", "% of limit"):
-            table.add_column(head, justify="left" if not head else "right", no_wrap=True)
+            table.add_column(head, justify="left" if not head else "right")
         for row in rows:
             share = f"{row['of_limit']:.0%} {row['limit'] or ''}".rstrip() if row["of_limit"] is not None else "–"
             table.add_row(
@@ -155,7 +154,7 @@ def print_profile(data: dict[str, Any], top: int) -> None:
                 _number(row["gflop_per_s"]),
                 share,
             )
-        console.print(table)
+        print_table(table, console)
         console.print()
 
     listing("families", data["families"], lambda row: (row["name"], str(row["commands"])))
@@ -172,7 +171,7 @@ def print_profile(data: dict[str, Any], top: int) -> None:
         table.add_column(head, justify="left" if not head else "right")
     for row in data["per_thread"]:
         table.add_row(str(row["thread"]), *(f"{row[f'{name}_us']:.1f}" for name in _SHARES))
-    console.print(table)
+    print_table(table, console)
 
 
 _COMMANDS = "commands, slowest first"

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -177,30 +176,32 @@ def _perplexity(
 
 
 def _print_table(results: list[SchemeResult]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from .tables import print_table
 
     table = Table()
     for column in ("scheme", "groups", "bits a weight", "matrices, MiB", "error"):
-        table.add_column(column, justify="left" if column in ("scheme", "groups") else "right", no_wrap=True)
+        table.add_column(column, justify="left" if column in ("scheme", "groups") else "right")
     if any(r.perplexity is not None for r in results):
-        table.add_column("perplexity", justify="right", no_wrap=True)
+        table.add_column("perplexity", justify="right")
     for r in results:
         made = r.rounding
         row = [r.scheme, r.groups, f"{made.bits_per_weight:.2f}", f"{made.weight_bytes / (1 << 20):.1f}"]
         row.append(f"{made.error:.2%}")
         table.add_row(*row, *([f"{r.perplexity:.3f}"] if r.perplexity is not None else []))
-    Console(file=sys.stdout).print(table)
+    print_table(table)
 
 
 def _print_layers(results: list[SchemeResult]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from .tables import print_table
 
     table = Table()
     for column in ("scheme", "weight", "rounded as", "error"):
-        table.add_column(column, no_wrap=True)
+        table.add_column(column)
     for r in results:
         for layer in r.rounding.layers:
             table.add_row(r.scheme, layer.name, layer.scheme, f"{layer.error:.2%}")
-    Console(file=sys.stdout).print(table)
+    print_table(table)

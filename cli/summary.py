@@ -128,9 +128,11 @@ def print_summary(summary: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from .tables import print_table
+
     table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
+    table.add_column()
+    table.add_column()
     failed = f", {summary['failed']} failed" if summary["failed"] else ""
     resumed = f", {summary['resumed']} kept from before" if summary["resumed"] else ""
     table.add_row("requests", f"{summary['requests']} in {summary['seconds']:.2f} s{failed}{resumed}")
@@ -154,4 +156,4 @@ def print_summary(summary: dict[str, Any]) -> None:
     table.add_row("bucket misses", f"{summary['bucket_misses']}, preemptions {summary['preemptions']}")
     for use in sorted(summary["graph_use"], key=lambda use: -use["replays"])[:8]:
         table.add_row(f"graph {use['graph']}", f"{use['replays']} replays, {use['tokens']} tokens")
-    Console(stderr=True).print(table)
+    print_table(table, Console(stderr=True))

@@ -37,7 +37,9 @@ def register(app: typer.Typer) -> None:
 
 def warmup_command(
     model: Path = typer.Argument(..., metavar="ARTIFACT_OR_MODEL", help="Artifact, or model directory to compile."),
-    trace: Path | None = typer.Option(None, metavar="FILE", help="Trace of requests: used buckets come first."),
+    trace: Path | None = typer.Option(
+        None, metavar="FILE", help="Trace of requests, plain or .gz; -: stdin. Used buckets come first."
+    ),
     order: str = typer.Option(
         "auto", metavar="auto|traffic|min_tokens|max_bs", help="auto: traffic with a trace, else by size."
     ),
@@ -89,16 +91,18 @@ def report(table: CostTable, path: Path, warming: WarmUp, num_measured: int, *, 
     from rich.console import Console
     from rich.table import Table
 
+    from .tables import print_table
+
     console = Console()
     shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in ("phase", "graphs", "fastest", "median", "slowest"):
-        shown.add_column(column, justify="left" if column == "phase" else "right", no_wrap=True)
+        shown.add_column(column, justify="left" if column == "phase" else "right")
     full = table.full()
     for phase in dict.fromkeys(bucket.phase for bucket in full):
         times = sorted(seconds * 1e3 for bucket, seconds in full.items() if bucket.phase == phase)
         cells = (f"{value:.2f} ms" for value in (times[0], statistics.median(times), times[-1]))
         shown.add_row(phase, str(len(times)), *cells)
-    console.print(shown)
+    print_table(shown, console)
     console.print(
         f"{warming.total} graphs warm in {warming.seconds:.1f} s, {num_measured} of them measured; costs in {path}",
         highlight=False,
