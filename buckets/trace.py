@@ -20,22 +20,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .bucket import MAX_DIM, BucketError
+from .bucket import MAX_DIM
+from .trace_text import TraceError, name_of, opened
 
-_MAX_LINE = 1 << 20
-_BATCH_CHARS = 1 << 18
 _INT64 = -(1 << 63)
 DEFAULT_PREFIX_BLOCK = 512
 _NO_PREFIX_START, _NO_PREFIX_IDS = np.zeros(1, np.int64), np.zeros(0, np.int64)
-
-
-class TraceError(BucketError):
-    """A trace that cannot be read; names the file and, where there is one, the line."""
 
 
 class Request(NamedTuple):
@@ -45,21 +40,6 @@ class Request(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     prefix_ids: tuple[int, ...] = ()
-
-
-class Batch(NamedTuple):
-    """Some lines of a file as they are there, with their ends; number: of the first of them, counted from 1."""
-
-    number: int
-    raw: list[str]
-
-    def numbered(self) -> list[tuple[int, str]]:
-        """The lines that are not empty, without white space around them."""
-        return [(n, stripped) for n, line in enumerate(self.raw, self.number) if (stripped := line.strip())]
-
-    def behind(self, number: int) -> Batch:
-        """The lines after line `number`."""
-        return Batch(number + 1, self.raw[number + 1 - self.number :])
 
 
 class Columns(NamedTuple):
@@ -132,30 +112,24 @@ class Trace:
 
 
 def read_trace(path: Path, *, prefixes: bool = True) -> Trace:
-    """Reads a trace file of any known form, told apart by its first line, some thousand lines at a time; prefixes:
-    whether the prefix ids are wanted, which take most of the time where there are any.
+    """Reads a trace of any known form, told apart by its first line, some thousand lines at a time; `opened` says from
+    where. prefixes: whether the prefix ids are wanted, which take most of the time where there are any.
 
     Raises TraceError for a file that cannot be read, is of no known form, is empty, or has a malformed line.
     """
     from .trace_formats import parser_for
 
-    try:
-        with path.open(encoding="utf-8", errors="strict") as lines, _no_collection():
-            batches = _batches(lines, path)
-            first = next((batch for batch in batches if batch.numbered()), None)
-            if first is None:
-                raise TraceError(f"trace {path} is empty: record some requests first")
-            number, line = first.numbered()[0]
-            parser = parser_for(line, path, prefixes=prefixes)
-            rest = chain((first.behind(number) if parser.has_header else first,), batches)
-            # Lines are looked at one by one only where something in a batch is wrong, to say what.
-            columns = (parser.columns(batch) or _columns_of(parser.requests(batch.numbered())) for batch in rest)
-            trace = _joined(path, columns, parser.prefix_block)
-            return trace if prefixes else replace(trace, prefix_start=_NO_PREFIX_START, prefix_ids=_NO_PREFIX_IDS)
-    except OSError as error:
-        raise TraceError(f"cannot read trace {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise TraceError(f"trace {path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    with opened(path) as batches, _no_collection():
+        first = next((batch for batch in batches if batch.numbered()), None)
+        if first is None:
+            raise TraceError(f"trace {path} is empty: record some requests first")
+        number, line = first.numbered()[0]
+        parser = parser_for(line, path, prefixes=prefixes)
+        rest = chain((first.behind(number) if parser.has_header else first,), batches)
+        # Lines are looked at one by one only where something in a batch is wrong, to say what.
+        columns = (parser.columns(batch) or _columns_of(parser.requests(batch.numbered())) for batch in rest)
+        trace = _joined(path, columns, parser.prefix_block)
+        return trace if prefixes else replace(trace, prefix_start=_NO_PREFIX_START, prefix_ids=_NO_PREFIX_IDS)
 
 
 @contextmanager
@@ -202,7 +176,7 @@ def _joined(path: Path, batches: Iterable[Columns], prefix_block: int) -> Trace:
     if len(flat) and np.any(np.diff(order) < 0):
         flat = np.concatenate([flat[starts[i] : starts[i + 1]] for i in order])
     return Trace(
-        name=path.name,
+        name=name_of(path),
         arrival_s=arrival_s[order] - arrival_s[order[0]],
         prompt_tokens=np.array(prompts, np.int64)[order],
         output_tokens=np.array(outputs, np.int64)[order],
@@ -269,14 +243,3 @@ def _complaint(arrival_s: object, prompt: object, output: object, prefix: object
         return f"prefix ids {str(prefix)[:40]!r} are not a list of whole numbers"
     wrong = next(item for item in prefix if type(item) is not int or not _INT64 <= item < -_INT64)
     return f"prefix id {str(wrong)[:40]!r} is not a whole number of 64 bits"
-
-
-def _batches(lines: TextIO, path: Path) -> Iterator[Batch]:
-    """The lines of a file, some thousands at a time."""
-    number = 1
-    while read := lines.readlines(_BATCH_CHARS):
-        if max(map(len, read)) > _MAX_LINE:
-            long = next(n for n, line in enumerate(read, number) if len(line) > _MAX_LINE)
-            raise TraceError(f"{path}:{long}: the line is longer than {_MAX_LINE} characters")
-        yield Batch(number, read)
-        number += len(read)

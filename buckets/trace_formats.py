@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from .bucket import MAX_DIM
-from .trace import DEFAULT_PREFIX_BLOCK, Batch, Columns, Request, TraceError, checked, checked_columns
+from .trace import DEFAULT_PREFIX_BLOCK, Columns, Request, checked, checked_columns
+from .trace_text import Batch, TraceError
 
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _OWN_FIELDS, _OWN_PREFIX = ("arrival_s", "prompt_tokens", "output_tokens"), "prefix_ids"
@@ -60,7 +61,7 @@ def parser_for(first_line: str, path: Path, *, prefixes: bool = True) -> Parser:
 
     Raises TraceError when it is of none.
     """
-    if tuple(column.strip() for column in first_line.lstrip("\ufeff").split(",")) == _AZURE_COLUMNS:
+    if tuple(column.strip() for column in first_line.split(",")) == _AZURE_COLUMNS:
         return _Azure(path)
     if first_line.startswith("{"):
         first = _json_object(first_line, path, 1)

@@ -70,7 +70,11 @@ def serve_command(
     api_key: str | None = typer.Option(
         None, metavar="KEY", envvar="LLMC_API_KEY", help="Sent as a bearer token.", show_envvar=True
     ),
-    dataset: str = typer.Option("random", metavar="random|FILE", help="Random tokens, a prompts file or a trace."),
+    dataset: str = typer.Option(
+        "random",
+        metavar="random|FILE",
+        help="Random tokens, a prompts file or a trace (plain or .gz; -: one from stdin).",
+    ),
     num_prompts: int | None = typer.Option(
         None, min=1, metavar="N", help="Requests to send; default: 200, or as many as FILE has."
     ),

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.buckets.trace import Trace, read_trace
+from llmc.buckets.trace_text import STDIN, is_packed
 from llmc.runtime.loadgen.answer import Outcome
 from llmc.runtime.loadgen.arrivals import arrivals
 from llmc.runtime.loadgen.http import Address, HttpClient
@@ -128,6 +129,8 @@ def read_dataset(name: str) -> Source:
         return None
     path = Path(name)
     try:
+        if path == STDIN or is_packed(path):
+            return read_trace(path)
         with path.open(encoding="utf-8-sig") as lines:
             first = next((line for line in lines if line.strip()), "")
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,10 +10,12 @@ from pathlib import Path
 
 from llmc.buckets.bucket import Bucket, BucketError
 from llmc.buckets.misses import Miss
+from llmc.buckets.trace_text import STDIN
 
 _SAMPLE = re.compile(r"(llmc_bucket_[a-z_]+?)_total\{([^}]*)\} (\S+)(?: \S+)?")
 _LABEL = re.compile(r'([a-z]+)="([^"]*)"')
 _MAX_FILE_BYTES = 1 << 26
+_BEGINNING_BYTES = 1 << 10
 _FIELDS = {
     "llmc_bucket_replays": "replays",
     "llmc_bucket_tokens": "tokens",
@@ -42,8 +45,17 @@ class BucketUse:
 
 
 def looks_like_metrics(path: Path) -> bool:
-    """Whether the file begins as the text of /metrics does. Raises BucketError when it cannot be read."""
-    return _read(path)[:1] == "#"
+    """Whether the file begins as the text of /metrics does; stdin, which can be read but once, is a trace.
+
+    Raises BucketError when it cannot be read.
+    """
+    if path == STDIN:
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(_BEGINNING_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"#"
+    except OSError as error:
+        raise BucketError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def read_bucket_use(path: Path) -> list[BucketUse]:

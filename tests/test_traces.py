@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
 import json
 import os
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.buckets import BucketError
+from llmc.buckets import BucketError, trace_text
 from llmc.buckets.demand import Demand, ServerModel, clip, demands, replay
 from llmc.buckets.trace import Request, Trace, TraceError, collect, read_trace, write_trace
 
@@ -176,6 +178,51 @@ def test_a_trace_of_many_batches(tmp_path: Path) -> None:
     assert trace.prompt_tokens.tolist() == [row.prompt_tokens for row in rows]
     assert trace.prefix_of(19_999).tolist() == [19_999, -19_999]
     assert len(trace.prefix_ids) == sum(len(row.prefix_ids) for row in rows)
+
+
+@pytest.mark.parametrize("text", [AZURE, MOONCAKE, '{"arrival_s": 0, "prompt_tokens": 2, "output_tokens": 3}\n'])
+@pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8], ids=["plain", "marked"])
+@pytest.mark.parametrize("packed", [False, True], ids=["text", "gzip"])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_packed_marked_and_piped_traces(tmp_path: Path, text: str, mark: bytes, packed: bool, end: str) -> None:
+    plain, path = tmp_path / "plain", tmp_path / "trace"
+    plain.write_text(text)
+    data = mark + (text.rstrip() + end).replace("\n", end or "\n").encode()
+    path.write_bytes(gzip.compress(data) if packed else data)
+    assert_same_requests(read_trace(path), read_trace(plain))
+    saved = os.dup(0)
+    try:
+        with path.open("rb") as file:
+            os.dup2(file.fileno(), 0)
+        piped = read_trace(Path("-"))
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
+    assert piped.name == "stdin"
+    assert_same_requests(piped, read_trace(plain))
+
+
+def assert_same_requests(found: Trace, expected: Trace) -> None:
+    for name in ("arrival_s", "prompt_tokens", "output_tokens", "prefix_start", "prefix_ids"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+
+
+def test_damaged_and_swollen_gzip_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    whole = gzip.compress(MOONCAKE.encode())
+    for damaged in (whole[:-9], whole[:12] + bytes([whole[12] ^ 0xFF]) + whole[13:], whole[:-5] + bytes(5)):
+        path.write_bytes(damaged)
+        with pytest.raises(TraceError, match=r"damaged gzip file: .*; pack it again"):
+            read_trace(path)
+    # A kilobyte that unpacks to one line of a megabyte and more is looked at for no longer than that.
+    path.write_bytes(gzip.compress(bytes(1 << 24).replace(b"\0", b" ")))
+    with pytest.raises(TraceError, match=":1: the line is longer than 1048576 characters"):
+        read_trace(path)
+    path.write_bytes(gzip.compress(MOONCAKE.encode() * 20_000))
+    assert len(read_trace(path)) == 60_000
+    monkeypatch.setattr(trace_text, "MAX_UNPACKED_BYTES", 1 << 20)
+    with pytest.raises(TraceError, match="unpacks to more than 1048576 bytes: cut it"):
+        read_trace(path)
 
 
 def test_missing_and_binary_traces(tmp_path: Path) -> None:
