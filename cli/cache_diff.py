@@ -12,6 +12,7 @@ from llmc.cli.inspect import read_manifest
 from llmc.compiler.cache import CacheError, Difference, GraphCache
 
 _KERNEL_PARTS = ("template", "target", "tvm")
+_SHOWN_WEIGHTS = 4
 _PLAIN = ("act_dtype", "kv_dtype", "max_model_len", "max_num_seqs", "block_size", "format_version", "llmc_version")
 
 
@@ -67,7 +68,8 @@ def _of_artifacts(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     ]
     graphs = [_texts(m.get("graph_components")) for m in (old, new)]
     kernels = [_kernels(m) for m in (old, new)]
-    weights = [{"weights_key": str(m.get("weights_key"))} for m in (old, new)]
+    # Of the packed bytes: where a checkpoint lies and when it was written makes no difference.
+    weights = [_texts(m.get("weights_crc32")) for m in (old, new)]
     names = [[str(b) for b in m.get("buckets") or []] for m in (old, new)]
     both = sorted(kernels[0].keys() & kernels[1].keys())
     rebuilt: dict[tuple[tuple[str, str | None, str | None], ...], list[str]] = {}
@@ -129,9 +131,13 @@ def lines(data: dict[str, Any], short: Any) -> list[str]:
         found = rows(data["components"])
         return [f"{data['a'][:16]} and {data['b'][:16]} differ in", *found] if found else ["the entries are the same"]
     out: list[str] = []
-    for part in ("settings", "graphs", "weights"):
+    for part in ("settings", "graphs"):
         if data[part]:
             out += [part, *rows(data[part])]
+    if data["weights"]:
+        names = [d["name"] for d in data["weights"]]
+        more = f" and {len(names) - _SHOWN_WEIGHTS} more" if len(names) > _SHOWN_WEIGHTS else ""
+        out += [f"{len(names)} weights differ: {', '.join(names[:_SHOWN_WEIGHTS])}{more}"]
     buckets, kernels = data["buckets"], data["kernels"]
     for side, name in (("only_a", data["a"]), ("only_b", data["b"])):
         if buckets[side]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmc.compiler.cache import CacheError, Difference, GraphCache
+from llmc.compiler.cache import CacheError, GraphCache
 
 from .cache_options import AsJson, CacheDir, open_cache, print_json
+from .cache_reasons import missing_lines, shortened, why_data
 from .compile_options import CompileOptions, given_options
 from .inspect import read_manifest
 from .option_group import takes_option_groups
@@ -41,38 +41,6 @@ def _wanted_of_model(config: CompileConfig, cache: GraphCache) -> list[tuple[str
     return [(w.name, w.components) for w in wanted_entries(config, cache)]
 
 
-def why_data(wanted: list[tuple[str, dict[str, str]]], cache: GraphCache) -> list[dict[str, Any]]:
-    """For each (name, components): its key, whether it is cached, and else the nearest entry and what differs."""
-    entries = cache.entries()
-    keys = {e.key for e in entries}
-    answers = []
-    for name, components in wanted:
-        key = cache.key_of(components)
-        answer: dict[str, Any] = {"name": name, "key": key, "cached": key in keys, "nearest": None, "differences": []}
-        nearest = None if key in keys else cache.why(components, entries)
-        if nearest is not None:
-            answer["nearest"] = nearest.entry.key
-            answer["differences"] = [asdict(d) for d in nearest.differences]
-        answers.append(answer)
-    return answers
-
-
-def _short(value: str | None) -> str:
-    if value is None:
-        return "(absent)"
-    return value if len(value) <= 60 else f"{value[:57]}…"
-
-
-def _difference(old: str | None, new: str | None) -> tuple[str, str]:
-    """Both values, cut to where they begin to differ."""
-    if old and new and max(len(old), len(new)) > 60:
-        same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
-        start = max(0, same - 20)
-        if start:
-            return f"…{_short(old[start:])}", f"…{_short(new[start:])}"
-    return _short(old), _short(new)
-
-
 @takes_option_groups
 def why(
     context: typer.Context,
@@ -89,32 +57,29 @@ def why(
     Examples:
       llmc cache why models/qwen2.5-0.5b
       llmc cache why models/qwen2.5-0.5b --quant w4a8 --buckets "prefill=[1]x[128],decode=[1,8]x[512]"
+      llmc cache why models/qwen2.5-0.5b --target x86-64-v3
       llmc cache why qwen.llmc --json
     """
     cache = open_cache(cache_dir)
     if (subject / "manifest.json").is_file():
         for flag in given_options(context, ("subject", "cache_dir", "as_json")):
             raise typer.BadParameter(f"{flag} is fixed by the artifact {subject}: give its model directory to vary it")
-        wanted = _wanted_of_artifact(subject)
+        wanted, target = _wanted_of_artifact(subject), ""
     elif (subject / "config.json").is_file():
         config = options.config(subject, subject, needs="explaining a model needs the compiler")
-        wanted = _wanted_of_model(config, cache)
+        from llmc.compiler.targets.cpu import resolve_target
+
+        wanted, target = _wanted_of_model(config, cache), resolve_target(config.target).name
     else:
         raise CacheError(f"{subject} is neither an artifact (manifest.json) nor a model directory (config.json)")
-    answers = why_data(wanted, cache)
+    answers = why_data(wanted, cache, target)
     if as_json:
         print_json(answers)
         return
-    missing = [a for a in answers if not a["cached"]]
-    typer.echo(f"{len(answers) - len(missing)} of {len(answers)} entries are in the cache {cache.root}")
-    for answer in missing:
-        if answer["nearest"] is None:
-            typer.echo(f"{answer['name']}: not cached, and the cache is empty")
-            continue
-        typer.echo(f"{answer['name']}: not cached; nearest is {answer['nearest'][:16]}, which differs in")
-        for d in (Difference(**d) for d in answer["differences"]):
-            old, new = _difference(d.old, d.new)
-            typer.echo(f"    {d.name}: {old} → {new}")
+    cached = sum(answer["cached"] for answer in answers)
+    typer.echo(f"{cached} of {len(answers)} entries are in the cache {cache.root}")
+    for line in missing_lines(answers):
+        typer.echo(line)
 
 
 def diff(
@@ -136,5 +101,5 @@ def diff(
     if as_json:
         print_json(data)
         return
-    for line in lines(data, _difference):
+    for line in lines(data, shortened):
         typer.echo(line)

@@ -138,7 +138,7 @@ def plan_graphs(
                         segments=shape.segments,
                     ),
                 )
-                cache.put(key, to_json(lists[shape]), components, {"bucket": str(bucket)})
+                cache.put(key, to_json(lists[shape]), components, {"bucket": str(bucket), "target": params.target.name})
             else:
                 lists[shape] = from_json(payload)
         graphs[bucket] = (shape, lists[shape])

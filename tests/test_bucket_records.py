@@ -194,6 +194,25 @@ def test_artifacts_that_differ(tiny_artifact: TinyArtifact, tmp_path: Path, caps
     assert "→ changed" in out
 
 
+def test_weights_differ_by_their_bytes_alone(
+    tiny_artifact: TinyArtifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_artifact.artifact, other)
+    path = other / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "weights_key": "packed on another day", "weights_mtime_ns": 1}))
+    assert main(["cache", "diff", str(tiny_artifact.artifact), str(other)]) == 0
+    assert capsys.readouterr().out.startswith("nothing differs: ")
+    names = list(manifest["weights_crc32"])[:5]
+    crcs = {name: crc + (name in names) for name, crc in manifest["weights_crc32"].items()}
+    path.write_text(json.dumps({**manifest, "weights_crc32": crcs}))
+    assert main(["cache", "diff", str(tiny_artifact.artifact), str(other), "--json"]) == 0
+    assert {d["name"] for d in json.loads(capsys.readouterr().out)["weights"]} == set(names)
+    assert main(["cache", "diff", str(tiny_artifact.artifact), str(other)]) == 0
+    assert "5 weights differ: " in capsys.readouterr().out
+
+
 def test_entries_that_differ(tiny_artifact: TinyArtifact, capsys: pytest.CaptureFixture[str]) -> None:
     kernels = json.loads((tiny_artifact.artifact / "manifest.json").read_text())["kernels"]
     linear = [kernel["key"] for kernel in kernels if kernel["op"] == "linear"][:2]

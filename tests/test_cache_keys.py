@@ -280,6 +280,41 @@ def test_why_takes_the_options_of_compile(
         assert difference["new"].startswith("w4a8 in symmetric groups of 32")
 
 
+def test_why_names_the_target_and_says_a_reason_once(
+    compiled: tuple[CompileConfig, CompileReport], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, report = compiled
+    *graphs, trace = why(config, capsys, "--target", "znver4")
+    assert trace["cached"]
+    assert len(graphs) == report.num_graphs == 2
+    for answer in graphs:
+        (difference,) = answer["differences"]
+        assert difference["name"] == "target"
+        assert difference["old"].startswith("x86-64-v3, tiles ")
+        assert difference["new"].startswith("znver4, tiles ")
+    buckets = ("--buckets", LADDER, "--target", "znver4", "--dtype", "f32", "--cache-dir", str(config.cache_dir))
+    assert main(["cache", "why", str(config.model), *buckets]) == 0
+    first, *reasons = capsys.readouterr().out.splitlines()
+    assert first.startswith("1 of 3 entries are in the cache ")
+    assert reasons[0].startswith("prefill:2x8 and 1 more graphs: not cached; ")
+    assert len(reasons) == 2
+    assert reasons[1].startswith("    target: x86-64-v3, tiles ")
+
+
+def test_why_of_other_shapes_is_one_reason(
+    compiled: tuple[CompileConfig, CompileReport], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, _ = compiled
+    larger = ("--buckets", "prefill=[2]x[64,128,256],decode=[1]x[512]", "--target", "x86-64-v3", "--dtype", "f32")
+    model = ("cache", "why", str(config.model), *larger, "--max-model-len", "32", "--cache-dir", str(config.cache_dir))
+    assert main([*model]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (reason,) = [line for line in lines if "not cached" in line]
+    assert reason.startswith("prefill:2x64 and 2 more graphs: not cached; ")
+    (tokens,) = [line for line in lines if line.startswith("    shape.tokens: ")]
+    assert all(f"→ {2 * seq}" in tokens for seq in (64, 128, 256))
+
+
 def test_why_of_an_artifact_takes_no_options_of_compile(
     compiled: tuple[CompileConfig, CompileReport], capsys: pytest.CaptureFixture[str]
 ) -> None:
