@@ -53,7 +53,8 @@ class SamplingParams:
 class Event:
     """What happened to a continuation; `kind` is one of EVENT_KINDS. `top_logprobs`: (token id, logprob), best first.
 
-    position: of the token, counted from the prompt's first. rank: with a logprob, 1 when no token was likelier, else 0.
+    position: of the token, counted from the prompt's first. rank: with a logprob, 1 for the likeliest token
+    and equal ones by id, lowest first; else 0.
     error_message: why it "failed", one sentence; else empty.
     Times are on time.monotonic_ns(); arrival_ns to first_token_ns come with "finished" and "failed", 0 for never.
     """

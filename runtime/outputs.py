@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Natural-log probability of a token, and of the most likely ones: {token id: logprob}; rank 1 is the likeliest."""
+    """Natural-log probability of a token, and of the most likely ones: {token id: logprob}.
+
+    rank: 1 is the likeliest; equal ones rank by id, lowest first.
+    """
 
     token_id: int
     logprob: float

@@ -287,3 +287,18 @@ def test_read_from_a_directory(tmp_path: Path) -> None:
     (tmp_path / "weights.safetensors").write_bytes(bytes(100))
     with pytest.raises(r.FormatError, match=r"has 100 bytes, graphs\.bin says 1888"):
         r.read_graphs(tmp_path)
+
+
+def test_documents_name_the_version_that_is_written_and_read() -> None:
+    runtime = Path(__file__).resolve().parent.parent / "runtime"
+    native = re.search(r"kVersion = (\d+);", (runtime / "native" / "src" / "artifact.cc").read_text())
+    assert native is not None
+    assert int(native[1]) == w.VERSION == r.VERSION
+    said = (runtime / "COMPATIBILITY.md").read_text()
+    table = re.findall(r"^\| (\d+) \|", said[said.index("| format |") : said.index("**C ABI.**")], re.MULTILINE)
+    assert [int(version) for version in table] == list(range(1, w.VERSION + 1))
+    assert f"one version of the [format](FORMAT.md), now {w.VERSION}," in said
+    abi = re.search(r"LLMC_ABI_VERSION (\d+)", (runtime / "native" / "include" / "llmc" / "llmc.h").read_text())
+    assert abi is not None
+    assert f"`llmc_abi_version()` is {abi[1]}." in said
+    assert (runtime / "FORMAT.md").read_text().startswith(f"# The artifact format, version {w.VERSION}\n")

@@ -80,11 +80,26 @@ def test_c_example_generates_what_python_generates(library: Path, tiny_artifact:
     refused = subprocess.run([program, tmp_path, "4", "1"], capture_output=True, text=True, check=False, timeout=60)
     assert refused.returncode == 1
     assert str(tmp_path) in refused.stderr
+    numbers = {("4", "x"): "x", ("4", "7", "-1"): "-1", ("4", "5,6"): "5,6", ("4", ""): "",
+               ("4", "4294967296"): "4294967296", ("0", "7"): "0", ("many", "7"): "many"}  # fmt: skip
+    for arguments, wrong in numbers.items():
+        command = [program, tiny_artifact.artifact, *arguments]
+        refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert refused.returncode == 2
+        assert f"'{wrong}' is not a whole number from" in refused.stderr
+        assert not refused.stdout
     refused = subprocess.run(
         [program, tiny_artifact.artifact, "4", "99999"], capture_output=True, text=True, timeout=60
     )
     assert refused.returncode == 1
     assert "99999" in refused.stderr
+
+
+def test_the_c_example_is_as_long_as_it_is_said_to_be() -> None:
+    lines = (ROOT / "examples" / "embed.c").read_text().splitlines()
+    said = re.search(r"\[examples/embed\.c\]\(examples/embed\.c\), (\d+) lines", (ROOT / "README.md").read_text())
+    assert said is not None
+    assert len(lines) == int(said[1])
 
 
 def test_header_is_valid_cpp(tmp_path: Path) -> None:

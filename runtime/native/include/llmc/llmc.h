@@ -270,7 +270,7 @@ typedef struct llmc_event {
   float top_logprobs[LLMC_MAX_TOP_LOGPROBS];
   uint64_t time_ns;               /* monotonic clock */
   uint32_t position;              /* TOKEN, PROMPT_LOGPROBS: of the token, counted from the prompt's first */
-  uint32_t rank;                  /* with logprob: 1 when no token was likelier; else 0 */
+  uint32_t rank;                  /* with logprob: 1 for the likeliest; equal ones by id, lowest first; else 0 */
   uint64_t arrival_ns, first_scheduled_ns, first_token_ns; /* FINISHED, FAILED: of the request; 0: never */
   char message[256];              /* FAILED: why and what to do, one sentence, NUL-terminated; else empty */
 } llmc_event;
@@ -330,8 +330,8 @@ LLMC_API llmc_status llmc_engine_cancel(llmc_engine *engine, uint64_t id, llmc_e
  * LLMC_ERR_EMPTY_MASK. min_tokens gives way where the mask leaves only eos and stop ids. */
 LLMC_API llmc_status llmc_engine_set_token_mask(llmc_engine *engine, uint64_t id, uint32_t output_index,
                                                 const uint32_t *words, uint64_t num_words, llmc_error *error);
-/* One iteration: schedule, prepare, replay, sample, postprocess. *progressed = 0 when there was nothing to do. On an
- * error the device failed or memory ran out: every request fails, with one event each (if there is no memory for the
+/* One iteration: schedule, prepare, replay, sample, postprocess. *progressed (may be NULL) = 0 when there was nothing to do. On
+ * an error the device failed or memory ran out: every request fails, with one event each (if there is no memory for the
  * events, in a later step), and the engine is as after its creation. */
 LLMC_API llmc_status llmc_engine_step(llmc_engine *engine, uint32_t *progressed, llmc_error *error);
 /* Moves up to capacity events, oldest first. events[0].struct_size must be set by the caller. */
