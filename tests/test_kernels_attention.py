@@ -314,6 +314,40 @@ def test_split_context(
     np.testing.assert_allclose(whole.astype(np.float64), want, **tolerance)
 
 
+def check_bad_token(target: Target, heads: int, kv_heads: int, dim: int, kv: str, window: int, bad: float) -> None:
+    """A token whose key and value are not finite spoils those that see it and leaves the bits of all others."""
+    cache = Cache([530, 33], heads, kv_heads, dim, 16, kv)
+    params = attention_params(heads, kv_heads, dim, "f32", kv, 16, window)
+    chunks, tile = [(0, 488, 530), (1, 20, 33)], target.row_tile
+    clean = cache.attend(target, params, chunks, tile, 2)
+    for position in (501, 502):
+        at, within = cache.tables[0, position // 16], position % 16
+        saved = cache.k_pool[at].copy(), cache.v_pool[at].copy()
+        cache.k_pool[at, :, :, within] = cache.v_pool[at, :, within, :dim] = bad
+        got = cache.attend(target, params, chunks, tile, 2)
+        cache.k_pool[at], cache.v_pool[at] = saved
+        last = position + window - 1 if window else 529
+        sees = np.array([position <= t <= last for t in range(488, 530)] + [False] * 13)
+        assert same_bits(got[~sees], clean[~sees])
+        assert not np.isfinite(got[sees]).any()
+
+
+@on_cpus
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "kv", "window", "bad"),
+    [
+        (6, 6, 16, "f32", 0, np.nan),
+        (6, 6, 16, "bf16", 0, np.inf),
+        (6, 2, 24, "bf16", 9, np.nan),
+        (3, 1, 20, "f32", 6, -np.inf),
+    ],
+)
+def test_a_token_that_is_not_finite(
+    target: Target, heads: int, kv_heads: int, dim: int, kv: str, window: int, bad: float
+) -> None:
+    check_bad_token(target, heads, kv_heads, dim, kv, window, bad)
+
+
 # vdpbf16ps in terms of fused multiply-adds, the second product first; this machine may lack it.
 _EMULATED_DOT = """
 define linkonce_odr hidden <16 x float> @llmc_dot_bf16(<16 x float> %c, <16 x i32> %a, <16 x i32> %b) #0 {

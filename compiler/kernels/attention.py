@@ -381,51 +381,80 @@ class _Attention:
         *,
         fetch: bool,
     ) -> None:
-        """Σ weight · value over the keys low … high of the partition that starts at key0, in some vectors of a row."""
+        """Σ weight · value over the keys low … high of the partition that starts at key0, in some vectors of a row.
+
+        A row's chain takes no value of a key that the row does not see: 0 · NaN would be NaN.
+        """
         low, high, key0 = span
         n, k, width = len(columns), self.k, self.vectors * b.WIDTH
         acc = b.Vectors(m * n)
         for i in range(m * n):
             acc[i] = b.splat(0.0)
 
-        def add(base: b.Expr, word: b.Expr, place: b.Expr, *, one_key: bool) -> None:
+        def add(i: int, place: b.Expr, half: int, values: list[b.Expr]) -> None:
             """place: of the word's first key in the partition."""
-            at = [base + word * width + column * b.WIDTH for column in columns]
             if self.dot:
-                raw = [k["v_pool"][T.ramp(i, 1, b.WIDTH)] for i in at]
-                if one_key:
-                    raw = [T.bitwise_and(value, T.broadcast(T.int32(0xFFFF), b.WIDTH)) for value in raw]
-                steps = [(0, raw)]
+                weight = b.splat(self.weights[T.truncdiv(place, 2) + i * (self.partition // 2)])
             else:
-                steps = self.halves(k["v_pool"], at)[: 1 if one_key else self.lanes]
-            for half, values in steps:
-                for i in range(m):
-                    if self.dot:
-                        weight = b.splat(self.weights[T.truncdiv(place, 2) + i * (self.partition // 2)])
-                    else:
-                        weight = b.splat(self.scores.lane(place + (i * self.partition + half)))
-                    for j in range(n):
-                        acc[i * n + j] = b.call(
-                            "dot_bf16" if self.dot else "fma", *self.terms(acc[i * n + j], weight, values[j])
-                        )
+                weight = b.splat(self.scores.lane(place + (i * self.partition + half)))
+            for j in range(n):
+                terms = self.terms(acc[i * n + j], weight, values[j])
+                acc[i * n + j] = b.call("dot_bf16" if self.dot else "fma", *terms)
 
+        def add_seen(i: int, key: b.Expr, half: int, values: list[b.Expr]) -> None:
+            """As `add`, of the keys that row i sees; key: the word's first one."""
+            sees = [self.sees(row0 + i, key + part) for part in ((0, 1) if self.dot else (half,))]
+            if self.dot:
+                low_half = T.Select(sees[0], T.int32(0xFFFF), T.int32(0))
+                high_half = T.Select(sees[1], T.int32(-0x10000), T.int32(0))
+                mask = T.broadcast(b.let(T.bitwise_or(low_half, high_half)), b.WIDTH)
+                add(i, key - key0, half, [T.bitwise_and(value, mask) for value in values])
+            else:
+                with b.when(sees[0]):
+                    add(i, key - key0, half, values)
+
+        # Keys that all rows see: later rows are of the same token or of a later one.
+        all_low, all_high = b.let(T.max(self.first[row0 + (m - 1)], low)), b.let(T.min(self.last[row0], high))
         with T.serial(T.truncdiv(low, self.block), T.truncdiv(high, self.block) + 1) as block:
             base = self.block_base(block, width)
-            start = b.let(T.truncdiv(T.max(low - block * self.block, 0), self.lanes))
-            keys = b.let(T.min(high + 1 - block * self.block, self.block))
-            place0 = b.let(block * self.block - key0)
-            words = b.let(T.truncdiv(keys, self.lanes))
-            with T.serial(start, words) as word:
-                if fetch:
-                    self.keys.fetch(k["k_pool"], n)
-                add(base, word, place0 + word * self.lanes, one_key=False)
-            if self.lanes == 2:
-                with b.when(words * 2 < keys):  # its partner is not written yet
-                    add(base, words, place0 + words * 2, one_key=True)
+            block0 = b.let(block * self.block)
+
+            def words(block0: b.Expr, keys: b.Expr) -> b.Expr:
+                """Words that so many keys from the front of the block begin, rounded down."""
+                return T.truncdiv(T.max(T.min(keys - block0, self.block), 0), self.lanes)
+
+            start, end = b.let(words(block0, low)), b.let(words(block0, high + self.lanes))
+            seen0 = b.let(T.min(words(block0, all_low + (self.lanes - 1)), end))
+            seen1 = b.let(T.max(words(block0, all_high + 1), seen0))
+
+            def each(first: b.Expr, last: b.Expr, some: bool, base: b.Expr, block0: b.Expr) -> None:
+                with T.serial(first, last) as word:
+                    if fetch and not some:
+                        self.keys.fetch(k["k_pool"], n)
+                    at = [base + word * width + column * b.WIDTH for column in columns]
+                    key = block0 + word * self.lanes
+                    key = b.let(key) if some else key
+                    for half, values in self.halves(k["v_pool"], at):
+                        for i in range(m):
+                            if some:
+                                add_seen(i, key, half, values)
+                            else:
+                                add(i, key - key0, half, values)
+
+            # Rows of one token see the same keys, if not the same halves of words.
+            differ = self.lanes == 2 or not fetch
+            if differ and self.window:
+                each(start, seen0, True, base, block0)
+            each(seen0, seen1, False, base, block0)
+            if differ:
+                each(seen1, end, True, base, block0)
         for i in range(m):
             for j, column in enumerate(columns):
                 value = b.call("add", acc[i * n + j], b.splat(0.0))  # no negative zero
                 self.part.fold_values((row0 + i) * self.vectors + column, value, keep[i], gain[i])
+
+    def sees(self, row: b.Expr, key: b.Expr) -> b.Expr:
+        return T.And(self.first[row] <= key, key <= self.last[row])
 
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
