@@ -150,7 +150,7 @@ class Engine {
   std::vector<Request*> inbox_, cancel_inbox_, mask_inbox_;
   std::unordered_map<uint64_t, std::unique_ptr<Request>> live_;
   std::deque<llmc_event> events_;
-  llmc_engine_stats stats_;
+  llmc_engine_stats stats_{};
   std::vector<llmc_graph_stats> graph_stats_;
   std::vector<BucketMiss> bucket_misses_;
 };
