@@ -135,6 +135,14 @@ void BlockManager::Unregister(uint32_t block) {
   --num_cached_;
 }
 
+void BlockManager::Forget(uint32_t block) {
+  if (id_[block] == 0) return;
+  Unregister(block);
+  if (ref_[block] > 0) return;
+  ListRemove(block);
+  ListInsertAfter(0, block);
+}
+
 Status BlockManager::CheckIntegrity(const std::vector<uint32_t>& expected_refs) const {
   if (ref_[0] != 0 || id_[0] != 0) return Broken("the dummy block is in use", 0);
   uint32_t zero = 0, cached = 0;

@@ -42,6 +42,9 @@ class BlockManager {
   // existing one when the same content is cached already.
   uint64_t Register(uint32_t block, uint64_t parent_id, const int32_t* tokens);
 
+  // Takes a block out of the cache: no lookup finds it or what follows it. Whoever holds it keeps it.
+  void Forget(uint32_t block);
+
   // expected_refs[b]: references that the caller's block tables hold to block b.
   Status CheckIntegrity(const std::vector<uint32_t>& expected_refs) const;
 

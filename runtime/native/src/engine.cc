@@ -513,6 +513,10 @@ void Engine::Postprocess() {
     } else if (s.status.ok()) {
       AppendToken(s.sequence, s.result);
     } else {
+      // Its keys and values may not be finite either: nobody may begin with them.
+      if (s.status.code == LLMC_ERR_NOT_FINITE) {
+        for (const auto& one : s.sequence->request->sequences) scheduler_.Forget(*one);
+      }
       FailRequest(s.sequence->request, s.status);
     }
   }

@@ -61,7 +61,7 @@ Status Sampler::ScanFinite(const float* row, uint32_t position, RowScan* out) co
   if (out->finite) return Status::Ok();
   uint32_t i = 0;
   while (std::isfinite(row[i])) ++i;
-  return Status::Error(LLMC_ERR_INTERNAL, "The model produced the logit " + std::to_string(row[i]) + " for token " +
+  return Status::Error(LLMC_ERR_NOT_FINITE, "The model produced the logit " + std::to_string(row[i]) + " for token " +
                                               std::to_string(i) + " at position " + std::to_string(position) +
                                               "; check the weights and the precision of the artifact.");
 }

@@ -161,6 +161,10 @@ void Scheduler::ReleaseBlocks(Sequence* s) {
   s->parent_id = BlockManager::kRoot;
 }
 
+void Scheduler::Forget(const Sequence& s) {
+  for (uint32_t i = s.num_cached / block_size_; i < s.num_registered; ++i) blocks_->Forget(s.blocks[i]);
+}
+
 void Scheduler::Remove(Sequence* s) {
   if (s->state == Sequence::State::kWaiting) {
     waiting_.erase(s);

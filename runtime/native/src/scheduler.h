@@ -86,6 +86,8 @@ class Scheduler {
   // `child` continues `parent`, which has computed all of child->tokens: shares its blocks, copy-on-write. When no
   // running slot is free it waits and is computed again (the prefix cache makes that cheap).
   void Fork(const Sequence& parent, Sequence* child);
+  // What the sequence computed, other than found, leaves the prefix cache.
+  void Forget(const Sequence& sequence);
   // The sequence is finished, cancelled or failed; its blocks are released.
   void Remove(Sequence* sequence);
 

@@ -79,6 +79,28 @@ static void TestRecycledParent() {
   CHECK(hits.size() == 1 && hits[0] == p2);
 }
 
+// A block in use that is forgotten stays with its holder, and is reused first once it is free.
+static void TestForget() {
+  BlockManager m(4, 1, true);
+  const int32_t x[] = {1, 2};
+  uint32_t parent = m.Allocate(), child = m.Allocate();
+  m.Register(child, m.Register(parent, BlockManager::kRoot, x), x + 1);
+  m.Release(child);
+  m.Forget(parent);
+  m.Forget(parent);
+  std::vector<uint32_t> hits;
+  uint64_t id;
+  m.Lookup(x, 2, &hits, &id);
+  CHECK(hits.empty());
+  CHECK_EQ(m.num_cached(), 1u);
+  CHECK_OK(m.CheckIntegrity({0, parent == 1, parent == 2, parent == 3}));
+  m.Release(parent);
+  CHECK_EQ(m.Allocate(), parent);
+  m.Forget(child);
+  CHECK_EQ(m.num_cached(), 0u);
+  CHECK_EQ(m.Allocate(), child);
+}
+
 static void TestOff() {
   BlockManager m(3, 2, false);
   const int32_t tokens[] = {1, 2};
@@ -134,6 +156,7 @@ int main() {
   TestAllocate();
   TestPrefix();
   TestRecycledParent();
+  TestForget();
   TestOff();
   TestRandom();
   return llmc_test::Finish("block_manager_test");

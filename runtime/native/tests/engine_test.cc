@@ -156,9 +156,30 @@ void TestFailures() {
   RunAll(engine.get(), &outputs);
   for (uint32_t i = 0; i < 2; ++i) {
     CHECK_EQ((outputs[{d.id, i}].kind), static_cast<uint32_t>(LLMC_EVENT_FAILED));
-    CHECK_EQ((outputs[{d.id, i}].error), LLMC_ERR_INTERNAL);
+    CHECK_EQ((outputs[{d.id, i}].error), LLMC_ERR_NOT_FINITE);
     CHECK(Says(outputs[{d.id, i}], "nan for token 0 at position 9"));
   }
+}
+
+// What a request computed before its logits were not numbers is not given to others; what it found stays.
+void TestFailedPrefix() {
+  NullDevice* device;
+  auto engine = Make(Usual(), 65, {}, &device);
+  Outputs outputs;
+  auto run = [&](uint32_t length, uint32_t n) {
+    Job job = Simple(length, 4);
+    job.params.n = n;
+    CHECK_OK(Submit(engine.get(), &job));
+    RunAll(engine.get(), &outputs);
+    if (!device->poison) Compare(outputs[{job.id, 0}], Reference(job, 0, 64));
+    return outputs[{job.id, 0}];
+  };
+  run(9, 1);  // two blocks of four tokens
+  device->poison = true;
+  CHECK_EQ(run(18, 2).error, LLMC_ERR_NOT_FINITE);
+  device->poison = false;
+  CHECK_EQ(run(18, 2).num_cached, 8u);
+  CHECK_EQ(run(18, 1).num_cached, 16u);
 }
 
 void TestValidation() {
@@ -636,6 +657,7 @@ int main() {
   TestHoleInTheLadder();
   TestFairness();
   TestFailures();
+  TestFailedPrefix();
   TestValidation();
   TestPriority();
   TestPriorityUnderPreemption();

@@ -232,7 +232,7 @@ void TestErrors() {
   for (float bad : {static_cast<float>(NAN), static_cast<float>(INFINITY), static_cast<float>(-INFINITY)}) {
     const float row[] = {1, bad, 0};
     Status s = sampler.Sample(row, p, {&prompt, 1, 1, 0}, &r);
-    CHECK_EQ(s.code, LLMC_ERR_INTERNAL);
+    CHECK_EQ(s.code, LLMC_ERR_NOT_FINITE);
     CHECK(s.message.find("token 1") != std::string::npos);
   }
   const float row[] = {1, 2, 3};
@@ -315,7 +315,7 @@ void TestMaskEdges() {
   CHECK_OK(sampler.Sample(row, p, context, &r));
   CHECK_EQ(r.token, 1);
   const float bad[] = {1, NAN, 0};
-  CHECK_EQ(sampler.Score(bad, 0, 1, 1, &r).code, LLMC_ERR_INTERNAL);
+  CHECK_EQ(sampler.Score(bad, 0, 1, 1, &r).code, LLMC_ERR_NOT_FINITE);
   // Equal logits rank by id.
   const float ties[] = {5, 5, 5};
   CHECK_OK(sampler.Score(ties, 2, 3, 1, &r));

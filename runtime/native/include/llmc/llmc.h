@@ -49,7 +49,8 @@ enum {
   LLMC_ERR_QUEUE_FULL = 9,
   LLMC_ERR_BUCKET_MISS = 10,
   LLMC_ERR_INTERNAL = 11,
-  LLMC_ERR_EMPTY_MASK = 12
+  LLMC_ERR_EMPTY_MASK = 12,
+  LLMC_ERR_NOT_FINITE = 13 /* a logit of the model is NaN or infinite */
 };
 
 typedef struct llmc_error {
