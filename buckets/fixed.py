@@ -56,13 +56,13 @@ def grid_ladders(family: str, count: int, max_batch: int, max_seq: int, unit: in
 
 def _ramp_up(start: int, count: int, maximum: int, variants: int = 1) -> list[Sizes]:
     """Ramp-up ladders from `start` with at most `count` sizes: the least step, then steps up to half as long again."""
-    step = max(start, -(-maximum // count))
-    while step <= maximum:
-        doubling = max(0, (step - 1) // start).bit_length()
-        if doubling + -(-maximum // step) <= count:
+    # After n doublings the step is in (start · 2ⁿ⁻¹, start · 2ⁿ], and count - n sizes are left for its multiples.
+    for doublings in range(count):
+        most = start << doublings
+        step = max(most // 2 + 1 if doublings else start, -(-maximum // (count - doublings)))
+        if step <= min(most, maximum):
             steps = {step + step * n // (2 * variants) for n in range(variants)}
             return [ramp_up(start, longer, maximum) for longer in sorted(steps) if longer <= maximum]
-        step += 1
     return []
 
 

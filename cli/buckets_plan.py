@@ -13,6 +13,8 @@ import typer
 
 from llmc.buckets import BucketError
 
+from .numbers import finite
+
 if TYPE_CHECKING:
     from llmc.buckets.demand import ServerModel
     from llmc.buckets.planner import LadderScore, PhasePlan, Resources
@@ -55,26 +57,38 @@ def plan_command(
     output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Bucket file, .toml or .json."),
     phase: Phase = typer.Option(Phase.both, help="Phases to plan; the other one gets its default buckets."),
     max_graphs: int | None = typer.Option(None, metavar="N", help="Graphs of each phase; default 24, or 128 with %."),
-    max_padding: float | None = typer.Option(None, metavar="PCT", help="Fewest graphs that pad at most PCT %."),
+    max_padding: float | None = typer.Option(
+        None, metavar="PCT", callback=finite, help="Fewest graphs that pad at most PCT %."
+    ),
     max_memory: str | None = typer.Option(None, metavar="BYTES", help="Arena and graphs, as in 500M."),
-    max_compile_time: float | None = typer.Option(None, metavar="S", help="Seconds to compile all graphs."),
+    max_compile_time: float | None = typer.Option(
+        None, metavar="S", callback=finite, help="Seconds to compile all graphs."
+    ),
     cost: Cost = typer.Option(Cost.auto, help="What to minimise; auto: by --cost-table, else --model, else tokens."),
     cost_table: Path | None = typer.Option(
         None, metavar="FILE|ARTIFACT", help="Cost table, or artifact that llmc warmup has measured on this machine."
     ),
     model: Path | None = typer.Option(None, metavar="DIR", help="Model whose config.json gives the dimensions."),
-    gflops: float = typer.Option(1000.0, min=1e-3, help="Arithmetic of the machine for --cost flops, 10^9 a second."),
-    bandwidth: float = typer.Option(
-        50.0, min=1e-3, help="Memory of the machine for --cost flops, 10^9 bytes a second."
+    gflops: float = typer.Option(
+        1000.0, min=1e-3, callback=finite, help="Arithmetic of the machine for --cost flops, 10^9 a second."
     ),
-    overhead_us: float = typer.Option(50.0, min=0, help="Fixed time of a replay for --cost flops, microseconds."),
+    bandwidth: float = typer.Option(
+        50.0, min=1e-3, callback=finite, help="Memory of the machine for --cost flops, 10^9 bytes a second."
+    ),
+    overhead_us: float = typer.Option(
+        50.0, min=0, callback=finite, help="Fixed time of a replay for --cost flops, microseconds."
+    ),
     max_model_len: int = typer.Option(4096, metavar="N", help="Longest prompt plus output; longer ones are clipped."),
     block_size: int = typer.Option(32, metavar="N", help="Tokens of a KV block; sizes are multiples of it."),
     max_num_seqs: int = typer.Option(16, metavar="N", help="Sequences that run at once."),
     max_prefill_batch: int = typer.Option(1, metavar="N", help="Prompts of one prefill step."),
     max_prefill_tokens: int = typer.Option(0, metavar="N", help="Tokens of one prefill step; 0: max-model-len."),
-    prefill_rate: float = typer.Option(20000.0, metavar="T", help="Tokens a second of prefill, for the replay."),
-    decode_step_ms: float = typer.Option(20.0, metavar="MS", help="Time of a decode step, for the replay."),
+    prefill_rate: float = typer.Option(
+        20000.0, metavar="T", callback=finite, help="Tokens a second of prefill, for the replay."
+    ),
+    decode_step_ms: float = typer.Option(
+        20.0, metavar="MS", callback=finite, help="Time of a decode step, for the replay."
+    ),
     prefix_cache: bool = typer.Option(False, "--prefix-cache", help="Leave out prompt tokens that a cache holds."),
     as_json: bool = typer.Option(False, "--json", help="Print the plan as JSON on stdout."),
 ) -> None:

@@ -15,6 +15,8 @@ import typer
 
 from llmc.buckets import BucketError, Limits, parse_spec
 
+from .numbers import finite
+
 if TYPE_CHECKING:
     from llmc.buckets.planner import Resources
     from llmc.buckets.step_cost import StepCosts
@@ -47,11 +49,21 @@ def simulate_command(
         None, metavar="FILE|ARTIFACT", help="Cost table, or artifact that llmc warmup has measured."
     ),
     model: Path | None = typer.Option(None, metavar="DIR", help="Model for a roofline of its config.json."),
-    gflops: float = typer.Option(1000.0, min=1e-3, help="Arithmetic of the machine for --model, 10^9 a second."),
-    bandwidth: float = typer.Option(50.0, min=1e-3, help="Memory of the machine for --model, 10^9 bytes a second."),
-    overhead_us: float = typer.Option(50.0, min=0, help="Fixed time of a replay for --model, microseconds."),
-    prefill_rate: float = typer.Option(20000.0, min=1e-3, metavar="T", help="Assumed prefill, tokens a second."),
-    decode_step_ms: float = typer.Option(20.0, min=1e-6, metavar="MS", help="Assumed time of a decode step."),
+    gflops: float = typer.Option(
+        1000.0, min=1e-3, callback=finite, help="Arithmetic of the machine for --model, 10^9 a second."
+    ),
+    bandwidth: float = typer.Option(
+        50.0, min=1e-3, callback=finite, help="Memory of the machine for --model, 10^9 bytes a second."
+    ),
+    overhead_us: float = typer.Option(
+        50.0, min=0, callback=finite, help="Fixed time of a replay for --model, microseconds."
+    ),
+    prefill_rate: float = typer.Option(
+        20000.0, min=1e-3, metavar="T", callback=finite, help="Assumed prefill, tokens a second."
+    ),
+    decode_step_ms: float = typer.Option(
+        20.0, min=1e-6, metavar="MS", callback=finite, help="Assumed time of a decode step."
+    ),
     max_model_len: int | None = typer.Option(
         None, min=2, metavar="N", help="Longest prompt plus output; default: what all ladders hold. Longer: clipped."
     ),
@@ -63,7 +75,7 @@ def simulate_command(
     max_prefill_tokens: int = typer.Option(0, min=0, metavar="N", help="Tokens of a prefill step; 0: all that fit."),
     prefix_cache: bool = typer.Option(True, "--prefix-cache/--no-prefix-cache", help="Reuse common prefixes."),
     strict: bool = typer.Option(False, "--strict", help="A miss fails its request instead of using a larger graph."),
-    speed: float = typer.Option(1.0, min=1e-6, help="Arrivals come so many times as fast."),
+    speed: float = typer.Option(1.0, min=1e-6, callback=finite, help="Arrivals come so many times as fast."),
     limit: int = typer.Option(0, min=0, metavar="N", help="Only the first N requests; 0: all."),
     html: Path | None = typer.Option(None, metavar="FILE", help="Write a report with heat maps, one file."),
     png: Path | None = typer.Option(None, metavar="FILE", help="Write the report as a picture; needs Chromium."),
