@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 PHASES = ("prefill", "decode", "mixed")
 REQUIRED_PHASES = ("prefill", "decode")
@@ -62,9 +66,19 @@ class Bucket:
         return num_seqs <= self.batch and length <= self.seq
 
 
-def area(bucket: Bucket) -> int:
-    """batch × seq, the tokens in `mixed`: what padding is counted in."""
-    return bucket.seq if bucket.phase == "mixed" else bucket.batch * bucket.seq
+Lengths = TypeVar("Lengths", int, npt.NDArray[np.int64])
+
+
+def whole_blocks(length: Lengths, block_size: int) -> Lengths:
+    """Tokens of context rounded up to whole KV blocks, as a decode graph reads them."""
+    return -(-length // block_size) * block_size
+
+
+def area(bucket: Bucket, block_size: int = 1) -> int:
+    """batch × seq, the tokens in `mixed`: what padding is counted in. Contexts of decode are whole KV blocks."""
+    if bucket.phase == "mixed":
+        return bucket.seq
+    return bucket.batch * (whole_blocks(bucket.seq, block_size) if bucket.phase == "decode" else bucket.seq)
 
 
 def rank(bucket: Bucket) -> tuple[int, int, int]:

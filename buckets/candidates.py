@@ -8,11 +8,12 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from .bucket import Bucket, rank
+from .bucket import Bucket, whole_blocks
 from .cost import CostModel
 from .demand import Demand, ServerModel
 from .exact import solve as solve_axis
 from .grid import Cell, GridProblem
+from .scoring import Outcome, Scorer
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -21,22 +22,13 @@ _FULL_CELLS = 1 << 16
 _SEARCH_BATCHES, _SEARCH_CELLS, _BOUND_CELLS = 16, 1 << 12, 1 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a ladder makes of the demand: cost in the model's unit, tokens computed, share of steps one bucket holds."""
-
-    cost: float
-    tokens: float
-    held: float
-
-
 @dataclass(frozen=True)
 class PhaseProblem:
     """One phase on all its candidate sizes: multiples of the block size that steps round to, and the top.
 
     batches [B], seqs [S] ascending; weight, cost, rank, base, base_rank [B, S] and load [B, B] as in GridProblem;
-    step_cost: of all steps, what no bucket changes. base_area [B, S]: tokens that a step computes when no open bucket
-    holds it. The base bucket is always part of the ladder. max_area: most tokens of a bucket, 0: any.
+    without what a step costs in any bucket. The base bucket is always part of the ladder. scorer: ladders of any sizes,
+    by true lengths.
 
     A prefill bucket holds `batch` prompts of `seq` tokens here; the scheduler also puts in any that have as many
     tokens together, which costs no more.
@@ -49,13 +41,11 @@ class PhaseProblem:
     cost: Floats
     load: Floats
     rank: Ints
-    step_cost: float
     base: Floats
     base_rank: Ints
-    base_area: Floats
     base_bucket: tuple[int, int]
+    scorer: Scorer
     model: CostModel
-    max_area: int
     server: ServerModel
     block_size: int
 
@@ -75,7 +65,9 @@ class PhaseProblem:
             unit *= 2
         weight = np.zeros((len(batches), len(seqs)))
         np.add.at(weight, (np.searchsorted(batches, demand.batch), np.searchsorted(seqs, rounded)), demand.weight)
-        phase, rows, columns = demand.phase, batches[:, None], seqs[None, :]
+        # A decode graph reads whole blocks, that of the top, too.
+        whole = whole_blocks(seqs, block_size) if decode else seqs
+        phase, rows, columns = demand.phase, batches[:, None], whole[None, :]
         cost, load = model.cost(phase, rows, columns).astype(np.float64), model.load(phase, rows, batches[None, :])
         steps = model.step(phase, rows, columns)
         area = rows * columns.astype(np.float64)
@@ -88,20 +80,19 @@ class PhaseProblem:
         max_area = 0
         if decode:
             base = np.broadcast_to(cost[-1, -1] + load[-1][:, None], shape).copy()
-            base_area = np.full(shape, area[-1, -1])
             base_rank = np.full(shape, rank[-1, -1])
         else:
             # Sequences that no bucket holds together run one after the other.
             base = np.maximum(rows * (cost[0, -1] + load[0, 0] + steps[0]) - steps, 0.0)
-            base_area = np.broadcast_to(rows * area[0, -1], shape).copy()
             base_rank = np.full(shape, cost.size)
             base_rank[batches == 1] = rank[0, -1]
             max_area = max(server.max_prefill_tokens or server.max_model_len, top)
             cost[area > max_area] = np.inf
         base_bucket = (int(batches[-1] if decode else 1), int(top))
+        scorer = Scorer.of(demand, Bucket(phase, *base_bucket), max_area, model, block_size)
         return cls(
-            demand, batches, seqs, weight, cost, load, rank, float(np.sum(weight * steps)), base, base_rank, base_area,
-            base_bucket, model, max_area, server, block_size,
+            demand, batches, seqs, weight, cost, load, rank, base, base_rank, base_bucket,
+            scorer, model, server, block_size,
         )  # fmt: skip
 
     def with_cost(self, model: CostModel) -> PhaseProblem:
@@ -128,12 +119,13 @@ class PhaseProblem:
         return self._restricted(rows, _BOUND_CELLS)[0]
 
     def cells_of(self, buckets: list[tuple[int, int]]) -> tuple[Cell, ...]:
-        """Cells that hold the same demand as the buckets; without the base bucket, and those that may not be opened."""
+        """The largest cells within the buckets, without the base bucket and those that may not be opened. Where sizes
+        are candidates, or contexts of as many blocks, the cells hold the same steps."""
         cells = []
         for batch, seq in buckets:
             i = int(np.searchsorted(self.batches, batch, side="right")) - 1
-            j = int(np.searchsorted(self.seqs, seq, side="right")) - 1
-            # The largest candidate within the bucket holds the same steps and costs no more.
+            held = whole_blocks(seq, self.block_size) if self.demand.phase == "decode" else seq
+            j = int(np.searchsorted(self.seqs, held, side="right")) - 1
             if i >= 0 and j >= 0 and np.isfinite(self.cost[i, j]) and (batch, seq) != self.base_bucket:
                 cells.append((i, j))
         return tuple(dict.fromkeys(cells))
@@ -155,34 +147,13 @@ class PhaseProblem:
         return result if self.full.total(result) <= self.full.total(cells) else cells
 
     def evaluate(self, buckets: list[tuple[int, int]]) -> Outcome:
-        """What all demand costs with these buckets, of any sizes, and the base bucket, chosen as the scheduler does."""
-        phase = self.demand.phase
-        open_buckets = [Bucket(phase, *bucket) for bucket in buckets if self.may_open(*bucket)]
-        base = Bucket(phase, *self.base_bucket)
-        price, area = self.base.copy(), self.base_area.copy()
-        at_base = self.base_rank < self.cost.size
-        reach = at_base.copy()
-        for bucket in sorted(open_buckets, key=rank, reverse=True):
-            region = np.s_[
-                : np.searchsorted(self.batches, bucket.batch, "right"),
-                : np.searchsorted(self.seqs, bucket.seq, "right"),
-            ]
-            reach[region] = True
-            size = np.array([bucket.batch]), np.array([bucket.seq])
-            cost = self.model.cost(phase, *size) + self.model.load(phase, size[0], self.batches[region[0]])
-            # Steps that the base bucket holds go no further than to it.
-            taken = ~at_base[region] | (rank(bucket) < rank(base))
-            np.copyto(price[region], cost[:, None], where=taken)
-            area[region][taken] = float(bucket.batch * bucket.seq)
-        return Outcome(
-            cost=float(np.sum(self.weight * price)) + self.step_cost,
-            tokens=float(np.sum(self.weight * area)),
-            held=float(np.sum(self.weight[reach]) / np.sum(self.weight)),
-        )
+        """What all demand costs with these buckets, of any sizes, and the base bucket, chosen as the scheduler does for
+        the true lengths."""
+        return self.scorer.outcome(buckets)
 
     def may_open(self, batch: int, seq: int) -> bool:
         """Whether a bucket stays within the tokens of one step."""
-        return self.max_area == 0 or batch * seq <= self.max_area
+        return self.scorer.may_open(batch, seq)
 
     def _restricted(self, rows: Ints, max_cells: int) -> tuple[GridProblem, Ints, Ints]:
         columns = _thin(self.seqs, self.weight.sum(axis=0), max(1, max_cells // len(rows)))

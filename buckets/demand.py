@@ -64,17 +64,21 @@ class ServerModel:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Steps of one phase, by shape: `weight` steps of `batch` sequences with `seq` tokens each, columns of [P]."""
+    """Steps of one phase, by shape: `weight` steps of `batch` sequences, the longest of `seq` tokens, columns of [P].
+
+    asked [P]: batch × longest summed over those steps, where seq is rounded up; None: seq is exact.
+    """
 
     phase: str
     batch: Ints
     seq: Ints
     weight: Floats
+    asked: Floats | None = None
 
     @property
     def tokens(self) -> float:
-        """Tokens that every step would compute in a bucket of exactly its shape."""
-        return float(np.sum(self.weight * self.batch * self.seq))
+        """Tokens that all steps would compute in buckets of exactly their shapes."""
+        return float(np.sum(self.weight * self.batch * self.seq if self.asked is None else self.asked))
 
 
 @dataclass(slots=True)
@@ -207,11 +211,10 @@ def _replay_windows(
 
 
 def _chunks(prompt: Ints, chunk: int) -> Demand:
-    counts = np.bincount(prompt % chunk, minlength=chunk + 1).astype(np.float64)
-    counts[0] = 0
-    counts[chunk] += np.sum(prompt // chunk)
-    lengths = np.flatnonzero(counts)
-    return Demand("prefill", np.ones(len(lengths), np.int64), lengths.astype(np.int64), counts[lengths])
+    lengths, counts = np.unique(prompt % chunk, return_counts=True)
+    lengths, weight = np.append(lengths, chunk), np.append(counts, np.sum(prompt // chunk)).astype(np.float64)
+    some = (lengths > 0) & (weight > 0)
+    return Demand("prefill", np.ones(np.count_nonzero(some), np.int64), lengths[some], weight[some])
 
 
 def _prefill_demand(run: Replay, scale: float) -> Demand:
@@ -220,17 +223,22 @@ def _prefill_demand(run: Replay, scale: float) -> Demand:
 
 
 def _decode_demand(run: Replay, scale: float) -> Demand:
-    """Every run adds one to each of the contexts it passes: the sum of a difference array, batch by batch."""
+    """Every run adds one to each of the contexts it passes, batch by batch: how many runs pass changes only where one
+    begins or ends."""
     runs = np.array(run.decode, np.int64)
     batches, seqs, weights = [], [], []
     for batch in np.unique(runs[:, 0]):
         mine = runs[runs[:, 0] == batch]
-        change = np.zeros(int(np.max(mine[:, 1] + mine[:, 2])) + 1, np.int64)
-        np.add.at(change, mine[:, 1], 1)
-        np.add.at(change, mine[:, 1] + mine[:, 2], -1)
-        counts = np.cumsum(change)
-        lengths = np.flatnonzero(counts)
+        first, end = mine[:, 1], mine[:, 1] + mine[:, 2]
+        edges = np.unique(np.concatenate((first, end)))
+        change = np.zeros(len(edges), np.int64)
+        np.add.at(change, np.searchsorted(edges, first), 1)
+        np.add.at(change, np.searchsorted(edges, end), -1)
+        counts, sizes = np.cumsum(change)[:-1], np.diff(edges)
+        sizes[counts == 0] = 0
+        starts = np.cumsum(sizes) - sizes
+        lengths = np.arange(int(sizes.sum())) + np.repeat(edges[:-1] - starts, sizes)
         batches.append(np.full(len(lengths), batch))
         seqs.append(lengths)
-        weights.append(counts[lengths].astype(np.float64) * scale)
+        weights.append(np.repeat(counts, sizes).astype(np.float64) * scale)
     return Demand("decode", np.concatenate(batches), np.concatenate(seqs), np.concatenate(weights))

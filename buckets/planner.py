@@ -13,18 +13,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .bucket import MAX_BUCKETS, Bucket, BucketError, BucketLadder
-from .candidates import Outcome, PhaseProblem
+from .candidates import PhaseProblem
 from .cost import CostModel, TokensCost
 from .demand import Demand, ServerModel, demands
 from .exact import solve as solve_axis
 from .fixed import FAMILIES, grid_ladders
 from .grid import lower_bound, search
 from .ladder import default_ladder
+from .scoring import Outcome
 from .trace import Trace
 
 DEFAULT_MAX_GRAPHS = 24
 _PADDING_MAX_GRAPHS = 128
 PHASES = ("prefill", "decode")
+# A ladder that is dearer by less than this share is as good.
+_ROUNDING = 1e-12
 
 Pairs = list[tuple[int, int]]
 
@@ -189,16 +192,17 @@ def score(name: str, problem: PhaseProblem, buckets: Pairs) -> LadderScore:
 
 
 def _plan_phase(problem: PhaseProblem, most: int, limits: Limits, block_size: int) -> PhasePlan:
-    solver = _axis_solver(problem, most) if len(problem.batches) == 1 else _grid_solver(problem, block_size)
+    solver = _solver(problem, most, block_size)
     if limits.max_padding is None:
         buckets = solver(most)
     else:
         buckets = _fewest(problem, solver, most, limits.max_padding, block_size)
     planned = score("planned", problem, buckets)
-    exact = len(problem.batches) == 1
+    # Optimal among multiples of the block size, which a ladder of other sizes may be better than.
+    exact = len(problem.batches) == 1 and all(seq in problem.seqs for _, seq in buckets)
     bound = planned.cost
     if not exact:
-        fixed = problem.step_cost
+        fixed = problem.scorer.step_cost
         bound = fixed + lower_bound(problem.for_bound, len(buckets) - 1, planned.cost - fixed)
     others = tuple(
         min(
@@ -222,11 +226,19 @@ def _plan_phase(problem: PhaseProblem, most: int, limits: Limits, block_size: in
 Solver = Callable[[int], Pairs]
 
 
-def _axis_solver(problem: PhaseProblem, most: int) -> Solver:
+def _solver(problem: PhaseProblem, most: int, block_size: int) -> Solver:
+    """Ladders of at most so many buckets, `most` or fewer."""
+    if len(problem.batches) == 1:
+        return _axis_solver(problem, most, block_size)
+    return _grid_solver(problem, block_size)
+
+
+def _axis_solver(problem: PhaseProblem, most: int, block_size: int) -> Solver:
     solved = solve_axis(problem.cost[0], problem.weight[0], min(most, len(problem.seqs)))
 
     def solver(count: int) -> Pairs:
-        return problem.buckets_of(tuple((0, j) for j in solved.ladder(count)))
+        optimal = problem.buckets_of(tuple((0, j) for j in solved.ladder(count)))
+        return _least(problem, [optimal, *_rivals(problem, count, block_size)])
 
     return solver
 
@@ -234,18 +246,31 @@ def _axis_solver(problem: PhaseProblem, most: int) -> Solver:
 def _grid_solver(problem: PhaseProblem, block_size: int) -> Solver:
     def solver(count: int) -> Pairs:
         small, rows, columns = problem.for_search
-        fixed = [problem.cells_of(b) for family in FAMILIES for b in _fixed(problem, family, count, block_size)]
-        fixed = sorted(set(fixed), key=problem.full.total)[:2]
+        rivals = _rivals(problem, count, block_size)
+        fixed = list(dict.fromkeys(problem.cells_of(buckets) for buckets in rivals))[:2]
         starts = [
             tuple((int(np.searchsorted(rows, i)), int(np.searchsorted(columns, j))) for i, j in cells)
             for cells in fixed
         ]
         found = search(small, count - 1, starts)
         cells = tuple((int(rows[i]), int(columns[j])) for i, j in found)
-        pool = [problem.shrink(choice) for choice in (cells, *fixed) if len(choice) < count]
-        return problem.buckets_of(min(pool, key=problem.full.total))
+        pool = [problem.buckets_of(problem.shrink(choice)) for choice in (cells, *fixed) if len(choice) < count]
+        return _least(problem, [*pool, *rivals[:1]])
 
     return solver
+
+
+def _least(problem: PhaseProblem, ladders: list[Pairs]) -> Pairs:
+    """The first of the cheapest ladders, by true lengths."""
+    costs = [problem.evaluate(buckets).cost for buckets in ladders]
+    least = min(costs)
+    return next(buckets for buckets, cost in zip(ladders, costs, strict=True) if cost <= least * (1 + _ROUNDING))
+
+
+def _rivals(problem: PhaseProblem, count: int, block_size: int) -> list[Pairs]:
+    """All ladders by rule of at most `count` buckets, the cheapest first."""
+    ladders = [buckets for family in FAMILIES for buckets in _fixed(problem, family, count, block_size)]
+    return sorted(ladders, key=lambda buckets: problem.evaluate(buckets).cost)
 
 
 def _fixed(problem: PhaseProblem, family: str, count: int, block_size: int) -> list[Pairs]:
@@ -264,8 +289,7 @@ def _fewest(problem: PhaseProblem, solver: Solver, most: int, max_padding: float
     by_tokens = problem.with_cost(TokensCost())
     alternatives = [solver]
     if not isinstance(problem.model, TokensCost):
-        one_axis = len(problem.batches) == 1
-        alternatives.append(_axis_solver(by_tokens, most) if one_axis else _grid_solver(by_tokens, block_size))
+        alternatives.append(_solver(by_tokens, most, block_size))
     for candidate in alternatives:
         if _padding(problem, candidate(most)) * 100 > max_padding:
             continue

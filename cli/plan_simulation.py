@@ -22,7 +22,7 @@ from llmc.buckets.step_cost import StepCosts
 from llmc.buckets.trace import Trace
 from llmc.runtime.simulation import SimulatedLoad
 
-from .simulation import Ladder, Server, WhatIf
+from .simulation import Ladder, Server, WhatIf, asked_tokens
 
 # Of longer traces so many stretches of so many requests are tried; each begins with an idle server.
 _STRETCHES, _STRETCH = 4, 1000
@@ -96,11 +96,11 @@ class _Simulation:
         loads = [(buckets[load.graph], load) for part in parts for load in part]
         cost = asked = computed = 0.0
         for bucket, load in loads:
-            cost += load.ns / 1e9 if self.in_seconds else load.replays * area(bucket)
+            tokens = load.replays * area(bucket, self.parts[0].server.block_size)
+            cost += load.ns / 1e9 if self.in_seconds else tokens
             if bucket.phase in self.phases:
-                computed += load.replays * bucket.batch * bucket.seq
-                each = load.num_seqs * load.length * load.replays if bucket.phase == "decode" else load.tokens
-                asked += min(each, load.replays * bucket.batch * bucket.seq)
+                computed += tokens
+                asked += asked_tokens(bucket, load)
         steps = sum(load.replays for _, load in loads)
         return Tried(name, ladder, cost, 1 - asked / computed if computed else 0.0, steps), loads
 
@@ -110,9 +110,10 @@ class _Simulation:
         if not mine:
             return None
         longest = self.parts[0].server.max_model_len
-        columns = np.array([(load.num_seqs, min(load.length, longest), load.replays) for load in mine], np.int64)
-        scale = self.total / self.requests
-        return Demand(phase, columns[:, 0], columns[:, 1], columns[:, 2].astype(np.float64) * scale)
+        rows = [(load.num_seqs, min(load.length, longest), load.replays, load.asked) for load in mine]
+        columns = np.array(rows, np.int64).T
+        weight, asked = columns[2:] * (self.total / self.requests)
+        return Demand(phase, columns[0], columns[1], weight, asked)
 
 
 def plan(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from llmc.buckets.bucket import Bucket, BucketError
+from llmc.buckets.bucket import MAX_DIM, Bucket, BucketError, area, whole_blocks
 from llmc.buckets.planner import Resources
 from llmc.buckets.step_cost import ROW_TILE, CostCurve, StepCosts
 from llmc.buckets.trace import Trace
@@ -273,7 +273,9 @@ class WhatIf:
     def _graph(self, bucket: Bucket, tile: int) -> SimulatedGraph:
         server = self.server
         longest = bucket.seq if bucket.phase == "decode" else server.max_model_len
-        cost, exact = self.costs.curves(bucket, tile)
+        # A decode graph reads whole blocks, and costs what these cost.
+        whole = min(whole_blocks(bucket.seq, server.block_size), MAX_DIM)
+        cost, exact = self.costs.curves(replace(bucket, seq=whole) if bucket.phase == "decode" else bucket, tile)
         sequences = bucket.batch
         return SimulatedGraph(
             phase=bucket.phase,
@@ -306,21 +308,20 @@ class WhatIf:
         for index, bucket in enumerate(ladder.buckets):
             mine = [load for load in loads if load.graph == index]
             replays = sum(load.replays for load in mine)
-            if bucket.phase == "decode":
-                # Against what a step asks for: contexts of different lengths in a batch are no fault of the ladder.
-                asked, area = (
-                    sum(load.num_seqs * load.length * load.replays for load in mine),
-                    bucket.batch * bucket.seq,
-                )
-                # A sequence may end a few tokens short of the last block.
-                area = max(area, bucket.batch * -(-bucket.seq // self.server.block_size) * self.server.block_size)
-            else:
-                asked, area = sum(load.tokens for load in mine), bucket.max_tokens
+            asked = sum(asked_tokens(bucket, load) for load in mine)
+            computed = replays * area(bucket, self.server.block_size)
             seconds, exact = (sum(getattr(load, name) for load in mine) / 1e9 for name in ("ns", "exact_ns"))
             uses.append(
-                GraphUse(bucket, replays, asked, replays * area, seconds, seconds - exact, self.costs.seconds(bucket))
+                GraphUse(bucket, replays, asked, computed, seconds, seconds - exact, self.costs.seconds(bucket))
             )
         return tuple(uses)
+
+
+def asked_tokens(bucket: Bucket, load: SimulatedLoad) -> int:
+    """What the replays of a load ask for, in the tokens that padding is counted in: true tokens of prompts, and in
+    decode as many contexts as sequences, each as long as the longest, for differences inside a batch are no fault of
+    the ladder."""
+    return load.num_seqs * load.longest if bucket.phase == "decode" else load.tokens
 
 
 def _native(curve: CostCurve) -> Curve:

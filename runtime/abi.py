@@ -294,6 +294,7 @@ class SimLoad(ctypes.Structure):
         *_each(c_uint32, "struct_size", "graph", "num_seqs", "length"),
         *_each(c_uint64, "replays", "tokens", "contexts"),
         *_each(c_double, "ns", "exact_ns"),
+        ("longest", c_uint64),
     ]
 
 

@@ -45,8 +45,9 @@ class SimulatedGraph:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLoad:
-    """Replays of graph number `graph` with num_seqs sequences, the longest of `length` tokens, rounded up to blocks:
-    new tokens in prefill and mixed steps, context in decode steps. tokens, contexts, ns and exact_ns are sums."""
+    """Replays of graph number `graph` with num_seqs sequences, the longest of `length` tokens: new tokens in prefill
+    and mixed steps; in decode steps context, rounded up to blocks. tokens, contexts, ns, exact_ns and longest are sums,
+    the last of the longest sequence of each replay, not rounded."""
 
     graph: int
     num_seqs: int
@@ -56,6 +57,12 @@ class SimulatedLoad:
     contexts: int
     ns: float
     exact_ns: float
+    longest: int
+
+    @property
+    def asked(self) -> int:
+        """Tokens that these replays would have in buckets of exactly their shapes."""
+        return self.num_seqs * self.longest
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,9 +110,10 @@ def test_planner_gives_every_step_to_the_graph_that_the_scheduler_takes(
         demand = Demand(phase, columns[:, 0], columns[:, 1], columns[:, 2].astype(float))
         problem = PhaseProblem.of(demand, ServerModel(LONGEST, MOST), model, BLOCK)
         outcome = problem.evaluate(pairs[phase])
-        assert outcome.tokens == sum(load.replays * area(buckets[load.graph]) for load in mine)
+        assert outcome.tokens == sum(load.replays * area(buckets[load.graph], BLOCK) for load in mine)
         # In candidate sizes, which are no larger than the buckets, the same ladder costs no more.
-        assert problem.full.total(problem.cells_of(pairs[phase])) + problem.step_cost <= outcome.cost * (1 + 1e-9)
+        total = problem.full.total(problem.cells_of(pairs[phase])) + problem.scorer.step_cost
+        assert total <= outcome.cost * (1 + 1e-9)
         if unit == "tokens":
             assert outcome.cost == outcome.tokens
         elif phase == "decode" or unit == "computed":  # where prompts cost their rows, these are not rounded to blocks

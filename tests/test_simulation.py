@@ -121,7 +121,7 @@ def test_one_request_by_hand() -> None:
     prefill, decode = one.graphs[1], one.graphs[0]
     assert (prefill.replays, prefill.asked, prefill.computed) == (1, 100, 128)
     assert prefill.padding_s == pytest.approx(0.028, abs=1e-3)
-    assert (decode.replays, decode.asked, decode.computed) == (2, 2 * 112, 2 * 512)
+    assert (decode.replays, decode.asked, decode.computed) == (2, 101 + 102, 2 * 512)
     assert one.span_s == pytest.approx(0.148)
     assert one.busy_s == pytest.approx(0.148)
     assert one.warm_up_s == pytest.approx(0.138)

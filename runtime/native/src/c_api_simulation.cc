@@ -143,7 +143,8 @@ llmc_status llmc_engine_get_simulated_loads(const llmc_engine* engine, llmc_sim_
     }
     std::vector<llmc_sim_load> all;
     for (const llmc::SimulatedLoad& l : engine->simulated->Loads()) {
-      all.push_back({0, l.graph, l.num_seqs, l.length, l.replays, l.tokens, l.contexts, l.ns, l.exact_ns});
+      all.push_back({0, l.graph, l.num_seqs, l.length, l.replays, l.tokens, l.contexts, l.ns, l.exact_ns,
+                     l.longest});
     }
     llmc::WriteArray(all, std::min<uint64_t>(capacity, all.size()), loads);
     *count = all.size();

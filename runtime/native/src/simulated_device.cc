@@ -45,14 +45,16 @@ Status SimulatedDevice::Run(const StepBatch& b, const float** logits) {
   }
   const SimulatedGraph& graph = graphs_[b.graph];
   const double ns = graph.cost(b.num_tokens, pairs);
-  const uint32_t blocks = (length + block_size - 1) / block_size;
-  SimulatedLoad& load = loads_[static_cast<uint64_t>(b.graph) << 48 | static_cast<uint64_t>(b.num_seqs) << 24 | blocks];
+  // Only whole blocks of context decide which graph holds a decode step; one length each would make many loads.
+  const uint32_t held = decode ? (length + block_size - 1) / block_size * block_size : length;
+  SimulatedLoad& load = loads_[static_cast<uint64_t>(b.graph) << 50 | static_cast<uint64_t>(b.num_seqs) << 25 | held];
   load.graph = b.graph;
   load.num_seqs = b.num_seqs;
-  load.length = blocks * block_size;
+  load.length = held;
   load.replays += 1;
   load.tokens += b.num_tokens;
   load.contexts += contexts;
+  load.longest += length;
   load.ns += ns;
   load.exact_ns += std::min(ns, graph.exact(b.num_tokens, pairs));
   const double all = ns + step_ns_ + token_ns_ * b.num_samples;

@@ -27,10 +27,11 @@ struct SimulatedGraph {
 // Replays of one graph under loads of one size.
 struct SimulatedLoad {
   uint32_t graph = 0, num_seqs = 0;
-  uint32_t length = 0;  // of the longest sequence, rounded up to blocks: new tokens; in decode, tokens of context
+  uint32_t length = 0;  // of the longest sequence: new tokens; in decode, tokens of context rounded up to blocks
   uint64_t replays = 0, tokens = 0;
   uint64_t contexts = 0;  // tokens of context of all sequences
   double ns = 0, exact_ns = 0;
+  uint64_t longest = 0;  // sum of the longest sequence of each replay, not rounded
 };
 
 class SimulatedDevice : public Device {

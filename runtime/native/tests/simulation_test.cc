@@ -104,15 +104,16 @@ void TestTimesByHand() {
   CHECK(r.first[2] == 91008 && r.last[2] == 91008);
 
   const std::vector<llmc_sim_load> loads = Loads(made.engine);
-  CHECK(loads.size() == 4);  // prefill up to 16, 48 and 64 tokens, decode up to 64
+  CHECK(loads.size() == 5);  // prefill of 10, 36, 50 and 64 tokens, decode up to 64
   uint64_t tokens = 0, replays = 0;
   for (const llmc_sim_load& load : loads) {
     CHECK(load.num_seqs == 1);
     tokens += load.tokens;
     replays += load.replays;
     if (load.graph == 1) CHECK(load.length == 64 && load.replays == 2 && load.contexts == 51 + 52 && load.ns == 200);
-    if (load.graph == 1) CHECK(load.exact_ns == 80);
-    if (load.graph == 0 && load.length == 48) CHECK(load.tokens == 36 && load.ns == 1000 && load.exact_ns == 360);
+    if (load.graph == 1) CHECK(load.exact_ns == 80 && load.longest == 51 + 52);
+    if (load.graph == 0) CHECK(load.longest == load.length);
+    if (load.graph == 0 && load.length == 36) CHECK(load.tokens == 36 && load.ns == 1000 && load.exact_ns == 360);
   }
   CHECK(tokens == 50 + 64 + 36 + 10 + 2 && replays == 6);
 }

@@ -421,14 +421,15 @@ typedef struct llmc_sim_trace {
   void *context;
 } llmc_sim_trace;
 
-/* Replays of one graph with num_seqs sequences, the longest of `length` tokens, rounded up to blocks: new tokens in
- * prefill and mixed steps, tokens of context in decode steps. */
+/* Replays of one graph with num_seqs sequences, the longest of `length` tokens: new tokens in prefill and mixed steps,
+ * tokens of context in decode steps. Contexts are rounded up to blocks here, as a graph holds whole blocks. */
 typedef struct llmc_sim_load {
   uint32_t struct_size;
   uint32_t graph, num_seqs, length;
   uint64_t replays;
   uint64_t tokens, contexts;      /* sums: valid rows, tokens of context of all sequences */
   double ns, exact_ns;            /* sums of what the replays took, and would take without padding */
+  uint64_t longest;               /* sum of the longest sequence of each replay, not rounded */
 } llmc_sim_load;
 
 /* An engine like any other, but that its device computes nothing and that its replays take virtual time: scheduler, block
