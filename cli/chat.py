@@ -31,7 +31,8 @@ Examples:
   llmc chat
   llmc chat http://server:8000 --system "Answer in one sentence."
   llmc chat qwen.llmc --temperature 0.7 --seed 1 --stats
-  llmc chat tiny.llmc --raw
+  llmc chat base.llmc --raw
+  llmc chat base.llmc --chat-template chatml.jinja
   echo "Name three rivers." | llmc chat qwen.llmc
 """
 
@@ -48,6 +49,7 @@ class ChatConfig:
     load: Path | None = None
     history: Path | None = None
     raw: bool = False
+    chat_template: Path | None = None
     plain: bool = False
     stats: bool = False
     sampling: dict[str, Any] = field(default_factory=dict)
@@ -75,6 +77,9 @@ def chat_command(
     seed: int | None = typer.Option(None, min=0, help="Same conversation and seed, same answer."),
     stop: list[str] = typer.Option([], metavar="TEXT", help="End an answer before this string; may be repeated."),
     raw: bool = typer.Option(False, "--raw", help="Continue plain text, without a chat template."),
+    chat_template: Path | None = typer.Option(
+        None, metavar="FILE", help="Jinja file instead of the model's own chat template; not for a URL."
+    ),
     plain: bool = typer.Option(False, "--plain", help="Show answers as they are, not as Markdown."),
     stats: bool = typer.Option(False, "--stats", help="After each answer: time to the first token, tokens/s."),
     history: Path | None = typer.Option(None, metavar="FILE", help="Keep what is typed for the next chat."),
@@ -88,6 +93,8 @@ def chat_command(
 
     if raw and system is not None:
         raise typer.BadParameter("--system and --raw exclude each other: a raw text has no system message")
+    if raw and chat_template is not None:
+        raise typer.BadParameter("--chat-template and --raw exclude each other: a raw text has no template")
     given = {
         **asdict(drawing),
         "max_tokens": max_tokens,
@@ -108,6 +115,7 @@ def chat_command(
         load=load,
         history=history,
         raw=raw,
+        chat_template=chat_template,
         plain=plain,
         stats=stats,
         sampling=sampling,
@@ -115,6 +123,8 @@ def chat_command(
     )
     if model is not None and not config.is_url:
         raise typer.BadParameter(f"--model belongs to a server's URL, not to {target}")
+    if chat_template is not None and config.is_url:
+        raise typer.BadParameter(f"{target} has its own template: start llmc serve there with --chat-template FILE")
     run_chat(config)
 
 
@@ -152,7 +162,17 @@ def open_backend(config: ChatConfig) -> Backend:
 
     path = Path(config.target)
     artifact = path if (path / "graphs.bin").is_file() else compile_aside(path)
-    return EngineBackend(LLM(artifact, max_num_seqs=1, **config.engine))
+    template = None if config.chat_template is None else _read_template(config.chat_template)
+    return EngineBackend(LLM(artifact, max_num_seqs=1, chat_template=template, **config.engine))
+
+
+def _read_template(path: Path) -> str:
+    from .chat_session import ChatError
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ChatError(f"cannot read the chat template {path}: {error}") from error
 
 
 def open_screen(config: ChatConfig, commands: Commands) -> Screen:
@@ -169,7 +189,7 @@ def converse(session: Session, commands: Commands, backend: Backend, screen: Scr
     from .chat_session import ChatError
 
     for line in screen.lines():
-        before = list(session.messages)
+        before, first = list(session.messages), session.first
         try:
             outcome = commands.take(line)
             if outcome.say:
@@ -187,22 +207,31 @@ def converse(session: Session, commands: Commands, backend: Backend, screen: Scr
                 raise
             if len(session.messages) < len(before):
                 # A retry took the old answer back and got no new one.
-                session.messages = before
+                session.messages, session.first = before, first
             screen.note(f"error: {error}")
 
 
 def answer(question: str, session: Session, commands: Commands, backend: Backend, screen: Screen) -> None:
     """Asks and shows; what was shown before an interruption or error stays in the conversation. Raises ChatError."""
+    from .chat_session import ChatError
+
     session.ask(question)
     shown: list[str] = []
     reply = None
+    first = session.first
     try:
         reply = backend.reply(session)
+        if reply.note:
+            screen.note(reply.note)
         screen.show(reply, shown)
     except KeyboardInterrupt:
         if not screen.interactive:
             raise
         screen.note("stopped")
+    except ChatError:
+        if reply is None:
+            session.first = first
+        raise
     finally:
         if reply is not None:
             reply.close()

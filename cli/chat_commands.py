@@ -98,7 +98,7 @@ class Commands:
         return Outcome(say=f"took back: {self._session.undo()}")
 
     def _reset(self, argument: str) -> Outcome:
-        self._session.messages.clear()
+        self._session.reset()
         return Outcome(say="started over")
 
     def _save(self, argument: str) -> Outcome:

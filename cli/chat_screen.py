@@ -23,6 +23,9 @@ _CONTINUES_BLOCK = re.compile(r"[ \t]|[-*+] |\d{1,9}[.)] |\||>")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 
 
+ONLY_REASONING = "the answer ended within its reasoning: allow more tokens with --max-tokens or /max-tokens"
+
+
 class Screen(Protocol):
     """interactive: errors are shown and the chat goes on, else they end it."""
 
@@ -44,7 +47,7 @@ def printable(text: str) -> str:
 
 
 class PlainScreen:
-    """Lines from stdin, answers to stdout as they come, notes to stderr."""
+    """Lines from stdin, answers to stdout as they come, notes to stderr; reasoning, too, where no answer follows."""
 
     interactive = False
 
@@ -60,14 +63,18 @@ class PlainScreen:
             raise ChatError(f"stdin is not UTF-8 at byte {error.start}: convert it first") from error
 
     def show(self, pieces: Iterable[Piece], shown: list[str]) -> None:
+        reasoning = []
         for piece in pieces:
             if piece.reasoning:
+                reasoning.append(piece.text)
                 continue
             shown.append(piece.text)
             sys.stdout.write(printable(piece.text) if self._safe else piece.text)
             sys.stdout.flush()
         sys.stdout.write("\n")
         sys.stdout.flush()
+        if reasoning and not shown:
+            self.note(f"{''.join(reasoning)}\n{ONLY_REASONING}")
 
     def note(self, text: str) -> None:
         print(printable(text), file=sys.stderr)
@@ -97,14 +104,18 @@ class TerminalScreen:
             self._keep_history()
 
     def show(self, pieces: Iterable[Piece], shown: list[str]) -> None:
-        answer = _AnswerView(self._console, markdown=self._markdown)
+        answer, thought = _AnswerView(self._console, markdown=self._markdown), False
         try:
             for piece in pieces:
-                if not piece.reasoning:
+                if piece.reasoning:
+                    thought = True
+                else:
                     shown.append(piece.text)
                 answer.add(Piece(printable(piece.text), piece.reasoning))
         finally:
             answer.finish()
+        if thought and not shown:
+            self.note(ONLY_REASONING)
 
     def note(self, text: str) -> None:
         self._console.print(printable(text), style="dim", markup=False, soft_wrap=True)

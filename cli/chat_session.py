@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,10 +48,11 @@ class Reply:
     """An answer under way: iterate it for its pieces, `close` it to stop it; the figures are final after either.
 
     Times are seconds from the request; counts are tokens, completion_tokens is the number of pieces where the server
-    has not told.
+    has not told. note: what to tell the user before the answer.
     """
 
     pieces: Iterator[Piece]
+    note: str = ""
     completion_tokens: int = 0
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -78,26 +80,40 @@ class Reply:
 @dataclass
 class Session:
     """A conversation. system None: none. sampling: only what differs from the model's own defaults. raw: the messages
-    are pieces of one text that the model continues, without a chat template."""
+    are pieces of one text that the model continues, without a chat template. first: index of the first message that is
+    still sent, in a raw text of its first character; what is before it no longer fits the context."""
 
     system: str | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     raw: bool = False
     messages: list[dict[str, str]] = field(default_factory=list)
     saved_as: Path | None = None
+    first: int = 0
 
-    def request_messages(self) -> list[dict[str, str]]:
-        """What the chat template gets."""
+    def request_messages(self, first: int | None = None) -> list[dict[str, str]]:
+        """What the chat template gets: the system message, and the others from `first` on."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return system + self.messages
+        return system + self.messages[self.first if first is None else first :]
 
-    def request_text(self) -> str:
+    def request_text(self, first: int | None = None) -> str:
         """What a raw completion continues: each question starts a line, each answer goes on where its question ends."""
         text = ""
         for message in self.messages:
             starts_line = message["role"] == "user" and text and message["content"] and not text.endswith("\n")
             text += ("\n" if starts_line else "") + message["content"]
-        return text
+        return text[self.first if first is None else first :]
+
+    def later_starts(self) -> list[int]:
+        """What `first` may become: questions, or words of a raw text."""
+        if self.raw:
+            words = re.finditer(r"\S+", self.request_text(first=0))
+            return [word.start() for word in words if word.start() > self.first]
+        return [i for i in range(self.first + 1, len(self.messages)) if self.messages[i]["role"] == "user"]
+
+    def reset(self) -> None:
+        """Starts over; system message and settings stay."""
+        self.messages.clear()
+        self.first = 0
 
     def ask(self, text: str) -> None:
         """Adds a question; an empty one lets a raw text go on."""
@@ -122,6 +138,9 @@ class Session:
             raise ChatError("there is no question to take back: ask one first")
         question = self.messages[last]["content"]
         del self.messages[last:]
+        if self.first >= (len(self.request_text(first=0)) if self.raw else len(self.messages)):
+            # What was left out may fit again.
+            self.first = 0
         return question
 
     def set(self, name: str, text: str) -> None:
@@ -145,7 +164,7 @@ class Session:
         if path.exists() and (self.saved_as is None or not path.samefile(self.saved_as)):
             raise ChatError(f"{path} exists: name a new file")
         data = {
-            "messages": self.request_messages(),
+            "messages": self.request_messages(first=0),
             "sampling": {
                 key: list(value) if isinstance(value, tuple) else value for key, value in self.sampling.items()
             },
@@ -185,6 +204,7 @@ class Session:
                 f"{path} is a {'raw text' if raw else 'chat'}: start llmc chat {'with' if raw else 'without'} --raw"
             )
         self.system, self.messages, self.sampling, self.saved_as = system, messages, sampling, path
+        self.first = 0
 
 
 def _split_system(messages: Any, path: Path) -> tuple[str | None, list[dict[str, str]]]:

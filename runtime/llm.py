@@ -13,7 +13,7 @@ from .guides import GuideCompiler, Guided, GuideError, TokenGuide
 from .joining import join_graphs
 from .outputs import CompletionOutput, RequestFailure, RequestOutput, Timings, TokenLogprob, Usage, failure_at
 from .params import RequestError, SamplingParams
-from .tokenizer import Tokenizer, TokenizerError, read_generation_config
+from .tokenizer import Tokenizer, TokenizerError, read_generation_config, read_model_type
 
 # What the engine may refuse in one request that the checks here cannot see; any other error is the engine's own.
 _REFUSALS = ("invalid_argument", "out_of_range", "out_of_memory")
@@ -28,7 +28,8 @@ class LLM:
     path: artifact directory. num_threads 0: every CPU this process may use. kv_bytes: bytes of the KV pool, 0: enough
     for max_num_seqs sequences of max_model_len, at most 1 GiB. max_num_seqs 0: the artifact's. max_tokens_per_step:
     tokens of a step with prefill, 0: the largest graph. miss_policy: "larger", "split" or "error".
-    weight_memory: "auto", "mapped" or "copied", see WEIGHT_MEMORY; changes no result.
+    weight_memory: "auto", "mapped" or "copied", see WEIGHT_MEMORY; changes no result. chat_template: the text of one
+    instead of the model's own.
     Raises the binding's error when the artifact is not valid or does not run on this machine.
     """
 
@@ -44,6 +45,7 @@ class LLM:
         prefix_cache: bool = True,
         miss_policy: str = "larger",
         weight_memory: str = "auto",
+        chat_template: str | None = None,
     ) -> None:
         if miss_policy not in MISS_POLICIES:
             raise RequestError(f"miss policy {miss_policy!r} is unknown: use {', '.join(MISS_POLICIES)}")
@@ -66,14 +68,15 @@ class LLM:
         except BaseException:
             self.artifact.close()
             raise
-        self._setup(self.artifact.info)
+        self._setup(self.artifact.info, chat_template)
 
-    def _setup(self, info: Any) -> None:
+    def _setup(self, info: Any, chat_template: str | None = None) -> None:
         self.graphs: list[GraphInfo] = list(self.artifact.graphs())
         self.max_model_len = int(info.max_model_len)
         self.vocab_size = int(info.vocab_size)
         self.max_num_seqs = int(info.max_num_seqs)
         self._tokenizer: Tokenizer | None = None
+        self._chat_template = chat_template
         self._guide_compiler: GuideCompiler | None = None
         self.generation_config = read_generation_config(self.path)
 
@@ -81,8 +84,13 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         """The artifact's tokenizer, read at first use. Raises TokenizerError when it has none."""
         if self._tokenizer is None:
-            self._tokenizer = Tokenizer(self.path)
+            self._tokenizer = Tokenizer(self.path, self._chat_template)
         return self._tokenizer
+
+    @property
+    def model_type(self) -> str | None:
+        """The family that the artifact was compiled from; None when its manifest does not say."""
+        return read_model_type(self.path)
 
     def default_params(self, **overrides: Any) -> SamplingParams:
         """The model's own sampling defaults (generation_config.json) with `overrides` that are not None."""

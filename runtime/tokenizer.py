@@ -93,6 +93,15 @@ def read_generation_config(path: Path) -> dict[str, Any]:
     return _read_json(path / "generation_config.json")
 
 
+def read_model_type(path: Path) -> str | None:
+    """The family that an artifact was compiled from; None when its manifest does not say."""
+    try:
+        model_type = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["model"]["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(model_type)
+
+
 def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}

@@ -19,7 +19,10 @@ class FakeTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [ord(char) for char in text]
 
-    def decode(self, token_ids: Any) -> str:
+    def token_id(self, text: str) -> int | None:
+        return 0x10FFFF if text == "</think>" else None
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:
         return "".join(map(chr, token_ids))
 
 

@@ -20,7 +20,8 @@ class ScriptedServer(ThreadingHTTPServer):
     """Speaks enough of the OpenAI API; keeps what it was asked.
 
     A question that is a key of ANSWERS gets that answer, two characters an event; "endless" one that never ends; any
-    other is echoed.
+    other is echoed. max_model_len: words that a prompt may have, a token each, None for no limit. counts: whether it
+    has /tokenize. template: whether the model has a chat template.
     """
 
     daemon_threads = True
@@ -28,6 +29,9 @@ class ScriptedServer(ThreadingHTTPServer):
     def __init__(self, key: str | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.key = key
+        self.max_model_len: int | None = None
+        self.counts = False
+        self.template = True
         self.asked: list[dict[str, Any]] = []
         self.disconnected = threading.Event()
 
@@ -48,12 +52,29 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append(body)
+        if self.path == "/tokenize" and not self.server.counts:
+            self._json(404, {"detail": "Not Found"})
+            return
+        if self.path != "/tokenize":
+            self.server.asked.append(body)
         if self.server.key is not None and self.headers.get("Authorization") != f"Bearer {self.server.key}":
             self._json(401, {"error": {"message": "the API key is wrong", "type": "x", "param": None, "code": None}})
             return
         chat = "messages" in body
-        question = body["messages"][-1]["content"] if chat else body["prompt"]
+        if chat and not self.server.template:
+            message = "this model has no default chat template: use plain prompts, without chat"
+            self._json(400, {"error": {"message": message, "type": "x", "param": None, "code": "chat_template"}})
+            return
+        contents = [message["content"] for message in body["messages"]] if chat else [body["prompt"]]
+        num_tokens, limit = len(" ".join(contents).split()), self.server.max_model_len
+        if self.path == "/tokenize":
+            self._json(200, {"count": num_tokens, "max_model_len": limit or 1 << 20})
+            return
+        if limit is not None and num_tokens + body.get("max_tokens", 1) > limit:
+            error = {"message": "too long", "type": "x", "param": "prompt", "code": "context_length_exceeded"}
+            self._json(400, {"error": error})
+            return
+        question = contents[-1]
         if question == "refuse":
             self._json(
                 400, {"error": {"message": "max_tokens 9 is too much", "type": "x", "param": None, "code": None}}
@@ -67,6 +88,12 @@ class _Handler(BaseHTTPRequestHandler):
             if question == "think":
                 self._event({"choices": [{"index": 0, "delta": {"reasoning_content": "hmm"}}]})
                 self._event({"choices": [{"index": 0, "delta": {"reasoning": ", well"}}]})
+            if question == "only think":
+                self._event({"choices": [{"index": 0, "delta": {"reasoning_content": "hmm"}}]})
+                self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
+                self._chunk(b"data: [DONE]\n\n")
+                self._chunk(b"")
+                return
             if question == "break":
                 self._piece("half an ans", chat)
                 self._event({"error": {"message": "the engine stopped", "type": "x", "param": None, "code": None}})

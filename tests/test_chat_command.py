@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -117,9 +119,50 @@ def test_an_artifact_imports_no_compiler(chat_artifact: Path) -> None:
 def test_a_model_without_template_says_so(tiny_artifact: Any) -> None:
     refused = chat(tiny_artifact.artifact, text="Hi\n")
     assert refused.returncode == 1
-    assert "no default chat template: pass --raw to let it continue plain text" in refused.stderr or (
-        "tokenizer.json is missing" in refused.stderr
+    assert "tokenizer.json is missing" in refused.stderr
+
+
+def test_a_model_without_template_names_the_ways_out(chat_artifact: Path, tmp_path: Path) -> None:
+    artifact, template = tmp_path / "artifact", tmp_path / "own.jinja"
+    shutil.copytree(chat_artifact, artifact)
+    config = json.loads((artifact / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (artifact / "tokenizer_config.json").write_text(json.dumps(config))
+    refused = chat(artifact, text="Hi\n")
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        "llmc: error: this model has no default chat template: pass one with --chat-template FILE, or --raw to let it "
+        "continue plain text\n"
     )
+    template.write_text("{{ messages[-1].content }}!")
+    options = ["--max-tokens", "6", "--temperature", "0"]
+    by_template = chat(artifact, "--chat-template", template, *options, text="Hi\n")
+    by_hand = chat(artifact, "--raw", *options, text="Hi!\n")
+    assert (by_template.returncode, by_hand.returncode) == (0, 0), by_template.stderr + by_hand.stderr
+    assert by_template.stdout == by_hand.stdout
+    missing = chat(artifact, "--chat-template", tmp_path / "none.jinja", text="Hi\n")
+    assert missing.returncode == 1
+    assert "cannot read the chat template" in missing.stderr
+
+
+def test_a_server_without_template_names_the_ways_out(server: ScriptedServer) -> None:
+    server.counts, server.template = True, False
+    refused = chat(server.url, text="Hi\n")
+    assert refused.returncode == 1
+    assert refused.stderr.endswith(
+        "this model has no default chat template: start llmc serve with --chat-template FILE, or pass --raw here\n"
+    )
+    assert server.asked == []
+    assert chat(server.url, "--raw", text="Hi\n").stdout == "you said Hi\n"
+    on_url = chat(server.url, "--chat-template", "x.jinja", text="Hi\n")
+    assert on_url.returncode == 2
+    assert "llmc serve" in on_url.stderr
+
+
+def test_reasoning_goes_to_stderr_where_no_answer_follows(server: ScriptedServer) -> None:
+    result = chat(server.url, text="think\nonly think\n")
+    assert result.stdout == "you said think\n\n"
+    assert result.stderr.startswith("hmm\nthe answer ended within its reasoning")
 
 
 def test_interrupted_without_a_terminal(server: ScriptedServer) -> None:

@@ -39,6 +39,30 @@ def test_a_stop_string_ends_the_request(tmp_path: Path) -> None:
     assert (reply.finish_reason, engine.cancelled) == ("stop", [1])
 
 
+def test_an_engine_tells_reasoning_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "manifest.json").write_text('{"model": {"model_type": "qwen3"}}')
+    llm = FakeLLM(FakeEngine(), tmp_path)
+    answer = "<think>\nhm</think>\n\nyes"
+    monkeypatch.setattr(llm, "encode_chat", lambda messages: [ord(char) for char in reversed(answer)])
+    session = Session(messages=[{"role": "user", "content": "?"}], sampling={"max_tokens": len(answer)})
+    pieces = list(EngineBackend(llm).reply(session))
+    assert "".join(piece.text for piece in pieces if piece.reasoning) == "hm"
+    assert "".join(piece.text for piece in pieces if not piece.reasoning) == "yes"
+
+
+def test_a_raw_text_that_fills_the_context_goes_on(tmp_path: Path) -> None:
+    llm = FakeLLM(FakeEngine(), tmp_path)
+    session = Session(raw=True, messages=[{"role": "user", "content": "ab cd"}])
+    for _ in range(4):
+        reply = EngineBackend(llm).reply(session)
+        text = "".join(piece.text for piece in reply)
+        assert len(session.request_text()) + len(text) == llm.max_model_len, "an answer takes what fits"
+        session.answer(text)
+        session.ask("")
+    assert reply.note == "the context of 64 tokens is full: the oldest 32 characters are no longer sent"
+    assert len(session.request_text(first=0)) > 2 * llm.max_model_len
+
+
 def test_a_failed_request_is_an_error(tmp_path: Path) -> None:
     engine = FakeEngine(failing={ord("a"): 11})
     session = Session(raw=True, messages=[{"role": "user", "content": "ab"}])

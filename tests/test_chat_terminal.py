@@ -130,6 +130,43 @@ def test_reasoning_is_shown_but_not_part_of_the_answer(terminal: Terminal, serve
     assert server.asked[-1]["messages"][1]["content"] == "you said think"
 
 
+def test_reasoning_without_an_answer_is_not_blank(terminal: Terminal, server: ScriptedServer) -> None:
+    terminal.ask("only think")
+    terminal.wait_for("hmm")
+    terminal.wait_for("the answer ended within its reasoning: allow more tokens")
+    terminal.ask("next")
+    terminal.wait_for("you said next")
+    assert [message["content"] for message in server.asked[-1]["messages"]] == ["next"]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_full_context_leaves_out_the_oldest_messages(server: ScriptedServer, counts: bool) -> None:
+    server.counts, server.max_model_len = counts, 30
+    terminal = Terminal(server.url, "--system", "S", *([] if counts else ["--max-tokens", "8"]))
+    try:
+        for question in ("one 2 3 4", "two 2 3 4", "three 2 3 4", "four 2 3 4"):
+            terminal.ask(question)
+            terminal.wait_for(f"you said {question}")
+        assert "no longer sent" in terminal.shown
+        terminal.ask("/save /dev/null")
+        terminal.wait_for("exists")
+        terminal.ask("w " * 40)
+        terminal.wait_for("error: ")
+        terminal.ask("five")
+        terminal.wait_for("you said five")
+        terminal.ask("/quit")
+        assert terminal.wait_end() == 0
+    finally:
+        terminal.close()
+    for body in server.asked:
+        system, first, *_ = body["messages"]
+        assert (system["role"], first["role"]) == ("system", "user")
+    assert server.asked[0]["messages"][1]["content"] == "one 2 3 4"
+    assert server.asked[-1]["messages"][1]["content"] != "one 2 3 4"
+    if counts:
+        assert all(body["max_tokens"] >= 30 // 4 for body in server.asked)
+
+
 def test_an_answer_cannot_command_the_terminal(terminal: Terminal) -> None:
     terminal.ask("evil")
     terminal.wait_for("a]0;titleb2Jcd")
@@ -187,8 +224,10 @@ def test_an_artifact_under_a_terminal(chat_artifact: Path) -> None:
         terminal.ask("Hi")
         terminal.wait_for(f"prompt {len('<user>Hi<assistant>')} tokens, answer ")
         terminal.ask("x" * 64)
-        terminal.wait_for("error: the conversation has ")
-        terminal.wait_for("/reset")
+        terminal.wait_for("error: the message makes a prompt of 81 tokens and the model takes 64: shorten it")
+        terminal.ask("y" * 30)
+        terminal.wait_for("the context of 64 tokens is full: the oldest 2 messages are no longer sent")
+        terminal.wait_for(f"prompt {len('<user><assistant>') + 30} tokens")
         terminal.ask("/quit")
         assert terminal.wait_end() == 0
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 
 from llmc.runtime.guides import GuideCompiler
 from llmc.runtime.misses import MissWatch, OnMisses
-from llmc.runtime.tokenizer import Tokenizer, TokenizerError
+from llmc.runtime.tokenizer import Tokenizer, TokenizerError, read_model_type
 from llmc.runtime.warmup import OnWarmStep, WarmPlan, WarmUp
 
 from .access_log import note_model
@@ -62,7 +61,7 @@ class ServerContext:
         self.on_misses: list[OnMisses] = []
         self.on_stopping: list[Callable[[], None]] = []
         self.chat_parsers = choose_parsers(
-            config.tool_call_parser, config.reasoning_parser, _model_type(engine), engine.tokenizer
+            config.tool_call_parser, config.reasoning_parser, read_model_type(engine.path), engine.tokenizer
         )
         self._guide_compiler: GuideCompiler | None = None
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="llmc-tokenize")
@@ -201,12 +200,3 @@ class ServerContext:
         for callback in self.on_failure:
             with contextlib.suppress(Exception):
                 callback(why)
-
-
-def _model_type(engine: AsyncEngine) -> str | None:
-    """The family that the artifact was compiled from; None when its manifest does not say."""
-    try:
-        model_type = json.loads((engine.path / "manifest.json").read_text(encoding="utf-8"))["model"]["model_type"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return str(model_type)

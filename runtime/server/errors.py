@@ -60,7 +60,9 @@ def as_api_error(error: Exception) -> ApiError:
             return error
         case RequestError():
             return ApiError(str(error), param=_param_of(str(error)), code="invalid_value")
-        case ChatTemplateError() | TokenizerError():
+        case ChatTemplateError():
+            return ApiError(str(error), code="chat_template")
+        case TokenizerError():
             return ApiError(str(error), code="unsupported_model_feature")
         case QueueFull():
             headers = {"Retry-After": str(error.retry_after_s)}

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from llmc.runtime.tokenizer import Tokenizer
+
 from .chat_output import ChatDelta
 from .requests import Guide
 from .text_machine import Step, TextMachine, overlap
@@ -26,6 +28,19 @@ class ReasoningStyle:
 STYLES: Mapping[str, ReasoningStyle] = {
     style.name: style for style in (ReasoningStyle("qwen3", always=False), ReasoningStyle("deepseek_r1", always=True))
 }
+
+
+# Distilled models keep the architecture of the model they were made from; this token tells them.
+_DEEPSEEK_TOKEN = "<｜Assistant｜>"
+
+
+def reasoning_style(model_type: str | None, tokenizer: Tokenizer) -> ReasoningStyle | None:
+    """How the family of a model marks its reasoning; None where it does not reason."""
+    if tokenizer.token_id(CLOSE) is None:
+        return None
+    if tokenizer.token_id(_DEEPSEEK_TOKEN) is not None:
+        return STYLES["deepseek_r1"]
+    return STYLES["qwen3"] if model_type == "qwen3" else None
 
 
 def starts_in_reasoning(style: ReasoningStyle, prompt_end: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llmc.runtime.tokenizer import Tokenizer
 
-from ..reasoning import CLOSE, STYLES, ReasoningStyle
+from ..reasoning import STYLES, ReasoningStyle, reasoning_style
 from .hermes import HermesParser
 from .llama3_json import Llama3JsonParser
 from .mistral import MistralParser
@@ -26,8 +26,6 @@ _FAMILIES: Mapping[str, tuple[type[ToolCallParser], str]] = {
     "llama": (Llama3JsonParser, "<|python_tag|>"),
     "mistral": (MistralParser, "[TOOL_CALLS]"),
 }
-# Distilled models keep the architecture of the model they were made from; this token tells them.
-_DEEPSEEK_TOKEN = "<｜Assistant｜>"
 
 
 @dataclass(frozen=True)
@@ -57,9 +55,6 @@ def choose_parsers(
         family, token = known_family
         tool_parser = family if has(token) else None
     style = STYLES.get(reasoning or "auto")
-    if reasoning in (None, "auto") and has(CLOSE):
-        if has(_DEEPSEEK_TOKEN):
-            style = STYLES["deepseek_r1"]
-        elif model_type == "qwen3":
-            style = STYLES["qwen3"]
+    if reasoning in (None, "auto") and tokenizer is not None:
+        style = reasoning_style(model_type, tokenizer)
     return ChatParsers(tool_parser, style)
