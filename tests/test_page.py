@@ -255,6 +255,97 @@ def test_errors_are_told(running: Running, page: Browser) -> None:
     assert text(page, "#send") == "Send"
 
 
+def record_requests(page: Browser) -> None:
+    """Keeps the bodies of chat requests in `asked`."""
+    page.evaluate(
+        "window.asked = []; window.fetch = ((send) => (path, options) => {"
+        "if (String(path).endsWith('chat/completions')) asked.push(JSON.parse(options.body));"
+        "return send(path, options)})(window.fetch); 0"
+    )
+
+
+def test_an_answer_may_have_what_fits_and_a_full_context_leaves_out_the_oldest_turns(
+    running: Running, page: Browser
+) -> None:
+    page.open(running.url)
+    page.wait_for("document.getElementById('status').dataset.state === 'ok'")
+    record_requests(page)
+    page.evaluate("document.getElementById('temperature').value = 0")
+    page.evaluate("document.getElementById('system').value = 'Be brief.'")
+    ask(page, SECRET)
+    answered(page)
+    asked = page.evaluate("asked")
+    count = running.post("/tokenize", messages=asked[0]["messages"]).json()
+    assert asked[0]["max_tokens"] == count["max_model_len"] - count["count"]
+    page.evaluate("document.getElementById('clear').click()")
+    page.evaluate("document.getElementById('max-tokens').value = 8")
+    for i in range(1, 8):
+        ask(page, f"{i}: " + f"{SECRET} " * 12)
+        page.wait_for(f"document.querySelectorAll('.message.assistant:not(.live) .meta').length === {i}")
+        assert text(page, ".message.error .text") == ""
+    notes = page.evaluate("[...document.querySelectorAll('.message.aside')].map((one) => one.textContent)")
+    assert 1 <= len(notes) <= 3
+    assert re.fullmatch(r"The context is full: the oldest \d+ messages are no longer sent\.", notes[0])
+    for body in page.evaluate("asked"):
+        assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+        assert body["messages"][1]["role"] == "user"
+        size = running.post("/tokenize", messages=body["messages"]).json()
+        assert size["count"] + body["max_tokens"] <= size["max_model_len"]
+    assert page.evaluate("asked.at(-1).messages.at(-1).content").startswith("7: ")
+    assert not page.evaluate("asked.at(-1).messages[1].content").startswith("1: ")
+    assert page.errors == []
+
+
+def test_a_full_context_without_counts_is_no_dead_end(running: Running, page: Browser) -> None:
+    page.open(running.url)
+    page.wait_for("document.getElementById('status').dataset.state === 'ok'")
+    page.evaluate(
+        "window.fetch = ((send) => (path, options) => String(path).endsWith('tokenize')"
+        "? Promise.resolve(new Response('{}', {status: 404})) : send(path, options))(window.fetch); 0"
+    )
+    record_requests(page)
+    page.evaluate("document.getElementById('max-tokens').value = 8")
+    for i in range(1, 6):
+        ask(page, f"{i}: " + f"{SECRET} " * 15)
+        page.wait_for(f"document.querySelectorAll('.message.assistant:not(.live) .meta').length === {i}")
+    assert text(page, ".message.aside").startswith("The context is full")
+    assert text(page, ".message.error .text") == ""
+    assert page.evaluate("asked.at(-1).messages.at(-1).content").startswith("5: ")
+
+
+def test_reasoning_is_shown_above_the_answer(running: Running, page: Browser) -> None:
+    page.open(running.url)
+    page.wait_for("document.getElementById('status').dataset.state === 'ok'")
+    # What a server of a reasoning model sends, an event at a time.
+    page.evaluate(
+        "window.fetch = ((send) => (path, options) => String(path).endsWith('chat/completions')"
+        "? Promise.resolve(new Response(new ReadableStream({start: (stream) => { window.push = (choice) => choice"
+        "? stream.enqueue(new TextEncoder().encode(`data: ${JSON.stringify({choices: [choice]})}\\n\\n`))"
+        ": stream.close(); }}))) : send(path, options))(window.fetch); 0"
+    )
+    ask(page, SECRET)
+    page.wait_for("window.push")
+    page.evaluate("push({delta: {reasoning_content: 'Let me '}})")
+    page.evaluate("push({delta: {reasoning_content: 'see.'}})")
+    page.wait_for("document.querySelector('.reasoning[open] .text')?.textContent === 'Let me see.'")
+    assert text(page, ".reasoning summary") == "Thinking …"
+    page.evaluate("push({delta: {content: 'A cat.'}, finish_reason: 'stop'})")
+    page.evaluate("push(null)")
+    answered(page)
+    assert text(page, ".message.assistant > .text") == "A cat."
+    assert text(page, ".reasoning summary").startswith("Thought for ")
+    assert page.evaluate("document.querySelector('.reasoning').open") is False
+    assert page.evaluate("document.querySelector('.reasoning').nextElementSibling.className") == "text"
+    ask(page, "and now?")
+    page.wait_for("document.querySelectorAll('.message.assistant').length === 2")
+    page.evaluate("push({delta: {reasoning_content: 'Hm'}, finish_reason: 'length'})")
+    page.evaluate("push(null)")
+    page.wait_for("document.querySelectorAll('.message.assistant:not(.live)').length === 2")
+    assert page.evaluate("[...document.querySelectorAll('.reasoning')].at(-1).open") is True
+    assert "within its reasoning" in page.evaluate("[...document.querySelectorAll('.meta')].at(-1).textContent")
+    assert page.errors == []
+
+
 def test_page_asks_for_the_key_and_keeps_it_in_memory(english_artifact: Path, page: Browser) -> None:
     with running_server(english_artifact, api_keys=("hush",)) as running:
         page.open(running.url)

@@ -14,6 +14,7 @@ _TYPES = {
     "api.js": "text/javascript; charset=utf-8",
     "chart.js": "text/javascript; charset=utf-8",
     "chat.js": "text/javascript; charset=utf-8",
+    "context.js": "text/javascript; charset=utf-8",
     "dom.js": "text/javascript; charset=utf-8",
     "heatmap.js": "text/javascript; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",

@@ -8,9 +8,10 @@ export function setApiKey(key) {
 }
 
 export class ApiError extends Error {
-  constructor(status, message) {
+  constructor(status, message, code = null) {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -26,17 +27,21 @@ async function request(path, { body, signal } = {}) {
     credentials: "omit",
     signal,
   });
-  if (!response.ok) throw new ApiError(response.status, await messageOf(response));
+  if (!response.ok) throw await errorOf(response);
   return response;
 }
 
-async function messageOf(response) {
+async function errorOf(response) {
   try {
     const { error } = await response.json();
-    return String(error.message);
+    return new ApiError(response.status, String(error.message), error.code);
   } catch {
-    return `the server answered ${response.status} ${response.statusText}`.trim();
+    return new ApiError(response.status, `the server answered ${response.status} ${response.statusText}`.trim());
   }
+}
+
+export async function postJson(path, body, signal) {
+  return (await request(path, { body, signal })).json();
 }
 
 export async function getState(signal) {

@@ -1,5 +1,6 @@
 // The chat panel: one conversation, streamed, kept in this page only.
 import { streamEvents } from "./api.js";
+import { fitContext, laterStart } from "./context.js";
 import { byId, count, duration, element, rate } from "./dom.js";
 
 const messages = byId("messages");
@@ -8,7 +9,7 @@ const send = byId("send");
 
 let model = "";
 let hasTemplate = true;
-let history = []; // {role, content}, without the system prompt
+let history = { turns: [], first: 0 }; // {role, content} without the system prompt; the first one still sent
 let running = null; // AbortController of the answer that streams
 
 /** Tells which model answers, and whether it has a chat template; without one, text is continued instead. */
@@ -31,6 +32,42 @@ function show(role, text = "") {
   return { node, body, meta };
 }
 
+/** Shows how an answer came about, greyed above it: open while it streams, folded once the answer starts. */
+class Reasoning {
+  #details = element("details", { className: "reasoning" });
+  #summary = element("summary", { text: "Thinking …" });
+  #text = element("div", { className: "text" });
+  #touched = false;
+  #start = null;
+
+  constructor() {
+    this.#details.open = true;
+    this.#summary.addEventListener("click", () => (this.#touched = true));
+    this.#details.append(this.#summary, this.#text);
+  }
+
+  get begun() {
+    return this.#start !== null;
+  }
+
+  append(text, body) {
+    if (!this.begun) {
+      this.#start = performance.now();
+      body.before(this.#details);
+    }
+    this.#text.append(text);
+    this.#text.scrollTop = this.#text.scrollHeight;
+  }
+
+  /** fold: the answer starts; without one the reasoning stays open, so that no answer is blank. */
+  end(fold) {
+    if (!this.begun || this.#summary.dataset.done) return;
+    this.#summary.dataset.done = "yes";
+    this.#summary.textContent = `Thought for ${duration((performance.now() - this.#start) / 1000)}`;
+    if (fold && !this.#touched) this.#details.open = false;
+  }
+}
+
 /** Follows the text unless the reader has scrolled up. */
 function scrollDown(always = false) {
   const distance = messages.scrollHeight - messages.scrollTop - messages.clientHeight;
@@ -42,28 +79,68 @@ function number(id) {
   return value === "" ? undefined : Number(value);
 }
 
-function requestBody(text, turns) {
-  const options = {
+function promptOf(turns, first) {
+  // Without a template a message is a text of its own.
+  if (!hasTemplate) return { prompt: turns.at(-1).content };
+  const system = byId("system").value.trim();
+  return { messages: [...(system ? [{ role: "system", content: system }] : []), ...turns.slice(first)] };
+}
+
+function requestOptions(room) {
+  return {
     model,
     stream: true,
     stream_options: { include_usage: true },
-    max_tokens: number("max-tokens"),
+    max_tokens: number("max-tokens") ?? room,
     temperature: number("temperature"),
     top_p: number("top-p"),
     seed: number("seed"),
   };
-  if (!hasTemplate) return { ...options, prompt: text };
-  const system = byId("system").value.trim();
-  return { ...options, messages: [...(system ? [{ role: "system", content: system }] : []), ...turns] };
 }
 
-const deltaOf = (choice) => (hasTemplate ? choice.delta?.content : choice.text) ?? "";
+/** Tells that the conversation now starts at turn `first`. */
+function forget(conversation, first, answer) {
+  const num = first - conversation.first;
+  if (num <= 0) return;
+  conversation.first = first;
+  const text = `The context is full: the oldest ${num} messages are no longer sent.`;
+  answer.node.before(element("div", { className: "message aside", text }));
+}
+
+/** The events of an answer; leaves out the oldest turns where the context is full. */
+async function* answerOf(conversation, answer, signal) {
+  const path = hasTemplate ? "v1/chat/completions" : "v1/completions";
+  const { turns } = conversation;
+  const maxTokens = number("max-tokens");
+  const fit = await fitContext(
+    { model, turns: hasTemplate ? turns : [], first: conversation.first, promptOf: (first) => promptOf(turns, first), maxTokens },
+    signal,
+  );
+  forget(conversation, fit.first, answer);
+  for (let answered = false; ; ) {
+    try {
+      const body = { ...requestOptions(fit.room), ...promptOf(turns, conversation.first) };
+      for await (const event of streamEvents(path, body, signal)) {
+        answered = true;
+        yield event;
+      }
+      return;
+    } catch (error) {
+      const later = hasTemplate ? laterStart(turns, conversation.first) : null;
+      const hopeless = fit.room !== undefined || answered || later === null;
+      if (hopeless || error.code !== "context_length_exceeded") throw error;
+      forget(conversation, later, answer);
+    }
+  }
+}
 
 async function ask(text) {
-  const turns = history; // "Clear" begins another list
+  const conversation = history; // "Clear" begins another one
+  const { turns } = conversation;
   turns.push({ role: "user", content: text });
   show("user", text);
   const answer = show("assistant live");
+  const reasoning = new Reasoning();
   running = new AbortController();
   setRunning(true);
   const start = performance.now();
@@ -71,16 +148,21 @@ async function ask(text) {
   let finish = null;
   let usage = null;
   try {
-    const path = hasTemplate ? "v1/chat/completions" : "v1/completions";
-    for await (const event of streamEvents(path, requestBody(text, turns), running.signal)) {
+    for await (const event of answerOf(conversation, answer, running.signal)) {
       usage = event.usage ?? usage;
       const choice = event.choices?.[0];
       if (!choice) continue;
       finish = choice.finish_reason ?? finish;
-      const delta = deltaOf(choice);
-      if (!delta) continue;
+      // The second is what other servers call it.
+      const thought = choice.delta?.reasoning_content ?? choice.delta?.reasoning ?? "";
+      const delta = choice.delta?.content ?? choice.text ?? "";
+      if (!thought && !delta) continue;
       first ??= performance.now();
-      answer.body.append(delta);
+      if (thought) reasoning.append(thought, answer.body);
+      if (delta) {
+        reasoning.end(true);
+        answer.body.append(delta);
+      }
       scrollDown();
     }
   } catch (error) {
@@ -89,13 +171,15 @@ async function ask(text) {
   }
   const now = performance.now();
   answer.node.classList.remove("live");
+  reasoning.end(false);
   answer.meta.textContent = summary(finish, usage, start, first, now);
   // What failed or was stopped before a word is no turn of the conversation.
   if (answer.body.textContent) {
     turns.push({ role: "assistant", content: answer.body.textContent });
   } else {
     turns.pop();
-    if (finish === null) answer.node.remove();
+    if (reasoning.begun) answer.meta.append(" · the answer ended within its reasoning: allow more tokens");
+    else if (finish === null) answer.node.remove();
   }
   running = null;
   setRunning(false);
@@ -109,7 +193,8 @@ function summary(finish, usage, start, first, end) {
     parts.push(`${rate((1000 * (usage.completion_tokens - 1)) / (end - first))} tokens/s`);
   }
   if (first !== null) parts.push(`first after ${duration((first - start) / 1000)}`);
-  if (finish && finish !== "stop") parts.push(finish);
+  if (finish === "length") parts.push("ended by the limit of tokens");
+  else if (finish && finish !== "stop") parts.push(finish);
   return parts.join(" · ");
 }
 
@@ -139,7 +224,7 @@ input.addEventListener("keydown", (event) => {
 
 byId("clear").addEventListener("click", () => {
   running?.abort();
-  history = [];
+  history = { turns: [], first: 0 };
   messages.replaceChildren();
   input.focus();
 });
