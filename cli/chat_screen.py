@@ -23,7 +23,7 @@ _CONTINUES_BLOCK = re.compile(r"[ \t]|[-*+] |\d{1,9}[.)] |\||>")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 
 
-ONLY_REASONING = "the answer ended within its reasoning: allow more tokens with --max-tokens or /max-tokens"
+ONLY_REASONING = "the answer ended within its reasoning; --max-tokens and /max-tokens set how long it may be"
 
 
 class Screen(Protocol):

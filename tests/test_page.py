@@ -336,13 +336,15 @@ def test_reasoning_is_shown_above_the_answer(running: Running, page: Browser) ->
     assert text(page, ".reasoning summary").startswith("Thought for ")
     assert page.evaluate("document.querySelector('.reasoning').open") is False
     assert page.evaluate("document.querySelector('.reasoning').nextElementSibling.className") == "text"
+    page.evaluate("window.push = null")
     ask(page, "and now?")
-    page.wait_for("document.querySelectorAll('.message.assistant').length === 2")
+    page.wait_for("window.push")
     page.evaluate("push({delta: {reasoning_content: 'Hm'}, finish_reason: 'length'})")
     page.evaluate("push(null)")
     page.wait_for("document.querySelectorAll('.message.assistant:not(.live)').length === 2")
     assert page.evaluate("[...document.querySelectorAll('.reasoning')].at(-1).open") is True
-    assert "within its reasoning" in page.evaluate("[...document.querySelectorAll('.meta')].at(-1).textContent")
+    meta = page.evaluate("[...document.querySelectorAll('.meta')].at(-1).textContent")
+    assert meta.endswith("ended by the limit of tokens, within the reasoning: allow more of them")
     assert page.errors == []
 
 

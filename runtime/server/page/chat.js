@@ -178,8 +178,8 @@ async function ask(text) {
     turns.push({ role: "assistant", content: answer.body.textContent });
   } else {
     turns.pop();
-    if (reasoning.begun) answer.meta.append(" · the answer ended within its reasoning: allow more tokens");
-    else if (finish === null) answer.node.remove();
+    if (reasoning.begun && finish === "length") answer.meta.append(", within the reasoning: allow more of them");
+    if (!reasoning.begun && finish === null) answer.node.remove();
   }
   running = null;
   setRunning(false);
