@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from .units import parse_size
 from .weight_memory import WEIGHT_HELP, WeightMemory
 
 _HELP = """Measure a running server with a load, or the engine alone.
@@ -80,12 +81,12 @@ def serve_command(
     ),
     input_len: int = typer.Option(256, min=1, metavar="N", help="Prompt tokens of random requests."),
     output_len: int = typer.Option(128, min=1, metavar="N", help="Tokens to generate; a trace has its own."),
-    range_ratio: float = typer.Option(0.0, metavar="R", help="Draw random lengths from len*(1-R) to len*(1+R)."),
+    range_ratio: float = typer.Option(0.0, metavar="X", help="Draw random lengths from len*(1-X) to len*(1+X)."),
     prefix_len: int = typer.Option(0, min=0, metavar="N", help="Leading tokens that all random prompts share."),
-    rate: float = typer.Option(float("inf"), metavar="R", help="Requests a second on average; inf: all at once."),
-    burstiness: float = typer.Option(1.0, metavar="B", help="1: Poisson arrivals; less: burstier; more: steadier."),
+    rate: float = typer.Option(float("inf"), metavar="X", help="Requests a second on average; inf: all at once."),
+    burstiness: float = typer.Option(1.0, metavar="X", help="1: Poisson arrivals; less: burstier; more: steadier."),
     concurrency: int = typer.Option(0, min=0, metavar="N", help="Requests under way at most; 0: no limit."),
-    time_scale: float = typer.Option(1.0, metavar="F", help="Multiply a trace's arrival times; 0.1: ten times faster."),
+    time_scale: float = typer.Option(1.0, metavar="X", help="Multiply a trace's arrival times; 0.1: ten times faster."),
     ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Generate every output to its full length."),
     strict: bool = typer.Option(
         False, "--strict-in-out-len", help="A request whose usage has other lengths has failed; implies --ignore-eos."
@@ -104,7 +105,7 @@ def serve_command(
     timeout: float = typer.Option(3600.0, metavar="S", help="Seconds for a whole answer."),
     seed: int = typer.Option(0, min=0, help="Same seed, same requests and arrivals."),
     output: Path | None = typer.Option(
-        None, "-o", "--output", metavar="FILE.json", help="Write the result and every request's times there."
+        None, "-o", "--output", metavar="FILE", help="Write the result and every request's times there."
     ),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON on stdout."),
@@ -129,10 +130,12 @@ def latency_command(
     warmup: int = typer.Option(2, min=0, metavar="N", help="Runs that are not counted."),
     repeats: int = typer.Option(5, min=1, metavar="N", help="Runs that are."),
     threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use."),
-    kv_bytes: int = typer.Option(0, min=0, metavar="BYTES", help="Size of the KV pool; 0: from the limits."),
+    kv_bytes: int = typer.Option(
+        0, parser=parse_size, metavar="SIZE", help="Size of the KV pool, as 2GiB; 0: from the limits."
+    ),
     weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
     seed: int = typer.Option(0, min=0, help="Same seed, same prompts."),
-    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE.json", help="Write the result there."),
+    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write the result there."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON on stdout."),
 ) -> None:
     from .bench_offline import OfflineOptions, bench_offline
@@ -150,17 +153,19 @@ def throughput_command(
     num_prompts: int = typer.Option(64, min=1, metavar="N", help="Requests of each run."),
     input_len: int = typer.Option(256, min=1, metavar="N", help="Tokens of each prompt."),
     output_len: int = typer.Option(128, min=1, metavar="N", help="Tokens to generate for each."),
-    range_ratio: float = typer.Option(0.0, metavar="R", help="Draw lengths from len*(1-R) to len*(1+R)."),
+    range_ratio: float = typer.Option(0.0, metavar="X", help="Draw lengths from len*(1-X) to len*(1+X)."),
     concurrency: int = typer.Option(
         0, min=0, metavar="N", help="Requests submitted at most at once; 0: all, and the engine runs what fits."
     ),
     warmup: int = typer.Option(1, min=0, metavar="N", help="Runs that are not counted."),
     repeats: int = typer.Option(1, min=1, metavar="N", help="Runs that are."),
     threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use."),
-    kv_bytes: int = typer.Option(0, min=0, metavar="BYTES", help="Size of the KV pool; 0: from the limits."),
+    kv_bytes: int = typer.Option(
+        0, parser=parse_size, metavar="SIZE", help="Size of the KV pool, as 2GiB; 0: from the limits."
+    ),
     weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
     seed: int = typer.Option(0, min=0, help="Same seed, same prompts."),
-    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE.json", help="Write the result there."),
+    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write the result there."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON on stdout."),
 ) -> None:
     from .bench_offline import OfflineOptions, bench_offline

@@ -60,7 +60,7 @@ def plan_command(
     max_padding: float | None = typer.Option(
         None, metavar="PCT", callback=finite, help="Fewest graphs that pad at most PCT %."
     ),
-    max_memory: str | None = typer.Option(None, metavar="BYTES", help="Arena and graphs, as in 500M."),
+    max_memory: str | None = typer.Option(None, metavar="SIZE", help="Arena and graphs, as in 500M."),
     max_compile_time: float | None = typer.Option(
         None, metavar="S", callback=finite, help="Seconds to compile all graphs."
     ),
@@ -84,7 +84,7 @@ def plan_command(
     max_prefill_batch: int = typer.Option(1, metavar="N", help="Prompts of one prefill step."),
     max_prefill_tokens: int = typer.Option(0, metavar="N", help="Tokens of one prefill step; 0: max-model-len."),
     prefill_rate: float = typer.Option(
-        20000.0, metavar="T", callback=finite, help="Tokens a second of prefill, for the replay."
+        20000.0, metavar="X", callback=finite, help="Tokens a second of prefill, for the replay."
     ),
     decode_step_ms: float = typer.Option(
         20.0, metavar="MS", callback=finite, help="Time of a decode step, for the replay."

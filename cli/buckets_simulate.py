@@ -59,7 +59,7 @@ def simulate_command(
         50.0, min=0, callback=finite, help="Fixed time of a replay for --model, microseconds."
     ),
     prefill_rate: float = typer.Option(
-        20000.0, min=1e-3, metavar="T", callback=finite, help="Assumed prefill, tokens a second."
+        20000.0, min=1e-3, metavar="X", callback=finite, help="Assumed prefill, tokens a second."
     ),
     decode_step_ms: float = typer.Option(
         20.0, min=1e-6, metavar="MS", callback=finite, help="Assumed time of a decode step."

@@ -13,7 +13,9 @@ from llmc.compiler.cache import GraphCache, cache_root
 
 from .units import AGE_SECONDS
 
-CacheDir = Annotated[Path | None, typer.Option("--cache-dir", help="Default: $LLMC_CACHE_DIR or ~/.cache/llmc.")]
+CacheDir = Annotated[
+    Path | None, typer.Option("--cache-dir", metavar="DIR", help="Default: $LLMC_CACHE_DIR or ~/.cache/llmc.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -44,7 +44,7 @@ def _wanted_of_model(config: CompileConfig, cache: GraphCache) -> list[tuple[str
 @takes_option_groups
 def why(
     context: typer.Context,
-    subject: Annotated[Path, typer.Argument(metavar="ARTIFACT_OR_MODEL", help="An artifact or a model directory.")],
+    subject: Annotated[Path, typer.Argument(metavar="ARTIFACT|MODEL", help="An artifact or a model directory.")],
     options: CompileOptions,
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
@@ -83,8 +83,8 @@ def why(
 
 
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="An artifact, or the key of an entry or its first digits.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="What to compare it with, of the same kind.")],
+    a: Annotated[str, typer.Argument(metavar="OLD", help="An artifact, or the key of an entry or its first digits.")],
+    b: Annotated[str, typer.Argument(metavar="NEW", help="What to compare it with, of the same kind.")],
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:

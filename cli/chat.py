@@ -12,6 +12,7 @@ import typer
 
 from .option_group import takes_option_groups
 from .sampling_options import SamplingOptions
+from .units import parse_size
 
 if TYPE_CHECKING:
     from .chat_backends import Backend
@@ -68,7 +69,7 @@ def register(app: typer.Typer) -> None:
 @takes_option_groups
 def chat_command(
     target: str = typer.Argument(
-        DEFAULT_URL, metavar="URL_OR_ARTIFACT_OR_MODEL", help="Server, artifact or model directory."
+        DEFAULT_URL, metavar="URL|ARTIFACT|MODEL", help="Server, artifact or model directory."
     ),
     system: str | None = typer.Option(None, metavar="TEXT", help="System message."),
     load: Path | None = typer.Option(None, metavar="FILE", help="Go on with a conversation that /save wrote."),
@@ -87,7 +88,9 @@ def chat_command(
     api_key: str | None = typer.Option(None, envvar="LLMC_API_KEY", metavar="KEY", help="Key for the server."),
     timeout: float = typer.Option(600.0, min=0.001, metavar="S", help="Longest silence of the server, seconds."),
     threads: int = typer.Option(0, min=0, metavar="N", help="Threads of an artifact; 0: every CPU."),
-    kv_bytes: int = typer.Option(0, min=0, metavar="BYTES", help="KV pool of an artifact; 0: for one conversation."),
+    kv_bytes: int = typer.Option(
+        0, parser=parse_size, metavar="SIZE", help="KV pool of an artifact, as 2GiB; 0: for one conversation."
+    ),
 ) -> None:
     from .chat_session import ChatError, check_sampling
 

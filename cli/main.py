@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from itertools import pairwise
 from typing import Any
@@ -12,10 +13,11 @@ import typer
 import llmc
 from llmc.distribution import name_clash
 
+from .help_layout import SUMMARIES, lay_out
+
+COMPLETE = "_LLMC_COMPLETE"  # set by the shell's completion script
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
-COMMANDS = (
-    "compile", "run", "serve", "warmup", "inspect", "profile", "cache", "bundle", "buckets", "chat", "bench", "quantize"
-)  # fmt: skip
+COMMANDS = tuple(name for name in SUMMARIES if " " not in name)
 
 _HELP = """Compile large language models ahead of time and run them.
 
@@ -33,7 +35,7 @@ def build_app(command: str | None = None) -> typer.Typer:
         name="llmc",
         help=_HELP,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=command not in COMMANDS or COMPLETE in os.environ,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -48,6 +50,7 @@ def build_app(command: str | None = None) -> typer.Typer:
                 raise
             continue
         module.register(app)
+    lay_out(app)
     return app
 
 
@@ -74,6 +77,10 @@ def main(argv: list[str] | None = None) -> int:
         if not hasattr(llmc, "artifact_path"):
             return _fail(clash, EXIT_FAILURE)
         print(f"llmc: warning: {clash}", file=sys.stderr)
+    if COMPLETE in os.environ:
+        # A shell asks what may follow the words typed so far; only the command among them is imported.
+        words = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()
+        return int(build_app(words[1] if len(words) > 2 else None)(args=args, prog_name="llmc") or EXIT_OK)
     if args == ["--version"]:
         # The root group would ask for a command first.
         from llmc import __version__
@@ -83,6 +90,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         command = next((arg for arg in args if not arg.startswith("-")), None)
         result: Any = build_app(command)(args=args, prog_name="llmc", standalone_mode=False)
+        if result == EXIT_INTERRUPTED and isinstance(result, int):
+            # Some versions of typer catch Ctrl-C themselves.
+            raise KeyboardInterrupt
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:

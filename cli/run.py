@@ -17,6 +17,7 @@ from .miss_records import prepare_record
 from .option_group import takes_option_groups
 from .prompts import Prompt, PromptError, parse_lines, read_file
 from .sampling_options import SamplingOptions
+from .units import parse_size
 from .weight_memory import WEIGHT_HELP, WeightMemory
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def register(app: typer.Typer) -> None:
 
 @takes_option_groups
 def run_command(
-    model: Path = typer.Argument(..., metavar="ARTIFACT_OR_MODEL", help="Artifact, or model directory to compile."),
+    model: Path = typer.Argument(..., metavar="ARTIFACT|MODEL", help="Artifact, or model directory to compile."),
     prompt: list[str] = typer.Option([], metavar="TEXT", help="A prompt; may be repeated."),
     prompts: Path | None = typer.Option(
         None,
@@ -56,7 +57,7 @@ def run_command(
         help="FILE.txt (a prompt a line) or FILE.jsonl (prompt, prompt_token_ids, or messages and tools).",
     ),
     chat: bool = typer.Option(False, "--chat", help="Apply the chat template; a prompt is the user's message."),
-    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE.jsonl", help="Write results there."),
+    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write results there."),
     resume: bool = typer.Option(False, "--resume", help="Continue an interrupted --output file."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing --output file."),
     max_tokens: int = typer.Option(128, min=1, metavar="N", help="Tokens to generate at most."),
@@ -71,7 +72,9 @@ def run_command(
     logprobs: int | None = typer.Option(None, min=0, max=20, metavar="N", help="Log probabilities, N alternatives."),
     threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use."),
     max_num_seqs: int = typer.Option(0, min=0, metavar="N", help="Sequences that run at once; 0: the artifact's."),
-    kv_bytes: int = typer.Option(0, min=0, metavar="BYTES", help="Size of the KV pool; 0: from the limits."),
+    kv_bytes: int = typer.Option(
+        0, parser=parse_size, metavar="SIZE", help="Size of the KV pool, as 2GiB; 0: from the limits."
+    ),
     weight_memory: WeightMemory = typer.Option(WeightMemory.auto, help=WEIGHT_HELP),
     prefix_cache: bool = typer.Option(True, help="Reuse KV blocks of equal prompt prefixes."),
     miss_policy: str = typer.Option(

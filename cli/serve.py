@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
 
 
 def serve_command(
-    model: Path = typer.Argument(..., metavar="ARTIFACT_OR_MODEL", help="Artifact, or model directory to compile."),
+    model: Path = typer.Argument(..., metavar="ARTIFACT|MODEL", help="Artifact, or model directory to compile."),
     host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0: all."),
     port: int = typer.Option(8000, min=0, max=65535, help="Port to listen on; 0: any that is free."),
     served_model_name: list[str] = typer.Option([], metavar="NAME", help="Name of the model; may be repeated."),
@@ -275,11 +275,13 @@ def _compile(model: str) -> int:
     from llmc import artifact_path
 
     from .compile import progress_bar
-    from .main import EXIT_FAILURE, EXIT_OK, describe
+    from .main import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, describe
 
     try:
         with progress_bar() as progress:
             print(artifact_path(model, progress))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED  # Ctrl-C reaches the parent as well, who says so
     except Exception as error:  # the end of a process: as in main, whatever it is becomes one sentence
         print(f"llmc: error: {describe(error)}", file=sys.stderr)
         return EXIT_FAILURE

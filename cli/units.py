@@ -21,11 +21,13 @@ def format_bytes(count: float) -> str:
     return f"{size:.2f} GiB"
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str | int) -> int:
     """Bytes of `1024`, `500M`, `2GiB`, `500MB`; only KB, MB, GB and TB count in powers of 1000, all others of 1024.
 
-    Raises typer.BadParameter.
+    As the parser of an option it is given the default as well, which is bytes. Raises typer.BadParameter.
     """
+    if isinstance(text, int):
+        return text
     match = _SIZE.fullmatch(text.strip())
     if not match:
         raise typer.BadParameter(f"{text!r} is not a size; write bytes, or a number as in 500M, 500MB or 2GiB")

@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
 
 def warmup_command(
-    model: Path = typer.Argument(..., metavar="ARTIFACT_OR_MODEL", help="Artifact, or model directory to compile."),
+    model: Path = typer.Argument(..., metavar="ARTIFACT|MODEL", help="Artifact, or model directory to compile."),
     trace: Path | None = typer.Option(
         None, metavar="FILE", help="Trace of requests, plain or .gz; -: stdin. Used buckets come first."
     ),

@@ -31,10 +31,10 @@ def artifact_path(path: str | Path, progress: Callable[[str, int, int], None] | 
     path = Path(path)
     if (path / "graphs.bin").is_file():
         return path
-    if not path.exists():
-        raise ModelPathError(f"{path} does not exist: give an artifact or a model directory")
     if not (path / "config.json").is_file():
-        raise ModelPathError(f"{path} is neither an artifact (no graphs.bin) nor a model directory (no config.json)")
+        from llmc.mistaken_path import meant
+
+        raise ModelPathError(meant(path))
     require_compiler(f"{path} is a model directory and must be compiled first")
     from llmc.compiler.pipeline import compile_cached
 

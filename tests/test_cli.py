@@ -55,7 +55,7 @@ def test_help_lists_commands_and_version_is_printed(capsys: pytest.CaptureFixtur
     ("argv", "fragment"),
     [
         (["bogus"], "bogus"),
-        (["run"], "ARTIFACT_OR_MODEL"),
+        (["run"], "ARTIFACT|MODEL"),
         (["run", "x", "--prompt", "a", "--bogus"], "--bogus"),
         (["run", "x", "--prompt", ""], "--prompt is empty"),
         (["run", "x", "--prompt", "a", "--max-tokens", "0"], "'0'"),

@@ -1,0 +1,177 @@
+"""How --help looks: headings over the options of long commands, and one vocabulary of value names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+# What a command says of itself in `llmc --help`: it must fit on one line of 80 columns.
+SUMMARIES: Mapping[str, str] = {
+    "compile": "Compile a Hugging Face model into an artifact.",
+    "run": "Generate text for prompts, offline.",
+    "serve": "Serve a model over HTTP, as OpenAI's API does.",
+    "chat": "Talk to a model in the terminal.",
+    "warmup": "Replay every graph once and measure what it costs.",
+    "inspect": "Show buckets, kernels, memory and weights of an artifact.",
+    "profile": "Time one bucket by kernel and command.",
+    "buckets": "Plan, try, show and import ladders of buckets.",
+    "buckets plan": "Plan the ladder that serves a trace at the least cost.",
+    "buckets simulate": "Try ladders on a trace before compiling any.",
+    "buckets show": "Show a ladder as a grid.",
+    "buckets misses": "Show which steps no bucket held.",
+    "buckets import": "Import the ladder of a vLLM environment.",
+    "quantize": "Compare quantization schemes on a model.",
+    "cache": "List, explain, check and trim the compile cache.",
+    "cache ls": "List the entries.",
+    "cache show": "Show what an entry's key is made of.",
+    "cache why": "Say why something is not cached.",
+    "cache diff": "Say how two artifacts or entries differ.",
+    "cache verify": "Read every entry and drop the damaged ones.",
+    "cache gc": "Remove the least recently used entries and artifacts.",
+    "cache export": "Write entries to an archive or a shared directory.",
+    "cache import": "Add the entries of an archive or a shared directory.",
+    "bundle": "Pack graphs and kernels without weights, for fine-tunes.",
+    "bundle create": "Write a bundle of artifacts.",
+    "bundle inspect": "Show and check what is in a bundle.",
+    "bundle apply": "Make an artifact of a fine-tune; nothing is compiled.",
+    "bench": "Measure a running server, or the engine alone.",
+    "bench serve": "Load a server and measure what it answers.",
+    "bench latency": "Time one batch on the engine.",
+    "bench throughput": "Time many requests on the engine.",
+}
+
+# Headings of long commands, and the parameters under each; what is in none stands under "Options".
+Headings = Mapping[str, tuple[str, ...]]
+_PLAN_COSTS = (
+    "cost", "cost_table", "model", "gflops", "bandwidth", "overhead_us", "prefill_rate", "decode_step_ms"
+)  # fmt: skip
+HEADINGS: Mapping[str, Headings] = {
+    "compile": {
+        "Buckets and limits": (
+            "buckets", "add", "max_model_len", "max_num_seqs", "block_size"
+        ),
+        "Precision": ("dtype", "kv_dtype", "quant", "group_size", "asymmetric", "skip"),
+        "Target": ("target", "tune"),
+        "Building": ("cache_dir", "jobs"),
+    },
+    "run": {
+        "Prompts and results": ("prompt", "prompts", "chat", "output", "resume", "overwrite"),
+        "Sampling": (
+            "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
+            "presence_penalty", "frequency_penalty", "n", "seed", "stop", "stop_token_id", "logit_bias", "ignore_eos",
+            "logprobs",
+        ),
+        "Engine": (
+            "threads", "max_num_seqs", "kv_bytes", "weight_memory", "prefix_cache", "miss_policy",
+            "record_misses",
+        ),
+    },
+    "serve": {
+        "Model": (
+            "served_model_name", "generation_config", "chat_template", "tool_call_parser", "reasoning_parser",
+        ),
+        "Network": ("host", "port", "max_body_size", "client_timeout", "ssl_certfile", "ssl_keyfile"),
+        "Access": (
+            "api_key", "api_key_file", "allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials",
+        ),
+        "Engine": (
+            "max_num_seqs", "max_num_batched_tokens", "num_threads", "pin", "idle_spin_us", "prefix_cache",
+            "miss_policy", "record_misses",
+        ),
+        "Memory": (
+            "kv_bytes", "weight_memory", "memory_utilization", "graph_reserved_memory", "graph_prompt_ratio",
+        ),
+        "Warm-up": ("ready_after", "warm_order", "warm_trace", "measure_costs"),
+        "Load": ("max_queue", "request_timeout", "drain_timeout", "nice"),
+        "Observing": (
+            "log_level", "metrics", "page", "debug_endpoints", "access_log",
+            "access_log_file", "log_prompts", "record_trace", "record_trace_max_bytes",
+        ),
+    },
+    "chat": {
+        "Conversation": ("system", "load", "chat_template", "raw", "plain", "stats", "history"),
+        "Sampling": (
+            "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+            "max_tokens", "seed", "stop",
+        ),
+        "Server": ("model", "api_key", "timeout"),
+        "Engine of an artifact": ("threads", "kv_bytes"),
+    },
+    "buckets plan": {
+        "Traffic": ("trace", "phase"),
+        "Limits": ("max_graphs", "max_padding", "max_memory", "max_compile_time"),
+        "Server": (
+            "max_model_len", "max_num_seqs", "block_size", "max_prefill_batch", "max_prefill_tokens", "prefix_cache",
+        ),
+        "Costs": _PLAN_COSTS,
+    },
+    "buckets simulate": {
+        "Ladders and traffic": ("buckets", "trace", "speed", "limit"),
+        "Server": (
+            "max_model_len", "max_num_seqs", "block_size", "num_blocks", "max_prefill_tokens", "prefix_cache",
+        ),
+        "Costs": _PLAN_COSTS[1:],
+        "Report": ("html", "png"),
+    },
+    "bench serve": {
+        "Server": ("url", "model", "api_key", "endpoint", "timeout"),
+        "Requests": (
+            "dataset", "num_prompts", "input_len", "output_len", "range_ratio", "prefix_len", "seed", "ignore_eos",
+            "extra_body", "max_model_len", "vocab_size",
+        ),
+        "Load": ("rate", "burstiness", "concurrency", "time_scale", "warmup"),
+        "Result": ("goodput", "output"),
+    },
+}  # fmt: skip
+
+# Value names of options that name none.
+_KINDS = {"int": "N", "float": "X", "str": "NAME", "path": "PATH"}
+
+
+class Command(TyperCommand):
+    """A command whose options stand under headings and whose values are all named in capitals, or as a|b|c."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for param in self.params:
+            if param.metavar is None and not getattr(param, "is_flag", False):
+                param.metavar = value_name(param)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        headings = HEADINGS.get(ctx.command_path.removeprefix("llmc "), {})
+        heading_of = {name: heading for heading, names in headings.items() for name in names}
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{heading: [] for heading in headings}}
+        sections["Options"] = []
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                heading = "Arguments" if param.param_type_name == "argument" else heading_of.get(param.name or "")
+                sections[heading or "Options"].append(record)
+        for heading, records in sections.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+
+def value_name(param: Any) -> str:
+    """The name of a parameter's value in help: the choices, the argument's own name, or one for its type."""
+    choices = getattr(param.type, "choices", None)
+    if choices is not None:
+        return "|".join(str(getattr(choice, "value", choice)) for choice in choices)
+    if param.param_type_name == "argument":
+        return str(param.name).upper() + ("…" if param.nargs != 1 else "")
+    return _KINDS[param.type.name.removesuffix(" range")]
+
+
+def lay_out(app: typer.Typer, prefix: str = "") -> None:
+    """Gives every command of `app`, and of the groups in it, its layout and its summary."""
+    for command in app.registered_commands:
+        command.cls = Command
+        command.short_help = SUMMARIES[f"{prefix}{command.name}"]
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            lay_out(group.typer_instance, f"{prefix}{group.name} ")
+            group.short_help = SUMMARIES[f"{prefix}{group.name}"]

@@ -1,0 +1,35 @@
+"""What somebody meant who gave a path that is neither an artifact nor a model directory."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+
+_ADDRESS = re.compile(r"(?:localhost|\[[0-9a-f:]+\]|[\w-]+(?:\.[\w-]+)*):\d{1,5}(?:/.*)?", re.IGNORECASE | re.ASCII)
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+_PARTS = ("graphs.bin", "manifest.json", "kernels.so", "weights.safetensors", "config.json")
+
+
+def meant(path: Path) -> str:
+    """One sentence about `path` with what to do instead."""
+    text = str(path)
+    if re.match(r"https?:/", text, re.IGNORECASE):
+        # A Path has dropped one of the slashes.
+        url = re.sub(r":/+", "://", text, count=1)
+        return f"{url} is a server's address: talk to it with llmc chat {url}, or give an artifact or a model directory"
+    if not path.exists():
+        if _ADDRESS.fullmatch(text):
+            return f"{text} does not exist; for a server, write llmc chat http://{text}"
+        return f"{path} does not exist: give an artifact or a model directory"
+    if path.is_dir():
+        return f"{path} is neither an artifact (no graphs.bin) nor a model directory (no config.json)"
+    if path.name in _PARTS:
+        return f"{path} is a part of an artifact or model: give its directory, {path.resolve().parent}"
+    if path.suffix == ".gguf":
+        return f"{path} is a GGUF file, which cannot be compiled: give the model in Hugging Face format, a directory"
+    if path.suffix in _WEIGHTS:
+        return f"{path} is a file of weights: give the directory of its model, with config.json"
+    if zipfile.is_zipfile(path):
+        return f"{path} is a bundle, without weights: make an artifact with llmc bundle apply {path} MODEL -o OUT"
+    return f"{path} is a file, neither an artifact nor a model: give a directory with graphs.bin or config.json"

@@ -1,0 +1,162 @@
+"""--help at 80 columns, shell completion, and what a mistaken path is told."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from llmc.cli import main as cli
+from llmc.cli.help_layout import HEADINGS, SUMMARIES
+from llmc.cli.serve import _compile
+from llmc.mistaken_path import meant
+
+# Capitals, several of them, or choices: FILE|ARTIFACT, ID=BIAS, auto|none.
+VALUE_NAME = re.compile(r"[A-Z]+(?:[=:|][A-Z]+)*…?|[a-z_0-9]+(?:\|[a-zA-Z_0-9]+)+")
+
+
+def commands() -> dict[str, Any]:
+    """Every command by its name, as in "cache ls"."""
+    found: dict[str, Any] = {}
+    for name, command in typer.main.get_command(cli.build_app()).commands.items():  # type: ignore[attr-defined]
+        children = getattr(command, "commands", None)
+        found |= {f"{name} {child}": of for child, of in children.items()} if children else {name: command}
+    return found
+
+
+COMMANDS = commands()
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("group", ["", *sorted({name.split()[0] for name in COMMANDS if " " in name})])
+def test_no_summary_is_cut(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*group.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    listed = text[text.index("Commands:") :].splitlines()[1:]
+    names = [line.split()[0] for line in listed if line.strip()]
+    assert set(names) == {name.removeprefix(group).split()[0] for name in COMMANDS if name.startswith(group)}
+    assert not [line for line in listed if line.endswith("...") or len(line) > 80]
+
+
+def test_every_command_has_a_summary() -> None:
+    assert set(COMMANDS) <= set(SUMMARIES)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_values_have_names_of_one_kind(name: str) -> None:
+    params = [p for p in COMMANDS[name].params if not getattr(p, "is_flag", False)]
+    wrong = {p.name: p.metavar for p in params if not VALUE_NAME.fullmatch(p.metavar or "")}
+    assert not wrong
+    options = [p for p in params if p.param_type_name == "option"]
+    letters = {p.metavar for p in options if len(p.metavar) == 1}
+    assert letters <= {"N", "X", "S"}, "whole numbers, numbers and seconds"
+
+
+@pytest.mark.parametrize("name", sorted(HEADINGS))
+def test_long_commands_have_headings(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    params = {param.name: param for param in COMMANDS[name].params}
+    under = [param for names in HEADINGS[name].values() for param in names]
+    assert len(set(under)) == len(under)
+    assert set(under) <= set(params), "headings name options that exist"
+    left = [p for p in params.values() if p.param_type_name == "option" and p.name not in under]
+    assert len(left) <= 8, "what stands under no heading is the exception"
+    assert cli.main([*name.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n{heading}:\n" in text for heading in HEADINGS[name])
+    for param in params.values():
+        if param.param_type_name == "option":
+            assert re.search(rf"(?m)^  (?:-\w, )?{param.opts[0]}\b", text), param.opts
+
+
+def test_commands_with_many_options_have_headings() -> None:
+    many = {name for name, command in COMMANDS.items() if len(command.params) > 16}
+    assert many <= set(HEADINGS)
+
+
+def completed(shell: str, **words: str) -> str:
+    code = "import sys; from llmc.cli.main import main; sys.exit(main([]))"
+    environment = {"PATH": "/usr/bin:/bin", "_LLMC_COMPLETE": f"complete_{shell}", **words}
+    child = subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True)
+    assert child.stderr == ""
+    return child.stdout
+
+
+def test_shells_complete_commands_and_options() -> None:
+    assert completed("bash", COMP_WORDS="llmc b", COMP_CWORD="1").split() == ["buckets", "bundle", "bench"]
+    assert "--warm-trace" in completed("bash", COMP_WORDS="llmc serve --warm", COMP_CWORD="2").split()
+    assert completed("bash", COMP_WORDS="llmc buckets sh", COMP_CWORD="2").split() == ["show"]
+    assert "--kv-bytes" in completed("zsh", _TYPER_COMPLETE_ARGS="llmc run --kv")
+
+
+def test_the_completion_script_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["--show-completion", "bash"])
+    assert left.value.code == 0
+    assert "_LLMC_COMPLETE=complete_bash" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "fragment"),
+    [
+        ("localhost:9", "llmc chat http://localhost:9"),
+        ("127.0.0.1:8000/v1", "llmc chat http://127.0.0.1:8000/v1"),
+        ("http://localhost:9/v1", "llmc chat http://localhost:9/v1"),
+        ("none", "none does not exist"),
+        ("a.bundle", "llmc bundle apply"),
+        ("model.gguf", "GGUF"),
+        ("m/model.safetensors", "directory of its model"),
+        ("m/config.json", "give its directory"),
+        ("notes.txt", "notes.txt is a file"),
+        ("m", "no config.json"),
+    ],
+)
+def test_a_mistaken_path_is_told_what_was_meant(
+    given: str, fragment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m").mkdir()
+    for name in ("model.gguf", "m/model.safetensors", "notes.txt"):
+        (tmp_path / name).write_text("x")
+    with zipfile.ZipFile(tmp_path / "a.bundle", "w") as archive:
+        archive.writestr("bundle.json", "{}")
+    if given == "m/config.json":
+        (tmp_path / given).write_text("{}")
+    assert fragment in meant(Path(given))
+    for command in (["run", given, "--prompt", "a"], ["serve", given, "--port", "0"]):
+        assert cli.main(command) == 1
+        errors = capsys.readouterr().err.splitlines()
+        assert len(errors) == 1
+        assert fragment in errors[0]
+
+
+def test_sizes_are_written_alike_everywhere() -> None:
+    for name, command in COMMANDS.items():
+        for param in command.params:
+            if param.name == "kv_bytes":
+                assert param.metavar == "SIZE", name
+                read = param.type.convert("1GiB", param, None)
+                assert read in (1 << 30, "1GiB"), name
+
+
+def test_ctrl_c_is_told_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the command, whichever version of typer catches it, and not by a child that compiles for it."""
+
+    def interrupted(*args: object) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("llmc.artifact_path", interrupted)
+    assert cli.main(["run", "x", "--prompt", "a"]) == 130
+    assert capsys.readouterr().err == "llmc: error: interrupted\n"
+    assert _compile("x") == 130
+    assert "interrupted" not in capsys.readouterr().err
