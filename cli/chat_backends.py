@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import time
@@ -14,6 +15,7 @@ from .chat_session import ChatError, Piece, Reply, Session
 
 if TYPE_CHECKING:
     from llmc.runtime.llm import LLM
+    from llmc.runtime.outputs import TokenDelta
     from llmc.runtime.server.chat_output import ChatDelta
     from llmc.runtime.server.reasoning import ReasoningParser
 
@@ -84,10 +86,11 @@ class EngineBackend:
             fitting = fit(session, lambda first: len(encode(first)), llm.max_model_len)
             token_ids = encode(session.first)
             params = llm.default_params(**{"max_tokens": fitting.room, **session.sampling})
+            deltas = llm.stream(token_ids, params)
         except RequestError as error:
             raise ChatError(str(error)) from error
         reply = Reply(iter(()), note=fitting.note, prompt_tokens=len(token_ids))
-        reply.pieces = self._generate(token_ids, params, reply)
+        reply.pieces = self._generate(deltas, reply)
         if not session.raw and (parser := self._reasoning_parser(token_ids)) is not None:
             reply.pieces = _told_apart(reply.pieces, parser)
         return reply
@@ -103,57 +106,20 @@ class EngineBackend:
         end = tokenizer.decode(token_ids[-_PROMPT_END:], skip_special_tokens=False)
         return ReasoningParser(starts_in_reasoning(style, end))
 
-    def _generate(self, token_ids: list[int], params: Any, reply: Reply) -> Iterator[Piece]:
-        from llmc.runtime.detokenizer import OutputText
-        from llmc.runtime.handle import LlmcError
-        from llmc.runtime.outputs import failure_at
-
-        engine = self._llm.engine
-        text = OutputText(self._llm.tokenizer.decode, token_ids, params.stop, params.min_tokens)
+    def _generate(self, deltas: Generator[TokenDelta, None, None], reply: Reply) -> Iterator[Piece]:
         start = time.monotonic()
-        try:
-            request_id = engine.submit(token_ids, params)
-        except LlmcError as error:
-            raise ChatError(str(error)) from error
-        running = True
-        try:
-            while running:
-                engine.step()
-                for event in engine.poll():
-                    reply.cached_tokens = event.num_cached_tokens
-                    if event.kind == "failed":
-                        running = False
-                        raise ChatError(failure_at(event, len(token_ids), reply.completion_tokens).message)
-                    if event.kind == "finished":
-                        running = False
-                        reply.finish_reason = event.finish_reason
-                        if rest := text.finish():
-                            yield Piece(rest)
-                        continue
-                    reply.completion_tokens += 1
+        with contextlib.closing(deltas):
+            for delta in deltas:
+                reply.cached_tokens = delta.num_cached_tokens
+                reply.finish_reason = delta.finish_reason or reply.finish_reason
+                if delta.token_ids:
+                    reply.completion_tokens += len(delta.token_ids)
                     reply.total_s = time.monotonic() - start
                     reply.first_s = reply.first_s or reply.total_s
-                    if piece := text.push(event.token_id):
-                        yield Piece(piece)
-                    if text.stop_reason is not None:
-                        reply.finish_reason = "stop"
-                        return
-        finally:
-            if running:
-                self._cancel(request_id)
-
-    def _cancel(self, request_id: int) -> None:
-        from llmc.runtime.handle import LlmcError
-
-        try:
-            self._llm.engine.cancel(request_id)
-        except LlmcError as error:
-            # It may have finished in the very step that was interrupted.
-            if error.name != "not_found":
-                raise
-        while self._llm.engine.step():
-            self._llm.engine.poll()
-        self._llm.engine.poll()
+                if delta.text:
+                    yield Piece(delta.text)
+                if delta.error is not None:
+                    raise ChatError(delta.error.message)
 
     def close(self) -> None:
         self._llm.close()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import typer
 
 from .miss_records import MissRecorder
 
 if TYPE_CHECKING:
-    from llmc.runtime.llm import LLM
+    from llmc.runtime.llm import LLM, MissPolicy
     from llmc.runtime.misses import OnMisses
     from llmc.runtime.server.async_engine import AsyncEngine
 
@@ -40,9 +40,9 @@ def check_miss_policy(policy: str, model: Path, ready_after: str = "all") -> Non
         )
 
 
-def engine_policy(policy: str) -> str:
-    """What the engine does with a miss; the background is this process's."""
-    return "larger" if policy == "background" else policy
+def engine_policy(policy: str) -> MissPolicy:
+    """What the engine does with a miss of a policy that was checked; the background is this process's."""
+    return "larger" if policy == "background" else cast("MissPolicy", policy)
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def miss_observers(engine: AsyncEngine | LLM, policy: str, record: Path | None) 
 
     compiler = BackgroundCompiler(
         engine.path, lambda: engine.graphs, engine.add_graphs, block_size=block_size,
-        max_model_len=engine.max_model_len, say=say,
+        max_model_len=engine.limit.model_tokens, say=say,
     )  # fmt: skip
     try:
         yield [*found, compiler.take]

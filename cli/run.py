@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from .live_text import LiveText
 from .miss_policy import POLICY_HELP, check_miss_policy, engine_policy, watch_misses
 from .miss_records import prepare_record
 from .option_group import takes_option_groups
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _HELP = """Generate text for a batch of prompts with an artifact or a model directory (compiled on the way, cached).
 
 Prompts come from --prompt, --prompts or, with neither, from stdin, one a line. Sampling defaults are the model's own.
+Texts go to stdout as their tokens come, in the order of the prompts. --stats tells on stderr what the engine did.
 
 \b
 Examples:
@@ -37,7 +39,7 @@ Examples:
   llmc run qwen.llmc --chat --prompt "Name three rivers." --temperature 0.7 --seed 1
   llmc run qwen.llmc --prompts questions.jsonl --output answers.jsonl
   llmc run qwen.llmc --prompts questions.jsonl --output answers.jsonl --resume
-  llmc run qwen.llmc --verify --prompt "Once upon a time"
+  llmc run qwen.llmc --prompt "Once upon a time" --stats
   cat lines.txt | llmc run qwen.llmc --quiet --json
 """
 
@@ -84,7 +86,8 @@ def run_command(
         None, metavar="FILE", help="Append the shapes of such steps, for llmc buckets misses."
     ),
     verify: bool = typer.Option(False, "--verify", help="First compare every byte of the artifact with its checksum."),
-    quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar, no summary."),
+    stats: bool = typer.Option(False, "--stats", help="Print times, rates and the graphs that ran on stderr."),
+    quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar."),
     as_json: bool = typer.Option(False, "--json", help="Print results and summary as one JSON object on stdout."),
 ) -> None:
     if resume and output is None:
@@ -136,8 +139,11 @@ def run_command(
             if output is not None:
                 identity = run_identity(artifact, items, params, chat=chat)
                 results = ResultsFile(output, items, identity, resume=resume, overwrite=overwrite)
+            live = None
+            if output is None and not as_json:
+                live = LiveText(["" if chat else item.text or "" for item in items], n, sys.stdout)
             with watch_misses(llm, miss_policy, record_misses):
-                outputs, summary = run_prompts(llm, items, params, results, chat=chat, quiet=quiet)
+                outputs, summary = run_prompts(llm, items, params, results, chat=chat, quiet=quiet, live=live)
     except KeyboardInterrupt:
         if results is not None and not quiet:
             done = len(results.finished)
@@ -149,13 +155,10 @@ def run_command(
     if as_json:
         shown = {"summary": summary} if output is not None else {"results": outputs, "summary": summary}
         print(json.dumps(shown, ensure_ascii=False, indent=2))
-    else:
-        if output is None:
-            print_texts(outputs, chat=chat)
-        if not quiet:
-            from .summary import print_summary
+    if stats:
+        from .summary import print_summary
 
-            print_summary(summary)
+        print_summary(summary)
     failed = [record for record in outputs if "error" in record]
     if failed:
         first = failed[0]
@@ -219,8 +222,12 @@ def run_prompts(
     *,
     chat: bool = False,
     quiet: bool = True,
+    live: LiveText | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Runs the prompts that `results` does not hold yet; returns (records of this run in input order, summary)."""
+    """Runs the prompts that `results` does not hold yet; returns (records of this run in input order, summary).
+
+    live: prints the texts meanwhile.
+    """
     from .summary import Summary, progress_bar
 
     finished = frozenset() if results is None else results.finished
@@ -237,8 +244,15 @@ def run_prompts(
         summary.add(output)
 
     prompts = [_model_input(llm, items[index], chat) for index in todo]
-    with progress_bar(quiet) as progress:
-        llm.generate(prompts, params, on_output=store, progress=progress)
+    # A bar on the terminal that shows the texts would tear them.
+    torn = live is not None and sys.stdout.isatty()
+    try:
+        with progress_bar(quiet or torn) as progress:
+            on_delta = None if live is None else live.take
+            llm.generate(prompts, params, on_output=store, on_delta=on_delta, progress=progress)
+    finally:
+        if live is not None:
+            live.close()
     return [records[index] for index in sorted(records)], summary.as_dict(llm)
 
 
@@ -258,6 +272,8 @@ def as_record(index: int, item: Prompt, output: RequestOutput) -> dict[str, Any]
             "token_ids": list(completion.token_ids),
             "finish_reason": completion.finish_reason,
         }
+        if completion.finish_detail is not None:
+            fields["finish_detail"] = completion.finish_detail
         if completion.logprobs is not None:
             fields["logprobs"] = [
                 {"token_id": p.token_id, "logprob": p.logprob, "top": {str(t): v for t, v in p.top.items()}}
@@ -279,10 +295,3 @@ def as_record(index: int, item: Prompt, output: RequestOutput) -> dict[str, Any]
     if output.error is not None:
         record["error"] = {"code": output.error.code, "message": output.error.message}
     return record
-
-
-def print_texts(records: Sequence[dict[str, Any]], *, chat: bool) -> None:
-    """The texts on stdout; outside a chat each reads on from its prompt."""
-    for record in records:
-        for completion in record.get("outputs", [record]):
-            print(("" if chat else record["prompt"] or "") + completion["text"])

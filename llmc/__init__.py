@@ -10,12 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from llmc.runtime.async_llm import AsyncLLM
     from llmc.runtime.guides import Guided
     from llmc.runtime.llm import LLM
+    from llmc.runtime.outputs import RequestOutput, TokenDelta
     from llmc.runtime.params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Guided", "ModelPathError", "SamplingParams", "__version__", "artifact_path"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "Guided",
+    "ModelPathError",
+    "RequestOutput",
+    "SamplingParams",
+    "TokenDelta",
+    "__version__",
+    "artifact_path",
+]
 
 
 class ModelPathError(ValueError):
@@ -55,25 +67,28 @@ def require_compiler(why: str) -> None:
 def __getattr__(name: str) -> Any:
     # Resolved at first use: importing llmc stays free of the runtime library, numpy and the tokenizer.
     if name == "LLM":
-        value: Any = _llm_class()
+        from llmc.runtime.llm import LLM as _LLM
+
+        value: Any = _that_compiles(_LLM)
+    elif name == "AsyncLLM":
+        from llmc.runtime.async_llm import AsyncLLM as _AsyncLLM
+
+        value = _that_compiles(_AsyncLLM)
     elif name == "SamplingParams":
         from llmc.runtime.params import SamplingParams as value
     elif name == "Guided":
         from llmc.runtime.guides import Guided as value
+    elif name in ("RequestOutput", "TokenDelta"):
+        from llmc.runtime import outputs
+
+        value = getattr(outputs, name)
     else:
         raise AttributeError(f"module 'llmc' has no attribute {name!r}")
     globals()[name] = value
     return value
 
 
-def _llm_class() -> type:
-    from llmc.runtime.llm import LLM as RuntimeLLM
-
-    class LLM(RuntimeLLM):
-        __doc__ = RuntimeLLM.__doc__
-
-        def __init__(self, path: str | Path, **options: Any) -> None:
-            super().__init__(artifact_path(path), **options)
-
-    LLM.__module__, LLM.__qualname__ = "llmc", "LLM"
-    return LLM
+def _that_compiles(base: type) -> type:
+    """`base`, which takes an artifact, as a class of the same name that takes a model directory as well."""
+    members = {"__doc__": base.__doc__, "__module__": "llmc", "_artifact_path": staticmethod(artifact_path)}
+    return type(base.__name__, (base,), members)

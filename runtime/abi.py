@@ -222,6 +222,7 @@ class EngineStats(ctypes.Structure):
         ),
         ("num_memory_nodes", c_uint32),
         ("spread_errno", c_int32),
+        *_each(c_uint32, "max_request_tokens", "reserved"),
     ]
 
 

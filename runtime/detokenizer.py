@@ -53,6 +53,10 @@ class Detokenizer:
         self._num_context = len(self._window)
         return piece
 
+    def after_end(self, token_id: int) -> str:
+        """Text that `token_id` has behind the text that `finish` ended."""
+        return self._decode([*self._window, token_id])[len(self._decode(self._window)) :]
+
 
 class StopStrings:
     """Finds the first of several strings in a stream of text, holding back what might be the start of one."""
@@ -98,13 +102,7 @@ class OutputText:
         self._stops = StopStrings(stops)
         self._min_tokens = min_tokens
         self._num_tokens = 0
-        self._pieces: list[str] = []
         self.stop_reason: str | None = None
-
-    @property
-    def text(self) -> str:
-        """Text shown so far."""
-        return "".join(self._pieces)
 
     def push(self, token_id: int) -> str:
         """Takes the next token, returns the text it adds; `stop_reason` is set when a stop string was hit."""
@@ -113,18 +111,20 @@ class OutputText:
         self._num_tokens += 1
         return self._take(self._detokenizer.push(token_id))
 
-    def finish(self) -> str:
-        """Returns what was held back; call it once, at the end."""
+    def finish(self, shown_end: int | None = None) -> str:
+        """Returns what was held back; call it once, at the end. shown_end: a token that ended the text and is shown.
+
+        No stop string is looked for in the text of that token.
+        """
         if self.stop_reason is not None:
             return ""
         piece = self._take(self._detokenizer.finish())
         if self.stop_reason is None:
-            rest = self._stops.finish()
-            self._pieces.append(rest)
-            piece += rest
+            piece += self._stops.finish()
+            if shown_end is not None:
+                piece += self._detokenizer.after_end(shown_end)
         return piece
 
     def _take(self, piece: str) -> str:
         shown, self.stop_reason = self._stops.push(piece, allow_stop=self._num_tokens >= self._min_tokens)
-        self._pieces.append(shown)
         return shown

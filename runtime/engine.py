@@ -53,8 +53,9 @@ class SamplingParams:
 class Event:
     """What happened to a continuation; `kind` is one of EVENT_KINDS. `top_logprobs`: (token id, logprob), best first.
 
-    position: of the token, counted from the prompt's first. rank: with a logprob, 1 for the likeliest token
-    and equal ones by id, lowest first; else 0.
+    token_id: the token; of "finished", the eos or stop id that ended it; else -1. num_output_tokens: sampled so far,
+    that one as well. position: of the token, counted from the prompt's first. rank: with a logprob, 1 for the likeliest
+    token and equal ones by id, lowest first; else 0.
     error_message: why it "failed", one sentence; else empty.
     Times are on time.monotonic_ns(); arrival_ns to first_token_ns come with "finished" and "failed", 0 for never.
     """
@@ -118,6 +119,7 @@ class EngineStats:
     spread_bytes: int
     num_memory_nodes: int
     spread_errno: int
+    max_request_tokens: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,11 +25,44 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
-class CompletionOutput:
-    """One continuation. text: without the stop string; token_ids: without the token that ended it.
+class RequestFailure:
+    """Why the engine failed a request. code: name of an llmc_status; message: one sentence with what to do next."""
 
-    finish_reason: "stop", "length", "cancelled", "timeout" or "error". stop_reason: the stop string or stop token id
-    that ended it, None for anything else. logprobs: one entry a token when asked for, else None.
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class TokenDelta:
+    """What one continuation gained: whole characters of text, and the tokens and logprobs that came with them.
+
+    index: of the prompt in its call; output_index: which of n. An eos or stop token that was sampled is a token, too,
+    whose text is left out. finish_reason, stop_reason and finish_detail, on the last delta of a continuation only, are
+    those of CompletionOutput; error comes with the reason "error", in a delta of its own. prompt_logprobs come with the
+    first delta of a request that asked for them. num_cached_tokens: prompt tokens that came from the prefix cache.
+    """
+
+    index: int
+    output_index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    finish_detail: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    num_cached_tokens: int = 0
+    error: RequestFailure | None = None
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One continuation. token_ids: all that were sampled, an eos or stop token at the end as well; text: without the
+    stop string or the token that ended it.
+
+    finish_reason: "stop", "length", "cancelled", "timeout" or "error". stop_reason: the stop string that ended it, or
+    the stop token id of the request; None for eos and anything else. finish_detail: the limit that ended it, one
+    sentence, when that was not max_tokens. logprobs: one entry a token when asked for, else None.
     """
 
     index: int
@@ -38,6 +71,7 @@ class CompletionOutput:
     finish_reason: str
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_detail: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,14 +90,6 @@ class Timings:
     ttft_s: float | None
     tpot_s: float | None
     total_s: float
-
-
-@dataclass(frozen=True)
-class RequestFailure:
-    """Why the engine failed a request. code: name of an llmc_status; message: one sentence with what to do next."""
-
-    code: str
-    message: str
 
 
 def failure_at(event: Event, num_prompt_tokens: int, num_output_tokens: int) -> RequestFailure:

@@ -27,6 +27,8 @@ class SamplingParams:
     off. stop: strings that end the text and are left out of it. logit_bias: token id → value added to its logit.
     logprobs: None, or 0 … 20 alternatives beside the chosen token; prompt_logprobs: the same for the prompt's tokens.
     seed None: drawn by the engine. guided: what the output must look like, as in guides.Guided.json_schema({...}).
+    skip_special_tokens: special tokens are left out of the text. include_stop_str_in_output: the stop string or the
+    token that ended the text is part of it.
     Raises RequestError for a value out of range.
     """
 
@@ -48,6 +50,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     prompt_logprobs: int | None = None
     guided: Guided | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)

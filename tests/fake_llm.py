@@ -30,7 +30,8 @@ class FakeEngine:
     """Answers each prompt with its tokens reversed and repeated, one token a step, at most `slots` at a time.
 
     interrupt_after: the step that raises KeyboardInterrupt. failing: first token of a prompt → the status code with
-    which it fails after two tokens. refused: first token of prompts that submit refuses.
+    which it fails after two tokens. refused: first token of prompts that submit refuses. max_request_tokens: of prompt
+    and output, as a KV pool limits them.
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class FakeEngine:
         interrupt_after: int | None = None,
         failing: dict[int, int] | None = None,
         refused: int | None = None,
+        max_request_tokens: int = 64,
     ) -> None:
         self.slots = slots
         self.interrupt_after = interrupt_after
         self.failing = failing or {}
         self.refused = refused
+        self.max_request_tokens = max_request_tokens
         self.queue: deque[dict[str, Any]] = deque()
         self.events: list[SimpleNamespace] = []
         self.num_steps = 0
@@ -54,7 +57,8 @@ class FakeEngine:
         if token_ids[0] == self.refused:
             raise LlmcError(1, "prompt has 3 tokens but at most 2 fit the KV pool; raise num_blocks.")
         self.last_id += 1
-        answer = (token_ids[::-1] * params.max_tokens)[: params.max_tokens]
+        room = min(params.max_tokens, self.max_request_tokens - len(token_ids))
+        answer = (token_ids[::-1] * params.max_tokens)[:room]
         code = self.failing.get(token_ids[0], 0)
         self.queue.append({"id": self.last_id, "answer": answer, "done": 0, "prompt": len(token_ids), "code": code})
         return self.last_id
@@ -110,7 +114,13 @@ class FakeEngine:
         times = {f"{name}_ns": 0 for name in ("step", "schedule", "prepare", "replay", "sample", "kernel", "barrier")}
         decode = {"decode_step_ns": 1000, "decode_kernel_ns": 900, "decode_barrier_ns": 80}
         return SimpleNamespace(
-            scheduled_tokens=6, padded_tokens=2, num_bucket_misses=0, num_preemptions=0, **times, **decode
+            scheduled_tokens=6,
+            padded_tokens=2,
+            num_bucket_misses=0,
+            num_preemptions=0,
+            max_request_tokens=self.max_request_tokens,
+            **times,
+            **decode,
         )
 
     def graph_use(self) -> list[tuple[int, int]]:
@@ -122,9 +132,10 @@ class FakeEngine:
 
 class FakeLLM(LLM):
     def __init__(self, engine: FakeEngine, path: Path) -> None:
-        self.path = path
         self.engine = engine
         graphs = [SimpleNamespace(phase=phase, batch=1, seq=64) for phase in ("prefill", "decode")]
-        self.artifact = SimpleNamespace(graphs=lambda: graphs, close=lambda: None)
-        self._setup(SimpleNamespace(max_model_len=64, vocab_size=0x110000, max_num_seqs=4))
+        sizes = {"max_model_len": 64, "vocab_size": 0x110000, "max_num_seqs": 4}
+        info = SimpleNamespace(**sizes, block_size=16, kv_block_bytes=1024)
+        self.artifact = SimpleNamespace(graphs=lambda: graphs, close=lambda: None, info=info)
+        self._setup(path, info)
         self._tokenizer = FakeTokenizer()  # type: ignore[assignment]

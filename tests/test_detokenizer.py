@@ -123,16 +123,24 @@ def test_stop_string_across_tokens_ends_the_text() -> None:
         shown += output.push(token)
         assert "the s" not in shown
     assert output.stop_reason == "the sea"
-    assert shown + output.finish() == output.text == "fox saw "
+    assert shown + output.finish() == "fox saw "
 
 
 def test_stop_before_min_tokens_is_let_through() -> None:
     tokenizer = TOKENIZERS["byte_fallback"]
     output = OutputText(decoder(tokenizer), [], ["a"], min_tokens=6)
-    for token in tokenizer.encode("abcabcabc").ids:
-        output.push(token)
-    output.finish()
-    assert (output.text, output.stop_reason) == ("abcabc", "a")
+    shown = "".join(output.push(token) for token in tokenizer.encode("abcabcabc").ids)
+    assert (shown + output.finish(), output.stop_reason) == ("abcabc", "a")
+
+
+@pytest.mark.parametrize("name", list(TOKENIZERS))
+def test_a_shown_end_reads_on_from_the_text(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    *tokens, end = tokenizer.encode("the sea and the fox").ids
+    output = OutputText(decoder(tokenizer), [], ["fox"], min_tokens=0)
+    shown = "".join(output.push(token) for token in tokens)
+    assert shown + output.finish(end) == decoder(tokenizer)([*tokens, end])
+    assert output.stop_reason is None
 
 
 def test_held_back_text_comes_at_the_end() -> None:

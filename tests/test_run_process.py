@@ -131,18 +131,21 @@ def test_only_results_go_to_stdout(chat_artifact: Path, tmp_path: Path) -> None:
     with LLM(chat_artifact) as llm:
         params = SamplingParams(max_tokens=50, temperature=0.8, seed=5, ignore_eos=True)
         texts = [f"prompt {o.index}{o.outputs[0].text}\n" for o in llm.generate(file.read_text().splitlines(), params)]
-    code, output, shown = under_terminal(arguments)
+    code, output, shown = under_terminal([*arguments, "--stats"])
     assert code == 0
     assert output == "".join(texts)
     assert "12/12" in shown
     assert "tokens/s" in shown
     assert "throughput" in shown
+    code, output, shown = under_terminal(arguments)
+    assert (code, output) == (0, "".join(texts))
+    assert "12/12" in shown
+    assert "throughput" not in shown
 
     code, output, shown = under_terminal([*arguments, "--quiet"])
     assert (code, output, shown) == (0, "".join(texts), "")
     piped = llmc(*arguments)
-    assert piped.stdout == "".join(texts)
-    assert "\x1b" not in piped.stderr, "no bar where there is no terminal"
+    assert (piped.stdout, piped.stderr) == ("".join(texts), ""), "no bar where there is no terminal"
     as_json = llmc(*arguments, "--json", "--quiet")
     assert [r["prompt"] + r["text"] + "\n" for r in json.loads(as_json.stdout)["results"]] == texts
     assert as_json.stderr == ""
@@ -263,7 +266,7 @@ def test_failures_are_counted_and_end_with_1(poisoned: Path, tmp_path: Path) -> 
         "-o",
         output,
     ]
-    result = llmc("run", poisoned, *options)
+    result = llmc("run", poisoned, *options, "--stats")
     assert result.returncode == 1
     failed, fine = lines(output)
     assert (failed["finish_reason"], failed["error"]["code"], failed["token_ids"]) == ("error", "internal", [])
@@ -280,12 +283,32 @@ def test_failures_are_counted_and_end_with_1(poisoned: Path, tmp_path: Path) -> 
     assert lines(output) == [failed, fine]
 
 
-def test_a_prompt_beyond_the_pool_fails_alone(chat_artifact: Path) -> None:
-    with LLM(chat_artifact, num_blocks=1) as llm:
-        params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
-        long, short = llm.generate([[5] * 60, [5] * 3], params)
-    assert long.error is not None
-    assert long.error.code == "invalid_argument"
-    assert "fit the KV pool" in long.error.message
-    assert long.outputs[0].finish_reason == "error"
+def test_a_refused_request_fails_alone(chat_artifact: Path) -> None:
+    with LLM(chat_artifact) as llm:
+        fine = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+        # Ids of the model are the engine's to check.
+        wrong, short = llm.generate([[5] * 9, [5] * 3], [SamplingParams(stop_token_ids=[99999]), fine])
+    assert wrong.error is not None
+    assert wrong.error.code == "invalid_argument"
+    assert wrong.outputs[0].finish_reason == "error"
     assert (short.error, len(short.outputs[0].token_ids)) == (None, 4)
+
+
+def test_a_small_pool_is_told_on_stderr(chat_artifact: Path) -> None:
+    with LLM(chat_artifact) as llm:
+        info = llm.artifact.info
+    pool = ["--kv-bytes", str(2 * info.kv_block_bytes), "--temperature", "0", "--ignore-eos"]
+    warning = (
+        f"warning: a request may have {info.block_size} tokens, not the model's 64, because the KV pool holds no more"
+    )
+    run = llmc("run", chat_artifact, "--prompt", "abc", "--json", *pool)
+    assert run.stderr.startswith(warning)
+    assert run.stderr.count("\n") == 1
+    (record,) = json.loads(run.stdout)["results"]
+    assert (record["finish_reason"], len(record["token_ids"])) == ("length", info.block_size - 3)
+    assert f"fill the {info.block_size} tokens that the KV pool holds" in record["finish_detail"]
+    refused = llmc("run", chat_artifact, "--prompt", "a" * 40, *pool)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.splitlines()[-1].startswith(
+        f"llmc: error: prompt 0 has 40 tokens and the KV pool holds {info.block_size}: shorten it to at most"
+    )

@@ -229,16 +229,16 @@ def test_stop_token_ids(running: Running) -> None:
     (choice,) = running.complete(
         PROMPT, max_tokens=10, seed=2, ignore_eos=True, stop_token_ids=[stop], return_token_ids=True
     )["choices"]
-    assert choice["token_ids"] == whole["token_ids"][:first]
+    assert choice["token_ids"] == whole["token_ids"][: first + 1]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
 
 
 def test_min_tokens_and_logit_bias(running: Running, llm: LLM) -> None:
     eos = llm.tokenizer.eos_token_ids[0]
     bias = {str(eos): 100}
-    assert running.complete(PROMPT, max_tokens=9, logit_bias=bias, **GREEDY)["usage"]["completion_tokens"] == 0
+    assert running.complete(PROMPT, max_tokens=9, logit_bias=bias, **GREEDY)["usage"]["completion_tokens"] == 1
     answer = running.complete(PROMPT, max_tokens=9, min_tokens=4, logit_bias=bias, **GREEDY)
-    assert answer["usage"]["completion_tokens"] == 4
+    assert answer["usage"]["completion_tokens"] == 5
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["choices"][0]["stop_reason"] is None
 

@@ -18,7 +18,7 @@ import pytest
 from server_harness import Running, error_of, make_config, parse_events, running_server, slow_down, until
 
 from llmc.runtime.params import SamplingParams
-from llmc.runtime.server.answers import submit
+from llmc.runtime.server.answers import check_end, submit
 from llmc.runtime.server.app import create_app
 from llmc.runtime.server.pace import MAX_RETRY_S, MIN_RETRY_S, Pace
 from llmc.runtime.server.requests import EngineRequest, QueueFull, RequestFailed, RequestRecord, ServerStopping
@@ -374,6 +374,7 @@ def collect(running: Running, request: EngineRequest) -> dict[int, tuple[str, st
     async def work() -> dict[int, tuple[str, str | None]]:
         outputs: dict[int, tuple[str, str | None]] = {}
         async for delta in running.engine.stream(request):
+            check_end(delta)
             text, _ = outputs.get(delta.output_index, ("", None))
             outputs[delta.output_index] = (text + delta.text, delta.finish_reason)
         return outputs

@@ -5,41 +5,18 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 from fastapi import Request
 
+from llmc.runtime.generation import Gathered
 from llmc.runtime.guides import Guided
-from llmc.runtime.outputs import TokenLogprob
+from llmc.runtime.outputs import CompletionOutput, TokenDelta
 
 from .context import ServerContext
 from .errors import ApiError
-from .requests import EngineRequest, Guide
+from .requests import EngineRequest, Guide, RequestFailed
 from .stream import RequestStream
-
-
-@dataclass
-class Answer:
-    """One continuation, whole."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: str = ""
-    stop_reason: str | int | None = None
-
-
-@dataclass
-class Gathered:
-    """All continuations of one prompt. prompt_logprobs: one entry a prompt token but the first, when asked for."""
-
-    outputs: list[Answer]
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
-    num_cached_tokens: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(output.token_ids) for output in self.outputs)
 
 
 def new_id(prefix: str) -> str:
@@ -90,29 +67,28 @@ def close_all(streams: Sequence[RequestStream]) -> None:
 
 async def gather(stream: RequestStream) -> Gathered:
     """Waits for the whole answer to one prompt. Raises RequestFailed, and ApiError for an early end."""
-    gathered = Gathered([Answer() for _ in range(stream.request.params.n)])
-    pieces: list[list[str]] = [[] for _ in gathered.outputs]
+    gathered = Gathered(stream.request.params)
     async for delta in stream:
-        output = gathered.outputs[delta.output_index]
-        pieces[delta.output_index].append(delta.text)
-        output.token_ids += delta.token_ids
-        output.logprobs += delta.logprobs or ()
-        gathered.num_cached_tokens = delta.num_cached_tokens
-        if delta.prompt_logprobs is not None:
-            gathered.prompt_logprobs = delta.prompt_logprobs
-        if delta.finish_reason is not None:
-            check_end(delta.finish_reason)
-            output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
-    for output, parts in zip(gathered.outputs, pieces, strict=True):
-        output.text = "".join(parts)
+        check_end(delta)
+        gathered.add(delta)
     return gathered
 
 
-def check_end(finish_reason: str) -> None:
-    """Raises ApiError when an answer ended before it was complete."""
-    if finish_reason == "timeout":
+def check_end(delta: TokenDelta) -> None:
+    """Raises RequestFailed or ApiError when an answer ended before it was complete."""
+    if delta.error is not None:
+        raise RequestFailed(delta.error)
+    if delta.finish_reason == "timeout":
         message = "the request took longer than its timeout: ask for fewer tokens, or raise the timeout"
         # A client that tries again would wait as long once more.
         raise ApiError(message, status=408, code="request_timeout", headers={"X-Should-Retry": "false"})
-    if finish_reason == "cancelled":
+    if delta.finish_reason == "cancelled":
         raise ApiError("the server shut down before the answer was complete", status=503, code="draining")
+
+
+def end_of(finish: TokenDelta | CompletionOutput, reason: str | None) -> dict[str, Any]:
+    """How a choice ended, as its fields; `reason` is what it is called here."""
+    told: dict[str, Any] = {"finish_reason": reason, "stop_reason": finish.stop_reason}
+    if finish.finish_detail is not None:
+        told["finish_detail"] = finish.finish_detail
+    return told

@@ -17,7 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from llmc.runtime.binding import Artifact, Engine, EngineStats, GraphInfo, LlmcError
+from llmc.runtime.context_limit import ContextLimit
 from llmc.runtime.engine import BucketMiss, GraphStats
 from llmc.runtime.joining import join_graphs
 from llmc.runtime.outputs import RequestFailure
@@ -36,6 +40,7 @@ _IDLE_LOOK_S = 0.1
 
 class AsyncEngine:
     """An opened artifact and its engine. chat_template: one instead of the model's. Options are those of `Engine`.
+    max_model_len: tokens a request may have, prompt and output: the artifact's, or less where the KV pool holds less.
 
     All methods but `close` belong to the event loop that called `start`. Raises the binding's errors when the artifact
     cannot be opened or does not run here.
@@ -50,7 +55,8 @@ class AsyncEngine:
             self.artifact.close()
             raise
         info = self.artifact.info
-        self.max_model_len, self.block_size = info.max_model_len, info.block_size
+        self.limit = ContextLimit.of_engine(self.engine, info)
+        self.max_model_len, self.block_size = self.limit.tokens, info.block_size
         self.vocab_size = info.vocab_size
         self.max_num_seqs = min(info.max_num_seqs, int(options.get("max_num_seqs") or info.max_num_seqs))
         self.graphs: list[GraphInfo] = self.artifact.graphs()
@@ -65,7 +71,7 @@ class AsyncEngine:
         self._streams: dict[int, RequestStream] = {}
         self._guides = GuideWorker(
             self.engine,
-            lambda engine_id, output: self._call(lambda: self._finish_output(engine_id, output)),
+            lambda engine_id, output, mask: self._call(lambda: self._finish_output(engine_id, output, mask)),
             lambda engine_id, error: self._call(lambda: self._fail_request(engine_id, error)),
         )
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -98,7 +104,7 @@ class AsyncEngine:
                 request.params,  # type: ignore[arg-type]  # has the fields of the engine's own parameters
                 priority=request.priority,
                 guided=request.guide is not None,
-                num_prompt_logprobs=request.prompt_logprobs,
+                num_prompt_logprobs=request.params.prompt_logprobs,
                 deadline_ns=deadline_ns,
             )
         except LlmcError as error:
@@ -107,7 +113,7 @@ class AsyncEngine:
             retry_after_s = self._pace.seconds_to_halve(self.engine.stats.num_waiting, time.monotonic())
             raise QueueFull(f"the queue is full: {str(error).rstrip('.')}; try again later", retry_after_s) from error
         # Events of this request are taken on this thread, so none can come before it is known here.
-        stream = RequestStream(request, self.tokenizer, lambda: self._cancel(engine_id))
+        stream = RequestStream(request, self.tokenizer, lambda: self._cancel(engine_id), self.limit)
         self._streams[engine_id] = stream
         self._emptied.clear()
         if request.guide is not None:
@@ -272,12 +278,17 @@ class AsyncEngine:
                 except Exception:  # an observer's fault is no reason to leave requests waiting
                     log.exception("an observer of finished requests failed")
 
-    def _finish_output(self, engine_id: int, output_index: int) -> None:
+    def _finish_output(self, engine_id: int, output_index: int, eos: npt.NDArray[np.uint32]) -> None:
         stream = self._streams.get(engine_id)
-        if stream is not None and not stream.done:
-            stream.finish_output(output_index)
-            if stream.done:
-                self._cancel(engine_id)
+        if stream is None or stream.done:
+            return
+        stream.finish_output(output_index)
+        if stream.done:
+            self._cancel(engine_id)
+            return
+        # The engine ends it by an eos, which is not told any more, and gives its place to others.
+        with contextlib.suppress(LlmcError):  # it ended meanwhile
+            self.engine.set_token_mask(engine_id, output_index, eos)
 
     def _fail_request(self, engine_id: int, error: Exception) -> None:
         stream = self._streams.get(engine_id)

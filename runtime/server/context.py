@@ -49,7 +49,7 @@ class ServerContext:
             engine.graphs,
             warm_plan,
             block_size=engine.block_size,
-            max_model_len=engine.max_model_len,
+            max_model_len=engine.limit.model_tokens,
         )
         self.ready = False
         self.draining = False

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+import numpy.typing as npt
+
 from llmc.runtime.engine import Engine, Event
 from llmc.runtime.handle import LlmcError
 
 from .requests import Guide
 
-OnFinished = Callable[[int, int], None]
-"""Called with (engine's request id, output index) when a guide's text is complete."""
+OnFinished = Callable[[int, int, npt.NDArray[np.uint32]], None]
+"""Called with (engine's request id, output index, mask of eos) when a guide's text is complete: no mask is set then."""
 OnError = Callable[[int, Exception], None]
 """Called with (engine's request id, what its guide raised)."""
 
@@ -54,8 +57,9 @@ class GuideWorker:
         guide = guides[event.output_index]
         if event.kind == "token":
             guide.accept(event.token_id)
-            if guide.finished:
-                self._on_finished(event.request_id, event.output_index)
+            return
+        if guide.finished:
+            self._on_finished(event.request_id, event.output_index, guide.mask())
             return
         try:
             self._engine.set_token_mask(event.request_id, event.output_index, guide.mask())

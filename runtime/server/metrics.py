@@ -211,6 +211,11 @@ class _EngineCollector(Collector):
                     stats.num_blocks - stats.num_free_blocks,
                 ),
                 ("llmc_kv_blocks_cached", "KV blocks that the prefix cache can find", stats.num_cached_blocks),
+                (
+                    "llmc_max_request_tokens",
+                    "Tokens a request may have, prompt and output",
+                    stats.max_request_tokens,
+                ),
                 ("llmc_threads", "Threads that replay graphs", stats.num_threads),
                 ("llmc_graphs", "Graphs of the artifact", len(self._probe.graphs)),
                 ("llmc_graphs_warm", "Graphs replayed at warm-up", self._probe.num_warm_graphs()),

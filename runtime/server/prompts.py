@@ -81,8 +81,7 @@ def check_prompt(server: ServerContext, ids: list[int]) -> list[int]:
         raise ApiError("the prompt has no tokens: give at least one", param="prompt", code="invalid_value")
     if len(ids) >= limit:
         raise ApiError(
-            f"the model's maximum context length is {limit} tokens and the prompt has {len(ids)}: shorten it to at "
-            f"most {limit - 1}",
+            f"{_whose(server)} is {limit} tokens and the prompt has {len(ids)}: shorten it to at most {limit - 1}",
             param="prompt",
             code="context_length_exceeded",
         )
@@ -93,12 +92,20 @@ def check_prompt(server: ServerContext, ids: list[int]) -> list[int]:
     return ids
 
 
+def _whose(server: ServerContext) -> str:
+    """What limits a request's tokens."""
+    limit = server.engine.limit
+    if not limit.by_pool:
+        return "the model's maximum context length"
+    return f"this server's maximum context length, whose KV pool holds fewer than the model's {limit.model_tokens},"
+
+
 def checked_max_tokens(server: ServerContext, asked: int, num_prompt_tokens: int, param: str) -> int:
     """`asked`, when prompt and answer fit the context. Raises ApiError."""
     limit = server.engine.max_model_len
     if num_prompt_tokens + asked > limit:
         raise ApiError(
-            f"the model's maximum context length is {limit} tokens, but {num_prompt_tokens + asked} were requested "
+            f"{_whose(server)} is {limit} tokens, but {num_prompt_tokens + asked} were requested "
             f"({num_prompt_tokens} of the prompt, {asked} of {param}): ask for at most {limit - num_prompt_tokens}",
             param=param,
             code="context_length_exceeded",

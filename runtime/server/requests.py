@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from llmc.runtime.outputs import RequestFailure, TokenLogprob
+from llmc.runtime.outputs import RequestFailure
 from llmc.runtime.params import SamplingParams
 
 
@@ -32,8 +32,7 @@ class EngineRequest:
     """One prompt for the engine.
 
     deadline_s: seconds from submission until it ends with the reason "timeout"; None: never. guide: makes one Guide a
-    continuation; called in a worker thread. prompt_logprobs: None, or 0 … 20 alternatives beside each prompt token.
-    skip_special_tokens and include_stop_str_in_output decide what the text shows.
+    continuation; called in a worker thread. index: what its deltas carry.
     """
 
     request_id: str
@@ -42,28 +41,7 @@ class EngineRequest:
     priority: int = 0
     deadline_s: float | None = None
     guide: Callable[[], Guide] | None = None
-    prompt_logprobs: int | None = None
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-
-
-@dataclass(frozen=True)
-class TokenDelta:
-    """What one continuation gained: whole characters of text, and the tokens and logprobs that came with them.
-
-    finish_reason, on the last delta of a continuation only: "stop", "length", "cancelled" or "timeout"; stop_reason:
-    the stop string or stop token id. prompt_logprobs come with the first delta of a request that asked for them, one
-    entry a prompt token but the first. num_cached_tokens: prompt tokens that came from the prefix cache.
-    """
-
-    output_index: int
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
-    num_cached_tokens: int = 0
+    index: int = 0
 
 
 @dataclass(frozen=True)

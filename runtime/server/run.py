@@ -62,6 +62,8 @@ def open_engine(config: ServerConfig) -> AsyncEngine:
         pin_threads=config.pin_threads,
         idle_spin_us=config.idle_spin_us,
     )
+    if engine.limit.warning is not None:
+        log.warning("%s", engine.limit.warning)
     stats = engine.stats()
     if config.weight_memory == "copied" and stats.copied_weight_bytes < stats.weight_bytes:
         log.warning(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -12,8 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .errors import as_api_error
-from .requests import ClientGone, TokenDelta
-from .stream import RequestStream
+from .requests import ClientGone
 
 DONE = b"data: [DONE]\n\n"
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
@@ -23,26 +22,6 @@ _Value = TypeVar("_Value")
 def sse(data: dict[str, Any]) -> bytes:
     """One server-sent event."""
     return b"data: " + _encode(data).encode() + b"\n\n"
-
-
-async def merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, TokenDelta]]:
-    """The deltas of all streams as they come, each with its stream's index. Raises what one of them raises."""
-    if len(streams) == 1:
-        async for delta in streams[0]:
-            yield 0, delta
-        return
-    waiting = {asyncio.ensure_future(anext(stream, None)): index for index, stream in enumerate(streams)}
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=lambda t: waiting[t]):
-                index, told = waiting.pop(task), task.result()
-                if told is not None:
-                    waiting[asyncio.ensure_future(anext(streams[index], None))] = index
-                    yield index, told
-    finally:
-        for task in waiting:
-            task.cancel()
 
 
 class EventStream(Response):

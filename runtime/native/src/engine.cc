@@ -67,6 +67,7 @@ Engine::Engine(std::unique_ptr<Device> device, const EngineOptions& options)
   for (uint32_t i = 0; i < threads; ++i) samplers_.emplace_back(model_.vocab_size, model_.eos_token_ids);
   if (options_.max_waiting == 0) options_.max_waiting = 65536;
   std::memset(&counters_, 0, sizeof(counters_));
+  counters_.max_request_tokens = max_length_;
   Publish(false, false);
 }
 
@@ -526,9 +527,13 @@ void Engine::AppendToken(Sequence* s, const SampleResult& sample) {
   const SamplingParams& params = s->request->params;
   const bool stop = (!params.ignore_eos && Contains(model_.eos_token_ids, sample.token)) ||
                     Contains(params.stop_token_ids, sample.token);
-  if (stop) return Finish(s, LLMC_FINISH_STOP, &sample);
-  s->tokens.push_back(sample.token);
   ++counters_.output_tokens;
+  if (stop) {
+    Request* r = s->request;
+    if (r->first_token_ns == 0) r->first_token_ns = MonotonicNs();
+    return Finish(s, LLMC_FINISH_STOP, &sample);
+  }
+  s->tokens.push_back(sample.token);
   llmc_event event = MakeEvent(*s, s->output_index, LLMC_EVENT_TOKEN);
   SetSample(sample, &event);
   event.position = static_cast<uint32_t>(s->tokens.size()) - 1;
@@ -548,7 +553,11 @@ void Engine::AppendToken(Sequence* s, const SampleResult& sample) {
 void Engine::Finish(Sequence* s, uint32_t reason, const SampleResult* stop) {
   llmc_event event = MakeEvent(*s, s->output_index, LLMC_EVENT_FINISHED);
   event.finish_reason = reason;
-  if (stop != nullptr) SetSample(*stop, &event);
+  if (stop != nullptr) {
+    SetSample(*stop, &event);
+    event.position = static_cast<uint32_t>(s->tokens.size());
+    ++event.num_output_tokens;
+  }
   new_events_.push_back(event);
   scheduler_.Remove(s);
   s->finished = true;

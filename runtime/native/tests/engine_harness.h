@@ -200,7 +200,10 @@ inline void Drain(Engine* engine, Outputs* outputs, Needs* needs = nullptr) {
         if (e.first_token_ns) CHECK(e.first_scheduled_ns <= e.first_token_ns && e.first_token_ns <= e.time_ns);
         if (!o.tokens.empty()) CHECK(e.first_token_ns > 0);
       }
-      CHECK_EQ(e.num_output_tokens, o.tokens.size());
+      const bool stopped = e.kind == LLMC_EVENT_FINISHED && e.finish_reason == LLMC_FINISH_STOP;
+      CHECK_EQ(e.num_output_tokens, o.tokens.size() + stopped);
+      if (stopped) CHECK(e.token_id >= 0 && e.first_token_ns > 0);
+      if (stopped) CHECK_EQ(e.position, e.num_prompt_tokens + o.tokens.size());
     }
   }
 }

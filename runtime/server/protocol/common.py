@@ -145,9 +145,18 @@ class SamplingFields(ApiModel):
             log.debug("fields without effect: %s", ", ".join(unknown))
 
     def sampling(
-        self, defaults: Mapping[str, Any], *, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
+        self,
+        defaults: Mapping[str, Any],
+        *,
+        max_tokens: int,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+        show_special_tokens: bool = False,
     ) -> SamplingParams:
-        """The engine's parameters; `defaults` for what the request does not name. Raises RequestError or ApiError."""
+        """The engine's parameters; `defaults` for what the request does not name. Raises RequestError or ApiError.
+
+        show_special_tokens: in the text, even where the request does not ask for them.
+        """
         names = (
             *("temperature", "top_p", "top_k", "min_p", "n", "presence_penalty", "frequency_penalty"),
             *("repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"),
@@ -162,6 +171,8 @@ class SamplingFields(ApiModel):
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            skip_special_tokens=self.skip_special_tokens is not False and not show_special_tokens,
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
         )
 
 

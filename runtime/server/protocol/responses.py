@@ -64,6 +64,7 @@ class CompletionChoice(Answer):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+    finish_detail: str | None = None
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
@@ -118,6 +119,7 @@ class ChatChoice(Answer):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     stop_reason: str | int | None
+    finish_detail: str | None = None
     token_ids: list[int] | None = None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from llmc.runtime.generation import Gathered
 from llmc.runtime.outputs import TokenLogprob
 
 from .. import answers
@@ -71,6 +72,7 @@ async def _prepare(server: ServerContext, body: ChatRequest, model: str, request
         max_tokens=max_tokens,
         logprobs=body.num_logprobs,
         prompt_logprobs=body.prompt_logprobs,
+        show_special_tokens=plan.show_special_tokens,
     )
     engine_request = EngineRequest(
         request_id=answers.new_id("chatcmpl"),
@@ -79,9 +81,6 @@ async def _prepare(server: ServerContext, body: ChatRequest, model: str, request
         priority=body.priority or 0,
         deadline_s=answers.deadline_of(server, request),
         guide=guide,
-        prompt_logprobs=body.prompt_logprobs,
-        skip_special_tokens=body.skip_special_tokens is not False and not plan.show_special_tokens,
-        include_stop_str_in_output=bool(body.include_stop_str_in_output),
     )
     return _Job(server, body, model, int(time.time()), engine_request, plan.output(ids))
 
@@ -97,7 +96,7 @@ class _Job:
     request: EngineRequest
     make_output: Callable[[], ChatOutput]
 
-    def answer(self, gathered: answers.Gathered) -> dict[str, Any]:
+    def answer(self, gathered: Gathered) -> dict[str, Any]:
         """The JSON of an answer that does not stream."""
         choices = []
         for index, output in enumerate(gathered.outputs):
@@ -107,13 +106,12 @@ class _Job:
                 "index": index,
                 "message": _message(deltas),
                 "logprobs": None,
-                "finish_reason": _finish_reason(reader, output.finish_reason),
-                "stop_reason": output.stop_reason,
+                **answers.end_of(output, _finish_reason(reader, output.finish_reason)),
             }
             if self.body.logprobs:
-                choice["logprobs"] = chat_logprobs(self.server.token_texts, output.logprobs)
+                choice["logprobs"] = chat_logprobs(self.server.token_texts, output.logprobs or ())
             if self.body.return_token_ids:
-                choice["token_ids"] = output.token_ids
+                choice["token_ids"] = list(output.token_ids)
             choices.append(choice)
         body = self._head("chat.completion", choices)
         if self.body.prompt_logprobs is not None:
@@ -138,8 +136,7 @@ class _Job:
                 yield sse({**self._head("chat.completion.chunk", []), "prompt_logprobs": told_prompt})
             num_output += len(delta.token_ids)
             num_cached = delta.num_cached_tokens
-            if delta.finish_reason is not None:
-                answers.check_end(delta.finish_reason)
+            answers.check_end(delta)
             index, reader = delta.output_index, readers[delta.output_index]
             pieces = list(reader.push(delta.text, delta.token_ids)) if delta.text or delta.token_ids else []
             more: dict[str, Any] = {}
@@ -149,8 +146,7 @@ class _Job:
                 more["token_ids"] = list(delta.token_ids)
             if delta.finish_reason is not None:
                 pieces += reader.finish()
-                more["finish_reason"] = _finish_reason(reader, delta.finish_reason)
-                more["stop_reason"] = delta.stop_reason
+                more |= answers.end_of(delta, _finish_reason(reader, delta.finish_reason))
             told = [_delta(piece) for piece in pieces] or ([{}] if more else [])
             for position, piece in enumerate(told):
                 last = position == len(told) - 1

@@ -11,7 +11,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from llmc.runtime.outputs import TokenLogprob
+from llmc.runtime.generation import Gathered
+from llmc.runtime.outputs import CompletionOutput, TokenDelta, TokenLogprob
 
 from .. import answers
 from ..context import ServerContext
@@ -21,9 +22,9 @@ from ..logprobs import completion_logprobs, prompt_logprobs_json
 from ..prompts import checked_max_tokens, encode_prompt
 from ..protocol.common import usage
 from ..protocol.completions import CompletionRequest
-from ..requests import EngineRequest, TokenDelta
-from ..stream import RequestStream
-from ..streaming import DONE, EventStream, merged, sse, until_gone
+from ..requests import EngineRequest
+from ..stream import RequestStream, merged
+from ..streaming import DONE, EventStream, sse, until_gone
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -81,9 +82,7 @@ async def _prepare(server: ServerContext, body: CompletionRequest, model: str, r
             priority=body.priority or 0,
             deadline_s=deadline_s,
             guide=guide,
-            prompt_logprobs=prompt_logprobs,
-            skip_special_tokens=body.skip_special_tokens is not False,
-            include_stop_str_in_output=bool(body.include_stop_str_in_output),
+            index=index,
         )
         for index, one in enumerate(ids)
     ]
@@ -102,7 +101,7 @@ class _Job:
     requests: list[EngineRequest]
     only_echo: bool
 
-    def answer(self, gathered: Sequence[answers.Gathered]) -> dict[str, Any]:
+    def answer(self, gathered: Sequence[Gathered]) -> dict[str, Any]:
         """The JSON of an answer that does not stream."""
         choices = []
         for index, one in enumerate(gathered):
@@ -110,14 +109,14 @@ class _Job:
             for number, output in enumerate(one.outputs):
                 token_ids, logprobs, text = output.token_ids, output.logprobs, output.text
                 if self.only_echo:
-                    token_ids, logprobs, text = [], [], ""
-                choice = self._choice(index, number, echo + text, output.finish_reason, output.stop_reason)
-                choice["logprobs"] = self._logprobs(index, one.prompt_logprobs, logprobs)
+                    token_ids, logprobs, text = (), (), ""
+                choice = self._choice(index, number, echo + text, output)
+                choice["logprobs"] = self._logprobs(index, one.prompt_logprobs, logprobs or ())
                 if self.body.prompt_logprobs is not None:
                     choice["prompt_logprobs"] = self._prompt_logprobs(one.prompt_logprobs)
                 if self.body.return_token_ids:
                     choice["prompt_token_ids"] = list(self.requests[index].prompt_token_ids)
-                    choice["token_ids"] = token_ids
+                    choice["token_ids"] = list(token_ids)
                 choices.append(choice)
         num_output = 0 if self.only_echo else sum(one.num_tokens for one in gathered)
         total = usage(self._num_prompt_tokens, num_output, sum(one.num_cached_tokens for one in gathered))
@@ -129,9 +128,9 @@ class _Job:
         told: set[tuple[int, int]] = set()
         prompts: dict[int, Sequence[TokenLogprob]] = {}
         offsets: dict[tuple[int, int], int] = {}
-        async for index, delta in merged(streams):
-            if delta.finish_reason is not None:
-                answers.check_end(delta.finish_reason)
+        async for delta in merged(streams):
+            answers.check_end(delta)
+            index = delta.index
             num_output += 0 if self.only_echo else len(delta.token_ids)
             cached[index] = delta.num_cached_tokens
             key = (index, delta.output_index)
@@ -163,7 +162,7 @@ class _Job:
         tells_prompt = first and self.body.prompt_logprobs is not None
         if not (echo or text or logprobs or delta.finish_reason or tells_ids or tells_prompt):
             return None
-        choice = self._choice(index, delta.output_index, echo + text, delta.finish_reason, delta.stop_reason)
+        choice = self._choice(index, delta.output_index, echo + text, delta)
         choice["logprobs"] = self._logprobs(index, prompt, logprobs or (), offset, with_prompt=first)
         if tells_prompt:
             choice["prompt_logprobs"] = self._prompt_logprobs(prompt)
@@ -172,18 +171,12 @@ class _Job:
             choice["prompt_token_ids"] = list(self.requests[index].prompt_token_ids) if first else None
         return choice
 
-    def _choice(
-        self, index: int, number: int, text: str, finish_reason: str | None, stop_reason: str | int | None
-    ) -> dict[str, Any]:
-        if self.only_echo and finish_reason:
-            finish_reason, stop_reason = "length", None
-        return {
-            "index": index * self.body.num_outputs + number,
-            "text": text,
-            "logprobs": None,
-            "finish_reason": finish_reason,
-            "stop_reason": stop_reason,
-        }
+    def _choice(self, index: int, number: int, text: str, end: TokenDelta | CompletionOutput) -> dict[str, Any]:
+        choice = {"index": index * self.body.num_outputs + number, "text": text, "logprobs": None}
+        if self.only_echo and end.finish_reason:
+            # The one token that the engine had to take is not told.
+            return {**choice, "finish_reason": "length", "stop_reason": None}
+        return {**choice, **answers.end_of(end, end.finish_reason)}
 
     def _logprobs(
         self,

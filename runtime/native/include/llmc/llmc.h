@@ -261,16 +261,17 @@ typedef struct llmc_event {
   uint32_t kind;
   uint64_t request_id;
   uint32_t output_index;          /* which of n */
-  int32_t token_id;               /* TOKEN: the token; FINISHED by stop token: that token; else -1 */
+  int32_t token_id;               /* TOKEN: the token; FINISHED by eos or a stop id: that token; else -1 */
   uint32_t finish_reason;
-  uint32_t num_prompt_tokens, num_cached_tokens, num_output_tokens;
+  uint32_t num_prompt_tokens, num_cached_tokens;
+  uint32_t num_output_tokens;     /* sampled so far; an eos or stop id that ends it counts, too */
   int32_t error_code;
   float logprob;
   uint32_t num_top;
   int32_t top_token_ids[LLMC_MAX_TOP_LOGPROBS];
   float top_logprobs[LLMC_MAX_TOP_LOGPROBS];
   uint64_t time_ns;               /* monotonic clock */
-  uint32_t position;              /* TOKEN, PROMPT_LOGPROBS: of the token, counted from the prompt's first */
+  uint32_t position;              /* with a token_id: of the token, counted from the prompt's first */
   uint32_t rank;                  /* with logprob: 1 for the likeliest; equal ones by id, lowest first; else 0 */
   uint64_t arrival_ns, first_scheduled_ns, first_token_ns; /* FINISHED, FAILED: of the request; 0: never */
   char message[256];              /* FAILED: why and what to do, one sentence, NUL-terminated; else empty */
@@ -292,6 +293,8 @@ typedef struct llmc_engine_stats {
   uint64_t spread_bytes;                     /* of KV pool, arena and copied weights: spread over num_memory_nodes */
   uint32_t num_memory_nodes;                 /* of a team's CPUs; 1 also of one thread or where the system is silent */
   int32_t spread_errno;                      /* with which the system refused to spread; 0: it did not */
+  uint32_t max_request_tokens;               /* prompt and output: max_model_len, or less where the KV pool holds less */
+  uint32_t reserved;
 } llmc_engine_stats;
 
 typedef struct llmc_graph_stats {

@@ -1,0 +1,173 @@
+"""The Python API on an event loop: many tasks share one engine, which runs in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .engine_loop import REFUSALS
+from .frontend import Frontend, PreparedRequest, Prompts
+from .generation import Gathered
+from .handle import LlmcError
+from .llm import MissPolicy, WeightMemory
+from .outputs import RequestFailure, RequestOutput, TokenDelta
+from .params import SamplingParams
+from .server.async_engine import AsyncEngine
+from .server.requests import EngineRequest
+from .server.stream import RequestStream, merged
+
+log = logging.getLogger("llmc")
+
+
+class AsyncLLM(Frontend):
+    """An opened artifact for the tasks of one event loop; use it as an asynchronous context manager, or `close` it.
+
+    Options are those of `LLM`. Requests of all tasks share the engine's steps; each gets the bits it would get alone.
+    Raises the binding's error when the artifact is not valid or does not run on this machine.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        num_threads: int = 0,
+        pin_threads: bool = True,
+        idle_spin_us: int = 1000,
+        max_num_seqs: int = 0,
+        max_tokens_per_step: int = 0,
+        max_waiting: int = 0,
+        num_blocks: int = 0,
+        kv_bytes: int = 0,
+        prefix_cache: bool = True,
+        miss_policy: MissPolicy = "larger",
+        weight_memory: WeightMemory = "auto",
+        chat_template: str | None = None,
+    ) -> None:
+        self.engine = AsyncEngine(
+            self._artifact_path(Path(path)),
+            chat_template=chat_template,
+            num_threads=num_threads,
+            pin_threads=pin_threads,
+            idle_spin_us=idle_spin_us,
+            max_num_seqs=max_num_seqs,
+            max_tokens_per_step=max_tokens_per_step,
+            max_waiting=max_waiting,
+            num_blocks=num_blocks,
+            kv_bytes=kv_bytes,
+            prefix_cache=prefix_cache,
+            miss_policy=miss_policy,
+            weight_memory=weight_memory,
+        )
+        super().__init__(self.engine.path, self.engine.vocab_size, self.engine.limit)
+        self._tokenizer = self.engine.tokenizer
+        self._started: asyncio.Task[None] | None = None
+        if self.limit.warning is not None:
+            log.warning("warning: %s", self.limit.warning)
+
+    @staticmethod
+    def _artifact_path(path: Path) -> Path:
+        """The artifact that a path stands for."""
+        return path
+
+    async def stream(
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[TokenDelta, None]:
+        """What one prompt or conversation gains, or several, as it comes; each delta names its prompt and output.
+
+        Arguments are those of `LLM.stream`. A request that the engine fails ends with a delta that has an `error`.
+        Closing the iterator (aclose), and cancelling the task that reads it, cancels what still runs. Raises
+        RequestError and ChatTemplateError at the first step, QueueFull when max_waiting requests wait already.
+        """
+        requests = await self._prepared(prompts, params, tools, template_variables)
+        async with self._open(requests) as streams, contextlib.aclosing(merged(streams)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def generate(
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """The outputs of a prompt, or of several in input order; arguments and errors as `stream` has them.
+
+        Cancelling the task cancels the requests.
+        """
+        requests = await self._prepared(prompts, params, tools, template_variables)
+        gathered = [Gathered(request.params) for request in requests]
+        async with self._open(requests) as streams, contextlib.aclosing(merged(streams)) as deltas:
+            async for delta in deltas:
+                gathered[delta.index].add(delta)
+            return [
+                request.output(one, stream.generation.timings(stream.started_ns))
+                for request, one, stream in zip(requests, gathered, streams, strict=True)
+            ]
+
+    def stats(self) -> Any:
+        """Counters of the engine since it was opened (binding.EngineStats)."""
+        return self.engine.stats()
+
+    async def close(self) -> None:
+        """Cancels what still runs and releases the engine; may be called twice."""
+        if self._started is not None:
+            await self.engine.drain(0)
+        await asyncio.to_thread(self.engine.close)
+
+    async def __aenter__(self) -> AsyncLLM:
+        await self._start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def _start(self) -> None:
+        if self._started is None:
+            self._started = asyncio.create_task(self.engine.start())
+        # A task that is cancelled here must not take the engine with it.
+        await asyncio.shield(self._started)
+
+    async def _prepared(self, *arguments: Any) -> list[PreparedRequest]:
+        await self._start()
+        # Tokenizing a long prompt, or compiling a grammar, would hold up every other task.
+        return await asyncio.to_thread(self.prepare, *arguments)
+
+    @contextlib.asynccontextmanager
+    async def _open(self, requests: Sequence[PreparedRequest]) -> AsyncIterator[list[RequestStream]]:
+        """Submits all requests; those that still run at the end are cancelled."""
+        streams: list[RequestStream] = []
+        try:
+            for request in requests:
+                streams.append(self._submit(request))
+            yield streams
+        finally:
+            for stream in streams:
+                stream.close()
+
+    def _submit(self, request: PreparedRequest) -> RequestStream:
+        engine_request = EngineRequest(
+            request_id=uuid.uuid4().hex,
+            prompt_token_ids=tuple(request.token_ids),
+            params=request.params,
+            guide=request.make_guide,
+            index=request.index,
+        )
+        try:
+            return self.engine.stream(engine_request)
+        except LlmcError as error:
+            if error.name not in REFUSALS:
+                raise
+            refused = RequestStream(engine_request, self._tokenizer, lambda: None, self.limit)
+            refused.fail(RequestFailure(error.name, str(error)))
+            return refused

@@ -1,0 +1,64 @@
+"""How many tokens one request may have: what the model was compiled for, or less where the KV pool holds less."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmc.runtime.binding import ArtifactInfo, Engine
+
+_RAISE = "raise kv_bytes (--kv-bytes)"
+
+
+@dataclass(frozen=True)
+class ContextLimit:
+    """Prompt and output of a request together. tokens: the most there may be. model_tokens: the artifact's
+    max-model-len. kv_bytes: of the smallest KV pool that holds so many."""
+
+    tokens: int
+    model_tokens: int
+    kv_bytes: int = 0
+
+    @classmethod
+    def of_engine(cls, engine: Engine, info: ArtifactInfo) -> ContextLimit:
+        """The limit of an engine that runs the artifact of `info`."""
+        blocks = -(-info.max_model_len // info.block_size)
+        # One more: the dummy block of padding.
+        return cls(engine.stats.max_request_tokens, info.max_model_len, (blocks + 1) * info.kv_block_bytes)
+
+    @property
+    def by_pool(self) -> bool:
+        """The KV pool holds fewer tokens than the model could take."""
+        return self.tokens < self.model_tokens
+
+    @property
+    def warning(self) -> str | None:
+        """One sentence for a pool that is too small for the model's context; None for any other."""
+        if not self.by_pool:
+            return None
+        return (
+            f"a request may have {self.tokens} tokens, not the model's {self.model_tokens}, because the KV pool holds "
+            f"no more: {_RAISE} to {self.kv_bytes}"
+        )
+
+    def refusal(self, num_prompt_tokens: int) -> str | None:
+        """Why a prompt of so many tokens cannot run, as the end of a sentence; None when it can."""
+        if num_prompt_tokens < self.tokens:
+            return None
+        shorten = f"shorten it to at most {self.tokens - 1}"
+        if self.by_pool:
+            return f"{num_prompt_tokens} tokens and the KV pool holds {self.tokens}: {shorten}, or {_RAISE}"
+        more = "or compile with a larger --max-model-len"
+        return f"{num_prompt_tokens} tokens and max-model-len is {self.tokens}: {shorten}, {more}"
+
+    def finish_detail(self, num_tokens: int) -> str | None:
+        """What ended a request of so many tokens, prompt and output; None when its max_tokens did."""
+        if num_tokens < self.tokens:
+            return None
+        if self.by_pool:
+            return (
+                f"prompt and output fill the {self.tokens} tokens that the KV pool holds, fewer than the model's "
+                f"{self.model_tokens}: {_RAISE} or shorten the prompt"
+            )
+        return f"prompt and output fill the model's context of {self.tokens} tokens: shorten the prompt"

@@ -1,0 +1,174 @@
+"""The engine's loop where requests wait in one thread: steps it, and hands events to the requests they are about."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
+
+from .context_limit import ContextLimit
+from .engine import Event
+from .frontend import PreparedRequest
+from .generation import Gathered
+from .guides import GuideError, TokenGuide
+from .handle import LlmcError
+from .outputs import RequestFailure, RequestOutput, TokenDelta
+
+# What the engine may refuse in one request that the checks before cannot see; any other error is the engine's own.
+REFUSALS = ("invalid_argument", "out_of_range", "out_of_memory")
+
+
+OnStep = Callable[[int], None]
+
+
+class Job:
+    """A request on its way through the engine. `gathered` holds what `gather` has taken."""
+
+    def __init__(self, request: PreparedRequest, limit: ContextLimit) -> None:
+        self.request = request
+        self.generation = request.generation(limit)
+        self.gathered = Gathered(request.params)
+        self.engine_id: int | None = None
+        self.submit_ns = 0
+        self.guides: list[TokenGuide] = []
+        self.told = False
+
+    def gather(self, told: Callable[[TokenDelta], None] | None = None) -> None:
+        """Takes the deltas so far, and tells them."""
+        self.gathered.take_all(self.generation, told)
+
+    def output(self) -> RequestOutput:
+        """The request, ended."""
+        self.gather()
+        return self.request.output(self.gathered, self.generation.timings(self.submit_ns))
+
+    def take(self, event: Event) -> None:
+        """Takes an event that is about this request."""
+        self.generation.take(event)
+        if event.kind == "token" and self.guides:
+            try:
+                self.guides[event.output_index].accept(event.token_id)
+            except GuideError as error:
+                self.generation.fail(RequestFailure("guide", str(error)))
+
+
+class EngineLoop:
+    """Runs jobs through `engine`. Several runs may be open at once: each step serves them all."""
+
+    def __init__(self, engine: Any, max_num_seqs: int) -> None:
+        self._engine = engine
+        # Enough to keep the engine's queue full, few enough that a million prompts do not sit in it.
+        self._window = 4 * max_num_seqs + 64
+        self._jobs: dict[int, tuple[Job, list[Job]]] = {}
+
+    def run(
+        self, jobs: Iterable[Job], stepped: Callable[[int], None] | None = None
+    ) -> Generator[list[Job], None, None]:
+        """Runs `jobs`; after each step yields those with news, each one a last time when it is done.
+
+        stepped: called after each step with the number of tokens it brought. Closing it, and whatever it raises,
+        cancels what still runs.
+        """
+        waiting = iter(jobs)
+        running: dict[int, Job] = {}
+        news: list[Job] = []
+        try:
+            while True:
+                while len(running) < self._window and (job := next(waiting, None)) is not None:
+                    self._submit(job)
+                    if job.engine_id is None:
+                        news.append(job)
+                    else:
+                        running[job.engine_id] = job
+                        self._jobs[job.engine_id] = job, news
+                if not running and not news:
+                    return
+                if not news:
+                    num_tokens = self._step()
+                    if stepped is not None:
+                        stepped(num_tokens)
+                if news:
+                    fresh = news[:]
+                    news.clear()
+                    for job in fresh:
+                        job.told = False
+                        if job.generation.done and job.engine_id is not None:
+                            running.pop(job.engine_id, None)
+                    yield fresh
+        finally:
+            self._abandon(running)
+
+    def _step(self) -> int:
+        """One step of the engine; returns how many tokens it brought."""
+        progressed = self._engine.step()
+        events = self._engine.poll()
+        num_tokens = 0
+        for event in events:
+            job, news = self._jobs.get(event.request_id, (None, None))
+            if job is None or news is None:
+                continue
+            num_tokens += event.kind == "token" or (event.kind == "finished" and event.token_id >= 0)
+            if event.kind == "needs_mask":
+                self._set_mask(job, event)
+            else:
+                job.take(event)
+            if not job.told:
+                job.told = True
+                news.append(job)
+            if job.generation.done:
+                del self._jobs[event.request_id]
+                job.guides = []
+                if not job.generation.engine_done:
+                    self._cancel(event.request_id)
+        if not progressed and not events and self._jobs:
+            raise RuntimeError(f"the engine stands still with {len(self._jobs)} requests running")
+        return num_tokens
+
+    def _submit(self, job: Job) -> None:
+        """Gives the job its id; without one it has failed, because the engine refused it."""
+        request = job.request
+        wants: dict[str, Any] = {}
+        if request.params.prompt_logprobs is not None:
+            wants["num_prompt_logprobs"] = request.params.prompt_logprobs
+        if request.make_guide is not None:
+            wants["guided"] = True
+            # Not sooner: a guide takes memory, and a million requests may wait.
+            job.guides = [request.make_guide() for _ in range(request.params.n)]
+        job.submit_ns = time.monotonic_ns()
+        try:
+            job.engine_id = int(self._engine.submit(request.token_ids, request.params, **wants))
+        except LlmcError as error:
+            if error.name not in REFUSALS:
+                raise
+            job.generation.fail(RequestFailure(error.name, str(error)))
+
+    def _set_mask(self, job: Job, event: Event) -> None:
+        guide = job.guides[event.output_index]
+        if guide.finished:
+            # The text is complete. The engine ends it by an eos, which is not told any more.
+            job.generation.finish_output(event.output_index)
+        try:
+            mask = guide.mask()
+        except GuideError as error:
+            job.generation.fail(RequestFailure("guide", str(error)))
+            return
+        self._engine.set_token_mask(event.request_id, event.output_index, mask)
+
+    def _abandon(self, running: Iterable[int]) -> None:
+        """Cancels the requests that still run, and nobody waits for any more."""
+        left = [engine_id for engine_id in running if self._jobs.pop(engine_id, None) is not None]
+        for engine_id in left:
+            self._cancel(engine_id)
+        # Others' steps cancel them as well.
+        while left and not self._jobs and self._engine.step():
+            self._engine.poll()
+        if left and not self._jobs:
+            self._engine.poll()
+
+    def _cancel(self, request_id: int) -> None:
+        try:
+            self._engine.cancel(request_id)
+        except LlmcError as error:
+            # It finished in the very step whose tokens ended it here.
+            if error.name != "not_found":
+                raise

@@ -1,0 +1,157 @@
+"""What `LLM` and `AsyncLLM` share: tokenizer, sampling defaults, and prompts that are checked before any runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from .context_limit import ContextLimit
+from .detokenizer import Decode
+from .generation import Gathered, Generation, decoder
+from .guides import GuideCompiler, Guided, TokenGuide
+from .outputs import RequestOutput, Timings, Usage
+from .params import RequestError, SamplingParams
+from .tokenizer import Tokenizer, TokenizerError, read_generation_config, read_model_type
+
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+Prompt: TypeAlias = "str | Sequence[int] | Messages"
+Prompts: TypeAlias = "Prompt | Sequence[Prompt]"
+"""A text, token ids or a conversation, or a list of them."""
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """A prompt that was checked. text: None when it was not given as one. make_guide: makes one a continuation."""
+
+    index: int
+    text: str | None
+    token_ids: list[int]
+    params: SamplingParams
+    decode: Decode
+    make_guide: Callable[[], TokenGuide] | None
+
+    def generation(self, limit: ContextLimit) -> Generation:
+        """What takes the engine's events of this request."""
+        return Generation(self.token_ids, self.params, self.decode, limit, self.index)
+
+    def output(self, gathered: Gathered, timings: Timings) -> RequestOutput:
+        """The request, ended."""
+        asked = self.params.prompt_logprobs is not None
+        return RequestOutput(
+            index=self.index,
+            prompt=self.text,
+            prompt_token_ids=tuple(self.token_ids),
+            outputs=gathered.outputs,
+            usage=Usage(len(self.token_ids), gathered.num_tokens, gathered.num_cached_tokens),
+            timings=timings,
+            error=gathered.error,
+            prompt_logprobs=(gathered.prompt_logprobs or ()) if asked else None,
+        )
+
+
+class Frontend:
+    """Prompts of an artifact. max_model_len: tokens a request may have, prompt and output, as `limit` has it."""
+
+    def __init__(self, path: Path, vocab_size: int, limit: ContextLimit, chat_template: str | None = None) -> None:
+        self.path = path
+        self.vocab_size = vocab_size
+        self.limit = limit
+        self.max_model_len = limit.tokens
+        self.generation_config = read_generation_config(path)
+        self._tokenizer: Tokenizer | None = None
+        self._chat_template = chat_template
+        self._guide_compiler: GuideCompiler | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The artifact's tokenizer, read at first use. Raises TokenizerError when it has none."""
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer(self.path, self._chat_template)
+        return self._tokenizer
+
+    @property
+    def model_type(self) -> str | None:
+        """The family that the artifact was compiled from; None when its manifest does not say."""
+        return read_model_type(self.path)
+
+    def default_params(self, **overrides: Any) -> SamplingParams:
+        """The model's own sampling defaults (generation_config.json) with `overrides` that are not None."""
+        return SamplingParams.from_generation_config(self.generation_config, **overrides)
+
+    def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
+        """Token ids of a conversation up to where the assistant's answer starts; options as ChatTemplates.render's."""
+        text = self.tokenizer.apply_chat_template(messages, **options)
+        # The template writes the special tokens itself.
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def prepare(
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> list[PreparedRequest]:
+        """Checks all prompts; params: one for all, one each, or None for the model's defaults. Raises RequestError."""
+        items = as_batch(prompts)
+        if isinstance(params, SamplingParams) or params is None:
+            all_params = [self.default_params() if params is None else params] * len(items)
+        else:
+            all_params = list(params)
+            if len(all_params) != len(items):
+                raise RequestError(f"{len(all_params)} sampling params for {len(items)} prompts: give one, or one each")
+        variables = dict(template_variables or {})
+        return [
+            self._prepare(index, self.encode_chat(item, tools=tools, **variables) if is_chat(item) else item, one)
+            for index, (item, one) in enumerate(zip(items, all_params, strict=True))
+        ]
+
+    def _prepare(self, index: int, item: Any, params: SamplingParams) -> PreparedRequest:
+        where = f"prompt {index}"
+        text = item if isinstance(item, str) else None
+        if text is None and (isinstance(item, (bytes, Mapping)) or not hasattr(item, "__iter__")):
+            raise RequestError(f"{where} is {item!r}: give a text, token ids or messages")
+        token_ids = self.tokenizer.encode(text) if text is not None else list(item)
+        if not token_ids:
+            raise RequestError(f"{where} has no tokens: give at least one")
+        for token in token_ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
+                raise RequestError(f"{where} has token id {token!r}: use whole numbers from 0 to {self.vocab_size - 1}")
+        refusal = self.limit.refusal(len(token_ids))
+        if refusal is not None:
+            raise RequestError(f"{where} has {refusal}")
+        tokenizer: Tokenizer | None = None
+        try:
+            tokenizer = self.tokenizer
+        except TokenizerError:
+            # Prompts of token ids run without a tokenizer; only text needs one.
+            if text is not None or params.stop:
+                raise
+        return PreparedRequest(index, text, token_ids, params, decoder(tokenizer, params), self._guide_maker(params))
+
+    def _guide_maker(self, params: SamplingParams) -> Callable[[], TokenGuide] | None:
+        """Makes the guide of a continuation; None for a request without."""
+        if params.guided is None:
+            return None
+        if not isinstance(params.guided, Guided):
+            raise RequestError(f"guided is {params.guided!r}: make it with a method of Guided, as Guided.json_schema")
+        if self._guide_compiler is None:
+            self._guide_compiler = GuideCompiler.of_artifact(self.path, self.vocab_size)
+        return self._guide_compiler.compile(params.guided)
+
+
+def is_chat(item: Any) -> bool:
+    """Whether a prompt is a conversation."""
+    return isinstance(item, Sequence) and bool(item) and isinstance(item[0], Mapping)
+
+
+def is_one(prompts: Any) -> bool:
+    """Whether `prompts` is one prompt: a text, token ids or a conversation."""
+    first = prompts[0] if isinstance(prompts, Sequence) and len(prompts) > 0 else None
+    return isinstance(prompts, str) or isinstance(first, int) or is_chat(prompts)
+
+
+def as_batch(prompts: Any) -> list[Any]:
+    """The prompts as a list of them."""
+    return [prompts] if is_one(prompts) else list(prompts)

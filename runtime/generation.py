@@ -1,0 +1,266 @@
+"""One request on its way: the engine's events in; text, tokens, logprobs and reasons of its continuations out.
+
+`LLM`, `AsyncLLM` and the server all read the engine through this one machine. It knows neither threads nor HTTP.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from .context_limit import ContextLimit
+from .detokenizer import Decode, OutputText
+from .engine import Event
+from .outputs import CompletionOutput, RequestFailure, Timings, TokenDelta, TokenLogprob, failure_at
+from .params import SamplingParams
+from .tokenizer import Tokenizer
+
+log = logging.getLogger("llmc")
+
+
+def decoder(tokenizer: Tokenizer | None, params: SamplingParams) -> Decode:
+    """Token ids to text as a request wants it; without a tokenizer all text is empty."""
+    if tokenizer is None:
+        return lambda token_ids: ""
+    # Looked up at each call, so that a tokenizer may be watched.
+    return lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=params.skip_special_tokens)
+
+
+class _Output:
+    """One continuation, and what it has gained since somebody last looked."""
+
+    def __init__(self, text: OutputText) -> None:
+        self.text = text
+        self.num_tokens = 0
+        self.last_token_ns = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self.finish_detail: str | None = None
+        self.new_text: list[str] = []
+        self.new_token_ids: list[int] = []
+        self.new_logprobs: list[TokenLogprob] = []
+        self.changed = False
+        self.finish_told = False
+
+
+class Generation:
+    """Takes the events of one request, in order, and gives out deltas whenever somebody looks; those that nobody has
+    taken yet are merged.
+
+    index: what the deltas carry. decode: as `decoder` makes it. limit: names what ends a request that fills it.
+    """
+
+    def __init__(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        decode: Decode,
+        limit: ContextLimit | None = None,
+        index: int = 0,
+    ) -> None:
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.params = params
+        self.index = index
+        self.num_cached_tokens = 0
+        self.failure: RequestFailure | None = None
+        self.token_gaps_ns: list[int] = []
+        self._limit = limit
+        self._first_token_ns = 0
+        self._outputs = [
+            _Output(OutputText(decode, prompt_token_ids, params.stop, params.min_tokens)) for _ in range(params.n)
+        ]
+        self._prompt_logprobs: list[TokenLogprob] | None = None if params.prompt_logprobs is None else []
+        self._num_ended_by_engine = 0
+
+    @property
+    def done(self) -> bool:
+        """All continuations have ended, whether or not their last deltas were taken."""
+        return all(output.finish_reason is not None for output in self._outputs)
+
+    @property
+    def engine_done(self) -> bool:
+        """The engine has nothing more to say. False when a stop string or a guide ended what it would go on with."""
+        return self._num_ended_by_engine == len(self._outputs)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all continuations so far."""
+        return sum(output.num_tokens for output in self._outputs)
+
+    @property
+    def finish_reasons(self) -> tuple[str, ...]:
+        """Of each continuation; "error" for one that has not ended."""
+        return tuple(output.finish_reason or "error" for output in self._outputs)
+
+    def timings(self, submit_ns: int) -> Timings:
+        """Times since submission; submit_ns is on time.monotonic_ns()."""
+        first, last = self._first_token_ns, max(output.last_token_ns for output in self._outputs)
+        # With n > 1 the continuations run side by side: a token time is that of one of them.
+        steps = max(output.num_tokens for output in self._outputs) - 1
+        return Timings(
+            ttft_s=(first - submit_ns) / 1e9 if first else None,
+            tpot_s=(last - first) / 1e9 / steps if steps > 0 else None,
+            total_s=(time.monotonic_ns() - submit_ns) / 1e9,
+        )
+
+    def take(self, event: Event) -> None:
+        """Takes an event of the engine that is about this request."""
+        self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
+        if event.kind in ("finished", "failed"):
+            self._num_ended_by_engine += 1
+        try:
+            self._take(event)
+        except Exception as error:  # whatever a tokenizer's decoder raises must end this request, not the others
+            log.debug("the answer of a request cannot be turned into text", exc_info=True)
+            self.fail(RequestFailure("internal", f"the answer cannot be turned into text: {error}"))
+
+    def finish_output(self, output_index: int) -> None:
+        """Ends a continuation whose text is complete, as when its grammar allows nothing more."""
+        self._finish(self._outputs[output_index], "stop")
+
+    def fail(self, failure: RequestFailure) -> None:
+        """Ends what still runs with the reason "error"."""
+        self.failure = self.failure or failure
+        for output in self._outputs:
+            if output.finish_reason is None:
+                output.finish_reason, output.changed = "error", True
+
+    def next_delta(self) -> TokenDelta | None:
+        """What a continuation has gained; None when none has anything new."""
+        for index, output in enumerate(self._outputs):
+            if not output.changed or output.finish_told:
+                continue
+            failed = output.finish_reason == "error"
+            # What came before an error is told by itself: a reader may want to raise at the error.
+            before = failed and bool(output.new_token_ids or any(output.new_text))
+            ended = output.finish_reason is not None and not before
+            text, token_ids = "".join(output.new_text), tuple(output.new_token_ids)
+            logprobs = None if self.params.logprobs is None else tuple(output.new_logprobs)
+            output.new_text, output.new_token_ids, output.new_logprobs = [], [], []
+            output.changed, output.finish_told = before, ended
+            prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
+            return TokenDelta(
+                index=self.index,
+                output_index=index,
+                text=text,
+                token_ids=token_ids,
+                logprobs=logprobs,
+                finish_reason=output.finish_reason if ended else None,
+                stop_reason=output.stop_reason if ended else None,
+                finish_detail=output.finish_detail if ended else None,
+                prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
+                num_cached_tokens=self.num_cached_tokens,
+                error=self.failure if failed and ended else None,
+            )
+        return None
+
+    def _take(self, event: Event) -> None:
+        if event.kind == "token":
+            output = self._outputs[event.output_index]
+            if output.finish_reason is None:
+                self._count(output, event)
+                output.new_text.append(output.text.push(event.token_id))
+                if output.text.stop_reason is not None:
+                    self._finish(output, "stop")
+        elif event.kind == "prompt_logprobs":
+            if self._prompt_logprobs is not None:
+                self._prompt_logprobs.append(_token_logprob(event))
+        elif event.kind == "finished":
+            self._take_end(self._outputs[event.output_index], event)
+        elif event.kind == "failed":
+            num_output_tokens = max(output.num_tokens for output in self._outputs)
+            self.fail(failure_at(event, self.num_prompt_tokens, num_output_tokens))
+
+    def _take_end(self, output: _Output, event: Event) -> None:
+        if output.finish_reason is not None:
+            return
+        end = event.token_id if event.finish_reason == "stop" and event.token_id >= 0 else None
+        if end is not None:
+            self._count(output, event)
+        output.stop_reason = end if end in self.params.stop_token_ids else None
+        self._finish(output, event.finish_reason or "stop", end)
+
+    def _count(self, output: _Output, event: Event) -> None:
+        """Counts a token that was sampled, of text or at its end."""
+        if output.num_tokens:
+            self.token_gaps_ns.append(event.time_ns - output.last_token_ns)
+        self._first_token_ns = self._first_token_ns or event.time_ns
+        output.last_token_ns = event.time_ns
+        output.num_tokens += 1
+        output.new_token_ids.append(event.token_id)
+        if self.params.logprobs is not None:
+            output.new_logprobs.append(_token_logprob(event))
+        output.changed = True
+
+    def _finish(self, output: _Output, reason: str, end: int | None = None) -> None:
+        if output.finish_reason is not None:
+            return
+        shown = self.params.include_stop_str_in_output
+        output.new_text.append(output.text.finish(end if shown else None))
+        if output.text.stop_reason is not None:
+            reason, output.stop_reason = "stop", output.text.stop_reason
+            if shown:
+                output.new_text.append(output.text.stop_reason)
+        if reason == "length" and self._limit is not None:
+            output.finish_detail = self._limit.finish_detail(self.num_prompt_tokens + output.num_tokens)
+        output.finish_reason, output.changed = reason, True
+
+
+class Gathered:
+    """The deltas of one request, put together. prompt_logprobs: one entry a prompt token but the first, or None."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+        self.num_cached_tokens = 0
+        self.error: RequestFailure | None = None
+        self._params = params
+        self._texts: list[list[str]] = [[] for _ in range(params.n)]
+        self._token_ids: list[list[int]] = [[] for _ in range(params.n)]
+        self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(params.n)]
+        self._ends: list[TokenDelta | None] = [None] * params.n
+
+    def add(self, delta: TokenDelta) -> None:
+        """Takes the next delta."""
+        which = delta.output_index
+        self._texts[which].append(delta.text)
+        self._token_ids[which] += delta.token_ids
+        self._logprobs[which] += delta.logprobs or ()
+        self.num_cached_tokens = delta.num_cached_tokens
+        self.error = self.error or delta.error
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        if delta.finish_reason is not None:
+            self._ends[which] = delta
+
+    def take_all(self, generation: Generation, told: Callable[[TokenDelta], None] | None = None) -> None:
+        """Takes what a generation has gained, and tells it."""
+        while (delta := generation.next_delta()) is not None:
+            self.add(delta)
+            if told is not None:
+                told(delta)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all continuations."""
+        return sum(map(len, self._token_ids))
+
+    @property
+    def outputs(self) -> tuple[CompletionOutput, ...]:
+        """The continuations; one without an end has the reason "error"."""
+        return tuple(
+            CompletionOutput(
+                index=index,
+                text="".join(texts),
+                token_ids=tuple(self._token_ids[index]),
+                finish_reason="error" if end is None or end.finish_reason is None else end.finish_reason,
+                stop_reason=None if end is None else end.stop_reason,
+                logprobs=None if self._params.logprobs is None else tuple(self._logprobs[index]),
+                finish_detail=None if end is None else end.finish_detail,
+            )
+            for index, (texts, end) in enumerate(zip(self._texts, self._ends, strict=True))
+        )
+
+
+def _token_logprob(event: Event) -> TokenLogprob:
+    return TokenLogprob(event.token_id, event.logprob, dict(event.top_logprobs), event.rank)
