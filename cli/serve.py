@@ -213,6 +213,8 @@ def serve_command(
     )
     if not keys and host not in _LOOPBACK:
         say(f"warning: {host} is reachable from other machines and no --api-key is set: anybody may use this server")
+    if not (artifact / "tokenizer.json").exists():
+        say("warning: the artifact has no tokenizer: prompts are token ids, and answers have no text")
     with warm_up_progress(planner) as on_warm_step:
         failure = serve(
             config,

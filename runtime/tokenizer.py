@@ -31,7 +31,7 @@ class Tokenizer:
         try:
             self._backend = Backend.from_file(str(file))
         except Exception as error:  # the library raises bare Exception
-            raise TokenizerError(f"cannot read {file}: {_one_line(error)}") from error
+            raise TokenizerError(f"cannot read {file}: {_one_line(error)}; compile the model again") from error
         # A file may carry limits of its training run; prompts are checked against the artifact instead.
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -86,6 +86,22 @@ class Tokenizer:
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
         """The prompt of a conversation; options and errors are those of ChatTemplates.render."""
         return self._chat_templates.render(messages, **options)
+
+
+def artifact_tokenizer(path: Path, chat_template: str | None = None) -> Tokenizer | None:
+    """The tokenizer of an artifact, None of one that was compiled without.
+
+    Raises TokenizerError for one that is damaged, and for one that the manifest lists but that is gone.
+    """
+    if (path / "tokenizer.json").exists():
+        return Tokenizer(path, chat_template)
+    try:
+        listed = _read_json(path / "manifest.json").get("files")
+    except TokenizerError:
+        return None  # what people read; opening the artifact says what is wrong with the rest
+    if isinstance(listed, list) and "tokenizer.json" in listed:
+        raise TokenizerError(f"{path / 'tokenizer.json'} is gone: compile the model again")
+    return None
 
 
 def read_generation_config(path: Path) -> dict[str, Any]:

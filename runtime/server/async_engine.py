@@ -25,7 +25,7 @@ from llmc.runtime.context_limit import ContextLimit
 from llmc.runtime.engine import BucketMiss, GraphStats
 from llmc.runtime.joining import join_graphs
 from llmc.runtime.outputs import RequestFailure
-from llmc.runtime.tokenizer import Tokenizer, TokenizerError, read_generation_config
+from llmc.runtime.tokenizer import artifact_tokenizer, read_generation_config
 
 from .guides import GuideWorker
 from .pace import Pace
@@ -48,6 +48,8 @@ class AsyncEngine:
 
     def __init__(self, path: Path, *, chat_template: str | None = None, **options: Any) -> None:
         self.path = path
+        # First: without the tokenizer that it came with a model cannot be served.
+        self.tokenizer = artifact_tokenizer(path, chat_template)
         self.artifact = Artifact(path)
         try:
             self.engine = Engine(self.artifact, **options)
@@ -61,9 +63,6 @@ class AsyncEngine:
         self.max_num_seqs = min(info.max_num_seqs, int(options.get("max_num_seqs") or info.max_num_seqs))
         self.graphs: list[GraphInfo] = self.artifact.graphs()
         self.generation_config = read_generation_config(path)
-        self.tokenizer: Tokenizer | None = None
-        with contextlib.suppress(TokenizerError):
-            self.tokenizer = Tokenizer(path, chat_template)
         self.on_submit: list[Callable[[EngineRequest], None]] = []
         self.on_record: list[Callable[[RequestRecord], None]] = []
         self.on_failure: list[Callable[[str], None]] = []
