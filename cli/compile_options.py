@@ -31,7 +31,13 @@ class CompileOptions:
     dtype: Annotated[str, typer.Option(help="Weights and activations: auto, f32 or bf16.")] = "auto"
     kv_dtype: Annotated[str, typer.Option(help="KV cache: auto (as dtype), f32 or bf16.")] = "auto"
     max_model_len: Annotated[
-        int | None, typer.Option(min=1, max=MAX_DIM, metavar="N", help="Longest prompt plus output, tokens.")
+        int | None,
+        typer.Option(
+            min=1,
+            max=MAX_DIM,
+            metavar="N",
+            help="Longest prompt plus output, tokens; default: the model's, 4096 at most.",
+        ),
     ] = None
     max_num_seqs: Annotated[int, typer.Option(min=1, max=4096, metavar="N", help="Sequences that run at once.")] = 16
     block_size: Annotated[int, typer.Option(min=16, metavar="N", help="Tokens of a KV block, a multiple of 16.")] = 32

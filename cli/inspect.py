@@ -134,6 +134,7 @@ def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
             "kv_dtype": DTYPES[tables.model.kv_dtype],
             "act_dtype": DTYPES[tables.model.act_dtype],
         },
+        "context": manifest.get("context"),
         "buckets": [
             {
                 "bucket": g.name,
@@ -152,6 +153,25 @@ def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_CUT_BY = {
+    "default": "the default; --max-model-len of llmc compile raises it",
+    "option": "by --max-model-len",
+    "buckets": "by the largest decode bucket",
+}
+
+
+def _context(max_model_len: int, manifest: dict[str, Any]) -> str:
+    """How the longest request compares with what the model was made for; nothing where they are the same."""
+    context = manifest.get("context")
+    model_len = context.get("model_len") if isinstance(context, dict) else None
+    if not isinstance(model_len, int) or max_model_len == model_len:
+        return ""
+    if max_model_len > model_len:
+        return f" (the model was trained for {model_len})"
+    why = _CUT_BY.get(str(context.get("cut_by"))) if isinstance(context, dict) else None
+    return f" of the model's {model_len}" + (f" ({why})" if why else "")
+
+
 def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
     """The artifact for people."""
     data = artifact_data(tables, manifest)
@@ -160,7 +180,8 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
     parts = [
         f"artifact format {data['format_version']}, ISA {data['isa']}, fingerprint {data['fingerprint'] or 'unknown'}",
         f"model: {model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}, vocabulary "
-        f"{model.vocab_size}, up to {model.max_model_len} tokens and {model.max_num_seqs} sequences",
+        f"{model.vocab_size}, up to {model.max_model_len} tokens{_context(model.max_model_len, manifest)} and "
+        f"{model.max_num_seqs} sequences",
         f"dtypes: activations {DTYPES[model.act_dtype]}, KV cache {DTYPES[model.kv_dtype]}, "
         f"blocks of {model.block_size} tokens",
         f"\nbuckets ({len(tables.graphs)}); largest arena {format_bytes(max(g.arena_bytes for g in tables.graphs))}",

@@ -62,6 +62,7 @@ def described(manifest: dict[str, Any]) -> Described:
         block_size=int(manifest["block_size"]),
         ladder=ladder_of(buckets),
         recipe=Recipe({n: _scheme(e) for n, e in manifest["weights"].items() if "scheme" in e}),
+        cut_by=manifest.get("context", {}).get("cut_by"),
     )
     kernels = tuple(manifest["kernels"])
     for kernel in kernels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from llmc.buckets import BucketLadder, Limits, default_ladder, parse_spec
@@ -10,6 +11,7 @@ from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.targets.cpu import Target, resolve_target
 from llmc.compiler.templates import GraphParams
 from llmc.models.config import ModelConfig, load_config
+from llmc.models.context import sound_scaling, trained_length
 from llmc.models.registry import get_family
 from llmc.quantize import QuantConfig, Recipe
 
@@ -19,7 +21,10 @@ EMBEDDING, HEAD = "embed.weight", "lm_head.weight"
 
 @dataclass(frozen=True)
 class Resolved:
-    """A CompileConfig with every "auto" decided."""
+    """A CompileConfig with every "auto" decided.
+
+    cut_by: what made max_model_len less than the model's own: "default", "buckets" or "option"; None: nothing did.
+    """
 
     model: ModelConfig
     target: Target
@@ -30,6 +35,28 @@ class Resolved:
     block_size: int
     ladder: BucketLadder
     recipe: Recipe
+    cut_by: str | None = None
+
+    @property
+    def model_len(self) -> int:
+        """Tokens of the longest text that the model was made for."""
+        return trained_length(self.model)
+
+    def warnings(self) -> tuple[str, ...]:
+        """What a user may not have meant, in sentences."""
+        if self.max_model_len > self.model_len:
+            scaling = json.dumps(sound_scaling(self.model, self.max_model_len))
+            return (
+                f"max-model-len {self.max_model_len} is beyond the {self.model_len} tokens that the model was trained "
+                f"for: it reads longer texts badly unless rope_parameters of its config.json (rope_scaling of an older "
+                f"one) has {scaling}",
+            )
+        if self.cut_by == "default":
+            return (
+                f"the context is cut to {self.max_model_len} of the model's {self.model_len} tokens: --max-model-len "
+                f"{self.model_len} compiles all of it",
+            )
+        return ()
 
     def graph_params(self) -> GraphParams:
         """What the templates need; what depends on the graph replaces the zeros."""
@@ -62,6 +89,9 @@ def resolve(config: CompileConfig) -> Resolved:
     model = load_config(config.model)
     get_family(model.model_type)
     max_model_len = config.max_model_len or min(model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)
+    cut_by = None
+    if max_model_len < trained_length(model):
+        cut_by = "default" if config.max_model_len is None else "option"
     act_dtype = config.dtype if config.dtype != "auto" else ("f32" if model.dtype == "f32" else "bf16")
     max_num_seqs = config.max_num_seqs
     if config.buckets is None:
@@ -74,7 +104,8 @@ def resolve(config: CompileConfig) -> Resolved:
                 f"the largest decode bucket holds {ladder.max_context} tokens of context but max-model-len is "
                 f"{max_model_len}; add a decode bucket or lower --max-model-len"
             )
-        max_model_len = min(max_model_len, ladder.max_context)
+        if ladder.max_context < max_model_len:
+            max_model_len, cut_by = ladder.max_context, "buckets"
     return Resolved(
         model=model,
         target=resolve_target(config.target),
@@ -85,6 +116,7 @@ def resolve(config: CompileConfig) -> Resolved:
         block_size=config.block_size,
         ladder=ladder,
         recipe=recipe_of(config.quant, model),
+        cut_by=cut_by,
     )
 
 
