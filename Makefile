@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml $(NATIVE)/CMakeLists.txt $(wildcard $(NATIVE)/src/*) $(
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/llmc compile examples/tiny-english -o out/tiny-english
+	$(BIN)/llmc compile examples/tiny-english -o out/tiny-english --overwrite
 	$(BIN)/llmc run out/tiny-english --prompts examples/prompts.txt --max-tokens 80 --temperature 0.6 --seed 1
 
 # A file of tests stays in one process: its fixtures compile models.
@@ -49,7 +49,7 @@ lint: $(STAMP)
 # Speed of a random model of Qwen2.5-0.5B's shape, beside limits measured in the same run.
 bench: $(STAMP)
 	@test -f out/bench-model/model.safetensors || $(BIN)/python bench/make_model.py qwen2.5-0.5b out/bench-model
-	$(BIN)/llmc compile out/bench-model -o out/bench --buckets "prefill=[1]x[128,512,2048],decode=[1,8]x[512,2048]"
+	$(BIN)/llmc compile out/bench-model -o out/bench --buckets "prefill=[1]x[128,512,2048],decode=[1,8]x[512,2048]" --overwrite
 	$(BIN)/python bench/bench_model.py out/bench
 
 clean:

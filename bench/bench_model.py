@@ -90,7 +90,8 @@ def compile_figures(model: Path, buckets: str, added: str) -> list[Figure]:
             ("one bucket added", "b", added),
         )
         for title, output, ladder in plan:
-            command = [*LLMC, "compile", model, "-o", folder / output, "--buckets", ladder, "--cache-dir", folder / "c"]
+            command = [*LLMC, "compile", model, "-o", folder / output, "--buckets", ladder, "--cache-dir", folder / "c",
+                       "--overwrite"]  # fmt: skip
             finished = processes.run(command)
             found.append(Figure(f"compile, {title}", "s", values=[finished.seconds]))
             found.append(Figure(f"peak memory, compile {title}", "GiB", values=[finished.peak_bytes / (1 << 30)]))

@@ -82,6 +82,10 @@ def apply(
     output: Path = typer.Option(..., "-o", "--output", metavar="OUT", help="Artifact directory to write."),
     target: str = typer.Option("native", metavar="NAME", help="CPU; native: the best in the bundle for this machine."),
     jobs: int = typer.Option(0, min=0, metavar="N", help="Threads that pack weights; 0: one a CPU."),
+    tokenizer: bool = typer.Option(True, "--tokenizer/--no-tokenizer", help="As of llmc compile."),
+    overwrite: bool = typer.Option(
+        False, "--overwrite", help="Replace an artifact of another model or other options at OUT."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON on stdout."),
 ) -> None:
     """Make an artifact of a fine-tune; nothing is compiled.
@@ -100,7 +104,8 @@ def apply(
     with progress_bar() as progress:
         report = apply_bundle(
             read_bundle(bundle), model, output, target=target, jobs=jobs or len(os.sched_getaffinity(0)),
-            cost_folder=cost_folder(), progress=progress,
+            cost_folder=cost_folder(), tokenizer="required" if tokenizer else "none", overwrite=overwrite,
+            progress=progress,
         )  # fmt: skip
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))

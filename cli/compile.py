@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +28,9 @@ MIN:STEP:MAX:pad:PERCENT, MIN:STEP:MAX:exp:LIMIT, a list [1,2,4] or one number; 
 .toml, .json or .txt file, as llmc buckets plan writes it; docs/buckets.md explains all of them. Environment variables
 LLMC_{PROMPT,DECODE,MIXED}_{BS,SEQ,BLOCK}_BUCKET_{MIN,STEP,MAX} are its defaults.
 
+An artifact at OUT is replaced without asking only if it is of the same model and options, which gives the same bytes.
+Files that are not llmc's are never replaced.
+
 \b
 Examples:
   llmc compile models/qwen2.5-0.5b -o qwen.llmc
@@ -37,6 +41,7 @@ Examples:
   llmc compile models/llama -o llama-w4a16.llmc --quant w4a16 --group-size 32 --skip lm_head,mlp.down
   llmc compile models/llama -o avx2.llmc --target x86-64-v3 --jobs 2 --json
   llmc compile models/llama -o llama.llmc --tune
+  llmc compile models/llama -o llama.llmc --max-num-seqs 64 --overwrite
   llmc compile qwen.llmc --add decode:4x512
 """
 
@@ -61,6 +66,14 @@ def compile_command(
         "--tune",
         help="Measure on this machine how each linear layer is computed fastest: a minute or some, once.",
     ),
+    tokenizer: bool = typer.Option(
+        True,
+        "--tokenizer/--no-tokenizer",
+        help="Copy the model's tokenizer, which must be sound; or none, and the artifact takes token ids alone.",
+    ),
+    overwrite: bool = typer.Option(
+        False, "--overwrite", help="Replace an artifact of another model or other options at OUT."
+    ),
     cache_dir: Path | None = typer.Option(
         None, envvar="LLMC_CACHE_DIR", metavar="DIR", help="Graph cache; default: $XDG_CACHE_HOME/llmc."
     ),
@@ -71,10 +84,11 @@ def compile_command(
     if add:
         from .compile_add import add_command
 
-        return add_command(context, model, output, add, jobs, cache_dir, as_json)
+        return add_command(context, model, output, add, jobs, cache_dir, overwrite, as_json)
     if output is None:
         raise typer.BadParameter("-o or --output OUT is missing: name the artifact directory to write")
     config = options.config(model, output, needs="llmc compile needs the compiler", jobs=jobs, cache_dir=cache_dir)
+    config = replace(config, tokenizer="required" if tokenizer else "none", overwrite=overwrite)
     if tune:
         from llmc.runtime.device import machine_facts, num_cores
 
@@ -90,6 +104,8 @@ def compile_command(
     report = replace(report, phase_seconds={"start": start_s, **report.phase_seconds})
     if not tune:
         note(report, config)
+    for warning in report.warnings:
+        print(f"llmc: warning: {warning}", file=sys.stderr)
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))
     else:
@@ -100,19 +116,28 @@ def compile_command(
 def progress_bar() -> Iterator[Progress]:
     """A progress callback for the compiler that draws one bar a phase on stderr, or nothing when it is no terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # What has no steps to count shows a bar that pulses, and no numbers.
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), TextColumn("{task.fields[steps]:>9}"),
+               TimeElapsedColumn())  # fmt: skip
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         tasks: dict[str, Any] = {}
 
         def update(phase: str, done: int, total: int) -> None:
+            steps = f"{done}/{total}" if total > 1 else ""
             if phase not in tasks:
-                tasks[phase] = bars.add_task(phase, total=total)
-            bars.update(tasks[phase], completed=done, total=total)
+                tasks[phase] = bars.add_task(phase, total=total or None, steps=steps)
+            bars.update(tasks[phase], completed=done, total=total or None, steps=steps)
 
         yield update
+
+
+def _context(report: CompileReport) -> str:
+    if report.max_model_len == report.model_len:
+        return f"{report.max_model_len:,} tokens"
+    return f"{report.max_model_len:,} tokens, the model's is {report.model_len:,}"
 
 
 def _print_table(report: CompileReport) -> None:
@@ -123,6 +148,7 @@ def _print_table(report: CompileReport) -> None:
     table = Table(title=f"{report.artifact}", title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
+    table.add_row("context", _context(report))
     table.add_row("graphs", f"{report.num_graphs}")
     table.add_row(
         "distinct kernels",

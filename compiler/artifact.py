@@ -34,6 +34,7 @@ from llmc.compiler.graphs_writer import (
 )
 from llmc.compiler.kernels.spec import FAMILIES, KernelSpec
 from llmc.compiler.kernels.tasks import max_tasks, weight_parts
+from llmc.compiler.output import COPIED_FILES, check_output, is_artifact
 from llmc.compiler.plan import GraphShape
 from llmc.compiler.weights import WeightLayout
 
@@ -42,13 +43,6 @@ _OPERAND_KINDS = {"arena": 0, "weight": 1, "input": 2, "k_pool": 3, "v_pool": 4,
 _STAGING_SUFFIX = re.compile(r"\.tmp-[0-9a-f]{8}")
 # Linux: renameat2(2).
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-COPIED_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "generation_config.json",
-    "chat_template.jinja",
-    "special_tokens_map.json",
-)
 
 
 def kv_block_bytes(spec: KernelSpec, pool: str) -> int:
@@ -169,30 +163,19 @@ def graphs_bin(
     )
 
 
-def is_artifact(path: Path) -> bool:
-    """Whether `path` looks like an artifact; nothing in it is read."""
-    return (path / "graphs.bin").is_file() and (path / "manifest.json").is_file()
-
-
-def check_output(output: Path) -> None:
-    """Raises CompileError when `output` exists and is no artifact: nothing of other people is overwritten."""
-    if not os.path.lexists(output) or is_artifact(output):
-        return
-    if not output.is_dir() or any(output.iterdir()):
-        raise CompileError(f"{output} exists and is not an llmc artifact; choose another -o or remove it")
-
-
 @contextmanager
-def staged_directory(output: Path) -> Iterator[Path]:
+def staged_directory(output: Path, *, keeps_others: bool = False) -> Iterator[Path]:
     """A new directory that becomes `output` when the block succeeds, and vanishes when it does not.
 
-    Directories that killed compilations of `output` left behind vanish too. Raises CompileError when `output` exists
-    and is no artifact, and when the disk does not take what is written.
+    Directories that killed compilations of `output` left behind vanish too. keeps_others: the block takes over what
+    else lies in the artifact at `output`, so it may be there. Raises CompileError when `output` holds what
+    is no artifact's, and when the disk does not take what is written.
     """
     # A link to an artifact stays a link.
     output = Path(os.path.realpath(output)) if output.is_symlink() else output.absolute()
+    check = is_artifact if keeps_others else check_output
     try:
-        check_output(output)
+        check(output)
         output.parent.mkdir(parents=True, exist_ok=True)
         drop_dead_staging(output)
         staging, lock = _locked_staging(output)
@@ -200,9 +183,13 @@ def staged_directory(output: Path) -> Iterator[Path]:
         raise _unwritable(output, error) from None
     try:
         yield staging
-        for file in staging.iterdir():
-            _sync(file)
-        _sync(staging)
+        for folder, _, files in os.walk(staging):
+            for file in (Path(folder, name) for name in files):
+                if file.is_file() and not file.is_symlink():
+                    _sync(file)
+            _sync(Path(folder))
+        # Somebody may have put something there meanwhile.
+        check(output)
         _replace(staging, output)
         _sync(output.parent)
     except OSError as error:
@@ -284,26 +271,25 @@ def _exchange(one: Path, other: Path) -> bool:
     return rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)) == 0
 
 
-def reuse_weights(previous: Path, weights_key: str, layout: WeightLayout, packed: Path) -> dict[str, int] | None:
-    """Links the weights of the artifact about to be replaced when they were packed from the same checkpoint.
+def reuse_weights(
+    previous: Path, crcs: Mapping[str, int] | None, layout: WeightLayout, packed: Path
+) -> dict[str, int] | None:
+    """Links the weights of the artifact about to be replaced when they are those with the checksums `crcs`, by name.
 
-    Returns the CRC-32 of every weight by name, or None when there is nothing to reuse. Not when the file was changed
-    or rotted since: compiling again is what mends a damaged artifact.
+    Returns the checksums, or None when there is nothing to reuse. Not when the file was changed or rotted since:
+    compiling again is what mends a damaged artifact.
     """
     weights = previous / "weights.safetensors"
     try:
         manifest = json.loads((previous / "manifest.json").read_text())
-        info = weights.stat()
-        found = (manifest.get("weights_key"), manifest.get("weights_mtime_ns"), info.st_size)
-        crcs = manifest.get("weights_crc32")
-        if found != (weights_key, info.st_mtime_ns, layout.total_bytes) or not isinstance(crcs, dict):
+        if crcs is None or manifest.get("weights_crc32") != crcs or weights.stat().st_size != layout.total_bytes:
             return None
         if crcs != file_crcs(weights, layout):
             return None
         os.link(weights, packed)
     except (OSError, ValueError, AttributeError):
         return None
-    return crcs
+    return dict(crcs)
 
 
 def file_crcs(path: Path, layout: WeightLayout) -> dict[str, int]:
@@ -332,9 +318,42 @@ def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:
     path.write_text(json.dumps(manifest, indent=1, sort_keys=False) + "\n")
 
 
-def copy_tokenizer(model: Path, output: Path) -> list[str]:
-    """Copies tokenizer and generation files; returns the names copied."""
+def copied_files(model: Path, tokenizer: str) -> list[str]:
+    """Names of the tokenizer and generation files that an artifact of `model` gets; tokenizer: as in CompileConfig.
+
+    Raises CompileError when one that must be there is missing or cannot be read.
+    """
+    if tokenizer == "none":
+        return [name for name in COPIED_FILES if name == "generation_config.json" and (model / name).is_file()]
     names = [name for name in COPIED_FILES if (model / name).is_file()]
+    if tokenizer == "required":
+        _check_tokenizer(model, names)
+    return names
+
+
+def _check_tokenizer(model: Path, names: Sequence[str]) -> None:
+    meant = "mend it, or add --no-tokenizer for an artifact that takes token ids alone"
+    file = model / "tokenizer.json"
+    if file.name not in names:
+        raise CompileError(f"{file} is missing: {meant.replace('mend', 'add')}")
+    from tokenizers import Tokenizer
+
+    try:
+        Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise CompileError(f"{file} is no tokenizer ({' '.join(str(error).split())[:200]}): {meant}") from None
+    for name in names:
+        if name.endswith(".json") and name != file.name:
+            try:
+                sound = isinstance(json.loads((model / name).read_bytes()), dict)
+            except (OSError, ValueError, RecursionError):
+                sound = False
+            if not sound:
+                raise CompileError(f"{model / name} is not a JSON object: {meant}")
+
+
+def copy_files(model: Path, output: Path, names: Sequence[str]) -> list[str]:
+    """Copies files of the model into an artifact; returns their names."""
     for name in names:
         shutil.copyfile(model / name, output / name)
-    return names
+    return list(names)

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from llmc.buckets.cost_table import CostTable, CostTableError, artifact_key, find_tables, table_name
-from llmc.compiler.artifact import is_artifact
 from llmc.compiler.cache import key_of
 from llmc.compiler.config import CompileError
 from llmc.compiler.described import Described, described, read_described
 from llmc.compiler.dtypes import BY_CODE
 from llmc.compiler.graphs_patch import GraphsPatch, GraphsPatchError
+from llmc.compiler.output import is_artifact
 from llmc.compiler.packing import num_panels
 from llmc.compiler.pipeline import weight_shapes
 from llmc.compiler.quant_packing import SCALE, STEP, ZERO

@@ -12,11 +12,13 @@ from typing import Any
 
 from llmc.buckets.cost_table import CostTableError, artifact_key, table_name
 from llmc.compiler import keys
-from llmc.compiler.artifact import check_output, copy_tokenizer, reuse_weights, staged_directory, write_manifest
+from llmc.compiler.artifact import copied_files, copy_files, reuse_weights, staged_directory, write_manifest
 from llmc.compiler.bundle import Bundle, BundleError, Variant, check_layout
-from llmc.compiler.cache import key_of
+from llmc.compiler.cache import cache_root, key_of
 from llmc.compiler.config import Progress, no_progress
 from llmc.compiler.graphs_patch import GraphsPatch, GraphsPatchError
+from llmc.compiler.output import check_output, refuse_another
+from llmc.compiler.packed import record_weights, recorded_weights
 from llmc.compiler.pipeline import PhaseClock, manifest_weights, model_parameters, model_record
 from llmc.compiler.targets.cpu import native_target, runs_here
 from llmc.compiler.weights import plan_weights, write_weights
@@ -48,20 +50,33 @@ def apply_bundle(
     target: str = "native",
     jobs: int = 1,
     cost_folder: Path | None = None,
+    cache_dir: Path | None = None,
+    tokenizer: str = "auto",
+    overwrite: bool = False,
     progress: Progress = no_progress,
 ) -> ApplyReport:
     """Compiles `model`, a checkpoint of the bundle's architecture, into `output`, which is as before on a failure.
 
-    target: of the variant, "native" for the best one that this machine runs. Raises BundleError, CompileError and
+    target: of the variant, "native" for the best one that this machine runs. tokenizer, overwrite: as in CompileConfig.
+    Raises BundleError, CompileError and
     ModelError.
     """
     clock = PhaseClock(progress)
     with clock.phase("load"):
-        check_output(output)
+        there = check_output(output)
         variant = choose_variant(bundle, target)
         config = load_config(model)
         _check_architecture(bundle, variant, model, config)
         resolved = replace(variant.resolved, model=config)
+        names = copied_files(model, tokenizer)
+        described = {
+            **variant.described.manifest,
+            "model": asdict(config),
+            "files": names,
+            "weights": manifest_weights(resolved),
+        }
+        if not overwrite:
+            refuse_another(output, there, described, model)
         checkpoint = Checkpoint(model)
         graphs, code = bundle.read(variant, "graphs.bin"), bundle.read(variant, "kernels.so")
         try:
@@ -78,22 +93,19 @@ def apply_bundle(
                 checkpoint.path, config, resolved.max_model_len, layout.header, quantized=quantized
             )
             weights_key = key_of(components)
-            crcs = reuse_weights(output, weights_key, layout, packed)
+            records = cache_root(cache_dir)
+            crcs = reuse_weights(output, recorded_weights(records, weights_key), layout, packed)
             if crcs is None:
                 parameters = model_parameters(resolved, checkpoint)
                 crcs = write_weights(layout, parameters, resolved.target.panel_columns, packed, on_weight, jobs)
+                record_weights(records, weights_key, crcs)
+            if not overwrite:
+                refuse_another(output, there, {"weights_crc32": crcs})
         with clock.phase("publish"):
             (staging / "graphs.bin").write_bytes(patch.with_weights(model_record(resolved), crcs))
             (staging / "kernels.so").write_bytes(code)
-            manifest = {
-                **variant.described.manifest,
-                "model": asdict(config),
-                "files": copy_tokenizer(model, staging),
-                "weights": manifest_weights(resolved),
-                "weights_key": weights_key,
-                "weights_mtime_ns": packed.stat().st_mtime_ns,
-                "weights_crc32": crcs,
-            }
+            copy_files(model, staging, names)
+            manifest = {**described, "weights_crc32": crcs}
             write_manifest(staging / "manifest.json", manifest)
     return ApplyReport(
         artifact=output,

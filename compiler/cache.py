@@ -240,6 +240,10 @@ class GraphCache:
             os.utime(path)
         return payload
 
+    def has(self, key: str) -> bool:
+        """Whether there is an entry of `key`, whole or damaged; it is not marked as used."""
+        return self._path(key).is_file()
+
     def put(self, key: str, payload: bytes, components: Mapping[str, str], meta: Mapping[str, Any]) -> None:
         """Store `payload` under `key`, which must be `key_of(components)`; meta is plain JSON data for people.
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from llmc.quantize import QuantConfig
 
 Progress = Callable[[str, int, int], None]
-"""Called with (phase, done, total); a phase starts with done = 0."""
+"""Called with (phase, done, total); a phase starts with (0, 0), which says that its extent is not known yet, and ends
+with done = total."""
 
 
 class CompileError(Exception):
@@ -28,7 +29,9 @@ class CompileConfig:
     dtype, kv_dtype: "auto", "f32" or "bf16"; auto follows the checkpoint (f32 → f32, f16 and bf16 → bf16), kv_dtype
     auto follows dtype. quant: how linear weights are quantized, None: not. max_model_len in tokens, None: the model's,
     at most 4096. jobs: compiling processes, 0: one a CPU. tune_for: what the speed of this machine depends on, by name,
-    where schedules of kernels are to be measured on it; None: they are not.
+    where schedules of kernels are to be measured on it; None: they are not. tokenizer: "required", "auto" (copied where
+    the model has one) or "none" (the artifact takes token ids alone). overwrite: an artifact of another model or other
+    options at `output` is replaced.
     """
 
     model: Path
@@ -44,11 +47,15 @@ class CompileConfig:
     quant: QuantConfig | None = None
     cache_dir: Path | None = None
     tune_for: Mapping[str, str] | None = None
+    tokenizer: str = "auto"
+    overwrite: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("dtype", self.dtype), ("kv_dtype", self.kv_dtype)):
             if value not in ("auto", "f32", "bf16"):
                 raise CompileError(f"{name} {value!r} is not one of auto, f32, bf16")
+        if self.tokenizer not in ("auto", "required", "none"):
+            raise CompileError(f"tokenizer {self.tokenizer!r} is not one of auto, required, none")
         if self.block_size < 16 or self.block_size % 16:
             raise CompileError(f"block size {self.block_size} must be a positive multiple of 16")
         if not 1 <= self.max_num_seqs <= 4096:
@@ -67,7 +74,8 @@ class CompileReport:
     """What was built: counts, bytes, seconds by phase.
 
     peak_memory_bytes: largest sum of the resident memory of the compiler and the processes it started. tuned: of
-    kernels with a measured schedule, how many times as fast it was, by symbol.
+    kernels with a measured schedule, how many times as fast it was, by symbol. max_model_len, model_len: tokens of a
+    request, at most, and of the longest text that the model was made for. warnings: sentences.
     """
 
     artifact: Path
@@ -84,6 +92,9 @@ class CompileReport:
     peak_memory_bytes: int
     phase_seconds: dict[str, float] = field(default_factory=dict)
     tuned: dict[str, float] = field(default_factory=dict)
+    max_model_len: int = 0
+    model_len: int = 0
+    warnings: tuple[str, ...] = ()
 
     @property
     def num_graphs(self) -> int:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmc.buckets import Bucket
-from llmc.compiler.artifact import graphs_bin, is_artifact, staged_directory, write_manifest
+from llmc.compiler.artifact import graphs_bin, staged_directory, write_manifest
 from llmc.compiler.build import BuiltKernel, build_kernels
 from llmc.compiler.cache import GraphCache, cache_root
 from llmc.compiler.config import CompileError, Progress, no_progress
@@ -25,6 +25,7 @@ from llmc.compiler.graphs_writer import FileSums
 from llmc.compiler.kernels.schedule import Schedule
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.link import link_shared
+from llmc.compiler.output import OWN_FILES, check_output, is_artifact, refuse_another
 from llmc.compiler.pipeline import PhaseClock, Tracer, manifest_kernel, model_record, weight_requests, weight_shapes
 from llmc.compiler.plan import GraphShape, plan_graphs
 from llmc.compiler.weights import WeightLayout, plan_weights
@@ -62,22 +63,30 @@ def add_buckets(
     *,
     cache_dir: Path | None = None,
     jobs: int = 0,
+    overwrite: bool = False,
     progress: Progress = no_progress,
 ) -> AddReport:
     """Adds the buckets that `artifact` lacks, in place, or into a new artifact `output`.
 
-    Concurrent calls on one artifact wait for each other. Raises CompileError, with the artifact as it was, for a bucket
-    beyond its limits and for an artifact that other sources, tools or kernels made: its graphs would not all compute
-    the same bits.
+    Concurrent calls on one artifact wait for each other. In place, files that are not llmc's stay where they are.
+    overwrite: `output` may be an artifact of another model or other options. Raises CompileError, with the artifact as
+    it was, for a bucket beyond its limits and for an artifact that other sources, tools or kernels made: its graphs
+    would not all compute the same bits.
     """
     if output is None or (output.exists() and output.samefile(artifact)):
         output = artifact
     with _locked(artifact) if output == artifact else nullcontext():
-        return _add(artifact, buckets, output, cache_dir, jobs or len(os.sched_getaffinity(0)), progress)
+        return _add(artifact, buckets, output, cache_dir, jobs or len(os.sched_getaffinity(0)), overwrite, progress)
 
 
 def _add(
-    artifact: Path, buckets: Sequence[Bucket], output: Path, cache_dir: Path | None, jobs: int, progress: Progress
+    artifact: Path,
+    buckets: Sequence[Bucket],
+    output: Path,
+    cache_dir: Path | None,
+    jobs: int,
+    overwrite: bool,
+    progress: Progress,
 ) -> AddReport:
     clock, cache = PhaseClock(progress), GraphCache(cache_root(cache_dir))
     with clock.phase("load"):
@@ -89,25 +98,30 @@ def _add(
         added = [bucket for bucket in dict.fromkeys(buckets) if bucket not in old.buckets]
         for bucket in added:
             check_bucket(bucket, old)
+        every = [*old.buckets, *added]
+        named = {**old.manifest, "buckets": [str(bucket) for bucket in every]}
+        if output != artifact and not overwrite:
+            refuse_another(output, check_output(output), named)
     present = tuple(str(bucket) for bucket in dict.fromkeys(buckets) if bucket not in added)
     if not added and output == artifact:
         return AddReport(artifact, (), present, len(old.buckets), len(old.kernels), 0, 0,
                          old.manifest["bytes"]["code"], old.manifest["bytes"]["arena"], "kept",
                          clock.seconds)  # fmt: skip
+    tracer = Tracer(old.resolved, cache)
+    with clock.phase("trace"):
+        tracer.prepare(every)
     with clock.phase("graphs") as on_graph:
-        tracer = Tracer(old.resolved, cache)
-        every = [*old.buckets, *added]
         graphs = plan_graphs(every, old.resolved.graph_params(), common, cache, tracer.bind, on_graph)
         lists = list({id(c): c for _, c in graphs.values()}.values())
     with clock.phase("kernels") as on_kernel:
         specs = _specs_in_order(artifact, old, lists)
         kernels = build_kernels(specs, old.resolved.target, cache, jobs, on_kernel, _schedules(old, specs))
         _check_kernels(artifact, old, kernels)
-    with staged_directory(output) as staging:
+    with staged_directory(output, keeps_others=output == artifact) as staging:
         with clock.phase("weights"):
             layout = _layout(old, lists)
             weights = _place(artifact / "weights.safetensors", staging / "weights.safetensors")
-            _copy_others(artifact, staging)
+            _copy_others(artifact, staging, old.manifest["files"] if output != artifact else None)
         with clock.phase("link"):
             old_code = (artifact / "kernels.so").read_bytes()
             before = {bucket: graphs[bucket] for bucket in old.buckets}
@@ -121,11 +135,9 @@ def _add(
             (staging / "graphs.bin").write_bytes(_tables(old, specs, layout, graphs, code))
             arena = max(of.arena_bytes for of in lists)
             described = {
-                **old.manifest,
-                "buckets": [str(bucket) for bucket in every],
+                **named,
                 "bytes": {**old.manifest["bytes"], "code": len(code), "arena": arena},
                 "kernels": [*old.kernels, *(manifest_kernel(k) for k in kernels[len(old.kernels) :])],
-                "weights_mtime_ns": (staging / "weights.safetensors").stat().st_mtime_ns,
             }
             write_manifest(staging / "manifest.json", described)
     return AddReport(
@@ -262,11 +274,10 @@ def _check_tables(
 
 def _place(source: Path, target: Path) -> str:
     """Puts a large file into another directory without copying it where the file system can; says how."""
-    info = source.stat()
     try:
         with source.open("rb") as read, target.open("xb") as write:
             fcntl.ioctl(write.fileno(), _FICLONE, read.fileno())
-        how = "cloned"
+        return "cloned"
     except OSError:
         target.unlink(missing_ok=True)
         try:
@@ -274,15 +285,15 @@ def _place(source: Path, target: Path) -> str:
             return "linked"
         except OSError:
             shutil.copyfile(source, target)
-            how = "copied"
-    # It is how a later compilation knows that the file was not changed since.
-    os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
-    return how
+            return "copied"
 
 
-def _copy_others(artifact: Path, staging: Path) -> None:
-    """Tokenizer and whatever else lies in the artifact."""
-    written = {"graphs.bin", "kernels.so", "manifest.json", "weights.safetensors"}
-    for file in artifact.iterdir():
-        if file.name not in written and file.is_file():
-            shutil.copyfile(file, staging / file.name)
+def _copy_others(artifact: Path, staging: Path, names: Collection[str] | None) -> None:
+    """Tokenizer and the other files of the model; names: of those, None: whatever else lies in the artifact."""
+    for one in artifact.iterdir():
+        if one.name in OWN_FILES or (names is not None and one.name not in names):
+            continue
+        if one.is_dir() and not one.is_symlink():
+            shutil.copytree(one, staging / one.name, symlinks=True)
+        else:
+            shutil.copy2(one, staging / one.name, follow_symlinks=False)

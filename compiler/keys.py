@@ -145,11 +145,13 @@ def kernel_components(spec: KernelSpec, target: Target, schedule: Schedule | Non
 def weights_components(
     checkpoint: Path, model: ModelConfig, max_model_len: int, header: bytes, *, quantized: bool = False
 ) -> dict[str, str]:
-    """What packed weights are made of; a checkpoint's files count by size and time of change.
+    """What packed weights are made of; a checkpoint's files count by place, size and time of change.
 
     header: of the packed file, which is its layout. quantized: some weight of it is.
     """
-    files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(checkpoint.glob("*.safetensors"))]
+    # Copies may keep names, sizes and times; no two files have one inode, and none sets when that changed.
+    stats = [(file, file.stat()) for file in sorted(checkpoint.glob("*.safetensors"))]
+    files = [(str(f.resolve()), s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_dev, s.st_ino) for f, s in stats]
     return {
         "kind": "weights",
         "files": json.dumps(files),

@@ -1,24 +1,26 @@
 """The compiler, phase by phase: the file to read first.
 
-load → graphs (trace, bind, plan memory, emit) → (tune) → kernels → weights → link → publish.
+load → trace → graphs (bind, plan memory, emit) → (tune) → kernels → weights → link → publish.
 
 Where the cache has everything, neither torch nor TVM is imported: they take longer than all the rest.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc import __version__
+from llmc.buckets import Bucket
 from llmc.compiler import keys
 from llmc.compiler.artifact import (
-    check_output,
-    copy_tokenizer,
+    copied_files,
+    copy_files,
     graphs_bin,
     reuse_weights,
     staged_directory,
@@ -34,7 +36,9 @@ from llmc.compiler.graphs_writer import VERSION as FORMAT_VERSION
 from llmc.compiler.graphs_writer import FileSums, ModelRecord
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.link import link_shared
-from llmc.compiler.plan import GraphShape, plan_graphs
+from llmc.compiler.output import check_output, refuse_another
+from llmc.compiler.packed import record_weights, recorded_weights
+from llmc.compiler.plan import GraphShape, needed_graphs, plan_graphs
 from llmc.compiler.resolve import Resolved, resolve
 from llmc.compiler.resources import PeakMemory
 from llmc.compiler.templates import NUM_SAMPLES, NUM_TOKENS, GraphParams
@@ -64,38 +68,41 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Callable[[int, int], None]]:
-        start = time.perf_counter()
-        self._progress(name, 0, 1)
-        yield lambda done, total: self._progress(name, done, total)
-        self.seconds[name] = round(time.perf_counter() - start, 3)
+        start, extent = time.perf_counter(), 1
 
-    def split(self, name: str, part: str, seconds: float) -> None:
-        """Of the time of the last phase, so many seconds are those of another one, which came first."""
-        left = self.seconds.pop(name) - seconds
-        self.seconds |= {part: round(seconds, 3), name: round(max(0.0, left), 3)}
+        def advance(done: int, total: int) -> None:
+            nonlocal extent
+            extent = max(1, total)
+            self._progress(name, done, total)
+
+        self._progress(name, 0, 0)
+        yield advance
+        self._progress(name, extent, extent)
+        self.seconds[name] = round(time.perf_counter() - start, 3)
 
 
 class Tracer:
-    """Binds graphs that the cache lacks to the lowered model, which is traced once and then cached too.
-
-    seconds: of tracing, or of reading what was traced.
-    """
+    """Binds graphs that the cache lacks to the lowered model, which is traced once and then cached too."""
 
     def __init__(self, resolved: Resolved, cache: GraphCache) -> None:
         self._resolved = resolved
         self._cache = cache
         self._lowered: Lowered | None = None
-        self.seconds = 0.0
+
+    def prepare(self, buckets: Sequence[Bucket]) -> None:
+        """Traces the model, or reads what was traced, if the cache lacks a graph of `buckets`."""
+        resolved = self._resolved
+        needed = needed_graphs(buckets, resolved.graph_params(), resolved.graph_components())
+        if not all(self._cache.has(key_of(components)) for _, components in needed.values()):
+            self._lowered = self._quantized(self._lower())
 
     def bind(self, shape: GraphShape, params: GraphParams) -> CommandList:
         if self._lowered is None:
-            start = time.perf_counter()
+            # An entry of the cache was damaged.
             self._lowered = self._quantized(self._lower())
-            self.seconds = time.perf_counter() - start
         from llmc.compiler.emit import emit
         from llmc.compiler.passes import bind_bucket
 
-        assert self._lowered is not None
         return emit(bind_bucket(self._lowered.module, shape.tokens, shape.samples), self._lowered, params)
 
     def _quantized(self, lowered: Lowered) -> Lowered:
@@ -202,17 +209,23 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
         memory = stack.enter_context(PeakMemory())
         with clock.phase("load"):
             # staged_directory checks too; this one saves the minutes before it.
-            check_output(config.output)
+            there = check_output(config.output)
             resolved = resolve(config)
+            names = copied_files(config.model, config.tokenizer)
+            common = resolved.graph_components()
+            tuned = config.tune_for is not None
+            asked_for = {**manifest_settings(resolved, common), "tuned": tuned, "files": names}
+            if not config.overwrite:
+                refuse_another(config.output, there, asked_for, config.model)
             if config.tune_for is not None:
                 check_runs_here(resolved.target)
             checkpoint = Checkpoint(config.model)
+        tracer = Tracer(resolved, cache)
+        with clock.phase("trace"):
+            tracer.prepare(list(resolved.ladder))
         with clock.phase("graphs") as on_graph:
-            common = resolved.graph_components()
-            tracer = Tracer(resolved, cache)
             graphs = plan_graphs(list(resolved.ladder), resolved.graph_params(), common, cache, tracer.bind, on_graph)
             command_lists = list({id(c): c for _, c in graphs.values()}.values())
-        clock.split("graphs", "trace", tracer.seconds)
         specs = sorted({c.spec for of in command_lists for c in of.commands}, key=KernelSpec.symbol)
         choices: dict[KernelSpec, Choice] = {}
         if config.tune_for is not None:
@@ -239,11 +252,14 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
                     quantized=bool(resolved.recipe.schemes),
                 )
             )
-            crcs = reuse_weights(config.output, weights_key, layout, packed)
+            crcs = reuse_weights(config.output, recorded_weights(cache.root, weights_key), layout, packed)
             if crcs is None:
                 parameters = model_parameters(resolved, checkpoint)
                 columns, threads = resolved.target.panel_columns, config.num_jobs()
                 crcs = write_weights(layout, parameters, columns, packed, on_weight, threads)
+                record_weights(cache.root, weights_key, crcs)
+            if not config.overwrite:
+                refuse_another(config.output, there, {"weights_crc32": crcs})
         with clock.phase("link"):
             link_shared([k.code for k in kernels], staging / "kernels.so")
             code = (staging / "kernels.so").read_bytes()
@@ -251,19 +267,14 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
             record, isa_level = model_record(resolved), resolved.target.isa_level
             tables = graphs_bin(record, specs, layout, crcs, graphs, isa_level, sums)
             (staging / "graphs.bin").write_bytes(tables)
-            copied = copy_tokenizer(config.model, staging)
+            copy_files(config.model, staging, names)
             sizes = {
                 "code": len(code),
                 "weights": layout.total_bytes,
                 "arena": max(of.arena_bytes for of in command_lists),
             }
-            reusable = {
-                "weights_key": weights_key,
-                "weights_mtime_ns": packed.stat().st_mtime_ns,
-                "weights_crc32": crcs,
-            }
-            described = manifest(resolved, kernels, common, sizes, copied)
-            write_manifest(staging / "manifest.json", {**described, **reusable})
+            described = {**asked_for, "bytes": sizes, "kernels": [manifest_kernel(k) for k in kernels]}
+            write_manifest(staging / "manifest.json", {**described, "weights_crc32": crcs})
         with clock.phase("publish"):
             # Syncs and renames the staged directory.
             stack.close()
@@ -280,6 +291,9 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
         weight_bytes=sizes["weights"],
         arena_bytes=sizes["arena"],
         peak_memory_bytes=memory.peak_bytes,
+        max_model_len=resolved.max_model_len,
+        model_len=resolved.model_len,
+        warnings=resolved.warnings(),
         phase_seconds=clock.seconds,
         tuned={spec.symbol(): choices[spec].gain for spec in schedules},
     )
@@ -297,14 +311,11 @@ def most_rows(graphs: Iterable[tuple[GraphShape, CommandList]]) -> dict[KernelSp
     return most
 
 
-def manifest(
-    resolved: Resolved,
-    kernels: list[BuiltKernel],
-    components: dict[str, str],
-    sizes: dict[str, int],
-    copied: list[str],
-) -> dict[str, object]:
-    """What people and tools want to know of an artifact; the runtime does not read it."""
+def manifest_settings(resolved: Resolved, components: Mapping[str, str]) -> dict[str, object]:
+    """What a manifest says of what was asked for, and of what made it; for people and tools, the runtime reads none.
+
+    Nothing of when, where and how fast: the same inputs make the same bytes.
+    """
     return {
         "format_version": FORMAT_VERSION,
         "llmc_version": __version__,
@@ -314,15 +325,13 @@ def manifest(
         "act_dtype": resolved.act_dtype,
         "kv_dtype": resolved.kv_dtype,
         "max_model_len": resolved.max_model_len,
+        "context": {"model_len": resolved.model_len, "cut_by": resolved.cut_by},
         "max_num_seqs": resolved.max_num_seqs,
         "block_size": resolved.block_size,
         "buckets": [str(b) for b in resolved.ladder],
-        "bytes": sizes,
-        "files": copied,
         "tools": {name: keys.tool_version(name) for name in ("torch", "apache-tvm")},
         "weights": manifest_weights(resolved),
-        "graph_components": components,
-        "kernels": [manifest_kernel(k) for k in kernels],
+        "graph_components": dict(components),
     }
 
 
@@ -355,6 +364,7 @@ def compile_cached(model: Path, progress: Progress = no_progress) -> Path:
     output = artifacts_folder(cache_root(None)) / key_of(keys.artifact_components(model, target))
     if not (output / "graphs.bin").is_file():
         output.parent.mkdir(parents=True, exist_ok=True)
-        compile_model(CompileConfig(model=model, output=output), progress)
+        for warning in compile_model(CompileConfig(model=model, output=output), progress).warnings:
+            logging.getLogger(__name__).warning("llmc: warning: %s", warning)
     mark_used(output)
     return output

@@ -156,7 +156,8 @@ def write_weights(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return checksums
+    # In the order of the file, whichever thread was first.
+    return {weight.name: checksums[weight.name] for weight in layout.weights}
 
 
 def _write_weight(fd: int, tensors: list[PackedWeight], parameter: Parameter, panel_columns: int) -> dict[str, int]:

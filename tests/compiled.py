@@ -19,6 +19,13 @@ def compile_tiny(model: Path, output: Path, cache: Path, **options: object) -> A
     return Artifact(output)
 
 
+def assert_same_bytes(a: Path, b: Path) -> None:
+    """Two directories hold the same files."""
+    assert sorted(file.name for file in a.iterdir()) == sorted(file.name for file in b.iterdir())
+    for file in a.iterdir():
+        assert file.read_bytes() == (b / file.name).read_bytes(), file.name
+
+
 @dataclass
 class Pages:
     """Block tables of hand-driven sequences; blocks are handed out in a shuffled order."""

@@ -130,7 +130,7 @@ def test_damaged_model(
     apply, fragment = MODEL_DAMAGE[damage]
     apply(model)
     output = tmp_path / "out"
-    argv = ["compile", model, "-o", output, "--buckets", SMALL, "--cache-dir", tiny_artifact.cache]
+    argv = ["compile", model, "-o", output, "--buckets", SMALL, "--no-tokenizer", "--cache-dir", tiny_artifact.cache]
     # Damage is found before anything is traced or compiled.
     fails(capsys, 1, argv, fragment)
     assert not list(tmp_path.glob("out*"))
@@ -240,6 +240,7 @@ def test_compile_for_another_isa(
         "sapphirerapids",
         "--buckets",
         "prefill=1x1,decode=1x16",
+        "--no-tokenizer",
     ]
     assert cli.main([*map(str, argv), "--cache-dir", str(tiny_artifact.cache)]) == 0
     assert json.loads((output / "manifest.json").read_text())["target"]["name"] == "sapphirerapids"
@@ -299,8 +300,8 @@ def test_not_json_and_missing_paths(
 
 
 def compile_argv(tiny: TinyArtifact, output: Path) -> list[str]:
-    argv = ["compile", tiny.model, "-o", output, "--buckets", TINY_LADDER, "--dtype", "f32", "--cache-dir", tiny.cache]
-    return [str(argument) for argument in argv]
+    options = ["--buckets", TINY_LADDER, "--dtype", "f32", "--no-tokenizer", "--cache-dir", tiny.cache]
+    return [str(argument) for argument in ("compile", tiny.model, "-o", output, *options)]
 
 
 def test_output_of_others_is_refused_untouched(
@@ -322,7 +323,8 @@ def test_output_of_others_is_refused_untouched(
 
 
 def test_artifact_is_replaced_also_through_a_link(tiny_artifact: TinyArtifact, artifact: Path, tmp_path: Path) -> None:
-    (artifact / "manifest.json").write_text("{}")
+    manifest = json.loads((artifact / "manifest.json").read_text())
+    (artifact / "manifest.json").write_text(json.dumps({**manifest, "format_version": 2, "kernels": []}))
     link = tmp_path / "link"
     link.symlink_to(artifact)
     opened = Artifact(artifact)  # a reader of the old one keeps it
@@ -384,7 +386,7 @@ def test_killed_compilation_leaves_nothing_broken(tiny_artifact: TinyArtifact, t
 def test_killed_compilation_leaves_the_old_artifact(
     step: str, tiny_artifact: TinyArtifact, artifact: Path, tmp_path: Path
 ) -> None:
-    os.utime(artifact / "weights.safetensors")  # so that they are not reused
+    shutil.rmtree(tiny_artifact.cache / "packed", ignore_errors=True)  # so that weights are not reused
     before = snapshot(artifact)
     code = (
         "import os, signal, sys\n"
@@ -411,10 +413,10 @@ def test_staging_of_a_living_compilation_stays(tiny_artifact: TinyArtifact, tmp_
     output = tmp_path / "out"
     with staged_directory(output) as first:
         (first / "graphs.bin").write_text("first")
-        (first / "manifest.json").write_text("first")
+        (first / "manifest.json").write_text('{"files": []}')
         with staged_directory(output) as second:
             (second / "graphs.bin").write_text("second")
-            (second / "manifest.json").write_text("second")
+            (second / "manifest.json").write_text('{"files": []}')
         assert (output / "graphs.bin").read_text() == "second"
         assert first.is_dir()
     assert (output / "graphs.bin").read_text() == "first"
@@ -428,7 +430,7 @@ def test_replacing_works_without_atomic_exchange(tmp_path: Path, monkeypatch: py
     for text in ("first", "second"):
         with writer.staged_directory(tmp_path / "out") as staging:
             (staging / "graphs.bin").write_text(text)
-            (staging / "manifest.json").write_text(text)
+            (staging / "manifest.json").write_text('{"files": []}')
     assert (tmp_path / "out" / "graphs.bin").read_text() == "second"
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
@@ -436,7 +438,7 @@ def test_replacing_works_without_atomic_exchange(tmp_path: Path, monkeypatch: py
 # ---- full disk -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", ["write_weights", "copy_tokenizer", "write_manifest"])
+@pytest.mark.parametrize("step", ["write_weights", "copy_files", "write_manifest"])
 def test_full_disk_leaves_the_old_artifact(
     step: str,
     tiny_artifact: TinyArtifact,
@@ -449,7 +451,7 @@ def test_full_disk_leaves_the_old_artifact(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(pipeline, step, full)
-    os.utime(artifact / "weights.safetensors")  # so that they are not reused
+    shutil.rmtree(tiny_artifact.cache / "packed", ignore_errors=True)  # so that weights are not reused
     before = snapshot(artifact)
     for output in (artifact, tmp_path / "new"):
         fails(capsys, 1, compile_argv(tiny_artifact, output), "No space left on device", str(output), "free space")
@@ -462,7 +464,7 @@ def test_limit_on_file_size_leaves_the_old_artifact(
 ) -> None:
     """The system itself refuses the write, wherever tests run."""
     weights = artifact / "weights.safetensors"
-    os.utime(weights)
+    shutil.rmtree(tiny_artifact.cache / "packed", ignore_errors=True)  # so that weights are not reused
     before = snapshot(artifact)
     code = (
         "import resource, sys\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compiled import assert_same_bytes
 from tiny_models import make_tiny_model
 
 from llmc.cli.main import main
@@ -49,11 +50,6 @@ def recompile(config: CompileConfig, output: Path) -> CompileReport:
     return compile_model(replace(config, output=output))
 
 
-def assert_same_files(a: Path, b: Path) -> None:
-    for name in ("graphs.bin", "kernels.so", "weights.safetensors"):
-        assert (a / name).read_bytes() == (b / name).read_bytes(), name
-
-
 def test_cold_compile_fills_the_cache(compiled: tuple[CompileConfig, CompileReport]) -> None:
     config, report = compiled
     assert report.kernels_compiled == report.num_kernels > 5
@@ -77,7 +73,7 @@ def test_warm_compile_compiles_nothing_and_writes_the_same_bytes(
     monkeypatch.setattr("llmc.compiler.export.export_model", fail)
     warm = recompile(config, tmp_path / "warm")
     assert (warm.kernels_compiled, warm.kernels_cached) == (0, report.num_kernels)
-    assert_same_files(config.output, tmp_path / "warm")
+    assert_same_bytes(config.output, tmp_path / "warm")
 
 
 def test_cold_compile_elsewhere_writes_the_same_bytes(
@@ -90,7 +86,7 @@ def test_cold_compile_elsewhere_writes_the_same_bytes(
     monkeypatch.setenv("HOME", str(tmp_path))
     report = compile_model(replace(config, model=model, output=tmp_path / "out", cache_dir=tmp_path / "cache"))
     assert report.kernels_cached == 0
-    assert_same_files(config.output, tmp_path / "out")
+    assert_same_bytes(config.output, tmp_path / "out")
     assert keys(replace(config, cache_dir=tmp_path / "cache")) == keys(config)
 
 

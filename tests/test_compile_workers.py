@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from compiled import assert_same_bytes
 from conftest import TINY_LADDER, TinyArtifact
 
 from llmc.compiler import workers
@@ -52,8 +53,7 @@ def test_a_script_without_a_guard_runs_once(tiny_artifact: TinyArtifact, tmp_pat
     ran, compiled = done.stdout.split()
     assert ran == "RAN"
     assert int(compiled) > 2
-    code = "kernels.so"
-    assert (tmp_path / "out" / code).read_bytes() == (tiny_artifact.artifact / code).read_bytes()
+    assert_same_bytes(tmp_path / "out", tiny_artifact.artifact)
 
 
 def test_workers_compile_what_the_caller_would_and_leave() -> None:

@@ -208,7 +208,7 @@ def test_keys_change_where_the_scheme_matters(tmp_path: Path, kernel_cache: Path
 def test_weights_are_shared_by_schemes_that_differ_in_activations(tmp_path: Path, kernel_cache: Path) -> None:
     model = make_model(tmp_path / "model", "plain")
     config = CompileConfig(
-        model=model, output=tmp_path / "out", cache_dir=kernel_cache, buckets=SMALL_LADDER, dtype="f32"
+        model=model, output=tmp_path / "out", cache_dir=kernel_cache, buckets=SMALL_LADDER, dtype="f32", overwrite=True
     )
     compile_model(replace(config, quant=QuantConfig("w8a16")))
     packed = (tmp_path / "out" / "weights.safetensors").stat()
