@@ -93,11 +93,16 @@ def passages(paragraphs: list[str]) -> list[str]:
     return result + (["\n".join(current)] if current else [])
 
 
-def corpus(deb: Path | None) -> list[str]:
+def novels(deb: Path | None) -> list[list[str]]:
+    """The paragraphs of each novel, by title; deb: the package file, None to download it."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         database = read_database(deb or fetch_package(directory), directory)
-    texts = [passage for lines in books(database) for passage in passages(clean(lines))]
+    return [clean(lines) for lines in books(database)]
+
+
+def corpus(deb: Path | None) -> list[str]:
+    texts = [passage for novel in novels(deb) for passage in passages(novel)]
     digest = hashlib.sha256("\n\n".join(texts).encode()).hexdigest()
     print(f"corpus: {len(texts)} passages, {sum(map(len, texts))} characters, sha256 {digest}")
     if digest != CORPUS_SHA256:
@@ -105,8 +110,14 @@ def corpus(deb: Path | None) -> list[str]:
     return texts
 
 
+def is_held_out(passage: int) -> bool:
+    """Whether the passage of this index is kept for evaluation."""
+    return passage // BLOCK % HELD_OUT_EVERY == HELD_OUT_EVERY // 2
+
+
 def split(texts: list[str]) -> tuple[list[str], list[str]]:
+    """Texts for training, and held out."""
     parts: tuple[list[str], list[str]] = ([], [])
     for i, text in enumerate(texts):
-        parts[i // BLOCK % HELD_OUT_EVERY == HELD_OUT_EVERY // 2].append(text)
+        parts[is_held_out(i)].append(text)
     return parts

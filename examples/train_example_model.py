@@ -1,9 +1,11 @@
-"""Train the bundled example model: a small Llama on the novels of Jane Austen (public domain).
+"""Train the bundled example models: a small Llama on the novels of Jane Austen (public domain), then the same model on
+the conversations in them.
 
-Takes some minutes on two cores. Needs ``apt-get`` and ``dpkg-deb`` (or the package file, given with ``--deb``), torch,
-transformers, tokenizers, safetensors and rich:
+Each takes some minutes on two cores. Needs ``apt-get`` and ``dpkg-deb`` (or the package file, given with ``--deb``),
+torch, transformers, tokenizers, safetensors and rich:
 
-    python examples/train_example_model.py --out examples/tiny-english
+    python examples/train_example_model.py                 # examples/tiny-english
+    python examples/train_example_model.py --chat          # examples/tiny-chat, from examples/tiny-english
 """
 
 import argparse
@@ -11,15 +13,17 @@ import json
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 
 import austen
+import dialogue
 import torch
 import torch.nn.functional as F
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.nn import Parameter
 from transformers import LlamaForCausalLM
@@ -53,22 +57,55 @@ CONFIG = {
     "eos_token_id": EOS_ID,
 }
 
-# Tokens of a window, windows of a step: small steps and short windows learn the most a second at first.
-STAGES = ((64, 16), (128, 8), (256, 8))
-CONTEXT = STAGES[-1][0]
-# Peak learning rates, reached after WARMUP of the training; from there they fall linearly to zero.
-MUON_RATE, ADAM_RATE = 0.02, 0.012
+# The share of a training in which the learning rates rise; from there they fall linearly to zero.
 WARMUP = 0.03
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one of the models is trained. tokens: an equal share in each of the stages, which are (tokens of a window,
+    windows of a step): small steps and short windows learn the most a second at first. Rates are the highest ones.
+    turn_tokens: what the tokenizer has beside VOCAB."""
+
+    name: str
+    tokens: int
+    stages: tuple[tuple[int, int], ...]
+    muon_rate: float
+    adam_rate: float
+    corpus_sha256: str
+    turn_tokens: tuple[str, ...] = ()
+    chat_template: str | None = None
+
+    @property
+    def context(self) -> int:
+        return self.stages[-1][0]
+
+    @property
+    def vocab(self) -> int:
+        return VOCAB + len(self.turn_tokens)
+
+
+PROSE = Recipe("tiny-english", 3_600_000, ((64, 16), (128, 8), (256, 8)), 0.02, 0.012, austen.CORPUS_SHA256)
+CHAT = Recipe(
+    "tiny-chat",
+    900_000,
+    ((128, 8), (256, 8), (512, 4)),
+    0.01,
+    0.006,
+    dialogue.DIALOGUE_SHA256,
+    (dialogue.SYSTEM, dialogue.USER, dialogue.ASSISTANT),
+    dialogue.TEMPLATE,
+)
 
 
 class Llama(torch.nn.Module):
     """CONFIG's model, its matrices stacked over the layers, [..., out, in]: fewer and larger operations than one
     parameter a projection. Residual branches start at zero."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocab: int = VOCAB) -> None:
         super().__init__()
         groups = (HEADS + 2 * KV_HEADS) // 2
-        self.embedding = Parameter(torch.randn(VOCAB, HIDDEN) * 0.02)
+        self.embedding = Parameter(torch.randn(vocab, HIDDEN) * 0.02)
         self.qkv = Parameter(torch.randn(LAYERS, groups, 2 * HEAD_DIM, HIDDEN) * 0.02)  # two heads a matrix
         self.attention_out = Parameter(torch.zeros(LAYERS, HIDDEN, HEADS * HEAD_DIM))
         self.gate_up = Parameter(torch.randn(LAYERS, 2, MLP, HIDDEN) * 0.02)
@@ -104,8 +141,8 @@ class Llama(torch.nn.Module):
             x = x + F.linear(F.silu(gate) * up, down)
         return F.cross_entropy(F.linear(norm(x, self.final_norm), self.embedding), rows[:, 1:].flatten())
 
-    def checkpoint(self) -> dict[str, torch.Tensor]:
-        """The weights under the names of a Hugging Face checkpoint, in bfloat16."""
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The weights under the names of a Hugging Face checkpoint."""
         tensors = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.final_norm}
         for i in range(LAYERS):
             q, k, v = self.qkv[i].flatten(0, 1).split([n * HEAD_DIM for n in (HEADS, KV_HEADS, KV_HEADS)])
@@ -121,7 +158,14 @@ class Llama(torch.nn.Module):
                 "mlp.down_proj": self.down[i],
             }
             tensors |= {f"model.layers.{i}.{name}.weight": weight for name, weight in layer.items()}
-        return {name: weight.detach().to(torch.bfloat16).contiguous() for name, weight in tensors.items()}
+        return {name: weight.detach() for name, weight in tensors.items()}
+
+    @torch.no_grad()
+    def take(self, checkpoint: dict[str, torch.Tensor]) -> None:
+        """Starts from a checkpoint; tokens that it does not have stay as they are."""
+        for name, weight in self.tensors().items():
+            source = checkpoint[name]
+            weight[: len(source)] = source
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -171,6 +215,12 @@ class Muon:
         return (x.mT if tall else x).reshape(matrices.shape)
 
 
+def with_turns(tokenizer: Tokenizer, recipe: Recipe) -> Tokenizer:
+    """`tokenizer` with the recipe's special tokens at its end."""
+    tokenizer.add_special_tokens(list(recipe.turn_tokens))
+    return tokenizer
+
+
 def train_tokenizer(texts: list[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -203,21 +253,23 @@ def batches(stream: torch.Tensor, context: int, batch: int, generator: torch.Gen
         yield from (rows[part] for part in order.split(batch) if len(part) == batch)
 
 
-def train(stream: torch.Tensor, tokens: int, seed: int) -> Llama:
-    """Train on `tokens` tokens, an equal share in each of the STAGES."""
+def train(recipe: Recipe, stream: torch.Tensor, tokens: int, seed: int, base: Path | None = None) -> Llama:
+    """Train on `tokens` tokens, from the model in `base` if there is one."""
     torch.manual_seed(seed)
-    model = Llama()
+    model = Llama(recipe.vocab)
+    if base is not None:
+        model.take(load_file(base / "model.safetensors"))
     matrices = [p for p in model.parameters() if p.dim() > 2]
     others = [p for p in model.parameters() if p.dim() <= 2]
     muon = Muon(matrices)
-    adam = torch.optim.AdamW(others, ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    adam = torch.optim.AdamW(others, recipe.adam_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     generator = torch.Generator().manual_seed(seed)
-    steps = [tokens // len(STAGES) // (context * batch) for context, batch in STAGES]
+    steps = [tokens // len(recipe.stages) // (context * batch) for context, batch in recipe.stages]
     rows = chain.from_iterable(
         islice(batches(stream, context, batch, generator), count)
-        for (context, batch), count in zip(STAGES, steps, strict=True)
+        for (context, batch), count in zip(recipe.stages, steps, strict=True)
     )
-    total = sum(context * batch * count for (context, batch), count in zip(STAGES, steps, strict=True))
+    total = sum(context * batch * count for (context, batch), count in zip(recipe.stages, steps, strict=True))
     print(
         f"{sum(p.numel() for p in model.parameters())} parameters, {sum(steps)} steps, {total} tokens of {len(stream)}",
         flush=True,
@@ -231,8 +283,8 @@ def train(stream: torch.Tensor, tokens: int, seed: int) -> Llama:
             loss.backward()
             done += part[:, 1:].numel()
             share = min(done / (WARMUP * total), 1 - done / total)
-            adam.param_groups[0]["lr"] = ADAM_RATE * share
-            muon.step(MUON_RATE * share)
+            adam.param_groups[0]["lr"] = recipe.adam_rate * share
+            muon.step(recipe.muon_rate * share)
             adam.step()
             model.zero_grad()
             average = 0.98 * average + 0.02 * loss.item() if average else loss.item()
@@ -245,11 +297,16 @@ def write_json(path: Path, value: dict[str, object]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def export(model: Llama, tokenizer: Tokenizer, out: Path) -> None:
+def export(recipe: Recipe, model: Llama, tokenizer: Tokenizer, out: Path) -> None:
+    """Write a Hugging Face model directory, the weights in bfloat16."""
     out.mkdir(parents=True, exist_ok=True)
-    save_file(model.checkpoint(), out / "model.safetensors", metadata={"format": "pt"})
+    weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in model.tensors().items()}
+    # What a model was trained on stays with it.
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt", "corpus_sha256": recipe.corpus_sha256})
     tokenizer.save(str(out / "tokenizer.json"))
-    write_json(out / "config.json", CONFIG | {"torch_dtype": "bfloat16"})
+    write_json(out / "config.json", CONFIG | {"vocab_size": recipe.vocab, "torch_dtype": "bfloat16"})
+    if recipe.chat_template is not None:
+        (out / "chat_template.jinja").write_text(recipe.chat_template)
     write_json(
         out / "tokenizer_config.json",
         {
@@ -274,10 +331,10 @@ def export(model: Llama, tokenizer: Tokenizer, out: Path) -> None:
 
 
 @torch.no_grad()
-def held_out_loss(directory: Path, stream: torch.Tensor) -> float:
-    """The loss, in nats a token, of the exported model as transformers reads it."""
+def held_out_loss(directory: Path, stream: torch.Tensor, context: int) -> float:
+    """The loss, in nats a token, of the exported model as transformers reads it, in windows of `context` tokens."""
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    rows = stream[: (len(stream) - 1) // CONTEXT * CONTEXT + 1].unfold(0, CONTEXT + 1, CONTEXT)
+    rows = stream[: (len(stream) - 1) // context * context + 1].unfold(0, context + 1, context)
     losses = [
         F.cross_entropy(model(input_ids=part[:, :-1]).logits.mT, part[:, 1:], reduction="none")
         for part in rows.split(8)
@@ -286,21 +343,31 @@ def held_out_loss(directory: Path, stream: torch.Tensor) -> float:
 
 
 def main() -> None:
+    examples = Path(__file__).parent
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "tiny-english")
+    parser.add_argument("--chat", action="store_true", help="train the chat model")
+    parser.add_argument("--base", type=Path, default=examples / PROSE.name, help="where the chat model starts from")
+    parser.add_argument("--out", type=Path, help="directory of the model; default: the bundled one")
     parser.add_argument("--deb", type=Path, help="the package file, when apt cannot download it")
-    parser.add_argument("--tokens", type=int, default=3_600_000, help="tokens to train on")
+    parser.add_argument("--tokens", type=int, help="tokens to train on")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
 
-    training, held_out = austen.split(austen.corpus(args.deb))
-    tokenizer = train_tokenizer(training)
-    model = train(encode(tokenizer, training), args.tokens, args.seed)
-    export(model, tokenizer, args.out)
+    recipe = CHAT if args.chat else PROSE
+    if args.chat:
+        training, held_out = dialogue.corpus(args.deb)
+        tokenizer = with_turns(Tokenizer.from_file(str(args.base / "tokenizer.json")), recipe)
+    else:
+        training, held_out = austen.split(austen.corpus(args.deb))
+        tokenizer = train_tokenizer(training)
+    base = args.base if args.chat else None
+    model = train(recipe, encode(tokenizer, training), args.tokens or recipe.tokens, args.seed, base)
+    out = args.out or examples / recipe.name
+    export(recipe, model, tokenizer, out)
     stream = encode(tokenizer, held_out)
-    print(f"held-out loss {held_out_loss(args.out, stream):.3f} nats a token, {len(stream)} tokens")
+    print(f"held-out loss {held_out_loss(out, stream, recipe.context):.3f} nats a token, {len(stream)} tokens")
 
 
 if __name__ == "__main__":
