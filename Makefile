@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := runtime/native
 
-.PHONY: all demo bench test load-test lint native-test sanitize clean
+.PHONY: all demo bench test test-levels load-test lint native-test sanitize clean
 
 all: test
 
@@ -26,6 +26,11 @@ demo: $(STAMP)
 # A file of tests stays in one process: its fixtures compile models.
 test: $(STAMP) native-test
 	$(BIN)/pytest -n 2 --dist loadfile
+
+# What depends on the machine's instruction sets, as if it were one of each lower ISA level.
+test-levels: $(STAMP)
+	@for target in $$($(BIN)/python tests/lower_levels.py); do \
+	  echo "as $$target:"; LLMC_NATIVE_TARGET=$$target $(BIN)/pytest -n 2 --dist loadfile -m native || exit 1; done
 
 # 2000 good, cut-off and malformed requests against a server whose KV pool is too small.
 load-test: $(STAMP)

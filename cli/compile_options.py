@@ -25,9 +25,13 @@ class CompileOptions:
     buckets: Annotated[
         str | None, typer.Option(metavar="SPEC", help="Buckets; default: ramp-up ladders of the limits.")
     ] = None
-    target: Annotated[str, typer.Option(help="CPU to compile for: native, x86-64-v3, znver4, sapphirerapids, …")] = (
-        "native"
-    )
+    target: Annotated[
+        str,
+        typer.Option(
+            help="CPU to compile for: x86-64-v3, znver4, sapphirerapids, … or native: this machine's, or that which "
+            "LLMC_NATIVE_TARGET names."
+        ),
+    ] = "native"
     dtype: Annotated[str, typer.Option(help="Weights and activations: auto, f32 or bf16.")] = "auto"
     kv_dtype: Annotated[str, typer.Option(help="KV cache: auto (as dtype), f32 or bf16.")] = "auto"
     max_model_len: Annotated[

@@ -345,6 +345,7 @@ _VOID_FUNCTIONS: dict[str, list[object]] = {
     "llmc_engine_destroy": [c_void_p],
     "llmc_sampling_params_init": [POINTER(SamplingParams), c_uint32],
     "llmc_request_init": [POINTER(Request), c_uint32],
+    "llmc_machine_limit_isa_level": [c_uint32],
 }
 
 
@@ -374,6 +375,7 @@ def load_library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     library.llmc_abi_version.restype = c_uint32
     library.llmc_version.restype = c_char_p
+    library.llmc_machine_get_isa_level.restype = c_uint32
     if (version := library.llmc_abi_version()) != ABI_VERSION:
         raise ImportError(f"{path} has ABI version {version}, this package needs {ABI_VERSION}; reinstall {NAME}")
     for names, result in ((_STATUS_FUNCTIONS, c_int32), (_VOID_FUNCTIONS, None)):

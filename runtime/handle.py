@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Mapping
 from ctypes import byref, c_void_p
 from types import TracebackType
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.runtime import abi
+from llmc.runtime.isa import level_limit
 
 IntArray = npt.ArrayLike  # converted to a contiguous int32 array
 
@@ -49,8 +51,20 @@ class LlmcError(Exception):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The native library, loaded at first use."""
-    return abi.load_library()
+    """The native library, loaded at first use. Keeps to the ISA level of LLMC_NATIVE_TARGET when it is set."""
+    try:
+        level = level_limit(os.environ)
+    except ValueError as error:
+        raise LlmcError(ERROR_NAMES.index("invalid_argument"), str(error)) from None
+    loaded = abi.load_library()
+    if level is not None:
+        loaded.llmc_machine_limit_isa_level(level)
+    return loaded
+
+
+def isa_level() -> int:
+    """The highest ISA level of FORMAT.md whose kernels this process runs; 0 when not even the lowest."""
+    return library().llmc_machine_get_isa_level()
 
 
 def version() -> str:

@@ -22,6 +22,8 @@ from llmc.compiler.quant_packing import pack_quantized, pack_quantized_activatio
 from llmc.compiler.targets.cpu import TARGETS, Target, native_target, runs_here
 from llmc.quantize import WeightFormat
 
+pytestmark = pytest.mark.native
+
 NATIVE = native_target()
 AMX = TARGETS["sapphirerapids"]
 # Without tile registers, and the same with emulated ones.

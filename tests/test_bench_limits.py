@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from math import isfinite
 
 import pytest
 
 from bench import limits
 from bench.peers.limits import by_threads, thread_counts
 from llmc.runtime.limits import LIMITS
+
+pytestmark = pytest.mark.native
 
 QUICK = ["--seconds", "0.01"]
 
@@ -20,7 +23,7 @@ def test_every_number_of_threads_has_every_limit(capsys: pytest.CaptureFixture[s
     for row in found.values():
         assert {"read", "f32"} <= row.keys() <= set(LIMITS)
         assert all(at["min"] <= at["median"] <= at["max"] and at["rounds"] == 2 for at in row.values())
-        assert all(at["min"] > 1e8 and at["max"] < 1e14 for at in row.values())
+        assert all(at["min"] > 0 and isfinite(at["max"]) for at in row.values())
 
 
 def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,7 +42,7 @@ def test_of_many_threads_powers_of_two() -> None:
 def test_one_limit_by_threads() -> None:
     found = list(by_threads([1, 2], ["read"], 0.01))
     assert [(threads, limit) for threads, limit, _ in found] == [(1, "read"), (2, "read")]
-    assert all(rate is not None and 1e8 < rate < 1e13 for _, _, rate in found)
+    assert all(rate is not None and rate > 0 and isfinite(rate) for _, _, rate in found)
 
 
 @pytest.mark.parametrize("option", ["--threads", "--rounds", "--seconds"])

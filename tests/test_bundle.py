@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,10 +24,12 @@ from llmc.compiler.bundle_apply import apply_bundle, choose_variant
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.compiler.pipeline import compile_model
+from llmc.compiler.targets.cpu import TARGETS
 from llmc.models.errors import ModelError
 from llmc.quantize import QuantConfig
 from llmc.runtime.binding import Artifact, Replayer
 
+pytestmark = pytest.mark.native
 NO_COMPILER = """
 import sys
 class Refuse:
@@ -104,21 +107,36 @@ def test_a_bundle_is_the_same_bytes(tiny_artifact: TinyArtifact, bundle: Path, t
     assert sorted(file.name for file in tmp_path.iterdir()) == ["again", "copy", "tiny.bundle"]
 
 
-def test_several_targets(tiny_artifact: TinyArtifact, tuned: Path, kernel_cache: Path, tmp_path: Path) -> None:
-    other = tmp_path / "v3"
+def test_several_targets(tiny_artifact: TinyArtifact, tuned: Path, kernel_cache: Path, tmp_path: Path,
+                         monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    other = tmp_path / "haswell"  # which no machine has as its best
     config = CompileConfig(
-        tiny_artifact.model, other, TINY_LADDER, target="x86-64-v3", dtype="f32", cache_dir=kernel_cache
+        tiny_artifact.model, other, TINY_LADDER, target="haswell", dtype="f32", cache_dir=kernel_cache
     )
     compile_model(config)
     made = create_bundle([other, tiny_artifact.artifact], tmp_path / "both")
     native = json.loads((tiny_artifact.artifact / "manifest.json").read_text())["target"]["name"]
-    assert [v.resolved.target.name for v in made.variants] == ["x86-64-v3", native]
+    assert [v.resolved.target.name for v in made.variants] == ["haswell", native]
     assert choose_variant(made).resolved.target.name == native
-    assert choose_variant(made, "x86-64-v3").index == 0
-    apply_bundle(made, tuned, tmp_path / "applied", target="x86-64-v3")
-    assert json.loads((tmp_path / "applied" / "manifest.json").read_text())["target"]["name"] == "x86-64-v3"
-    with pytest.raises(BundleError, match=f"has no variant for znver9; it has x86-64-v3, {native}"):
+    assert choose_variant(made, "haswell").index == 0
+    apply_bundle(made, tuned, tmp_path / "applied", target="haswell")
+    assert json.loads((tmp_path / "applied" / "manifest.json").read_text())["target"]["name"] == "haswell"
+    with pytest.raises(BundleError, match=f"has no variant for znver9; it has haswell, {native}"):
         choose_variant(made, "znver9")
+    monkeypatch.setenv("LLMC_NATIVE_TARGET", "haswell")
+    assert choose_variant(made).index == 0
+
+
+def test_the_best_of_a_bundle_that_the_machine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def names(*targets: str) -> Any:
+        variants = [SimpleNamespace(resolved=SimpleNamespace(target=TARGETS[name])) for name in targets]
+        return SimpleNamespace(variants=variants, path=Path("b"))
+
+    monkeypatch.setenv("LLMC_NATIVE_TARGET", "x86-64-v3")
+    for several in (("haswell", "x86-64-v3"), ("x86-64-v3", "sapphirerapids"), ("znver4", "x86-64-v3")):
+        assert choose_variant(names(*several)).resolved.target.name == "x86-64-v3"
+    with pytest.raises(BundleError, match="is for sapphirerapids, x86-64-v4, and this machine is x86-64-v3"):
+        choose_variant(names("sapphirerapids", "x86-64-v4"))
 
 
 def test_costs_come_along(tiny_artifact: TinyArtifact, tuned: Path, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from llmc.compiler.kernels.pipeline import compile_object
 from llmc.compiler.link import link_shared
 from llmc.compiler.targets.cpu import native_target
 
+pytestmark = pytest.mark.native
+
 PANELS, MOST = 19, 12
 
 

@@ -14,6 +14,8 @@ from engine_driver import MIXED_LADDER, Output, Request, bits, drive, random_ids
 
 from llmc.runtime.binding import Artifact, Engine, EngineStats, SamplingParams
 
+pytestmark = pytest.mark.native
+
 
 def mixed_requests() -> list[Request]:
     """Greedy and seeded sampling, n > 1, penalties; half of the prompts share a prefix of three blocks."""

@@ -24,6 +24,8 @@ from llmc.compiler.pipeline import compile_model
 from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.graphs_file import read_graphs
 
+pytestmark = pytest.mark.native
+
 NEW = [Bucket("prefill", 1, 48), Bucket("decode", 2, 32)]
 ADD = """
 import sys
@@ -90,10 +92,14 @@ def test_nothing_else_changes(artifact: Path, cache: Path) -> None:
         opened.verify()
 
 
-def test_a_new_kernel_leaves_the_others_where_they_are(artifact: Path, cache: Path) -> None:
+def test_a_new_kernel_leaves_the_others_where_they_are(
+    tiny_artifact: TinyArtifact, cache: Path, tmp_path: Path
+) -> None:
+    artifact = tmp_path / "small"
+    ladder = "prefill=[1]x[16],decode=[8]x[64]"  # no graph of two rows: kernels of another row tile
+    compile_model(CompileConfig(tiny_artifact.model, artifact, ladder, dtype="f32", cache_dir=cache))
     before = read_graphs(artifact)
-    # The tiny ladder has no graph of four rows: kernels of another row tile.
-    report = add_buckets(artifact, [Bucket("prefill", 1, 4)], cache_dir=cache)
+    report = add_buckets(artifact, [Bucket("decode", 2, 64)], cache_dir=cache)
     after = read_graphs(artifact)
     assert report.kernels_added == len(after.kernels) - len(before.kernels) > 0
     assert [k.symbol for k in after.kernels[: len(before.kernels)]] == [k.symbol for k in before.kernels]

@@ -22,6 +22,8 @@ from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.packing import pack_activation, unpack_activation
 from llmc.compiler.targets.cpu import Target, native_target
 
+pytestmark = pytest.mark.native
+
 NATIVE = native_target()
 CPUS = targets_here("cooperlake", "x86-64-v3")
 on_cpus = pytest.mark.parametrize("target", CPUS, ids=lambda t: t.name)

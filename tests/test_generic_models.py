@@ -30,6 +30,8 @@ from llmc.models.rope import cos_sin_table
 from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.graphs_file import read_graphs
 
+pytestmark = pytest.mark.native
+
 LADDER = "prefill=[1,2]x[16,32],decode=[1,3]x[64]"
 CAP = 3.0
 

@@ -23,6 +23,8 @@ from llmc.compiler.link import link_shared
 from llmc.compiler.packing import pack_activation, pack_linear, unpack_activation, unpack_linear
 from llmc.compiler.targets.cpu import TARGETS, Target, native_target
 
+pytestmark = pytest.mark.native
+
 NATIVE = native_target()
 CPUS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3")
 BF16 = np.dtype(ml_dtypes.bfloat16)

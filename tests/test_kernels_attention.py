@@ -24,6 +24,8 @@ from llmc.compiler.link import link_shared
 from llmc.compiler.packing import pack_activation, unpack_activation
 from llmc.compiler.targets.cpu import TARGETS, Target, native_target
 
+pytestmark = pytest.mark.native
+
 Array = NDArray[Any]
 NATIVE = native_target()
 CPUS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3")

@@ -15,6 +15,8 @@ from tiny_models import make_tiny_model
 from llmc.compiler.targets.cpu import Target
 from llmc.runtime.binding import Artifact, Replayer
 
+pytestmark = pytest.mark.native
+
 LADDER = "prefill=[1,2,3]x[16,32],decode=[1,2,3,5]x[64,96]"
 FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "llama-gqa3": ("llama", {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 20}),

@@ -28,6 +28,8 @@ from llmc.compiler.targets.cpu import TARGETS, Target, native_target
 from llmc.quantize import WeightFormat
 from llmc.quantize.rtn import quantize
 
+pytestmark = pytest.mark.native
+
 NATIVE = native_target()
 LEVELS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3")
 W8, W8_64, W8_32Z = WeightFormat(8), WeightFormat(8, 64), WeightFormat(8, 32, True)

@@ -28,6 +28,8 @@ from llmc.quantize.rtn import quantize
 from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.graphs_file import read_graphs
 
+pytestmark = pytest.mark.native
+
 LADDER = "prefill=[1,4]x[16],decode=[1,4]x[64]"
 SMALL_LADDER = "prefill=[4]x[12],decode=[4]x[64]"  # one row tile, so few kernels
 REQUESTS = {

@@ -15,6 +15,8 @@ from llmc.compiler.templates import GraphParams
 from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.graphs_file import FAMILIES, OPERAND_KINDS, read_graphs
 
+pytestmark = pytest.mark.native
+
 LENGTH = 2200
 LADDER = f"prefill=[1]x[32,256,{LENGTH}],decode=[1,4]x[512,2304]"
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,17 +16,23 @@ import pytest
 import torch
 import transformers
 from compiled import Pages, compile_tiny, replay
+from conftest import TinyArtifact
+from lower_levels import lower_levels
 from tiny_models import make_tiny_model
 
 from llmc.compiler.config import CompileConfig
 from llmc.compiler.kernels import builder
 from llmc.compiler.kernels.pipeline import llvm_text
 from llmc.compiler.pipeline import compile_model
-from llmc.compiler.targets.cpu import TARGETS, TargetError, enable, native_target, runs_here
+from llmc.compiler.targets import cpu
+from llmc.compiler.targets.cpu import NATIVE_TARGET, TARGETS, TargetError, enable, native_target, runs_here
+from llmc.runtime import isa
 from llmc.runtime.abi import library_candidates
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
 from llmc.runtime.graphs_file import read_graphs
+from llmc.runtime.handle import isa_level, library
 
+pytestmark = pytest.mark.native
 LADDER = "prefill=[4]x[12],decode=[4]x[64]"  # one row tile, so few kernels
 AVX512_BF16_LEVEL, AMX_LEVEL = 4, 5
 
@@ -121,7 +129,7 @@ LEVELS = {
 
 
 def test_levels_follow_from_the_instruction_sets() -> None:
-    assert {name: target.isa_level for name, target in TARGETS.items()} == LEVELS
+    assert {name: target.isa_level for name, target in TARGETS.items()} == LEVELS == isa.TARGET_LEVELS
     for target in TARGETS.values():
         withheld = {name.removeprefix("-") for name in target.mattr}
         assert withheld.isdisjoint(target.instruction_sets)
@@ -206,6 +214,55 @@ def test_a_cpu_without_avx2_is_refused(tmp_path: Path) -> None:
     cpuinfo.write_text(f"vendor_id : GenuineIntel\nflags : {AVX2_FLAGS.replace('avx2', '')}\n")
     with pytest.raises(TargetError, match="lacks AVX2"):
         native_target(str(cpuinfo))
+
+
+def test_every_lower_level_has_a_target() -> None:
+    assert lower_levels(1) == []
+    assert lower_levels(AMX_LEVEL) == ["x86-64-v3", "x86-64-v4", "icelake-server", "cooperlake"]
+
+
+def test_compiler_and_runtime_see_the_same_machine() -> None:
+    assert max(target.isa_level for target in TARGETS.values() if runs_here(target)) == isa_level()
+    assert runs_here(native_target())
+
+
+def test_the_machine_is_taken_for_a_lesser_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_cpu", lambda _=None: ("AuthenticAMD", frozenset(FLAGS["cooperlake"].split())))
+    monkeypatch.setenv(NATIVE_TARGET, "")
+    assert native_target().name == "znver4"
+    for name, runs in (("haswell", 2), ("icelake-server", 5)):
+        monkeypatch.setenv(NATIVE_TARGET, name)
+        assert native_target() == TARGETS[name]
+        assert sum(map(runs_here, TARGETS.values())) == runs
+    for name in ("sapphirerapids", "z80"):
+        monkeypatch.setenv(NATIVE_TARGET, name)
+        with pytest.raises(
+            TargetError, match=f"LLMC_NATIVE_TARGET is '{name}'; .* one that this CPU runs: x86-64-v3, "
+        ):
+            native_target()
+        with pytest.raises(TargetError, match="LLMC_NATIVE_TARGET"):
+            runs_here(TARGETS["x86-64-v3"])
+
+
+def test_the_runtime_keeps_to_the_level_too(tiny_artifact: TinyArtifact) -> None:
+    before = isa_level()
+    try:
+        library().llmc_machine_limit_isa_level(0)
+        assert isa_level() == 0
+        with pytest.raises(LlmcError, match=r"this CPU has less than x86-64-v3 \(level 0\)") as caught:
+            Artifact(tiny_artifact.artifact)
+        assert caught.value.name == "unsupported_isa"
+    finally:
+        library().llmc_machine_limit_isa_level(before)
+    Artifact(tiny_artifact.artifact).close()
+
+
+@pytest.mark.parametrize(("value", "expected"), [("haswell", "1"), ("z80", "LLMC_NATIVE_TARGET is 'z80'; unset it")])
+def test_the_environment_is_the_default_of_the_level(value: str, expected: str) -> None:
+    code = "from llmc.runtime.handle import isa_level\ntry: print(isa_level())\nexcept Exception as e: print(e)"
+    environment = {**os.environ, NATIVE_TARGET: value}
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.startswith(expected), done.stderr
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="tile registers are of x86-64")

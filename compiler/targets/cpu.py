@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,8 +136,15 @@ _NATIVE: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def native_target(cpuinfo: str = "/proc/cpuinfo") -> Target:
-    """The best target that this machine runs. Raises TargetError on a CPU without AVX2."""
+NATIVE_TARGET = "LLMC_NATIVE_TARGET"
+"""Names a target in the environment: this machine is taken for one that has its instruction sets and no more."""
+
+
+def native_target(cpuinfo: str | None = None) -> Target:
+    """The best target that this machine runs, or the one that LLMC_NATIVE_TARGET names; `cpuinfo`: of the CPU that such
+    a file of Linux describes. Raises TargetError on a CPU without AVX2, and where the named one cannot be."""
+    if cpuinfo is None and (taken := _taken_for()):
+        return taken
     vendor, flags = _cpu(cpuinfo)
     for name, only_vendor, flag in _NATIVE:
         if only_vendor in ("", vendor) and _needed(TARGETS[name]) | ({flag} if flag else set()) <= flags:
@@ -144,9 +152,23 @@ def native_target(cpuinfo: str = "/proc/cpuinfo") -> Target:
     raise TargetError("this CPU lacks AVX2 and FMA, which every llmc CPU target needs; compile for another machine")
 
 
-def runs_here(target: Target, cpuinfo: str = "/proc/cpuinfo") -> bool:
-    """Whether this machine runs code for the target."""
+def runs_here(target: Target, cpuinfo: str | None = None) -> bool:
+    """Whether this machine, or the CPU that `cpuinfo` describes, runs code for the target. Raises TargetError as
+    native_target does."""
+    if cpuinfo is None and (taken := _taken_for()):
+        return set(target.instruction_sets) <= set(taken.instruction_sets)
     return _needed(target) <= _cpu(cpuinfo)[1]
+
+
+def _taken_for() -> Target | None:
+    """The target that LLMC_NATIVE_TARGET names."""
+    name = os.environ.get(NATIVE_TARGET)
+    if not name:
+        return None
+    known = [other for other, target in TARGETS.items() if _needed(target) <= _cpu()[1]]
+    if name not in known:
+        raise TargetError(f"{NATIVE_TARGET} is {name!r}; unset it, or name one that this CPU runs: {', '.join(known)}")
+    return TARGETS[name]
 
 
 def _needed(target: Target) -> frozenset[str]:
@@ -154,10 +176,10 @@ def _needed(target: Target) -> frozenset[str]:
     return frozenset(_CPUINFO_FLAGS.get(name, name) for name in target.instruction_sets)
 
 
-def _cpu(cpuinfo: str) -> tuple[str, frozenset[str]]:
+def _cpu(cpuinfo: str | None = None) -> tuple[str, frozenset[str]]:
     """(vendor, flags) of the CPU."""
     vendor, flags = "", frozenset[str]()
-    for line in Path(cpuinfo).read_text().splitlines():
+    for line in Path(cpuinfo or "/proc/cpuinfo").read_text().splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "flags":
             flags = frozenset(value.split())

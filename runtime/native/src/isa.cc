@@ -1,5 +1,8 @@
 #include "isa.h"
 
+#include <algorithm>
+#include <atomic>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -19,9 +22,11 @@ const char* IsaName(uint32_t level) {
   }
 }
 
-#if defined(__x86_64__)
-
 namespace {
+
+std::atomic<uint32_t> limit{kMaxIsaLevel};
+
+#if defined(__x86_64__)
 
 // Of x86-64-v3, what older compilers' __builtin_cpu_supports does not know.
 bool HasF16cMovbeLzcnt() {
@@ -32,9 +37,7 @@ bool HasF16cMovbeLzcnt() {
   return __get_cpuid(0x80000001, &eax, &ebx, &ecx, &edx) && (ecx & kLzcnt);
 }
 
-}  // namespace
-
-uint32_t MachineIsaLevel() {
+uint32_t DetectedIsaLevel() {
   // The avx checks of __builtin_cpu_supports include that the operating system saves the registers.
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("bmi") ||
@@ -55,6 +58,23 @@ uint32_t MachineIsaLevel() {
   return (edx & kAmx) == kAmx ? 5 : 4;
 }
 
+#else
+
+uint32_t DetectedIsaLevel() { return 0; }
+
+#endif
+
+}  // namespace
+
+uint32_t MachineIsaLevel() {
+  static const uint32_t detected = DetectedIsaLevel();  // cpuid leaves a virtual machine: thousands of cycles
+  return std::min(detected, limit.load(std::memory_order_relaxed));
+}
+
+void LimitIsaLevel(uint32_t level) { limit.store(level, std::memory_order_relaxed); }
+
+#if defined(__x86_64__)
+
 bool EnableIsaLevel(uint32_t level) {
   if (level < 5) return true;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
@@ -63,7 +83,6 @@ bool EnableIsaLevel(uint32_t level) {
 
 #else
 
-uint32_t MachineIsaLevel() { return 0; }
 bool EnableIsaLevel(uint32_t level) { return level == 0; }
 
 #endif

@@ -112,8 +112,8 @@ LLMC_PASSES(Avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,pr
 
 const Passes& Widest() {
 #if defined(__x86_64__)
-  static const Passes& widest = MachineIsaLevel() >= 2 ? kAvx512 : MachineIsaLevel() == 1 ? kAvx2 : kPlain;
-  return widest;
+  const uint32_t level = MachineIsaLevel();
+  return level >= 2 ? kAvx512 : level == 1 ? kAvx2 : kPlain;
 #else
   return kPlain;
 #endif

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "check.h"
+#include "isa.h"
 
 using namespace llmc;
 
@@ -71,8 +72,8 @@ void TestExp() {
   CHECK(ExpNegative(-INFINITY) == 0.0f);
 }
 
-// Whatever vectors the machine has: the bits of plain loops.
-void TestRows() {
+// The bits of plain loops.
+void TestRowsOfOneLevel() {
   std::mt19937 random(5);
   std::normal_distribution<float> normal(0, 4);
   for (uint32_t n : {1u, 7u, 16u, 33u, 2047u, 2048u, 2049u, 6000u}) {
@@ -104,6 +105,18 @@ void TestRows() {
   zeros[4500] = 0.0f;
   const RowScan scan = ScanRow(zeros.data(), 5000);
   CHECK(scan.max == 0.0f && scan.max_begin <= 100 && 100 < scan.max_end);
+}
+
+// With every width of vectors that the machine has.
+void TestRows() {
+  const uint32_t machine = MachineIsaLevel();
+  for (uint32_t level = 0; level <= machine; ++level) {
+    LimitIsaLevel(level);
+    CHECK_EQ(MachineIsaLevel(), level);
+    TestRowsOfOneLevel();
+  }
+  LimitIsaLevel(kMaxIsaLevel);
+  CHECK_EQ(MachineIsaLevel(), machine);
 }
 
 void TestUniform() {

@@ -64,6 +64,14 @@ LLMC_API void llmc_error_init(llmc_error *error, uint32_t struct_size);
 LLMC_API const char *llmc_version(void);
 LLMC_API uint32_t llmc_abi_version(void);
 
+/* The highest ISA level (FORMAT.md) whose kernels this process runs: what CPU and system support, or the limit. 0 when
+ * not even the lowest. */
+LLMC_API uint32_t llmc_machine_get_isa_level(void);
+/* Takes the machine, from now on and in the whole process, for one of at most `level`: artifacts of a higher one are
+ * refused, and the library's own loops keep to it. For tests of what an older CPU does. Cannot fail; artifacts that are
+ * open stay usable; any thread may call it. */
+LLMC_API void llmc_machine_limit_isa_level(uint32_t level);
+
 /* ---- artifact: opening validates everything ------------------------------------------------------------ */
 typedef struct llmc_artifact llmc_artifact;
 

@@ -1,0 +1,31 @@
+"""ISA levels of FORMAT.md: what each target's artifacts demand, and the level that this machine is taken for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+NATIVE_TARGET = "LLMC_NATIVE_TARGET"
+"""Names a target in the environment: this machine is taken for one that has its instruction sets and no more."""
+
+TARGET_LEVELS = {
+    "x86-64-v3": 1,
+    "haswell": 1,
+    "x86-64-v4": 2,
+    "skylake-avx512": 2,
+    "icelake-server": 3,
+    "cooperlake": 4,
+    "znver4": 4,
+    "znver5": 4,
+    "sapphirerapids": 5,
+}
+"""Those of the compiler's targets (compiler/targets/cpu.py)."""
+
+
+def level_limit(environment: Mapping[str, str]) -> int | None:
+    """The level to keep to; None where the environment names none. Raises ValueError."""
+    name = environment.get(NATIVE_TARGET)
+    if not name:
+        return None
+    if name not in TARGET_LEVELS:
+        raise ValueError(f"{NATIVE_TARGET} is {name!r}; unset it, or name one of {', '.join(sorted(TARGET_LEVELS))}")
+    return TARGET_LEVELS[name]
