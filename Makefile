@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := runtime/native
 
-.PHONY: all demo bench test test-levels load-test lint native-test sanitize clean
+.PHONY: all demo bench test test-slow test-all test-levels load-test lint native-test sanitize clean
 
 all: test
 
@@ -23,14 +23,22 @@ demo: $(STAMP)
 	$(BIN)/llmc compile examples/tiny-chat -o out/tiny-chat
 	$(BIN)/llmc run out/tiny-chat --chat --prompt "I am very unhappy." --seed 1
 
-# A file of tests stays in one process: its fixtures compile models.
+# A file of tests stays in one process: its fixtures compile models. The longest files come first (tests/conftest.py).
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: $(STAMP) native-test
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(PYTEST) -m "not slow"
+
+# What takes a minute and more by itself: a storm of 2000 requests, training, an install without the compiler.
+test-slow: $(STAMP)
+	$(PYTEST) -m slow
+
+test-all: test test-slow test-levels
 
 # What depends on the machine's instruction sets, as if it were one of each lower ISA level.
 test-levels: $(STAMP)
 	@for target in $$($(BIN)/python tests/lower_levels.py); do \
-	  echo "as $$target:"; LLMC_NATIVE_TARGET=$$target $(BIN)/pytest -n 2 --dist loadfile -m native || exit 1; done
+	  echo "as $$target:"; LLMC_NATIVE_TARGET=$$target $(PYTEST) -m native || exit 1; done
 
 # 2000 good, cut-off and malformed requests against a server whose KV pool is too small.
 load-test: $(STAMP)

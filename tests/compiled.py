@@ -13,7 +13,9 @@ from llmc.runtime.binding import Artifact, Replayer
 
 
 def compile_tiny(model: Path, output: Path, cache: Path, **options: object) -> Artifact:
-    """Compiles `model` for this machine into `output` and opens it."""
+    """Compiles `model` for this machine into `output` and opens it. In this process: starting compiling processes takes
+    longer than a tiny model's kernels."""
+    options.setdefault("jobs", 1)
     config = CompileConfig(model=model, output=output, cache_dir=cache, **options)  # type: ignore[arg-type]
     compile_model(config)
     return Artifact(output)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +28,42 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 settings.register_profile("llmc", deadline=None)
 settings.load_profile("llmc")
 
+# Several workers share the cores, and the models are too small for a second thread of torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The files that take longest, the longest first: the worker that gets one last would be waited for.
+LONGEST = (
+    "tuning", "quant_kernels", "run_process", "readme", "quant_models", "background", "base_install", "server_load",
+    "parity", "kernels", "example_model", "engine_reference", "generic_models", "kernels_attention", "compile_workers",
+    "amx_kernels", "warm_compile", "generic_kernels", "server_http", "server_process", "server_fuzz", "cache_shared",
+)  # fmt: skip
+
 TINY_LADDER = "prefill=[1,2]x[16,32],decode=[1,2]x[64]"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {f"test_{name}": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
+def shared(factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run that all its workers have."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """The shared folder `name`, which the first worker that asks for it makes. Copy before changing."""
+    root = shared(factory) / f"shared-{name}"
+    done = root / "done"
+    with root.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            shutil.rmtree(root, ignore_errors=True)
+            root.mkdir()
+            make(root)
+            done.touch()
+    return root
 
 
 @dataclass(frozen=True)
@@ -44,16 +81,18 @@ def tiny_artifact(tmp_path_factory: pytest.TempPathFactory) -> TinyArtifact:
     from compiled import compile_tiny
     from tiny_models import make_tiny_model
 
-    root = tmp_path_factory.mktemp("tiny")
-    model = make_tiny_model(root / "model", "llama", num_hidden_layers=2)
-    compile_tiny(model, root / "artifact", root / "cache", buckets=TINY_LADDER, dtype="f32").close()
-    return TinyArtifact(model, root / "artifact", root / "cache")
+    def make(root: Path) -> None:
+        model = make_tiny_model(root / "model", "llama", num_hidden_layers=2)
+        compile_tiny(model, root / "artifact", root / "cache", buckets=TINY_LADDER, dtype="f32").close()
+
+    root = made_once(tmp_path_factory, "tiny", make)
+    return TinyArtifact(root / "model", root / "artifact", root / "cache")
 
 
 @pytest.fixture(scope="session")
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One kernel cache for the engine's models: most of their kernels are the same."""
-    return tmp_path_factory.mktemp("kernel-cache")
+    """One kernel cache for the models of all workers: most of their kernels are the same."""
+    return shared(tmp_path_factory) / "kernel-cache"
 
 
 @pytest.fixture(scope="session")
@@ -63,9 +102,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> tuple
     from engine_driver import MIXED_LADDER
     from tiny_models import make_tiny_model
 
-    root = tmp_path_factory.mktemp("llama")
-    model = make_tiny_model(root / "model", "llama")
-    return model, compile_tiny(model, root / "artifact", kernel_cache, buckets=MIXED_LADDER, dtype="f32", block_size=16)
+    from llmc.runtime.binding import Artifact
+
+    def make(root: Path) -> None:
+        model = make_tiny_model(root / "model", "llama")
+        compile_tiny(model, root / "artifact", kernel_cache, buckets=MIXED_LADDER, dtype="f32", block_size=16).close()
+
+    root = made_once(tmp_path_factory, "llama", make)
+    return root / "model", Artifact(root / "artifact")
 
 
 @pytest.fixture(scope="session")
@@ -75,12 +119,13 @@ def holed(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
     from compiled import compile_tiny
     from tiny_models import make_tiny_model
 
-    root = tmp_path_factory.mktemp("holed")
-    model = make_tiny_model(root / "model", "llama")
-    ladder = root / "ladder.json"
-    ladder.write_text(json.dumps({"prefill": [[1, 64], [4, 64]], "decode": [[4, 16], [2, 64]]}))
-    compile_tiny(model, root / "artifact", kernel_cache, buckets=str(ladder), dtype="f32", block_size=16).close()
-    return root / "artifact"
+    def make(root: Path) -> None:
+        model = make_tiny_model(root / "model", "llama")
+        ladder = root / "ladder.json"
+        ladder.write_text(json.dumps({"prefill": [[1, 64], [4, 64]], "decode": [[4, 16], [2, 64]]}))
+        compile_tiny(model, root / "artifact", kernel_cache, buckets=str(ladder), dtype="f32", block_size=16).close()
+
+    return made_once(tmp_path_factory, "holed", make) / "artifact"
 
 
 @pytest.fixture
@@ -124,9 +169,10 @@ def english_artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Pat
     """examples/tiny-english, compiled for 16 sequences, with a chat template. Copy before changing."""
     from compiled import compile_tiny
 
-    root = tmp_path_factory.mktemp("english")
-    model = Path(__file__).resolve().parent.parent / "examples" / "tiny-english"
-    ladder = "prefill=[1,4]x[32,128,512],decode=[1,4,16]x[128,512]"
-    compile_tiny(model, root / "artifact", kernel_cache, buckets=ladder, max_num_seqs=16).close()
-    (root / "artifact" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    return root / "artifact"
+    def make(root: Path) -> None:
+        model = Path(__file__).resolve().parent.parent / "examples" / "tiny-english"
+        ladder = "prefill=[1,4]x[32,128,512],decode=[1,4,16]x[128,512]"
+        compile_tiny(model, root / "artifact", kernel_cache, buckets=ladder, max_num_seqs=16).close()
+        (root / "artifact" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+
+    return made_once(tmp_path_factory, "english", make) / "artifact"

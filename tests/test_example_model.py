@@ -133,6 +133,7 @@ def test_steps_are_nearly_orthogonal(script: ModuleType, shape: tuple[int, ...])
     assert (torch.linalg.svdvals(update) - 1).abs().max() < 0.11
 
 
+@pytest.mark.slow
 def test_training_learns_and_repeats(script: ModuleType) -> None:
     stream = torch.arange(1, 5).repeat(1000)
     models = [script.train(script.PROSE, stream, 12_000, seed=3) for _ in range(2)]
