@@ -1,17 +1,20 @@
 """Cost tables: what the replays of an artifact's graphs take on one machine, measured; one JSON file for each pair.
 
-    {"llmc_cost_table": 1,
+    {"llmc_cost_table": 2,
      "machine": {"processor": "…", "threads": "2", …},
      "artifact": "64 hex digits",
      "padding": "skipped",
      "step_s": 1.1e-05, "token_s": 3e-07,
      "costs": [{"phase": "prefill", "batch": 1, "seq": 128, "sequences": 1, "tokens": 128, "context": 128,
-                "seconds": 0.0031, "repeats": 5}, …]}
+                "seconds": 0.0031, "repeats": 5, "deviation_s": 4e-05, "disturbed": 0.02}, …]}
 
 A cost is what a replay of one load typically took, of `repeats`: `sequences` with `tokens` new tokens in all, `context`
-tokens of context each once the step is done. The full load of a bucket is (batch, batch × seq, seq) in prefill and
-(batch, batch, seq) in decode; it is always among those of a bucket that was measured, others may follow. A table that
-covers part of a ladder is as valid as a whole one.
+tokens of context each once the step is done. `deviation_s` is the standard deviation of the repeats, 0 of a single one.
+`disturbed` is the share of the time that other programs took or that engine threads waited for a CPU, 0 to 1; 0 also
+where the system does not tell. Version 1 had neither and is read with 0 for both.
+
+The full load of a bucket is (batch, batch × seq, seq) in prefill and (batch, batch, seq) in decode; it is always among
+those of a bucket that was measured, others may follow. A table that covers part of a ladder is as valid as a whole one.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from typing import Any
 
 from .bucket import MAX_DIM, Bucket, BucketError
 
-VERSION = 1
+VERSION = 2
+DISTURBED = 0.1
+"""From this share on a cost was measured under load, and is measured again."""
 PADDING = ("skipped", "computed")
 _MARK = "llmc_cost_table"
 _MAX_FILE_BYTES = 1 << 24
@@ -43,7 +48,10 @@ class CostTableError(BucketError):
 
 @dataclass(frozen=True, order=True, slots=True)
 class ReplayCost:
-    """Typical wall time, seconds, of `repeats` replays of a load in `bucket`; context: tokens of a sequence, after."""
+    """Typical wall time, seconds, of `repeats` replays of a load in `bucket`; context: tokens of a sequence, after.
+
+    deviation_s: standard deviation of the repeats. disturbed: share of the time that other work took, 0 … 1.
+    """
 
     bucket: Bucket
     sequences: int
@@ -51,6 +59,8 @@ class ReplayCost:
     context: int
     seconds: float
     repeats: int = 1
+    deviation_s: float = 0.0
+    disturbed: float = 0.0
 
     def __post_init__(self) -> None:
         counts = {"sequences": self.sequences, "tokens": self.tokens, "context": self.context, "repeats": self.repeats}
@@ -64,6 +74,15 @@ class ReplayCost:
         number = isinstance(self.seconds, (int, float)) and not isinstance(self.seconds, bool)
         if not number or not 0 < self.seconds < math.inf:
             raise CostTableError(f"cost of {self.bucket} is {self.seconds!r}: a table needs seconds, more than 0")
+        for name, share, most in (("deviation_s", self.deviation_s, math.inf), ("disturbed", self.disturbed, 1)):
+            number = isinstance(share, (int, float)) and not isinstance(share, bool)
+            if not number or not 0 <= share <= most or share == math.inf:
+                raise CostTableError(f"{name} of a cost of {self.bucket} is {share!r}: use 0 to {most:g}")
+
+    @property
+    def under_load(self) -> bool:
+        """Whether other work disturbed the measurement so much that it is not to be trusted."""
+        return self.disturbed >= DISTURBED
 
     @property
     def load(self) -> tuple[Bucket, int, int, int]:
@@ -118,8 +137,13 @@ class CostTable:
         return {bucket: cost.seconds for bucket, cost in largest.items()}
 
     def with_costs(self, costs: Iterable[ReplayCost]) -> CostTable:
-        """This table and `costs`, which take the place of those of the same loads."""
-        merged = {cost.load: cost for cost in self.costs} | {cost.load: cost for cost in costs}
+        """This table and `costs`, which take the place of those of the same loads; none under load that of one that was
+        not, and none that of one more disturbed."""
+        merged = {cost.load: cost for cost in self.costs}
+        for cost in costs:
+            known = merged.get(cost.load)
+            if known is None or not cost.under_load or cost.disturbed <= known.disturbed:
+                merged[cost.load] = cost
         return replace(self, costs=tuple(merged.values()))
 
     def to_json(self) -> str:
@@ -141,7 +165,8 @@ class CostTable:
     @classmethod
     def from_data(cls, data: Any, name: str = "the cost table") -> CostTable:
         """The table that parsed JSON holds. Raises CostTableError."""
-        if not isinstance(data, dict) or data.get(_MARK) != VERSION:
+        version = data.get(_MARK) if isinstance(data, dict) else None
+        if isinstance(version, bool) or not isinstance(version, int) or version not in _ROW_KEYS:
             raise CostTableError(f'{name} is none of version {VERSION}: it needs "{_MARK}": {VERSION}')
         given = {key: value for key, value in data.items() if key != _MARK}
         if unknown := sorted(set(given) - _FIELDS):
@@ -150,13 +175,15 @@ class CostTable:
         if not isinstance(machine, dict) or not isinstance(artifact, str) or not isinstance(rows, list):
             raise CostTableError(f"{name} lacks machine, artifact or costs: measure again with llmc warmup")
         try:
-            return cls(**given | {"costs": tuple(_cost(row) for row in rows)})
+            return cls(**given | {"costs": tuple(_cost(row, _ROW_KEYS[version]) for row in rows)})
         except BucketError as error:
             raise CostTableError(f"{name}: {error}") from error
 
 
 _COUNTS = ("sequences", "tokens", "context")
-_ROW_KEYS = ("phase", "batch", "seq", *_COUNTS, "seconds", "repeats")
+_BUCKET_KEYS = ("phase", "batch", "seq")
+_ROW_KEYS: dict[int, tuple[str, ...]] = {1: (*_BUCKET_KEYS, *_COUNTS, "seconds", "repeats")}
+_ROW_KEYS[VERSION] = (*_ROW_KEYS[1], "deviation_s", "disturbed")
 _FIELDS = frozenset(field.name for field in fields(CostTable))
 
 
@@ -246,11 +273,11 @@ def find_tables(folder: Path, artifact: str) -> list[CostTable]:
 def _row(cost: ReplayCost) -> dict[str, Any]:
     bucket = cost.bucket
     row = {"phase": bucket.phase, "batch": bucket.batch, "seq": bucket.seq}
-    return row | {name: getattr(cost, name) for name in _ROW_KEYS[3:]}
+    return row | {name: getattr(cost, name) for name in _ROW_KEYS[VERSION][len(_BUCKET_KEYS) :]}
 
 
-def _cost(row: Any) -> ReplayCost:
-    if not isinstance(row, dict) or set(row) != set(_ROW_KEYS):
-        raise CostTableError(f"{str(row)[:80]} is no cost: give exactly {', '.join(_ROW_KEYS)}")
+def _cost(row: Any, keys: tuple[str, ...]) -> ReplayCost:
+    if not isinstance(row, dict) or set(row) != set(keys):
+        raise CostTableError(f"{str(row)[:80]} is no cost: give exactly {', '.join(keys)}")
     bucket = Bucket(row["phase"], row["batch"], row["seq"])
-    return ReplayCost(bucket, *(row[name] for name in _ROW_KEYS[3:]))
+    return ReplayCost(bucket, *(row[name] for name in keys[len(_BUCKET_KEYS) :]))

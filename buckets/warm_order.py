@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .bucket import Bucket, BucketError
+from .bucket import PHASES, Bucket, BucketError
 from .demand import ServerModel, demands
 from .trace import Trace
 from .usage import Usage, usage
@@ -31,27 +31,56 @@ def ladder_usage(trace: Trace, buckets: Iterable[Bucket]) -> dict[str, Usage]:
     return {phase: usage(demand, phases[phase]) for phase, demand in asked.items()}
 
 
+def parse_strategies(text: str) -> dict[str, str]:
+    """The strategy of each phase: one name for all, or phase=name,… with auto for the phases left out.
+
+    Raises BucketError naming what is not known.
+    """
+    if "=" not in text:
+        return {phase: _known(text) for phase in PHASES}
+    chosen = dict.fromkeys(PHASES, "auto")
+    named: set[str] = set()
+    for part in text.split(","):
+        phase, _, strategy = (word.strip() for word in part.partition("="))
+        if phase not in PHASES:
+            raise BucketError(f"warm-up order {text!r} names the phase {phase!r}: use {', '.join(PHASES)}")
+        if phase in named:
+            raise BucketError(f"warm-up order {text!r} names {phase} twice: give each phase once")
+        named.add(phase)
+        chosen[phase] = _known(strategy)
+    return chosen
+
+
+def _known(strategy: str) -> str:
+    if strategy not in STRATEGIES:
+        raise BucketError(f"warm-up order {strategy!r} is unknown: use one of {', '.join(STRATEGIES)}")
+    return strategy
+
+
 def warm_order(
     buckets: Sequence[Bucket], base: Iterable[int], strategy: str = "auto", used: Mapping[str, Usage] | None = None
 ) -> tuple[tuple[int, ...], int]:
     """All buckets by index, first to last, and how many of them are hot.
 
-    base: those that can serve everything; they come first and are hot. traffic (auto, with a trace): by the share of
-    the steps of its phase that a bucket serves in `used`; hot is what serves 95 % of each phase. min_tokens: few tokens
-    first. max_bs: large batches first. auto without a trace: as vLLM on Gaudi, min_tokens for prompts and max_bs for
-    decode. Raises BucketError.
+    strategy: as `parse_strategies` reads it. base: those that can serve everything; they come first and are hot.
+    traffic (auto, with a trace): by the share of the steps of its phase that a bucket serves in `used`; hot is what
+    serves 95 % of each such phase. min_tokens: few tokens first. max_bs: large batches first. auto without a trace: as
+    vLLM on Gaudi, min_tokens for prompts and max_bs for decode. Prompts come before decode where no share decides.
+    Raises BucketError.
     """
-    if strategy not in STRATEGIES:
-        raise BucketError(f"warm-up strategy {strategy!r} is unknown: use one of {', '.join(STRATEGIES)}")
-    if strategy == "traffic" and used is None:
-        raise BucketError("warm-up strategy traffic needs a trace: give one, or use min_tokens or max_bs")
+    by_phase = parse_strategies(strategy)
+    if used is None and "traffic" in by_phase.values():
+        raise BucketError("warm-up order traffic needs a trace: give one, or use min_tokens or max_bs")
+    counted = {phase for phase, name in by_phase.items() if name == "traffic" or (name == "auto" and used is not None)}
     base = set(base)
-    if used is None or strategy in ("min_tokens", "max_bs"):
-        order = sorted(range(len(buckets)), key=lambda i: (i not in base, *_rank(buckets[i], strategy)))
-        return tuple(order), len(base)
-    shares = _shares(buckets, used)
-    order = sorted(range(len(buckets)), key=lambda i: (i not in base, -shares[i], *_rank(buckets[i], "auto")))
-    hot, covered = set(base), {phase: 0.0 for phase in used}
+    shares = [
+        share if bucket.phase in counted else 0.0
+        for bucket, share in zip(buckets, _shares(buckets, used or {}), strict=True)
+    ]
+    order = sorted(
+        range(len(buckets)), key=lambda i: (i not in base, -shares[i], *_rank(buckets[i], by_phase[buckets[i].phase]))
+    )
+    hot, covered = set(base), dict.fromkeys(counted, 0.0)
     for index in base:
         covered[buckets[index].phase] = covered.get(buckets[index].phase, 0.0) + shares[index]
     for index in order:
@@ -65,7 +94,7 @@ def warm_order(
 def _rank(bucket: Bucket, strategy: str) -> tuple[int, int, int, int]:
     """Sort key within a strategy: prompts before decode."""
     decode = bucket.phase == "decode"
-    if strategy == "max_bs" or (strategy == "auto" and decode):
+    if strategy == "max_bs" or (strategy != "min_tokens" and decode):
         return decode, -bucket.batch, bucket.seq, 0
     return decode, bucket.batch * bucket.seq, bucket.seq, bucket.batch
 

@@ -20,6 +20,7 @@ from llmc.buckets.cost_table import (
     read_json,
     table_name,
 )
+from llmc.buckets.cost_trust import doubtful, falls, trusted
 from llmc.buckets.step_cost import StepCosts
 from llmc.runtime.device import PADDING, machine_facts
 
@@ -66,6 +67,14 @@ def measured_table(artifact: Path) -> CostTable:
     return min(tables, key=lambda table: not _is_here(table.machine))
 
 
+def table_warnings(table: CostTable) -> list[str]:
+    """What to know before trusting a table: costs that fall, which predictions refuse, and disturbed ones."""
+    fallen = falls(table.costs)
+    under_load = trusted(table.costs)[1]
+    lines = [f"{fallen[0]}: predictions refuse such costs, measure again with llmc warmup --again"] if fallen else []
+    return [*lines, *([under_load] if under_load else [])]
+
+
 def bucket_of(graph: GraphInfo) -> Bucket:
     """The bucket that a graph was compiled for."""
     return Bucket(graph.phase, graph.batch, graph.seq)
@@ -75,27 +84,32 @@ class CostRecorder:
     """The table of an artifact on this machine, filled step by step; it is written now and then, so an interrupted
     warm-up leaves what it has measured. Methods raise CostTableError when it cannot be written."""
 
-    def __init__(self, artifact: Path, folder: Path, num_threads: int) -> None:
+    def __init__(self, artifact: Path, folder: Path, graphs: Sequence[GraphInfo], num_threads: int) -> None:
         """num_threads: of the engine. Raises BucketError when the artifact's manifest does not tell what it is."""
         key, machine = artifact_key(read_manifest(artifact)), machine_facts(num_threads)
         self.path = folder / table_name(key, machine)
         known = load_table(folder, key, machine)
         self.table = CostTable(machine, key, known.costs, PADDING, known.step_s, known.token_s)
+        self._graphs = graphs
         self._pending: list[ReplayCost] = []
         self._written = time.monotonic()
 
-    def unknown(self, graphs: Sequence[GraphInfo]) -> frozenset[int]:
-        """Indices of the graphs whose bucket has no cost yet."""
-        known = self.table.buckets
-        return frozenset(i for i, graph in enumerate(graphs) if bucket_of(graph) not in known)
+    def unknown(self) -> frozenset[int]:
+        """Indices of the graphs whose bucket has no cost yet, or one to measure again: under load, or one that falls as
+        buckets grow."""
+        known = self.table.buckets - {cost.bucket for cost in doubtful(self.table)}
+        return frozenset(i for i, graph in enumerate(self._graphs) if bucket_of(graph) not in known)
 
     def take(self, step: WarmStep) -> None:
         """Notes what a step of the warm-up measured."""
         for one in step.measured:
-            load = one.load
-            tokens = load.num_seqs * load.tokens_each
-            bucket = bucket_of(step.graph)
-            self._pending.append(ReplayCost(bucket, load.num_seqs, tokens, load.context, one.seconds, one.repeats))
+            load, bucket = one.load, bucket_of(self._graphs[one.graph])
+            self._pending.append(
+                ReplayCost(
+                    bucket, load.num_seqs, load.tokens, load.context, one.seconds, one.repeats, one.deviation_s,
+                    one.disturbed,
+                )
+            )  # fmt: skip
         if time.monotonic() - self._written > _WRITE_EVERY_S:
             self.flush()
 

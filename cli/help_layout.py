@@ -14,7 +14,7 @@ SUMMARIES: Mapping[str, str] = {
     "run": "Generate text for prompts, offline.",
     "serve": "Serve a model over HTTP, as OpenAI's API does.",
     "chat": "Talk to a model in the terminal.",
-    "warmup": "Replay every graph once and measure what it costs.",
+    "warmup": "Warm every graph up and measure what it costs.",
     "inspect": "Show buckets, kernels, memory and weights of an artifact.",
     "profile": "Time one bucket by kernel and command.",
     "buckets": "Plan, try, show and import ladders of buckets.",
@@ -68,6 +68,9 @@ HEADINGS: Mapping[str, Headings] = {
             "threads", "max_num_seqs", "kv_bytes", "weight_memory", "prefix_cache", "miss_policy",
             "record_misses",
         ),
+        "Budget and warm-up": (
+            "memory_utilization", "graph_reserved_memory", "graph_prompt_ratio", "skip_warmup", "warmup_seconds",
+        ),
     },
     "serve": {
         "Model": (
@@ -84,7 +87,9 @@ HEADINGS: Mapping[str, Headings] = {
         "Memory": (
             "kv_bytes", "weight_memory", "memory_utilization", "graph_reserved_memory", "graph_prompt_ratio",
         ),
-        "Warm-up": ("ready_after", "warm_order", "warm_trace", "measure_costs"),
+        "Warm-up": (
+            "ready_after", "warm_order", "warm_trace", "warmup_seconds", "skip_warmup", "measure_costs",
+        ),
         "Load": ("max_queue", "request_timeout", "drain_timeout", "nice"),
         "Observing": (
             "log_level", "metrics", "page", "debug_endpoints", "access_log",

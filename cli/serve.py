@@ -13,13 +13,26 @@ import typer
 from .miss_policy import POLICY_HELP, check_miss_policy, engine_policy, miss_observers
 from .miss_records import prepare_record
 from .units import parse_size
+from .warm_flags import (
+    ORDER_HELP,
+    ORDER_METAVAR,
+    RATIO_ENV,
+    RATIO_HELP,
+    REPLAY_S,
+    RESERVED_ENV,
+    RESERVED_HELP,
+    SECONDS_HELP,
+    SKIP_ENV,
+    UTILIZATION_HELP,
+)
 from .weight_memory import WEIGHT_HELP, WeightMemory
 
 _HELP = """Serve an artifact or a model directory (compiled first, cached) over HTTP, as OpenAI's API does.
 
-Every graph is replayed before /ready answers 200, or, with --ready-after hot, the ones that traffic needs most; nothing
-compiles while requests are served. The first start on a machine also measures what graphs cost. SIGTERM and Ctrl+C let
-running requests finish; a second one ends at once.
+Every graph is warm before /ready answers 200, or, with --ready-after hot, the ones that traffic needs most: graphs are
+replayed for about --warmup-seconds, and those of the same kernels that are left are walked through. Nothing compiles
+while requests are served. Costs that are not known are measured on the way where that takes under two seconds of an
+idle machine. SIGTERM and Ctrl+C let running requests finish; a second one ends at once.
 
 \b
 Examples:
@@ -90,21 +103,9 @@ def serve_command(
     record_misses: Path | None = typer.Option(
         None, metavar="FILE", help="Append the shapes of such steps, for llmc buckets misses."
     ),
-    memory_utilization: float | None = typer.Option(
-        None, metavar="SHARE", help="Share of the available memory for weights, graphs and KV pool, 0 to 1."
-    ),
-    graph_reserved_memory: float | None = typer.Option(
-        None,
-        envvar="LLMC_GRAPH_RESERVED_MEM",
-        metavar="SHARE",
-        help="Of what the weights leave of it, the share for graphs; 0.1 unless given.",
-    ),
-    graph_prompt_ratio: float | None = typer.Option(
-        None,
-        envvar="LLMC_GRAPH_PROMPT_RATIO",
-        metavar="SHARE",
-        help="Of those, the share for prompt graphs; 0.3 unless given.",
-    ),
+    memory_utilization: float | None = typer.Option(None, metavar="SHARE", help=UTILIZATION_HELP),
+    graph_reserved_memory: float | None = typer.Option(None, envvar=RESERVED_ENV, metavar="SHARE", help=RESERVED_HELP),
+    graph_prompt_ratio: float | None = typer.Option(None, envvar=RATIO_ENV, metavar="SHARE", help=RATIO_HELP),
     ready_after: str = typer.Option(
         "all",
         metavar="all|hot",
@@ -112,14 +113,23 @@ def serve_command(
     ),
     warm_order: str = typer.Option(
         "auto",
-        metavar="auto|traffic|min_tokens|max_bs",
-        help="Order of the warm-up; auto: by --warm-trace, else by size.",
+        "--warm-order",
+        "--warmup-order",
+        metavar=ORDER_METAVAR,
+        help=f"Order of the warm-up; auto: by --warm-trace, else by size.{ORDER_HELP}",
     ),
     warm_trace: Path | None = typer.Option(
         None, metavar="FILE", help="Trace of requests that says which graphs are hot, as --record-trace writes."
     ),
-    measure_costs: bool = typer.Option(
-        False, help="Measure before ready what graphs cost, where `llmc warmup` has not; takes minutes for many graphs."
+    warmup_seconds: float = typer.Option(REPLAY_S, min=0, metavar="S", help=SECONDS_HELP),
+    skip_warmup: bool = typer.Option(
+        False, "--skip-warmup", envvar=SKIP_ENV, help="Take requests at once; the first ones pay for cold graphs."
+    ),
+    measure_costs: bool | None = typer.Option(
+        None,
+        "--measure-costs/--no-measure-costs",
+        help="Measure before ready what graphs cost, where `llmc warmup` has not; takes minutes for many graphs. "
+        "Neither: only where it takes under 2 s of an idle machine.",
     ),
     max_queue: int = typer.Option(4096, min=1, metavar="N", help="Requests that may wait; more get a 429."),
     request_timeout: float = typer.Option(0.0, min=0, metavar="S", help="Seconds a request may take; 0: no limit."),
@@ -161,7 +171,13 @@ def serve_command(
 
     budget = budget_options(memory_utilization, graph_reserved_memory, graph_prompt_ratio, pool_bytes)
     warm = WarmOptions(
-        trace=warm_trace, strategy=warm_order, ready_after=ready_after, measure=measure_costs, budget=budget
+        trace=warm_trace,
+        strategy=warm_order,
+        ready_after=ready_after,
+        measure=measure_costs,
+        replay_s=warmup_seconds,
+        skip=skip_warmup,
+        budget=budget,
     )
     artifact = model if (model / "graphs.bin").is_file() else compile_aside(model)
 

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from llmc.buckets.bucket import BucketError
-from llmc.buckets.warm_order import STRATEGIES, ladder_usage, warm_order
+from llmc.buckets.warm_order import ladder_usage, parse_strategies, warm_order
 from llmc.runtime.budget import Budget, BudgetError, BudgetOptions, base_graphs, plan_budget
 from llmc.runtime.warmup import WarmPlan
 
 from .cost_tables import CostRecorder, bucket_of, cost_folder
+from .warm_flags import REPLAY_S
+from .warm_log import WarmLog, bucket_lines
 
 if TYPE_CHECKING:
     from llmc.buckets.usage import Usage
@@ -24,28 +26,40 @@ if TYPE_CHECKING:
     from llmc.runtime.warmup import OnWarmStep, WarmStep
 
 READY_AFTER = ("all", "hot")
+MEASURE_WITHIN_S = 2.0
+"""What a server measures without being asked takes at most about so long, on an idle machine; seconds."""
 
 
 @dataclass(frozen=True)
 class WarmOptions:
-    """trace: traffic that orders the graphs. ready_after: all or hot. measure: costs that are not known; again: and
-    those that are. measure_s: about the seconds that measuring a load may take. budget: None for no budget."""
+    """trace: traffic that orders the graphs. ready_after: all or hot. measure: costs that are not known, or that are
+    not to be trusted; None: only where that takes MEASURE_WITHIN_S of an idle machine; again: and those that are.
+    measure_s: about the seconds that measuring a load may take. replay_s: about so long graphs are replayed, the rest
+    is walked through. skip: no warm-up. budget: None for no budget."""
 
     trace: Path | None = None
     strategy: str = "auto"
     ready_after: str = "all"
-    measure: bool = True
+    measure: bool | None = True
     again: bool = False
     measure_s: float = 0.1
     cost_folder: Path | None = None
+    replay_s: float = REPLAY_S
+    skip: bool = False
     budget: BudgetOptions | None = None
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            raise typer.BadParameter(f"warm-up order {self.strategy!r} is unknown: use {', '.join(STRATEGIES)}")
+        try:
+            by_phase = parse_strategies(self.strategy)
+        except BucketError as error:
+            raise typer.BadParameter(str(error)) from error
+        if self.skip and self.ready_after != "all":
+            raise typer.BadParameter("--skip-warmup leaves no graph to wait for: leave --ready-after out")
+        if self.skip and self.measure:
+            raise typer.BadParameter("--skip-warmup and --measure-costs exclude each other")
         if self.ready_after not in READY_AFTER:
             raise typer.BadParameter(f"--ready-after {self.ready_after!r} is unknown: use {' or '.join(READY_AFTER)}")
-        if self.strategy == "traffic" and self.trace is None:
+        if "traffic" in by_phase.values() and self.trace is None:
             raise typer.BadParameter(
                 "a warm-up ordered by traffic needs a trace: give one, or use min_tokens or max_bs"
             )
@@ -78,6 +92,9 @@ class WarmUpPlanner:
         self._artifact, self._options = artifact, options
         with Artifact(artifact) as opened:
             info, graphs = opened.info, opened.graphs()
+        self._vocab_size = info.vocab_size
+        for line in bucket_lines(graphs):
+            say(line)
         self._used = self._usage(graphs) if options.trace is not None else None
         self._order, self._num_hot = self._order_of(graphs, base_graphs(graphs))
         self.budget: Budget | None = None
@@ -100,19 +117,33 @@ class WarmUpPlanner:
             order, num_hot = self._order_of(graphs, [kept[i] for i in base], dropped)
         measure: frozenset[int] = frozenset()
         # Behind traffic nothing is measured: it would be slow, and what it found wrong.
-        if options.measure and options.ready_after == "all":
+        if options.measure is not False and options.ready_after == "all" and not options.skip:
             try:
-                self._recorder = CostRecorder(self._artifact, cost_folder(options.cost_folder), num_threads)
-                measure = frozenset(order) if options.again else self._recorder.unknown(graphs)
+                self._recorder = CostRecorder(self._artifact, cost_folder(options.cost_folder), graphs, num_threads)
+                measure = frozenset(order) if options.again else self._recorder.unknown()
             except BucketError as error:
                 say(f"warning: costs are not measured: {error}")
+        if options.skip:
+            say("the warm-up is skipped: the first requests pay for what graphs touch first")
         return WarmPlan(
             order,
             num_hot if options.ready_after == "hot" else len(order),
             measure & frozenset(order),
             dropped,
             options.measure_s,
+            MEASURE_WITHIN_S if options.measure is None else None,
+            options.replay_s,
+            options.skip,
         )
+
+    def log(self) -> WarmLog:
+        """Sums up a warm-up."""
+        return WarmLog(self._vocab_size)
+
+    def doubtful(self) -> frozenset[int]:
+        """Graphs by index whose measured costs are not to be trusted."""
+        self.flush()
+        return frozenset() if self._recorder is None else self._recorder.unknown()
 
     def take(self, step: WarmStep) -> None:
         """Notes what a step measured."""
@@ -164,11 +195,18 @@ def warm_up_progress(planner: WarmUpPlanner) -> Iterator[OnWarmStep]:
     columns = (TextColumn("[warm-up]", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bars = Progress(*columns, TextColumn("{task.description}"), console=console)
     task = bars.add_task("", total=None)
+    log = planner.log()
 
     def show(step: WarmStep) -> None:
         planner.take(step)
+        log.take(step)
+        draw(step)
         if step.done == step.total:
             planner.flush()
+            for line in (*log.lines(), *((f"note: {step.note}",) if step.note else ())):
+                say(line)
+
+    def draw(step: WarmStep) -> None:
         if not console.is_terminal:
             print(step.line(), file=sys.stderr, flush=True)
             return

@@ -1,4 +1,4 @@
-"""`llmc warmup`: replays every graph of an artifact and measures what it costs on this machine."""
+"""`llmc warmup`: warms the graphs of an artifact up and measures what they cost on this machine."""
 
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations
@@ -6,17 +6,23 @@ from __future__ import annotations
 import json
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from .warm_flags import ORDER_HELP, ORDER_METAVAR, REPLAY_S, SECONDS_HELP
 from .weight_memory import WEIGHT_HELP, WeightMemory
+
+# Costs that are not to be trusted are measured again at once, so often at most.
+_MORE_ROUNDS = 2
 
 if TYPE_CHECKING:
     from llmc.buckets.cost_table import CostTable
     from llmc.runtime.warmup import WarmUp
 
-_HELP = """Warm an artifact up: replay every graph once, and measure the cost of those that have none yet.
+_HELP = """Warm an artifact up: replay its graphs, and measure the cost of those that have none yet.
+
+Costs are measured again that fall as buckets grow, or that were measured while other programs kept the machine busy.
 
 A model directory is compiled first, in parallel; what is in the graph cache is not compiled again. Costs are kept by
 artifact and machine; llmc buckets plan --cost measured and llmc buckets simulate use them, and llmc serve does not
@@ -41,10 +47,13 @@ def warmup_command(
         None, metavar="FILE", help="Trace of requests, plain or .gz; -: stdin. Used buckets come first."
     ),
     order: str = typer.Option(
-        "auto", metavar="auto|traffic|min_tokens|max_bs", help="auto: traffic with a trace, else by size."
+        "auto",
+        metavar=ORDER_METAVAR,
+        help=f"Order of the graphs; auto: traffic with a trace, else by size.{ORDER_HELP}",
     ),
     again: bool = typer.Option(False, "--again", help="Measure costs that are known, too."),
     seconds: float = typer.Option(0.3, min=0, metavar="S", help="About so long each load is measured."),
+    warmup_seconds: float = typer.Option(REPLAY_S, min=0, metavar="S", help=SECONDS_HELP),
     num_threads: int = typer.Option(
         0, "--num-threads", "--threads", min=0, metavar="N", help="Threads; 0: every CPU this process may use."
     ),
@@ -55,13 +64,16 @@ def warmup_command(
 ) -> None:
     from llmc.runtime.binding import Artifact, Engine
     from llmc.runtime.overhead import measure_overhead
-    from llmc.runtime.warmup import WarmUp
+    from llmc.runtime.warmup import WarmPlan, WarmUp
 
+    from .cost_tables import table_warnings
     from .serve import compile_aside
-    from .warm import WarmOptions, WarmUpPlanner, warm_up_progress
+    from .warm import WarmOptions, WarmUpPlanner, say, warm_up_progress
 
     folder = None if cache_dir is None else cache_dir / "costs"
-    options = WarmOptions(trace=trace, strategy=order, again=again, measure_s=seconds, cost_folder=folder)
+    options = WarmOptions(
+        trace=trace, strategy=order, again=again, measure_s=seconds, cost_folder=folder, replay_s=warmup_seconds
+    )
     artifact_path = model if (model / "graphs.bin").is_file() else compile_aside(model)
     planner = WarmUpPlanner(artifact_path, options)
     with (
@@ -73,18 +85,35 @@ def warmup_command(
         warming = WarmUp(engine, graphs, plan, block_size=info.block_size, max_model_len=info.max_model_len)
         with warm_up_progress(planner) as on_step:
             warming.run(on_step)
+        for _ in range(_MORE_ROUNDS if plan.measure else 0):
+            again_by = planner.doubtful()
+            if not again_by:
+                break
+            say(f"{len(again_by)} graphs are measured again: their costs fall as buckets grow, or the machine was busy")
+            more = WarmPlan(tuple(sorted(again_by)), len(again_by), again_by, measure_s=seconds)
+            WarmUp(engine, graphs, more, block_size=info.block_size, max_model_len=info.max_model_len).run(planner.take)
         if plan.measure:
             planner.take_overhead(*measure_overhead(engine, info.max_num_seqs))
     recorder = planner.flush()
     if recorder is None:
         raise typer.Exit(1)
+    for warning in table_warnings(recorder.table):
+        say(f"warning: {warning}")
     report(recorder.table, recorder.path, warming, len(plan.measure), as_json=as_json)
 
 
 def report(table: CostTable, path: Path, warming: WarmUp, num_measured: int, *, as_json: bool) -> None:
     """Prints the costs: a table for people, or JSON."""
+    from .cost_tables import table_warnings
+
     if as_json:
-        summary = {"graphs": warming.total, "measured": num_measured, "seconds": round(warming.seconds, 3)}
+        counts = warming.counts
+        summary: dict[str, Any] = {
+            "graphs": warming.total,
+            "measured": num_measured,
+            "seconds": round(warming.seconds, 3),
+        }
+        summary |= {"replayed": counts.replayed, "walked": counts.walked, "warnings": table_warnings(table)}
         print(json.dumps(summary | {"cost_table": str(path), **json.loads(table.to_json())}, indent=2))
         return
     from rich.box import SIMPLE_HEAD
@@ -103,8 +132,10 @@ def report(table: CostTable, path: Path, warming: WarmUp, num_measured: int, *, 
         cells = (f"{value:.2f} ms" for value in (times[0], statistics.median(times), times[-1]))
         shown.add_row(phase, str(len(times)), *cells)
     print_table(shown, console)
+    counts = warming.counts
     console.print(
-        f"{warming.total} graphs warm in {warming.seconds:.1f} s, {num_measured} of them measured; costs in {path}",
+        f"{counts.warm} graphs warm in {warming.seconds:.1f} s, {counts.replayed} replayed and {counts.walked} walked; "
+        f"{num_measured} of them measured; costs in {path}",
         highlight=False,
         soft_wrap=True,
     )

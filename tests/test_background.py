@@ -272,11 +272,20 @@ def test_a_server_gets_what_its_traffic_lacks(artifact: Path, chat_artifact: Pat
             assert answer.status == 200, answer.content
             return [choice["logprobs"]["token_logprobs"] for choice in answer.json()["choices"]]
 
+        def warm() -> tuple[int, float]:
+            """Graphs that are warm, as /ready and as /metrics tell."""
+            metrics = server.ask("GET", "/metrics").content.decode()
+            line = next(line for line in metrics.splitlines() if line.startswith("llmc_graphs_warm "))
+            return server.ask("GET", "/ready").json()["graphs"]["warm"], float(line.split()[-1])
+
+        assert warm() == (4, 4)
         first = ask()
         deadline = time.monotonic() + 300
         while not any("added bucket decode:3x64" in line for line in server.log):
             assert ask() == first
             assert time.monotonic() < deadline, server.log
+        joined = warm()
+        assert joined[0] == joined[1] >= 5
 
         def replays() -> float:
             metrics = server.ask("GET", "/metrics").content.decode()

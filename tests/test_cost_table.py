@@ -31,6 +31,7 @@ COSTS = (
 TABLE = CostTable(MACHINE, KEY, COSTS, padding="skipped", step_s=1e-5, token_s=1e-7)
 ROW: dict[str, Any] = {"phase": "prefill", "batch": 1, "seq": 16, "sequences": 1, "tokens": 16, "context": 16}
 ROW |= {"seconds": 0.1, "repeats": 1}
+NEW_ROW = ROW | {"deviation_s": 0.01, "disturbed": 0.25}
 
 
 def manifest(**changes: Any) -> dict[str, Any]:
@@ -46,6 +47,29 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     TABLE.write(tmp_path / "sub" / "t.json")
     assert CostTable.read(tmp_path / "sub" / "t.json") == TABLE
     assert [path.name for path in (tmp_path / "sub").iterdir()] == ["t.json"]
+
+
+def test_what_a_measurement_was_like_is_written_and_read(tmp_path: Path) -> None:
+    table = replace(TABLE, costs=(replace(COSTS[0], deviation_s=0.01, disturbed=0.25),))
+    table.write(tmp_path / "t.json")
+    assert json.loads((tmp_path / "t.json").read_text())["llmc_cost_table"] == 2
+    assert CostTable.read(tmp_path / "t.json") == table
+
+
+def test_tables_of_version_1_are_read(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(changed())
+    (cost,) = CostTable.read(tmp_path / "t.json").costs
+    assert (cost.seconds, cost.deviation_s, cost.disturbed, cost.under_load) == (0.1, 0, 0, False)
+
+
+def test_a_cost_under_load_replaces_none_that_was_not() -> None:
+    clean, loaded = replace(COSTS[0], seconds=0.5), replace(COSTS[0], seconds=0.9, disturbed=0.5)
+    table = TABLE.with_costs([loaded])
+    assert table.full()[PREFILL] == clean.seconds
+    table = replace(TABLE, costs=(loaded,))
+    assert table.with_costs([replace(loaded, seconds=0.7, disturbed=0.3)]).costs[0].seconds == 0.7
+    assert table.with_costs([replace(loaded, seconds=2.0, disturbed=0.7)]).costs[0].seconds == 0.9
+    assert table.with_costs([clean]).costs == (clean,)
 
 
 def test_the_order_of_costs_does_not_matter() -> None:
@@ -131,8 +155,14 @@ def changed(**changes: Any) -> str:
     [
         ("", "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
-        ("[]", "none of version 1"),
-        ('{"llmc_cost_table": 2}', "none of version 1"),
+        ("[]", "none of version 2"),
+        ('{"llmc_cost_table": 3}', "none of version 2"),
+        ('{"llmc_cost_table": [2]}', "none of version 2"),
+        ('{"llmc_cost_table": true}', "none of version 2"),
+        (changed(llmc_cost_table=2), "give exactly .* disturbed"),
+        (changed(costs=[NEW_ROW]), "give exactly .* repeats"),
+        (changed(llmc_cost_table=2, costs=[NEW_ROW | {"disturbed": 1.5}]), "disturbed .* is 1.5"),
+        (changed(llmc_cost_table=2, costs=[NEW_ROW | {"deviation_s": -1}]), "deviation_s .* is -1"),
         ('{"llmc_cost_table": 1}', "lacks machine, artifact or costs"),
         (changed(x=1), "unknown field 'x'"),
         (changed(machine={}), "it needs facts"),

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from llmc.runtime.engine import BucketMiss, EngineStats, GraphStats
 from llmc.runtime.server.metrics import FINISH_REASONS, EngineProbe, Latencies, ServerMetrics
 from llmc.runtime.server.requests import RequestRecord
+from llmc.runtime.warmup import WarmCounts
 
 ROOT = Path(__file__).resolve().parent.parent
 MS = 1_000_000
@@ -46,7 +47,7 @@ def metrics_of(**values: int) -> ServerMetrics:
         graph_stats=lambda: [GraphStats(0, 0, 0, 0), GraphStats(10, 30, 10, 8_000_000_000)],
         bucket_misses=lambda: [BucketMiss("decode", 5, 5, 40, 7)],
         graphs=GRAPHS,  # type: ignore[arg-type]
-        num_warm_graphs=lambda: 1,
+        warm_counts=lambda: WarmCounts(1, 1),
     )
     return ServerMetrics(probe, {"version": "1.2", "model": "tiny"})
 
@@ -151,7 +152,8 @@ def test_engine_counters() -> None:
     )  # fmt: skip
     expected = {
         "llmc_sequences_running": 3, "llmc_sequences_waiting": 2, "llmc_kv_blocks": 100, "llmc_kv_blocks_used": 40,
-        "llmc_kv_blocks_cached": 70, "llmc_threads": 4, "llmc_graphs": 2, "llmc_graphs_warm": 1,
+        "llmc_kv_blocks_cached": 70, "llmc_threads": 4, "llmc_graphs": 2, "llmc_graphs_warm": 2,
+        "llmc_graphs_replayed": 1, "llmc_graphs_walked": 1,
         "llmc_preemptions_total": 5, "llmc_prompt_tokens_total": 200, "llmc_generation_tokens_total": 90,
         "llmc_prefix_cache_query_tokens_total": 150, "llmc_prefix_cache_hit_tokens_total": 50,
         "llmc_decode_step_seconds_total": 3, "llmc_max_request_tokens": 48,
@@ -167,7 +169,7 @@ def test_engine_counters() -> None:
 
 def test_counters_are_read_at_each_scrape() -> None:
     tokens = iter((1, 2))
-    probe = EngineProbe(lambda: stats(output_tokens=next(tokens)), lambda: [], lambda: [], [], lambda: 0)
+    probe = EngineProbe(lambda: stats(output_tokens=next(tokens)), lambda: [], lambda: [], [], WarmCounts)
     metrics = ServerMetrics(probe, {})
     assert value(metrics, "llmc_generation_tokens_total") == 1
     assert value(metrics, "llmc_generation_tokens_total") == 2
@@ -293,7 +295,7 @@ def test_counters_of_a_running_engine_agree(tiny_artifact: TinyArtifact) -> None
     from llmc.runtime.server.requests import EngineRequest
 
     engine = AsyncEngine(tiny_artifact.artifact, num_threads=1, pin_threads=False)
-    probe = EngineProbe(engine.stats, engine.graph_stats, engine.bucket_misses, engine.graphs, lambda: 0)
+    probe = EngineProbe(engine.stats, engine.graph_stats, engine.bucket_misses, engine.graphs, WarmCounts)
     metrics = ServerMetrics(probe, {"model": "tiny"})
     engine.on_record.append(metrics.on_record)
 

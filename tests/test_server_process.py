@@ -114,16 +114,36 @@ def test_it_warms_up_serves_and_ends(english_artifact: Path) -> None:
         total = len(steps)
         for number, line in enumerate(steps, 1):
             assert re.fullmatch(
-                rf"\[warm-up\] (prefill|decode) +{number}/{total} batch \d+ (length|context) \d+ [\d.]+ ms, "
-                r"[\d.]+ GiB free(, \d+ s left)?\n",
+                rf"\[warm-up\] (prefill|decode) +{number}/{total} batch \d+ (length|context) \d+ "
+                r"(replayed|walked) in [\d.]+ ms, [\d.]+ GiB free(, \d+ s left)?\n",
                 line,
             )
-        assert httpx.get(f"{url}/ready", timeout=PATIENCE_S).json()["graphs"]["total"] == total
+        graphs = httpx.get(f"{url}/ready", timeout=PATIENCE_S).json()["graphs"]
+        assert graphs["total"] == graphs["warm"] == graphs["replayed"] + graphs["walked"] == total
+        assert graphs["replayed"] == sum(" replayed in " in line for line in steps)
+        for phase, counts in graphs["by_phase"].items():
+            assert sum(f"{phase} buckets: {counts['total']} (" in line for line in served.lines) == 1
+            (warm,) = (line for line in served.lines if f"{phase} graphs warm: {counts['total']}, " in line)
+            assert f" {counts['replayed']} replayed and {counts['walked']} walked in " in warm
         answer = httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 4}, timeout=PATIENCE_S)
         assert answer.json()["model"] == "tiny"
         served.process.send_signal(signal.SIGTERM)
         assert served.finish() == 0
     assert not [line for line in served.lines if "Traceback" in line]
+
+
+def test_without_a_warm_up_it_is_ready_at_once(english_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMC_SKIP_WARMUP", "1")
+    with started(english_artifact, "--no-access-log", "--num-threads", "1") as served:
+        url = url_of(served)
+        graphs = httpx.get(f"{url}/ready", timeout=PATIENCE_S).json()["graphs"]
+        assert (graphs["skipped"], graphs["warm"]) == (True, 0)
+        answer = httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 4}, timeout=PATIENCE_S)
+        assert answer.json()["usage"]["completion_tokens"] == 4
+        served.process.send_signal(signal.SIGTERM)
+        assert served.finish() == 0
+    assert not [line for line in served.lines if line.startswith("[warm-up]")]
+    assert any("the warm-up is skipped" in line for line in served.lines)
 
 
 def test_sigterm_lets_a_stream_finish_and_takes_no_new_request(english_artifact: Path) -> None:

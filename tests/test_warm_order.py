@@ -9,7 +9,7 @@ from llmc.buckets.bucket import Bucket, BucketError
 from llmc.buckets.demand import Demand
 from llmc.buckets.trace import Trace
 from llmc.buckets.usage import Usage, usage
-from llmc.buckets.warm_order import HOT_SHARE, ladder_usage, warm_order
+from llmc.buckets.warm_order import HOT_SHARE, ladder_usage, parse_strategies, warm_order
 
 PREFILL = [Bucket("prefill", b, s) for b in (1, 2) for s in (128, 256, 512)]
 DECODE = [Bucket("decode", b, s) for b in (1, 4) for s in (256, 1024)]
@@ -75,7 +75,40 @@ def test_usage_comes_from_a_trace() -> None:
 
 
 def test_bad_strategies() -> None:
-    with pytest.raises(BucketError, match="strategy 'best' is unknown"):
+    with pytest.raises(BucketError, match="order 'best' is unknown"):
         warm_order(ALL, BASE, "best")
     with pytest.raises(BucketError, match="traffic needs a trace"):
         warm_order(ALL, BASE, "traffic")
+
+
+def test_each_phase_may_have_a_strategy_of_its_own() -> None:
+    assert parse_strategies("max_bs") == dict.fromkeys(("prefill", "decode", "mixed"), "max_bs")
+    assert parse_strategies("decode=min_tokens") == {"prefill": "auto", "decode": "min_tokens", "mixed": "auto"}
+    order, hot = warm_order(ALL, BASE, "prefill=max_bs, decode=min_tokens")
+    assert set(names(order)[:hot]) == {"prefill:2x512", "decode:4x1024"}
+    assert names(order)[hot : hot + 2] == ["prefill:2x128", "prefill:2x256"]
+    assert names(order)[-3:] == ["decode:1x256", "decode:4x256", "decode:1x1024"]
+    # Traffic decides for one phase alone.
+    order, hot = warm_order(ALL, BASE, "prefill=traffic,decode=max_bs", USED)
+    assert set(names(order[:hot])) == {"prefill:2x512", "decode:4x1024", "prefill:1x256", "prefill:1x128"}
+    assert names(order)[-3:] == ["decode:4x256", "decode:1x256", "decode:1x1024"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("decoding=max_bs", "names the phase 'decoding'"),
+        ("decode=best", "order 'best' is unknown"),
+        ("decode=max_bs,decode=auto", "names decode twice"),
+        ("prefill=max_bs,", "names the phase ''"),
+        ("", "order '' is unknown"),
+    ],
+)
+def test_bad_strategies_of_phases(text: str, says: str) -> None:
+    with pytest.raises(BucketError, match=says):
+        parse_strategies(text)
+
+
+def test_traffic_for_one_phase_needs_a_trace() -> None:
+    with pytest.raises(BucketError, match="traffic needs a trace"):
+        warm_order(ALL, BASE, "decode=traffic")

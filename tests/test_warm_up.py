@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
 from llmc.runtime.binding import GraphInfo
-from llmc.runtime.warmup import Load, WarmPlan, WarmStep, WarmUp, full_load, half_load, light_load, typical
+from llmc.runtime.disturbance import BUSY, Mark
+from llmc.runtime.measuring import Load, MeasuredLoad, Measurer, full_load, half_load, light_load, typical
+from llmc.runtime.warmup import WarmCounts, WarmPlan, WarmStep, WarmUp
 
 BLOCK, MAX_LEN = 16, 64
 
@@ -34,6 +37,23 @@ class Recorder:
         self.enabled[graph] = on
 
 
+@dataclass
+class Machine:
+    """How busy it is: seconds that an engine thread waits in each replay, in turn and then 0; the share others take."""
+
+    waits: list[float] = field(default_factory=list)
+    others: float = 0.0
+
+    def mark(self) -> Mark:
+        return Mark(0.0, {})
+
+    def waited_s(self, since: Mark) -> float:
+        return self.waits.pop(0) if self.waits else 0.0
+
+    def taken(self, since: Mark) -> float:
+        return self.others
+
+
 def graph(phase: str, batch: int, seq: int) -> GraphInfo:
     tokens = batch if phase == "decode" else batch * seq
     blocks = -(-seq // BLOCK) if phase == "decode" else MAX_LEN // BLOCK
@@ -43,8 +63,9 @@ def graph(phase: str, batch: int, seq: int) -> GraphInfo:
 GRAPHS = [graph("prefill", 1, 16), graph("prefill", 2, 64), graph("decode", 1, 32), graph("decode", 4, 64)]
 
 
-def warm_up(engine: Recorder, plan: WarmPlan | None = None) -> WarmUp:
-    return WarmUp(engine, GRAPHS, plan, block_size=BLOCK, max_model_len=MAX_LEN)
+def warm_up(engine: Recorder, plan: WarmPlan | None = None, machine: Machine | None = None) -> WarmUp:
+    watch = machine or Machine()
+    return WarmUp(engine, GRAPHS, plan, block_size=BLOCK, max_model_len=MAX_LEN, watch=watch)
 
 
 def run(engine: Recorder, plan: WarmPlan | None = None, **options: bool) -> tuple[WarmUp, list[WarmStep]]:
@@ -60,7 +81,8 @@ def test_every_graph_is_replayed_once_the_dearest_first() -> None:
     assert [index for index, _ in engine.replays] == [1, 0, 3, 2]
     assert [step.done for step in steps] == [1, 2, 3, 4]
     assert warming.done
-    assert warming.coverage()["by_phase"] == {"prefill": {"total": 2, "warm": 2}, "decode": {"total": 2, "warm": 2}}
+    two = {"total": 2, "warm": 2, "replayed": 2, "walked": 0}
+    assert warming.coverage()["by_phase"] == {"prefill": two, "decode": two}
     assert engine.enabled == {}
 
 
@@ -70,21 +92,41 @@ def test_a_replay_carries_the_whole_batch() -> None:
     assert dict(engine.replays) == {i: Load(g.max_seqs, 1, 1) for i, g in enumerate(GRAPHS)}
 
 
-def test_graphs_of_the_same_kernels_are_walked_once_one_was_replayed() -> None:
+def test_beyond_the_time_for_replays_graphs_of_the_same_kernels_are_walked() -> None:
     engine = Recorder()
     graphs = [graph("prefill", 1, 16), graph("prefill", 1, 64), graph("prefill", 2, 64), graph("decode", 1, 64)]
-    plan = WarmPlan((1, 0, 2, 3), 4)
-    warming = WarmUp(engine, graphs, plan, block_size=BLOCK, max_model_len=MAX_LEN)
-    warming.run()
+    plan = WarmPlan((1, 0, 2, 3), 4, replay_s=0)
+    warming = WarmUp(engine, graphs, plan, block_size=BLOCK, max_model_len=MAX_LEN, watch=Machine())
+    steps: list[WarmStep] = []
+    warming.run(steps.append)
     assert [index for index, _ in engine.replays] == [1, 2, 3]
     assert engine.walks == [0]
     assert warming.done
+    assert warming.counts == WarmCounts(replayed=3, walked=1)
+    assert [step.replayed for step in steps] == [True, False, True, True]
+    assert " walked in 0.05 ms" in steps[1].line()
+    coverage = warming.coverage()
+    assert (coverage["warm"], coverage["replayed"], coverage["walked"]) == (4, 3, 1)
+    assert coverage["by_phase"] == {
+        "prefill": {"total": 3, "warm": 3, "replayed": 2, "walked": 1},
+        "decode": {"total": 1, "warm": 1, "replayed": 1, "walked": 0},
+    }
     # A graph whose cost is wanted is replayed all the same.
     engine = Recorder()
-    plan = WarmPlan((1, 0, 2, 3), 4, measure=frozenset({0}), measure_s=0)
-    WarmUp(engine, graphs, plan, block_size=BLOCK, max_model_len=MAX_LEN).run()
+    plan = WarmPlan((1, 0, 2, 3), 4, measure=frozenset({0}), measure_s=0, replay_s=0)
+    WarmUp(engine, graphs, plan, block_size=BLOCK, max_model_len=MAX_LEN, watch=Machine()).run()
     assert engine.walks == []
     assert [index for index, _ in engine.replays] == [1, 0, 0, 0, 0, 2, 3]
+
+
+def test_graphs_are_replayed_while_the_time_for_it_lasts() -> None:
+    # The first replay of a graph takes a second and 1 ms here.
+    graphs = [graph("decode", 1, 16 * (n + 1)) for n in range(4)]
+    for seconds, walked in ((1.5, [1, 2, 3]), (2.5, [2, 3]), (60.0, [])):
+        engine = Recorder()
+        plan = WarmPlan((0, 1, 2, 3), 4, replay_s=seconds)
+        WarmUp(engine, graphs, plan, block_size=BLOCK, max_model_len=MAX_LEN, watch=Machine()).run()
+        assert engine.walks == walked
 
 
 def test_full_loads_fill_the_buckets() -> None:
@@ -165,7 +207,125 @@ def test_the_estimate_falls_to_nothing() -> None:
 
 def test_a_line_tells_graph_time_and_memory() -> None:
     step = WarmStep(3, 72, GRAPHS[3], 2_500_000, (), 12.4, 3 << 30)
-    assert step.line() == "[warm-up] decode  3/72 batch 4 context 64 2.50 ms, 3.00 GiB free, 12 s left"
+    assert step.line() == "[warm-up] decode  3/72 batch 4 context 64 replayed in 2.50 ms, 3.00 GiB free, 12 s left"
+
+
+def measure(times: list[float], machine: Machine, measure_s: float = 0.09) -> tuple[MeasuredLoad, int]:
+    """What is measured where replays take `times`, in turn, and the last one from then on; and how many there were."""
+    left = list(times)
+    replays: list[int] = []
+
+    def replay(index: int, load: Load) -> int:
+        replays.append(index)
+        return round((left.pop(0) if len(left) > 1 else left[0]) * 1e9)
+
+    found: list[MeasuredLoad] = []
+
+    def work() -> Iterator[None]:
+        found.append((yield from Measurer(replay, machine, measure_s=measure_s).measure(3, Load(1, 1, 16))))
+
+    assert len(list(work())) == len(replays), "others get their turn before each replay"
+    return found[0], len(replays)
+
+
+def test_repeats_that_waited_for_a_cpu_do_not_count() -> None:
+    waits = [0.02, 0.0, 0.02, 0.0, 0.0, 0.02, 0.0, 0.0, 0.0]
+    times = [0.01 + wait for wait in waits]
+    found, _ = measure(times, Machine(list(waits)), measure_s=0.1)
+    assert (found.seconds, found.disturbed) == (pytest.approx(0.01), 0)
+    assert found.repeats == 6
+    assert found.deviation_s == pytest.approx(0, abs=1e-12)
+
+
+def test_what_was_measured_under_load_says_so() -> None:
+    found, replays = measure([0.022], Machine([0.0218] * 99), measure_s=0.2)
+    assert found.disturbed == pytest.approx(0.0218 / 0.022, abs=1e-3)
+    assert found.disturbed > BUSY
+    assert replays == 27, "patient, but not for ever"
+    # Other programs beside the engine's threads slow memory down, even where none of these waits.
+    assert measure([0.01], Machine(others=0.5))[0].disturbed == 0.5
+    assert measure([0.01], Machine())[0].disturbed == 0
+
+
+def test_the_spread_of_the_repeats_is_noted() -> None:
+    found, _ = measure([0.01, 0.012, 0.008], Machine(), measure_s=0.031)
+    assert (found.repeats, found.seconds, found.deviation_s) == (3, pytest.approx(0.01), pytest.approx(0.002))
+
+
+def beside(machine: Machine, within_s: float) -> tuple[WarmUp, list[WarmStep], Recorder]:
+    """A start that measures what is quick."""
+    engine = Recorder()
+    plan = WarmPlan((3, 1, 0, 2), 4, measure=frozenset(range(4)), measure_within_s=within_s)
+    steps: list[WarmStep] = []
+    warming = warm_up(engine, plan, machine)
+    warming.run(steps.append)
+    return warming, steps, engine
+
+
+# Light replays take a second each here, being a graph's first: the estimate has them in it.
+LONG_ENOUGH = 60.0
+
+
+def test_an_idle_machine_measures_beside_a_start_what_is_quick() -> None:
+    warming, steps, engine = beside(Machine(), LONG_ENOUGH)
+    assert warming.done
+    assert [step.done for step in steps] == [1, 2, 3, 4]
+    assert not any(step.measured for step in steps[:-1]), "all graphs are warm first"
+    measured = steps[-1].measured
+    assert {one.graph for one in measured} == set(range(4))
+    assert all(one.repeats == 3 for one in measured)
+    assert (1, Load(2, 64, 64)) in engine.replays
+    assert steps[-1].note == ""
+
+
+def test_nothing_is_measured_beside_a_start_on_a_busy_machine() -> None:
+    warming, steps, engine = beside(Machine(others=BUSY), LONG_ENOUGH)
+    assert warming.done
+    assert not any(step.measured for step in steps)
+    assert "other programs keep this machine busy" in steps[-1].note
+    assert len(engine.replays) == 4
+    # It becomes busy meanwhile: what was disturbed is not kept.
+    warming, steps, _ = beside(Machine(waits=[0.0] * 9 + [9.0] * 99), LONG_ENOUGH)
+    assert warming.done
+    assert all(one.disturbed == 0 for one in steps[-1].measured)
+    assert len({one.graph for one in steps[-1].measured}) < 4
+    assert "busy" in steps[-1].note
+
+
+def test_what_takes_long_is_not_measured_beside_a_start() -> None:
+    warming, steps, engine = beside(Machine(), 0.1)
+    assert warming.done
+    assert not steps[-1].measured
+    assert "it would take about" in steps[-1].note
+    assert "llmc warmup" in steps[-1].note
+    assert len(engine.replays) == 4, "nothing longer than that was tried"
+
+
+def test_a_warm_up_that_is_skipped_replays_nothing_and_is_ready() -> None:
+    engine = Recorder()
+    warming = warm_up(engine, WarmPlan((3, 1, 0), 3, dropped=frozenset({2}), skipped=True))
+    warming.restrict()
+    warming.run()
+    assert warming.hot_done
+    assert warming.done
+    assert warming.advance() is None
+    assert (engine.replays, engine.walks) == ([], [])
+    assert engine.enabled == {2: False}
+    coverage = warming.coverage()
+    assert (coverage["skipped"], coverage["total"], coverage["warm"]) == (True, 3, 0)
+
+
+def test_graphs_that_join_are_counted() -> None:
+    warming, _ = run(Recorder())
+    warming.joined([graph("decode", 3, 64), graph("mixed", 2, 32)])
+    assert warming.done
+    coverage = warming.coverage()
+    assert (coverage["total"], coverage["warm"], coverage["replayed"]) == (6, 6, 6)
+    assert coverage["by_phase"] == {
+        "prefill": {"total": 2, "warm": 2, "replayed": 2, "walked": 0},
+        "decode": {"total": 3, "warm": 3, "replayed": 3, "walked": 0},
+        "mixed": {"total": 1, "warm": 1, "replayed": 1, "walked": 0},
+    }
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,45 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.cost_table import CostTable
 from llmc.cli.main import EXIT_INTERRUPTED, EXIT_USAGE, main
 from llmc.cli.warm import WarmOptions, WarmUpPlanner
+from llmc.runtime import warmup
 from llmc.runtime.binding import Artifact, Engine, LlmcError
 from llmc.runtime.budget import BudgetOptions, base_graphs
+from llmc.runtime.disturbance import Mark
+from llmc.runtime.measuring import Load, full_load
 from llmc.runtime.server.app import create_app
 from llmc.runtime.server.run import open_engine
-from llmc.runtime.warmup import Load, WarmPlan, full_load
+from llmc.runtime.warmup import WarmPlan
+
+
+# What a replay takes by these tests' clock: a machine's own is no part of what they are about.
+def ns_of(load: Load) -> int:
+    return 50_000 + 1_000 * load.tokens + 10 * load.context
+
+
+class Idle:
+    """A machine on which nothing else runs."""
+
+    def mark(self) -> Mark:
+        return Mark(0.0, {})
+
+    def waited_s(self, since: Mark) -> float:
+        return 0.0
+
+    def taken(self, since: Mark) -> float:
+        return 0.0
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays take what `ns_of` says, undisturbed."""
+    real = Engine.warm_load
+
+    def warm_load(self: Engine, graph: int, *load: int) -> int:
+        assert real(self, graph, *load) > 0
+        return ns_of(Load(*load))
+
+    monkeypatch.setattr(Engine, "warm_load", warm_load)
+    monkeypatch.setattr(warmup, "MachineWatch", Idle)
 
 
 @pytest.fixture
@@ -164,9 +198,121 @@ def test_plans_take_the_measured_costs(
     assert len(by_buckets["ladder"]["prefill"]) > len(by_artifact["ladder"]["prefill"]) == 1
 
 
+class Busy(Idle):
+    """A machine that others keep busy for the first so many stretches that somebody asks about."""
+
+    left = 0
+
+    def taken(self, since: Mark) -> float:
+        Busy.left -= 1
+        return 0.5 if Busy.left >= 0 else 0.0
+
+
+def test_what_was_measured_under_load_is_measured_again(
+    tiny_artifact: TinyArtifact, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["warmup", str(tiny_artifact.artifact), "--threads", "1", "--seconds", "0", "--json"]
+    monkeypatch.setattr(warmup, "MachineWatch", Busy)
+    Busy.left = 1 << 30
+    assert main(command) == 0
+    captured = capsys.readouterr()
+    costs = table_in(cache).costs
+    assert all(cost.disturbed == 0.5 for cost in costs)
+    assert "are measured again" in captured.err
+    (told,) = json.loads(captured.out)["warnings"]
+    assert told.startswith(f"{len(costs)} of {len(costs)} costs were measured while other programs took up to 50%")
+    assert f"warning: {told}" in captured.err
+    # The next warm-up measures them again; the first two loads are disturbed once more, and are measured at its end.
+    Busy.left = 2
+    assert main(command) == 0
+    assert all(cost.disturbed == 0 for cost in table_in(cache).costs)
+    assert json.loads(capsys.readouterr().out)["warnings"] == []
+
+
+def test_costs_that_fall_are_told_and_measured_again(
+    tiny_artifact: TinyArtifact, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["warmup", str(tiny_artifact.artifact), "--threads", "1", "--seconds", "0", "--json"]
+    smallest = min(bucket for bucket in buckets_of(tiny_artifact.artifact) if bucket.phase == "decode")
+    with monkeypatch.context() as patch:
+        slow = Engine.warm_load
+
+        def warm_load(self: Engine, graph: int, *load: int) -> int:
+            with Artifact(tiny_artifact.artifact) as artifact:
+                one = artifact.graphs()[graph]
+            return slow(self, graph, *load) * (90 if Bucket(one.phase, one.batch, one.seq) == smallest else 1)
+
+        patch.setattr(Engine, "warm_load", warm_load)
+        assert main(command) == 0
+    captured = capsys.readouterr()
+    (told,) = json.loads(captured.out)["warnings"]
+    assert str(smallest) in told
+    assert "llmc warmup --again" in told
+    assert "are measured again" in captured.err
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == []
+
+
+def plan_of(artifact: Path, **options: Any) -> WarmPlan:
+    with Artifact(artifact) as opened:
+        return WarmUpPlanner(artifact, WarmOptions(**options)).plan(opened.graphs(), 1)
+
+
+def test_a_server_measures_by_itself_only_what_is_quick(tiny_artifact: TinyArtifact, cache: Path) -> None:
+    artifact = tiny_artifact.artifact
+    plan = plan_of(artifact, measure=None)
+    assert plan.measure == frozenset(plan.order)
+    assert plan.measure_within_s == 2.0
+    assert plan_of(artifact, measure=True).measure_within_s is None
+    assert plan_of(artifact, measure=False).measure == frozenset()
+    assert plan_of(artifact, measure=None, ready_after="hot").measure == frozenset()
+    skipped = plan_of(artifact, measure=None, skip=True)
+    assert (skipped.skipped, skipped.measure) == (True, frozenset())
+
+
+def test_a_server_keeps_what_it_measured_beside_its_start(tiny_artifact: TinyArtifact, cache: Path) -> None:
+    artifact = tiny_artifact.artifact
+    planner = WarmUpPlanner(artifact, WarmOptions(measure=None))
+    with Artifact(artifact) as opened, Engine(opened, num_threads=1) as engine:
+        info, graphs = opened.info, opened.graphs()
+        plan = planner.plan(graphs, 1)
+        warming = warmup.WarmUp(engine, graphs, plan, block_size=info.block_size, max_model_len=info.max_model_len)
+        warming.run(planner.take)
+    planner.flush()
+    table = table_in(cache)
+    assert table.buckets == buckets_of(artifact)
+    assert all(cost.repeats == 3 for cost in table.costs)
+    assert plan_of(artifact, measure=None).measure == frozenset()
+
+
+def test_the_log_lists_buckets_and_warm_graphs(
+    tiny_artifact: TinyArtifact, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["warmup", str(tiny_artifact.artifact), "--threads", "1", "--seconds", "0"]
+    assert main(command) == 0
+    lines = capsys.readouterr().err.splitlines()
+    buckets = buckets_of(tiny_artifact.artifact)
+    for phase in ("prefill", "decode"):
+        mine = [bucket for bucket in buckets if bucket.phase == phase]
+        (listed,) = (line for line in lines if line.startswith(f"llmc: {phase} buckets: {len(mine)} ("))
+        (warm,) = (line for line in lines if line.startswith(f"llmc: {phase} graphs warm: {len(mine)}, "))
+        assert f" {len(mine)} replayed and 0 walked in " in warm
+        for line in (listed, warm):
+            batches = dict(word.split("x") for word in line.split() if word[0].isdigit() and "x" in word)
+            assert sum(len(seqs.split(",")) for seqs in batches.values()) == len(mine)
+    # With no time for replays one of each kind is replayed and the others are walked.
+    assert main([*command, "--warmup-seconds", "0"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert any(" walked in " in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("command", "arguments", "says"),
     [
+        ("warmup", ["--order", "decode=best"], "warm-up order 'best' is unknown"),
+        ("warmup", ["--order", "prefill=traffic"], "needs a trace"),
+        ("serve", ["--skip-warmup", "--ready-after", "hot"], "--skip-warmup leaves no graph to wait for"),
+        ("serve", ["--skip-warmup", "--measure-costs"], "exclude each other"),
         ("warmup", ["--order", "best"], "warm-up order 'best' is unknown"),
         ("warmup", ["--order", "traffic"], "needs a trace"),
         ("serve", ["--ready-after", "soon"], "--ready-after 'soon' is unknown"),

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,6 +66,7 @@ class AsyncEngine:
         self.on_submit: list[Callable[[EngineRequest], None]] = []
         self.on_record: list[Callable[[RequestRecord], None]] = []
         self.on_failure: list[Callable[[str], None]] = []
+        self.on_joined: list[Callable[[Sequence[GraphInfo]], None]] = []
         self.failure: str | None = None
         self._streams: dict[int, RequestStream] = {}
         self._guides = GuideWorker(
@@ -143,7 +144,10 @@ class AsyncEngine:
 
         From any thread. Raises LlmcError; the engine then goes on with the graphs it has.
         """
-        return join_graphs(self.engine, self.graphs, path)
+        num_new = join_graphs(self.engine, self.graphs, path)
+        for callback in self.on_joined:
+            callback(self.graphs[len(self.graphs) - num_new :])
+        return num_new
 
     def bucket_misses(self) -> list[BucketMiss]:
         """The shapes that missed."""

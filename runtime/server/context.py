@@ -71,6 +71,7 @@ class ServerContext:
         self._drained: asyncio.Task[int] | None = None
         self._miss_watch: MissWatch | None = None
         engine.on_failure.append(self._fail)
+        engine.on_joined.append(self.warm_up.joined)
 
     async def start(self) -> None:
         """Starts the engine's thread and the warm-up; `ready` is set when the hot graphs are warm."""

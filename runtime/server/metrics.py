@@ -22,6 +22,7 @@ from prometheus_client.utils import floatToGoString
 if TYPE_CHECKING:
     from llmc.runtime.binding import GraphInfo
     from llmc.runtime.engine import BucketMiss, EngineStats, GraphStats
+    from llmc.runtime.warmup import WarmCounts
 
     from .requests import RequestRecord
 
@@ -37,14 +38,14 @@ FINISH_REASONS = ("stop", "length", "cancelled", "timeout", "error")
 class EngineProbe:
     """How to read an engine; every function may be called from any thread, also while the engine steps.
 
-    graphs: those of the artifact by index, as are the entries of graph_stats. num_warm_graphs: replayed at warm-up.
+    graphs: those of the artifact by index, as are the entries of graph_stats. warm_counts: graphs that are warm.
     """
 
     stats: Callable[[], EngineStats]
     graph_stats: Callable[[], Sequence[GraphStats]]
     bucket_misses: Callable[[], Sequence[BucketMiss]]
     graphs: Sequence[GraphInfo]
-    num_warm_graphs: Callable[[], int]
+    warm_counts: Callable[[], WarmCounts]
 
 
 class ServerMetrics:
@@ -199,6 +200,7 @@ class _EngineCollector(Collector):
         build = GaugeMetricFamily("llmc_build_info", "Always 1; the labels tell what runs", labels=tuple(self._build))
         build.add_metric(tuple(self._build.values()), 1)
         yield build
+        warm = self._probe.warm_counts()
         yield from (
             GaugeMetricFamily(name, text, value)
             for name, text, value in (
@@ -218,7 +220,9 @@ class _EngineCollector(Collector):
                 ),
                 ("llmc_threads", "Threads that replay graphs", stats.num_threads),
                 ("llmc_graphs", "Graphs of the artifact", len(self._probe.graphs)),
-                ("llmc_graphs_warm", "Graphs replayed at warm-up", self._probe.num_warm_graphs()),
+                ("llmc_graphs_warm", "Graphs that are warm: replayed or walked through", warm.warm),
+                ("llmc_graphs_replayed", "Graphs replayed with rows, at warm-up or when they joined", warm.replayed),
+                ("llmc_graphs_walked", "Graphs walked through at warm-up, without a row", warm.walked),
             )
         )
 
