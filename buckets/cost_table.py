@@ -129,12 +129,7 @@ class CostTable:
 
     def full(self) -> dict[Bucket, float]:
         """Seconds of each measured bucket when it is full: of the load with most sequences, tokens and context."""
-        largest: dict[Bucket, ReplayCost] = {}
-        for cost in self.costs:
-            best = largest.get(cost.bucket)
-            if best is None or cost.load[1:] > best.load[1:]:
-                largest[cost.bucket] = cost
-        return {bucket: cost.seconds for bucket, cost in largest.items()}
+        return {cost.bucket: cost.seconds for cost in full_costs(self.costs)}
 
     def with_costs(self, costs: Iterable[ReplayCost]) -> CostTable:
         """This table and `costs`, which take the place of those of the same loads; none under load that of one that was
@@ -178,6 +173,16 @@ class CostTable:
             return cls(**given | {"costs": tuple(_cost(row, _ROW_KEYS[version]) for row in rows)})
         except BucketError as error:
             raise CostTableError(f"{name}: {error}") from error
+
+
+def full_costs(costs: Iterable[ReplayCost]) -> list[ReplayCost]:
+    """Of each bucket the cost of the load with most sequences, tokens and context."""
+    largest: dict[Bucket, ReplayCost] = {}
+    for cost in costs:
+        best = largest.get(cost.bucket)
+        if best is None or cost.load[1:] > best.load[1:]:
+            largest[cost.bucket] = cost
+    return list(largest.values())
 
 
 _COUNTS = ("sequences", "tokens", "context")

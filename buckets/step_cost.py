@@ -8,8 +8,8 @@ the full bucket takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -17,7 +17,9 @@ import numpy.typing as npt
 
 from .bucket import MAX_DIM, PHASES, Bucket, BucketError
 from .cost import BucketCost, CostModel, Ints, MeasuredCost
-from .cost_table import CostTable, ReplayCost
+from .cost_bounds import bounds
+from .cost_table import CostTable, ReplayCost, full_costs
+from .cost_trust import refuse_falls, trusted
 
 ROW_TILE = 8
 # Up to this many rows a curve shows the steps of the row tile; above, a tile is lost in the whole.
@@ -112,6 +114,22 @@ class LoadCost:
         level = np.array([float(np.median(rest[rows == knot])) for knot in knots])
         return cls(knots, np.maximum.accumulate(np.maximum(level, 1e-9)), pair_s, sequence_s)
 
+    def of_loads(self, loads: Iterable[ReplayCost], tile: int = 1) -> Floats:
+        """Seconds of each load, whatever was measured; tile as in `fit`."""
+        return np.array(
+            [
+                float(self.at(computed_rows(c.tokens, c.bucket.max_tokens, tile)))
+                + self.sequence_s * computed_rows(c.sequences, c.bucket.batch, tile)
+                + self.of_pair(c.bucket.phase) * num_pairs(c.sequences, c.tokens, c.context)
+                for c in loads
+            ]
+        )
+
+    def times(self, factor: float) -> LoadCost:
+        """All of it so many times as long."""
+        pair_s = {phase: seconds * factor for phase, seconds in self.pair_s.items()}
+        return LoadCost(self.rows, self.seconds * factor, pair_s, self.sequence_s * factor)
+
     def at(self, rows: npt.ArrayLike) -> Floats:
         """Seconds of so many rows that see nothing; behind the last point the last slope goes on."""
         return _along(self.rows, self.seconds, rows)
@@ -135,7 +153,8 @@ class StepCosts:
     and for each token it samples.
 
     laws: by phase. computed: seconds of a full bucket where padding is computed, None where it is skipped. source: for
-    people.
+    people. bounds: factors (low, high) by phase around all costs of it, between which the truth lies as often as
+    `cost_bounds.CONFIDENCE` says; empty when nothing is known about that. notes: what to know before trusting them.
     """
 
     laws: Mapping[str, LoadCost]
@@ -144,15 +163,41 @@ class StepCosts:
     token_s: float
     source: str
     unit: str = "s"
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of_table(cls, table: CostTable, source: str) -> StepCosts:
-        """Measured costs. Raises BucketError for a table without costs."""
+        """Measured costs. Raises BucketError for a table without costs, and for one that falls as buckets grow."""
+        refuse_falls(table, source)
+        costs, note = trusted(table.costs)
+        notes = (note,) if note else ()
         if table.padding == "skipped":
             # Such graphs run the same kernels in all phases: together their loads cover more rows.
-            laws = dict.fromkeys(PHASES, LoadCost.fit(table.costs, ROW_TILE))
-            return cls(laws, None, table.step_s, table.token_s, source)
-        return cls(_by_phase(table.costs), MeasuredCost(table.full()), table.step_s, table.token_s, source)
+            laws = dict.fromkeys(PHASES, LoadCost.fit(costs, ROW_TILE))
+            one = cls(laws, None, table.step_s, table.token_s, source, notes=notes)
+            return replace(one, bounds=bounds(costs, _by_law))
+        kept = replace(table, costs=costs)
+        one = cls(_by_phase(costs), MeasuredCost(kept.full()), table.step_s, table.token_s, source, notes=notes)
+        return replace(one, bounds=bounds(full_costs(costs), _by_table))
+
+    def low(self) -> StepCosts:
+        """The least that steps may take, without bounds of its own."""
+        return self._times({phase: low for phase, (low, _) in self.bounds.items()})
+
+    def high(self) -> StepCosts:
+        """The most that steps may take, without bounds of its own."""
+        return self._times({phase: high for phase, (_, high) in self.bounds.items()})
+
+    def factors(self, phase: str) -> tuple[float, float]:
+        """(low, high) around the costs of a phase; of one that was not measured, as in prefill."""
+        return self.bounds.get(phase, self.bounds.get("prefill", (1.0, 1.0)))
+
+    def _times(self, factors: Mapping[str, float]) -> StepCosts:
+        default = factors.get("prefill", 1.0)
+        laws = {phase: law.times(factors.get(phase, default)) for phase, law in self.laws.items()}
+        computed = None if self.computed is None else ScaledCost(self.computed, factors)
+        return replace(self, laws=laws, computed=computed, bounds={})
 
     @classmethod
     def of_model(cls, model: CostModel, source: str) -> StepCosts:
@@ -240,6 +285,31 @@ class StepCosts:
         if law is None:
             raise BucketError(f"the cost table has no {phase} bucket: measure at least one")
         return law
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledCost(BucketCost):
+    """Costs of a model so many times as high; factors by phase, 1 for those not named."""
+
+    model: CostModel
+    factors: Mapping[str, float]
+    unit: str = "s"
+
+    def cost(self, phase: str, batch: Ints, seq: Ints) -> Floats:
+        return np.asarray(self.model.cost(phase, batch, seq) * self.factors.get(phase, 1.0), np.float64)
+
+
+def _by_law(known: Sequence[ReplayCost], loads: Sequence[ReplayCost]) -> Floats:
+    """Predicts as where padding is skipped."""
+    return LoadCost.fit(known, ROW_TILE).of_loads(loads, ROW_TILE)
+
+
+def _by_table(known: Sequence[ReplayCost], loads: Sequence[ReplayCost]) -> Floats:
+    """Predicts as where padding is computed."""
+    table = MeasuredCost({cost.bucket: cost.seconds for cost in known})
+    return np.array(
+        [float(table.cost(c.bucket.phase, np.array([c.bucket.batch]), np.array([c.bucket.seq]))[0]) for c in loads]
+    )
 
 
 def _by_phase(costs: Iterable[ReplayCost]) -> dict[str, LoadCost]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import enum
 import json
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmc.buckets import BucketError
+from llmc.buckets.cost_bounds import CONFIDENCE
 
 from .numbers import finite
 
@@ -125,13 +128,16 @@ def plan_command(
         resources=resources,
     )
     planned = simulated.plan
+    intervals = {} if by_tokens else costs.bounds
+    for note in costs.notes:
+        print(f"llmc: warning: {note}", file=sys.stderr)
     if output is not None:
         what = " ".join(f"{p.phase} pads {p.score.padding:.2%}." for p in planned.phases)
         write_file(output, planned.ladder, f"Planned by llmc for {requests.name}, {len(requests)} requests. {what}")
     if as_json:
-        print(json.dumps(_plan_data(simulated, len(requests), server, resources), indent=2))
+        print(json.dumps(_plan_data(simulated, len(requests), server, resources, intervals, costs.notes), indent=2))
     else:
-        _print_plan(simulated, requests.name, len(requests), resources, output)
+        _print_plan(simulated, requests.name, len(requests), resources, output, intervals)
 
 
 def _cost_model(
@@ -193,17 +199,42 @@ def _bytes(text: str | None) -> int | None:
     return parse_size(text)
 
 
+def _cost(cost: float, ends: tuple[float, float] | None) -> str:
+    """Below the cost how far off it may lie: a table of so many columns has no room for both ends in 80 characters."""
+    if ends is None or cost <= 0:
+        return f"{cost:,.4g}"
+    return f"{cost:,.4g}\n{ends[0] / cost - 1:+.0%} {ends[1] / cost - 1:+.0%}"
+
+
 def _scores(phase: PhasePlan) -> list[LadderScore]:
     return [phase.score, *phase.others]
 
 
-def _plan_data(simulated: SimulatedPlan, requests: int, server: ServerModel, resources: Resources) -> dict[str, Any]:
+Intervals = Mapping[str, tuple[float, float]]
+"""By phase the factors (low, high) around costs."""
+
+
+def _interval(intervals: Intervals, phase: str, cost: float) -> tuple[float, float] | None:
+    ends = intervals.get(phase)
+    return None if ends is None else (cost * ends[0], cost * ends[1])
+
+
+def _plan_data(
+    simulated: SimulatedPlan,
+    requests: int,
+    server: ServerModel,
+    resources: Resources,
+    intervals: Intervals,
+    warnings: Sequence[str],
+) -> dict[str, Any]:
     plan = simulated.plan
     return {
         "requests": requests,
         "clipped": plan.clipped,
         "max_model_len": server.max_model_len,
         "unit": plan.unit,
+        "warnings": list(warnings),
+        "confidence": CONFIDENCE if intervals else None,
         "arena_bytes": int(plan.arena_bytes),
         "compile_s": resources.compile_s(len(plan.ladder)),
         "phases": {
@@ -218,6 +249,7 @@ def _plan_data(simulated: SimulatedPlan, requests: int, server: ServerModel, res
                         "name": s.name,
                         "graphs": s.graphs,
                         "cost": s.cost,
+                        "cost_interval": _interval(intervals, p.phase, s.cost),
                         "padding": s.padding,
                         "padded_tokens": s.tokens * s.padding,
                         "coverage": s.held,
@@ -233,6 +265,7 @@ def _plan_data(simulated: SimulatedPlan, requests: int, server: ServerModel, res
                 {
                     "name": one.name,
                     "cost": one.cost,
+                    "cost_interval": one.interval,
                     "padding": one.padding,
                     "steps": one.steps,
                     "graphs": len(one.ladder),
@@ -246,7 +279,14 @@ def _plan_data(simulated: SimulatedPlan, requests: int, server: ServerModel, res
     }
 
 
-def _print_plan(simulated: SimulatedPlan, name: str, requests: int, resources: Resources, output: Path | None) -> None:
+def _print_plan(
+    simulated: SimulatedPlan,
+    name: str,
+    requests: int,
+    resources: Resources,
+    output: Path | None,
+    intervals: Intervals,
+) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -267,8 +307,8 @@ def _print_plan(simulated: SimulatedPlan, name: str, requests: int, resources: R
         for score in _scores(phase):
             padded = score.tokens * score.padding
             ratio = "" if score is phase.score or padded <= 0 else f"{mine / padded:.1%}"
-            cells = (f"{score.graphs}", count(padded), f"{score.padding:.2%}", ratio, f"{score.cost:,.4g}",
-                     f"{score.held:.1%}")  # fmt: skip
+            cost = _cost(score.cost, _interval(intervals, phase.phase, score.cost))
+            cells = (f"{score.graphs}", count(padded), f"{score.padding:.2%}", ratio, cost, f"{score.held:.1%}")
             table.add_row(score.name, *cells, style="bold" if score is phase.score else "")
         print_table(table, console)
         sizes = sorted({b.seq for b in phase.buckets})
@@ -281,10 +321,12 @@ def _print_plan(simulated: SimulatedPlan, name: str, requests: int, resources: R
             table.add_column(column, justify="left" if column == "ladder" else "right")
         best = simulated.tried[0]
         for one in simulated.tried:
-            row = (f"{len(one.ladder)}", f"{one.steps:,}", f"{one.padding:.2%}", f"{one.cost:,.4g}",
+            row = (f"{len(one.ladder)}", f"{one.steps:,}", f"{one.padding:.2%}", _cost(one.cost, one.interval),
                    "" if one is best else f"{best.cost / one.cost:.1%}")  # fmt: skip
             table.add_row(one.name, *row, style="bold" if one is best else "")
         print_table(table, console)
+    if intervals:
+        console.print(f"below a cost: how far off it may lie, in {CONFIDENCE:.0%} of cases", highlight=False)
     console.print(
         f"arena about {format_bytes(int(plan.arena_bytes))}; {len(plan.ladder)} graphs in all, compiled in about "
         f"{duration(resources.compile_s(len(plan.ladder)))} from an empty cache",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmc.buckets import BucketError, Limits, parse_spec
+from llmc.buckets.cost_bounds import CONFIDENCE
 
 from .numbers import finite
 
@@ -240,6 +241,8 @@ def simulation_data(what_if: WhatIf, outcomes: list[Outcome]) -> dict[str, Any]:
         "requests": len(trace),
         "clipped": what_if.clipped,
         "costs": what_if.costs.source,
+        "warnings": list(what_if.costs.notes),
+        "confidence": CONFIDENCE if what_if.costs.bounds else None,
         "speed": what_if.speed,
         "max_model_len": server.max_model_len,
         "max_num_seqs": server.max_num_seqs,
@@ -277,6 +280,7 @@ def simulation_data(what_if: WhatIf, outcomes: list[Outcome]) -> dict[str, Any]:
                     )
                     for percent in (50, 99)
                 },
+                "intervals": _intervals(one),
                 "buckets": [
                     {
                         "bucket": str(use.bucket),
@@ -296,6 +300,28 @@ def simulation_data(what_if: WhatIf, outcomes: list[Outcome]) -> dict[str, Any]:
             for one in outcomes
         ],
     }  # fmt: skip
+
+
+def _intervals(one: Outcome) -> dict[str, tuple[float, float]]:
+    """By the names of figures in seconds between which ends they lie; empty when costs have no intervals."""
+    from .simulation import percentile
+
+    def at(name: str, percent: int) -> Callable[[Outcome], float]:
+        return lambda outcome: percentile(getattr(outcome, name), percent)
+
+    figures: dict[str, Callable[[Outcome], float]] = {
+        "replay_s": lambda o: o.seconds,
+        "busy_s": lambda o: o.busy_s,
+        "span_s": lambda o: o.span_s,
+        "padding_s": lambda o: o.padding_s,
+        "warm_up_s": lambda o: o.warm_up_s,
+    }
+    for name, values in (
+        ("ttft", "ttft_s"), ("latency", "total_s"), ("added_ttft", "added_ttft_s"), ("added_latency", "added_s")
+    ):  # fmt: skip
+        figures |= {f"{name}_p{percent}_s": at(values, percent) for percent in (50, 99)}
+    ranges = {name: one.range_of(value) for name, value in figures.items()}
+    return {name: ends for name, ends in ranges.items() if ends is not None}
 
 
 def _print(what_if: WhatIf, outcomes: list[Outcome]) -> None:

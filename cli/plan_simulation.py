@@ -32,14 +32,16 @@ _ROUNDS, _GAIN = 3, 0.002
 
 @dataclass(frozen=True)
 class Tried:
-    """A ladder in the simulation. cost: of all its steps, in the unit of the plan; padding: share of the computed
-    tokens of the planned phases that no step asked for, 0 … 1."""
+    """A ladder in the simulation. cost: of all its steps, in the unit of the plan; interval: between which ends it
+    lies, None when that is not known; padding: share of the computed tokens of the planned phases that no step asked
+    for, 0 … 1."""
 
     name: str
     ladder: BucketLadder
     cost: float
     padding: float
     steps: int
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,15 +96,19 @@ class _Simulation:
         with ThreadPoolExecutor(os.cpu_count()) as threads:  # the engine runs outside of Python's lock
             parts = list(threads.map(lambda part: part.loads(Ladder(name, buckets)), self.parts))
         loads = [(buckets[load.graph], load) for part in parts for load in part]
-        cost = asked = computed = 0.0
+        cost = asked = computed = low = high = 0.0
+        costs = self.parts[0].costs
         for bucket, load in loads:
+            ends = costs.factors(bucket.phase)
+            low, high = low + load.ns / 1e9 * ends[0], high + load.ns / 1e9 * ends[1]
             tokens = load.replays * area(bucket, self.parts[0].server.block_size)
             cost += load.ns / 1e9 if self.in_seconds else tokens
             if bucket.phase in self.phases:
                 computed += tokens
                 asked += asked_tokens(bucket, load)
         steps = sum(load.replays for _, load in loads)
-        return Tried(name, ladder, cost, 1 - asked / computed if computed else 0.0, steps), loads
+        interval = (low, high) if self.in_seconds and costs.bounds else None
+        return Tried(name, ladder, cost, 1 - asked / computed if computed else 0.0, steps, interval), loads
 
     def demand(self, phase: str, loads: list[tuple[Bucket, SimulatedLoad]]) -> Demand | None:
         """Steps of a phase, as many as the whole trace makes; None when there was none."""

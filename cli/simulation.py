@@ -95,7 +95,8 @@ class GraphUse:
 class Outcome:
     """What a ladder makes of a trace. Times in seconds; ttft_s, total_s [N]: from the arrival to the first and to the
     last token, NaN for a request that was not served; added_ttft_s, added_s [N]: of those, what an ideal ladder, with a
-    graph of exactly every shape, would save."""
+    graph of exactly every shape, would save. low, high: the same with all costs at the lower and at the upper end of
+    their intervals, None when these are not known."""
 
     ladder: Ladder
     graphs: tuple[GraphUse, ...]
@@ -114,6 +115,15 @@ class Outcome:
     compile_s: float
     arena_bytes: int
     kv_bytes: int
+    low: Outcome | None = None
+    high: Outcome | None = None
+
+    def range_of(self, value: Callable[[Outcome], float]) -> tuple[float, float] | None:
+        """Between what a figure lies when costs are as low and as high as they may be; None when that is not known."""
+        if self.low is None or self.high is None:
+            return None
+        values = (value(self.low), value(self), value(self.high))
+        return min(values), max(values)
 
     def of_phase(self, phase: str) -> list[GraphUse]:
         """The graphs of one phase."""
@@ -183,6 +193,7 @@ class WhatIf:
         self.clipped = int(np.count_nonzero(asked > self.prompts + self.outputs))
         # By the largest mixed bucket: its tokens decide how prompts are cut, which no ladder of exact shapes undoes.
         self._ideal: dict[Bucket | None, tuple[Floats, Floats]] = {}
+        self._bounds: tuple[WhatIf, ...] | None = None
 
     def loads(self, ladder: Ladder, progress: OnProgress | None = None) -> tuple[SimulatedLoad, ...]:
         """Only what the graphs carry. Raises as `run`."""
@@ -192,6 +203,15 @@ class WhatIf:
 
     def run(self, ladder: Ladder, progress: OnProgress | None = None) -> Outcome:
         """Raises BucketError when the ladder does not fit the server, LlmcError when the engine refuses."""
+        outcome = self._run(ladder, progress)
+        if not self.costs.bounds:
+            return outcome
+        if self._bounds is None:
+            self._bounds = tuple(replace(self, costs=costs) for costs in (self.costs.low(), self.costs.high()))
+        low, high = (what_if.run(ladder) for what_if in self._bounds)
+        return replace(outcome, low=low, high=high)
+
+    def _run(self, ladder: Ladder, progress: OnProgress | None) -> Outcome:
         self.server.check(ladder)
         mixed = max((b for b in ladder.buckets if b.phase == "mixed"), key=lambda b: b.max_tokens, default=None)
         if mixed not in self._ideal:

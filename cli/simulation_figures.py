@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import methodcaller
 
+from llmc.buckets.cost_bounds import CONFIDENCE
+
 from .simulation import Outcome, WhatIf, percentile
 from .units import format_bytes
 
@@ -43,6 +45,13 @@ def count(value: float) -> str:
     return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.2f} M" if value < 1e9 else f"{value / 1e9:,.2f} G"
 
 
+def between(ends: tuple[float, float] | None, text: Callable[[float], str]) -> str:
+    """An interval behind a figure, as in " (3.1 ms to 3.9 ms)"; nothing where both ends read the same."""
+    if ends is None or text(ends[0]) == text(ends[1]):
+        return ""
+    return f" ({text(ends[0])} to {text(ends[1])})"
+
+
 def figures(outcomes: Sequence[Outcome]) -> list[Figure]:
     """All rows."""
     phases = [p for p in ("prefill", "mixed", "decode") if any(p in one.phases for one in outcomes)]
@@ -54,9 +63,8 @@ def figures(outcomes: Sequence[Outcome]) -> list[Figure]:
         values = [value(one) for one in outcomes]
         least = min(values)
         differ = len({text(v) for v in values}) > 1
-        rows.append(
-            Figure(name, tuple(map(text, values)), tuple(differ and text(v) == text(least) for v in values), last, help)
-        )
+        texts = tuple(text(v) + between(one.range_of(value), text) for v, one in zip(values, outcomes, strict=True))
+        rows.append(Figure(name, texts, tuple(differ and text(v) == text(least) for v in values), last, help))
 
     def share(value: float) -> str:
         return f"{value:.1%}"
@@ -124,6 +132,11 @@ def warnings(what_if: WhatIf, outcomes: Sequence[Outcome]) -> list[str]:
             )
         if one.unserved:
             lines.append(f"{one.ladder.name}: {one.unserved:,} requests were not served")
+    lines += what_if.costs.notes
+    if any(one.low is not None for one in outcomes):
+        lines.append(
+            f"In brackets: between which ends a figure lies when costs are as far off as {CONFIDENCE:.0%} of them are"
+        )
     if what_if.costs.source.startswith("assumed"):
         lines.append("Times are guesses: measure an artifact with llmc warmup, or give --cost-table or --model")
     return lines

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmc.buckets.bucket import BucketError
+from llmc.buckets.bucket import Bucket, BucketError
+from llmc.buckets.cost_bounds import CONFIDENCE
 
 from .bucket_use import BucketUse, looks_like_metrics, read_bucket_use
 
@@ -21,9 +23,10 @@ def waste_data(artifact: Path, use: Path) -> dict[str, Any]:
 
     ladder = artifact_ladder(artifact)[0]
     if _is_trace(use):
-        uses, source = _simulated(artifact, use)
+        predicted = _simulated(artifact, use)
+        uses, source = predicted.uses, predicted.source
     else:
-        uses, source = read_bucket_use(use), "recorded"
+        uses, source, predicted = read_bucket_use(use), "recorded", None
         unknown = [one.bucket for one in uses if one.bucket not in ladder.buckets]
         if unknown:
             raise BucketError(f"{use} tells of {unknown[0]}, which {artifact} does not have: it is of another artifact")
@@ -36,24 +39,34 @@ def waste_data(artifact: Path, use: Path) -> dict[str, Any]:
             "padding": one.padding,
             "padding_s": one.padding_s,
             "padding_share_of_all": one.padding_s / total if total else 0.0,
+            **(predicted.intervals[one.bucket] if predicted is not None else {}),
         }
         for one in sorted(uses, key=lambda one: (-one.padding_s, -one.replays, one.bucket))
     ]
-    return {"artifact": str(artifact), "use": str(use), "source": source, "seconds": total, "buckets": rows}
+    data: dict[str, Any] = {
+        "artifact": str(artifact),
+        "use": str(use),
+        "source": source,
+        "seconds": total,
+        "buckets": rows,
+    }
+    if predicted is not None:
+        data |= {"confidence": CONFIDENCE, "warnings": list(predicted.notes)}
+    return data
 
 
 def waste_text(data: dict[str, Any]) -> str:
     """The same for people."""
     from .inspect import table
-    from .simulation_figures import count, duration
+    from .simulation_figures import between, count, duration
 
     rows = [
         (
             row["bucket"],
             count(row["replays"]),
-            duration(row["seconds"]),
+            duration(row["seconds"]) + between(row.get("seconds_interval"), duration),
             f"{row['padding']:.1%}",
-            duration(row["padding_s"]),
+            duration(row["padding_s"]) + between(row.get("padding_s_interval"), duration),
             f"{row['padding_share_of_all']:.2%}",
         )
         for row in data["buckets"]
@@ -67,6 +80,9 @@ def waste_text(data: dict[str, Any]) -> str:
         "",
         f"padding took {duration(wasted)} of {duration(data['seconds'])} of replays, {share:.1%} ({data['source']})",
     ]
+    if "confidence" in data:
+        lines.append(f"in brackets: between which ends a time lies in {data['confidence']:.0%} of cases")
+    lines += [f"warning: {warning}" for warning in data.get("warnings", ())]
     if unused:
         shown = ", ".join(unused[:8]) + (", …" if len(unused) > 8 else "")
         lines.append(f"{len(unused)} buckets were never used: {shown}")
@@ -83,7 +99,17 @@ def _is_trace(path: Path) -> bool:
     return not looks_like_metrics(path)
 
 
-def _simulated(artifact: Path, trace: Path) -> tuple[Sequence[BucketUse], str]:
+@dataclass(frozen=True)
+class _Prediction:
+    """Uses by a simulated trace; intervals: by bucket between which ends seconds lie, by name; notes: of the costs."""
+
+    uses: Sequence[BucketUse]
+    source: str
+    intervals: Mapping[Bucket, dict[str, tuple[float, float]]]
+    notes: tuple[str, ...]
+
+
+def _simulated(artifact: Path, trace: Path) -> _Prediction:
     from llmc.buckets.step_cost import StepCosts
     from llmc.buckets.trace import read_trace
 
@@ -97,4 +123,9 @@ def _simulated(artifact: Path, trace: Path) -> tuple[Sequence[BucketUse], str]:
         BucketUse(one.bucket, one.replays, one.asked, one.computed - one.asked, one.seconds, one.padding_s)
         for one in outcome.graphs
     ]
-    return uses, costs.source
+    intervals = {}
+    for one in outcome.graphs:
+        low, high = costs.factors(one.bucket.phase)
+        times = {"seconds": one.seconds, "padding_s": one.padding_s}
+        intervals[one.bucket] = {f"{name}_interval": (low * s, high * s) for name, s in times.items()}
+    return _Prediction(uses, costs.source, intervals, costs.notes)
