@@ -19,6 +19,16 @@ from .option_group import takes_option_groups
 from .prompts import Prompt, PromptError, parse_lines, read_file
 from .sampling_options import SamplingOptions
 from .units import parse_size
+from .warm_flags import (
+    RATIO_ENV,
+    RATIO_HELP,
+    REPLAY_S,
+    RESERVED_ENV,
+    RESERVED_HELP,
+    SECONDS_HELP,
+    SKIP_ENV,
+    UTILIZATION_HELP,
+)
 from .weight_memory import WEIGHT_HELP, WeightMemory
 
 if TYPE_CHECKING:
@@ -85,6 +95,13 @@ def run_command(
     record_misses: Path | None = typer.Option(
         None, metavar="FILE", help="Append the shapes of such steps, for llmc buckets misses."
     ),
+    memory_utilization: float | None = typer.Option(None, metavar="SHARE", help=UTILIZATION_HELP),
+    graph_reserved_memory: float | None = typer.Option(None, envvar=RESERVED_ENV, metavar="SHARE", help=RESERVED_HELP),
+    graph_prompt_ratio: float | None = typer.Option(None, envvar=RATIO_ENV, metavar="SHARE", help=RATIO_HELP),
+    skip_warmup: bool = typer.Option(
+        True, "--skip-warmup/--warmup", envvar=SKIP_ENV, help="Warm every graph up before the first prompt, or none."
+    ),
+    warmup_seconds: float = typer.Option(REPLAY_S, min=0, metavar="S", help=SECONDS_HELP),
     verify: bool = typer.Option(False, "--verify", help="First compare every byte of the artifact with its checksum."),
     stats: bool = typer.Option(False, "--stats", help="Print times, rates and the graphs that ran on stderr."),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar."),
@@ -104,6 +121,7 @@ def run_command(
     }  # fmt: skip
     check_sampling(sampling)
     items = gather_prompts(prompt, prompts, chat=chat)
+    check_budget(memory_utilization, graph_reserved_memory, graph_prompt_ratio, kv_bytes)
 
     from llmc import artifact_path
     from llmc.runtime.llm import LLM
@@ -134,7 +152,15 @@ def run_command(
             weight_memory=weight_memory.value,
             prefix_cache=prefix_cache,
             miss_policy=engine_policy(miss_policy),
+            memory_utilization=memory_utilization,
+            graph_reserved_memory=graph_reserved_memory,
+            graph_prompt_ratio=graph_prompt_ratio,
+            skip_warmup=skip_warmup,
+            warmup_seconds=warmup_seconds,
+            on_warm_step=None if quiet else lambda step: print(step.line(), file=sys.stderr),
         ) as llm:
+            if llm.budget is not None and not quiet:
+                print(*(f"llmc: memory: {line}" for line in llm.budget.lines), sep="\n", file=sys.stderr)
             params = llm.default_params(**sampling)
             if output is not None:
                 identity = run_identity(artifact, items, params, chat=chat)
@@ -165,6 +191,16 @@ def run_command(
         which = f"{len(failed)} of {len(items)} prompts failed, the first is {first['index']}"
         print(f"llmc: error: {which}: {first['error']['message']}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def check_budget(utilization: float | None, reserved: float | None, ratio: float | None, kv_bytes: int) -> None:
+    """Turns a budget that cannot be into a usage error before anything is opened."""
+    from llmc.runtime.budget import BudgetError, budget_of
+
+    try:
+        budget_of(utilization, reserved, ratio, kv_bytes)
+    except BudgetError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def parse_logit_bias(options: Sequence[str]) -> dict[int, float]:

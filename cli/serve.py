@@ -29,8 +29,8 @@ from .weight_memory import WEIGHT_HELP, WeightMemory
 
 _HELP = """Serve an artifact or a model directory (compiled first, cached) over HTTP, as OpenAI's API does.
 
-Every graph is warm before /ready answers 200, or, with --ready-after hot, the ones that traffic needs most: graphs are
-replayed for about --warmup-seconds, and those of the same kernels that are left are walked through. Nothing compiles
+Every graph is warm before /ready answers 200, or, with --ready-after hot, the ones that traffic needs most. Graphs are
+replayed for some seconds, and those of the same kernels that are left are walked through. Nothing compiles
 while requests are served. Costs that are not known are measured on the way where that takes under two seconds of an
 idle machine. SIGTERM and Ctrl+C let running requests finish; a second one ends at once.
 

@@ -13,7 +13,7 @@ import typer
 
 from llmc.buckets.bucket import BucketError
 from llmc.buckets.warm_order import ladder_usage, parse_strategies, warm_order
-from llmc.runtime.budget import Budget, BudgetError, BudgetOptions, base_graphs, plan_budget
+from llmc.runtime.budget import Budget, BudgetError, BudgetOptions, base_graphs, budget_of, plan_budget
 from llmc.runtime.warmup import WarmPlan
 
 from .cost_tables import CostRecorder, bucket_of, cost_folder
@@ -69,15 +69,8 @@ def budget_options(
     utilization: float | None, graph_reserved: float | None, prompt_ratio: float | None, kv_bytes: int
 ) -> BudgetOptions | None:
     """The budget that flags ask for; None without --memory-utilization. Raises BadParameter."""
-    if utilization is None:
-        for flag, value in (("--graph-reserved-memory", graph_reserved), ("--graph-prompt-ratio", prompt_ratio)):
-            if value is not None:
-                raise typer.BadParameter(f"{flag} divides a budget: give --memory-utilization, too")
-        return None
-    given = {"graph_reserved": graph_reserved, "graph_prompt_ratio": prompt_ratio}
     try:
-        chosen = {name: value for name, value in given.items() if value is not None}
-        return BudgetOptions(utilization=utilization, kv_bytes=kv_bytes, **chosen)
+        return budget_of(utilization, graph_reserved, prompt_ratio, kv_bytes)
     except BudgetError as error:
         raise typer.BadParameter(str(error)) from error
 

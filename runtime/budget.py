@@ -44,6 +44,20 @@ class BudgetOptions:
                 raise BudgetError(f"{name} {value:g} is out of range: use {choice}")
 
 
+def budget_of(
+    utilization: float | None, graph_reserved: float | None, graph_prompt_ratio: float | None, kv_bytes: int = 0
+) -> BudgetOptions | None:
+    """The budget that is asked for, defaults where None is given; None without a utilization. Raises BudgetError."""
+    given = {"graph_reserved": graph_reserved, "graph_prompt_ratio": graph_prompt_ratio}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if utilization is not None:
+        return BudgetOptions(utilization=utilization, kv_bytes=kv_bytes, **chosen)
+    for name, value in (("graph-reserved-memory", graph_reserved), ("graph-prompt-ratio", graph_prompt_ratio)):
+        if value is not None:
+            raise BudgetError(f"{name} {value:g} divides a budget: give memory-utilization, too")
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """What was decided. kept, dropped: graphs by index, ascending. graph_bytes: of the kept ones. lines: the steps."""
@@ -85,6 +99,21 @@ def base_graphs(graphs: Sequence[GraphInfo], *, smallest: bool = False) -> tuple
         sign = 1 if smallest else -1
         found.add(min(reaching, key=lambda i: (sign * graphs[i].max_tokens, i)))
     return tuple(sorted(found))
+
+
+def size_order(graphs: Sequence[GraphInfo]) -> tuple[int, ...]:
+    """All graphs by index, the base first, then prompts by tokens and decode by batch, the largest batch first: the
+    order of a warm-up that knows of no traffic."""
+
+    def rank(index: int) -> tuple[int, int, int, int]:
+        graph = graphs[index]
+        if graph.phase == "decode":
+            return 1, -graph.batch, graph.seq, 0
+        tokens = graph.seq if graph.phase == "mixed" else graph.batch * graph.seq
+        return 0, tokens, graph.seq, graph.batch
+
+    base = set(base_graphs(graphs))
+    return tuple(sorted(range(len(graphs)), key=lambda i: (i not in base, *rank(i))))
 
 
 def plan_budget(

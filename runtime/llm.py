@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .binding import MISS_POLICIES, WEIGHT_MEMORY, Artifact, Engine, GraphInfo
+from .budget import Budget, budget_of, plan_budget, size_order
 from .context_limit import ContextLimit
+from .device import available_memory
 from .engine_loop import EngineLoop, Job
 from .frontend import Frontend, Messages, PreparedRequest, Prompts
 from .joining import join_graphs
 from .outputs import RequestOutput, TokenDelta
 from .params import RequestError, SamplingParams
+from .warmup import REPLAY_S, OnWarmStep, WarmPlan, WarmUp
 
 log = logging.getLogger("llmc")
 OnOutput = Callable[[RequestOutput], None]
@@ -38,7 +41,11 @@ class LLM(Frontend):
     prefix_cache: KV blocks of equal prompt prefixes are reused. miss_policy: what runs a step that no bucket holds.
     weight_memory: where weights are read, see WEIGHT_MEMORY; changes no result.
     chat_template: the text of one instead of the model's own.
-    Raises the binding's error when the artifact is not valid or does not run on this machine.
+    memory_utilization, graph_reserved_memory, graph_prompt_ratio: one budget for weights, graphs and KV pool, as those
+    flags of `llmc serve`; `budget` tells what was decided. skip_warmup False: every graph is made warm before the first
+    request, replayed for about warmup_seconds and walked through after that; on_warm_step is told of each. True: a
+    graph's first use pays for what it touches first.
+    Raises the binding's error when the artifact is not valid or does not run on this machine, and BudgetError.
     """
 
     def __init__(
@@ -57,14 +64,29 @@ class LLM(Frontend):
         miss_policy: MissPolicy = "larger",
         weight_memory: WeightMemory = "auto",
         chat_template: str | None = None,
+        memory_utilization: float | None = None,
+        graph_reserved_memory: float | None = None,
+        graph_prompt_ratio: float | None = None,
+        skip_warmup: bool = True,
+        warmup_seconds: float = REPLAY_S,
+        on_warm_step: OnWarmStep | None = None,
     ) -> None:
         if miss_policy not in MISS_POLICIES:
             raise RequestError(f"miss policy {miss_policy!r} is unknown: use {', '.join(MISS_POLICIES)}")
         if weight_memory not in WEIGHT_MEMORY:
             raise RequestError(f"weight memory {weight_memory!r} is unknown: use {', '.join(WEIGHT_MEMORY)}")
+        options = budget_of(memory_utilization, graph_reserved_memory, graph_prompt_ratio, kv_bytes)
+        if options is not None and num_blocks:
+            raise RequestError(f"num_blocks {num_blocks} leaves a budget nothing to decide: give kv_bytes instead")
         found = self._artifact_path(Path(path))
         self.artifact: Any = Artifact(found)
+        self.budget: Budget | None = None
         try:
+            graphs = self.artifact.graphs()
+            if options is not None:
+                info = self.artifact.info
+                self.budget = plan_budget(info, graphs, size_order(graphs), available_memory(), options)
+                kv_bytes = self.budget.kv_bytes
             self.engine: Any = Engine(
                 self.artifact,
                 num_threads=num_threads,
@@ -83,6 +105,22 @@ class LLM(Frontend):
             self.artifact.close()
             raise
         self._setup(found, self.artifact.info, chat_template)
+        try:
+            self._warm(skip_warmup, warmup_seconds, on_warm_step)
+        except BaseException:
+            self.close()
+            raise
+
+    def _warm(self, skip: bool, seconds: float, on_step: OnWarmStep | None) -> None:
+        dropped = frozenset(() if self.budget is None else self.budget.dropped)
+        order = tuple(index for index in size_order(self.graphs) if index not in dropped)
+        plan = WarmPlan(order, len(order), dropped=dropped, replay_s=seconds, skipped=skip)
+        info = self.artifact.info
+        self.warm_up = WarmUp(
+            self.engine, self.graphs, plan, block_size=int(info.block_size), max_model_len=int(info.max_model_len)
+        )
+        self.warm_up.restrict()
+        self.warm_up.run(on_step)
 
     def _setup(self, path: Path, info: Any, chat_template: str | None = None) -> None:
         super().__init__(path, int(info.vocab_size), ContextLimit.of_engine(self.engine, info), chat_template)
@@ -199,7 +237,9 @@ class LLM(Frontend):
 
         Changes no result. Raises LlmcError; the engine then goes on with the graphs it has.
         """
-        return join_graphs(self.engine, self.graphs, path)
+        num_new = join_graphs(self.engine, self.graphs, path)
+        self.warm_up.joined(self.graphs[len(self.graphs) - num_new :])
+        return num_new
 
     def close(self) -> None:
         """Releases engine and artifact; may be called twice."""

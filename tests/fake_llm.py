@@ -137,5 +137,6 @@ class FakeLLM(LLM):
         sizes = {"max_model_len": 64, "vocab_size": 0x110000, "max_num_seqs": 4}
         info = SimpleNamespace(**sizes, block_size=16, kv_block_bytes=1024)
         self.artifact = SimpleNamespace(graphs=lambda: graphs, close=lambda: None, info=info)
+        self.budget = None
         self._setup(path, info)
         self._tokenizer = FakeTokenizer()  # type: ignore[assignment]

@@ -10,8 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc.buckets.bucket import Bucket
+from llmc.buckets.warm_order import warm_order
 from llmc.runtime.binding import ArtifactInfo, GraphInfo
-from llmc.runtime.budget import Budget, BudgetError, BudgetOptions, base_graphs, graph_set_bytes, plan_budget
+from llmc.runtime.budget import (
+    Budget,
+    BudgetError,
+    BudgetOptions,
+    base_graphs,
+    budget_of,
+    graph_set_bytes,
+    plan_budget,
+    size_order,
+)
 
 VOCAB, BLOCK, MAX_LEN, KV_BLOCK = 100, 16, 64, 1000
 
@@ -158,6 +169,24 @@ def test_the_least_share_an_error_names_is_enough() -> None:
         plan(graph_reserved=0.01)
     share = float(str(caught.value).rpartition("at least ")[2])
     assert plan(graph_reserved=share).kept
+
+
+def test_without_traffic_graphs_are_kept_in_the_order_of_a_warm_up() -> None:
+    odd = ladder({f"{phase}:{b}x{s}": 1 for phase in ("prefill", "decode") for b in (1, 2, 4) for s in (16, 32, 64)})
+    buckets = [Bucket(graph.phase, graph.batch, graph.seq) for graph in odd]
+    assert size_order(odd) == warm_order(buckets, base_graphs(odd))[0]
+
+
+@pytest.mark.parametrize(
+    ("reserved", "ratio", "says"), [(0.2, None, "graph-reserved-memory 0.2"), (None, 0.5, "graph-prompt-ratio 0.5")]
+)
+def test_shares_of_no_budget_are_refused(reserved: float | None, ratio: float | None, says: str) -> None:
+    with pytest.raises(BudgetError, match=f"{says} divides a budget: give memory-utilization"):
+        budget_of(None, reserved, ratio)
+    assert budget_of(None, None, None) is None
+    assert budget_of(0.5, reserved, ratio, 7) == BudgetOptions(
+        0.5, 0.1 if reserved is None else reserved, 0.3 if ratio is None else ratio, 7
+    )
 
 
 def test_base_graphs_hold_the_most_sequences_and_the_longest_context() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,17 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.cost_table import CostTable
 from llmc.cli.main import EXIT_INTERRUPTED, EXIT_USAGE, main
 from llmc.cli.warm import WarmOptions, WarmUpPlanner
+from llmc.runtime import llm as llm_module
 from llmc.runtime import warmup
-from llmc.runtime.binding import Artifact, Engine, LlmcError
-from llmc.runtime.budget import BudgetOptions, base_graphs
+from llmc.runtime.binding import Artifact, ArtifactInfo, Engine, GraphInfo, LlmcError
+from llmc.runtime.budget import Budget, BudgetError, BudgetOptions, base_graphs
 from llmc.runtime.disturbance import Mark
+from llmc.runtime.llm import LLM
 from llmc.runtime.measuring import Load, full_load
+from llmc.runtime.params import RequestError, SamplingParams
 from llmc.runtime.server.app import create_app
 from llmc.runtime.server.run import open_engine
-from llmc.runtime.warmup import WarmPlan
+from llmc.runtime.warmup import WarmPlan, WarmStep
 
 
 # What a replay takes by these tests' clock: a machine's own is no part of what they are about.
@@ -190,11 +194,24 @@ def test_plans_take_the_measured_costs(
     assert main([*plan, "--cost-table", str(path)]) == 0
     assert json.loads(capsys.readouterr().out) == by_artifact
     assert by_artifact["unit"] == "s"
+    assert by_artifact["confidence"] == 0.9
+    assert by_artifact["warnings"] == []
+    for one in (*by_artifact["phases"]["decode"]["ladders"], *by_artifact["simulated"]["ladders"]):
+        low, high = one["cost_interval"]
+        assert low < one["cost"] < high
+    plan.remove("--json")
+    assert main([*plan, "--cost-table", artifact]) == 0
+    shown = capsys.readouterr().out
+    assert "below a cost: how far off it may lie, in 90% of cases" in shown
+    assert re.search(r" -\d+% \+\d+%", shown)
+    assert "…" not in shown, "the columns fit"
+    plan.append("--json")
     # Its short form tells of full buckets only: shorter ones are worth their time then.
     short = tmp_path / "short.json"
     short.write_text(json.dumps({"prefill:1x16": 0.001, "prefill:1x64": 0.004, "decode:2x64": 0.001}))
     assert main([*plan, "--cost-table", str(short)]) == 0
     by_buckets = json.loads(capsys.readouterr().out)
+    assert by_buckets["confidence"] is None
     assert len(by_buckets["ladder"]["prefill"]) > len(by_artifact["ladder"]["prefill"]) == 1
 
 
@@ -306,6 +323,78 @@ def test_the_log_lists_buckets_and_warm_graphs(
     assert any(" walked in " in line for line in lines)
 
 
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    rows = [{"arrival_s": i / 10, "prompt_tokens": 5 + i, "output_tokens": 3} for i in range(20)]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def predictions(artifact: str, trace: Path) -> dict[str, list[str]]:
+    """Every command that predicts by measured costs."""
+    limits = ["--max-model-len", "64", "--block-size", "16", "--max-num-seqs", "2", "--max-graphs", "3"]
+    return {
+        "plan": ["buckets", "plan", "--trace", str(trace), "--cost-table", artifact, *limits, "--json"],
+        "simulate": ["buckets", "simulate", "--trace", str(trace), "--buckets", artifact, "--json"],
+        "waste": ["inspect", artifact, "--waste", str(trace), "--format", "json"],
+    }
+
+
+def test_predictions_are_intervals(
+    tiny_artifact: TinyArtifact, cache: Path, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = str(tiny_artifact.artifact)
+    assert main(["warmup", artifact, "--threads", "1", "--seconds", "0"]) == 0
+    capsys.readouterr()
+    commands = predictions(artifact, trace)
+    assert main(commands["simulate"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["confidence"] == 0.9
+    (one,) = told["ladders"]
+    assert set(one["intervals"]) <= set(one)
+    assert {"replay_s", "busy_s", "ttft_p50_s", "latency_p99_s", "padding_s", "warm_up_s"} <= set(one["intervals"])
+    for name, (low, high) in one["intervals"].items():
+        assert low <= one[name] <= high, name
+    assert one["intervals"]["replay_s"][0] < one["replay_s"] < one["intervals"]["replay_s"][1]
+    assert main(commands["simulate"][:-1]) == 0
+    assert re.search(r"\([\d.]+ .s to [\d.]+ .s\)", " ".join(capsys.readouterr().out.split()))
+    assert main(commands["waste"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["confidence"] == 0.9
+    for row in told["buckets"]:
+        assert row["seconds_interval"][0] <= row["seconds"] <= row["seconds_interval"][1]
+        assert row["padding_s_interval"][0] <= row["padding_s"] <= row["padding_s_interval"][1]
+    assert main(commands["waste"][:-2]) == 0
+    assert "in brackets: between which ends a time lies in 90% of cases" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate", "waste"])
+def test_who_reads_costs_refuses_those_that_fall_and_tells_of_those_under_load(
+    tiny_artifact: TinyArtifact, cache: Path, trace: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = str(tiny_artifact.artifact)
+    assert main(["warmup", artifact, "--threads", "1", "--seconds", "0"]) == 0
+    (path,) = (cache / "costs").iterdir()
+    table = CostTable.read(path)
+    capsys.readouterr()
+    loaded = dataclasses.replace(table.costs[0], disturbed=0.37)
+    dataclasses.replace(table, costs=(loaded, *table.costs[1:])).write(path)
+    asked = predictions(artifact, trace)[command]
+    assert main(asked) == 0
+    (told,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert told.startswith(f"1 of {len(table.costs)} costs were measured while other programs took up to 37%")
+    decode = [cost for cost in table.costs if cost.bucket.phase == "decode"]
+    slow = dataclasses.replace(decode[0], seconds=0.022)
+    table.with_costs([slow]).write(path)
+    assert main(asked) == 1
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert f"{slow.bucket} (" in said
+    assert "took 22 ms and the larger decode:" in said
+    assert "llmc warmup --again" in said
+
+
 @pytest.mark.parametrize(
     ("command", "arguments", "says"),
     [
@@ -316,8 +405,8 @@ def test_the_log_lists_buckets_and_warm_graphs(
         ("warmup", ["--order", "best"], "warm-up order 'best' is unknown"),
         ("warmup", ["--order", "traffic"], "needs a trace"),
         ("serve", ["--ready-after", "soon"], "--ready-after 'soon' is unknown"),
-        ("serve", ["--graph-prompt-ratio", "0.5"], "--graph-prompt-ratio divides a budget"),
-        ("serve", ["--graph-reserved-memory", "0.5"], "--graph-reserved-memory divides a budget"),
+        ("serve", ["--graph-prompt-ratio", "0.5"], "graph-prompt-ratio 0.5 divides a budget"),
+        ("serve", ["--graph-reserved-memory", "0.5"], "graph-reserved-memory 0.5 divides a budget"),
         ("serve", ["--memory-utilization", "1.1"], "memory-utilization 1.1 is out of range"),
         ("serve", ["--memory-utilization", "0"], "memory-utilization 0 is out of range"),
         ("serve", ["--warm-order", "traffic"], "needs a trace"),
@@ -351,7 +440,7 @@ def test_a_budget_reaches_the_engine(english_artifact: Path, capsys: pytest.Capt
     planner = WarmUpPlanner(english_artifact, WarmOptions(budget=budget, measure=False))
     assert planner.budget is not None
     assert planner.budget.kv_bytes == 8 << 20
-    steps = capsys.readouterr().err.splitlines()
+    steps = [line for line in capsys.readouterr().err.splitlines() if " buckets: " not in line]
     assert all(line.startswith("llmc: memory: ") for line in steps)
     for word in ("memory-utilization", "weights", "graph-reserved-memory", "decode graphs", "KV cache"):
         assert any(word in line for line in steps)
@@ -434,6 +523,90 @@ def test_a_server_that_stops_leaves_the_rest(english_artifact: Path) -> None:
         return warm
 
     assert asyncio.run(stop_at_once()) <= total
+
+
+PARAMS = SamplingParams(max_tokens=5, temperature=0.0)
+
+
+def tokens_of(llm: LLM) -> list[tuple[int, ...]]:
+    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS)]
+
+
+def test_the_python_api_has_budgets_and_a_warm_up(english_artifact: Path) -> None:
+    with LLM(english_artifact, num_threads=1) as llm:
+        assert llm.budget is None
+        assert llm.warm_up.coverage()["skipped"]
+        expected = tokens_of(llm)
+        total = len(llm.graphs)
+    steps: list[WarmStep] = []
+    with LLM(english_artifact, num_threads=1, skip_warmup=False, warmup_seconds=0, on_warm_step=steps.append) as llm:
+        assert len(steps) == total == llm.warm_up.num_warm
+        assert llm.warm_up.counts.walked == sum(not step.replayed for step in steps) > 0
+        assert tokens_of(llm) == expected
+    pool = 8 << 20
+    with LLM(
+        english_artifact, num_threads=1, memory_utilization=0.5, graph_reserved_memory=0.5, kv_bytes=pool,
+        skip_warmup=False,
+    ) as llm:  # fmt: skip
+        assert llm.budget is not None
+        assert llm.budget.kv_bytes == pool
+        assert llm.warm_up.num_warm == total - len(llm.budget.dropped)
+        assert tokens_of(llm) == expected
+    with pytest.raises(BudgetError, match="memory-utilization 1e-09 of"):
+        LLM(english_artifact, memory_utilization=1e-9)
+    with pytest.raises(BudgetError, match="divides a budget"):
+        LLM(english_artifact, graph_prompt_ratio=0.5)
+    with pytest.raises(RequestError, match="num_blocks 9 leaves a budget nothing to decide"):
+        LLM(english_artifact, memory_utilization=0.5, num_blocks=9)
+
+
+def test_a_budget_of_the_python_api_drops_graphs(english_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = llm_module.plan_budget
+
+    def plan_budget(info: ArtifactInfo, graphs: Sequence[GraphInfo], *others: Any) -> Budget:
+        kept = base_graphs(graphs, smallest=True)
+        dropped = tuple(i for i in range(len(graphs)) if i not in kept)
+        return dataclasses.replace(real(info, graphs, *others), kept=kept, dropped=dropped)
+
+    with LLM(english_artifact, num_threads=1) as llm:
+        expected = tokens_of(llm)
+    monkeypatch.setattr(llm_module, "plan_budget", plan_budget)
+    with LLM(english_artifact, num_threads=1, memory_utilization=0.5, kv_bytes=8 << 20) as llm:
+        assert tokens_of(llm) == expected
+        assert llm.budget is not None
+        assert len(llm.budget.dropped) > 0
+        stats = llm.engine.graph_stats()
+        assert not any(stats[i].replays for i in llm.budget.dropped)
+        assert llm.warm_up.coverage()["dropped"] == len(llm.budget.dropped)
+
+
+def test_run_has_budgets_and_a_warm_up(english_artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "run",
+        str(english_artifact),
+        "--prompt",
+        "One",
+        "--max-tokens",
+        "2",
+        "--temperature",
+        "0",
+        "--threads",
+        "1",
+    ]
+    assert main(command) == 0
+    plain = capsys.readouterr()
+    assert "[warm-up]" not in plain.err
+    assert main([*command, "--warmup", "--memory-utilization", "0.5", "--kv-bytes", str(8 << 20)]) == 0
+    warm = capsys.readouterr()
+    assert warm.out == plain.out
+    lines = warm.err.splitlines()
+    with Artifact(english_artifact) as opened:
+        assert sum(line.startswith("[warm-up]") for line in lines) == len(opened.graphs())
+    assert sum(line.startswith("llmc: memory: ") for line in lines) >= 4
+    assert main([*command, "--graph-prompt-ratio", "0.5"]) == EXIT_USAGE
+    assert "graph-prompt-ratio 0.5 divides a budget" in " ".join(capsys.readouterr().err.split())
+    assert main([*command, "--memory-utilization", "1e-9"]) == 1
+    assert "memory-utilization 1e-09 of" in capsys.readouterr().err
 
 
 def test_dropped_graphs_change_no_answer(english_artifact: Path) -> None:
