@@ -15,7 +15,17 @@ import typer
 
 from llmc.cli.graph_formats import InspectError, graph_data, graph_dot, graph_onnx
 from llmc.cli.graph_view import commands_of, memory_plan, op_of
-from llmc.runtime.graphs_file import DTYPES, FAMILIES, ISA_LEVELS, Graph, Tables, read_graphs
+from llmc.runtime.context_limit import DEFAULT_KV_BYTES
+from llmc.runtime.graphs_file import (
+    DTYPE_BYTES,
+    DTYPES,
+    FAMILIES,
+    ISA_LEVELS,
+    Graph,
+    ModelRecord,
+    Tables,
+    read_graphs,
+)
 
 from .units import format_bytes
 from .verify import check_bytes
@@ -122,6 +132,27 @@ def _kernels(tables: Tables) -> list[dict[str, Any]]:
     ]
 
 
+def _kv_pool(model: ModelRecord) -> dict[str, int]:
+    """Bytes of a KV block, and of the pool that holds one sequence of the longest length; the longest that the engine's
+    default pool holds."""
+    rows = model.block_size * model.num_kv_heads * DTYPE_BYTES[model.kv_dtype]
+    block_bytes = rows * (model.head_dim + model.head_dim_padded) * model.num_layers
+    blocks = -(-model.max_model_len // model.block_size)
+    default_blocks = max(1, min(model.max_num_seqs * blocks, DEFAULT_KV_BYTES // block_bytes))
+    return {
+        "block_bytes": block_bytes,
+        # One block more: the dummy block of padding.
+        "full_context_bytes": (blocks + 1) * block_bytes,
+        "default_max_request_tokens": min(model.max_model_len, default_blocks * model.block_size),
+    }
+
+
+def _kv_text(model: ModelRecord, pool: dict[str, int]) -> str:
+    text = f"KV pool: {format_bytes(pool['full_context_bytes'])} hold one sequence of {model.max_model_len} tokens"
+    least = pool["default_max_request_tokens"]
+    return text if least == model.max_model_len else f"{text}; the default pool holds {least}: see --kv-bytes"
+
+
 def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
     """Plain data of the artifact: model, kernels, buckets, weights by scheme and one by one."""
     weights = _weights(tables, manifest)
@@ -135,6 +166,7 @@ def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
             "act_dtype": DTYPES[tables.model.act_dtype],
         },
         "context": manifest.get("context"),
+        "kv_pool": _kv_pool(tables.model),
         "buckets": [
             {
                 "bucket": g.name,
@@ -184,6 +216,7 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
         f"{model.max_num_seqs} sequences",
         f"dtypes: activations {DTYPES[model.act_dtype]}, KV cache {DTYPES[model.kv_dtype]}, "
         f"blocks of {model.block_size} tokens",
+        _kv_text(tables.model, data["kv_pool"]),
         f"\nbuckets ({len(tables.graphs)}); largest arena {format_bytes(max(g.arena_bytes for g in tables.graphs))}",
         table(
             ("bucket", "tokens", "sequences", "row tile", "commands", "arena bytes"),

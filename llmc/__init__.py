@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from llmc.runtime.guides import Guided
     from llmc.runtime.llm import LLM
     from llmc.runtime.outputs import RequestOutput, TokenDelta
-    from llmc.runtime.params import SamplingParams
+    from llmc.runtime.params import RequestError, SamplingParams
 
 __version__ = "0.1.0"
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "AsyncLLM",
     "Guided",
     "ModelPathError",
+    "RequestError",
     "RequestOutput",
     "SamplingParams",
     "TokenDelta",
@@ -74,8 +75,10 @@ def __getattr__(name: str) -> Any:
         from llmc.runtime.async_llm import AsyncLLM as _AsyncLLM
 
         value = _that_compiles(_AsyncLLM)
-    elif name == "SamplingParams":
-        from llmc.runtime.params import SamplingParams as value
+    elif name in ("RequestError", "SamplingParams"):
+        from llmc.runtime import params
+
+        value = getattr(params, name)
     elif name == "Guided":
         from llmc.runtime.guides import Guided as value
     elif name in ("RequestOutput", "TokenDelta"):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llmc.runtime.binding import ArtifactInfo, Engine
 
+DEFAULT_KV_BYTES = 1 << 30
+"""The most that an engine's KV pool takes unless kv_bytes or num_blocks says otherwise; see llmc.h."""
 _RAISE = "raise kv_bytes (--kv-bytes)"
 
 

@@ -214,6 +214,24 @@ def test_tool_choice_required(running: Running, seed: int) -> None:
     assert (told["calls"], told["content"], reason) == ([call["function"]], "", "tool_calls")
 
 
+@pytest.mark.parametrize("tools", [[], TOOLS])
+def test_an_eos_is_a_token_and_no_text(running: Running, tools: list[dict[str, Any]]) -> None:
+    """Parsers of tool calls see special tokens in the text; the one that ends it is not theirs."""
+    (eos,) = running.server.tokenizer.eos_token_ids
+    asked: dict[str, Any] = {
+        **({"tools": tools} if tools else {}),
+        "max_tokens": 5, "logit_bias": {str(eos): 100}, "temperature": 0, "logprobs": True, "return_token_ids": True,
+    }  # fmt: skip
+    answer = running.chat("Hi", **asked)
+    (choice,) = answer["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"], choice["stop_reason"]) == ("", "stop", None)
+    assert (choice["token_ids"], answer["usage"]["completion_tokens"]) == ([eos], 1)
+    (entry,) = choice["logprobs"]["content"]
+    assert entry["token"] == running.server.tokenizer.eos_token
+    told, reason, _ = streamed(running, "Hi", **asked)
+    assert (told["content"], reason) == ("", "stop")
+
+
 def check_arguments(function: dict[str, str]) -> None:
     schema = WEATHER if function["name"] == "weather" else {"type": "object", "additionalProperties": False}
     jsonschema_rs.validator_for(schema).validate(json.loads(function["arguments"]))
