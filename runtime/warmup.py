@@ -275,7 +275,7 @@ class WarmUp:
             return [], hint.format("other programs keep this machine busy")
         seconds = yield from self._estimate(within_s)
         if seconds > within_s:
-            return [], hint.format(f"it would take about {seconds:.0f} s")
+            return [], hint.format(f"it would take more than {within_s:g} s")
         found: list[MeasuredLoad] = []
         begin = time.monotonic()
         measurer = Measurer(self._replay, self._watch, measure_s=0.0, at_least=_START_REPEATS)
@@ -299,6 +299,10 @@ class WarmUp:
         Prompts of growing length tell what a row takes, each at most _GROWTH times as long as the one before.
         """
         measure = [index for index in self.plan.order if index in self.plan.measure]
+        # A large model shows at once: its light loads alone take too long.
+        least_s = _START_REPEATS * sum(2 * self._light_of(i) for i in measure) / 1e9
+        if least_s > enough_s:
+            return least_s
         row_ns = 0.0
         prompts = [index for index in measure if self._graphs[index].phase != "decode"]
         if prompts:
@@ -307,9 +311,9 @@ class WarmUp:
             tokens, each = full.num_seqs, 1
             while each < full.tokens_each:
                 each = min(_GROWTH * each, full.tokens_each)
-                most_s = ns / tokens * full.num_seqs * each / 1e9
+                most_s = _START_REPEATS * ns / tokens * full.num_seqs * each / 1e9
                 if most_s > enough_s:
-                    return _START_REPEATS * most_s
+                    return most_s
                 yield
                 ns, tokens = self._replay(index, Load(full.num_seqs, each, each)), full.num_seqs * each
             row_ns = ns / tokens

@@ -296,9 +296,36 @@ def test_what_takes_long_is_not_measured_beside_a_start() -> None:
     warming, steps, engine = beside(Machine(), 0.1)
     assert warming.done
     assert not steps[-1].measured
-    assert "it would take about" in steps[-1].note
+    assert "it would take more than" in steps[-1].note
     assert "llmc warmup" in steps[-1].note
     assert len(engine.replays) == 4, "nothing longer than that was tried"
+
+
+class Quick(Recorder):
+    """A graph's first replay takes no longer than another one."""
+
+    def warm_load(self, graph: int, num_seqs: int, tokens_each: int, context: int) -> int:
+        self.replays.append((graph, Load(num_seqs, tokens_each, context)))
+        return num_seqs * tokens_each * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("within_s", "longest"),
+    [
+        (0.04, 4),  # the light loads of all graphs, of 8 tokens, twice, three times over: 48 ms
+        (0.09, 8),  # a prompt of 2 x 16 tokens three times over: 96 ms
+        (0.3, 32),  # of 2 x 64 tokens: 384 ms
+        (0.5, 128),  # all of it
+    ],
+)
+def test_the_estimate_itself_takes_little(within_s: float, longest: int) -> None:
+    engine = Quick()
+    plan = WarmPlan((3, 1, 0, 2), 4, measure=frozenset(range(4)), measure_within_s=within_s)
+    steps: list[WarmStep] = []
+    warm_up(engine, plan).run(steps.append)
+    assert not steps[-1].measured
+    assert "it would take more than" in steps[-1].note
+    assert max(load.tokens for _, load in engine.replays) == longest
 
 
 def test_a_warm_up_that_is_skipped_replays_nothing_and_is_ready() -> None:
