@@ -92,7 +92,7 @@ HEADINGS: Mapping[str, Headings] = {
         ),
         "Load": ("max_queue", "request_timeout", "drain_timeout", "nice"),
         "Observing": (
-            "log_level", "metrics", "page", "debug_endpoints", "access_log",
+            "log_level", "metrics", "page", "debug_endpoints", "profiler_dir", "stats_interval", "access_log",
             "access_log_file", "log_prompts", "record_trace", "record_trace_max_bytes",
         ),
     },

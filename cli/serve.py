@@ -143,6 +143,12 @@ def serve_command(
     debug_endpoints: bool = typer.Option(
         False, "--debug-endpoints", help="/debug/engine: the engine's counters, and a check of its blocks."
     ),
+    profiler_dir: Path | None = typer.Option(
+        None, metavar="DIR", help="Where POST /start_profile and /stop_profile write traces of steps; default: off."
+    ),
+    stats_interval: float = typer.Option(
+        10.0, min=0, metavar="S", help="Seconds between lines of throughput on stderr; 0: none."
+    ),
     access_log: bool = typer.Option(True, help="A line of JSON a request."),
     access_log_file: Path | None = typer.Option(None, metavar="FILE", help="Where it goes; default: stdout."),
     log_prompts: bool = typer.Option(False, "--log-prompts", help="With the text of prompts."),
@@ -219,6 +225,8 @@ def serve_command(
         enable_metrics=metrics,
         enable_page=page,
         debug_endpoints=debug_endpoints,
+        profiler_dir=profiler_dir,
+        stats_interval_s=stats_interval,
         access_log=access_log,
         access_log_file=access_log_file,
         log_prompts=log_prompts,

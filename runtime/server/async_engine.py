@@ -29,6 +29,7 @@ from llmc.runtime.tokenizer import artifact_tokenizer, read_generation_config
 
 from .guides import GuideWorker
 from .pace import Pace
+from .profiler import Profiler
 from .requests import EngineRequest, QueueFull, RequestRecord, ServerStopping
 from .stream import RequestStream
 
@@ -67,6 +68,7 @@ class AsyncEngine:
         self.on_record: list[Callable[[RequestRecord], None]] = []
         self.on_failure: list[Callable[[str], None]] = []
         self.on_joined: list[Callable[[Sequence[GraphInfo]], None]] = []
+        self.profiler: Profiler | None = None
         self.failure: str | None = None
         self._streams: dict[int, RequestStream] = {}
         self._guides = GuideWorker(
@@ -217,6 +219,8 @@ class AsyncEngine:
                         continue
                 idle = not self.engine.step()
                 self._notify()
+                if self.profiler is not None and (note := self.profiler.on_step) is not None:
+                    note()
         except Exception as error:  # a thread's error must reach those who wait
             self.failure = f"the engine failed: {error}"
             self._call(self._fail_all)

@@ -55,6 +55,8 @@ class ServerConfig:
     enable_metrics: bool = True
     enable_page: bool = True
     debug_endpoints: bool = False
+    profiler_dir: Path | None = None
+    stats_interval_s: float = 0.0
     access_log: bool = True
     access_log_file: Path | None = None
     log_prompts: bool = False

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
+import time
 from typing import TYPE_CHECKING
 
 from llmc import __version__
 
 from .access_log import AccessLog, AccessLogMiddleware, current_entry, track
 from .metrics import EngineProbe, ServerMetrics
+from .profiler import Profiler
 from .routes import metrics as metrics_route
 from .routes import page as page_route
+from .routes import profile as profile_route
 from .state import LiveState, RecentLatencies
+from .throughput import tell_throughput
 from .trace_recorder import TraceRecorder
 
 if TYPE_CHECKING:
@@ -46,12 +51,20 @@ class Observers:
             self.trace = TraceRecorder(config.record_trace, config.record_trace_max_bytes)
             engine.on_submit.append(self.trace.on_submit)
             engine.on_record.append(self.trace.on_record)
+        self.profiler: Profiler | None = None
+        if config.profiler_dir is not None:
+            self.profiler = Profiler(config.profiler_dir, engine.stats, engine.graph_stats, engine.graphs)
+            engine.profiler = self.profiler
+            engine.on_record.append(self.profiler.on_record)
         self._latencies = RecentLatencies()
+        self._telling: asyncio.Task[None] | None = None
 
     def install(self, app: FastAPI) -> None:
         """Adds the endpoints, and the middleware that sees a request before and its response after all others."""
         if self.metrics is not None:
             app.include_router(metrics_route.router(self.metrics))
+        if self.profiler is not None:
+            app.include_router(profile_route.router(self.profiler))
         if self._server.config.enable_page:
             self._server.engine.on_record.append(self._latencies.on_record)
             app.include_router(page_route.router(LiveState(self._server, self._latencies)))
@@ -59,7 +72,10 @@ class Observers:
             app.add_middleware(AccessLogMiddleware, log=self.access_log, metrics=self.metrics)
 
     def start(self) -> None:
-        """From the event loop: SIGHUP opens the files again, where the system has that signal."""
+        """From the event loop: throughput is told, and SIGHUP opens the files again where the system has it."""
+        if interval_s := self._server.config.stats_interval_s:
+            told = tell_throughput(self._server.engine.stats, interval_s, _say, time.monotonic)
+            self._telling = asyncio.create_task(told)
         # Not on Windows, and not where the loop runs beside the main thread, as in tests.
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError, AttributeError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reopen)
@@ -72,6 +88,8 @@ class Observers:
 
     def close(self) -> None:
         """Writes what is left and closes the files."""
+        if self._telling is not None:
+            self._telling.cancel()
         for file in (self.access_log, self.trace):
             if file is not None:
                 file.close()
@@ -81,3 +99,7 @@ class Observers:
         entry, tokenizer = current_entry(), self._server.engine.tokenizer
         if self._server.config.log_prompts and entry is not None and tokenizer is not None:
             entry.prompts.append(tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False))
+
+
+def _say(line: str) -> None:
+    print(f"llmc: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,52 @@
+"""The line that says every few seconds what the engine does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from llmc.runtime.engine import EngineStats
+
+
+class Throughput:
+    """Tells of the time between two looks at the engine's counters; times in seconds."""
+
+    def __init__(self, stats: EngineStats, now_s: float) -> None:
+        self._last, self._then_s = stats, now_s
+
+    def line(self, stats: EngineStats, now_s: float) -> str | None:
+        """What happened since the last look; None when nothing did and nothing waits."""
+        last, seconds = self._last, max(now_s - self._then_s, 1e-9)
+        self._last, self._then_s = stats, now_s
+        if stats.num_steps == last.num_steps and not stats.num_running and not stats.num_waiting:
+            return None
+        queried = stats.prefix_query_tokens - last.prefix_query_tokens
+        rows = stats.scheduled_tokens - last.scheduled_tokens
+        padding = stats.padded_tokens - last.padded_tokens
+        used = stats.num_blocks - stats.num_free_blocks
+        parts = [
+            f"prompt {(stats.prompt_tokens - last.prompt_tokens) / seconds:.1f} tokens/s",
+            f"generation {(stats.output_tokens - last.output_tokens) / seconds:.1f} tokens/s",
+            f"{stats.num_running} running, {stats.num_waiting} waiting",
+            f"KV blocks {_share(used, stats.num_blocks)}",
+            f"padding {_share(padding, rows + padding)}",
+        ]
+        if queried:
+            parts.append(f"prefix hits {_share(stats.prefix_hit_tokens - last.prefix_hit_tokens, queried)}")
+        return "; ".join(parts)
+
+
+async def tell_throughput(
+    stats: Callable[[], EngineStats], interval_s: float, say: Callable[[str], None], clock: Callable[[], float]
+) -> None:
+    """Says the line every interval_s, until cancelled."""
+    throughput = Throughput(stats(), clock())
+    while True:
+        await asyncio.sleep(interval_s)
+        line = throughput.line(stats(), clock())
+        if line is not None:
+            say(line)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "0 %"
