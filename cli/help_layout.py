@@ -1,7 +1,8 @@
-"""How --help looks: headings over the options of long commands, and one vocabulary of value names."""
+"""What all commands share: headings over the options of long ones, one vocabulary of value names, no nan."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -144,6 +145,15 @@ class Command(TyperCommand):
         for param in self.params:
             if param.metavar is None and not getattr(param, "is_flag", False):
                 param.metavar = value_name(param)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest: list[str] = super().parse_args(ctx, args)
+        for param in self.params:
+            value = ctx.params.get(param.name)
+            # It passes every comparison with a least or a largest value, and no option means it.
+            if isinstance(value, float) and math.isnan(value):
+                raise typer.BadParameter("nan is not a value of this option", ctx=ctx, param=param)
+        return rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         headings = HEADINGS.get(ctx.command_path.removeprefix("llmc "), {})

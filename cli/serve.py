@@ -12,6 +12,7 @@ import typer
 
 from .miss_policy import POLICY_HELP, check_miss_policy, engine_policy, miss_observers
 from .miss_records import prepare_record
+from .numbers import finite
 from .units import parse_size
 from .warm_flags import (
     ORDER_HELP,
@@ -147,7 +148,7 @@ def serve_command(
         None, metavar="DIR", help="Where POST /start_profile and /stop_profile write traces of steps; default: off."
     ),
     stats_interval: float = typer.Option(
-        10.0, min=0, metavar="S", help="Seconds between lines of throughput on stderr; 0: none."
+        10.0, min=0, metavar="S", callback=finite, help="Seconds between lines of throughput on stderr; 0: none."
     ),
     access_log: bool = typer.Option(True, help="A line of JSON a request."),
     access_log_file: Path | None = typer.Option(None, metavar="FILE", help="Where it goes; default: stdout."),

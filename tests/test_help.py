@@ -160,3 +160,16 @@ def test_ctrl_c_is_told_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert capsys.readouterr().err == "llmc: error: interrupted\n"
     assert _compile("x") == 130
     assert "interrupted" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_no_option_takes_nan(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = COMMANDS[name]
+    for param in command.params:
+        if getattr(param.type, "name", "").startswith("float"):
+            needed = [str(tmp_path) for p in command.params if p.param_type_name == "argument" and p.required]
+            others = [
+                o for p in command.params if p.required and p.param_type_name == "option" for o in (p.opts[0], "x")
+            ]
+            assert cli.main([*name.split(), *needed, *others, f"{param.opts[0]}=nan"]) == 2, param.opts
+            assert param.opts[0] in capsys.readouterr().err

@@ -106,6 +106,8 @@ def _responses(method: str, path: str) -> dict[str, Any]:
         return answers
     refused = {"application/json": {"schema": _schema(responses.ErrorAnswer)}}
     statuses = [401, *_ERRORS] if method == "post" else [401, 404]
+    if path in ("/start_profile", "/stop_profile"):
+        answers["409"] = {"description": "A profile is being taken already, or none is.", "content": refused}
     for status in statuses:
         text = _ERRORS.get(status, "No valid API key was sent.")
         answers[str(status)] = {"description": text, "content": refused}
