@@ -4,7 +4,7 @@ The names here need no numpy; `llmc.buckets.trace` and `llmc.buckets.planner` do
 """
 
 from .bucket import Bucket, BucketError, BucketLadder, select
-from .environment import spec_from_environment
+from .environment import LadderVariables, read_environment
 from .ladder import default_ladder, exponential, padding_bounded, ramp_up
 from .spec import Limits, format_spec, parse_spec
 
@@ -12,6 +12,7 @@ __all__ = [
     "Bucket",
     "BucketError",
     "BucketLadder",
+    "LadderVariables",
     "Limits",
     "default_ladder",
     "exponential",
@@ -19,6 +20,6 @@ __all__ = [
     "padding_bounded",
     "parse_spec",
     "ramp_up",
+    "read_environment",
     "select",
-    "spec_from_environment",
 ]

@@ -47,6 +47,8 @@ class Bucket:
     def parse(cls, text: str) -> Bucket:
         """Reads "decode:4x512" (phase:batch×seq), the form that `str` writes. Raises BucketError."""
         match = _TEXT.fullmatch(text.strip())
+        if not text.strip():
+            raise BucketError("a bucket is empty: write it as PHASE:BATCHxSEQ, for example decode:4x512")
         if match is None:
             raise BucketError(f"{text!r} is not a bucket: write it as PHASE:BATCHxSEQ, for example decode:4x512")
         return cls(match[1], int(match[2]), int(match[3]))
@@ -85,6 +87,15 @@ def rank(bucket: Bucket) -> tuple[int, int, int]:
     """The scheduler's order: of the buckets of a phase that hold a step it takes the least. Fewest token rows, then the
     shortest context, then the fewest sequences; `Scheduler::Choose` is the other place that says so."""
     return bucket.max_tokens, bucket.seq if bucket.phase == "decode" else 0, bucket.batch
+
+
+def beyond(bucket: Bucket, max_num_seqs: int, max_model_len: int, block_size: int) -> str:
+    """What of a bucket no request can fill: "batch", "seq" or "", nothing."""
+    if bucket.batch > max_num_seqs:
+        return "batch"
+    # A context may end in a block that the limit does not fill.
+    longest = -(-max_model_len // block_size) * block_size
+    return "seq" if bucket.seq > longest * (bucket.batch if bucket.phase == "mixed" else 1) else ""
 
 
 def select(buckets: Iterable[Bucket], num_seqs: int, length: int) -> Bucket | None:

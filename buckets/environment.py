@@ -1,71 +1,165 @@
 """Environment variables as documented defaults of the bucket flags.
 
-    LLMC_{PROMPT,DECODE}_{BS,SEQ,BLOCK}_BUCKET_{MIN,STEP,MAX}
-    LLMC_MIXED_{BS,SEQ}_BUCKET_{MIN,STEP,MAX}
+    LLMC_{PROMPT,DECODE}_{BS,SEQ,BLOCK}_BUCKET_{MIN,STEP,MAX,PAD_PERCENT,PAD_MAX}
+    LLMC_MIXED_{BS,SEQ}_BUCKET_{MIN,STEP,MAX,PAD_PERCENT,PAD_MAX}
 
-They set one number of a ramp-up axis each, as Intel Gaudi's vLLM plugin has them with the prefix VLLM_
-(vllm_gaudi/extension/bucketing/linear.py; MIXED is llmc's own). BS: sequences. SEQ: tokens, for MIXED those of the
-whole step. BLOCK: blocks of context of one sequence; for DECODE it takes the place of SEQ, for PROMPT it adds no graph
-(`llmc.buckets.spec`). A number that no variable sets has its default from `llmc.buckets.ladder.default_axes`. A flag
-always wins over them.
+They set one number of an axis each, after those of Intel Gaudi's vLLM plugin (MIXED is llmc's own; `llmc.buckets.vllm`
+takes the plugin's own over). BS: sequences. SEQ: tokens, for MIXED those of the whole step. BLOCK: blocks of context of
+one sequence; for DECODE it takes the place of SEQ, for PROMPT it adds no graph (`llmc.buckets.spec`). An axis is
+ramp-up, thinned by PAD_PERCENT and PAD_MAX (`llmc.buckets.ladder.padding_bounded`). What no variable sets has its
+default from `llmc.buckets.ladder.default_axes`, the limit of tokens included. A flag always wins over them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
 
-from .bucket import MAX_DIM, BucketError
-from .ladder import default_axes
+from .bucket import MAX_DIM, BucketError, BucketLadder
+from .ladder import default_axes, default_tokens, ladder_of_axes, padding_bounded, ramp_up
+from .spec import Limits, in_tokens
 
-_NAME = re.compile(r"LLMC_(?:(PROMPT|DECODE)_(BS|SEQ|BLOCK)|(MIXED)_(BS|SEQ))_BUCKET_(MIN|STEP|MAX)", re.ASCII)
-_LOOKS_LIKE = re.compile(r"LLMC_.*_BUCKET_(MIN|STEP|MAX|LIMIT)", re.ASCII)
-_UNKNOWN_LEN = 1 << 12
-_MIXED_AXES = (("BS", "mixed_bs"), ("SEQ", "mixed_seq"))
+_AXES = {
+    "PROMPT_BS": "prompt_bs",
+    "PROMPT_SEQ": "prompt_seq",
+    "PROMPT_BLOCK": "",
+    "DECODE_BS": "decode_bs",
+    "DECODE_SEQ": "decode_seq",
+    "DECODE_BLOCK": "decode_seq",
+    "MIXED_BS": "mixed_bs",
+    "MIXED_SEQ": "mixed_seq",
+}
+_NUMBERS = ("MIN", "STEP", "MAX", "PAD_PERCENT", "PAD_MAX")
+NAMES = tuple(f"LLMC_{axis}_BUCKET_{number}" for axis in _AXES for number in _NUMBERS)
+_RENAMED = {"QUERY": "SEQ", "CTX": "BLOCK", "BATCH": "BS", "LIMIT": "MAX"}
+_IMPORT = "; llmc buckets import takes over VLLM_ variables"
+_LOOKS_ALIKE = 0.8
 
 
-def spec_from_environment(
-    environ: Mapping[str, str], max_num_seqs: int, max_model_len: int | None, block_size: int
-) -> str | None:
-    """The spec (`llmc.buckets.spec`) that the variables of `environ` ask for, or None when none of them is set.
+@dataclass(frozen=True, slots=True)
+class LadderVariables:
+    """The variables that are set: (axis, number, value), as ("PROMPT_BS", "MAX", 8); checked one by one only."""
 
-    max_model_len, tokens, may be None when the model is not known yet: the spec then says `max`. Raises BucketError
-    for a value that is not a whole number, a misspelt variable, or DECODE with both SEQ and BLOCK.
+    given: tuple[tuple[str, str, int], ...]
+
+    @property
+    def names(self) -> str:
+        """Of the variables, for an error: up to three."""
+        names = [f"LLMC_{axis}_BUCKET_{number}" for axis, number, _ in self.given]
+        return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+
+    def ladder(self, limits: Limits) -> BucketLadder:
+        """The default ladder for `limits`, which must hold all but the limit of tokens, with what is set changed.
+
+        Raises BucketError naming the variables of an axis that cannot be.
+        """
+        seqs, longest, block = limits.max_num_seqs, limits.max_model_len, limits.block_size
+        if seqs is None or longest is None or block is None:
+            raise BucketError("ladders of the environment need max-num-seqs, max-model-len and the block size")
+        tokens = limits.max_num_batched_tokens
+        defaults = default_axes(seqs, longest, block, tokens)
+        sizes = {name: ramp_up(*axis) for name, axis in defaults.items()}
+        by_axis: dict[str, dict[str, int]] = {}
+        for axis, number, value in self.given:
+            by_axis.setdefault(axis, {})[number] = value
+        for axis, values in by_axis.items():
+            name = _AXES[axis]
+            try:
+                if axis == "PROMPT_BLOCK":
+                    _sizes(values, (1, 1, -(-longest // block)), zero=True)
+                elif axis == "DECODE_BLOCK":
+                    start, step, end = (-(-size // block) for size in defaults[name])
+                    _check_blocks(values, end, longest)
+                    sizes[name] = in_tokens(_sizes(values, (start, step, end)), limits)
+                else:
+                    sizes[name] = _sizes(values, defaults[name])
+            except BucketError as error:
+                set_here = ", ".join(f"LLMC_{axis}_BUCKET_{number}={values[number]}" for number in values)
+                raise BucketError(f"{set_here}: {error}") from error
+        most = default_tokens(longest) if tokens is None else tokens
+        try:
+            ladder = ladder_of_axes(sizes, most)
+        except BucketError as error:
+            raise BucketError(f"{self.names}: {error}") from error
+        if not ladder.mixed and any(axis.startswith("MIXED") for axis in by_axis):
+            raise BucketError(
+                f"{self.names}: no mixed bucket has two sequences and at most {most} tokens: change or unset the "
+                "LLMC_MIXED_ variables"
+            )
+        return ladder
+
+
+def read_environment(environ: Mapping[str, str]) -> LadderVariables | None:
+    """The variables of `environ` that make a ladder; None when none of them is set.
+
+    Raises BucketError for a value that is not a whole number, DECODE with both SEQ and BLOCK, PAD_MAX without
+    PAD_PERCENT, and a name that is none of them but holds BUCKET or looks like one.
     """
-    given: dict[tuple[str, str], dict[str, int]] = {}
+    given: list[tuple[str, str, int]] = []
     for name, text in sorted(environ.items()):
-        match = _NAME.fullmatch(name)
-        if match is None:
-            if _LOOKS_LIKE.fullmatch(name):
-                raise BucketError(
-                    f"environment variable {name} is unknown: use LLMC_{{PROMPT,DECODE}}_{{BS,SEQ,BLOCK}}_BUCKET_"
-                    "{MIN,STEP,MAX} or LLMC_MIXED_{BS,SEQ}_BUCKET_{MIN,STEP,MAX}"
-                )
+        if name not in NAMES:
+            _refuse_unknown(name)
             continue
         if not re.fullmatch(r"[0-9]{1,9}", text.strip(), re.ASCII) or int(text) > MAX_DIM:
             raise BucketError(f"{name} is {text[:40]!r}: set a whole number up to {MAX_DIM} or unset it")
-        given.setdefault((match[1] or match[3], match[2] or match[4]), {})[match[5]] = int(text)
+        axis, _, number = name.removeprefix("LLMC_").partition("_BUCKET_")
+        given.append((axis, number, int(text)))
     if not given:
         return None
-    if ("DECODE", "SEQ") in given and ("DECODE", "BLOCK") in given:
+    axes = {axis for axis, _, _ in given}
+    if {"DECODE_SEQ", "DECODE_BLOCK"} <= axes:
         raise BucketError("both LLMC_DECODE_SEQ_BUCKET_* and LLMC_DECODE_BLOCK_BUCKET_* are set: set tokens or blocks")
-    axes = default_axes(max_num_seqs, max_model_len or _UNKNOWN_LEN, block_size)
-    start, step, length = axes["seq"]
-    longest = "max" if max_model_len is None else str(length)
-    blocks = "max" if max_model_len is None else str(-(-length // block_size))
+    for axis in sorted(axes):
+        numbers = {number for of, number, _ in given if of == axis}
+        if "PAD_MAX" in numbers and "PAD_PERCENT" not in numbers:
+            raise BucketError(f"LLMC_{axis}_BUCKET_PAD_MAX caps what _PAD_PERCENT bounds: set both, or neither")
+    return LadderVariables(tuple(given))
 
-    def axis(phase: str, kind: str, minimum: int, step: int, maximum: str) -> str:
-        values = given.get((phase, kind), {})
-        return f"{values.get('MIN', minimum)}:{values.get('STEP', step)}:{values.get('MAX', maximum)}"
 
-    prompt_bs, decode_bs = axes["prompt_bs"], axes["decode_bs"]
-    prefill = f"{axis('PROMPT', 'BS', *prompt_bs[:2], str(prompt_bs[2]))}x{axis('PROMPT', 'SEQ', start, step, longest)}"
-    if ("PROMPT", "BLOCK") in given:
-        prefill += f"x{axis('PROMPT', 'BLOCK', 0, 1, blocks)}blk"
-    decode = axis("DECODE", "BS", *decode_bs[:2], str(decode_bs[2]))
-    if ("DECODE", "BLOCK") in given:
-        decode += f"x{axis('DECODE', 'BLOCK', -(-start // block_size), -(-step // block_size), blocks)}blk"
-    else:
-        decode += f"x{axis('DECODE', 'SEQ', start, step, longest)}"
-    mixed = "x".join(axis("MIXED", kind, *axes[name][:2], str(axes[name][2])) for kind, name in _MIXED_AXES)
-    return f"prefill={prefill},decode={decode},mixed={mixed}"
+def nearest(name: str, known: tuple[str, ...], cutoff: float = 0.0) -> str | None:
+    """The one of `known` that `name` is most like."""
+    return next(iter(get_close_matches(name, known, 1, cutoff)), None)
+
+
+def _refuse_unknown(name: str) -> None:
+    upper = name.upper()
+    if not upper.startswith("LLMC_"):
+        return
+    if "BUCKET" not in upper and nearest(upper, NAMES, _LOOKS_ALIKE) is None:
+        return
+    if not any(phase in upper for phase in ("PROMPT", "DECODE", "MIXED", "PREFILL")):
+        raise BucketError(
+            f"environment variable {name[:80]} is unknown: variables are LLMC_{{PROMPT,DECODE,MIXED}}_{{BS,SEQ,BLOCK}}_"
+            "BUCKET_{MIN,STEP,MAX,PAD_PERCENT,PAD_MAX}, other ladders are written with --buckets" + _IMPORT
+        )
+    wanted = upper.replace("PREFILL", "PROMPT")
+    for old, new in _RENAMED.items():
+        wanted = re.sub(rf"_{old}(?=_|$)", f"_{new}", wanted)
+    raise BucketError(f"environment variable {name[:80]} is unknown: did you mean {nearest(wanted, NAMES)}?")
+
+
+def _sizes(values: Mapping[str, int], default: tuple[int, int, int], zero: bool = False) -> tuple[int, ...]:
+    """Sizes of an axis; an unset MIN is the default one, or MAX where that is less."""
+    start, step, end = default
+    end = values.get("MAX", end)
+    start = values.get("MIN", min(start, end))
+    step = values.get("STEP", step)
+    if zero and start == 0:
+        start = max(1, min(step, end))
+    if zero and end == 0:
+        return (0,)
+    if "PAD_PERCENT" in values:
+        return padding_bounded(start, step, end, values["PAD_PERCENT"], values.get("PAD_MAX"))
+    return ramp_up(start, step, end)
+
+
+def _check_blocks(values: Mapping[str, int], most: int, longest: int) -> None:
+    """Blocks of the whole batch, as VLLM_DECODE_BLOCK_BUCKET_* count them, must not pass for those of a sequence."""
+    for number in ("MIN", "MAX"):
+        if values.get(number, 0) > most:
+            raise BucketError(
+                f"{number} counts the blocks of one sequence and max-model-len {longest} is {most} blocks: set at most "
+                f"{most}, or raise --max-model-len{_IMPORT}, which count the blocks of the batch"
+            )

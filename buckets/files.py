@@ -1,6 +1,6 @@
 """Bucket files: TOML or JSON with the phases as keys, and the text form of Intel Gaudi's vLLM plugin.
 
-In TOML and JSON each phase is a GRID text (`llmc.buckets.spec`), a table {batch = AXIS, seq = AXIS} (AXIS a text,
+In TOML and JSON each phase is a GRIDS text (`llmc.buckets.spec`), a table {batch = AXIS, seq = AXIS} (AXIS a text,
 number or list), or a list of [batch, seq] pairs; `mixed` may be missing. The text form: `llmc.buckets.gaudi`.
 """
 
@@ -90,7 +90,7 @@ def _file_grid(phase: str, value: Any, limits: Limits) -> Pairs:
                 f"{phase} in the bucket file has the keys {short(', '.join(value))}: give exactly batch and seq"
             )
         batches = parse_axis(value["batch"], batch_axis(limits)) if isinstance(value["batch"], str) else None
-        seqs = parse_axis(value["seq"], seq_axis(limits)) if isinstance(value["seq"], str) else None
+        seqs = parse_axis(value["seq"], seq_axis(phase, limits)) if isinstance(value["seq"], str) else None
         return grid_of(phase, batches or _listed(value["batch"]), seqs or _listed(value["seq"]))
     if isinstance(value, list):
         pairs = []

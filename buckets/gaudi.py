@@ -49,7 +49,9 @@ def parse_gaudi(text: str, name: str, limits: Limits) -> dict[str, Pairs]:
         raise BucketError(f"bucket file {name} has no buckets: write lines like (1, 2048, 0)")
     grids: dict[str, Pairs] = {"prefill": sorted(prefill)} if prefill else {}
     if blocks:
-        decode = {(batch, in_tokens([context], limits)[0]) for batch, context in blocks}
+        # As the plugin does, a context past max_model_len is cut to it.
+        end = limits.max_model_len or MAX_DIM
+        decode = {(batch, min(end, in_tokens([context], limits)[0])) for batch, context in blocks}
         decode.add((max(batch for batch, _ in decode), max(seq for _, seq in decode)))
         grids["decode"] = sorted(decode)
     return grids

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Mapping
 from fractions import Fraction
 from itertools import product
 
 from .bucket import MAX_BUCKETS, MAX_DIM, Bucket, BucketError, BucketLadder
 
+DEFAULT_MAX_NUM_SEQS = 16
 _DEFAULT_SEQ_STEP = 128
 _DEFAULT_SEQ_STEPS = 16
 _DEFAULT_PREFILL_TOKENS = 2048
@@ -50,14 +52,16 @@ def doubling(minimum: int, maximum: int) -> tuple[int, ...]:
 
 
 def exponential(minimum: int, maximum: int, step: int = 1, limit: int | None = None) -> tuple[int, ...]:
-    """Without `limit`, doubling. With it, up to `limit` sizes in geometric progression, rounded up to `step`.
+    """Without `limit`, doubling. With it, `limit` sizes in geometric progression, rounded up to `step`.
 
     The second form is the exponential strategy of Intel Gaudi's vLLM plugin (`warmup_range_with_limit` in
     vllm_gaudi/extension/bucketing/exponential.py, described at
     https://docs.vllm.ai/projects/gaudi/en/latest/features/bucketing_mechanism.html): size i of n is
-    min · (max / min)^(i / (n - 1)), rounded up to a multiple of step, duplicates dropped. Two differences: the last
-    size is `maximum` itself, which the plugin may round up past it, and a power that misses a whole number by
-    rounding error alone counts as that number. (128, 2048, 128, 10) gives 128 256 384 512 640 896 1152 1536 2048.
+    min · (max / min)^(i / (n - 1)), rounded up to a multiple of step, duplicates dropped, the last one max. A minimum
+    of 1 is a size of its own, and the progression starts at the step: then there may be limit + 1 sizes. (128, 2048,
+    128, 10) gives 128 256 384 512 640 896 1152 1536 2048, (1, 16, 2, 5) gives 1 2 4 6 10 16. Powers are those of double
+    precision, as the plugin's: (1, 32, 1, 6) gives 1 2 4 9 17 32. One difference: a minimum that is no multiple of the
+    step stays, where the plugin rounds it up.
     Raises BucketError when a value is not positive, minimum > maximum or limit > MAX_BUCKETS.
     """
     if limit is None:
@@ -70,17 +74,20 @@ def exponential(minimum: int, maximum: int, step: int = 1, limit: int | None = N
         raise BucketError(f"range {what} has a limit of {limit} sizes, at most {MAX_BUCKETS} are possible: lower it")
     if limit == 1:
         return (maximum,)
-    sizes = {maximum}
-    for index in range(limit - 1):
-        power = minimum * (maximum / minimum) ** (index / (limit - 1))
-        size = math.ceil(power / step * (1 - 1e-12)) * step if index else minimum
+    start = step if minimum == 1 else minimum
+    sizes = {minimum, maximum}
+    for index in range(limit):
+        # The plugin's own order of operations: another one rounds up elsewhere.
+        power = start * (maximum / start) ** (1.0 / (limit - 1) * index)
+        size = math.ceil(power / step) * step if index else start
         sizes.add(min(size, maximum))
     return tuple(sorted(sizes))
 
 
-def default_limit(maximum: int) -> int:
-    """Sizes of an exponential ladder when no limit is given, as in the plugin: ceil(log2(max)) + 1."""
-    return (maximum - 1).bit_length() + 1
+def default_limit(maximum: int, query: bool = False) -> int:
+    """Sizes of an exponential ladder when no limit is given, as in the plugin: ceil(log2(max)) + 1; of query lengths,
+    new tokens of prompts, ceil(log2(max)), at least 1."""
+    return max(1, (maximum - 1).bit_length() + (0 if query else 1))
 
 
 def padding_bounded(minimum: int, step: int, maximum: int, percent: float, cap: int | None = None) -> tuple[int, ...]:
@@ -111,20 +118,30 @@ def padding_bounded(minimum: int, step: int, maximum: int, percent: float, cap: 
     return tuple(kept)
 
 
-def default_axes(max_num_seqs: int, max_model_len: int, block_size: int) -> dict[str, tuple[int, int, int]]:
-    """(min, step, max) of the default ramp-up axes: prompt_bs, decode_bs, their common seq, mixed_bs and mixed_seq.
+def default_tokens(max_model_len: int) -> int:
+    """Most new tokens of a default prefill bucket: a longer prompt or fuller batch runs in several steps."""
+    return max(_DEFAULT_PREFILL_TOKENS, max_model_len)
+
+
+def default_axes(
+    max_num_seqs: int, max_model_len: int, block_size: int, max_num_batched_tokens: int | None = None
+) -> dict[str, tuple[int, int, int]]:
+    """(min, step, max) of the default ramp-up axes: prompt_bs, decode_bs, prompt_seq, decode_seq, mixed_bs, mixed_seq.
 
     Batches: prefill (1, min(max_num_seqs, 32), min(max_num_seqs, 64)), decode (1, min(max_num_seqs, 32),
     max_num_seqs). Lengths start at the smallest multiple of block_size that is at least 128; the step is that, doubled
-    until 16 steps reach max_model_len, so that a long context does not multiply the graphs. Mixed steps: max_num_seqs
-    sequences, and 256 tokens, doubled until at least half of them are a prompt's, as far as so many can come together.
+    until 16 steps reach max_model_len, so that a long context does not multiply the graphs; those of prompts end at
+    max_num_batched_tokens. Mixed steps: max_num_seqs sequences, and 256 tokens, doubled until at least half of them are
+    a prompt's, as far as so many can come together and max_num_batched_tokens allows.
     Raises BucketError for sizes that are not positive.
     """
+    tokens = default_tokens(max_model_len) if max_num_batched_tokens is None else max_num_batched_tokens
     _check(
         f"default ladder for max_num_seqs={max_num_seqs}, max_model_len={max_model_len}, block_size={block_size}",
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         block_size=block_size,
+        max_num_batched_tokens=tokens,
     )
     start = min(-(-_DEFAULT_SEQ_STEP // block_size) * block_size, max_model_len)
     step = start
@@ -133,31 +150,65 @@ def default_axes(max_num_seqs: int, max_model_len: int, block_size: int) -> dict
     mixed = _DEFAULT_MIXED_TOKENS
     while mixed < 2 * max_num_seqs:
         mixed *= 2
-    mixed = min(mixed, max_num_seqs * max_model_len)
+    mixed = min(mixed, max_num_seqs * max_model_len, tokens)
+    longest = min(max_model_len, tokens)
     return {
         "prompt_bs": (1, min(max_num_seqs, 32), min(max_num_seqs, 64)),
         "decode_bs": (1, min(max_num_seqs, 32), max_num_seqs),
-        "seq": (start, step, max_model_len),
-        "mixed_bs": (max_num_seqs, max_num_seqs, max_num_seqs),
-        "mixed_seq": (mixed, mixed, mixed),
+        "prompt_seq": (min(start, longest), step, longest),
+        "decode_seq": (start, step, max_model_len),
+        "mixed_bs": (min(max_num_seqs, mixed),) * 3,
+        "mixed_seq": (mixed,) * 3,
     }
 
 
-def default_ladder(max_num_seqs: int, max_model_len: int, block_size: int) -> BucketLadder:
+def default_ladder(
+    max_num_seqs: int, max_model_len: int, block_size: int, max_num_batched_tokens: int | None = None
+) -> BucketLadder:
     """The grid used when no spec is given, over `default_axes`; lengths in tokens.
 
-    Prefill buckets of more than max(2048, max_model_len) tokens are left out: a longer prompt or fuller batch runs in
-    several steps. A single sequence has no other to be mixed with. Raises BucketError for sizes that are not positive.
+    Prefill buckets of more than max_num_batched_tokens, None: max(2048, max_model_len), are left out. A single sequence
+    has no other to be mixed with. Raises BucketError for sizes that are not positive.
     """
-    axes = {name: ramp_up(*axis) for name, axis in default_axes(max_num_seqs, max_model_len, block_size).items()}
-    max_tokens = max(_DEFAULT_PREFILL_TOKENS, max_model_len)
-    return BucketLadder(
-        prefill=tuple(
-            Bucket("prefill", b, s) for b, s in product(axes["prompt_bs"], axes["seq"]) if b * s <= max_tokens
-        ),
-        decode=tuple(Bucket("decode", b, s) for b, s in product(axes["decode_bs"], axes["seq"])),
-        mixed=tuple(Bucket("mixed", b, s) for b, s in product(axes["mixed_bs"], axes["mixed_seq"]) if b > 1),
+    axes = default_axes(max_num_seqs, max_model_len, block_size, max_num_batched_tokens)
+    return ladder_of_axes(
+        {name: ramp_up(*axis) for name, axis in axes.items()},
+        default_tokens(max_model_len) if max_num_batched_tokens is None else max_num_batched_tokens,
     )
+
+
+def ladder_of_axes(sizes: Mapping[str, tuple[int, ...]], max_tokens: int) -> BucketLadder:
+    """The ladder of sizes by axis, named as by `default_axes`.
+
+    Left out are prefill and mixed buckets of more than max_tokens new tokens, and mixed ones of a single sequence.
+    Raises BucketError when no prefill bucket is left.
+    """
+    prefill = [
+        Bucket("prefill", batch, seq)
+        for batch in sizes["prompt_bs"]
+        for seq in sizes["prompt_seq"][: bisect_right(sizes["prompt_seq"], max_tokens // batch)]
+    ]
+    if not prefill:
+        raise BucketError(
+            f"the smallest prefill bucket has {sizes['prompt_bs'][0] * sizes['prompt_seq'][0]} tokens but "
+            f"max-num-batched-tokens is {max_tokens}: give a smaller bucket or raise it"
+        )
+    mixed = _grid("mixed", sizes["mixed_bs"], sizes["mixed_seq"])
+    return BucketLadder(
+        prefill=tuple(prefill),
+        decode=_grid("decode", sizes["decode_bs"], sizes["decode_seq"]),
+        mixed=tuple(bucket for bucket in mixed if bucket.batch > 1 and bucket.seq <= max_tokens),
+    )
+
+
+def _grid(phase: str, batches: tuple[int, ...], seqs: tuple[int, ...]) -> tuple[Bucket, ...]:
+    """All buckets of the sizes. Raises BucketError when they are more than MAX_BUCKETS."""
+    if len(batches) * len(seqs) > MAX_BUCKETS:
+        raise BucketError(
+            f"{phase} grid has {len(batches)} x {len(seqs)} = {len(batches) * len(seqs)} buckets, "
+            f"the limit is {MAX_BUCKETS}: use larger steps"
+        )
+    return tuple(Bucket(phase, batch, seq) for batch, seq in product(batches, seqs))
 
 
 def _check(what: str, **values: int) -> None:

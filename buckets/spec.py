@@ -1,21 +1,24 @@
 """The textual bucket spec.
 
-    SPEC   = PHASE "=" GRID { "," PHASE "=" GRID }        each phase once; prefill and decode must be there
+    SPEC   = PHASE "=" GRIDS { "," PHASE "=" GRIDS }      each phase once; prefill and decode must be there
     PHASE  = "prefill" | "decode" | "mixed"
+    GRIDS  = GRID { "+" GRID }                            the buckets of all of them
     GRID   = AXIS "x" AXIS [ "x" AXIS "blk" ]             batch, sequence in tokens, context in blocks (prefill only)
            | AXIS "x" AXIS "blk"                          decode only: batch, context in blocks
            | AXIS "x" AXIS                                of mixed: batch, tokens of all sequences together
     AXIS   = MIN ":" STEP ":" MAX                         ramp-up: min doubles until step, then multiples of step
            | MIN ":" STEP ":" MAX ":pad:" PCT [ ":" CAP ] ramp-up, thinned: at most PCT % (and CAP tokens) of padding
-           | MIN ":" STEP ":" MAX ":exp" [ ":" LIMIT ]    at most LIMIT sizes in geometric progression
+           | MIN ":" STEP ":" MAX ":exp" [ ":" LIMIT ]    LIMIT sizes in geometric progression, multiples of STEP
            | MIN ":exp:" MAX                              doubling
            | "[" N { "," N } "]"                          explicit
            | N
-    MAX    = N | "max"                                    "max": max-num-seqs, max-model-len, or that in blocks
+    MAX    = N | "max"                                    "max": max-num-seqs, max-model-len, or that in blocks;
+                                                          new tokens: max-num-batched-tokens, where that is less
 
 White space is free. A length axis in blocks is multiplied by the block size; MIN or N of the third, prefill axis may
 be 0, "no context". Graphs of llmc reach the context of a prefill through its block table, whatever its length, so the
-third axis adds no graph: it is checked, then dropped. Bounds and limits: `llmc.buckets.ladder`.
+third axis adds no graph: it is checked, then dropped. Buckets of more new tokens than max-num-batched-tokens, where
+that is given, are left out. Bounds and limits: `llmc.buckets.ladder`.
 A SPEC that ends in .toml, .json or .txt names a file: `llmc.buckets.files`.
 """
 
@@ -33,41 +36,54 @@ from .ladder import default_limit, exponential, padding_bounded, ramp_up
 FILE_SUFFIXES = (".toml", ".json", ".txt")
 _EXAMPLE = "prefill=1:32:4x128:128:1024,decode=1:128:4x128:128:2048"
 _AXIS_FORMS = "MIN:STEP:MAX, MIN:STEP:MAX:pad:PERCENT, MIN:STEP:MAX:exp:LIMIT, [1,2,4] or one number"
+_FIELDS = {
+    "": ("MIN", "STEP", "MAX"),
+    "pad": ("MIN", "STEP", "MAX", "pad", "PERCENT", "CAP"),
+    "exp": ("MIN", "STEP", "MAX", "exp", "LIMIT"),
+}
 
 Pairs = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What `max` and sizes in blocks stand for; None: not known, so a spec that needs it is refused."""
+    """What `max` and sizes in blocks stand for; None: not known, so a spec that needs it is refused.
+
+    max_num_batched_tokens: most new tokens of a prefill or mixed bucket; None: any number.
+    """
 
     max_num_seqs: int | None = None
     max_model_len: int | None = None
     block_size: int | None = None
+    max_num_batched_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """What `max` means on an axis: its value, and the flag that gives it."""
+    """What `max` means on an axis: its value, and the flag that gives it. query: of new tokens of prompts."""
 
     maximum: int | None
     flag: str
     zero: bool = False
+    query: bool = False
 
 
 def parse_spec(spec: str, limits: Limits | None = None) -> BucketLadder:
     """Parses a spec text or reads a spec file (.toml, .json, .txt); the module's docstring has the grammar.
 
     Raises BucketError, one sentence with the offending value, for a spec that is malformed, empty, too large (more
-    than 4096 buckets), gives a phase or bucket twice, lacks a phase, or needs a limit that `limits` does not give.
+    than 4096 buckets), gives a phase or bucket twice, lacks a phase, needs a limit that `limits` does not give, or
+    gives a phase no bucket within max_num_batched_tokens.
     """
     text = spec.strip()
+    limits = limits or Limits()
     if text.endswith(FILE_SUFFIXES):
         from .files import read_file
 
-        grids = read_file(Path(text), limits or Limits())
+        grids = read_file(Path(text), limits)
     else:
-        grids = _parse_text(text, limits or Limits())
+        grids = _parse_text(text, limits)
+    grids = {phase: _within(phase, pairs, limits.max_num_batched_tokens) for phase, pairs in grids.items()}
     missing = [phase for phase in REQUIRED_PHASES if phase not in grids]
     if missing:
         raise BucketError(f"bucket spec {short(spec)} has no {missing[0]} buckets: add {missing[0]}=BATCHxSEQ")
@@ -81,27 +97,43 @@ def parse_spec(spec: str, limits: Limits | None = None) -> BucketLadder:
     )
 
 
-def format_spec(ladder: BucketLadder) -> str | None:
-    """The spec text of a ladder whose phases are full grids, None for a ladder that only a file can express."""
+def format_spec(ladder: BucketLadder) -> str:
+    """The spec text of a ladder: a grid for all batches of a phase that have the same lengths."""
     parts = []
     for phase in PHASES:
-        buckets: tuple[Bucket, ...] = getattr(ladder, phase)
-        if not buckets:
-            continue
-        batches, seqs = sorted({b.batch for b in buckets}), sorted({b.seq for b in buckets})
-        if len(batches) * len(seqs) != len(buckets):
-            return None
-        parts.append(f"{phase}=[{','.join(map(str, batches))}]x[{','.join(map(str, seqs))}]")
+        lengths: dict[int, list[int]] = {}
+        for bucket in getattr(ladder, phase):
+            lengths.setdefault(bucket.batch, []).append(bucket.seq)
+        batches: dict[tuple[int, ...], list[int]] = {}
+        for batch, seqs in lengths.items():
+            batches.setdefault(tuple(seqs), []).append(batch)
+        if batches:
+            grids = (f"[{_commas(rows)}]x[{_commas(seqs)}]" for seqs, rows in batches.items())
+            parts.append(f"{phase}={'+'.join(grids)}")
     return ",".join(parts)
 
 
-def parse_grid(phase: str, grid: str, limits: Limits) -> Pairs:
-    """(batch, seq) pairs of a GRID text. Raises BucketError."""
+def parse_grid(phase: str, text: str, limits: Limits) -> Pairs:
+    """(batch, seq) pairs of a GRIDS text. Raises BucketError."""
+    grids = [grid.strip() for grid in text.split("+")]
+    if grids == [""]:
+        raise BucketError(f"{phase} has no buckets behind the =: write {phase}=BATCHxSEQ, like 1:32:4x128:128:1024")
+    if "" in grids:
+        raise BucketError(f"{short(text)} has a + with no grid beside it: write BATCHxSEQ+BATCHxSEQ")
+    return [pair for grid in grids for pair in _product(phase, grid, limits)]
+
+
+def _product(phase: str, grid: str, limits: Limits) -> Pairs:
+    if "=" in grid:
+        raise BucketError(f"{phase} grid {short(grid)} has an = in it: separate the phases by commas")
     # "exp" and "max" hold an x of their own.
     axes = [axis.strip() for axis in re.split(r"(?<!e)(?<!ma)x", grid)]
     blocks = [axis.endswith("blk") for axis in axes]
     if blocks not in ([False, False], [False, True], [False, False, True]):
         raise BucketError(f"{phase} grid {short(grid)} is not BATCHxSEQ: write it like 1:32:4x128:128:1024")
+    for axis, name in zip(axes, ("batch", "length", "context"), strict=False):
+        if not axis.removesuffix("blk"):
+            raise BucketError(f"{phase} grid {short(grid)} has no {name}: write BATCHxSEQ, like 1x128")
     batches = parse_axis(axes[0], batch_axis(limits))
     if len(axes) == 3:
         if phase == "decode":
@@ -110,12 +142,30 @@ def parse_grid(phase: str, grid: str, limits: Limits) -> Pairs:
             raise BucketError(f"mixed grid {short(grid)} has three axes: write BATCHxTOKENS")
         parse_axis(axes[2].removesuffix("blk"), blocks_axis(limits, zero=True))
     if not blocks[1]:
-        return grid_of(phase, batches, parse_axis(axes[1], seq_axis(limits)))
+        return grid_of(phase, batches, parse_axis(axes[1], seq_axis(phase, limits)))
     if phase == "mixed":
         raise BucketError(f"mixed grid {short(grid)} counts blocks: write BATCHxTOKENS, tokens of the whole step")
     if phase == "prefill":
         raise BucketError(f"prefill grid {short(grid)} has no query length in tokens: write BATCHxSEQxBLOCKSblk")
     return grid_of(phase, batches, in_tokens(parse_axis(axes[1].removesuffix("blk"), blocks_axis(limits)), limits))
+
+
+def _within(phase: str, pairs: Pairs, most: int | None) -> Pairs:
+    """The pairs of at most `most` new tokens. Raises BucketError when there is none."""
+    if most is None or not pairs or phase == "decode":
+        return pairs
+    kept = [(batch, seq) for batch, seq in pairs if (seq if phase == "mixed" else batch * seq) <= most]
+    if not kept:
+        smallest = min(seq if phase == "mixed" else batch * seq for batch, seq in pairs)
+        raise BucketError(
+            f"the smallest {phase} bucket has {smallest} tokens but max-num-batched-tokens is {most}: "
+            "give a smaller bucket or raise it"
+        )
+    return kept
+
+
+def _commas(sizes: Iterable[int]) -> str:
+    return ",".join(map(str, sizes))
 
 
 def grid_of(phase: str, batches: tuple[int, ...], seqs: tuple[int, ...]) -> Pairs:
@@ -133,9 +183,12 @@ def batch_axis(limits: Limits) -> _Axis:
     return _Axis(limits.max_num_seqs, "max-num-seqs")
 
 
-def seq_axis(limits: Limits) -> _Axis:
-    """Sizes of prompt or context, tokens: up to max_model_len."""
-    return _Axis(limits.max_model_len, "max-model-len")
+def seq_axis(phase: str, limits: Limits) -> _Axis:
+    """Sizes of prompt or context, tokens: up to max_model_len, and new tokens up to max_num_batched_tokens."""
+    longest, tokens = limits.max_model_len, limits.max_num_batched_tokens
+    if phase != "decode" and longest is not None and tokens is not None:
+        longest = min(longest, tokens)
+    return _Axis(longest, "max-model-len", query=phase == "prefill")
 
 
 def blocks_axis(limits: Limits, zero: bool = False) -> _Axis:
@@ -145,14 +198,16 @@ def blocks_axis(limits: Limits, zero: bool = False) -> _Axis:
 
 
 def in_tokens(blocks: Iterable[int], limits: Limits) -> tuple[int, ...]:
-    """Sizes in blocks as tokens, not past max_model_len. Raises BucketError when the block size is not known."""
+    """Sizes in blocks as tokens; of a last block that is partly past max_model_len, what is not past it.
+
+    Raises BucketError when the block size is not known.
+    """
     if limits.block_size is None:
         raise BucketError("sizes in blocks need the block size: give sizes in tokens or a block size")
     sizes = {count * limits.block_size for count in blocks}
     if limits.max_model_len:
-        # The last block may be partly past the end; the context is not.
-        below = {min(size, limits.max_model_len) for size in sizes if size < limits.max_model_len + limits.block_size}
-        sizes = below or {limits.max_model_len}
+        end = limits.max_model_len
+        sizes = {end if end < size < end + limits.block_size else size for size in sizes}
     if max(sizes) > MAX_DIM:
         raise BucketError(f"a context of {max(sizes)} tokens is out of range: use at most {MAX_DIM}")
     return tuple(sorted(sizes))
@@ -161,9 +216,20 @@ def in_tokens(blocks: Iterable[int], limits: Limits) -> tuple[int, ...]:
 def parse_axis(axis: str, meaning: _Axis) -> tuple[int, ...]:
     """Sizes of an AXIS text, ascending. Raises BucketError."""
     axis = axis.strip()
+    if not axis:
+        raise BucketError(f"a range of sizes is empty: write {_AXIS_FORMS}")
     if axis.startswith("[") and axis.endswith("]"):
-        return sizes_of([_number(item, axis) for item in axis[1:-1].split(",")], axis, meaning.zero)
+        items = [item.strip() for item in axis[1:-1].split(",")]
+        if "" in items:
+            what = "is empty" if items == [""] else "has a comma with no number beside it"
+            raise BucketError(f"list {short(axis)} {what}: write lists as [1,2,4]")
+        return sizes_of([_number(item, axis) for item in items], axis, meaning.zero)
     fields = [field.strip() for field in axis.split(":")]
+    if "" in fields:
+        names = ("MIN", "exp", "MAX") if fields[1] == "exp" else _FIELDS.get(fields[3] if fields[3:] else "", ())
+        place = fields.index("")
+        missing = names[place] if place < len(names) else "a number"
+        raise BucketError(f"{short(axis)} has nothing where {missing} belongs: write {_AXIS_FORMS}")
     if len(fields) == 1:
         return sizes_of([_maximum(fields[0], axis, meaning)], axis, meaning.zero)
     if len(fields) < 3:
@@ -176,11 +242,11 @@ def parse_axis(axis: str, meaning: _Axis) -> tuple[int, ...]:
         sizes = exponential(minimum or int(with_zero), maximum)
     else:
         step = _number(fields[1], axis)
-        sizes = _range(minimum or (step if with_zero else 0), step, maximum, fields[3:], axis)
+        sizes = _range(minimum or (step if with_zero else 0), step, maximum, fields[3:], axis, meaning)
     return (0, *sizes) if with_zero else sizes
 
 
-def _range(minimum: int, step: int, maximum: int, suffix: list[str], axis: str) -> tuple[int, ...]:
+def _range(minimum: int, step: int, maximum: int, suffix: list[str], axis: str, meaning: _Axis) -> tuple[int, ...]:
     if not suffix:
         return ramp_up(minimum, step, maximum)
     kind, *values = suffix
@@ -188,7 +254,8 @@ def _range(minimum: int, step: int, maximum: int, suffix: list[str], axis: str) 
         cap = _number(values[1], axis) if len(values) == 2 else None
         return padding_bounded(minimum, step, maximum, _percent(values[0], axis), cap)
     if kind == "exp" and len(values) <= 1:
-        return exponential(minimum, maximum, step, _number(values[0], axis) if values else default_limit(maximum))
+        limit = _number(values[0], axis) if values else default_limit(maximum, query=meaning.query)
+        return exponential(minimum, maximum, step, limit)
     raise BucketError(f"{short(axis)} is not a range of sizes: write {_AXIS_FORMS}")
 
 
@@ -198,6 +265,10 @@ def _parse_text(text: str, limits: Limits) -> dict[str, Pairs]:
     grids: dict[str, Pairs] = {}
     for part in _split_outside_brackets(text):
         phase, equals, grid = (piece.strip() for piece in part.partition("="))
+        if not part.strip():
+            raise BucketError(f"bucket spec {short(text)} has a comma with nothing beside it: write it like {_EXAMPLE}")
+        if not phase:
+            raise BucketError(f"{short(part)} in the bucket spec names no phase: write it like {_EXAMPLE}")
         if not equals:
             raise BucketError(f"{short(part)} in the bucket spec is not PHASE=BATCHxSEQ: write it like {_EXAMPLE}")
         check_phase(phase)
@@ -236,7 +307,8 @@ def _number(text: str, axis: str) -> int:
     text = text.strip()
     # The length bound comes first: int() of a million digits is slow, and none of them is a size.
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text, re.ASCII):
-        raise BucketError(f"{short(text)} in {short(axis)} is not a size: use whole numbers from 1 to {MAX_DIM}")
+        where = "" if text == axis else f" in {short(axis)}"
+        raise BucketError(f"{short(text)}{where} is not a size: use whole numbers from 1 to {MAX_DIM}")
     return int(text)
 
 

@@ -26,7 +26,8 @@ SPEC of --buckets is batch x sequence for each phase, prefill, decode and, if wa
 step, decodes beside chunks of prompts). A size is a ramp-up range MIN:STEP:MAX, bounded padding
 MIN:STEP:MAX:pad:PERCENT, MIN:STEP:MAX:exp:LIMIT, a list [1,2,4] or one number; MAX may be "max". Or it is the name of a
 .toml, .json or .txt file, as llmc buckets plan writes it; docs/buckets.md explains all of them. Environment variables
-LLMC_{PROMPT,DECODE,MIXED}_{BS,SEQ,BLOCK}_BUCKET_{MIN,STEP,MAX} are its defaults.
+LLMC_{PROMPT,DECODE,MIXED}_{BS,SEQ,BLOCK}_BUCKET_{MIN,STEP,MAX,PAD_PERCENT,PAD_MAX} are its defaults; what none of them
+sets is as in the default ladder. llmc buckets import takes over the VLLM_ variables of a server on Gaudi.
 
 An artifact at OUT is replaced without asking only if it is of the same model and options, which gives the same bytes.
 Files that are not llmc's are never replaced.

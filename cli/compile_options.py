@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmc.buckets import BucketError, Limits, parse_spec, spec_from_environment
+from llmc.buckets import BucketError, LadderVariables, Limits, parse_spec, read_environment
 from llmc.buckets.bucket import MAX_DIM
+from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS
 
 if TYPE_CHECKING:
     from llmc.compiler.config import CompileConfig
@@ -40,10 +41,24 @@ class CompileOptions:
             min=1,
             max=MAX_DIM,
             metavar="N",
-            help="Longest prompt plus output, tokens; default: the model's, 4096 at most.",
+            help="Longest prompt plus output, tokens; default: the longest of SPEC, else the model's up to 4096.",
         ),
     ] = None
-    max_num_seqs: Annotated[int, typer.Option(min=1, max=4096, metavar="N", help="Sequences that run at once.")] = 16
+    max_num_seqs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=4096, metavar="N", help="Sequences at once; default: the largest decode batch, without SPEC 16."
+        ),
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MAX_DIM,
+            metavar="N",
+            help="Most new tokens of a bucket; default: any number in SPEC, else max-model-len, at least 2048.",
+        ),
+    ] = None
     block_size: Annotated[int, typer.Option(min=16, metavar="N", help="Tokens of a KV block, a multiple of 16.")] = 32
     quant: Annotated[
         str | None,
@@ -75,10 +90,13 @@ class CompileOptions:
 
         needs: begins the sentence that says that the compiler is not installed. Raises BadParameter, ModelPathError.
         """
-        buckets = self.buckets
+        buckets: str | LadderVariables | None = self.buckets
         if buckets is None:
-            buckets = _buckets_from_environment(self.max_num_seqs, self.max_model_len, self.block_size)
-        limits = Limits(self.max_num_seqs, self.max_model_len, self.block_size)
+            buckets = _variables()
+        # Without the number the ladder of a SPEC gives it; `max` stands for that of the default ladder.
+        limits = Limits(
+            self.max_num_seqs or DEFAULT_MAX_NUM_SEQS, self.max_model_len, self.block_size, self.max_num_batched_tokens
+        )
         _check_usage(buckets, limits, self.dtype, self.kv_dtype)
         quantization = quant_config(self.quant, self.group_size, self.asymmetric, self.skip)
         from llmc import require_compiler
@@ -100,6 +118,7 @@ class CompileOptions:
             kv_dtype=self.kv_dtype,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
             block_size=self.block_size,
             jobs=jobs,
             quant=quantization,
@@ -117,26 +136,31 @@ def given_options(context: typer.Context, but: Collection[str] = ()) -> list[str
     return given
 
 
-def _buckets_from_environment(max_num_seqs: int, max_model_len: int | None, block_size: int) -> str | None:
+def _variables() -> LadderVariables | None:
     try:
-        return spec_from_environment(os.environ, max_num_seqs, max_model_len, block_size)
+        return read_environment(os.environ)
     except BucketError as error:
         raise typer.BadParameter(str(error)) from error
 
 
-def _check_usage(buckets: str | None, limits: Limits, dtype: str, kv_dtype: str) -> None:
+def _check_usage(buckets: str | LadderVariables | None, limits: Limits, dtype: str, kv_dtype: str) -> None:
     """What is wrong whatever the model is: reported before anything heavy is imported."""
     for name, value in (("--dtype", dtype), ("--kv-dtype", kv_dtype)):
         if value not in ("auto", "f32", "bf16"):
             raise typer.BadParameter(f"{name} {value!r} is unknown: use auto, f32 or bf16")
     if limits.block_size is not None and limits.block_size % 16:
         raise typer.BadParameter(f"--block-size {limits.block_size} is not a multiple of 16")
-    # A `max` that only the model knows is checked once the model is read.
-    if buckets is not None and not (limits.max_model_len is None and "max" in buckets):
-        try:
+    # What only the model knows is checked once the model is read.
+    known = limits.max_model_len is not None
+    try:
+        if isinstance(buckets, LadderVariables):
+            if known:
+                buckets.ladder(limits)
+        elif buckets is not None and (known or "max" not in buckets):
             parse_spec(buckets, limits)
-        except BucketError as error:
-            raise typer.BadParameter(f"--buckets: {error}") from error
+    except BucketError as error:
+        source = "" if isinstance(buckets, LadderVariables) else "--buckets: "
+        raise typer.BadParameter(f"{source}{error}") from error
 
 
 def quant_config(

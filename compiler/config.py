@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from llmc.buckets import LadderVariables
 from llmc.quantize import QuantConfig
+
+MAX_NUM_SEQS = 4096
 
 Progress = Callable[[str, int, int], None]
 """Called with (phase, done, total); a phase starts with (0, 0), which says that its extent is not known yet, and ends
@@ -27,21 +30,25 @@ class CompileConfig:
     """One call of the compiler.
 
     dtype, kv_dtype: "auto", "f32" or "bf16"; auto follows the checkpoint (f32 → f32, f16 and bf16 → bf16), kv_dtype
-    auto follows dtype. quant: how linear weights are quantized, None: not. max_model_len in tokens, None: the model's,
-    at most 4096. jobs: compiling processes, 0: one a CPU. tune_for: what the speed of this machine depends on, by name,
-    where schedules of kernels are to be measured on it; None: they are not. tokenizer: "required", "auto" (copied where
-    the model has one) or "none" (the artifact takes token ids alone). overwrite: an artifact of another model or other
-    options at `output` is replaced.
+    auto follows dtype. quant: how linear weights are quantized, None: not. buckets: a spec, variables of the
+    environment, or None: the default ladder. max_model_len in tokens, None: the longest context of the ladder, at most
+    the model's; where nothing says otherwise the model's, at most 4096. max_num_seqs None: the largest decode batch, or
+    16. max_num_batched_tokens: most new tokens of a prefill or mixed bucket, None: any number in a spec, elsewhere
+    max(2048, max_model_len). jobs: compiling processes, 0: one a CPU. tune_for: what the speed of this machine depends
+    on, by name, where schedules of kernels are to be measured on it; None: they are not. tokenizer: "required", "auto"
+    (copied where the model has one) or "none" (the artifact takes token ids alone). overwrite: an artifact of another
+    model or other options at `output` is replaced.
     """
 
     model: Path
     output: Path
-    buckets: str | None = None
+    buckets: str | LadderVariables | None = None
     target: str = "native"
     dtype: str = "auto"
     kv_dtype: str = "auto"
     max_model_len: int | None = None
-    max_num_seqs: int = 16
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
     block_size: int = 32
     jobs: int = 0
     quant: QuantConfig | None = None
@@ -58,8 +65,10 @@ class CompileConfig:
             raise CompileError(f"tokenizer {self.tokenizer!r} is not one of auto, required, none")
         if self.block_size < 16 or self.block_size % 16:
             raise CompileError(f"block size {self.block_size} must be a positive multiple of 16")
-        if not 1 <= self.max_num_seqs <= 4096:
-            raise CompileError(f"max-num-seqs {self.max_num_seqs} must be between 1 and 4096")
+        if self.max_num_seqs is not None and not 1 <= self.max_num_seqs <= MAX_NUM_SEQS:
+            raise CompileError(f"max-num-seqs {self.max_num_seqs} must be between 1 and {MAX_NUM_SEQS}")
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < 1:
+            raise CompileError(f"max-num-batched-tokens {self.max_num_batched_tokens} must be at least 1")
         if self.max_model_len is not None and self.max_model_len < 1:
             raise CompileError(f"max-model-len {self.max_model_len} must be at least 1")
         if self.jobs < 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,11 @@ class Described:
 def ladder_of(buckets: tuple[Bucket, ...]) -> BucketLadder:
     """The ladder of some buckets. Raises BucketError."""
     return BucketLadder(**{phase: tuple(b for b in buckets if b.phase == phase) for phase in PHASES})
+
+
+def most_tokens(buckets: Iterable[Bucket]) -> int:
+    """New tokens of the largest prefill or mixed bucket."""
+    return max((bucket.max_tokens for bucket in buckets if bucket.phase != "decode"), default=0)
 
 
 def read_described(artifact: Path) -> Described:
@@ -60,6 +65,7 @@ def described(manifest: dict[str, Any]) -> Described:
         max_model_len=int(manifest["max_model_len"]),
         max_num_seqs=int(manifest["max_num_seqs"]),
         block_size=int(manifest["block_size"]),
+        max_num_batched_tokens=int(manifest.get("max_num_batched_tokens") or most_tokens(buckets)),
         ladder=ladder_of(buckets),
         recipe=Recipe({n: _scheme(e) for n, e in manifest["weights"].items() if "scheme" in e}),
         cut_by=manifest.get("context", {}).get("cut_by"),

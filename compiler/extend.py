@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmc.buckets import Bucket
+from llmc.buckets.bucket import beyond
 from llmc.compiler.artifact import graphs_bin, staged_directory, write_manifest
 from llmc.compiler.build import BuiltKernel, build_kernels
 from llmc.compiler.cache import GraphCache, cache_root
 from llmc.compiler.config import CompileError, Progress, no_progress
-from llmc.compiler.described import Described, ladder_of, read_described
+from llmc.compiler.described import Described, ladder_of, most_tokens, read_described
 from llmc.compiler.graph import CommandList
 from llmc.compiler.graphs_writer import FileSums
 from llmc.compiler.kernels.schedule import Schedule
@@ -99,7 +100,11 @@ def _add(
         for bucket in added:
             check_bucket(bucket, old)
         every = [*old.buckets, *added]
-        named = {**old.manifest, "buckets": [str(bucket) for bucket in every]}
+        named = {
+            **old.manifest,
+            "max_num_batched_tokens": max(old.resolved.max_num_batched_tokens, most_tokens(every)),
+            "buckets": [str(bucket) for bucket in every],
+        }
         if output != artifact and not overwrite:
             refuse_another(output, check_output(output), named)
     present = tuple(str(bucket) for bucket in dict.fromkeys(buckets) if bucket not in added)
@@ -158,15 +163,13 @@ def _add(
 def check_bucket(bucket: Bucket, artifact: Described) -> None:
     """Raises CompileError for a bucket that no request of this artifact could use, and BucketError for a bad one."""
     resolved = artifact.resolved
-    if bucket.batch > resolved.max_num_seqs:
+    excess = beyond(bucket, resolved.max_num_seqs, resolved.max_model_len, resolved.block_size)
+    if excess == "batch":
         raise CompileError(
             f"bucket {bucket} holds {bucket.batch} sequences but the artifact runs at most {resolved.max_num_seqs}; "
             "lower it, or compile again with a larger --max-num-seqs"
         )
-    # A context may end in a block that the limit does not fill.
-    longest = -(-resolved.max_model_len // resolved.block_size) * resolved.block_size
-    most = longest * (bucket.batch if bucket.phase == "mixed" else 1)
-    if bucket.seq > most:
+    if excess == "seq":
         raise CompileError(
             f"bucket {bucket} holds {bucket.seq} tokens but max-model-len of the artifact is {resolved.max_model_len}; "
             "lower it, or compile again with a larger --max-model-len"

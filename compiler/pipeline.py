@@ -328,6 +328,7 @@ def manifest_settings(resolved: Resolved, components: Mapping[str, str]) -> dict
         "context": {"model_len": resolved.model_len, "cut_by": resolved.cut_by},
         "max_num_seqs": resolved.max_num_seqs,
         "block_size": resolved.block_size,
+        "max_num_batched_tokens": resolved.max_num_batched_tokens,
         "buckets": [str(b) for b in resolved.ladder],
         "tools": {name: keys.tool_version(name) for name in ("torch", "apache-tvm")},
         "weights": manifest_weights(resolved),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from llmc.buckets import BucketLadder, Limits, default_ladder, parse_spec
+from llmc.buckets import BucketError, BucketLadder, LadderVariables, Limits, default_ladder, parse_spec
+from llmc.buckets.bucket import beyond
+from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS, default_tokens
 from llmc.compiler import keys
-from llmc.compiler.config import CompileConfig, CompileError
+from llmc.compiler.config import MAX_NUM_SEQS, CompileConfig, CompileError
 from llmc.compiler.targets.cpu import Target, resolve_target
 from llmc.compiler.templates import GraphParams
 from llmc.models.config import ModelConfig, load_config
@@ -33,6 +35,7 @@ class Resolved:
     max_model_len: int
     max_num_seqs: int
     block_size: int
+    max_num_batched_tokens: int
     ladder: BucketLadder
     recipe: Recipe
     cut_by: str | None = None
@@ -88,36 +91,88 @@ def resolve(config: CompileConfig) -> Resolved:
     """
     model = load_config(config.model)
     get_family(model.model_type)
-    max_model_len = config.max_model_len or min(model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)
-    cut_by = None
-    if max_model_len < trained_length(model):
-        cut_by = "default" if config.max_model_len is None else "option"
     act_dtype = config.dtype if config.dtype != "auto" else ("f32" if model.dtype == "f32" else "bf16")
-    max_num_seqs = config.max_num_seqs
-    if config.buckets is None:
-        ladder = default_ladder(max_num_seqs, max_model_len, config.block_size)
-    else:
-        ladder = parse_spec(config.buckets, Limits(max_num_seqs, max_model_len, config.block_size))
-        max_num_seqs = min(max_num_seqs, ladder.max_batch)
-        if ladder.max_context < max_model_len and config.max_model_len is not None:
-            raise CompileError(
-                f"the largest decode bucket holds {ladder.max_context} tokens of context but max-model-len is "
-                f"{max_model_len}; add a decode bucket or lower --max-model-len"
-            )
-        if ladder.max_context < max_model_len:
-            max_model_len, cut_by = ladder.max_context, "buckets"
+    default_len = min(model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)
+    limits, ladder = resolve_ladder(config, default_len, trained_length(model))
+    cut_by = None
+    if limits.max_model_len < trained_length(model):
+        by_ladder = "default" if limits.max_model_len == default_len else "buckets"
+        cut_by = by_ladder if config.max_model_len is None else "option"
     return Resolved(
         model=model,
         target=resolve_target(config.target),
         act_dtype=act_dtype,
         kv_dtype=config.kv_dtype if config.kv_dtype != "auto" else act_dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        block_size=config.block_size,
+        max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        block_size=limits.block_size,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
         ladder=ladder,
         recipe=recipe_of(config.quant, model),
         cut_by=cut_by,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LadderLimits:
+    """What a ladder is compiled for. max_num_batched_tokens: no prefill or mixed bucket has more new tokens."""
+
+    max_num_seqs: int
+    max_model_len: int
+    block_size: int
+    max_num_batched_tokens: int
+
+
+def resolve_ladder(config: CompileConfig, default_len: int, trained_len: int) -> tuple[LadderLimits, BucketLadder]:
+    """The ladder of a model made for contexts of trained_len tokens, and its limits: those that are not given follow
+    the ladder, and default_len where that does not say. Raises BucketError, and CompileError for a ladder that does
+    not reach max_model_len."""
+    max_model_len = config.max_model_len or default_len
+    max_num_seqs = config.max_num_seqs or DEFAULT_MAX_NUM_SEQS
+    tokens = config.max_num_batched_tokens
+    limits = Limits(max_num_seqs, max_model_len, config.block_size, tokens)
+    if config.buckets is None:
+        ladder = default_ladder(max_num_seqs, max_model_len, config.block_size, tokens)
+    elif isinstance(config.buckets, LadderVariables):
+        ladder = config.buckets.ladder(limits)
+    else:
+        ladder = parse_spec(config.buckets, limits)
+    if tokens is None:
+        tokens = max(bucket.max_tokens for bucket in (*ladder.prefill, *ladder.mixed))
+        if not isinstance(config.buckets, str):
+            tokens = default_tokens(max_model_len)
+    if config.buckets is not None:
+        _check_reach(config, ladder, trained_len)
+        max_num_seqs = min(config.max_num_seqs or MAX_NUM_SEQS, ladder.max_batch)
+        max_model_len = min(config.max_model_len or trained_len, ladder.max_context)
+    return LadderLimits(max_num_seqs, max_model_len, config.block_size, tokens), ladder
+
+
+def _check_reach(config: CompileConfig, ladder: BucketLadder, trained_len: int) -> None:
+    """Raises BucketError for a bucket that no request could fill, CompileError for a limit that none holds."""
+    max_num_seqs = config.max_num_seqs or min(max(ladder.max_batch, DEFAULT_MAX_NUM_SEQS), MAX_NUM_SEQS)
+    max_model_len = config.max_model_len or trained_len
+    source = f"{config.buckets.names}: " if isinstance(config.buckets, LadderVariables) else ""
+    for bucket in ladder:
+        excess = beyond(bucket, max_num_seqs, max_model_len, config.block_size)
+        if excess == "batch":
+            raise BucketError(
+                f"{source}bucket {bucket} holds {bucket.batch} sequences but max-num-seqs is {max_num_seqs}: lower it "
+                "or raise --max-num-seqs"
+            )
+        if excess == "seq":
+            given = config.max_model_len is not None
+            why = f"max-model-len is {max_model_len}" if given else f"the model was made for {max_model_len}"
+            least = -(-bucket.seq // bucket.batch) if bucket.phase == "mixed" else bucket.seq
+            raise BucketError(
+                f"{source}bucket {bucket} holds {bucket.seq} tokens but {why}: lower it, or give "
+                f"--max-model-len {least}"
+            )
+    if config.max_model_len is not None and ladder.max_context < config.max_model_len:
+        raise CompileError(
+            f"the largest decode bucket holds {ladder.max_context} tokens of context but max-model-len is "
+            f"{config.max_model_len}; add a decode bucket or lower --max-model-len"
+        )
 
 
 def recipe_of(quant: QuantConfig | None, model: ModelConfig) -> Recipe:

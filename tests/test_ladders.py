@@ -1,4 +1,4 @@
-"""Ladder families, the extended spec grammar, bucket files in every form, and the environment's defaults."""
+"""Ladder families, the extended spec grammar, and bucket files in every form."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from llmc.buckets import (
     BucketError,
     BucketLadder,
     Limits,
-    default_ladder,
     exponential,
     format_spec,
     padding_bounded,
     parse_spec,
     ramp_up,
-    spec_from_environment,
 )
 from llmc.buckets.bucket import MAX_BUCKETS, MAX_DIM
 from llmc.buckets.files import format_file, write_file
@@ -56,7 +54,17 @@ def test_exponential_example_of_the_gaudi_plugin() -> None:
 def test_exponential_prompt_lengths_of_the_documented_log() -> None:
     # "seq:[128, 128, 1024, 11]" in the plugin's page on its bucketing mechanism, then the queries of the 36 buckets.
     assert exponential(128, 1024, 128, 11) == tuple(range(128, 1025, 128))
-    assert default_limit(1024) == 11
+    # Today's plugin counts one less on the query axis, and only there.
+    assert (default_limit(1024), default_limit(1024, query=True)) == (11, 10)
+    assert parse_spec("prefill=1x128:128:2048:exp,decode=1x1") == parse_spec(
+        "prefill=1x[128,256,384,512,768,896,1280,1664,2048],decode=1x1"
+    )
+
+
+def test_exponential_with_a_minimum_of_one_starts_at_the_step() -> None:
+    # The plugin's decode batches and blocks of --max-num-seqs 16, --max-model-len 4096, blocks of 128.
+    assert exponential(1, 16, 2, 5) == (1, 2, 4, 6, 10, 16)
+    assert exponential(1, 512, 16, 10) == (1, 16, 32, 48, 64, 80, 112, 176, 240, 352, 512)
 
 
 @given(sizes, sizes, st.integers(1, 600), st.integers(1, 64))
@@ -65,7 +73,7 @@ def test_exponential_ascends_within_the_limit(a: int, b: int, step: int, limit: 
     ladder = exponential(low, high, step, limit)
     assert ladder[-1] == high
     assert ladder[0] == (low if limit > 1 else high)
-    assert len(ladder) <= limit
+    assert len(ladder) <= limit + (low == 1 < step)
     assert all(x < y for x, y in pairwise(ladder))
     assert all(size % step == 0 for size in ladder[1:-1])
 
@@ -130,7 +138,9 @@ def test_a_looser_bound_never_needs_more_sizes(tens: int) -> None:
     ("spec", "equivalent"),
     [
         ("prefill=1x128:128:2048:exp:10,decode=1x1", "prefill=1x[128,256,384,512,640,896,1152,1536,2048],decode=1x1"),
-        ("prefill=1x128:128:1024:exp,decode=1x1", "prefill=1x128:128:1024,decode=1x1"),
+        ("prefill=1x128,decode=1x128:128:1024:exp", "prefill=1x128,decode=1x128:128:1024"),
+        ("prefill=1x[128,256]+[2,4]x128,decode=4x128 + 1x256", "prefill=1x[128,256]+[2,4]x128,decode=[4]x128+1x256"),
+        ("prefill=1x128+1x[128],decode=1x1", None),
         ("prefill=1x16:16:128:pad:25:32,decode=1x1", "prefill=1x[16,32,48,64,80,96,128],decode=1x1"),
         ("prefill=1x64:pad:5,decode=1x1", None),
         ("prefill=1:4:maxx128:128:max,decode=maxxmax", "prefill=[1,2,4]x128:128:2048,decode=4x2048"),
@@ -173,8 +183,6 @@ def test_limits_are_asked_for_by_name() -> None:
 
 
 pairs = st.lists(st.tuples(st.integers(1, 64), sizes), min_size=1, max_size=30, unique=True)
-
-
 mixed_pairs = st.lists(st.tuples(st.integers(1, 64), st.integers(64, 5000)), max_size=30, unique=True)
 
 
@@ -192,18 +200,42 @@ def test_written_files_read_back(
         write_file(folder / name, ladder, "two\nlines")
         assert parse_spec(str(folder / name)) == ladder
     assert sorted(p.name for p in folder.iterdir()) == ["b.json", "b.toml"]
-    spec = format_spec(ladder)
-    assert spec is None or parse_spec(spec) == ladder
+    assert parse_spec(format_spec(ladder)) == ladder
 
 
-@given(st.lists(sizes, min_size=1, max_size=6, unique=True), st.lists(sizes, min_size=1, max_size=6, unique=True))
-def test_full_grids_have_a_spec(batches: list[int], lengths: list[int]) -> None:
-    buckets = [(b, s) for b in batches for s in lengths]
-    of = {phase: tuple(Bucket(phase, *p) for p in buckets) for phase in ("prefill", "decode", "mixed")}
-    ladder = BucketLadder(of["prefill"], of["decode"], of["mixed"] if min(lengths) >= max(batches) else ())
-    spec = format_spec(ladder)
-    assert spec is not None
-    assert parse_spec(spec) == ladder
+def test_the_text_of_a_ladder_is_short() -> None:
+    text = "prefill=[1]x[128,256,512]+[2,4]x[128],decode=[1,4]x[512],mixed=[4]x[64]"
+    assert format_spec(parse_spec(text)) == text
+
+
+# ---- the limit of tokens -------------------------------------------------------------------------------------------
+
+
+@given(pairs, mixed_pairs, st.integers(1, 300_000))
+def test_the_limit_of_tokens_leaves_out_larger_buckets_and_nothing_else(
+    prefill: list[Any], mixed: list[Any], most: int
+) -> None:
+    ladder = BucketLadder(
+        tuple(Bucket("prefill", *p) for p in prefill),
+        (Bucket("decode", 64, 5000),),
+        tuple(Bucket("mixed", *m) for m in mixed),
+    )
+    kept = {b for b in ladder if b.phase == "decode" or b.max_tokens <= most}
+    limited = ladder_or_sentence(lambda: parse_spec(format_spec(ladder), Limits(max_num_batched_tokens=most)))
+    if any(all(b.phase != phase for b in kept) for phase in {b.phase for b in ladder}):
+        assert isinstance(limited, str)
+        assert f"max-num-batched-tokens is {most}" in limited
+    else:
+        assert not isinstance(limited, str)
+        assert set(limited) == kept
+
+
+def test_max_of_new_tokens_is_the_limit_of_tokens_where_that_is_less() -> None:
+    limits = Limits(4, 2048, 128, 500)
+    ladder = parse_spec("prefill=maxx128:128:max+1x128:128:max,decode=1xmax,mixed=4xmax", limits)
+    assert [b.seq for b in ladder.prefill if b.batch == 1] == [128, 256, 384, 500]
+    assert [b.seq for b in ladder.prefill if b.batch == 4] == []
+    assert (ladder.mixed[0].seq, ladder.decode[0].seq) == (500, 2048)
 
 
 def test_writing_fails_in_one_sentence(tmp_path: Path) -> None:
@@ -299,14 +331,54 @@ def test_any_text_line_parses_or_is_a_bucket_error(text: str) -> None:
     assert all(batch >= 1 and seq >= 1 for pairs in grids.values() for batch, seq in pairs)
 
 
-@given(st.text(alphabet="prefildcomaxk=x:,[]0123456789 -.", max_size=70))
+@given(st.text(alphabet="prefildcomaxk=x:,[]+0123456789 -.", max_size=70))
 @example("prefill=1:1:maxxmax,decode=maxxmax")
 @example("prefill=1x0:0:4blk,decode=1x1")
 @example("prefill=1x1x0:0:4blk,decode=1x1")
 @example("prefill=1x16777216:1:16777216:pad:99,decode=1x16777216blk")
 def test_any_spec_parses_or_is_a_bucket_error(text: str) -> None:
     ladder = ladder_or_sentence(lambda: parse_spec(text, LIMITS))
+    if isinstance(ladder, str):
+        assert "''" not in ladder, "an error quotes nothing"
     assert isinstance(ladder, str) or all(1 <= b.batch <= MAX_DIM and 1 <= b.seq <= MAX_DIM for b in ladder)
+
+
+axis_parts = st.sampled_from(["", "1", "[", "]", "[]", "[1,", "1:", ":", "1:2:4", ":exp:", ":pad:", "blk", "max", " "])
+spec_parts = st.sampled_from(["prefill=", "decode=1x1", "mixed=", "=", ",", "x", "+", "1x", "x1", "1x128"])
+
+
+@given(st.lists(axis_parts | spec_parts, max_size=12).map("".join))
+def test_any_torn_spec_is_one_sentence_that_quotes_something(text: str) -> None:
+    message = ladder_or_sentence(lambda: parse_spec(text, LIMITS))
+    if isinstance(message, str):
+        assert "''" not in message
+        assert ": " in message, "it does not say what to do"
+        assert len(message) < 500
+
+
+@pytest.mark.parametrize(
+    ("grid", "sentence"),
+    [
+        ("1x", "prefill grid '1x' has no length: write BATCHxSEQ, like 1x128"),
+        ("x128", "prefill grid 'x128' has no batch: write BATCHxSEQ, like 1x128"),
+        ("1x8x", "prefill grid '1x8x' is not BATCHxSEQ: write it like 1:32:4x128:128:1024"),
+        ("1x8xblk", "prefill grid '1x8xblk' has no context: write BATCHxSEQ, like 1x128"),
+        ("", "prefill has no buckets behind the =: write prefill=BATCHxSEQ, like 1:32:4x128:128:1024"),
+        ("1x8+", "'1x8+' has a + with no grid beside it: write BATCHxSEQ+BATCHxSEQ"),
+        ("[]x8", "list '[]' is empty: write lists as [1,2,4]"),
+        ("[1,]x8", "list '[1,]' has a comma with no number beside it: write lists as [1,2,4]"),
+        ("1:4:x8", "'1:4:' has nothing where MAX belongs: write MIN:STEP:MAX"),
+        ("1::4x8", "'1::4' has nothing where STEP belongs: write MIN:STEP:MAX"),
+        ("1:4:4:pad:x8", "'1:4:4:pad:' has nothing where PERCENT belongs: write MIN:STEP:MAX"),
+        ("1:4:4:exp:x8", "'1:4:4:exp:' has nothing where LIMIT belongs: write MIN:STEP:MAX"),
+        ("1x8 decode=1x1", "prefill grid '1x8 decode=1x1' has an = in it: separate the phases by commas"),
+        ("twox8", "'two' is not a size: use whole numbers from 1 to 16777216"),
+    ],
+)
+def test_what_a_torn_grid_lacks_is_named(grid: str, sentence: str) -> None:
+    with pytest.raises(BucketError) as caught:
+        parse_spec(f"prefill={grid},decode=1x1")
+    assert str(caught.value).startswith(sentence)
 
 
 json_values = st.recursive(
@@ -335,93 +407,3 @@ def test_any_bytes_parse_or_are_a_bucket_error(tmp_path_factory: Any, suffix: st
 def test_toml_is_readable() -> None:
     text = format_file(parse_spec("prefill=1x[8,16],decode=1x8"), ".toml", "why")
     assert text == "# why\nprefill = [\n  [1, 8],\n  [1, 16],\n]\ndecode = [\n  [1, 8],\n]\n"
-
-
-# ---- environment ---------------------------------------------------------------------------------------------------
-
-
-def test_no_variable_means_no_spec() -> None:
-    assert spec_from_environment({"PATH": "/bin", "LLMC_CACHE_DIR": "x"}, 4, 2048, 128) is None
-
-
-def test_variables_of_the_documented_24_and_48_buckets() -> None:
-    # "Understanding vLLM Logs" in Intel Gaudi's documentation of vLLM inference: --block-size 128, --max-num-seqs 4,
-    # 2048 tokens: prompt bs [1, 32, 4], seq [128, 128, 1024]; decode bs [1, 128, 4], blocks [128, 128, 2048] in the
-    # unit of the log (https://docs.habana.ai/en/latest/PyTorch/vLLM_Inference/vLLM_Inference.html).
-    environ = {
-        "LLMC_PROMPT_BS_BUCKET_STEP": "32",
-        "LLMC_PROMPT_SEQ_BUCKET_MAX": "1024",
-        "LLMC_DECODE_BS_BUCKET_STEP": "128",
-        "LLMC_DECODE_SEQ_BUCKET_MIN": "128",
-        "LLMC_DECODE_SEQ_BUCKET_STEP": "128",
-    }
-    spec = spec_from_environment(environ, 4, 2048, 128)
-    assert spec == "prefill=1:32:4x128:128:1024,decode=1:128:4x128:128:2048,mixed=4:4:4x256:256:256"
-    ladder = parse_spec(spec)
-    assert (len(ladder.prefill), len(ladder.decode)) == (24, 48)
-    assert {b.batch for b in ladder} == {1, 2, 4}
-
-
-def test_ramp_up_examples_of_the_documentation() -> None:
-    environ = {f"LLMC_DECODE_BS_BUCKET_{name}": value for name, value in zip(("MIN", "STEP", "MAX"), ("2", "32", "64"),
-                                                                             strict=True)}  # fmt: skip
-    spec = spec_from_environment(environ, 64, 512, 128)
-    assert spec is not None
-    assert sorted({b.batch for b in parse_spec(spec).decode}) == [2, 4, 8, 16, 32, 64]
-    assert sorted({b.seq for b in parse_spec(spec).decode}) == [128, 256, 384, 512]
-
-
-def test_unset_numbers_are_those_of_the_default_ladder() -> None:
-    spec = spec_from_environment({"LLMC_PROMPT_BS_BUCKET_MIN": "1"}, 16, 4096, 32)
-    assert spec is not None
-    assert parse_spec(spec).decode == default_ladder(16, 4096, 32).decode
-
-
-def test_variables_of_mixed_buckets() -> None:
-    environ = {
-        "LLMC_MIXED_SEQ_BUCKET_MIN": "64",
-        "LLMC_MIXED_SEQ_BUCKET_STEP": "64",
-        "LLMC_MIXED_SEQ_BUCKET_MAX": "192",
-    }
-    spec = spec_from_environment(environ, 16, 4096, 32)
-    assert spec is not None
-    assert [str(b) for b in parse_spec(spec).mixed] == ["mixed:16x64", "mixed:16x128", "mixed:16x192"]
-
-
-def test_blocks_and_an_unknown_length() -> None:
-    environ = {"LLMC_DECODE_BLOCK_BUCKET_MIN": "1", "LLMC_DECODE_BLOCK_BUCKET_STEP": "4",
-               "LLMC_PROMPT_BLOCK_BUCKET_MAX": "8"}  # fmt: skip
-    spec = spec_from_environment(environ, 4, None, 128)
-    assert spec is not None
-    assert "maxblk" in spec
-    assert sorted({b.seq for b in parse_spec(spec, LIMITS).decode}) == [128, 256, 512, 1024, 1536, 2048]
-
-
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {"LLMC_PROMPT_BS_BUCKET_MIN": "one"},
-        {"LLMC_PROMPT_BS_BUCKET_MIN": ""},
-        {"LLMC_PROMPT_BS_BUCKET_MIN": "-1"},
-        {"LLMC_PROMPT_BS_BUCKET_MAX": "999999999"},
-        {"LLMC_PROMPT_BATCH_BUCKET_MAX": "4"},
-        {"LLMC_MIXED_BLOCK_BUCKET_MAX": "4"},
-        {"LLMC_DECODE_SEQ_BUCKET_MAX": "4", "LLMC_DECODE_BLOCK_BUCKET_MAX": "4"},
-    ],
-)
-def test_bad_variables_are_named(environ: dict[str, str]) -> None:
-    with pytest.raises(BucketError, match=r"LLMC_(PROMPT|DECODE|MIXED)_"):
-        spec_from_environment(environ, 4, 2048, 128)
-
-
-axes = [*(f"{p}_{a}" for p in ("PROMPT", "DECODE") for a in ("BS", "SEQ", "BLOCK")), "MIXED_BS", "MIXED_SEQ"]
-names = st.sampled_from([f"LLMC_{axis}_BUCKET_{m}" for axis in axes for m in ("MIN", "STEP", "MAX")])
-
-
-@given(st.dictionaries(names, st.integers(0, 5000).map(str) | st.text(max_size=4)), st.integers(1, 300))
-def test_any_environment_is_a_ladder_or_a_bucket_error(environ: dict[str, str], max_num_seqs: int) -> None:
-    def ladder() -> BucketLadder:
-        spec = spec_from_environment(environ, max_num_seqs, 2048, 32)
-        return default_ladder(4, 2048, 32) if spec is None else parse_spec(spec, Limits(max_num_seqs, 2048, 32))
-
-    assert ladder_or_sentence(ladder)
