@@ -22,6 +22,7 @@ from .bucket import MAX_BUCKETS, MAX_DIM, BucketError
 from .spec import Limits, Pairs, in_tokens, short
 
 _TOKEN = re.compile(r"\s*(?:([0-9]{1,9})(?![0-9])|(range\b)|([-()\[\],]))", re.ASCII)
+_MAX_SHAPES = 1 << 16
 _FORM = "(BATCH, QUERY, BLOCKS) with numbers, lists and range(), such as (1, [256, 512], 0)"
 
 
@@ -29,24 +30,11 @@ def parse_gaudi(text: str, name: str, limits: Limits) -> dict[str, Pairs]:
     """(batch, seq) pairs by phase, seq in tokens; `name` is quoted in errors, with the line. Raises BucketError."""
     prefill: set[tuple[int, int]] = set()
     blocks: set[tuple[int, int]] = set()
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.partition("#")[0].strip()
-        if not line:
-            continue
-        batches, queries, contexts = _Line(line, f"{name}:{number}").parse()
-        if len(batches) * len(queries) * len(contexts) > MAX_BUCKETS:
-            raise BucketError(f"{name}:{number}: {short(line)} is more than {MAX_BUCKETS} buckets: use larger steps")
-        for batch, query, context in product(batches, queries, contexts):
-            if batch < 1 or query < 1:
-                raise BucketError(f"{name}:{number}: ({batch}, {query}, {context}) has a size of 0: use 1 or more")
-            if query > 1:
-                prefill.add((batch, query))
-            else:
-                blocks.add((batch, max(1, -(-context // batch))))
-        if len(prefill) + len(blocks) > MAX_BUCKETS:
-            raise BucketError(f"{name}:{number}: more than {MAX_BUCKETS} buckets up to here: use larger steps")
-    if not prefill and not blocks:
-        raise BucketError(f"bucket file {name} has no buckets: write lines like (1, 2048, 0)")
+    for batch, query, context in parse_shapes(text, name):
+        if query > 1:
+            prefill.add((batch, query))
+        else:
+            blocks.add((batch, max(1, -(-context // batch))))
     grids: dict[str, Pairs] = {"prefill": sorted(prefill)} if prefill else {}
     if blocks:
         # As the plugin does, a context past max_model_len is cut to it.
@@ -55,6 +43,27 @@ def parse_gaudi(text: str, name: str, limits: Limits) -> dict[str, Pairs]:
         decode.add((max(batch for batch, _ in decode), max(seq for _, seq in decode)))
         grids["decode"] = sorted(decode)
     return grids
+
+
+def parse_shapes(text: str, name: str) -> list[tuple[int, int, int]]:
+    """(batch, query, context blocks) as written, without repetition. Raises BucketError, which quotes `name`."""
+    shapes: dict[tuple[int, int, int], None] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.partition("#")[0].strip()
+        if not line:
+            continue
+        batches, queries, contexts = _Line(line, f"{name}:{number}").parse()
+        if len(batches) * len(queries) * len(contexts) > MAX_BUCKETS:
+            raise BucketError(f"{name}:{number}: {short(line)} is more than {MAX_BUCKETS} buckets: use larger steps")
+        for shape in product(batches, queries, contexts):
+            if shape[0] < 1 or shape[1] < 1:
+                raise BucketError(f"{name}:{number}: ({', '.join(map(str, shape))}) has a size of 0: use 1 or more")
+            shapes[shape] = None
+        if len(shapes) > _MAX_SHAPES:
+            raise BucketError(f"{name}:{number}: more than {_MAX_SHAPES} buckets up to here: use larger steps")
+    if not shapes:
+        raise BucketError(f"bucket file {name} has no buckets: write lines like (1, 2048, 0)")
+    return list(shapes)
 
 
 class _Line:

@@ -74,14 +74,15 @@ def exponential(minimum: int, maximum: int, step: int = 1, limit: int | None = N
         raise BucketError(f"range {what} has a limit of {limit} sizes, at most {MAX_BUCKETS} are possible: lower it")
     if limit == 1:
         return (maximum,)
-    start = step if minimum == 1 else minimum
-    sizes = {minimum, maximum}
-    for index in range(limit):
-        # The plugin's own order of operations: another one rounds up elsewhere.
-        power = start * (maximum / start) ** (1.0 / (limit - 1) * index)
-        size = math.ceil(power / step) * step if index else start
-        sizes.add(min(size, maximum))
-    return tuple(sorted(sizes))
+    sizes = geometric(step if minimum == 1 else minimum, step, maximum, limit)
+    return tuple(sorted({minimum, *sizes[0 if minimum == 1 else 1 :], maximum}))
+
+
+def geometric(start: int, step: int, maximum: int, limit: int) -> list[int]:
+    """`limit` sizes, at least 2, from `start` to `maximum` in geometric progression: multiples of step, or maximum."""
+    # The plugin's own order of operations: another one rounds up elsewhere.
+    powers = (start * (maximum / start) ** (1.0 / (limit - 1) * index) for index in range(limit))
+    return [min(math.ceil(power / step) * step, maximum) for power in powers]
 
 
 def default_limit(maximum: int, query: bool = False) -> int:

@@ -1,9 +1,10 @@
-"""`llmc buckets`: plan a ladder for the traffic of a trace, try ladders, and look at them; one file a subcommand."""
+"""`llmc buckets`: plan, try and look at ladders, and take over those of others; one file a subcommand."""
 
 from __future__ import annotations
 
 import typer
 
+from .buckets_import import IMPORT_HELP, import_command
 from .buckets_misses import MISSES_HELP, misses_command
 from .buckets_plan import PLAN_HELP, plan_command
 from .buckets_show import SHOW_HELP, show_command
@@ -17,6 +18,7 @@ Examples:
   llmc buckets simulate --trace trace.jsonl --buckets buckets.toml --buckets qwen.llmc --html report.html
   llmc buckets show buckets.toml --trace trace.jsonl
   llmc buckets misses misses.jsonl
+  llmc buckets import --from-vllm-env --max-num-seqs 64 --max-model-len 4096 --max-num-batched-tokens 2048
 """
 
 
@@ -26,5 +28,6 @@ def register(app: typer.Typer) -> None:
     group.command("plan", help=PLAN_HELP)(plan_command)
     group.command("simulate", help=SIMULATE_HELP)(simulate_command)
     group.command("show", help=SHOW_HELP)(show_command)
+    group.command("import", help=IMPORT_HELP)(import_command)
     group.command("misses", help=MISSES_HELP)(misses_command)
     app.add_typer(group, name="buckets")

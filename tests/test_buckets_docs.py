@@ -28,12 +28,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     count = 120
     trace = Trace("trace", np.arange(count) * 0.5, rng.integers(16, 3000, count), rng.integers(2, 60, count))
     write_trace(root / "trace.jsonl", trace)
+    (root / "gaudi.env").write_text("VLLM_BUCKETING_STRATEGY=lin\nVLLM_PROMPT_QUERY_BUCKET_MAX=1024\n")
     append_misses(root / "misses.jsonl", [Miss(1.0, "decode", 9, 9, 700, Bucket("decode", 16, 1024))])
     return root
 
 
 def test_there_are_commands_of_each_kind() -> None:
-    assert {command.split()[2] for command in COMMANDS} == {"plan", "simulate", "show", "misses"}
+    assert {command.split()[2] for command in COMMANDS} == {"plan", "simulate", "show", "misses", "import"}
 
 
 # In the order of the page: the plan writes the file that the others read.

@@ -108,6 +108,13 @@ def test_a_new_kernel_leaves_the_others_where_they_are(
         assert opened.info.num_kernels == len(after.kernels)
 
 
+def test_the_recorded_limit_of_tokens_grows_with_the_ladder(artifact: Path, cache: Path) -> None:
+    # A ladder that was written without a limit has that of its largest bucket, here 2 x 32.
+    assert json.loads((artifact / "manifest.json").read_text())["max_num_batched_tokens"] == 64
+    add_buckets(artifact, [Bucket("prefill", 2, 48)], cache_dir=cache)
+    assert json.loads((artifact / "manifest.json").read_text())["max_num_batched_tokens"] == 96
+
+
 def test_adding_is_compiling_with_the_bucket(tiny_artifact: TinyArtifact, artifact: Path, cache: Path,
                                              tmp_path: Path) -> None:  # fmt: skip
     add_buckets(artifact, NEW, cache_dir=cache)
