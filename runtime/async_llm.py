@@ -10,16 +10,20 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .binding import Artifact
+from .budget import Budget, budget_of
 from .engine_loop import REFUSALS
 from .frontend import Frontend, PreparedRequest, Prompts
 from .generation import Gathered
 from .handle import LlmcError
 from .llm import MissPolicy, WeightMemory
+from .opening import decide_budget, warm
 from .outputs import RequestFailure, RequestOutput, TokenDelta
 from .params import SamplingParams
 from .server.async_engine import AsyncEngine
 from .server.requests import EngineRequest
 from .server.stream import RequestStream, merged
+from .warmup import REPLAY_S, OnWarmStep
 
 log = logging.getLogger("llmc")
 
@@ -28,7 +32,8 @@ class AsyncLLM(Frontend):
     """An opened artifact for the tasks of one event loop; use it as an asynchronous context manager, or `close` it.
 
     Options are those of `LLM`. Requests of all tasks share the engine's steps; each gets the bits it would get alone.
-    Raises the binding's error when the artifact is not valid or does not run on this machine.
+    A warm-up runs before the constructor returns. Raises the binding's error when the artifact is not valid or does not
+    run on this machine, and BudgetError.
     """
 
     def __init__(
@@ -47,9 +52,23 @@ class AsyncLLM(Frontend):
         miss_policy: MissPolicy = "larger",
         weight_memory: WeightMemory = "auto",
         chat_template: str | None = None,
+        memory_utilization: float | None = None,
+        graph_reserved_memory: float | None = None,
+        graph_prompt_ratio: float | None = None,
+        skip_warmup: bool = True,
+        warmup_seconds: float = REPLAY_S,
+        on_warm_step: OnWarmStep | None = None,
     ) -> None:
+        found = self._artifact_path(Path(path))
+        options = budget_of(memory_utilization, graph_reserved_memory, graph_prompt_ratio, kv_bytes)
+        self.budget: Budget | None = None
+        if options is not None:
+            with Artifact(found) as artifact:
+                self.budget = decide_budget(artifact, options, num_blocks)
+        if self.budget is not None:
+            kv_bytes = self.budget.kv_bytes
         self.engine = AsyncEngine(
-            self._artifact_path(Path(path)),
+            found,
             chat_template=chat_template,
             num_threads=num_threads,
             pin_threads=pin_threads,
@@ -65,6 +84,19 @@ class AsyncLLM(Frontend):
         )
         super().__init__(self.engine.path, self.engine.vocab_size, self.engine.limit)
         self._tokenizer = self.engine.tokenizer
+        try:
+            self.warm_up = warm(
+                self.engine.engine,
+                self.engine.graphs,
+                self.engine.artifact.info,
+                self.budget,
+                skip=skip_warmup,
+                seconds=warmup_seconds,
+                on_step=on_warm_step,
+            )
+        except BaseException:
+            self.engine.close()
+            raise
         self._started: asyncio.Task[None] | None = None
         if self.limit.warning is not None:
             log.warning("warning: %s", self.limit.warning)

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .binding import MISS_POLICIES, WEIGHT_MEMORY, Artifact, Engine, GraphInfo
-from .budget import Budget, budget_of, plan_budget, size_order
+from .budget import budget_of
 from .context_limit import ContextLimit
-from .device import available_memory
 from .engine_loop import EngineLoop, Job
 from .frontend import Frontend, Messages, PreparedRequest, Prompts
 from .joining import join_graphs
+from .opening import decide_budget, warm
 from .outputs import RequestOutput, TokenDelta
 from .params import RequestError, SamplingParams
-from .warmup import REPLAY_S, OnWarmStep, WarmPlan, WarmUp
+from .warmup import REPLAY_S, OnWarmStep
 
 log = logging.getLogger("llmc")
 OnOutput = Callable[[RequestOutput], None]
@@ -76,16 +76,11 @@ class LLM(Frontend):
         if weight_memory not in WEIGHT_MEMORY:
             raise RequestError(f"weight memory {weight_memory!r} is unknown: use {', '.join(WEIGHT_MEMORY)}")
         options = budget_of(memory_utilization, graph_reserved_memory, graph_prompt_ratio, kv_bytes)
-        if options is not None and num_blocks:
-            raise RequestError(f"num_blocks {num_blocks} leaves a budget nothing to decide: give kv_bytes instead")
         found = self._artifact_path(Path(path))
         self.artifact: Any = Artifact(found)
-        self.budget: Budget | None = None
         try:
-            graphs = self.artifact.graphs()
-            if options is not None:
-                info = self.artifact.info
-                self.budget = plan_budget(info, graphs, size_order(graphs), available_memory(), options)
+            self.budget = decide_budget(self.artifact, options, num_blocks)
+            if self.budget is not None:
                 kv_bytes = self.budget.kv_bytes
             self.engine: Any = Engine(
                 self.artifact,
@@ -106,21 +101,18 @@ class LLM(Frontend):
             raise
         self._setup(found, self.artifact.info, chat_template)
         try:
-            self._warm(skip_warmup, warmup_seconds, on_warm_step)
+            self.warm_up = warm(
+                self.engine,
+                self.graphs,
+                self.artifact.info,
+                self.budget,
+                skip=skip_warmup,
+                seconds=warmup_seconds,
+                on_step=on_warm_step,
+            )
         except BaseException:
             self.close()
             raise
-
-    def _warm(self, skip: bool, seconds: float, on_step: OnWarmStep | None) -> None:
-        dropped = frozenset(() if self.budget is None else self.budget.dropped)
-        order = tuple(index for index in size_order(self.graphs) if index not in dropped)
-        plan = WarmPlan(order, len(order), dropped=dropped, replay_s=seconds, skipped=skip)
-        info = self.artifact.info
-        self.warm_up = WarmUp(
-            self.engine, self.graphs, plan, block_size=int(info.block_size), max_model_len=int(info.max_model_len)
-        )
-        self.warm_up.restrict()
-        self.warm_up.run(on_step)
 
     def _setup(self, path: Path, info: Any, chat_template: str | None = None) -> None:
         super().__init__(path, int(info.vocab_size), ContextLimit.of_engine(self.engine, info), chat_template)

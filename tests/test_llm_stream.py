@@ -17,6 +17,7 @@ from llmc.runtime.async_llm import AsyncLLM
 from llmc.runtime.engine import Engine
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import RequestError, SamplingParams
+from llmc.runtime.warmup import WarmStep
 
 ENDLESS = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
 
@@ -121,6 +122,23 @@ def test_options_and_their_documentation_are_those_of_llm() -> None:
     assert inspect.signature(LLM) == inspect.signature(AsyncLLM)
     for name in Engine._OPTIONS:
         assert f"{name}:" in (LLM.__doc__ or "") or f"{name}," in (LLM.__doc__ or ""), name
+
+
+def test_a_budget_and_a_warm_up_on_a_loop(chat_artifact: Path) -> None:
+    steps: list[WarmStep] = []
+
+    async def main() -> None:
+        async with AsyncLLM(
+            chat_artifact, num_threads=1, memory_utilization=0.5, kv_bytes=8 << 20, skip_warmup=False,
+            warmup_seconds=0, on_warm_step=steps.append,
+        ) as llm:  # fmt: skip
+            assert llm.budget is not None
+            assert llm.budget.kv_bytes == 8 << 20
+            assert len(steps) == llm.warm_up.num_warm == len(llm.engine.graphs) - len(llm.budget.dropped) > 0
+            (output,) = await llm.generate("one", SamplingParams(max_tokens=2, ignore_eos=True))
+            assert output.usage.completion_tokens == 2
+
+    asyncio.run(main())
 
 
 # --- on an event loop -------------------------------------------------------------------------------------------

@@ -21,8 +21,7 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.cost_table import CostTable
 from llmc.cli.main import EXIT_INTERRUPTED, EXIT_USAGE, main
 from llmc.cli.warm import WarmOptions, WarmUpPlanner
-from llmc.runtime import llm as llm_module
-from llmc.runtime import warmup
+from llmc.runtime import opening, warmup
 from llmc.runtime.binding import Artifact, ArtifactInfo, Engine, GraphInfo, LlmcError
 from llmc.runtime.budget import Budget, BudgetError, BudgetOptions, base_graphs
 from llmc.runtime.disturbance import Mark
@@ -561,7 +560,7 @@ def test_the_python_api_has_budgets_and_a_warm_up(english_artifact: Path) -> Non
 
 
 def test_a_budget_of_the_python_api_drops_graphs(english_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = llm_module.plan_budget
+    real = opening.plan_budget
 
     def plan_budget(info: ArtifactInfo, graphs: Sequence[GraphInfo], *others: Any) -> Budget:
         kept = base_graphs(graphs, smallest=True)
@@ -570,7 +569,7 @@ def test_a_budget_of_the_python_api_drops_graphs(english_artifact: Path, monkeyp
 
     with LLM(english_artifact, num_threads=1) as llm:
         expected = tokens_of(llm)
-    monkeypatch.setattr(llm_module, "plan_budget", plan_budget)
+    monkeypatch.setattr(opening, "plan_budget", plan_budget)
     with LLM(english_artifact, num_threads=1, memory_utilization=0.5, kv_bytes=8 << 20) as llm:
         assert tokens_of(llm) == expected
         assert llm.budget is not None

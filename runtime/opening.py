@@ -1,0 +1,41 @@
+"""What is done once with a model before its first request: a budget for its memory, and the warm-up of its graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .binding import Artifact, ArtifactInfo, GraphInfo
+from .budget import Budget, BudgetOptions, plan_budget, size_order
+from .device import available_memory
+from .params import RequestError
+from .warmup import OnWarmStep, WarmPlan, WarmUp
+
+
+def decide_budget(artifact: Artifact, options: BudgetOptions | None, num_blocks: int) -> Budget | None:
+    """The budget that `options` ask for, None for none. Raises BudgetError, and RequestError when blocks are given."""
+    if options is None:
+        return None
+    if num_blocks:
+        raise RequestError(f"num_blocks {num_blocks} leaves a budget nothing to decide: give kv_bytes instead")
+    graphs = artifact.graphs()
+    return plan_budget(artifact.info, graphs, size_order(graphs), available_memory(), options)
+
+
+def warm(
+    engine: Any,
+    graphs: list[GraphInfo],
+    info: ArtifactInfo,
+    budget: Budget | None,
+    *,
+    skip: bool,
+    seconds: float,
+    on_step: OnWarmStep | None,
+) -> WarmUp:
+    """Turns off the graphs that the budget drops, and makes the others warm unless `skip`."""
+    dropped = frozenset(() if budget is None else budget.dropped)
+    order = tuple(index for index in size_order(graphs) if index not in dropped)
+    plan = WarmPlan(order, len(order), dropped=dropped, replay_s=seconds, skipped=skip)
+    warm_up = WarmUp(engine, graphs, plan, block_size=int(info.block_size), max_model_len=int(info.max_model_len))
+    warm_up.restrict()
+    warm_up.run(on_step)
+    return warm_up
