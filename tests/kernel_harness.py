@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from llmc.compiler.kernels.registry import build_kernel, kernel_buffers
 from llmc.compiler.kernels.schedule import Schedule
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.link import link_shared
-from llmc.compiler.targets.cpu import TARGETS, Target, enable, native_target, runs_here
+from llmc.compiler.targets.cpu import NATIVE_TARGET, TARGETS, Target, enable, native_target, runs_here
 
 _GUARD = 4096
 _PATTERN = 0xA5
@@ -29,10 +30,11 @@ libraries: dict[tuple[KernelSpec, Target], ctypes.CDLL] = {}
 
 
 def targets_here(*names: str) -> list[Target]:
-    """This machine's target, and those of `names` that it runs and that have other instruction sets."""
+    """This machine's target, and those of `names` that it runs and that have other instruction sets. The former alone
+    where this machine is taken for a lesser one: each level has a run of its own then."""
     found = {native_target().instruction_sets: native_target()}
     for target in map(TARGETS.__getitem__, names):
-        if runs_here(target):
+        if runs_here(target) and not os.environ.get(NATIVE_TARGET):
             found.setdefault(target.instruction_sets, target)
     return list(found.values())
 

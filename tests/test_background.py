@@ -152,6 +152,7 @@ def test_misses_get_their_graph_while_requests_run(artifact: Path) -> None:
         before = [o.outputs[0].token_ids for o in llm.generate(prompts, params)]
         while not said:
             assert [o.outputs[0].token_ids for o in llm.generate(prompts, params)] == before
+            time.sleep(0.2)  # the compiler runs behind everything else: leave it a core
         assert "added bucket decode:3x64" in said[0]
         misses = llm.stats().num_bucket_misses
         assert [o.outputs[0].token_ids for o in llm.generate(prompts, params)] == before

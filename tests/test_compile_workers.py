@@ -20,8 +20,6 @@ from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.targets.cpu import native_target
 from llmc.compiler.workers import compile_kernel, compile_kernels
 
-pytestmark = pytest.mark.native
-
 VARIANTS = [(KernelSpec.of("gather", "gather_rows", dim=dim), None) for dim in (16, 32, 48)]
 TARGET = native_target()
 STOPPED = "import time; time.sleep(600)"
