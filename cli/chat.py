@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
-_HELP = """Talk to a model in the terminal: a server's URL, an artifact, or a model directory (compiled on the way).
+_HELP = """Talk to a model in the terminal: a server's URL, an artifact, or a model (downloaded, compiled, cached).
 
 Answers are shown as Markdown while they come; Ctrl-C stops one, Ctrl-D leaves. /help lists the commands inside. Without
 a terminal each line of stdin is a message and answers are plain text on stdout. Sampling defaults are the model's own.
@@ -32,6 +32,7 @@ Examples:
   llmc chat
   llmc chat http://server:8000 --system "Answer in one sentence."
   llmc chat qwen.llmc --temperature 0.7 --seed 1 --stats
+  llmc chat Qwen/Qwen3-0.6B
   llmc chat base.llmc --raw
   llmc chat base.llmc --chat-template chatml.jinja
   echo "Name three rivers." | llmc chat qwen.llmc
@@ -69,7 +70,7 @@ def register(app: typer.Typer) -> None:
 @takes_option_groups
 def chat_command(
     target: str = typer.Argument(
-        DEFAULT_URL, metavar="URL|ARTIFACT|MODEL", help="Server, artifact or model directory."
+        DEFAULT_URL, metavar="URL|ARTIFACT|MODEL", help="Server, artifact, model directory, or ORG/NAME of the hub."
     ),
     system: str | None = typer.Option(None, metavar="TEXT", help="System message."),
     load: Path | None = typer.Option(None, metavar="FILE", help="Go on with a conversation that /save wrote."),

@@ -20,7 +20,10 @@ from .units import format_bytes
 if TYPE_CHECKING:
     from llmc.compiler.config import CompileReport, Progress
 
-_HELP = """Compile a Hugging Face model directory into an artifact.
+_HELP = """Compile a model in Hugging Face's format into an artifact.
+
+MODEL is a directory, or ORG/NAME[@REVISION] on the Hugging Face hub, which is downloaded into the hub's cache: HF_HOME,
+HF_TOKEN and HF_HUB_OFFLINE count. The artifact records the commit.
 
 SPEC of --buckets is batch x sequence for each phase, prefill, decode and, if wanted, mixed (sequences x tokens of a
 step, decodes beside chunks of prompts). A size is a ramp-up range MIN:STEP:MAX, bounded padding
@@ -35,6 +38,7 @@ Files that are not llmc's are never replaced.
 \b
 Examples:
   llmc compile models/qwen2.5-0.5b -o qwen.llmc
+  llmc compile Qwen/Qwen3-0.6B -o qwen.llmc
   llmc compile models/llama -o llama.llmc --buckets "prefill=1:32:4x128:128:1024,decode=1:128:4x128:128:2048"
   llmc compile models/llama -o llama.llmc --buckets "prefill=[1,2]x[128,512],decode=[1,8]x2048" --dtype bf16
   llmc compile models/llama -o llama.llmc --buckets "prefill=1x[128,512],decode=[1,8]x2048,mixed=8x[128,256]"
@@ -55,7 +59,9 @@ def register(app: typer.Typer) -> None:
 @takes_option_groups
 def compile_command(
     context: typer.Context,
-    model: Path = typer.Argument(..., metavar="MODEL", help="Directory with config.json and safetensors."),
+    model: Path = typer.Argument(
+        ..., metavar="MODEL", help="Directory with config.json and safetensors, or ORG/NAME of the hub."
+    ),
     output: Path | None = typer.Option(None, "-o", "--output", metavar="OUT", help="Artifact directory to write."),
     add: list[str] = typer.Option(
         [], metavar="BUCKET", help="Give MODEL, an artifact, this bucket, too; in place without -o; may be repeated."

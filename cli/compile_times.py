@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _FILE = "compile.json"
 _MARK = "llmc_compile_times"
 _KEPT = 32
-# Phases that take so long a graph; all others are there once.
-_A_GRAPH = ("graphs",)
+# Phases that take so long a graph; all others are there once, but a download says nothing of the machine.
+_A_GRAPH, _NOT_COUNTED = ("graphs",), ("download",)
 
 
 def note(report: CompileReport, config: CompileConfig) -> None:
@@ -32,11 +32,12 @@ def note(report: CompileReport, config: CompileConfig) -> None:
     nothing of a first one. A file that cannot be written costs an estimate, no compilation."""
     if report.kernels_cached or config.jobs:
         return
-    graphs_s = sum(report.phase_seconds.get(phase, 0.0) for phase in _A_GRAPH)
+    seconds = {phase: taken for phase, taken in report.phase_seconds.items() if phase not in _NOT_COUNTED}
+    graphs_s = sum(seconds.get(phase, 0.0) for phase in _A_GRAPH)
     row = {
         "machine": machine_facts(0),
         "graphs": report.num_graphs,
-        "once_s": round(sum(report.phase_seconds.values()) - graphs_s, 3),
+        "once_s": round(sum(seconds.values()) - graphs_s, 3),
         "graph_s": round(graphs_s / report.num_graphs, 4),
     }
     path = cost_folder(config.cache_dir / "costs" if config.cache_dir else None) / _FILE

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 import typer
 
+from llmc.hub_id import hub_id
+
 from .miss_records import MissRecorder
 
 if TYPE_CHECKING:
@@ -24,10 +26,11 @@ def check_miss_policy(policy: str, model: Path, ready_after: str = "all") -> Non
     """Raises BadParameter for an unknown policy, and for what the strict one excludes."""
     if policy not in MISS_POLICIES:
         raise typer.BadParameter(f"--miss-policy {policy!r} is unknown: use {', '.join(MISS_POLICIES)}")
-    if policy == "error" and (model / "config.json").is_file() and not (model / "graphs.bin").is_file():
+    is_model = hub_id(model) is not None or (model / "config.json").is_file()
+    if policy == "error" and is_model and not (model / "graphs.bin").is_file():
         raise typer.BadParameter(
-            f"--miss-policy error compiles nothing and {model} is a model directory: compile it first, llmc compile "
-            f"{model} -o OUT"
+            f"--miss-policy error compiles nothing and {model} is no artifact: compile it first, llmc compile {model} "
+            "-o OUT"
         )
     if policy == "background":
         from llmc import require_compiler

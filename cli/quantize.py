@@ -28,6 +28,7 @@ scheme "none" is the model as it is. Without --text only sizes and errors are to
 \b
 Examples:
   llmc quantize models/qwen2.5-0.5b
+  llmc quantize Qwen/Qwen3-0.6B
   llmc quantize models/qwen2.5-0.5b --text held-out.txt --tokens 20000
   llmc quantize models/llama --schemes w4a16,w4a8 --group-size 32 --asymmetric --text held-out.txt
   llmc quantize models/llama --schemes w4a8 --layers
@@ -56,7 +57,9 @@ def register(app: typer.Typer) -> None:
 
 
 def quantize_command(
-    model: Path = typer.Argument(..., metavar="MODEL", help="Directory with config.json and safetensors."),
+    model: Path = typer.Argument(
+        ..., metavar="MODEL", help="Directory with config.json and safetensors, or ORG/NAME of the hub."
+    ),
     schemes: str = typer.Option(
         ",".join((NONE, *SCHEMES)), metavar="LIST", help="Schemes to compare; none: the model as it is."
     ),
@@ -79,7 +82,10 @@ def quantize_command(
     from llmc import require_compiler
 
     require_compiler("llmc quantize needs the compiler")
+    from llmc.compiler.hub import locate
+
     with progress_bar() as progress:
+        model = locate(model, lambda done, total: progress("download", done, total)).path
         results = [
             _result(model, name, config, sample, (tokens, window), dtype, cache_dir, progress)
             for name, config in configs.items()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from .results import ResultsFile
 
-_HELP = """Generate text for a batch of prompts with an artifact or a model directory (compiled on the way, cached).
+_HELP = """Generate text for a batch of prompts with an artifact or a model (downloaded, compiled, cached).
 
 Prompts come from --prompt, --prompts or, with neither, from stdin, one a line. Sampling defaults are the model's own.
 Texts go to stdout as their tokens come, in the order of the prompts. --stats tells on stderr what the engine did.
@@ -46,6 +46,7 @@ Texts go to stdout as their tokens come, in the order of the prompts. --stats te
 \b
 Examples:
   llmc run qwen.llmc --prompt "Once upon a time" --max-tokens 64
+  llmc run Qwen/Qwen3-0.6B --chat --prompt "Name three rivers."
   llmc run qwen.llmc --chat --prompt "Name three rivers." --temperature 0.7 --seed 1
   llmc run qwen.llmc --prompts questions.jsonl --output answers.jsonl
   llmc run qwen.llmc --prompts questions.jsonl --output answers.jsonl --resume
@@ -61,7 +62,7 @@ def register(app: typer.Typer) -> None:
 
 @takes_option_groups
 def run_command(
-    model: Path = typer.Argument(..., metavar="ARTIFACT|MODEL", help="Artifact, or model directory to compile."),
+    model: Path = typer.Argument(..., metavar="ARTIFACT|MODEL", help="Artifact, model directory, or ORG/NAME (hub)."),
     prompt: list[str] = typer.Option([], metavar="TEXT", help="A prompt; may be repeated."),
     prompts: Path | None = typer.Option(
         None,

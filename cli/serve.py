@@ -28,7 +28,7 @@ from .warm_flags import (
 )
 from .weight_memory import WEIGHT_HELP, WeightMemory
 
-_HELP = """Serve an artifact or a model directory (compiled first, cached) over HTTP, as OpenAI's API does.
+_HELP = """Serve an artifact or a model (downloaded, compiled, cached) over HTTP, as OpenAI's API does.
 
 Every graph is warm before /ready answers 200, or, with --ready-after hot, the ones that traffic needs most. Graphs are
 replayed for some seconds, and those of the same kernels that are left are walked through. Nothing compiles
@@ -38,6 +38,7 @@ idle machine. SIGTERM and Ctrl+C let running requests finish; a second one ends 
 \b
 Examples:
   llmc serve qwen.llmc
+  llmc serve Qwen/Qwen3-0.6B
   llmc serve qwen.llmc --served-model-name qwen --port 9000 --kv-bytes 2GiB
   llmc serve qwen.llmc --host 0.0.0.0 --api-key-file keys.txt --ssl-certfile cert.pem --ssl-keyfile key.pem
 """
@@ -51,7 +52,7 @@ def register(app: typer.Typer) -> None:
 
 
 def serve_command(
-    model: Path = typer.Argument(..., metavar="ARTIFACT|MODEL", help="Artifact, or model directory to compile."),
+    model: Path = typer.Argument(..., metavar="ARTIFACT|MODEL", help="Artifact, model directory, or ORG/NAME (hub)."),
     host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0: all."),
     port: int = typer.Option(8000, min=0, max=65535, help="Port to listen on; 0: any that is free."),
     served_model_name: list[str] = typer.Option([], metavar="NAME", help="Name of the model; may be repeated."),
@@ -195,7 +196,7 @@ def serve_command(
 
     config = ServerConfig(
         artifact=artifact,
-        served_model_names=tuple(served_model_name) or (model.resolve().name,),
+        served_model_names=tuple(served_model_name) or (model_name(model),),
         host=host,
         port=port,
         api_keys=keys,
@@ -276,18 +277,22 @@ def read_keys(file: Path) -> Sequence[str]:
     return keys
 
 
+def model_name(model: Path) -> str:
+    """What clients call it: its directory's name, or its name on the hub."""
+    from llmc.hub_id import hub_id
+
+    found = hub_id(model)
+    return model.resolve().name if found is None else found.repo
+
+
 def compile_aside(model: Path) -> Path:
-    """The artifact of a model directory, compiled in a process of its own: this one never loads the compiler.
+    """The artifact of a model, downloaded and compiled in a process of its own: this one never loads the compiler.
 
     Raises ModelPathError for what is no model, and typer.Exit when the compilation failed, which has told why.
     """
-    from llmc import ModelPathError, require_compiler
+    from llmc import check_model
 
-    if not (model / "config.json").is_file():
-        from llmc import artifact_path
-
-        raise ModelPathError(f"{artifact_path(model)} has no config.json")  # it raises the sentence that fits
-    require_compiler(f"{model} is a model directory and must be compiled first")
+    check_model(model)
     code = "import sys; from llmc.cli.serve import _compile; sys.exit(_compile(sys.argv[1]))"
     child = subprocess.run(
         [sys.executable, "-P", "-c", code, str(model)], stdout=subprocess.PIPE, text=True, check=False

@@ -15,11 +15,11 @@ from llmc.compiler import keys
 from llmc.compiler.artifact import copied_files, copy_files, reuse_weights, staged_directory, write_manifest
 from llmc.compiler.bundle import Bundle, BundleError, Variant, check_layout
 from llmc.compiler.cache import cache_root, key_of
-from llmc.compiler.config import Progress, no_progress
+from llmc.compiler.config import HubSource, Progress, no_progress
 from llmc.compiler.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.compiler.output import check_output, refuse_another
 from llmc.compiler.packed import record_weights, recorded_weights
-from llmc.compiler.pipeline import PhaseClock, manifest_weights, model_parameters, model_record
+from llmc.compiler.pipeline import PhaseClock, manifest_source, manifest_weights, model_parameters, model_record
 from llmc.compiler.targets.cpu import native_target, runs_here
 from llmc.compiler.weights import plan_weights, write_weights
 from llmc.models.config import ModelConfig, load_config
@@ -54,12 +54,12 @@ def apply_bundle(
     tokenizer: str = "auto",
     overwrite: bool = False,
     progress: Progress = no_progress,
+    source: HubSource | None = None,
 ) -> ApplyReport:
     """Compiles `model`, a checkpoint of the bundle's architecture, into `output`, which is as before on a failure.
 
-    target: of the variant, "native" for the best one that this machine runs. tokenizer, overwrite: as in CompileConfig.
-    Raises BundleError, CompileError and
-    ModelError.
+    target: of the variant, "native" for the best one that this machine runs. tokenizer, overwrite, source: as in
+    CompileConfig. Raises BundleError, CompileError and ModelError.
     """
     clock = PhaseClock(progress)
     with clock.phase("load"):
@@ -70,7 +70,9 @@ def apply_bundle(
         resolved = replace(variant.resolved, model=config)
         names = copied_files(model, tokenizer)
         described = {
-            **variant.described.manifest,
+            # Where the bundle's own model came from says nothing of this one.
+            **{name: value for name, value in variant.described.manifest.items() if name != "source"},
+            **manifest_source(source),
             "model": asdict(config),
             "files": names,
             "weights": manifest_weights(resolved),

@@ -26,6 +26,14 @@ def no_progress(phase: str, done: int, total: int) -> None:
 
 
 @dataclass(frozen=True)
+class HubSource:
+    """A commit of a model on the Hugging Face hub: its bytes are the same wherever it is downloaded."""
+
+    repo: str
+    revision: str
+
+
+@dataclass(frozen=True)
 class CompileConfig:
     """One call of the compiler.
 
@@ -37,7 +45,8 @@ class CompileConfig:
     max(2048, max_model_len). jobs: compiling processes, 0: one a CPU. tune_for: what the speed of this machine depends
     on, by name, where schedules of kernels are to be measured on it; None: they are not. tokenizer: "required", "auto"
     (copied where the model has one) or "none" (the artifact takes token ids alone). overwrite: an artifact of another
-    model or other options at `output` is replaced.
+    model or other options at `output` is replaced. source: what of the hub `model` holds, None where it does not come
+    from there.
     """
 
     model: Path
@@ -56,6 +65,7 @@ class CompileConfig:
     tune_for: Mapping[str, str] | None = None
     tokenizer: str = "auto"
     overwrite: bool = False
+    source: HubSource | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("dtype", self.dtype), ("kv_dtype", self.kv_dtype)):

@@ -16,6 +16,7 @@ from pathlib import Path
 import llmc.buckets
 import llmc.models
 import llmc.quantize
+from llmc.compiler.config import HubSource
 from llmc.compiler.kernels.schedule import Schedule
 from llmc.compiler.kernels.sources import source_digest
 from llmc.compiler.kernels.spec import KernelSpec
@@ -161,12 +162,15 @@ def weights_components(
     }
 
 
-def artifact_components(model: Path, target: Target) -> dict[str, str]:
-    """What an artifact of default settings depends on; every file of the model directory counts."""
+def artifact_components(model: Path, target: Target, source: HubSource | None = None) -> dict[str, str]:
+    """What an artifact of default settings depends on; every file of the model directory counts.
+
+    source: the commit of the hub that it is, which says all of its files.
+    """
     files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(model.iterdir()) if f.is_file()]
     return {
         "kind": "artifact",
-        "files": json.dumps(files),
+        "files": json.dumps(files if source is None else asdict(source)),
         "target": json.dumps({**asdict(target), "mattr": target.mattr}, sort_keys=True),
         "sources": compiler_digest(),
         "torch": tool_version("torch"),

@@ -1,6 +1,6 @@
 """The compiler, phase by phase: the file to read first.
 
-load → trace → graphs (bind, plan memory, emit) → (tune) → kernels → weights → link → publish.
+(download →) load → trace → graphs (bind, plan memory, emit) → (tune) → kernels → weights → link → publish.
 
 Where the cache has everything, neither torch nor TVM is imported: they take longer than all the rest.
 """
@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,11 +29,12 @@ from llmc.compiler.artifact import (
 from llmc.compiler.build import BuiltKernel, build_kernels
 from llmc.compiler.cache import GraphCache, cache_root, key_of
 from llmc.compiler.cached_artifacts import artifacts_folder, mark_used
-from llmc.compiler.config import CompileConfig, CompileReport, Progress, no_progress
+from llmc.compiler.config import CompileConfig, CompileReport, HubSource, Progress, no_progress
 from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph import CommandList, round_up
 from llmc.compiler.graphs_writer import VERSION as FORMAT_VERSION
 from llmc.compiler.graphs_writer import FileSums, ModelRecord
+from llmc.compiler.hub import locate
 from llmc.compiler.kernels.spec import KernelSpec
 from llmc.compiler.link import link_shared
 from llmc.compiler.output import check_output, refuse_another
@@ -45,6 +46,7 @@ from llmc.compiler.templates import NUM_SAMPLES, NUM_TOKENS, GraphParams
 from llmc.compiler.tuning import Choice, check_runs_here, tune
 from llmc.compiler.tvm_import import import_tvm
 from llmc.compiler.weights import WeightRequest, plan_weights, write_weights
+from llmc.hub_id import hub_id
 from llmc.models import weight_map
 from llmc.models.config import ModelConfig
 from llmc.models.loader import Checkpoint, Parameter, load_parameters
@@ -202,19 +204,27 @@ def model_record(resolved: Resolved) -> ModelRecord:
 
 
 def compile_model(config: CompileConfig, progress: Progress = no_progress) -> CompileReport:
-    """Compiles a checkpoint into an artifact. On failure `config.output` is as it was before."""
+    """Compiles a checkpoint into an artifact. On failure `config.output` is as it was before.
+
+    config.model: a directory, or a name on the hub, which is downloaded.
+    """
     clock = PhaseClock(progress)
     cache = GraphCache(cache_root(config.cache_dir))
     with ExitStack() as stack:
         memory = stack.enter_context(PeakMemory())
+        # staged_directory checks too; this one saves the minutes before it.
+        there = check_output(config.output)
+        if hub_id(config.model) is not None:
+            with clock.phase("download") as on_mib:
+                found = locate(config.model, on_mib)
+                config = replace(config, model=found.path, source=found.source)
         with clock.phase("load"):
-            # staged_directory checks too; this one saves the minutes before it.
-            there = check_output(config.output)
             resolved = resolve(config)
             names = copied_files(config.model, config.tokenizer)
             common = resolved.graph_components()
             tuned = config.tune_for is not None
-            asked_for = {**manifest_settings(resolved, common), "tuned": tuned, "files": names}
+            settings = {**manifest_settings(resolved, common), **manifest_source(config.source)}
+            asked_for = {**settings, "tuned": tuned, "files": names}
             if not config.overwrite:
                 refuse_another(config.output, there, asked_for, config.model)
             if config.tune_for is not None:
@@ -336,6 +346,11 @@ def manifest_settings(resolved: Resolved, components: Mapping[str, str]) -> dict
     }
 
 
+def manifest_source(source: HubSource | None) -> dict[str, object]:
+    """Which commit of the hub a model is; nothing for a directory, whose place says nothing elsewhere."""
+    return {} if source is None else {"source": asdict(source)}
+
+
 def manifest_kernel(kernel: BuiltKernel) -> dict[str, object]:
     """A kernel in the manifest's list, which is in the order of graphs.bin."""
     return {
@@ -359,13 +374,17 @@ def _manifest_weight(target: weight_map.Target, scheme: Scheme | None) -> dict[s
     return entry if scheme is None else {**entry, "scheme": scheme.name, "format": asdict(scheme.weight)}
 
 
-def compile_cached(model: Path, progress: Progress = no_progress) -> Path:
-    """Compiles a model directory for this machine with the default buckets, once; returns the cached artifact."""
+def compile_cached(model: Path, progress: Progress = no_progress, source: HubSource | None = None) -> Path:
+    """Compiles a model directory for this machine with the default buckets, once; returns the cached artifact.
+
+    source: the commit of the hub that the directory holds.
+    """
     target = resolve(CompileConfig(model=model, output=model)).target
-    output = artifacts_folder(cache_root(None)) / key_of(keys.artifact_components(model, target))
+    output = artifacts_folder(cache_root(None)) / key_of(keys.artifact_components(model, target, source))
     if not (output / "graphs.bin").is_file():
         output.parent.mkdir(parents=True, exist_ok=True)
-        for warning in compile_model(CompileConfig(model=model, output=output), progress).warnings:
+        config = CompileConfig(model=model, output=output, source=source)
+        for warning in compile_model(config, progress).warnings:
             logging.getLogger(__name__).warning("llmc: warning: %s", warning)
     mark_used(output)
     return output

@@ -1,6 +1,7 @@
 """llmc: ahead-of-time compiler and bucketed graph runtime for large language models.
 
-`LLM(path)` takes an artifact or a model directory; a model directory is compiled on the way, through the cache.
+`LLM(path)` takes an artifact, a model directory or ORG/NAME of the Hugging Face hub; a model is compiled on the way,
+through the cache.
 """
 
 from __future__ import annotations
@@ -36,22 +37,36 @@ class ModelPathError(ValueError):
 
 
 def artifact_path(path: str | Path, progress: Callable[[str, int, int], None] | None = None) -> Path:
-    """`path` if it is an artifact; for a model directory, the artifact compiled from it with default settings.
+    """`path` if it is an artifact; for a model, the artifact compiled from it with default settings.
 
-    progress is the compiler's, called with (phase, done, total). Raises ModelPathError for anything else, and when a
-    model has to be compiled but the compiler is not installed.
+    A model is a directory, or ORG/NAME[@REVISION] of the hub where nothing here has that name. progress is the
+    compiler's, called with (phase, done, total). Raises ModelPathError for anything else, and when a model has to be
+    compiled but the compiler is not installed; HubError when it cannot be downloaded.
     """
     path = Path(path)
     if (path / "graphs.bin").is_file():
         return path
+    check_model(path)
+    from llmc.compiler.config import no_progress
+    from llmc.compiler.hub import locate
+    from llmc.compiler.pipeline import compile_cached
+
+    tell = progress or no_progress
+    found = locate(path, lambda done, total: tell("download", done, total))
+    return compile_cached(found.path, tell, found.source)
+
+
+def check_model(path: Path) -> None:
+    """Raises ModelPathError for what is no model, and where the compiler is not installed; downloads nothing."""
+    from llmc.hub_id import hub_id
+
+    if hub_id(path) is not None:
+        return require_compiler(f"{path} is not here, and a model of the hub must be compiled first")
     if not (path / "config.json").is_file():
         from llmc.mistaken_path import meant
 
         raise ModelPathError(meant(path))
     require_compiler(f"{path} is a model directory and must be compiled first")
-    from llmc.compiler.pipeline import compile_cached
-
-    return compile_cached(path) if progress is None else compile_cached(path, progress)
 
 
 def require_compiler(why: str) -> None:

@@ -21,7 +21,7 @@ def meant(path: Path) -> str:
     if not path.exists():
         if _ADDRESS.fullmatch(text):
             return f"{text} does not exist; for a server, write llmc chat http://{text}"
-        return f"{path} does not exist: give an artifact or a model directory"
+        return f"{path} does not exist: give an artifact, a model directory, or ORG/NAME of the Hugging Face hub"
     if path.is_dir():
         return f"{path} is neither an artifact (no graphs.bin) nor a model directory (no config.json)"
     if path.name in _PARTS:

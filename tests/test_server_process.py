@@ -213,7 +213,8 @@ def test_what_cannot_be_served_is_one_sentence(english_artifact: Path, tmp_path:
     code, line = refusal(tmp_path / "nothing")
     assert (code, line) == (
         1,
-        f"llmc: error: {tmp_path / 'nothing'} does not exist: give an artifact or a model directory",
+        f"llmc: error: {tmp_path / 'nothing'} does not exist: give an artifact, a model directory, or ORG/NAME of the "
+        "Hugging Face hub",
     )
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")

@@ -106,7 +106,13 @@ struct Passes {
 LLMC_PASSES(Plain, )
 #if defined(__x86_64__)
 LLMC_PASSES(Avx2, __attribute__((target("avx2"))))
-LLMC_PASSES(Avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))))
+#if defined(__clang__)
+#define LLMC_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"), min_vector_width(512)))
+#else
+#define LLMC_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#endif
+LLMC_PASSES(Avx512, LLMC_AVX512)
+#undef LLMC_AVX512
 #endif
 #undef LLMC_PASSES
 

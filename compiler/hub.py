@@ -1,0 +1,217 @@
+"""Downloads models of the Hugging Face hub into its cache, which other tools share.
+
+huggingface_hub does the work and reads its environment: HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT.
+Only what the compiler and the runtime read is fetched: safetensors, never pickles.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmc import __version__
+from llmc.compiler.config import HubSource
+from llmc.compiler.output import COPIED_FILES
+from llmc.distribution import NAME
+from llmc.hub_id import HubId, hub_id
+
+_CONFIG, _INDEX, _WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
+_SMALL_FILES = (_CONFIG, *COPIED_FILES, _INDEX)
+_MIB = 1 << 20
+OnMib = Callable[[int, int], None]
+"""Called with MiB on disk and MiB known to be wanted, which grow while files are found."""
+
+
+def _silent(done: int, total: int) -> None:
+    """An OnMib that shows nothing."""
+
+
+class HubError(Exception):
+    """A model of the hub that cannot be had; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """A model directory. source: the commit of the hub that it holds, None for a directory of the user's own."""
+
+    path: Path
+    source: HubSource | None = None
+
+
+def locate(model: str | Path, on_mib: OnMib = _silent) -> Located:
+    """The directory of `model`: itself, or what the hub has of that name, downloaded unless it is cached.
+
+    A connection that breaks goes on where it was; files that are whole are kept when a download fails. Raises HubError.
+    """
+    wanted = hub_id(model)
+    return Located(Path(model)) if wanted is None else download(wanted, on_mib)
+
+
+def download(model: HubId, on_mib: OnMib = _silent) -> Located:
+    """The snapshot of one commit in the hub's cache, whole. Raises HubError."""
+    try:
+        from huggingface_hub import constants, snapshot_download
+        from huggingface_hub.utils import logging, tqdm
+    except ImportError:
+        from llmc.distribution import install_compiler
+
+        raise HubError(
+            f"{model} is not on this machine, and downloading it needs huggingface_hub, which is not installed: "
+            f"{install_compiler()}"
+        ) from None
+    # Whatever goes wrong is said once, in one sentence.
+    if "HF_HUB_VERBOSITY" not in os.environ:
+        logging.set_verbosity_error()
+
+    def fetch(revision: str | None, names: Iterable[str]) -> Path:
+        with _sentences(model):
+            return Path(
+                snapshot_download(
+                    model.repo,
+                    revision=revision,
+                    allow_patterns=sorted(names),
+                    library_name=NAME,
+                    library_version=__version__,
+                    tqdm_class=_bars(tqdm, on_mib),
+                )
+            )
+
+    # The commit is settled with the small files; the weights come from the same one.
+    folder = fetch(model.revision, _SMALL_FILES)
+    commit = folder.name
+    if not (folder / _CONFIG).is_file():
+        raise HubError(f"{model} has no {_CONFIG} at its root: it is no model in the format of transformers")
+    weights = _weight_files(folder, model)
+    folder = fetch(commit, (*_SMALL_FILES, *weights))
+    for name in weights:
+        if not (folder / name).is_file():
+            # Some versions of the client take what is cached of a commit for all of it while they are offline.
+            if constants.HF_HUB_OFFLINE:
+                raise _not_cached(model, None)
+            raise HubError(
+                f"{model} has no {name}: llmc reads safetensors only, because pickles can run code; choose a model "
+                "that has them"
+            )
+    return Located(folder, HubSource(model.repo, commit))
+
+
+def _weight_files(folder: Path, model: HubId) -> tuple[str, ...]:
+    """Names of the files that hold the tensors; the index is data from somebody else. Raises HubError."""
+    try:
+        table = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+        names = sorted(set(table.values()))
+    except FileNotFoundError:
+        return (_WEIGHTS,)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise HubError(f"{_INDEX} of {model} is no index of tensors: choose another revision") from None
+    for name in names:
+        if (
+            not isinstance(name, str)
+            or not name.endswith(".safetensors")
+            or Path(name).name != name
+            or set(name) & set("*?[")
+        ):
+            raise HubError(f"{_INDEX} of {model} names {name!r}, which is no plain name of a safetensors file")
+    return tuple(names)
+
+
+@contextmanager
+def _sentences(model: HubId) -> Iterator[None]:
+    """Turns what the hub's client raises into HubError."""
+    from huggingface_hub import constants, errors
+
+    endpoint, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise HubError(
+            f"{model.repo} is gated: ask for access at {endpoint}/{model.repo}, then log in with `hf auth login` or "
+            "set HF_TOKEN"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise HubError(f"{model.repo} has no revision {model.revision} at {endpoint}: leave it out for main") from error
+    except errors.RepositoryNotFoundError as error:
+        raise HubError(
+            f"{model.repo} does not exist, neither here nor at {endpoint}: check the name, or, if it is private, log "
+            "in with `hf auth login` or set HF_TOKEN"
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise _not_cached(model, error.__cause__) from error
+    except errors.HfHubHTTPError as error:
+        raise _refused(model, error) from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why = "the disk is full: free space, or set HF_HOME to a directory with more"
+        elif error.errno is not None:
+            why = f"{error.strerror}: set HF_HOME to a directory that you may write"
+        else:
+            raise _broke_off(model, error) from error
+        raise HubError(f"{model} cannot be kept in {cache}: {why}") from error
+    except Exception as error:  # its HTTP library's own, which differs between versions
+        raise _broke_off(model, error) from error
+
+
+def _not_cached(model: HubId, cause: BaseException | None) -> HubError:
+    from huggingface_hub import constants, errors
+
+    endpoint, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
+    if constants.HF_HUB_OFFLINE or isinstance(cause, errors.OfflineModeIsEnabled):
+        return HubError(
+            f"{model} is not whole in {cache}, and HF_HUB_OFFLINE forbids to download it: unset HF_HUB_OFFLINE once"
+        )
+    if isinstance(cause, errors.HfHubHTTPError):
+        return _refused(model, cause)
+    return HubError(
+        f"{model} is neither here nor whole in {cache}, and {endpoint} cannot be reached: check the name and the "
+        "network"
+    )
+
+
+def _refused(model: HubId, error: Any) -> HubError:
+    from huggingface_hub import constants
+
+    endpoint, status = constants.ENDPOINT, error.response.status_code
+    if status in (401, 403):
+        return HubError(
+            f"{endpoint} refuses {model} (HTTP {status}): log in with `hf auth login` or set HF_TOKEN to a token that "
+            "may read it"
+        )
+    return HubError(f"{endpoint} answered HTTP {status} for {model}: try again later")
+
+
+def _broke_off(model: HubId, error: Exception) -> HubError:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return HubError(
+        f"the download of {model} broke off ({text[:200]}): run the same command again, files that are whole are kept"
+    )
+
+
+def _bars(base: type, on_mib: OnMib) -> type:
+    """A class in place of the client's progress bars, which calls `on_mib` and draws nothing."""
+    most = 0
+
+    class Bars(base):  # type: ignore[valid-type, misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            options.pop("name", None)
+            super().__init__(*args, **{**options, "disable": False, "file": io.StringIO()})
+
+        def display(self, *args: Any, **options: Any) -> None:
+            pass
+
+        def update(self, n: float | None = 1) -> bool | None:
+            nonlocal most
+            shown: bool | None = super().update(n)
+            if self.unit == "B" and self.n > most:
+                most = int(self.n)
+                total = max(int(self.total or 0), most)
+                on_mib(most // _MIB, max(1, total // _MIB))
+            return shown
+
+    return Bars

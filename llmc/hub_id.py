@@ -1,0 +1,35 @@
+"""Names of models on the Hugging Face hub, as the command line and `LLM` take them."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_ID = re.compile(
+    r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(@(?P<revision>[A-Za-z0-9][\w./-]{0,199}))?", re.A
+)
+
+
+@dataclass(frozen=True)
+class HubId:
+    """ORG/NAME[@REVISION]. revision: a branch, a tag or a commit; None for the main branch."""
+
+    repo: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return self.repo if self.revision is None else f"{self.repo}@{self.revision}"
+
+
+def hub_id(model: str | Path) -> HubId | None:
+    """The model of the hub that `model` names; None when it is no such name, or something here has it.
+
+    What is here comes first: no download ever replaces it.
+    """
+    text = str(model)
+    found = _ID.fullmatch(text)
+    if found is None or ".." in text or os.path.lexists(text):
+        return None
+    return HubId(found["repo"], found["revision"])
