@@ -72,7 +72,8 @@ wheel: $(STAMP)
 	$(BIN)/python -m build --sdist --no-isolation --outdir dist .
 	CC="$(ZIG) cc $(ZIG_TARGET)" CXX="$(ZIG) c++ $(ZIG_TARGET)" $(BIN)/pip wheel --quiet --no-build-isolation --no-deps \
 	  -C build-dir=$(abspath build/manylinux) --wheel-dir build/wheel dist/*.tar.gz
-	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m auditwheel repair --plat $(WHEEL_PLATFORM) --only-plat --wheel-dir dist build/wheel/*.whl
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --plat $(WHEEL_PLATFORM) --only-plat --wheel-dir dist build/wheel/*.whl
+	$(BIN)/auditwheel show dist/*.whl
 	$(BIN)/pytest tests/test_base_install.py --wheel dist/*.whl
 
 # Speed of a random model of Qwen2.5-0.5B's shape, beside limits measured in the same run.
@@ -82,4 +83,4 @@ bench: $(STAMP)
 	$(BIN)/python bench/bench_model.py out/bench
 
 clean:
-	rm -rf $(VENV) build out
+	rm -rf $(VENV) build dist out

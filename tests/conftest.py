@@ -41,6 +41,12 @@ LONGEST = (
 TINY_LADDER = "prefill=[1,2]x[16,32],decode=[1,2]x[64]"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--wheel", type=Path, help="Wheel for tests/test_base_install.py; default: one built of this tree."
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {f"test_{name}": number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))

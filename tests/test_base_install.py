@@ -1,4 +1,7 @@
-"""The base install runs, inspects and serves artifacts where nothing of the compiler is installed."""
+"""The base install runs, inspects and serves artifacts where nothing of the compiler is installed.
+
+Its wheel is built of the source distribution, as packagers build it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import urllib.request
 import venv
@@ -17,6 +21,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from llmc import __version__
 from llmc.distribution import install_compiler
 
 pytestmark = pytest.mark.slow
@@ -41,15 +46,50 @@ def base_distributions() -> dict[str, importlib.metadata.Distribution]:
     return found
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with a wheel of this tree and links to its requirements, nothing else."""
-    root = tmp_path_factory.mktemp("base")
-    # The build folder is kept between runs: the native library is compiled once.
-    build = f"build-dir={ROOT / 'build' / 'base-install'}"
+def source_distribution(folder: Path) -> Path:
+    code = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-P", "-c", code, folder], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    (path,) = folder.glob("llmc_aot-*.tar.gz")
+    return path
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Makes `folder` what the archive holds; files that are as they should be keep their times, for the build."""
+    wanted: dict[Path, bytes] = {}
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            if (file := tar.extractfile(member)) is not None:
+                wanted[folder.joinpath(*Path(member.name).parts[1:])] = file.read()
+    for path in folder.rglob("*"):
+        if path.is_file() and path not in wanted:
+            path.unlink()
+    for path, data in wanted.items():
+        if not path.is_file() or path.read_bytes() != data:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+
+def built_wheel(folder: Path) -> Path:
+    """A wheel of this tree's source distribution. The build folder is kept: the native library is compiled once."""
+    kept = ROOT / "build" / "base-install"
+    unpack(source_distribution(folder), kept / "source")
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*pip, "-C", build, "--wheel-dir", root, ROOT], check=True)
-    (wheel,) = root.glob("llmc_aot-*.whl")
+    build = f"build-dir={kept / 'native'}"
+    subprocess.run([*pip, "-C", build, "--wheel-dir", folder, kept / "source"], check=True)
+    (wheel,) = folder.glob("llmc_aot-*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    given: Path | None = pytestconfig.getoption("--wheel")
+    return given.resolve() if given is not None else built_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
+    """The interpreter of an environment with the wheel and links to its requirements, nothing else."""
+    root = tmp_path_factory.mktemp("base")
     venv.create(root / "venv", with_pip=False, symlinks=True)
     (packages,) = (root / "venv" / "lib").glob("python*/site-packages")
     zipfile.ZipFile(wheel).extractall(packages)
@@ -86,6 +126,23 @@ def test_the_compilers_packages_are_absent(python: Path) -> None:
     code = f"import importlib.util as u; print([m for m in {COMPILER_ONLY!r} if u.find_spec(m)])"
     assert run(python, "-c", code).stdout == "[]\n"
     assert not {"torch", "safetensors", "transformers"} & set(base_distributions())
+
+
+def test_one_wheel_serves_every_python_of_a_platform(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/WHEEL"))
+        tags = re.findall(r"^Tag: (.*)$", archive.read(name).decode(), re.MULTILINE)
+    assert [tag.rpartition("-")[0] for tag in tags] == ["py3-none"]
+    assert tags[0].endswith("_x86_64")
+    assert wheel.name == f"llmc_aot-{__version__}-{tags[0]}.whl"
+
+
+def test_the_source_distribution_has_what_is_built_and_tested(tmp_path: Path) -> None:
+    with tarfile.open(source_distribution(tmp_path)) as tar:
+        names = {Path(*Path(name).parts[1:]).as_posix() for name in tar.getnames()}
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "Makefile", "pyproject.toml", "tests/conftest.py"} <= names
+    assert {"runtime/native/CMakeLists.txt", "runtime/native/exports.map", "llmc/py.typed"} <= names
+    assert not [name for name in names if name.startswith((".git/", ".venv", "build/", "out/", "dist/"))]
 
 
 def test_the_wheel_has_the_runtime_and_no_sources_of_it(python: Path) -> None:
