@@ -301,14 +301,14 @@ def test_why_of_other_shapes_is_one_reason(
     compiled: tuple[CompileConfig, CompileReport], capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, _ = compiled
-    larger = ("--buckets", "prefill=[2]x[64,128,256],decode=[1]x[512]", "--target", "x86-64-v3", "--dtype", "f32")
+    larger = ("--buckets", "prefill=[4,8,16]x[32],decode=[1]x[32]", "--target", "x86-64-v3", "--dtype", "f32")
     model = ("cache", "why", str(config.model), *larger, "--max-model-len", "32", "--cache-dir", str(config.cache_dir))
     assert main([*model]) == 0
     lines = capsys.readouterr().out.splitlines()
     (reason,) = [line for line in lines if "not cached" in line]
-    assert reason.startswith("prefill:2x64 and 2 more graphs: not cached; ")
+    assert reason.startswith("prefill:4x32 and 2 more graphs: not cached; ")
     (tokens,) = [line for line in lines if line.startswith("    shape.tokens: ")]
-    assert all(f"→ {2 * seq}" in tokens for seq in (64, 128, 256))
+    assert all(f"→ {32 * batch}" in tokens for batch in (4, 8, 16))
 
 
 def test_why_of_an_artifact_takes_no_options_of_compile(
