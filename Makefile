@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml $(NATIVE)/CMakeLists.txt $(wildcard $(NATIVE)/src/*) $(
 demo: $(STAMP)
 	$(BIN)/llmc compile examples/tiny-english -o out/tiny-english --overwrite
 	$(BIN)/llmc run out/tiny-english --prompts examples/prompts.txt --max-tokens 80 --temperature 0.6 --seed 1
-	$(BIN)/llmc compile examples/tiny-chat -o out/tiny-chat
+	$(BIN)/llmc compile examples/tiny-chat -o out/tiny-chat --overwrite
 	$(BIN)/llmc run out/tiny-chat --chat --prompt "I am very unhappy." --seed 1
 
 # A file of tests stays in one process: its fixtures compile models. The longest files come first (tests/conftest.py).
