@@ -32,6 +32,7 @@ ERROR_NAMES = (
     "bucket_miss",
     "internal",
     "empty_mask",
+    "not_finite",
 )
 
 

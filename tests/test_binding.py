@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import struct
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from llmc.runtime import abi
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
 from llmc.runtime.engine import BucketMiss
+from llmc.runtime.handle import ERROR_NAMES
 
 VOCAB, TOKENS, BLOCK = 8, 4, 16
 SOURCE = """
@@ -95,6 +97,13 @@ def test_artifact_describes_itself(artifact_path: Path) -> None:
     with pytest.raises(ValueError, match="closed"):
         artifact.info  # noqa: B018
     artifact.close()
+
+
+def test_every_status_has_its_name() -> None:
+    header = Path(__file__).resolve().parent.parent / "runtime/native/include/llmc/llmc.h"
+    enum = header.read_text().partition("typedef int32_t llmc_status;")[2].partition("};")[0]
+    codes = re.findall(r"^  LLMC_(?:ERR_)?(\w+) = (\d+)", enum, re.MULTILINE)
+    assert [(name.lower(), int(code)) for name, code in codes] == [(n, i) for i, n in enumerate(ERROR_NAMES)]
 
 
 def test_verify_names_the_damaged_weight(artifact_path: Path, tmp_path: Path) -> None:

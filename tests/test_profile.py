@@ -147,7 +147,7 @@ def test_summary_of_a_run(tiny_artifact: TinyArtifact, tmp_path: Path, capsys: p
     parts = [times[name] for name in ("schedule", "prepare", "replay", "sample")]
     assert min(parts) > 0
     assert sum(parts) <= times["step"]
-    assert cli.main(["run", str(tiny_artifact.artifact), *options, "--overwrite"]) == 0
+    assert cli.main(["run", str(tiny_artifact.artifact), *options, "--overwrite", "--stats"]) == 0
     assert "overhead" in capsys.readouterr().err
 
 

@@ -240,7 +240,7 @@ def test_a_failed_request_leaves_the_others_alone(poisoned: Path) -> None:
     with LLM(poisoned) as llm:
         outputs = llm.generate(prompts, params)
         again = llm.generate(prompts[::2], params)
-    assert [o.error.code if o.error else None for o in outputs] == [None, "internal", None, "internal", None]
+    assert [o.error.code if o.error else None for o in outputs] == [None, "not_finite", None, "not_finite", None]
     for output in outputs[1::2]:
         assert output.error is not None
         assert "produced the logit" in output.error.message
@@ -270,7 +270,7 @@ def test_failures_are_counted_and_end_with_1(poisoned: Path, tmp_path: Path) -> 
     result = llmc("run", poisoned, *options, "--stats")
     assert result.returncode == 1
     failed, fine = lines(output)
-    assert (failed["finish_reason"], failed["error"]["code"], failed["token_ids"]) == ("error", "internal", [])
+    assert (failed["finish_reason"], failed["error"]["code"], failed["token_ids"]) == ("error", "not_finite", [])
     assert (fine["finish_reason"], "error" in fine, len(fine["token_ids"])) == ("length", False, 9)
     assert "2 in" in result.stderr
     assert "1 failed" in result.stderr
