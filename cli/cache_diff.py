@@ -52,9 +52,12 @@ def differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[Difference
 
 
 def _object(text: str | None) -> dict[str, str] | None:
+    """Members of a JSON object, or of a list of pairs, as a kernel's parameters are."""
     try:
-        value = json.loads(text) if text is not None and text.startswith("{") else None
-    except ValueError:
+        value = json.loads(text) if text is not None and text.startswith(("{", "[[")) else None
+        if isinstance(value, list):
+            value = dict(value)
+    except (ValueError, TypeError):
         return None
     if not isinstance(value, dict):
         return None

@@ -14,6 +14,7 @@ Wanted = Sequence[tuple[str, Mapping[str, str]]]
 # What a graph depends on of its target; the rows of a tile are in its shape, too.
 _OF_TARGET = frozenset({"tiles", "shape.row_tile", "shape.sample_row_tile", "shape.segments"})
 _SHOWN_VALUES = 6
+_LONG = 200
 
 
 def why_data(wanted: Wanted, cache: GraphCache, target: str) -> list[dict[str, Any]]:
@@ -99,8 +100,8 @@ def _values(members: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def shortened(old: str | None, new: str | None) -> tuple[str, str]:
-    """Both values, cut to where they begin to differ."""
-    if old and new and max(len(old), len(new)) > 60:
+    """Both values; long ones, which no name and no figure is, cut to where they begin to differ."""
+    if old and new and max(len(old), len(new)) > _LONG:
         same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
         start = max(0, same - 20)
         if start:
@@ -111,4 +112,4 @@ def shortened(old: str | None, new: str | None) -> tuple[str, str]:
 def _short(value: str | None) -> str:
     if value is None:
         return "(absent)"
-    return value if len(value) <= 60 else f"{value[:57]}…"
+    return value if len(value) <= _LONG else f"{value[: _LONG - 1]}…"

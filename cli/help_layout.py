@@ -56,6 +56,7 @@ HEADINGS: Mapping[str, Headings] = {
         ),
         "Precision": ("dtype", "kv_dtype", "quant", "group_size", "asymmetric", "skip"),
         "Target": ("target", "tune"),
+        "Artifact": ("output", "overwrite", "tokenizer"),
         "Building": ("cache_dir", "jobs"),
     },
     "run": {

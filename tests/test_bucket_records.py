@@ -219,6 +219,6 @@ def test_entries_that_differ(tiny_artifact: TinyArtifact, capsys: pytest.Capture
     where = ["--cache-dir", str(tiny_artifact.cache)]
     assert main(["cache", "diff", *linear, *where]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"{linear[0][:16]} and {linear[1][:16]} differ in\n  params: ")
+    assert out.startswith(f"{linear[0][:16]} and {linear[1][:16]} differ in\n  params.")
     assert main(["cache", "diff", str(tiny_artifact.artifact), linear[0], *where]) == 1
     assert "give two artifacts or two keys" in capsys.readouterr().err

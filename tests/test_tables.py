@@ -16,9 +16,12 @@ from rich.table import Table
 from test_planner import made_up_trace
 
 from llmc.buckets.trace import write_trace
+from llmc.cli.cache_diff import differing
+from llmc.cli.cache_reasons import shortened
 from llmc.cli.main import main
 from llmc.cli.tables import print_table
 from llmc.compiler.bundle import create_bundle
+from llmc.compiler.cache import Difference
 from llmc.compiler.rounding import LayerError, Rounding
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -141,6 +144,13 @@ def test_plan_simulate_and_show(run: Callable[..., str], tmp_path: Path) -> None
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= WIDTH
     assert all(re.search(rf"\b{batch}\b", text) for batch in range(1, 41))
+
+
+def test_no_identifier_of_a_difference_is_cut() -> None:
+    digests = ("0123456789abcdef" * 4, "fedcba9876543210" * 4)
+    assert shortened(*digests) == digests
+    old, new = (json.dumps([["epilogue", "none"], ["columns", count]]) for count in (128_256, 151_936))
+    assert differing({"params": old}, {"params": new}) == [Difference("params.columns", "128256", "151936")]
 
 
 def test_what_lists_an_artifact(run: Callable[..., str], tiny_artifact: TinyArtifact, tmp_path: Path) -> None:
