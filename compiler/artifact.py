@@ -326,13 +326,13 @@ def copied_files(model: Path, tokenizer: str) -> list[str]:
     if tokenizer == "none":
         return [name for name in COPIED_FILES if name == "generation_config.json" and (model / name).is_file()]
     names = [name for name in COPIED_FILES if (model / name).is_file()]
-    if tokenizer == "required":
+    if tokenizer == "required" or "tokenizer.json" in names:
         _check_tokenizer(model, names)
     return names
 
 
 def _check_tokenizer(model: Path, names: Sequence[str]) -> None:
-    meant = "mend it, or add --no-tokenizer for an artifact that takes token ids alone"
+    meant = "mend it, or compile with --no-tokenizer an artifact that takes token ids alone"
     file = model / "tokenizer.json"
     if file.name not in names:
         raise CompileError(f"{file} is missing: {meant.replace('mend', 'add')}")

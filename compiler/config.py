@@ -44,9 +44,9 @@ class CompileConfig:
     16. max_num_batched_tokens: most new tokens of a prefill or mixed bucket, None: any number in a spec, elsewhere
     max(2048, max_model_len). jobs: compiling processes, 0: one a CPU. tune_for: what the speed of this machine depends
     on, by name, where schedules of kernels are to be measured on it; None: they are not. tokenizer: "required", "auto"
-    (copied where the model has one) or "none" (the artifact takes token ids alone). overwrite: an artifact of another
-    model or other options at `output` is replaced. source: what of the hub `model` holds, None where it does not come
-    from there.
+    (copied where the model has one, which must be sound) or "none" (the artifact takes token ids alone). overwrite: an
+    artifact of another model or other options at `output` is replaced. source: what of the hub `model` holds, None
+    where it does not come from there.
     """
 
     model: Path

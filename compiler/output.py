@@ -79,8 +79,9 @@ def refuse_another(
     known = [name for name in (*_ASKED_FOR, "weights_crc32") if name in now and name in old]
     differ = [name for name in known if _differs(old[name], now[name])]
     if model is not None:
-        files = sorted({*old["files"], *now["files"]})
-        differ += [name for name in files if _bytes(output / name) != _bytes(model / name)]
+        gone_or_new = {*old["files"]} ^ {*now["files"]}
+        changed = {name for name in {*old["files"]} - gone_or_new if _bytes(output / name) != _bytes(model / name)}
+        differ += sorted(gone_or_new | changed)
     if differ:
         names = ", ".join("values of weights" if name == "weights_crc32" else name for name in differ)
         raise CompileError(

@@ -31,7 +31,9 @@ class Tokenizer:
         try:
             self._backend = Backend.from_file(str(file))
         except Exception as error:  # the library raises bare Exception
-            raise TokenizerError(f"cannot read {file}: {_one_line(error)}; compile the model again") from error
+            raise TokenizerError(
+                f"cannot read {file}: {_one_line(error)}; mend the model's and compile it again"
+            ) from error
         # A file may carry limits of its training run; prompts are checked against the artifact instead.
         self._backend.no_truncation()
         self._backend.no_padding()

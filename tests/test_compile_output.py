@@ -116,6 +116,11 @@ def test_other_weights_and_files_are_refused(
     code, err = run(model, artifact)
     assert code == 1
     assert "generation_config.json" in err
+    (model / "generation_config.json").unlink()
+    code, err = run(model, artifact)
+    assert code == 1
+    assert "(generation_config.json differ)" in err
+    (model / "generation_config.json").write_text('{"temperature": 0.5}')
     assert run(model, artifact, "--overwrite")[0] == 0
     assert (artifact / "generation_config.json").read_text() == '{"temperature": 0.5}'
 
@@ -219,7 +224,7 @@ def test_applying_a_bundle_follows_the_same_rules(
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("tokenizer.json", None, "is missing: add it, or add --no-tokenizer"),
+        ("tokenizer.json", None, "is missing: add it, or compile with --no-tokenizer"),
         ("tokenizer.json", "{", "is no tokenizer ("),
         ("tokenizer.json", '{"model": {}}', "is no tokenizer ("),
         ("tokenizer_config.json", "[]", "is not a JSON object: mend it"),
@@ -241,6 +246,9 @@ def test_a_model_without_a_sound_tokenizer_is_refused(
     assert said in err
     assert err.count("\n") == 1
     assert not output.exists()
+    if text is not None:
+        with pytest.raises(CompileError, match="mend it"):
+            compile_model(CompileConfig(model, output, TINY_LADDER))
     assert run(model, output)[0] == 0
     assert not (output / name).exists()
     assert not (output / "tokenizer.json").exists()
