@@ -27,11 +27,13 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
-def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Artifact]:
+def compiled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
+) -> tuple[Path, Artifact]:
     family, overrides = FAMILIES[request.param]
     root = tmp_path_factory.mktemp(request.param)
     model = make_tiny_model(root / "model", family, **overrides)
-    artifact = compile_tiny(model, root / "artifact", root / "cache", buckets=LADDER, dtype="f32")
+    artifact = compile_tiny(model, root / "artifact", kernel_cache, buckets=LADDER, dtype="f32")
     return model, artifact
 
 
@@ -95,10 +97,10 @@ def test_bits_do_not_depend_on_batch_chunks_or_threads(compiled: tuple[Path, Art
 
 
 @pytest.mark.parametrize("target", targets_here("cooperlake", "x86-64-v4", "x86-64-v3"), ids=lambda t: t.name)
-def test_bf16(target: Target, tmp_path: Path) -> None:
+def test_bf16(target: Target, tmp_path: Path, kernel_cache: Path) -> None:
     model = make_tiny_model(tmp_path / "model", "qwen2")
     options = {"buckets": LADDER, "dtype": "bf16", "target": target.name}
-    artifact = compile_tiny(model, tmp_path / "out", tmp_path / "cache", **options)
+    artifact = compile_tiny(model, tmp_path / "out", kernel_cache, **options)
     check_bits(artifact)
     text = [int(t) for t in np.random.default_rng(1).integers(3, artifact.info.vocab_size, 24)]
     expected = reference_logits(model, text)

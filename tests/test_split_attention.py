@@ -58,11 +58,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def artifact(root: Path) -> Artifact:
+def artifact(root: Path, kernel_cache: Path) -> Artifact:
     shape = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096}
     model = make_tiny_model(root / "model", "llama", **shape)
     options = {"buckets": LADDER, "dtype": "bf16", "max_model_len": 2304, "block_size": 16}
-    return compile_tiny(model, root / "artifact", root / "cache", **options)
+    return compile_tiny(model, root / "artifact", kernel_cache, **options)
 
 
 def _graph(artifact: Artifact, name: str) -> int:
