@@ -127,6 +127,8 @@ def _print(found: Imported) -> None:
 
     from llmc.buckets.vllm_shapes import STRATEGIES
 
+    from .tables import print_table
+
     console = Console(highlight=False, markup=False)
     if found.effects:
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -135,7 +137,7 @@ def _print(found: Imported) -> None:
             table.add_column(name, overflow="fold")
         for one in found.effects:
             table.add_row(one.variable, one.value, one.meaning, one.effect)
-        console.print(table)
+        print_table(table, console)
     else:
         console.print("no variable of the plugin is set: these are its defaults")
     server = found.server
@@ -150,7 +152,7 @@ def _print(found: Imported) -> None:
             shown = " ".join(map(str, axis.sizes[:_SHOWN]))
             rest = f" … {axis.sizes[-1]} ({len(axis.sizes)} sizes)" if len(axis.sizes) > _SHOWN else ""
             table.add_row(name, numbers, shown + rest)
-        console.print(table)
+        print_table(table, console)
     console.print(
         f"\nthe plugin's shapes: {len(found.shapes.prompt)} of prompts, {len(found.shapes.decode)} of decode; "
         f"here {len(found.ladder.prefill)} prefill and {len(found.ladder.decode)} decode buckets"

@@ -17,11 +17,15 @@ def print_table(table: Table, console: Console | None = None, keys: int = 1) -> 
     """Prints a table with every cell whole, on stdout or where `console` writes.
 
     keys: leading columns that name a row; each band begins with them. A cell wider than the terminal goes on in the
-    next line. A pipe without COLUMNS has no width, and gets one band.
+    next line. A pipe without COLUMNS has no width, and gets one band. A table with a column of prose, whose overflow is
+    "fold", is not parted: the prose takes more lines.
     """
     from rich.console import Console
 
     console = console or Console(highlight=False)
+    if any(column.overflow == "fold" for column in table.columns):
+        console.print(table, soft_wrap=False)
+        return
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(file=console.file, highlight=False, width=max(console.width, _width(table, console)))
     for index, band in enumerate(_bands(table, console, keys)):
