@@ -61,7 +61,7 @@ def test_help_lists_commands_and_version_is_printed(capsys: pytest.CaptureFixtur
         (["run", "x", "--prompt", "a", "--max-tokens", "0"], "'0'"),
         (["run", "x", "--prompt", "a", "--max-tokens=many"], "'many'"),
         (["run", "x", "--prompt", "a", "--top-p", "7"], "top_p 7.0"),
-        (["run", "x", "--prompt", "a", "--temperature", "nan"], "temperature nan"),
+        (["run", "x", "--prompt", "a", "--temperature", "nan"], "'--temperature': nan"),
         (["run", "x", "--prompt", "a", "--min-tokens", "9", "--max-tokens", "3"], "min_tokens 9"),
         (["run", "x", "--prompt", "a", "--logit-bias", "12"], "'12'"),
         (["run", "x", "--prompt", "a", "--resume"], "--output"),
