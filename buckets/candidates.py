@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _FULL_CELLS = 1 << 16
-_SEARCH_BATCHES, _SEARCH_CELLS, _BOUND_CELLS = 16, 1 << 12, 1 << 10
+_SEARCH_BATCHES, SEARCH_CELLS, _BOUND_CELLS = 16, 1 << 12, 1 << 10
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,10 @@ class PhaseProblem:
             self.weight, self.cost, self.load, self.rank, self.cost, self.load, self.base, self.base_rank
         )
 
-    @cached_property
-    def for_search(self) -> tuple[GridProblem, Ints, Ints]:
-        """The problem on at most 16 batches and 4,096 cells, and the indices of its batches and seqs among all."""
+    def for_search(self, cells: int = SEARCH_CELLS) -> tuple[GridProblem, Ints, Ints]:
+        """The problem on at most 16 batches and so many cells, and the indices of its batches and seqs among all."""
         rows = _thin(self.batches, self.weight.sum(axis=1), _SEARCH_BATCHES)
-        return self._restricted(rows, _SEARCH_CELLS)
+        return self._restricted(rows, cells)
 
     @cached_property
     def for_bound(self) -> GridProblem:

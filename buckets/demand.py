@@ -78,7 +78,12 @@ class Demand:
     @property
     def tokens(self) -> float:
         """Tokens that all steps would compute in buckets of exactly their shapes."""
-        return float(np.sum(self.weight * self.batch * self.seq if self.asked is None else self.asked))
+        return float(np.sum(self.asked_each))
+
+    @property
+    def asked_each(self) -> Floats:
+        """The same by shape, [P]."""
+        return np.asarray(self.weight * self.batch * self.seq if self.asked is None else self.asked, np.float64)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ trace ── demand.py, or a simulation: steps by (batch, seq) ──▶ candida
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,20 +16,18 @@ from .bucket import MAX_BUCKETS, Bucket, BucketError, BucketLadder
 from .candidates import PhaseProblem
 from .cost import CostModel, TokensCost
 from .demand import Demand, ServerModel, demands
-from .exact import solve as solve_axis
-from .fixed import FAMILIES, grid_ladders
-from .grid import lower_bound, search
+from .evidence import Blur, Evidence
+from .fixed import FAMILIES
+from .grid import lower_bound
+from .held_out import TUNED, HeldOut, Learner, Rule
 from .ladder import default_ladder
 from .scoring import Outcome
+from .solvers import Pairs, Solver, by_rule, cheapest, solver_of
 from .trace import Trace
 
 DEFAULT_MAX_GRAPHS = 24
 _PADDING_MAX_GRAPHS = 128
 PHASES = ("prefill", "decode")
-# A ladder that is dearer by less than this share is as good.
-_ROUNDING = 1e-12
-
-Pairs = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +98,7 @@ class PhasePlan:
     exact: bool
     others: tuple[LadderScore, ...]
     steps: float
+    held_out: HeldOut | None = None
 
     @property
     def gap(self) -> float:
@@ -128,11 +127,11 @@ def plan(
     block_size: int = 32,
     phases: tuple[str, ...] = PHASES,
     resources: Resources | None = None,
-    asked: Mapping[str, Demand] | None = None,
+    evidence: Mapping[str, Evidence] | None = None,
 ) -> Plan:
     """Plans the ladder of `phases` for `trace` on `server`; sizes are multiples of block_size, but for the largest.
 
-    asked: the demand of phases where it is known better than by `demands`. The largest bucket of a phase always holds
+    evidence: what phases ask for where it is known better than by `demands`. The largest bucket of a phase always holds
     what the server admits: decode max_num_seqs × max_model_len, prefill one chunk. Raises BucketError when limits
     contradict each other, with the nearest value that does not.
     """
@@ -144,12 +143,10 @@ def plan(
         raise BucketError(f"cannot plan the phases {', '.join(phases)}: use prefill, decode or both")
     server = _within_memory(server, limits, resources, block_size, phases)
     most = _most_graphs(server, limits, resources, phases, block_size)
-    known = dict(asked or {})
-    known |= demands(trace, server, tuple(phase for phase in phases if phase not in known))
-    planned = {
-        phase: _plan_phase(PhaseProblem.of(known[phase], server, cost, block_size), most, limits, block_size)
-        for phase in phases
-    }
+    known = dict(evidence or {})
+    replayed = demands(trace, server, tuple(phase for phase in phases if phase not in known))
+    known |= {phase: Evidence.of(demand) for phase, demand in replayed.items()}
+    planned = {phase: _plan_phase(known[phase], server, cost, most, limits, block_size) for phase in phases}
     ladder = complete({phase: one.buckets for phase, one in planned.items()}, server, block_size)
     return Plan(
         ladder=ladder,
@@ -191,27 +188,45 @@ def score(name: str, problem: PhaseProblem, buckets: Pairs) -> LadderScore:
     )
 
 
-def _plan_phase(problem: PhaseProblem, most: int, limits: Limits, block_size: int) -> PhasePlan:
-    solver = _solver(problem, most, block_size)
+def _plan_phase(
+    evidence: Evidence, server: ServerModel, cost: CostModel, most: int, limits: Limits, block_size: int
+) -> PhasePlan:
+    def problem_of(demand: Demand) -> PhaseProblem:
+        return PhaseProblem.of(demand, server, cost, block_size)
+
+    learner = Learner(evidence, problem_of, server, most, block_size)
+    demand = learner.blended()
+    problem, held_out = problem_of(demand), learner.choose()
+    way = Blur() if held_out is None else held_out.way
+    if isinstance(way, Rule):
+        tuned_for = learner.rule(way)
+        solver: Solver = lambda count: cheapest(tuned_for, by_rule(tuned_for, count, block_size, (TUNED,)))  # noqa: E731
+    else:
+        solver = solver_of(learner.learned_from(demand, way) if way else problem, most, block_size, problem)
     if limits.max_padding is None:
         buckets = solver(most)
     else:
         buckets = _fewest(problem, solver, most, limits.max_padding, block_size)
     planned = score("planned", problem, buckets)
-    # Optimal among multiples of the block size, which a ladder of other sizes may be better than.
-    exact = len(problem.batches) == 1 and all(seq in problem.seqs for _, seq in buckets)
+    # Optimal for these steps, among multiples of the block size, which a ladder of other sizes may be better than.
+    exact = way == Blur() and len(problem.batches) == 1 and all(seq in problem.seqs for _, seq in buckets)
     bound = planned.cost
     if not exact:
         fixed = problem.scorer.step_cost
         bound = fixed + lower_bound(problem.for_bound, len(buckets) - 1, planned.cost - fixed)
     others = tuple(
         min(
-            (score(family, problem, ladder) for ladder in _fixed(problem, family, len(buckets), block_size)),
+            (
+                score(family, problem, ladder)
+                for count in {len(buckets), most}
+                for ladder in by_rule(problem, count, block_size, (family,))
+                if len(ladder) <= len(buckets)
+            ),
             key=lambda other: other.cost,
         )
         for family in FAMILIES
     )
-    phase = problem.demand.phase
+    phase = evidence.phase
     return PhasePlan(
         phase=phase,
         buckets=tuple(Bucket(phase, batch, seq) for batch, seq in buckets),
@@ -219,69 +234,9 @@ def _plan_phase(problem: PhaseProblem, most: int, limits: Limits, block_size: in
         lower_bound=bound,
         exact=exact,
         others=others,
-        steps=float(np.sum(problem.demand.weight)),
+        steps=evidence.steps,
+        held_out=held_out,
     )
-
-
-Solver = Callable[[int], Pairs]
-
-
-def _solver(problem: PhaseProblem, most: int, block_size: int) -> Solver:
-    """Ladders of at most so many buckets, `most` or fewer."""
-    if len(problem.batches) == 1:
-        return _axis_solver(problem, most, block_size)
-    return _grid_solver(problem, block_size)
-
-
-def _axis_solver(problem: PhaseProblem, most: int, block_size: int) -> Solver:
-    solved = solve_axis(problem.cost[0], problem.weight[0], min(most, len(problem.seqs)))
-
-    def solver(count: int) -> Pairs:
-        optimal = problem.buckets_of(tuple((0, j) for j in solved.ladder(count)))
-        return _least(problem, [optimal, *_rivals(problem, count, block_size)])
-
-    return solver
-
-
-def _grid_solver(problem: PhaseProblem, block_size: int) -> Solver:
-    def solver(count: int) -> Pairs:
-        small, rows, columns = problem.for_search
-        rivals = _rivals(problem, count, block_size)
-        fixed = list(dict.fromkeys(problem.cells_of(buckets) for buckets in rivals))[:2]
-        starts = [
-            tuple((int(np.searchsorted(rows, i)), int(np.searchsorted(columns, j))) for i, j in cells)
-            for cells in fixed
-        ]
-        found = search(small, count - 1, starts)
-        cells = tuple((int(rows[i]), int(columns[j])) for i, j in found)
-        pool = [problem.buckets_of(problem.shrink(choice)) for choice in (cells, *fixed) if len(choice) < count]
-        return _least(problem, [*pool, *rivals[:1]])
-
-    return solver
-
-
-def _least(problem: PhaseProblem, ladders: list[Pairs]) -> Pairs:
-    """The first of the cheapest ladders, by true lengths."""
-    costs = [problem.evaluate(buckets).cost for buckets in ladders]
-    least = min(costs)
-    return next(buckets for buckets, cost in zip(ladders, costs, strict=True) if cost <= least * (1 + _ROUNDING))
-
-
-def _rivals(problem: PhaseProblem, count: int, block_size: int) -> list[Pairs]:
-    """All ladders by rule of at most `count` buckets, the cheapest first."""
-    ladders = [buckets for family in FAMILIES for buckets in _fixed(problem, family, count, block_size)]
-    return sorted(ladders, key=lambda buckets: problem.evaluate(buckets).cost)
-
-
-def _fixed(problem: PhaseProblem, family: str, count: int, block_size: int) -> list[Pairs]:
-    """Ladders of a family with at most `count` buckets, the base bucket among them, and none that may not be opened."""
-    max_batch, top = int(problem.batches[-1]), problem.base_bucket[1]
-    ladders = []
-    for ladder in grid_ladders(family, count, max_batch, top, block_size):
-        kept = {bucket for bucket in ladder if problem.may_open(*bucket)} | {problem.base_bucket}
-        if len(kept) <= count:
-            ladders.append(sorted(kept))
-    return ladders
 
 
 def _fewest(problem: PhaseProblem, solver: Solver, most: int, max_padding: float, block_size: int) -> Pairs:
@@ -289,7 +244,7 @@ def _fewest(problem: PhaseProblem, solver: Solver, most: int, max_padding: float
     by_tokens = problem.with_cost(TokensCost())
     alternatives = [solver]
     if not isinstance(problem.model, TokensCost):
-        alternatives.append(_solver(by_tokens, most, block_size))
+        alternatives.append(solver_of(by_tokens, most, block_size))
     for candidate in alternatives:
         if _padding(problem, candidate(most)) * 100 > max_padding:
             continue

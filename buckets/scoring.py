@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .bucket import Bucket, rank, whole_blocks
+from .bucket import Bucket, whole_blocks
 from .cost import CostModel
 from .demand import Demand
 
@@ -35,8 +35,8 @@ class Outcome:
 class Scorer:
     """The steps of one phase by shape. batches [B], lengths [L] ascending; steps [B, L + 1]: how many are shorter than
     each length. base: the bucket that every ladder has; max_area: most tokens of a bucket, 0: any. step_cost: of all
-    steps, what no bucket changes. apart [B, L + 1]: cost of `steps` run a sequence at a time in the base bucket, as are
-    prefill steps that no bucket holds.
+    steps, what no bucket changes; asked: their tokens. apart [B, L + 1]: cost of `steps` run a sequence at a time in
+    the base bucket, as are prefill steps that no bucket holds.
     """
 
     phase: str
@@ -48,6 +48,7 @@ class Scorer:
     max_area: int
     model: CostModel
     step_cost: float
+    asked: float
     block_size: int
 
     @classmethod
@@ -66,7 +67,9 @@ class Scorer:
             alone = many * (alone + model.step("prefill", one, columns)) - model.step("prefill", many, columns)
             apart[:, 1:] = counts[:, 1:] * np.maximum(alone, 0.0)
         steps, apart = (np.cumsum(values, axis=1) for values in (counts, apart))
-        return cls(demand.phase, batches, lengths, steps, apart, base, max_area, model, step_cost, block_size)
+        return cls(
+            demand.phase, batches, lengths, steps, apart, base, max_area, model, step_cost, demand.tokens, block_size
+        )
 
     def may_open(self, batch: int, seq: int) -> bool:
         """Whether a bucket stays within the tokens of one step."""
@@ -78,29 +81,23 @@ class Scorer:
         In the scheduler's order, a bucket takes of each batch what is longer than all before it held: steps of one
         batch up to some length are always taken together.
         """
-        opened = {Bucket(self.phase, *pair) for pair in buckets if self.may_open(*pair)} | {self.base}
-        taken = np.zeros(len(self.batches), np.int64)
-        cost = tokens = 0.0
-        for bucket in sorted(opened, key=rank):
-            rows = np.s_[: np.searchsorted(self.batches, bucket.batch, "right")]
-            seq = self._held(bucket)
-            upto = np.searchsorted(self.lengths, seq, "right")
-            before = np.take_along_axis(self.steps[rows], taken[rows, None], 1)[:, 0]
-            weight = np.maximum(self.steps[rows, upto] - before, 0.0)
-            if weight.any():
-                size = np.array([bucket.batch]), np.array([seq])
-                each = self.model.cost(self.phase, *size) + self.model.load(self.phase, size[0], self.batches[rows])
-                cost += float(np.sum(weight * each))
-                tokens += float(weight.sum()) * bucket.batch * seq
-            taken[rows] = np.maximum(taken[rows], upto)
+        decode = self.phase == "decode"
+        opened = {pair for pair in buckets if self.may_open(*pair)} | {(self.base.batch, self.base.seq)}
+        # The order of `bucket.rank`, without a Bucket of each: hundreds of ladders are scored for a plan.
+        order = sorted(opened, key=lambda pair: (pair[0], pair[1]) if decode else (pair[0] * pair[1], pair[0]))
+        batch, seq = np.array(order).T
+        seq = whole_blocks(seq, self.block_size) if decode else seq
+        # Columns of `steps` up to which each bucket takes each batch [K, B], and those before it took.
+        upto = np.where(batch[:, None] >= self.batches, np.searchsorted(self.lengths, seq, "right")[:, None], 0)
+        taken = np.maximum.accumulate(upto, axis=0)
+        rows = np.arange(len(self.batches))
+        weight = np.diff(self.steps[rows, taken], axis=0, prepend=0.0)
+        load = self.model.load(self.phase, batch[:, None], self.batches[None, :])
+        each = self.model.cost(self.phase, batch, seq)[:, None] + load
         # What is left is of prefill, and of more sequences than any bucket holds of such a length.
-        rest, apart = (
-            whole[:, -1] - np.take_along_axis(whole, taken[:, None], 1)[:, 0] for whole in (self.steps, self.apart)
-        )
-        cost += float(apart.sum())
+        rest, apart = (whole[:, -1] - whole[rows, taken[-1]] for whole in (self.steps, self.apart))
+        cost = float(np.sum(weight * each)) + float(apart.sum())
+        tokens = float(weight.sum(axis=1) @ (batch * seq.astype(np.float64)))
         tokens += float(np.sum(rest * self.batches)) * self.base.seq
         total = float(np.sum(self.steps[:, -1]))
         return Outcome(cost + self.step_cost, tokens, 1 - float(rest.sum()) / total if total else 1.0)
-
-    def _held(self, bucket: Bucket) -> int:
-        return int(whole_blocks(bucket.seq, self.block_size)) if self.phase == "decode" else bucket.seq

@@ -6,7 +6,6 @@ from __future__ import annotations
 import enum
 import json
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,17 +13,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmc.buckets import BucketError
-from llmc.buckets.cost_bounds import CONFIDENCE
 
 from .numbers import finite
 
 if TYPE_CHECKING:
     from llmc.buckets.demand import ServerModel
-    from llmc.buckets.planner import LadderScore, PhasePlan, Resources
+    from llmc.buckets.planner import Resources
     from llmc.buckets.step_cost import StepCosts
 
-    from .plan_simulation import SimulatedPlan
-
+_PREFILL_RATE = 20_000.0
 PLAN_HELP = """Plan the ladder that serves a trace at the least cost, and write it as a bucket file for llmc compile.
 
 The trace is llmc's JSONL (arrival_s, prompt_tokens, output_tokens), an Azure LLM inference CSV or a Mooncake JSONL.
@@ -53,6 +50,13 @@ class Cost(enum.StrEnum):
     tokens = "tokens"
     flops = "flops"
     measured = "measured"
+
+
+class Scenarios(enum.StrEnum):
+    """What to plan for."""
+
+    spread = "spread"
+    own = "own"
 
 
 def plan_command(
@@ -86,11 +90,18 @@ def plan_command(
     max_num_seqs: int = typer.Option(16, metavar="N", help="Sequences that run at once."),
     max_prefill_batch: int = typer.Option(1, metavar="N", help="Prompts of one prefill step."),
     max_prefill_tokens: int = typer.Option(0, metavar="N", help="Tokens of one prefill step; 0: max-model-len."),
-    prefill_rate: float = typer.Option(
-        20000.0, metavar="X", callback=finite, help="Tokens a second of prefill, for the replay."
+    prefill_rate: float | None = typer.Option(
+        None,
+        metavar="X",
+        callback=finite,
+        help="Tokens a second of prefill; 20000, and 4 times more and less, unless given.",
     ),
     decode_step_ms: float = typer.Option(
-        20.0, metavar="MS", callback=finite, help="Time of a decode step, for the replay."
+        20.0, metavar="MS", callback=finite, help="Time of a decode step; without known costs."
+    ),
+    scenarios: Scenarios = typer.Option(
+        Scenarios.spread,
+        help="spread: several paces, mixed steps on and off; own: the trace's pace and the costs given.",
     ),
     prefix_cache: bool = typer.Option(False, "--prefix-cache", help="Leave out prompt tokens that a cache holds."),
     as_json: bool = typer.Option(False, "--json", help="Print the plan as JSON on stdout."),
@@ -98,9 +109,11 @@ def plan_command(
     from llmc.buckets import planner
     from llmc.buckets.demand import ServerModel
     from llmc.buckets.files import write_file
+    from llmc.buckets.scenarios import scenarios as scenarios_of
     from llmc.buckets.trace import read_trace
 
     from . import plan_simulation
+    from .plan_report import plan_data, print_plan
 
     if output is not None and output.suffix not in (".toml", ".json"):
         raise typer.BadParameter(f"--output {output} must end in .toml or .json")
@@ -110,7 +123,7 @@ def plan_command(
         max_num_seqs=max_num_seqs,
         max_prefill_batch=max_prefill_batch,
         max_prefill_tokens=max_prefill_tokens,
-        prefill_tokens_per_s=prefill_rate,
+        prefill_tokens_per_s=_PREFILL_RATE if prefill_rate is None else prefill_rate,
         decode_step_s=decode_step_ms / 1000,
         prefix_cache=prefix_cache,
     )
@@ -126,6 +139,10 @@ def plan_command(
         block_size=block_size,
         phases=phases,
         resources=resources,
+        scenarios=scenarios_of(
+            pinned=scenarios is Scenarios.own,
+            guessed_prefill=prefill_rate is None and cost_table is None and model is None,
+        ),
     )
     planned = simulated.plan
     intervals = {} if by_tokens else costs.bounds
@@ -135,9 +152,9 @@ def plan_command(
         what = " ".join(f"{p.phase} pads {p.score.padding:.2%}." for p in planned.phases)
         write_file(output, planned.ladder, f"Planned by llmc for {requests.name}, {len(requests)} requests. {what}")
     if as_json:
-        print(json.dumps(_plan_data(simulated, len(requests), server, resources, intervals, costs.notes), indent=2))
+        print(json.dumps(plan_data(simulated, len(requests), server, resources, intervals, costs.notes), indent=2))
     else:
-        _print_plan(simulated, requests.name, len(requests), resources, output, intervals)
+        print_plan(simulated, requests.name, len(requests), resources, output, intervals)
 
 
 def _cost_model(
@@ -197,140 +214,3 @@ def _bytes(text: str | None) -> int | None:
     from llmc.cli.units import parse_size
 
     return parse_size(text)
-
-
-def _cost(cost: float, ends: tuple[float, float] | None) -> str:
-    """Below the cost how far off it may lie: a table of so many columns has no room for both ends in 80 characters."""
-    if ends is None or cost <= 0:
-        return f"{cost:,.4g}"
-    return f"{cost:,.4g}\n{ends[0] / cost - 1:+.0%} {ends[1] / cost - 1:+.0%}"
-
-
-def _scores(phase: PhasePlan) -> list[LadderScore]:
-    return [phase.score, *phase.others]
-
-
-Intervals = Mapping[str, tuple[float, float]]
-"""By phase the factors (low, high) around costs."""
-
-
-def _interval(intervals: Intervals, phase: str, cost: float) -> tuple[float, float] | None:
-    ends = intervals.get(phase)
-    return None if ends is None else (cost * ends[0], cost * ends[1])
-
-
-def _plan_data(
-    simulated: SimulatedPlan,
-    requests: int,
-    server: ServerModel,
-    resources: Resources,
-    intervals: Intervals,
-    warnings: Sequence[str],
-) -> dict[str, Any]:
-    plan = simulated.plan
-    return {
-        "requests": requests,
-        "clipped": plan.clipped,
-        "max_model_len": server.max_model_len,
-        "unit": plan.unit,
-        "warnings": list(warnings),
-        "confidence": CONFIDENCE if intervals else None,
-        "arena_bytes": int(plan.arena_bytes),
-        "compile_s": resources.compile_s(len(plan.ladder)),
-        "phases": {
-            p.phase: {
-                "buckets": [[b.batch, b.seq] for b in p.buckets],
-                "steps": p.steps,
-                "exact": p.exact,
-                "lower_bound": p.lower_bound,
-                "gap": p.gap,
-                "ladders": [
-                    {
-                        "name": s.name,
-                        "graphs": s.graphs,
-                        "cost": s.cost,
-                        "cost_interval": _interval(intervals, p.phase, s.cost),
-                        "padding": s.padding,
-                        "padded_tokens": s.tokens * s.padding,
-                        "coverage": s.held,
-                    }
-                    for s in _scores(p)
-                ],
-            }
-            for p in plan.phases
-        },
-        "simulated": {
-            "requests": simulated.requests,
-            "ladders": [
-                {
-                    "name": one.name,
-                    "cost": one.cost,
-                    "cost_interval": one.interval,
-                    "padding": one.padding,
-                    "steps": one.steps,
-                    "graphs": len(one.ladder),
-                }
-                for one in simulated.tried
-            ],
-        },
-        "ladder": {
-            phase: [[b.batch, b.seq] for b in getattr(plan.ladder, phase)] for phase in ("prefill", "decode", "mixed")
-        },
-    }
-
-
-def _print_plan(
-    simulated: SimulatedPlan,
-    name: str,
-    requests: int,
-    resources: Resources,
-    output: Path | None,
-    intervals: Intervals,
-) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    from llmc.cli.units import format_bytes
-
-    from .simulation_figures import count, duration
-    from .tables import print_table
-
-    console, plan = Console(), simulated.plan
-    clipped = f", {plan.clipped} of them clipped" if plan.clipped else ""
-    for phase in plan.phases:
-        title = f"{phase.phase}: {phase.steps:,.0f} steps of {requests:,} requests in {name}{clipped}"
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for column in ("ladder", "graphs", "padded", "padding", "plan / this", "cost", "held"):
-            table.add_column(column, justify="left" if column == "ladder" else "right")
-        mine = phase.score.tokens * phase.score.padding
-        for score in _scores(phase):
-            padded = score.tokens * score.padding
-            ratio = "" if score is phase.score or padded <= 0 else f"{mine / padded:.1%}"
-            cost = _cost(score.cost, _interval(intervals, phase.phase, score.cost))
-            cells = (f"{score.graphs}", count(padded), f"{score.padding:.2%}", ratio, cost, f"{score.held:.1%}")
-            table.add_row(score.name, *cells, style="bold" if score is phase.score else "")
-        print_table(table, console)
-        sizes = sorted({b.seq for b in phase.buckets})
-        proof = "optimal" if phase.exact else f"within {phase.gap:.1%} of the optimum"
-        console.print(f"cost in {plan.unit}, {proof}; lengths {' '.join(map(str, sizes))}", highlight=False)
-    if simulated.tried:
-        title = f"whole ladders in the simulation, {simulated.requests:,} requests"
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for column in ("ladder", "graphs", "steps", "padding", "cost", "plan / this"):
-            table.add_column(column, justify="left" if column == "ladder" else "right")
-        best = simulated.tried[0]
-        for one in simulated.tried:
-            row = (f"{len(one.ladder)}", f"{one.steps:,}", f"{one.padding:.2%}", _cost(one.cost, one.interval),
-                   "" if one is best else f"{best.cost / one.cost:.1%}")  # fmt: skip
-            table.add_row(one.name, *row, style="bold" if one is best else "")
-        print_table(table, console)
-    if intervals:
-        console.print(f"below a cost: how far off it may lie, in {CONFIDENCE:.0%} of cases", highlight=False)
-    console.print(
-        f"arena about {format_bytes(int(plan.arena_bytes))}; {len(plan.ladder)} graphs in all, compiled in about "
-        f"{duration(resources.compile_s(len(plan.ladder)))} from an empty cache",
-        highlight=False,
-    )
-    if output is not None:
-        console.print(f"wrote {output}: llmc compile MODEL -o OUT --buckets {output}", highlight=False)

@@ -61,7 +61,7 @@ def test_no_rule_is_cheaper_in_the_simulation(graphs: int, costs: StepCosts | No
     assert mine.ladder == made.plan.ladder
     assert {other.name for other in others} == {"ramp-up", "ramp-up, tuned", "exponential"}
     for other in others:
-        assert mine.cost <= other.cost
+        assert mine.score <= other.score
         for phase in PHASES:
             assert len(getattr(other.ladder, phase)) <= graphs
 
@@ -137,7 +137,7 @@ def test_where_padding_is_skipped_a_plan_has_no_graph_that_saves_no_time() -> No
 def test_a_long_trace_is_tried_in_stretches() -> None:
     trace = made_up_trace(8000)
     made = planned(trace)
-    assert made.requests == 4000
+    assert made.requests == 2000
     steps = {phase.phase: phase.steps for phase in made.plan.phases}
     assert steps["prefill"] >= 8000
     whole = planned(trace.first(5000)).plan.phases[1].steps * 8000 / 5000

@@ -222,7 +222,7 @@ def test_thinned_grids_keep_a_valid_bound() -> None:
     problem = PhaseProblem.of(demand, ServerModel(4096, 64), TokensCost(), 16)
     assert problem.for_bound.weight.size < problem.weight.size
     assert problem.for_bound.weight.sum() == demand.weight.sum()
-    small, rows, columns = problem.for_search
+    small, rows, columns = problem.for_search()
     cells = tuple((int(rows[i]), int(columns[j])) for i, j in search(small, 11))
     shrunk = problem.shrink(cells)
     assert problem.full.total(shrunk) <= problem.full.total(cells)

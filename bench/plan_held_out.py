@@ -1,0 +1,144 @@
+"""Plans on one half of a trace, serves the other half in the simulation, beside the tuned ramp-up grid.
+
+    python -m bench.plan_held_out TRACE [TRACE …] [--graphs 24] [--max-model-len 4096] [--max-num-seqs 16]
+
+Both directions of the split. Batches, start and step of the ramp-up grid are chosen by the half that the plan saw, too:
+for the steps of all scenarios, or for those at the trace's own pace; the share is that of the better of both. Padded
+tokens of each phase, and padded time by a roofline of a model of 0.5 billion weights, where padding is computed.
+First at the trace's own pace, then the largest share in any scenario.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from llmc.buckets.bucket import Bucket, BucketLadder, area
+from llmc.buckets.cost import FlopsCost, ModelShape
+from llmc.buckets.demand import ServerModel
+from llmc.buckets.planner import PHASES, Limits, Resources, complete
+from llmc.buckets.scenarios import OWN, Scenario, scenarios
+from llmc.buckets.step_cost import AssumedCost, StepCosts
+from llmc.buckets.trace import Trace, read_trace
+from llmc.cli import plan_simulation
+from llmc.cli.simulation import Ladder, Server, WhatIf, asked_tokens
+
+BLOCK_SIZE = 32
+MODEL = ModelShape(hidden=896, intermediate=4864, layers=24, heads=14, kv_heads=2, head_dim=64, vocab=151936)
+TUNED = "ramp-up, tuned"
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Tokens asked for and computed, and seconds that padding takes, by phase."""
+
+    asked: dict[str, float]
+    computed: dict[str, float]
+    seconds: dict[str, float]
+
+    def padded(self, phase: str) -> float:
+        """Tokens."""
+        return self.computed[phase] - self.asked[phase]
+
+    def padding(self, phase: str) -> float:
+        """Share of the tokens computed, 0 … 1."""
+        return 1 - self.asked[phase] / self.computed[phase] if self.computed[phase] else 0.0
+
+
+def served(trace: Trace, ladder: BucketLadder, server: ServerModel, scenario: Scenario) -> Padded:
+    """The trace in the simulation, by the clock that plans without known costs have."""
+    rate = server.prefill_tokens_per_s * scenario.prefill
+    costs = StepCosts.of_model(AssumedCost(rate, server.decode_step_s), "assumed")
+    engine = Server(server.max_model_len, server.max_num_seqs, BLOCK_SIZE, prefix_cache=False)
+    buckets = tuple(bucket for bucket in ladder if scenario.mixed or bucket.phase != "mixed")
+    roofline = FlopsCost(MODEL)
+    asked, computed, seconds = (dict.fromkeys(PHASES, 0.0) for _ in range(3))
+
+    def cost(phase: str, batch: int, seq: float) -> float:
+        return float(roofline.cost(phase, np.array([batch]), np.array([seq]))[0])
+
+    for load in WhatIf(trace, engine, costs, speed=scenario.speed).loads(Ladder("", buckets)):
+        bucket: Bucket = buckets[load.graph]
+        if bucket.phase in PHASES:
+            asked[bucket.phase] += asked_tokens(bucket, load)
+            computed[bucket.phase] += load.replays * area(bucket, BLOCK_SIZE)
+            exact = cost(bucket.phase, load.num_seqs, load.longest / load.replays)
+            seconds[bucket.phase] += load.replays * (cost(bucket.phase, bucket.batch, bucket.seq) - exact)
+    return Padded(asked, computed, seconds)
+
+
+def made_from(
+    seen: Trace, server: ServerModel, graphs: int, met: tuple[Scenario, ...]
+) -> tuple[BucketLadder, BucketLadder]:
+    """The plan, and the ramp-up grid that is the best for the same steps."""
+    costs = StepCosts.of_model(AssumedCost(server.prefill_tokens_per_s, server.decode_step_s), "assumed")
+    made = plan_simulation.plan(
+        seen, server, Limits(graphs), costs,
+        by_tokens=True, block_size=BLOCK_SIZE, phases=PHASES, resources=Resources(), scenarios=met,
+    ).plan  # fmt: skip
+    pairs = {phase.phase: next(one.pairs for one in phase.others if one.name == TUNED) for phase in made.phases}
+    grid = {phase: tuple(Bucket(phase, *pair) for pair in pairs[phase]) for phase in PHASES}
+    return made.ladder, complete(grid, server, BLOCK_SIZE)
+
+
+def by_other_half(seen: Trace, unseen: Trace, server: ServerModel, graphs: int) -> dict[str, float]:
+    """What a plan on `seen` pads of `unseen`, beside the grids tuned on `seen`."""
+    met = scenarios(pinned=False, guessed_prefill=True)
+    plan, for_all = made_from(seen, server, graphs, met)
+    for_own = made_from(seen, server, graphs, (OWN,))[1]
+    at = {scenario: [served(unseen, one, server, scenario) for one in (plan, for_all, for_own)] for scenario in met}
+
+    def by_best(scenario: Scenario, of: Callable[[Padded], float], rules: slice) -> float:
+        mine, *others = (of(one) for one in at[scenario])
+        least = min(others[rules])
+        return mine / least if least > 0 else 1.0
+
+    row: dict[str, float] = {}
+    for phase in PHASES:
+        # At a busy pace few prompts run outside of mixed steps: prefill is scored without these.
+        scenario = OWN if phase == "decode" else next(one for one in met if not one.mixed and one.speed == 1)
+        mine, *others = at[scenario]
+        row[phase] = mine.padding(phase)
+        row[f"{phase}, ramp-up"] = min(one.padding(phase) for one in others)
+        row[f"{phase} share"] = by_best(scenario, lambda one, phase=phase: one.padded(phase), slice(0, 2))
+    row["time share"] = by_best(OWN, lambda one: sum(one.seconds.values()), slice(0, 2))
+    row["largest time share"] = max(
+        by_best(scenario, lambda one: sum(one.seconds.values()), slice(0, 1)) for scenario in met
+    )
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("traces", type=Path, nargs="+")
+    parser.add_argument("--graphs", type=int, default=24)
+    parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--max-num-seqs", type=int, default=16)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    server = ServerModel(args.max_model_len, args.max_num_seqs)
+    rows: dict[str, dict[str, float]] = {}
+    for path in args.traces:
+        first, second = plan_simulation.halves(read_trace(path, prefixes=False))
+        rows[f"{path.stem}, first → second"] = by_other_half(first, second, server, args.graphs)
+        rows[f"{path.stem}, second → first"] = by_other_half(second, first, server, args.graphs)
+    if args.json:
+        print(json.dumps(rows, indent=2))
+        return
+    names = list(next(iter(rows.values())))
+    print("| trace, planned on → served | " + " | ".join(names) + " |\n|" + "---|" * (len(names) + 1))
+    for name, row in rows.items():
+        print(f"| {name} | " + " | ".join(f"{value:.1%}" for value in row.values()) + " |")
+    for word, of in (("median", statistics.median), ("largest", max)):
+        cells = (f"{of([row[name] for row in rows.values()]):.1%}" if "share" in name else "" for name in names)
+        print(f"| {word} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
