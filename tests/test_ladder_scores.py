@@ -143,7 +143,7 @@ def test_published_shares_are_those_of_the_docs(name: str) -> None:
         truth: Scored = scored("prefill", [(1, n, count) for n, count in lengths.items()], list(ladder.pairs), 32)
         assert ladder.padding == pytest.approx(truth.padding, abs=1e-12)
         padded[ladder.name] = truth.computed - truth.asked
-    row = re.search(rf"^\| {name}[^|]*\|(.*)\|$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    row = re.search(rf"^\| {name}, conversation \|(.*)\|$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     assert row is not None
     shares = [float(text) for text in re.findall(r"([0-9.]+) %", row[1])]
     rules = ("ramp-up", "ramp-up, tuned", "exponential")
