@@ -1,11 +1,12 @@
 """Plans on one half of a trace, serves the other half in the simulation, beside the tuned ramp-up grid.
 
-    python -m bench.plan_held_out TRACE [TRACE …] [--graphs 24] [--max-model-len 4096] [--max-num-seqs 16]
+    python -m bench.plan_held_out TRACE [TRACE …] [--cost tokens|time] [--graphs 24] [--max-model-len 4096]
 
 Both directions of the split. Batches, start and step of the ramp-up grid are chosen by the half that the plan saw, too:
 for the steps of all scenarios, or for those at the trace's own pace; the share is that of the better of both. Padded
 tokens of each phase, and padded time by a roofline of a model of 0.5 billion weights, where padding is computed.
-First at the trace's own pace, then the largest share in any scenario.
+First at the trace's own pace, then the largest share in any scenario. With --cost time plan and grid are made for that
+time, by whose clock both are served; else for tokens.
 """
 
 from __future__ import annotations
@@ -51,10 +52,17 @@ class Padded:
         return 1 - self.asked[phase] / self.computed[phase] if self.computed[phase] else 0.0
 
 
-def served(trace: Trace, ladder: BucketLadder, server: ServerModel, scenario: Scenario) -> Padded:
-    """The trace in the simulation, by the clock that plans without known costs have."""
+def clock(server: ServerModel, scenario: Scenario, by_time: bool) -> StepCosts:
+    """What steps take in the simulation; without by_time, what plans without known costs assume."""
+    if by_time:
+        return StepCosts.of_model(FlopsCost(MODEL), "roofline")
     rate = server.prefill_tokens_per_s * scenario.prefill
-    costs = StepCosts.of_model(AssumedCost(rate, server.decode_step_s), "assumed")
+    return StepCosts.of_model(AssumedCost(rate, server.decode_step_s), "assumed")
+
+
+def served(trace: Trace, ladder: BucketLadder, server: ServerModel, scenario: Scenario, by_time: bool) -> Padded:
+    """The trace in the simulation."""
+    costs = clock(server, scenario, by_time)
     engine = Server(server.max_model_len, server.max_num_seqs, BLOCK_SIZE, prefix_cache=False)
     buckets = tuple(bucket for bucket in ladder if scenario.mixed or bucket.phase != "mixed")
     roofline = FlopsCost(MODEL)
@@ -74,25 +82,27 @@ def served(trace: Trace, ladder: BucketLadder, server: ServerModel, scenario: Sc
 
 
 def made_from(
-    seen: Trace, server: ServerModel, graphs: int, met: tuple[Scenario, ...]
+    seen: Trace, server: ServerModel, graphs: int, met: tuple[Scenario, ...], by_time: bool
 ) -> tuple[BucketLadder, BucketLadder]:
     """The plan, and the ramp-up grid that is the best for the same steps."""
-    costs = StepCosts.of_model(AssumedCost(server.prefill_tokens_per_s, server.decode_step_s), "assumed")
     made = plan_simulation.plan(
-        seen, server, Limits(graphs), costs,
-        by_tokens=True, block_size=BLOCK_SIZE, phases=PHASES, resources=Resources(), scenarios=met,
+        seen, server, Limits(graphs), clock(server, OWN, by_time),
+        by_tokens=not by_time, block_size=BLOCK_SIZE, phases=PHASES, resources=Resources(), scenarios=met,
     ).plan  # fmt: skip
     pairs = {phase.phase: next(one.pairs for one in phase.others if one.name == TUNED) for phase in made.phases}
     grid = {phase: tuple(Bucket(phase, *pair) for pair in pairs[phase]) for phase in PHASES}
     return made.ladder, complete(grid, server, BLOCK_SIZE)
 
 
-def by_other_half(seen: Trace, unseen: Trace, server: ServerModel, graphs: int) -> dict[str, float]:
+def by_other_half(seen: Trace, unseen: Trace, server: ServerModel, graphs: int, by_time: bool) -> dict[str, float]:
     """What a plan on `seen` pads of `unseen`, beside the grids tuned on `seen`."""
-    met = scenarios(pinned=False, guessed_prefill=True)
-    plan, for_all = made_from(seen, server, graphs, met)
-    for_own = made_from(seen, server, graphs, (OWN,))[1]
-    at = {scenario: [served(unseen, one, server, scenario) for one in (plan, for_all, for_own)] for scenario in met}
+    met = scenarios(pinned=False, guessed_prefill=not by_time)
+    plan, for_all = made_from(seen, server, graphs, met, by_time)
+    for_own = made_from(seen, server, graphs, (OWN,), by_time)[1]
+    at = {
+        scenario: [served(unseen, one, server, scenario, by_time) for one in (plan, for_all, for_own)]
+        for scenario in met
+    }
 
     def by_best(scenario: Scenario, of: Callable[[Padded], float], rules: slice) -> float:
         mine, *others = (of(one) for one in at[scenario])
@@ -117,17 +127,18 @@ def by_other_half(seen: Trace, unseen: Trace, server: ServerModel, graphs: int) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", type=Path, nargs="+")
+    parser.add_argument("--cost", choices=("tokens", "time"), default="tokens")
     parser.add_argument("--graphs", type=int, default=24)
     parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    server = ServerModel(args.max_model_len, args.max_num_seqs)
+    server, by_time = ServerModel(args.max_model_len, args.max_num_seqs), args.cost == "time"
     rows: dict[str, dict[str, float]] = {}
     for path in args.traces:
         first, second = plan_simulation.halves(read_trace(path, prefixes=False))
-        rows[f"{path.stem}, first → second"] = by_other_half(first, second, server, args.graphs)
-        rows[f"{path.stem}, second → first"] = by_other_half(second, first, server, args.graphs)
+        rows[f"{path.stem}, first → second"] = by_other_half(first, second, server, args.graphs, by_time)
+        rows[f"{path.stem}, second → first"] = by_other_half(second, first, server, args.graphs, by_time)
     if args.json:
         print(json.dumps(rows, indent=2))
         return

@@ -194,7 +194,8 @@ def test_plans_take_the_measured_costs(
     assert json.loads(capsys.readouterr().out) == by_artifact
     assert by_artifact["unit"] == "s"
     assert by_artifact["confidence"] == 0.9
-    assert by_artifact["warnings"] == []
+    # Of the trace alone, whose 20 requests are few.
+    assert [text for text in by_artifact["warnings"] if "too few to plan by" not in text] == []
     for one in (*by_artifact["phases"]["decode"]["ladders"], *by_artifact["simulated"]["ladders"]):
         low, high = one["cost_interval"]
         assert low < one["cost"] < high
@@ -381,7 +382,8 @@ def test_who_reads_costs_refuses_those_that_fall_and_tells_of_those_under_load(
     dataclasses.replace(table, costs=(loaded, *table.costs[1:])).write(path)
     asked = predictions(artifact, trace)[command]
     assert main(asked) == 0
-    (told,) = json.loads(capsys.readouterr().out)["warnings"]
+    warnings = json.loads(capsys.readouterr().out)["warnings"]
+    (told,) = (text for text in warnings if "too few to plan by" not in text)
     assert told.startswith(f"1 of {len(table.costs)} costs were measured while other programs took up to 37%")
     decode = [cost for cost in table.costs if cost.bucket.phase == "decode"]
     slow = dataclasses.replace(decode[0], seconds=0.022)
