@@ -94,7 +94,7 @@ def test_a_server_tells_the_limit(chat_artifact: Path, block_size: int, caplog: 
         prompt = random_tokens(250, block_size)
         error = error_of(running.post("/v1/completions", prompt=prompt), 400)
         assert error["code"] == "context_length_exceeded"
-        assert f"whose KV pool holds fewer than the model's 64, is {block_size} tokens" in error["message"]
+        assert f"is {block_size} tokens here, where the KV pool holds fewer than its 64," in error["message"]
         assert error_of(running.post("/v1/completions", prompt=prompt[:5], max_tokens=50), 400)["param"] == "max_tokens"
         # What nobody asked for in tokens is as long as the pool allows, and says so.
         short = prompt[: block_size - 4]

@@ -140,6 +140,8 @@ def test_a_full_queue_is_429_and_takes_nothing(english_artifact: Path) -> None:
         response = running.post("/v1/completions", prompt=[PROMPT] * 8, **ENDLESS)
         error = error_of(response, 429)
         assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+        assert "--max-queue" in error["message"]
+        assert "max_waiting" not in error["message"]
         assert 1 <= int(response.headers["retry-after"]) <= MAX_RETRY_S
         wait_until_idle(running)
         assert {record.finish_reasons for record in records} <= {("cancelled",)}

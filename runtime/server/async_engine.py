@@ -112,8 +112,13 @@ class AsyncEngine:
         except LlmcError as error:
             if error.name != "queue_full":
                 raise
-            retry_after_s = self._pace.seconds_to_halve(self.engine.stats.num_waiting, time.monotonic())
-            raise QueueFull(f"the queue is full: {str(error).rstrip('.')}; try again later", retry_after_s) from error
+            waiting = self.engine.stats.num_waiting
+            retry_after_s = self._pace.seconds_to_halve(waiting, time.monotonic())
+            message = (
+                f"the queue is full: {waiting} requests wait, as many as --max-queue lets: "
+                f"try again in {retry_after_s} s"
+            )
+            raise QueueFull(message, retry_after_s) from error
         # Events of this request are taken on this thread, so none can come before it is known here.
         stream = RequestStream(request, self.tokenizer, lambda: self._cancel(engine_id), self.limit)
         self._streams[engine_id] = stream

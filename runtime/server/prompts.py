@@ -12,6 +12,7 @@ from .errors import ApiError
 
 _CHARS_A_MESSAGE = 32
 _MANY_CHARS = 1 << 20
+_EXCEEDED = " (context_length_exceeded)"  # clients that see no code look for it in the text
 
 
 async def encode_prompt(
@@ -81,7 +82,7 @@ def check_prompt(server: ServerContext, ids: list[int]) -> list[int]:
         raise ApiError("the prompt has no tokens: give at least one", param="prompt", code="invalid_value")
     if len(ids) >= limit:
         raise ApiError(
-            f"{_whose(server)} is {limit} tokens and the prompt has {len(ids)}: shorten it to at most {limit - 1}",
+            f"{_context_of(server)}, and the prompt has {len(ids)}: shorten it to at most {limit - 1}{_EXCEEDED}",
             param="prompt",
             code="context_length_exceeded",
         )
@@ -92,12 +93,11 @@ def check_prompt(server: ServerContext, ids: list[int]) -> list[int]:
     return ids
 
 
-def _whose(server: ServerContext) -> str:
-    """What limits a request's tokens."""
+def _context_of(server: ServerContext) -> str:
+    """The beginning of a sentence, in the words of OpenAI's, which clients look for."""
     limit = server.engine.limit
-    if not limit.by_pool:
-        return "the model's maximum context length"
-    return f"this server's maximum context length, whose KV pool holds fewer than the model's {limit.model_tokens},"
+    where = f" here, where the KV pool holds fewer than its {limit.model_tokens}" if limit.by_pool else ""
+    return f"This model's maximum context length is {limit.tokens} tokens{where}"
 
 
 def checked_max_tokens(server: ServerContext, asked: int, num_prompt_tokens: int, param: str) -> int:
@@ -105,8 +105,9 @@ def checked_max_tokens(server: ServerContext, asked: int, num_prompt_tokens: int
     limit = server.engine.max_model_len
     if num_prompt_tokens + asked > limit:
         raise ApiError(
-            f"{_whose(server)} is {limit} tokens, but {num_prompt_tokens + asked} were requested "
-            f"({num_prompt_tokens} of the prompt, {asked} of {param}): ask for at most {limit - num_prompt_tokens}",
+            f"{_context_of(server)}, but {num_prompt_tokens + asked} were requested "
+            f"({num_prompt_tokens} of the prompt, {asked} of {param}): ask for at most "
+            f"{limit - num_prompt_tokens}{_EXCEEDED}",
             param=param,
             code="context_length_exceeded",
         )
