@@ -99,9 +99,10 @@ def test_shells_complete_commands_and_options() -> None:
     assert "--kv-bytes" in completed("zsh", _TYPER_COMPLETE_ARGS="llmc run --kv")
 
 
-def test_the_completion_script_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_completion_script_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))
     with pytest.raises(SystemExit) as left:
-        cli.main(["--show-completion", "bash"])
+        cli.main(["--show-completion"])
     assert left.value.code == 0
     assert "_LLMC_COMPLETE=complete_bash" in capsys.readouterr().out
 
