@@ -30,11 +30,17 @@ libraries: dict[tuple[KernelSpec, Target], ctypes.CDLL] = {}
 
 
 def targets_here(*names: str) -> list[Target]:
-    """This machine's target, and those of `names` that it runs and that have other instruction sets. The former alone
-    where this machine is taken for a lesser one: each level has a run of its own then."""
-    found = {native_target().instruction_sets: native_target()}
-    for target in map(TARGETS.__getitem__, names):
-        if runs_here(target) and not os.environ.get(NATIVE_TARGET):
+    """This machine's target, and those of `names` that it runs and that have other instruction sets.
+
+    Where this machine is taken for a lesser one, that one alone, or none if it is of `names`: it was among the targets
+    of the run as this machine.
+    """
+    native, others = native_target(), [TARGETS[name] for name in names]
+    if os.environ.get(NATIVE_TARGET):
+        return [] if native in others else [native]
+    found = {native.instruction_sets: native}
+    for target in others:
+        if runs_here(target):
             found.setdefault(target.instruction_sets, target)
     return list(found.values())
 

@@ -31,7 +31,7 @@ from llmc.quantize.rtn import quantize
 pytestmark = pytest.mark.native
 
 NATIVE = native_target()
-LEVELS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3")
+LEVELS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3") or [NATIVE]
 W8, W8_64, W8_32Z = WeightFormat(8), WeightFormat(8, 64), WeightFormat(8, 32, True)
 W4, W4_32, W4_64Z, W4_ROW = WeightFormat(4, 128), WeightFormat(4, 32), WeightFormat(4, 64, True), WeightFormat(4)
 W4_ROWZ = WeightFormat(4, -1, True)
