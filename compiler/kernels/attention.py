@@ -413,41 +413,54 @@ class _Attention:
                 with b.when(sees[0]):
                     add(i, key - key0, half, values)
 
+        def add_words(base: b.Expr, block0: b.Expr, first: b.Expr, last: b.Expr, *, seen: bool) -> None:
+            """Words of a block; seen: each row sees all of their keys."""
+            with T.serial(first, last) as word:
+                if fetch and seen:
+                    self.keys.fetch(k["k_pool"], n)
+                at = [base + word * width + column * b.WIDTH for column in columns]
+                key = block0 + word * self.lanes
+                key = key if seen else b.let(key)
+                for half, values in self.halves(k["v_pool"], at):
+                    for i in range(m):
+                        if seen:
+                            add(i, key - key0, half, values)
+                        else:
+                            add_seen(i, key, half, values)
+
         # Keys that all rows see: later rows are of the same token or of a later one.
         all_low, all_high = b.let(T.max(self.first[row0 + (m - 1)], low)), b.let(T.min(self.last[row0], high))
-        with T.serial(T.truncdiv(low, self.block), T.truncdiv(high, self.block) + 1) as block:
-            base = self.block_base(block, width)
-            block0 = b.let(block * self.block)
+        # Rows of one token see the same keys, if not the same halves of words.
+        differ = self.lanes == 2 or not fetch
 
-            def words(block0: b.Expr, keys: b.Expr) -> b.Expr:
-                """Words that so many keys from the front of the block begin, rounded down."""
+        def add_edge(block: b.Expr) -> None:
+            """A block of which not all rows see all keys."""
+            base, block0 = self.block_base(block, width), b.let(block * self.block)
+
+            def words(keys: b.Expr) -> b.Expr:
+                """Words of the block before the key `keys`, rounded down."""
                 return T.truncdiv(T.max(T.min(keys - block0, self.block), 0), self.lanes)
 
-            start, end = b.let(words(block0, low)), b.let(words(block0, high + self.lanes))
-            seen0 = b.let(T.min(words(block0, all_low + (self.lanes - 1)), end))
-            seen1 = b.let(T.max(words(block0, all_high + 1), seen0))
-
-            def each(first: b.Expr, last: b.Expr, some: bool, base: b.Expr, block0: b.Expr) -> None:
-                with T.serial(first, last) as word:
-                    if fetch and not some:
-                        self.keys.fetch(k["k_pool"], n)
-                    at = [base + word * width + column * b.WIDTH for column in columns]
-                    key = block0 + word * self.lanes
-                    key = b.let(key) if some else key
-                    for half, values in self.halves(k["v_pool"], at):
-                        for i in range(m):
-                            if some:
-                                add_seen(i, key, half, values)
-                            else:
-                                add(i, key - key0, half, values)
-
-            # Rows of one token see the same keys, if not the same halves of words.
-            differ = self.lanes == 2 or not fetch
+            start, end = b.let(words(low)), b.let(words(high + self.lanes))
+            seen0 = b.let(T.min(words(all_low + (self.lanes - 1)), end))
+            seen1 = b.let(T.max(words(all_high + 1), seen0))
             if differ and self.window:
-                each(start, seen0, True, base, block0)
-            each(seen0, seen1, False, base, block0)
+                add_words(base, block0, start, seen0, seen=False)
+            add_words(base, block0, seen0, seen1, seen=True)
             if differ:
-                each(seen1, end, True, base, block0)
+                add_words(base, block0, seen1, end, seen=False)
+
+        block0, block1 = b.let(T.truncdiv(low, self.block)), b.let(T.truncdiv(high, self.block) + 1)
+        whole0 = b.let(T.min(T.truncdiv(all_low + (self.block - 1), self.block), block1))
+        whole1 = b.let(T.max(T.truncdiv(all_high + 1, self.block), whole0))
+        if self.window:
+            with T.serial(block0, whole0) as block:
+                add_edge(block)
+        with T.serial(whole0, whole1) as block:
+            first = b.let(block * self.block)
+            add_words(self.block_base(block, width), first, T.int32(0), T.int32(self.block // self.lanes), seen=True)
+        with T.serial(whole1, block1) as block:
+            add_edge(block)
         for i in range(m):
             for j, column in enumerate(columns):
                 value = b.call("add", acc[i * n + j], b.splat(0.0))  # no negative zero
