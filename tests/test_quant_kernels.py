@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import ml_dtypes
@@ -154,9 +153,10 @@ def test_gated_linear_quant(target: Target, act: str, format: WeightFormat, shap
 
     sums = result("", target.row_tile, ROWS, 1).astype(np.float64)
     expected = sums[:, :width] / (1 + np.exp(-sums[:, :width])) * sums[:, width:]
-    ways = ("f32", "bf16")
+    # The smallest tile and the largest: those between have the same last step, and loops that are tested above.
+    ways = (("f32", 1), ("f32", target.row_tile), ("bf16", target.row_tile))
     first: dict[str, NDArray[Any]] = {}
-    for gated, tile in itertools.product(ways, tiles_of(target, shape)):
+    for gated, tile in ways:
         for rows, tasks in ((ROWS, 1), (ROWS, 3), (1, 2), (19, 2)):
             y = result(gated, tile, rows, tasks)
             first.setdefault(gated, y)
