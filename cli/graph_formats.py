@@ -5,10 +5,21 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from llmc.cli.graph_view import BufferView, CommandView, commands_of, memory_plan
+from llmc.cli.graph_view import BufferView, CommandView, commands_of, memory_plan, role_of
 from llmc.runtime.graphs_file import Graph, Tables
 
 _COLOURS = {"linear": "#cfe2ff", "attention": "#ffd9c7", "rope": "#fff3bf", "norm": "#d8f5d0", "activation": "#e7dcf7"}
+
+# As Netron calls them.
+_CATEGORIES = {
+    "linear": "Layer",
+    "attention": "Attention",
+    "rope": "Transform",
+    "norm": "Normalization",
+    "activation": "Activation",
+    "embedding": "Transform",
+    "gather": "Tensor",
+}
 
 
 class InspectError(RuntimeError):
@@ -29,6 +40,7 @@ def graph_data(tables: Tables, graph: Graph) -> dict[str, Any]:
         "commands": [
             {
                 "index": c.index,
+                "name": c.name,
                 "kernel": c.symbol,
                 "op": c.op,
                 "family": c.family,
@@ -81,8 +93,7 @@ def graph_dot(tables: Tables, graph: Graph) -> str:
     ]
     sources: dict[str, str] = {}
     for c in commands_of(tables, graph):
-        layer = "" if c.layer < 0 else f", layer {c.layer}"
-        text = [f"{c.index}: {c.op}{layer}", c.symbol]
+        text = [f"{c.index}: {c.name}", c.symbol]
         text += [f"{b.name}  {b.type}" for b in c.buffers if b.kind == "weight"]
         text += [f"{b.name}  {b.type}" for b in c.buffers if b.kind == "input"]
         lines.append(
@@ -106,6 +117,14 @@ def _reads(command: CommandView) -> list[BufferView]:
 
 def _writes(command: CommandView) -> list[BufferView]:
     return [b for b in command.buffers if b.written]
+
+
+def _viewer_facts(command: CommandView) -> dict[str, str]:
+    """Metadata that viewers read: Netron takes `input_names`, Model Explorer folds nodes by `namespace`."""
+    facts = {"input_names": f"[{', '.join(repr(role_of(command, b)) for b in _reads(command))}]"}
+    if category := _CATEGORIES.get(command.family):
+        facts["category"] = category
+    return facts | {"namespace": command.name.rpartition(".")[0].replace(".", "/")}
 
 
 def graph_onnx(tables: Tables, graph: Graph) -> bytes:
@@ -161,19 +180,20 @@ def graph_onnx(tables: Tables, graph: Graph) -> bytes:
             known.add(buffer.name)
             is_output = buffer.kind == "output" or buffer.name in last_pool.values()
             (outputs if is_output else between).append(info(buffer))
-        nodes.append(
-            helper.make_node(
-                c.op,
-                [b.name for b in _reads(c)],
-                [b.name for b in _writes(c)],
-                name=f"{c.index}_{c.op}",
-                domain="llmc",
-                kernel=c.symbol,
-                family=c.family,
-                layer=c.layer,
-                barrier=int(c.barrier),
-            )
+        node = helper.make_node(
+            c.op,
+            [b.name for b in _reads(c)],
+            [b.name for b in _writes(c)],
+            name=c.name,
+            domain="llmc",
+            kernel=c.symbol,
+            family=c.family,
+            layer=c.layer,
+            barrier=int(c.barrier),
         )
+        for key, value in _viewer_facts(c).items():
+            node.metadata_props.add(key=key, value=value)
+        nodes.append(node)
     name = graph.name.replace(":", "_")
     body = helper.make_graph(nodes, name, inputs, outputs, value_info=between, sparse_initializer=constants)
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("llmc", 1)]

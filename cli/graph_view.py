@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from llmc.runtime.graphs_file import (
@@ -22,6 +23,7 @@ _LINEAR = FAMILIES.index("linear")
 _GATHER = FAMILIES.index("gather")
 _ATTENTION = FAMILIES.index("attention")
 _ROPE = FAMILIES.index("rope")
+_IN_LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
 _PACKS_OUTPUT = tuple(FAMILIES.index(f) for f in ("norm", "attention"))
 
 
@@ -52,9 +54,13 @@ class BufferView:
 
 @dataclass(frozen=True)
 class CommandView:
-    """One kernel call; op is the kernel template's name; layer -1: none."""
+    """One kernel call; op is the kernel template's name; layer -1: none.
+
+    name: unique in the graph: the module whose weight the command reads, as in `layers.0.mlp.down`, or layer and op.
+    """
 
     index: int
+    name: str
     symbol: str
     op: str
     family: str
@@ -157,14 +163,56 @@ def commands_of(tables: Tables, graph: Graph) -> list[CommandView]:
         buffers = _buffers(tables, graph, command, sampled, versions)
         family = FAMILIES[command.family]
         views.append(
-            CommandView(index, kernel.symbol, op_of(kernel.symbol), family, command.layer, command.barrier, buffers)
+            CommandView(index, "", kernel.symbol, op_of(kernel.symbol), family, command.layer, command.barrier, buffers)
         )
+    views = _named(views)
     # Only the layer that reads an activation tells that it is packed, and its weight that it is int8.
     read = {x.name: x for command in views if (x := _linear_input(command)) is not None}
     return [
         replace(command, buffers=tuple(read.get(buffer.name, buffer).at(buffer) for buffer in command.buffers))
         for command in views
     ]
+
+
+def _module(command: CommandView) -> str:
+    """The module whose weight a command reads; empty: none. Tables such as rope's serve every layer and name none."""
+    if command.layer >= 0 and not any(b.name.startswith(f"layers.{command.layer}.") for b in command.buffers):
+        return ""
+    return next((b.name.rpartition(".")[0] for b in command.buffers if b.kind == "weight"), "")
+
+
+def _layer(command: CommandView) -> int:
+    """graphs.bin tells the layer of what reads the KV cache; the others are where their weights are."""
+    found = _IN_LAYER.match(_module(command))
+    return int(found[1]) if found and command.layer < 0 else command.layer
+
+
+def _named(views: list[CommandView]) -> list[CommandView]:
+    """With each command's layer and name. A command without weights, between two of a layer, is of that layer."""
+    layers = [_layer(command) for command in views]
+    for i, layer in enumerate(layers[1:-1], 1):
+        if layer < 0 and not _module(views[i]) and layers[i - 1] == layers[i + 1]:
+            layers[i] = layers[i - 1]
+    seen: dict[str, int] = {}
+    named = []
+    for command, layer in zip(views, layers, strict=True):
+        name = _module(command) or (f"layers.{layer}.{command.op}" if layer >= 0 else command.op)
+        seen[name] = seen.get(name, 0) + 1
+        unique = name if seen[name] == 1 else f"{name}.{seen[name] - 1}"
+        named.append(replace(command, name=unique, layer=layer))
+    return named
+
+
+def role_of(command: CommandView, buffer: BufferView) -> str:
+    """What a buffer is to its command: `x`, `residual`, `weight`, `scale`, `k_pool`, `positions`, … `y` is written."""
+    if buffer.kind == "weight":
+        return buffer.name.rpartition(".")[2]
+    if buffer.kind != "arena":
+        return buffer.name if buffer.kind == "input" else "y" if buffer.kind == "output" else buffer.kind
+    same = [b for b in command.buffers if b.kind == "arena" and b.written == buffer.written]
+    first, others = ("y", "partial") if buffer.written else ("x", "residual")
+    position = same[::-1].index(buffer) if buffer.written else same.index(buffer)
+    return first if position == 0 else others if position == 1 else f"{others}_{position}"
 
 
 def _linear_input(command: CommandView) -> BufferView | None:

@@ -192,7 +192,7 @@ def test_dot(artifact: Path, tmp_path: Path) -> None:
     edges = re.findall(r"(\w+) -> (\w+)", text)
     assert {node for edge in edges for node in edge} == declared
     # Weights and inputs stand in the box that reads them, with their shapes.
-    assert r"2: linear, layer 0\nlinear_000000000002\nqkv  bf16[6, 16, 16, 2]" in text
+    assert r"2: layers.0.linear\nlinear_000000000002\nqkv  bf16[6, 16, 16, 2]" in text
     assert r"positions  i32[4]\nslot_mapping  i32[4]" in text
     if shutil.which("dot"):
         subprocess.run(["dot", "-Tsvg", "-o", tmp_path / "g.svg", target], check=True)

@@ -10,6 +10,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import onnx
 import pytest
 
 from llmc.runtime.abi import library_candidates
@@ -65,7 +66,13 @@ def test_commands_run(folder: Path) -> None:
     assert "decode:4x256" in by_start("llmc inspect")
     assert by_start("llmc run").startswith("The evening passed")
     assert len((folder / "out/answers.jsonl").read_text().splitlines()) == 5
-    assert (folder / "out/decode.onnx").stat().st_size > 0
+    nodes = {node.name: node for node in onnx.load(folder / "out/decode.onnx").graph.node}
+    for name, node in nodes.items():
+        (layer,) = (a.i for a in node.attribute if a.name == "layer")
+        assert layer == (int(name.split(".")[1]) if name.startswith("layers.") else -1), name
+    down = {fact.key: fact.value for fact in nodes["layers.0.mlp.down"].metadata_props}
+    assert down["input_names"] == "['x', 'weight', 'residual']"
+    assert (down["category"], down["namespace"]) == ("Layer", "layers/0/mlp")
     assert "entries" in by_start("llmc cache ls")
     assert len(by_start("out/embed").split()) == 20
 
