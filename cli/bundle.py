@@ -92,6 +92,8 @@ def apply(
 ) -> None:
     """Make an artifact of a fine-tune; nothing is compiled.
 
+    The artifact runs the bundle's machine code: use only a bundle that you trust as much as a program.
+
     \b
     Examples:
       llmc bundle apply qwen.bundle models/my-fine-tune -o mine.llmc

@@ -21,7 +21,8 @@ def export(
 ) -> None:
     """Write entries to an archive for another machine, or add them to a directory that machines share.
 
-    A shared directory is a cache, too: many processes may add to it and read from it at any time.
+    A shared directory is a cache, too: many processes may add to it and read from it at any time. Entries hold machine
+    code: whoever may write to the directory may run programs on each of those machines.
 
     \b
     Examples:
@@ -47,6 +48,8 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Add the entries of an archive or of a shared directory.
+
+    Entries hold machine code that compiled artifacts run: import only what you trust as much as a program.
 
     \b
     Examples:
