@@ -128,3 +128,38 @@ def test_other_content_types_are_415(running: Running) -> None:
 def test_unknown_paths_and_methods_have_the_shape(running: Running) -> None:
     error_of(running.client.get("/v1/nothing"), 404)
     error_of(running.client.get("/v1/completions"), 405)
+
+
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/completion", "/v1/completions"),
+        ("/completions", "/v1/completions"),
+        ("/models", "/v1/models"),
+        ("/healthz", "/health"),
+        ("/v1/tokenize", "/tokenize"),
+    ],
+)
+def test_a_404_names_the_endpoints_nearest_first(running: Running, path: str, nearest: str) -> None:
+    error = error_of(running.client.get(path), 404)
+    assert error["code"] == "unknown_endpoint"
+    assert error["message"].startswith(f"there is no endpoint {path}: use one of {nearest}, ")
+    for known in ("/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health"):
+        assert known in error["message"]
+
+
+def test_a_long_path_is_cut_and_escaped(running: Running) -> None:
+    message = error_of(running.client.get("/%1b[31m" + "a" * 5000), 404)["message"]
+    assert message.startswith("there is no endpoint /\\x1b[31maaa")
+    assert len(message) <= 500
+    assert "/v1/completions" in message
+
+
+def test_a_405_names_the_methods(running: Running) -> None:
+    response = running.client.get("/v1/completions")
+    error = error_of(response, 405)
+    assert error["message"] == "/v1/completions does not take GET: use POST"
+    assert (error["code"], response.headers["allow"]) == ("method_not_allowed", "POST")
+    assert error_of(running.client.delete("/v1/models/tiny"), 405)["message"].endswith("does not take DELETE: use GET")

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from llmc import __version__
 from llmc.runtime.warmup import OnWarmStep, WarmPlan
 
-from . import errors, observers, openapi, security
+from . import endpoints, errors, observers, openapi, security
 from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .context import ServerContext
@@ -45,6 +45,7 @@ def create_app(
     app = FastAPI(title="llmc", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = server
     errors.install(app)
+    endpoints.install(app)
     add_routes(app, server)
     security.install(app, config)
     watching.install(app)

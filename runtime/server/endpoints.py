@@ -1,0 +1,53 @@
+"""What to say of a path that no endpoint has, and of a method that an endpoint does not take."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+
+from .errors import ApiError
+
+_SHOWN_CHARS = 80
+
+
+def install(app: FastAPI) -> None:
+    """Makes `app` name its endpoints where none is met. Errors that a route raises itself stay as they are."""
+
+    async def handle(request: Request, error: Exception) -> Any:
+        assert isinstance(error, HTTPException)
+        paths = app.openapi()["paths"]
+        if error.status_code == 404:
+            return no_endpoint(paths, request.url.path).response()
+        return wrong_method(paths, request.method, request.url.path, error.headers or {}).response()
+
+    for status in (404, 405):
+        app.add_exception_handler(status, handle)
+
+
+def no_endpoint(paths: Mapping[str, Any], path: str) -> ApiError:
+    """A 404 that names the endpoints, those nearest to `path` first. paths: as an OpenAPI document has them."""
+    nearest = sorted(paths, key=lambda known: (-_likeness(path, known), known))
+    message = f"there is no endpoint {_shown(path)}: use one of {', '.join(nearest)}"
+    return ApiError(message, status=404, code="unknown_endpoint")
+
+
+def wrong_method(paths: Mapping[str, Any], method: str, path: str, headers: Mapping[str, str]) -> ApiError:
+    """A 405 that names the methods, which the header Allow lists."""
+    allowed = headers.get("Allow") or ", ".join(sorted(name.upper() for name in paths.get(path, {})))
+    message = f"{_shown(path)} does not take {_shown(method)}: use {allowed}"
+    return ApiError(message, status=405, code="method_not_allowed", headers=headers)
+
+
+def _likeness(path: str, known: str) -> float:
+    """How near a path is, 0 … 1; what is missing in front of it, as /v1, counts little."""
+    whole = difflib.SequenceMatcher(None, path[:256], known).ratio()
+    ending = difflib.SequenceMatcher(None, path[:256], known.removeprefix("/v1")).ratio()
+    return max(whole, ending - 0.01)
+
+
+def _shown(text: str) -> str:
+    return ascii(text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "...")[1:-1]
