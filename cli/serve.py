@@ -42,7 +42,6 @@ Examples:
   llmc serve qwen.llmc --served-model-name qwen --port 9000 --kv-bytes 2GiB
   llmc serve qwen.llmc --host 0.0.0.0 --api-key-file keys.txt --ssl-certfile cert.pem --ssl-keyfile key.pem
 """
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -60,6 +59,12 @@ def serve_command(
         [], envvar="LLMC_API_KEY", metavar="KEY", help="Key that clients must show; may be repeated."
     ),
     api_key_file: Path | None = typer.Option(None, metavar="FILE", help="File of such keys, one a line."),
+    allowed_hosts: list[str] = typer.Option(
+        [],
+        metavar="HOST",
+        help="Name that clients may use for this server, *.NAME, or * for any; may be repeated. Default: any with keys "
+        "or on another address than this machine's own, else localhost, 127.0.0.1 and [::1].",
+    ),
     allowed_origins: list[str] = typer.Option([], metavar="ORIGIN", help="Web origin for CORS, or *; may be repeated."),
     allowed_methods: list[str] = typer.Option(["*"], metavar="METHOD", help="Methods for CORS."),
     allowed_headers: list[str] = typer.Option(["*"], metavar="HEADER", help="Headers for CORS."),
@@ -190,6 +195,7 @@ def serve_command(
     artifact = model if (model / "graphs.bin").is_file() else compile_aside(model)
 
     from llmc.runtime.server.config import ServerConfig
+    from llmc.runtime.server.hosts import is_loopback
     from llmc.runtime.server.run import serve
 
     planner = WarmUpPlanner(artifact, warm)
@@ -200,6 +206,7 @@ def serve_command(
         host=host,
         port=port,
         api_keys=keys,
+        allowed_hosts=tuple(allowed_hosts),
         allowed_origins=tuple(allowed_origins),
         allowed_methods=tuple(allowed_methods),
         allowed_headers=tuple(allowed_headers),
@@ -237,7 +244,7 @@ def serve_command(
         kv_bytes=pool_bytes if planner.budget is None else planner.budget.kv_bytes,
         record_trace_max_bytes=trace_bytes,
     )
-    if not keys and host not in _LOOPBACK:
+    if not keys and not is_loopback(host):
         say(f"warning: {host} is reachable from other machines and no --api-key is set: anybody may use this server")
     if not (artifact / "tokenizer.json").exists():
         say("warning: the artifact has no tokenizer: prompts are token ids, and answers have no text")

@@ -7,7 +7,7 @@ from typing import Any
 
 from live_server import LiveServer
 
-HOST = b"Host: x\r\n"
+HOST = b"Host: localhost\r\n"
 JSON_HEAD = b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
 BODY = b'{"prompt": "Hi", "max_tokens": 1}'
 CHUNKED = JSON_HEAD + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -73,7 +73,7 @@ def test_ready_after_hot_it_serves_the_same_bits(english_artifact: Path) -> None
         app = create_app(config, engine, None, plan)
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://llmc", timeout=120) as client,
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=120) as client,
         ):
 
             async def ask() -> list[Any]:

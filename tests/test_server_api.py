@@ -406,7 +406,7 @@ def test_asgi_without_a_network(english_artifact: Path) -> None:
         app = create_app(config, open_engine(config))
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://llmc") as client,
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
         ):
             while (await client.get("/ready")).status_code != 200:
                 await asyncio.sleep(0.01)

@@ -92,7 +92,7 @@ async def answer():
     config = ServerConfig(path, ("tiny",), num_threads=1, access_log=False)
     app = create_app(config, open_engine(config))
     async with app.router.lifespan_context(app):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://llmc") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             while (await client.get("/ready")).status_code != 200:
                 await asyncio.sleep(0.01)
             body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}

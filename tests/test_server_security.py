@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from attacks import BODY, ask, check_refused, parse_raw
 from live_server import LiveServer, serving
-from server_harness import until
+from server_harness import running_server, until
 
 ROOT = Path(__file__).resolve().parent.parent
 KEY = "a-key-of-the-test"
@@ -131,7 +131,7 @@ def test_model_names_are_no_paths(server: LiveServer, name: str) -> None:
 )
 def test_paths_lead_to_no_file(server: LiveServer, target: str) -> None:
     status, content = parse_raw(
-        server.send_raw(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        server.send_raw(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     )
     assert b"root:" not in content
     if target == "/v1/models/":
@@ -161,7 +161,7 @@ def test_requests_open_no_file(chat_artifact: Path) -> None:
         "    global watching\n"
         "    async with app.router.lifespan_context(app):\n"
         "        transport = httpx.ASGITransport(app)\n"
-        "        async with httpx.AsyncClient(transport=transport, base_url='http://x') as client:\n"
+        "        async with httpx.AsyncClient(transport=transport, base_url='http://localhost') as client:\n"
         "            while (await client.get('/ready')).status_code != 200: await asyncio.sleep(0.01)\n"
         "            statuses = []\n"
         # The first round imports what is imported at its first use.
@@ -259,6 +259,101 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
     assert keys._known(scope)
     assert compared == [b"one", b"two", b"three"]
     assert KEY not in repr(ServerConfig(Path("x"), ("x",), api_keys=(KEY,)))
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "ключ", "voilà", "\N{KEY}", "naïve café\u00a0x"])
+def test_keys_may_be_of_any_language(key: str) -> None:
+    from llmc.runtime.server.security import ApiKeys
+
+    keys = ApiKeys(lambda *_: None, ["other", key])  # type: ignore[arg-type, return-value]
+
+    def known(sent: bytes) -> bool:
+        return keys._known({"type": "http", "headers": [(b"authorization", b"Bearer " + sent)]})
+
+    assert known(key.encode())
+    assert known(key.encode() + b" ")
+    assert not known(key.encode()[:-1])
+    assert not known(key.encode("ascii", "replace"))
+    if all(ord(character) < 256 for character in key):
+        assert known(key.encode("latin-1")), "as urllib and requests write headers"
+
+
+def test_a_key_that_is_not_ascii_opens_a_server(chat_artifact: Path) -> None:
+    with running_server(chat_artifact, api_keys=("voilà",)) as running:
+        for sent, status in ((b"Bearer voil\xc3\xa0", 200), (b"Bearer voil\xe0", 200), (b"Bearer voil\xc3", 401)):
+            answer = running.client.get("/v1/models", headers=[(b"authorization", sent)])
+            assert answer.status_code == status
+
+
+# ---- hosts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LocalHost:1234", "127.0.0.1", "127.0.0.1:80", "[::1]:8000", "[::1]", ""]
+)
+def test_a_local_server_answers_to_this_machines_names(server: LiveServer, host: str) -> None:
+    received = server.send_raw(f"GET /health HTTP/1.1\r\nHost: {host}\r\n\r\n".encode(), end=False)
+    assert parse_raw(received)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "x", "[::2]", ":"]
+)
+@pytest.mark.parametrize("target", ["GET /health", "GET /", "POST /v1/completions", "OPTIONS /v1/models"])
+def test_a_local_server_answers_to_no_other_name(server: LiveServer, host: str, target: str) -> None:
+    """A web page may give its own name the address 127.0.0.1; the browser then sends that name."""
+    received = server.send_raw(f"{target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode(), end=False)
+    status, content = parse_raw(received)
+    assert status == 403
+    error = check_refused(status, content)
+    assert error["code"] == "host_not_allowed"
+    assert repr(host) in error["message"]
+    assert "--allowed-hosts" in error["message"]
+
+
+def test_a_second_host_header_is_no_way_around(server: LiveServer) -> None:
+    received = server.send_raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", end=False)
+    assert 400 <= parse_raw(received)[0] < 500
+
+
+def test_a_server_with_keys_answers_to_any_name(guarded: LiveServer) -> None:
+    assert guarded.ask("GET", "/health", headers={"Host": "models.example"}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed", "refused"),
+    [
+        ({}, ["localhost", "127.0.0.1:1", "[::1]"], ["a.example", "10.0.0.1"]),
+        ({"host": "127.0.0.5"}, ["localhost", "127.0.0.5"], ["a.example"]),
+        ({"host": "::1"}, ["localhost", "[::1]:9"], ["a.example"]),
+        ({"host": "0.0.0.0"}, ["a.example"], []),
+        ({"api_keys": ("k",)}, ["a.example"], []),
+        ({"allowed_hosts": ("a.example",)}, ["a.example", "A.example.:80"], ["localhost", "b.a.example"]),
+        ({"allowed_hosts": ("a.example",), "api_keys": ("k",)}, ["a.example"], ["localhost"]),
+        ({"allowed_hosts": ("*.example", "::1")}, ["a.example", "b.a.example", "[::1]"], ["example", "aexample"]),
+        ({"allowed_hosts": ("*",)}, ["a.example", "x"], []),
+    ],
+)
+def test_which_hosts_a_configuration_allows(options: dict[str, Any], allowed: list[str], refused: list[str]) -> None:
+    import asyncio
+
+    from llmc.runtime.server.config import ServerConfig
+    from llmc.runtime.server.hosts import AllowedHosts, hosts_of
+
+    statuses: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    hosts = AllowedHosts(app, hosts_of(ServerConfig(Path("x"), ("x",), **options)))
+    for host in (*allowed, *refused):
+        scope = {"type": "http", "headers": [(b"host", host.encode())]}
+        asyncio.run(hosts(scope, None, send))  # type: ignore[arg-type]
+    assert statuses == [200] * len(allowed) + [403] * len(refused)
 
 
 # ---- what goes out -----------------------------------------------------------------------------------------------

@@ -273,7 +273,7 @@ def test_nothing_is_served_before_every_graph_is_warm(english_artifact: Path) ->
         app = create_app(config, engine)
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://llmc") as client,
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
         ):
             while not waiting.is_set():
                 await asyncio.sleep(0.001)

@@ -11,9 +11,11 @@ class ServerConfig:
     """Checked by the command line; sizes in bytes, times in seconds, 0 for "the engine's own default" where it says so.
 
     artifact: the directory that is served. served_model_names: what /v1/models lists and requests may ask for; the
-    first is the one that answers name. generation_config: "auto" takes sampling defaults from the model, "none" those
-    of OpenAI. max_num_seqs, max_num_batched_tokens (prompt tokens of one step), num_threads, kv_bytes: 0 for the
-    engine's default. idle_spin_us: microseconds that threads without work spin. max_queue: requests that may wait.
+    first is the one that answers name. allowed_hosts: names that clients may use for this server; none: those of this
+    machine for a server without keys that listens to it alone, else any. generation_config: "auto" takes sampling
+    defaults from the model, "none" those of OpenAI. max_num_seqs, max_num_batched_tokens (prompt tokens of one step),
+    num_threads, kv_bytes: 0 for the engine's default. idle_spin_us: microseconds that threads without work spin.
+    max_queue: requests that may wait.
     request_timeout_s, drain_timeout_s: None for no limit, as for client_timeout_s: how long the head of a request may
     take to arrive, its body after that, and an answer to be read on.
     access_log_file: None for standard output. log_prompts: with the text of prompts. record_trace: where lengths and
@@ -26,6 +28,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     allowed_methods: tuple[str, ...] = ("*",)
     allowed_headers: tuple[str, ...] = ("*",)

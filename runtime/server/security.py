@@ -1,10 +1,11 @@
-"""What every request passes before a route sees it: request ids, API keys, the limit on bodies, CORS.
+"""What every request passes before a route sees it: request ids, API keys, the limit on bodies, hosts, CORS.
 
 Pure ASGI, so that streams are not buffered and disconnects reach the routes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import re
 import uuid
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .config import ServerConfig
 from .errors import ApiError
+from .hosts import AllowedHosts, hosts_of
 from .page_files import PAGE_PATHS
 
 # Probes and load balancers hold no key, and the page asks for one.
@@ -39,6 +41,7 @@ def install(app: FastAPI, config: ServerConfig) -> None:
             allow_credentials=config.allow_credentials,
             expose_headers=["X-Request-Id", "Retry-After"],
         )
+    app.add_middleware(AllowedHosts, hosts=hosts_of(config))
     app.add_middleware(RequestIds)
 
 
@@ -68,7 +71,7 @@ class ApiKeys:
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._keys = [form for key in keys for form in _forms(key)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in _OPEN_PATHS or self._known(scope):
@@ -83,11 +86,21 @@ class ApiKeys:
         await error.response()(scope, receive, send)
 
     def _known(self, scope: Scope) -> bool:
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        # Bytes, not text: what is white space in Latin-1 may be part of a character in UTF-8.
+        scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
         # Every key is compared, in constant time: the answer tells nothing about how near a guess was.
-        token = given.strip().encode("latin-1", "replace")
+        token = given.strip(b" \t")
         matches = [hmac.compare_digest(token, key) for key in self._keys]
-        return any(matches) and scheme.lower() == "bearer"
+        return any(matches) and scheme.lower() == b"bearer"
+
+
+def _forms(key: str) -> list[bytes]:
+    """The bytes of a key as clients send it: in UTF-8, or in Latin-1 as some libraries write headers."""
+    forms = [key.encode("utf-8", "surrogateescape")]
+    if not key.isascii():
+        with contextlib.suppress(UnicodeEncodeError):
+            forms.append(key.encode("latin-1"))
+    return forms
 
 
 class BodyLimit:
