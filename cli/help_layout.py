@@ -95,7 +95,8 @@ HEADINGS: Mapping[str, Headings] = {
         "Load": ("max_queue", "request_timeout", "drain_timeout", "nice"),
         "Observing": (
             "log_level", "metrics", "page", "debug_endpoints", "profiler_dir", "stats_interval", "access_log",
-            "access_log_file", "log_prompts", "record_trace", "record_trace_max_bytes",
+            "access_log_file", "log_prompts", "otlp_endpoint", "record_trace",
+            "record_trace_max_bytes",
         ),
     },
     "chat": {

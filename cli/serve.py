@@ -159,6 +159,9 @@ def serve_command(
     access_log: bool = typer.Option(True, help="A line of JSON a request."),
     access_log_file: Path | None = typer.Option(None, metavar="FILE", help="Where it goes; default: stdout."),
     log_prompts: bool = typer.Option(False, "--log-prompts", help="With the text of prompts."),
+    otlp_endpoint: str | None = typer.Option(
+        None, envvar="OTEL_EXPORTER_OTLP_ENDPOINT", metavar="URL", help="OTLP/HTTP collector for a span a request."
+    ),
     record_trace: Path | None = typer.Option(
         None, metavar="FILE", help="Record lengths and times of requests, for llmc buckets plan and llmc bench serve."
     ),
@@ -168,6 +171,8 @@ def serve_command(
 ) -> None:
     if generation_config not in ("auto", "none"):
         raise typer.BadParameter(f"--generation-config {generation_config!r} is unknown: use auto or none")
+    if otlp_endpoint is not None and not otlp_endpoint.startswith(("http://", "https://")):
+        raise typer.BadParameter(f"--otlp-endpoint {otlp_endpoint!r} is no URL: use OTLP over HTTP, http://HOST:4318")
     check_miss_policy(miss_policy, model, ready_after)
     if record_misses is not None:
         prepare_record(record_misses)
@@ -239,6 +244,7 @@ def serve_command(
         access_log=access_log,
         access_log_file=access_log_file,
         log_prompts=log_prompts,
+        otlp_endpoint=otlp_endpoint or None,
         record_trace=record_trace,
         max_body_bytes=max_body_bytes,
         kv_bytes=pool_bytes if planner.budget is None else planner.budget.kv_bytes,

@@ -18,7 +18,8 @@ from server_harness import Running, running_server, slow_down, until
 
 from llmc.buckets.trace import read_trace
 from llmc.runtime.params import SamplingParams
-from llmc.runtime.server.access_log import AccessEntry, AccessLog, format_entry
+from llmc.runtime.server.access_log import AccessLog, format_line
+from llmc.runtime.server.exchanges import Exchange, Exchanges
 from llmc.runtime.server.line_file import LineFile
 from llmc.runtime.server.requests import EngineRequest, RequestRecord
 from llmc.runtime.server.trace_recorder import PREFIX_BLOCK, TraceFileError, TraceRecorder
@@ -28,12 +29,18 @@ SECRET = "the cat sat on the mat"
 RECORD = RequestRecord("r", 100 * MS, 102 * MS, 110 * MS, 190 * MS, 20, 16, 9, ("stop",))
 
 
-def entry(**values: Any) -> AccessEntry:
-    made = AccessEntry(None, "127.0.0.1", "POST", "/v1/completions", request_id="abc", started_ns=MS)
+def exchange(**values: Any) -> Exchange:
+    made = Exchange("127.0.0.1", "POST", "/v1/completions", request_id="abc", started_ns=MS)
     made.ended_ns = 100 * MS
     for name, value in values.items():
         setattr(made, name, value)
     return made
+
+
+def logged_exchanges(path: Path) -> tuple[AccessLog, Exchanges]:
+    log, exchanges = AccessLog(path), Exchanges()
+    exchanges.on_done.append(log.write)
+    return log, exchanges
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -44,7 +51,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_line_of_a_request() -> None:
-    line = json.loads(format_entry(entry(status=200, model="tiny", records=[RECORD])))
+    line = json.loads(format_line(exchange(status=200, model="tiny", records=[RECORD])))
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
     assert line == {
         "request_id": "abc", "client": "127.0.0.1", "method": "POST", "path": "/v1/completions", "status": 200,
@@ -55,7 +62,7 @@ def test_line_of_a_request() -> None:
 
 def test_several_prompts_are_summed_and_times_are_of_the_slowest() -> None:
     slow = replace(RECORD, first_scheduled_ns=150 * MS, first_token_ns=0, finish_reasons=("cancelled",), error="why")
-    line = json.loads(format_entry(entry(records=[RECORD, slow])))
+    line = json.loads(format_line(exchange(records=[RECORD, slow])))
     assert (line["prompt_tokens"], line["output_tokens"]) == (40, 18)
     assert (line["queue_ms"], line["ttft_ms"]) == (50.0, 10.0)
     assert line["finish_reasons"] == ["stop", "cancelled"]
@@ -65,7 +72,7 @@ def test_several_prompts_are_summed_and_times_are_of_the_slowest() -> None:
 
 @pytest.mark.parametrize("bad", ['\n{"forged":1}', "\r\x00\x1b[2J", "\x7f\x85\u2028\u2029", "é\ud800", '"}'])
 def test_no_text_of_a_client_can_forge_a_line(bad: str) -> None:
-    text = format_entry(entry(path=f"/{bad}", request_id=bad, model=bad, method=bad, prompts=[bad]))
+    text = format_line(exchange(path=f"/{bad}", request_id=bad, model=bad, method=bad, prompts=[bad]))
     assert text.isascii()
     assert text.isprintable()
     line = json.loads(text)
@@ -73,16 +80,16 @@ def test_no_text_of_a_client_can_forge_a_line(bad: str) -> None:
 
 
 def test_long_fields_are_cut() -> None:
-    assert len(format_entry(entry(path="/" + "x" * 100_000, request_id="y" * 100_000, model="z" * 100_000))) < 5000
+    assert len(format_line(exchange(path="/" + "x" * 100_000, request_id="y" * 100_000, model="z" * 100_000))) < 5000
 
 
 def test_a_line_waits_for_response_and_engine(tmp_path: Path) -> None:
     for response_first in (True, False):
         path = tmp_path / f"{response_first}.log"
-        log = AccessLog(path)
-        one = AccessEntry(log, "c", "POST", "/v1/completions")
-        log.track(one, "r")
-        steps = [lambda log=log, one=one: log.end(one), lambda log=log: log.on_record(RECORD)]
+        log, exchanges = logged_exchanges(path)
+        one = Exchange("c", "POST", "/v1/completions")
+        exchanges.track(one, "r")
+        steps = [lambda all_=exchanges, one=one: all_.end(one), lambda all_=exchanges: all_.on_record(RECORD)]
         first, second = steps if response_first else reversed(steps)
         first()
         assert path.read_text() == ""
@@ -92,22 +99,22 @@ def test_a_line_waits_for_response_and_engine(tmp_path: Path) -> None:
 
 
 def test_requests_of_one_id_get_a_line_each(tmp_path: Path) -> None:
-    log = AccessLog(tmp_path / "log")
-    entries = [AccessEntry(log, "c", "POST", "/v1/completions") for _ in range(2)]
-    for one in entries:
-        log.track(one, "r")
-    for one in entries:
-        log.on_record(RECORD)
-        log.end(one)
+    _, exchanges = logged_exchanges(tmp_path / "log")
+    two = [Exchange("c", "POST", "/v1/completions") for _ in range(2)]
+    for one in two:
+        exchanges.track(one, "r")
+    for one in two:
+        exchanges.on_record(RECORD)
+        exchanges.end(one)
     assert len(lines_of(tmp_path / "log")) == 2
 
 
 def test_closing_writes_what_the_engine_never_finished(tmp_path: Path) -> None:
-    log = AccessLog(tmp_path / "log")
-    one = AccessEntry(log, "c", "POST", "/v1/completions", request_id="lost")
-    log.track(one, "r")
-    log.end(one)
-    log.close()
+    _, exchanges = logged_exchanges(tmp_path / "log")
+    one = Exchange("c", "POST", "/v1/completions", request_id="lost")
+    exchanges.track(one, "r")
+    exchanges.end(one)
+    exchanges.close()
     assert [line["request_id"] for line in lines_of(tmp_path / "log")] == ["lost"]
 
 

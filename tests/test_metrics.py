@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from conftest import TinyArtifact
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -24,6 +25,7 @@ from llmc.runtime.server.requests import RequestRecord
 from llmc.runtime.warmup import WarmCounts
 
 ROOT = Path(__file__).resolve().parent.parent
+RULES = ROOT / "deploy/prometheus/llmc.rules.yml"
 MS = 1_000_000
 
 
@@ -245,6 +247,29 @@ def test_dashboard_asks_only_for_what_is_there() -> None:
     assert not left_out, f"the dashboard shows nothing of {sorted(left_out)}"
 
 
+def alert_rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def test_alerts_ask_only_for_what_is_there_and_say_what_to_do() -> None:
+    series = {sample.name: set(sample.labels) for family in exposed().values() for sample in family.samples}
+    rules = alert_rules()
+    assert len({rule["alert"] for rule in rules}) == len(rules)
+    flags = set(re.findall(r"^\| `(--[a-z-]+)", (ROOT / "docs/serving.md").read_text(encoding="utf-8"), re.MULTILINE))
+    for rule in rules:
+        asked = re.findall(r"\b(?:llmc|process)_\w+", rule["expr"])
+        assert asked or rule["expr"].startswith("up{"), rule
+        for name in asked:
+            assert name in series, f"{name} of {rule['alert']} is no series of the server"
+        for name, matched in re.findall(r"\b((?:llmc|process)_\w+)\{([^}]*)\}", rule["expr"]):
+            assert set(re.findall(r"(\w+)[!=]", matched)) <= series[name] | {"job"}, rule
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert set(rule["annotations"]) == {"summary", "description"}
+        assert set(re.findall(r"--[a-z-]+", rule["annotations"]["description"])) <= flags, rule
+
+
 def test_dashboard_can_be_imported_anywhere() -> None:
     dashboard = json.loads((ROOT / "deploy/grafana/llmc.json").read_text(encoding="utf-8"))
     variables = {variable["name"] for variable in dashboard["templating"]["list"]}
@@ -284,6 +309,8 @@ def test_prometheus_reads_metrics_and_queries(tmp_path: Path) -> None:
     checked = subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yml"], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert f"{len(queries)} rules found" in checked.stdout
+    checked = subprocess.run(["promtool", "check", "rules", RULES], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 # ---- with an engine --------------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ class ServerConfig:
     max_queue: requests that may wait.
     request_timeout_s, drain_timeout_s: None for no limit, as for client_timeout_s: how long the head of a request may
     take to arrive, its body after that, and an answer to be read on.
-    access_log_file: None for standard output. log_prompts: with the text of prompts. record_trace: where lengths and
+    access_log_file: None for standard output. log_prompts: with the text of prompts.
+    otlp_endpoint: base URL of the collector of spans; None: none. record_trace: where lengths and
     times of requests go; at record_trace_max_bytes the file is renamed to NAME.1 and begun anew.
     nice: added to the niceness of the HTTP threads, so that the engine's threads come first.
     """
@@ -63,5 +64,6 @@ class ServerConfig:
     access_log: bool = True
     access_log_file: Path | None = None
     log_prompts: bool = False
+    otlp_endpoint: str | None = None
     record_trace: Path | None = None
     record_trace_max_bytes: int = 1 << 30

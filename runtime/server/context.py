@@ -16,10 +16,10 @@ from llmc.runtime.misses import MissWatch, OnMisses
 from llmc.runtime.tokenizer import Tokenizer, TokenizerError, read_model_type
 from llmc.runtime.warmup import OnWarmStep, WarmPlan, WarmUp
 
-from .access_log import note_model
 from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .errors import ApiError
+from .exchanges import note_model
 from .requests import ServerStopping
 from .token_text import TokenTexts
 from .tools.registry import choose_parsers

@@ -1,4 +1,4 @@
-"""What watches a server: metrics, access log, trace and the live page's state, joined to the engine and the app."""
+"""What watches a server: metrics, access log, spans, trace and live page, joined to the engine and the app."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import time
 from typing import TYPE_CHECKING
 
 from llmc import __version__
+from llmc.distribution import NAME
 
-from .access_log import AccessLog, AccessLogMiddleware, current_entry, track
+from .access_log import AccessLog
+from .exchanges import ExchangeMiddleware, Exchanges, current_exchange
 from .metrics import EngineProbe, ServerMetrics
 from .profiler import Profiler
 from .routes import metrics as metrics_route
@@ -26,16 +28,27 @@ if TYPE_CHECKING:
 
     from .context import ServerContext
     from .requests import EngineRequest
+    from .spans import SpanExport
+
+
+class SpansError(RuntimeError):
+    """Spans cannot be exported; the message is one sentence."""
 
 
 class Observers:
-    """Made once a server. Raises OSError for a log that cannot be opened, TraceFileError for what is no trace."""
+    """Made once a server.
+
+    Raises OSError for a log that cannot be opened, TraceFileError for what is no trace, and SpansError without
+    OpenTelemetry.
+    """
 
     def __init__(self, server: ServerContext) -> None:
         config, engine = server.config, server.engine
         self._server = server
         self.metrics: ServerMetrics | None = None
+        self._exchanges = Exchanges()
         self.access_log: AccessLog | None = None
+        self.spans: SpanExport | None = None
         self.trace: TraceRecorder | None = None
         if config.enable_metrics:
             probe = EngineProbe(
@@ -45,8 +58,13 @@ class Observers:
             engine.on_record.append(self.metrics.on_record)
         if config.access_log:
             self.access_log = AccessLog(config.access_log_file)
+            self._exchanges.on_done.append(self.access_log.write)
+        if config.otlp_endpoint is not None:
+            self.spans = _export_spans(config.otlp_endpoint)
+            self._exchanges.on_done.append(self.spans.write)
+        if self._exchanges.on_done:
             engine.on_submit.append(self._track)
-            engine.on_record.append(self.access_log.on_record)
+            engine.on_record.append(self._exchanges.on_record)
         if config.record_trace is not None:
             self.trace = TraceRecorder(config.record_trace, config.record_trace_max_bytes)
             engine.on_submit.append(self.trace.on_submit)
@@ -68,8 +86,8 @@ class Observers:
         if self._server.config.enable_page:
             self._server.engine.on_record.append(self._latencies.on_record)
             app.include_router(page_route.router(LiveState(self._server, self._latencies)))
-        if self.access_log is not None or self.metrics is not None:
-            app.add_middleware(AccessLogMiddleware, log=self.access_log, metrics=self.metrics)
+        if self._exchanges.on_done or self.metrics is not None:
+            app.add_middleware(ExchangeMiddleware, exchanges=self._exchanges, metrics=self.metrics)
 
     def start(self) -> None:
         """From the event loop: throughput is told, and SIGHUP opens the files again where the system has it."""
@@ -87,19 +105,30 @@ class Observers:
                 file.reopen()
 
     def close(self) -> None:
-        """Writes what is left and closes the files."""
+        """Writes and sends what is left, and closes the files."""
         if self._telling is not None:
             self._telling.cancel()
-        for file in (self.access_log, self.trace):
-            if file is not None:
-                file.close()
+        self._exchanges.close()
+        for sink in (self.access_log, self.trace, self.spans):
+            if sink is not None:
+                sink.close()
 
     def _track(self, request: EngineRequest) -> None:
-        track(request.request_id)
-        entry, tokenizer = current_entry(), self._server.engine.tokenizer
-        if self._server.config.log_prompts and entry is not None and tokenizer is not None:
-            entry.prompts.append(tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False))
+        exchange, tokenizer = current_exchange(), self._server.engine.tokenizer
+        if exchange is None:
+            return
+        self._exchanges.track(exchange, request.request_id)
+        if self._server.config.log_prompts and tokenizer is not None:
+            exchange.prompts.append(tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False))
 
 
 def _say(line: str) -> None:
     print(f"llmc: {line}", file=sys.stderr, flush=True)
+
+
+def _export_spans(endpoint: str) -> SpanExport:
+    try:
+        from .spans import SpanExport
+    except ImportError as error:
+        raise SpansError(f"--otlp-endpoint needs OpenTelemetry: pip install '{NAME}[otel]'") from error
+    return SpanExport(endpoint)
