@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +10,9 @@ from .params import RequestError
 
 if TYPE_CHECKING:
     from jinja2 import Template
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+# No conversation that fits a context takes as long: templates with loops without end do.
+MAX_CPU_S = 5.0
 # Every name of a special token that tokenizer_config.json may define for templates.
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # What a message's reasoning is called, by age; templates read the first, some the second.
@@ -52,25 +51,28 @@ class ChatTemplates:
         """The prompt of a conversation; `tools` are JSON schemas, `variables` whatever else the template reads.
 
         With tools the template named tool_use is taken when there is one, else the default one. Raises RequestError
-        for messages that are malformed or that the template refuses, ChatTemplateError when there is no valid template.
+        for messages that are malformed or that the template refuses, its kind OutOfTime when rendering takes more than
+        MAX_CPU_S, and ChatTemplateError when there is no valid template.
         """
+        from .template_sandbox import OutOfTime, limited
+
         template = self._template(tools is not None)
         conversation = _check_messages(messages)
         if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
             raise RequestError("tools must be a list of JSON objects, each the schema of a function")
+        # In one dictionary: a variable may be called as an argument of the library's function is.
+        given = {
+            **self._special,
+            **_plain(variables),
+            "messages": conversation,
+            "tools": None if tools is None else _plain(tools),
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            # In one dictionary: a variable may be called as an argument of the library's function is.
-            return template.render(
-                {
-                    **self._special,
-                    **_plain(variables),
-                    "messages": conversation,
-                    "tools": None if tools is None else _plain(tools),
-                    "documents": None,
-                    "add_generation_prompt": add_generation_prompt,
-                }
-            )
-        except RequestError:
+            with limited(MAX_CPU_S):
+                return template.render(given)
+        except OutOfTime:
             raise
         except Exception as error:  # whatever the template's own code raises
             raise RequestError(f"the chat template refuses these messages: {_one_line(error)}") from error
@@ -78,14 +80,17 @@ class ChatTemplates:
     def _template(self, with_tools: bool) -> Template:
         from jinja2 import TemplateError
 
+        from .template_sandbox import environment
+
         name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
             named = f", only {', '.join(sorted(self._sources))}" if self._sources else ""
             raise ChatTemplateError(f"this model has no default chat template{named}: use plain prompts, without chat")
         if name not in self._compiled:
             try:
-                self._compiled[name] = _environment().from_string(self._sources[name])
-            except TemplateError as error:
+                self._compiled[name] = environment().from_string(self._sources[name])
+            except (TemplateError, SyntaxError, RecursionError, MemoryError) as error:
+                # Python's own parser has limits, too, which a template may reach by nesting.
                 raise ChatTemplateError(f"the chat template {name} is not valid: {_one_line(error)}") from error
         return self._compiled[name]
 
@@ -150,82 +155,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     raise RequestError(f"a message or template variable holds a {type(value).__name__}: use JSON types")
-
-
-@cache
-def _environment() -> ImmutableSandboxedEnvironment:
-    """The environment that templates are written for: that of transformers' apply_chat_template."""
-    from jinja2 import TemplateError, nodes
-    from jinja2.exceptions import SecurityError
-    from jinja2.ext import Extension
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-    from jinja2.utils import Namespace
-
-    class Generation(Extension):
-        """`{% generation %}` marks the assistant's tokens for training; here its body is just text."""
-
-        tags = {"generation"}  # noqa: RUF012 (jinja declares it so)
-
-        def parse(self, parser: Parser) -> nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)
-
-    class PublicNamespace(Namespace):
-        """A namespace whose names cannot reach Python's internals."""
-
-        def __init__(*args: Any, **values: Any) -> None:
-            # self is positional only, so that a template may store a value of that name.
-            namespace, *rest = args
-            fields = dict(*rest, **values)
-            for name in fields:
-                check_name(name)
-            Namespace.__init__(namespace, fields)
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            check_name(name)
-            super().__setitem__(name, value)
-
-    def check_name(name: Any) -> None:
-        if isinstance(name, str) and name.startswith("_"):
-            raise SecurityError(f"namespace attribute {name!r} starts with an underscore")
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    def to_json(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        # Jinja's own filter escapes HTML.
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    def strftime_now(form: str) -> str:
-        from datetime import datetime
-
-        return datetime.now().strftime(form)
-
-    class Dict:
-        """`dict` without the rest of Python's type."""
-
-        def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
-            return dict(*args, **values)
-
-        def fromkeys(self, keys: Any, value: Any = None) -> dict[Any, Any]:
-            return dict.fromkeys(keys, value)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals.update(
-        raise_exception=raise_exception, strftime_now=strftime_now, namespace=PublicNamespace, dict=Dict()
-    )
-    return environment
 
 
 def _one_line(error: BaseException) -> str:

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from .chat_template import ChatTemplates, token_text
 from .params import RequestError
 
+# The library keeps Python's lock for one text, and gives it up for a batch, which costs more to begin.
+_SHORT = 4096
+
 
 class TokenizerError(RuntimeError):
     """Tokenizer files that are missing or damaged; the message is one sentence."""
+
+
+class TooManyTokens(RequestError):
+    """A text of more tokens than its caller takes."""
+
+    def __init__(self, num_tokens: int, most: int) -> None:
+        super().__init__(f"the text has {num_tokens} tokens: at most {most} are taken")
+        self.num_tokens = num_tokens
 
 
 class Tokenizer:
@@ -65,20 +77,32 @@ class Tokenizer:
         added = None if token is None else self._backend.get_added_tokens_decoder().get(token)
         return token if added is not None and added.special else None
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens as tokenizer.json and `add_bos_token` say. Raises RequestError."""
-        try:
-            ids = list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        except Exception as error:
-            raise RequestError(f"cannot tokenize the prompt: {_one_line(error)}") from error
+    def encode(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
+        """Token ids of `text`; special tokens as tokenizer.json and `add_bos_token` say.
+
+        A long text is read without Python's lock. Raises RequestError, TooManyTokens for more than `most` tokens.
+        """
+        with _panics("tokenize the prompt"):
+            if len(text) <= _SHORT:
+                encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            else:
+                (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        # Only counted, where they are too many: a list of a million ids takes the lock for long.
+        if most is not None and len(encoding) > most:
+            raise TooManyTokens(len(encoding), most)
+        ids = list(encoding.ids)
         wants_bos = add_special_tokens and self.config.get("add_bos_token") is True
         if wants_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
             ids.insert(0, self.bos_token_id)
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `token_ids`; ids the tokenizer does not know decode to nothing."""
-        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        """Text of `token_ids`; ids the tokenizer does not know decode to nothing. Raises RequestError."""
+        with _panics("decode the tokens"):
+            if len(token_ids) <= _SHORT:
+                return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+            (text,) = self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+            return text
 
     @property
     def has_chat_template(self) -> bool:
@@ -118,6 +142,18 @@ def read_model_type(path: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return str(model_type)
+
+
+@contextmanager
+def _panics(what: str) -> Iterator[None]:
+    """Makes RequestErrors of the library's errors, and of its panics: a regular expression may run out of its stack."""
+    try:
+        yield
+    except BaseException as error:
+        # A panic is no Exception, so that nobody takes it for one by mistake.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise RequestError(f"cannot {what}: {_one_line(error)}") from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from llmc.runtime import chat_template
 from llmc.runtime.chat_template import ChatTemplateError, ChatTemplates
 from llmc.runtime.params import RequestError
+from llmc.runtime.template_sandbox import OutOfTime
 from llmc.runtime.tokenizer import Tokenizer
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -261,6 +264,8 @@ def test_a_model_without_template_says_so(tmp_path: Path) -> None:
         ({"chat_template": [{"name": "default"}]}, "without name and template"),
         ({"chat_template": "{% if %}"}, "default is not valid: "),
         ({"chat_template": "{% generation %}"}, "default is not valid: "),
+        ({"chat_template": "{% if true %}" * 3000 + "{% endif %}" * 3000}, "default is not valid: "),
+        ({"chat_template": "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"}, "default is not valid: "),
     ],
 )
 def test_damaged_templates_are_one_sentence(tmp_path: Path, config: dict[str, Any], message: str) -> None:
@@ -295,6 +300,62 @@ def test_malformed_messages_are_one_sentence(messages: list[Any], message: str) 
 def test_tools_must_be_schemas() -> None:
     with pytest.raises(RequestError, match="tools must be"):
         ChatTemplates(Path(), {"chat_template": "x"}).render([USER], tools=["weather"])  # type: ignore[list-item]
+
+
+LOOP = "{% for a in range(100000) %}{% for b in range(100000) %}BODY{% endfor %}{% endfor %}"
+GROWING = "{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = GROW %}{% endfor %}{{ ns.s }}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        LOOP.replace("BODY", ""),
+        LOOP.replace("BODY", "x"),
+        "{% set many = range(100000) %}{% for a in many %}{% for b in many if false %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for a in range(9) recursive %}{% if loop.depth < 40 %}{{ loop(range(9)) }}{% endif %}{% endfor %}",
+    ],
+)
+def test_a_template_without_end_is_stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_CPU_S", 0.1)
+    with pytest.raises(OutOfTime, match=r"takes more than 0\.1 s of CPU time"):
+        ChatTemplates(Path(), {"chat_template": template}).render([USER])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        *(GROWING.replace("GROW", how) for how in ("ns.s ~ ns.s", "ns.s + ns.s", "ns.s * 2", "[ns.s, ns.s] | join")),
+        GROWING.replace("GROW", "ns.s.replace('ab', 'abab')"),
+        GROWING.replace("GROW", "ns.s | replace('ab', 'abab')"),
+        GROWING.replace("GROW", "''.join([ns.s, ns.s])"),
+        "{{ 'x' * 10000000000 }}",
+        "{{ ([0] * 100000000) | length }}",
+        "{{ 'x' | center(10000000000) }}",
+        "{{ 'x'.ljust(10000000000) }}",
+        "{{ '%10000000000d' % 1 }}",
+        "{{ '%10000000000d' | format(1) }}",
+        "{{ '{:10000000000d}'.format(1) }}",
+        "{{ '{:{}d}'.format(1, 10000000000) }}",
+        "{{ 10 ** (10 ** 9) }}",
+        "{% set long = 'x' * 1000000 %}{% for i in range(1000) %}{{ long }}{% endfor %}",
+    ],
+)
+def test_a_template_cannot_take_gigabytes(template: str) -> None:
+    with pytest.raises(RequestError, match=r"refuses these messages: .*too (long|large|wide)"):
+        ChatTemplates(Path(), {"chat_template": template}).render([USER])
+
+
+def test_within_their_bounds_templates_do_as_jinja_does() -> None:
+    template = (
+        "{{ 'a' ~ 1 ~ none }}|{{ 'ab' * 3 }}|{{ 2 ** 10 }}|{{ '%05.1f' % 2.25 }}|{{ [1, 2] + [3] }}|"
+        "{{ '{:>4}'.format(5) }}|{{ [1, 'b'] | join('-') }}|{{ messages | join(',', attribute='role') }}|"
+        "{{ 'aXbX'.replace('X', 'yy') }}|{{ 'ab' | center(6) }}|"
+        "{% for m in messages %}{{ loop.index }}{{ loop.last }}{{ loop.length }}{% break %}{% endfor %}"
+    )
+    theirs = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).from_string(template)
+    ours = ChatTemplates(Path(), {"chat_template": template}).render([USER, USER])
+    assert ours == theirs.render(messages=[USER, USER])
 
 
 @pytest.mark.parametrize(

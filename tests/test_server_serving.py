@@ -67,7 +67,8 @@ def test_a_client_that_leaves_ends_its_batch(running: Running, monkeypatch: pyte
     slow_down(running.engine, monkeypatch)
     records = records_of(running)
     body = json.dumps({"prompt": [PROMPT] * 8, **ENDLESS}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: %d\r\n\r\n"
     with socket.create_connection(("127.0.0.1", httpx.URL(running.url).port)) as connection:
         connection.sendall(head % len(body) + body)
         until(lambda: running.engine.num_active == 8)

@@ -44,7 +44,7 @@ async def guide_maker(server: ServerContext, guided: Guided | None) -> Callable[
     if guided is None:
         return None
     compiler = await server.guide_compiler()
-    return await server.compiled(lambda: compiler.compile(guided))
+    return await server.lanes.compile(lambda: compiler.compile(guided))
 
 
 def submit(server: ServerContext, requests: Sequence[EngineRequest]) -> list[RequestStream]:

@@ -8,8 +8,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from llmc.runtime.guides import GuideCompiler
 from llmc.runtime.misses import MissWatch, OnMisses
@@ -20,15 +19,13 @@ from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .errors import ApiError
 from .exchanges import note_model
+from .lanes import Lanes
 from .requests import ServerStopping
 from .token_text import TokenTexts
 from .tools.registry import choose_parsers
 from .warmup import finish_behind_traffic
 
 log = logging.getLogger("llmc.server")
-_Value = TypeVar("_Value")
-# Texts up to this many characters are tokenised on the event loop: handing over costs more.
-_SMALL_TEXT = 4096
 
 
 class ServerContext:
@@ -64,9 +61,7 @@ class ServerContext:
             config.tool_call_parser, config.reasoning_parser, read_model_type(engine.path), engine.tokenizer
         )
         self._guide_compiler: GuideCompiler | None = None
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="llmc-tokenize")
-        # A grammar may take seconds to compile: nobody's prompt waits for that.
-        self._compile_pool = ThreadPoolExecutor(1, thread_name_prefix="llmc-compile")
+        self.lanes = Lanes()
         self._warming: asyncio.Task[None] | None = None
         self._drained: asyncio.Task[int] | None = None
         self._miss_watch: MissWatch | None = None
@@ -100,8 +95,7 @@ class ServerContext:
             await asyncio.to_thread(self._miss_watch.close)
         for callback in self.on_stopping:
             await asyncio.to_thread(callback)
-        for pool in (self._pool, self._compile_pool):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self.lanes.close()
         await asyncio.to_thread(self.engine.close)
 
     @property
@@ -120,7 +114,7 @@ class ServerContext:
         """Compiles constraints, made at first use. Raises RequestError when the model cannot be guided."""
         if self._guide_compiler is None:
             engine = self.engine
-            made = await self.compiled(lambda: GuideCompiler.of_artifact(engine.path, engine.vocab_size))
+            made = await self.lanes.compile(lambda: GuideCompiler.of_artifact(engine.path, engine.vocab_size))
             self._guide_compiler = self._guide_compiler or made
         return self._guide_compiler
 
@@ -152,16 +146,6 @@ class ServerContext:
             raise ApiError(message, status=404, param="model", code="model_not_found")
         note_model(name)
         return name
-
-    async def in_pool(self, work: Callable[[], _Value], size: int = _SMALL_TEXT + 1) -> _Value:
-        """Runs `work` over `size` characters or tokens: aside when that is much, else at once."""
-        if size <= _SMALL_TEXT:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
-    async def compiled(self, work: Callable[[], _Value]) -> _Value:
-        """Runs `work` on a constraint, aside."""
-        return await asyncio.get_running_loop().run_in_executor(self._compile_pool, work)
 
     def sampling_defaults(self) -> dict[str, Any]:
         """Defaults of sampling parameters that a request does not name."""

@@ -4,36 +4,67 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from llmc.runtime.template_sandbox import OutOfTime, limited
+from llmc.runtime.tokenizer import TooManyTokens
 
 from .context import ServerContext
 from .errors import ApiError
+from .lanes import SMALL
 
 _CHARS_A_MESSAGE = 32
-_MANY_CHARS = 1 << 20
+_MANY_CHARS = SMALL + 1
+# What a template may take on the event loop, where most take a tenth of it.
+_AT_ONCE_S = 0.005
+# A list of as many ids is made in some 20 ms.
+MAX_TEXT_TOKENS = 1 << 18
 _EXCEEDED = " (context_length_exceeded)"  # clients that see no code look for it in the text
 
 
-async def encode_prompt(
-    server: ServerContext, prompt: str | Sequence[int], *, add_special_tokens: bool = True, truncate: int | None = None
-) -> list[int]:
-    """Token ids of a text or of token ids, the last `truncate` of them. Raises ApiError and RequestError."""
-    if isinstance(prompt, str):
-        tokenizer = server.tokenizer
-        work = lambda: tokenizer.encode(prompt, add_special_tokens=add_special_tokens)  # noqa: E731
-        ids = await server.in_pool(work, len(prompt))
-    else:
-        ids = list(prompt)
-    return check_prompt(server, ids if truncate is None else ids[-truncate:])
+async def encode_prompts(
+    server: ServerContext,
+    prompts: Sequence[str | Sequence[int]],
+    *,
+    add_special_tokens: bool = True,
+    truncate: int | None = None,
+) -> list[list[int]]:
+    """Token ids of texts or of token ids, the last `truncate` of each. Raises ApiError and RequestError."""
+    tokenizer = server.tokenizer if any(isinstance(prompt, str) for prompt in prompts) else None
+    most = _most(server, truncate)
+
+    def ids_of(prompt: str | Sequence[int]) -> list[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        assert tokenizer is not None
+        return tokenizer.encode(prompt, add_special_tokens=add_special_tokens, most=most)
+
+    with _too_long(server):
+        found = await server.lanes.run(lambda: [ids_of(prompt) for prompt in prompts], sum(map(len, prompts)))
+    return [check_prompt(server, ids if truncate is None else ids[-truncate:]) for ids in found]
 
 
 async def encode_chat(
     server: ServerContext, messages: Sequence[Mapping[str, Any]], *, truncate: int | None = None, **options: Any
 ) -> list[int]:
     """As `encode_chat_ids`, the last `truncate` of them, when the engine can take them."""
-    ids = await encode_chat_ids(server, messages, **options)
+    with _too_long(server):
+        ids = await encode_chat_ids(server, messages, most=_most(server, truncate), **options)
     return check_prompt(server, ids if truncate is None else ids[-truncate:])
+
+
+def _most(server: ServerContext, truncate: int | None) -> int:
+    """Of how many tokens the ids are wanted: more are only counted."""
+    return MAX_TEXT_TOKENS if truncate is not None else min(MAX_TEXT_TOKENS, server.engine.max_model_len)
+
+
+@contextlib.contextmanager
+def _too_long(server: ServerContext) -> Iterator[None]:
+    try:
+        yield
+    except TooManyTokens as error:
+        raise _exceeded(server, error.num_tokens) from error
 
 
 async def encode_chat_ids(
@@ -45,8 +76,9 @@ async def encode_chat_ids(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     add_special_tokens: bool = False,
+    most: int = MAX_TEXT_TOKENS,
 ) -> list[int]:
-    """Token ids of a conversation of any length, rendered with the model's chat template. Raises as `encode_prompt`."""
+    """Token ids of a conversation, rendered with the model's chat template. Raises ApiError and RequestError."""
     reserved = {"messages", "tools", "add_generation_prompt", "documents"} & (variables or {}).keys()
     if reserved:
         message = f"chat_template_kwargs has {', '.join(sorted(reserved))}: use the field of that name"
@@ -64,9 +96,14 @@ async def encode_chat_ids(
         if continue_final_message:
             text = _cut_after(text, conversation[-1])
         # The template writes the special tokens itself.
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens, most=most)
 
-    return await server.in_pool(work, _num_chars(messages) + (_MANY_CHARS if tools or variables else 0))
+    size = _num_chars(messages) + (_MANY_CHARS if tools or variables else 0)
+    if size <= SMALL:
+        # A template decides what it takes, not the messages alone.
+        with contextlib.suppress(OutOfTime), limited(_AT_ONCE_S):
+            return work()
+    return await server.lanes.run(work, max(size, SMALL + 1))
 
 
 def _num_chars(messages: Sequence[Mapping[str, Any]]) -> int:
@@ -81,16 +118,21 @@ def check_prompt(server: ServerContext, ids: list[int]) -> list[int]:
     if not ids:
         raise ApiError("the prompt has no tokens: give at least one", param="prompt", code="invalid_value")
     if len(ids) >= limit:
-        raise ApiError(
-            f"{_context_of(server)}, and the prompt has {len(ids)}: shorten it to at most {limit - 1}{_EXCEEDED}",
-            param="prompt",
-            code="context_length_exceeded",
-        )
+        raise _exceeded(server, len(ids))
     wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
     if wrong is not None:
         message = f"the prompt has token id {wrong}: use whole numbers from 0 to {vocab_size - 1}"
         raise ApiError(message, param="prompt", code="invalid_value")
     return ids
+
+
+def _exceeded(server: ServerContext, num_tokens: int) -> ApiError:
+    limit = server.engine.max_model_len
+    return ApiError(
+        f"{_context_of(server)}, and the prompt has {num_tokens}: shorten it to at most {limit - 1}{_EXCEEDED}",
+        param="prompt",
+        code="context_length_exceeded",
+    )
 
 
 def _context_of(server: ServerContext) -> str:

@@ -7,19 +7,19 @@ from typing import Any
 from pydantic import Field
 
 from ..errors import ApiError
-from .common import SamplingFields
+from .common import Objects, SamplingFields
 
 
 class ChatRequest(SamplingFields):
     """max_completion_tokens is OpenAI's newer name of max_tokens and wins. chat_template_kwargs: what else the template
     reads. continue_final_message: the answer goes on where the last message ends."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Objects = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema
 
 from llmc.runtime.params import SamplingParams
 
@@ -17,6 +17,19 @@ MAX_STOPS = 16
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 4096
 _INT32 = 2**31
+_Item = TypeVar("_Item")
+
+
+class _FailFast(FailFast):
+    """Pydantic's own has no hash, without which a type is no part of a union."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+# Only the first error is told: an object for each would take seconds.
+Items = Annotated[list[_Item], _FailFast()]
+Objects = Items[dict[str, Any]]
 
 _REFUSED: Mapping[str, str] = {
     "best_of": "candidates are not ranked: use n",
@@ -74,6 +87,17 @@ Stops = Annotated[
 ]
 
 
+def _at_most(count: int) -> Callable[[Any], Any]:
+    """Pydantic counts an object's keys only once it has looked at all of them."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > count:
+            raise ValueError(f"{len(value)} entries are too many: give at most {count}")
+        return value
+
+    return check
+
+
 class SamplingFields(ApiModel):
     """Parameters that both endpoints take; null is as good as absent. priority: lower runs first."""
 
@@ -85,12 +109,14 @@ class SamplingFields(ApiModel):
     n: int | None = Field(None, ge=1, le=64)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stop: Stops = ()
-    stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
+    stop_token_ids: Items[int] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
-    logit_bias: dict[str, float] | None = Field(None, max_length=MAX_LOGIT_BIASES)
+    logit_bias: Annotated[
+        dict[str, float] | None, Field(max_length=MAX_LOGIT_BIASES), BeforeValidator(_at_most(MAX_LOGIT_BIASES))
+    ] = None
     min_tokens: int | None = Field(None, ge=0, lt=_INT32)
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -105,7 +131,7 @@ class SamplingFields(ApiModel):
     structured_outputs: dict[str, Any] | None = None
     guided_json: Any = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
 
     @property

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from .common import ApiModel, SamplingFields, is_token_ids
+from .common import ApiModel, Items, Objects, SamplingFields, is_token_ids
 
 MAX_PROMPTS = 1024
 
@@ -61,8 +61,8 @@ class TokenizeRequest(ApiModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Objects | None = None
+    tools: Objects | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -74,5 +74,5 @@ class DetokenizeRequest(ApiModel):
     """Token ids to text."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]
     skip_special_tokens: bool | None = None

@@ -14,6 +14,7 @@ from llmc.runtime.generation import Gathered
 from llmc.runtime.outputs import TokenLogprob
 
 from .. import answers
+from ..bodies import json_route
 from ..chat_output import ChatDelta, ChatOutput
 from ..context import ServerContext
 from ..logprobs import chat_logprobs, prompt_logprobs_json
@@ -28,7 +29,7 @@ from ..tools.plan import plan_chat
 
 def router(server: ServerContext) -> APIRouter:
     """The endpoint."""
-    routes = APIRouter(tags=["chat"])
+    routes = APIRouter(tags=["chat"], route_class=json_route(server.lanes.bodies))
 
     @routes.post("/v1/chat/completions", response_model=None)
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
@@ -47,7 +48,7 @@ def router(server: ServerContext) -> APIRouter:
 
 async def _prepare(server: ServerContext, body: ChatRequest, model: str, request: Request) -> _Job:
     if body.tools or body.has_constraint:
-        plan = await server.compiled(lambda: plan_chat(server, body))
+        plan = await server.lanes.compile(lambda: plan_chat(server, body))
     else:
         plan = plan_chat(server, body)
     ids = await encode_chat(

@@ -15,11 +15,12 @@ from llmc.runtime.generation import Gathered
 from llmc.runtime.outputs import CompletionOutput, TokenDelta, TokenLogprob
 
 from .. import answers
+from ..bodies import json_route
 from ..context import ServerContext
 from ..errors import ApiError
 from ..guided import guided_of
 from ..logprobs import completion_logprobs, prompt_logprobs_json
-from ..prompts import checked_max_tokens, encode_prompt
+from ..prompts import checked_max_tokens, encode_prompts
 from ..protocol.common import usage
 from ..protocol.completions import CompletionRequest
 from ..requests import EngineRequest
@@ -31,7 +32,7 @@ DEFAULT_MAX_TOKENS = 16
 
 def router(server: ServerContext) -> APIRouter:
     """The endpoint."""
-    routes = APIRouter(tags=["completions"])
+    routes = APIRouter(tags=["completions"], route_class=json_route(server.lanes.bodies))
 
     @routes.post("/v1/completions", response_model=None)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
@@ -52,10 +53,7 @@ def router(server: ServerContext) -> APIRouter:
 
 async def _prepare(server: ServerContext, body: CompletionRequest, model: str, request: Request) -> _Job:
     special = body.add_special_tokens is not False
-    ids = [
-        await encode_prompt(server, prompt, add_special_tokens=special, truncate=body.truncate_prompt_tokens)
-        for prompt in body.prompts
-    ]
+    ids = await encode_prompts(server, body.prompts, add_special_tokens=special, truncate=body.truncate_prompt_tokens)
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     for one in ids:
         # By default as much as fits, as vLLM has it; what was asked for must fit.
@@ -67,7 +65,7 @@ async def _prepare(server: ServerContext, body: CompletionRequest, model: str, r
     prompt_logprobs = body.logprobs if body.echo and body.logprobs is not None else None
     if body.prompt_logprobs is not None:
         prompt_logprobs = max(body.prompt_logprobs, prompt_logprobs or 0)
-    guided = await server.compiled(lambda: guided_of(body)) if body.has_constraint else None
+    guided = await server.lanes.compile(lambda: guided_of(body)) if body.has_constraint else None
     guide = await answers.guide_maker(server, guided)
     deadline_s = answers.deadline_of(server, request)
     params = body.sampling(

@@ -6,19 +6,20 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from ..bodies import json_route
 from ..context import ServerContext
 from ..errors import ApiError
-from ..prompts import encode_chat_ids
+from ..prompts import MAX_TEXT_TOKENS, encode_chat_ids
 from ..protocol.completions import DetokenizeRequest, TokenizeRequest
 
 
 def router(server: ServerContext) -> APIRouter:
     """The endpoints; they answer before the server is ready, too."""
-    routes = APIRouter(tags=["tokenizer"])
+    routes = APIRouter(tags=["tokenizer"], route_class=json_route(server.lanes.bodies))
 
     @routes.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
-        """Token ids of a text or of a conversation, of any length."""
+        """Token ids of a text or of a conversation, longer than the context, too."""
         server.check_model(body.model)
         tokenizer = server.tokenizer
         if (body.prompt is None) == (body.messages is None):
@@ -36,7 +37,8 @@ def router(server: ServerContext) -> APIRouter:
         else:
             text = body.prompt or ""
             special = body.add_special_tokens is not False
-            ids = await server.in_pool(lambda: tokenizer.encode(text, add_special_tokens=special), len(text))
+            work = lambda: tokenizer.encode(text, add_special_tokens=special, most=MAX_TEXT_TOKENS)  # noqa: E731
+            ids = await server.lanes.run(work, len(text))
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": server.engine.max_model_len, "tokens": ids}
         if body.return_token_strs:
             answer["token_strs"] = [server.token_texts.label(token_id) for token_id in ids]
@@ -53,6 +55,6 @@ def router(server: ServerContext) -> APIRouter:
             raise ApiError(message, param="tokens", code="invalid_value")
         tokenizer, skip = server.tokenizer, bool(body.skip_special_tokens)
         work = lambda: tokenizer.decode(body.tokens, skip_special_tokens=skip)  # noqa: E731
-        return {"prompt": await server.in_pool(work, len(body.tokens))}
+        return {"prompt": await server.lanes.run(work, len(body.tokens))}
 
     return routes
