@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from attacks import BODY, CHUNKED, HOST, JSON_HEAD, check_alive, check_refused, parse_raw
 from live_server import PATIENCE_S, LiveServer, serving
+from server_harness import until
 
 pytestmark = pytest.mark.usefixtures("it_goes_on")
 
@@ -96,6 +98,42 @@ def test_slow_clients_keep_nobody_waiting(server: LiveServer) -> None:
     finally:
         for connection in slow:
             connection.close()
+
+
+def test_a_client_that_shuts_its_side_down_gets_its_answers(server: LiveServer) -> None:
+    """As netcat and scripts do: all is sent, the writing side is closed, and the answer is awaited."""
+    request = JSON_HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    chunked = CHUNKED + b"%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n"
+    long = json.dumps({"prompt": ["Hi"] * 64, "n": 64, "max_tokens": 20, "ignore_eos": True}).encode()
+    many = JSON_HEAD + b"Content-Length: %d\r\n\r\n" % len(long) + long
+    stream = long[:-1] + b', "stream": true}'
+    streamed = JSON_HEAD + b"Content-Length: %d\r\n\r\n" % len(stream) + stream
+    old = many.replace(b"HTTP/1.1", b"HTTP/1.0")
+    for data, num_answers in ((request, 1), (chunked, 1), (request * 3, 3), (many, 1), (streamed, 1), (old, 1)):
+        received = server.send_raw(data)
+        assert received.count(b"HTTP/1.1 200 OK\r\n") == num_answers, received[:300]
+        answers = received.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"").split(b"HTTP/1.1 200 OK\r\n")
+        assert answers[0] == b"", "nothing but interim answers before the answer"
+        for answer in answers[1:]:
+            head, _, content = answer.partition(b"\r\n\r\n")
+            assert b"[DONE]" in content if b"event-stream" in head else json.loads(content)["choices"]
+        if data is old:
+            assert b"100 Continue" not in received
+
+
+def test_a_client_that_leaves_ends_its_request(server: LiveServer) -> None:
+    """It closes both sides, which looks the same as closing one of them until something is sent to it."""
+    body = json.dumps({"prompt": ["Hi"] * 64, "n": 64, "max_tokens": 50, "ignore_eos": True}).encode()
+
+    def num_requests() -> int:
+        return int(server.ask("GET", "/v1/llmc/state").json()["num_requests"])
+
+    with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as connection:
+        connection.sendall(JSON_HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        until(lambda: num_requests() > 0)
+    until(lambda: num_requests() == 0)
+    finished = server.ask("GET", "/metrics").content
+    assert int(float(re.search(rb'finished_total{finish_reason="cancelled"} (\S+)', finished)[1])) > 0  # type: ignore[index]
 
 
 SLOW = {

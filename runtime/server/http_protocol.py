@@ -9,13 +9,14 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 << 10
+_FIRST_PROBE_S, _LAST_PROBE_S = 0.05, 2.0
 _TOO_SLOW = "The request took too long to arrive."
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Answers 400 to a request line and headers of more than MAX_HEAD_BYTES, at the latest one read beyond that, and
     408 to a head, or a body after it, that is not whole after client_timeout_s (None: no limit). Breaks off when the
-    client has not read on for as long."""
+    client has not read on for as long. Answers a client that has shut down its side after the request (half-closed)."""
 
     client_timeout_s: float | None = None
 
@@ -25,6 +26,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_heads = self._head_bytes = 0
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
+        self._probing: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -33,7 +35,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_reading()
         self._stop_writing()
+        self._stop_probing()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio has it
+        """True, to keep the connection: the client has sent its last request and may wait for the answer."""
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if not answering or not self._in_head or self.scheme == "https":
+            return False
+        last = self.pipeline[0][0] if self.pipeline else self.cycle
+        last.keep_alive = False
+        self._stop_reading()
+        self._probe_later(_FIRST_PROBE_S)
+        return True
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -82,6 +96,29 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
+
+    def _probe_later(self, delay_s: float) -> None:
+        """Asks in delay_s, and then ever less often, whether a client that has sent all is still there.
+
+        One that has left altogether looks the same until it refuses something: an interim answer, which all clients
+        of HTTP/1.1 skip, or a piece of the answer itself.
+        """
+        self._stop_probing()
+        self._probing = self.loop.call_later(delay_s, self._probe, delay_s)
+
+    def _probe(self, delay_s: float) -> None:
+        self._probing = None
+        if self.transport.is_closing():
+            return
+        waits = not self.pipeline and not self.cycle.response_started
+        if waits and self.cycle.scope["http_version"] == "1.1":
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._probe_later(min(2 * delay_s, _LAST_PROBE_S))
+
+    def _stop_probing(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            self._probing = None
 
     def _stop_writing(self) -> None:
         if self._writing is not None:
