@@ -261,6 +261,7 @@ def serve_command(
             plan_warm_up=planner.plan,
             on_listening=lambda url: say(f"listening on {url}, warming up"),
             on_ready=lambda url: say(f"ready: {config.served_model_names[0]} at {url}/v1"),
+            on_stopping=say,
             watch_misses=lambda engine: miss_observers(engine, miss_policy, record_misses),
         )
     if failure is not None:

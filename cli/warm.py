@@ -209,12 +209,17 @@ def warm_up_progress(planner: WarmUpPlanner) -> Iterator[OnWarmStep]:
         left = f"{step.remaining_s:.0f} s left, {step.memory_left / 2**30:.1f} GiB free"
         bars.update(task, total=step.total, completed=step.done, description=f"{left}, {what}")
         if step.done == step.total:
+            end()
+
+    def end() -> None:
+        # Without a terminal, and when it is stopped twice, rich writes an empty line.
+        if bars.live.is_started:
             bars.stop()
 
     try:
         yield show
     finally:
-        bars.stop()
+        end()
         planner.flush()
 
 

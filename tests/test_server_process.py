@@ -129,7 +129,8 @@ def test_it_warms_up_serves_and_ends(english_artifact: Path) -> None:
         assert answer.json()["model"] == "tiny"
         served.process.send_signal(signal.SIGTERM)
         assert served.finish() == 0
-    assert not [line for line in served.lines if "Traceback" in line]
+    assert served.lines[-1] == "llmc: stopping: SIGTERM; no request runs\n"
+    assert not [line for line in served.lines if "Traceback" in line or not line.strip()]
 
 
 def test_without_a_warm_up_it_is_ready_at_once(english_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +161,60 @@ def test_sigterm_lets_a_stream_finish_and_takes_no_new_request(english_artifact:
         assert served.finish() == 0
 
 
+LONG = {"prompt": [PROMPT] * 256, "n": 16, "max_tokens": 480, "ignore_eos": True}  # runs for minutes
+
+
+def test_during_a_drain_new_connections_get_a_503(english_artifact: Path) -> None:
+    with started(english_artifact, "--drain-timeout", "300", "--num-threads", "1") as served:
+        url = url_of(served)
+        with httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "stream": True}, timeout=PATIENCE_S) as long:
+            events = long.iter_lines()
+            next(events)
+            served.process.send_signal(signal.SIGTERM)
+            served.wait_for(r"llmc: stopping: SIGTERM; \d+ requests running, up to 300 s to finish\n")
+            for method, path in (("POST", "/v1/completions"), ("GET", "/health"), ("GET", "/ready")):
+                body = {"json": {"prompt": PROMPT}} if method == "POST" else {}
+                answer = httpx.request(method, url + path, timeout=PATIENCE_S, **body)  # type: ignore[arg-type]
+                assert answer.status_code == 503, path
+                assert int(answer.headers["retry-after"]) > 0
+                assert answer.headers["connection"] == "close"
+                assert answer.json().get("status", "draining") == "draining"
+            assert next(line for line in events if line), "what runs goes on"
+            served.process.send_signal(signal.SIGTERM)
+            rest = [line for line in events if line]
+        # A second signal ends it at once, and the client is told in its stream.
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "draining"
+        assert served.finish() == 0
+    text = "".join(served.lines)
+    assert re.search(r"llmc: stopping at once: a second signal; \d+ requests cancelled\n", text)
+    assert "Traceback" not in text
+    assert "\n\n" not in text
+    statuses = [json.loads(line)["status"] for line in served.lines if line.startswith('{"time"')]
+    assert 500 not in statuses
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_second_signal_answers_503_to_whoever_waits(english_artifact: Path, name: str) -> None:
+    with started(english_artifact, "--drain-timeout", "300", "--num-threads", "1") as served:
+        url = url_of(served)
+        answers: list[httpx.Response] = []
+        ask = lambda: answers.append(httpx.post(f"{url}/v1/completions", json=LONG, timeout=PATIENCE_S))  # noqa: E731
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        while httpx.get(f"{url}/v1/llmc/state", timeout=PATIENCE_S).json()["num_requests"] < 512:
+            time.sleep(0.01)
+        served.process.send_signal(getattr(signal, name))
+        served.wait_for("llmc: stopping: ")
+        served.process.send_signal(getattr(signal, name))
+        assert served.finish() == 0
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    assert [(one.status_code, one.json()["error"]["code"]) for one in answers] == [(503, "draining")] * 2
+    assert "Traceback" not in "".join(served.lines)
+
+
 def test_drain_timeout_cancels_what_runs(english_artifact: Path) -> None:
     with started(english_artifact, "--drain-timeout", "0", "--no-access-log", "--num-threads", "1") as served:
         url = url_of(served)
@@ -172,6 +227,8 @@ def test_drain_timeout_cancels_what_runs(english_artifact: Path) -> None:
         assert rest[-1] == "data: [DONE]"
         assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "draining"
         assert served.finish() == 0
+    assert served.lines[-2] == "llmc: stopping: Ctrl+C (SIGINT); 16 requests running, up to 0 s to finish\n"
+    assert re.fullmatch(r"llmc: 16 requests cancelled after \d+\.\d s\n", served.lines[-1])
 
 
 def test_a_bar_on_terminals(english_artifact: Path) -> None:

@@ -14,7 +14,7 @@ from llmc.runtime.guides import Guided
 from llmc.runtime.outputs import CompletionOutput, TokenDelta
 
 from .context import ServerContext
-from .errors import ApiError
+from .errors import ApiError, draining
 from .requests import EngineRequest, Guide, RequestFailed
 from .stream import RequestStream
 
@@ -83,7 +83,7 @@ def check_end(delta: TokenDelta) -> None:
         # A client that tries again would wait as long once more.
         raise ApiError(message, status=408, code="request_timeout", headers={"X-Should-Retry": "false"})
     if delta.finish_reason == "cancelled":
-        raise ApiError("the server shut down before the answer was complete", status=503, code="draining")
+        raise draining("the server shut down before the answer was complete")
 
 
 def end_of(finish: TokenDelta | CompletionOutput, reason: str | None) -> dict[str, Any]:

@@ -197,6 +197,15 @@ class AsyncEngine:
                     await asyncio.wait_for(self._emptied.wait(), 10.0)
         return cancelled
 
+    def abandon(self) -> int:
+        """Ends all requests at once, without a word of the engine; returns how many."""
+        self.refuse_requests()
+        streams = dict(self._streams)
+        self._fail_streams(RequestFailure("draining", "the server shut down before the answer was complete"))
+        for engine_id in streams:
+            self._cancel(engine_id)
+        return len(streams)
+
     def close(self) -> None:
         """Ends the thread after the step in flight and releases the engine; may be called twice."""
         self._draining = True
@@ -319,9 +328,12 @@ class AsyncEngine:
 
     def _fail_all(self) -> None:
         assert self.failure is not None
-        for stream in self._streams.values():
-            stream.fail(RequestFailure("internal", self.failure))
-        self._streams.clear()
-        self._emptied.set()
+        self._fail_streams(RequestFailure("internal", self.failure))
         for callback in self.on_failure:
             callback(self.failure)
+
+    def _fail_streams(self, failure: RequestFailure) -> None:
+        for stream in self._streams.values():
+            stream.fail(failure)
+        self._streams.clear()
+        self._emptied.set()

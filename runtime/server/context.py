@@ -17,7 +17,7 @@ from llmc.runtime.warmup import OnWarmStep, WarmPlan, WarmUp
 
 from .async_engine import AsyncEngine
 from .config import ServerConfig
-from .errors import ApiError
+from .errors import ApiError, draining
 from .exchanges import note_model
 from .lanes import Lanes
 from .requests import ServerStopping
@@ -128,8 +128,7 @@ class ServerContext:
         if self.failure is not None:
             raise ApiError(self.failure, status=503, code="engine_failed")
         if self.draining:
-            message = "the server is shutting down: try another one"
-            raise ApiError(message, status=503, code="draining", headers={"Retry-After": "5"})
+            raise draining("the server is shutting down: try another one")
         if not self.ready:
             done, total = self.warm_up.num_warm, self.warm_up.plan.num_hot
             message = f"the server is warming up, {done} of {total} graphs so far: wait for GET /ready to answer 200"

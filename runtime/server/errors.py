@@ -20,6 +20,7 @@ from .requests import ClientGone, QueueFull, RequestFailed, ServerStopping
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _MAX_MESSAGE_CHARS = 500
+DRAINING_RETRY_S = 5
 
 
 class ApiError(Exception):
@@ -70,7 +71,9 @@ def as_api_error(error: Exception) -> ApiError:
         case ClientGone():
             return ApiError("the client closed the connection", status=499, code="client_gone")
         case ServerStopping():
-            return ApiError(str(error), status=503, code="unavailable", headers={"Retry-After": "5"})
+            return ApiError(str(error), status=503, code="unavailable", headers={"Retry-After": str(DRAINING_RETRY_S)})
+        case RequestFailed() if error.failure.code == "draining":
+            return draining(str(error))
         case RequestFailed():
             refused = error.failure.code in ("invalid_argument", "empty_mask", "guide")
             return ApiError(str(error), status=400 if refused else 500, code=error.failure.code)
@@ -82,6 +85,12 @@ def as_api_error(error: Exception) -> ApiError:
         case RequestValidationError():
             return _validation_error(error)
     return ApiError("internal error: the server's log says more", status=500, code="internal_error")
+
+
+def draining(message: str) -> ApiError:
+    """What is answered while the server shuts down: another one may take the request, over another connection."""
+    headers = {"Retry-After": str(DRAINING_RETRY_S), "Connection": "close"}
+    return ApiError(message, status=503, code="draining", headers=headers)
 
 
 def install(app: FastAPI) -> None:

@@ -1,8 +1,7 @@
-"""The server's process: its socket, signals, thread priorities and end."""
+"""The start of the serving process: its socket, its engine and thread priorities."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -11,10 +10,6 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from types import FrameType
-
-import uvicorn
-from fastapi import FastAPI
 
 from llmc.runtime.binding import GraphInfo
 from llmc.runtime.misses import OnMisses
@@ -24,16 +19,12 @@ from .app import create_app
 from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .context import ServerContext
-from .http_protocol import bounded_protocol
+from .process import BACKLOG, OnStopping, ServerProcess
 
 log = logging.getLogger("llmc.server")
 # The engine's thread takes the interpreter's lock between two steps; Python lets others keep it for 5 ms by default.
 _SWITCH_INTERVAL_S = 0.0005
-_KEEP_ALIVE_S = 75
-_BACKLOG = 2048
 _MAX_FILES = 65536
-# What is left of a drain once requests were cancelled: sending the last answers.
-_DRAIN_GRACE_S = 10
 
 
 class ServerError(RuntimeError):
@@ -89,13 +80,15 @@ def serve(
     plan_warm_up: Callable[[Sequence[GraphInfo], int], WarmPlan] | None = None,
     on_ready: Callable[[str], None] | None = None,
     on_listening: Callable[[str], None] | None = None,
+    on_stopping: OnStopping | None = None,
     watch_misses: Callable[[AsyncEngine], contextlib.AbstractContextManager[Sequence[OnMisses]]] | None = None,
 ) -> str | None:
     """Serves until a signal or a failure of the engine; returns why it failed, None for an orderly end.
 
     plan_warm_up: the plan for the artifact's graphs and the engine's count of threads; None: all graphs, none measured.
     watch_misses: who is told of the engine's bucket misses.
-    on_listening and on_ready are called with the server's URL. Raises ServerError, and the binding's errors.
+    on_listening and on_ready are called with the server's URL, on_stopping with why it ends. Raises ServerError, and
+    the binding's errors.
     """
     listener, stack = _listen(config.host, config.port), contextlib.ExitStack()
     try:
@@ -118,55 +111,14 @@ def serve(
         server.on_started.append(lambda: _yield_to_engine(config.nice))
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         _raise_file_limit()
-        process = _Process(app, server, config, tls)
-        server.on_failure.append(lambda _: process.stop())
+        process = ServerProcess(app, server, config, tls, on_stopping or (lambda _: None))
+        server.on_failure.append(process.stop)
         process.run(sockets=[listener])
         engine.close()
         return server.failure
     finally:
         stack.close()
         listener.close()
-
-
-class _Process(uvicorn.Server):
-    """uvicorn, with a drain that has its own time and an exit code of 0 after a signal."""
-
-    def __init__(self, app: FastAPI, server: ServerContext, config: ServerConfig, tls: dict[str, str]) -> None:
-        drain = config.drain_timeout_s
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=bounded_protocol(config.client_timeout_s),
-                ws="none",
-                log_level=config.uvicorn_log_level,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=None if drain is None else int(drain) + _DRAIN_GRACE_S,
-                backlog=_BACKLOG,
-                ssl_keyfile=tls.get("keyfile"),
-                ssl_certfile=tls.get("certfile"),
-            )
-        )
-        self._server = server
-        self._serving_loop: asyncio.AbstractEventLoop | None = None
-        server.on_started.append(self._started)
-
-    def stop(self) -> None:
-        """Ends the server once what runs has finished."""
-        self.should_exit = True
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A first signal drains, a second one ends at once. (uvicorn would raise the signal again at the end.)"""
-        if self.should_exit:
-            self.force_exit = True
-            return
-        self.should_exit = True
-        if self._serving_loop is not None:
-            self._serving_loop.call_soon_threadsafe(self._server.begin_drain)
-
-    def _started(self) -> None:
-        self._serving_loop = asyncio.get_running_loop()
 
 
 def _raise_file_limit() -> None:
@@ -186,7 +138,7 @@ def _listen(host: str, port: int) -> socket.socket:
     """Bound first: a port in use is known before a model is loaded, and early clients wait instead of being refused."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ServerError(f"cannot listen on {host} port {port}: {why}; choose another --host or --port") from error

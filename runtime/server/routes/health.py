@@ -11,6 +11,9 @@ from llmc import __version__
 from llmc.runtime.handle import version
 
 from ..context import ServerContext
+from ..errors import DRAINING_RETRY_S
+
+_DRAINING = {"Retry-After": str(DRAINING_RETRY_S), "Connection": "close"}
 
 
 def router(server: ServerContext) -> APIRouter:
@@ -19,9 +22,11 @@ def router(server: ServerContext) -> APIRouter:
 
     @routes.get("/health")
     async def health() -> JSONResponse:
-        """200 while the process can serve or will be able to; 503 once the engine has failed."""
+        """200 while the process can serve or will be able to; 503 once it shuts down or the engine has failed."""
         if server.failure is not None:
             return JSONResponse({"status": "failed", "error": server.failure}, 503)
+        if server.draining:
+            return JSONResponse({"status": "draining"}, 503, _DRAINING)
         return JSONResponse({"status": "ok"})
 
     @routes.get("/ready")
@@ -37,6 +42,8 @@ def router(server: ServerContext) -> APIRouter:
         if server.failure is not None:
             body["error"] = server.failure
         headers = {"Retry-After": str(server.warm_up.seconds_left())} if status == "starting" else {}
+        if status == "draining":
+            headers = _DRAINING
         return JSONResponse(body, 200 if server.ready else 503, headers)
 
     @routes.get("/version")

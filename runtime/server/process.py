@@ -1,0 +1,123 @@
+"""The life of the serving process after its start: signals, the drain, and the end of the connections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from .config import ServerConfig
+from .context import ServerContext
+from .http_protocol import bounded_protocol
+
+_KEEP_ALIVE_S = 75
+BACKLOG = 2048
+# What the last answers may take to be sent: after a drain, and when a second signal ends it.
+_SEND_S, _SEND_AT_ONCE_S = 10.0, 1.0
+_LOOK_S = 0.02
+
+OnStopping = Callable[[str], None]
+"""Called with one line that says why the server ends, and what runs."""
+
+
+class ServerProcess(uvicorn.Server):
+    """uvicorn, with a drain during which new requests are answered with a 503, and an exit code of 0 after a signal.
+
+    tls: uvicorn's arguments for it.
+    """
+
+    def __init__(
+        self, app: FastAPI, server: ServerContext, config: ServerConfig, tls: dict[str, str], tell: OnStopping
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=bounded_protocol(config.client_timeout_s),
+                ws="none",
+                log_level=config.uvicorn_log_level,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                backlog=BACKLOG,
+                ssl_keyfile=tls.get("keyfile"),
+                ssl_certfile=tls.get("certfile"),
+            )
+        )
+        self._server = server
+        self._tell = tell
+        self._why = "the server was told to stop"
+        self._serving_loop: asyncio.AbstractEventLoop | None = None
+        self._drained: asyncio.Task[int] | None = None
+        self._began = 0.0
+        server.on_started.append(self._started)
+
+    def stop(self, why: str) -> None:
+        """Ends the server once what runs has finished."""
+        self._why, self.should_exit = why, True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A first signal drains, a second one ends at once, a third one kills as if nobody had handled it."""
+        if self.should_exit:
+            self.force_exit = True
+            signal.signal(sig, signal.SIG_DFL)
+            return
+        self.stop("Ctrl+C (SIGINT)" if sig == signal.SIGINT else signal.Signals(sig).name)
+        if self._serving_loop is not None:
+            self._serving_loop.call_soon_threadsafe(self._begin)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drains with the listener open, so that who comes meanwhile gets a 503; then ends connections and engine."""
+        await self._drain()
+        for listener in (*self.servers, *(sockets or ())):
+            listener.close()
+        connections, tasks = self.server_state.connections, self.server_state.tasks
+        for connection in list(connections):
+            connection.shutdown()
+        await self._until(lambda: not connections and not tasks, _SEND_S)
+        # Without a connection a handler that is cut off writes no 500 to anybody, and is no error to be logged.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+        for connection in list(connections):
+            connection.transport.abort()
+        await self._until(lambda: not tasks, _SEND_AT_ONCE_S)
+        await self.lifespan.shutdown()
+
+    def _begin(self) -> asyncio.Task[int]:
+        """Begins the drain and says so, once; the task gives the count of cancelled requests."""
+        if self._drained is None:
+            running, limit = self._server.engine.num_active, self._server.config.drain_timeout_s
+            time_left = "as long as they take" if limit is None else f"up to {limit:g} s"
+            what = f"{_requests(running)} running, {time_left} to finish" if running else "no request runs"
+            self._drained, self._began = self._server.begin_drain(), time.monotonic()
+            self._tell(f"stopping: {self._why}; {what}")
+        return self._drained
+
+    async def _drain(self) -> None:
+        drained = self._begin()
+        while not drained.done() and not self.force_exit:
+            await asyncio.wait({drained}, timeout=0.1)
+            await self.on_tick(0)  # renews the Date of answers
+        if not drained.done():
+            cancelled = self._server.engine.abandon()
+            self._tell(f"stopping at once: a second signal; {_requests(cancelled)} cancelled")
+        elif cancelled := drained.result():
+            self._tell(f"{_requests(cancelled)} cancelled after {time.monotonic() - self._began:.1f} s")
+
+    async def _until(self, done: Callable[[], bool], most_s: float) -> None:
+        """Waits for a condition, no longer than `most_s`, and not even so long once a second signal has come."""
+        began = time.monotonic()
+        while not done() and time.monotonic() - began < (_SEND_AT_ONCE_S if self.force_exit else most_s):
+            await asyncio.sleep(_LOOK_S)
+
+    def _started(self) -> None:
+        self._serving_loop = asyncio.get_running_loop()
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
