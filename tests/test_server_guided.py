@@ -317,6 +317,17 @@ def test_a_model_without_a_format_of_calls(english_artifact: Path) -> None:
         body = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS}
         error = error_of(running.post("/v1/chat/completions", **body), 400)
         assert "--tool-call-parser" in error["message"]
+        asked = {"tools": TOOLS, "parallel_tool_calls": False, "max_tokens": 150, "seed": 4}
+        for choice in ("required", NAMED):
+            answer = running.chat("How is the weather?", tool_choice=choice, **asked)["choices"][0]
+            assert answer["finish_reason"] == ("tool_calls" if choice == "required" else "stop")
+            (call,) = answer["message"]["tool_calls"]
+            check_arguments(call["function"])
+            told, reason, _ = streamed(running, "How is the weather?", tool_choice=choice, **asked)
+            assert told["calls"] == [call["function"]]
+            assert reason == answer["finish_reason"]
+        plain = running.chat("Hello", max_tokens=8, seed=1)["choices"]
+        assert running.chat("Hello", max_tokens=8, seed=1, tools=[], tool_choice="required")["choices"] == plain
 
 
 def test_an_unknown_parser_is_refused_at_the_start(english_artifact: Path) -> None:

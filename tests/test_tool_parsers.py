@@ -21,12 +21,14 @@ from llmc.runtime.server.chat_output import ChatDelta
 from llmc.runtime.server.errors import ApiError
 from llmc.runtime.server.tools.definitions import read_tools
 from llmc.runtime.server.tools.parser import ToolCallParser
+from llmc.runtime.server.tools.plain_json import PlainJsonParser
 from llmc.runtime.server.tools.registry import TOOL_PARSERS, choose_parsers
 from llmc.runtime.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {"weather", "add", "no_args"}
 PARSERS = ("hermes", "llama3_json", "mistral")
+CLASSES = {**TOOL_PARSERS, "json": PlainJsonParser}  # the latter for models that have no format
 
 
 def function(name: str, **fields: Any) -> dict[str, Any]:
@@ -71,7 +73,7 @@ def message(deltas: list[ChatDelta]) -> tuple[str, list[tuple[str, str]]]:
 
 
 def parse(name: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    parser = TOOL_PARSERS[name](NAMES)
+    parser = CLASSES[name](NAMES)
     deltas = [delta for piece in pieces for delta in parser.push(piece)]
     result = message(deltas + parser.finish())
     assert parser.num_calls == len(result[1])
@@ -238,14 +240,14 @@ def test_arguments_stream_as_they_come(name: str) -> None:
         "llama3_json": '{"name": "add", "parameters": {"a": "long',
         "mistral": '[TOOL_CALLS] [{"name": "add", "arguments": {"a": "long',
     }[name]
-    parser = TOOL_PARSERS[name](NAMES)
+    parser = CLASSES[name](NAMES)
     _, calls = message([delta for char in text for delta in parser.push(char)])
     assert calls == [("add", '{"a": "long')]
 
 
 def test_ids_fit_the_templates() -> None:
     def first_id(name: str, text: str) -> str:
-        return str(next(part["id"] for delta in TOOL_PARSERS[name](NAMES).push(text) for part in delta.tool_calls))
+        return str(next(part["id"] for delta in CLASSES[name](NAMES).push(text) for part in delta.tool_calls))
 
     assert len(first_id("mistral", '[TOOL_CALLS][{"name": "no_args"}]')) == 9
     assert first_id("hermes", '<tool_call>{"name": "no_args"}').startswith("call_")
@@ -263,13 +265,13 @@ def special_tokenizer(path: Path, special: list[str]) -> Tokenizer:
     return Tokenizer(path)
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize("name", [*PARSERS, "json"])
 @pytest.mark.parametrize("choice", ["required", function("add")])
 @pytest.mark.parametrize("parallel", [True, False])
 def test_grammars_write_what_the_parsers_read(name: str, choice: Any, parallel: bool, tokenizer: Tokenizer) -> None:
     use = read_tools(TOOLS, choice, parallel)
     assert use is not None
-    text = TOOL_PARSERS[name].grammar(use.tools, use.parallel, tokenizer)
+    text = CLASSES[name].grammar(use.tools, use.parallel, tokenizer)
     make = COMPILER.compile(Guided.lark("tools", f"start: calls\n{text}"))
     for seed in range(6):
         written = random_text(make(), seed, num_free=15)
@@ -304,7 +306,7 @@ def test_grammars_write_what_the_parsers_read(name: str, choice: Any, parallel: 
 def test_free_text_with_strict_calls(name: str, text: str, allowed: bool, parallel: bool, tokenizer: Tokenizer) -> None:
     use = read_tools(TOOLS, "auto", parallel)
     assert use is not None
-    rules = TOOL_PARSERS[name].grammar(use.tools, parallel, tokenizer)
+    rules = CLASSES[name].grammar(use.tools, parallel, tokenizer)
     matcher = COMPILER.compile(Guided.lark("tools", f"start: free\n{rules}"))()._matcher
     tokens = COMPILER._tokenizer.tokenize_str(text)
     taken = matcher.try_consume_tokens(tokens)
@@ -346,8 +348,7 @@ def test_markers_that_are_special_tokens(tmp_path: Path) -> None:
         ([function("a")], "b", "tool_choice is 'b': use none, auto, required"),
         ([function("a")], {"type": "function"}, "tool_choice is .*: use"),
         ([function("a")], function("b"), "names 'b', but the tools are a"),
-        ([], "required", "there are no tools"),
-        (None, function("a"), "there are no tools"),
+        ([], "sometimes", "tool_choice is 'sometimes': use none, auto, required"),
     ],
 )
 def test_tools_that_are_refused(tools: Any, choice: Any, message: str) -> None:
@@ -358,6 +359,8 @@ def test_tools_that_are_refused(tools: Any, choice: Any, message: str) -> None:
 def test_tool_choice() -> None:
     assert read_tools(TOOLS, "none", None) is None
     assert read_tools(None, "none", None) is None
+    assert read_tools([], "required", None) is None
+    assert read_tools(None, function("a"), None) is None
     auto = read_tools(TOOLS, None, None)
     assert auto is not None
     assert (auto.required, auto.named, auto.parallel, len(auto.tools)) == (False, False, True, 3)

@@ -45,10 +45,12 @@ class ToolUse:
 
 
 def read_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None) -> ToolUse | None:
-    """The tools that a request may use, None when it may use none. Raises ApiError."""
+    """The tools that a request may use, None when it may use none. Raises ApiError.
+
+    Without tools a choice of them says nothing, as with OpenAI.
+    """
     if not tools:
-        if choice not in (None, "none", "auto"):
-            raise _wrong("tool_choice", f"tool_choice is {_shown(choice)}, but there are no tools: give some")
+        _read_choice(choice)
         return None
     if len(tools) > MAX_TOOLS:
         raise _wrong("tools", f"there are {len(tools)} tools, at most {MAX_TOOLS} are taken: give fewer")

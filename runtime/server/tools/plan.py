@@ -21,6 +21,7 @@ from ..requests import Guide
 from .definitions import ToolUse, read_tools
 from .output import ChatOutputParser
 from .parser import ToolCallParser
+from .plain_json import PlainJsonParser
 
 _PROMPT_END = 16  # tokens that show whether the prompt opened the reasoning
 
@@ -74,11 +75,17 @@ def plan_chat(server: ServerContext, request: ChatRequest) -> ChatPlan:
     parsers = server.chat_parsers
     guided = guided_of(request)
     use = read_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
+    parser = parsers.tool
     if use is not None:
-        if parsers.tool is None:
-            message = "this model has no known format of tool calls: start the server with --tool-call-parser"
+        if parser is None and not use.required:
+            message = (
+                "this model has no known format of tool calls: start the server with --tool-call-parser, "
+                "or set tool_choice to required or a function"
+            )
             raise ApiError(message, param="tools", code="unsupported_parameter")
-        guided = _with_calls(use, guided, parsers.tool, server.tokenizer)
+        # What the constraint has the model write can be read, whatever the model was taught.
+        parser = parser or PlainJsonParser
+        guided = _with_calls(use, guided, parser, server.tokenizer)
     return ChatPlan(
         tools=None if use is None else request.tools,
         guided=guided,
@@ -86,7 +93,7 @@ def plan_chat(server: ServerContext, request: ChatRequest) -> ChatPlan:
         _tokenizer=server.tokenizer,
         _vocab_size=server.engine.vocab_size,
         _style=parsers.reasoning,
-        _parser=parsers.tool,
+        _parser=parser,
         _use=use,
     )
 

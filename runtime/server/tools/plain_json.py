@@ -1,0 +1,26 @@
+"""Tool calls of a model that has no format of its own: {"name": …, "arguments": {…}}, one a line.
+
+Only for calls that a request demands: their constraint has the model write this, whatever it was taught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmc.runtime.tokenizer import Tokenizer
+
+from .definitions import Tool
+from .llama3_json import Llama3JsonParser
+from .parser import one_of_tools
+
+
+class PlainJsonParser(Llama3JsonParser):
+    """Reads as its base does; writes OpenAI's keys."""
+
+    name = "json"
+    markers = ()
+
+    @classmethod
+    def grammar(cls, tools: Sequence[Tool], parallel: bool, tokenizer: Tokenizer) -> str:
+        more = ' ("\\n" call)*' if parallel else ""
+        return f"calls: call{more}\n" + one_of_tools(tools, "arguments")
