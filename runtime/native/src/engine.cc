@@ -130,15 +130,21 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
   }
   const uint64_t new_id = r->id;
   const std::size_t num_events = events_.size(), num_arrived = inbox_.size();
+  const uint32_t num_asked = num_asked_;
+  const std::tuple<int32_t, uint64_t, Request*> turn{c.priority, new_id, r};
   try {
-    for (uint32_t i = 0; r->guided && i < r->params.n; ++i) {
-      events_.push_back(MakeEvent(*r->sequences[0], i, LLMC_EVENT_NEEDS_MASK));
+    if (r->guided && num_asked_ < kMostAsked) {
+      AskForFirstMasks(r);
+    } else if (r->guided) {
+      unasked_.insert(turn);
     }
     inbox_.push_back(r);
     live_.emplace(new_id, std::move(request));
   } catch (...) {  // out of memory: nothing may name a request that is no more
     inbox_.resize(num_arrived);
     events_.erase(events_.begin() + static_cast<std::ptrdiff_t>(num_events), events_.end());
+    unasked_.erase(turn);
+    num_asked_ = num_asked;
     throw;
   }
   ++next_id_;
@@ -147,6 +153,36 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
   *id = new_id;
   changed_.notify_all();
   return Status::Ok();
+}
+
+// mutex_ is held.
+void Engine::AskForFirstMasks(Request* r) {
+  for (uint32_t i = 0; i < r->params.n; ++i) {
+    events_.push_back(MakeEvent(*r->sequences[0], i, LLMC_EVENT_NEEDS_MASK));
+  }
+  r->asked = true;
+  num_asked_ += r->params.n;
+}
+
+// Who started or ended makes room for those behind. mutex_ is held.
+void Engine::CountAsked() {
+  const auto turn = [](Request* r) { return std::tuple(r->sequences[0]->priority, r->id, r); };
+  for (Request* r : started_) {
+    // Its prompt is computed already, before its turn to be asked for came.
+    if (unasked_.erase(turn(r)) > 0 && !r->ended) AskForFirstMasks(r);
+  }
+  for (std::vector<Request*>* gone : {&started_, &ended_}) {
+    for (Request* r : *gone) {
+      if (r->asked) num_asked_ -= r->params.n;
+      if (!r->asked && r->guided) unasked_.erase(turn(r));
+      r->asked = false;
+    }
+  }
+  started_.clear();
+  while (!unasked_.empty() && num_asked_ < kMostAsked) {
+    AskForFirstMasks(std::get<Request*>(*unasked_.begin()));
+    unasked_.erase(unasked_.begin());
+  }
 }
 
 Status Engine::Cancel(uint64_t id) {
@@ -451,7 +487,10 @@ void Engine::Sample(const float* logits) {
 // What is to be sampled of an item, the logprobs of its prompt's tokens first; *row: its first row, then the one behind.
 void Engine::Add(const StepItem& item, const float** row) {
   Request* r = item.sequence->request;
-  if (r->first_scheduled_ns == 0) r->first_scheduled_ns = scheduled_ns_;
+  if (r->first_scheduled_ns == 0) {
+    r->first_scheduled_ns = scheduled_ns_;
+    if (r->guided) started_.push_back(r);
+  }
   for (uint32_t i = 0; i < item.num_scores; ++i, *row += model_.vocab_size) {
     sampled_.push_back({item.sequence, *row, item.first_score + i + 1, {}, {}});
   }
@@ -644,8 +683,11 @@ void Engine::Forget() noexcept {
   scheduler_.Clear();
   std::lock_guard<std::mutex> lock(mutex_);
   for (std::vector<Request*>* inbox : {&inbox_, &cancel_inbox_, &mask_inbox_}) inbox->clear();
-  for (std::vector<Request*>* inbox : {&arrived_, &cancelled_}) inbox->clear();
+  for (std::vector<Request*>* inbox : {&arrived_, &cancelled_, &started_}) inbox->clear();
+  unasked_.clear();
+  num_asked_ = 0;
   for (const auto& [id, request] : live_) {
+    request->asked = false;
     for (const auto& s : request->sequences) {
       s->state = Sequence::State::kDone;
       s->held = IsHeld(*request, *s);
@@ -731,6 +773,7 @@ void Engine::Publish(bool stepped, bool progressed) {
   mask_updates_.clear();
   events_.insert(events_.end(), new_events_.begin(), new_events_.end());
   new_events_.clear();
+  CountAsked();
   if (!ended_.empty()) {
     // A cancel or a mask may still name a request that ends now.
     for (std::vector<Request*>* inbox : {&cancel_inbox_, &mask_inbox_}) {

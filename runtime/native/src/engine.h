@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -27,6 +28,7 @@ struct Request {
   bool forked = false;      // the prompt is done and all n sequences exist
   bool ended = false;
   bool guided = false;
+  bool asked = false;       // its first masks were asked for, and it has not started: counted in Engine::num_asked_
   int32_t num_prompt_logprobs = -1;
   uint64_t deadline_ns = 0;  // 0: none
   uint64_t arrival_ns = 0, first_scheduled_ns = 0, first_token_ns = 0;
@@ -105,6 +107,8 @@ class Engine {
   void FailRequest(Request* request, const Status& why);
   void EndAll(Request* request, const llmc_event& facts);
   void MarkEnded(Request* request);
+  void AskForFirstMasks(Request* request);
+  void CountAsked();
   void FailAll(const Status& why);
   void Forget() noexcept;
   void FailAfterOutOfMemory();
@@ -128,7 +132,7 @@ class Engine {
   StepBatch batch_;
   std::vector<Sampled> sampled_;
   std::vector<llmc_event> new_events_;
-  std::vector<Request*> ended_;
+  std::vector<Request*> ended_, started_;  // started_: guided requests of which this step was the first
   std::vector<Request*> arrived_, cancelled_;
   std::set<std::pair<uint64_t, Request*>> deadlines_;
   struct MaskUpdate {
@@ -148,6 +152,11 @@ class Engine {
   bool runnable_ = false;            // the next step may find work without news from outside
   uint64_t next_deadline_ns_ = 0;    // 0: none
   std::vector<Request*> inbox_, cancel_inbox_, mask_inbox_;
+  // Masks take memory and work, and a long queue may wait for its turn: first masks are asked for in the order of
+  // service, while fewer than kMostAsked of such continuations have not started.
+  static constexpr uint32_t kMostAsked = 512;
+  uint32_t num_asked_ = 0;
+  std::set<std::tuple<int32_t, uint64_t, Request*>> unasked_;  // by priority, then age
   std::unordered_map<uint64_t, std::unique_ptr<Request>> live_;
   std::deque<llmc_event> events_;
   llmc_engine_stats stats_{};

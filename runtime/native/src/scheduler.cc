@@ -10,6 +10,7 @@ Scheduler::Scheduler(const ModelShape& model, const SchedulerOptions& options, B
       blocks_(blocks),
       enabled_(model.graphs.size(), true),
       block_size_(blocks->block_size()),
+      most_running_(static_cast<size_t>(kSequencesPerSeat) * options.max_num_seqs),
       watermark_(std::max(1u, blocks->num_usable() / 100)) {
   largest_step_ = options_.max_tokens_per_step == 0;
   ReadGraphs();
@@ -145,7 +146,8 @@ void Scheduler::InsertRunning(Sequence* s) {
 void Scheduler::Fork(const Sequence& parent, Sequence* child) {
   child->started = true;
   child->num_cached = parent.num_cached;
-  if (running_.size() >= options_.max_num_seqs) return Add(child);
+  child->last_step = parent.last_step;
+  if (NumReady() >= options_.max_num_seqs || Crowded()) return Add(child);
   child->num_computed = parent.num_computed;
   child->blocks = parent.blocks;
   child->num_registered = parent.num_registered;
@@ -191,8 +193,23 @@ void Scheduler::Preempt(Sequence* s) {
   Add(s);
 }
 
-// Makes the next token's slot exist and belong to s alone. Takes blocks from the least important sequence; false
-// when that was s itself.
+uint32_t Scheduler::NumReady() const {
+  return static_cast<uint32_t>(
+      std::count_if(running_.begin(), running_.end(), [](const Sequence* s) { return !Parked(*s); }));
+}
+
+// The least important of those that have waited for their masks for some steps, or for any time when nothing else could
+// run; NULL if none. None of them is in the plan.
+Sequence* Scheduler::LongParked() const {
+  const uint64_t least = num_ready_ == 0 ? 0 : kParkedLong;
+  for (size_t i = running_.size(); i-- > 0;) {
+    if (Parked(*running_[i]) && step_ - running_[i]->last_step >= least) return running_[i];
+  }
+  return nullptr;
+}
+
+// Makes the next token's slot exist and belong to s alone. Takes blocks from who is parked, else from the least
+// important sequence; false when that was s itself.
 bool Scheduler::EnsureWritable(Sequence* s, StepPlan* plan) {
   uint32_t index = s->num_computed / block_size_;
   for (;;) {
@@ -209,7 +226,8 @@ bool Scheduler::EnsureWritable(Sequence* s, StepPlan* plan) {
       }
       return true;
     }
-    Sequence* victim = running_.back();
+    Sequence* parked = LongParked();
+    Sequence* victim = parked != nullptr ? parked : running_.back();
     Preempt(victim);
     if (victim == s) return false;
   }
@@ -225,12 +243,7 @@ void Scheduler::Schedule(StepPlan* plan) {
   plan->copies.clear();
   plan->misses.clear();
   ++step_;
-  decodes_.clear();
-  prefills_.clear();
-  for (Sequence* s : running_) {
-    const bool last = s->num_remaining() == 1;
-    if (!last || !s->held) (last ? decodes_ : prefills_).push_back(s);
-  }
+  TakeSeats();
   const bool has_prefill = !prefills_.empty() || !waiting_.empty();
 
   Load load;
@@ -251,6 +264,25 @@ void Scheduler::Schedule(StepPlan* plan) {
   last_was_prefill_ = plan->prefill;
   if (!plan->items.empty()) ChooseGraph(load, phases, plan);
   if (plan->miss.count > 0) CountMiss(plan->miss);
+}
+
+// Who has something to compute in this step. When masks came for more sequences than there are seats, those that waited
+// longest are first: a step later it is the others' turn.
+void Scheduler::TakeSeats() {
+  ready_.clear();
+  decodes_.clear();
+  prefills_.clear();
+  for (Sequence* s : running_) {
+    if (!Parked(*s)) ready_.push_back(s);
+  }
+  num_ready_ = static_cast<uint32_t>(ready_.size());
+  if (num_ready_ > options_.max_num_seqs) {
+    std::stable_sort(ready_.begin(), ready_.end(),
+                     [](const Sequence* a, const Sequence* b) { return a->last_step < b->last_step; });
+    ready_.resize(options_.max_num_seqs);
+    std::sort(ready_.begin(), ready_.end(), Before());
+  }
+  for (Sequence* s : ready_) (s->num_remaining() == 1 ? decodes_ : prefills_).push_back(s);
 }
 
 void Scheduler::ChooseGraph(const Load& load, uint32_t phases, StepPlan* plan) const {
@@ -394,9 +426,10 @@ void Scheduler::AddPrefills(uint32_t phases, Load* load, StepPlan* plan) {
 }
 
 // The first waiting sequence that has something to compute, and the cached blocks it starts from in hits_; NULL if none.
-// One that only waits for a mask is passed over.
-Sequence* Scheduler::NextWaiting(uint64_t* id) {
+// One that only waits for a mask is passed over; so is one that would compute its tokens again and then wait.
+Sequence* Scheduler::NextWaiting(bool no_held, uint64_t* id) {
   for (Sequence* s : waiting_) {
+    if (s->held && (no_held || s->started)) continue;
     // The last token is always computed, and so are those whose logits are wanted.
     const uint32_t length = static_cast<uint32_t>(s->tokens.size());
     blocks_->Lookup(s->tokens.data(), (s->scoring() ? s->num_scored : length - 1) / block_size_, &hits_, id);
@@ -408,9 +441,11 @@ Sequence* Scheduler::NextWaiting(uint64_t* id) {
 // Moves the head of the waiting queue into the step. All its blocks are taken now, so a prefill never waits for
 // memory halfway. False when it does not fit: nobody behind it may overtake.
 bool Scheduler::Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budget, uint32_t* used) {
-  if (running_.size() >= options_.max_num_seqs) return false;
+  if (num_ready_ >= options_.max_num_seqs) return false;
+  const bool crowded = Crowded();
+  if (crowded && LongParked() == nullptr) return false;
   uint64_t id;
-  Sequence* s = NextWaiting(&id);
+  Sequence* s = NextWaiting(crowded, &id);
   if (s == nullptr) return false;
   if (s->scoring() && !plan->items.empty()) {
     crowded_out_ = true;
@@ -418,11 +453,15 @@ bool Scheduler::Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budg
   }
   const uint32_t length = static_cast<uint32_t>(s->tokens.size());
   const uint32_t cached = static_cast<uint32_t>(hits_.size()) * block_size_;
-
-  uint32_t free = blocks_->num_free();
-  for (uint32_t b : hits_) free -= blocks_->ref(b) == 0;
   const uint32_t need = BlocksFor(length) - static_cast<uint32_t>(hits_.size());
-  if (free < need + (running_.empty() ? 0 : watermark_)) return false;
+  for (;;) {
+    uint32_t free = blocks_->num_free();
+    for (uint32_t b : hits_) free -= blocks_->ref(b) == 0;
+    if (free >= need + (running_.empty() ? 0 : watermark_)) break;
+    Sequence* parked = LongParked();
+    if (parked == nullptr || !Before()(s, parked)) return false;
+    Preempt(parked);
+  }
 
   const uint32_t remaining = length - cached, wanted = remaining - s->held;
   uint32_t room = s->scoring() ? ScoringRoom(*s, cached, std::min(wanted, budget))
@@ -444,6 +483,7 @@ bool Scheduler::Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budg
     *used = budget;  // an odd graph: nothing else rides along
   }
 
+  if (Crowded()) Preempt(LongParked());
   waiting_.erase(s);
   if (!s->started) {
     s->started = true;
@@ -461,6 +501,7 @@ bool Scheduler::Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budg
   s->num_registered = static_cast<uint32_t>(hits_.size());
   s->parent_id = id;
   InsertRunning(s);
+  ++num_ready_;
   room = std::min(room, budget);
   AddItem(s, room, load, plan);
   plan->prefill = true;
@@ -486,7 +527,7 @@ Status Scheduler::CheckIntegrity() const {
                                                 std::to_string(s->arrival) + " " + what + ".");
   };
   std::vector<uint32_t> refs(blocks_->num_usable() + 1);
-  if (running_.size() > options_.max_num_seqs) return broken(running_.back(), "runs beyond max_num_seqs");
+  if (running_.size() > most_running_) return broken(running_.back(), "runs beyond what max_num_seqs lets");
   uint32_t unstarted = 0;
   for (const Sequence* s : waiting_) {
     if (s->state != Sequence::State::kWaiting) return broken(s, "is in the waiting queue in another state");

@@ -132,6 +132,10 @@ class Scheduler {
   static constexpr uint32_t kPrefillPhases = kPrefillMask | kMixedMask, kDecodePhases = kDecodeMask | kMixedMask;
   static constexpr uint32_t kAnyMask = kPrefillMask | kDecodeMask | kMixedMask;
   static constexpr int kNoGraph = -1;
+  // A step has max_num_seqs seats. So many sequences for each seat may hold blocks: those that wait for masks park.
+  static constexpr uint32_t kSequencesPerSeat = 2;
+  // A mask that comes within a step or two is the usual case: losing blocks for that would cost more than it brings.
+  static constexpr uint64_t kParkedLong = 2;
 
   size_t num_graphs() const { return enabled_.size(); }
   bool Usable(size_t graph, uint32_t phases) const {
@@ -149,6 +153,13 @@ class Scheduler {
   void AddToLoad(Load* load, const Sequence& s, uint32_t count) const;
   Load LoadOf(const std::vector<Sequence*>& sequences) const;
 
+  // A running sequence that only waits for its mask. It keeps its blocks, and its seat in the step is free.
+  static bool Parked(const Sequence& s) { return s.held && s.num_remaining() == 1; }
+  uint32_t NumReady() const;
+  // Who is admitted now takes the place of one that is parked.
+  bool Crowded() const { return running_.size() >= most_running_; }
+  Sequence* LongParked() const;
+  void TakeSeats();
   void AddDecodes(const std::vector<Sequence*>& chosen, Load* load, StepPlan* plan);
   void AddPrefills(uint32_t phases, Load* load, StepPlan* plan);
   void AddItem(Sequence* s, uint32_t count, Load* load, StepPlan* plan);
@@ -156,7 +167,7 @@ class Scheduler {
   uint32_t PlanDecode(StepPlan* plan, Load* load);
   uint32_t SplitDecodes(StepPlan* plan, Load* load);
   void FailDecodes(StepPlan* plan) const;
-  Sequence* NextWaiting(uint64_t* id);
+  Sequence* NextWaiting(bool no_held, uint64_t* id);
   bool Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budget, uint32_t* used);
   bool EnsureWritable(Sequence* s, StepPlan* plan);
   void Preempt(Sequence* s);
@@ -167,15 +178,18 @@ class Scheduler {
   SchedulerOptions options_;
   BlockManager* blocks_;
   std::vector<bool> enabled_;  // [graph]
-  uint32_t block_size_, watermark_;
+  uint32_t block_size_;
+  size_t most_running_;
+  uint32_t watermark_;
   bool has_mixed_ = false, largest_step_ = false;  // largest_step_: max_tokens_per_step is that of the largest graph
   bool last_was_prefill_ = false;
   bool crowded_out_ = false;  // the last step was to be mixed, and what it carried left no room for a prefill
   uint64_t step_ = 0, num_preemptions_ = 0, num_bucket_misses_ = 0, num_query_tokens_ = 0, num_hit_tokens_ = 0;
   uint32_t num_unstarted_ = 0;
+  uint32_t num_ready_ = 0;  // running sequences that have something to compute, of this Schedule
   std::set<Sequence*, Before> waiting_;
   std::vector<Sequence*> running_;                         // sorted by Before
-  std::vector<Sequence*> decodes_, prefills_, chosen_;     // scratch of one Schedule
+  std::vector<Sequence*> ready_, decodes_, prefills_, chosen_;  // scratch of one Schedule
   std::vector<uint32_t> hits_;
   std::vector<BucketMiss> bucket_misses_;
 };

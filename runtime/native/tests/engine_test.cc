@@ -358,6 +358,162 @@ void TestGuided() {
   for (uint32_t i = 0; i < 2; ++i) Compare(outputs[{guided.id, i}], Reference(guided, i, 64));
 }
 
+// Every seat is taken by a continuation that waits for a mask, and as many wait in the queue: a plain request is served
+// as if they were not there. When the masks come, they go on, with the same bits.
+void TestParked() {
+  EngineOptions options;
+  options.max_num_seqs = 4;
+  auto engine = Make(Usual(), 129, options);
+  std::vector<Job> guided(3, Simple(6, 5));
+  for (Job& j : guided) {
+    j.guided = true;
+    j.params.n = 4;
+    j.params.temperature = 1;
+    CHECK_OK(Submit(engine.get(), &j));
+  }
+  Outputs outputs;
+  Needs needs;
+  const auto step = [&](const std::vector<Job>& answered) {
+    bool progressed;
+    CHECK_OK(engine->Step(&progressed));
+    CHECK_OK(engine->CheckIntegrity());
+    Drain(engine.get(), &outputs, &needs);
+    for (const Job& j : answered) {
+      for (const auto& need : needs) {
+        if (need.first == j.id) SetMask(engine.get(), j.id, need.second, j.prompt, outputs[need].tokens);
+      }
+      needs.erase(std::remove_if(needs.begin(), needs.end(), [&](const auto& need) { return need.first == j.id; }),
+                  needs.end());
+    }
+    return progressed;
+  };
+  CHECK(step(guided));
+  for (int i = 0; i < 4; ++i) step({});
+  CHECK_EQ(needs.size(), 12u);  // all of them have a token, and wait for the mask of the next one
+  Job plain = Simple(9, 6), second = Simple(5, 6);
+  for (Job* j : {&plain, &second}) CHECK_OK(Submit(engine.get(), j));
+  int steps = 0;
+  for (; outputs[{plain.id, 0}].terminal == 0 && steps < 50; ++steps) CHECK(step({}));
+  CHECK(steps <= 7);  // prompts, and a token a step
+  for (const Job* j : {&plain, &second}) {
+    while (outputs[{j->id, 0}].terminal == 0) CHECK(step({}));
+    Compare(outputs[{j->id, 0}], Reference(*j, 0, 64));
+  }
+  CHECK(!step({}));
+  CHECK_EQ(engine->Wait(0), 0u);
+  const Needs asked = needs;
+  for (const auto& need : asked) {
+    const Job& j = guided[need.first - guided[0].id];
+    SetMask(engine.get(), j.id, need.second, j.prompt, outputs[need].tokens);
+  }
+  needs.clear();
+  while (engine->Wait(0) & LLMC_READY_WORK) step(guided);
+  for (const Job& j : guided) {
+    for (uint32_t i = 0; i < 4; ++i) Compare(outputs[{j.id, i}], Reference(j, i, 64));
+  }
+}
+
+// More have their masks than there are seats: a plain request that runs beside them goes on every second step.
+void TestSeatsAreShared() {
+  EngineOptions options;
+  options.max_num_seqs = 2;
+  auto engine = Make(Usual(), 129, options);
+  Job guided = Simple(6, 30), plain = Simple(9, 12), other = Simple(7, 12);
+  guided.guided = true;
+  guided.params.n = 2;
+  guided.params.temperature = 1;
+  CHECK_OK(Submit(engine.get(), &guided));
+  Outputs outputs;
+  Needs needs;
+  for (int i = 0; i < 3; ++i) {
+    bool progressed;
+    if (i == 1) {
+      for (uint32_t k = 0; k < 2; ++k) SetMask(engine.get(), guided.id, k, guided.prompt, {});
+    }
+    CHECK_OK(engine->Step(&progressed));
+    Drain(engine.get(), &outputs, &needs);
+  }
+  for (Job* j : {&plain, &other}) CHECK_OK(Submit(engine.get(), j));
+  int late = 0;
+  size_t before = 0;
+  for (int steps = 0; outputs[{plain.id, 0}].terminal == 0 && steps < 60; ++steps) {
+    bool progressed;
+    CHECK_OK(engine->Step(&progressed));
+    CHECK_OK(engine->CheckIntegrity());
+    Drain(engine.get(), &outputs, &needs);
+    const size_t tokens = outputs[{plain.id, 0}].tokens.size();
+    late = tokens > before ? 0 : late + 1;
+    CHECK(late <= 2);
+    before = tokens;
+    for (const auto& need : needs) SetMask(engine.get(), guided.id, need.second, guided.prompt, outputs[need].tokens);
+    needs.clear();
+  }
+  Compare(outputs[{plain.id, 0}], Reference(plain, 0, 64));
+  CHECK((outputs[{guided.id, 0}].tokens.size()) > 4);  // they had their turns, too
+}
+
+// Memory is short: who waits for a mask gives it, though it came first; it begins again when its mask is there.
+void TestParkedGivesMemory() {
+  auto engine = Make(Usual(), 13, {});
+  Job guided = Simple(24, 20), plain = Simple(16, 30);
+  guided.guided = true;
+  CHECK_OK(Submit(engine.get(), &guided));
+  Outputs outputs;
+  Needs needs;
+  bool progressed;
+  SetMask(engine.get(), guided.id, 0, guided.prompt, {});
+  CHECK_OK(engine->Step(&progressed));
+  CHECK_OK(engine->Step(&progressed));
+  CHECK_OK(Submit(engine.get(), &plain));
+  for (bool more = true; more;) {
+    CHECK_OK(engine->Step(&more));
+    CHECK_OK(engine->CheckIntegrity());
+    Drain(engine.get(), &outputs, &needs);
+  }
+  Compare(outputs[{plain.id, 0}], Reference(plain, 0, 48));
+  CHECK_EQ(engine->Stats().num_preemptions, 1u);
+  CHECK(outputs[{guided.id, 0}].terminal == 0);
+  while (outputs[{guided.id, 0}].terminal == 0) {
+    SetMask(engine.get(), guided.id, 0, guided.prompt, outputs[{guided.id, 0}].tokens);
+    CHECK_OK(engine->Step(&progressed));
+    CHECK(progressed);
+    Drain(engine.get(), &outputs, &needs);
+  }
+  Compare(outputs[{guided.id, 0}], Reference(guided, 0, 48));
+}
+
+// First masks are asked for in the order of service, for a bounded number of continuations that have not started.
+void TestMasksAreAskedForInTurn() {
+  EngineOptions options;
+  options.max_num_seqs = 2;
+  auto engine = Make(Usual(), 129, options);
+  std::vector<Job> jobs(40, Simple(1, 2));
+  Outputs outputs;
+  Needs needs;
+  for (Job& j : jobs) {
+    j.guided = true;
+    j.params.n = 32;
+    CHECK_OK(Submit(engine.get(), &j));
+  }
+  Drain(engine.get(), &outputs, &needs);
+  CHECK_EQ(needs.size(), 512u);
+  CHECK_EQ(needs.back().first, jobs[15].id);
+  CHECK_OK(engine->Cancel(jobs[3].id));
+  CHECK_OK(engine->Cancel(jobs[20].id));
+  Job urgent = Simple(1, 2);
+  urgent.guided = true;
+  urgent.priority = -1;
+  CHECK_OK(Submit(engine.get(), &urgent));
+  bool progressed;
+  CHECK_OK(engine->Step(&progressed));
+  CHECK_OK(engine->CheckIntegrity());
+  needs.erase(needs.begin(), needs.begin() + 512);
+  Drain(engine.get(), &outputs, &needs);
+  CHECK_EQ(needs.size(), 33u);
+  CHECK_EQ(needs.front().first, urgent.id);
+  CHECK_EQ(needs.back().first, jobs[16].id);
+}
+
 void TestMaskErrors() {
   auto engine = Make(Usual(), 65, {});
   const uint32_t none[2] = {0, 0xffe00000u}, all[2] = {~0u, ~0u}, eos[2] = {1u << kEos, 0};
@@ -444,7 +600,7 @@ void TestDeadlines() {
   EngineOptions options;
   options.max_num_seqs = 1;
   auto engine = Make(Usual(), 65, options, &device);
-  Job passed = Simple(9, 4), running = Simple(9, 4), waiting = Simple(9, 4), later = Simple(9, 4);
+  Job passed = Simple(9, 4), running = Simple(9, 4), parked = Simple(9, 4), waiting = Simple(9, 4), later = Simple(9, 4);
   passed.deadline_ns = 1;
   CHECK_OK(Submit(engine.get(), &passed));
   Outputs outputs;
@@ -453,19 +609,20 @@ void TestDeadlines() {
   CHECK_EQ((outputs[{passed.id, 0}].reason), static_cast<uint32_t>(LLMC_FINISH_TIMEOUT));
   CHECK_EQ((outputs[{passed.id, 0}].end.first_scheduled_ns), 0u);
   CHECK_EQ(device->runs, 0u);
-  // One that holds the only place and one in the queue; waiting for the deadline is what lets the engine end them.
-  running.guided = true;
-  running.deadline_ns = waiting.deadline_ns = MonotonicNs() + 20'000'000;
+  // Two that wait for masks and one in the queue; waiting for the deadline is what lets the engine end them.
+  running.guided = parked.guided = waiting.guided = true;
+  running.deadline_ns = parked.deadline_ns = waiting.deadline_ns = MonotonicNs() + 20'000'000;
   later.deadline_ns = UINT64_MAX;
-  for (Job* j : {&running, &waiting, &later}) CHECK_OK(Submit(engine.get(), j));
-  while (outputs[{later.id, 0}].terminal == 0) {
+  for (Job* j : {&running, &parked, &waiting, &later}) CHECK_OK(Submit(engine.get(), j));
+  const auto ended = [&](const Job& j) { return outputs[{j.id, 0}].terminal == 1; };
+  while (!ended(running) || !ended(parked) || !ended(waiting) || !ended(later)) {
     const uint32_t ready = engine->Wait(UINT64_MAX);
     bool progressed;
     if (ready & LLMC_READY_WORK) CHECK_OK(engine->Step(&progressed));
     CHECK_OK(engine->CheckIntegrity());
     Drain(engine.get(), &outputs, &needs);
   }
-  for (const Job* j : {&running, &waiting}) {
+  for (const Job* j : {&running, &parked, &waiting}) {
     CHECK_EQ((outputs[{j->id, 0}].reason), static_cast<uint32_t>(LLMC_FINISH_TIMEOUT));
     CHECK((outputs[{j->id, 0}].end.time_ns) >= j->deadline_ns);
   }
@@ -663,6 +820,10 @@ int main() {
   TestPriorityUnderPreemption();
   TestQueueFullFromThreads();
   TestGuided();
+  TestParked();
+  TestSeatsAreShared();
+  TestParkedGivesMemory();
+  TestMasksAreAskedForInTurn();
   TestMaskErrors();
   TestPromptLogprobs();
   TestDeadlines();

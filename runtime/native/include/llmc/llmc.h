@@ -200,7 +200,7 @@ typedef struct llmc_engine_options {
   uint32_t struct_size;
   uint32_t num_threads;           /* 0: every CPU this process may use (see above) */
   uint32_t num_blocks;            /* 0: from kv_bytes, or else enough for max_num_seqs sequences of max_model_len, at most 1 GiB */
-  uint32_t max_num_seqs;          /* 0: the artifact's */
+  uint32_t max_num_seqs;          /* of a step; as many again may wait for masks with their KV; 0: the artifact's */
   uint32_t max_waiting;           /* bound on waiting requests; 0: 65536 */
   uint32_t max_tokens_per_step;   /* of a step with prefill; 0: the largest prefill or mixed graph */
   uint32_t prefix_cache;          /* 1 on (default), 0 off */
@@ -335,9 +335,10 @@ LLMC_API llmc_status llmc_engine_submit(llmc_engine *engine, const llmc_request 
 LLMC_API llmc_status llmc_engine_cancel(llmc_engine *engine, uint64_t id, llmc_error *error);
 /* The tokens that continuation `output_index` of a guided request may take next: bit t % 32 of words[t / 32] allows
  * token t; tokens past the last word are not allowed. Each mask serves one token: set the first one of each of the n
- * continuations after submit, the next one after each TOKEN event (a NEEDS_MASK event asks for each). Until it is there
- * the continuation waits; others go on, and so does its prompt but for the last token. Setting it again before a step
- * uses it replaces it. LLMC_ERR_NOT_FOUND: the request or continuation has ended. LLMC_ERR_INVALID_ARGUMENT: a step in
+ * continuations after submit, the next one after each TOKEN event. A NEEDS_MASK event asks for each; the first masks of
+ * a request far back in the queue are asked for when its turn comes near. Until a mask is there the continuation waits:
+ * it leaves its seat in the step to others, and only its prompt but for the last token goes on. Setting it again before
+ * a step uses it replaces it. LLMC_ERR_NOT_FOUND: the request or continuation has ended. LLMC_ERR_INVALID_ARGUMENT: a step in
  * flight uses a mask already, or the request is not guided. A mask without a token fails the request with
  * LLMC_ERR_EMPTY_MASK. min_tokens gives way where the mask leaves only eos and stop ids. */
 LLMC_API llmc_status llmc_engine_set_token_mask(llmc_engine *engine, uint64_t id, uint32_t output_index,
