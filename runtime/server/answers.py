@@ -18,6 +18,9 @@ from .errors import ApiError, draining
 from .requests import EngineRequest, Guide, RequestFailed
 from .stream import RequestStream
 
+# Of a token with its logprob: the token, the number, the bytes.
+_VALUES_AN_ENTRY = 3
+
 
 def new_id(prefix: str) -> str:
     """An id for an answer."""
@@ -72,6 +75,14 @@ async def gather(stream: RequestStream) -> Gathered:
         check_end(delta)
         gathered.add(delta)
     return gathered
+
+
+def size_of(gathered: Sequence[Gathered], alternatives: int | None, prompt_alternatives: int | None) -> int:
+    """About how many values an answer tells, for `json_response`; None: no logprobs are told."""
+    num_output = sum(one.num_tokens for one in gathered)
+    num_prompt = sum(len(one.prompt_logprobs or ()) for one in gathered)
+    per_output = 1 if alternatives is None else _VALUES_AN_ENTRY * (1 + alternatives)
+    return num_output * per_output + num_prompt * _VALUES_AN_ENTRY * (1 + (prompt_alternatives or 0))
 
 
 def check_end(delta: TokenDelta) -> None:

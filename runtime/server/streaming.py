@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -12,16 +11,22 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .errors import as_api_error
+from .json_text import json_of, to_json
+from .lanes import Lanes
 from .requests import ClientGone
 
 DONE = b"data: [DONE]\n\n"
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 _Value = TypeVar("_Value")
 
 
 def sse(data: dict[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + _encode(data).encode() + b"\n\n"
+    return b"data: " + to_json(data) + b"\n\n"
+
+
+async def large_sse(lanes: Lanes, make: Callable[[], Any], size: int) -> bytes:
+    """One server-sent event of what `make` makes, aside where that is much; size as for `json_of`."""
+    return b"data: " + await json_of(lanes, make, size) + b"\n\n"
 
 
 class EventStream(Response):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from llmc.runtime.generation import Gathered
 from llmc.runtime.outputs import TokenLogprob
@@ -17,13 +17,14 @@ from .. import answers
 from ..bodies import json_route
 from ..chat_output import ChatDelta, ChatOutput
 from ..context import ServerContext
+from ..json_text import json_response
 from ..logprobs import chat_logprobs, prompt_logprobs_json
 from ..prompts import checked_max_tokens, encode_chat, rest_of_context
 from ..protocol.chat import ChatRequest
 from ..protocol.common import usage
 from ..requests import EngineRequest
 from ..stream import RequestStream
-from ..streaming import DONE, EventStream, sse, until_gone
+from ..streaming import DONE, EventStream, large_sse, sse, until_gone
 from ..tools.plan import plan_chat
 
 
@@ -41,7 +42,9 @@ def router(server: ServerContext) -> APIRouter:
         (stream,) = answers.submit(server, [job.request])
         if body.stream:
             return EventStream(job.events(stream), stream.close)
-        return JSONResponse(job.answer(await until_gone(request, stream.close, answers.gather(stream))))
+        found = await until_gone(request, stream.close, answers.gather(stream))
+        size = answers.size_of([found], body.num_logprobs, body.prompt_logprobs)
+        return await json_response(server.lanes, lambda: job.answer(found), size)
 
     return routes
 
@@ -133,8 +136,14 @@ class _Job:
             yield sse({**self._head("chat.completion.chunk", []), "prompt_token_ids": prompt_ids})
         async for delta in stream:
             if delta.prompt_logprobs is not None and self.body.prompt_logprobs is not None:
-                told_prompt = self._prompt_logprobs(delta.prompt_logprobs)
-                yield sse({**self._head("chat.completion.chunk", []), "prompt_logprobs": told_prompt})
+                yield await large_sse(
+                    self.server.lanes,
+                    lambda entries=delta.prompt_logprobs: {  # type: ignore[misc]
+                        **self._head("chat.completion.chunk", []),
+                        "prompt_logprobs": self._prompt_logprobs(entries),
+                    },
+                    len(delta.prompt_logprobs) * 3 * (1 + self.body.prompt_logprobs),
+                )
             num_output += len(delta.token_ids)
             num_cached = delta.num_cached_tokens
             answers.check_end(delta)

@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from llmc.runtime.generation import Gathered
 from llmc.runtime.outputs import CompletionOutput, TokenDelta, TokenLogprob
@@ -19,13 +20,14 @@ from ..bodies import json_route
 from ..context import ServerContext
 from ..errors import ApiError
 from ..guided import guided_of
+from ..json_text import json_response
 from ..logprobs import completion_logprobs, prompt_logprobs_json
 from ..prompts import checked_max_tokens, encode_prompts
 from ..protocol.common import usage
 from ..protocol.completions import CompletionRequest
 from ..requests import EngineRequest
 from ..stream import RequestStream, merged
-from ..streaming import DONE, EventStream, sse, until_gone
+from ..streaming import DONE, EventStream, large_sse, sse, until_gone
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -46,7 +48,9 @@ def router(server: ServerContext) -> APIRouter:
         if body.stream:
             return EventStream(job.events(streams), close)
         gathered = asyncio.gather(*(answers.gather(stream) for stream in streams))
-        return JSONResponse(job.answer(await until_gone(request, close, gathered)))
+        found = await until_gone(request, close, gathered)
+        size = len(found) + answers.size_of(found, body.logprobs, job.prompt_alternatives)
+        return await json_response(server.lanes, lambda: job.answer(found), size)
 
     return routes
 
@@ -137,16 +141,30 @@ class _Job:
                 prompts[index] = delta.prompt_logprobs
             if first:
                 told.add(key)
-            chunk = self._chunk(index, delta, prompts.get(index), first=first, offset=offsets.get(key, 0))
+            size = self._size(delta, prompts.get(index) if first else None)
+            chunk = await self.server.lanes.run(
+                partial(self._chunk, index, delta, prompts.get(index), first=first, offset=offsets.get(key, 0)), size
+            )
             if chunk is None:
                 continue
             if chunk["logprobs"] is not None:
                 offsets[key] = offsets.get(key, 0) + sum(map(len, chunk["logprobs"]["tokens"]))
             so_far = usage(self._num_prompt_tokens, num_output, sum(cached))
-            yield sse({**self._head([chunk]), "usage": so_far if self.body.continuous_usage else None})
+            event = {**self._head([chunk]), "usage": so_far if self.body.continuous_usage else None}
+            yield await large_sse(self.server.lanes, lambda event=event: event, size)  # type: ignore[misc]
         if self.body.include_usage:
             yield sse({**self._head([]), "usage": usage(self._num_prompt_tokens, num_output, sum(cached))})
         yield DONE
+
+    def _size(self, delta: TokenDelta, prompt: Sequence[TokenLogprob] | None) -> int:
+        """About how many values a chunk tells."""
+        alternatives = max(self.body.logprobs or 0, self.prompt_alternatives or 0)
+        return (len(delta.logprobs or ()) + len(prompt or ())) * 3 * (1 + alternatives)
+
+    @property
+    def prompt_alternatives(self) -> int | None:
+        """Beside each token of the prompt; None: no logprobs of it are told."""
+        return self.requests[0].params.prompt_logprobs
 
     def _chunk(
         self, index: int, delta: TokenDelta, prompt: Sequence[TokenLogprob] | None, *, first: bool, offset: int

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
+from fastapi.responses import Response
 
 from ..bodies import json_route
 from ..context import ServerContext
 from ..errors import ApiError
+from ..json_text import json_response
 from ..prompts import MAX_TEXT_TOKENS, encode_chat_ids
 from ..protocol.completions import DetokenizeRequest, TokenizeRequest
 
@@ -17,8 +19,8 @@ def router(server: ServerContext) -> APIRouter:
     """The endpoints; they answer before the server is ready, too."""
     routes = APIRouter(tags=["tokenizer"], route_class=json_route(server.lanes.bodies))
 
-    @routes.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    @routes.post("/tokenize", response_model=None)
+    async def tokenize(body: TokenizeRequest) -> Response:
         """Token ids of a text or of a conversation, longer than the context, too."""
         server.check_model(body.model)
         tokenizer = server.tokenizer
@@ -39,13 +41,17 @@ def router(server: ServerContext) -> APIRouter:
             special = body.add_special_tokens is not False
             work = lambda: tokenizer.encode(text, add_special_tokens=special, most=MAX_TEXT_TOKENS)  # noqa: E731
             ids = await server.lanes.run(work, len(text))
-        answer: dict[str, Any] = {"count": len(ids), "max_model_len": server.engine.max_model_len, "tokens": ids}
-        if body.return_token_strs:
-            answer["token_strs"] = [server.token_texts.label(token_id) for token_id in ids]
-        return answer
 
-    @routes.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
+        def answer() -> dict[str, Any]:
+            told: dict[str, Any] = {"count": len(ids), "max_model_len": server.engine.max_model_len, "tokens": ids}
+            if body.return_token_strs:
+                told["token_strs"] = [server.token_texts.label(token_id) for token_id in ids]
+            return told
+
+        return await json_response(server.lanes, answer, len(ids))
+
+    @routes.post("/detokenize", response_model=None)
+    async def detokenize(body: DetokenizeRequest) -> Response:
         """Text of token ids, special tokens included unless skip_special_tokens is true."""
         server.check_model(body.model)
         vocab_size = server.engine.vocab_size
@@ -55,6 +61,7 @@ def router(server: ServerContext) -> APIRouter:
             raise ApiError(message, param="tokens", code="invalid_value")
         tokenizer, skip = server.tokenizer, bool(body.skip_special_tokens)
         work = lambda: tokenizer.decode(body.tokens, skip_special_tokens=skip)  # noqa: E731
-        return {"prompt": await server.lanes.run(work, len(body.tokens))}
+        text = await server.lanes.run(work, len(body.tokens))
+        return await json_response(server.lanes, lambda: {"prompt": text}, len(body.tokens))
 
     return routes

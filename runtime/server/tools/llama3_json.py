@@ -17,7 +17,7 @@ class Llama3JsonParser(ToolCallParser):
     """An answer that starts otherwise, or calls no known function, is content."""
 
     name = "llama3_json"
-    markers = (_PYTHON_TAG,)
+    markers: tuple[str, ...] = (_PYTHON_TAG,)
 
     def _run(self) -> Step[None]:
         while True:
