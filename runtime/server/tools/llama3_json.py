@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from llmc.runtime.tokenizer import Tokenizer
 
@@ -17,7 +18,7 @@ class Llama3JsonParser(ToolCallParser):
     """An answer that starts otherwise, or calls no known function, is content."""
 
     name = "llama3_json"
-    markers: tuple[str, ...] = (_PYTHON_TAG,)
+    markers: ClassVar[tuple[str, ...]] = (_PYTHON_TAG,)
 
     def _run(self) -> Step[None]:
         while True:
