@@ -37,6 +37,8 @@ from llmc.compiler.kernels.tasks import max_tasks, weight_parts
 from llmc.compiler.output import COPIED_FILES, check_output, is_artifact
 from llmc.compiler.plan import GraphShape
 from llmc.compiler.weights import WeightLayout
+from llmc.manifest import MAX_BYTES
+from llmc.regular_file import parse_json, read_regular
 
 PHASE_CODES = {"prefill": 0, "decode": 1, "mixed": 2}
 _OPERAND_KINDS = {"arena": 0, "weight": 1, "input": 2, "k_pool": 3, "v_pool": 4, "output": 5}
@@ -281,7 +283,7 @@ def reuse_weights(
     """
     weights = previous / "weights.safetensors"
     try:
-        manifest = json.loads((previous / "manifest.json").read_text())
+        manifest = parse_json(read_regular(previous / "manifest.json", MAX_BYTES))
         if crcs is None or manifest.get("weights_crc32") != crcs or weights.stat().st_size != layout.total_bytes:
             return None
         if crcs != file_crcs(weights, layout):
@@ -311,11 +313,6 @@ def file_crcs(path: Path, layout: WeightLayout) -> dict[str, int]:
 
             names = [w.name for w in layout.weights]
             return dict(zip(names, pool.map(crc, starts, ends), strict=True))
-
-
-def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:
-    """As JSON, keys in the order given."""
-    path.write_text(json.dumps(manifest, indent=1, sort_keys=False) + "\n")
 
 
 def copied_files(model: Path, tokenizer: str) -> list[str]:

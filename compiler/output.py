@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from llmc.compiler.config import CompileError
+from llmc.manifest import MAX_BYTES, MAX_COPIED_BYTES
+from llmc.regular_file import parse_json, read_regular
 
 # Beside the files that the manifest lists.
 OWN_FILES = frozenset({"graphs.bin", "kernels.so", "manifest.json", "weights.safetensors"})
@@ -56,10 +58,10 @@ def check_output(output: Path) -> dict[str, Any] | None:
 def _manifest(artifact: Path) -> dict[str, Any]:
     path = artifact / "manifest.json"
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = parse_json(read_regular(path, MAX_BYTES))
         if isinstance(manifest, dict) and all(isinstance(name, str) for name in manifest["files"]):
             return manifest
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass
     raise CompileError(f"{path} does not say which files are the artifact's: choose another -o or remove {artifact}")
 
@@ -99,6 +101,6 @@ def _differs(old: object, new: object) -> bool:
 
 def _bytes(file: Path) -> bytes | None:
     try:
-        return file.read_bytes()
+        return read_regular(file, MAX_COPIED_BYTES)
     except OSError:
         return None

@@ -125,8 +125,8 @@ class Frontend:
         try:
             tokenizer = self.tokenizer
         except TokenizerError:
-            # Prompts of token ids run without a tokenizer; only text needs one.
-            if text is not None or params.stop:
+            # Prompts of token ids run without a tokenizer, but not with a damaged one; only text needs one.
+            if text is not None or params.stop or (self.path / "tokenizer.json").exists():
                 raise
         return PreparedRequest(index, text, token_ids, params, decoder(tokenizer, params), self._guide_maker(params))
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from llmc.manifest import ManifestError, read_listed, read_manifest
+
 from .params import RequestError
 
 if TYPE_CHECKING:
@@ -188,11 +190,13 @@ class GuideCompiler:
     def of_artifact(cls, path: Path, vocab_size: int) -> GuideCompiler:
         """For the artifact in directory `path`. Raises RequestError as the constructor does."""
         try:
-            tokenizer = (path / "tokenizer.json").read_text(encoding="utf-8")
-            eos = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["model"]["eos_token_ids"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            tokenizer = read_listed(path, "tokenizer.json")
+            model = read_manifest(path).get("model")
+            if tokenizer is None or model is None:
+                raise ManifestError("compile from a model that has a tokenizer")
+            return cls(tokenizer.decode(), vocab_size, model["eos_token_ids"])
+        except (ManifestError, UnicodeDecodeError) as error:
             raise RequestError(f"guided decoding needs the tokenizer and manifest of {path}: {error}") from error
-        return cls(tokenizer, vocab_size, eos)
 
     def compile(self, guided: Guided) -> Callable[[], TokenGuide]:
         """A maker of guides, one a continuation. Raises RequestError, naming the place, for what is not valid."""

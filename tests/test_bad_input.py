@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from conftest import TINY_LADDER, TinyArtifact
+from manifests import edit_manifest
 
 from llmc.cli import main as cli
 from llmc.compiler import pipeline
@@ -323,8 +324,7 @@ def test_output_of_others_is_refused_untouched(
 
 
 def test_artifact_is_replaced_also_through_a_link(tiny_artifact: TinyArtifact, artifact: Path, tmp_path: Path) -> None:
-    manifest = json.loads((artifact / "manifest.json").read_text())
-    (artifact / "manifest.json").write_text(json.dumps({**manifest, "format_version": 2, "kernels": []}))
+    edit_manifest(artifact, format_version=2, kernels=[])
     link = tmp_path / "link"
     link.symlink_to(artifact)
     opened = Artifact(artifact)  # a reader of the old one keeps it
