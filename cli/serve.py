@@ -10,6 +10,8 @@ from pathlib import Path
 
 import typer
 
+from llmc.regular_file import read_text
+
 from .miss_policy import POLICY_HELP, check_miss_policy, engine_policy, miss_observers
 from .miss_records import prepare_record
 from .numbers import finite
@@ -282,8 +284,10 @@ def check_parsers(tool: str, reasoning: str) -> None:
 def read_keys(file: Path) -> Sequence[str]:
     """Keys of a file, one a line; blank lines and those that start with # are left out. Raises BadParameter."""
     try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
+        lines = [line.strip() for line in read_text(file, 1 << 20).splitlines()]
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read --api-key-file {file}: {error.strerror or error}") from error
+    except ValueError as error:
         raise typer.BadParameter(f"cannot read --api-key-file {file}: {error}") from error
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
