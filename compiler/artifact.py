@@ -34,7 +34,7 @@ from llmc.compiler.graphs_writer import (
 )
 from llmc.compiler.kernels.spec import FAMILIES, KernelSpec
 from llmc.compiler.kernels.tasks import max_tasks, weight_parts
-from llmc.compiler.output import COPIED_FILES, check_output, is_artifact
+from llmc.compiler.output import COPIED_FILES, OWN_FILES, check_output, is_artifact
 from llmc.compiler.plan import GraphShape
 from llmc.compiler.weights import WeightLayout
 from llmc.manifest import MAX_BYTES
@@ -42,6 +42,8 @@ from llmc.regular_file import parse_json, read_regular
 
 PHASE_CODES = {"prefill": 0, "decode": 1, "mixed": 2}
 _OPERAND_KINDS = {"arena": 0, "weight": 1, "input": 2, "k_pool": 3, "v_pool": 4, "output": 5}
+# In a staging directory until it is whole: others may call theirs alike.
+_MARK = ".llmc-staging"
 _STAGING_SUFFIX = re.compile(r"\.tmp-[0-9a-f]{8}")
 # Linux: renameat2(2).
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -184,7 +186,9 @@ def staged_directory(output: Path, *, keeps_others: bool = False) -> Iterator[Pa
     except OSError as error:
         raise _unwritable(output, error) from None
     try:
+        (staging / _MARK).touch()
         yield staging
+        (staging / _MARK).unlink()
         for folder, _, files in os.walk(staging):
             for file in (Path(folder, name) for name in files):
                 if file.is_file() and not file.is_symlink():
@@ -234,9 +238,19 @@ def drop_dead_staging(output: Path) -> None:
         except OSError:
             pass
         else:
-            shutil.rmtree(left, ignore_errors=True)
+            if _is_staging(left):
+                shutil.rmtree(left, ignore_errors=True)
         finally:
             os.close(lock)
+
+
+def _is_staging(folder: Path) -> bool:
+    """Whether a compilation made the directory: it has the mark, or nothing that is not an artifact's."""
+    try:
+        names = set(os.listdir(folder))
+    except OSError:
+        return False
+    return _MARK in names or names <= {*OWN_FILES, *COPIED_FILES}
 
 
 def _sync(path: Path) -> None:

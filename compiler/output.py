@@ -44,7 +44,8 @@ def check_output(output: Path) -> dict[str, Any] | None:
     if not is_artifact(output):
         raise CompileError(f"{output} exists and is not an llmc artifact; choose another -o or remove it")
     manifest = _manifest(output)
-    listed = OWN_FILES.union(manifest["files"])
+    # Whatever a manifest says, nothing else is ever written there.
+    listed = OWN_FILES.union(manifest["files"]).intersection({*OWN_FILES, *COPIED_FILES})
     with os.scandir(output) as entries:
         for entry in sorted(entries, key=lambda one: one.name):
             if entry.name not in listed or entry.is_dir(follow_symlinks=False):

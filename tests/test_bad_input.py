@@ -371,13 +371,14 @@ def test_killed_compilation_leaves_nothing_broken(tiny_artifact: TinyArtifact, t
     assert not output.exists()
     (left,) = tmp_path.glob("out.tmp-*")
     assert not (left / "manifest.json").exists()
-    bystanders = [tmp_path / "out.tmp-notes", tmp_path / "out2.tmp-00000000"]
+    bystanders = [tmp_path / "out.tmp-notes", tmp_path / "out2.tmp-00000000", tmp_path / "out.tmp-00000000"]
     for folder in bystanders:
         folder.mkdir()
+        (folder / "precious.txt").write_text("x")
     assert cli.main(["cache", "verify", "--cache-dir", str(cache)]) == 0
     assert cli.main(argv) == 0
     assert not left.exists()
-    assert all(folder.is_dir() for folder in bystanders)
+    assert all((folder / "precious.txt").is_file() for folder in bystanders)
     for name in ("graphs.bin", "weights.safetensors", "kernels.so"):
         assert (output / name).read_bytes() == (tiny_artifact.artifact / name).read_bytes()
 

@@ -176,6 +176,17 @@ def test_what_only_looks_like_an_artifact_is_refused(
     assert (output / "precious.txt").read_text() == "x"
 
 
+def test_a_manifest_cannot_give_away_other_files(
+    run: Callable[..., tuple[int, str]], model: Path, artifact: Path
+) -> None:
+    (artifact / "precious.txt").write_text("x")
+    edit_manifest(artifact, files=["generation_config.json", "precious.txt"])
+    code, err = run(model, artifact, "--overwrite")
+    assert code == 1
+    assert "holds precious.txt" in err
+    assert (artifact / "precious.txt").read_text() == "x"
+
+
 def test_adding_in_place_keeps_what_is_not_llmcs(artifact: Path, tiny_artifact: TinyArtifact, tmp_path: Path) -> None:
     (artifact / "notes").mkdir()
     (artifact / "notes" / "today.txt").write_text("years of work")
