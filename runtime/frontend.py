@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 from .context_limit import ContextLimit
 from .detokenizer import Decode
 from .generation import Gathered, Generation, decoder
-from .guides import GuideCompiler, Guided, TokenGuide
+from .guide_compiler import GuideCompiler, TokenGuide
+from .guides import Guided
 from .outputs import RequestOutput, Timings, Usage
 from .params import RequestError, SamplingParams
 from .tokenizer import Tokenizer, TokenizerError, read_generation_config, read_model_type

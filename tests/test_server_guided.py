@@ -14,7 +14,8 @@ import jsonschema_rs
 import pytest
 from server_harness import Running, error_of, running_server
 
-from llmc.runtime.guides import GuideCompiler, Guided
+from llmc.runtime.guide_compiler import GuideCompiler
+from llmc.runtime.guides import Guided
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams
 

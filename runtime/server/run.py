@@ -56,6 +56,7 @@ def open_engine(config: ServerConfig) -> AsyncEngine:
         miss_policy=config.miss_policy,
         pin_threads=config.pin_threads,
         idle_spin_us=config.idle_spin_us,
+        guided_threads=config.guided_threads,
     )
     if engine.limit.warning is not None:
         log.warning("%s", engine.limit.warning)
