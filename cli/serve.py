@@ -140,6 +140,17 @@ def serve_command(
         help="Measure before ready what graphs cost, where `llmc warmup` has not; takes minutes for many graphs. "
         "Neither: only where it takes under 2 s of an idle machine.",
     ),
+    guided_threads: int = typer.Option(
+        0, min=0, max=256, metavar="N", help="Threads that compute masks of guided requests; 0: by the machine's CPUs."
+    ),
+    guided_additional_properties: str = typer.Option(
+        "allow",
+        metavar="allow|forbid",
+        help="Properties that a JSON schema neither lists nor speaks of.",
+    ),
+    guided_max_string: int = typer.Option(
+        0, min=0, max=65536, metavar="N", help="Characters of a string without maxLength in a JSON schema; 0: no bound."
+    ),
     max_queue: int = typer.Option(4096, min=1, metavar="N", help="Requests that may wait; more get a 429."),
     request_timeout: float = typer.Option(0.0, min=0, metavar="S", help="Seconds a request may take; 0: no limit."),
     drain_timeout: float = typer.Option(30.0, min=0, metavar="S", help="Seconds that a shutdown lets requests finish."),
@@ -175,6 +186,10 @@ def serve_command(
         raise typer.BadParameter(f"--generation-config {generation_config!r} is unknown: use auto or none")
     if otlp_endpoint is not None and not otlp_endpoint.startswith(("http://", "https://")):
         raise typer.BadParameter(f"--otlp-endpoint {otlp_endpoint!r} is no URL: use OTLP over HTTP, http://HOST:4318")
+    if guided_additional_properties not in ("allow", "forbid"):
+        raise typer.BadParameter(
+            f"--guided-additional-properties {guided_additional_properties!r} is unknown: use allow or forbid"
+        )
     check_miss_policy(miss_policy, model, ready_after)
     if record_misses is not None:
         prepare_record(record_misses)
@@ -232,6 +247,9 @@ def serve_command(
         weight_memory=weight_memory.value,
         prefix_cache=prefix_cache,
         miss_policy=engine_policy(miss_policy),
+        guided_threads=guided_threads,
+        guided_additional_properties=guided_additional_properties == "allow",
+        guided_max_string=guided_max_string,
         max_queue=max_queue,
         client_timeout_s=client_timeout or None,
         request_timeout_s=request_timeout or None,
