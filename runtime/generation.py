@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from array import array
 from collections.abc import Callable, Sequence
 
 from .context_limit import ContextLimit
@@ -28,10 +29,16 @@ def decoder(tokenizer: Tokenizer | None, params: SamplingParams) -> Decode:
 
 
 class _Output:
-    """One continuation, and what it has gained since somebody last looked."""
+    """One continuation, and what it has gained since somebody last looked. text: None before its first token, as many
+    thousands may wait."""
 
-    def __init__(self, text: OutputText) -> None:
-        self.text = text
+    __slots__ = (
+        *("text", "num_tokens", "last_token_ns", "finish_reason", "stop_reason", "finish_detail"),
+        *("new_text", "new_token_ids", "new_logprobs", "changed", "finish_told"),
+    )
+
+    def __init__(self) -> None:
+        self.text: OutputText | None = None
         self.num_tokens = 0
         self.last_token_ns = 0
         self.finish_reason: str | None = None
@@ -64,12 +71,11 @@ class Generation:
         self.index = index
         self.num_cached_tokens = 0
         self.failure: RequestFailure | None = None
-        self.token_gaps_ns: list[int] = []
+        self.token_gaps_ns = array("q")
         self._limit = limit
         self._first_token_ns = 0
-        self._outputs = [
-            _Output(OutputText(decode, prompt_token_ids, params.stop, params.min_tokens)) for _ in range(params.n)
-        ]
+        self._outputs = [_Output() for _ in range(params.n)]
+        self._make_text = lambda: OutputText(decode, prompt_token_ids, params.stop, params.min_tokens)
         self._prompt_logprobs: list[TokenLogprob] | None = None if params.prompt_logprobs is None else []
         self._num_ended_by_engine = 0
 
@@ -160,8 +166,9 @@ class Generation:
             output = self._outputs[event.output_index]
             if output.finish_reason is None:
                 self._count(output, event)
-                output.new_text.append(output.text.push(event.token_id))
-                if output.text.stop_reason is not None:
+                text = self._text(output)
+                output.new_text.append(text.push(event.token_id))
+                if text.stop_reason is not None:
                     self._finish(output, "stop")
         elif event.kind == "prompt_logprobs":
             if self._prompt_logprobs is not None:
@@ -193,15 +200,22 @@ class Generation:
             output.new_logprobs.append(_token_logprob(event))
         output.changed = True
 
+    def _text(self, output: _Output) -> OutputText:
+        if output.text is None:
+            output.text = self._make_text()
+        return output.text
+
     def _finish(self, output: _Output, reason: str, end: int | None = None) -> None:
         if output.finish_reason is not None:
             return
         shown = self.params.include_stop_str_in_output
-        output.new_text.append(output.text.finish(end if shown else None))
-        if output.text.stop_reason is not None:
-            reason, output.stop_reason = "stop", output.text.stop_reason
-            if shown:
-                output.new_text.append(output.text.stop_reason)
+        if output.num_tokens:
+            text = self._text(output)
+            output.new_text.append(text.finish(end if shown else None))
+            if text.stop_reason is not None:
+                reason, output.stop_reason = "stop", text.stop_reason
+                if shown:
+                    output.new_text.append(text.stop_reason)
         if reason == "length" and self._limit is not None:
             output.finish_detail = self._limit.finish_detail(self.num_prompt_tokens + output.num_tokens)
         output.finish_reason, output.changed = reason, True

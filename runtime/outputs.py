@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .engine import Event
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """Natural-log probability of a token, and of the most likely ones: {token id: logprob}.
 
