@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmc.quantize import SCHEMES, QuantConfig
-from llmc.regular_file import read_text
 
 from .compile import progress_bar
 from .compile_options import quant_config
@@ -109,9 +108,9 @@ def _config(name: str, group_size: int | None, asymmetric: bool | None, skip: st
 
 def _read(path: Path) -> str:
     try:
-        sample = read_text(path, 1 << 30)
+        sample = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise typer.BadParameter(f"--text: cannot read {path}: {error.strerror or error}") from None
+        raise typer.BadParameter(f"--text: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise typer.BadParameter(f"--text: {path} is not UTF-8 text") from None
     if not sample.strip():

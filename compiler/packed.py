@@ -13,16 +13,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from llmc.regular_file import parse_json, read_regular
-
 _KEPT = 64
 
 
 def recorded_weights(root: Path, key: str) -> dict[str, int] | None:
     """CRC-32 of every weight that was packed under `key`, by name; None when none is known of."""
     try:
-        crcs = parse_json(read_regular(_path(root, key), 1 << 24))
-    except (OSError, ValueError):
+        crcs = json.loads(_path(root, key).read_bytes())
+    except (OSError, ValueError, RecursionError):
         return None
     if isinstance(crcs, dict) and all(type(crc) is int for crc in crcs.values()):
         return crcs

@@ -10,10 +10,9 @@ from .context_limit import ContextLimit
 from .engine import Event
 from .frontend import PreparedRequest
 from .generation import Gathered
-from .guide_compiler import GuideError
+from .guides import GuideError, TokenGuide
 from .handle import LlmcError
 from .outputs import RequestFailure, RequestOutput, TokenDelta
-from .shared_guides import SharedGuides
 
 # What the engine may refuse in one request that the checks before cannot see; any other error is the engine's own.
 REFUSALS = ("invalid_argument", "out_of_range", "out_of_memory")
@@ -31,8 +30,7 @@ class Job:
         self.gathered = Gathered(request.params)
         self.engine_id: int | None = None
         self.submit_ns = 0
-        make = request.make_guide
-        self.guides = None if make is None else SharedGuides(make, request.params.n)
+        self.guides: list[TokenGuide] = []
         self.told = False
 
     def gather(self, told: Callable[[TokenDelta], None] | None = None) -> None:
@@ -47,13 +45,9 @@ class Job:
     def take(self, event: Event) -> None:
         """Takes an event that is about this request."""
         self.generation.take(event)
-        if self.guides is None:
-            return
-        if event.kind == "finished":
-            self.guides.drop(event.output_index)
-        elif event.kind == "token":
+        if event.kind == "token" and self.guides:
             try:
-                self.guides.accept(event.output_index, event.token_id)
+                self.guides[event.output_index].accept(event.token_id)
             except GuideError as error:
                 self.generation.fail(RequestFailure("guide", str(error)))
 
@@ -123,7 +117,7 @@ class EngineLoop:
                 news.append(job)
             if job.generation.done:
                 del self._jobs[event.request_id]
-                job.guides = None
+                job.guides = []
                 if not job.generation.engine_done:
                     self._cancel(event.request_id)
         if not progressed and not events and self._jobs:
@@ -138,6 +132,8 @@ class EngineLoop:
             wants["num_prompt_logprobs"] = request.params.prompt_logprobs
         if request.make_guide is not None:
             wants["guided"] = True
+            # Not sooner: a guide takes memory, and a million requests may wait.
+            job.guides = [request.make_guide() for _ in range(request.params.n)]
         job.submit_ns = time.monotonic_ns()
         try:
             job.engine_id = int(self._engine.submit(request.token_ids, request.params, **wants))
@@ -147,16 +143,15 @@ class EngineLoop:
             job.generation.fail(RequestFailure(error.name, str(error)))
 
     def _set_mask(self, job: Job, event: Event) -> None:
-        assert job.guides is not None
+        guide = job.guides[event.output_index]
+        if guide.finished:
+            # The text is complete. The engine ends it by an eos, which is not told any more.
+            job.generation.finish_output(event.output_index)
         try:
-            mask = job.guides.mask(event.output_index)
-            finished = job.guides.finished(event.output_index)
+            mask = guide.mask()
         except GuideError as error:
             job.generation.fail(RequestFailure("guide", str(error)))
             return
-        if finished:
-            # The text is complete. The engine ends it by an eos, which is not told any more.
-            job.generation.finish_output(event.output_index)
         self._engine.set_token_mask(event.request_id, event.output_index, mask)
 
     def _abandon(self, running: Iterable[int]) -> None:

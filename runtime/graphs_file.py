@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmc.regular_file import read_regular
-
 PHASES = ("prefill", "decode", "mixed")
 FAMILIES = ("embedding", "norm", "linear", "rope", "attention", "activation", "gather", "other")
 DTYPES = ("f32", "bf16", "f16", "i8", "u8", "i32")
@@ -33,7 +31,6 @@ VERSION = 3
 ALIGNMENT = 64
 MAX_BUFFERS = 12
 MAX_WEIGHT_PARTS = 2
-_MAX_BYTES = 1 << 30
 
 # Word for word the records of FORMAT.md, where compiler and runtime meet; the writer has its own copy, because neither
 # side imports the other. tests/test_graphs_file.py compares the three.
@@ -470,7 +467,8 @@ def read_graphs(artifact: Path) -> Tables:
     artifact = Path(artifact)
     path = artifact / "graphs.bin" if artifact.is_dir() else artifact
     try:
-        data = read_regular(path, _MAX_BYTES)
+        with open(path, "rb") as file:
+            data = file.read()
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror or error}; is {artifact} an llmc artifact?") from None
     try:

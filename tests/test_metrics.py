@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from llmc.runtime.engine import BucketMiss, EngineStats, GraphStats
 from llmc.runtime.server.metrics import FINISH_REASONS, EngineProbe, Latencies, ServerMetrics
+from llmc.runtime.server.request_memory import MemoryLimits, RequestMemory
 from llmc.runtime.server.requests import RequestRecord
 from llmc.runtime.warmup import WarmCounts
 
@@ -50,6 +51,7 @@ def metrics_of(**values: int) -> ServerMetrics:
         bucket_misses=lambda: [BucketMiss("decode", 5, 5, 40, 7)],
         graphs=GRAPHS,  # type: ignore[arg-type]
         warm_counts=lambda: WarmCounts(1, 1),
+        memory=RequestMemory(MemoryLimits(1 << 30, 1 << 28)),
     )
     return ServerMetrics(probe, {"version": "1.2", "model": "tiny"})
 

@@ -12,11 +12,10 @@ from fastapi import Request
 from llmc.runtime.generation import Gathered
 from llmc.runtime.guides import Guided
 from llmc.runtime.outputs import CompletionOutput, TokenDelta
-from llmc.runtime.shared_guides import Guide
 
 from .context import ServerContext
 from .errors import ApiError, draining
-from .requests import EngineRequest, RequestFailed
+from .requests import EngineRequest, Guide, RequestFailed
 from .stream import RequestStream
 
 # Of a token with its logprob: the token, the number, the bytes.
@@ -48,19 +47,23 @@ async def guide_maker(server: ServerContext, guided: Guided | None) -> Callable[
     if guided is None:
         return None
     compiler = await server.guide_compiler()
-    return await server.lanes.compile(lambda: compiler.compile(guided), len(guided.source))
+    return await server.lanes.compile(lambda: compiler.compile(guided))
 
 
-def submit(server: ServerContext, requests: Sequence[EngineRequest]) -> list[RequestStream]:
-    """Submits all requests, or none of them when one is refused, whose error is raised."""
-    streams: list[RequestStream] = []
+def submit(server: ServerContext, requests: Sequence[EngineRequest], *, streams: bool = False) -> list[RequestStream]:
+    """Submits all requests, or none of them when one is refused, whose error is raised; MemoryRefused, too.
+
+    streams: the answer is told as it comes, and forgotten.
+    """
+    server.reserve_memory(requests, streams=streams)
+    opened: list[RequestStream] = []
     try:
         for request in requests:
-            streams.append(server.engine.stream(request))
+            opened.append(server.engine.stream(request))
     except BaseException:
-        close_all(streams)
+        close_all(opened)
         raise
-    return streams
+    return opened
 
 
 def close_all(streams: Sequence[RequestStream]) -> None:

@@ -47,7 +47,7 @@ def create_app(
     errors.install(app)
     endpoints.install(app)
     add_routes(app, server)
-    security.install(app, config)
+    security.install(app, config, server.memory)
     watching.install(app)
-    openapi.install(app, config, engine)
+    openapi.install(app, config)
     return app

@@ -22,12 +22,13 @@ import numpy.typing as npt
 
 from llmc.runtime.binding import Artifact, Engine, EngineStats, GraphInfo, LlmcError
 from llmc.runtime.context_limit import ContextLimit
+from llmc.runtime.device import available_memory
 from llmc.runtime.engine import BucketMiss, GraphStats
 from llmc.runtime.joining import join_graphs
 from llmc.runtime.outputs import RequestFailure
 from llmc.runtime.tokenizer import artifact_tokenizer, read_generation_config
 
-from .guides import GuideWorkers
+from .guides import GuideWorker
 from .pace import Pace
 from .profiler import Profiler
 from .requests import EngineRequest, QueueFull, RequestRecord, ServerStopping
@@ -40,17 +41,14 @@ _IDLE_LOOK_S = 0.1
 
 
 class AsyncEngine:
-    """An opened artifact and its engine. chat_template: one instead of the model's. guided_threads: how many
-    compute masks, 0 for as many as suit the machine. Options are those of `Engine`.
+    """An opened artifact and its engine. chat_template: one instead of the model's. Options are those of `Engine`.
     max_model_len: tokens a request may have, prompt and output: the artifact's, or less where the KV pool holds less.
 
     All methods but `close` belong to the event loop that called `start`. Raises the binding's errors when the artifact
     cannot be opened or does not run here.
     """
 
-    def __init__(
-        self, path: Path, *, chat_template: str | None = None, guided_threads: int = 0, **options: Any
-    ) -> None:
+    def __init__(self, path: Path, *, chat_template: str | None = None, **options: Any) -> None:
         self.path = path
         # First: without the tokenizer that it came with a model cannot be served.
         self.tokenizer = artifact_tokenizer(path, chat_template)
@@ -74,11 +72,10 @@ class AsyncEngine:
         self.profiler: Profiler | None = None
         self.failure: str | None = None
         self._streams: dict[int, RequestStream] = {}
-        self._guides = GuideWorkers(
+        self._guides = GuideWorker(
             self.engine,
             lambda engine_id, output, mask: self._call(lambda: self._finish_output(engine_id, output, mask)),
             lambda engine_id, error: self._call(lambda: self._fail_request(engine_id, error)),
-            guided_threads,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -116,8 +113,7 @@ class AsyncEngine:
         except LlmcError as error:
             if error.name != "queue_full":
                 raise
-            waiting = self.engine.stats.num_waiting
-            retry_after_s = self._pace.seconds_to_halve(waiting, time.monotonic())
+            waiting, retry_after_s = self.engine.stats.num_waiting, self.retry_after_s()
             message = (
                 f"the queue is full: {waiting} requests wait, as many as --max-queue lets: "
                 f"try again in {retry_after_s} s"
@@ -132,6 +128,14 @@ class AsyncEngine:
         for callback in self.on_submit:
             callback(request)
         return stream
+
+    def retry_after_s(self) -> int:
+        """Seconds in which half of what waits will have ended."""
+        return self._pace.seconds_to_halve(self.engine.stats.num_waiting, time.monotonic())
+
+    def free_memory(self) -> int:
+        """Bytes that the machine has left when the KV pool, which fills as it is used, is full."""
+        return max(0, available_memory() - self.engine.stats.num_blocks * self.artifact.info.kv_block_bytes)
 
     @property
     def num_active(self) -> int:

@@ -7,12 +7,11 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from llmc.runtime.guide_compiler import GuideCompiler
+from llmc.runtime.guides import GuideCompiler
 from llmc.runtime.misses import MissWatch, OnMisses
-from llmc.runtime.schema_defaults import SchemaDefaults
 from llmc.runtime.tokenizer import Tokenizer, TokenizerError, read_model_type
 from llmc.runtime.warmup import OnWarmStep, WarmPlan, WarmUp
 
@@ -21,7 +20,8 @@ from .config import ServerConfig
 from .errors import ApiError, draining
 from .exchanges import note_model
 from .lanes import Lanes
-from .requests import ServerStopping
+from .request_memory import MemoryLimits, RequestMemory
+from .requests import EngineRequest, ServerStopping
 from .token_text import TokenTexts
 from .tools.registry import choose_parsers
 from .warmup import finish_behind_traffic
@@ -42,6 +42,8 @@ class ServerContext:
         self.config = config
         self.engine = engine
         self.created = int(time.time())
+        limits = MemoryLimits.of(config.max_queue_memory, config.request_memory, engine.free_memory())
+        self.memory = RequestMemory(limits, engine.retry_after_s)
         self.warm_up = WarmUp(
             engine.engine,
             engine.graphs,
@@ -62,7 +64,6 @@ class ServerContext:
             config.tool_call_parser, config.reasoning_parser, read_model_type(engine.path), engine.tokenizer
         )
         self._guide_compiler: GuideCompiler | None = None
-        self.schema_defaults = SchemaDefaults(config.guided_additional_properties, config.guided_max_string)
         self.lanes = Lanes()
         self._warming: asyncio.Task[None] | None = None
         self._drained: asyncio.Task[int] | None = None
@@ -147,6 +148,11 @@ class ServerContext:
             raise ApiError(message, status=404, param="model", code="model_not_found")
         note_model(name)
         return name
+
+    def reserve_memory(self, requests: Sequence[EngineRequest], *, streams: bool) -> None:
+        """Reserves what the HTTP request that this task serves may come to hold. Raises MemoryRefused."""
+        engine = self.engine
+        self.memory.reserve(requests, engine.max_model_len, engine.vocab_size, streams=streams)
 
     def sampling_defaults(self) -> dict[str, Any]:
         """Defaults of sampling parameters that a request does not name."""

@@ -16,6 +16,7 @@ from llmc.runtime.handle import LlmcError
 from llmc.runtime.params import RequestError
 from llmc.runtime.tokenizer import TokenizerError
 
+from .request_memory import MemoryRefused
 from .requests import ClientGone, QueueFull, RequestFailed, ServerStopping
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -80,6 +81,10 @@ def as_api_error(error: Exception) -> ApiError:
         case LlmcError():
             refused = error.name in ("invalid_argument", "out_of_range")
             return ApiError(str(error), status=400 if refused else 500, code=error.name)
+        case MemoryRefused():
+            return ApiError(
+                error.detail, status=error.status_code, param=error.param, code=error.code, headers=error.headers
+            )
         case HTTPException():
             return ApiError(str(error.detail), status=error.status_code, headers=error.headers)
         case RequestValidationError():

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from llmc.runtime.engine import BucketMiss, EngineStats, GraphStats
     from llmc.runtime.warmup import WarmCounts
 
+    from .request_memory import RequestMemory
     from .requests import RequestRecord
 
 # Seconds. First tokens and whole requests span milliseconds to minutes; a token of a small model takes under one.
@@ -39,6 +40,7 @@ class EngineProbe:
     """How to read an engine; every function may be called from any thread, also while the engine steps.
 
     graphs: those of the artifact by index, as are the entries of graph_stats. warm_counts: graphs that are warm.
+    memory: what requests may hold, and have reserved.
     """
 
     stats: Callable[[], EngineStats]
@@ -46,6 +48,7 @@ class EngineProbe:
     bucket_misses: Callable[[], Sequence[BucketMiss]]
     graphs: Sequence[GraphInfo]
     warm_counts: Callable[[], WarmCounts]
+    memory: RequestMemory | None = None
 
 
 class ServerMetrics:
@@ -192,6 +195,7 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         stats = self._probe.stats()
         yield from self._engine(stats)
+        yield from self._memory()
         yield from self._work(stats)
         yield from self._buckets()
         yield from self._misses(stats)
@@ -225,6 +229,18 @@ class _EngineCollector(Collector):
                 ("llmc_graphs_walked", "Graphs walked through at warm-up, without a row", warm.walked),
             )
         )
+
+    def _memory(self) -> Iterator[Metric]:
+        memory = self._probe.memory
+        if memory is None:
+            return
+        for name, text, value in (
+            ("llmc_request_memory_bytes", "The most that all requests may come to hold", memory.limits.total),
+            ("llmc_request_memory_request_bytes", "The most that one request may", memory.limits.request),
+            ("llmc_request_memory_reserved_bytes", "What requests may come to hold, at worst", memory.reserved),
+            ("llmc_request_memory_peak_bytes", "The most of it since the start", memory.peak),
+        ):
+            yield GaugeMetricFamily(name, text, value)
 
     def _work(self, stats: EngineStats) -> Iterator[Metric]:
         yield from (

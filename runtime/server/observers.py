@@ -52,7 +52,12 @@ class Observers:
         self.trace: TraceRecorder | None = None
         if config.enable_metrics:
             probe = EngineProbe(
-                engine.stats, engine.graph_stats, engine.bucket_misses, engine.graphs, lambda: server.warm_up.counts
+                engine.stats,
+                engine.graph_stats,
+                engine.bucket_misses,
+                engine.graphs,
+                lambda: server.warm_up.counts,
+                server.memory,
             )
             self.metrics = ServerMetrics(probe, {"version": __version__, "model": server.model_name})
             engine.on_record.append(self.metrics.on_record)

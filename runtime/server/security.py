@@ -1,4 +1,4 @@
-"""What every request passes before a route sees it: request ids, API keys, the limit on bodies, hosts, CORS.
+"""What every request passes before a route sees it: request ids, API keys, limits on bodies and memory, hosts, CORS.
 
 Pure ASGI, so that streams are not buffered and disconnects reach the routes.
 """
@@ -21,14 +21,16 @@ from .config import ServerConfig
 from .errors import ApiError
 from .hosts import AllowedHosts, hosts_of
 from .page_files import PAGE_PATHS
+from .request_memory import RequestMemory, RequestMemoryMiddleware
 
 # Probes and load balancers hold no key, and the page asks for one.
 _OPEN_PATHS = frozenset({"/health", "/ready", "/version"}) | PAGE_PATHS
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def install(app: FastAPI, config: ServerConfig) -> None:
+def install(app: FastAPI, config: ServerConfig, memory: RequestMemory) -> None:
     """Adds the middlewares; the last one added sees a request first."""
+    app.add_middleware(RequestMemoryMiddleware, memory=memory)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     if config.api_keys:
         app.add_middleware(ApiKeys, keys=config.api_keys)

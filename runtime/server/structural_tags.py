@@ -7,14 +7,12 @@ from typing import Any
 
 from llmc.runtime.guides import Guided, lark_text, parse_json, schema_text
 from llmc.runtime.params import RequestError
-from llmc.runtime.schema_defaults import SchemaDefaults
 
 MAX_TAGS = 128
-_JSON_SCHEMA = SchemaDefaults()
 _EXAMPLE = '{"triggers": ["<f="], "structures": [{"begin": "<f=x>", "schema": {…}, "end": "</f>"}]}'
 
 
-def structural_tag(value: Any, defaults: SchemaDefaults = _JSON_SCHEMA) -> Guided:
+def structural_tag(value: Any) -> Guided:
     """The constraint of vLLM's `structural_tag`, an object or its JSON text. Raises RequestError.
 
     The older form has `structures` and `triggers`; the newer one has a `format`, of which the type triggered_tags with
@@ -25,10 +23,10 @@ def structural_tag(value: Any, defaults: SchemaDefaults = _JSON_SCHEMA) -> Guide
     if isinstance(form, Mapping) and form.get("type") == "triggered_tags":
         tags, once, needed = form.get("tags"), form.get("stop_after_first"), form.get("at_least_one")
         structures = [_older(tag) for tag in tags] if isinstance(tags, list) else None
-        return _guided(structures, form.get("triggers"), _REPEATS[bool(once), bool(needed)], defaults)
+        return _guided(structures, form.get("triggers"), _REPEATS[bool(once), bool(needed)])
     if form is not None or not isinstance(given, Mapping):
         raise RequestError(f"the structural tag has no form that is supported: give {_EXAMPLE}")
-    return _guided(given.get("structures"), given.get("triggers"), "*", defaults)
+    return _guided(given.get("structures"), given.get("triggers"), "*")
 
 
 # (stop_after_first, at_least_one) → how often a tag comes.
@@ -43,7 +41,7 @@ def _older(tag: Any) -> Any:
     return {"begin": tag.get("begin"), "schema": content.get("json_schema"), "end": tag.get("end")}
 
 
-def _guided(structures: Any, triggers: Any, repeat: str, defaults: SchemaDefaults) -> Guided:
+def _guided(structures: Any, triggers: Any, repeat: str) -> Guided:
     if not _texts(triggers) or not isinstance(structures, list) or not 0 < len(structures) <= MAX_TAGS:
         raise RequestError(
             f"the structural tag lacks its lists of at most {MAX_TAGS} tags and triggers: give {_EXAMPLE}"
@@ -64,11 +62,11 @@ def _guided(structures: Any, triggers: Any, repeat: str, defaults: SchemaDefault
         if lead is None:
             raise RequestError(f"tag {index} of the structural tag begins with none of the triggers: add one")
         what = f"tag {index}"
-        json_term = f"%json {schema_text(f'the schema of {what}', schema, strict=False, defaults=defaults)}"
+        json_term = f"%json {schema_text(f'the schema of {what}', schema, strict=False)}"
         rest = [begin[len(triggers[lead]) :], json_term, end]
         terms = [text if text is json_term else lark_text(text) for text in rest if text]
         rules.append(f"tag_{index}: lead_{lead} {' '.join(terms)}")
-        parts.append((what, Guided.json_schema(schema, strict=False, defaults=defaults)))
+        parts.append((what, Guided.json_schema(schema, strict=False)))
     choice = " | ".join(f"tag_{index}" for index in range(len(structures)))
     return Guided.lark(
         "structural_tag", "\n".join([f"start: ({choice}){repeat} TEXT", r"TEXT: /(.|\n)*/", *rules]), parts

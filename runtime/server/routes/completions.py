@@ -43,7 +43,7 @@ def router(server: ServerContext) -> APIRouter:
         model = server.check_model(body.model)
         body.check()
         job = await _prepare(server, body, model, request)
-        streams = answers.submit(server, job.requests)
+        streams = answers.submit(server, job.requests, streams=bool(body.stream))
         close = lambda: answers.close_all(streams)  # noqa: E731
         if body.stream:
             return EventStream(job.events(streams), close)
@@ -69,9 +69,7 @@ async def _prepare(server: ServerContext, body: CompletionRequest, model: str, r
     prompt_logprobs = body.logprobs if body.echo and body.logprobs is not None else None
     if body.prompt_logprobs is not None:
         prompt_logprobs = max(body.prompt_logprobs, prompt_logprobs or 0)
-    guided = None
-    if body.has_constraint:
-        guided = await server.lanes.compile(lambda: guided_of(body, server.schema_defaults))
+    guided = await server.lanes.compile(lambda: guided_of(body)) if body.has_constraint else None
     guide = await answers.guide_maker(server, guided)
     deadline_s = answers.deadline_of(server, request)
     params = body.sampling(

@@ -1,0 +1,101 @@
+"""What a request may come to hold in memory, at worst, and which of its fields to lower where that is too much.
+
+The figures are those of CPython on 64 bits, measured and rounded up; docs/serving.md has the measurements. They count
+what grows with a request: its objects here and in the engine, not the KV cache, which is a pool of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .requests import EngineRequest
+
+BODY_FACTOR = 16  # JSON of whole numbers as it is parsed; text takes three
+_PROMPT = 12 << 10
+_PROMPT_TOKEN = 64
+_SEQUENCE = 3 << 10
+_SEQUENCE_TOKEN = 4  # the engine has the prompt once a continuation
+_TOKEN = 160
+_LOGPROB, _ALTERNATIVE = 320, 128
+_LOGPROB_TOLD, _ALTERNATIVE_TOLD = 600, 600  # in an answer that is sent as one piece of JSON
+_PROMPT_LOGPROB, _PROMPT_ALTERNATIVE = 900, 600
+_GUIDE = 32 << 10
+_TOKENS_A_MASK_BYTE = 4  # a mask has a bit a token, here and in the engine
+
+
+@dataclass(frozen=True)
+class RequestSize:
+    """The figures that the memory of one HTTP request grows with.
+
+    prompt_tokens: of each prompt. max_tokens: the most that a continuation may have, as `EngineRequest` asks for it and
+    max_model_len allows. logprobs, prompt_logprobs: alternatives, None for none. streams: what was told is forgotten.
+    """
+
+    prompt_tokens: Sequence[int]
+    n: int
+    max_tokens: int
+    logprobs: int | None
+    prompt_logprobs: int | None
+    guided: bool
+    streams: bool
+    max_model_len: int
+    vocab_size: int
+
+    @classmethod
+    def of(
+        cls, requests: Sequence[EngineRequest], max_model_len: int, vocab_size: int, *, streams: bool
+    ) -> RequestSize:
+        """Of an HTTP request's prompts, at least one, which share their parameters."""
+        params = requests[0].params
+        return cls(
+            prompt_tokens=tuple(len(request.prompt_token_ids) for request in requests),
+            n=params.n,
+            max_tokens=params.max_tokens,
+            logprobs=params.logprobs,
+            prompt_logprobs=params.prompt_logprobs,
+            guided=requests[0].guide is not None,
+            streams=streams,
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+        )
+
+    @property
+    def bytes(self) -> int:
+        """The most that the request may hold, less its body."""
+        token = _TOKEN + _entry(self.logprobs, _LOGPROB, _ALTERNATIVE)
+        if not self.streams:
+            token += _entry(self.logprobs, _LOGPROB_TOLD, _ALTERNATIVE_TOLD)
+        prompt_token = _PROMPT_TOKEN + _entry(self.prompt_logprobs, _PROMPT_LOGPROB, _PROMPT_ALTERNATIVE)
+        total = 0
+        for prompt in self.prompt_tokens:
+            output = min(self.max_tokens, max(1, self.max_model_len - prompt))
+            sequence = _SEQUENCE + _SEQUENCE_TOKEN * (prompt + output) + output * token
+            total += _PROMPT + prompt * prompt_token + self.n * sequence
+        if self.guided:
+            total += self.n * len(self.prompt_tokens) * (_GUIDE + self.vocab_size // _TOKENS_A_MASK_BYTE)
+        return total
+
+    def advice(self) -> tuple[str, str]:
+        """The field that lowers the figure most, and the figures that make it, as "1024 prompts × n 64 × …"."""
+        longest = max(self.prompt_tokens)
+        without = {
+            "prompt": dataclasses.replace(self, prompt_tokens=(longest,)),
+            "n": dataclasses.replace(self, n=1),
+            "max_tokens": dataclasses.replace(self, max_tokens=1),
+            "logprobs": dataclasses.replace(self, logprobs=None),
+            "prompt_logprobs": dataclasses.replace(self, prompt_logprobs=None),
+        }
+        field = min(without, key=lambda name: without[name].bytes)
+        output = min(self.max_tokens, max(1, self.max_model_len - min(self.prompt_tokens)))
+        factors = [f"{len(self.prompt_tokens)} prompts"] if len(self.prompt_tokens) > 1 else []
+        factors += [f"n {self.n}"] if self.n > 1 else []
+        factors.append(f"{output} tokens")
+        factors += [f"logprobs {self.logprobs}"] if self.logprobs is not None else []
+        factors += [f"prompt_logprobs {self.prompt_logprobs}"] if self.prompt_logprobs is not None else []
+        return field, " × ".join(factors)
+
+
+def _entry(alternatives: int | None, chosen: int, each: int) -> int:
+    return 0 if alternatives is None else chosen + alternatives * each
