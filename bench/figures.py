@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from llmc.cli.costs import Cost, arithmetic, kernel_params, step_cost
-from llmc.cli.inspect import read_manifest
 from llmc.cli.steps import Step
+from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, Engine, Replayer
 from llmc.runtime.graphs_file import FAMILIES, PHASES, read_graphs
 from llmc.runtime.limits import Probe

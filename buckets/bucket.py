@@ -10,6 +10,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from llmc.shown import shown
+
 PHASES = ("prefill", "decode", "mixed")
 REQUIRED_PHASES = ("prefill", "decode")
 MAX_DIM = 1 << 24
@@ -36,10 +38,10 @@ class Bucket:
 
     def __post_init__(self) -> None:
         if self.phase not in PHASES:
-            raise BucketError(f"unknown phase {self.phase!r}: use one of {', '.join(PHASES)}")
+            raise BucketError(f"unknown phase {shown(self.phase)}: use one of {', '.join(PHASES)}")
         for name, value in (("batch", self.batch), ("seq", self.seq)):
             if isinstance(value, bool) or not isinstance(value, int):
-                raise BucketError(f"{name} of a {self.phase} bucket must be a whole number, not {value!r}")
+                raise BucketError(f"{name} of a {self.phase} bucket must be a whole number, not {shown(value)}")
             if not 1 <= value <= MAX_DIM:
                 raise BucketError(f"{name} {value} of a {self.phase} bucket is out of range: use 1 to {MAX_DIM}")
 
@@ -50,7 +52,7 @@ class Bucket:
         if not text.strip():
             raise BucketError("a bucket is empty: write it as PHASE:BATCHxSEQ, for example decode:4x512")
         if match is None:
-            raise BucketError(f"{text!r} is not a bucket: write it as PHASE:BATCHxSEQ, for example decode:4x512")
+            raise BucketError(f"{shown(text)} is not a bucket: write it as PHASE:BATCHxSEQ, for example decode:4x512")
         return cls(match[1], int(match[2]), int(match[3]))
 
     def __str__(self) -> str:
@@ -157,6 +159,6 @@ class BucketLadder:
     def select(self, phase: str, num_seqs: int, length: int) -> Bucket | None:
         """The bucket of a phase that the scheduler takes, or None on a miss. Raises BucketError for an unknown one."""
         if phase not in PHASES:
-            raise BucketError(f"unknown phase {phase!r}: use one of {', '.join(PHASES)}")
+            raise BucketError(f"unknown phase {shown(phase)}: use one of {', '.join(PHASES)}")
         buckets: tuple[Bucket, ...] = getattr(self, phase)
         return select(buckets, num_seqs, length)

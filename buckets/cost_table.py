@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import re
 import secrets
@@ -31,6 +30,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from llmc.regular_file import JsonError, parse_json, read_regular
+from llmc.shown import shown
+
 from .bucket import MAX_DIM, Bucket, BucketError
 
 VERSION = 2
@@ -38,7 +40,8 @@ DISTURBED = 0.1
 """From this share on a cost was measured under load, and is measured again."""
 PADDING = ("skipped", "computed")
 _MARK = "llmc_cost_table"
-_MAX_FILE_BYTES = 1 << 24
+MAX_TABLE_BYTES = 1 << 24
+_MOST_SECONDS = 1e9
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -66,18 +69,18 @@ class ReplayCost:
         counts = {"sequences": self.sequences, "tokens": self.tokens, "context": self.context, "repeats": self.repeats}
         for name, value in counts.items():
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_DIM:
-                raise CostTableError(f"{name} of a cost of {self.bucket} is {value!r}: use 1 to {MAX_DIM}")
+                raise CostTableError(f"{name} of a cost of {self.bucket} is {shown(value)}: use 1 to {MAX_DIM}")
         if self.tokens < self.sequences:
             raise CostTableError(
                 f"a cost of {self.bucket} has {self.sequences} sequences and {self.tokens} tokens: give each one"
             )
         number = isinstance(self.seconds, (int, float)) and not isinstance(self.seconds, bool)
-        if not number or not 0 < self.seconds < math.inf:
-            raise CostTableError(f"cost of {self.bucket} is {self.seconds!r}: a table needs seconds, more than 0")
-        for name, share, most in (("deviation_s", self.deviation_s, math.inf), ("disturbed", self.disturbed, 1)):
+        if not number or not 0 < self.seconds <= _MOST_SECONDS:
+            raise CostTableError(f"cost of {self.bucket} is {shown(self.seconds)}: a table needs seconds, more than 0")
+        for name, share, most in (("deviation_s", self.deviation_s, _MOST_SECONDS), ("disturbed", self.disturbed, 1)):
             number = isinstance(share, (int, float)) and not isinstance(share, bool)
-            if not number or not 0 <= share <= most or share == math.inf:
-                raise CostTableError(f"{name} of a cost of {self.bucket} is {share!r}: use 0 to {most:g}")
+            if not number or not 0 <= share <= most:
+                raise CostTableError(f"{name} of a cost of {self.bucket} is {shown(share)}: use 0 to {most:g}")
 
     @property
     def under_load(self) -> bool:
@@ -108,15 +111,15 @@ class CostTable:
 
     def __post_init__(self) -> None:
         if not self.machine or not all(isinstance(x, str) for item in self.machine.items() for x in item):
-            raise CostTableError(f"machine of a cost table is {self.machine!r}: it needs facts, texts by name")
+            raise CostTableError(f"machine of a cost table is {shown(self.machine)}: it needs facts, texts by name")
         if not isinstance(self.artifact, str) or not _KEY.fullmatch(self.artifact):
-            raise CostTableError(f"artifact of a cost table is {self.artifact!r}: it needs 64 hex digits")
+            raise CostTableError(f"artifact of a cost table is {shown(self.artifact)}: it needs 64 hex digits")
         if self.padding not in PADDING:
-            raise CostTableError(f"padding of a cost table is {self.padding!r}: use {' or '.join(PADDING)}")
+            raise CostTableError(f"padding of a cost table is {shown(self.padding)}: use {' or '.join(PADDING)}")
         for name, seconds in (("step_s", self.step_s), ("token_s", self.token_s)):
             number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-            if not number or not 0 <= seconds < math.inf:
-                raise CostTableError(f"{name} of a cost table is {seconds!r}: use seconds, 0 or more")
+            if not number or not 0 <= seconds <= _MOST_SECONDS:
+                raise CostTableError(f"{name} of a cost table is {shown(seconds)}: use seconds, 0 or more")
         if len({cost.load for cost in self.costs}) != len(self.costs):
             raise CostTableError("a cost table has two costs of one load: it needs one each")
         object.__setattr__(self, "machine", dict(self.machine))
@@ -165,7 +168,7 @@ class CostTable:
             raise CostTableError(f'{name} is none of version {VERSION}: it needs "{_MARK}": {VERSION}')
         given = {key: value for key, value in data.items() if key != _MARK}
         if unknown := sorted(set(given) - _FIELDS):
-            raise CostTableError(f"{name} has the unknown field {unknown[0]!r}: measure again with llmc warmup")
+            raise CostTableError(f"{name} has the unknown field {shown(unknown[0])}: measure again with llmc warmup")
         machine, artifact, rows = given.get("machine"), given.get("artifact"), given.get("costs")
         if not isinstance(machine, dict) or not isinstance(artifact, str) or not isinstance(rows, list):
             raise CostTableError(f"{name} lacks machine, artifact or costs: measure again with llmc warmup")
@@ -211,14 +214,10 @@ def write_text(path: Path, text: str) -> None:
 def read_json(path: Path) -> Any:
     """The JSON of a cost table's file. Raises CostTableError."""
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise CostTableError(f"cost table {path} is larger than {_MAX_FILE_BYTES} bytes: give a smaller one")
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(read_regular(path, MAX_TABLE_BYTES))
     except OSError as error:
         raise CostTableError(f"cannot read cost table {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, CostTableError):
-            raise
+    except JsonError as error:
         raise CostTableError(f"cost table {path} is not valid JSON: {error}") from error
 
 
@@ -283,6 +282,6 @@ def _row(cost: ReplayCost) -> dict[str, Any]:
 
 def _cost(row: Any, keys: tuple[str, ...]) -> ReplayCost:
     if not isinstance(row, dict) or set(row) != set(keys):
-        raise CostTableError(f"{str(row)[:80]} is no cost: give exactly {', '.join(keys)}")
+        raise CostTableError(f"{shown(row)} is no cost: give exactly {', '.join(keys)}")
     bucket = Bucket(row["phase"], row["batch"], row["seq"])
     return ReplayCost(bucket, *(row[name] for name in keys[len(_BUCKET_KEYS) :]))

@@ -12,6 +12,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from llmc.regular_file import parse_json, read_text
+
 from .bucket import PHASES, BucketError, BucketLadder
 from .gaudi import parse_gaudi
 from .spec import (
@@ -33,12 +35,10 @@ _MAX_FILE_BYTES = 1 << 20
 def read_file(path: Path, limits: Limits) -> dict[str, Pairs]:
     """(batch, seq) pairs by phase. Raises BucketError naming the file, and the line for the text form."""
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise BucketError(f"bucket file {path} is larger than {_MAX_FILE_BYTES} bytes: give a smaller file")
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, _MAX_FILE_BYTES)
         if path.suffix == ".txt":
             return parse_gaudi(text, str(path), limits)
-        data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        data = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text)
     except OSError as error:
         raise BucketError(f"cannot read bucket file {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 from itertools import product
 
+from llmc.shown import shown
+
 from .bucket import MAX_BUCKETS, MAX_DIM, Bucket, BucketError, BucketLadder
 
 DEFAULT_MAX_NUM_SEQS = 16
@@ -215,4 +217,4 @@ def _grid(phase: str, batches: tuple[int, ...], seqs: tuple[int, ...]) -> tuple[
 def _check(what: str, **values: int) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_DIM:
-            raise BucketError(f"{what}: {name} {value!r} is out of range, use a whole number from 1 to {MAX_DIM}")
+            raise BucketError(f"{what}: {name} {shown(value)} is out of range, use a whole number from 1 to {MAX_DIM}")

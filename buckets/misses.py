@@ -20,6 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from llmc.regular_file import JsonError, parse_json, read_text
+from llmc.shown import shown
+
 from .bucket import MAX_DIM, PHASES, Bucket, BucketError
 
 HEADER = {"llmc_misses": 1}
@@ -41,7 +44,7 @@ class Miss:
 
     def __post_init__(self) -> None:
         if self.phase not in PHASES:
-            raise BucketError(f"a miss has the phase {self.phase!r}: use one of {', '.join(PHASES)}")
+            raise BucketError(f"a miss has the phase {shown(self.phase)}: use one of {', '.join(PHASES)}")
         for name in ("batch", "tokens", "context", "count"):
             value = getattr(self, name)
             limit = MAX_DIM if name != "count" else 1 << 62
@@ -78,9 +81,7 @@ def append_misses(path: Path, misses: Iterable[Miss]) -> None:
 def read_misses(path: Path) -> list[Miss]:
     """Equal shapes added up, most frequent first. Raises BucketError naming file and line."""
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise BucketError(f"record of misses {path} is larger than {_MAX_FILE_BYTES} bytes: begin a new one")
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = read_text(path, _MAX_FILE_BYTES).split("\n")
     except OSError as error:
         raise BucketError(f"cannot read the record of misses {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -90,8 +91,8 @@ def read_misses(path: Path) -> list[Miss]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = parse_json(line)
+        except JsonError:
             if number == len(lines):
                 break  # cut off: a whole line ends in a newline
             raise BucketError(f"{path}:{number}: {line[:60]!r} is not JSON") from None

@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from llmc.shown import shown
+
 from .bucket import MAX_BUCKETS, MAX_DIM, PHASES, REQUIRED_PHASES, Bucket, BucketError, BucketLadder
 from .ladder import default_limit, exponential, padding_bounded, ramp_up
 
@@ -326,7 +328,7 @@ def sizes_of(sizes: list[int], where: object, zero: bool = False) -> tuple[int, 
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or not (0 if zero else 1) <= size <= MAX_DIM:
             raise BucketError(
-                f"size {size!r} in {short(str(where))} is out of range: use whole numbers from 1 to {MAX_DIM}"
+                f"size {shown(size)} in {short(str(where))} is out of range: use whole numbers from 1 to {MAX_DIM}"
             )
         if size in seen:
             raise BucketError(f"size {size} in {short(str(where))} is given twice: list each size once")

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from llmc.shown import shown
+
 from .bucket import MAX_DIM
 from .trace import DEFAULT_PREFIX_BLOCK, Columns, Request, checked, checked_columns
 from .trace_text import Batch, TraceError
@@ -80,10 +82,10 @@ class _Own:
         self._path = path
         self.has_header = "llmc_trace" in first
         if self.has_header and first["llmc_trace"] != 1:
-            raise TraceError(f"trace {path} is of version {first['llmc_trace']!r}: this llmc reads version 1")
+            raise TraceError(f"trace {path} is of version {shown(first['llmc_trace'])}: this llmc reads version 1")
         block = first.get("prefix_block", DEFAULT_PREFIX_BLOCK) if self.has_header else DEFAULT_PREFIX_BLOCK
         if isinstance(block, bool) or not isinstance(block, int) or not 1 <= block <= MAX_DIM:
-            raise TraceError(f"trace {path} has prefix_block {block!r}: use a whole number from 1 to {MAX_DIM}")
+            raise TraceError(f"trace {path} has prefix_block {shown(block)}: use a whole number from 1 to {MAX_DIM}")
         self.prefix_block = block
 
     def columns(self, batch: Batch) -> Columns | None:

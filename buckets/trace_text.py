@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TextIO, cast
 
+from llmc.regular_file import open_regular
+
 from .bucket import BucketError
 
 STDIN = Path("-")
@@ -46,7 +48,7 @@ def name_of(path: Path) -> str:
 
 def is_packed(path: Path) -> bool:
     """Whether a file was packed by gzip, whatever its name is. Raises OSError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file.read(len(_GZIP)) == _GZIP
 
 
@@ -59,7 +61,7 @@ def opened(path: Path) -> Iterator[Iterator[Batch]]:
     """
     try:
         # stdin is not this function's to close.
-        with open(0, "rb", closefd=False) if path == STDIN else path.open("rb") as file:
+        with open(0, "rb", closefd=False) if path == STDIN else open_regular(path) as file:
             packed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP
             data = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file
             with io.TextIOWrapper(data, encoding="utf-8-sig", errors="strict") as lines:

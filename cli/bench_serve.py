@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from llmc.buckets.trace import Trace, read_trace
 from llmc.buckets.trace_text import STDIN, is_packed
+from llmc.regular_file import open_regular
 from llmc.runtime.loadgen.answer import Outcome
 from llmc.runtime.loadgen.arrivals import arrivals
 from llmc.runtime.loadgen.http import Address, HttpClient
@@ -131,7 +133,7 @@ def read_dataset(name: str) -> Source:
     try:
         if path == STDIN or is_packed(path):
             return read_trace(path)
-        with path.open(encoding="utf-8-sig") as lines:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig") as lines:
             first = next((line for line in lines if line.strip()), "")
     except OSError as error:
         raise BenchError(f'cannot read --dataset {path}: {error.strerror or error}; "random" needs no file') from error

@@ -11,6 +11,8 @@ from pathlib import Path
 from llmc.buckets.bucket import Bucket, BucketError
 from llmc.buckets.misses import Miss
 from llmc.buckets.trace_text import STDIN
+from llmc.regular_file import open_regular, read_text
+from llmc.shown import shown
 
 _SAMPLE = re.compile(r"(llmc_bucket_[a-z_]+?)_total\{([^}]*)\} (\S+)(?: \S+)?")
 _LABEL = re.compile(r'([a-z]+)="([^"]*)"')
@@ -52,7 +54,7 @@ def looks_like_metrics(path: Path) -> bool:
     if path == STDIN:
         return False
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(_BEGINNING_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"#"
     except OSError as error:
         raise BucketError(f"cannot read {path}: {error.strerror or error}") from error
@@ -88,23 +90,24 @@ def _samples(path: Path) -> Iterable[tuple[str, dict[str, str], float]]:
         match = _SAMPLE.fullmatch(line.strip())
         try:
             if match is not None:
-                yield match[1], dict(_LABEL.findall(match[2])), float(match[3])
+                value = float(match[3])
+                if not 0 <= value < 1 << 62:
+                    raise BucketError(f"it is {shown(match[3])}")
+                yield match[1], dict(_LABEL.findall(match[2])), value
         except (BucketError, ValueError) as error:
-            raise BucketError(f"{path}:{number}: {line[:60]!r} is no sample of a bucket: {error}") from None
+            raise BucketError(f"{path}:{number}: {line[:60]!r} is no sample of a bucket: {str(error)[:200]}") from None
 
 
 def _number(labels: dict[str, str], name: str) -> int:
     text = labels.get(name, "")
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise BucketError(f"a sample of a bucket has {name} {text!r}: save /metrics again")
+        raise BucketError(f"a sample of a bucket has {name} {shown(text)}: save /metrics again")
     return int(text)
 
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise BucketError(f"{path} is larger than {_MAX_FILE_BYTES} bytes: save /metrics of one server")
-        return path.read_text(encoding="utf-8").lstrip()
+        return read_text(path, _MAX_FILE_BYTES).lstrip()
     except OSError as error:
         raise BucketError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

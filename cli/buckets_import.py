@@ -12,6 +12,7 @@ import typer
 
 from llmc.buckets import BucketError, format_spec
 from llmc.buckets.bucket import MAX_DIM
+from llmc.regular_file import read_text
 
 if TYPE_CHECKING:
     from llmc.buckets.vllm import Imported, VllmLimits
@@ -99,9 +100,12 @@ def _beside(folder: Path, name: str) -> Path:
     return path if path.exists() or not (folder / path).exists() else folder / path
 
 
+_MAX_FILE_BYTES = 1 << 24
+
+
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, _MAX_FILE_BYTES)
     except OSError as error:
         raise BucketError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmc.buckets import BucketError
+from llmc.regular_file import JsonError, parse_json, read_regular
 
 from .numbers import finite
 
@@ -198,10 +199,10 @@ def read_config(model: Path) -> dict[str, Any]:
     """config.json of a model directory. Raises BucketError."""
     path = model / "config.json"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(read_regular(path, 1 << 24))
     except OSError as error:
         raise BucketError(f"cannot read {path}: {error.strerror or error}; give a model directory") from None
-    except (ValueError, RecursionError):
+    except JsonError:
         raise BucketError(f"{path} is not valid JSON; download the model again") from None
     if not isinstance(data, dict):
         raise BucketError(f"{path} is not a JSON object; download the model again")

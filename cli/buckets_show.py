@@ -54,12 +54,12 @@ def show_command(
 def _read_ladder(text: str, limits: Limits) -> dict[str, list[Bucket]]:
     path = Path(text)
     if path.is_dir():
-        from llmc.cli.inspect import read_manifest
+        from llmc.manifest import read_manifest
 
         names = read_manifest(path).get("buckets")
-        if not isinstance(names, list) or not names:
+        if not names:
             raise BucketError(f"the manifest of {path} lists no buckets; compile the model again")
-        buckets = [Bucket.parse(str(name)) for name in names]
+        buckets = [Bucket.parse(name) for name in names]
     else:
         buckets = list(parse_spec(text, limits))
     phases: dict[str, list[Bucket]] = {}

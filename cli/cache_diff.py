@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from llmc.cli.inspect import read_manifest
 from llmc.compiler.cache import CacheError, Difference, GraphCache
+from llmc.manifest import read_manifest
 
 _KERNEL_PARTS = ("template", "target", "tvm")
 _SHOWN_WEIGHTS = 4
@@ -110,9 +110,7 @@ def _kernels(manifest: dict[str, Any]) -> dict[str, dict[str, str]]:
     """Components of each kernel by what it computes: its op and parameters."""
     found = {}
     for kernel in manifest.get("kernels") or []:
-        components = _texts(kernel.get("components")) if isinstance(kernel, dict) else {}
-        if not components:
-            raise CacheError("a manifest has no valid list of kernels; compile the model again")
+        components = kernel["components"]
         found[f"{components.get('op')} {_parameters(components.get('params', ''))}"] = components
     return found
 

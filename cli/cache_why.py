@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmc.compiler.cache import CacheError, GraphCache
+from llmc.manifest import read_manifest
 
 from .cache_options import AsJson, CacheDir, open_cache, print_json
 from .cache_reasons import missing_lines, shortened, why_data
 from .compile_options import CompileOptions, given_options
-from .inspect import read_manifest
 from .option_group import takes_option_groups
 
 if TYPE_CHECKING:
@@ -20,19 +20,7 @@ if TYPE_CHECKING:
 
 
 def _wanted_of_artifact(artifact: Path) -> list[tuple[str, dict[str, str]]]:
-    listed = read_manifest(artifact).get("kernels")
-    wanted = []
-    try:
-        for kernel in listed or []:
-            components = kernel["components"]
-            if not isinstance(components, dict):
-                raise TypeError
-            wanted.append((str(kernel["symbol"]), {str(k): str(v) for k, v in components.items()}))
-    except (TypeError, KeyError):
-        raise CacheError(
-            f"{artifact / 'manifest.json'} has no valid list of kernels; compile the model again"
-        ) from None
-    return wanted
+    return [(kernel["symbol"], kernel["components"]) for kernel in read_manifest(artifact).get("kernels") or []]
 
 
 def _wanted_of_model(config: CompileConfig, cache: GraphCache) -> list[tuple[str, dict[str, str]]]:

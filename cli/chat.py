@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from llmc.regular_file import read_text
+
 from .option_group import takes_option_groups
 from .sampling_options import SamplingOptions
 from .units import parse_size
@@ -174,8 +176,10 @@ def _read_template(path: Path) -> str:
     from .chat_session import ChatError
 
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        return read_text(path, 1 << 24)
+    except OSError as error:
+        raise ChatError(f"cannot read the chat template {path}: {error.strerror or error}") from error
+    except ValueError as error:
         raise ChatError(f"cannot read the chat template {path}: {error}") from error
 
 

@@ -10,7 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmc.regular_file import JsonError, parse_json, read_regular
 from llmc.runtime.params import RequestError, SamplingParams
+from llmc.shown import shown
+
+_MAX_FILE_BYTES = 1 << 28
 
 
 class ChatError(RuntimeError):
@@ -151,7 +155,7 @@ class Session:
         try:
             value = SETTINGS[name](text)
         except ValueError:
-            raise ChatError(f"{name} {text!r} is not a number: use one, or default for the model's own") from None
+            raise ChatError(f"{name} {shown(text)} is not a number: use one, or default for the model's own") from None
         sampling = {**self.sampling, name: value}
         check_sampling(sampling)
         self.sampling = sampling
@@ -182,10 +186,10 @@ class Session:
     def load(self, path: Path) -> None:
         """Takes over a saved conversation, or a plain list of messages. Raises ChatError; then nothing has changed."""
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = parse_json(read_regular(path, _MAX_FILE_BYTES))
         except OSError as error:
             raise ChatError(f"cannot read {path}: {error.strerror or error}") from error
-        except (ValueError, RecursionError) as error:
+        except JsonError as error:
             raise ChatError(f"{path} is not JSON of a conversation: {error}") from error
         if isinstance(data, list):
             data = {"messages": data}
@@ -194,7 +198,7 @@ class Session:
         known = {*SETTINGS, "stop"}
         if not isinstance(sampling, Mapping) or not known.issuperset(sampling):
             raise ChatError(
-                f"sampling of {path} is {sampling!r}: use an object with some of {', '.join(sorted(known))}"
+                f"sampling of {path} is {shown(sampling)}: use an object with some of {', '.join(sorted(known))}"
             )
         sampling = {key: tuple(value) if isinstance(value, list) else value for key, value in sampling.items()}
         check_sampling(sampling)

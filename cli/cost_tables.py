@@ -22,9 +22,8 @@ from llmc.buckets.cost_table import (
 )
 from llmc.buckets.cost_trust import doubtful, falls, trusted
 from llmc.buckets.step_cost import StepCosts
+from llmc.manifest import read_manifest
 from llmc.runtime.device import PADDING, machine_facts
-
-from .inspect import read_manifest
 
 if TYPE_CHECKING:
     from llmc.runtime.binding import GraphInfo

@@ -32,10 +32,9 @@ NOTHING = Cost(0, 0, 0)
 def kernel_params(manifest: dict[str, Any]) -> dict[str, Params]:
     """The template parameters of each kernel by its symbol; empty for what the manifest does not tell."""
     found: dict[str, Params] = {}
-    listed = manifest.get("kernels")
-    for kernel in listed if isinstance(listed, list) else []:
+    for kernel in manifest.get("kernels") or []:
         try:
-            found[str(kernel["symbol"])] = dict(json.loads(kernel["components"]["params"]))
+            found[kernel["symbol"]] = dict(json.loads(kernel["components"]["params"]))
         except (KeyError, TypeError, ValueError):
             continue
     return found

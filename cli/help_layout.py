@@ -86,6 +86,7 @@ HEADINGS: Mapping[str, Headings] = {
             "max_num_seqs", "max_num_batched_tokens", "num_threads", "pin", "idle_spin_us", "prefix_cache",
             "miss_policy", "record_misses",
         ),
+        "Guided decoding": ("guided_threads", "guided_additional_properties", "guided_max_string"),
         "Memory": (
             "kv_bytes", "weight_memory", "memory_utilization", "graph_reserved_memory", "graph_prompt_ratio",
         ),

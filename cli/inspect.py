@@ -15,6 +15,7 @@ import typer
 
 from llmc.cli.graph_formats import InspectError, graph_data, graph_dot, graph_onnx
 from llmc.cli.graph_view import commands_of, memory_plan, op_of
+from llmc.manifest import read_manifest
 from llmc.runtime.context_limit import DEFAULT_KV_BYTES
 from llmc.runtime.graphs_file import (
     DTYPE_BYTES,
@@ -40,20 +41,6 @@ class Format(enum.StrEnum):
     onnx = "onnx"
 
 
-def read_manifest(artifact: Path) -> dict[str, Any]:
-    """manifest.json of an artifact. Raises InspectError if it is missing or not a JSON object."""
-    path = artifact / "manifest.json"
-    try:
-        manifest = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InspectError(f"cannot read {path}: {error.strerror}; is {artifact} an llmc artifact?") from None
-    except (ValueError, RecursionError):
-        raise InspectError(f"{path} is not valid JSON; compile the model again") from None
-    if not isinstance(manifest, dict):
-        raise InspectError(f"{path} is not a JSON object; compile the model again")
-    return manifest
-
-
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Plain aligned columns; numbers to the right."""
     cells = [[str(c) for c in row] for row in rows]
@@ -68,23 +55,20 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _weights(tables: Tables, manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    listed = manifest.get("weights")
-    known = listed if isinstance(listed, dict) else {}
+    known = manifest.get("weights") or {}
     weights = []
     for weight in tables.weights:
-        entry = known.get(weight.name, [])
-        sources = entry.get("sources", []) if isinstance(entry, dict) else entry
         dtype = DTYPES[weight.dtype]
         whole = known.get(weight.name.removesuffix(".scale").removesuffix(".zero").removesuffix(".step"), {})
         weights.append(
             {
                 "name": weight.name,
-                "scheme": whole.get("scheme", dtype) if isinstance(whole, dict) else dtype,
+                "scheme": whole.get("scheme") or dtype,
                 "dtype": dtype,
                 "shape": list(weight.shape),
                 "file_offset": weight.file_offset,
                 "bytes": weight.bytes,
-                "sources": [str(s) for s in sources] if isinstance(sources, list) else [str(sources)],
+                "sources": known.get(weight.name, {}).get("sources", []),
             }
         )
     return weights
@@ -104,9 +88,8 @@ def _bits_per_weight(weights: list[dict[str, Any]], manifest: dict[str, Any]) ->
     """Bits that a number of the model takes by scheme, with scales and zero points, and in "all" matrices."""
     size: Counter[str] = Counter()
     elements: Counter[str] = Counter()
-    listed = manifest.get("weights")
-    for name, entry in (listed if isinstance(listed, dict) else {}).items():
-        shape = entry.get("shape") if isinstance(entry, dict) else None
+    for name, entry in (manifest.get("weights") or {}).items():
+        shape = entry.get("shape")
         parts = [w for w in weights if w["name"] in (name, *(f"{name}.{kind}" for kind in ("scale", "zero", "step")))]
         if not (isinstance(shape, list) and len(shape) == 2 and parts):
             continue
@@ -195,12 +178,12 @@ _CUT_BY = {
 def _context(max_model_len: int, manifest: dict[str, Any]) -> str:
     """How the longest request compares with what the model was made for; nothing where they are the same."""
     context = manifest.get("context")
-    model_len = context.get("model_len") if isinstance(context, dict) else None
-    if not isinstance(model_len, int) or max_model_len == model_len:
+    if context is None or max_model_len == context["model_len"]:
         return ""
+    model_len = context["model_len"]
     if max_model_len > model_len:
         return f" (the model was trained for {model_len})"
-    why = _CUT_BY.get(str(context.get("cut_by"))) if isinstance(context, dict) else None
+    why = _CUT_BY.get(str(context["cut_by"]))
     return f" of the model's {model_len}" + (f" ({why})" if why else "")
 
 

@@ -42,6 +42,8 @@ def prepare_record(path: Path) -> None:
     Raises BucketError for a file that is no record or cannot be written.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise BucketError(f"{path} is no regular file: name another file")
         with path.open("ab+") as file:
             file.seek(0)
             first = file.readline(1 << 12)

@@ -58,10 +58,10 @@ def profile_command(
     trace: Path | None = typer.Option(None, metavar="FILE", help="Write a Chrome/Perfetto trace of the replay."),
     as_json: bool = typer.Option(False, "--json", help="Print the profile as JSON on stdout."),
 ) -> None:
-    from llmc.cli.inspect import read_manifest
     from llmc.cli.profile_report import print_profile, profile_data, write_trace
     from llmc.cli.profiler import profile_bucket
     from llmc.cli.steps import full_step, longest_context
+    from llmc.manifest import read_manifest
     from llmc.runtime.binding import Artifact
     from llmc.runtime.graphs_file import read_graphs
 

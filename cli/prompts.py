@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmc.regular_file import JsonError, parse_json, read_text
+from llmc.shown import shown
+
 _KEYS = ("prompt", "prompt_token_ids", "messages")
 _MORE_KEYS = ("tools",)
+_MAX_FILE_BYTES = 1 << 32
 
 
 class PromptError(ValueError):
@@ -48,7 +51,7 @@ def read_file(path: Path) -> list[Prompt]:
     if path.suffix not in (".jsonl", ".txt"):
         raise PromptError(f"prompts file {path} must end in .jsonl or .txt")
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, _MAX_FILE_BYTES, "utf-8-sig")
     except OSError as error:
         raise PromptError(f"cannot read prompts file {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -77,8 +80,8 @@ def parse_jsonl(lines: Iterable[str], name: str) -> list[Prompt]:
             continue
         where = f"{name} line {number}"
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            record = parse_json(line)
+        except JsonError as error:
             raise PromptError(f"{where} is not valid JSON: {error}") from error
         prompts.append(_from_record(record, where))
     return prompts
@@ -89,7 +92,7 @@ def _from_record(record: Any, where: str) -> Prompt:
         raise PromptError(f'{where} is not a JSON object: write {{"prompt": …}}')
     unknown = [key for key in record if key not in _KEYS + _MORE_KEYS]
     if unknown:
-        raise PromptError(f"{where} has the unknown key {unknown[0]!r}: use one of {', '.join(_KEYS)}")
+        raise PromptError(f"{where} has the unknown key {shown(unknown[0])}: use one of {', '.join(_KEYS)}")
     keys = [key for key in record if key in _KEYS]
     if len(keys) != 1:
         raise PromptError(f"{where} has {len(keys)} prompts: give exactly one of {', '.join(_KEYS)}")
@@ -99,14 +102,14 @@ def _from_record(record: Any, where: str) -> Prompt:
         raise PromptError(f"{where} has tools beside {key}: they belong to messages")
     if key == "prompt":
         if not isinstance(value, str) or not value:
-            raise PromptError(f"{where}: prompt {value!r} is not a non-empty text")
+            raise PromptError(f"{where}: prompt {shown(value)} is not a non-empty text")
         return Prompt(text=value)
     if not isinstance(value, list) or not value:
         raise PromptError(f"{where}: {key} must be a non-empty list")
     if key == "prompt_token_ids":
         for token in value:
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-                raise PromptError(f"{where}: token id {token!r} is not a whole number of at least 0")
+                raise PromptError(f"{where}: token id {shown(token)} is not a whole number of at least 0")
         return Prompt(token_ids=tuple(value))
     if not all(isinstance(message, dict) for message in value):
         raise PromptError(f"{where}: messages must be objects with role and content")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmc.quantize import SCHEMES, QuantConfig
+from llmc.regular_file import read_text
 
 from .compile import progress_bar
 from .compile_options import quant_config
@@ -108,9 +109,9 @@ def _config(name: str, group_size: int | None, asymmetric: bool | None, skip: st
 
 def _read(path: Path) -> str:
     try:
-        sample = path.read_text(encoding="utf-8")
+        sample = read_text(path, 1 << 30)
     except OSError as error:
-        raise typer.BadParameter(f"--text: cannot read {path}: {error.strerror}") from None
+        raise typer.BadParameter(f"--text: cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise typer.BadParameter(f"--text: {path} is not UTF-8 text") from None
     if not sample.strip():

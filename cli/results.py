@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from llmc.regular_file import read_regular
+
 from .prompts import Prompt
 from .run_identity import difference
 
@@ -53,7 +55,7 @@ class ResultsFile:
         exists = any(file.exists() and file.stat().st_size > 0 for file in (path, self.partial_path))
         if exists and not resume and not overwrite:
             raise ResultsError(f"{path} exists: pass --resume to continue it or --overwrite to replace it")
-        if not os.access(path if path.exists() else path.parent, os.W_OK) or path.is_dir():
+        if not os.access(path if path.exists() else path.parent, os.W_OK) or (path.exists() and not path.is_file()):
             raise ResultsError(f"cannot write {path}: name a file in a directory that exists and may be written to")
         if exists and resume:
             self._check_identity()
@@ -119,7 +121,7 @@ class ResultsFile:
 
     def _check_identity(self) -> None:
         try:
-            before = json.loads(self.run_path.read_bytes())
+            before = json.loads(read_regular(self.run_path, 1 << 24))
         except FileNotFoundError:
             raise ResultsError(
                 f"{self.path} has no {self.run_path.name} beside it that says how it was made: pass --overwrite to "
@@ -191,7 +193,7 @@ def _read_lines(path: Path) -> list[tuple[dict[str, Any], int]]:
     if not path.exists():
         return []
     try:
-        data = path.read_bytes()
+        data = read_regular(path, 1 << 36)
     except OSError as error:
         raise ResultsError(f"cannot read {path}: {error.strerror or error}") from error
     records, end = [], 0

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import typer
 
+from llmc.regular_file import read_text
+
 from .miss_policy import POLICY_HELP, check_miss_policy, engine_policy, miss_observers
 from .miss_records import prepare_record
 from .numbers import finite
@@ -138,6 +140,17 @@ def serve_command(
         help="Measure before ready what graphs cost, where `llmc warmup` has not; takes minutes for many graphs. "
         "Neither: only where it takes under 2 s of an idle machine.",
     ),
+    guided_threads: int = typer.Option(
+        0, min=0, max=256, metavar="N", help="Threads that compute masks of guided requests; 0: by the machine's CPUs."
+    ),
+    guided_additional_properties: str = typer.Option(
+        "allow",
+        metavar="allow|forbid",
+        help="Properties that a JSON schema neither lists nor speaks of.",
+    ),
+    guided_max_string: int = typer.Option(
+        0, min=0, max=65536, metavar="N", help="Characters of a string without maxLength in a JSON schema; 0: no bound."
+    ),
     max_queue: int = typer.Option(4096, min=1, metavar="N", help="Requests that may wait; more get a 429."),
     max_queue_memory: str = typer.Option(
         "0",
@@ -182,6 +195,10 @@ def serve_command(
         raise typer.BadParameter(f"--generation-config {generation_config!r} is unknown: use auto or none")
     if otlp_endpoint is not None and not otlp_endpoint.startswith(("http://", "https://")):
         raise typer.BadParameter(f"--otlp-endpoint {otlp_endpoint!r} is no URL: use OTLP over HTTP, http://HOST:4318")
+    if guided_additional_properties not in ("allow", "forbid"):
+        raise typer.BadParameter(
+            f"--guided-additional-properties {guided_additional_properties!r} is unknown: use allow or forbid"
+        )
     check_miss_policy(miss_policy, model, ready_after)
     if record_misses is not None:
         prepare_record(record_misses)
@@ -239,6 +256,9 @@ def serve_command(
         weight_memory=weight_memory.value,
         prefix_cache=prefix_cache,
         miss_policy=engine_policy(miss_policy),
+        guided_threads=guided_threads,
+        guided_additional_properties=guided_additional_properties == "allow",
+        guided_max_string=guided_max_string,
         max_queue=max_queue,
         max_queue_memory=parse_size(max_queue_memory),
         request_memory=parse_size(request_memory),
@@ -293,8 +313,10 @@ def check_parsers(tool: str, reasoning: str) -> None:
 def read_keys(file: Path) -> Sequence[str]:
     """Keys of a file, one a line; blank lines and those that start with # are left out. Raises BadParameter."""
     try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
+        lines = [line.strip() for line in read_text(file, 1 << 20).splitlines()]
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read --api-key-file {file}: {error.strerror or error}") from error
+    except ValueError as error:
         raise typer.BadParameter(f"cannot read --api-key-file {file}: {error}") from error
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:

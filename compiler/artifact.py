@@ -34,12 +34,16 @@ from llmc.compiler.graphs_writer import (
 )
 from llmc.compiler.kernels.spec import FAMILIES, KernelSpec
 from llmc.compiler.kernels.tasks import max_tasks, weight_parts
-from llmc.compiler.output import COPIED_FILES, check_output, is_artifact
+from llmc.compiler.output import COPIED_FILES, OWN_FILES, check_output, is_artifact
 from llmc.compiler.plan import GraphShape
 from llmc.compiler.weights import WeightLayout
+from llmc.manifest import MAX_BYTES
+from llmc.regular_file import parse_json, read_regular
 
 PHASE_CODES = {"prefill": 0, "decode": 1, "mixed": 2}
 _OPERAND_KINDS = {"arena": 0, "weight": 1, "input": 2, "k_pool": 3, "v_pool": 4, "output": 5}
+# In a staging directory until it is whole: others may call theirs alike.
+_MARK = ".llmc-staging"
 _STAGING_SUFFIX = re.compile(r"\.tmp-[0-9a-f]{8}")
 # Linux: renameat2(2).
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -182,7 +186,9 @@ def staged_directory(output: Path, *, keeps_others: bool = False) -> Iterator[Pa
     except OSError as error:
         raise _unwritable(output, error) from None
     try:
+        (staging / _MARK).touch()
         yield staging
+        (staging / _MARK).unlink()
         for folder, _, files in os.walk(staging):
             for file in (Path(folder, name) for name in files):
                 if file.is_file() and not file.is_symlink():
@@ -232,9 +238,19 @@ def drop_dead_staging(output: Path) -> None:
         except OSError:
             pass
         else:
-            shutil.rmtree(left, ignore_errors=True)
+            if _is_staging(left):
+                shutil.rmtree(left, ignore_errors=True)
         finally:
             os.close(lock)
+
+
+def _is_staging(folder: Path) -> bool:
+    """Whether a compilation made the directory: it has the mark, or nothing that is not an artifact's."""
+    try:
+        names = set(os.listdir(folder))
+    except OSError:
+        return False
+    return _MARK in names or names <= {*OWN_FILES, *COPIED_FILES}
 
 
 def _sync(path: Path) -> None:
@@ -281,7 +297,7 @@ def reuse_weights(
     """
     weights = previous / "weights.safetensors"
     try:
-        manifest = json.loads((previous / "manifest.json").read_text())
+        manifest = parse_json(read_regular(previous / "manifest.json", MAX_BYTES))
         if crcs is None or manifest.get("weights_crc32") != crcs or weights.stat().st_size != layout.total_bytes:
             return None
         if crcs != file_crcs(weights, layout):
@@ -311,11 +327,6 @@ def file_crcs(path: Path, layout: WeightLayout) -> dict[str, int]:
 
             names = [w.name for w in layout.weights]
             return dict(zip(names, pool.map(crc, starts, ends), strict=True))
-
-
-def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:
-    """As JSON, keys in the order given."""
-    path.write_text(json.dumps(manifest, indent=1, sort_keys=False) + "\n")
 
 
 def copied_files(model: Path, tokenizer: str) -> list[str]:

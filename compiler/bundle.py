@@ -20,24 +20,40 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from llmc.buckets.cost_table import CostTable, CostTableError, artifact_key, find_tables, table_name
+from llmc.buckets.cost_table import (
+    MAX_TABLE_BYTES,
+    CostTable,
+    CostTableError,
+    artifact_key,
+    find_tables,
+    table_name,
+)
+from llmc.compiler import bundle_schema as schema
+from llmc.compiler import keys
+from llmc.compiler.bundle_archive import Archive, ArchiveError, opened
 from llmc.compiler.cache import key_of
 from llmc.compiler.config import CompileError
 from llmc.compiler.described import Described, described, read_described
 from llmc.compiler.dtypes import BY_CODE
 from llmc.compiler.graphs_patch import GraphsPatch, GraphsPatchError
+from llmc.compiler.graphs_writer import GraphsWriteError, pack_model
 from llmc.compiler.output import is_artifact
 from llmc.compiler.packing import num_panels
-from llmc.compiler.pipeline import weight_shapes
+from llmc.compiler.pipeline import model_record, weight_shapes
 from llmc.compiler.quant_packing import SCALE, STEP, ZERO
 from llmc.compiler.resolve import Resolved
 from llmc.compiler.weights import WeightRequest, plan_weights
+from llmc.manifest import OWN_SUM, ManifestError, checked_manifest
+from llmc.manifest_schema import complaint
 from llmc.quantize import WeightFormat
+from llmc.regular_file import JsonError, parse_json, read_regular
+from llmc.shown import shown
 
 VERSION = 1
 _MARK = "llmc_bundle"
 _INDEX = "bundle.json"
-_MAX_INDEX_BYTES = 1 << 28
+_MAX_INDEX_BYTES = 1 << 24
+_MOST_BYTES = {"graphs.bin": schema.MAX_TABLES_BYTES, "kernels.so": schema.MAX_CODE_BYTES}
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's first day: equal bundles are equal bytes
 # What graphs depend on that is neither the target nor the tools.
 _FINGERPRINT = ("architecture", "max_model_len", "act_dtype", "kv_dtype", "block_size", "quantization")
@@ -77,10 +93,12 @@ class Bundle:
         """graphs.bin or kernels.so of a variant. Raises BundleError for a damaged one."""
         member = f"variants/{variant.index}/{name}"
         try:
-            with zipfile.ZipFile(self.path) as archive:
-                data = _member(archive, member, variant.file_bytes[name])
-        except (OSError, zipfile.BadZipFile, KeyError) as error:
-            raise BundleError(f"cannot read {member} of {self.path}: {error}") from None
+            with opened(self.path) as archive:
+                data = archive.read(member, _MOST_BYTES[name], variant.file_bytes[name])
+        except ArchiveError as error:
+            raise BundleError(f"cannot read {member} of {self.path}: {error}; copy the bundle again") from None
+        except OSError as error:
+            raise BundleError(f"cannot read {self.path}: {error.strerror or error}") from None
         if hashlib.sha256(data).hexdigest() != variant.sha256[name]:
             raise BundleError(f"{member} of {self.path} is damaged: its SHA-256 differs; copy the bundle again")
         return data
@@ -111,11 +129,11 @@ def create_bundle(artifacts: Sequence[Path], path: Path, cost_folder: Path | Non
     files: dict[str, bytes] = {}
     variants = []
     for index, (artifact, one) in enumerate(found):
-        content = {name: (artifact / name).read_bytes() for name in ("graphs.bin", "kernels.so")}
+        content = {name: _content(artifact / name, most) for name, most in _MOST_BYTES.items()}
         files.update({f"variants/{index}/{name}": data for name, data in content.items()})
         variants.append(
             {
-                "manifest": {k: v for k, v in one.manifest.items() if not k.startswith("weights_")},
+                "manifest": {k: v for k, v in one.manifest.items() if not k.startswith("weights_") and k != OWN_SUM},
                 "requests": [asdict(r) for r in _requests(artifact, one.resolved, content["graphs.bin"])],
                 "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in content.items()},
                 "bytes": {name: len(data) for name, data in content.items()},
@@ -138,26 +156,36 @@ def create_bundle(artifacts: Sequence[Path], path: Path, cost_folder: Path | Non
 def read_bundle(path: Path) -> Bundle:
     """Reads what a bundle says of itself. Raises BundleError for what is none, or one of another version."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            index = json.loads(_member(archive, _INDEX, _MAX_INDEX_BYTES))
-            if not isinstance(index, dict) or index.get(_MARK) != VERSION:
-                version = index.get(_MARK) if isinstance(index, dict) else None
-                raise BundleError(f"{path} is a bundle of version {version!r}, not {VERSION}: create it again")
+        with opened(path) as archive:
+            index = _index(archive)
             costs = [_cost_table(archive, name) for name in index["costs"]]
-        architecture = dict(index["architecture"])
-        if key_of(architecture) != index["fingerprint"]:
-            raise BundleError(f"{path} is damaged: its fingerprint is not that of its architecture")
-        variants = tuple(_variant(i, entry) for i, entry in enumerate(index["variants"]))
-        if not variants:
-            raise BundleError(f"{path} has no variant: create it again")
-        tables = tuple(table for table in costs if table is not None)
-        return Bundle(path, index["fingerprint"], architecture, str(index["llmc_version"]), variants, tables)
+        variants = tuple(_variant(i, entry, index["architecture"]) for i, entry in enumerate(index["variants"]))
     except OSError as error:
         raise BundleError(f"cannot read {path}: {error.strerror or error}") from None
-    except zipfile.BadZipFile:
-        raise BundleError(f"{path} is not a bundle: llmc bundle create writes one") from None
-    except (ValueError, KeyError, TypeError, AttributeError, NotImplementedError, RuntimeError) as error:
-        raise BundleError(f"{path} is not a bundle that this llmc reads ({type(error).__name__}: {error})") from None
+    except (ArchiveError, JsonError, ManifestError, CompileError) as error:
+        raise BundleError(f"{path} is not a bundle that this llmc reads ({error}): create it again") from None
+    tables = tuple(table for table in costs if table is not None)
+    return Bundle(path, index["fingerprint"], index["architecture"], index["llmc_version"], variants, tables)
+
+
+def _index(archive: Archive) -> dict[str, Any]:
+    """bundle.json, and that the archive holds what it names and nothing else."""
+    index = parse_json(archive.read(_INDEX, _MAX_INDEX_BYTES))
+    version = index.get(_MARK) if isinstance(index, dict) else None
+    if version != VERSION or isinstance(version, bool):
+        raise BundleError(f"its version is {shown(version)}, not {VERSION}")
+    if (why := complaint(schema.Index, index)) is not None:
+        raise BundleError(why)
+    if key_of(index["architecture"]) != index["fingerprint"]:
+        raise BundleError("it is damaged: its fingerprint is not that of its architecture")
+    facts = index["architecture"].get("architecture", "{}")
+    if (why := complaint(schema.Architecture, parse_json(facts))) is not None:
+        raise BundleError(f"the model of its architecture: {why}")
+    expected = {f"variants/{i}/{name}" for i in range(len(index["variants"])) for name in _MOST_BYTES}
+    differ = archive.names ^ {_INDEX, *expected, *index["costs"]}
+    if differ:
+        raise BundleError(f"its index and its members differ in {min(differ)[:80]!a}")
+    return index
 
 
 def _read_artifact(artifact: Path) -> Described:
@@ -167,6 +195,13 @@ def _read_artifact(artifact: Path) -> Described:
     if not isinstance(one.manifest.get("graph_components"), dict):
         raise BundleError(f"{artifact} does not say what its graphs depend on: compile the model again")
     return one
+
+
+def _content(path: Path, most: int) -> bytes:
+    try:
+        return read_regular(path, most)
+    except OSError as error:
+        raise BundleError(f"cannot read {path}: {error.strerror or error}; compile the model again") from None
 
 
 def _check_same(first: Path, expected: Mapping[str, str], artifact: Path, found: Mapping[str, str]) -> None:
@@ -209,7 +244,34 @@ def check_layout(requests: Sequence[WeightRequest], resolved: Resolved, patch: G
         raise BundleError(f"{origin} was made by an llmc that lays weights out otherwise: compile the model again")
 
 
-def _variant(index: int, entry: Mapping[str, Any]) -> Variant:
+def tables_of(bundle: Bundle, variant: Variant) -> GraphsPatch:
+    """graphs.bin of a variant, which is of its manifest's model and weights. Raises BundleError."""
+    try:
+        patch = GraphsPatch(bundle.read(variant, "graphs.bin"))
+        same = patch.model == pack_model(model_record(variant.resolved))
+    except (GraphsPatchError, GraphsWriteError) as error:
+        raise BundleError(f"graphs.bin of {bundle.path} cannot be read: {error}; create the bundle again") from None
+    if not same:
+        raise BundleError(f"graphs.bin of {bundle.path} is not of the model of its manifest: create the bundle again")
+    check_layout(variant.requests, variant.resolved, patch, bundle.path)
+    return patch
+
+
+def _variant(index: int, entry: Mapping[str, Any], architecture: Mapping[str, str]) -> Variant:
+    where = f"the manifest of variant {index}"
+    one = described(checked_manifest(entry["manifest"], where), where)
+    resolved = one.resolved
+    said = {
+        "architecture": keys.architecture(resolved.model),
+        "max_model_len": str(resolved.max_model_len),
+        "act_dtype": resolved.act_dtype,
+        "kv_dtype": resolved.kv_dtype,
+        "block_size": str(resolved.block_size),
+        **({"quantization": resolved.recipe.describe()} if resolved.recipe.schemes else {}),
+    }
+    differ = [name for name in _FINGERPRINT if said.get(name) != architecture.get(name)]
+    if differ:
+        raise BundleError(f"{where} has another {differ[0]} than the bundle")
     requests = tuple(
         WeightRequest(**{
             **request,
@@ -218,22 +280,14 @@ def _variant(index: int, entry: Mapping[str, Any]) -> Variant:
         })
         for request in entry["requests"]
     )  # fmt: skip
-    sums = {name: str(entry["sha256"][name]) for name in ("graphs.bin", "kernels.so")}
-    return Variant(index, described(entry["manifest"]), requests, sums, {n: int(entry["bytes"][n]) for n in sums})
+    return Variant(index, one, requests, entry["sha256"], entry["bytes"])
 
 
-def _cost_table(archive: zipfile.ZipFile, name: str) -> CostTable | None:
-    with suppress(CostTableError, ValueError):
-        return CostTable.from_data(json.loads(_member(archive, name, 1 << 24)), name)
+def _cost_table(archive: Archive, name: str) -> CostTable | None:
+    """None for one that another version of llmc measured: a warm-up measures again."""
+    with suppress(CostTableError):
+        return CostTable.from_data(parse_json(archive.read(name, MAX_TABLE_BYTES)), name)
     return None
-
-
-def _member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """A file of the archive, of at most `most` bytes: what it unpacks to is not trusted."""
-    if archive.getinfo(name).file_size > most:
-        raise BundleError(f"{name} is larger than {most} bytes")
-    with archive.open(name) as file:
-        return file.read(most + 1)[:most]
 
 
 def _write(path: Path, files: Mapping[str, bytes]) -> None:

@@ -12,16 +12,23 @@ from typing import Any
 
 from llmc.buckets.cost_table import CostTableError, artifact_key, table_name
 from llmc.compiler import keys
-from llmc.compiler.artifact import copied_files, copy_files, reuse_weights, staged_directory, write_manifest
-from llmc.compiler.bundle import Bundle, BundleError, Variant, check_layout
+from llmc.compiler.artifact import copied_files, copy_files, reuse_weights, staged_directory
+from llmc.compiler.bundle import Bundle, BundleError, Variant, tables_of
 from llmc.compiler.cache import cache_root, key_of
 from llmc.compiler.config import HubSource, Progress, no_progress
-from llmc.compiler.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.compiler.output import check_output, refuse_another
 from llmc.compiler.packed import record_weights, recorded_weights
-from llmc.compiler.pipeline import PhaseClock, manifest_source, manifest_weights, model_parameters, model_record
+from llmc.compiler.pipeline import (
+    PhaseClock,
+    manifest_source,
+    manifest_weights,
+    model_parameters,
+    model_record,
+    weight_shapes,
+)
 from llmc.compiler.targets.cpu import native_target, runs_here
 from llmc.compiler.weights import plan_weights, write_weights
+from llmc.manifest import listed_files, write_manifest
 from llmc.models.config import ModelConfig, load_config
 from llmc.models.loader import Checkpoint
 
@@ -80,12 +87,8 @@ def apply_bundle(
         if not overwrite:
             refuse_another(output, there, described, model)
         checkpoint = Checkpoint(model)
-        graphs, code = bundle.read(variant, "graphs.bin"), bundle.read(variant, "kernels.so")
-        try:
-            patch = GraphsPatch(graphs)
-        except GraphsPatchError as error:
-            raise BundleError(f"graphs.bin of {bundle.path} cannot be read: {error}") from None
-        check_layout(variant.requests, resolved, patch, bundle.path)
+        patch, code = tables_of(bundle, variant), bundle.read(variant, "kernels.so")
+        _check_weights(bundle, variant, config)
         layout = plan_weights(variant.requests, resolved.target.panel_columns)
     with staged_directory(output) as staging:
         with clock.phase("weights") as on_weight:
@@ -107,7 +110,7 @@ def apply_bundle(
             (staging / "graphs.bin").write_bytes(patch.with_weights(model_record(resolved), crcs))
             (staging / "kernels.so").write_bytes(code)
             copy_files(model, staging, names)
-            manifest = {**described, "weights_crc32": crcs}
+            manifest = {**described, "files": listed_files(staging, names), "weights_crc32": crcs}
             write_manifest(staging / "manifest.json", manifest)
     return ApplyReport(
         artifact=output,
@@ -142,6 +145,16 @@ def _check_architecture(bundle: Bundle, variant: Variant, model: Path, config: M
     if differ:
         facts = "; ".join(f"{n} {_short(found.get(n))} where it has {_short(wanted.get(n))}" for n in differ[:4])
         raise BundleError(f"{model} is no model of the architecture of {bundle.path}: {facts}")
+
+
+def _check_weights(bundle: Bundle, variant: Variant, config: ModelConfig) -> None:
+    shapes = weight_shapes(config, variant.resolved.max_model_len)
+    for request in variant.requests:
+        if shapes.get(request.name) != request.shape:
+            raise BundleError(
+                f"{bundle.path} has weight {request.name[:80]!a} of shape {request.shape}, and its model has "
+                f"{shapes.get(request.name)}: create the bundle again"
+            )
 
 
 def _short(value: Any) -> str:

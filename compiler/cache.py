@@ -25,11 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from llmc.compiler.cached_artifacts import cached_artifacts, drop_leftovers, remove_artifact
+from llmc.regular_file import open_regular, parse_json, read_regular
 
 _MAGIC = b"LLMCENT1"
 _PREFIX = struct.Struct("<8sI")
 _DIGEST_BYTES = 32
 _MAX_HEADER_BYTES = 16 << 20
+_MAX_ENTRY_BYTES = 1 << 32
 _NAME = re.compile(r"([0-9a-f]{64})\.entry")
 _KEY = re.compile(r"[0-9a-f]{64}")
 _STALE_TEMPORARY_S = 3600.0
@@ -148,13 +150,13 @@ def _decode_header(raw: bytes, key: str) -> tuple[dict[str, str], dict[str, Any]
     if magic != _MAGIC or length > _MAX_HEADER_BYTES or start > len(raw):
         raise _Damaged
     try:
-        header = json.loads(raw[_PREFIX.size : start])
+        header = parse_json(raw[_PREFIX.size : start])
         components, meta, size = header["components"], header["meta"], header["payload_bytes"]
         if not isinstance(components, dict) or not isinstance(meta, dict) or type(size) is not int or size < 0:
             raise _Damaged
         if key_of(components) != key:
             raise _Damaged
-    except (ValueError, KeyError, TypeError, RecursionError, CacheError):
+    except (ValueError, KeyError, TypeError, CacheError):
         raise _Damaged from None
     return components, meta, size, start
 
@@ -227,7 +229,7 @@ class GraphCache:
         """The payload of `key`, or None. A damaged entry is dropped and is a miss. Marks the entry as used."""
         path = self._path(key)
         try:
-            raw = path.read_bytes()
+            raw = read_regular(path, _MAX_ENTRY_BYTES)
         except OSError:
             return None
         try:
@@ -264,7 +266,7 @@ class GraphCache:
 
     def _read_entry(self, key: str, path: Path) -> Entry | None:
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 info = os.fstat(file.fileno())
                 prefix = file.read(_PREFIX.size)
                 if len(prefix) == _PREFIX.size:
@@ -302,7 +304,7 @@ class GraphCache:
         unreadable: list[str] = []
         for key, path in self._files():
             try:
-                _decode(path.read_bytes(), key)
+                _decode(read_regular(path, _MAX_ENTRY_BYTES), key)
             except FileNotFoundError:
                 continue  # collected by another process meanwhile
             except (OSError, _Damaged):
@@ -364,7 +366,7 @@ class GraphCache:
         with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
             for key in chosen:
                 try:
-                    raw = self._path(key).read_bytes()
+                    raw = read_regular(self._path(key), _MAX_ENTRY_BYTES)
                     _decode(raw, key)
                 except (OSError, _Damaged):
                     if keys is None:
@@ -384,9 +386,9 @@ class GraphCache:
         """Add the entries of an archive made by `export`. Raises CacheError, and adds none, if any member is bad."""
         found: dict[str, bytes] = {}
         try:
-            limit = Path(path).stat().st_size
             # Uncompressed only, and no sparse member: what is read cannot be larger than the archive.
-            with tarfile.open(path, mode="r:") as tar:
+            with open_regular(Path(path)) as archive, tarfile.open(fileobj=archive, mode="r:") as tar:
+                limit = os.fstat(archive.fileno()).st_size
                 for member in tar:
                     match = _NAME.fullmatch(member.name)
                     if not match or not member.isreg() or member.issparse() or member.size > limit:
@@ -416,7 +418,7 @@ class GraphCache:
         with self._locked():
             for key in sorted(set(keys)) if keys is not None else [key for key, _ in other._files()]:
                 try:
-                    raw = other._path(key).read_bytes()
+                    raw = read_regular(other._path(key), _MAX_ENTRY_BYTES)
                     _decode(raw, key)
                 except (OSError, _Damaged):
                     if keys is None:
@@ -429,7 +431,7 @@ class GraphCache:
         """Stores an entry that is not there, or there with damage; False when it is there."""
         path = self._path(key)
         with contextlib.suppress(OSError, _Damaged):
-            _decode(path.read_bytes(), key)
+            _decode(read_regular(path, _MAX_ENTRY_BYTES), key)
             return False
         self._store(path, raw)
         return True

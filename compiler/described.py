@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +12,14 @@ from llmc.buckets.bucket import PHASES
 from llmc.compiler.config import CompileError
 from llmc.compiler.resolve import Resolved
 from llmc.compiler.targets.cpu import Target
+from llmc.manifest import ManifestError, read_manifest
 from llmc.models.config import ModelConfig, RopeScaling
 from llmc.quantize import QuantizeError, Recipe, Scheme, WeightFormat, get_scheme
+
+_NEEDED = (
+    "model", "target", "act_dtype", "kv_dtype", "max_model_len", "max_num_seqs", "block_size", "buckets", "weights",
+    "files", "bytes", "kernels",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,22 +44,24 @@ def most_tokens(buckets: Iterable[Bucket]) -> int:
 
 def read_described(artifact: Path) -> Described:
     """Raises CompileError when `artifact` is none, or none whose manifest this version of llmc understands."""
-    path = artifact / "manifest.json"
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CompileError(f"{artifact} is not an artifact: {path.name}: {error.strerror or error}") from None
-    except (ValueError, RecursionError):
-        raise CompileError(f"{path} is not JSON; compile the model again") from None
-    try:
-        return described(manifest)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        why = str(error) if isinstance(error, (BucketError, QuantizeError)) else f"{type(error).__name__}: {error}"
-        raise CompileError(f"{path} does not describe an artifact of this llmc ({why}); compile it again") from None
+        return described(read_manifest(artifact), str(artifact / "manifest.json"))
+    except ManifestError as error:
+        raise CompileError(str(error)) from None
 
 
-def described(manifest: dict[str, Any]) -> Described:
-    """Raises KeyError, TypeError, ValueError or AttributeError for what is no manifest."""
+def described(manifest: dict[str, Any], origin: str) -> Described:
+    """What a manifest says that `checked_manifest` let pass. Raises CompileError that begins with `origin`."""
+    missing = [name for name in _NEEDED if manifest.get(name) is None]
+    try:
+        if missing:
+            raise BucketError(f"it has no {missing[0]}")
+        return _described(manifest)
+    except (BucketError, QuantizeError) as error:
+        raise CompileError(f"{origin} does not describe an artifact of this llmc ({error}); compile it again") from None
+
+
+def _described(manifest: dict[str, Any]) -> Described:
     buckets = tuple(Bucket.parse(text) for text in manifest["buckets"])
     target = {**manifest["target"], "instruction_sets": tuple(manifest["target"]["instruction_sets"])}
     resolved = Resolved(
@@ -67,14 +74,10 @@ def described(manifest: dict[str, Any]) -> Described:
         block_size=int(manifest["block_size"]),
         max_num_batched_tokens=int(manifest.get("max_num_batched_tokens") or most_tokens(buckets)),
         ladder=ladder_of(buckets),
-        recipe=Recipe({n: _scheme(e) for n, e in manifest["weights"].items() if "scheme" in e}),
-        cut_by=manifest.get("context", {}).get("cut_by"),
+        recipe=Recipe({n: _scheme(n, e) for n, e in manifest["weights"].items() if e.get("scheme") is not None}),
+        cut_by=(manifest.get("context") or {}).get("cut_by"),
     )
-    kernels = tuple(manifest["kernels"])
-    for kernel in kernels:
-        if not isinstance(kernel["symbol"], str) or not isinstance(kernel["key"], str):
-            raise TypeError("a kernel without a name")
-    return Described(manifest, resolved, buckets, kernels)
+    return Described(manifest, resolved, buckets, tuple(manifest["kernels"]))
 
 
 def model_config(fields: Mapping[str, Any]) -> ModelConfig:
@@ -84,5 +87,7 @@ def model_config(fields: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(**{**fields, **lists, "rope_scaling": None if scaling is None else RopeScaling(**scaling)})
 
 
-def _scheme(entry: Mapping[str, Any]) -> Scheme:
+def _scheme(name: str, entry: Mapping[str, Any]) -> Scheme:
+    if entry.get("format") is None:
+        raise QuantizeError(f"weight {name} has a scheme and no format")
     return replace(get_scheme(entry["scheme"]), weight=WeightFormat(**entry["format"]))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from llmc.buckets import Bucket
 from llmc.buckets.bucket import beyond
-from llmc.compiler.artifact import graphs_bin, staged_directory, write_manifest
+from llmc.compiler.artifact import graphs_bin, staged_directory
 from llmc.compiler.build import BuiltKernel, build_kernels
 from llmc.compiler.cache import GraphCache, cache_root
 from llmc.compiler.config import CompileError, Progress, no_progress
@@ -30,6 +30,7 @@ from llmc.compiler.output import OWN_FILES, check_output, is_artifact, refuse_an
 from llmc.compiler.pipeline import PhaseClock, Tracer, manifest_kernel, model_record, weight_requests, weight_shapes
 from llmc.compiler.plan import GraphShape, plan_graphs
 from llmc.compiler.weights import WeightLayout, plan_weights
+from llmc.manifest import write_manifest
 
 _FICLONE = 0x40049409  # Linux: ioctl_ficlone(2)
 Graphs = Mapping[Bucket, tuple[GraphShape, CommandList]]
@@ -93,6 +94,9 @@ def _add(
     with clock.phase("load"):
         if not is_artifact(artifact):
             raise CompileError(f"{artifact} is not an artifact; give the directory that llmc compile wrote")
+        for name in sorted(OWN_FILES):
+            if not (artifact / name).is_file():
+                raise CompileError(f"{artifact / name} is missing or no regular file; compile the model again")
         old = read_described(artifact)
         common = old.resolved.graph_components()
         _check_components(artifact, old.manifest.get("graph_components"), common)

@@ -57,6 +57,12 @@ class GraphsPatch:
             raise GraphsPatchError(f"it is damaged: {error}") from None
 
     @property
+    def model(self) -> bytes:
+        """The model record, as `pack_model` writes it."""
+        start = self._sections[_MODEL][0]
+        return bytes(self._data[start : start + MODEL_LAYOUT.size])
+
+    @property
     def weights_sums(self) -> tuple[int, int]:
         """Bytes of weights.safetensors, and the CRC-32 of its header."""
         return self._header[_WEIGHTS_BYTES], self._header[_WEIGHTS_CRC32]

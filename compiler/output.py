@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from llmc.compiler.config import CompileError
+from llmc.manifest import MAX_BYTES, MAX_COPIED_BYTES
+from llmc.regular_file import parse_json, read_regular
 
 # Beside the files that the manifest lists.
 OWN_FILES = frozenset({"graphs.bin", "kernels.so", "manifest.json", "weights.safetensors"})
@@ -42,7 +44,8 @@ def check_output(output: Path) -> dict[str, Any] | None:
     if not is_artifact(output):
         raise CompileError(f"{output} exists and is not an llmc artifact; choose another -o or remove it")
     manifest = _manifest(output)
-    listed = OWN_FILES.union(manifest["files"])
+    # Whatever a manifest says, nothing else is ever written there.
+    listed = OWN_FILES.union(manifest["files"]).intersection({*OWN_FILES, *COPIED_FILES})
     with os.scandir(output) as entries:
         for entry in sorted(entries, key=lambda one: one.name):
             if entry.name not in listed or entry.is_dir(follow_symlinks=False):
@@ -56,10 +59,10 @@ def check_output(output: Path) -> dict[str, Any] | None:
 def _manifest(artifact: Path) -> dict[str, Any]:
     path = artifact / "manifest.json"
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = parse_json(read_regular(path, MAX_BYTES))
         if isinstance(manifest, dict) and all(isinstance(name, str) for name in manifest["files"]):
             return manifest
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass
     raise CompileError(f"{path} does not say which files are the artifact's: choose another -o or remove {artifact}")
 
@@ -99,6 +102,6 @@ def _differs(old: object, new: object) -> bool:
 
 def _bytes(file: Path) -> bytes | None:
     try:
-        return file.read_bytes()
+        return read_regular(file, MAX_COPIED_BYTES)
     except OSError:
         return None

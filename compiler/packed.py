@@ -13,14 +13,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from llmc.regular_file import parse_json, read_regular
+
 _KEPT = 64
 
 
 def recorded_weights(root: Path, key: str) -> dict[str, int] | None:
     """CRC-32 of every weight that was packed under `key`, by name; None when none is known of."""
     try:
-        crcs = json.loads(_path(root, key).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        crcs = parse_json(read_regular(_path(root, key), 1 << 24))
+    except (OSError, ValueError):
         return None
     if isinstance(crcs, dict) and all(type(crc) is int for crc in crcs.values()):
         return crcs

@@ -24,7 +24,6 @@ from llmc.compiler.artifact import (
     graphs_bin,
     reuse_weights,
     staged_directory,
-    write_manifest,
 )
 from llmc.compiler.build import BuiltKernel, build_kernels
 from llmc.compiler.cache import GraphCache, cache_root, key_of
@@ -47,6 +46,7 @@ from llmc.compiler.tuning import Choice, check_runs_here, tune
 from llmc.compiler.tvm_import import import_tvm
 from llmc.compiler.weights import WeightRequest, plan_weights, write_weights
 from llmc.hub_id import hub_id
+from llmc.manifest import listed_files, write_manifest
 from llmc.models import weight_map
 from llmc.models.config import ModelConfig
 from llmc.models.loader import Checkpoint, Parameter, load_parameters
@@ -283,7 +283,12 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
                 "weights": layout.total_bytes,
                 "arena": max(of.arena_bytes for of in command_lists),
             }
-            described = {**asked_for, "bytes": sizes, "kernels": [manifest_kernel(k) for k in kernels]}
+            described = {
+                **asked_for,
+                "files": listed_files(staging, names),
+                "bytes": sizes,
+                "kernels": [manifest_kernel(k) for k in kernels],
+            }
             write_manifest(staging / "manifest.json", {**described, "weights_crc32": crcs})
         with clock.phase("publish"):
             # Syncs and renames the staged directory.

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmc.manifest import ManifestError, read_listed
+from llmc.regular_file import decoded
+
 from .params import RequestError
 
 if TYPE_CHECKING:
@@ -117,12 +120,15 @@ def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
             templates[name] = text
     elif configured is not None:
         raise ChatTemplateError(f"chat_template of {path / 'tokenizer_config.json'} is neither a text nor a list")
-    file = path / "chat_template.jinja"
-    if file.is_file():
-        try:
-            templates["default"] = file.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ChatTemplateError(f"cannot read {file}: {_one_line(error)}") from error
+    name = "chat_template.jinja"
+    try:
+        content = read_listed(path, name)
+        if content is not None:
+            templates["default"] = decoded(content)
+    except ManifestError as error:
+        raise ChatTemplateError(str(error)) from None
+    except UnicodeDecodeError as error:
+        raise ChatTemplateError(f"cannot read {path / name}: {_one_line(error)}") from error
     return templates
 
 

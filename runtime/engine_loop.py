@@ -10,9 +10,10 @@ from .context_limit import ContextLimit
 from .engine import Event
 from .frontend import PreparedRequest
 from .generation import Gathered
-from .guides import GuideError, TokenGuide
+from .guide_compiler import GuideError
 from .handle import LlmcError
 from .outputs import RequestFailure, RequestOutput, TokenDelta
+from .shared_guides import SharedGuides
 
 # What the engine may refuse in one request that the checks before cannot see; any other error is the engine's own.
 REFUSALS = ("invalid_argument", "out_of_range", "out_of_memory")
@@ -30,7 +31,8 @@ class Job:
         self.gathered = Gathered(request.params)
         self.engine_id: int | None = None
         self.submit_ns = 0
-        self.guides: list[TokenGuide] = []
+        make = request.make_guide
+        self.guides = None if make is None else SharedGuides(make, request.params.n)
         self.told = False
 
     def gather(self, told: Callable[[TokenDelta], None] | None = None) -> None:
@@ -45,9 +47,13 @@ class Job:
     def take(self, event: Event) -> None:
         """Takes an event that is about this request."""
         self.generation.take(event)
-        if event.kind == "token" and self.guides:
+        if self.guides is None:
+            return
+        if event.kind == "finished":
+            self.guides.drop(event.output_index)
+        elif event.kind == "token":
             try:
-                self.guides[event.output_index].accept(event.token_id)
+                self.guides.accept(event.output_index, event.token_id)
             except GuideError as error:
                 self.generation.fail(RequestFailure("guide", str(error)))
 
@@ -117,7 +123,7 @@ class EngineLoop:
                 news.append(job)
             if job.generation.done:
                 del self._jobs[event.request_id]
-                job.guides = []
+                job.guides = None
                 if not job.generation.engine_done:
                     self._cancel(event.request_id)
         if not progressed and not events and self._jobs:
@@ -132,8 +138,6 @@ class EngineLoop:
             wants["num_prompt_logprobs"] = request.params.prompt_logprobs
         if request.make_guide is not None:
             wants["guided"] = True
-            # Not sooner: a guide takes memory, and a million requests may wait.
-            job.guides = [request.make_guide() for _ in range(request.params.n)]
         job.submit_ns = time.monotonic_ns()
         try:
             job.engine_id = int(self._engine.submit(request.token_ids, request.params, **wants))
@@ -143,15 +147,16 @@ class EngineLoop:
             job.generation.fail(RequestFailure(error.name, str(error)))
 
     def _set_mask(self, job: Job, event: Event) -> None:
-        guide = job.guides[event.output_index]
-        if guide.finished:
-            # The text is complete. The engine ends it by an eos, which is not told any more.
-            job.generation.finish_output(event.output_index)
+        assert job.guides is not None
         try:
-            mask = guide.mask()
+            mask = job.guides.mask(event.output_index)
+            finished = job.guides.finished(event.output_index)
         except GuideError as error:
             job.generation.fail(RequestFailure("guide", str(error)))
             return
+        if finished:
+            # The text is complete. The engine ends it by an eos, which is not told any more.
+            job.generation.finish_output(event.output_index)
         self._engine.set_token_mask(event.request_id, event.output_index, mask)
 
     def _abandon(self, running: Iterable[int]) -> None:

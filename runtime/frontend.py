@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 from .context_limit import ContextLimit
 from .detokenizer import Decode
 from .generation import Gathered, Generation, decoder
-from .guides import GuideCompiler, Guided, TokenGuide
+from .guide_compiler import GuideCompiler, TokenGuide
+from .guides import Guided
 from .outputs import RequestOutput, Timings, Usage
 from .params import RequestError, SamplingParams
 from .tokenizer import Tokenizer, TokenizerError, read_generation_config, read_model_type
@@ -125,8 +126,8 @@ class Frontend:
         try:
             tokenizer = self.tokenizer
         except TokenizerError:
-            # Prompts of token ids run without a tokenizer; only text needs one.
-            if text is not None or params.stop:
+            # Prompts of token ids run without a tokenizer, but not with a damaged one; only text needs one.
+            if text is not None or params.stop or (self.path / "tokenizer.json").exists():
                 raise
         return PreparedRequest(index, text, token_ids, params, decoder(tokenizer, params), self._guide_maker(params))
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmc.regular_file import read_regular
+
 PHASES = ("prefill", "decode", "mixed")
 FAMILIES = ("embedding", "norm", "linear", "rope", "attention", "activation", "gather", "other")
 DTYPES = ("f32", "bf16", "f16", "i8", "u8", "i32")
@@ -31,6 +33,7 @@ VERSION = 3
 ALIGNMENT = 64
 MAX_BUFFERS = 12
 MAX_WEIGHT_PARTS = 2
+_MAX_BYTES = 1 << 30
 
 # Word for word the records of FORMAT.md, where compiler and runtime meet; the writer has its own copy, because neither
 # side imports the other. tests/test_graphs_file.py compares the three.
@@ -467,8 +470,7 @@ def read_graphs(artifact: Path) -> Tables:
     artifact = Path(artifact)
     path = artifact / "graphs.bin" if artifact.is_dir() else artifact
     try:
-        with open(path, "rb") as file:
-            data = file.read()
+        data = read_regular(path, _MAX_BYTES)
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror or error}; is {artifact} an llmc artifact?") from None
     try:

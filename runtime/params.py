@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from llmc.shown import shown
+
 if TYPE_CHECKING:
     from .guides import Guided
 
@@ -78,7 +80,7 @@ class SamplingParams:
             _whole("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         for text in stop:
             if not isinstance(text, str) or not text:
-                raise RequestError(f"stop {text!r} is not a non-empty string")
+                raise RequestError(f"stop {shown(text)} is not a non-empty string")
         for token in self.stop_token_ids:
             _whole("stop_token_ids", token, 0, (1 << 31) - 1)
         for token, bias in self.logit_bias.items():
@@ -108,10 +110,10 @@ class SamplingParams:
 
 def _whole(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise RequestError(f"{name} {value!r} is out of range: use a whole number from {low} to {high}")
+        raise RequestError(f"{name} {shown(value)} is out of range: use a whole number from {low} to {high}")
 
 
 def _real(name: str, value: object, low: float, high: float) -> None:
     fine = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not fine or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type, operator]
-        raise RequestError(f"{name} {value!r} is out of range: use a number from {low:g} to {high:g}")
+    if not fine or not low <= value <= high or not math.isfinite(value):  # type: ignore[arg-type, operator]
+        raise RequestError(f"{name} {shown(value)} is out of range: use a number from {low:g} to {high:g}")

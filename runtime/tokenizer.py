@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from llmc.manifest import ManifestError, read_listed, read_manifest
 
 from .chat_template import ChatTemplates, token_text
 from .params import RequestError
@@ -38,10 +41,11 @@ class Tokenizer:
         from tokenizers import Tokenizer as Backend
 
         file = path / "tokenizer.json"
-        if not file.is_file():
+        content = _listed(path, file.name)
+        if content is None:
             raise TokenizerError(f"{file} is missing: give prompts as token ids, or compile from a model that has it")
         try:
-            self._backend = Backend.from_file(str(file))
+            self._backend = Backend.from_buffer(content)
         except Exception as error:  # the library raises bare Exception
             raise TokenizerError(
                 f"cannot read {file}: {_one_line(error)}; mend the model's and compile it again"
@@ -50,7 +54,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         # Older models name their special tokens only in the map.
-        self.config = _read_json(path / "special_tokens_map.json") | _read_json(path / "tokenizer_config.json")
+        self.config = _read_json(path, "special_tokens_map.json") | _read_json(path, "tokenizer_config.json")
         self.generation_config = read_generation_config(path)
         self._chat_templates = ChatTemplates(path, self.config, chat_template)
         self.bos_token = token_text(self.config.get("bos_token"))
@@ -119,29 +123,23 @@ def artifact_tokenizer(path: Path, chat_template: str | None = None) -> Tokenize
 
     Raises TokenizerError for one that is damaged, and for one that the manifest lists but that is gone.
     """
-    if (path / "tokenizer.json").exists():
+    if os.path.lexists(path / "tokenizer.json") or _listed(path, "tokenizer.json") is not None:
         return Tokenizer(path, chat_template)
-    try:
-        listed = _read_json(path / "manifest.json").get("files")
-    except TokenizerError:
-        return None  # what people read; opening the artifact says what is wrong with the rest
-    if isinstance(listed, list) and "tokenizer.json" in listed:
-        raise TokenizerError(f"{path / 'tokenizer.json'} is gone: compile the model again")
     return None
 
 
 def read_generation_config(path: Path) -> dict[str, Any]:
     """generation_config.json of an artifact; empty when there is none. Raises TokenizerError."""
-    return _read_json(path / "generation_config.json")
+    return _read_json(path, "generation_config.json")
 
 
 def read_model_type(path: Path) -> str | None:
     """The family that an artifact was compiled from; None when its manifest does not say."""
     try:
-        model_type = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["model"]["model_type"]
-    except (OSError, ValueError, KeyError, TypeError):
+        model = read_manifest(path).get("model")
+    except ManifestError:
         return None
-    return str(model_type)
+    return None if model is None else str(model["model_type"])
 
 
 @contextmanager
@@ -156,16 +154,24 @@ def _panics(what: str) -> Iterator[None]:
         raise RequestError(f"cannot {what}: {_one_line(error)}") from error
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    content = _listed(folder, name)
+    if content is None:
         return {}
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise TokenizerError(f"cannot read {file}: {_one_line(error)}") from error
+        data = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"cannot read {folder / name}: {_one_line(error)}") from error
     if not isinstance(data, dict):
-        raise TokenizerError(f"{file} must hold a JSON object, not {type(data).__name__}")
+        raise TokenizerError(f"{folder / name} must hold a JSON object, not {type(data).__name__}")
     return data
+
+
+def _listed(folder: Path, name: str) -> bytes | None:
+    try:
+        return read_listed(folder, name)
+    except ManifestError as error:
+        raise TokenizerError(str(error)) from None
 
 
 def _one_line(error: BaseException) -> str:

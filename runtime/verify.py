@@ -1,4 +1,4 @@
-"""Reads every byte of an artifact and compares it with the checksums in graphs.bin (FORMAT.md).
+"""Reads every byte of an artifact and compares it with the checksums in graphs.bin and manifest.json (FORMAT.md).
 
 In Python, so that it also works where the artifact's instruction set cannot run; `binding.Artifact.verify` is the
 native one.
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmc.manifest import ManifestError, check_listed
+from llmc.regular_file import open_regular
 from llmc.runtime.graphs_file import FormatError, Tables
 
 Progress = Callable[[int, int], None]
@@ -44,8 +46,13 @@ class _Part:
 def verify_artifact(artifact: Path, tables: Tables, progress: Progress = lambda done, total: None) -> list[Damage]:
     """Every damaged part of kernels.so and weights.safetensors, in the order of the files; `tables` is graphs.bin.
 
-    Raises FormatError where a file is missing, has another size, or the disk does not deliver it.
+    Raises FormatError where a file is missing, has another size, or the disk does not deliver it, and where the
+    manifest or a file that was copied from the model is damaged.
     """
+    try:
+        check_listed(artifact)
+    except ManifestError as error:
+        raise FormatError(str(error)) from None
     parts = _parts(artifact, tables)
     total = sum(part.bytes for part in parts)
     done = 0
@@ -53,7 +60,7 @@ def verify_artifact(artifact: Path, tables: Tables, progress: Progress = lambda 
     for part in parts:
         crc, zero = 0, True
         try:
-            with (artifact / part.file).open("rb") as file:
+            with open_regular(artifact / part.file) as file:
                 file.seek(part.offset)
                 left = part.bytes
                 while left:
@@ -95,7 +102,7 @@ def _parts(artifact: Path, tables: Tables) -> list[_Part]:
 def _header_bytes(path: Path) -> int:
     """Bytes of a safetensors header with its length."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             length = int.from_bytes(file.read(8), "little")
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror or error}") from None

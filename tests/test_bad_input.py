@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from conftest import TINY_LADDER, TinyArtifact
+from manifests import edit_manifest
 
 from llmc.cli import main as cli
 from llmc.compiler import pipeline
@@ -323,8 +324,7 @@ def test_output_of_others_is_refused_untouched(
 
 
 def test_artifact_is_replaced_also_through_a_link(tiny_artifact: TinyArtifact, artifact: Path, tmp_path: Path) -> None:
-    manifest = json.loads((artifact / "manifest.json").read_text())
-    (artifact / "manifest.json").write_text(json.dumps({**manifest, "format_version": 2, "kernels": []}))
+    edit_manifest(artifact, format_version=2, kernels=[])
     link = tmp_path / "link"
     link.symlink_to(artifact)
     opened = Artifact(artifact)  # a reader of the old one keeps it
@@ -371,13 +371,14 @@ def test_killed_compilation_leaves_nothing_broken(tiny_artifact: TinyArtifact, t
     assert not output.exists()
     (left,) = tmp_path.glob("out.tmp-*")
     assert not (left / "manifest.json").exists()
-    bystanders = [tmp_path / "out.tmp-notes", tmp_path / "out2.tmp-00000000"]
+    bystanders = [tmp_path / "out.tmp-notes", tmp_path / "out2.tmp-00000000", tmp_path / "out.tmp-00000000"]
     for folder in bystanders:
         folder.mkdir()
+        (folder / "precious.txt").write_text("x")
     assert cli.main(["cache", "verify", "--cache-dir", str(cache)]) == 0
     assert cli.main(argv) == 0
     assert not left.exists()
-    assert all(folder.is_dir() for folder in bystanders)
+    assert all((folder / "precious.txt").is_file() for folder in bystanders)
     for name in ("graphs.bin", "weights.safetensors", "kernels.so"):
         assert (output / name).read_bytes() == (tiny_artifact.artifact / name).read_bytes()
 

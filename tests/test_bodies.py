@@ -91,3 +91,13 @@ def test_what_is_large_and_allowed_is_parsed() -> None:
     request = parse(CompletionRequest, json.dumps({"prompt": text}).encode())
     assert isinstance(request, CompletionRequest)
     assert request.prompt == text
+
+
+def test_one_point_nothing_is_one() -> None:
+    request = parse(CompletionRequest, b'{"prompt": [1.0, 2], "n": 2.0, "temperature": 1, "top_p": 1.0, "seed": 3e0}')
+    assert isinstance(request, CompletionRequest)
+    assert (request.prompt, request.n, request.seed, request.top_p) == ([1, 2], 2, 3, 1.0)
+    assert type(request.n) is int
+    for wrong in (b'{"prompt": [1.5]}', b'{"prompt": "a", "n": 1.5}', b'{"prompt": "a", "n": "1"}'):
+        with pytest.raises(RequestValidationError):
+            parse(CompletionRequest, wrong)

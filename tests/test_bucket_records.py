@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from manifests import edit_manifest
 
 from llmc.buckets.bucket import Bucket, BucketError
 from llmc.buckets.misses import Miss, append_misses, read_misses
@@ -180,7 +181,7 @@ def test_artifacts_that_differ(tiny_artifact: TinyArtifact, tmp_path: Path, caps
     gone = manifest["buckets"].pop()
     manifest["graph_components"]["block_size"] = "64"
     manifest["kernels"][0]["components"]["template"] = "changed"
-    (other / "manifest.json").write_text(json.dumps(manifest))
+    edit_manifest(other, **manifest)
     assert main(["cache", "diff", str(artifact), str(other), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["buckets"]["only_a"] == [gone]
@@ -199,14 +200,13 @@ def test_weights_differ_by_their_bytes_alone(
 ) -> None:
     other = tmp_path / "other"
     shutil.copytree(tiny_artifact.artifact, other)
-    path = other / "manifest.json"
-    manifest = json.loads(path.read_text())
-    path.write_text(json.dumps({**manifest, "weights_key": "packed on another day", "weights_mtime_ns": 1}))
+    manifest = json.loads((other / "manifest.json").read_text())
+    edit_manifest(other, weights_key="packed on another day", weights_mtime_ns=1)
     assert main(["cache", "diff", str(tiny_artifact.artifact), str(other)]) == 0
     assert capsys.readouterr().out.startswith("nothing differs: ")
     names = list(manifest["weights_crc32"])[:5]
     crcs = {name: crc + (name in names) for name, crc in manifest["weights_crc32"].items()}
-    path.write_text(json.dumps({**manifest, "weights_crc32": crcs}))
+    edit_manifest(other, weights_crc32=crcs)
     assert main(["cache", "diff", str(tiny_artifact.artifact), str(other), "--json"]) == 0
     assert {d["name"] for d in json.loads(capsys.readouterr().out)["weights"]} == set(names)
     assert main(["cache", "diff", str(tiny_artifact.artifact), str(other)]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from llmc.buckets.cost_table import CostTable, ReplayCost, artifact_key, table_n
 from llmc.cli.main import main
 from llmc.compiler.bundle import BundleError, create_bundle, read_bundle
 from llmc.compiler.bundle_apply import apply_bundle, choose_variant
+from llmc.compiler.bundle_archive import ArchiveError, opened
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.compiler.pipeline import compile_model
@@ -196,6 +198,58 @@ def rewrite(bundle: Path, **members: bytes) -> None:
             archive.writestr(name, data)
 
 
+def changed_variant(index: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**index, "variants": [{**index["variants"][0], **changes}]}
+
+
+def with_manifest(index: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return changed_variant(index, manifest={**index["variants"][0]["manifest"], **changes})
+
+
+def with_request(index: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    first, *others = index["variants"][0]["requests"]
+    return changed_variant(index, requests=[{**first, **changes}, *others])
+
+
+def with_bytes(index: dict[str, Any], code: int) -> dict[str, Any]:
+    return changed_variant(index, bytes={**index["variants"][0]["bytes"], "kernels.so": code})
+
+
+def test_what_an_archive_unpacks_to_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "b.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros", bytes(1 << 20))
+    packed = bytearray(path.read_bytes())
+    with opened(path) as found:
+        assert found.read("zeros", 1 << 20) == bytes(1 << 20)
+        with pytest.raises(ArchiveError, match="zeros is larger than 1048575 bytes"):
+            found.read("zeros", (1 << 20) - 1)
+    # An archive that says less than there is: no more than that is unpacked.
+    for size in (5, (1 << 20) - 1, (1 << 20) + 1):
+        path.write_bytes(packed.replace((1 << 20).to_bytes(4, "little"), size.to_bytes(4, "little")))
+        with opened(path) as found, pytest.raises(ArchiveError):
+            found.read("zeros", 1 << 30)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_other_archives(method: int, tmp_path: Path) -> None:
+    path = tmp_path / "b.zip"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("a", b"x" * 100)
+    with pytest.raises(ArchiveError, match=f"is packed by method {method}"), opened(path):
+        pass
+    link = zipfile.ZipInfo("a")
+    link.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(link, b"/etc/passwd")
+    with pytest.raises(BundleError, match="its member 'a' is no file"):
+        read_bundle(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(BundleError, match="it is a pipe, not a regular file"):
+        read_bundle(path)
+
+
 def test_damage(tiny_artifact: TinyArtifact, tuned: Path, bundle: Path, tmp_path: Path) -> None:
     whole = bundle.read_bytes()
     index = json.loads(zipfile.ZipFile(bundle).read("bundle.json"))
@@ -204,11 +258,18 @@ def test_damage(tiny_artifact: TinyArtifact, tuned: Path, bundle: Path, tmp_path
         with pytest.raises(BundleError, match="is not a bundle"):
             read_bundle(bundle)
     for changed, why in (
-        ({**index, "llmc_bundle": 9}, "a bundle of version 9, not 1"),
+        ({**index, "llmc_bundle": 9}, "its version is 9, not 1"),
         ({**index, "fingerprint": "0" * 64}, "its fingerprint is not that"),
-        ({**index, "variants": []}, "has no variant"),
-        ({**index, "variants": [{}]}, "is not a bundle that this llmc reads"),
-        ([], "a bundle of version None"),
+        ({**index, "variants": []}, r"variants is \[\]: "),
+        ({**index, "variants": [{}]}, r"variants\.0\.manifest is missing"),
+        ({**index, "costs": ["../../precious.json"]}, r"costs\.0 is '\.\./\.\./precious\.json'"),
+        ([], "its version is None"),
+        (with_manifest(index, block_size=0), "block_size is 0"),
+        (with_manifest(index, block_size=48), "the manifest of variant 0 has another block_size than the bundle"),
+        (with_manifest(index, max_num_seqs=True), "max_num_seqs is True"),
+        (with_request(index, shape=[1 << 60, 8]), r"requests\.0\.shape\.0 is 1152921504606846976"),
+        (with_request(index, parts=0), r"requests\.0\.parts is 0"),
+        (with_bytes(index, 1 << 40), r"bytes\.kernels\.so is 1099511627776"),
     ):
         bundle.write_bytes(whole)
         rewrite(bundle, **{"bundle.json": json.dumps(changed).encode()})
@@ -221,7 +282,20 @@ def test_damage(tiny_artifact: TinyArtifact, tuned: Path, bundle: Path, tmp_path
     with pytest.raises(BundleError, match="SHA-256 differs"):
         apply_bundle(read_bundle(bundle), tuned, tmp_path / "out")
     rewrite(bundle, **{"variants/0/kernels.so": bytes(code) * 100})
-    with pytest.raises(BundleError, match="is larger than"):
+    with pytest.raises(BundleError, match=rf"has {100 * len(code)} bytes, not the {len(code)} of the index"):
+        apply_bundle(read_bundle(bundle), tuned, tmp_path / "out")
+    for name in ("../precious", "variants/1/kernels.so", "/etc/passwd"):
+        bundle.write_bytes(whole)
+        rewrite(bundle, **{name: b"x"})
+        with pytest.raises(BundleError, match=f"its index and its members differ in '{name}'"):
+            read_bundle(bundle)
+    bundle.write_bytes(whole)
+    # Another model's tables, whatever the index says of them: its weights would lie elsewhere.
+    rewrite(bundle, **{"bundle.json": json.dumps(with_manifest(index, max_num_seqs=3)).encode()})
+    with pytest.raises(BundleError, match="is not of the model of its manifest"):
+        apply_bundle(read_bundle(bundle), tuned, tmp_path / "out")
+    rewrite(bundle, **{"bundle.json": json.dumps(with_request(index, name="stranger")).encode()})
+    with pytest.raises(BundleError, match="lays weights out otherwise"):
         apply_bundle(read_bundle(bundle), tuned, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     with pytest.raises(BundleError, match="cannot read"):

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from llmc.cli import cache as cli
 from llmc.compiler import cache as module
 from llmc.compiler.cache import CacheError, GraphCache, cache_root, key_of
+from llmc.manifest import ManifestError
 
 COMPONENTS = {"kind": "kernel", "op": "linear", "ir": "abc", "target": "znver4", "tvm": "0.27.0"}
 
@@ -365,5 +366,5 @@ def test_why_of_an_artifact(tmp_path: Path) -> None:
         invoke("why", str(tmp_path), *at)
     for broken in ({"kernels": 3}, {"kernels": [{"symbol": "x"}]}, {"kernels": [{"symbol": "x", "components": {}}]}):
         (artifact / "manifest.json").write_text(json.dumps(broken))
-        with pytest.raises(CacheError):
+        with pytest.raises(ManifestError, match=r"manifest\.json does not describe an artifact of this llmc \(kernels"):
             invoke("why", str(artifact), *at)

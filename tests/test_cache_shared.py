@@ -130,14 +130,14 @@ def test_damage_is_not_passed_on_but_mended(tmp_path: Path) -> None:
 def test_an_entry_that_cannot_be_read_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = GraphCache(tmp_path)
     bad, good = put(cache, 1), put(cache, 2)
-    read = Path.read_bytes
+    read = module.read_regular
 
-    def broken(path: Path) -> bytes:
+    def broken(path: Path, most: int) -> bytes:
         if path.name.startswith(bad):
             raise OSError(5, "Input/output error")
-        return read(path)
+        return read(path, most)
 
-    monkeypatch.setattr(Path, "read_bytes", broken)
+    monkeypatch.setattr(module, "read_regular", broken)
     with monkeypatch.context() as patch:
         patch.setattr(module, "_unlink", lambda _: False)
         report = cache.verify()

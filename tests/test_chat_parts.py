@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 from fake_llm import FakeEngine, FakeLLM
+from manifests import MODEL
 from scripted_server import MARKDOWN
 
 from llmc.cli.chat_backends import EngineBackend
@@ -40,7 +42,7 @@ def test_a_stop_string_ends_the_request(tmp_path: Path) -> None:
 
 
 def test_an_engine_tells_reasoning_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "manifest.json").write_text('{"model": {"model_type": "qwen3"}}')
+    (tmp_path / "manifest.json").write_text(json.dumps({"model": MODEL}))
     llm = FakeLLM(FakeEngine(), tmp_path)
     answer = "<think>\nhm</think>\n\nyes"
     monkeypatch.setattr(llm, "encode_chat", lambda messages: [ord(char) for char in reversed(answer)])

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from compiled import assert_same_bytes
 from conftest import TINY_LADDER, TinyArtifact
+from manifests import edit_manifest
 from rich.console import Console
 
 from llmc.buckets import Bucket
@@ -82,10 +83,10 @@ def test_other_options_are_refused_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("llmc.compiler.pipeline.build_kernels", lambda *_: pytest.fail("refused too late"))
-    manifest = json.loads((artifact / "manifest.json").read_text())
-    # Whatever this machine is.
-    (artifact / "manifest.json").write_text(json.dumps({**manifest, "target": {**manifest["target"], "name": "mine"}}
-                                                       if "--target" in options else manifest))  # fmt: skip
+    if "--target" in options:
+        # Whatever this machine is.
+        target = json.loads((artifact / "manifest.json").read_text())["target"]
+        edit_manifest(artifact, target={**target, "name": "mine"})
     before = {file.name: file.read_bytes() for file in artifact.iterdir()}
     code, err = run(model, artifact, *options)
     assert code == 1
@@ -175,6 +176,17 @@ def test_what_only_looks_like_an_artifact_is_refused(
     assert (output / "precious.txt").read_text() == "x"
 
 
+def test_a_manifest_cannot_give_away_other_files(
+    run: Callable[..., tuple[int, str]], model: Path, artifact: Path
+) -> None:
+    (artifact / "precious.txt").write_text("x")
+    edit_manifest(artifact, files=["generation_config.json", "precious.txt"])
+    code, err = run(model, artifact, "--overwrite")
+    assert code == 1
+    assert "holds precious.txt" in err
+    assert (artifact / "precious.txt").read_text() == "x"
+
+
 def test_adding_in_place_keeps_what_is_not_llmcs(artifact: Path, tiny_artifact: TinyArtifact, tmp_path: Path) -> None:
     (artifact / "notes").mkdir()
     (artifact / "notes" / "today.txt").write_text("years of work")
@@ -208,7 +220,7 @@ def test_applying_a_bundle_follows_the_same_rules(
     assert cli.main([*argv, "--no-tokenizer"]) == 0
     assert_same_bytes(artifact, tiny_artifact.artifact)
     manifest = json.loads((artifact / "manifest.json").read_text())
-    (artifact / "manifest.json").write_text(json.dumps({**manifest, "buckets": manifest["buckets"][1:]}))
+    edit_manifest(artifact, buckets=manifest["buckets"][1:])
     assert cli.main([*argv, "--no-tokenizer"]) == 1
     assert "(buckets differ)" in capsys.readouterr().err
     assert cli.main([*argv, "--no-tokenizer", "--overwrite"]) == 0
@@ -377,8 +389,8 @@ def test_a_server_without_its_tokenizer_is_never_ready(
     text: str | None, said: str, chat_artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     artifact = Path(shutil.copytree(chat_artifact, tmp_path / "artifact"))
-    file, path = artifact / "tokenizer.json", artifact / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "files": [file.name]}))
+    file = artifact / "tokenizer.json"
+    edit_manifest(artifact, files=[file.name])
     if text is None:
         file.unlink()
     else:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from compiled import Pages, random_tokens, replay
 from conftest import TinyArtifact
+from manifests import edit_manifest
 
 from llmc.buckets import Bucket, BucketError
 from llmc.cli.main import main
@@ -80,7 +81,7 @@ def test_nothing_else_changes(artifact: Path, cache: Path) -> None:
         assert now.st_ino == weights.st_ino
     found = json.loads((artifact / "manifest.json").read_text())
     changed = {name for name in found if found[name] != manifest[name]}
-    assert changed <= {"buckets", "bytes", "kernels"}
+    assert changed <= {"buckets", "bytes", "kernels", "sha256"}
     assert found["kernels"][: len(manifest["kernels"])] == manifest["kernels"]
     for index, expected in enumerate(old):
         graph = before.graphs[index]
@@ -178,21 +179,16 @@ def test_a_bucket_beyond_the_limits(artifact: Path, cache: Path, bucket: str, wh
     assert [file.name for file in artifact.parent.iterdir() if ".tmp-" in file.name] == []
 
 
-def edit(artifact: Path, **changes: object) -> None:
-    path = artifact / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
 def test_an_artifact_of_another_compiler(artifact: Path, cache: Path) -> None:
     manifest = json.loads((artifact / "manifest.json").read_text())
-    edit(artifact, graph_components={**manifest["graph_components"], "sources": "0" * 64})
+    edit_manifest(artifact, graph_components={**manifest["graph_components"], "sources": "0" * 64})
     with pytest.raises(CompileError, match=r"another version of the compiler \(sources differ\)"):
         add_buckets(artifact, NEW, cache_dir=cache)
     kernels = [{**k, "key": "0" * 64} for k in manifest["kernels"]]
-    edit(artifact, graph_components=manifest["graph_components"], kernels=kernels)
+    edit_manifest(artifact, graph_components=manifest["graph_components"], kernels=kernels)
     with pytest.raises(CompileError, match="made by another version of the compiler"):
         add_buckets(artifact, NEW, cache_dir=cache)
-    edit(artifact, kernels=manifest["kernels"], weights_crc32={n: 1 for n in manifest["weights_crc32"]})
+    edit_manifest(artifact, kernels=manifest["kernels"], weights_crc32={n: 1 for n in manifest["weights_crc32"]})
     with pytest.raises(CompileError, match=r"graphs\.bin is damaged or was written by another version"):
         add_buckets(artifact, NEW, cache_dir=cache)
 

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.runtime.guides import MAX_SOURCE_BYTES, GuideCompiler, Guided, GuideError, TokenGuide, schema_text
+from llmc.runtime.guide_compiler import GuideCompiler, GuideError, TokenGuide
+from llmc.runtime.guides import MAX_GRAMMAR_BYTES, MAX_SOURCE_BYTES, MAX_TEXT_BYTES, Guided, schema_text
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import RequestError, SamplingParams
 
@@ -266,10 +267,15 @@ def test_refused_token() -> None:
         (lambda: Guided.json_schema({"enum": ["x" * MAX_SOURCE_BYTES]}), f"at most {MAX_SOURCE_BYTES} are taken"),
         (lambda: Guided.json_schema({"enum": [0] * MAX_SOURCE_BYTES}), f"at most {MAX_SOURCE_BYTES} are taken"),
         (lambda: Guided.json_schema(" " * MAX_SOURCE_BYTES + "{}"), f"at most {MAX_SOURCE_BYTES} are taken"),
-        (lambda: Guided.regex("a" * MAX_SOURCE_BYTES), f"at most {MAX_SOURCE_BYTES} are taken"),
-        (lambda: Guided.grammar("root ::= " + "a" * MAX_SOURCE_BYTES), f"at most {MAX_SOURCE_BYTES} are taken"),
+        (lambda: Guided.json_schema({"const": "x" * 100_000}), f"a text in .* at most {MAX_TEXT_BYTES} are taken"),
+        (lambda: Guided.json_schema({"const": {"description": "x" * 9000}}), f"at most {MAX_TEXT_BYTES} are taken"),
+        (lambda: Guided.json_schema({"items": {"pattern": "x" * 9000}}), f"at most {MAX_TEXT_BYTES} are taken"),
+        (lambda: Guided.json_schema({"properties": {"x" * 9000: {}}}), f"a name in .* at most {MAX_TEXT_BYTES} are"),
+        (lambda: Guided.regex("a" * (MAX_TEXT_BYTES + 1)), f"at most {MAX_TEXT_BYTES} are taken"),
+        (lambda: Guided.grammar("root ::= " + "a" * MAX_GRAMMAR_BYTES), f"at most {MAX_GRAMMAR_BYTES} are taken"),
+        (lambda: Guided.choice(["a", "b" * (MAX_TEXT_BYTES + 1)]), f"at most {MAX_TEXT_BYTES} are taken"),
         (lambda: Guided.choice(["a"] * (MAX_SOURCE_BYTES + 1)), f"at most {MAX_SOURCE_BYTES} are taken"),
-        (lambda: Guided.choice(["a" * MAX_SOURCE_BYTES, "b"]), f"at most {MAX_SOURCE_BYTES} are taken"),
+        (lambda: Guided.choice(["a" * 8000] * 17), f"at most {MAX_SOURCE_BYTES} are taken"),
         (lambda: Guided.regex("a("), "unclosed group"),
         (lambda: Guided.regex(r"(?=a)b"), "look-around"),
         (lambda: Guided.regex(""), "give a text that is not empty"),

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from llmc.cli import inspect as cli
 from llmc.cli.graph_formats import InspectError
 from llmc.compiler import graphs_writer as w
+from llmc.manifest import ManifestError
 from llmc.runtime.graphs_file import FAMILIES, FormatError
 
 VOCAB, DIM = 100, 32
@@ -104,7 +105,8 @@ def artifact(tmp_path: Path) -> Path:
     (folder / "weights.safetensors").write_bytes(bytes(size))
     (folder / "kernels.so").write_bytes(CODE)
     sources = {"qkv": ["q_proj.weight", "k_proj.weight", "v_proj.weight"], "embed": ["embed_tokens.weight"]}
-    (folder / "manifest.json").write_text(json.dumps({"fingerprint": "f00d", "weights": sources}))
+    known = {name: {"sources": listed} for name, listed in sources.items()}
+    (folder / "manifest.json").write_text(json.dumps({"fingerprint": "f00d", "weights": known}))
     return folder
 
 
@@ -218,9 +220,12 @@ def test_bad_artifacts_are_named(artifact: Path, tmp_path: Path) -> None:
         invoke(artifact, "-o", tmp_path / "no" / "file")
     for text in ("[]", "{", "\xff", "[" * 100_000):
         (artifact / "manifest.json").write_text(text)
-        with pytest.raises(InspectError, match=r"manifest\.json"):
+        with pytest.raises(ManifestError, match=r"manifest\.json"):
             invoke(artifact)
-    (artifact / "manifest.json").write_text('{"weights": {"embed": 3, "qkv": {"scheme": "awq", "sources": ["a"]}}}')
+    (artifact / "manifest.json").write_text('{"weights": {"embed": 3}}')
+    with pytest.raises(ManifestError, match=r"manifest\.json does not describe .* \(weights\.embed is 3: "):
+        invoke(artifact)
+    (artifact / "manifest.json").write_text('{"weights": {"qkv": {"scheme": "awq", "sources": ["a"]}}}')
     assert "awq" in invoke(artifact)[1]
     (artifact / "weights.safetensors").write_bytes(b"")
     with pytest.raises(FormatError, match="has 0 bytes"):

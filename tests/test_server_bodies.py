@@ -57,7 +57,7 @@ COMPLETION_BODIES: dict[str, str | bytes] = {
     "token beyond int32": '{"prompt": [4294967299]}',
     "negative token": '{"prompt": [-1]}',
     "token is true": '{"prompt": [true]}',
-    "token is 1.0": '{"prompt": [1.0]}',
+    "token is 1.5": '{"prompt": [1.5]}',
     "tokens and texts": '{"prompt": [1, "a"]}',
     "prompt of three levels": '{"prompt": [[[1]]]}',
     "no prompt": "{}",

@@ -14,7 +14,8 @@ import jsonschema_rs
 import pytest
 from server_harness import Running, error_of, running_server
 
-from llmc.runtime.guides import GuideCompiler, Guided
+from llmc.runtime.guide_compiler import GuideCompiler
+from llmc.runtime.guides import Guided
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams
 
@@ -40,6 +41,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "bell"}},
 ]
 NAMED = {"type": "function", "function": {"name": "weather"}}
+_CLOSED = "disable_additional_properties"
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +186,9 @@ def test_max_tokens_cuts_a_constrained_answer(running: Running) -> None:
         ),
         ({"guided_choice": []}, "guided_choice", "at least one"),
         ({"guided_regex": "("}, None, "unclosed group"),
+        ({"guided_json": {"const": "x" * 100_000}}, "guided_json", "at most 8192 are taken"),
+        ({"guided_regex": "x" * 9000}, "guided_regex", "at most 8192 are taken"),
+        ({"structured_outputs": {_CLOSED: 3}}, f"structured_outputs.{_CLOSED}", "is 3: give true or false"),
         ({"guided_json": {"properties": {"a": {"not": {}}}}}, None, "#/properties/a"),
         ({"guided_json": CITY, "guided_regex": "a"}, "guided_json", "exclude each other"),
         ({"structured_outputs": {"xml": "a"}}, "structured_outputs.xml", "use one of json, regex"),
@@ -195,6 +200,25 @@ def test_constraints_that_are_refused(
     error = error_of(running.post("/v1/completions", prompt="x", **constraint), 400)
     assert error["param"] == param
     assert message in error["message"]
+
+
+def test_what_schemas_leave_open(english_artifact: Path) -> None:
+    open_city = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    asked: dict[str, Any] = {"max_tokens": 400, "seed": 1, "temperature": 1.5, "n": 4}
+    with running_server(english_artifact, guided_additional_properties=False, guided_max_string=12) as running:
+        answer = running.complete("The city of", guided_json=open_city, **asked)
+        for choice in answer["choices"]:
+            city = json.loads(choice["text"])
+            assert set(city) == {"name"}
+            assert len(city["name"]) <= 12
+        tool = {"type": "function", "function": {"name": "go", "parameters": open_city}}
+        body = {**asked, "n": 1, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+        (call,) = running.chat("Go.", **body)["choices"][0]["message"]["tool_calls"]
+        assert set(json.loads(call["function"]["arguments"])) == {"name"}
+        # A request has the last word.
+        free = {"json": {**open_city, "required": ["name", "x"]}, "disable_additional_properties": False}
+        for choice in running.complete("The city of", structured_outputs=free, **asked)["choices"]:
+            assert choice["finish_reason"] == "length" or set(json.loads(choice["text"])) >= {"name", "x"}
 
 
 # --- tools ------------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from server_harness import Running, error_of, running_server
 
+from llmc.runtime.tokenizer import Tokenizer
+
 PROMPT = "It is a truth universally acknowledged, that"
 
 
@@ -163,3 +165,20 @@ def test_a_405_names_the_methods(running: Running) -> None:
     assert error["message"] == "/v1/completions does not take GET: use POST"
     assert (error["code"], response.headers["allow"]) == ("method_not_allowed", "POST")
     assert error_of(running.client.delete("/v1/models/tiny"), 405)["message"].endswith("does not take DELETE: use GET")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a" * 1_050_000}),
+        ("/v1/completions", {"prompt": ["a", "a" * 1_050_000]}),
+        ("/tokenize", {"prompt": "a" * 1_050_000}),
+    ],
+)
+def test_a_text_beyond_any_context_is_not_tokenised(
+    running: Running, path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tokenizer, "encode", None)
+    error = error_of(running.client.post(path, json=body), 400)
+    assert "has 1050000 characters: at most 1048576 are read" in error["message"]
+    assert error["code"] == "context_length_exceeded"

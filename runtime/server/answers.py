@@ -12,10 +12,11 @@ from fastapi import Request
 from llmc.runtime.generation import Gathered
 from llmc.runtime.guides import Guided
 from llmc.runtime.outputs import CompletionOutput, TokenDelta
+from llmc.runtime.shared_guides import Guide
 
 from .context import ServerContext
 from .errors import ApiError, draining
-from .requests import EngineRequest, Guide, RequestFailed
+from .requests import EngineRequest, RequestFailed
 from .stream import RequestStream
 
 # Of a token with its logprob: the token, the number, the bytes.
@@ -47,7 +48,7 @@ async def guide_maker(server: ServerContext, guided: Guided | None) -> Callable[
     if guided is None:
         return None
     compiler = await server.guide_compiler()
-    return await server.lanes.compile(lambda: compiler.compile(guided))
+    return await server.lanes.compile(lambda: compiler.compile(guided), len(guided.source))
 
 
 def submit(server: ServerContext, requests: Sequence[EngineRequest], *, streams: bool = False) -> list[RequestStream]:

@@ -49,5 +49,5 @@ def create_app(
     add_routes(app, server)
     security.install(app, config, server.memory)
     watching.install(app)
-    openapi.install(app, config)
+    openapi.install(app, config, engine)
     return app

@@ -28,7 +28,7 @@ from llmc.runtime.joining import join_graphs
 from llmc.runtime.outputs import RequestFailure
 from llmc.runtime.tokenizer import artifact_tokenizer, read_generation_config
 
-from .guides import GuideWorker
+from .guides import GuideWorkers
 from .pace import Pace
 from .profiler import Profiler
 from .requests import EngineRequest, QueueFull, RequestRecord, ServerStopping
@@ -41,14 +41,17 @@ _IDLE_LOOK_S = 0.1
 
 
 class AsyncEngine:
-    """An opened artifact and its engine. chat_template: one instead of the model's. Options are those of `Engine`.
+    """An opened artifact and its engine. chat_template: one instead of the model's. guided_threads: how many
+    compute masks, 0 for as many as suit the machine. Options are those of `Engine`.
     max_model_len: tokens a request may have, prompt and output: the artifact's, or less where the KV pool holds less.
 
     All methods but `close` belong to the event loop that called `start`. Raises the binding's errors when the artifact
     cannot be opened or does not run here.
     """
 
-    def __init__(self, path: Path, *, chat_template: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, path: Path, *, chat_template: str | None = None, guided_threads: int = 0, **options: Any
+    ) -> None:
         self.path = path
         # First: without the tokenizer that it came with a model cannot be served.
         self.tokenizer = artifact_tokenizer(path, chat_template)
@@ -72,10 +75,11 @@ class AsyncEngine:
         self.profiler: Profiler | None = None
         self.failure: str | None = None
         self._streams: dict[int, RequestStream] = {}
-        self._guides = GuideWorker(
+        self._guides = GuideWorkers(
             self.engine,
             lambda engine_id, output, mask: self._call(lambda: self._finish_output(engine_id, output, mask)),
             lambda engine_id, error: self._call(lambda: self._fail_request(engine_id, error)),
+            guided_threads,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -15,8 +15,9 @@ class ServerConfig:
     machine for a server without keys that listens to it alone, else any. generation_config: "auto" takes sampling
     defaults from the model, "none" those of OpenAI. max_num_seqs, max_num_batched_tokens (prompt tokens of one step),
     num_threads, kv_bytes: 0 for the engine's default. idle_spin_us: microseconds that threads without work spin.
-    max_queue: requests that may wait. max_queue_memory: bytes that all requests may come to hold, request_memory: that
-    one may; 0: from the memory of the machine, as MemoryLimits has it.
+    guided_threads: threads that compute masks, 0 for as many as suit the machine. guided_additional_properties,
+    guided_max_string: as in SchemaDefaults. max_queue: requests that may wait. max_queue_memory: bytes that all
+    requests may come to hold, request_memory: that one may; 0: from the memory of the machine, as MemoryLimits has it.
     request_timeout_s, drain_timeout_s: None for no limit, as for client_timeout_s: how long the head of a request may
     take to arrive, its body after that, and an answer to be read on.
     access_log_file: None for standard output. log_prompts: with the text of prompts.
@@ -50,6 +51,9 @@ class ServerConfig:
     weight_memory: str = "copied"
     prefix_cache: bool = True
     miss_policy: str = "larger"
+    guided_threads: int = 0
+    guided_additional_properties: bool = True
+    guided_max_string: int = 0
     max_queue: int = 4096
     max_queue_memory: int = 0
     request_memory: int = 0

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llmc.runtime.guides import GuideCompiler
+from llmc.runtime.guide_compiler import GuideCompiler
 from llmc.runtime.misses import MissWatch, OnMisses
+from llmc.runtime.schema_defaults import SchemaDefaults
 from llmc.runtime.tokenizer import Tokenizer, TokenizerError, read_model_type
 from llmc.runtime.warmup import OnWarmStep, WarmPlan, WarmUp
 
@@ -64,6 +65,7 @@ class ServerContext:
             config.tool_call_parser, config.reasoning_parser, read_model_type(engine.path), engine.tokenizer
         )
         self._guide_compiler: GuideCompiler | None = None
+        self.schema_defaults = SchemaDefaults(config.guided_additional_properties, config.guided_max_string)
         self.lanes = Lanes()
         self._warming: asyncio.Task[None] | None = None
         self._drained: asyncio.Task[int] | None = None

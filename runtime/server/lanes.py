@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+
+from .niceness import give_way
 
 _Value = TypeVar("_Value")
 # Up to this many characters or tokens work is done on the event loop: handing over costs more.
 SMALL = 4096
 # Beyond this many it takes a tenth of a second and more.
 _LARGE = 1 << 18
+# Constraints of more characters may take more than some milliseconds to compile.
+_LARGE_GRAMMAR = 8192
 # The engine's threads, and other requests, come first.
 _NICE = 5
 
@@ -26,8 +27,9 @@ class Lanes:
         self.bodies = _lane("bodies", 1)
         self._middling = _lane("texts", 2)
         self._large = _lane("large-texts", 1)
-        # A grammar may take seconds to compile: nobody's prompt waits for that.
-        self._grammars = _lane("compile", 1)
+        # A large grammar may take a second to compile: nobody's prompt waits for that, and no small grammar.
+        self._grammars = _lane("compile", 1, batch=True)
+        self._large_grammars = _lane("compile-large", 1, batch=True)
 
     async def run(self, work: Callable[[], _Value], size: int) -> _Value:
         """Runs `work` over `size` characters or tokens: at once when it is short, else aside, large work by itself."""
@@ -35,13 +37,13 @@ class Lanes:
             return work()
         return await _in(self._middling if size <= _LARGE else self._large, work)
 
-    async def compile(self, work: Callable[[], _Value]) -> _Value:
-        """Runs `work` on a constraint, aside."""
-        return await _in(self._grammars, work)
+    async def compile(self, work: Callable[[], _Value], size: int = 0) -> _Value:
+        """Runs `work` on a constraint of `size` characters, aside, large ones by themselves."""
+        return await _in(self._grammars if size <= _LARGE_GRAMMAR else self._large_grammars, work)
 
     def close(self) -> None:
         """Drops what waits, and waits for nothing."""
-        for lane in (self.bodies, self._middling, self._large, self._grammars):
+        for lane in (self.bodies, self._middling, self._large, self._grammars, self._large_grammars):
             lane.shutdown(wait=False, cancel_futures=True)
 
 
@@ -49,12 +51,7 @@ async def _in(lane: ThreadPoolExecutor, work: Callable[[], _Value]) -> _Value:
     return await asyncio.get_running_loop().run_in_executor(lane, work)
 
 
-def _lane(name: str, num_threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(num_threads, thread_name_prefix=f"llmc-{name}", initializer=_give_way)
-
-
-def _give_way() -> None:
-    if hasattr(os, "setpriority"):  # not on Windows
-        with contextlib.suppress(OSError):
-            thread = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICE))
+def _lane(name: str, num_threads: int, *, batch: bool = False) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(
+        num_threads, thread_name_prefix=f"llmc-{name}", initializer=lambda: give_way(_NICE, batch=batch)
+    )

@@ -10,7 +10,9 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from .async_engine import AsyncEngine
 from .config import ServerConfig
+from .openapi_rules import add_rules
 from .protocol import responses
 
 _REF = "#/components/schemas/{model}"
@@ -29,6 +31,7 @@ _STREAMS = frozenset({"/v1/completions", "/v1/chat/completions"})
 _ERRORS = {
     400: "The request is malformed or asks for what the model cannot do.",
     404: "There is no such model.",
+    408: "The request took longer to arrive, or to be answered, than it may.",
     413: "The body is larger than --max-body-size, or the request may take more memory than --request-memory.",
     415: "The content type is not JSON.",
     429: "The queue or the memory for requests is full; Retry-After says when to try again.",
@@ -41,39 +44,21 @@ _EVENT = {
     "required": ["data"],
     "properties": {"data": {"type": "string"}},
 }
-_TEXT_PART = {
-    "type": "object",
-    "required": ["type", "text"],
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-}
-# Messages pass to the chat template as they are; this is what every template reads.
-_MESSAGE = {
-    "type": "object",
-    "required": ["role", "content"],
-    "properties": {
-        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART, "minItems": 1}]},
-        "name": {"type": "string"},
-        "reasoning_content": {"type": "string"},
-        "tool_calls": {"type": "array", "items": {"$ref": "#/components/schemas/ToolCall"}},
-        "tool_call_id": {"type": "string"},
-    },
-}
 
 
-def install(app: FastAPI, config: ServerConfig) -> None:
+def install(app: FastAPI, config: ServerConfig, engine: AsyncEngine) -> None:
     """Makes `app` serve this document instead of FastAPI's own."""
     made: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
         if not made:
-            made.update(_document(app, bool(config.api_keys)))
+            made.update(_document(app, bool(config.api_keys), engine))
         return made
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _document(app: FastAPI, with_keys: bool) -> dict[str, Any]:
+def _document(app: FastAPI, with_keys: bool, engine: AsyncEngine) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     models: list[type[BaseModel]] = [responses.ErrorAnswer, *_ANSWERS.values()]
     _, definitions = models_json_schema([(model, "serialization") for model in models], ref_template=_REF)
@@ -82,7 +67,7 @@ def _document(app: FastAPI, with_keys: bool) -> dict[str, Any]:
     # FastAPI's own shape of a refused body, which errors.py replaces.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    schemas["ChatRequest"]["properties"]["messages"]["items"] = _MESSAGE
+    add_rules(schemas, engine)
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             operation["responses"] = _responses(method, path)

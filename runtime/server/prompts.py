@@ -18,6 +18,7 @@ _CHARS_A_MESSAGE = 32
 _MANY_CHARS = SMALL + 1
 # What a template may take on the event loop, where most take a tenth of it.
 _AT_ONCE_S = 0.005
+_MAX_CHARS, _MAX_CHARS_A_TOKEN = 1 << 20, 16
 # A list of as many ids is made in some 20 ms.
 MAX_TEXT_TOKENS = 1 << 18
 _EXCEEDED = " (context_length_exceeded)"  # clients that see no code look for it in the text
@@ -40,6 +41,9 @@ async def encode_prompts(
         assert tokenizer is not None
         return tokenizer.encode(prompt, add_special_tokens=add_special_tokens, most=most)
 
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            check_chars(server, prompt)
     with _too_long(server):
         found = await server.lanes.run(lambda: [ids_of(prompt) for prompt in prompts], sum(map(len, prompts)))
     return [check_prompt(server, ids if truncate is None else ids[-truncate:]) for ids in found]
@@ -95,6 +99,7 @@ async def encode_chat_ids(
         )
         if continue_final_message:
             text = _cut_after(text, conversation[-1])
+        check_chars(server, text)
         # The template writes the special tokens itself.
         return tokenizer.encode(text, add_special_tokens=add_special_tokens, most=most)
 
@@ -110,6 +115,14 @@ def _num_chars(messages: Sequence[Mapping[str, Any]]) -> int:
     """About how many characters a conversation is rendered to."""
     contents = [message.get("content") for message in messages]
     return sum(_CHARS_A_MESSAGE + (len(text) if isinstance(text, str) else _MANY_CHARS) for text in contents)
+
+
+def check_chars(server: ServerContext, text: str) -> None:
+    """Raises ApiError for a text that is not looked at: a token of it takes some 150 bytes while it is tokenised."""
+    most = max(_MAX_CHARS, _MAX_CHARS_A_TOKEN * server.engine.max_model_len)
+    if len(text) > most:
+        why = f"{_context_of(server)}, and the prompt has {len(text)} characters: at most {most} are read{_EXCEEDED}"
+        raise ApiError(why, param="prompt", code="context_length_exceeded")
 
 
 def check_prompt(server: ServerContext, ids: list[int]) -> list[int]:

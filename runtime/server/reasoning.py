@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from llmc.runtime.shared_guides import Guide
 from llmc.runtime.tokenizer import Tokenizer
 
 from .chat_output import ChatDelta
-from .requests import Guide
 from .text_machine import Step, TextMachine, overlap
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -120,6 +121,12 @@ class GuideAfterReasoning:
         words[: mask.size] = mask
         words[self._open_id // 32] |= np.uint32(1 << self._open_id % 32)
         return words
+
+    def copy(self) -> GuideAfterReasoning:
+        """A guide of the same text so far, which goes on by itself."""
+        other = copy.copy(self)
+        other._guide = self._guide.copy()
+        return other
 
     def accept(self, token_id: int) -> None:
         """Moves past a token that was taken."""

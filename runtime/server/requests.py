@@ -4,35 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from llmc.runtime.outputs import RequestFailure
 from llmc.runtime.params import SamplingParams
-
-
-class Guide(Protocol):
-    """Which tokens one continuation may take next; used by one thread at a time."""
-
-    @property
-    def finished(self) -> bool:
-        """The text is complete: no token but eos may follow."""
-
-    def mask(self) -> npt.NDArray[np.uint32]:
-        """Words over the vocabulary, bit t % 32 of word t // 32 set when token t is allowed."""
-
-    def accept(self, token_id: int) -> None:
-        """Moves past a token that was taken."""
+from llmc.runtime.shared_guides import Guide
 
 
 @dataclass(frozen=True)
 class EngineRequest:
     """One prompt for the engine.
 
-    deadline_s: seconds from submission until it ends with the reason "timeout"; None: never. guide: makes one Guide a
-    continuation; called in a worker thread. index: what its deltas carry.
+    deadline_s: seconds from submission until it ends with the reason "timeout"; None: never. guide: makes a Guide of
+    an empty text; called in a worker thread. index: what its deltas carry.
     """
 
     request_id: str

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from llmc.regular_file import read_text
 from llmc.runtime.binding import GraphInfo
 from llmc.runtime.misses import OnMisses
 from llmc.runtime.warmup import OnWarmStep, WarmPlan
@@ -36,8 +37,11 @@ def open_engine(config: ServerConfig) -> AsyncEngine:
     template = None
     if config.chat_template is not None:
         try:
-            template = config.chat_template.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
+            template = read_text(config.chat_template, 1 << 24)
+        except OSError as error:
+            why = error.strerror or error
+            raise ServerError(f"cannot read the chat template {config.chat_template}: {why}") from error
+        except ValueError as error:
             raise ServerError(f"cannot read the chat template {config.chat_template}: {error}") from error
     engine = AsyncEngine(
         config.artifact,
@@ -52,6 +56,7 @@ def open_engine(config: ServerConfig) -> AsyncEngine:
         miss_policy=config.miss_policy,
         pin_threads=config.pin_threads,
         idle_spin_us=config.idle_spin_us,
+        guided_threads=config.guided_threads,
     )
     if engine.limit.warning is not None:
         log.warning("%s", engine.limit.warning)

@@ -7,12 +7,14 @@ from typing import Any
 
 from llmc.runtime.guides import Guided, lark_text, parse_json, schema_text
 from llmc.runtime.params import RequestError
+from llmc.runtime.schema_defaults import SchemaDefaults
 
 MAX_TAGS = 128
+_JSON_SCHEMA = SchemaDefaults()
 _EXAMPLE = '{"triggers": ["<f="], "structures": [{"begin": "<f=x>", "schema": {…}, "end": "</f>"}]}'
 
 
-def structural_tag(value: Any) -> Guided:
+def structural_tag(value: Any, defaults: SchemaDefaults = _JSON_SCHEMA) -> Guided:
     """The constraint of vLLM's `structural_tag`, an object or its JSON text. Raises RequestError.
 
     The older form has `structures` and `triggers`; the newer one has a `format`, of which the type triggered_tags with
@@ -23,10 +25,10 @@ def structural_tag(value: Any) -> Guided:
     if isinstance(form, Mapping) and form.get("type") == "triggered_tags":
         tags, once, needed = form.get("tags"), form.get("stop_after_first"), form.get("at_least_one")
         structures = [_older(tag) for tag in tags] if isinstance(tags, list) else None
-        return _guided(structures, form.get("triggers"), _REPEATS[bool(once), bool(needed)])
+        return _guided(structures, form.get("triggers"), _REPEATS[bool(once), bool(needed)], defaults)
     if form is not None or not isinstance(given, Mapping):
         raise RequestError(f"the structural tag has no form that is supported: give {_EXAMPLE}")
-    return _guided(given.get("structures"), given.get("triggers"), "*")
+    return _guided(given.get("structures"), given.get("triggers"), "*", defaults)
 
 
 # (stop_after_first, at_least_one) → how often a tag comes.
@@ -41,7 +43,7 @@ def _older(tag: Any) -> Any:
     return {"begin": tag.get("begin"), "schema": content.get("json_schema"), "end": tag.get("end")}
 
 
-def _guided(structures: Any, triggers: Any, repeat: str) -> Guided:
+def _guided(structures: Any, triggers: Any, repeat: str, defaults: SchemaDefaults) -> Guided:
     if not _texts(triggers) or not isinstance(structures, list) or not 0 < len(structures) <= MAX_TAGS:
         raise RequestError(
             f"the structural tag lacks its lists of at most {MAX_TAGS} tags and triggers: give {_EXAMPLE}"
@@ -62,11 +64,11 @@ def _guided(structures: Any, triggers: Any, repeat: str) -> Guided:
         if lead is None:
             raise RequestError(f"tag {index} of the structural tag begins with none of the triggers: add one")
         what = f"tag {index}"
-        json_term = f"%json {schema_text(f'the schema of {what}', schema, strict=False)}"
+        json_term = f"%json {schema_text(f'the schema of {what}', schema, strict=False, defaults=defaults)}"
         rest = [begin[len(triggers[lead]) :], json_term, end]
         terms = [text if text is json_term else lark_text(text) for text in rest if text]
         rules.append(f"tag_{index}: lead_{lead} {' '.join(terms)}")
-        parts.append((what, Guided.json_schema(schema, strict=False)))
+        parts.append((what, Guided.json_schema(schema, strict=False, defaults=defaults)))
     choice = " | ".join(f"tag_{index}" for index in range(len(structures)))
     return Guided.lark(
         "structural_tag", "\n".join([f"start: ({choice}){repeat} TEXT", r"TEXT: /(.|\n)*/", *rules]), parts

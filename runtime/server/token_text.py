@@ -7,6 +7,8 @@ import json
 import re
 from pathlib import Path
 
+from llmc.manifest import read_listed
+
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -14,8 +16,8 @@ class TokenTexts:
     """Read from the tokenizer.json of `path`; without one every token is empty."""
 
     def __init__(self, path: Path) -> None:
-        file = path / "tokenizer.json"
-        data = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        content = read_listed(path, "tokenizer.json")
+        data = {} if content is None else json.loads(content.decode())
         vocabulary = data.get("model", {}).get("vocab", {})
         pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((v[0], i) for i, v in enumerate(vocabulary))
         self._pieces: dict[int, str] = {token_id: piece for piece, token_id in pairs}

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmc.regular_file import open_regular
+
 from .line_file import LineFile
 
 if TYPE_CHECKING:
@@ -97,9 +99,11 @@ class _PrefixIds:
 
 def _check_is_trace(path: Path) -> None:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             first = file.readline(4096)
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise TraceFileError(f"cannot continue the trace {path}: {error.strerror or error}") from None
     if first and first.strip() != _HEADER.encode():
         raise TraceFileError(f"{path} exists and is not a trace that llmc recorded: choose another file")

@@ -6,7 +6,18 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    field_validator,
+)
 
 from llmc.runtime.params import SamplingParams
 
@@ -55,10 +66,27 @@ _REFUSED: Mapping[str, str] = {
 }
 
 
+def _whole(value: Any) -> Any:
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
 class ApiModel(BaseModel):
-    """Types are taken as they are: "1" is no number and 1 is no text."""
+    """Types are taken as they are: "1" is no number and 1 is no text; but 1.0 is 1, as JSON Schema has it."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _whole_numbers(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        """Floats go to fields of floats, too; a list is looked through only where it has some."""
+        if type(value) is float:
+            try:
+                return handler(value)
+            except ValidationError:
+                return handler(_whole(value))
+        if type(value) is list and value and float in set(map(type, value)):
+            value = [_whole(item) for item in value]
+        return handler(value)
 
 
 class StreamOptions(ApiModel):

@@ -69,7 +69,9 @@ async def _prepare(server: ServerContext, body: CompletionRequest, model: str, r
     prompt_logprobs = body.logprobs if body.echo and body.logprobs is not None else None
     if body.prompt_logprobs is not None:
         prompt_logprobs = max(body.prompt_logprobs, prompt_logprobs or 0)
-    guided = await server.lanes.compile(lambda: guided_of(body)) if body.has_constraint else None
+    guided = None
+    if body.has_constraint:
+        guided = await server.lanes.compile(lambda: guided_of(body, server.schema_defaults))
     guide = await answers.guide_maker(server, guided)
     deadline_s = answers.deadline_of(server, request)
     params = body.sampling(

@@ -11,7 +11,7 @@ from ..bodies import json_route
 from ..context import ServerContext
 from ..errors import ApiError
 from ..json_text import json_response
-from ..prompts import MAX_TEXT_TOKENS, encode_chat_ids
+from ..prompts import MAX_TEXT_TOKENS, check_chars, encode_chat_ids
 from ..protocol.completions import DetokenizeRequest, TokenizeRequest
 
 
@@ -38,6 +38,7 @@ def router(server: ServerContext) -> APIRouter:
             )
         else:
             text = body.prompt or ""
+            check_chars(server, text)
             special = body.add_special_tokens is not False
             work = lambda: tokenizer.encode(text, add_special_tokens=special, most=MAX_TEXT_TOKENS)  # noqa: E731
             ids = await server.lanes.run(work, len(text))

@@ -10,10 +10,12 @@ from typing import Any
 
 from llmc.runtime.guides import Guided, schema_text
 from llmc.runtime.params import RequestError
+from llmc.runtime.schema_defaults import SchemaDefaults
 
 from ..errors import ApiError
 
 MAX_TOOLS = 128
+_JSON_SCHEMA = SchemaDefaults()
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -44,8 +46,10 @@ class ToolUse:
     parallel: bool
 
 
-def read_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None) -> ToolUse | None:
-    """The tools that a request may use, None when it may use none. Raises ApiError.
+def read_tools(
+    tools: Sequence[Any] | None, choice: Any, parallel: bool | None, defaults: SchemaDefaults = _JSON_SCHEMA
+) -> ToolUse | None:
+    """The tools that a request may use, None when it may use none. defaults: of their schemas. Raises ApiError.
 
     Without tools a choice of them says nothing, as with OpenAI.
     """
@@ -56,7 +60,7 @@ def read_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None) 
         raise _wrong("tools", f"there are {len(tools)} tools, at most {MAX_TOOLS} are taken: give fewer")
     known: dict[str, Tool] = {}
     for index, tool in enumerate(tools):
-        read = _read_tool(f"tools[{index}]", tool)
+        read = _read_tool(f"tools[{index}]", tool, defaults)
         if read.name in known:
             raise _wrong("tools", f"two tools have the name {read.name!r}: rename one")
         known[read.name] = read
@@ -71,7 +75,7 @@ def read_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None) 
     return ToolUse(chosen, required, named, parallel is not False and not named)
 
 
-def _read_tool(where: str, tool: Any) -> Tool:
+def _read_tool(where: str, tool: Any, defaults: SchemaDefaults) -> Tool:
     function = (
         tool.get("function") if isinstance(tool, Mapping) and tool.get("type", "function") == "function" else None
     )
@@ -93,7 +97,7 @@ def _read_tool(where: str, tool: Any) -> Tool:
     except RequestError as error:
         raise _wrong("tools", f"{where}: {error}") from error
     # A schema may leave open that arguments are an object.
-    text = json.dumps({"type": "object", **parameters}, ensure_ascii=False)
+    text = json.dumps(defaults.apply({"type": "object", **parameters}), ensure_ascii=False)
     return Tool(name, text, function.get("strict") is True)
 
 

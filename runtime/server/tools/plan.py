@@ -9,6 +9,7 @@ from typing import Any
 
 from llmc.runtime.guides import Guided
 from llmc.runtime.params import RequestError
+from llmc.runtime.shared_guides import Guide
 from llmc.runtime.tokenizer import Tokenizer
 
 from ..chat_output import ChatOutput
@@ -17,7 +18,6 @@ from ..errors import ApiError
 from ..guided import guided_of
 from ..protocol.chat import ChatRequest
 from ..reasoning import CLOSE, OPEN, ReasoningParser, ReasoningStyle, after_reasoning, starts_in_reasoning
-from ..requests import Guide
 from .definitions import ToolUse, read_tools
 from .output import ChatOutputParser
 from .parser import ToolCallParser
@@ -73,8 +73,8 @@ class ChatPlan:
 def plan_chat(server: ServerContext, request: ChatRequest) -> ChatPlan:
     """What a request asks for beside its messages. Raises ApiError and RequestError."""
     parsers = server.chat_parsers
-    guided = guided_of(request)
-    use = read_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
+    guided = guided_of(request, server.schema_defaults)
+    use = read_tools(request.tools, request.tool_choice, request.parallel_tool_calls, server.schema_defaults)
     parser = parsers.tool
     if use is not None:
         if parser is None and not use.required:

@@ -1,0 +1,316 @@
+"""Mutates files that llmc reads, by the kind, and reads each: only the reader's own errors may come out.
+
+    python -m bench.fuzz_files ARTIFACT
+    python -m bench.fuzz_files ARTIFACT --rounds 1000 --seed 7 manifest bundle
+
+Prints for each kind how often what came out. ARTIFACT: of a small model, since bundles are read whole each round. Bytes
+are flipped, cut, repeated and replaced, fields get values that no writer writes. A mutation that brings out anything
+else is kept in `fuzz-KIND-ROUND` and ends the run with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import io
+import json
+import random
+import resource
+import sys
+import tarfile
+import tempfile
+import traceback
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmc.buckets import BucketError, Limits, parse_spec
+from llmc.buckets.cost_table import CostTable, CostTableError
+from llmc.buckets.misses import read_misses
+from llmc.buckets.trace import read_trace
+from llmc.buckets.trace_text import TraceError
+from llmc.cli.bucket_use import read_bucket_use, read_missed
+from llmc.cli.chat_session import ChatError, Session
+from llmc.cli.prompts import PromptError
+from llmc.cli.prompts import read_file as read_prompts
+from llmc.compiler.bundle import BundleError, create_bundle, read_bundle, tables_of
+from llmc.compiler.cache import CacheError, GraphCache, key_of
+from llmc.compiler.config import CompileError
+from llmc.compiler.described import read_described
+from llmc.manifest import NAME, write_manifest
+
+HOSTILE: tuple[Any, ...] = (
+    0, -1, 1, 2**31, 2**32, 2**63, -(2**63) - 1, 10**400, 0.5, 1e308, True, None, "", "x", "../../x", "/etc/passwd",
+    "\x00", "\x1b[2J", "\ud800", "9" * 30, "ä" * 5000, [], {}, [0], [[]], {"": 0}, [None] * 100,
+)  # fmt: skip
+TOKENS = (b"NaN", b"-Infinity", b"1e999", b"9" * 5000, b"[" * 20000, b"{", b"}", b'"', b",", b"\xff", b"\x00", b"null",
+          b"true", b"-0", b"\n", b"\xef\xbb\xbf", b'"a":1,"a":2')  # fmt: skip
+_MEMORY_BYTES = 6 << 30
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file: a sound one, who reads it, which errors it may raise, and what else is mutated than bytes."""
+
+    suffix: str
+    sound: bytes
+    read: Callable[[Path], object]
+    errors: tuple[type[Exception], ...]
+    mutate: Callable[[bytes, random.Random], bytes]
+
+
+def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
+    """Some bytes are others, gone, or more."""
+    changed = bytearray(data)
+    for _ in range(rng.choice((1, 1, 1, 2, 5))):
+        at, kind = rng.randrange(len(changed) + 1), rng.randrange(6)
+        if kind == 0 and changed:
+            changed[at % len(changed)] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            del changed[at : at + rng.choice((1, 4, 100, 1 << 20))]
+        elif kind == 2:
+            changed[at:at] = rng.choice(TOKENS)
+        elif kind == 3:
+            changed[at:at] = changed[at : at + rng.choice((1, 8, 200))]
+        elif kind == 4:
+            token = rng.choice(TOKENS)
+            changed[at : at + len(token)] = token
+        else:
+            changed[at : at + 8] = rng.randbytes(8)
+    return bytes(changed)
+
+
+def mutate_value(value: Any, rng: random.Random) -> Any:
+    """One place somewhere in a JSON value is another one, gone, or there twice."""
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        name, changed = rng.choice(list(value)), dict(value)
+        kind = rng.random()
+        if kind < 0.08:
+            del changed[name]
+        elif kind < 0.12:
+            changed[rng.choice(("", name + "x", "__class__"))] = changed.pop(name)
+        else:
+            changed[name] = mutate_value(value[name], rng)
+        return changed
+    if isinstance(value, list) and value and rng.random() < 0.9:
+        at, items = rng.randrange(len(value)), list(value)
+        kind = rng.random()
+        if kind < 0.08:
+            del items[at]
+        elif kind < 0.16:
+            items.insert(at, items[at])
+        else:
+            items[at] = mutate_value(items[at], rng)
+        return items
+    if type(value) is int and rng.random() < 0.5:
+        return value + rng.choice((-1, 1, 1 << 20, -value, -2 * value))
+    return rng.choice(HOSTILE)
+
+
+def mutate_json(data: bytes, rng: random.Random) -> bytes:
+    if rng.random() < 0.3:
+        return mutate_bytes(data, rng)
+    value = json.loads(data)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        value = mutate_value(value, rng)
+    return json.dumps(value).encode()
+
+
+def mutate_lines(data: bytes, rng: random.Random) -> bytes:
+    """JSON lines."""
+    if rng.random() < 0.3:
+        return mutate_bytes(data, rng)
+    lines = data.split(b"\n")
+    at = rng.randrange(len(lines) - 1)
+    lines[at] = json.dumps(mutate_value(json.loads(lines[at]), rng)).encode()
+    return b"\n".join(lines)
+
+
+def mutate_gzip(data: bytes, rng: random.Random) -> bytes:
+    if rng.random() < 0.5:
+        return mutate_bytes(data, rng)
+    return gzip.compress(mutate_lines(gzip.decompress(data), rng), 1)
+
+
+def mutate_manifest(data: bytes, rng: random.Random) -> bytes:
+    """Mostly with a checksum that fits, which a wrong writer has."""
+    if rng.random() < 0.3:
+        return mutate_bytes(data, rng)
+    value = mutate_value(json.loads(data), rng)
+    if not isinstance(value, dict):
+        return json.dumps(value).encode()
+    with tempfile.NamedTemporaryFile() as file:
+        write_manifest(Path(file.name), value)
+        return Path(file.name).read_bytes()
+
+
+def mutate_bundle(data: bytes, rng: random.Random) -> bytes:
+    if rng.random() < 0.3:
+        return mutate_bytes(data, rng)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    kind = rng.random()
+    if kind < 0.75:
+        members["bundle.json"] = json.dumps(mutate_value(json.loads(members["bundle.json"]), rng)).encode()
+    elif kind < 0.9:
+        name = rng.choice(list(members))
+        members[name] = mutate_bytes(members[name], rng)
+    else:
+        members[rng.choice(("../x", "/x", "bundle.json/", "variants/1/graphs.bin"))] = b"x"
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_LZMA))) as archive:
+        for name, content in members.items():
+            archive.writestr(zipfile.ZipInfo(name), content, archive.compression if kind > 0.7 else zipfile.ZIP_STORED)
+    return out.getvalue()
+
+
+def read_whole_bundle(path: Path) -> None:
+    """As `llmc bundle apply` before it looks at the checkpoint."""
+    bundle = read_bundle(path)
+    for variant in bundle.variants:
+        tables_of(bundle, variant)
+        bundle.read(variant, "kernels.so")
+
+
+def kinds(artifact: Path, work: Path) -> Iterator[tuple[str, Kind]]:
+    """All of them; `work`: an empty directory."""
+    folder = work / "artifact"
+    folder.mkdir()
+
+    def read_manifest_of(path: Path) -> None:
+        path.replace(folder / NAME)
+        read_described(folder)
+
+    yield "manifest", Kind("", (artifact / NAME).read_bytes(), read_manifest_of, (CompileError,), mutate_manifest)
+    create_bundle([artifact], work / "bundle")
+    yield "bundle", Kind("", (work / "bundle").read_bytes(), read_whole_bundle, (BundleError,), mutate_bundle)
+    cost = {"phase": "prefill", "batch": 1, "seq": 128, "sequences": 1, "tokens": 128, "context": 128,
+            "seconds": 0.0031, "repeats": 5, "deviation_s": 4e-05, "disturbed": 0.02}  # fmt: skip
+    table = {"llmc_cost_table": 2, "machine": {"processor": "p", "threads": "2"}, "artifact": "0" * 64,
+             "padding": "skipped", "step_s": 1e-05, "token_s": 3e-07,
+             "costs": [cost, {**cost, "seq": 256}]}  # fmt: skip
+    yield "costs", Kind(".json", json.dumps(table).encode(), CostTable.read, (CostTableError,), mutate_json)
+    miss = {"time": 1.0, "phase": "decode", "batch": 9, "tokens": 9, "context": 700, "bucket": "decode:16x1024",
+            "count": 3}  # fmt: skip
+    yield "misses", Kind(".jsonl", _lines({"llmc_misses": 1}, miss, {**miss, "bucket": None}), read_misses,
+                         (BucketError,), mutate_lines)  # fmt: skip
+    request = {"arrival_s": 0.5, "prompt_tokens": 374, "output_tokens": 44, "prefix_ids": [0, 1]}
+    trace = _lines({"llmc_trace": 1, "prefix_block": 512}, request, {**request, "arrival_s": 1})
+    yield "trace", Kind(".jsonl", trace, read_trace, (TraceError,), mutate_lines)
+    yield "trace-gzip", Kind(".gz", gzip.compress(trace), read_trace, (TraceError,), mutate_gzip)
+    azure = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50,9,1\n"
+    yield "trace-azure", Kind(".csv", azure, read_trace, (TraceError,), mutate_bytes)
+    mooncake = _lines({"timestamp": 0, "input_length": 6955, "output_length": 52, "hash_ids": [0, 1]},
+                      {"timestamp": 27482, "input_length": 6, "output_length": 5, "hash_ids": [3]})  # fmt: skip
+    yield "trace-mooncake", Kind(".jsonl", mooncake, read_trace, (TraceError,), mutate_lines)
+
+    def read_ladder(path: Path) -> None:
+        parse_spec(str(path), Limits(max_num_seqs=16, max_model_len=512, block_size=16))
+
+    ladder = {"prefill": [[1, 128], [4, 128]], "decode": {"batch": "1:2:4", "seq": [128, 512]}, "mixed": "4x64"}
+    yield "ladder", Kind(".json", json.dumps(ladder).encode(), read_ladder, (BucketError,), mutate_json)
+    toml = b'prefill = [[1, 128], [4, 128]]\ndecode = {batch = "1:2:4", seq = [128, 512]}\n'
+    yield "ladder-toml", Kind(".toml", toml, read_ladder, (BucketError,), mutate_bytes)
+    gaudi = b"(1, [256, 512], 0) # x\n(range(1, 4), 1, [8, 16])\n"
+    yield "ladder-gaudi", Kind(".txt", gaudi, read_ladder, (BucketError,), mutate_bytes)
+    metrics = b'# HELP\nllmc_bucket_replays_total{phase="decode",batch="4",seq="512"} 3.0\n' + (
+        b'llmc_bucket_misses_by_shape_total{phase="decode",sequences="3",tokens="3",blocks="4"} 2.0\n'
+    )
+
+    def read_metrics(path: Path) -> None:
+        read_bucket_use(path)
+        read_missed(path, 16)
+
+    yield "metrics", Kind(".txt", metrics, read_metrics, (BucketError,), mutate_bytes)
+    prompts = _lines({"prompt": "a"}, {"prompt_token_ids": [1, 2]},
+                     {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]})  # fmt: skip
+    yield "prompts", Kind(".jsonl", prompts, read_prompts, (PromptError,), mutate_lines)
+    chat = {"system": "s", "messages": [{"role": "user", "content": "x"}], "sampling": {"temperature": 0.5},
+            "raw": False}  # fmt: skip
+    yield "chat", Kind(".json", json.dumps(chat).encode(), lambda path: Session().load(path), (ChatError,), mutate_json)
+    cache, components = GraphCache(work / "cache"), {"kind": "kernel", "op": "linear"}
+    cache.put(key_of(components), b"payload" * 40, components, {"symbol": "x"})
+    cache.export(None, work / "archive")
+    fresh = GraphCache(work / "fresh")
+    yield "cache-archive", Kind("", (work / "archive").read_bytes(), fresh.import_, (CacheError,), mutate_archive)
+
+    entry = cache._path(key_of(components))
+
+    def read_entry(path: Path) -> None:
+        path.replace(entry)
+        cache.entries()
+        if cache.get(key_of(components)) not in (None, b"payload" * 40):
+            raise AssertionError("another payload")
+
+    yield "cache-entry", Kind("", entry.read_bytes(), read_entry, (), mutate_bytes)
+
+
+def mutate_archive(data: bytes, rng: random.Random) -> bytes:
+    if rng.random() < 0.7:
+        return mutate_bytes(data, rng)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        (member,) = archive.getmembers()
+        content = archive.extractfile(member).read()  # type: ignore[union-attr]
+    member.name = rng.choice((member.name, "../x", "/x", "x" * 90))
+    member.type = rng.choice((tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, b"S"))
+    content = mutate_bytes(content, rng)
+    member.size = len(content)
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        archive.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+def _lines(*records: dict[str, Any]) -> bytes:
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+def fuzz(name: str, kind: Kind, rounds: int, seed: int, work: Path) -> Counter[str]:
+    """How often which error came out, "taken" for none. Raises AssertionError for any other, with the file's path."""
+    rng, found = random.Random(f"{name} {seed}"), Counter[str]()
+    path = work / f"{name}{kind.suffix}"
+    for number in range(rounds):
+        data = kind.mutate(kind.sound, rng)
+        path.write_bytes(data)
+        try:
+            kind.read(path)
+            found["taken"] += 1
+        except Exception as error:
+            text = str(error)
+            sound = isinstance(error, kind.errors) and text and "\n" not in text and text.isprintable()
+            if not sound or len(text) > 2000:
+                kept = Path(f"fuzz-{name}-{number}{kind.suffix}").absolute()
+                kept.write_bytes(data)
+                raise AssertionError(f"{kept}: {type(error).__name__}: {text[:2000]!r}") from error
+            found[type(error).__name__] += 1
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("kinds", nargs="*", help="kinds to read, default all")
+    parser.add_argument("--rounds", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_intermixed_args()
+    # What a small file makes of itself is no reason to run out of memory.
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for name, kind in kinds(given.artifact, Path(folder)):
+            if given.kinds and name not in given.kinds:
+                continue
+            try:
+                found = fuzz(name, kind, given.rounds, given.seed, Path(folder))
+                print(f"{name}: {', '.join(f'{count} {what}' for what, count in found.most_common())}", flush=True)
+            except AssertionError:
+                traceback.print_exc()
+                failed = 1
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

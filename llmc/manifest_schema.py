@@ -1,0 +1,184 @@
+"""The schema of manifest.json, and of what bundles share with it: types, lengths and ranges of all fields.
+
+Strict: 1 is no "1", no true and no 1.0. A field may be missing, since who reads one says which they need; what it holds
+where it is there is checked. A later llmc's fields are passed over at the top, where they mean nothing to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from llmc.shown import shown
+
+_SHOWN = 60
+
+Text = Annotated[str, Field(max_length=4096)]
+Long = Annotated[str, Field(max_length=1 << 20)]
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}\z")]
+Symbol = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,254}\z")]
+Count = Annotated[int, Field(ge=1, le=1 << 24)]
+Bytes = Annotated[int, Field(ge=0, le=1 << 46)]
+Crc = Annotated[int, Field(ge=0, le=0xFFFFFFFF)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+Positive = Annotated[float, Field(gt=0, le=1e30)]
+Shape = Annotated[list[Annotated[int, Field(ge=1, le=1 << 32)]], Field(max_length=4)]
+Float = Literal["f32", "bf16", "f16"]
+Components = Annotated[dict[Text, Long], Field(max_length=256)]
+
+
+class Open(BaseModel):
+    """Fields that are not known are left alone."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class Closed(BaseModel):
+    """Fields that are not known would be lost on the way."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class RopeScaling(Closed):
+    rope_type: Literal["linear", "dynamic", "llama3", "yarn"]
+    factor: Positive
+    original_max_position_embeddings: Count
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    attention_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+class Model(Closed):
+    model_type: Text
+    vocab_size: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_layers: Annotated[int, Field(ge=1, le=1 << 16)]
+    num_heads: Annotated[int, Field(ge=1, le=1 << 16)]
+    num_kv_heads: Annotated[int, Field(ge=1, le=1 << 16)]
+    head_dim: Annotated[int, Field(ge=1, le=1 << 16)]
+    rms_norm_eps: Annotated[float, Field(ge=0, le=1)]
+    rope_theta: Positive
+    rope_scaling: RopeScaling | None
+    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)]
+    max_position_embeddings: Annotated[int, Field(ge=1, le=1 << 40)]
+    tie_word_embeddings: bool
+    attention_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    sliding_window: Annotated[int, Field(ge=1, le=1 << 31)] | None
+    layer_windows: Annotated[list[Annotated[int, Field(ge=0, le=1 << 31)]], Field(max_length=1 << 16)]
+    eos_token_ids: Annotated[list[TokenId], Field(max_length=1024)]
+    bos_token_id: TokenId | None
+    dtype: Float
+
+    @model_validator(mode="after")
+    def _one_window_a_layer(self) -> Model:
+        if len(self.layer_windows) != self.num_layers:
+            raise ValueError(f"{len(self.layer_windows)} layer_windows for {self.num_layers} layers")
+        return self
+
+
+class Target(Closed):
+    name: Text
+    mcpu: Text
+    instruction_sets: Annotated[list[Text], Field(min_length=1, max_length=256)]
+    lanes: Annotated[int, Field(ge=1, le=1024)]
+    row_tile: Annotated[int, Field(ge=1, le=1024)]
+    panel_columns: Annotated[int, Field(ge=1, le=4096)]
+
+
+class Context(Open):
+    model_len: Annotated[int, Field(ge=1, le=1 << 40)]
+    cut_by: Literal["default", "buckets", "option"] | None
+
+
+class WeightFormat(Closed):
+    bits: Literal[4, 8]
+    group_size: Literal[32, 64, 128, -1]
+    asymmetric: bool
+    steps: bool
+
+
+class Weight(Open):
+    sources: Annotated[list[Text], Field(max_length=64)] = []
+    shape: Shape | None = None
+    scheme: Text | None = None
+    format: WeightFormat | None = None
+
+
+class Kernel(Open):
+    symbol: Symbol
+    key: Hash
+    op: Text | None = None
+    components: Components
+
+
+class Sizes(Open):
+    code: Bytes
+    weights: Bytes
+    arena: Bytes
+
+
+class FileSum(Closed):
+    bytes: Annotated[int, Field(ge=0, le=1 << 28)]
+    sha256: Hash
+
+
+class Source(Open):
+    repo: Text
+    revision: Text
+
+
+class Manifest(Open):
+    format_version: Annotated[int, Field(ge=0, le=1 << 16)] | None = None
+    llmc_version: Text | None = None
+    fingerprint: Text | None = None
+    model: Model | None = None
+    target: Target | None = None
+    act_dtype: Float | None = None
+    kv_dtype: Float | None = None
+    max_model_len: Count | None = None
+    max_num_seqs: Count | None = None
+    block_size: Annotated[int, Field(ge=16, le=1 << 16, multiple_of=16)] | None = None
+    max_num_batched_tokens: Annotated[int, Field(ge=0, le=1 << 40)] | None = None
+    context: Context | None = None
+    buckets: Annotated[list[Text], Field(max_length=4096)] | None = None
+    tools: dict[Text, Text | None] | None = None
+    weights: Annotated[dict[Text, Weight], Field(max_length=1 << 20)] | None = None
+    weights_crc32: Annotated[dict[Text, Crc], Field(max_length=1 << 20)] | None = None
+    graph_components: Components | None = None
+    tuned: bool | None = None
+    files: (
+        Annotated[dict[FileName, FileSum], Field(max_length=64)]
+        | Annotated[list[FileName], Field(max_length=64)]
+        | None
+    ) = None
+    bytes: Sizes | None = None
+    kernels: Annotated[list[Kernel], Field(max_length=1 << 16)] | None = None
+    source: Source | None = None
+
+
+def complaint(schema: type[BaseModel], content: Mapping[str, Any]) -> str | None:
+    """What is wrong in `content`, as in "block_size is 0: Input should be …"; None when nothing is."""
+    try:
+        schema.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        # Of a union the parts that only name its members say nothing.
+        place = ".".join(str(part)[:_SHOWN] for part in first["loc"] if "[" not in str(part)) or "it"
+        if first["type"] == "missing":
+            return f"{place} is missing"
+        if first["type"] == "value_error":
+            return f"{place} has {first['msg'].removeprefix('Value error, ')}"
+        return f"{place} is {shown(first['input'])}: {first['msg'][:1].lower()}{first['msg'][1 : _SHOWN * 3]}"
+    return None

@@ -1,0 +1,23 @@
+"""Changes an artifact's manifest as its writer would: its checksum fits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from llmc.manifest import write_manifest
+
+MODEL = {
+    "model_type": "qwen3", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_layers": 1, "num_heads": 1,
+    "num_kv_heads": 1, "head_dim": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "rope_scaling": None,
+    "partial_rotary_factor": 1.0, "max_position_embeddings": 64, "tie_word_embeddings": False, "attention_bias": False,
+    "o_bias": False, "mlp_bias": False, "qk_norm": True, "sliding_window": None, "layer_windows": [0],
+    "eos_token_ids": [0], "bos_token_id": None, "dtype": "f32",
+}  # fmt: skip
+"""`model` of a manifest that no compiler wrote."""
+
+
+def edit_manifest(artifact: Path, **changes: object) -> None:
+    """Replaces fields of manifest.json."""
+    path = artifact / "manifest.json"
+    write_manifest(path, {**json.loads(path.read_text()), **changes})
