@@ -14,7 +14,7 @@ import jsonschema_rs
 import pytest
 from server_harness import Running, error_of, running_server
 
-from llmc.runtime.guide_compiler import GuideCompiler
+from llmc.runtime.guide_compiler import GuideCompiler, TokenGuide
 from llmc.runtime.guides import Guided
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams
@@ -200,6 +200,30 @@ def test_constraints_that_are_refused(
     error = error_of(running.post("/v1/completions", prompt="x", **constraint), 400)
     assert error["param"] == param
     assert message in error["message"]
+
+
+def test_a_plain_request_does_not_wait_for_masks(english_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one seat, and a guided request whose mask does not come: it leaves the seat, and has it back later."""
+    wanted, gate, compute = threading.Event(), threading.Event(), TokenGuide.mask
+
+    def late(guide: TokenGuide) -> Any:
+        wanted.set()
+        assert gate.wait(60)
+        return compute(guide)
+
+    guided: dict[str, Any] = {"guided_regex": "[a-z]{4} [0-9]{3}", "seed": 1, "n": 3, "max_tokens": 30}
+    plain: dict[str, Any] = {"seed": 2, "max_tokens": 8}
+    with running_server(english_artifact, max_num_seqs=1) as running, ThreadPoolExecutor(2) as pool:
+        alone = running.complete("The city of", **guided)["choices"], running.complete("It is", **plain)["choices"]
+        monkeypatch.setattr(TokenGuide, "mask", late)
+        held = pool.submit(lambda: running.complete("The city of", **guided)["choices"])
+        try:
+            assert wanted.wait(60)
+            assert pool.submit(lambda: running.complete("It is", **plain)["choices"]).result(60) == alone[1]
+            assert not held.done()
+        finally:
+            gate.set()
+        assert held.result(60) == alone[0]
 
 
 def test_what_schemas_leave_open(english_artifact: Path) -> None:
