@@ -38,6 +38,7 @@ from llmc.compiler.output import COPIED_FILES, OWN_FILES, check_output, is_artif
 from llmc.compiler.plan import GraphShape
 from llmc.compiler.weights import WeightLayout
 from llmc.manifest import MAX_BYTES
+from llmc.models.files import has_file, open_file
 from llmc.regular_file import parse_json, read_regular
 
 PHASE_CODES = {"prefill": 0, "decode": 1, "mixed": 2}
@@ -332,11 +333,12 @@ def file_crcs(path: Path, layout: WeightLayout) -> dict[str, int]:
 def copied_files(model: Path, tokenizer: str) -> list[str]:
     """Names of the tokenizer and generation files that an artifact of `model` gets; tokenizer: as in CompileConfig.
 
-    Raises CompileError when one that must be there is missing or cannot be read.
+    Raises CompileError when one that must be there is missing or cannot be read, and ModelError for one that is no
+    regular file of the model.
     """
     if tokenizer == "none":
-        return [name for name in COPIED_FILES if name == "generation_config.json" and (model / name).is_file()]
-    names = [name for name in COPIED_FILES if (model / name).is_file()]
+        return [name for name in COPIED_FILES if name == "generation_config.json" and has_file(model / name)]
+    names = [name for name in COPIED_FILES if has_file(model / name)]
     if tokenizer == "required" or "tokenizer.json" in names:
         _check_tokenizer(model, names)
     return names
@@ -366,5 +368,6 @@ def _check_tokenizer(model: Path, names: Sequence[str]) -> None:
 def copy_files(model: Path, output: Path, names: Sequence[str]) -> list[str]:
     """Copies files of the model into an artifact; returns their names."""
     for name in names:
-        shutil.copyfile(model / name, output / name)
+        with open_file(model / name) as source, (output / name).open("wb") as copy:
+            shutil.copyfileobj(source, copy)
     return list(names)

@@ -30,7 +30,7 @@ from llmc.compiler.targets.cpu import native_target, runs_here
 from llmc.compiler.weights import plan_weights, write_weights
 from llmc.manifest import listed_files, write_manifest
 from llmc.models.config import ModelConfig, load_config
-from llmc.models.loader import Checkpoint
+from llmc.models.loader import Checkpoint, check_checkpoint
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ def apply_bundle(
         if not overwrite:
             refuse_another(output, there, described, model)
         checkpoint = Checkpoint(model)
+        check_checkpoint(config, checkpoint)
         patch, code = tables_of(bundle, variant), bundle.read(variant, "kernels.so")
         _check_weights(bundle, variant, config)
         layout = plan_weights(variant.requests, resolved.target.panel_columns)

@@ -49,9 +49,9 @@ from llmc.hub_id import hub_id
 from llmc.manifest import listed_files, write_manifest
 from llmc.models import weight_map
 from llmc.models.config import ModelConfig
-from llmc.models.loader import Checkpoint, Parameter, load_parameters
+from llmc.models.loader import Checkpoint, Parameter, check_checkpoint, load_parameters
 from llmc.models.registry import get_family
-from llmc.models.rope import cos_sin_table
+from llmc.models.rope import checked_frequencies, cos_sin_table
 from llmc.quantize import Recipe, Scheme
 
 if TYPE_CHECKING:
@@ -220,6 +220,10 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
                 config = replace(config, model=found.path, source=found.source)
         with clock.phase("load"):
             resolved = resolve(config)
+            # Before anything is traced or made in the sizes that config.json gives.
+            checkpoint = Checkpoint(config.model)
+            check_checkpoint(resolved.model, checkpoint)
+            checked_frequencies(resolved.model, resolved.max_model_len)
             names = copied_files(config.model, config.tokenizer)
             common = resolved.graph_components()
             tuned = config.tune_for is not None
@@ -229,7 +233,6 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
                 refuse_another(config.output, there, asked_for, config.model)
             if config.tune_for is not None:
                 check_runs_here(resolved.target)
-            checkpoint = Checkpoint(config.model)
         tracer = Tracer(resolved, cache)
         with clock.phase("trace"):
             tracer.prepare(list(resolved.ladder))

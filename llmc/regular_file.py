@@ -80,7 +80,8 @@ def parse_json(data: str | bytes) -> Any:
     except RecursionError:
         raise JsonError("it is nested too deeply") from None
     except ValueError as error:  # what is no JSON, no UTF-8, or an integer of thousands of digits
-        raise JsonError(" ".join(str(error).split())[:200]) from None
+        why = " ".join(str(error).split())
+        raise JsonError("an integer has thousands of digits" if why.startswith("Exceeds") else why[:200]) from None
 
 
 def _check(path: Path, info: os.stat_result) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmc.models.brief import brief
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
+from llmc.models.files import has_file
 
 __all__ = ["ModelConfig", "ModelError", "RopeScaling", "load_config", "standard_config"]
 
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+MAX_LAYERS = 4096
+"""Lists of layers are made before the checkpoint says how many there are."""
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
@@ -97,10 +101,10 @@ def load_config(path: str | Path) -> ModelConfig:
     if fields.has("quantization_config"):
         method = (fields.table("quantization_config") or fields).raw("quant_method", "unknown")
         raise ModelError(
-            f"{fields.origin}: the checkpoint is quantized (method {method!r}); pass one in f32, f16 or bf16"
+            f"{fields.origin}: the checkpoint is quantized (method {brief(method)}); pass one in f32, f16 or bf16"
         )
     generation_path = directory / "generation_config.json"
-    generation = Fields.read(generation_path) if generation_path.exists() else Fields({}, str(generation_path))
+    generation = Fields.read(generation_path) if has_file(generation_path) else Fields({}, str(generation_path))
     return family.read_config(fields, generation)
 
 
@@ -108,12 +112,16 @@ def _read_rope(fields: Fields, max_positions: int) -> tuple[float, float, RopeSc
     """(theta, partial rotary factor, scaling) from `rope_parameters` or from the older rope_theta and rope_scaling."""
     table = fields.table("rope_parameters") or fields.table("rope_scaling") or Fields({}, fields.origin)
     if nested := table.nested_names():
-        raise ModelError(f"{table.origin} differs by layer type ({', '.join(nested)}), which is not supported")
+        raise ModelError(
+            f"{table.origin} differs by layer type ({', '.join(map(brief, nested[:4]))}), which is not supported"
+        )
     theta = (table if table.has("rope_theta") else fields).number("rope_theta", 10000.0)
     partial = (table if table.has("partial_rotary_factor") else fields).number("partial_rotary_factor", 1.0)
     rope_type = table.text("rope_type" if table.has("rope_type") else "type", "default")
     if rope_type not in ROPE_TYPES:
-        raise ModelError(f"{table.origin}: rope type {rope_type!r} is not supported; one of {', '.join(ROPE_TYPES)}")
+        raise ModelError(
+            f"{table.origin}: rope type {brief(rope_type)} is not supported; one of {', '.join(ROPE_TYPES)}"
+        )
     if rope_type == "default":
         return theta, partial, None
     original = max_positions
@@ -146,9 +154,13 @@ def _read_rope(fields: Fields, max_positions: int) -> tuple[float, float, RopeSc
     return theta, partial, scaling
 
 
+def layer_count(fields: Fields) -> int:
+    return fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+
+
 def windows_by_layer(fields: Fields) -> tuple[int, ...]:
     """Per-layer windows of a family with use_sliding_window, max_window_layers and layer_types; 0 for none."""
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = layer_count(fields)
     window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else 0
     if not fields.has("layer_types"):
         first = fields.integer("max_window_layers", 28, minimum=0)
@@ -156,7 +168,9 @@ def windows_by_layer(fields: Fields) -> tuple[int, ...]:
     kinds = fields.texts("layer_types", num_layers)
     for kind in kinds:
         if kind not in ("full_attention", "sliding_attention"):
-            raise ModelError(f"{fields.origin}: layer type {kind!r} is not one of full_attention, sliding_attention")
+            raise ModelError(
+                f"{fields.origin}: layer type {brief(kind)} is not one of full_attention, sliding_attention"
+            )
     if "sliding_attention" in kinds and not window:
         raise ModelError(f"{fields.origin}: layer_types has sliding_attention, but use_sliding_window is not true")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
@@ -179,7 +193,7 @@ def standard_config(
     """
     activation = fields.text("hidden_act", "silu")
     if activation != "silu":
-        raise ModelError(f"{fields.origin}: hidden_act {activation!r} is not supported; only silu is")
+        raise ModelError(f"{fields.origin}: hidden_act {brief(activation)} is not supported; only silu is")
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -189,7 +203,7 @@ def standard_config(
     if not fields.has("head_dim") and head_dim is None and hidden % heads:
         raise ModelError(f"{fields.origin}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     head_dim = fields.integer("head_dim", head_dim or hidden // heads)
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = layer_count(fields)
     max_positions = fields.integer("max_position_embeddings")
     theta, partial, scaling = _read_rope(fields, max_positions)
     rotary_dim = int(head_dim * partial)
@@ -200,7 +214,7 @@ def standard_config(
         )
     dtype = fields.text("dtype" if fields.has("dtype") else "torch_dtype", "float32").removeprefix("torch.")
     if dtype not in _DTYPES:
-        raise ModelError(f"{fields.origin}: dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
+        raise ModelError(f"{fields.origin}: dtype {brief(dtype)} is not one of {', '.join(_DTYPES)}")
     windows = layer_windows or (0,) * num_layers
     # generation_config.json is what the model's authors generate with, so its token ids win.
     eos = (generation if generation.has("eos_token_id") else fields).token_ids("eos_token_id")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llmc.models.brief import brief
 from llmc.models.errors import ModelError
+from llmc.models.files import read_file
+from llmc.regular_file import JsonError, parse_json
+
+_MAX_BYTES = 1 << 20  # of a config: real ones have a few KiB
+_MAX_INTEGER = (1 << 31) - 1
+# Models compute with float32: what it cannot hold would become infinite or zero there.
+_LEAST_FLOAT, _LARGEST_FLOAT = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
 
 
 class _Required:
@@ -30,15 +36,15 @@ class Fields:
         self.origin = origin
 
     @classmethod
-    def read(cls, path: Path) -> Fields:
-        """Reads a JSON file that holds one object."""
+    def read(cls, path: Path, most_bytes: int = _MAX_BYTES) -> Fields:
+        """Reads a JSON file of a checkpoint that holds one object."""
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = parse_json(read_file(path, most_bytes))
         except FileNotFoundError:
             raise ModelError(f"{path} does not exist; pass the directory of a Hugging Face checkpoint") from None
         except OSError as error:
-            raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror}; download it again") from error
+        except JsonError as error:
             raise ModelError(f"{path} is not valid JSON ({error}); download it again") from error
         if not isinstance(values, dict):
             raise ModelError(f"{path} holds a JSON {type(values).__name__} where an object was expected")
@@ -62,26 +68,31 @@ class Fields:
         return default
 
     def _wrong(self, name: str, value: Any, expected: str) -> ModelError:
-        return ModelError(f"{self.origin}: field {name!r} is {value!r} where {expected} was expected")
+        return ModelError(f"{self.origin}: field {name!r} is {brief(value)} where {expected} was expected")
 
-    def integer(self, name: str, default: Any = REQUIRED, minimum: int = 1) -> int:
-        """An integer of at least `minimum`."""
+    def integer(self, name: str, default: Any = REQUIRED, minimum: int = 1, maximum: int = _MAX_INTEGER) -> int:
+        """An integer from `minimum` to `maximum`."""
         value = self.raw(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self._wrong(name, value, f"an integer of at least {minimum}")
+        if value > maximum:
+            raise self._wrong(name, value, f"an integer of at most {maximum}")
         return value
 
     def number(self, name: str, default: Any = REQUIRED, positive: bool = True) -> float:
-        """A finite number, positive unless told otherwise."""
+        """A number that float32 can hold, positive unless told otherwise."""
         value = self.raw(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self._wrong(name, value, "a number")
         if positive and value <= 0:
             raise self._wrong(name, value, "a positive number")
+        # False for NaN, too.
+        if not (_LEAST_FLOAT <= abs(value) <= _LARGEST_FLOAT or value == 0):
+            raise self._wrong(name, value, "a number in the range of float32")
         return float(value)
 
     def optional_number(self, name: str) -> float | None:
-        """A finite number that may be zero or negative, None where it is missing."""
+        """A number that may be zero or negative, None where it is missing."""
         return self.number(name, positive=False) if self.has(name) else None
 
     def flag(self, name: str, default: Any = REQUIRED) -> bool:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from llmc.models.brief import brief, brief_name
 from llmc.models.config import ModelConfig
 from llmc.models.convert import DTYPES, Array, convert
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
+from llmc.models.files import has_file, open_file
 from llmc.models.registry import get_family
+from llmc.models.weight_map import WeightMap
+from llmc.regular_file import JsonError, parse_json
 
 _DTYPES = {name.upper(): dtype for name, dtype in DTYPES.items()}
-_MAX_HEADER_BYTES = 100 << 20
+# Room for 100,000 tensors; as Python objects a header takes up to 30 times as much.
+_MAX_HEADER_BYTES = 16 << 20
+_MAX_DIMENSIONS, _MAX_DTYPE_LENGTH, _MAX_NAME_BYTES = 8, 16, 255
 _AGAIN = "download the checkpoint again"
 
 
@@ -33,13 +39,18 @@ class _Entry:
     end: int
 
 
+def _is_plain(name: str) -> bool:
+    """Whether a shard may be called so. NUL and half of a surrogate pair, which no path can have, are not printable."""
+    return Path(name).name == name != "" and name.isprintable() and len(name.encode()) <= _MAX_NAME_BYTES
+
+
 class _File:
     """One mapped safetensors file, its header fully checked."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             raise ModelError(f"{path} does not exist; {_AGAIN}") from None
@@ -48,6 +59,7 @@ class _File:
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror}") from error
         self.entries = self._read_header()
+        self._check_overlaps()
 
     def _broken(self, why: str) -> ModelError:
         return ModelError(f"{self.path} is truncated or corrupt ({why}); {_AGAIN}")
@@ -55,37 +67,57 @@ class _File:
     def _read_header(self) -> dict[str, _Entry]:
         size = len(self._map)
         header_bytes = int.from_bytes(self._map[:8], "little")
-        if size < 8 or header_bytes > min(size - 8, _MAX_HEADER_BYTES):
+        if size < 8 or header_bytes > size - 8:
             raise self._broken(f"a header of {header_bytes} bytes in a file of {size}")
+        if header_bytes > _MAX_HEADER_BYTES:
+            raise self._broken(f"a header of {header_bytes} bytes, more than {_MAX_HEADER_BYTES}")
         try:
-            header = json.loads(self._map[8 : 8 + header_bytes].decode("utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-            raise self._broken("the header is not JSON") from error
+            header = parse_json(self._map[8 : 8 + header_bytes])
+        except JsonError as error:
+            raise self._broken(f"the header is not JSON: {error}") from error
         if not isinstance(header, dict):
             raise self._broken("the header is not a JSON object")
         start = 8 + header_bytes
         return {name: self._entry(name, value, start) for name, value in header.items() if name != "__metadata__"}
 
+    def _check_overlaps(self) -> None:
+        """No byte may belong to two tensors."""
+        by_place = sorted(self.entries.items(), key=lambda item: (item[1].begin, item[1].end))
+        for (name, entry), (next_name, next_entry) in pairwise(by_place):
+            if next_entry.begin < entry.end:
+                raise self._broken(
+                    f"tensor {brief_name(next_name)} begins at byte {next_entry.begin}, before tensor "
+                    f"{brief_name(name)} ends at {entry.end}"
+                )
+
     def _entry(self, name: str, value: Any, start: int) -> _Entry:
+        malformed = self._broken(f"the header's entry of {brief_name(name)} is malformed")
         try:
             dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
         except (KeyError, TypeError, ValueError) as error:
-            raise self._broken(f"the header's entry of {name} is malformed") from error
+            raise malformed from error
         numbers = (*shape, begin, end)
-        if not isinstance(dtype, str) or not all(type(n) is int and n >= 0 for n in numbers):
-            raise self._broken(f"the header's entry of {name} is malformed")
+        if not isinstance(dtype, str) or not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
+            raise malformed
+        if len(shape) > _MAX_DIMENSIONS or len(dtype) > _MAX_DTYPE_LENGTH or not dtype.isprintable():
+            raise malformed
         if end < begin or start + end > len(self._map):
-            raise self._broken(f"tensor {name} ends at byte {start + end} of {len(self._map)}")
+            raise self._broken(f"tensor {brief_name(name)} ends at byte {start + end} of {len(self._map)}")
         if dtype in _DTYPES and math.prod(shape) * _DTYPES[dtype].itemsize != end - begin:
-            raise self._broken(f"tensor {name} of shape {list(shape)} and dtype {dtype} has {end - begin} bytes")
+            raise self._broken(
+                f"tensor {brief_name(name)} of shape {list(shape)} and dtype {dtype} has {end - begin} bytes"
+            )
         return _Entry(dtype, shape, start + begin, start + end)
 
+    def check_dtype(self, name: str) -> None:
+        """Raises ModelError on a dtype that is not supported."""
+        dtype = self.entries[name].dtype
+        if dtype not in _DTYPES:
+            raise ModelError(f"{self.path}: tensor {name} has dtype {dtype}, which is not one of {', '.join(_DTYPES)}")
+
     def load(self, name: str) -> Array:
+        self.check_dtype(name)
         entry = self.entries[name]
-        if entry.dtype not in _DTYPES:
-            raise ModelError(
-                f"{self.path}: tensor {name} has dtype {entry.dtype}, which is not one of {', '.join(_DTYPES)}"
-            )
         return np.ndarray(entry.shape, _DTYPES[entry.dtype], self._map, entry.begin)
 
 
@@ -100,10 +132,10 @@ class Checkpoint:
         if not self.path.is_dir():
             raise ModelError(f"{self.path} is not a directory; pass the directory of a Hugging Face checkpoint")
         single, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
-        if single.exists():
+        if has_file(single):
             file = _File(single)
             self._files = dict.fromkeys(file.entries, file)
-        elif index.exists():
+        elif has_file(index):
             self._files = self._open_shards(index)
         elif any(self.path.glob("pytorch_model*.bin*")):
             raise ModelError(
@@ -114,19 +146,22 @@ class Checkpoint:
             raise ModelError(f"{self.path} holds neither model.safetensors nor model.safetensors.index.json; {_AGAIN}")
 
     def _open_shards(self, index: Path) -> dict[str, _File]:
-        table = Fields.read(index).raw("weight_map")
+        table = Fields.read(index, _MAX_HEADER_BYTES).raw("weight_map")
         if not isinstance(table, dict) or not table or not all(isinstance(v, str) for v in table.values()):
             raise ModelError(f"{index}: weight_map is not an object of file names; {_AGAIN}")
         shards: dict[str, _File] = {}
         for file_name in sorted(set(table.values())):
-            if Path(file_name).name != file_name:
-                raise ModelError(f"{index}: shard {file_name!r} is not a plain file name")
+            if not _is_plain(file_name):
+                raise ModelError(f"{index}: shard {brief(file_name)} is not a plain file name; {_AGAIN}")
             shards[file_name] = _File(self.path / file_name)
         # A tensor that only a shard knows is listed too, so that the weight map can object to it.
         files = {name: shard for shard in shards.values() for name in shard.entries}
         for name, file_name in table.items():
             if name not in shards[file_name].entries:
-                raise ModelError(f"{shards[file_name].path} lacks the tensor {name} that {index.name} places in it")
+                raise ModelError(
+                    f"{shards[file_name].path} lacks the tensor {brief_name(name)} that {index.name} places in it; "
+                    f"{_AGAIN}"
+                )
             files[name] = shards[file_name]
         return files
 
@@ -145,6 +180,11 @@ class Checkpoint:
     def dtype(self, name: str) -> str:
         """One of f32, f16, bf16, or another safetensors dtype in lower case."""
         return self._entry(name).dtype.lower()
+
+    def check_dtype(self, name: str) -> None:
+        """Raises ModelError unless the tensor is there in a supported dtype."""
+        self._entry(name)
+        self._files[name].check_dtype(name)
 
     def load(self, name: str) -> Array:
         """The tensor, a read-only view of the mapped file. Raises ModelError on an unsupported dtype."""
@@ -183,14 +223,25 @@ class Parameter:
         return out
 
 
+def check_checkpoint(config: ModelConfig, checkpoint: Checkpoint) -> WeightMap:
+    """The weight map of `config`, which `checkpoint` fits: its names, shapes and dtypes, as its headers say.
+
+    Nothing of the model's size is allocated. Raises ModelError.
+    """
+    weights = get_family(config.model_type).weight_map(config)
+    weights.check({name: checkpoint.shape(name) for name in checkpoint.names()}, str(checkpoint.path))
+    for target in weights.targets:
+        for source in target.sources:
+            checkpoint.check_dtype(source.name)
+    return weights
+
+
 def load_parameters(config: ModelConfig, checkpoint: Checkpoint, act_dtype: str) -> Iterator[Parameter]:
     """Every parameter in order; the buffer rope.cos_sin is not among them.
 
     Linear and embedding weights are stored in act_dtype ("f32" or "bf16"), norms and biases in float32. Raises
     ModelError before the first one if the checkpoint does not fit.
     """
-    weights = get_family(config.model_type).weight_map(config)
-    weights.check({name: checkpoint.shape(name) for name in checkpoint.names()}, str(checkpoint.path))
-    for target in weights.targets:
+    for target in check_checkpoint(config, checkpoint).targets:
         dtype = act_dtype if target.dtype == "act" else "f32"
         yield Parameter(target.name, dtype, tuple(checkpoint.load(source.name) for source in target.sources))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmc.models.brief import brief
 from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
@@ -22,7 +23,7 @@ def get_family(model_type: str) -> Family:
     """The family of config.json's model_type; raises ModelError naming the supported ones."""
     family = FAMILIES.get(model_type)
     if family is None:
-        raise ModelError(f"model_type {model_type!r} is not supported; supported are {', '.join(FAMILIES)}")
+        raise ModelError(f"model_type {brief(model_type)} is not supported; supported are {', '.join(FAMILIES)}")
     return family
 
 

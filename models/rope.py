@@ -24,12 +24,31 @@ def cos_sin_table(config: ModelConfig, max_len: int) -> Array:
     max_position_embeddings, else the frequencies of a text of max_len tokens; docs/adding-a-model.md says why.
     Raises ModelError on an unknown rope type.
     """
-    if max_len < 1:
-        raise ModelError(f"a rotary table of {max_len} positions was asked for; it needs at least 1")
-    inv_freq, factor = _frequencies(config, max_len)
+    inv_freq, factor = checked_frequencies(config, max_len)
     # float32 angles; only their cosines and sines are taken in float64, then rounded once.
     angles = (np.arange(max_len, dtype=_F32)[:, None] * inv_freq).astype(np.float64)
     return np.concatenate((np.cos(angles).astype(_F32), np.sin(angles).astype(_F32)), axis=-1) * _F32(factor)
+
+
+def checked_frequencies(config: ModelConfig, max_len: int) -> tuple[Array, float]:
+    """(inverse frequencies float32 [rotary_dim / 2], factor of cos and sin).
+
+    Raises ModelError where they or an angle below position max_len are not finite.
+    """
+    if max_len < 1:
+        raise ModelError(f"a rotary table of {max_len} positions was asked for; it needs at least 1")
+    try:
+        with np.errstate(all="ignore"):
+            inv_freq, factor = _frequencies(config, max_len)
+            finite = bool(np.isfinite(inv_freq * _F32(max_len)).all()) and bool(np.isfinite(_F32(factor)))
+    except (ArithmeticError, ValueError):
+        finite = False
+    if not finite:
+        raise ModelError(
+            f"config.json: rope_theta {config.rope_theta} with rope scaling {config.rope_scaling} gives angles that "
+            f"are no finite numbers; mend its rope fields"
+        )
+    return inv_freq, factor
 
 
 def _powers(base: float, dim: int) -> Array:

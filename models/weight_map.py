@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from llmc.models.brief import brief_name
 from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 
 Shape = tuple[int, ...]
+_AGAIN = "mend config.json or download the checkpoint again"
 
 
 @dataclass(frozen=True)
@@ -53,18 +55,18 @@ class WeightMap:
         for source in sources.values():
             found = shapes.get(source.name)
             if found is None:
-                raise ModelError(f"{origin} lacks the tensor {source.name} of shape {list(source.shape)}")
+                raise ModelError(f"{origin} lacks the tensor {source.name} of shape {list(source.shape)}; {_AGAIN}")
             if found != source.shape:
                 raise ModelError(
                     f"{origin}: tensor {source.name} has shape {list(found)} where config.json implies "
-                    f"{list(source.shape)}"
+                    f"{list(source.shape)}; {_AGAIN}"
                 )
         unknown = sorted(name for name in shapes if name not in sources and name not in self.unused)
         if unknown:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             raise ModelError(
-                f"{origin} has the tensor {unknown[0]} of shape {list(shapes[unknown[0]])}{more}, which this "
-                f"architecture does not use"
+                f"{origin} has the tensor {brief_name(unknown[0])} of shape {list(shapes[unknown[0]])}{more}, which "
+                f"this architecture does not use; {_AGAIN}"
             )
 
 

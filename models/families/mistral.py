@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.models.config import ModelConfig, standard_config
+from llmc.models.config import ModelConfig, layer_count, standard_config
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family, build_decoder
 from llmc.models.fields import Fields
@@ -11,7 +11,7 @@ from llmc.models.weight_map import decoder_weight_map
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     """A sliding_window of null is full attention; one that is not mentioned is the family's default of 4096."""
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = layer_count(fields)
     if fields.has("layer_types") and len(set(fields.texts("layer_types", num_layers))) > 1:
         raise ModelError(f"{fields.origin}: a mistral model whose layer_types differ is not supported")
     window = 0
