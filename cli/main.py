@@ -145,7 +145,9 @@ def _given(error: Any, args: list[str]) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"llmc: error: {message}", file=sys.stderr)
+    # Names of files and what files hold may command a terminal.
+    shown = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in message)
+    print(f"llmc: error: {shown}", file=sys.stderr)
     return code
 
 

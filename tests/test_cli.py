@@ -147,3 +147,10 @@ def test_sizes_as_people_write_them() -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is not a size; write bytes"):
         parse_size(text)
+
+
+def test_errors_have_no_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = tmp_path / "\x1b[2J\x07\x9b1m"
+    for argv in (["run", str(odd), "--prompt", "x"], ["inspect", str(odd)], ["compile", str(odd), "-o", str(odd)]):
+        assert cli.main(argv) != 0
+        assert r"\x1b[2J\x07\x9b1m" in one_sentence(capsys)
