@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import TinyArtifact
+from conftest import TINY_LADDER, TinyArtifact
 
 from llmc.runtime.abi import library_candidates
 from llmc.runtime.binding import Artifact, Engine
@@ -67,10 +68,14 @@ def test_kernels_need_libc_only(tiny_artifact: TinyArtifact) -> None:
     assert not [n for n in dynamic_symbols(kernels, "--undefined-only") if re.search(r"tvm|torch|^_?Py", n, re.I)]
 
 
-def test_c_example_generates_what_python_generates(library: Path, tiny_artifact: TinyArtifact, tmp_path: Path) -> None:
-    program = tmp_path / "embed"
+def build_example(library: Path, program: Path) -> None:
     build = ["cc", "-std=c99", "-Wall", "-Wextra", "-Werror", "-I", INCLUDE, ROOT / "examples" / "embed.c"]
     subprocess.run([*build, library, f"-Wl,-rpath,{library.parent}", "-o", program], check=True)
+
+
+def test_c_example_generates_what_python_generates(library: Path, tiny_artifact: TinyArtifact, tmp_path: Path) -> None:
+    program = tmp_path / "embed"
+    build_example(library, program)
     for prompt in PROMPTS:
         arguments = [str(tiny_artifact.artifact), "20", *map(str, prompt)]
         done = subprocess.run([program, *arguments], capture_output=True, text=True, check=True, timeout=60)
@@ -93,6 +98,27 @@ def test_c_example_generates_what_python_generates(library: Path, tiny_artifact:
     )
     assert refused.returncode == 1
     assert "99999" in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+def test_c_example_is_clean_under_valgrind(
+    library: Path, tiny_artifact: TinyArtifact, kernel_cache: Path, tmp_path: Path
+) -> None:
+    from compiled import compile_tiny
+
+    program, artifact = tmp_path / "embed", tmp_path / "artifact"
+    build_example(library, program)
+    # valgrind knows no AVX-512.
+    compile_tiny(
+        tiny_artifact.model, artifact, kernel_cache, buckets=TINY_LADDER, dtype="f32", target="x86-64-v3"
+    ).close()
+    checks = ["--quiet", "--error-exitcode=9", "--leak-check=full", "--errors-for-leak-kinds=definite"]
+    done = subprocess.run(
+        ["valgrind", *checks, program, artifact, "8", "5", "7", "9"], capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [int(token) for token in done.stdout.split()] == greedy(artifact, [5, 7, 9], 8)
 
 
 def test_the_c_example_is_as_long_as_it_is_said_to_be() -> None:
