@@ -33,6 +33,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-gqa1-llama3": ("llama", {"num_key_value_heads": 3, "rope_parameters": LLAMA3}),
     "llama-yarn": ("llama", {"rope_parameters": YARN}),
     "mistral-window": ("mistral", {"sliding_window": 7}),
+    "mistral-window-1": ("mistral", {"sliding_window": 1}),
     "qwen2-bias": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 24, "vocab_size": 517}),
 }

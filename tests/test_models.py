@@ -63,6 +63,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-groups-7": ("llama", {"num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 63}),
     "mistral": ("mistral", {"tie_word_embeddings": True}),
     "mistral-window": ("mistral", {"sliding_window": 9}),
+    "mistral-window-1": ("mistral", {"sliding_window": 1}),
     "qwen2": ("qwen2", {}),
     "qwen2-window": (
         "qwen2",
@@ -93,7 +94,10 @@ def one_thread() -> Iterator[None]:
 
 
 def greedy_of_transformers(path: Path, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
-    """Ids and logits [count, V] without a cache: every step runs the whole text."""
+    """Ids and logits [count, V] without a cache: every step runs the whole text.
+
+    transformers' cache for a window of w keeps `keys[:, :, -w + 1 :]`, which for 1 is all of them.
+    """
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
     ids, rows = list(prompt), []
     with torch.no_grad():
@@ -137,6 +141,13 @@ def test_window_hides_old_tokens(tmp_path: Path) -> None:
     assert not torch.equal(first, PagedRunner(model).step([[3, 4, 5, 8, 10, 11, 12]])[0][-1])
     wide = PagedRunner(model).step([[3, 4, 5, 7, *tail[1:]]])[0][-1]
     assert not torch.equal(first, wide)
+
+
+def test_window_of_one_sees_its_own_token_alone(tmp_path: Path) -> None:
+    model = load_model(make_tiny_model(tmp_path / "m", "mistral", sliding_window=1))
+    first, second = (PagedRunner(model).greedy(prompt, 8) for prompt in ([3, 4, 5, 9], [300, 9]))
+    assert first[0] == second[0]
+    torch.testing.assert_close(first[1], second[1], rtol=1e-4, atol=1e-4)
 
 
 def test_bf16_is_close_to_f32(tmp_path: Path) -> None:
