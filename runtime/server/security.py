@@ -69,14 +69,22 @@ class RequestIds:
 
 
 class ApiKeys:
-    """Answers 401 to whoever shows none of the keys as `Authorization: Bearer KEY`."""
+    """Answers 401 to whoever shows none of the keys, as `Authorization: Bearer KEY` or `X-Api-Key: KEY`.
+
+    A request goes on with its key's number in scope["llmc.key"].
+    """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
-        self._keys = [form for key in keys for form in _forms(key)]
+        self._keys = [(number, form) for number, key in enumerate(keys) for form in _forms(key)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS or self._known(scope):
+        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        number = self._number(scope)
+        if number is not None:
+            scope["llmc.key"] = number
             await self._app(scope, receive, send)
             return
         error = ApiError(
@@ -87,13 +95,22 @@ class ApiKeys:
         )
         await error.response()(scope, receive, send)
 
-    def _known(self, scope: Scope) -> bool:
+    def _number(self, scope: Scope) -> int | None:
+        """Of the key that a request shows; None for no known one."""
+        headers = dict(scope["headers"])
         # Bytes, not text: what is white space in Latin-1 may be part of a character in UTF-8.
-        scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        shown = [bearer if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"")]
         # Every key is compared, in constant time: the answer tells nothing about how near a guess was.
-        token = given.strip(b" \t")
-        matches = [hmac.compare_digest(token, key) for key in self._keys]
-        return any(matches) and scheme.lower() == b"bearer"
+        tokens = [token.strip(b" \t") for token in shown]
+        known = [number for token in tokens for number, key in self._keys if hmac.compare_digest(token, key)]
+        return known[0] if known else None
+
+
+def key_of(scope: Scope) -> int | None:
+    """The number of the key that a request showed; None on a server without keys."""
+    number: int | None = scope.get("llmc.key")
+    return number
 
 
 def _forms(key: str) -> list[bytes]:
