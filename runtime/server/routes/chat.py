@@ -15,17 +15,16 @@ from llmc.runtime.outputs import TokenLogprob
 
 from .. import answers
 from ..bodies import json_route
+from ..chat_jobs import prepare_chat
 from ..chat_output import ChatDelta, ChatOutput
 from ..context import ServerContext
 from ..json_text import json_response
 from ..logprobs import chat_logprobs, prompt_logprobs_json
-from ..prompts import checked_max_tokens, encode_chat, rest_of_context
 from ..protocol.chat import ChatRequest
 from ..protocol.common import usage
 from ..requests import EngineRequest
 from ..stream import RequestStream
 from ..streaming import DONE, EventStream, large_sse, sse, until_gone
-from ..tools.plan import plan_chat
 
 
 def router(server: ServerContext) -> APIRouter:
@@ -50,43 +49,8 @@ def router(server: ServerContext) -> APIRouter:
 
 
 async def _prepare(server: ServerContext, body: ChatRequest, model: str, request: Request) -> _Job:
-    if body.tools or body.has_constraint:
-        plan = await server.lanes.compile(lambda: plan_chat(server, body))
-    else:
-        plan = plan_chat(server, body)
-    ids = await encode_chat(
-        server,
-        body.messages,
-        tools=plan.tools,
-        variables=body.chat_template_kwargs,
-        add_generation_prompt=body.add_generation_prompt is not False,
-        continue_final_message=bool(body.continue_final_message),
-        add_special_tokens=bool(body.add_special_tokens),
-        truncate=body.truncate_prompt_tokens,
-    )
-    asked = body.asked_max_tokens
-    param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    if asked is None:
-        max_tokens = rest_of_context(server, len(ids))
-    else:
-        max_tokens = checked_max_tokens(server, asked, len(ids), param)
-    guide = plan.guide(await answers.guide_maker(server, plan.guided), ids)
-    params = body.sampling(
-        server.sampling_defaults(),
-        max_tokens=max_tokens,
-        logprobs=body.num_logprobs,
-        prompt_logprobs=body.prompt_logprobs,
-        show_special_tokens=plan.show_special_tokens,
-    )
-    engine_request = EngineRequest(
-        request_id=answers.new_id("chatcmpl"),
-        prompt_token_ids=tuple(ids),
-        params=params,
-        priority=body.priority or 0,
-        deadline_s=answers.deadline_of(server, request),
-        guide=guide,
-    )
-    return _Job(server, body, model, int(time.time()), engine_request, plan.output(ids))
+    prepared = await prepare_chat(server, body, request, answers.new_id("chatcmpl"))
+    return _Job(server, body, model, int(time.time()), prepared.request, prepared.make_output)
 
 
 @dataclass

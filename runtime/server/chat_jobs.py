@@ -1,0 +1,89 @@
+"""From a ChatRequest to the engine: what every API that is answered as a chat does with it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+
+from llmc.runtime.outputs import TokenDelta
+
+from . import answers
+from .chat_output import ChatDelta, ChatOutput
+from .context import ServerContext
+from .prompts import checked_max_tokens, encode_chat, encode_chat_ids, rest_of_context
+from .protocol.chat import ChatRequest
+from .requests import EngineRequest
+from .stream import RequestStream
+from .tools.plan import ChatPlan, plan_chat
+
+
+@dataclass(frozen=True)
+class PreparedChat:
+    """request: ready to be submitted. make_output: reads one continuation."""
+
+    request: EngineRequest
+    make_output: Callable[[], ChatOutput]
+
+
+async def prepare_chat(server: ServerContext, body: ChatRequest, request: Request, request_id: str) -> PreparedChat:
+    """Renders, tokenises and checks. Raises ApiError and RequestError."""
+    plan = await _plan(server, body)
+    ids = await encode_chat(server, body.messages, truncate=body.truncate_prompt_tokens, **_rendering(body, plan))
+    asked = body.asked_max_tokens
+    param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    if asked is None:
+        max_tokens = rest_of_context(server, len(ids))
+    else:
+        max_tokens = checked_max_tokens(server, asked, len(ids), param)
+    guide = plan.guide(await answers.guide_maker(server, plan.guided), ids)
+    params = body.sampling(
+        server.sampling_defaults(),
+        max_tokens=max_tokens,
+        logprobs=body.num_logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        show_special_tokens=plan.show_special_tokens,
+    )
+    engine_request = EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=tuple(ids),
+        params=params,
+        priority=body.priority or 0,
+        deadline_s=answers.deadline_of(server, request),
+        guide=guide,
+    )
+    return PreparedChat(engine_request, plan.output(ids))
+
+
+async def count_prompt(server: ServerContext, body: ChatRequest) -> int:
+    """Tokens of a conversation as the model sees it, longer than the context, too. Raises ApiError and RequestError."""
+    return len(await encode_chat_ids(server, body.messages, **_rendering(body, await _plan(server, body))))
+
+
+async def _plan(server: ServerContext, body: ChatRequest) -> ChatPlan:
+    if body.tools or body.has_constraint:
+        return await server.lanes.compile(lambda: plan_chat(server, body))
+    return plan_chat(server, body)
+
+
+def _rendering(body: ChatRequest, plan: ChatPlan) -> dict[str, Any]:
+    """What the chat template is told beside the messages."""
+    return {
+        "tools": plan.tools,
+        "variables": body.chat_template_kwargs,
+        "add_generation_prompt": body.add_generation_prompt is not False,
+        "continue_final_message": bool(body.continue_final_message),
+        "add_special_tokens": bool(body.add_special_tokens),
+    }
+
+
+async def pieces(stream: RequestStream, reader: ChatOutput) -> AsyncIterator[tuple[TokenDelta, list[ChatDelta]]]:
+    """The deltas of one continuation, each with what became certain of the message. Raises as `check_end`."""
+    async for delta in stream:
+        answers.check_end(delta)
+        told = list(reader.push(delta.text, delta.token_ids)) if delta.text or delta.token_ids else []
+        if delta.finish_reason is not None:
+            told += reader.finish()
+        yield delta, told
