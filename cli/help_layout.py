@@ -93,7 +93,9 @@ HEADINGS: Mapping[str, Headings] = {
         "Warm-up": (
             "ready_after", "warm_order", "warm_trace", "warmup_seconds", "skip_warmup", "measure_costs",
         ),
-        "Load": ("max_queue", "request_timeout", "drain_timeout", "nice"),
+        "Load": (
+            "max_queue", "request_timeout", "drain_timeout", "nice", "max_stored_responses", "max_stored_response_size",
+        ),
         "Observing": (
             "log_level", "metrics", "page", "debug_endpoints", "profiler_dir", "stats_interval", "access_log",
             "access_log_file", "log_prompts", "otlp_endpoint", "record_trace",

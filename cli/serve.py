@@ -161,6 +161,10 @@ def serve_command(
     request_memory: str = typer.Option(
         "0", metavar="SIZE", help="The same for one request; more is refused. 0: a quarter of --max-queue-memory."
     ),
+    max_stored_responses: int = typer.Option(
+        1024, min=0, metavar="N", help="Answers of /v1/responses kept in memory for later requests; 0: none."
+    ),
+    max_stored_response_size: str = typer.Option("64MiB", metavar="SIZE", help="What they may take together."),
     request_timeout: float = typer.Option(0.0, min=0, metavar="S", help="Seconds a request may take; 0: no limit."),
     drain_timeout: float = typer.Option(30.0, min=0, metavar="S", help="Seconds that a shutdown lets requests finish."),
     nice: int = typer.Option(10, min=0, max=19, metavar="N", help="How far HTTP threads give way to the engine's."),
@@ -206,7 +210,7 @@ def serve_command(
         raise typer.BadParameter(f"--uvicorn-log-level {log_level!r} is unknown: use one of {', '.join(_LOG_LEVELS)}")
     check_parsers(tool_call_parser, reasoning_parser)
     max_body_bytes, pool_bytes = parse_size(max_body_size), parse_size(kv_bytes)
-    trace_bytes = parse_size(record_trace_max_bytes)
+    trace_bytes, stored_bytes = parse_size(record_trace_max_bytes), parse_size(max_stored_response_size)
     keys = (*api_key, *(read_keys(api_key_file) if api_key_file is not None else ()))
     if any(not key.strip() for key in keys):
         raise typer.BadParameter("--api-key is empty: give a key, or leave it out to serve without")
@@ -262,6 +266,8 @@ def serve_command(
         max_queue=max_queue,
         max_queue_memory=parse_size(max_queue_memory),
         request_memory=parse_size(request_memory),
+        max_stored_responses=max_stored_responses,
+        max_stored_response_bytes=stored_bytes,
         client_timeout_s=client_timeout or None,
         request_timeout_s=request_timeout or None,
         drain_timeout_s=drain_timeout,

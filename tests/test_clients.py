@@ -176,6 +176,100 @@ def test_a_stream_that_is_left_is_stopped(server: LiveServer, client: Any) -> No
     assert answer.usage.completion_tokens == 2
 
 
+# ---- openai's responses ------------------------------------------------------------------------------------------
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bath", "York"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+def test_responses(client: Any) -> None:
+    options = {"model": "tiny", "input": "Mr. Darcy had never", "max_output_tokens": 20, "temperature": 0.8}
+    whole = client.responses.create(**options, extra_body={"seed": 7})
+    type(whole).model_validate(whole.model_dump())
+    chat = client.chat.completions.create(model="tiny", messages=SAID, max_tokens=20, temperature=0.8, seed=7)
+    assert whole.output_text == chat.choices[0].message.content != ""
+    assert whole.usage.total_tokens == chat.usage.total_tokens
+    for event in client.responses.create(**options, extra_body={"seed": 7}, stream=True):
+        type(event).model_validate(event.model_dump())
+    assert event.response.output_text == whole.output_text
+    then = client.responses.create(**{**options, "input": "Why?"}, previous_response_id=whole.id)
+    assert then.usage.input_tokens > whole.usage.total_tokens
+    assert client.responses.retrieve(whole.id) == whole
+    (item,) = client.responses.input_items.list(whole.id).data
+    assert item.content[0].text == "Mr. Darcy had never"
+    client.responses.delete(whole.id)
+    import openai
+
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(whole.id)
+    with pytest.raises(openai.BadRequestError, match="made while you wait"):
+        client.responses.create(**options, background=True)
+
+
+def test_responses_with_tools_and_formats(client: Any) -> None:
+    pydantic = pytest.importorskip("pydantic")
+    tool = {"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}
+    options = {"model": "tiny", "input": "How is it?", "max_output_tokens": 90}
+    one = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    with client.responses.stream(**options, **one) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        call = stream.get_final_response().output[0]
+    assert json.loads("".join(deltas)) == json.loads(call.arguments)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    told = [{"role": "user", "content": "How is it?"}, call.model_dump(exclude_none=True), result]
+    said = client.responses.create(model="tiny", input=told, max_output_tokens=5)
+    assert said.output[0].type == "message"
+
+    class City(pydantic.BaseModel):
+        good: bool
+
+    assert isinstance(client.responses.parse(**options, text_format=City).output_parsed, City)
+
+
+# ---- anthropic ---------------------------------------------------------------------------------------------------
+
+
+def test_anthropic(server: LiveServer) -> None:
+    anthropic = pytest.importorskip("anthropic", reason="anthropic belongs to the extra dev")
+    more = {"extra_body": {"seed": 7, "temperature": 0.8}}  # as clients differ in what they name
+    options = {"model": "tiny", "max_tokens": 20, "messages": SAID, **more}
+    with anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0) as client:
+        whole = client.messages.create(**options)
+        type(whole).model_validate(whole.model_dump())
+        body = {"messages": SAID, "max_tokens": 20, "temperature": 0.8, "seed": 7}
+        chat = server.ask("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {KEY}"}).json()
+        assert whole.content[0].text == chat["choices"][0]["message"]["content"] != ""
+        with client.messages.stream(**options) as stream:
+            text = "".join(stream.text_stream)
+            final = stream.get_final_message()
+        assert text == final.content[0].text == whole.content[0].text
+        assert (final.stop_reason, final.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
+        counted = client.messages.count_tokens(model="tiny", messages=SAID).input_tokens
+        assert counted == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
+        tool = {"name": "weather", "input_schema": WEATHER}
+        one = {"tools": [tool], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+        with client.messages.stream(**{**options, "max_tokens": 90}, **one) as stream:
+            called = stream.get_final_message()
+        assert called.stop_reason == "tool_use"
+        assert called.content[0].input["city"] in ("Bath", "York")
+        result = {"type": "tool_result", "tool_use_id": called.content[0].id, "content": "rain"}
+        told = [*SAID, {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
+        assert client.messages.create(model="tiny", max_tokens=4, messages=told).content[0].type == "text"
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+            client.messages.create(model="tiny", max_tokens=1, messages=[{"role": "user", "content": "a " * 3000}])
+        with pytest.raises(anthropic.NotFoundError):
+            client.messages.create(model="claude", max_tokens=1, messages=SAID)
+    with (
+        anthropic.Anthropic(base_url=server.url, api_key="wrong", max_retries=0) as stranger,
+        pytest.raises(anthropic.AuthenticationError),
+    ):
+        stranger.messages.create(model="tiny", max_tokens=1, messages=SAID)
+
+
 # ---- LangChain ---------------------------------------------------------------------------------------------------
 
 

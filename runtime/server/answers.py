@@ -86,8 +86,12 @@ def size_of(gathered: Sequence[Gathered], alternatives: int | None, prompt_alter
     """About how many values an answer tells, for `json_response`; None: no logprobs are told."""
     num_output = sum(one.num_tokens for one in gathered)
     num_prompt = sum(len(one.prompt_logprobs or ()) for one in gathered)
-    per_output = 1 if alternatives is None else _VALUES_AN_ENTRY * (1 + alternatives)
-    return num_output * per_output + num_prompt * _VALUES_AN_ENTRY * (1 + (prompt_alternatives or 0))
+    return num_values(num_output, alternatives) + num_prompt * _VALUES_AN_ENTRY * (1 + (prompt_alternatives or 0))
+
+
+def num_values(num_output_tokens: int, alternatives: int | None) -> int:
+    """Of so many tokens alone."""
+    return num_output_tokens * (1 if alternatives is None else _VALUES_AN_ENTRY * (1 + alternatives))
 
 
 def check_end(delta: TokenDelta) -> None:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from llmc import __version__
 from llmc.runtime.warmup import OnWarmStep, WarmPlan
 
-from . import endpoints, errors, observers, openapi, security
+from . import endpoints, errors, message_errors, observers, openapi, security
 from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .context import ServerContext
@@ -48,6 +48,7 @@ def create_app(
     endpoints.install(app)
     add_routes(app, server)
     security.install(app, config, server.memory)
+    message_errors.install(app)
     watching.install(app)
     openapi.install(app, config, engine)
     return app

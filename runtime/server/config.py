@@ -18,6 +18,7 @@ class ServerConfig:
     guided_threads: threads that compute masks, 0 for as many as suit the machine. guided_additional_properties,
     guided_max_string: as in SchemaDefaults. max_queue: requests that may wait. max_queue_memory: bytes that all
     requests may come to hold, request_memory: that one may; 0: from the memory of the machine, as MemoryLimits has it.
+    max_stored_responses: answers of /v1/responses that are kept, in max_stored_response_bytes at most; 0: none.
     request_timeout_s, drain_timeout_s: None for no limit, as for client_timeout_s: how long the head of a request may
     take to arrive, its body after that, and an answer to be read on.
     access_log_file: None for standard output. log_prompts: with the text of prompts.
@@ -57,6 +58,8 @@ class ServerConfig:
     max_queue: int = 4096
     max_queue_memory: int = 0
     request_memory: int = 0
+    max_stored_responses: int = 1024
+    max_stored_response_bytes: int = 64 << 20
     request_timeout_s: float | None = None
     drain_timeout_s: float | None = 30.0
     nice: int = 0

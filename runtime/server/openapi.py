@@ -12,13 +12,20 @@ from pydantic.json_schema import models_json_schema
 
 from .async_engine import AsyncEngine
 from .config import ServerConfig
+from .message_errors import PREFIX as MESSAGES
 from .openapi_rules import add_rules
-from .protocol import responses
+from .protocol import response_answers, responses
 
 _REF = "#/components/schemas/{model}"
 _ANSWERS: Mapping[tuple[str, str], type[BaseModel]] = {
     ("post", "/v1/completions"): responses.CompletionAnswer,
     ("post", "/v1/chat/completions"): responses.ChatAnswer,
+    ("post", "/v1/responses"): response_answers.ResponseAnswer,
+    ("get", "/v1/responses/{response_id}"): response_answers.ResponseAnswer,
+    ("delete", "/v1/responses/{response_id}"): response_answers.ResponseDeleted,
+    ("get", "/v1/responses/{response_id}/input_items"): response_answers.InputItems,
+    ("post", "/v1/messages"): response_answers.MessageAnswer,
+    ("post", "/v1/messages/count_tokens"): response_answers.TokenCount,
     ("get", "/v1/models"): responses.ModelList,
     ("get", "/v1/models/{model_id}"): responses.Model,
     ("post", "/tokenize"): responses.TokenizeAnswer,
@@ -27,7 +34,7 @@ _ANSWERS: Mapping[tuple[str, str], type[BaseModel]] = {
     ("get", "/ready"): responses.Readiness,
     ("get", "/version"): responses.Versions,
 }
-_STREAMS = frozenset({"/v1/completions", "/v1/chat/completions"})
+_STREAMS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
 _ERRORS = {
     400: "The request is malformed or asks for what the model cannot do.",
     404: "There is no such model.",
@@ -60,7 +67,8 @@ def install(app: FastAPI, config: ServerConfig, engine: AsyncEngine) -> None:
 
 def _document(app: FastAPI, with_keys: bool, engine: AsyncEngine) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    models: list[type[BaseModel]] = [responses.ErrorAnswer, *_ANSWERS.values()]
+    errors: list[type[BaseModel]] = [responses.ErrorAnswer, response_answers.MessageErrorAnswer]
+    models = list(dict.fromkeys([*errors, *_ANSWERS.values()]))
     _, definitions = models_json_schema([(model, "serialization") for model in models], ref_template=_REF)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas.update(definitions["$defs"])
@@ -89,8 +97,11 @@ def _responses(method: str, path: str) -> dict[str, Any]:
     if path in ("/health", "/ready"):
         answers["503"] = {"description": _ERRORS[503], "content": content}
         return answers
-    refused = {"application/json": {"schema": _schema(responses.ErrorAnswer)}}
+    error = response_answers.MessageErrorAnswer if path.startswith(MESSAGES) else responses.ErrorAnswer
+    refused = {"application/json": {"schema": _schema(error)}}
     statuses = [401, *_ERRORS] if method == "post" else [401, 404]
+    if path.startswith("/v1/responses/") and method == "get":
+        statuses = [400, *statuses]
     if path in ("/start_profile", "/stop_profile"):
         answers["409"] = {"description": "A profile is being taken already, or none is.", "content": refused}
     for status in statuses:

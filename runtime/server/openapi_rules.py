@@ -34,6 +34,33 @@ _CONSTRAINTS = (
 )
 
 
+# Of Anthropic's API; blocks of thinking pass as well.
+_TOOL_USE = {
+    "type": "object",
+    "required": ["type", "id", "name", "input"],
+    "properties": {
+        "type": {"const": "tool_use"},
+        "id": {"type": "string"},
+        "name": {"type": "string"},
+        "input": {"type": "object"},
+    },
+}
+_TOOL_RESULT = {
+    "type": "object",
+    "required": ["type", "tool_use_id"],
+    "properties": {"type": {"const": "tool_result"}, "tool_use_id": {"type": "string"}, "content": {"type": "string"}},
+}
+_BLOCKS = {"type": "array", "minItems": 1, "items": {"anyOf": [_TEXT_PART, _TOOL_USE, _TOOL_RESULT]}}
+_ANTHROPICS_MESSAGE = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"enum": ["user", "assistant", "system"]},
+        "content": {"anyOf": [{"type": "string"}, _BLOCKS]},
+    },
+}
+
+
 def message_of(roles: Sequence[str]) -> dict[str, Any]:
     """A message as templates read it; it passes to the chat template as it is, with whatever else it has."""
     said = {
@@ -95,6 +122,7 @@ def add_rules(schemas: dict[str, Any], engine: AsyncEngine) -> None:
     ]
     schemas["DetokenizeRequest"]["properties"]["tokens"]["items"] = ids
     schemas["ChatRequest"]["properties"]["messages"]["items"] = message
+    schemas["MessagesRequest"]["properties"]["messages"]["items"] = _ANTHROPICS_MESSAGE
     tokenize = schemas["TokenizeRequest"]
     _list(tokenize["properties"]["messages"]).update(items=message, minItems=1)
     tokenize["oneOf"] = [

@@ -29,6 +29,11 @@ async def large_sse(lanes: Lanes, make: Callable[[], Any], size: int) -> bytes:
     return b"data: " + await json_of(lanes, make, size) + b"\n\n"
 
 
+async def named_sse(lanes: Lanes, data: dict[str, Any], size: int = 0) -> bytes:
+    """One server-sent event that is named by its type; size as for `json_of`."""
+    return b"event: " + data["type"].encode() + b"\n" + await large_sse(lanes, lambda: data, size)
+
+
 class EventStream(Response):
     """Sends events as they come; when the client goes, `close` is called at once, which must end the iteration."""
 

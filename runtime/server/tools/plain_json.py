@@ -18,7 +18,6 @@ class PlainJsonParser(Llama3JsonParser):
     """Reads as its base does; writes OpenAI's keys."""
 
     name = "json"
-    markers = ()
 
     @classmethod
     def grammar(cls, tools: Sequence[Tool], parallel: bool, tokenizer: Tokenizer) -> str:
