@@ -250,7 +250,7 @@ def _record(outcome: Outcome, zero_ns: int) -> dict[str, Any]:
 @contextmanager
 def _progress(total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A bar on stderr; nothing when quiet or stderr is no terminal."""
-    from rich.console import Console
+    from .console import Console
 
     console = Console(stderr=True)
     if quiet or not console.is_terminal:

@@ -126,11 +126,11 @@ def _comment(found: Imported, limits: VllmLimits) -> str:
 
 def _print(found: Imported) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     from llmc.buckets.vllm_shapes import STRATEGIES
 
+    from .console import Console
     from .tables import print_table
 
     console = Console(highlight=False, markup=False)

@@ -44,9 +44,9 @@ def misses_command(
 
 def _print(shown: Sequence[Miss], found: Sequence[Miss]) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
+    from .console import Console
     from .tables import print_table
 
     console = Console()

@@ -111,9 +111,9 @@ def _show_data(phases: dict[str, list[Bucket]], used: dict[str, Usage]) -> dict[
 
 
 def _print_grids(phases: dict[str, list[Bucket]], used: dict[str, Usage]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from .console import Console
     from .tables import print_table
 
     console = Console()

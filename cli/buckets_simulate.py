@@ -215,8 +215,9 @@ def _costs(
 @contextmanager
 def progress_bar() -> Iterator[OnProgress]:
     """One bar a run on stderr, or nothing when it is no terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .console import Console
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<24.24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -326,9 +327,9 @@ def _intervals(one: Outcome) -> dict[str, tuple[float, float]]:
 
 def _print(what_if: WhatIf, outcomes: list[Outcome]) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
+    from .console import Console
     from .simulation_figures import figures, headline, warnings
     from .tables import print_table
 

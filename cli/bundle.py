@@ -139,9 +139,9 @@ def _show(bundle: Bundle, as_json: bool) -> None:
         print(json.dumps(data, indent=2))
         return
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
+    from .console import Console
     from .tables import print_table
 
     console = Console(file=sys.stdout, highlight=False)

@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from .chat_session import ChatError, Piece
+from .terminal_text import exact, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 _QUOTES = '"""'
-# Whatever could move the cursor, retitle the window or fill the clipboard; a model repeats what others wrote.
-_CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
-for _kept in "\t\n":
-    del _CONTROLS[ord(_kept)]
 _CONTINUES_BLOCK = re.compile(r"[ \t]|[-*+] |\d{1,9}[.)] |\||>")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 
@@ -39,11 +36,6 @@ class Screen(Protocol):
 
     def note(self, text: str) -> None:
         """A word of the program, not of the model."""
-
-
-def printable(text: str) -> str:
-    """`text` without control characters, which a terminal would obey."""
-    return text.translate(_CONTROLS)
 
 
 class PlainScreen:
@@ -69,7 +61,8 @@ class PlainScreen:
                 reasoning.append(piece.text)
                 continue
             shown.append(piece.text)
-            sys.stdout.write(printable(piece.text) if self._safe else piece.text)
+            # A program that reads the answer gets it as it is.
+            exact(sys.stdout).write(printable(piece.text) if self._safe else piece.text)
             sys.stdout.flush()
         sys.stdout.write("\n")
         sys.stdout.flush()
@@ -89,7 +82,7 @@ class TerminalScreen:
     interactive = True
 
     def __init__(self, *, markdown: bool, history: Path | None, completions: Sequence[str]) -> None:
-        from rich.console import Console
+        from .console import Console
 
         self._console: Console = Console(highlight=False)
         self._markdown = markdown

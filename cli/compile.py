@@ -122,8 +122,9 @@ def compile_command(
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
     """A progress callback for the compiler that draws one bar a phase on stderr, or nothing when it is no terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .console import Console
 
     console = Console(stderr=True)
     # What has no steps to count shows a bar that pulses, and no numbers.

@@ -57,7 +57,7 @@ def parse_buckets(texts: Sequence[str]) -> list[Bucket]:
 
 
 def _print(report: AddReport) -> None:
-    from rich.console import Console
+    from .console import Console
 
     console = Console(file=sys.stdout, highlight=False)
     for bucket in report.present:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from .terminal_text import exact, printable
+
 if TYPE_CHECKING:
     from llmc.runtime.outputs import TokenDelta
 
@@ -18,7 +20,9 @@ class LiveText:
     def __init__(self, heads: Sequence[str], n: int, out: TextIO) -> None:
         self._heads = heads
         self._n = n
-        self._out = out
+        self._out = exact(out)
+        # A program that reads the texts gets them as they are.
+        self._shown = printable if out.isatty() else str
         self._kept: dict[int, list[str]] = {}
         self._ended: set[int] = set()
         self._turn = 0
@@ -52,5 +56,5 @@ class LiveText:
 
     def _write(self, text: str) -> None:
         if text:
-            self._out.write(text)
+            self._out.write(self._shown(text))
             self._out.flush()

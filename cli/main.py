@@ -14,6 +14,7 @@ import llmc
 from llmc.distribution import name_clash
 
 from .help_layout import SUMMARIES, lay_out
+from .terminal_text import escape_streams, escaped_streams
 
 COMPLETE = "_LLMC_COMPLETE"  # set by the shell's completion script
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -67,6 +68,11 @@ def _root(
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command line and returns its exit code: 0, 1 for a failure, 2 for wrong usage, 130 when interrupted."""
+    with escaped_streams():
+        return _main(argv)
+
+
+def _main(argv: list[str] | None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     options = args[: args.index("--")] if "--" in args else args
     debug = "--debug" in options
@@ -145,14 +151,13 @@ def _given(error: Any, args: list[str]) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    # Names of files and what files hold may command a terminal.
-    shown = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in message)
-    print(f"llmc: error: {shown}", file=sys.stderr)
+    print(f"llmc: error: {message}", file=sys.stderr)
     return code
 
 
 def entry() -> None:
     """Console entry point."""
+    escape_streams()  # for tracebacks, too
     sys.exit(main())
 
 

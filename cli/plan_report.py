@@ -129,11 +129,11 @@ def print_plan(
 ) -> None:
     """Tables on stdout."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     from llmc.cli.units import format_bytes
 
+    from .console import Console
     from .simulation_figures import count, duration
     from .tables import print_table
 

@@ -119,9 +119,9 @@ _SHARES = ("kernels", "imbalance", "sync", "overhead")
 
 def print_profile(data: dict[str, Any], top: int) -> None:
     """The profile for people on stdout; top: commands to list."""
-    from rich.console import Console
     from rich.table import Table
 
+    from .console import Console
     from .tables import print_table
 
     console = Console(highlight=False, soft_wrap=True)

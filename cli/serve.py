@@ -15,6 +15,7 @@ from llmc.regular_file import read_text
 from .miss_policy import POLICY_HELP, check_miss_policy, engine_policy, miss_observers
 from .miss_records import prepare_record
 from .numbers import finite
+from .terminal_text import escape_streams, exact
 from .units import parse_size
 from .warm_flags import (
     ORDER_HELP,
@@ -362,9 +363,10 @@ def _compile(model: str) -> int:
     from .compile import progress_bar
     from .main import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, describe
 
+    escape_streams()
     try:
         with progress_bar() as progress:
-            print(artifact_path(model, progress))
+            print(artifact_path(model, progress), file=exact(sys.stdout))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED  # Ctrl-C reaches the parent as well, who says so
     except Exception as error:  # the end of a process: as in main, whatever it is becomes one sentence

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @contextmanager
 def progress_bar(quiet: bool) -> Iterator[Progress | None]:
     """A bar on stderr with requests and tokens per second; None when quiet or stderr is no terminal."""
-    from rich.console import Console
+    from .console import Console
 
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
@@ -125,9 +125,9 @@ def _spread(values: list[float]) -> dict[str, float] | None:
 
 def print_summary(summary: dict[str, Any]) -> None:
     """The summary as a table on stderr."""
-    from rich.console import Console
     from rich.table import Table
 
+    from .console import Console
     from .tables import print_table
 
     table = Table(show_header=False, box=None, pad_edge=False)

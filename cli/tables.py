@@ -20,7 +20,7 @@ def print_table(table: Table, console: Console | None = None, keys: int = 1) -> 
     next line. A pipe without COLUMNS has no width, and gets one band. A table with a column of prose, whose overflow is
     "fold", is not parted: the prose takes more lines.
     """
-    from rich.console import Console
+    from .console import Console
 
     console = console or Console(highlight=False)
     if any(column.overflow == "fold" for column in table.columns):

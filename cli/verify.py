@@ -35,8 +35,9 @@ def check_bytes(artifact: Path, tables: Tables | None = None) -> str:
 @contextmanager
 def _slow_progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """Yields update(bytes done, bytes in all); a bar on a terminal's stderr once it has taken a while."""
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from .console import Console
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())

@@ -181,8 +181,9 @@ class WarmUpPlanner:
 @contextmanager
 def warm_up_progress(planner: WarmUpPlanner) -> Iterator[OnWarmStep]:
     """Shows the warm-up on stderr, a bar on a terminal, else a line a graph, and keeps what it measures."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .console import Console
 
     console = Console(stderr=True)
     columns = (TextColumn("[warm-up]", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -117,9 +117,9 @@ def report(table: CostTable, path: Path, warming: WarmUp, num_measured: int, *, 
         print(json.dumps(summary | {"cost_table": str(path), **json.loads(table.to_json())}, indent=2))
         return
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
+    from .console import Console
     from .tables import print_table
 
     console = Console()

@@ -1,0 +1,72 @@
+"""No control character of any input reaches a terminal: names, prompts, errors and what a model wrote may hold some."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+# Whatever could move the cursor, retitle the window, fill the clipboard, forge a line or turn the direction of text:
+# C0 but tab and newline, DEL and C1, line separators, bidirectional controls; and halves of surrogate pairs.
+_OBEYED = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069"
+_CONTROLS = re.compile(f"[{_OBEYED}]")
+_UNPRINTABLE = re.compile(f"[{_OBEYED}\ud800-\udfff]")
+
+
+def escaped(text: str) -> str:
+    """`text` with control characters written as in JSON, so that one can see them, and JSON stays what it was."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def printable(text: str) -> str:
+    """`text` without control characters: for what a model wrote, which repeats what others wrote."""
+    return _CONTROLS.sub("", text)
+
+
+class EscapedStream:
+    """A text stream that escapes what is written to it; everything else is the stream's own.
+
+    rich_proxied_file: the stream, for rich, whose own sequences are wanted; `console.Console` escapes what it is given.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.rich_proxied_file = stream
+
+    def write(self, text: str) -> int:
+        self.rich_proxied_file.write(escaped(text))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+def exact(stream: TextIO) -> TextIO:
+    """The stream behind an EscapedStream: for texts that a program reads."""
+    return cast("TextIO", getattr(stream, "rich_proxied_file", stream))
+
+
+def escape_streams() -> None:
+    """Makes stdout and stderr escape what is written to them, from now on."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, EscapedStream):
+            setattr(sys, name, EscapedStream(stream))
+
+
+@contextmanager
+def escaped_streams() -> Iterator[None]:
+    """The same for a while."""
+    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    escape_streams()
+    try:
+        yield
+    finally:
+        for name, stream in before.items():
+            if isinstance(getattr(sys, name), EscapedStream):  # else somebody else has put another one there
+                setattr(sys, name, stream)
