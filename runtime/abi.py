@@ -222,7 +222,8 @@ class EngineStats(ctypes.Structure):
         ),
         ("num_memory_nodes", c_uint32),
         ("spread_errno", c_int32),
-        *_each(c_uint32, "max_request_tokens", "reserved"),
+        *_each(c_uint32, "max_request_tokens", "num_working_threads"),
+        ("num_thread_cuts", c_uint64),
     ]
 
 

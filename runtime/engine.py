@@ -120,6 +120,8 @@ class EngineStats:
     num_memory_nodes: int
     spread_errno: int
     max_request_tokens: int
+    num_working_threads: int
+    num_thread_cuts: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -152,7 +152,7 @@ def test_engine_counters() -> None:
         num_steps=10, num_prefill_steps=4, num_mixed_steps=1, num_decode_steps=6, num_preemptions=5, prompt_tokens=200,
         output_tokens=90, prefix_query_tokens=150, prefix_hit_tokens=50, step_ns=10_000_000_000,
         schedule_ns=1_000_000_000, prepare_ns=1_000_000_000, replay_ns=5_000_000_000, sample_ns=2_000_000_000,
-        decode_step_ns=3_000_000_000, max_request_tokens=48,
+        decode_step_ns=3_000_000_000, max_request_tokens=48, num_working_threads=3, num_thread_cuts=6,
     )  # fmt: skip
     expected = {
         "llmc_sequences_running": 3, "llmc_sequences_waiting": 2, "llmc_kv_blocks": 100, "llmc_kv_blocks_used": 40,
@@ -161,6 +161,7 @@ def test_engine_counters() -> None:
         "llmc_preemptions_total": 5, "llmc_prompt_tokens_total": 200, "llmc_generation_tokens_total": 90,
         "llmc_prefix_cache_query_tokens_total": 150, "llmc_prefix_cache_hit_tokens_total": 50,
         "llmc_decode_step_seconds_total": 3, "llmc_max_request_tokens": 48,
+        "llmc_threads_working": 3, "llmc_thread_cuts_total": 6,
     }  # fmt: skip
     assert {name: value(metrics, name) for name in expected} == expected
     parts = {"schedule": 1, "prepare": 1, "replay": 5, "sample": 2, "other": 1}
@@ -244,7 +245,7 @@ def test_dashboard_asks_only_for_what_is_there() -> None:
             assert set(labels.replace(" ", "").split(",")) <= known, expression
         assert expression.count("(") == expression.count(")")
         assert expression.count("{") == expression.count("}")
-    shown_elsewhere = {"llmc_scheduled_tokens_total", "llmc_padding_tokens_total", "llmc_threads"}
+    shown_elsewhere = {"llmc_scheduled_tokens_total", "llmc_padding_tokens_total"}
     left_out = {name for name in families if name.startswith("llmc_")} - asked - shown_elsewhere
     assert not left_out, f"the dashboard shows nothing of {sorted(left_out)}"
 

@@ -77,6 +77,7 @@ class LiveState:
                 "running": stats.num_running,
                 "waiting": stats.num_waiting,
                 "threads": stats.num_threads,
+                "threads_working": stats.num_working_threads,
                 "steps": stats.num_steps,
                 "kv_blocks": stats.num_blocks,
                 "kv_blocks_used": stats.num_blocks - stats.num_free_blocks,

@@ -139,6 +139,7 @@ llmc_status llmc_engine_create(llmc_artifact* artifact, const llmc_engine_option
       options.num_blocks = num_blocks;
       options.pin = o.pin_threads != 0;
       options.idle_spin_us = o.idle_spin_us;
+      options.adapt = true;
       LLMC_RETURN_IF_ERROR(llmc::ParseWeightMode(o.weight_memory, &options.weights.mode));
       return llmc::MakeCpuDevice(artifact, options, device);
     };

@@ -100,6 +100,8 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDevi
   team.num_threads = options.num_threads;
   team.pin = options.pin;
   team.idle_spin_us = options.idle_spin_us;
+  team.adapt = options.adapt;
+  team.clock = options.clock;
   LLMC_RETURN_IF_ERROR(Team::Create(team, &device->team_));
   // A thread alone has what it touches first near by.
   if (device->team_->num_threads() > 1) device->spread_ = NodeSpread(device->team_->cpus(), options.nodes);
@@ -179,6 +181,11 @@ MemorySpread CpuDevice::memory_spread() const {
   return {spread_pool_bytes_ + program_.spread_bytes + weights_.spread_bytes(), spread_.num_nodes(), spread_.error()};
 }
 
+TeamUse CpuDevice::team_use() const {
+  const TeamStats stats = team_->Stats();
+  return {stats.size, stats.cuts};
+}
+
 void* CpuDevice::OperandAddress(const Program& program, const OperandRecord& operand) const {
   switch (static_cast<OperandKind>(operand.kind)) {
     case OperandKind::kArena: return program.arena.data() + operand.offset;
@@ -189,14 +196,6 @@ void* CpuDevice::OperandAddress(const Program& program, const OperandRecord& ope
     case OperandKind::kOutput: return reinterpret_cast<char*>(program.logits) + operand.offset;
   }
   return nullptr;
-}
-
-// A thread may lose its CPU, or half of its core, at any time: then the others take over what it has not begun.
-uint32_t CpuDevice::NumTasks(const Artifact& artifact, const CommandRecord& command) const {
-  const uint32_t threads = team_->num_threads();
-  if (threads == 1) return 1;
-  // As many for each thread: memory is shared evenly.
-  return std::clamp(artifact.kernels()[command.kernel].max_tasks / threads, 1u, kTasksOfThread) * threads;
 }
 
 void CpuDevice::Resolve(Program* program) const {
@@ -211,35 +210,39 @@ void CpuDevice::Resolve(Program* program) const {
   program->claimed = std::vector<std::atomic<uint32_t>>(2 * num_threads() * program->claims_of_thread);
   program->steps.reserve(total);  // ranges below point into it
   for (const GraphRecord& graph : artifact.graphs()) {
-    const Step* begin = program->steps.data() + program->steps.size();
+    Step* begin = program->steps.data() + program->steps.size();
     for (uint32_t c = 0; c < graph.num_commands; ++c) {
       const CommandRecord& command = artifact.commands()[graph.first_command + c];
       Step step{artifact.function(command.kernel), {}, command.num_operands, command.barrier, command.family,
-                NumTasks(artifact, command), 0, artifact.kernels()[command.kernel].weight_parts != 0, false, {}};
-      step.tasks_each = step.num_tasks / num_threads();
+                0, 0, artifact.kernels()[command.kernel].weight_parts != 0, false, {}};
       for (uint32_t o = 0; o < command.num_operands; ++o) {
         step.buffers[o] = OperandAddress(*program, artifact.operands()[command.first_operand + o]);
       }
       program->steps.push_back(step);
     }
     program->steps.back().barrier = 0;  // the team meets at the end of a job anyway
-    program->graphs.push_back({begin, program->steps.data() + program->steps.size()});
+    program->graphs.push_back({begin, program->steps.data() + program->steps.size(), 0});
+    Deal(program, static_cast<uint32_t>(program->graphs.size()) - 1, num_threads());
   }
-  ResolveAhead(program);
 }
 
-// What is read next is known at the start of a graph, and anew whenever a step has streamed its weight.
-void CpuDevice::ResolveAhead(Program* program) const {
+// Between two replays. Any thread may lose its CPU, or half of its core, at any time: then the others take over what it
+// has not begun. What is read next is known at the start of a graph, and anew whenever a step has streamed its weight.
+void CpuDevice::Deal(Program* program, uint32_t graph, uint32_t num_threads) const {
   const Artifact& artifact = *program->artifact;
-  Step* step = program->steps.data();
-  for (const GraphRecord& graph : artifact.graphs()) {
-    StreamedWeight next;
-    for (uint32_t c = graph.num_commands; c-- > 0;) {
-      step[c].looks_ahead = c == 0 || step[c].streams;
-      step[c].next = next;
-      if (step[c].streams) next = Streamed(artifact, artifact.commands()[graph.first_command + c], step[c]);
-    }
-    step += graph.num_commands;
+  StepRange& range = program->graphs[graph];
+  range.num_threads = num_threads;
+  const CommandRecord* commands = &artifact.commands()[artifact.graphs()[graph].first_command];
+  StreamedWeight next;
+  for (std::size_t c = static_cast<std::size_t>(range.end - range.begin); c-- > 0;) {
+    Step& step = range.begin[c];
+    // As many for each thread: memory is shared evenly.
+    const uint32_t most = artifact.kernels()[commands[c].kernel].max_tasks / num_threads;
+    step.tasks_each = num_threads == 1 ? 1 : std::clamp(most, 1u, kTasksOfThread);
+    step.num_tasks = step.tasks_each * num_threads;
+    step.looks_ahead = c == 0 || step.streams;
+    step.next = next;
+    if (step.streams) next = Streamed(artifact, commands[c], step);
   }
 }
 
@@ -261,7 +264,8 @@ CpuDevice::StreamedWeight CpuDevice::Streamed(const Artifact& artifact, const Co
 void CpuDevice::ResolveWeights() {
   const Artifact& artifact = *program_.artifact;
   Step* step = program_.steps.data();
-  for (const GraphRecord& graph : artifact.graphs()) {
+  for (uint32_t g = 0; g < program_.graphs.size(); ++g) {
+    const GraphRecord& graph = artifact.graphs()[g];
     for (uint32_t c = 0; c < graph.num_commands; ++c, ++step) {
       const OperandRecord* operands = &artifact.operands()[artifact.commands()[graph.first_command + c].first_operand];
       for (uint32_t o = 0; o < step->num_buffers; ++o) {
@@ -270,8 +274,8 @@ void CpuDevice::ResolveWeights() {
         }
       }
     }
+    Deal(&program_, g, program_.graphs[g].num_threads);
   }
-  ResolveAhead(&program_);
 }
 
 Status CpuDevice::Check(const BatchView& b) const {
@@ -338,15 +342,15 @@ void CpuDevice::CopyInputs(const BatchView& b) {
   scalars_[2] = b.num_samples;
   scalars_[3] = static_cast<int64_t>(stride);
   scalars_[4] = num_blocks_;
-  scalars_[5] = num_threads();
+  scalars_[5] = team_->size();
 }
 
 // A thread's first tasks of the weight that it reads next, as far as rows are one chunk.
-inline void CpuDevice::LookAhead(const Step& step, uint32_t thread, ReadAhead* ahead) const {
+inline void CpuDevice::LookAhead(const Step& step, uint32_t thread, uint32_t num_threads, ReadAhead* ahead) const {
   const StreamedWeight& next = step.next;
   *ahead = {};
   if (next.parts == 0) return;
-  const uint32_t each = next.num_tasks / num_threads();
+  const uint32_t each = next.num_tasks / num_threads;
   const auto panel_of = [&next](uint64_t task) { return next.panels * task / next.num_tasks; };
   const uint64_t first = panel_of(uint64_t{each} * thread), last = panel_of(uint64_t{each} * (thread + 1));
   const char* at = next.data + first * next.panel_bytes;
@@ -378,7 +382,7 @@ inline void CpuDevice::Compute(const Step& step, std::size_t index, uint32_t thr
       }
     }
   }
-  if (step.looks_ahead) LookAhead(step, thread, ahead);
+  if (step.looks_ahead) LookAhead(step, thread, num_threads, ahead);
 }
 
 // Those of the next replay, which no thread looks at during this one.
@@ -433,6 +437,7 @@ Status CpuDevice::Replay(const BatchView& batch, const float** logits) {
 
 // The inputs and scalars are those of the step.
 void CpuDevice::RunTeam(uint32_t graph) {
+  if (program_.graphs[graph].num_threads != team_->size()) Deal(&program_, graph, team_->size());
   current_ = program_.graphs[graph];
   ticks_ = {};
   turn_ = 1 - turn_;

@@ -21,6 +21,8 @@ struct CpuDeviceOptions {
   uint32_t num_blocks = 0;   // the dummy block included
   bool pin = true;
   uint32_t idle_spin_us = 1000;
+  bool adapt = false;  // too: a measurement wants all threads
+  TeamClock* clock = nullptr;
   WeightOptions weights;
   NodeSystem nodes;
 };
@@ -54,6 +56,8 @@ class CpuDevice final : public Device {
   Status AddGraphs(std::shared_ptr<const Artifact> artifact) override;
   uint32_t num_blocks() const override { return num_blocks_; }
   uint32_t num_threads() const override { return team_->num_threads(); }
+  TeamUse team_use() const override;
+  void RecallThreads() override { team_->Recall(); }
   Status SettleWeights() override;
   uint64_t weight_bytes() const override { return weights_.artifact().weight_file().size(); }
   uint64_t copied_weight_bytes() const override { return weights_.moved_bytes(); }
@@ -94,8 +98,9 @@ class CpuDevice final : public Device {
     StreamedWeight next;
   };
   struct StepRange {
-    const Step* begin;
-    const Step* end;
+    Step* begin;
+    Step* end;
+    uint32_t num_threads;  // that its tasks are dealt to
   };
 
   // The graphs of an artifact, ready to be replayed, and the memory that they compute in. AddGraphs replaces it.
@@ -117,14 +122,13 @@ class CpuDevice final : public Device {
   Status MakeProgram(std::shared_ptr<const Artifact> of, Program* out) const;
   void PlaceArena(Program* program);
   void Resolve(Program* program) const;
-  void ResolveAhead(Program* program) const;
+  void Deal(Program* program, uint32_t graph, uint32_t num_threads) const;
   void ResolveWeights();
-  uint32_t NumTasks(const Artifact& artifact, const CommandRecord& command) const;
   void* OperandAddress(const Program& program, const OperandRecord& operand) const;
   Status Check(const BatchView& batch) const;
   void CopyInputs(const BatchView& batch);
   static StreamedWeight Streamed(const Artifact& artifact, const CommandRecord& command, const Step& step);
-  void LookAhead(const Step& step, uint32_t thread, ReadAhead* ahead) const;
+  void LookAhead(const Step& step, uint32_t thread, uint32_t num_threads, ReadAhead* ahead) const;
   std::atomic<uint32_t>* Claims(uint32_t turn, uint32_t thread);
   void Compute(const Step& step, std::size_t index, uint32_t thread, uint32_t num_threads, ReadAhead* ahead);
   void ResetClaims(uint32_t thread);

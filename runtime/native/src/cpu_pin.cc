@@ -1,10 +1,6 @@
 #include "cpu_pin.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdlib>
 
 #include "clock.h"
 
@@ -41,23 +37,19 @@ bool PinPolicy::Look(uint64_t now_ns, uint64_t queued_ns) {
   return pinned_;
 }
 
-CpuPin::CpuPin(int cpu, std::atomic<uint32_t>* loose)
+CpuPin::CpuPin(int cpu, const QueuedTime* queued, std::atomic<uint32_t>* loose)
     : cpu_(cpu),
+      queued_(queued),
       loose_(loose),
       placed_(GetAffinity(&own_) && SetAffinity(cpu_)),
-      schedstat_(::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC)),
-      policy_(MonotonicNs(), QueuedNs()) {}
-
-CpuPin::~CpuPin() {
-  if (schedstat_ >= 0) ::close(schedstat_);
-}
+      policy_(MonotonicNs(), queued->Ns()) {}
 
 bool CpuPin::Update() {
-  if (schedstat_ < 0 || !placed_) return false;
+  if (!queued_->known() || !placed_) return false;
   const uint64_t now = MonotonicNs();
   if (now < policy_.next_look_ns()) return false;
   const bool before = policy_.pinned();
-  const bool pinned = policy_.Look(now, QueuedNs());
+  const bool pinned = policy_.Look(now, queued_->Ns());
   if (pinned == before) return false;
   if (pinned) {
     SetAffinity(cpu_);
@@ -67,17 +59,6 @@ bool CpuPin::Update() {
     loose_->fetch_add(1, std::memory_order_relaxed);
   }
   return !pinned;
-}
-
-// The second of the file's numbers.
-uint64_t CpuPin::QueuedNs() const {
-  char text[80];
-  const ssize_t length = schedstat_ < 0 ? -1 : ::pread(schedstat_, text, sizeof(text) - 1, 0);
-  if (length <= 0) return 0;
-  text[length] = '\0';
-  char* rest = text;
-  std::strtoull(rest, &rest, 10);
-  return std::strtoull(rest, nullptr, 10);
 }
 
 }  // namespace llmc

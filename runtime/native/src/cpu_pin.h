@@ -7,6 +7,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "queued_time.h"
+
 namespace llmc {
 
 constexpr int kMaxCpus = 8192;
@@ -46,9 +48,8 @@ class PinPolicy {
 // Pins the thread that constructs it, which alone may use it.
 class CpuPin {
  public:
-  // loose: counts the pins that are given up at the moment.
-  CpuPin(int cpu, std::atomic<uint32_t>* loose);
-  ~CpuPin();
+  // queued: of the same thread. loose: counts the pins that are given up at the moment.
+  CpuPin(int cpu, const QueuedTime* queued, std::atomic<uint32_t>* loose);
   CpuPin(const CpuPin&) = delete;
   CpuPin& operator=(const CpuPin&) = delete;
 
@@ -56,13 +57,11 @@ class CpuPin {
   bool Update();
 
  private:
-  uint64_t QueuedNs() const;
-
   int cpu_;
+  const QueuedTime* queued_;  // where the kernel does not tell, the pin stays
   std::atomic<uint32_t>* loose_;
   CpuMask own_;
-  bool placed_;    // own_ is known and the thread was pinned
-  int schedstat_;  // /proc/thread-self/schedstat; -1: the kernel does not tell, so the pin stays
+  bool placed_;  // own_ is known and the thread was pinned
   PinPolicy policy_;
 };
 

@@ -40,6 +40,12 @@ struct ReplayTime {
   uint64_t barrier_ns = 0;  // waiting for the other threads
 };
 
+// How many of a device's threads work now, and how often others' work has made them fewer.
+struct TeamUse {
+  uint32_t size = 0;
+  uint64_t cuts = 0;
+};
+
 class Artifact;
 
 class Device {
@@ -55,6 +61,9 @@ class Device {
   // KV blocks of the pool, the dummy block 0 included.
   virtual uint32_t num_blocks() const = 0;
   virtual uint32_t num_threads() const = 0;
+  virtual TeamUse team_use() const { return {num_threads(), 0}; }
+  // Between two steps: the next one runs on all threads, so that its time is that of a quiet machine.
+  virtual void RecallThreads() {}
   // Before a step: moves a part of the weights to where they are read fastest, if that pays. Changes no result. An error
   // means that weights cannot be read.
   virtual Status SettleWeights() { return Status::Ok(); }

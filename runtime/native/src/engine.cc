@@ -749,6 +749,9 @@ void Engine::Publish(bool stepped, bool progressed) {
   c.num_free_blocks = blocks_.num_free();
   c.num_cached_blocks = blocks_.num_cached();
   c.num_threads = device_->num_threads();
+  const TeamUse use = device_->team_use();
+  c.num_working_threads = use.size;
+  c.num_thread_cuts = use.cuts;
   c.weight_bytes = device_->weight_bytes();
   c.copied_weight_bytes = device_->copied_weight_bytes();
   const MemorySpread spread = device_->memory_spread();

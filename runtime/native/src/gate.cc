@@ -24,6 +24,17 @@ static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a p
 
 }  // namespace
 
+bool Gate::Spin(uint32_t target, uint64_t spin_ns) {
+  if (IsOpen(target) || spin_ns == 0) return IsOpen(target);
+  for (const uint64_t start = MonotonicNs(); MonotonicNs() - start < spin_ns;) {
+    for (int i = 0; i < kPollsPerClock; ++i) {
+      Pause();
+      if (IsOpen(target)) return true;
+    }
+  }
+  return false;
+}
+
 Waited Gate::AwaitSlowly(uint32_t target, uint64_t spin_ns) {
   if (spin_ns > 0) {
     for (int i = 0; i < kFirstPolls; ++i) {

@@ -28,6 +28,9 @@ class alignas(kGateLine) Gate {
 
   bool IsOpen(uint32_t target) const { return Reached(value(), target); }
 
+  // Spins for at most spin_ns. Returns whether the value has reached `target`.
+  bool Spin(uint32_t target, uint64_t spin_ns);
+
   // Returns when the value has reached `target`: at once, or after spinning for at most spin_ns, or after sleeping.
   Waited Await(uint32_t target, uint64_t spin_ns) {
     if (Reached(value(), target)) return {};

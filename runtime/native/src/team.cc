@@ -18,6 +18,15 @@ namespace {
 
 constexpr uint32_t kMaxThreads = 1024;
 constexpr uint64_t kLeastSpinFraction = 16;
+// Between jobs: from these times on a worker, or the caller, is no longer between two jobs of a step.
+constexpr uint64_t kGapNs = 50'000, kLongGapNs = 1'000'000;
+TeamClock system_clock;  // has no state
+
+uint32_t NumRounds(uint32_t num_threads) {
+  uint32_t rounds = 0;
+  while ((1u << rounds) < num_threads) ++rounds;
+  return rounds;
+}
 
 // For counters with a single writer: no locked instruction.
 void Add(std::atomic<uint64_t>* counter, uint64_t amount) {
@@ -36,7 +45,15 @@ Status Team::Create(const TeamOptions& options, std::unique_ptr<Team>* out) {
   }
   std::unique_ptr<Team> team(new Team);
   team->num_threads_ = num_threads;
-  while ((1u << team->num_rounds_) < num_threads) ++team->num_rounds_;
+  team->num_rounds_ = NumRounds(num_threads);
+  team->size_ = team->kept_ = team->awake_ = num_threads;
+  team->adapts_ = options.adapt && num_threads > 1 && (options.clock != nullptr || num_threads <= plan.num_running());
+  team->clock_ = options.clock != nullptr ? options.clock : &system_clock;
+  if (team->adapts_) {
+    team->policy_.emplace(num_threads);
+    team->late_ns_.resize(num_threads);
+    team->restarts_ = true;
+  }
   team->pinned_ = options.pin && num_threads > 1 && num_threads <= plan.cpus.size() && !plan.quota_binds();
   team->idle_spin_ns_ = uint64_t{options.idle_spin_us} * 1000;
   // When not all threads can run at once, whoever is waited for needs this thread's CPU.
@@ -68,34 +85,135 @@ Status Team::Create(const TeamOptions& options, std::unique_ptr<Team>* out) {
 
 Team::~Team() {
   stop_ = true;
-  job_gate_.Open(job_gate_.value() + 1);
+  const uint32_t number = job_gate_.value() + 1;
+  job_gate_.Open(number);
+  for (uint32_t i = 1; i < num_threads_; ++i) members_[i].recall.Open(number);
   for (std::thread& worker : workers_) worker.join();
 }
 
 void Team::Run(Job job, void* context) {
   Add(&jobs_, 1);
   if (num_threads_ == 1) return job(context, 0, 1);
-  if (pinned_ && loose_.load(std::memory_order_relaxed) == 0) PlaceCaller();
+  if (!adapts_) return RunJob(job, context);
+  if (!caller_queued_ || !::pthread_equal(caller_, ::pthread_self())) {
+    caller_ = ::pthread_self();
+    caller_queued_.emplace();
+    members_[0].queued_ns = clock_->QueuedNs(0, *caller_queued_);
+  }
+  const uint64_t start = clock_->NowNs();
+  // What kept the caller from running between jobs is none of the team's delays.
+  if (start - ended_at_ns_ >= kLongGapNs) members_[0].queued_ns += start - ended_at_ns_;
+  kept_ = size();
+  judges_ = worked_ns_ + last_ns_ >= policy_->next_look_ns();
+  RunJob(job, context);
+  ended_at_ns_ = clock_->NowNs();
+  Adapt(ended_at_ns_ - start);
+}
+
+void Team::RunJob(Job job, void* context) {
+  const uint32_t size = this->size();
+  if (pinned_ && size == num_threads_ && loose_.load(std::memory_order_relaxed) == 0) PlaceCaller();
   job_ = job;
   context_ = context;
-  job_gate_.Open(job_gate_.value() + 1);
-  job(context, 0, num_threads_);
-  Meet(0, true, nullptr);
+  epoch_ = members_[0].epoch;
+  Enter(0, caller_queued_ ? &*caller_queued_ : nullptr);
+  if (size > 1) {
+    const uint32_t number = job_gate_.value() + 1;
+    for (uint32_t i = awake_; i < size; ++i) members_[i].recall.Open(number);
+    job_gate_.Open(number);
+  }
+  job(context, 0, size);
+  if (size > 1) Meet(0, true, nullptr);
+  if (judges_) JudgeLateness(0, *caller_queued_);
+  awake_ = kept_;
+}
+
+// Between jobs: what the next one runs on.
+void Team::Adapt(uint64_t ran_ns) {
+  last_ns_ = ran_ns;
+  worked_ns_ += ran_ns;
+  restarts_ = false;
+  if (judges_) {
+    judges_ = false;
+    for (uint32_t i = 0; i < size(); ++i) late_ns_[i] = members_[i].late_ns;
+    policy_->Look(worked_ns_, late_ns_.data());
+    if (policy_->size() < size()) Dismiss(policy_->size());
+  }
+  if (policy_->pause_over(worked_ns_)) Recall();
+}
+
+void Team::Recall() {
+  if (size() == num_threads_) return;
+  policy_->Recall(worked_ns_);
+  restarts_ = true;
+  size_.store(num_threads_, std::memory_order_relaxed);
+}
+
+// Workers wait for a job, so they hear of it with one, which asks for nothing else. Those that are not kept go to sleep
+// at gates of their own and look at nothing of the team until these open: the caller waits only for who takes part.
+void Team::Dismiss(uint32_t kept) {
+  Add(&cuts_, 1);
+  kept_ = kept;
+  RunJob([](void*, uint32_t, uint32_t) {}, nullptr);
+  size_.store(kept, std::memory_order_relaxed);
 }
 
 void Team::Work(uint32_t thread) {
   ::pthread_setname_np(::pthread_self(), ("llmc-" + std::to_string(thread)).c_str());
+  const QueuedTime queued;
   std::optional<CpuPin> pin;
-  if (pinned_) pin.emplace(cpus_[thread], &loose_);
+  if (pinned_) pin.emplace(cpus_[thread], &queued, &loose_);
   Member& self = members_[thread];
-  for (uint32_t job = 1;; ++job) {
-    if (job_gate_.Await(job, idle_spin_ns_).parked) Add(&self.job_parks, 1);
+  bool kept = true;
+  for (uint32_t job = 0;;) {
+    if (kept) {
+      AwaitJob(thread, ++job, queued);
+    } else {
+      self.recall.Await(job + 1, 0);
+      job = self.recall.value();
+    }
     if (stop_) return;
-    job_(context_, thread, num_threads_);
-    // The caller waits for everyone, so a worker that has told its partners may look for the next job.
+    Enter(thread, &queued);
+    kept = thread < kept_;
+    job_(context_, thread, self.size);
+    if (judges_) JudgeLateness(thread, queued);
+    // The caller waits for everyone, so a worker that has told its partners may look for the next job. What the caller
+    // writes between jobs is not read behind this.
     Meet(thread, false, nullptr);
     if (pin && pin->Update()) Add(&self.unpins, 1);
   }
+}
+
+// What others take from a worker while nothing is to be done delays nobody.
+void Team::AwaitJob(uint32_t thread, uint32_t job, const QueuedTime& queued) {
+  Member& self = members_[thread];
+  uint64_t spin_ns = idle_spin_ns_;
+  if (adapts_) {
+    const uint64_t gap_ns = std::min(kGapNs, spin_ns);
+    if (job_gate_.Spin(job, gap_ns)) return;
+    spin_ns -= gap_ns;
+    self.queued_ns -= clock_->IdleQueuedNs(thread, queued);
+  }
+  if (job_gate_.Await(job, spin_ns).parked) Add(&self.job_parks, 1);
+  if (adapts_) self.queued_ns += clock_->IdleQueuedNs(thread, queued);
+}
+
+void Team::Enter(uint32_t thread, const QueuedTime* queued) {
+  Member& self = members_[thread];
+  const uint32_t size = this->size();
+  if (self.size != size) {
+    self.size = size;
+    self.num_rounds = NumRounds(size);
+  }
+  self.epoch = epoch_;
+  if (restarts_) self.queued_ns = clock_->QueuedNs(thread, *queued);
+}
+
+void Team::JudgeLateness(uint32_t thread, const QueuedTime& queued) {
+  Member& self = members_[thread];
+  const uint64_t now = clock_->QueuedNs(thread, queued);
+  self.late_ns = now - std::min(now, self.queued_ns);
+  self.queued_ns = now;
 }
 
 void Team::Meet(uint32_t thread, bool wait_last, ReadAhead* ahead) {
@@ -110,15 +228,15 @@ void Team::Meet(uint32_t thread, bool wait_last, ReadAhead* ahead) {
 // A dissemination barrier: in round r a thread tells the one 2^r further on and hears from the one 2^r before, so
 // after the last round it has heard, through others, from all. A gate has one writer, and no line is fought for: two
 // threads meet in one transfer of a line each way, n threads in log2(n). A partner may be one epoch ahead: gates only
-// grow.
+// grow. A thread that was dismissed takes over the epoch of the caller when it is back.
 void Team::Exchange(uint32_t thread, bool wait_last, ReadAhead* ahead) {
   Member& self = members_[thread];
-  const uint32_t epoch = ++self.epoch;
-  for (uint32_t round = 0; round < num_rounds_; ++round) {
+  const uint32_t epoch = ++self.epoch, size = self.size, num_rounds = self.num_rounds;
+  for (uint32_t round = 0; round < num_rounds; ++round) {
     uint32_t to = thread + (1u << round);
-    if (to >= num_threads_) to -= num_threads_;
+    if (to >= size) to -= size;
     gates_[std::size_t{to} * num_rounds_ + round].Open(epoch);
-    if (round + 1 == num_rounds_ && !wait_last) return;
+    if (round + 1 == num_rounds && !wait_last) return;
     AwaitMember(&self, &gates_[std::size_t{thread} * num_rounds_ + round], epoch, ahead);
   }
 }
@@ -150,6 +268,8 @@ TeamStats Team::Stats() const {
   TeamStats stats;
   stats.jobs = jobs_.load(std::memory_order_relaxed);
   stats.loose = loose_.load(std::memory_order_relaxed);
+  stats.size = size();
+  stats.cuts = cuts_.load(std::memory_order_relaxed);
   for (uint32_t i = 0; i < num_threads_; ++i) {
     const TeamThreadStats thread = ThreadStats(i);
     stats.total.barriers += thread.barriers;

@@ -116,6 +116,7 @@ Status Engine::WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns) {
   }
 
   device_->Touch(b);
+  device_->RecallThreads();
   const float* logits = nullptr;
   const uint64_t begin = MonotonicNs();
   LLMC_RETURN_IF_ERROR(device_->Run(b, &logits));

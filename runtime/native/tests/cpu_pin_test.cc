@@ -80,7 +80,8 @@ void TestAPinTakesNoMemory() {
   uint64_t taken = 1;
   std::thread([&] {
     const uint64_t before = num_allocations;
-    llmc::CpuPin pin(cpu, &loose);
+    const llmc::QueuedTime queued;
+    llmc::CpuPin pin(cpu, &queued, &loose);
     pin.Update();
     taken = num_allocations - before;
   }).join();
@@ -95,7 +96,8 @@ void TestThePinIsOfTheThread() {
   std::atomic<uint32_t> loose{0};
   bool pinned = false;
   std::thread([&] {
-    llmc::CpuPin pin(cpu, &loose);
+    const llmc::QueuedTime queued;
+    llmc::CpuPin pin(cpu, &queued, &loose);
     llmc::CpuMask mask;
     pinned = llmc::GetAffinity(&mask) && CPU_COUNT_S(sizeof(mask), mask.data()) == 1 &&
              llmc::Contains(mask, cpu);

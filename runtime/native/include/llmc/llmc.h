@@ -27,7 +27,8 @@ extern "C" {
  * rounded up). pin_threads puts thread i on the i-th of those CPUs, distinct cores before their SMT siblings, and of
  * each those of one memory node before those of the next; it has no effect where it would do harm: with more threads
  * than CPUs in the mask, or under a quota smaller than the mask. A thread whose CPU other programs keep busy gives its
- * place up and takes it back when that ends.
+ * place up and takes it back when that ends. While it is kept waiting all the same, an engine does without it: it works
+ * on fewer threads, tries all again after a while, and later each time that this was in vain. No result depends on it.
  *
  * Memory nodes (NUMA). Where the CPUs of a team of several threads belong to more than one, the pages of the KV pool, of
  * the arena and of copied weights are spread over those nodes, unless the creating thread has a memory policy of its own
@@ -302,7 +303,8 @@ typedef struct llmc_engine_stats {
   uint32_t num_memory_nodes;                 /* of a team's CPUs; 1 also of one thread or where the system is silent */
   int32_t spread_errno;                      /* with which the system refused to spread; 0: it did not */
   uint32_t max_request_tokens;               /* prompt and output: max_model_len, or less where the KV pool holds less */
-  uint32_t reserved;
+  uint32_t num_working_threads;              /* of num_threads: fewer while other programs keep some from their CPUs */
+  uint64_t num_thread_cuts;                  /* times that fewer threads began to work */
 } llmc_engine_stats;
 
 typedef struct llmc_graph_stats {
