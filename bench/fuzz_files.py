@@ -21,6 +21,7 @@ import tarfile
 import tempfile
 import traceback
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,7 +41,9 @@ from llmc.compiler.bundle import BundleError, create_bundle, read_bundle, tables
 from llmc.compiler.cache import CacheError, GraphCache, key_of
 from llmc.compiler.config import CompileError
 from llmc.compiler.described import read_described
+from llmc.compiler.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.manifest import NAME, write_manifest
+from llmc.runtime.graphs_file import FormatError, read_graphs
 
 HOSTILE: tuple[Any, ...] = (
     0, -1, 1, 2**31, 2**32, 2**63, -(2**63) - 1, 10**400, 0.5, 1e308, True, None, "", "x", "../../x", "/etc/passwd",
@@ -167,6 +170,33 @@ def mutate_bundle(data: bytes, rng: random.Random) -> bytes:
     return out.getvalue()
 
 
+def mutate_tables(data: bytes, rng: random.Random) -> bytes:
+    """With a checksum that fits, which a wrong writer has: whole fields get other values."""
+    changed = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        # The header and the sections first: all of the rest lies where they say.
+        at = rng.choice((rng.randrange(12, 232), rng.randrange(64, len(changed)))) & ~3
+        value = rng.choice((0, 1, 63, 0x7FFFFFFF, 0x80000000, 0xFFFFFFC0, 0xFFFFFFFF, rng.getrandbits(32)))
+        changed[at : at + 4] = value.to_bytes(4, "little")
+    if rng.random() < 0.1:
+        del changed[rng.randrange(64, len(changed)) :]
+    changed[16:24] = len(changed).to_bytes(8, "little")
+    changed[28:32] = zlib.crc32(changed[32:], zlib.crc32(changed[:28])).to_bytes(4, "little")
+    return bytes(changed)
+
+
+def read_tables(path: Path) -> None:
+    """As a bundle's tables are read, and as the tools read them."""
+    refused = None
+    try:
+        _ = GraphsPatch(path.read_bytes()).model
+    except GraphsPatchError as error:
+        refused = error
+    read_graphs(path)
+    if refused is not None:
+        raise refused
+
+
 def read_whole_bundle(path: Path) -> None:
     """As `llmc bundle apply` before it looks at the checkpoint."""
     bundle = read_bundle(path)
@@ -187,6 +217,8 @@ def kinds(artifact: Path, work: Path) -> Iterator[tuple[str, Kind]]:
     yield "manifest", Kind("", (artifact / NAME).read_bytes(), read_manifest_of, (CompileError,), mutate_manifest)
     create_bundle([artifact], work / "bundle")
     yield "bundle", Kind("", (work / "bundle").read_bytes(), read_whole_bundle, (BundleError,), mutate_bundle)
+    yield "tables", Kind("", (artifact / "graphs.bin").read_bytes(), read_tables, (GraphsPatchError, FormatError),
+                         mutate_tables)  # fmt: skip
     cost = {"phase": "prefill", "batch": 1, "seq": 128, "sequences": 1, "tokens": 128, "context": 128,
             "seconds": 0.0031, "repeats": 5, "deviation_s": 4e-05, "disturbed": 0.02}  # fmt: skip
     table = {"llmc_cost_table": 2, "machine": {"processor": "p", "threads": "2"}, "artifact": "0" * 64,

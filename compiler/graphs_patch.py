@@ -19,6 +19,7 @@ from llmc.compiler.graphs_writer import (
 )
 
 _STRINGS, _MODEL, _WEIGHTS = 1, 2, 4
+_RECORD_BYTES = {_STRINGS: 1, _MODEL: MODEL_LAYOUT.size, _WEIGHTS: WEIGHT_LAYOUT.size}
 _CRC32, _WEIGHTS_BYTES, _WEIGHTS_CRC32 = 5, 9, 10  # places among the header's values
 _NAME_OFFSET, _NAME_LENGTH, _DTYPE, _RANK, _SHAPE, _WEIGHT_CRC32 = 0, 1, 2, 3, slice(6, 10), 10
 
@@ -52,8 +53,14 @@ class GraphsPatch:
             for index in range(self._header[4]):
                 kind, _, offset, count = SECTION_LAYOUT.unpack_from(data, start + index * SECTION_LAYOUT.size)
                 self._sections[kind] = (offset, count)
+            for kind, size in _RECORD_BYTES.items():
+                offset, count = self._sections[kind]
+                if offset + count * size > len(data) or (kind == _MODEL and count != 1):
+                    raise GraphsPatchError(f"its section {kind} of {count} records does not fit")
             self.weights = [self._weight(index) for index in range(self._sections[_WEIGHTS][1])]
-        except (struct.error, KeyError, UnicodeDecodeError) as error:
+        except KeyError as error:
+            raise GraphsPatchError(f"it has no section {error}") from None
+        except (struct.error, UnicodeDecodeError) as error:
             raise GraphsPatchError(f"it is damaged: {error}") from None
 
     @property

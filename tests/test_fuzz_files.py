@@ -22,7 +22,7 @@ from llmc.cli.serve import read_keys
 from llmc.compiler.cache import GraphCache, key_of
 
 KINDS = (
-    "manifest", "bundle", "costs", "misses", "trace", "trace-gzip", "trace-azure", "trace-mooncake", "ladder",
+    "manifest", "bundle", "tables", "costs", "misses", "trace", "trace-gzip", "trace-azure", "trace-mooncake", "ladder",
     "ladder-toml", "ladder-gaudi", "metrics", "prompts", "chat", "cache-archive", "cache-entry",
 )  # fmt: skip
 ROUNDS = 300
@@ -45,7 +45,7 @@ def test_only_the_declared_error_comes_out(name: str, known: dict[str, Kind], tm
     assert len(found) > 1 or name == "cache-entry"
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name not in ("manifest", "cache-entry")])
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in ("manifest", "tables", "cache-entry")])
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_what_is_no_file_is_refused_at_once(name: str, make: Callable[[Path], None], known: dict[str, Kind],
                                             tmp_path: Path) -> None:  # fmt: skip

@@ -181,7 +181,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
         read_regular(Path("/proc/self/status"), 10)
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "graphs.bin", *COPIED])
+@pytest.mark.parametrize("name", ["manifest.json", "graphs.bin", "kernels.so", "weights.safetensors", *COPIED])
 def test_a_pipe_in_an_artifact_is_not_waited_for(name: str, artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (artifact / name).unlink()
     os.mkfifo(artifact / name)
