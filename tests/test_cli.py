@@ -153,4 +153,4 @@ def test_errors_have_no_control_characters(tmp_path: Path, capsys: pytest.Captur
     odd = tmp_path / "\x1b[2J\x07\x9b1m"
     for argv in (["run", str(odd), "--prompt", "x"], ["inspect", str(odd)], ["compile", str(odd), "-o", str(odd)]):
         assert cli.main(argv) != 0
-        assert r"\x1b[2J\x07\x9b1m" in one_sentence(capsys)
+        assert r"\u001b[2J\u0007\u009b1m" in one_sentence(capsys)
