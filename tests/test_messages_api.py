@@ -180,6 +180,7 @@ def test_keys(english_artifact: Path) -> None:
         ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0 has the type"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": []}}, "tool_choice.type"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported"),
         ({"thinking": {"type": "deep"}}, "thinking.type"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),

@@ -217,6 +217,8 @@ def test_answers_belong_to_their_key(english_artifact: Path) -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": {}}]}, "input.0.arguments"),
         ({"input": [1] * 1000}, "input.0"),
+        ({"input": [{"type": []}]}, "input.0.type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": 5}}, "tool_choice"),
         ({"input": []}, "input"),
         ({"stream_options": {}}, "stream_options"),
     ],

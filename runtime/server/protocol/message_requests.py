@@ -123,7 +123,7 @@ def _choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool | None]:
     kind = choice.get("type")
     if kind == "tool":
         return {"type": "function", "function": {"name": _text("tool_choice", choice, "name")}}, parallel
-    if kind not in _CHOICES:
+    if not isinstance(kind, str) or kind not in _CHOICES:
         raise wrong("tool_choice.type", f"{shown(kind)} is no choice: use auto, any, none or tool")
     return _CHOICES[kind], parallel
 

@@ -29,7 +29,7 @@ def read_items(given: str | Sequence[Any]) -> list[dict[str, Any]]:
         if not isinstance(item, Mapping):
             raise wrong(where, f"give an item, not {shown(item)}")
         kind = item.get("type", "message" if "role" in item else None)
-        if kind not in _PREFIXES:
+        if not isinstance(kind, str) or kind not in _PREFIXES:
             raise wrong(f"{where}.type", f"{shown(kind)} is no item that is taken here: use {_KINDS}")
         read = {**item, "type": kind, "id": item.get("id") or new_item_id(kind)}
         if kind == "message" and isinstance(item.get("content"), str):

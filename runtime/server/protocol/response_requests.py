@@ -114,7 +114,10 @@ def _choice(choice: str | Mapping[str, Any] | None) -> Any:
         return {"type": "function", "function": {"name": choice.get("name")}}
     if choice.get("type") == "allowed_tools":
         listed = choice.get("tools")
-        tools = [_choice(tool) if isinstance(tool, Mapping) else tool for tool in listed or ()]
+        tools = [
+            _choice(tool) if isinstance(tool, Mapping) else tool
+            for tool in (listed if isinstance(listed, list) else ())
+        ]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
     return dict(choice)
 
