@@ -385,15 +385,14 @@ inline void CpuDevice::Compute(const Step& step, std::size_t index, uint32_t thr
   if (step.looks_ahead) LookAhead(step, thread, num_threads, ahead);
 }
 
-// Those of the next replay, which no thread looks at during this one.
-void CpuDevice::ResetClaims(uint32_t thread) {
-  std::atomic<uint32_t>* claims = Claims(1 - turn_, thread);
+void CpuDevice::ResetClaims(uint32_t turn, uint32_t thread) {
+  std::atomic<uint32_t>* claims = Claims(turn, thread);
   for (std::size_t i = 0; i < program_.longest; ++i) claims[i].store(0, std::memory_order_relaxed);
 }
 
 void CpuDevice::WalkThread(uint32_t thread, uint32_t num_threads) {
   ReadAhead ahead;
-  ResetClaims(thread);
+  ResetClaims(1 - turn_, thread);  // for the next replay: no thread looks at these during this one
   for (const Step* step = current_.begin; step != current_.end; ++step) {
     Compute(*step, static_cast<std::size_t>(step - current_.begin), thread, num_threads, &ahead);
     if (step->barrier) team_->Barrier(thread, &ahead);
@@ -403,7 +402,7 @@ void CpuDevice::WalkThread(uint32_t thread, uint32_t num_threads) {
 // As WalkThread, on thread 0 and, while profiling, on every thread.
 void CpuDevice::WalkTimed(uint32_t thread, uint32_t num_threads) {
   ReadAhead ahead;
-  ResetClaims(thread);
+  ResetClaims(1 - turn_, thread);  // for the next replay: no thread looks at these during this one
   CommandTime* times = profile_.empty() ? nullptr : profile_.data() + thread * profile_stride_;
   auto ticks = ticks_;
   for (const Step* from = current_.begin; from != current_.end; ++from) {
@@ -437,10 +436,14 @@ Status CpuDevice::Replay(const BatchView& batch, const float** logits) {
 
 // The inputs and scalars are those of the step.
 void CpuDevice::RunTeam(uint32_t graph) {
-  if (program_.graphs[graph].num_threads != team_->size()) Deal(&program_, graph, team_->size());
+  const uint32_t size = team_->size();
+  if (program_.graphs[graph].num_threads != size) Deal(&program_, graph, size);
   current_ = program_.graphs[graph];
   ticks_ = {};
   turn_ = 1 - turn_;
+  // Threads that were left out of the last replay have reset nothing for this one.
+  for (; last_size_ < size; ++last_size_) ResetClaims(turn_, last_size_);
+  last_size_ = size;
   team_->Run(
       [](void* self, uint32_t thread, uint32_t num_threads) {
         CpuDevice& device = *static_cast<CpuDevice*>(self);

@@ -131,7 +131,7 @@ class CpuDevice final : public Device {
   void LookAhead(const Step& step, uint32_t thread, uint32_t num_threads, ReadAhead* ahead) const;
   std::atomic<uint32_t>* Claims(uint32_t turn, uint32_t thread);
   void Compute(const Step& step, std::size_t index, uint32_t thread, uint32_t num_threads, ReadAhead* ahead);
-  void ResetClaims(uint32_t thread);
+  void ResetClaims(uint32_t turn, uint32_t thread);
   void RunTeam(uint32_t graph);
   void WalkThread(uint32_t thread, uint32_t num_threads);
   void WalkTimed(uint32_t thread, uint32_t num_threads);
@@ -152,6 +152,7 @@ class CpuDevice final : public Device {
   // The step being replayed.
   int64_t scalars_[8] = {};
   uint32_t turn_ = 0;
+  uint32_t last_size_ = 0;  // threads of the last replay
   StepRange current_{};
   struct {  // thread 0's, in ticks
     std::array<uint64_t, kNumFamilies> family;
