@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -188,6 +189,10 @@ def score(name: str, problem: PhaseProblem, buckets: Pairs) -> LadderScore:
     )
 
 
+def _cheapest_tuned(problem: PhaseProblem, block_size: int, count: int) -> Pairs:
+    return cheapest(problem, by_rule(problem, count, block_size, (TUNED,)))
+
+
 def _plan_phase(
     evidence: Evidence, server: ServerModel, cost: CostModel, most: int, limits: Limits, block_size: int
 ) -> PhasePlan:
@@ -199,8 +204,7 @@ def _plan_phase(
     problem, held_out = problem_of(demand), learner.choose()
     way = Blur() if held_out is None else held_out.way
     if isinstance(way, Rule):
-        tuned_for = learner.rule(way)
-        solver: Solver = lambda count: cheapest(tuned_for, by_rule(tuned_for, count, block_size, (TUNED,)))  # noqa: E731
+        solver: Solver = partial(_cheapest_tuned, learner.rule(way), block_size)
     else:
         solver = solver_of(learner.learned_from(demand, way) if way else problem, most, block_size, problem)
     if limits.max_padding is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import json
 import socket
@@ -151,7 +152,7 @@ def test_a_full_queue_is_429_and_takes_nothing(english_artifact: Path) -> None:
         async def fill() -> None:
             request = EngineRequest("r", (5, 6, 7), SamplingParams(max_tokens=4))
             with pytest.raises(QueueFull):
-                submit(running.server, [request] * 8)
+                await submit(running.server, [request] * 8)
             assert running.engine.num_active <= 3
 
         running.on_loop(fill)
@@ -371,6 +372,11 @@ class Letters:
     def accept(self, token_id: int) -> None:
         if self._tokens and token_id != self._tokens.pop(0):
             raise ValueError("that token is not allowed")
+
+    def copy(self) -> Letters:
+        made = copy.copy(self)
+        made._tokens = list(self._tokens)
+        return made
 
 
 def collect(running: Running, request: EngineRequest) -> dict[int, tuple[str, str | None]]:

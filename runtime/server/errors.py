@@ -72,7 +72,7 @@ def as_api_error(error: Exception) -> ApiError:
         case ClientGone():
             return ApiError("the client closed the connection", status=499, code="client_gone")
         case ServerStopping():
-            return ApiError(str(error), status=503, code="unavailable", headers={"Retry-After": str(DRAINING_RETRY_S)})
+            return ApiError(str(error), status=503, code="draining", headers={"Retry-After": str(DRAINING_RETRY_S)})
         case RequestFailed() if error.failure.code == "draining":
             return draining(str(error))
         case RequestFailed():
