@@ -152,7 +152,7 @@ def test_a_full_queue_is_429_and_takes_nothing(english_artifact: Path) -> None:
         async def fill() -> None:
             request = EngineRequest("r", (5, 6, 7), SamplingParams(max_tokens=4))
             with pytest.raises(QueueFull):
-                await submit(running.server, [request] * 8)
+                submit(running.server, [request] * 8)
             assert running.engine.num_active <= 3
 
         running.on_loop(fill)

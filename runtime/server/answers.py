@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import uuid
 from collections.abc import Callable, Sequence
@@ -22,10 +21,6 @@ from .stream import RequestStream
 
 # Of a token with its logprob: the token, the number, the bytes.
 _VALUES_AN_ENTRY = 3
-
-
-# Submitted in some 2 ms.
-_AT_A_TIME = 32
 
 
 def new_id(prefix: str) -> str:
@@ -56,9 +51,7 @@ async def guide_maker(server: ServerContext, guided: Guided | None) -> Callable[
     return await server.lanes.compile(lambda: compiler.compile(guided), len(guided.source))
 
 
-async def submit(
-    server: ServerContext, requests: Sequence[EngineRequest], *, streams: bool = False
-) -> list[RequestStream]:
+def submit(server: ServerContext, requests: Sequence[EngineRequest], *, streams: bool = False) -> list[RequestStream]:
     """Submits all requests, or none of them when one is refused, whose error is raised; MemoryRefused, too.
 
     streams: the answer is told as it comes, and forgotten.
@@ -66,10 +59,8 @@ async def submit(
     server.reserve_memory(requests, streams=streams)
     opened: list[RequestStream] = []
     try:
-        for number, request in enumerate(requests, 1):
+        for request in requests:
             opened.append(server.engine.stream(request))
-            if number % _AT_A_TIME == 0:
-                await asyncio.sleep(0)  # others' events are taken meanwhile
     except BaseException:
         close_all(opened)
         raise

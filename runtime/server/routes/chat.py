@@ -38,7 +38,7 @@ def router(server: ServerContext) -> APIRouter:
         model = server.check_model(body.model)
         body.check()
         job = await _prepare(server, body, model, request)
-        (stream,) = await answers.submit(server, [job.request], streams=bool(body.stream))
+        (stream,) = answers.submit(server, [job.request], streams=bool(body.stream))
         if body.stream:
             return EventStream(job.events(stream), stream.close)
         found = await until_gone(request, stream.close, answers.gather(stream))

@@ -43,7 +43,7 @@ def router(server: ServerContext) -> APIRouter:
         model = server.check_model(body.model)
         body.check()
         job = await _prepare(server, body, model, request)
-        streams = await answers.submit(server, job.requests, streams=bool(body.stream))
+        streams = answers.submit(server, job.requests, streams=bool(body.stream))
         close = lambda: answers.close_all(streams)  # noqa: E731
         if body.stream:
             return EventStream(job.events(streams), close)

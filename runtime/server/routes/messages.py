@@ -37,7 +37,7 @@ def router(server: ServerContext) -> APIRouter:
         chat = await server.lanes.run(body.chat, declared_size(request))
         prepared = await prepare_chat(server, chat, request, answers.new_id("msg").replace("-", "_"))
         job = _Job(server, model, prepared)
-        (stream,) = await answers.submit(server, [prepared.request])
+        (stream,) = answers.submit(server, [prepared.request])
         if body.stream:
             return EventStream(job.told(stream), stream.close)
         message = await until_gone(request, stream.close, job.answer(stream))

@@ -72,7 +72,7 @@ def router(server: ServerContext) -> APIRouter:
                 store.put(StoredResponse(owner, response, items, whole, num_bytes))
 
         job = _Job(server, body, model, int(time.time()), prepared, size, keeps, keep)
-        (stream,) = await answers.submit(server, [prepared.request])
+        (stream,) = answers.submit(server, [prepared.request])
         if body.stream:
             return EventStream(job.told(stream), stream.close)
         response = await until_gone(request, stream.close, job.answer(stream))
