@@ -200,6 +200,6 @@ class AsyncLLM(Frontend):
         except LlmcError as error:
             if error.name not in REFUSALS:
                 raise
-            refused = RequestStream(engine_request, self._tokenizer, lambda: None, self.limit)
+            refused = RequestStream(engine_request, self._tokenizer, self.limit)
             refused.fail(RequestFailure(error.name, str(error)))
             return refused

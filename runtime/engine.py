@@ -295,15 +295,17 @@ class Engine(Handle):
         call("llmc_engine_step", self.pointer, byref(progressed))
         return progressed.value != 0
 
-    def poll(self) -> list[Event]:
-        """Takes all events so far, oldest first."""
+    def poll(self, most: int | None = None) -> list[Event]:
+        """Takes all events so far, oldest first, or at most so many."""
         events: list[Event] = []
-        count = c_uint64(self._POLL_CAPACITY)
-        while count.value == self._POLL_CAPACITY:
+        while True:
+            wanted = self._POLL_CAPACITY if most is None else min(most - len(events), self._POLL_CAPACITY)
+            count = c_uint64()
             self._events[0].struct_size = ctypes.sizeof(abi.Event)
-            call("llmc_engine_poll", self.pointer, self._events, self._POLL_CAPACITY, byref(count))
+            call("llmc_engine_poll", self.pointer, self._events, wanted, byref(count))
             events += [_event(self._events[i]) for i in range(count.value)]
-        return events
+            if count.value < wanted or len(events) == most:
+                return events
 
     @property
     def stats(self) -> EngineStats:

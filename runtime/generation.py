@@ -77,12 +77,12 @@ class Generation:
         self._outputs = [_Output() for _ in range(params.n)]
         self._make_text = lambda: OutputText(decode, prompt_token_ids, params.stop, params.min_tokens)
         self._prompt_logprobs: list[TokenLogprob] | None = None if params.prompt_logprobs is None else []
-        self._num_ended_by_engine = 0
+        self._num_ended = self._num_ended_by_engine = 0
 
     @property
     def done(self) -> bool:
         """All continuations have ended, whether or not their last deltas were taken."""
-        return all(output.finish_reason is not None for output in self._outputs)
+        return self._num_ended == len(self._outputs)
 
     @property
     def engine_done(self) -> bool:
@@ -131,6 +131,7 @@ class Generation:
         for output in self._outputs:
             if output.finish_reason is None:
                 output.finish_reason, output.changed = "error", True
+                self._num_ended += 1
 
     def next_delta(self) -> TokenDelta | None:
         """What a continuation has gained; None when none has anything new."""
@@ -219,6 +220,7 @@ class Generation:
         if reason == "length" and self._limit is not None:
             output.finish_detail = self._limit.finish_detail(self.num_prompt_tokens + output.num_tokens)
         output.finish_reason, output.changed = reason, True
+        self._num_ended += 1
 
 
 class Gathered:

@@ -57,14 +57,7 @@ def submit(server: ServerContext, requests: Sequence[EngineRequest], *, streams:
     streams: the answer is told as it comes, and forgotten.
     """
     server.reserve_memory(requests, streams=streams)
-    opened: list[RequestStream] = []
-    try:
-        for request in requests:
-            opened.append(server.engine.stream(request))
-    except BaseException:
-        close_all(opened)
-        raise
-    return opened
+    return server.engine.batch(requests)
 
 
 def close_all(streams: Sequence[RequestStream]) -> None:
@@ -75,11 +68,13 @@ def close_all(streams: Sequence[RequestStream]) -> None:
 
 async def gather(stream: RequestStream) -> Gathered:
     """Waits for the whole answer to one prompt. Raises RequestFailed, and ApiError for an early end."""
-    gathered = Gathered(stream.request.params)
+    gathered = None
     async for delta in stream:
         check_end(delta)
+        # Made when there is something to gather: of a large batch most prompts wait.
+        gathered = gathered or Gathered(stream.request.params)
         gathered.add(delta)
-    return gathered
+    return gathered or Gathered(stream.request.params)
 
 
 def size_of(gathered: Sequence[Gathered], alternatives: int | None, prompt_alternatives: int | None) -> int:

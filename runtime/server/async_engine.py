@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,11 +25,12 @@ import numpy.typing as npt
 from llmc.runtime.binding import Artifact, Engine, EngineStats, GraphInfo, LlmcError
 from llmc.runtime.context_limit import ContextLimit
 from llmc.runtime.device import available_memory
-from llmc.runtime.engine import BucketMiss, GraphStats
+from llmc.runtime.engine import BucketMiss, Event, GraphStats
 from llmc.runtime.joining import join_graphs
 from llmc.runtime.outputs import RequestFailure
 from llmc.runtime.tokenizer import artifact_tokenizer, read_generation_config
 
+from .backlog import Backlog
 from .guides import GuideWorkers
 from .pace import Pace
 from .profiler import Profiler
@@ -38,6 +41,11 @@ log = logging.getLogger("llmc.server")
 _Value = TypeVar("_Value")
 _Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 _IDLE_LOOK_S = 0.1
+_MAX_QUEUE = 65536
+# Of a batch the engine has what runs, and as much again for when that ends.
+_WINDOW_STEPS = 2
+_EVENTS_AT_ONCE, _TAKING_S = 128, 0.005
+_DRAINED = RequestFailure("draining", "the server shut down before the answer was complete")
 
 
 class AsyncEngine:
@@ -75,6 +83,8 @@ class AsyncEngine:
         self.profiler: Profiler | None = None
         self.failure: str | None = None
         self._streams: dict[int, RequestStream] = {}
+        self._backlog = Backlog(_WINDOW_STEPS * self.max_num_seqs, self._submit)
+        self._max_queue = int(options.get("max_waiting") or _MAX_QUEUE)
         self._guides = GuideWorkers(
             self.engine,
             lambda engine_id, output, mask: self._call(lambda: self._finish_output(engine_id, output, mask)),
@@ -86,6 +96,9 @@ class AsyncEngine:
         self._stopping = threading.Event()
         self._draining = False
         self._notified = False
+        # The engine waits while the loop is behind with its events: what they say would come ever later.
+        self._caught_up = threading.Event()
+        self._caught_up.set()
         self._emptied: asyncio.Event = asyncio.Event()
         self._pace = Pace()
         self._jobs: collections.deque[_Job] = collections.deque()
@@ -102,40 +115,33 @@ class AsyncEngine:
 
         Raises QueueFull, ServerStopping, and LlmcError for what the engine refuses.
         """
+        return self.batch([request])[0]
+
+    def batch(self, requests: Sequence[EngineRequest]) -> list[RequestStream]:
+        """Submits requests that one client sent together: a window of them now, the others as those end.
+
+        Raises as `stream` does; nothing runs then. What the engine refuses later is a delta with the error.
+        """
         if self._loop is None or self._draining or self.failure is not None:
             raise ServerStopping(self.failure or "the server is shutting down and takes no more requests")
-        deadline_ns = 0 if request.deadline_s is None else time.monotonic_ns() + int(request.deadline_s * 1e9)
+        if len(requests) > 1 and self.num_waiting + len(requests) > self._max_queue:
+            raise self._queue_full()
+        streams = [RequestStream(request, self.tokenizer, self.limit) for request in requests]
         try:
-            engine_id = self.engine.submit(
-                request.prompt_token_ids,
-                request.params,  # type: ignore[arg-type]  # has the fields of the engine's own parameters
-                priority=request.priority,
-                guided=request.guide is not None,
-                num_prompt_logprobs=request.params.prompt_logprobs,
-                deadline_ns=deadline_ns,
-            )
-        except LlmcError as error:
-            if error.name != "queue_full":
-                raise
-            waiting, retry_after_s = self.engine.stats.num_waiting, self.retry_after_s()
-            message = (
-                f"the queue is full: {waiting} requests wait, as many as --max-queue lets: "
-                f"try again in {retry_after_s} s"
-            )
-            raise QueueFull(message, retry_after_s) from error
-        # Events of this request are taken on this thread, so none can come before it is known here.
-        stream = RequestStream(request, self.tokenizer, lambda: self._cancel(engine_id), self.limit)
-        self._streams[engine_id] = stream
-        self._emptied.clear()
-        if request.guide is not None:
-            self._guides.open(engine_id, request.guide, request.params.n)
-        for callback in self.on_submit:
-            callback(request)
-        return stream
+            self._backlog.open(streams)
+        except BaseException:
+            for stream in streams:
+                stream.close()
+            raise
+        for stream in streams:
+            stream.cancel = stream.cancel or partial(self._cancel_unsubmitted, stream)
+            for callback in self.on_submit:
+                callback(stream.request)
+        return streams
 
     def retry_after_s(self) -> int:
         """Seconds in which half of what waits will have ended."""
-        return self._pace.seconds_to_halve(self.engine.stats.num_waiting, time.monotonic())
+        return self._pace.seconds_to_halve(self.num_waiting, time.monotonic())
 
     def free_memory(self) -> int:
         """Bytes that the machine has left when the KV pool, which fills as it is used, is full."""
@@ -143,16 +149,22 @@ class AsyncEngine:
 
     @property
     def num_active(self) -> int:
-        """Requests the engine has not finished with."""
-        return len(self._streams)
+        """Requests that run or wait."""
+        return len(self._streams) + self._backlog.num_waiting
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait, in the engine or for others of their batch."""
+        return self.engine.stats.num_waiting + self._backlog.num_waiting
 
     def live_streams(self) -> list[RequestStream]:
-        """Requests the engine has not finished with, oldest first."""
-        return list(self._streams.values())
+        """Requests that run or wait, oldest first of what the engine has and of what it has not."""
+        return [*self._streams.values(), *self._backlog.waiting()]
 
     def stats(self) -> EngineStats:
-        """Counters of the engine since it was opened."""
-        return self.engine.stats
+        """Counters of the engine since it was opened; what waits for others of its batch is counted as waiting."""
+        stats = self.engine.stats
+        return dataclasses.replace(stats, num_waiting=stats.num_waiting + self._backlog.num_waiting)
 
     def graph_stats(self) -> list[GraphStats]:
         """Replays of each graph, by index of `graphs`."""
@@ -198,11 +210,13 @@ class AsyncEngine:
         """Takes no more requests, lets those that run finish for timeout_s, cancels the rest; returns how many."""
         self.refuse_requests()
         cancelled = 0
-        if self._streams:
+        if self.num_active:
             try:
                 await asyncio.wait_for(self._emptied.wait(), timeout_s)
             except TimeoutError:
-                cancelled = len(self._streams)
+                cancelled = self.num_active
+                self._fail_unsubmitted(_DRAINED)
+                self._tell_if_empty()
                 for engine_id in list(self._streams):
                     self._cancel(engine_id)
                 with contextlib.suppress(TimeoutError):
@@ -212,11 +226,11 @@ class AsyncEngine:
     def abandon(self) -> int:
         """Ends all requests at once, without a word of the engine; returns how many."""
         self.refuse_requests()
-        streams = dict(self._streams)
-        self._fail_streams(RequestFailure("draining", "the server shut down before the answer was complete"))
-        for engine_id in streams:
+        engine_ids, num_active = list(self._streams), self.num_active
+        self._fail_streams(_DRAINED)
+        for engine_id in engine_ids:
             self._cancel(engine_id)
-        return len(streams)
+        return num_active
 
     def close(self) -> None:
         """Ends the thread after the step in flight and releases the engine; may be called twice."""
@@ -235,6 +249,8 @@ class AsyncEngine:
             while not self._stopping.is_set():
                 while self._jobs:
                     self._work(*self._jobs.popleft())
+                if not self._caught_up.wait(_IDLE_LOOK_S):
+                    continue
                 if idle:
                     ready = self.engine.wait(_IDLE_LOOK_S)
                     if ready.events and not ready.work:
@@ -280,36 +296,94 @@ class AsyncEngine:
             self._loop.call_soon_threadsafe(function)
 
     def _take_events(self) -> None:
+        """Takes events for a few milliseconds; what is left waits until others had the loop."""
         # First, so that a step that ends during the poll tells again.
         self._notified = False
-        if self._stopping.is_set():
+        end = time.monotonic() + _TAKING_S
+        while not self._stopping.is_set():
+            events = self.engine.poll(_EVENTS_AT_ONCE)
+            for event in events:
+                self._take(event)
+            if len(events) < _EVENTS_AT_ONCE:
+                self._caught_up.set()
+                return
+            if time.monotonic() > end:
+                self._caught_up.clear()
+                self._notify()
+                return
+
+    def _take(self, event: Event) -> None:
+        stream = self._streams.get(event.request_id)
+        if stream is None:
             return
-        for event in self.engine.poll():
-            stream = self._streams.get(event.request_id)
-            if stream is None:
-                continue
-            if stream.request.guide is not None:
-                self._guides.take(event)
-            was_done = stream.done
-            stream.take(event)
-            if stream.engine_done:
-                self._end(event.request_id, stream)
-            elif stream.done and not was_done:
-                self._cancel(event.request_id)
+        if stream.request.guide is not None:
+            self._guides.take(event)
+        was_done = stream.done
+        stream.take(event)
+        if stream.engine_done:
+            self._end(event.request_id, stream)
+        elif stream.done and not was_done:
+            self._cancel(event.request_id)
+        if event.kind in ("finished", "failed"):
+            self._backlog.sequence_ended(event.request_id, last=stream.engine_done)
+            self._tell_if_empty()
 
     def _end(self, engine_id: int, stream: RequestStream) -> None:
         del self._streams[engine_id]
         self._pace.note(time.monotonic())
         if stream.request.guide is not None:
             self._guides.forget(engine_id)
-        if not self._streams:
+        self._tell_record(stream)
+
+    def _tell_record(self, stream: RequestStream) -> None:
+        if stream.record is None:
+            return
+        for callback in self.on_record:
+            try:
+                callback(stream.record)
+            except Exception:  # an observer's fault is no reason to leave requests waiting
+                log.exception("an observer of finished requests failed")
+
+    def _tell_if_empty(self) -> None:
+        if not self.num_active:
             self._emptied.set()
-        if stream.record is not None:
-            for callback in self.on_record:
-                try:
-                    callback(stream.record)
-                except Exception:  # an observer's fault is no reason to leave requests waiting
-                    log.exception("an observer of finished requests failed")
+
+    def _submit(self, stream: RequestStream) -> int:
+        """Gives the engine a request and returns its id. Raises QueueFull and LlmcError."""
+        request = stream.request
+        deadline_ns = 0 if request.deadline_s is None else stream.started_ns + int(request.deadline_s * 1e9)
+        try:
+            engine_id = self.engine.submit(
+                request.prompt_token_ids,
+                request.params,  # type: ignore[arg-type]  # has the fields of the engine's own parameters
+                priority=request.priority,
+                guided=request.guide is not None,
+                num_prompt_logprobs=request.params.prompt_logprobs,
+                deadline_ns=deadline_ns,
+            )
+        except LlmcError as error:
+            if error.name != "queue_full":
+                raise
+            raise self._queue_full() from error
+        # Events of this request are taken on this thread, so none can come before it is known here.
+        stream.cancel = partial(self._cancel, engine_id)
+        self._streams[engine_id] = stream
+        self._emptied.clear()
+        if request.guide is not None:
+            self._guides.open(engine_id, request.guide, request.params.n)
+        return engine_id
+
+    def _queue_full(self) -> QueueFull:
+        waiting, retry_after_s = self.num_waiting, self.retry_after_s()
+        message = (
+            f"the queue is full: {waiting} requests wait, and --max-queue lets {self._max_queue}: "
+            f"try again in {retry_after_s} s"
+        )
+        return QueueFull(message, retry_after_s)
+
+    def _cancel_unsubmitted(self, stream: RequestStream) -> None:
+        stream.end_unsubmitted()
+        self._tell_record(stream)
 
     def _finish_output(self, engine_id: int, output_index: int, eos: npt.NDArray[np.uint32]) -> None:
         stream = self._streams.get(engine_id)
@@ -345,7 +419,13 @@ class AsyncEngine:
             callback(self.failure)
 
     def _fail_streams(self, failure: RequestFailure) -> None:
+        self._fail_unsubmitted(failure)
         for stream in self._streams.values():
             stream.fail(failure)
         self._streams.clear()
         self._emptied.set()
+
+    def _fail_unsubmitted(self, failure: RequestFailure) -> None:
+        for stream in self._backlog.clear():
+            stream.cancel = None
+            stream.fail(failure)

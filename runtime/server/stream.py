@@ -19,21 +19,17 @@ class RequestStream:
     """An asynchronous iterator of TokenDelta; lives on the event loop's thread.
 
     Deltas that its consumer has not taken yet are merged, so a slow reader holds the text of its answer and no more.
-    Closing it cancels the request. Where the engine failed the request, the last deltas have an `error`.
+    Closing it calls `cancel`, which whoever submits it sets. Where the engine failed the request, the last deltas have
+    an `error`.
     """
 
-    def __init__(
-        self,
-        request: EngineRequest,
-        tokenizer: Tokenizer | None,
-        cancel: Callable[[], None],
-        limit: ContextLimit | None = None,
-    ) -> None:
+    def __init__(self, request: EngineRequest, tokenizer: Tokenizer | None, limit: ContextLimit | None = None) -> None:
         self.request = request
-        params = request.params
-        decode = decoder(tokenizer, params)
-        self.generation = Generation(request.prompt_token_ids, params, decode, limit, request.index)
-        self._cancel = cancel
+        self.cancel: Callable[[], None] | None = None
+        self.on_news: Callable[[], None] | None = None
+        self._tokenizer = tokenizer
+        self._limit = limit
+        self._generation: Generation | None = None
         self._closed = False
         self._wakeup: asyncio.Future[None] | None = None
         self._record: RequestRecord | None = None
@@ -44,10 +40,10 @@ class RequestStream:
 
     async def __anext__(self) -> TokenDelta:
         while True:
-            delta = self.generation.next_delta()
+            delta = self.take_delta()
             if delta is not None:
                 return delta
-            if self._closed or self.done:
+            if self.over:
                 raise StopAsyncIteration
             self._wakeup = asyncio.get_running_loop().create_future()
             try:
@@ -55,33 +51,52 @@ class RequestStream:
             finally:
                 self._wakeup = None
 
+    def take_delta(self) -> TokenDelta | None:
+        """The next delta, or None when nothing new came; `on_news` is called when something did."""
+        return None if self._generation is None else self._generation.next_delta()
+
+    @property
+    def over(self) -> bool:
+        """No delta will come beyond those that `take_delta` still gives."""
+        return self._closed or self.done
+
     def close(self) -> None:
         """Ends the iteration; a request that still runs is cancelled before the engine's next step."""
         if not self._closed:
+            if self.cancel is not None and not self.engine_done:
+                self.cancel()
             self._closed = True
-            if not self.engine_done:
-                self._cancel()
             self._wake()
+
+    @property
+    def generation(self) -> Generation:
+        """What the engine told; made at its first word, as many prompts may wait for theirs."""
+        if self._generation is None:
+            request = self.request
+            decode = decoder(self._tokenizer, request.params)
+            prompt = request.prompt_token_ids
+            self._generation = Generation(prompt, request.params, decode, self._limit, request.index)
+        return self._generation
 
     @property
     def done(self) -> bool:
         """All continuations have ended, whether or not their last deltas were taken."""
-        return self.generation.done
+        return self._record is not None or (self._generation is not None and self._generation.done)
 
     @property
     def engine_done(self) -> bool:
         """The engine has nothing more to say about this request."""
-        return self.generation.engine_done
+        return self._record is not None or (self._generation is not None and self._generation.engine_done)
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens of all continuations so far."""
-        return self.generation.num_output_tokens
+        return 0 if self._generation is None else self._generation.num_output_tokens
 
     @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens that came from the prefix cache, known with the first token."""
-        return self.generation.num_cached_tokens
+        return 0 if self._generation is None else self._generation.num_cached_tokens
 
     @property
     def record(self) -> RequestRecord | None:
@@ -90,10 +105,25 @@ class RequestStream:
 
     def take(self, event: Event) -> None:
         """Takes an event of the engine that is about this request."""
-        self.generation.take(event)
-        if self.engine_done:
+        generation = self.generation
+        generation.take(event)
+        if generation.engine_done:
             self._keep_record(event)
         self._wake()
+
+    def end_unsubmitted(self) -> None:
+        """Nobody wants the answer any more, and the engine never heard of the request."""
+        self._record = RequestRecord(
+            request_id=self.request.request_id,
+            arrival_ns=self.started_ns,
+            first_scheduled_ns=0,
+            first_token_ns=0,
+            finished_ns=time.monotonic_ns(),
+            num_prompt_tokens=len(self.request.prompt_token_ids),
+            num_cached_tokens=0,
+            num_output_tokens=0,
+            finish_reasons=("cancelled",) * self.request.params.n,
+        )
 
     def finish_output(self, output_index: int) -> None:
         """Ends a continuation whose text is complete, as when its grammar allows nothing more."""
@@ -109,7 +139,8 @@ class RequestStream:
         generation = self.generation
         self._record = RequestRecord(
             request_id=self.request.request_id,
-            arrival_ns=event.arrival_ns,
+            # The engine's own is later where the request waited for others of its batch.
+            arrival_ns=min(event.arrival_ns, self.started_ns),
             first_scheduled_ns=event.first_scheduled_ns,
             first_token_ns=event.first_token_ns,
             finished_ns=event.time_ns,
@@ -124,23 +155,39 @@ class RequestStream:
     def _wake(self) -> None:
         if self._wakeup is not None and not self._wakeup.done():
             self._wakeup.set_result(None)
+        if self.on_news is not None:
+            self.on_news()
 
 
 async def merged(streams: Sequence[RequestStream]) -> AsyncGenerator[TokenDelta, None]:
-    """The deltas of all streams as they come. Raises what one of them raises."""
-    if len(streams) == 1:
-        async for delta in streams[0]:
-            yield delta
-        return
-    waiting = {asyncio.ensure_future(anext(stream, None)): index for index, stream in enumerate(streams)}
+    """The deltas of all streams as they come: what it costs does not depend on how many streams there are."""
+    ready = dict.fromkeys(range(len(streams)))
+    wakeup = asyncio.Event()
+
+    def listen(index: int) -> None:
+        def on_news() -> None:
+            ready[index] = None
+            wakeup.set()
+
+        streams[index].on_news = on_news
+
+    for index in ready:
+        listen(index)
+    left = len(streams)
     try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=lambda t: waiting[t]):
-                index, told = waiting.pop(task), task.result()
-                if told is not None:
-                    waiting[asyncio.ensure_future(anext(streams[index], None))] = index
-                    yield told
+        while left:
+            if not ready:
+                wakeup.clear()
+                await wakeup.wait()
+            index = next(iter(ready))
+            del ready[index]
+            stream = streams[index]
+            while (delta := stream.take_delta()) is not None:
+                yield delta
+            if stream.over and stream.on_news is not None:
+                stream.on_news = None
+                left -= 1
+                ready.pop(index, None)
     finally:
-        for task in waiting:
-            task.cancel()
+        for stream in streams:
+            stream.on_news = None
