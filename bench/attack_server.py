@@ -107,16 +107,18 @@ def _status(port: int, request: bytes) -> int:
 
 
 def _stream_gaps(port: int, request: bytes, stop: threading.Event, gaps: list[float]) -> None:
-    """Seconds between the parts of an answer that streams, asked for again when it ends."""
+    """Seconds between the tokens of an answer that streams, asked for again when it ends."""
     while not stop.is_set():
         with socket.create_connection(("127.0.0.1", port), _PATIENCE_S) as connection:
             connection.sendall(request)
             last = None
             while part := connection.recv(1 << 16):
-                now = time.perf_counter()
-                if last is not None and b"data:" in part:
-                    gaps.append(now - last)
-                last = now
+                # The head comes when the request is taken, which is before its turn.
+                if b"data:" in part:
+                    now = time.perf_counter()
+                    if last is not None:
+                        gaps.append(now - last)
+                    last = now
                 if stop.is_set():
                     return
 

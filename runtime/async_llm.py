@@ -14,7 +14,7 @@ from .binding import Artifact
 from .budget import Budget, budget_of
 from .engine_loop import REFUSALS
 from .frontend import Frontend, PreparedRequest, Prompts
-from .generation import Gathered
+from .gathered import Gathered
 from .handle import LlmcError
 from .llm import MissPolicy, WeightMemory
 from .opening import decide_budget, warm

@@ -9,7 +9,7 @@ from typing import Any
 from .context_limit import ContextLimit
 from .engine import Event
 from .frontend import PreparedRequest
-from .generation import Gathered
+from .gathered import Gathered
 from .guide_compiler import GuideError
 from .handle import LlmcError
 from .outputs import RequestFailure, RequestOutput, TokenDelta

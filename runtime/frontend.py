@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 
 from .context_limit import ContextLimit
 from .detokenizer import Decode
-from .generation import Gathered, Generation, decoder
+from .gathered import Gathered
+from .generation import Generation, decoder
 from .guide_compiler import GuideCompiler, TokenGuide
 from .guides import Guided
 from .outputs import RequestOutput, Timings, Usage

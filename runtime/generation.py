@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from .context_limit import ContextLimit
 from .detokenizer import Decode, OutputText
 from .engine import Event
-from .outputs import CompletionOutput, RequestFailure, Timings, TokenDelta, TokenLogprob, failure_at
+from .outputs import RequestFailure, Timings, TokenDelta, TokenLogprob, failure_at
 from .params import SamplingParams
 from .tokenizer import Tokenizer
 
@@ -221,61 +221,6 @@ class Generation:
             output.finish_detail = self._limit.finish_detail(self.num_prompt_tokens + output.num_tokens)
         output.finish_reason, output.changed = reason, True
         self._num_ended += 1
-
-
-class Gathered:
-    """The deltas of one request, put together. prompt_logprobs: one entry a prompt token but the first, or None."""
-
-    def __init__(self, params: SamplingParams) -> None:
-        self.prompt_logprobs: tuple[TokenLogprob, ...] | None = None
-        self.num_cached_tokens = 0
-        self.error: RequestFailure | None = None
-        self._params = params
-        self._texts: list[list[str]] = [[] for _ in range(params.n)]
-        self._token_ids: list[list[int]] = [[] for _ in range(params.n)]
-        self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(params.n)]
-        self._ends: list[TokenDelta | None] = [None] * params.n
-
-    def add(self, delta: TokenDelta) -> None:
-        """Takes the next delta."""
-        which = delta.output_index
-        self._texts[which].append(delta.text)
-        self._token_ids[which] += delta.token_ids
-        self._logprobs[which] += delta.logprobs or ()
-        self.num_cached_tokens = delta.num_cached_tokens
-        self.error = self.error or delta.error
-        if delta.prompt_logprobs is not None:
-            self.prompt_logprobs = delta.prompt_logprobs
-        if delta.finish_reason is not None:
-            self._ends[which] = delta
-
-    def take_all(self, generation: Generation, told: Callable[[TokenDelta], None] | None = None) -> None:
-        """Takes what a generation has gained, and tells it."""
-        while (delta := generation.next_delta()) is not None:
-            self.add(delta)
-            if told is not None:
-                told(delta)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all continuations."""
-        return sum(map(len, self._token_ids))
-
-    @property
-    def outputs(self) -> tuple[CompletionOutput, ...]:
-        """The continuations; one without an end has the reason "error"."""
-        return tuple(
-            CompletionOutput(
-                index=index,
-                text="".join(texts),
-                token_ids=tuple(self._token_ids[index]),
-                finish_reason="error" if end is None or end.finish_reason is None else end.finish_reason,
-                stop_reason=None if end is None else end.stop_reason,
-                logprobs=None if self._params.logprobs is None else tuple(self._logprobs[index]),
-                finish_detail=None if end is None else end.finish_detail,
-            )
-            for index, (texts, end) in enumerate(zip(self._texts, self._ends, strict=True))
-        )
 
 
 def _token_logprob(event: Event) -> TokenLogprob:

@@ -11,7 +11,8 @@ from server_harness import engine_event
 
 from llmc.runtime.context_limit import ContextLimit
 from llmc.runtime.engine import Event
-from llmc.runtime.generation import Gathered, Generation
+from llmc.runtime.gathered import Gathered
+from llmc.runtime.generation import Generation
 from llmc.runtime.outputs import CompletionOutput, RequestFailure
 from llmc.runtime.params import SamplingParams
 

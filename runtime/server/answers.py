@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import Request
 
-from llmc.runtime.generation import Gathered
+from llmc.runtime.gathered import Gathered
 from llmc.runtime.guides import Guided
 from llmc.runtime.outputs import CompletionOutput, TokenDelta
 from llmc.runtime.shared_guides import Guide
@@ -74,6 +74,7 @@ async def gather(stream: RequestStream) -> Gathered:
         # Made when there is something to gather: of a large batch most prompts wait.
         gathered = gathered or Gathered(stream.request.params)
         gathered.add(delta)
+    stream.release()
     return gathered or Gathered(stream.request.params)
 
 

@@ -44,7 +44,7 @@ _IDLE_LOOK_S = 0.1
 _MAX_QUEUE = 65536
 # Of a batch the engine has what runs, and as much again for when that ends.
 _WINDOW_STEPS = 2
-_EVENTS_AT_ONCE, _TAKING_S = 128, 0.005
+_EVENTS_AT_ONCE, _TAKING_S, _EVENTS_AHEAD = 128, 0.005, 256
 _DRAINED = RequestFailure("draining", "the server shut down before the answer was complete")
 
 
@@ -96,7 +96,9 @@ class AsyncEngine:
         self._stopping = threading.Event()
         self._draining = False
         self._notified = False
-        # The engine waits while the loop is behind with its events: what they say would come ever later.
+        # The engine waits while the loop is so many steps behind with its events: they would come ever later.
+        self._most_ahead = max(2, _EVENTS_AHEAD // self.max_num_seqs)
+        self._steps_ahead = 0
         self._caught_up = threading.Event()
         self._caught_up.set()
         self._emptied: asyncio.Event = asyncio.Event()
@@ -260,6 +262,10 @@ class AsyncEngine:
                     if not ready.work:
                         continue
                 idle = not self.engine.step()
+                self._steps_ahead += 1
+                if self._steps_ahead >= self._most_ahead:
+                    self._caught_up.clear()
+                # After that: whoever is told takes the events, and then the engine goes on.
                 self._notify()
                 if self.profiler is not None and (note := self.profiler.on_step) is not None:
                     note()
@@ -305,10 +311,10 @@ class AsyncEngine:
             for event in events:
                 self._take(event)
             if len(events) < _EVENTS_AT_ONCE:
+                self._steps_ahead = 0
                 self._caught_up.set()
                 return
             if time.monotonic() > end:
-                self._caught_up.clear()
                 self._notify()
                 return
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -111,6 +112,7 @@ def serve(
             server.on_stopping.append(stack.close)
         if on_listening is not None:
             on_listening(url)
+        server.on_ready.append(_settle)
         if on_ready is not None:
             server.on_ready.append(lambda: on_ready(url))
         server.on_started.append(lambda: _yield_to_engine(config.nice))
@@ -124,6 +126,12 @@ def serve(
     finally:
         stack.close()
         listener.close()
+
+
+def _settle() -> None:
+    """What is there once the server is ready stays: a collection that walks it again would hold up every step."""
+    gc.collect()
+    gc.freeze()
 
 
 def _raise_file_limit() -> None:

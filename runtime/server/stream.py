@@ -68,6 +68,11 @@ class RequestStream:
             self._closed = True
             self._wake()
 
+    def release(self) -> None:
+        """Lets go of what was told: all deltas are taken."""
+        if self._record is not None:
+            self._generation = None
+
     @property
     def generation(self) -> Generation:
         """What the engine told; made at its first word, as many prompts may wait for theirs."""

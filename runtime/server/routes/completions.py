@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from llmc.runtime.generation import Gathered
+from llmc.runtime.gathered import Gathered
 from llmc.runtime.outputs import CompletionOutput, TokenDelta, TokenLogprob
 
 from .. import answers
