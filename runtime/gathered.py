@@ -3,8 +3,8 @@ last of them, and Python's collector walks every container there is."""
 
 from __future__ import annotations
 
-import marshal
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator
 
 from .generation import Generation
 from .outputs import CompletionOutput, RequestFailure, TokenDelta, TokenLogprob
@@ -12,7 +12,8 @@ from .params import SamplingParams
 
 # A continuation that has ended: text, token ids, packed logprobs, and how it ended. The collector does not walk a plain
 # tuple of texts and numbers.
-_Whole = tuple[str, tuple[int, ...], tuple[bytes, ...] | None, tuple[str | None, str | int | None, str | None]]
+_Packed = tuple[bytes, bytes]
+_Whole = tuple[str, tuple[int, ...], tuple[_Packed, ...] | None, tuple[str | None, str | int | None, str | None]]
 
 
 class _Part:
@@ -23,7 +24,7 @@ class _Part:
     def __init__(self, *, logprobs: bool) -> None:
         self.text: list[str] = []
         self.token_ids: list[int] = []
-        self.logprobs: list[bytes] | None = [] if logprobs else None
+        self.logprobs: list[_Packed] | None = [] if logprobs else None
 
     def add(self, delta: TokenDelta) -> None:
         if delta.text:
@@ -101,9 +102,19 @@ class Gathered:
         return _Part(logprobs=self._params.logprobs is not None)
 
 
-def _pack(entries: tuple[TokenLogprob, ...]) -> bytes:
-    return marshal.dumps([(one.token_id, one.logprob, one.top, one.rank) for one in entries])
+def _pack(entries: tuple[TokenLogprob, ...]) -> _Packed:
+    integers, numbers = array("q"), array("d")
+    for one in entries:
+        integers.extend((one.token_id, one.rank, len(one.top), *one.top))
+        numbers.extend((one.logprob, *one.top.values()))
+    return integers.tobytes(), numbers.tobytes()
 
 
-def _unpack(packed: bytes) -> list[TokenLogprob]:
-    return [TokenLogprob(*one) for one in marshal.loads(packed)]
+def _unpack(packed: _Packed) -> Iterator[TokenLogprob]:
+    integers, numbers = array("q", packed[0]), array("d", packed[1])
+    i = n = 0
+    while i < len(integers):
+        token_id, rank, count = integers[i : i + 3]
+        top = dict(zip(integers[i + 3 : i + 3 + count], numbers[n + 1 : n + 1 + count], strict=True))
+        yield TokenLogprob(token_id, numbers[n], top, rank)
+        i, n = i + 3 + count, n + 1 + count

@@ -13,7 +13,7 @@ from llmc.runtime.context_limit import ContextLimit
 from llmc.runtime.engine import Event
 from llmc.runtime.gathered import Gathered
 from llmc.runtime.generation import Generation
-from llmc.runtime.outputs import CompletionOutput, RequestFailure
+from llmc.runtime.outputs import CompletionOutput, RequestFailure, TokenDelta, TokenLogprob
 from llmc.runtime.params import SamplingParams
 
 EOS = 0
@@ -183,3 +183,31 @@ def test_when_somebody_looks_changes_nothing(
         sampled = [*ids, *([] if how == "length" else [last.token_id])]
         assert list(output.token_ids) == sampled
         assert output.text == decode(ids) + ("##" if how == "stop" and shown else "")
+
+
+@given(st.data())
+def test_what_is_gathered_keeps_every_bit(data: st.DataObject) -> None:
+    """Deltas in any mixture of continuations, with logprobs that are whatever a float may be."""
+    number = st.floats(allow_nan=False)
+    n = data.draw(st.integers(1, 3))
+    gathered = Gathered(SamplingParams(n=n, max_tokens=50, logprobs=2))
+    expected: list[list[TokenLogprob]] = [[] for _ in range(n)]
+    for which in data.draw(st.lists(st.integers(0, n - 1), max_size=12)):
+        entry = st.builds(
+            TokenLogprob,
+            st.integers(0, 2**31 - 1),
+            number,
+            st.dictionaries(st.integers(0, 2**31 - 1), number, max_size=3),
+            st.integers(0, 2**31),
+        )
+        entries = tuple(data.draw(st.lists(entry, max_size=3)))
+        expected[which] += entries
+        ids = tuple(one.token_id for one in entries)
+        gathered.add(TokenDelta(index=0, output_index=which, text="x", token_ids=ids, logprobs=entries))
+    end = data.draw(st.integers(0, n - 1))
+    gathered.add(TokenDelta(index=0, output_index=end, text="", token_ids=(), finish_reason="length"))
+    assert [list(output.logprobs or ()) for output in gathered.outputs] == expected
+    assert [list(output.token_ids) for output in gathered.outputs] == [[e.token_id for e in one] for one in expected]
+    assert gathered.num_tokens == sum(map(len, expected))
+    reasons = ["length" if which == end else "error" for which in range(n)]
+    assert [output.finish_reason for output in gathered.outputs] == reasons
