@@ -114,7 +114,7 @@ class Frontend:
         text = item if isinstance(item, str) else None
         if text is None and (isinstance(item, (bytes, Mapping)) or not hasattr(item, "__iter__")):
             raise RequestError(f"{where} is {item!r}: give a text, token ids or messages")
-        token_ids = self.tokenizer.encode(text) if text is not None else list(item)
+        token_ids = self.tokenizer.encode_prompt(text) if text is not None else list(item)
         if not token_ids:
             raise RequestError(f"{where} has no tokens: give at least one")
         for token in token_ids:

@@ -81,6 +81,13 @@ class Tokenizer:
         added = None if token is None else self._backend.get_added_tokens_decoder().get(token)
         return token if added is not None and added.special else None
 
+    def encode_prompt(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
+        """As `encode`; a text without tokens is the beginning of a document, as OpenAI's API has it: the bos token, or
+        else an eos token, after which documents begin in training. Empty where the model has neither.
+        """
+        ids = self.encode(text, add_special_tokens=add_special_tokens, most=most)
+        return ids or [token for token in (self.bos_token_id, *self.eos_token_ids) if token is not None][:1]
+
     def encode(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
         """Token ids of `text`; special tokens as tokenizer.json and `add_bos_token` say.
 

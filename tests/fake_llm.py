@@ -16,6 +16,9 @@ from llmc.runtime.params import SamplingParams
 class FakeTokenizer:
     """A token is a character."""
 
+    def encode_prompt(self, text: str) -> list[int]:
+        return self.encode(text)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [ord(char) for char in text]
 

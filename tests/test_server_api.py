@@ -321,6 +321,29 @@ def test_continue_final_message(running: Running, llm: LLM) -> None:
     assert ids == llm.tokenizer.encode("<user>a<assistant>She was", add_special_tokens=False)
 
 
+@pytest.mark.parametrize("content", ["", " "])
+def test_an_empty_final_message_is_begun(running: Running, llm: LLM, content: str) -> None:
+    """As a generation prompt would, and without what the template writes after a message."""
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}]
+    ids = running.post("/tokenize", messages=messages, continue_final_message=True).json()["tokens"]
+    assert ids == llm.tokenizer.encode("<user>a<assistant>", add_special_tokens=False)
+    options = {"continue_final_message": True, "add_generation_prompt": False, "max_tokens": 4, "ignore_eos": True}
+    answer = running.post("/v1/chat/completions", messages=messages, **options).json()
+    assert answer["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_an_empty_prompt_is_the_beginning_of_a_document(running: Running, llm: LLM) -> None:
+    tokenizer = llm.tokenizer
+    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_ids[0]
+    options = {"max_tokens": 5, "temperature": 0, "ignore_eos": True}
+    expected = running.complete([start], **options)["choices"][0]["text"]
+    for special in (False, True):
+        answer = running.complete("", add_special_tokens=special, return_token_ids=True, **options)["choices"][0]
+        assert (answer["text"], answer["prompt_token_ids"]) == (expected, [start])
+    (output,) = llm.generate("", SamplingParams(max_tokens=5, temperature=0, ignore_eos=True))
+    assert (output.outputs[0].text, list(output.prompt_token_ids)) == (expected, [start])
+
+
 # --- tokenizer --------------------------------------------------------------------------------------------------
 
 

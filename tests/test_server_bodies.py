@@ -64,7 +64,7 @@ COMPLETION_BODIES: dict[str, str | bytes] = {
     "prompt is null": '{"prompt": null}',
     "prompt is an object": '{"prompt": {}}',
     "empty prompt": '{"prompt": []}',
-    "no tokens": '{"prompt": ""}',
+    "no tokens": '{"prompt": [[]]}',
     "too many prompts": json.dumps({"prompt": ["a"] * 1025}),
     "long prompt": json.dumps({"prompt": "a" * 1_000_000}),
     "n is 65": '{"prompt": "Hi", "n": 65}',

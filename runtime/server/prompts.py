@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ async def encode_prompts(
         if not isinstance(prompt, str):
             return list(prompt)
         assert tokenizer is not None
-        return tokenizer.encode(prompt, add_special_tokens=add_special_tokens, most=most)
+        return tokenizer.encode_prompt(prompt, add_special_tokens=add_special_tokens, most=most)
 
     for prompt in prompts:
         if isinstance(prompt, str):
@@ -91,6 +92,9 @@ async def encode_chat_ids(
 
     def work() -> list[int]:
         conversation = [_for_template(index, message) for index, message in enumerate(messages)]
+        mark = None
+        if continue_final_message and not conversation[-1].get("tool_calls"):
+            mark = _mark_if_empty(conversation[-1])
         text = tokenizer.apply_chat_template(
             conversation,
             tools=tools,
@@ -98,7 +102,7 @@ async def encode_chat_ids(
             **(variables or {}),
         )
         if continue_final_message:
-            text = _cut_after(text, conversation[-1])
+            text = _cut_after(text, conversation[-1]) if mark is None else _cut_before(text, mark)
         check_chars(server, text)
         # The template writes the special tokens itself.
         return tokenizer.encode(text, add_special_tokens=add_special_tokens, most=most)
@@ -222,11 +226,26 @@ def _call_for_template(index: int, call: Any) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
+def _mark_if_empty(message: dict[str, Any]) -> str | None:
+    """Gives a message without text one that shows where its text would be; None: it has text."""
+    if str(message.get("content") or "").strip():
+        return None
+    message["content"] = mark = f"begin-{uuid.uuid4().hex}"
+    return mark
+
+
+def _cut_before(text: str, mark: str) -> str:
+    return text[: _found(text.rfind(mark))]
+
+
 def _cut_after(text: str, message: Mapping[str, Any]) -> str:
     """`text` up to the end of the last message's content."""
     final = str(message.get("content") or "").strip()
-    position = text.rfind(final) if final else -1
+    return text[: _found(text.rfind(final) if final else -1) + len(final)]
+
+
+def _found(position: int) -> int:
     if position < 0:
         reason = "the chat template does not show the last message as it is"
         raise ApiError(f"continue_final_message: {reason}", param="continue_final_message", code="invalid_value")
-    return text[: position + len(final)]
+    return position
