@@ -50,14 +50,22 @@ _TOOL_RESULT = {
     "required": ["type", "tool_use_id"],
     "properties": {"type": {"const": "tool_result"}, "tool_use_id": {"type": "string"}, "content": {"type": "string"}},
 }
-_BLOCKS = {"type": "array", "minItems": 1, "items": {"anyOf": [_TEXT_PART, _TOOL_USE, _TOOL_RESULT]}}
+
+
+def _anthropics_message(roles: Sequence[str], blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    listed = {"type": "array", "minItems": 1, "items": {"anyOf": list(blocks)}}
+    return {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {"role": {"enum": list(roles)}, "content": {"anyOf": [{"type": "string"}, listed]}},
+    }
+
+
 _ANTHROPICS_MESSAGE = {
-    "type": "object",
-    "required": ["role", "content"],
-    "properties": {
-        "role": {"enum": ["user", "assistant", "system"]},
-        "content": {"anyOf": [{"type": "string"}, _BLOCKS]},
-    },
+    "anyOf": [
+        _anthropics_message(["user", "system"], [_TEXT_PART, _TOOL_RESULT]),
+        _anthropics_message(["assistant"], [_TEXT_PART, _TOOL_USE]),
+    ]
 }
 
 
@@ -111,6 +119,8 @@ def add_rules(schemas: dict[str, Any], engine: AsyncEngine) -> None:
         for field in ("guided_grammar", "guided_regex"):
             next(one for one in properties[field]["anyOf"] if one.get("type") == "string")["minLength"] = 1
         _at_most_one(schema, _CONSTRAINTS)
+        streams = {"required": ["stream"], "properties": {"stream": {"const": True}}}
+        schema["allOf"] = [{"anyOf": [{"properties": {"stream_options": _NULL}}, streams]}]
     for form in schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"]:
         inner = form.get("items", {})
         for listed in (form, inner):
