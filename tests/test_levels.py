@@ -33,7 +33,8 @@ def test_levels_without_bf16_dots_give_the_same_bits(
     requests = [(random_ids(1, 30), greedy(20, num_logprobs=5)), (random_ids(2, 7), sampled)]
     found = {}
     for target in TARGETS:
-        if target.bf16_dot and dtype == "bf16":
+        # Vectors and tile registers alike: both round other operands, in another order.
+        if dtype == "bf16" and (target.bf16_dot or target.bf16_tiles):
             continue
         options: dict[str, object] = {"buckets": LADDER, "dtype": dtype, "target": target.name, "block_size": 16}
         artifact = compile_tiny(
