@@ -19,11 +19,11 @@ import ml_dtypes
 import numpy as np
 from bench_linear import aligned, load
 
-from llmc.compiler.kernels.attention_split import num_segments, partial_floats
-from llmc.compiler.kernels.pipeline import compile_object
-from llmc.compiler.kernels.registry import build_kernel, kernel_buffers
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.targets.cpu import Target, resolve_target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels.attention_split import num_segments, partial_floats
+from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
+from llmc.compiler.targets.cpu.kernels.registry import build_kernel, kernel_buffers
+from llmc.compiler.targets.cpu.target import Target, resolve_target
 from llmc.runtime.limits import Probe
 
 BLOCK = 32

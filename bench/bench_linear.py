@@ -16,12 +16,12 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.kernels.linear_spec import linear_spec
-from llmc.compiler.kernels.pipeline import compile_object
-from llmc.compiler.kernels.registry import build_kernel
-from llmc.compiler.link import link_shared
-from llmc.compiler.packing import pack_activation, pack_linear
-from llmc.compiler.targets.cpu import Target, enable, resolve_target
+from llmc.compiler.targets.cpu.kernels.linear_spec import linear_spec
+from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
+from llmc.compiler.targets.cpu.kernels.registry import build_kernel
+from llmc.compiler.targets.cpu.link import link_shared
+from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear
+from llmc.compiler.targets.cpu.target import Target, enable, resolve_target
 from llmc.runtime.limits import Probe
 
 SHAPES = ((896, 9728), (4864, 896))

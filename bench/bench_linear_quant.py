@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from bench_linear import SHAPES, aligned, best_time, load
 
-from llmc.compiler.kernels.linear_spec import linear_quant_spec
-from llmc.compiler.kernels.pipeline import compile_object
-from llmc.compiler.kernels.registry import build_kernel
-from llmc.compiler.packing import pack_activation
-from llmc.compiler.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation
-from llmc.compiler.targets.cpu import Target, resolve_target
+from llmc.compiler.targets.cpu.kernels.linear_spec import linear_quant_spec
+from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
+from llmc.compiler.targets.cpu.kernels.registry import build_kernel
+from llmc.compiler.targets.cpu.packing import pack_activation
+from llmc.compiler.targets.cpu.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation
+from llmc.compiler.targets.cpu.target import Target, resolve_target
 from llmc.quantize import SCHEMES, Scheme
 from llmc.runtime.limits import Probe
 

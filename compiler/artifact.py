@@ -32,10 +32,10 @@ from llmc.compiler.graphs_writer import (
     WeightRecord,
     write_graphs,
 )
-from llmc.compiler.kernels.spec import FAMILIES, KernelSpec
-from llmc.compiler.kernels.tasks import max_tasks, weight_parts
+from llmc.compiler.kernel_spec import FAMILIES, KernelSpec
 from llmc.compiler.output import COPIED_FILES, OWN_FILES, check_output, is_artifact
 from llmc.compiler.plan import GraphShape
+from llmc.compiler.targets.cpu.kernels.tasks import max_tasks, weight_parts
 from llmc.compiler.weights import WeightLayout
 from llmc.manifest import MAX_BYTES
 from llmc.models.files import has_file, open_file

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from llmc.compiler import keys
 from llmc.compiler.cache import GraphCache, key_of
-from llmc.compiler.kernels.schedule import Schedule
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels.schedule import Schedule
+from llmc.compiler.targets.cpu.target import Target
 from llmc.compiler.workers import Variant, compile_kernel, compile_kernels
 
 __all__ = ["BuiltKernel", "Variant", "build_kernels", "build_variants"]

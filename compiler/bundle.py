@@ -38,10 +38,10 @@ from llmc.compiler.dtypes import BY_CODE
 from llmc.compiler.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.compiler.graphs_writer import GraphsWriteError, pack_model
 from llmc.compiler.output import is_artifact
-from llmc.compiler.packing import num_panels
 from llmc.compiler.pipeline import model_record, weight_shapes
-from llmc.compiler.quant_packing import SCALE, STEP, ZERO
 from llmc.compiler.resolve import Resolved
+from llmc.compiler.targets.cpu.packing import num_panels
+from llmc.compiler.targets.cpu.quant_packing import SCALE, STEP, ZERO
 from llmc.compiler.weights import WeightRequest, plan_weights
 from llmc.manifest import OWN_SUM, ManifestError, checked_manifest
 from llmc.manifest_schema import complaint

@@ -26,7 +26,7 @@ from llmc.compiler.pipeline import (
     model_record,
     weight_shapes,
 )
-from llmc.compiler.targets.cpu import native_target, runs_here
+from llmc.compiler.targets.cpu.target import native_target, runs_here
 from llmc.compiler.weights import plan_weights, write_weights
 from llmc.manifest import listed_files, write_manifest
 from llmc.models.config import ModelConfig, load_config

@@ -11,7 +11,7 @@ from llmc.buckets import Bucket, BucketError, BucketLadder
 from llmc.buckets.bucket import PHASES
 from llmc.compiler.config import CompileError
 from llmc.compiler.resolve import Resolved
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.targets.cpu.target import Target
 from llmc.manifest import ManifestError, read_manifest
 from llmc.models.config import ModelConfig, RopeScaling
 from llmc.quantize import QuantizeError, Recipe, Scheme, WeightFormat, get_scheme

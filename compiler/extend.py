@@ -23,12 +23,12 @@ from llmc.compiler.config import CompileError, Progress, no_progress
 from llmc.compiler.described import Described, ladder_of, most_tokens, read_described
 from llmc.compiler.graph import CommandList
 from llmc.compiler.graphs_writer import FileSums
-from llmc.compiler.kernels.schedule import Schedule
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.link import link_shared
+from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.output import OWN_FILES, check_output, is_artifact, refuse_another
 from llmc.compiler.pipeline import PhaseClock, Tracer, manifest_kernel, model_record, weight_requests, weight_shapes
 from llmc.compiler.plan import GraphShape, plan_graphs
+from llmc.compiler.targets.cpu.kernels.schedule import Schedule
+from llmc.compiler.targets.cpu.link import link_shared
 from llmc.compiler.weights import WeightLayout, plan_weights
 from llmc.manifest import write_manifest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec
 
 INPUTS = (
     "input_ids",

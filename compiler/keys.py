@@ -17,10 +17,10 @@ import llmc.buckets
 import llmc.models
 import llmc.quantize
 from llmc.compiler.config import HubSource
-from llmc.compiler.kernels.schedule import Schedule
-from llmc.compiler.kernels.sources import source_digest
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels.schedule import Schedule
+from llmc.compiler.targets.cpu.kernels.sources import source_digest
+from llmc.compiler.targets.cpu.target import Target
 from llmc.compiler.templates import GraphParams
 from llmc.models.config import ModelConfig
 from llmc.quantize import Recipe
@@ -44,13 +44,13 @@ _GRAPH_SOURCES = (
     "emit.py",
     "templates.py",
     "plan.py",
-    "quant_packing.py",
-    "kernels/attention_split.py",
-    "kernels/linear_spec.py",
+    "targets/cpu/quant_packing.py",
+    "targets/cpu/kernels/attention_split.py",
+    "targets/cpu/kernels/linear_spec.py",
 )
-_TUNING_SOURCES = ("tuning.py", "kernel_timing.py", "kernels/schedule.py")
-_WEIGHT_SOURCES = ("weights.py", "packing.py", "dtypes.py")
-_QUANTIZED_WEIGHT_SOURCES = (*_WEIGHT_SOURCES, "quant_packing.py", "../quantize")
+_TUNING_SOURCES = ("targets/cpu/tuning.py", "targets/cpu/kernel_timing.py", "targets/cpu/kernels/schedule.py")
+_WEIGHT_SOURCES = ("weights.py", "targets/cpu/packing.py", "dtypes.py")
+_QUANTIZED_WEIGHT_SOURCES = (*_WEIGHT_SOURCES, "targets/cpu/quant_packing.py", "../quantize")
 # Fields of a config that no graph depends on.
 UNQUANTIZED = Recipe({})
 _NOT_ARCHITECTURE = ("eos_token_ids", "bos_token_id", "dtype")

@@ -34,15 +34,15 @@ from llmc.compiler.graph import CommandList, round_up
 from llmc.compiler.graphs_writer import VERSION as FORMAT_VERSION
 from llmc.compiler.graphs_writer import FileSums, ModelRecord
 from llmc.compiler.hub import locate
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.link import link_shared
+from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.output import check_output, refuse_another
 from llmc.compiler.packed import record_weights, recorded_weights
 from llmc.compiler.plan import GraphShape, needed_graphs, plan_graphs
 from llmc.compiler.resolve import Resolved, resolve
 from llmc.compiler.resources import PeakMemory
+from llmc.compiler.targets.cpu.link import link_shared
+from llmc.compiler.targets.cpu.tuning import Choice, check_runs_here, tune
 from llmc.compiler.templates import NUM_SAMPLES, NUM_TOKENS, GraphParams
-from llmc.compiler.tuning import Choice, check_runs_here, tune
 from llmc.compiler.tvm_import import import_tvm
 from llmc.compiler.weights import WeightRequest, plan_weights, write_weights
 from llmc.hub_id import hub_id

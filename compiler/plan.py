@@ -11,8 +11,8 @@ from llmc.buckets import Bucket
 from llmc.compiler import keys
 from llmc.compiler.cache import GraphCache, key_of
 from llmc.compiler.graph import Command, CommandList, Operand, round_up
-from llmc.compiler.kernels.attention_split import num_segments
-from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels.attention_split import num_segments
 from llmc.compiler.templates import GraphParams
 
 Item = TypeVar("Item")

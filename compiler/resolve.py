@@ -10,7 +10,7 @@ from llmc.buckets.bucket import beyond
 from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS, default_tokens
 from llmc.compiler import keys
 from llmc.compiler.config import MAX_NUM_SEQS, CompileConfig, CompileError
-from llmc.compiler.targets.cpu import Target, resolve_target
+from llmc.compiler.targets.cpu.target import Target, resolve_target
 from llmc.compiler.templates import GraphParams
 from llmc.models.config import ModelConfig, load_config
 from llmc.models.context import sound_scaling, trained_length

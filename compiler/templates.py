@@ -10,11 +10,11 @@ from typing import Any
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph import Site
-from llmc.compiler.kernels.attention_split import partial_floats
-from llmc.compiler.kernels.linear_spec import linear_quant_spec, linear_spec
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.quant_packing import SCALE, STEP, ZERO
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels.attention_split import partial_floats
+from llmc.compiler.targets.cpu.kernels.linear_spec import linear_quant_spec, linear_spec
+from llmc.compiler.targets.cpu.quant_packing import SCALE, STEP, ZERO
+from llmc.compiler.targets.cpu.target import Target
 from llmc.quantize import WeightFormat
 
 NUM_TOKENS, NUM_SAMPLES = 0, 2

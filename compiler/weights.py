@@ -16,8 +16,8 @@ import numpy as np
 
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import DTYPES, F32, FLOATS, U8
-from llmc.compiler.packing import PanelPacker, packed_shape
-from llmc.compiler.quant_packing import SCALE, QuantPanelPacker, QuantShapes
+from llmc.compiler.targets.cpu.packing import PanelPacker, packed_shape
+from llmc.compiler.targets.cpu.quant_packing import SCALE, QuantPanelPacker, QuantShapes
 from llmc.models.convert import DTYPES as NUMPY_DTYPES
 from llmc.models.loader import Parameter
 from llmc.quantize import QuantizeError, WeightFormat

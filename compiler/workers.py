@@ -19,9 +19,9 @@ from contextlib import suppress
 from typing import IO, Any
 
 from llmc.compiler.config import CompileError
-from llmc.compiler.kernels.schedule import Schedule
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels.schedule import Schedule
+from llmc.compiler.targets.cpu.target import Target
 from llmc.compiler.tvm_import import import_tvm
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from llmc.compiler.workers import serve; serve()"
@@ -34,8 +34,8 @@ Variant = tuple[KernelSpec, Schedule | None]
 def compile_kernel(spec: KernelSpec, schedule: Schedule | None, target: Target) -> bytes:
     """The object file of a kernel, compiled in this process."""
     import_tvm()
-    from llmc.compiler.kernels.pipeline import compile_object
-    from llmc.compiler.kernels.registry import build_kernel
+    from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
+    from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 
     return compile_object(build_kernel(spec, target, schedule), target)
 

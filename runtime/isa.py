@@ -18,7 +18,7 @@ TARGET_LEVELS = {
     "znver5": 4,
     "sapphirerapids": 5,
 }
-"""Those of the compiler's targets (compiler/targets/cpu.py)."""
+"""Those of the compiler's targets (compiler/targets/cpu/target.py)."""
 
 
 def level_limit(environment: Mapping[str, str]) -> int | None:

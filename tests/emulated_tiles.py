@@ -192,7 +192,7 @@ _DOTS = {"s8u8": _dot_s8u8, "bf16": _dot_bf16}
 
 def instructions(kind: str, dots: Iterable[tuple[int, int, int]]) -> str:
     """What `tile_ir.instructions` gives, without AMX."""
-    from llmc.compiler.kernels import tile_ir
+    from llmc.compiler.targets.cpu.kernels import tile_ir
 
     shape = ", ".join(f"i8 {value}" for value in tile_ir._shape())
     head = "define linkonce_odr hidden i32 @llmc_tile_"

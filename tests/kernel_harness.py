@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.kernels.pipeline import compile_object
-from llmc.compiler.kernels.registry import build_kernel, kernel_buffers
-from llmc.compiler.kernels.schedule import Schedule
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.link import link_shared
-from llmc.compiler.targets.cpu import NATIVE_TARGET, TARGETS, Target, enable, native_target, runs_here
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
+from llmc.compiler.targets.cpu.kernels.registry import build_kernel, kernel_buffers
+from llmc.compiler.targets.cpu.kernels.schedule import Schedule
+from llmc.compiler.targets.cpu.link import link_shared
+from llmc.compiler.targets.cpu.target import NATIVE_TARGET, TARGETS, Target, enable, native_target, runs_here
 
 _GUARD = 4096
 _PATTERN = 0xA5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.compiler.targets.cpu import TARGETS, native_target
+from llmc.compiler.targets.cpu.target import TARGETS, native_target
 
 
 def lower_levels(level: int) -> list[str]:

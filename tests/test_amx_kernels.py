@@ -13,13 +13,13 @@ import pytest
 from kernel_harness import libraries, run
 from numpy.typing import NDArray
 
-from llmc.compiler.kernels import tile_ir
-from llmc.compiler.kernels.linear_spec import linear_quant_spec, linear_spec
-from llmc.compiler.kernels.pipeline import llvm_text
-from llmc.compiler.kernels.registry import build_kernel
-from llmc.compiler.packing import pack_activation, pack_linear, unpack_activation
-from llmc.compiler.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation
-from llmc.compiler.targets.cpu import TARGETS, Target, native_target, runs_here
+from llmc.compiler.targets.cpu.kernels import tile_ir
+from llmc.compiler.targets.cpu.kernels.linear_spec import linear_quant_spec, linear_spec
+from llmc.compiler.targets.cpu.kernels.pipeline import llvm_text
+from llmc.compiler.targets.cpu.kernels.registry import build_kernel
+from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear, unpack_activation
+from llmc.compiler.targets.cpu.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation
+from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target, runs_here
 from llmc.quantize import WeightFormat
 
 pytestmark = pytest.mark.native

@@ -25,7 +25,7 @@ from bench.peers.report import Report
 from bench.peers.runner import Runner, enlist
 from bench.peers.store import Measurement, Store, StoreError
 from llmc.buckets.cost import ModelShape
-from llmc.compiler.targets.cpu import TARGETS
+from llmc.compiler.targets.cpu.target import TARGETS
 
 SETTINGS = Settings(1, prefills=(16, 32), batches=(1, 2), steps=4, streams=2, requests=4, input_len=8, output_len=4)
 SHAPE = ModelShape(hidden=64, intermediate=128, layers=2, heads=4, kv_heads=2, head_dim=16, vocab=1000)

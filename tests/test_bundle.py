@@ -26,7 +26,7 @@ from llmc.compiler.bundle_archive import ArchiveError, opened
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.compiler.pipeline import compile_model
-from llmc.compiler.targets.cpu import TARGETS
+from llmc.compiler.targets.cpu.target import TARGETS
 from llmc.models.errors import ModelError
 from llmc.quantize import QuantConfig
 from llmc.runtime.binding import Artifact, Replayer

@@ -17,9 +17,9 @@ from llmc.cli.main import main
 from llmc.compiler import keys as keys_module
 from llmc.compiler.cache import GraphCache
 from llmc.compiler.config import CompileConfig, CompileReport
-from llmc.compiler.kernels import sources
 from llmc.compiler.pipeline import compile_model
 from llmc.compiler.targets import cpu
+from llmc.compiler.targets.cpu.kernels import sources
 from llmc.compiler.wanted import Wanted, wanted_entries
 
 LADDER = "prefill=[2]x[8],decode=[1]x[32]"
@@ -210,9 +210,9 @@ def test_a_digest_covers_every_module_that_a_template_is_made_of() -> None:
     def imported(name: str) -> set[str]:
         modules = set()
         for node in ast.walk(ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("llmc.compiler.kernels"):
-                package = node.module == "llmc.compiler.kernels"
-                modules |= {alias.name for alias in node.names} if package else {str(node.module).split(".")[3]}
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("llmc.compiler.targets.cpu.kernels"):
+                package = node.module == "llmc.compiler.targets.cpu.kernels"
+                modules |= {alias.name for alias in node.names} if package else {str(node.module).split(".")[5]}
         return modules
 
     for op in sources.TEMPLATE_FILES:

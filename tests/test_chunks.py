@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels import vector_ir
-from llmc.compiler.kernels.chunks import Chunks
-from llmc.compiler.kernels.pipeline import compile_object
-from llmc.compiler.link import link_shared
-from llmc.compiler.targets.cpu import native_target
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels import vector_ir
+from llmc.compiler.targets.cpu.kernels.chunks import Chunks
+from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
+from llmc.compiler.targets.cpu.link import link_shared
+from llmc.compiler.targets.cpu.target import native_target
 
 pytestmark = pytest.mark.native
 

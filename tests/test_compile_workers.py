@@ -16,8 +16,8 @@ from conftest import TINY_LADDER, TinyArtifact
 
 from llmc.compiler import workers
 from llmc.compiler.config import CompileError
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.targets.cpu import native_target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.target import native_target
 from llmc.compiler.workers import compile_kernel, compile_kernels
 
 VARIANTS = [(KernelSpec.of("gather", "gather_rows", dim=dim), None) for dim in (16, 32, 48)]
@@ -98,8 +98,8 @@ def test_an_iteration_given_up_leaves_no_worker(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_worker_ends_with_its_compiler() -> None:
     script = """
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.targets.cpu import native_target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.target import native_target
 from llmc.compiler.workers import compile_kernels
 import os, sys
 variants = [(KernelSpec.of("gather", "gather_rows", dim=d), None) for d in (16, 32, 48)]

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llmc.compiler.config import CompileError
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.packing import pack_activation, unpack_activation
-from llmc.compiler.targets.cpu import Target, native_target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.packing import pack_activation, unpack_activation
+from llmc.compiler.targets.cpu.target import Target, native_target
 
 pytestmark = pytest.mark.native
 
@@ -227,9 +227,9 @@ def test_an_op_that_mixes_tokens_is_refused(name: str) -> None:
 
 @on_cpus
 def test_kernels_need_no_library(target: Target, tmp_path: Path) -> None:
-    from llmc.compiler.kernels.pipeline import compile_object
-    from llmc.compiler.kernels.registry import build_kernel
-    from llmc.compiler.link import link_shared
+    from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
+    from llmc.compiler.targets.cpu.kernels.registry import build_kernel
+    from llmc.compiler.targets.cpu.link import link_shared
 
     def everything(t: Tensor) -> Tensor:
         t = torch.tanh(t) + torch.exp(t) + torch.log(t.abs()) + torch.erf(t) + torch.sigmoid(t) + torch.sqrt(t.abs())

@@ -128,7 +128,7 @@ def test_both_sides_have_the_records_of_the_document() -> None:
 
 
 def test_both_sides_agree_on_names() -> None:
-    from llmc.compiler.kernels.spec import FAMILIES
+    from llmc.compiler.kernel_spec import FAMILIES
 
     assert r.FAMILIES == FAMILIES
     assert len(r.DTYPES) == len(r.DTYPE_BYTES)

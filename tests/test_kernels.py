@@ -13,15 +13,15 @@ import pytest
 from kernel_harness import run, targets_here
 from numpy.typing import NDArray
 
-from llmc.compiler.kernels.builder import KernelSpecError
-from llmc.compiler.kernels.linear_spec import linear_spec
-from llmc.compiler.kernels.pipeline import compile_object, llvm_text
-from llmc.compiler.kernels.registry import build_kernel, kernel_buffers
-from llmc.compiler.kernels.sources import TEMPLATE_FILES, source_digest
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.link import link_shared
-from llmc.compiler.packing import pack_activation, pack_linear, unpack_activation, unpack_linear
-from llmc.compiler.targets.cpu import TARGETS, Target, native_target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels.builder import KernelSpecError
+from llmc.compiler.targets.cpu.kernels.linear_spec import linear_spec
+from llmc.compiler.targets.cpu.kernels.pipeline import compile_object, llvm_text
+from llmc.compiler.targets.cpu.kernels.registry import build_kernel, kernel_buffers
+from llmc.compiler.targets.cpu.kernels.sources import TEMPLATE_FILES, source_digest
+from llmc.compiler.targets.cpu.link import link_shared
+from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear, unpack_activation, unpack_linear
+from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
 
 pytestmark = pytest.mark.native
 

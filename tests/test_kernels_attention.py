@@ -14,15 +14,15 @@ import pytest
 from kernel_harness import Guarded, run, targets_here
 from numpy.typing import NDArray
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels import vector_ir
-from llmc.compiler.kernels.attention_split import num_segments, partial_floats
-from llmc.compiler.kernels.pipeline import compile_object, llvm_text
-from llmc.compiler.kernels.registry import build_kernel
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.link import link_shared
-from llmc.compiler.packing import pack_activation, unpack_activation
-from llmc.compiler.targets.cpu import TARGETS, Target, native_target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels import vector_ir
+from llmc.compiler.targets.cpu.kernels.attention_split import num_segments, partial_floats
+from llmc.compiler.targets.cpu.kernels.pipeline import compile_object, llvm_text
+from llmc.compiler.targets.cpu.kernels.registry import build_kernel
+from llmc.compiler.targets.cpu.link import link_shared
+from llmc.compiler.targets.cpu.packing import pack_activation, unpack_activation
+from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
 
 pytestmark = pytest.mark.native
 

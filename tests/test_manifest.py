@@ -18,7 +18,7 @@ from manifests import edit_manifest
 
 from llmc import manifest_schema as schema
 from llmc.cli.main import main
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.targets.cpu.target import Target
 from llmc.manifest import ManifestError, check_listed, read_listed, read_manifest
 from llmc.models.config import ModelConfig, RopeScaling
 from llmc.quantize import WeightFormat

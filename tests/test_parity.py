@@ -12,7 +12,7 @@ from compiled import Pages, check_every_bucket, compile_tiny, random_tokens, rel
 from kernel_harness import targets_here
 from tiny_models import make_tiny_model
 
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.targets.cpu.target import Target
 from llmc.runtime.binding import Artifact, Replayer
 
 pytestmark = pytest.mark.native

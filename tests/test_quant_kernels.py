@@ -10,20 +10,20 @@ import pytest
 from kernel_harness import run, targets_here
 from numpy.typing import NDArray
 
-from llmc.compiler.kernels.builder import KernelSpecError
-from llmc.compiler.kernels.linear_spec import linear_quant_spec
-from llmc.compiler.kernels.pipeline import llvm_text
-from llmc.compiler.kernels.registry import build_kernel
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.packing import pack_activation, unpack_activation
-from llmc.compiler.quant_packing import (
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels.builder import KernelSpecError
+from llmc.compiler.targets.cpu.kernels.linear_spec import linear_quant_spec
+from llmc.compiler.targets.cpu.kernels.pipeline import llvm_text
+from llmc.compiler.targets.cpu.kernels.registry import build_kernel
+from llmc.compiler.targets.cpu.packing import pack_activation, unpack_activation
+from llmc.compiler.targets.cpu.quant_packing import (
     pack_quantized,
     pack_quantized_activation,
     quantize_activation,
     quantized_row_words,
     unpack_quantized,
 )
-from llmc.compiler.targets.cpu import TARGETS, Target, native_target
+from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
 from llmc.quantize import WeightFormat
 from llmc.quantize.rtn import quantize
 

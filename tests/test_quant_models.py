@@ -19,7 +19,7 @@ from llmc.cli.main import main
 from llmc.compiler.cache import GraphCache
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.pipeline import compile_model
-from llmc.compiler.quant_packing import quantize_activation
+from llmc.compiler.targets.cpu.quant_packing import quantize_activation
 from llmc.compiler.wanted import wanted_entries
 from llmc.models.blocks.layers import Projection
 from llmc.models.eager import load_model

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from llmc.compiler import weights
 from llmc.compiler.config import CompileError
-from llmc.compiler.quant_packing import unpack_quantized
+from llmc.compiler.targets.cpu.quant_packing import unpack_quantized
 from llmc.compiler.weights import WeightRequest, plan_weights, write_weights
 from llmc.models.convert import DTYPES
 from llmc.models.loader import Parameter

@@ -10,7 +10,7 @@ from tiny_models import make_tiny_model
 
 from llmc.buckets import Bucket
 from llmc.compiler.plan import graph_shape
-from llmc.compiler.targets.cpu import native_target
+from llmc.compiler.targets.cpu.target import native_target
 from llmc.compiler.templates import GraphParams
 from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.graphs_file import FAMILIES, OPERAND_KINDS, read_graphs

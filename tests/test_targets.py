@@ -21,11 +21,11 @@ from lower_levels import lower_levels
 from tiny_models import make_tiny_model
 
 from llmc.compiler.config import CompileConfig
-from llmc.compiler.kernels import builder
-from llmc.compiler.kernels.pipeline import llvm_text
 from llmc.compiler.pipeline import compile_model
 from llmc.compiler.targets import cpu
-from llmc.compiler.targets.cpu import NATIVE_TARGET, TARGETS, TargetError, enable, native_target, runs_here
+from llmc.compiler.targets.cpu.kernels import builder
+from llmc.compiler.targets.cpu.kernels.pipeline import llvm_text
+from llmc.compiler.targets.cpu.target import NATIVE_TARGET, TARGETS, TargetError, enable, native_target, runs_here
 from llmc.runtime import isa
 from llmc.runtime.abi import library_candidates
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer

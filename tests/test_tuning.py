@@ -21,21 +21,21 @@ from numpy.typing import NDArray
 
 from llmc.buckets import Bucket
 from llmc.cli.main import main
-from llmc.compiler import tuning
 from llmc.compiler.cache import GraphCache
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.extend import add_buckets
-from llmc.compiler.kernel_timing import KernelTimer, last_cache_bytes, linear_call
-from llmc.compiler.kernels.linear_spec import linear_quant_spec, linear_spec
-from llmc.compiler.kernels.pipeline import llvm_text
-from llmc.compiler.kernels.registry import build_kernel, default_schedule
-from llmc.compiler.kernels.schedule import Schedule, neighbours
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.packing import pack_activation, pack_linear
+from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.pipeline import compile_model
-from llmc.compiler.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation
-from llmc.compiler.targets.cpu import TARGETS, Target, native_target, runs_here
-from llmc.compiler.tuning import Choice, tune
+from llmc.compiler.targets.cpu import tuning
+from llmc.compiler.targets.cpu.kernel_timing import KernelTimer, last_cache_bytes, linear_call
+from llmc.compiler.targets.cpu.kernels.linear_spec import linear_quant_spec, linear_spec
+from llmc.compiler.targets.cpu.kernels.pipeline import llvm_text
+from llmc.compiler.targets.cpu.kernels.registry import build_kernel, default_schedule
+from llmc.compiler.targets.cpu.kernels.schedule import Schedule, neighbours
+from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear
+from llmc.compiler.targets.cpu.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation
+from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target, runs_here
+from llmc.compiler.targets.cpu.tuning import Choice, tune
 from llmc.compiler.workers import compile_kernel
 from llmc.quantize import WeightFormat
 from llmc.runtime.binding import Artifact, Replayer

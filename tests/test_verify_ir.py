@@ -12,8 +12,8 @@ from tvm.script import relax as R
 
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph import Site
-from llmc.compiler.kernels.sources import TEMPLATE_FILES
 from llmc.compiler.lowered import SITE_PREFIX, Lowered
+from llmc.compiler.targets.cpu.kernels.sources import TEMPLATE_FILES
 from llmc.compiler.verify import PACKED_INPUTS, PACKED_OUTPUTS, SPEC, verify_lowered, verify_operand, verify_site
 
 

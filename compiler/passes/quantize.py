@@ -10,7 +10,7 @@ from tvm import relax
 
 from llmc.compiler.graph import Site
 from llmc.compiler.lowered import SITE_PREFIX, Lowered
-from llmc.compiler.quant_packing import quantized_row_words
+from llmc.compiler.targets.cpu.quant_packing import quantized_row_words
 from llmc.quantize import Recipe, Scheme, WeightFormat
 
 _LINEARS = frozenset({"linear", "gated_linear"})

@@ -15,7 +15,7 @@ from typing import ClassVar
 from bench.peers.engines.base import Engine, Prepared, Variant
 from bench.peers.environment import Skip, run, written_whole
 from bench.peers.process import Command
-from llmc.compiler.targets.cpu import native_target
+from llmc.compiler.targets.cpu.target import native_target
 from llmc.distribution import NAME
 
 ROOT = Path(__file__).resolve().parents[3]

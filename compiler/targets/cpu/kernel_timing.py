@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from llmc.compiler.graph import round_up
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.link import link_shared
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.link import link_shared
+from llmc.compiler.targets.cpu.target import Target
 
 _LINE = 64
 _HUGE_PAGE = 2 << 20
@@ -45,9 +45,9 @@ class Call:
 
 def linear_call(spec: KernelSpec, target: Target, rows: int) -> Call:
     """The operands of a `linear` or `linear_quant` kernel for so many rows."""
-    from llmc.compiler.kernels import builder as b
-    from llmc.compiler.kernels.quant_layer import QuantLayer
-    from llmc.compiler.kernels.registry import kernel_buffers
+    from llmc.compiler.targets.cpu.kernels import builder as b
+    from llmc.compiler.targets.cpu.kernels.quant_layer import QuantLayer
+    from llmc.compiler.targets.cpu.kernels.registry import kernel_buffers
 
     p = spec.as_dict()
     tile, n, columns, parts = int(p["row_tile"]), int(p["n"]), target.panel_columns, 2 if p["gated"] else 1

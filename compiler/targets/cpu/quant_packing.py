@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.packing import ReadRows, num_panels, panel_rows
+from llmc.compiler.targets.cpu.packing import ReadRows, num_panels, panel_rows
 from llmc.quantize.rtn import Quantized, quantize_rows
 from llmc.quantize.scheme import WeightFormat
 

@@ -16,9 +16,9 @@ from llmc.compiler import keys
 from llmc.compiler.build import Variant, build_variants
 from llmc.compiler.cache import GraphCache, key_of
 from llmc.compiler.config import CompileError
-from llmc.compiler.kernels.schedule import Schedule, neighbours
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.targets.cpu import Target, TargetError, enable, runs_here
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels.schedule import Schedule, neighbours
+from llmc.compiler.targets.cpu.target import Target, TargetError, enable, runs_here
 from llmc.compiler.tvm_import import import_tvm
 
 TUNED_OPS = ("linear", "linear_quant")
@@ -112,7 +112,7 @@ class _Search:
         on_step: Callable[[int, int], None],
     ) -> None:
         import_tvm()
-        from llmc.compiler.kernels.registry import default_schedule
+        from llmc.compiler.targets.cpu.kernels.registry import default_schedule
 
         self._rows, self._target, self._cache, self._num_jobs = rows, target, cache, num_jobs
         self._default: dict[KernelSpec, Schedule] = {}
@@ -138,7 +138,7 @@ class _Search:
         if compare is not None:
             yield from self._run(compare)
             return
-        from llmc.compiler.kernel_timing import KernelTimer, linear_call
+        from llmc.compiler.targets.cpu.kernel_timing import KernelTimer, linear_call
 
         calls = {spec: linear_call(spec, self._target, self._rows[spec]) for spec in self._first}
         with KernelTimer(num_threads, list(calls.values())) as timer:

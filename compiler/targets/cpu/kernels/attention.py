@@ -18,13 +18,13 @@ from collections.abc import Callable
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels import vector_ir
-from llmc.compiler.kernels.attention_fetch import Fetches
-from llmc.compiler.kernels.attention_split import partition_keys, segment_keys
-from llmc.compiler.kernels.attention_state import FLOOR, Partials, Rows, write_row
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels import vector_ir
+from llmc.compiler.targets.cpu.kernels.attention_fetch import Fetches
+from llmc.compiler.targets.cpu.kernels.attention_split import partition_keys, segment_keys
+from llmc.compiler.targets.cpu.kernels.attention_state import FLOOR, Partials, Rows, write_row
+from llmc.compiler.targets.cpu.target import Target
 
 _NEVER = -3.0e38  # score of a key out of sight; so far below FLOOR that its weight is 0
 _TOGETHER = 56  # query rows, about, of head_dim 128 or less, that share what is read of K and V

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels.attention_split import partial_floats
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.attention_split import partial_floats
 
 FLOOR = -1.0e38  # maximum of no score at all
 

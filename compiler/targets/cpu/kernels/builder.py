@@ -10,8 +10,8 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernels import vector_ir
-from llmc.compiler.kernels.spec import KernelSpecError
+from llmc.compiler.kernel_spec import KernelSpecError
+from llmc.compiler.targets.cpu.kernels import vector_ir
 
 Expr = Any
 _LINE_BYTES = 64

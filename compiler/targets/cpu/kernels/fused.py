@@ -16,10 +16,10 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels import vector_ir, vector_math
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels import vector_ir, vector_math
+from llmc.compiler.targets.cpu.target import Target
 
 _BLOCK = 256  # columns of one unit of work, so that one row feeds several tasks
 _TIR = {**b.TIR_DTYPE, "bool": "uint8"}

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels import linear_amx, vector_ir
-from llmc.compiler.kernels.chunks import Chunks
-from llmc.compiler.kernels.linear_layer import LinearLayer, buffers
-from llmc.compiler.kernels.schedule import Schedule
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.kernels.sums import Sums
-from llmc.compiler.kernels.widening import widen_words
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels import linear_amx, vector_ir
+from llmc.compiler.targets.cpu.kernels.chunks import Chunks
+from llmc.compiler.targets.cpu.kernels.linear_layer import LinearLayer, buffers
+from llmc.compiler.targets.cpu.kernels.schedule import Schedule
+from llmc.compiler.targets.cpu.kernels.sums import Sums
+from llmc.compiler.targets.cpu.kernels.widening import widen_words
+from llmc.compiler.targets.cpu.target import Target
 
 __all__ = ["buffers", "build", "default_schedule"]
 _ROW_CHUNK = 128  # rows that share one pass over the panels

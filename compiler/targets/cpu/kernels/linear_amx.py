@@ -11,14 +11,14 @@ from collections.abc import Callable
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels import tile_ir, vector_ir
-from llmc.compiler.kernels.chunks import Chunks
-from llmc.compiler.kernels.linear_layer import LinearLayer
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.kernels.sums import Sums
-from llmc.compiler.kernels.tile_registers import ROWS, TileRegisters
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels import tile_ir, vector_ir
+from llmc.compiler.targets.cpu.kernels.chunks import Chunks
+from llmc.compiler.targets.cpu.kernels.linear_layer import LinearLayer
+from llmc.compiler.targets.cpu.kernels.sums import Sums
+from llmc.compiler.targets.cpu.kernels.tile_registers import ROWS, TileRegisters
+from llmc.compiler.targets.cpu.target import Target
 
 _KIND = "bf16"
 _ROW_CHUNK, _ROW_CHUNK_BYTES = 512, 512 << 10  # of activations, copied to the stack, that stay in L2 while panels pass

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.kernels.sums import GATED, GatedOutput
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.sums import GATED, GatedOutput
+from llmc.compiler.targets.cpu.target import Target
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:

@@ -13,20 +13,20 @@ from collections.abc import Sequence
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels import quant_amx, quant_ir, vector_ir
-from llmc.compiler.kernels.chunks import Chunks
-from llmc.compiler.kernels.quant_layer import STEP_LINES, TURN, QuantLayer
-from llmc.compiler.kernels.quant_streams import StreamedBlocks, fetch_steps
-from llmc.compiler.kernels.quant_tile import Fetch, Tile, TileWriter, Walk
-from llmc.compiler.kernels.quant_weight import LINE
-from llmc.compiler.kernels.quant_widened import ROWS as widened_rows
-from llmc.compiler.kernels.quant_widened import WidenedChunks
-from llmc.compiler.kernels.schedule import Schedule
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.kernels.sums import GatedOutput, Sums
-from llmc.compiler.kernels.tile_registers import ROWS
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels import quant_amx, quant_ir, vector_ir
+from llmc.compiler.targets.cpu.kernels.chunks import Chunks
+from llmc.compiler.targets.cpu.kernels.quant_layer import STEP_LINES, TURN, QuantLayer
+from llmc.compiler.targets.cpu.kernels.quant_streams import StreamedBlocks, fetch_steps
+from llmc.compiler.targets.cpu.kernels.quant_tile import Fetch, Tile, TileWriter, Walk
+from llmc.compiler.targets.cpu.kernels.quant_weight import LINE
+from llmc.compiler.targets.cpu.kernels.quant_widened import ROWS as widened_rows
+from llmc.compiler.targets.cpu.kernels.quant_widened import WidenedChunks
+from llmc.compiler.targets.cpu.kernels.schedule import Schedule
+from llmc.compiler.targets.cpu.kernels.sums import GatedOutput, Sums
+from llmc.compiler.targets.cpu.kernels.tile_registers import ROWS
+from llmc.compiler.targets.cpu.target import Target
 
 _REGISTERS = {16: 32, 8: 8}  # how many vectors they hold, by lanes of a register
 _STREAMS, _STREAMS_TO_FLOAT = 6, 4  # a core reads memory faster from several places at once; bytes to float: registers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec
 from llmc.quantize import WeightFormat
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels import vector_ir
-from llmc.compiler.kernels.quantize_rows import RowQuantizer
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels import vector_ir
+from llmc.compiler.targets.cpu.kernels.quantize_rows import RowQuantizer
+from llmc.compiler.targets.cpu.target import Target
 
 _CHAINS = 4  # independent sums of squares, merged in one order
 

@@ -10,7 +10,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.tirx import compilation_pipeline
 
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.targets.cpu.target import Target
 
 PIPELINE = "llmc_plain_c"
 

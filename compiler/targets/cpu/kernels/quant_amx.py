@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels import tile_ir
-from llmc.compiler.kernels.quant_layer import STEP_LINES, QuantLayer
-from llmc.compiler.kernels.quant_tile import Fetch, Tile, TileWriter, Walk
-from llmc.compiler.kernels.quant_weight import QuantWeight
-from llmc.compiler.kernels.sums import Sums
-from llmc.compiler.kernels.tile_registers import ROWS, TileRegisters
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels import tile_ir
+from llmc.compiler.targets.cpu.kernels.quant_layer import STEP_LINES, QuantLayer
+from llmc.compiler.targets.cpu.kernels.quant_tile import Fetch, Tile, TileWriter, Walk
+from llmc.compiler.targets.cpu.kernels.quant_weight import QuantWeight
+from llmc.compiler.targets.cpu.kernels.sums import Sums
+from llmc.compiler.targets.cpu.kernels.tile_registers import ROWS, TileRegisters
+from llmc.compiler.targets.cpu.target import Target
 
 _KIND = "s8u8"
 _MERGED_ROWS = 4  # whose sums of a group and of all groups fit the vector registers

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llmc.compiler.kernels.ir_text import F32, I32, block, constant, define, splat
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.targets.cpu.kernels.ir_text import F32, I32, block, constant, define, splat
+from llmc.compiler.targets.cpu.target import Target
 
 _B = "<64 x i8>"
 

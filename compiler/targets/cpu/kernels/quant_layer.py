@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels.quant_weight import LINE, QuantWeight
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.kernels.sums import GATED
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.quant_weight import LINE, QuantWeight
+from llmc.compiler.targets.cpu.kernels.sums import GATED
+from llmc.compiler.targets.cpu.target import Target
 
 TURN = 4
 """Lines of one turn of a loop over lines; those of a group are a multiple."""

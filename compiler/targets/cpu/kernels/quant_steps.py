@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels.quant_layer import TURN
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.quant_layer import TURN
 
 if TYPE_CHECKING:
-    from llmc.compiler.kernels.quant_tile import Tile, TileWriter
+    from llmc.compiler.targets.cpu.kernels.quant_tile import Tile, TileWriter
 
 _ROWS_OF_NUMBERS = 2  # rows whose numbers are multiplied as they are; for more rows it pays to make bytes of them
 _ONES = 0x01010101

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels.quant_layer import QuantLayer
-from llmc.compiler.kernels.quant_tile import Fetch, TileWriter, Walk
-from llmc.compiler.kernels.quant_weight import QuantWeight
-from llmc.compiler.kernels.sums import GatedOutput, Sums
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.quant_layer import QuantLayer
+from llmc.compiler.targets.cpu.kernels.quant_tile import Fetch, TileWriter, Walk
+from llmc.compiler.targets.cpu.kernels.quant_weight import QuantWeight
+from llmc.compiler.targets.cpu.kernels.sums import GatedOutput, Sums
 
 _BLOCK_BYTES = {8: 1536, 4: 3072}
 """Of a panel, about, by bits of a number: those of int8 are in L1 when they are read, with the sums."""

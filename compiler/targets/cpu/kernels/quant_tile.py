@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels.quant_layer import TURN, QuantLayer
-from llmc.compiler.kernels.quant_steps import SteppedLines
-from llmc.compiler.kernels.quant_weight import LINE, QuantWeight
-from llmc.compiler.kernels.sums import Sums
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.quant_layer import TURN, QuantLayer
+from llmc.compiler.targets.cpu.kernels.quant_steps import SteppedLines
+from llmc.compiler.targets.cpu.kernels.quant_weight import LINE, QuantWeight
+from llmc.compiler.targets.cpu.kernels.sums import Sums
 
 _ROWS_OF_GROUPS = 4  # rows whose sums of a group and of all groups fit the registers, with what a dot product needs
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels import builder as b
 
 LINE = 8
 _MASK = 0x0F0F0F0F

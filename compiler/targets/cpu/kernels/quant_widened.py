@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels.chunks import Chunks
-from llmc.compiler.kernels.quant_layer import QuantLayer
-from llmc.compiler.kernels.quant_tile import Fetch, TileWriter, Walk
-from llmc.compiler.kernels.quant_weight import LINE, QuantWeight
-from llmc.compiler.kernels.sums import GatedOutput, Sums
-from llmc.compiler.kernels.widening import widen_words
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.chunks import Chunks
+from llmc.compiler.targets.cpu.kernels.quant_layer import QuantLayer
+from llmc.compiler.targets.cpu.kernels.quant_tile import Fetch, TileWriter, Walk
+from llmc.compiler.targets.cpu.kernels.quant_weight import LINE, QuantWeight
+from llmc.compiler.targets.cpu.kernels.sums import GatedOutput, Sums
+from llmc.compiler.targets.cpu.kernels.widening import widen_words
 
 ROWS = 256
 """Rows of a chunk: a block of K of theirs and the sums of a group of panels stay in L2."""

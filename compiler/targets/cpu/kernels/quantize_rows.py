@@ -10,10 +10,10 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels import quant_ir, vector_ir
-from llmc.compiler.kernels.spec import KernelSpec
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels import quant_ir, vector_ir
+from llmc.compiler.targets.cpu.target import Target
 
 _LINE = 8  # K is padded to a multiple
 _TILE = b.WIDTH // 2  # rows of the tiles that are walked as they lie

@@ -7,10 +7,10 @@ from types import ModuleType
 
 from tvm import tirx
 
-from llmc.compiler.kernels.schedule import Schedule
-from llmc.compiler.kernels.sources import template_file
-from llmc.compiler.kernels.spec import KernelSpec, KernelSpecError
-from llmc.compiler.targets.cpu import Target
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
+from llmc.compiler.targets.cpu.kernels.schedule import Schedule
+from llmc.compiler.targets.cpu.kernels.sources import template_file
+from llmc.compiler.targets.cpu.target import Target
 
 
 def _template(op: str) -> ModuleType:

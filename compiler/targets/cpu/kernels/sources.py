@@ -6,7 +6,8 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from llmc.compiler.kernels.spec import KernelSpecError
+from llmc.compiler import kernel_spec
+from llmc.compiler.kernel_spec import KernelSpecError
 
 TEMPLATE_FILES: dict[str, str] = {
     "embedding": "embedding",
@@ -47,7 +48,7 @@ _EXTRA = {
     "rms_norm": ("quantize_rows", "quant_ir"),
 }
 """Further modules that a template is made of."""
-_SHARED = ("builder", "pipeline", "vector_ir", "ir_text", "spec")
+_SHARED = ("builder", "pipeline", "vector_ir", "ir_text")
 
 
 def template_file(op: str) -> str:
@@ -66,7 +67,7 @@ def template_modules(op: str) -> tuple[str, ...]:
 def source_digest(op: str, folder: Path = Path(__file__).parent) -> str:
     """sha256 of the sources that decide a kernel's code: the template and what all templates share."""
     digest = hashlib.sha256()
-    for name in template_modules(op):
-        data = (folder / f"{name}.py").read_bytes()
+    for file in (Path(kernel_spec.__file__), *(folder / f"{name}.py" for name in template_modules(op))):
+        data = file.read_bytes()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()

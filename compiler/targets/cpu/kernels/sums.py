@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels import builder as b
 
 GATED = ("", *b.LANES)
 """The dtype of the packed activation silu(gate) · up; empty: the layer has no gate."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.compiler.kernels.spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec
 
 _PANELS = 4  # of a weight: fewer are read as fewer streams, which is slower
 _BY_TOKENS = 64  # work that grows with the tokens of a step, unevenly

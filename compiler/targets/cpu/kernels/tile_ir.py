@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llmc.compiler.kernels.ir_text import I32, block, constant, define
+from llmc.compiler.targets.cpu.kernels.ir_text import I32, block, constant, define
 
 LINES = 16
 """Lines of a tile register: rows of activations and of sums, words of K of weights."""

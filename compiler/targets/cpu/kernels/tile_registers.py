@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernels import builder as b
-from llmc.compiler.kernels import tile_ir
-from llmc.compiler.kernels.sums import Sums
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels import tile_ir
+from llmc.compiler.targets.cpu.kernels.sums import Sums
 
 ROWS = 2 * tile_ir.LINES
 """Rows that are computed at a time."""

@@ -6,7 +6,7 @@ through an arithmetic fence, so the code generator never chooses between fused a
 
 from __future__ import annotations
 
-from llmc.compiler.kernels.ir_text import F32, FMA, I1, I16, I32, block, constant, define, float_bits, splat
+from llmc.compiler.targets.cpu.kernels.ir_text import F32, FMA, I1, I16, I32, block, constant, define, float_bits, splat
 
 _IOTA = constant(range(16))
 

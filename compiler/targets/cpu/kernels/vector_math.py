@@ -8,8 +8,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from llmc.compiler.kernels.ir_text import F32, FMA, I1, I16, I32, block, define, float_bits, splat
-from llmc.compiler.kernels.vector_ir import fold
+from llmc.compiler.targets.cpu.kernels.ir_text import F32, FMA, I1, I16, I32, block, define, float_bits, splat
+from llmc.compiler.targets.cpu.kernels.vector_ir import fold
 
 _DECLARATIONS = "".join(f"declare {F32} @llvm.{name}.v16f32({F32})\n" for name in ("fabs", "floor", "ceil"))
 _DECLARATIONS += "".join(f"declare {F32} @llvm.{name}.v16f32({F32}, {F32})\n" for name in ("maximum", "minimum"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels import builder as b
 
 
 def widen_words(x: b.Expr, source: b.Expr, count: b.Expr, wide: b.Expr, low: b.Expr, high: b.Expr) -> None:

@@ -1,0 +1,1 @@
+"""x86-64 CPUs: instruction sets, packed layouts, kernel templates, code generation, linking and tuning."""
