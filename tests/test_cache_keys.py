@@ -18,7 +18,7 @@ from llmc.compiler import keys as keys_module
 from llmc.compiler.cache import GraphCache
 from llmc.compiler.config import CompileConfig, CompileReport
 from llmc.compiler.pipeline import compile_model
-from llmc.compiler.targets import cpu
+from llmc.compiler.targets.cpu import target as cpu
 from llmc.compiler.targets.cpu.kernels import sources
 from llmc.compiler.wanted import Wanted, wanted_entries
 
@@ -231,7 +231,7 @@ def test_sets_that_a_target_withholds_change_its_kernels(
     assert not set(before.values()) & set(after.values())
 
 
-@pytest.mark.parametrize("name", ["pipeline.py", "kernels/linear.py", "targets/cpu.py"])
+@pytest.mark.parametrize("name", ["pipeline.py", "targets/cpu/kernels/linear.py", "targets/cpu/target.py"])
 def test_any_source_of_the_compiler_changes_a_cached_artifact(
     name: str, compiled: tuple[CompileConfig, CompileReport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from tiny_models import make_tiny_model
 
 from llmc.compiler.config import CompileConfig
 from llmc.compiler.pipeline import compile_model
-from llmc.compiler.targets import cpu
+from llmc.compiler.targets.cpu import target as cpu
 from llmc.compiler.targets.cpu.kernels import builder
 from llmc.compiler.targets.cpu.kernels.pipeline import llvm_text
 from llmc.compiler.targets.cpu.target import NATIVE_TARGET, TARGETS, TargetError, enable, native_target, runs_here
