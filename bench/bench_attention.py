@@ -20,10 +20,11 @@ import numpy as np
 from bench_linear import aligned, load
 
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.backend import named, native
 from llmc.compiler.targets.cpu.kernels.attention_split import num_segments, partial_floats
 from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel, kernel_buffers
-from llmc.compiler.targets.cpu.target import Target, resolve_target
+from llmc.compiler.targets.cpu.target import Target
 from llmc.runtime.limits import Probe
 
 BLOCK = 32
@@ -102,7 +103,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, nargs="*", default=[32768], help="tokens in the cache of a decode step")
     parser.add_argument("--prompt", type=int, nargs="*", default=[512, 2048], help="tokens of a prefill")
     options = parser.parse_args()
-    target = resolve_target(options.target)
+    target = (native() if options.target == "native" else named(options.target)).cpu
     steps = [(n, 1) for n in options.context] + [(n, n) for n in options.prompt]
     print(f"{'heads':>9}{'dim':>5} {'dtype':6}{'step':>15}{'reached':>16}{'limit':>8}{'% of limit':>12}")
     with tempfile.TemporaryDirectory() as name:

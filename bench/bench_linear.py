@@ -16,12 +16,13 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.compiler.targets.cpu.backend import named, native
 from llmc.compiler.targets.cpu.kernels.linear_spec import linear_spec
 from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 from llmc.compiler.targets.cpu.link import link_shared
 from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear
-from llmc.compiler.targets.cpu.target import Target, enable, resolve_target
+from llmc.compiler.targets.cpu.target import Target, enable
 from llmc.runtime.limits import Probe
 
 SHAPES = ((896, 9728), (4864, 896))
@@ -80,7 +81,7 @@ def main() -> None:
     parser.add_argument("--target", default="native")
     parser.add_argument("--dtype", nargs="+", default=["f32", "bf16"], choices=["f32", "bf16"])
     options = parser.parse_args()
-    target = resolve_target(options.target)
+    target = (native() if options.target == "native" else named(options.target)).cpu
     enable(target)
     with tempfile.TemporaryDirectory() as name, Probe(num_threads=1) as probe:
         folder = Path(name)

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from bench_linear import SHAPES, aligned, best_time, load
 
+from llmc.compiler.targets.cpu.backend import named, native
 from llmc.compiler.targets.cpu.kernels.linear_spec import linear_quant_spec
 from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 from llmc.compiler.targets.cpu.packing import pack_activation
 from llmc.compiler.targets.cpu.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation
-from llmc.compiler.targets.cpu.target import Target, resolve_target
+from llmc.compiler.targets.cpu.target import Target
 from llmc.quantize import SCHEMES, Scheme
 from llmc.runtime.limits import Probe
 
@@ -60,7 +61,7 @@ def main() -> None:
     parser.add_argument("--group-size", type=int)
     parser.add_argument("--asymmetric", action="store_true", default=None)
     options = parser.parse_args()
-    target = resolve_target(options.target)
+    target = (native() if options.target == "native" else named(options.target)).cpu
     with tempfile.TemporaryDirectory() as name, Probe(num_threads=1, pin_threads=False) as probe:
         folder = Path(name)
         for scheme_name in options.scheme:

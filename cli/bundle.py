@@ -178,7 +178,7 @@ def _data(bundle: Bundle) -> dict[str, Any]:
         "variants": [
             {
                 "target": v.resolved.target.name,
-                "isa_level": v.resolved.target.isa_level,
+                "isa_level": v.resolved.target.level,
                 "buckets": [str(bucket) for bucket in v.described.buckets],
                 "kernels": len(v.described.kernels),
                 "code_bytes": v.file_bytes["kernels.so"],

@@ -12,7 +12,7 @@ from .cache_diff import differing
 
 Wanted = Sequence[tuple[str, Mapping[str, str]]]
 # What a graph depends on of its target; the rows of a tile are in its shape, too.
-_OF_TARGET = frozenset({"tiles", "shape.row_tile", "shape.sample_row_tile", "shape.segments"})
+_OF_TARGET = frozenset({"layouts", "shape.token_layout", "shape.sample_layout", "shape.segments"})
 _SHOWN_VALUES = 6
 _LONG = 200
 
@@ -39,7 +39,7 @@ def why_data(wanted: Wanted, cache: GraphCache, target: str) -> list[dict[str, A
 
 def _named(nearest: Nearest, target: str) -> list[Difference]:
     """The differences in the words of the command line: tiles are those of a target."""
-    tiles = next((d for d in nearest.differences if d.name == "tiles"), None)
+    tiles = next((d for d in nearest.differences if d.name == "layouts"), None)
     if tiles is None:
         return list(nearest.differences)
     before = nearest.entry.meta.get("target")

@@ -55,7 +55,7 @@ def why(
         wanted, target = _wanted_of_artifact(subject), ""
     elif (subject / "config.json").is_file():
         config = options.config(subject, subject, needs="explaining a model needs the compiler")
-        from llmc.compiler.targets.cpu.target import resolve_target
+        from llmc.compiler.targets.registry import resolve_target
 
         wanted, target = _wanted_of_model(config, cache), resolve_target(config.target).name
     else:

@@ -103,7 +103,8 @@ class CompileOptions:
 
         require_compiler(needs)
         from llmc.compiler.config import CompileConfig
-        from llmc.compiler.targets.cpu.target import TargetError, resolve_target
+        from llmc.compiler.targets.base import TargetError
+        from llmc.compiler.targets.registry import resolve_target
 
         try:
             resolve_target(self.target)

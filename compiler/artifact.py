@@ -21,7 +21,7 @@ from pathlib import Path
 from llmc.buckets import Bucket
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import DTYPES, FLOATS
-from llmc.compiler.graph import INPUTS, CommandList, Operand, round_up
+from llmc.compiler.graph import INPUTS, CommandList, GraphShape, Operand, round_up
 from llmc.compiler.graphs_writer import (
     CommandRecord,
     FileSums,
@@ -34,8 +34,7 @@ from llmc.compiler.graphs_writer import (
 )
 from llmc.compiler.kernel_spec import FAMILIES, KernelSpec
 from llmc.compiler.output import COPIED_FILES, OWN_FILES, check_output, is_artifact
-from llmc.compiler.plan import GraphShape
-from llmc.compiler.targets.cpu.kernels.tasks import max_tasks, weight_parts
+from llmc.compiler.targets.base import Target
 from llmc.compiler.weights import WeightLayout
 from llmc.manifest import MAX_BYTES
 from llmc.models.files import has_file, open_file
@@ -50,12 +49,11 @@ _STAGING_SUFFIX = re.compile(r"\.tmp-[0-9a-f]{8}")
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
-def kv_block_bytes(spec: KernelSpec, pool: str) -> int:
+def kv_block_bytes(spec: KernelSpec, pool: str, target: Target) -> int:
     """Bytes of one block of one layer's pool as the kernel `spec` addresses it; pool: "k_pool" or "v_pool"."""
     params = spec.as_dict()
     head_dim = int(params["head_dim"])
-    # Rows of V are padded to whole vectors.
-    width = head_dim if pool == "k_pool" else round_up(head_dim, 16)
+    width = head_dim if pool == "k_pool" else target.kv_width(head_dim)
     item_bytes = FLOATS[str(params["kv_dtype"])].item_bytes
     return int(params["num_kv_heads"]) * int(params["block_size"]) * width * item_bytes
 
@@ -79,7 +77,9 @@ def _input_bytes(graph: GraphRecord) -> dict[str, int]:
 class _Commands:
     """The records of a command list, which differ between its graphs in the bytes of inputs alone."""
 
-    def __init__(self, of: CommandList, kernel_index: Mapping[KernelSpec, int], layout: WeightLayout) -> None:
+    def __init__(
+        self, of: CommandList, kernel_index: Mapping[KernelSpec, int], layout: WeightLayout, target: Target
+    ) -> None:
         weight_index = {w.name: i for i, w in enumerate(layout.weights)}
 
         def operand(o: Operand, spec: KernelSpec) -> OperandRecord:
@@ -90,7 +90,7 @@ class _Commands:
             if o.kind == "input":
                 return OperandRecord(kind, INPUTS.index(o.name), 0, 0)
             if o.kind in ("k_pool", "v_pool"):
-                return OperandRecord(kind, o.layer, 0, kv_block_bytes(spec, o.kind))
+                return OperandRecord(kind, o.layer, 0, kv_block_bytes(spec, o.kind, target))
             return OperandRecord(kind, 0, o.offset, o.nbytes)
 
         fields = {c.spec: (kernel_index[c.spec], FAMILIES.index(c.spec.family)) for c in of.commands}
@@ -119,7 +119,7 @@ def graphs_bin(
     layout: WeightLayout,
     weight_crcs: Mapping[str, int],
     graphs: Mapping[Bucket, tuple[GraphShape, CommandList]],
-    isa_level: int,
+    target: Target,
     files: FileSums,
 ) -> bytes:
     """The tables of FORMAT.md. weight_crcs: CRC-32 of every weight of `layout`, by name."""
@@ -137,13 +137,13 @@ def graphs_bin(
             bucket.batch,
             shape.samples,
             round_up(tokens, model.block_size) // model.block_size,
-            shape.row_tile,
+            shape.token_layout,
             of.arena_bytes,
             (),
         )
         # Buckets of equal shape have one list.
         if id(of) not in builders:
-            builders[id(of)] = _Commands(of, kernel_index, layout)
+            builders[id(of)] = _Commands(of, kernel_index, layout, target)
         return replace(record, commands=builders[id(of)].records(_input_bytes(record)))
 
     return write_graphs(
@@ -153,17 +153,17 @@ def graphs_bin(
                 s.symbol(),
                 num_buffers[s],
                 FAMILIES.index(s.family),
-                max_tasks(s, model.panel_columns),
-                weight_parts(s),
+                facts.max_tasks,
+                facts.weight_parts,
             )
-            for s in kernels
+            for s, facts in ((s, target.launch_facts(s)) for s in kernels)
         ],
         [
             WeightRecord(w.name, DTYPES[w.dtype].code, w.shape, w.file_offset, w.nbytes, weight_crcs[w.name])
             for w in layout.weights
         ],
         [graph(bucket, shape, of) for bucket, (shape, of) in graphs.items()],
-        isa_level,
+        target.level,
         files,
     )
 

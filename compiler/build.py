@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from llmc.compiler import keys
 from llmc.compiler.cache import GraphCache, key_of
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.cpu.kernels.schedule import Schedule
-from llmc.compiler.targets.cpu.target import Target
-from llmc.compiler.workers import Variant, compile_kernel, compile_kernels
+from llmc.compiler.targets.base import Target
+from llmc.compiler.workers import Variant, compile_kernels
 
 __all__ = ["BuiltKernel", "Variant", "build_kernels", "build_variants"]
 
@@ -36,10 +35,10 @@ def build_kernels(
     cache: GraphCache,
     num_jobs: int,
     on_kernel: Callable[[int, int], None],
-    schedules: Mapping[KernelSpec, Schedule] | None = None,
+    variants: Mapping[KernelSpec, str] | None = None,
 ) -> list[BuiltKernel]:
-    """Builds each spec once, in the given order. schedules: of kernels that have not the default one."""
-    of = schedules or {}
+    """Builds each spec once, in the given order. variants: of kernels that have not the default one."""
+    of = variants or {}
     return build_variants([(spec, of.get(spec)) for spec in specs], target, cache, num_jobs, on_kernel)
 
 
@@ -54,14 +53,13 @@ def build_variants(
     built: dict[Variant, BuiltKernel] = {}
     missing: dict[Variant, tuple[str, dict[str, str]]] = {}
     for variant in variants:
-        spec, schedule = variant
-        components = keys.kernel_components(spec, target, schedule)
+        components = keys.kernel_components(variant[0], target, variant[1])
         key = key_of(components)
         code = cache.get(key)
         if code is None:
             missing[variant] = (key, components)
         else:
-            built[variant] = BuiltKernel(spec, code, key, components, cached=True)
+            built[variant] = BuiltKernel(variant[0], code, key, components, cached=True)
     on_kernel(len(built), len(variants))
     # Without a name of the interpreter (inside another program) none can be started.
     workers = min(num_jobs, len(missing) // _MIN_KERNELS_A_PROCESS) if sys.executable else 1
@@ -69,7 +67,7 @@ def build_variants(
     if workers > 1:
         compiled = compile_kernels(list(missing), target, workers)
     else:
-        compiled = ((variant, compile_kernel(*variant, target)) for variant in missing)
+        compiled = ((variant, target.compile(*variant)) for variant in missing)
     with closing(compiled):
         for variant, code in compiled:
             key, components = missing[variant]

@@ -16,7 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,12 @@ from llmc.compiler.graphs_writer import GraphsWriteError, pack_model
 from llmc.compiler.output import is_artifact
 from llmc.compiler.pipeline import model_record, weight_shapes
 from llmc.compiler.resolve import Resolved
-from llmc.compiler.targets.cpu.packing import num_panels
-from llmc.compiler.targets.cpu.quant_packing import SCALE, STEP, ZERO
-from llmc.compiler.weights import WeightRequest, plan_weights
+from llmc.compiler.weight_request import WeightRequest
+from llmc.compiler.weights import plan_weights
 from llmc.manifest import OWN_SUM, ManifestError, checked_manifest
 from llmc.manifest_schema import complaint
 from llmc.quantize import WeightFormat
+from llmc.quantize.scheme import SCALE, STEP, ZERO
 from llmc.regular_file import JsonError, parse_json, read_regular
 from llmc.shown import shown
 
@@ -227,10 +227,10 @@ def _requests(artifact: Path, resolved: Resolved, graphs: bytes) -> list[WeightR
             scheme = schemes.get(weight.name)
             form = None if scheme is None else scheme.weight
             packed = form is not None or weight.shape != shape
-            columns = resolved.target.panel_columns
-            # Where both give as many panels they are the same ones.
-            parts = 2 if packed and weight.shape[0] != num_panels(shape[0], columns) else 1
-            requests.append(WeightRequest(weight.name, shape, BY_CODE[weight.dtype].name, packed, form, parts))
+            request = WeightRequest(weight.name, shape, BY_CODE[weight.dtype].name, packed, form)
+            # Where one and two parts give the same shape they are the same layout.
+            whole = not packed or resolved.target.weight_tensors(request)[0].shape == weight.shape
+            requests.append(request if whole else replace(request, parts=2))
         elif weight.name.removesuffix(SCALE).removesuffix(ZERO).removesuffix(STEP) not in schemes:
             raise BundleError(f"{artifact} has weight {weight.name}, which its model has not: compile the model again")
     check_layout(requests, resolved, patch, artifact)
@@ -239,7 +239,7 @@ def _requests(artifact: Path, resolved: Resolved, graphs: bytes) -> list[WeightR
 
 def check_layout(requests: Sequence[WeightRequest], resolved: Resolved, patch: GraphsPatch, origin: Path) -> None:
     """Raises BundleError when this llmc lays weights out otherwise than graphs.bin has them."""
-    layout = plan_weights(requests, resolved.target.panel_columns)
+    layout = plan_weights(requests, resolved.target)
     if (layout.total_bytes, zlib.crc32(layout.header)) != patch.weights_sums:
         raise BundleError(f"{origin} was made by an llmc that lays weights out otherwise: compile the model again")
 

@@ -26,7 +26,7 @@ from llmc.compiler.pipeline import (
     model_record,
     weight_shapes,
 )
-from llmc.compiler.targets.cpu.target import native_target, runs_here
+from llmc.compiler.targets.registry import native_target
 from llmc.compiler.weights import plan_weights, write_weights
 from llmc.manifest import listed_files, write_manifest
 from llmc.models.config import ModelConfig, load_config
@@ -90,20 +90,25 @@ def apply_bundle(
         check_checkpoint(config, checkpoint)
         patch, code = tables_of(bundle, variant), bundle.read(variant, "kernels.so")
         _check_weights(bundle, variant, config)
-        layout = plan_weights(variant.requests, resolved.target.panel_columns)
+        layout = plan_weights(variant.requests, resolved.target)
     with staged_directory(output) as staging:
         with clock.phase("weights") as on_weight:
             packed = staging / "weights.safetensors"
             quantized = bool(resolved.recipe.schemes)
             components = keys.weights_components(
-                checkpoint.path, config, resolved.max_model_len, layout.header, quantized=quantized
+                checkpoint.path,
+                config,
+                resolved.max_model_len,
+                resolved.target,
+                layout.header,
+                quantized=quantized,
             )
             weights_key = key_of(components)
             records = cache_root(cache_dir)
             crcs = reuse_weights(output, recorded_weights(records, weights_key), layout, packed)
             if crcs is None:
                 parameters = model_parameters(resolved, checkpoint)
-                crcs = write_weights(layout, parameters, resolved.target.panel_columns, packed, on_weight, jobs)
+                crcs = write_weights(layout, parameters, resolved.target, packed, on_weight, jobs)
                 record_weights(records, weights_key, crcs)
             if not overwrite:
                 refuse_another(output, there, {"weights_crc32": crcs})
@@ -133,10 +138,10 @@ def choose_variant(bundle: Bundle, target: str = "native") -> Variant:
                 return variant
         raise BundleError(f"{bundle.path} has no variant for {target}; it has {names}")
     here = native_target()
-    able = [v for v in bundle.variants if runs_here(v.resolved.target)]
+    able = [v for v in bundle.variants if v.resolved.target.runs_here()]
     if not able:
         raise BundleError(f"{bundle.path} is for {names}, and this machine is {here.name}: create one with its target")
-    return max(able, key=lambda v: (v.resolved.target == here, v.resolved.target.isa_level))
+    return max(able, key=lambda v: (v.resolved.target == here, v.resolved.target.level))
 
 
 def _check_architecture(bundle: Bundle, variant: Variant, model: Path, config: ModelConfig) -> None:

@@ -11,7 +11,7 @@ from llmc.buckets import Bucket, BucketError, BucketLadder
 from llmc.buckets.bucket import PHASES
 from llmc.compiler.config import CompileError
 from llmc.compiler.resolve import Resolved
-from llmc.compiler.targets.cpu.target import Target
+from llmc.compiler.targets.registry import target_of
 from llmc.manifest import ManifestError, read_manifest
 from llmc.models.config import ModelConfig, RopeScaling
 from llmc.quantize import QuantizeError, Recipe, Scheme, WeightFormat, get_scheme
@@ -63,10 +63,9 @@ def described(manifest: dict[str, Any], origin: str) -> Described:
 
 def _described(manifest: dict[str, Any]) -> Described:
     buckets = tuple(Bucket.parse(text) for text in manifest["buckets"])
-    target = {**manifest["target"], "instruction_sets": tuple(manifest["target"]["instruction_sets"])}
     resolved = Resolved(
         model=model_config(manifest["model"]),
-        target=Target(**target),
+        target=target_of(manifest["target"]),
         act_dtype=str(manifest["act_dtype"]),
         kv_dtype=str(manifest["kv_dtype"]),
         max_model_len=int(manifest["max_model_len"]),

@@ -15,7 +15,7 @@ class Dtype:
     item_bytes: int
 
     @property
-    def lanes(self) -> int:
+    def per_word(self) -> int:
         """Elements of one 4-byte word of a packed tensor."""
         return 4 // self.item_bytes
 

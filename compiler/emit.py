@@ -10,9 +10,11 @@ from tvm import relax
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph import INPUTS, Command, CommandList, Operand, Site, round_up
 from llmc.compiler.lowered import SITE_PREFIX, Lowered
+from llmc.compiler.ops.definition import BufferSource, GraphParams
+from llmc.compiler.ops.fused import fused_spec
+from llmc.compiler.ops.registry import get_op
 from llmc.compiler.passes.fuse import MAX_BUFFERS, NAME, PROGRAM
-from llmc.compiler.templates import BufferSource, GraphParams, commands_of, fused_spec, scratch_bytes
-from llmc.compiler.verify import PACKED_INPUTS, PACKED_OUTPUTS, verify_operand
+from llmc.compiler.verify import verify_operand
 
 ARENA_ALIGNMENT = 64
 
@@ -72,7 +74,7 @@ def emit(module: tvm.IRModule, lowered: Lowered, graph: GraphParams) -> CommandL
         raise CompileError("the graph's last command does not write its output")
     _check_weights(commands)
     # Behind the planned values: what the commands of one site pass to each other, the same place for all sites.
-    scratch = max(scratch_bytes(site, graph) for site in lowered.sites)
+    scratch = max(get_op(site.op).scratch_bytes(site, graph) for site in lowered.sites)
     commands = [replace(c, operands=tuple(_placed(o, arena) for o in c.operands)) for c in commands]
     return CommandList(tuple(commands), arena + round_up(scratch, ARENA_ALIGNMENT))
 
@@ -96,7 +98,8 @@ def _packed(bindings: list[relax.Binding], lowered: Lowered) -> set[relax.Var]:
         call = binding.value
         if isinstance(call, relax.Call) and isinstance(call.op, relax.ExternFunc):
             site, tensors = _site(call, lowered)
-            names = PACKED_INPUTS.get(site.op, ()) + (("out",) if site.op in PACKED_OUTPUTS else ())
+            op = get_op(site.op)
+            names = (*op.packed_arguments, *(("out",) if op.packed_result else ()))
             packed |= {tensors[name] for name in names}
     # A call writes an allocation, which later calls read by another name.
     for binding in reversed(bindings):
@@ -143,7 +146,7 @@ def _commands(
     call: relax.Call, values: dict[relax.Var, Operand], lowered: Lowered, graph: GraphParams
 ) -> list[Command]:
     site, variables = _site(call, lowered)
-    tensors = {name: values[variable] for name, variable in variables.items()}
+    op, tensors = get_op(site.op), {name: values[variable] for name, variable in variables.items()}
     for name, variable in variables.items():
         verify_operand(site, name, str(variable.ty.dtype), graph.act_dtype)
 
@@ -154,12 +157,12 @@ def _commands(
             case BufferSource.V_POOL:
                 return Operand("v_pool", layer=site.layer)
             case BufferSource.SCRATCH:
-                return Operand("scratch", nbytes=scratch_bytes(site, graph))
-            case BufferSource.SCALE | BufferSource.ZERO | BufferSource.STEP:
-                return Operand("weight", tensors["weight"].name + source)
+                return Operand("scratch", nbytes=op.scratch_bytes(site, graph))
+        if source in BufferSource.OF_WEIGHT:
+            return Operand("weight", tensors["weight"].name + source)
         return tensors[source]
 
     return [
-        Command(spec, tuple(operand(source) for source in sources), site.layer)
-        for spec, sources in commands_of(site, graph)
+        Command(call.spec, tuple(operand(source) for source in call.buffers), site.layer)
+        for call in op.kernels(site, graph)
     ]

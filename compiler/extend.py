@@ -21,14 +21,12 @@ from llmc.compiler.build import BuiltKernel, build_kernels
 from llmc.compiler.cache import GraphCache, cache_root
 from llmc.compiler.config import CompileError, Progress, no_progress
 from llmc.compiler.described import Described, ladder_of, most_tokens, read_described
-from llmc.compiler.graph import CommandList
+from llmc.compiler.graph import CommandList, GraphShape
 from llmc.compiler.graphs_writer import FileSums
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.output import OWN_FILES, check_output, is_artifact, refuse_another
 from llmc.compiler.pipeline import PhaseClock, Tracer, manifest_kernel, model_record, weight_requests, weight_shapes
-from llmc.compiler.plan import GraphShape, plan_graphs
-from llmc.compiler.targets.cpu.kernels.schedule import Schedule
-from llmc.compiler.targets.cpu.link import link_shared
+from llmc.compiler.plan import plan_graphs
 from llmc.compiler.weights import WeightLayout, plan_weights
 from llmc.manifest import write_manifest
 
@@ -124,7 +122,7 @@ def _add(
         lists = list({id(c): c for _, c in graphs.values()}.values())
     with clock.phase("kernels") as on_kernel:
         specs = _specs_in_order(artifact, old, lists)
-        kernels = build_kernels(specs, old.resolved.target, cache, jobs, on_kernel, _schedules(old, specs))
+        kernels = build_kernels(specs, old.resolved.target, cache, jobs, on_kernel, _variants(old, specs))
         _check_kernels(artifact, old, kernels)
     with staged_directory(output, keeps_others=output == artifact) as staging:
         with clock.phase("weights"):
@@ -139,7 +137,7 @@ def _add(
                 (staging / "kernels.so").write_bytes(old_code)
                 code = old_code
             else:
-                link_shared([k.code for k in kernels], staging / "kernels.so")
+                old.resolved.target.link([k.code for k in kernels], staging / "kernels.so")
                 code = (staging / "kernels.so").read_bytes()
             (staging / "graphs.bin").write_bytes(_tables(old, specs, layout, graphs, code))
             arena = max(of.arena_bytes for of in lists)
@@ -220,14 +218,14 @@ def _specs_in_order(artifact: Path, old: Described, lists: Sequence[CommandList]
     return [by_symbol[symbol] for symbol in (*known, *sorted(by_symbol.keys() - set(known)))]
 
 
-def _schedules(old: Described, specs: Sequence[KernelSpec]) -> dict[KernelSpec, Schedule]:
-    """Those that were measured when the artifact's kernels were compiled."""
+def _variants(old: Described, specs: Sequence[KernelSpec]) -> dict[KernelSpec, str]:
+    """Those schedules that were measured when the artifact's kernels were compiled."""
     tuned = {}
     for spec, kernel in zip(specs, old.kernels, strict=False):
         text = kernel["components"].get("schedule")
         if text is not None:
             try:
-                tuned[spec] = Schedule.parse(text)
+                tuned[spec] = old.resolved.target.check_variant(text)
             except ValueError as error:
                 raise CompileError(
                     f"kernel {kernel['symbol']} of the artifact: {error}; compile the model again"
@@ -255,13 +253,13 @@ def _layout(old: Described, lists: Sequence[CommandList]) -> WeightLayout:
     resolved = old.resolved
     shapes = weight_shapes(resolved.model, resolved.max_model_len)
     requests = weight_requests(shapes, lists, resolved.act_dtype, resolved.recipe)
-    return plan_weights(requests, resolved.target.panel_columns)
+    return plan_weights(requests, resolved.target)
 
 
 def _tables(old: Described, specs: Sequence[KernelSpec], layout: WeightLayout, graphs: Graphs, code: bytes) -> bytes:
     sums = FileSums.of(code, layout.header, layout.total_bytes)
     crcs = old.manifest["weights_crc32"]
-    return graphs_bin(model_record(old.resolved), specs, layout, crcs, graphs, old.resolved.target.isa_level, sums)
+    return graphs_bin(model_record(old.resolved), specs, layout, crcs, graphs, old.resolved.target, sums)
 
 
 def _check_tables(

@@ -26,6 +26,21 @@ def round_up(value: int, multiple: int) -> int:
 
 
 @dataclass(frozen=True)
+class GraphShape:
+    """What a command list depends on; buckets of equal shape share one.
+
+    tokens, samples: rows that buffers hold, padding included. token_layout, sample_layout: the target's tags of how
+    rows of activations lie. segments: as many as the longest context has, where attention splits contexts, else 0.
+    """
+
+    tokens: int
+    samples: int
+    token_layout: int
+    sample_layout: int
+    segments: int
+
+
+@dataclass(frozen=True)
 class Site:
     """One op of the model: its name, static attributes, and the names of the tensors it is called with, in order."""
 

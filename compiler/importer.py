@@ -17,7 +17,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import F32, FLOATS_BY_LONG_NAME
 from llmc.compiler.graph import round_up
-from llmc.compiler.verify import PACKED_INPUTS, PACKED_OUTPUTS
+from llmc.compiler.ops.registry import OPS
 
 Converter = Callable[[fx.Node, Any], relax.Var]
 
@@ -95,7 +95,12 @@ class Importer(ExportedProgramImporter):  # type: ignore[misc]
     def _watched(self, convert: Callable[..., Any], own: bool) -> Callable[..., Any]:
         def watched(node: fx.Node, *_: Any) -> Any:
             op = llmc_op(node)
-            wants = arguments_of(node)[PACKED_INPUTS[op][0]] if op in PACKED_INPUTS else None
+            definition = OPS.get(op or "")
+            wants = (
+                arguments_of(node)[definition.packed_arguments[0]]
+                if definition and definition.packed_arguments
+                else None
+            )
             for source in node.all_input_nodes:
                 if source is not wants and source in self._only_packed:
                     self.env[source] = self._unpack(source)
@@ -117,7 +122,7 @@ class Importer(ExportedProgramImporter):  # type: ignore[misc]
                 number = _number(var.name) if isinstance(var, relax.Var) else None
                 if number is not None:
                     self._made.append((number, node))
-            if op in PACKED_OUTPUTS:
+            if definition is not None and definition.packed_result:
                 self._packed[node] = made
                 self._only_packed.add(node)
             return made
@@ -139,7 +144,7 @@ class Importer(ExportedProgramImporter):  # type: ignore[misc]
         plain = self.env[node]
         width = int(plain.ty.shape[1])
         dtype = FLOATS_BY_LONG_NAME.get(str(plain.ty.dtype), F32)
-        wide = round_up(width, dtype.lanes)
+        wide = round_up(width, dtype.per_word)
 
         def pack(x: te.Tensor) -> te.Tensor:
             def element(i: Any, j: Any) -> Any:

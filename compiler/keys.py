@@ -18,10 +18,8 @@ import llmc.models
 import llmc.quantize
 from llmc.compiler.config import HubSource
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.cpu.kernels.schedule import Schedule
-from llmc.compiler.targets.cpu.kernels.sources import source_digest
-from llmc.compiler.targets.cpu.target import Target
-from llmc.compiler.templates import GraphParams
+from llmc.compiler.ops.definition import GraphParams
+from llmc.compiler.targets.base import Target
 from llmc.models.config import ModelConfig
 from llmc.quantize import Recipe
 
@@ -36,21 +34,13 @@ _TRACE_SOURCES = (
     "rowwise.py",
     "verify.py",
     "passes",
+    "ops",
     "graph.py",
     "dtypes.py",
 )
-_GRAPH_SOURCES = (
-    *_TRACE_SOURCES,
-    "emit.py",
-    "templates.py",
-    "plan.py",
-    "targets/cpu/quant_packing.py",
-    "targets/cpu/kernels/attention_split.py",
-    "targets/cpu/kernels/linear_spec.py",
-)
-_TUNING_SOURCES = ("targets/cpu/tuning.py", "targets/cpu/kernel_timing.py", "targets/cpu/kernels/schedule.py")
-_WEIGHT_SOURCES = ("weights.py", "targets/cpu/packing.py", "dtypes.py")
-_QUANTIZED_WEIGHT_SOURCES = (*_WEIGHT_SOURCES, "targets/cpu/quant_packing.py", "../quantize")
+_GRAPH_SOURCES = (*_TRACE_SOURCES, "emit.py", "plan.py", "kernel_spec.py")
+_WEIGHT_SOURCES = ("weights.py", "weight_request.py", "dtypes.py")
+_QUANTIZED_WEIGHT_SOURCES = (*_WEIGHT_SOURCES, "../quantize")
 # Fields of a config that no graph depends on.
 UNQUANTIZED = Recipe({})
 _NOT_ARCHITECTURE = ("eos_token_ids", "bos_token_id", "dtype")
@@ -63,9 +53,10 @@ def tool_version(distribution: str) -> str:
 
 
 @cache
-def sources_digest(names: Sequence[str] = _GRAPH_SOURCES) -> str:
-    """Digest of files and folders of the compiler, and of models; the place they are installed at is not in it."""
-    paths = [_HERE / name for name in names]
+def sources_digest(names: Sequence[str] = _GRAPH_SOURCES, of_target: Sequence[Path] = ()) -> str:
+    """Digest of files and folders of the compiler, of a target's and of models; the place they are installed at is not
+    in it."""
+    paths = [*(_HERE / name for name in names), *of_target]
     files = [file for path in paths for file in (sorted(path.glob("*.py")) if path.is_dir() else [path])]
     return _digest([*files, *sorted(_MODELS.rglob("*.py"))])
 
@@ -119,8 +110,8 @@ def graph_components(
         **_model_components(model, max_model_len, params.act_dtype),
         "kv_dtype": params.kv_dtype,
         "block_size": str(params.block_size),
-        "tiles": f"{params.target.lanes} {params.target.row_tile} {params.target.panel_columns}",
-        "sources": sources_digest(),
+        "layouts": params.target.layout_key(),
+        "sources": sources_digest(_GRAPH_SOURCES, tuple(params.target.graph_sources())),
     }
 
 
@@ -129,22 +120,22 @@ def shape_components(common: Mapping[str, str], shape: Mapping[str, int]) -> dic
     return {**common, **{f"shape.{name}": str(value) for name, value in shape.items()}}
 
 
-def kernel_components(spec: KernelSpec, target: Target, schedule: Schedule | None = None) -> dict[str, str]:
+def kernel_components(spec: KernelSpec, target: Target, variant: str | None = None) -> dict[str, str]:
     """What a kernel's code depends on: the template's sources stand for the IR they generate, and for its schedule
-    unless it has another one."""
+    unless it is another variant."""
     return {
-        **({} if schedule is None else {"schedule": schedule.text()}),
+        **({} if variant is None else {"schedule": variant}),
         "kind": "kernel",
         "op": spec.op,
         "params": json.dumps(spec.params),
-        "target": json.dumps({**asdict(target), "mattr": target.mattr}, sort_keys=True),
-        "template": source_digest(spec.op),
+        "target": target.code_key(),
+        "template": target.template_digest(spec.op),
         "tvm": tool_version("apache-tvm"),
     }
 
 
 def weights_components(
-    checkpoint: Path, model: ModelConfig, max_model_len: int, header: bytes, *, quantized: bool = False
+    checkpoint: Path, model: ModelConfig, max_model_len: int, target: Target, header: bytes, *, quantized: bool = False
 ) -> dict[str, str]:
     """What packed weights are made of; a checkpoint's files count by place, size and time of change.
 
@@ -158,7 +149,10 @@ def weights_components(
         "files": json.dumps(files),
         "layout": hashlib.sha256(header).hexdigest(),
         "rope": f"{model.rope_theta} {model.rope_scaling} {max_model_len}",
-        "sources": sources_digest(_QUANTIZED_WEIGHT_SOURCES if quantized else _WEIGHT_SOURCES),
+        "sources": sources_digest(
+            _QUANTIZED_WEIGHT_SOURCES if quantized else _WEIGHT_SOURCES,
+            tuple(target.weight_sources(quantized=quantized)),
+        ),
     }
 
 
@@ -171,7 +165,7 @@ def artifact_components(model: Path, target: Target, source: HubSource | None = 
     return {
         "kind": "artifact",
         "files": json.dumps(files if source is None else asdict(source)),
-        "target": json.dumps({**asdict(target), "mattr": target.mattr}, sort_keys=True),
+        "target": target.code_key(),
         "sources": compiler_digest(),
         "torch": tool_version("torch"),
         "tvm": tool_version("apache-tvm"),
@@ -179,12 +173,15 @@ def artifact_components(model: Path, target: Target, source: HubSource | None = 
     }
 
 
-def tuning_components(spec: KernelSpec, target: Target, machine: Mapping[str, str], rows: int) -> dict[str, str]:
-    """What a measured choice of a schedule depends on: the kernel, the machine and how it was measured."""
+def tuning_components(
+    spec: KernelSpec, target: Target, machine: Mapping[str, str], rows: int, search: Iterable[Path]
+) -> dict[str, str]:
+    """What a measured choice of a schedule depends on: the kernel, the machine and how it was measured (the sources of
+    the `search`)."""
     return {
         **kernel_components(spec, target),
         "kind": "tuning",
         "rows": str(rows),
-        "search": _digest(_HERE / name for name in _TUNING_SOURCES),
+        "search": _digest(search),
         **{f"machine.{name}": value for name, value in machine.items()},
     }

@@ -17,40 +17,25 @@ from tvm import relax
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import F32, FLOATS
 from llmc.compiler.export import Exported
-from llmc.compiler.graph import INPUTS, Site, round_up
+from llmc.compiler.graph import INPUTS, Site
 from llmc.compiler.importer import Importer, arguments_of
 from llmc.compiler.lowered import SITE_PREFIX, Lowered
+from llmc.compiler.ops.definition import Call, OpDef
+from llmc.compiler.ops.registry import get_op
 from llmc.compiler.passes import row_symbol
 from llmc.compiler.passes.fuse import fuse_rows
 from llmc.compiler.verify import verify_lowered, verify_site
 
 
-def _output_type(op: str, values: dict[str, Any], tensors: dict[str, Any]) -> relax.TensorType:
-    """Shape and dtype of the op's result; a packed activation's width is rounded up to its dtype's lanes."""
+def _result_type(op: OpDef, values: dict[str, Any], tensors: dict[str, Any]) -> relax.TensorType:
+    """Shape and dtype of the op's result."""
     act = FLOATS.get(values.get("act_dtype", F32.name))
     if act is None:
-        raise CompileError(f"activation dtype {values['act_dtype']!r} of op {op} is not one of {', '.join(FLOATS)}")
-    dtype, lanes = act.long_name, act.lanes
-
-    def dim(name: str, axis: int) -> Any:
-        return tensors[name].ty.shape[axis]
-
-    match op:
-        case "embedding":
-            return relax.TensorType((dim("ids", 0), dim("weight", 1)), "float32")
-        case "rms_norm":
-            return relax.TensorType((dim("x", 0), round_up(int(dim("x", 1)), lanes)), dtype)
-        case "linear":
-            return relax.TensorType((dim("x", 0), dim("weight", 0)), "float32")
-        case "rope_kv_write":
-            return relax.TensorType((dim("qkv", 0), values["num_heads"] * values["head_dim"]), "float32")
-        case "paged_attention":
-            return relax.TensorType((dim("q", 0), round_up(int(dim("q", 1)), lanes)), dtype)
-        case "gated_linear":
-            return relax.TensorType((dim("x", 0), round_up(int(dim("weight", 0)) // 2, lanes)), dtype)
-        case "gather_rows":
-            return relax.TensorType((dim("index", 0), dim("x", 1)), "float32")
-    raise CompileError(f"op llmc::{op} has no kernel template")
+        raise CompileError(
+            f"activation dtype {values['act_dtype']!r} of op {op.name} is not one of {', '.join(FLOATS)}"
+        )
+    shape, dtype = op.result(Call({name: tensor.ty.shape for name, tensor in tensors.items()}, values, act))
+    return relax.TensorType(shape, dtype)
 
 
 def _converter(op: str, sites: list[Site], samples: str) -> Callable[[fx.Node, Any], relax.Var]:
@@ -65,7 +50,7 @@ def _converter(op: str, sites: list[Site], samples: str) -> Callable[[fx.Node, A
             name: tuple(shape) for name, shape in shapes.items() if all(isinstance(d, int) for d in shape)
         }
         attributes["widths"] = {name: shape[-1] for name, shape in shapes.items() if isinstance(shape[-1], int)}
-        out_type = _output_type(op, values, tensors)
+        out_type = _result_type(get_op(op), values, tensors)
         attributes["on_samples"] = str(node.meta["val"].shape[0]) == samples
         verify_site(op, node.name, tensors)
         sites.append(Site(op, attributes, tuple(tensors)))

@@ -30,21 +30,21 @@ from llmc.compiler.cache import GraphCache, cache_root, key_of
 from llmc.compiler.cached_artifacts import artifacts_folder, mark_used
 from llmc.compiler.config import CompileConfig, CompileReport, HubSource, Progress, no_progress
 from llmc.compiler.dtypes import DTYPES
-from llmc.compiler.graph import CommandList, round_up
+from llmc.compiler.graph import CommandList, GraphShape
 from llmc.compiler.graphs_writer import VERSION as FORMAT_VERSION
 from llmc.compiler.graphs_writer import FileSums, ModelRecord
 from llmc.compiler.hub import locate
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.ops.definition import NUM_SAMPLES, NUM_TOKENS, GraphParams
 from llmc.compiler.output import check_output, refuse_another
 from llmc.compiler.packed import record_weights, recorded_weights
-from llmc.compiler.plan import GraphShape, needed_graphs, plan_graphs
+from llmc.compiler.plan import needed_graphs, plan_graphs
 from llmc.compiler.resolve import Resolved, resolve
 from llmc.compiler.resources import PeakMemory
-from llmc.compiler.targets.cpu.link import link_shared
-from llmc.compiler.targets.cpu.tuning import Choice, check_runs_here, tune
-from llmc.compiler.templates import NUM_SAMPLES, NUM_TOKENS, GraphParams
+from llmc.compiler.targets.base import Choice
 from llmc.compiler.tvm_import import import_tvm
-from llmc.compiler.weights import WeightRequest, plan_weights, write_weights
+from llmc.compiler.weight_request import WeightRequest
+from llmc.compiler.weights import plan_weights, write_weights
 from llmc.hub_id import hub_id
 from llmc.manifest import listed_files, write_manifest
 from llmc.models import weight_map
@@ -57,7 +57,6 @@ from llmc.quantize import Recipe, Scheme
 if TYPE_CHECKING:
     from llmc.compiler.lowered import Lowered
 
-HEAD_DIM_ALIGNMENT = 16
 ROPE_TABLE = "rope.cos_sin"
 
 
@@ -112,7 +111,7 @@ class Tracer:
             return lowered
         from llmc.compiler.passes.quantize import quantize_linears
 
-        return quantize_linears(lowered, self._resolved.recipe)
+        return quantize_linears(lowered, self._resolved.recipe, self._resolved.target)
 
     def _lower(self) -> Lowered:
         components = self._resolved.trace_components()
@@ -189,13 +188,13 @@ def model_record(resolved: Resolved) -> ModelRecord:
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
-        head_dim_padded=round_up(model.head_dim, HEAD_DIM_ALIGNMENT),
+        head_dim_padded=resolved.target.kv_width(model.head_dim),
         block_size=resolved.block_size,
         kv_dtype=DTYPES[resolved.kv_dtype].code,
         vocab_size=model.vocab_size,
         max_model_len=resolved.max_model_len,
         max_num_seqs=resolved.max_num_seqs,
-        panel_columns=resolved.target.panel_columns,
+        panel_columns=resolved.target.weight_layout_field(),
         act_dtype=DTYPES[resolved.act_dtype].code,
         sliding_window=model.sliding_window or 0,
         eos=tuple(model.eos_token_ids),
@@ -232,7 +231,7 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
             if not config.overwrite:
                 refuse_another(config.output, there, asked_for, config.model)
             if config.tune_for is not None:
-                check_runs_here(resolved.target)
+                resolved.target.check_tunes_here()
         tracer = Tracer(resolved, cache)
         with clock.phase("trace"):
             tracer.prepare(list(resolved.ladder))
@@ -244,16 +243,16 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
         if config.tune_for is not None:
             with clock.phase("tune") as on_step:
                 rows = most_rows(graphs.values())
-                choices = tune(rows, resolved.target, cache, config.tune_for, config.num_jobs(), on_step)
-        schedules = {spec: choice.schedule for spec, choice in choices.items() if choice.schedule is not None}
+                choices = resolved.target.tune(rows, cache, config.tune_for, config.num_jobs(), on_step)
+        variants = {spec: choice.variant for spec, choice in choices.items() if choice.variant is not None}
         with clock.phase("kernels") as on_kernel:
-            kernels = build_kernels(specs, resolved.target, cache, config.num_jobs(), on_kernel, schedules)
+            kernels = build_kernels(specs, resolved.target, cache, config.num_jobs(), on_kernel, variants)
         with clock.phase("weights") as on_weight:
             staging = stack.enter_context(staged_directory(config.output))
             shapes = weight_shapes(resolved.model, resolved.max_model_len)
             layout = plan_weights(
                 weight_requests(shapes, command_lists, resolved.act_dtype, resolved.recipe),
-                resolved.target.panel_columns,
+                resolved.target,
             )
             packed = staging / "weights.safetensors"
             weights_key = key_of(
@@ -261,6 +260,7 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
                     checkpoint.path,
                     resolved.model,
                     resolved.max_model_len,
+                    resolved.target,
                     layout.header,
                     quantized=bool(resolved.recipe.schemes),
                 )
@@ -268,17 +268,15 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
             crcs = reuse_weights(config.output, recorded_weights(cache.root, weights_key), layout, packed)
             if crcs is None:
                 parameters = model_parameters(resolved, checkpoint)
-                columns, threads = resolved.target.panel_columns, config.num_jobs()
-                crcs = write_weights(layout, parameters, columns, packed, on_weight, threads)
+                crcs = write_weights(layout, parameters, resolved.target, packed, on_weight, config.num_jobs())
                 record_weights(cache.root, weights_key, crcs)
             if not config.overwrite:
                 refuse_another(config.output, there, {"weights_crc32": crcs})
         with clock.phase("link"):
-            link_shared([k.code for k in kernels], staging / "kernels.so")
+            resolved.target.link([k.code for k in kernels], staging / "kernels.so")
             code = (staging / "kernels.so").read_bytes()
             sums = FileSums.of(code, layout.header, layout.total_bytes)
-            record, isa_level = model_record(resolved), resolved.target.isa_level
-            tables = graphs_bin(record, specs, layout, crcs, graphs, isa_level, sums)
+            tables = graphs_bin(model_record(resolved), specs, layout, crcs, graphs, resolved.target, sums)
             (staging / "graphs.bin").write_bytes(tables)
             copy_files(config.model, staging, names)
             sizes = {
@@ -313,7 +311,7 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
         model_len=resolved.model_len,
         warnings=resolved.warnings(),
         phase_seconds=clock.seconds,
-        tuned={spec.symbol(): choices[spec].gain for spec in schedules},
+        tuned={spec.symbol(): choices[spec].gain for spec in variants},
     )
 
 
@@ -339,7 +337,7 @@ def manifest_settings(resolved: Resolved, components: Mapping[str, str]) -> dict
         "llmc_version": __version__,
         "fingerprint": key_of(components),
         "model": asdict(resolved.model),
-        "target": asdict(resolved.target),
+        "target": resolved.target.record(),
         "act_dtype": resolved.act_dtype,
         "kv_dtype": resolved.kv_dtype,
         "max_model_len": resolved.max_model_len,

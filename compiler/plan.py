@@ -4,60 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TypeVar
 
 from llmc.buckets import Bucket
 from llmc.compiler import keys
 from llmc.compiler.cache import GraphCache, key_of
-from llmc.compiler.graph import Command, CommandList, Operand, round_up
+from llmc.compiler.graph import Command, CommandList, GraphShape, Operand
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.cpu.kernels.attention_split import num_segments
-from llmc.compiler.templates import GraphParams
+from llmc.compiler.ops.definition import GraphParams
 
 Item = TypeVar("Item")
 
-_SPLIT_TOKENS = 64
-_MOST_PARTIALS = 1024  # of a query head: 20 MiB where there are 32 heads of 128
-
-
-@dataclass(frozen=True)
-class GraphShape:
-    """What a command list depends on; buckets of equal shape share one.
-
-    tokens, samples: rows rounded up to their tiles. segments: as many as the longest context has, where attention
-    splits contexts; 0 where it does not.
-    """
-
-    tokens: int
-    samples: int
-    row_tile: int
-    sample_row_tile: int
-    segments: int
-
-
-def _segments(bucket: Bucket, params: GraphParams) -> int:
-    """Contexts are split where they may be long and tokens alone may not occupy every core.
-
-    A graph of many tokens has work for all of them without, and partial results would take much memory.
-    """
-    longest = min(bucket.seq, params.max_model_len) if bucket.phase == "decode" else params.max_model_len
-    segments = num_segments(params.max_model_len, params.block_size)
-    few = bucket.max_tokens <= _SPLIT_TOKENS and bucket.max_tokens * segments <= _MOST_PARTIALS
-    return segments if few and num_segments(longest, params.block_size) > 1 else 0
-
 
 def graph_shape(bucket: Bucket, params: GraphParams) -> GraphShape:
-    """The rows of `bucket`'s graph: one sample a sequence."""
-    row_tile = params.target.row_tile_for(bucket.max_tokens)
-    sample_row_tile = params.target.row_tile_for(bucket.batch)
-    return GraphShape(
-        round_up(bucket.max_tokens, row_tile),
-        round_up(bucket.batch, sample_row_tile),
-        row_tile,
-        sample_row_tile,
-        _segments(bucket, params),
-    )
+    """The shape of `bucket`'s graph: one sample a sequence."""
+    longest = min(bucket.seq, params.max_model_len) if bucket.phase == "decode" else params.max_model_len
+    return params.target.graph_shape(bucket.max_tokens, bucket.batch, longest, params.max_model_len, params.block_size)
 
 
 def to_json(commands: CommandList) -> bytes:
@@ -130,13 +93,7 @@ def plan_graphs(
             if payload is None:
                 lists[shape] = bind(
                     shape,
-                    replace(
-                        params,
-                        row_tile=shape.row_tile,
-                        sample_row_tile=shape.sample_row_tile,
-                        tokens=shape.tokens,
-                        segments=shape.segments,
-                    ),
+                    replace(params, shape=shape),
                 )
                 cache.put(key, to_json(lists[shape]), components, {"bucket": str(bucket), "target": params.target.name})
             else:

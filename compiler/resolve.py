@@ -10,8 +10,10 @@ from llmc.buckets.bucket import beyond
 from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS, default_tokens
 from llmc.compiler import keys
 from llmc.compiler.config import MAX_NUM_SEQS, CompileConfig, CompileError
-from llmc.compiler.targets.cpu.target import Target, resolve_target
-from llmc.compiler.templates import GraphParams
+from llmc.compiler.graph import GraphShape
+from llmc.compiler.ops.definition import GraphParams
+from llmc.compiler.targets.base import Target
+from llmc.compiler.targets.registry import resolve_target
 from llmc.models.config import ModelConfig, load_config
 from llmc.models.context import sound_scaling, trained_length
 from llmc.models.registry import get_family
@@ -62,13 +64,10 @@ class Resolved:
         return ()
 
     def graph_params(self) -> GraphParams:
-        """What the templates need; what depends on the graph replaces the zeros."""
+        """What kernels depend on; the shape of a graph replaces the empty one."""
         return GraphParams(
             target=self.target,
-            row_tile=0,
-            sample_row_tile=0,
-            tokens=0,
-            segments=0,
+            shape=GraphShape(0, 0, 0, 0, 0),
             max_model_len=self.max_model_len,
             act_dtype=self.act_dtype,
             kv_dtype=self.kv_dtype,

@@ -16,48 +16,16 @@ from llmc.compiler import dtypes
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph import Site
 from llmc.compiler.lowered import SITE_PREFIX, Lowered
+from llmc.compiler.ops.definition import makes_int8
+from llmc.compiler.ops.registry import get_op
 from llmc.compiler.passes.fuse import PROGRAM
-
-PACKED_INPUTS: dict[str, tuple[str, ...]] = dict.fromkeys(
-    ("linear", "linear_quant", "gated_linear", "gated_linear_quant", "quantize_rows"), ("x",)
-)
-"""The arguments of an llmc op that are packed activations."""
-PACKED_OUTPUTS = frozenset({"rms_norm", "paged_attention", "gated_linear", "gated_linear_quant"})
-"""The llmc ops whose result is a packed activation."""
-
-F32, I32, ANY_FLOAT = (dtypes.F32.long_name,), (dtypes.I32.long_name,), tuple(dtypes.FLOATS_BY_LONG_NAME)
-SPEC: dict[str, dict[str, tuple[int, tuple[str, ...]]]] = {
-    "embedding": {"ids": (1, I32), "weight": (2, ANY_FLOAT)},
-    "rms_norm": {"x": (2, F32), "weight": (1, F32)},
-    "linear": {"x": (2, ANY_FLOAT), "weight": (2, ANY_FLOAT), "bias": (1, F32), "residual": (2, F32)},
-    "gated_linear": {"x": (2, ANY_FLOAT), "weight": (2, ANY_FLOAT), "bias": (1, F32)},
-    "rope_kv_write": {
-        "qkv": (2, F32),
-        "q_norm": (1, F32),
-        "k_norm": (1, F32),
-        "cos_sin": (2, F32),
-        "positions": (1, I32),
-        "slot_mapping": (1, I32),
-    },
-    "paged_attention": {
-        "q": (2, F32),
-        "block_tables": (2, I32),
-        "context_lens": (1, I32),
-        "query_start": (1, I32),
-        "token_seq": (1, I32),
-        "positions": (1, I32),
-    },
-    "gather_rows": {"x": (2, F32), "index": (1, I32)},
-}
-"""Rank and dtypes of every tensor of every llmc op."""
 
 
 def verify_site(op: str, node: str, tensors: Mapping[str, Any]) -> None:
     """Checks the tensors of an llmc op while it is lowered. tensors: Relax variables by argument name."""
-    if op not in SPEC:
-        return  # it has no template, which is said elsewhere
     for name, tensor in tensors.items():
-        rank, allowed = SPEC[op][name]
+        argument = get_op(op).arguments[name]
+        rank, allowed = argument.rank, argument.dtypes
         found, shape = str(tensor.ty.dtype), tensor.ty.shape
         if found not in allowed or len(shape) != rank:
             raise CompileError(
@@ -68,8 +36,9 @@ def verify_site(op: str, node: str, tensors: Mapping[str, Any]) -> None:
 
 def verify_operand(site: Site, name: str, dtype: str, act_dtype: str) -> None:
     """Checks that a packed activation of an llmc op has the graph's activation dtype, or is words of int8."""
-    packed = name in PACKED_INPUTS.get(site.op, ()) or (name == "out" and site.op in PACKED_OUTPUTS)
-    int8 = (name == "x" and site.attributes.get("int8")) or (name == "out" and "int8_group_size" in site.attributes)
+    op = get_op(site.op)
+    packed = op.packed_result if name == "out" else op.arguments[name].packed
+    int8 = makes_int8(site) if name == "out" else name == "x" and site.attributes.get("int8")
     wanted = dtypes.FLOATS[act_dtype].long_name
     if packed and dtype != (dtypes.I32.long_name if int8 else wanted):
         raise CompileError(

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from llmc.compiler.config import CompileError
-from llmc.compiler.dtypes import DTYPES, F32, FLOATS, U8
-from llmc.compiler.targets.cpu.packing import PanelPacker, packed_shape
-from llmc.compiler.targets.cpu.quant_packing import SCALE, QuantPanelPacker, QuantShapes
+from llmc.compiler.dtypes import DTYPES, U8
+from llmc.compiler.targets.base import Target
+from llmc.compiler.weight_request import WeightRequest, WeightTensor
 from llmc.models.convert import DTYPES as NUMPY_DTYPES
 from llmc.models.loader import Parameter
-from llmc.quantize import QuantizeError, WeightFormat
+from llmc.quantize import QuantizeError
 
 ALIGNMENT = 64
 _PIECE_BYTES = 2 << 20
@@ -57,29 +57,13 @@ class WeightLayout:
         return next(w for w in self.weights if w.name == name)
 
 
-@dataclass(frozen=True)
-class WeightRequest:
-    """A weight the graphs use: logical shape [N, K] (or any rank when not packed) and stored dtype.
-
-    format: of a packed weight that is quantized (dtype u8), with scales, zero points and steps in tensors of their own.
-    parts: of a packed weight, each of which begins a panel of its own.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    packed: bool
-    format: WeightFormat | None = None
-    parts: int = 1
-
-
-def plan_weights(requests: Iterable[WeightRequest], panel_columns: int) -> WeightLayout:
+def plan_weights(requests: Iterable[WeightRequest], target: Target) -> WeightLayout:
     """Lays the weights out one after another; fillers keep every tensor 64-byte aligned."""
     entries: dict[str, dict[str, object]] = {}
     placed: list[PackedWeight] = []
     offset = 0
-    tensors = (tensor for request in requests for tensor in _tensors(request, panel_columns))
-    for name, dtype, shape, request in tensors:
+    for tensor, request in ((tensor, wanted) for wanted in requests for tensor in _tensors(wanted, target)):
+        name, dtype, shape = tensor.name, tensor.dtype, tensor.shape
         nbytes = math.prod(shape) * DTYPES[dtype].item_bytes
         entries[name] = {
             "dtype": DTYPES[dtype].safetensors,
@@ -103,27 +87,17 @@ def plan_weights(requests: Iterable[WeightRequest], panel_columns: int) -> Weigh
     return WeightLayout(weights, header, len(header) + offset)
 
 
-def _tensors(request: WeightRequest, panel_columns: int) -> Iterator[tuple[str, str, tuple[int, ...], WeightRequest]]:
-    """(name, dtype, shape, request) of every tensor that a weight is stored in."""
-    if not request.packed:
-        yield request.name, request.dtype, request.shape, request
-        return
-    n, k = request.shape
-    if request.format is None:
-        shape = packed_shape(n, k, panel_columns, FLOATS[request.dtype].lanes, request.parts)
-        yield request.name, request.dtype, shape, request
-        return
-    shapes = QuantShapes.of(n, k, panel_columns, request.format, request.parts)
-    yield request.name, U8.name, shapes.numbers, request
-    yield request.name + SCALE, F32.name, shapes.scale, request
-    if shapes.of_group is not None:
-        yield f"{request.name}.{request.format.of_group}", U8.name, shapes.of_group, request
+def _tensors(request: WeightRequest, target: Target) -> list[WeightTensor]:
+    """Every tensor that a weight is stored in."""
+    if request.packed:
+        return target.weight_tensors(request)
+    return [WeightTensor(request.name, request.dtype, request.shape)]
 
 
 def write_weights(
     layout: WeightLayout,
     parameters: Iterable[Parameter],
-    panel_columns: int,
+    target: Target,
     path: Path,
     on_weight: Callable[[int, int], None],
     num_threads: int = 1,
@@ -146,7 +120,7 @@ def write_weights(
         _write(out.fileno(), layout.header, 0)
         # The largest first, so that no thread is left with it at the end.
         jobs = {
-            pool.submit(_write_weight, out.fileno(), tensors, values[name], panel_columns)
+            pool.submit(_write_weight, out.fileno(), tensors, values[name], target)
             for name, tensors in sorted(parts.items(), key=lambda item: -item[1][0].nbytes)
         }
         try:
@@ -160,10 +134,10 @@ def write_weights(
     return {weight.name: checksums[weight.name] for weight in layout.weights}
 
 
-def _write_weight(fd: int, tensors: list[PackedWeight], parameter: Parameter, panel_columns: int) -> dict[str, int]:
+def _write_weight(fd: int, tensors: list[PackedWeight], parameter: Parameter, target: Target) -> dict[str, int]:
     """Converts, packs and writes one weight some MiB at a time; returns the CRC-32 of each of its tensors' bytes."""
     checksums, offsets = dict.fromkeys((t.name for t in tensors), 0), {t.name: t.file_offset for t in tensors}
-    for pieces in _pieces(tensors[0].request, parameter, panel_columns):
+    for pieces in _pieces(tensors[0].request, parameter, target):
         for tensor, piece in zip(tensors, pieces, strict=True):
             checksums[tensor.name] = zlib.crc32(piece, checksums[tensor.name])
             _write(fd, piece, offsets[tensor.name])
@@ -175,52 +149,22 @@ def _write_weight(fd: int, tensors: list[PackedWeight], parameter: Parameter, pa
     return checksums
 
 
-def _pieces(weight: WeightRequest, parameter: Parameter, panel_columns: int) -> Iterator[tuple[memoryview, ...]]:
+def _pieces(request: WeightRequest, parameter: Parameter, target: Target) -> Iterator[tuple[memoryview, ...]]:
     """The bytes of a weight's tensors in order; pieces are valid until the next ones are asked for."""
-    shape = parameter.shape
-    if weight.format is not None:
-        yield from _quantized_pieces(weight, weight.format, parameter, panel_columns)
-        return
-    dtype = NUMPY_DTYPES[weight.dtype]
-    if weight.packed:
-        packer = PanelPacker(shape[0], shape[1], panel_columns, dtype, parameter.read, weight.parts)
-        panel_bytes = packer.words * panel_columns * 4
-        count = min(packer.panels, max(1, _PIECE_BYTES // panel_bytes))
-        words = np.empty((count, packer.words, panel_columns), np.uint32)
-        for first in range(0, packer.panels, count):
-            some = words[: packer.panels - first]
-            packer.pack(first, some)
-            yield (some.data.cast("B"),)
-    else:
-        row_bytes = math.prod(shape[1:]) * dtype.itemsize
-        count = min(shape[0], max(1, _PIECE_BYTES // max(1, row_bytes)))
-        rows = np.empty((count, *shape[1:]), dtype)
-        for first in range(0, shape[0], count):
-            some = rows[: shape[0] - first]
-            parameter.read(first, some)
-            yield (some.view(np.uint8).data.cast("B"),)
-
-
-def _quantized_pieces(
-    weight: WeightRequest, format: WeightFormat, parameter: Parameter, panel_columns: int
-) -> Iterator[tuple[memoryview, ...]]:
-    """Numbers, scales and, where the format has them, bytes of groups."""
-    n, k = parameter.shape
-    packer = QuantPanelPacker(n, k, panel_columns, format, parameter.read, weight.parts)
-    shapes = QuantShapes.of(n, k, panel_columns, format, weight.parts)
-    panels, words = shapes.numbers[:2]
-    count = min(panels, max(1, _PIECE_BYTES // (words * panel_columns * 4)))
-    numbers = np.empty((count, words, panel_columns), np.uint32)
-    scale = np.empty((count, *shapes.scale[1:]), np.float32)
-    of_group = np.empty((count, *shapes.of_group[1:]), np.uint8) if shapes.of_group is not None else None
-    for first in range(0, panels, count):
-        here = min(count, panels - first)
-        some = (numbers[:here], scale[:here], None if of_group is None else of_group[:here])
+    if request.packed:
         try:
-            packer.pack(first, *some)
+            yield from target.weight_pieces(request, parameter)
         except QuantizeError as error:
-            raise CompileError(f"cannot quantize {weight.name}: {error}") from None
-        yield tuple(part.data.cast("B") for part in some if part is not None)
+            raise CompileError(f"cannot quantize {request.name}: {error}") from None
+        return
+    shape, dtype = parameter.shape, NUMPY_DTYPES[request.dtype]
+    row_bytes = math.prod(shape[1:]) * dtype.itemsize
+    count = min(shape[0], max(1, _PIECE_BYTES // max(1, row_bytes)))
+    rows = np.empty((count, *shape[1:]), dtype)
+    for first in range(0, shape[0], count):
+        some = rows[: shape[0] - first]
+        parameter.read(first, some)
+        yield (some.view(np.uint8).data.cast("B"),)
 
 
 def _write(fd: int, data: bytes | memoryview, offset: int) -> None:

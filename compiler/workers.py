@@ -20,30 +20,19 @@ from typing import IO, Any
 
 from llmc.compiler.config import CompileError
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.cpu.kernels.schedule import Schedule
-from llmc.compiler.targets.cpu.target import Target
-from llmc.compiler.tvm_import import import_tvm
+from llmc.compiler.targets.base import Target
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from llmc.compiler.workers import serve; serve()"
 _LENGTH_BYTES = 8
 
-Variant = tuple[KernelSpec, Schedule | None]
-"""A kernel and how it walks its operands; None: as its template has it."""
-
-
-def compile_kernel(spec: KernelSpec, schedule: Schedule | None, target: Target) -> bytes:
-    """The object file of a kernel, compiled in this process."""
-    import_tvm()
-    from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
-    from llmc.compiler.targets.cpu.kernels.registry import build_kernel
-
-    return compile_object(build_kernel(spec, target, schedule), target)
+Variant = tuple[KernelSpec, str | None]
+"""A kernel and its schedule, as its target writes it; None: the default one."""
 
 
 def compile_kernels(
     variants: Sequence[Variant], target: Target, num_workers: int
 ) -> Generator[tuple[Variant, bytes], None, None]:
-    """Each variant with its object file, as they are done; no worker is left when the iteration ends, however it ends.
+    """Each variant with its code, as they are done; no worker is left when the iteration ends, however it ends.
 
     Raises CompileError, naming the kernel, when one cannot be compiled or its process dies.
     """
@@ -119,9 +108,9 @@ def serve() -> None:
     os.dup2(2, 1)
     with suppress(EOFError, BrokenPipeError):
         while True:
-            spec, schedule, target = _receive(requests)
+            spec, variant, target = _receive(requests)
             try:
-                reply: tuple[bytes, str | None] = (compile_kernel(spec, schedule, target), None)
+                reply: tuple[bytes, str | None] = (target.compile(spec, variant), None)
             except Exception as error:
                 reply = (b"", f"{type(error).__name__}: {' '.join(str(error).split())}")
             _send(replies, reply)

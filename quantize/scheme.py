@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+SCALE, ZERO, STEP = ".scale", ".zero", ".step"
+"""What the tensors of a quantized weight are called after its numbers' name."""
 WHOLE_ROW = -1
 """The group size of a weight with one scale an output channel."""
 

@@ -18,7 +18,9 @@ from llmc.compiler import keys as keys_module
 from llmc.compiler.cache import GraphCache
 from llmc.compiler.config import CompileConfig, CompileReport
 from llmc.compiler.pipeline import compile_model
+from llmc.compiler.targets.cpu import backend
 from llmc.compiler.targets.cpu import target as cpu
+from llmc.compiler.targets.cpu.backend import CpuTarget
 from llmc.compiler.targets.cpu.kernels import sources
 from llmc.compiler.wanted import Wanted, wanted_entries
 
@@ -69,7 +71,7 @@ def test_warm_compile_compiles_nothing_and_writes_the_same_bytes(
     def fail(*arguments: object) -> None:
         raise AssertionError("compiled or traced with a warm cache")
 
-    monkeypatch.setattr("llmc.compiler.build.compile_kernel", fail)
+    monkeypatch.setattr(CpuTarget, "compile", fail)
     monkeypatch.setattr("llmc.compiler.export.export_model", fail)
     warm = recompile(config, tmp_path / "warm")
     assert (warm.kernels_compiled, warm.kernels_cached) == (0, report.num_kernels)
@@ -173,7 +175,7 @@ def test_a_changed_template_changes_its_kernels_only(
     config, _ = compiled
     before = keys(config)
     real = sources.source_digest
-    monkeypatch.setattr(keys_module, "source_digest", lambda name: "changed" if name == op else real(name))
+    monkeypatch.setattr(backend, "source_digest", lambda name: "changed" if name == op else real(name))
     after = {w.name: w for w in wanted(config)}
     changed = {name for name, key in before.items() if after[name].key != key}
     assert changed == {name for name, w in after.items() if w.components.get("op") == op}
@@ -236,7 +238,7 @@ def test_any_source_of_the_compiler_changes_a_cached_artifact(
     name: str, compiled: tuple[CompileConfig, CompileReport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, _ = compiled
-    target = cpu.TARGETS["haswell"]
+    target = backend.named("haswell")
     before = keys_module.artifact_components(config.model, target)
     shutil.copytree(Path(keys_module.__file__).parent, tmp_path / "compiler")
     real, copies = keys_module.compiler_digest, (tmp_path / "compiler", *keys_module._PACKAGES[1:])

@@ -17,8 +17,8 @@ from conftest import TINY_LADDER, TinyArtifact
 from llmc.compiler import workers
 from llmc.compiler.config import CompileError
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.cpu.target import native_target
-from llmc.compiler.workers import compile_kernel, compile_kernels
+from llmc.compiler.targets.registry import native_target
+from llmc.compiler.workers import compile_kernels
 
 VARIANTS = [(KernelSpec.of("gather", "gather_rows", dim=dim), None) for dim in (16, 32, 48)]
 TARGET = native_target()
@@ -59,7 +59,7 @@ def test_a_script_without_a_guard_runs_once(tiny_artifact: TinyArtifact, tmp_pat
 def test_workers_compile_what_the_caller_would_and_leave() -> None:
     before = children(os.getpid())
     compiled = dict(compile_kernels(VARIANTS, TARGET, 2))
-    assert compiled == {variant: compile_kernel(*variant, TARGET) for variant in VARIANTS}
+    assert compiled == {variant: TARGET.compile(*variant) for variant in VARIANTS}
     assert children(os.getpid()) == before
 
 
@@ -99,7 +99,7 @@ def test_an_iteration_given_up_leaves_no_worker(monkeypatch: pytest.MonkeyPatch)
 def test_a_worker_ends_with_its_compiler() -> None:
     script = """
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.cpu.target import native_target
+from llmc.compiler.targets.registry import native_target
 from llmc.compiler.workers import compile_kernels
 import os, sys
 variants = [(KernelSpec.of("gather", "gather_rows", dim=d), None) for d in (16, 32, 48)]

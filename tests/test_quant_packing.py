@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from llmc.compiler import weights
 from llmc.compiler.config import CompileError
+from llmc.compiler.targets.cpu import weights as cpu_weights
+from llmc.compiler.targets.cpu.backend import named
 from llmc.compiler.targets.cpu.quant_packing import unpack_quantized
-from llmc.compiler.weights import WeightRequest, plan_weights, write_weights
+from llmc.compiler.weight_request import WeightRequest
+from llmc.compiler.weights import plan_weights, write_weights
 from llmc.models.convert import DTYPES
 from llmc.models.loader import Parameter
 from llmc.quantize import WeightFormat
 from llmc.quantize.rtn import Quantized, quantize
 
-COLUMNS = 16
+TARGET = named("x86-64-v3")
+COLUMNS = TARGET.cpu.panel_columns
 FORMATS = [WeightFormat(8), WeightFormat(4, 32), WeightFormat(4, 32, True), WeightFormat(4, -1, True)]
 STEPPED = [WeightFormat(4, size, asymmetric, steps=True) for size in (32, -1) for asymmetric in (False, True)]
 SHAPES = [(64, 64), (50, 33), (1, 1), (17, 100)]
@@ -52,7 +55,7 @@ def packed_by_definition(value: Quantized) -> dict[str, np.ndarray]:
 def test_every_number_is_where_it_should_be(
     threads: int, piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(cpu_weights, "_PIECE_BYTES", piece_bytes)
     rng = np.random.default_rng(0)
     parameters, requests, formats = [], [], {}
     for i, format in enumerate(FORMATS + STEPPED):
@@ -62,9 +65,9 @@ def test_every_number_is_where_it_should_be(
             parameters.append(Parameter(name, "bf16", (rng.standard_normal(shape).astype(source),)))
             requests.append(WeightRequest(name, shape, "u8", True, format))
             formats[name] = format
-    layout = plan_weights(requests, COLUMNS)
+    layout = plan_weights(requests, TARGET)
     path = tmp_path / "w.safetensors"
-    checksums = write_weights(layout, parameters, COLUMNS, path, lambda done, total: None, threads)
+    checksums = write_weights(layout, parameters, TARGET, path, lambda done, total: None, threads)
     data = path.read_bytes()
     assert len(data) == layout.total_bytes
     assert checksums == {w.name: zlib.crc32(data[w.file_offset :][: w.nbytes]) for w in layout.weights}
@@ -115,8 +118,8 @@ def test_parts_of_a_parameter_are_rounded_together(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     parts = tuple(rng.standard_normal((rows, 40)).astype(np.float32) for rows in (20, 7, 9))
     format = WeightFormat(4, 32)
-    layout = plan_weights([WeightRequest("w", (36, 40), "u8", True, format)], COLUMNS)
-    write_weights(layout, [Parameter("w", "f32", parts)], COLUMNS, tmp_path / "w", lambda done, total: None)
+    layout = plan_weights([WeightRequest("w", (36, 40), "u8", True, format)], TARGET)
+    write_weights(layout, [Parameter("w", "f32", parts)], TARGET, tmp_path / "w", lambda done, total: None)
     expected = packed_by_definition(quantize(np.concatenate(parts), format))
     with safe_open(tmp_path / "w", "np") as file:
         for suffix, array in expected.items():
@@ -126,6 +129,6 @@ def test_parts_of_a_parameter_are_rounded_together(tmp_path: Path) -> None:
 def test_a_value_that_is_no_number_is_refused(tmp_path: Path) -> None:
     value = np.ones((40, 40), np.float32)
     value[33, 5] = np.inf
-    layout = plan_weights([WeightRequest("w", value.shape, "u8", True, WeightFormat(8))], COLUMNS)
+    layout = plan_weights([WeightRequest("w", value.shape, "u8", True, WeightFormat(8))], TARGET)
     with pytest.raises(CompileError, match="cannot quantize w: a weight is infinite or not a number"):
-        write_weights(layout, [Parameter("w", "f32", (value,))], COLUMNS, tmp_path / "w", lambda done, total: None)
+        write_weights(layout, [Parameter("w", "f32", (value,))], TARGET, tmp_path / "w", lambda done, total: None)

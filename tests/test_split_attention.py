@@ -9,9 +9,10 @@ from compiled import Pages, compile_tiny, random_tokens, replay
 from tiny_models import make_tiny_model
 
 from llmc.buckets import Bucket
+from llmc.compiler.graph import GraphShape
+from llmc.compiler.ops.definition import GraphParams
 from llmc.compiler.plan import graph_shape
-from llmc.compiler.targets.cpu.target import native_target
-from llmc.compiler.templates import GraphParams
+from llmc.compiler.targets.registry import native_target
 from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.graphs_file import FAMILIES, OPERAND_KINDS, read_graphs
 
@@ -39,10 +40,7 @@ LADDER = f"prefill=[1]x[32,256,{LENGTH}],decode=[1,4]x[512,2304]"
 def test_which_graphs_split(bucket: Bucket, max_model_len: int, segments: int) -> None:
     params = GraphParams(
         target=native_target(),
-        row_tile=0,
-        sample_row_tile=0,
-        tokens=0,
-        segments=0,
+        shape=GraphShape(0, 0, 0, 0, 0),
         max_model_len=max_model_len,
         act_dtype="f32",
         kv_dtype="f32",

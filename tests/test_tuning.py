@@ -26,7 +26,9 @@ from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.extend import add_buckets
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.pipeline import compile_model
+from llmc.compiler.targets.base import Choice
 from llmc.compiler.targets.cpu import tuning
+from llmc.compiler.targets.cpu.backend import CpuTarget
 from llmc.compiler.targets.cpu.kernel_timing import KernelTimer, last_cache_bytes, linear_call
 from llmc.compiler.targets.cpu.kernels.linear_spec import linear_quant_spec, linear_spec
 from llmc.compiler.targets.cpu.kernels.pipeline import llvm_text
@@ -34,9 +36,7 @@ from llmc.compiler.targets.cpu.kernels.registry import build_kernel, default_sch
 from llmc.compiler.targets.cpu.kernels.schedule import Schedule, neighbours
 from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear
 from llmc.compiler.targets.cpu.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation
-from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target, runs_here
-from llmc.compiler.targets.cpu.tuning import Choice, tune
-from llmc.compiler.workers import compile_kernel
+from llmc.compiler.targets.cpu.target import TARGETS, Target, enable, native_target, runs_here
 from llmc.quantize import WeightFormat
 from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.device import num_cores
@@ -139,16 +139,16 @@ class Told:
 @pytest.fixture
 def told_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are compiled and no code runs: this machine need not have what the target has."""
-    monkeypatch.setattr(tuning, "runs_here", lambda target: True)
+    monkeypatch.setattr(CpuTarget, "check_tunes_here", lambda target: None)
 
 
 def found(spec: KernelSpec, compare: Told, cache: Path, rows: int = 2000, machine: dict[str, str] = MACHINE,
           target: Target = AVX512) -> Choice:  # fmt: skip
-    return tune({spec: rows}, target, GraphCache(cache), machine, 1, lambda done, total: None, compare)[spec]
+    return CpuTarget(target).tune({spec: rows}, GraphCache(cache), machine, 1, lambda done, total: None, compare)[spec]
 
 
 def code_of(spec: KernelSpec, schedule: Schedule | None, target: Target = AVX512) -> bytes:
-    return compile_kernel(spec, schedule, target)
+    return CpuTarget(target).compile(spec, None if schedule is None else schedule.text())
 
 
 @pytest.mark.usefixtures("told_machine")
@@ -162,11 +162,11 @@ def test_what_is_faster_alone_is_joined_and_measured_again(target: Target, tmp_p
     joined = Schedule(default.streams, default.ahead_bytes, block, rows)
     fast = {code_of(spec, tried["block_bytes"], target): 1.2, code_of(spec, tried["chunk_rows"], target): 1.1}
     told = Told({**fast, code_of(spec, joined, target): 1.25})
-    assert found(spec, told, tmp_path, target=target) == Choice(joined, 1.25)
+    assert found(spec, told, tmp_path, target=target) == Choice(joined.text(), 1.25)
     assert told.calls == [(spec, 5, 512), (spec, 2, 512)]
     # Known on this machine, for as many rows; not on another.
     again = Told({})
-    assert found(spec, again, tmp_path, rows=600, target=target) == Choice(joined, 1.25)
+    assert found(spec, again, tmp_path, rows=600, target=target) == Choice(joined.text(), 1.25)
     assert again.calls == []
     found(spec, again, tmp_path, rows=64, target=target)
     found(spec, again, tmp_path, machine={**MACHINE, "processor": "another"}, target=target)
@@ -212,7 +212,9 @@ def test_what_was_found_before_an_interrupt_is_kept(tmp_path: Path) -> None:
         return told(spec, variants, rows)
 
     with pytest.raises(KeyboardInterrupt):
-        tune({first: 1, second: 1}, AVX512, GraphCache(tmp_path), MACHINE, 1, lambda done, total: None, compare)
+        CpuTarget(AVX512).tune(
+            {first: 1, second: 1}, GraphCache(tmp_path), MACHINE, 1, lambda done, total: None, compare
+        )
     again = Told({})
     assert found(first, again, tmp_path, rows=1) == Choice(None)
     assert again.calls == []
@@ -267,11 +269,11 @@ def test_a_kernel_without_choices_is_left_alone(tmp_path: Path) -> None:
     assert found(layer("f32", 4), told, tmp_path) == Choice(None)
     assert told.calls == []
     gather = KernelSpec.of("gather", "gather_rows", dim=16)
-    assert tune({gather: 4}, AVX512, GraphCache(tmp_path), MACHINE, 1, lambda done, total: None, told) == {}
+    assert CpuTarget(AVX512).tune({gather: 4}, GraphCache(tmp_path), MACHINE, 1, lambda done, total: None, told) == {}
 
 
 def test_nothing_is_measured_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "runs_here", lambda target: False)
+    monkeypatch.setattr(CpuTarget, "runs_here", lambda target: False)
     with pytest.raises(CompileError, match=f"cannot run code for {AVX512.name}, .*leave out --tune"):
         found(layer("f32", 1), Told({}), tmp_path)
 
@@ -287,6 +289,7 @@ def test_which_machine_runs_a_target(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["f32", "bf16", "i8-w8", "i8-w4", "i8-steps", "bf16-w4"])
 def test_the_timer_calls_every_task_within_its_buffers(kind: str) -> None:
     """Sizes are those of packed arrays, so what is measured is what a graph does."""
+    enable(NATIVE)
     for tile, rows in ((1, 1), (NATIVE.row_tile, 77)):
         spec = layer(kind, tile)
         call = linear_call(spec, NATIVE, rows)

@@ -14,12 +14,16 @@ from safetensors import safe_open
 
 from llmc.compiler import weights
 from llmc.compiler.config import CompileError
-from llmc.compiler.weights import WeightRequest, plan_weights, write_weights
+from llmc.compiler.targets.cpu import weights as cpu_weights
+from llmc.compiler.targets.cpu.backend import named
+from llmc.compiler.weight_request import WeightRequest
+from llmc.compiler.weights import plan_weights, write_weights
 from llmc.models.convert import DTYPES
 from llmc.models.eager import as_tensor
 from llmc.models.loader import Parameter
 
-COLUMNS = 16
+TARGET = named("x86-64-v3")
+COLUMNS = TARGET.cpu.panel_columns
 
 
 def parameter(name: str, dtype: str, source: str, *parts: tuple[int, ...]) -> Parameter:
@@ -51,10 +55,10 @@ def packed_by_definition(value: torch.Tensor) -> torch.Tensor:
 
 def written(path: Path, threads: int) -> dict[str, int]:
     requests = [WeightRequest(p.name, p.shape, p.dtype, p.name in PACKED) for p in PARAMETERS]
-    layout = plan_weights(requests, COLUMNS)
+    layout = plan_weights(requests, TARGET)
     seen: list[tuple[int, int]] = []
     checksums = write_weights(
-        layout, reversed(PARAMETERS), COLUMNS, path, lambda done, total: seen.append((done, total)), threads
+        layout, reversed(PARAMETERS), TARGET, path, lambda done, total: seen.append((done, total)), threads
     )
     assert path.stat().st_size == layout.total_bytes
     assert seen == [(i + 1, len(PARAMETERS)) for i in range(len(PARAMETERS))]
@@ -68,6 +72,7 @@ def written(path: Path, threads: int) -> dict[str, int]:
 def test_every_weight_is_where_and_what_it_should_be(
     threads: int, piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cpu_weights, "_PIECE_BYTES", piece_bytes)
     monkeypatch.setattr(weights, "_PIECE_BYTES", piece_bytes)
     written(tmp_path / "w.safetensors", threads)
     torch_dtypes = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -85,10 +90,10 @@ def test_threads_do_not_change_a_byte(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_misshapen_weight_is_named(tmp_path: Path) -> None:
-    layout = plan_weights([WeightRequest("a", (4, 4), "f32", False)], COLUMNS)
+    layout = plan_weights([WeightRequest("a", (4, 4), "f32", False)], TARGET)
 
     def write(*parameters: Parameter) -> None:
-        write_weights(layout, parameters, COLUMNS, tmp_path / "w", lambda done, total: None)
+        write_weights(layout, parameters, TARGET, tmp_path / "w", lambda done, total: None)
 
     with pytest.raises(CompileError, match="no value for weights a"):
         write()

@@ -10,12 +10,9 @@ from tvm import relax
 
 from llmc.compiler.graph import Site
 from llmc.compiler.lowered import SITE_PREFIX, Lowered
-from llmc.compiler.targets.cpu.quant_packing import quantized_row_words
+from llmc.compiler.ops.registry import get_op
+from llmc.compiler.targets.base import Target
 from llmc.quantize import Recipe, Scheme, WeightFormat
-
-_LINEARS = frozenset({"linear", "gated_linear"})
-_WRITE_INT8 = frozenset({"rms_norm", "gated_linear"})
-"""Ops whose rows can come quantized: by their own kernel, or by a command of the same site."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class _Step:
     tensors: dict[str, relax.Expr]
 
 
-def quantize_linears(lowered: Lowered, recipe: Recipe) -> Lowered:
+def quantize_linears(lowered: Lowered, recipe: Recipe, target: Target) -> Lowered:
     """Gives the linears whose weights are in `recipe`, and an embedding that shares such a weight, quantized kernels.
 
     An activation that only int8 linears with equal groups read is made as int8, where the op that makes it can;
@@ -41,7 +38,7 @@ def quantize_linears(lowered: Lowered, recipe: Recipe) -> Lowered:
         if name in recipe.schemes
     }
     steps = [_step(binding, lowered) for block in main.body.blocks for binding in block.bindings]
-    rewriter = _Rewriter(lowered, main, schemes, _int8_producers(steps, main.body.body, schemes))
+    rewriter = _Rewriter(lowered, main, schemes, _int8_producers(steps, main.body.body, schemes), target)
     module = lowered.module.clone()
     module["main"] = rewriter.run(steps)
     return replace(lowered, module=module, sites=tuple(rewriter.sites))
@@ -70,7 +67,7 @@ def _variables(expr: relax.Expr) -> list[relax.Var]:
 
 def _scheme(step: _Step, schemes: dict[relax.Var, Scheme]) -> Scheme | None:
     """The scheme of the weight that an op reads, None for what is not quantized."""
-    if step.site is None or step.site.op not in _LINEARS | {"embedding"}:
+    if step.site is None or get_op(step.site.op).quantized is None:
         return None
     return schemes.get(step.tensors["weight"])
 
@@ -104,7 +101,7 @@ def _int8_producers(steps: list[_Step], output: relax.Expr, schemes: dict[relax.
             wanted[var].add(_Sums.of(scheme.weight) if scheme is not None and int8 else None)
     found = {}
     for step in steps:
-        if step.site is not None and step.site.op in _WRITE_INT8 and len(wanted[step.var]) == 1:
+        if step.site is not None and get_op(step.site.op).writes_int8 and len(wanted[step.var]) == 1:
             (sums,) = wanted[step.var]
             if sums is not None:
                 found[step.var] = sums
@@ -113,8 +110,14 @@ def _int8_producers(steps: list[_Step], output: relax.Expr, schemes: dict[relax.
 
 class _Rewriter:
     def __init__(
-        self, lowered: Lowered, main: relax.Function, schemes: dict[relax.Var, Scheme], int8: dict[relax.Var, _Sums]
+        self,
+        lowered: Lowered,
+        main: relax.Function,
+        schemes: dict[relax.Var, Scheme],
+        int8: dict[relax.Var, _Sums],
+        target: Target,
     ) -> None:
+        self._target = target
         self.sites = list(lowered.sites)
         self._main, self._schemes, self._int8 = main, schemes, int8
         self._new: dict[relax.Var, relax.Expr] = {}
@@ -149,7 +152,7 @@ class _Rewriter:
         op, kind, attributes = step.site.op, step.var.ty, dict[str, Any]()
         if scheme is not None:
             weight = scheme.weight
-            op = f"{op}_quant"
+            op = get_op(op).quantized or op
             attributes |= {
                 "bits": weight.bits,
                 "group_size": weight.group_size,
@@ -157,7 +160,7 @@ class _Rewriter:
                 "steps": weight.steps,
                 "int8": scheme.act_bits == 8,
             }
-            if step.site.op in _LINEARS and scheme.act_bits == 8:
+            if get_op(step.site.op).reads_int8 and scheme.act_bits == 8:
                 tensors["x"] = self._int8_of(step, _Sums.of(weight))
         if step.var in self._int8:
             sums = self._int8[step.var]
@@ -186,7 +189,7 @@ class _Rewriter:
     def _int8_type(self, x: relax.Var, width: int, sums: _Sums) -> relax.TensorType:
         """Words of rows of `width` numbers, with their scale and sums."""
         groups = WeightFormat(8, sums.group_size).groups(width)
-        return relax.TensorType((x.ty.shape[0], quantized_row_words(width, groups)), "int32")
+        return relax.TensorType((x.ty.shape[0], self._target.int8_row_words(width, groups)), "int32")
 
     def _call(
         self, site: Site, op: str, attributes: dict[str, Any], tensors: dict[str, relax.Expr], kind: relax.TensorType
@@ -196,7 +199,7 @@ class _Rewriter:
 
 
 def _width(step: _Step) -> int:
-    """Elements of a row of what an op of _WRITE_INT8 makes."""
+    """Elements of a row of what an op that writes int8 makes."""
     assert step.site is not None
     if step.site.op == "rms_norm":
         return int(step.site.attributes["widths"]["x"])

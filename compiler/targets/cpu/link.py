@@ -9,10 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-
-class LinkError(RuntimeError):
-    """Kernels that could not be linked."""
-
+from llmc.compiler.targets.base import LinkError
 
 # What a kernel may leave to the C library.
 _ALLOWED_UNDEFINED = frozenset({"memcpy", "memset", "memmove"})

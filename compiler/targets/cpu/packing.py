@@ -18,7 +18,7 @@ def lanes_of_dtype(dtype: np.dtype) -> int:
     """Elements of one packed word: float32 1, bfloat16 2."""
     if dtype.name not in FLOATS_BY_LONG_NAME:
         raise ValueError(f"cannot pack a weight of dtype {dtype}; expected {' or '.join(FLOATS_BY_LONG_NAME)}")
-    return FLOATS_BY_LONG_NAME[dtype.name].lanes
+    return FLOATS_BY_LONG_NAME[dtype.name].per_word
 
 
 def num_panels(n: int, panel_columns: int, parts: int = 1) -> int:

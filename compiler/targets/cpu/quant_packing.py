@@ -14,8 +14,6 @@ from llmc.quantize.scheme import WeightFormat
 
 LINE = 8
 """Elements of K that belong together: two words of 8-bit numbers, one of 4-bit ones. K is padded to a multiple."""
-SCALE, ZERO, STEP = ".scale", ".zero", ".step"
-"""What the tensors of a quantized weight are called after its numbers' name."""
 
 
 def packed_words(k: int, bits: int) -> int:

@@ -7,10 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-
-class TargetError(ValueError):
-    """A target name that llmc does not know, or that this machine cannot be."""
-
+from llmc.compiler.targets.base import TargetError
 
 # What ISA levels of FORMAT.md add to the level below, by LLVM's names of the instruction sets.
 _LEVELS: tuple[tuple[str, ...], ...] = (
@@ -196,12 +193,3 @@ def enable(target: Target) -> None:
         return
     if ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) != 0:
         raise TargetError(f"the operating system does not let this process use AMX, which {target.name} needs")
-
-
-def resolve_target(name: str) -> Target:
-    """The target called `name`; `native` is this machine's. Raises TargetError naming the known ones."""
-    if name == "native":
-        return native_target()
-    if name not in TARGETS:
-        raise TargetError(f"unknown target {name!r}; known targets: native, {', '.join(sorted(TARGETS))}")
-    return TARGETS[name]

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
+from pathlib import Path
 
 from llmc.compiler import keys
-from llmc.compiler.build import Variant, build_variants
+from llmc.compiler.build import build_variants
 from llmc.compiler.cache import GraphCache, key_of
-from llmc.compiler.config import CompileError
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.base import Choice, Compare, Target
 from llmc.compiler.targets.cpu.kernels.schedule import Schedule, neighbours
-from llmc.compiler.targets.cpu.target import Target, TargetError, enable, runs_here
+from llmc.compiler.targets.cpu.target import Target as Cpu
 from llmc.compiler.tvm_import import import_tvm
 
 TUNED_OPS = ("linear", "linear_quant")
@@ -29,45 +29,22 @@ SECONDS = 0.3
 _GAIN = 1.03  # below it is noise
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What the search found for a kernel: a schedule, None for the default one, and how many times as fast as the
-    default it was."""
-
-    schedule: Schedule | None
-    gain: float = 1.0
-
-    def to_json(self) -> bytes:
-        return json.dumps({"schedule": self.schedule and self.schedule.text(), "gain": self.gain}).encode()
-
-    @classmethod
-    def from_json(cls, payload: bytes) -> Choice:
-        raw = json.loads(payload)
-        return cls(raw["schedule"] and Schedule.parse(raw["schedule"]), raw["gain"])
+_SEARCH = tuple(Path(__file__).parent / name for name in ("tuning.py", "kernel_timing.py", "kernels/schedule.py"))
 
 
-class Compare(Protocol):
-    """How many times as fast as the first one each object file of a kernel is, at so many rows."""
-
-    def __call__(self, spec: KernelSpec, variants: Sequence[bytes], rows: int) -> list[float]: ...
+def _to_json(choice: Choice) -> bytes:
+    return json.dumps({"schedule": choice.variant, "gain": choice.gain}).encode()
 
 
-def check_runs_here(target: Target) -> None:
-    """Raises CompileError where the target's code does not run on this machine."""
-    if not runs_here(target):
-        raise CompileError(
-            f"this machine cannot run code for {target.name}, so nothing can be measured on it: leave out --tune, or "
-            f"compile on such a machine"
-        )
-    try:
-        enable(target)
-    except TargetError as error:
-        raise CompileError(f"{error}, so nothing can be measured: leave out --tune") from None
+def _from_json(payload: bytes) -> Choice:
+    raw = json.loads(payload)
+    return Choice(raw["schedule"] and Schedule.parse(raw["schedule"]).text(), raw["gain"])
 
 
 def tune(
     rows: Mapping[KernelSpec, int],
     target: Target,
+    cpu: Cpu,
     cache: GraphCache,
     machine: Mapping[str, str],
     num_jobs: int,
@@ -76,28 +53,30 @@ def tune(
 ) -> dict[KernelSpec, Choice]:
     """Choices for the kernels of TUNED_OPS among `rows`, which has the most rows that each is called with.
 
-    machine: what the speed of this machine depends on, by name. compare: for tests; None measures. Raises CompileError
-    where the target's code does not run here.
+    target: whose CPU is `cpu`, which runs here. machine: what the speed of this machine depends on, by name. compare:
+    for tests; None measures.
     """
-    check_runs_here(target)
     found: dict[KernelSpec, Choice] = {}
     missing: dict[KernelSpec, tuple[str, dict[str, str]]] = {}
     measured_rows = {spec: min(MOST_ROWS, most) for spec, most in rows.items() if spec.op in TUNED_OPS}
     for spec, count in measured_rows.items():
-        components = keys.tuning_components(spec, target, machine, count)
+        components = keys.tuning_components(spec, target, machine, count, _SEARCH)
         key = key_of(components)
         payload = cache.get(key)
         if payload is None:
             missing[spec] = key, components
         else:
-            found[spec] = Choice.from_json(payload)
+            found[spec] = _from_json(payload)
     if missing:
-        search = _Search({spec: measured_rows[spec] for spec in missing}, target, cache, num_jobs, on_step)
+        search = _Search({spec: measured_rows[spec] for spec in missing}, target, cpu, cache, num_jobs, on_step)
         for spec, choice in search.run(compare, int(machine.get("threads", "1"))):
             key, components = missing[spec]
-            cache.put(key, choice.to_json(), components, {"symbol": spec.symbol()})
+            cache.put(key, _to_json(choice), components, {"symbol": spec.symbol()})
             found[spec] = choice
     return found
+
+
+_Scheduled = tuple[KernelSpec, Schedule | None]
 
 
 class _Search:
@@ -107,6 +86,7 @@ class _Search:
         self,
         rows: Mapping[KernelSpec, int],
         target: Target,
+        cpu: Cpu,
         cache: GraphCache,
         num_jobs: int,
         on_step: Callable[[int, int], None],
@@ -114,14 +94,15 @@ class _Search:
         import_tvm()
         from llmc.compiler.targets.cpu.kernels.registry import default_schedule
 
-        self._rows, self._target, self._cache, self._num_jobs = rows, target, cache, num_jobs
+        self._rows, self._target, self._cpu = rows, target, cpu
+        self._cache, self._num_jobs = cache, num_jobs
         self._default: dict[KernelSpec, Schedule] = {}
         self._first: dict[KernelSpec, list[tuple[str, Schedule]]] = {}
         for spec in rows:
-            schedule = default_schedule(spec, target)
+            schedule = default_schedule(spec, cpu)
             if schedule is None:
                 continue
-            tried = list(neighbours(schedule, int(spec.as_dict()["row_tile"]), target.row_tile))
+            tried = list(neighbours(schedule, int(spec.as_dict()["row_tile"]), cpu.row_tile))
             if tried:
                 self._default[spec], self._first[spec] = schedule, tried
         self._on_step = on_step
@@ -140,7 +121,7 @@ class _Search:
             return
         from llmc.compiler.targets.cpu.kernel_timing import KernelTimer, linear_call
 
-        calls = {spec: linear_call(spec, self._target, self._rows[spec]) for spec in self._first}
+        calls = {spec: linear_call(spec, self._cpu, self._rows[spec]) for spec in self._first}
         with KernelTimer(num_threads, list(calls.values())) as timer:
             yield from self._run(lambda spec, code, rows: timer.compare(spec.symbol(), code, calls[spec], SECONDS))
 
@@ -164,7 +145,7 @@ class _Search:
         code |= self._build([(spec, schedule) for spec, schedule in best.items() if (spec, schedule) not in code])
         for spec, schedule in best.items():
             _, gain = compare(spec, [code[spec, None], code[spec, schedule]], self._rows[spec])
-            yield spec, Choice(schedule, gain) if gain >= _GAIN else Choice(None)
+            yield spec, Choice(schedule.text(), gain) if gain >= _GAIN else Choice(None)
             self._step()
         self._on_step(self._total, self._total)
 
@@ -178,14 +159,15 @@ class _Search:
                 joined = replace(joined, **{name: getattr(schedule, name)})
         return None if joined == default else joined
 
-    def _build(self, variants: Sequence[Variant]) -> dict[Variant, bytes]:
+    def _build(self, variants: Sequence[_Scheduled]) -> dict[_Scheduled, bytes]:
         before = self._done
 
         def on_kernel(done: int, total: int) -> None:
             self._done = before + done
             self._on_step(min(self._done, self._total), self._total)
 
-        built = build_variants(variants, self._target, self._cache, self._num_jobs, on_kernel)
+        texts = [(spec, None if schedule is None else schedule.text()) for spec, schedule in variants]
+        built = build_variants(texts, self._target, self._cache, self._num_jobs, on_kernel)
         return {variant: kernel.code for variant, kernel in zip(variants, built, strict=True)}
 
     def _step(self) -> None:

@@ -1,0 +1,58 @@
+"""paged_attention: queries against the keys and values of their sequences in the paged cache."""
+
+from __future__ import annotations
+
+from llmc.compiler.graph import Site
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.ops.definition import F32, I32, Argument, BufferSource, GraphParams, KernelCall, OpDef
+
+
+def _paged_attention(site: Site, graph: GraphParams) -> list[KernelCall]:
+    a, segments = site.attributes, graph.shape.segments
+    both = {
+        "num_heads": a["num_heads"],
+        "head_dim": a["head_dim"],
+        "window": a["window"],
+        "act_dtype": graph.act_dtype,
+        "block_size": graph.block_size,
+        "segments": segments,
+        **graph.row_params(),
+    }
+    spec = KernelSpec.of(
+        "attention",
+        "paged_attention",
+        num_kv_heads=a["num_kv_heads"],
+        scale=float(a["scale"]),
+        kv_dtype=graph.kv_dtype,
+        **both,
+    )
+    inputs = ("q", "block_tables", "token_seq", "positions", BufferSource.K_POOL, BufferSource.V_POOL)
+    if not segments:
+        return [KernelCall(spec, (*inputs, "out"))]
+    merge = KernelSpec.of("attention", "merge_attention", **both)
+    return [
+        KernelCall(spec, (*inputs, BufferSource.SCRATCH, "out")),
+        KernelCall(merge, ("positions", BufferSource.SCRATCH, "out")),
+    ]
+
+
+def _scratch_bytes(site: Site, graph: GraphParams) -> int:
+    a, shape = site.attributes, graph.shape
+    return graph.target.attention_scratch_bytes(shape.tokens, a["num_heads"], a["head_dim"], shape.segments)
+
+
+PAGED_ATTENTION = OpDef(
+    "paged_attention",
+    {
+        "q": Argument(2, F32),
+        "block_tables": Argument(2, I32),
+        "context_lens": Argument(1, I32),
+        "query_start": Argument(1, I32),
+        "token_seq": Argument(1, I32),
+        "positions": Argument(1, I32),
+    },
+    lambda call: ((call.shapes["q"][0], call.packed_width(call.shapes["q"][1])), call.act.long_name),
+    _paged_attention,
+    packed_result=True,
+    scratch_bytes=_scratch_bytes,
+)

@@ -1,0 +1,141 @@
+"""What an op of the graph IR is: its tensors, result and kernels. Imports neither torch nor tvm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmc.compiler import dtypes
+from llmc.compiler.graph import GraphShape, Site, round_up
+from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.targets.base import Target
+from llmc.quantize import WeightFormat
+from llmc.quantize.scheme import SCALE, STEP, ZERO
+
+NUM_TOKENS, NUM_SAMPLES = 0, 2
+"""Indices into the kernel scalars: what bounds a kernel's rows."""
+
+F32, I32, ANY_FLOAT = (dtypes.F32.long_name,), (dtypes.I32.long_name,), tuple(dtypes.FLOATS_BY_LONG_NAME)
+
+
+class BufferSource:
+    """Buffers that are no tensor of the traced graph."""
+
+    K_POOL = "<k_pool>"
+    V_POOL = "<v_pool>"
+    SCRATCH = "<scratch>"
+    """Memory that only the commands of one op use."""
+    OF_WEIGHT = (SCALE, ZERO, STEP)
+    """Stored beside the weight that the op reads, under its name and this."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor that an op is called with. packed: an activation in the layout that linear layers read."""
+
+    rank: int
+    dtypes: tuple[str, ...]
+    packed: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """An op as it is called in a trace: the shape of each tensor (ints and symbols) and the values of the others."""
+
+    shapes: Mapping[str, Sequence[Any]]
+    values: Mapping[str, Any]
+    act: dtypes.Dtype
+    """Of activations that feed linear layers."""
+
+    def packed_width(self, width: Any) -> int:
+        """Elements of a row of a packed activation: whole words."""
+        return round_up(int(width), self.act.per_word)
+
+
+@dataclass(frozen=True)
+class GraphParams:
+    """What the kernels of an op depend on beside the op.
+
+    packed_embedding: the embedding shares its (packed) weight with the output projection.
+    """
+
+    target: Target
+    shape: GraphShape
+    max_model_len: int
+    act_dtype: str
+    kv_dtype: str
+    block_size: int
+    packed_embedding: bool
+
+    def row_params(self, *, on_samples: bool = False) -> dict[str, Param]:
+        """Parameters of a kernel that depend on how rows lie."""
+        return dict(self.target.row_params(self.shape.sample_layout if on_samples else self.shape.token_layout))
+
+    def rows(self, site: Site) -> dict[str, Param]:
+        """Parameters of a kernel of rows: how they lie, and the scalar that counts the valid ones."""
+        on_samples = bool(site.attributes["on_samples"])
+        return {"rows": NUM_SAMPLES if on_samples else NUM_TOKENS, **self.row_params(on_samples=on_samples)}
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One kernel of an op.
+
+    buffers: names of the op's tensors or of BufferSource, in operand order; the output, `out` or SCRATCH, comes last.
+    """
+
+    spec: KernelSpec
+    buffers: tuple[str, ...]
+
+
+Result = Callable[[Call], tuple[Sequence[Any], str]]
+"""Shape and dtype (TVM's name) of what an op makes."""
+Kernels = Callable[[Site, GraphParams], list[KernelCall]]
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """One op `llmc::name`.
+
+    arguments: by name; optional ones may be left out of a call. result: of a call. kernels: those that compute a site
+    in a graph, in order. packed_result: it makes a packed activation. quantized: the op that a site becomes whose
+    `weight` is quantized, None: its weight never is. reads_int8: that op takes `x` as int8 where the scheme has int8
+    activations. writes_int8: its kernels can make a packed result as int8. scratch_bytes: of memory that the kernels of
+    one site pass to each other. traced: models call it; others are made by passes.
+    """
+
+    name: str
+    arguments: Mapping[str, Argument]
+    result: Result
+    kernels: Kernels
+    packed_result: bool = False
+    quantized: str | None = None
+    reads_int8: bool = False
+    writes_int8: bool = False
+    scratch_bytes: Callable[[Site, GraphParams], int] = field(default=lambda site, graph: 0)
+    traced: bool = True
+
+    @property
+    def packed_arguments(self) -> tuple[str, ...]:
+        return tuple(name for name, argument in self.arguments.items() if argument.packed)
+
+
+def weight_format(site: Site) -> WeightFormat:
+    """How the weight of a quantized site is stored."""
+    return WeightFormat(*(site.attributes[name] for name in ("bits", "group_size", "asymmetric", "steps")))
+
+
+def int8_sums(site: Site) -> dict[str, int]:
+    """How the int8 activation that a site makes is summed."""
+    return {name: site.attributes[f"int8_{name}"] for name in ("group_size", "sum_factor")}
+
+
+def makes_int8(site: Site) -> bool:
+    """Whether the result of a site is quantized to int8."""
+    return "int8_group_size" in site.attributes
+
+
+def written_activation(site: Site, graph: GraphParams) -> dict[str, Param]:
+    """The dtype of a packed activation that a kernel writes; of int8, also the groups it is summed in."""
+    return {"act_dtype": "i8", **int8_sums(site)} if makes_int8(site) else {"act_dtype": graph.act_dtype}

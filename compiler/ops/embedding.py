@@ -1,0 +1,49 @@
+"""embedding: rows of a matrix by token id."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from llmc.compiler.graph import Site
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.ops.definition import ANY_FLOAT, F32, I32, Argument, GraphParams, KernelCall, OpDef, weight_format
+from llmc.quantize.scheme import SCALE
+
+_ARGUMENTS = {"ids": Argument(1, I32), "weight": Argument(2, ANY_FLOAT)}
+
+
+def _embedding(site: Site, graph: GraphParams) -> list[KernelCall]:
+    vocab, dim = site.attributes["weight_shapes"]["weight"]
+    spec = KernelSpec.of(
+        "embedding",
+        "embedding",
+        dim=dim,
+        vocab=vocab,
+        weight_dtype=graph.act_dtype,
+        packed=graph.packed_embedding,
+        **graph.target.weight_params(),
+    )
+    return [KernelCall(spec, ("ids", "weight", "out"))]
+
+
+def _embedding_quant(site: Site, graph: GraphParams) -> list[KernelCall]:
+    vocab, dim = site.attributes["weight_shapes"]["weight"]
+    spec = KernelSpec.of(
+        "embedding",
+        "embedding_quant",
+        dim=dim,
+        vocab=vocab,
+        **graph.target.weight_params(),
+        **asdict(weight_format(site)),
+    )
+    return [KernelCall(spec, ("ids", "weight", SCALE, "out"))]
+
+
+EMBEDDING = OpDef(
+    "embedding",
+    _ARGUMENTS,
+    lambda call: ((call.shapes["ids"][0], call.shapes["weight"][1]), F32[0]),
+    _embedding,
+    quantized="embedding_quant",
+)
+EMBEDDING_QUANT = OpDef("embedding_quant", _ARGUMENTS, EMBEDDING.result, _embedding_quant, traced=False)

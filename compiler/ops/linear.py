@@ -1,0 +1,148 @@
+"""linear and gated_linear, plain and quantized, and quantize_rows, which makes the int8 activations that they read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmc.compiler.dtypes import DTYPES
+from llmc.compiler.graph import Site
+from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.ops.definition import (
+    ANY_FLOAT,
+    F32,
+    I32,
+    Argument,
+    BufferSource,
+    Call,
+    GraphParams,
+    KernelCall,
+    OpDef,
+    int8_sums,
+    makes_int8,
+    weight_format,
+)
+from llmc.quantize import WeightFormat
+from llmc.quantize.scheme import SCALE
+
+
+def linear_spec(dtype: str, **params: Param) -> KernelSpec:
+    """The kernel of y [rows, n] = x [rows, k] by a weight [n, k] of the same dtype. params: k, n, rows (the scalar that
+    counts valid ones), those of the target's rows, and optionally bias, residual and gated.
+
+    gated: the weight's rows are gate's, then up's, and y [rows, n / 2] is silu(gate) · up in this dtype; "": not so.
+    """
+    given: dict[str, Param] = {"bias": False, "residual": False, "rows": 0, "gated": "", **params}
+    return KernelSpec.of("linear", "linear", act_dtype=dtype, weight_dtype=dtype, **given)
+
+
+def linear_quant_spec(act_dtype: str, format: WeightFormat, **params: Param) -> KernelSpec:
+    """As `linear_spec`, of a weight stored in `format`. act_dtype: f32, bf16 or i8."""
+    given: dict[str, Param] = {"bias": False, "residual": False, "rows": 0, "gated": "", **params}
+    return KernelSpec.of(
+        "linear",
+        "linear_quant",
+        act_dtype=act_dtype,
+        bits=format.bits,
+        group_size=format.group_size,
+        asymmetric=format.asymmetric and not format.steps,  # of steps all zero points are stored
+        steps=format.steps,
+        **given,
+    )
+
+
+def _is_gated(site: Site) -> bool:
+    return site.op in (GATED_LINEAR.name, GATED_LINEAR_QUANT.name)
+
+
+def _is_quantized_later(site: Site) -> bool:
+    """Whether a gated linear's rows become int8: only whole rows can, and its tasks have columns of them."""
+    return _is_gated(site) and makes_int8(site)
+
+
+def _gated_width(site: Site) -> int:
+    return int(site.attributes["weight_shapes"]["weight"][0]) // 2
+
+
+def _params(site: Site, graph: GraphParams) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What every linear kernel needs to know, and the operands that this one has beside x, weight and out."""
+    n, k = site.attributes["weight_shapes"]["weight"]
+    optional = tuple(name for name in ("bias", "residual") if name in site.tensors)
+    given = {name: name in optional for name in ("bias", "residual")}
+    gated = graph.act_dtype if _is_gated(site) else ""
+    return {"k": k, "n": n, "gated": gated, **given, **graph.rows(site)}, optional
+
+
+def _with_int8(site: Site, graph: GraphParams, spec: KernelSpec, inputs: tuple[str, ...]) -> list[KernelCall]:
+    """The linear kernel, and the one that makes its rows int8 where they are to be."""
+    if not _is_quantized_later(site):
+        return [KernelCall(spec, (*inputs, "out"))]
+    later = _quantize_spec(site, graph, _gated_width(site))
+    return [KernelCall(spec, (*inputs, BufferSource.SCRATCH)), KernelCall(later, (BufferSource.SCRATCH, "out"))]
+
+
+def _linear(site: Site, graph: GraphParams) -> list[KernelCall]:
+    params, optional = _params(site, graph)
+    spec = linear_spec(graph.act_dtype, **params)
+    return _with_int8(site, graph, spec, ("x", "weight", *optional))
+
+
+def _linear_quant(site: Site, graph: GraphParams) -> list[KernelCall]:
+    params, optional = _params(site, graph)
+    act = "i8" if site.attributes["int8"] else graph.act_dtype
+    format = weight_format(site)
+    spec = linear_quant_spec(act, format, **params)
+    of_group = (f".{format.of_group}",) if format.of_group else ()
+    return _with_int8(site, graph, spec, ("x", "weight", SCALE, *of_group, *optional))
+
+
+def _quantize_spec(site: Site, graph: GraphParams, width: int) -> KernelSpec:
+    return KernelSpec.of(
+        "other", "quantize_rows", dim=width, act_dtype=graph.act_dtype, **int8_sums(site), **graph.rows(site)
+    )
+
+
+def _quantize_rows(site: Site, graph: GraphParams) -> list[KernelCall]:
+    return [KernelCall(_quantize_spec(site, graph, site.attributes["widths"]["x"]), ("x", "out"))]
+
+
+def _scratch_bytes(site: Site, graph: GraphParams) -> int:
+    words = -(-_gated_width(site) // DTYPES[graph.act_dtype].per_word) if _is_quantized_later(site) else 0
+    return 4 * graph.shape.tokens * words
+
+
+def _gated_result(call: Call) -> tuple[tuple[Any, int], str]:
+    return (call.shapes["x"][0], call.packed_width(int(call.shapes["weight"][0]) // 2)), call.act.long_name
+
+
+_X, _WEIGHT, _BIAS = Argument(2, ANY_FLOAT, packed=True), Argument(2, ANY_FLOAT), Argument(1, F32)
+
+LINEAR = OpDef(
+    "linear",
+    {"x": _X, "weight": _WEIGHT, "bias": _BIAS, "residual": Argument(2, F32)},
+    lambda call: ((call.shapes["x"][0], call.shapes["weight"][0]), F32[0]),
+    _linear,
+    quantized="linear_quant",
+    reads_int8=True,
+)
+LINEAR_QUANT = OpDef("linear_quant", LINEAR.arguments, LINEAR.result, _linear_quant, traced=False)
+GATED_LINEAR = OpDef(
+    "gated_linear",
+    {"x": _X, "weight": _WEIGHT, "bias": _BIAS},
+    _gated_result,
+    _linear,
+    packed_result=True,
+    quantized="gated_linear_quant",
+    reads_int8=True,
+    writes_int8=True,
+    scratch_bytes=_scratch_bytes,
+)
+GATED_LINEAR_QUANT = OpDef(
+    "gated_linear_quant",
+    GATED_LINEAR.arguments,
+    _gated_result,
+    _linear_quant,
+    packed_result=True,
+    scratch_bytes=_scratch_bytes,
+    traced=False,
+)
+QUANTIZE_ROWS = OpDef("quantize_rows", {"x": _X}, lambda call: (call.shapes["x"], I32[0]), _quantize_rows, traced=False)

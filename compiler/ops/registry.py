@@ -1,0 +1,36 @@
+"""The ops by exact name: an op is added with its definition, a line here and a kernel template for each target."""
+
+from __future__ import annotations
+
+from llmc.compiler.config import CompileError
+from llmc.compiler.ops.attention import PAGED_ATTENTION
+from llmc.compiler.ops.definition import OpDef
+from llmc.compiler.ops.embedding import EMBEDDING, EMBEDDING_QUANT
+from llmc.compiler.ops.gather import GATHER_ROWS
+from llmc.compiler.ops.linear import GATED_LINEAR, GATED_LINEAR_QUANT, LINEAR, LINEAR_QUANT, QUANTIZE_ROWS
+from llmc.compiler.ops.norm import RMS_NORM
+from llmc.compiler.ops.rope import ROPE_KV_WRITE
+
+OPS: dict[str, OpDef] = {
+    op.name: op
+    for op in (
+        EMBEDDING,
+        EMBEDDING_QUANT,
+        RMS_NORM,
+        LINEAR,
+        LINEAR_QUANT,
+        GATED_LINEAR,
+        GATED_LINEAR_QUANT,
+        QUANTIZE_ROWS,
+        ROPE_KV_WRITE,
+        PAGED_ATTENTION,
+        GATHER_ROWS,
+    )
+}
+
+
+def get_op(name: str) -> OpDef:
+    """Raises CompileError for an op that the compiler does not know."""
+    if name not in OPS:
+        raise CompileError(f"op llmc::{name} has no kernel template; known: {', '.join(sorted(OPS))}")
+    return OPS[name]

@@ -1,0 +1,165 @@
+"""The CPU as a compiler's target: what `targets.base.Target` asks for, answered by this folder's modules.
+
+Imports neither torch nor tvm: kernels and tuning do, when they are called.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from llmc.compiler.cache import GraphCache
+from llmc.compiler.config import CompileError
+from llmc.compiler.graph import GraphShape, round_up
+from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.targets import base
+from llmc.compiler.targets.base import Choice, Compare, LaunchFacts, OnStep, TargetError
+from llmc.compiler.targets.cpu import layouts, target
+from llmc.compiler.targets.cpu.kernels.schedule import Schedule
+from llmc.compiler.targets.cpu.kernels.sources import source_digest
+from llmc.compiler.targets.cpu.kernels.tasks import max_tasks, weight_parts
+from llmc.compiler.targets.cpu.link import link_shared
+from llmc.compiler.tvm_import import import_tvm
+from llmc.compiler.weight_request import WeightRequest, WeightTensor
+from llmc.models.loader import Parameter
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class CpuTarget(base.Target):
+    """An x86-64 CPU of `targets.cpu.target`."""
+
+    cpu: target.Target
+    kind: ClassVar[str] = "cpu"
+
+    @property
+    def name(self) -> str:
+        return self.cpu.name
+
+    @property
+    def level(self) -> int:
+        return self.cpu.isa_level
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self.cpu)
+
+    def code_key(self) -> str:
+        return json.dumps({**asdict(self.cpu), "mattr": self.cpu.mattr}, sort_keys=True)
+
+    def layout_key(self) -> str:
+        return f"{self.cpu.lanes} {self.cpu.row_tile} {self.cpu.panel_columns}"
+
+    def runs_here(self) -> bool:
+        return target.runs_here(self.cpu)
+
+    def graph_shape(
+        self, tokens: int, samples: int, longest_context: int, max_context: int, block_size: int
+    ) -> GraphShape:
+        return layouts.graph_shape(self.cpu, tokens, samples, longest_context, max_context, block_size)
+
+    def row_params(self, layout: int) -> Mapping[str, Param]:
+        return {"row_tile": layout}
+
+    def int8_row_words(self, width: int, groups: int) -> int:
+        from llmc.compiler.targets.cpu.quant_packing import quantized_row_words
+
+        return quantized_row_words(width, groups)
+
+    def attention_scratch_bytes(self, rows: int, num_heads: int, head_dim: int, segments: int) -> int:
+        return layouts.attention_scratch_bytes(rows, num_heads, head_dim, segments)
+
+    def kv_width(self, head_dim: int) -> int:
+        return round_up(head_dim, layouts.HEAD_DIM_ALIGNMENT)
+
+    def weight_params(self) -> Mapping[str, Param]:
+        return {"panel_columns": self.cpu.panel_columns}
+
+    def weight_tensors(self, request: WeightRequest) -> list[WeightTensor]:
+        from llmc.compiler.targets.cpu.weights import weight_tensors
+
+        return weight_tensors(request, self.cpu.panel_columns)
+
+    def weight_pieces(self, request: WeightRequest, parameter: Parameter) -> Iterator[tuple[memoryview, ...]]:
+        from llmc.compiler.targets.cpu.weights import weight_pieces
+
+        return weight_pieces(request, parameter, self.cpu.panel_columns)
+
+    def weight_layout_field(self) -> int:
+        return self.cpu.panel_columns
+
+    def graph_sources(self) -> Sequence[Path]:
+        names = ("layouts.py", "quant_packing.py", "kernels/attention_split.py")
+        return [_HERE / name for name in names]
+
+    def weight_sources(self, *, quantized: bool) -> Sequence[Path]:
+        names = ("weights.py", "packing.py", *(("quant_packing.py",) if quantized else ()))
+        return [_HERE / name for name in names]
+
+    def template_digest(self, op: str) -> str:
+        return source_digest(op)
+
+    def launch_facts(self, spec: KernelSpec) -> LaunchFacts:
+        return LaunchFacts(max_tasks(spec, self.cpu.panel_columns), weight_parts(spec))
+
+    def compile(self, spec: KernelSpec, variant: str | None) -> bytes:
+        import_tvm()
+        from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
+        from llmc.compiler.targets.cpu.kernels.registry import build_kernel
+
+        schedule = None if variant is None else Schedule.parse(variant)
+        return compile_object(build_kernel(spec, self.cpu, schedule), self.cpu)
+
+    def link(self, codes: Sequence[bytes], path: Path) -> None:
+        link_shared(codes, path)
+
+    def check_variant(self, text: str) -> str:
+        return Schedule.parse(text).text()
+
+    def check_tunes_here(self) -> None:
+        if not self.runs_here():
+            raise CompileError(
+                f"this machine cannot run code for {self.name}, so nothing can be measured on it: leave out --tune, or "
+                "compile on such a machine"
+            )
+        try:
+            target.enable(self.cpu)
+        except TargetError as error:
+            raise CompileError(f"{error}, so nothing can be measured: leave out --tune") from None
+
+    def tune(
+        self,
+        rows: Mapping[KernelSpec, int],
+        cache: GraphCache,
+        machine: Mapping[str, str],
+        num_jobs: int,
+        on_step: OnStep,
+        compare: Compare | None = None,
+    ) -> dict[KernelSpec, Choice]:
+        from llmc.compiler.targets.cpu.tuning import tune
+
+        self.check_tunes_here()
+        return tune(rows, self, self.cpu, cache, machine, num_jobs, on_step, compare)
+
+
+def names() -> tuple[str, ...]:
+    """Targets of this kind, as users write them."""
+    return tuple(target.TARGETS)
+
+
+def named(name: str) -> CpuTarget:
+    """The target called `name`, one of `names()`."""
+    return CpuTarget(target.TARGETS[name])
+
+
+def native() -> CpuTarget:
+    """The best one that this machine runs. Raises TargetError."""
+    return CpuTarget(target.native_target())
+
+
+def from_record(record: Mapping[str, Any]) -> CpuTarget:
+    """The target whose `record()` it is."""
+    return CpuTarget(target.Target(**{**record, "instruction_sets": tuple(record["instruction_sets"])}))

@@ -1,0 +1,41 @@
+"""Rows of activations, cuts of attention and rows of the KV cache on a CPU. Imports neither torch nor tvm."""
+
+from __future__ import annotations
+
+from llmc.compiler.graph import GraphShape, round_up
+from llmc.compiler.targets.cpu.kernels.attention_split import num_segments, partial_floats
+from llmc.compiler.targets.cpu.target import Target
+
+HEAD_DIM_ALIGNMENT = 16
+"""Rows of V are padded to whole vectors of any level."""
+_SPLIT_TOKENS = 64
+_MOST_PARTIALS = 1024  # of a query head: 20 MiB where there are 32 heads of 128
+
+
+def graph_shape(
+    target: Target, tokens: int, samples: int, longest_context: int, max_context: int, block_size: int
+) -> GraphShape:
+    """See `targets.base.Target`."""
+    row_tile, sample_row_tile = target.row_tile_for(tokens), target.row_tile_for(samples)
+    return GraphShape(
+        round_up(tokens, row_tile),
+        round_up(samples, sample_row_tile),
+        row_tile,
+        sample_row_tile,
+        _segments(tokens, longest_context, max_context, block_size),
+    )
+
+
+def _segments(tokens: int, longest_context: int, max_context: int, block_size: int) -> int:
+    """Contexts are split where they may be long and tokens alone may not occupy every core.
+
+    A graph of many tokens has work for all of them without, and partial results would take much memory.
+    """
+    segments = num_segments(max_context, block_size)
+    few = tokens <= _SPLIT_TOKENS and tokens * segments <= _MOST_PARTIALS
+    return segments if few and num_segments(longest_context, block_size) > 1 else 0
+
+
+def attention_scratch_bytes(rows: int, num_heads: int, head_dim: int, segments: int) -> int:
+    """See `targets.base.Target`."""
+    return 4 * rows * num_heads * segments * partial_floats(head_dim)

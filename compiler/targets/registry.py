@@ -1,0 +1,45 @@
+"""The kinds of targets: each is a module with `names`, `named` and `from_record`, in a line here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from llmc.compiler.targets.base import Target, TargetError
+
+NATIVE = "native"
+DEFAULT_KIND = "cpu"
+KINDS = {"cpu": "llmc.compiler.targets.cpu.backend"}
+"""Module by kind."""
+
+
+def _module(kind: str) -> ModuleType:
+    return importlib.import_module(KINDS[kind])
+
+
+def native_target() -> Target:
+    """The best target of the default kind that this machine runs. Raises TargetError."""
+    target: Target = _module(DEFAULT_KIND).native()
+    return target
+
+
+def resolve_target(name: str) -> Target:
+    """The target called `name`; `native` is this machine's. Raises TargetError naming the known ones."""
+    if name == NATIVE:
+        return native_target()
+    known: list[str] = []
+    for kind in KINDS:
+        names: tuple[str, ...] = _module(kind).names()
+        if name in names:
+            target: Target = _module(kind).named(name)
+            return target
+        known += names
+    raise TargetError(f"unknown target {name!r}; known targets: {NATIVE}, {', '.join(sorted(known))}")
+
+
+def target_of(record: Mapping[str, Any]) -> Target:
+    """The target that a manifest records."""
+    target: Target = _module(DEFAULT_KIND).from_record(record)
+    return target
