@@ -88,13 +88,19 @@ class Model(Closed):
         return self
 
 
-class Target(Closed):
+class CpuTarget(Closed):
     name: Text
     mcpu: Text
     instruction_sets: Annotated[list[Text], Field(min_length=1, max_length=256)]
     lanes: Annotated[int, Field(ge=1, le=1024)]
     row_tile: Annotated[int, Field(ge=1, le=1024)]
     panel_columns: Annotated[int, Field(ge=1, le=4096)]
+
+
+class ReferenceTarget(Closed):
+    kind: Literal["reference"]
+    name: Text
+    machine: Text
 
 
 class Context(Open):
@@ -144,7 +150,7 @@ class Manifest(Open):
     llmc_version: Text | None = None
     fingerprint: Text | None = None
     model: Model | None = None
-    target: Target | None = None
+    target: CpuTarget | ReferenceTarget | None = None
     act_dtype: Float | None = None
     kv_dtype: Float | None = None
     max_model_len: Count | None = None

@@ -27,7 +27,7 @@ INPUTS = (
     "sample_index",
     "token_seq",
 )
-ISA_LEVELS = ("", "x86-64-v3", "x86-64-v4", "x86-64-v4 + VNNI", "x86-64-v4 + AVX512-BF16", "x86-64-v4 + AMX")
+ISA_LEVELS = ("any", "x86-64-v3", "x86-64-v4", "x86-64-v4 + VNNI", "x86-64-v4 + AVX512-BF16", "x86-64-v4 + AMX")
 MAGIC = b"LLMCGRPH"
 VERSION = 3
 ALIGNMENT = 64
@@ -93,7 +93,7 @@ class FormatError(ValueError):
 
 @dataclass(frozen=True)
 class Header:
-    """version, size of graphs.bin in bytes, its CRC-32, needed ISA level (1 ... 5); sizes in bytes and CRC-32 of the
+    """version, size of graphs.bin in bytes, its CRC-32, needed ISA level (0 ... 5); sizes in bytes and CRC-32 of the
     files beside it, of weights.safetensors that of its header."""
 
     version: int
@@ -245,7 +245,7 @@ def _read_header(data: memoryview) -> tuple[Header, int]:
     _need(file_bytes == len(data), f"graphs.bin has {len(data)} bytes, its header says {file_bytes}: it is truncated")
     found = zlib.crc32(data[_CRC_OFFSET + 4 :], zlib.crc32(data[:_CRC_OFFSET]))
     _need(found == crc, f"graphs.bin is damaged: its checksum is {found:08x} instead of {crc:08x}")
-    _need(1 <= isa < len(ISA_LEVELS), f"graphs.bin names ISA level {isa}, known are 1 to {len(ISA_LEVELS) - 1}")
+    _need(0 <= isa < len(ISA_LEVELS), f"graphs.bin names ISA level {isa}, known are 0 to {len(ISA_LEVELS) - 1}")
     return Header(version, file_bytes, crc, isa, *files), num_sections
 
 

@@ -26,7 +26,7 @@ from llmc.compiler.bundle_archive import ArchiveError, opened
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.compiler.pipeline import compile_model
-from llmc.compiler.targets.cpu.target import TARGETS
+from llmc.compiler.targets.registry import resolve_target
 from llmc.models.errors import ModelError
 from llmc.quantize import QuantConfig
 from llmc.runtime.binding import Artifact, Replayer
@@ -131,7 +131,7 @@ def test_several_targets(tiny_artifact: TinyArtifact, tuned: Path, kernel_cache:
 
 def test_the_best_of_a_bundle_that_the_machine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def names(*targets: str) -> Any:
-        variants = [SimpleNamespace(resolved=SimpleNamespace(target=TARGETS[name])) for name in targets]
+        variants = [SimpleNamespace(resolved=SimpleNamespace(target=resolve_target(name))) for name in targets]
         return SimpleNamespace(variants=variants, path=Path("b"))
 
     monkeypatch.setenv("LLMC_NATIVE_TARGET", "x86-64-v3")

@@ -11,7 +11,7 @@ from llmc.compiler.targets.base import Target, TargetError
 
 NATIVE = "native"
 DEFAULT_KIND = "cpu"
-KINDS = {"cpu": "llmc.compiler.targets.cpu.backend"}
+KINDS = {"cpu": "llmc.compiler.targets.cpu.backend", "reference": "llmc.compiler.targets.reference.backend"}
 """Module by kind."""
 
 
@@ -41,5 +41,5 @@ def resolve_target(name: str) -> Target:
 
 def target_of(record: Mapping[str, Any]) -> Target:
     """The target that a manifest records."""
-    target: Target = _module(DEFAULT_KIND).from_record(record)
+    target: Target = _module(str(record.get("kind", DEFAULT_KIND))).from_record(record)
     return target

@@ -196,7 +196,6 @@ Status Artifact::ReadTables(const MappedFile& file) {
   files_ = {header.code_bytes, header.weights_bytes, header.code_crc32, header.weights_header_crc32};
   isa_level_ = header.isa_level;
   const uint32_t machine = MachineIsaLevel();
-  if (isa_level_ < 1) return Corrupt("graphs.bin", "ISA level " + Str(isa_level_) + " does not exist");
   if (isa_level_ > kMaxIsaLevel) {
     return Status::Error(LLMC_ERR_UNSUPPORTED_ISA, "the artifact '" + directory_ + "' needs ISA level " +
                                                        Str(isa_level_) + " and this runtime knows levels up to " +

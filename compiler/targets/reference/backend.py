@@ -1,0 +1,167 @@
+"""The reference target: what `targets.base.Target` asks for, in the plainest way that the runtime can replay.
+
+Imports neither torch nor tvm: kernels do, when they are compiled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from llmc.compiler import kernel_spec
+from llmc.compiler.cache import GraphCache
+from llmc.compiler.config import CompileError
+from llmc.compiler.graph import GraphShape, round_up
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError, Param
+from llmc.compiler.targets import base
+from llmc.compiler.targets.base import Choice, Compare, LaunchFacts, OnStep
+from llmc.compiler.targets.cpu.link import link_shared
+from llmc.compiler.tvm_import import import_tvm
+from llmc.compiler.weight_request import WeightRequest, WeightTensor
+from llmc.models.loader import Parameter
+
+KIND = "reference"
+_HERE = Path(__file__).parent
+_ROW_ALIGNMENT = 16
+_WORDS_BESIDE_NUMBERS = 1  # of an int8 row: its scale
+_LINE = 8
+# LLVM's triple and the CPU whose instructions every one of its architecture has, by machine.
+_MACHINES = {
+    "x86_64": ("x86_64-unknown-linux-gnu", "x86-64"),
+    "aarch64": ("aarch64-unknown-linux-gnu", "generic"),
+}
+_NAMES = {"reference": "x86_64", "reference-aarch64": "aarch64"}
+
+
+@dataclass(frozen=True)
+class ReferenceTarget(base.Target):
+    """machine: an architecture, as uname has it."""
+
+    machine: str
+    kind: ClassVar[str] = KIND
+
+    @property
+    def name(self) -> str:
+        return next(name for name, machine in _NAMES.items() if machine == self.machine)
+
+    @property
+    def level(self) -> int:
+        return 0
+
+    def record(self) -> dict[str, Any]:
+        return {"kind": KIND, "name": self.name, "machine": self.machine}
+
+    def code_key(self) -> str:
+        return json.dumps({**self.record(), "code": _MACHINES[self.machine]}, sort_keys=True)
+
+    def layout_key(self) -> str:
+        return KIND
+
+    def runs_here(self) -> bool:
+        return platform.machine() == self.machine
+
+    def graph_shape(
+        self, tokens: int, samples: int, longest_context: int, max_context: int, block_size: int
+    ) -> GraphShape:
+        return GraphShape(tokens, samples, 1, 1, 0)
+
+    def row_params(self, layout: int) -> Mapping[str, Param]:
+        return {}
+
+    def int8_row_words(self, width: int, groups: int) -> int:
+        return round_up(width, _LINE) // 4 + _WORDS_BESIDE_NUMBERS + groups
+
+    def attention_scratch_bytes(self, rows: int, num_heads: int, head_dim: int, segments: int) -> int:
+        return 0
+
+    def kv_width(self, head_dim: int) -> int:
+        return round_up(head_dim, _ROW_ALIGNMENT)
+
+    def weight_params(self) -> Mapping[str, Param]:
+        return {}
+
+    def weight_tensors(self, request: WeightRequest) -> list[WeightTensor]:
+        from llmc.compiler.targets.reference.weights import weight_tensors
+
+        return weight_tensors(request)
+
+    def weight_pieces(self, request: WeightRequest, parameter: Parameter) -> Iterator[tuple[memoryview, ...]]:
+        from llmc.compiler.targets.reference.weights import weight_pieces
+
+        return weight_pieces(request, parameter)
+
+    def weight_layout_field(self) -> int:
+        return 1
+
+    def graph_sources(self) -> Sequence[Path]:
+        return [_HERE / "backend.py"]
+
+    def weight_sources(self, *, quantized: bool) -> Sequence[Path]:
+        return [_HERE / "weights.py"]
+
+    def template_digest(self, op: str) -> str:
+        return _sources_digest()
+
+    def launch_facts(self, spec: KernelSpec) -> LaunchFacts:
+        return LaunchFacts()
+
+    def compile(self, spec: KernelSpec, variant: str | None) -> bytes:
+        if variant is not None:
+            raise KernelSpecError(f"kernels of {self.name} have one schedule; {variant!r} is another")
+        import_tvm()
+        from llmc.compiler.targets.reference.codegen import compile_object
+        from llmc.compiler.targets.reference.kernels.registry import build_kernel
+
+        return compile_object(build_kernel(spec), *_MACHINES[self.machine])
+
+    def link(self, codes: Sequence[bytes], path: Path) -> None:
+        link_shared(codes, path)
+
+    def check_variant(self, text: str) -> str:
+        raise ValueError(f"{text!r} is no schedule: kernels of {self.name} have none")
+
+    def check_tunes_here(self) -> None:
+        raise CompileError(f"kernels of {self.name} have one schedule, so nothing can be measured: leave out --tune")
+
+    def tune(
+        self,
+        rows: Mapping[KernelSpec, int],
+        cache: GraphCache,
+        machine: Mapping[str, str],
+        num_jobs: int,
+        on_step: OnStep,
+        compare: Compare | None = None,
+    ) -> dict[KernelSpec, Choice]:
+        self.check_tunes_here()
+        return {}
+
+
+@cache
+def _sources_digest() -> str:
+    """Of all that decides a kernel's code: the kernels are few and share their parts."""
+    digest = hashlib.sha256()
+    for file in (Path(kernel_spec.__file__), _HERE / "codegen.py", *sorted((_HERE / "kernels").glob("*.py"))):
+        data = file.read_bytes()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+def names() -> tuple[str, ...]:
+    """Targets of this kind, as users write them."""
+    return tuple(_NAMES)
+
+
+def named(name: str) -> ReferenceTarget:
+    """The target called `name`, one of `names()`."""
+    return ReferenceTarget(_NAMES[name])
+
+
+def from_record(record: Mapping[str, Any]) -> ReferenceTarget:
+    """The target whose `record()` it is."""
+    return named(str(record["name"]))

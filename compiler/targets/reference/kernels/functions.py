@@ -1,0 +1,131 @@
+"""Elementary functions of one float32, computed in float64 and rounded once."""
+
+from __future__ import annotations
+
+import math
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.targets.reference.kernels.frame import Expr, is_nan, let
+
+_EXP_TERMS = 13
+_LOG_TERMS = 12
+_ROUNDER = 6755399441055744.0  # 1.5 · 2⁵²: a sum with it has no bits behind the point
+
+
+def _wide(value: Expr) -> Expr:
+    return let(T.Cast("float64", value), "float64")
+
+
+def _narrow(value: Expr) -> Expr:
+    return let(T.Cast("float32", value), "float32")
+
+
+def _exp64(x: Expr) -> Expr:
+    """exp of a float64; at most ±700 of it counts."""
+    x = let(T.max(T.min(x, T.float64(700.0)), T.float64(-700.0)), "float64")
+    sum_of = let(x * T.float64(1 / math.log(2)) + T.float64(_ROUNDER), "float64")
+    whole = let(sum_of - T.float64(_ROUNDER), "float64")
+    rest = let(x - whole * T.float64(math.log(2)), "float64")
+    value = T.float64(1.0)
+    for term in range(_EXP_TERMS, 0, -1):
+        value = let(value * rest * T.float64(1 / term) + T.float64(1.0), "float64")
+    exponent = T.shift_left(T.Cast("int64", whole) + T.int64(1023), T.int64(52))
+    return let(value * T.reinterpret("float64", exponent), "float64")
+
+
+def _keep_nan(x: Expr, value: Expr) -> Expr:
+    return let(T.Select(is_nan(x), x, value), "float32")
+
+
+def exp(x: Expr) -> Expr:
+    x = let(x, "float32")
+    return _keep_nan(x, _narrow(_exp64(_wide(x))))
+
+
+def sigmoid(x: Expr) -> Expr:
+    x = let(x, "float32")
+    return _keep_nan(x, _narrow(T.float64(1.0) / (T.float64(1.0) + _exp64(-_wide(x)))))
+
+
+def tanh(x: Expr) -> Expr:
+    x = let(x, "float32")
+    power = _exp64(_wide(x) * T.float64(2.0))
+    # Of small numbers the quotient cancels; x - x³ / 3 is exact to float32 there.
+    wide = _wide(x)
+    small = wide - wide * wide * wide * T.float64(1 / 3)
+    large = (power - T.float64(1.0)) / (power + T.float64(1.0))
+    return _keep_nan(x, _narrow(T.Select(T.abs(wide) < T.float64(1e-3), small, large)))
+
+
+def log(x: Expr) -> Expr:
+    """Natural logarithm; of 0 −inf, of negative numbers not a number."""
+    x = let(x, "float32")
+    wide = _wide(x)
+    bits = let(T.reinterpret("int64", wide), "int64")
+    mantissa_bits = T.bitwise_or(T.bitwise_and(bits, T.int64((1 << 52) - 1)), T.int64(1023 << 52))
+    mantissa = let(T.reinterpret("float64", mantissa_bits), "float64")
+    high = mantissa > T.float64(math.sqrt(2))
+    exponent = let(
+        T.Cast("float64", T.shift_right(bits, T.int64(52)) - T.int64(1023))
+        + T.Select(high, T.float64(1), T.float64(0)),
+        "float64",
+    )
+    mantissa = let(T.Select(high, mantissa * T.float64(0.5), mantissa), "float64")
+    ratio = let((mantissa - T.float64(1.0)) / (mantissa + T.float64(1.0)), "float64")
+    square, total = let(ratio * ratio, "float64"), T.float64(0.0)
+    for term in range(_LOG_TERMS, -1, -1):
+        total = let(total * square + T.float64(1 / (2 * term + 1)), "float64")
+    value = _narrow(exponent * T.float64(math.log(2)) + T.float64(2.0) * ratio * total)
+    infinite = T.float32(float("inf"))
+    value = T.Select(x == infinite, infinite, value)
+    value = T.Select(x == T.float32(0.0), T.float32(float("-inf")), value)
+    return _keep_nan(x, T.Select(x < T.float32(0.0), T.float32(float("nan")), value))
+
+
+def erf(x: Expr) -> Expr:
+    """The error function: Abramowitz and Stegun 7.1.28 is too coarse near 0, where its series is used."""
+    x = let(x, "float32")
+    wide = let(T.min(T.abs(_wide(x)), T.float64(6.0)), "float64")
+    square, series = let(wide * wide, "float64"), T.float64(0.0)
+    # Σ (-1)ⁿ x^(2n+1) / (n! (2n+1)): 36 terms are exact to float32 up to 2.2.
+    for term in range(36, -1, -1):
+        coefficient = (-1.0) ** term / (math.factorial(term) * (2 * term + 1))
+        series = let(series * square + T.float64(coefficient), "float64")
+    near = wide * series * T.float64(2 / math.sqrt(math.pi))
+    # Beyond: 1 - exp(-x²) / (x √π) · continued fraction.
+    fraction = T.float64(0.0)
+    for term in range(40, 0, -1):
+        fraction = let(T.float64(term / 2) / (wide + fraction), "float64")
+    far = T.float64(1.0) - _exp64(-square) / (T.float64(math.sqrt(math.pi)) * (wide + fraction))
+    value = _narrow(T.Select(wide < T.float64(2.2), near, far))
+    return _keep_nan(x, T.Select(x < T.float32(0.0), -value, value))
+
+
+def sqrt(x: Expr) -> Expr:
+    return T.sqrt(x)
+
+
+def nearest(x: Expr) -> Expr:
+    """To the nearest whole number, ties to even."""
+    x = let(x, "float32")
+    rounded = let(_wide(x) + T.float64(_ROUNDER), "float64")
+    value = _narrow(rounded - T.float64(_ROUNDER))
+    return let(T.Select(T.abs(x) < T.float32(1 << 23), value, x), "float32")
+
+
+def floor(x: Expr) -> Expr:
+    x = let(x, "float32")
+    near = nearest(x)
+    return let(T.Select(near > x, near - T.float32(1.0), near), "float32")
+
+
+def ceil(x: Expr) -> Expr:
+    x = let(x, "float32")
+    near = nearest(x)
+    return let(T.Select(near < x, near + T.float32(1.0), near), "float32")
+
+
+def silu(x: Expr) -> Expr:
+    x = let(x, "float32")
+    return let(x * sigmoid(x), "float32")

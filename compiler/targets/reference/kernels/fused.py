@@ -1,0 +1,193 @@
+"""fused: a row program (`compiler/rowwise.py`), an element at a time; a reduction is kept for its row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
+from llmc.compiler.targets.reference.kernels import functions
+from llmc.compiler.targets.reference.kernels.frame import (
+    Array,
+    Cell,
+    Expr,
+    Frame,
+    bf16_of_f32,
+    f32_of_bf16,
+    is_nan,
+    let,
+    row_width,
+    when,
+)
+
+_IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
+_FLOAT: dict[str, Callable[..., Expr]] = {
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * y,
+    "div": lambda x, y: x / y,
+    # What is not a number stays so, as torch has it.
+    "max": lambda x, y: T.Select(T.Or(x > y, is_nan(x)), x, y),
+    "min": lambda x, y: T.Select(T.Or(x < y, is_nan(x)), x, y),
+    "exp": functions.exp,
+    "tanh": functions.tanh,
+    "erf": functions.erf,
+    "log": functions.log,
+    "sigmoid": functions.sigmoid,
+    "sqrt": functions.sqrt,
+    "abs": T.abs,
+    "floor": functions.floor,
+    "ceil": functions.ceil,
+    "round": functions.nearest,
+    "to_bf16": lambda x: f32_of_bf16(bf16_of_f32(x)),
+}
+_COMPARE: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "lt": lambda x, y: x < y,
+    "le": lambda x, y: x <= y,
+    "eq": lambda x, y: x == y,
+    "ne": lambda x, y: x != y,
+}
+_INTEGER: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * y,
+    "floordiv": T.floordiv,
+    "floormod": T.floormod,
+    "max": T.max,
+    "min": T.min,
+}
+_OTHER: dict[str, Callable[..., Expr]] = {
+    "and": tirx.And,
+    "or": tirx.Or,
+    "not": tirx.Not,
+    "bool_to_float": lambda x: T.Select(x, T.float32(1.0), T.float32(0.0)),
+    "bool_to_int": lambda x: T.Select(x, T.int32(1), T.int32(0)),
+    "int_of_float": lambda x: T.Cast("int32", x),
+    "float_of_int": lambda x: T.Cast("float32", x),
+}
+_KINDS = {"float": "float32", "int": "int32"}
+
+
+class _Row:
+    """The expressions of one row."""
+
+    def __init__(self, k: Frame, program: dict[str, Any], row: Expr) -> None:
+        self._k, self._program, self._row = k, program, row
+        self._kept: dict[int, Array] = {}
+
+    def index(self, e: Any, axes: Sequence[Expr]) -> Expr:
+        if isinstance(e, int):
+            return T.int32(e)
+        if e[0] == "x":
+            return axes[e[1]]
+        if e[0] == "select":
+            test = _COMPARE[e[1][0]](self.index(e[1][1], axes), self.index(e[1][2], axes))
+            return T.Select(test, self.index(e[2], axes), self.index(e[3], axes))
+        return _INTEGER[e[0]](self.index(e[1], axes), self.index(e[2], axes))
+
+    def value(self, e: Any, axes: Sequence[Expr], guarded: bool) -> Expr:
+        """guarded: loads may lie outside their buffer and are clamped into it."""
+        match e[0]:
+            case "const":
+                return T.float32(float(e[1]))
+            case "int":
+                return T.int32(e[1])
+            case "index":
+                return self.index(e[1], axes)
+            case "load":
+                return self._load(e[1], self.index(e[2], axes), guarded)
+            case "stage":
+                return self._stage(e[1], [self.index(i, axes) for i in e[2]], guarded)
+            case "select":
+                # Either side may read where the condition does not hold.
+                return T.Select(*(self.value(part, axes, guarded or i > 0) for i, part in enumerate(e[1:])))
+        values = [self.value(argument, axes, guarded) for argument in e[1:]]
+        name = e[0].removeprefix("int_")
+        for table in (_INTEGER,) if name != e[0] else (_FLOAT, _COMPARE, _OTHER):
+            if name in table:
+                return table[name](*values)
+        raise KernelSpecError(f"a row program has the unknown operation {e[0]!r}")
+
+    def _load(self, number: int, offset: Expr, guarded: bool) -> Expr:
+        source, name = self._program["inputs"][number], f"in{number}"
+        width = prod(source["shape"])
+        offset = let(offset)
+        if guarded:
+            offset = let(T.max(T.min(offset, width - 1), 0))
+        stride = row_width(width, source["dtype"]) if source["packed"] else width
+        at = let(self._row * stride + offset) if source["row"] else offset
+        if source["dtype"] == "bool":
+            return self._k.raw(name, at) != T.uint8(0)
+        value = self._k.load(name, at)
+        return let(value, "int32" if source["dtype"] == "i32" else "float32")
+
+    def _stage(self, number: int, axes: Sequence[Expr], guarded: bool) -> Expr:
+        stage = self._program["stages"][number]
+        if not stage["reduce"]:
+            axes = [let(axis) for axis in axes]
+            value = self.value(stage["expr"], axes, guarded)
+            return value if stage["kind"] == "bool" else let(value, _KINDS[stage["kind"]])
+        offset: Expr = T.int32(0)
+        for axis, extent in zip(axes, stage["shape"], strict=True):
+            offset = offset * extent + axis
+        if guarded:
+            offset = T.max(T.min(offset, prod(stage["shape"]) - 1), 0)
+        return self._kept[number][let(offset)]
+
+    def reduce(self, number: int) -> None:
+        """Computes a reduction of this row."""
+        stage = self._program["stages"][number]
+        self._kept[number] = Array(prod(stage["shape"]))
+        with ExitStack() as loops:
+            spatial = [loops.enter_context(T.serial(extent)) for extent in stage["shape"]]
+            total = Cell(T.float32(_IDENTITY[stage["reduce"]]))
+            with ExitStack() as inner:
+                walked = [inner.enter_context(T.serial(extent)) for extent in stage["extents"]]
+                value = let(self.value(stage["expr"], [*spatial, *walked], False), "float32")
+                combine = _FLOAT["add" if stage["reduce"] == "sum" else stage["reduce"]]
+                total.set(combine(total.get(), value))
+            offset: Expr = T.int32(0)
+            for axis, extent in zip(spatial, stage["shape"], strict=True):
+                offset = offset * extent + axis
+            self._kept[number][offset] = total.get()
+
+    def write(self, number: int) -> None:
+        """Writes an output of this row."""
+        out, name = self._program["outputs"][number], f"out{number}"
+        shape, dtype, width = out["shape"], out["dtype"], prod(out["shape"])
+        stride = row_width(width, dtype) if out["packed"] else width
+        with ExitStack() as loops:
+            axes = [loops.enter_context(T.serial(extent)) for extent in shape]
+            offset: Expr = T.int32(0)
+            for axis, extent in zip(axes, shape, strict=True):
+                offset = offset * extent + axis
+            start = self._row * stride if out["row"] else T.int32(0)
+            value, at = self._stage(out["stage"], axes, False), let(start + offset)
+            if dtype == "bool":
+                self._k.put_raw(name, T.Select(value, T.uint8(1), T.uint8(0)), at)
+            else:
+                self._k.store(name, value, at)
+            if stride > width:
+                with when(offset == width - 1):
+                    self._k.store(name, T.float32(0.0), start + width)
+
+
+def fused(spec: KernelSpec) -> tirx.PrimFunc:
+    p = spec.as_dict()
+    program: dict[str, Any] = json.loads(str(p["program"]))
+    buffers = {f"in{i}": str(tensor["dtype"]) for i, tensor in enumerate(program["inputs"])}
+    buffers |= {f"out{i}": str(tensor["dtype"]) for i, tensor in enumerate(program["outputs"])}
+    with Frame(spec.symbol(), buffers) as k, k.share(k.scalar(int(p["rows"]))) as row:
+        emitted = _Row(k, program, row)
+        for number, stage in enumerate(program["stages"]):
+            if stage["reduce"]:
+                emitted.reduce(number)
+        for number in range(len(program["outputs"])):
+            emitted.write(number)
+    return k.function()

@@ -1,0 +1,90 @@
+"""linear and linear_quant: sums in ascending order of K; then bias and residual, or the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, row_width, when
+from llmc.compiler.targets.reference.kernels.functions import silu
+from llmc.compiler.targets.reference.kernels.matrix import QuantizedMatrix
+from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
+
+Dot = Callable[[Frame, Expr, Expr], Expr]
+"""The sum of a row of x by a row of the weight."""
+
+
+def linear(spec: KernelSpec) -> tirx.PrimFunc:
+    p = spec.as_dict()
+    width, dtype = int(p["k"]), str(p["weight_dtype"])
+    stride = row_width(width, dtype)
+
+    def dot(k: Frame, row: Expr, column: Expr) -> Expr:
+        total = Cell(T.float32(0.0))
+        with T.serial(width) as i:
+            total.set(total.get() + k.load("x", row * stride + i) * k.load("weight", column * stride + i))
+        return total.get()
+
+    return _linear(spec, {"x": str(p["act_dtype"]), "weight": dtype}, dot)
+
+
+def linear_quant(spec: KernelSpec) -> tirx.PrimFunc:
+    p = spec.as_dict()
+    width, act = int(p["k"]), str(p["act_dtype"])
+    matrix = QuantizedMatrix.of(p, width)
+    rows = Int8Rows(width, 1 if matrix.steps else matrix.groups)
+
+    def dot_of_floats(k: Frame, row: Expr, column: Expr) -> Expr:
+        stride, total = row_width(width, act), Cell(T.float32(0.0))
+        with T.serial(width) as i:
+            weight = T.Cast("float32", matrix.whole(k, column, i)) * matrix.scale(k, column, matrix.group(i))
+            total.set(total.get() + k.load("x", row * stride + i) * weight)
+        return total.get()
+
+    def dot_of_int8(k: Frame, row: Expr, column: Expr) -> Expr:
+        """Whole numbers are summed exactly as long as one scale holds."""
+        length = width if matrix.scales == 1 else matrix.group_size
+        total = Cell(T.float32(0.0))
+        with T.serial(matrix.scales) as group:
+            exact, first = Cell(T.int32(0), "int32"), let(group * length)
+            with T.serial(first, let(T.min(first + length, width))) as i:
+                exact.set(exact.get() + rows.number(k, "x", row, i) * matrix.whole(k, column, i))
+            total.set(total.get() + T.Cast("float32", exact.get()) * matrix.scale(k, column, group))
+        return total.get() * rows.scale(k, "x", row)
+
+    return _linear(spec, {"x": act, **matrix.operands()}, dot_of_int8 if act == "i8" else dot_of_floats)
+
+
+def _linear(spec: KernelSpec, inputs: dict[str, str], dot: Dot) -> tirx.PrimFunc:
+    p = spec.as_dict()
+    n, gated = int(p["n"]), str(p["gated"])
+    optional = [name for name in ("bias", "residual") if p[name]]
+    buffers = {**inputs, **dict.fromkeys(optional, "f32"), "out": gated or "f32"}
+    columns = n // 2 if gated else n
+    stride = row_width(columns, gated) if gated else n
+    with Frame(spec.symbol(), buffers) as k:
+        rows = k.scalar(int(p["rows"]))
+
+        def value(row: Expr, column: Expr) -> Expr:
+            total = let(dot(k, row, column), "float32")
+            if p["bias"]:
+                total = let(total + k.raw("bias", column), "float32")
+            return total
+
+        # By columns first: a weight's row is read once for all rows of x.
+        with k.share(columns) as column, T.serial(rows) as row:
+            if gated:
+                gate, up = value(row, column), value(row, column + columns)
+                k.store("out", silu(gate) * up, row * stride + column)
+                if stride > columns:
+                    with when(column == columns - 1):
+                        k.store("out", T.float32(0.0), row * stride + columns)
+            else:
+                total = value(row, column)
+                if p["residual"]:
+                    total = total + k.raw("residual", row * n + column)
+                k.store("out", total, row * stride + column)
+    return k.function()

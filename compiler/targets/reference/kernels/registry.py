@@ -1,0 +1,37 @@
+"""The plain kernels by exact op name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import tirx
+
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
+from llmc.compiler.targets.reference.kernels.attention import paged_attention, rope_kv_write
+from llmc.compiler.targets.reference.kernels.embedding import embedding, embedding_quant
+from llmc.compiler.targets.reference.kernels.fused import fused
+from llmc.compiler.targets.reference.kernels.linear import linear, linear_quant
+from llmc.compiler.targets.reference.kernels.rows import gather_rows, quantize_rows, rms_norm
+
+KERNELS: dict[str, Callable[[KernelSpec], tirx.PrimFunc]] = {
+    "embedding": embedding,
+    "embedding_quant": embedding_quant,
+    "rms_norm": rms_norm,
+    "linear": linear,
+    "linear_quant": linear_quant,
+    "quantize_rows": quantize_rows,
+    "rope_kv_write": rope_kv_write,
+    "paged_attention": paged_attention,
+    "gather_rows": gather_rows,
+    "fused": fused,
+}
+
+
+def build_kernel(spec: KernelSpec) -> tirx.PrimFunc:
+    """The TIR of a kernel; its global symbol is spec.symbol(). Raises KernelSpecError."""
+    if spec.op not in KERNELS:
+        raise KernelSpecError(f"no kernel for op {spec.op!r}; known ops: {', '.join(sorted(KERNELS))}")
+    try:
+        return KERNELS[spec.op](spec)
+    except KeyError as error:
+        raise KernelSpecError(f"op {spec.op!r} needs the parameter {error}; given: {spec.as_dict()}") from error

@@ -1,0 +1,60 @@
+"""rms_norm, quantize_rows and gather_rows: what is done to one row after the other."""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, row_width
+from llmc.compiler.targets.reference.kernels.rows_int8 import write_int8_row
+
+
+def write_activation(k: Frame, row: Expr, width: int, dtype: str, i: Expr, value: Expr) -> None:
+    """Element `i` of a row that a linear layer reads; the padding behind the last one is zero."""
+    stride = row_width(width, dtype)
+    k.store("out", value, row * stride + i)
+    if stride > width:
+        k.store("out", T.float32(0.0), row * stride + width)
+
+
+def rms_norm(spec: KernelSpec) -> tirx.PrimFunc:
+    p = spec.as_dict()
+    dim, act = int(p["dim"]), str(p["act_dtype"])
+    with Frame(spec.symbol(), {"x": "f32", "weight": "f32", "out": act}) as k, k.share(k.scalar(int(p["rows"]))) as row:
+        squares = Cell(T.float32(0.0))
+        with T.serial(dim) as i:
+            squares.set(squares.get() + k.raw("x", row * dim + i) * k.raw("x", row * dim + i))
+        mean = squares.get() / T.float32(dim)
+        factor = let(T.float32(1.0) / T.sqrt(mean + T.float32(float(p["eps"]))), "float32")
+
+        def value(i: Expr) -> Expr:
+            return k.raw("x", row * dim + i) * factor * k.raw("weight", i)
+
+        if act == "i8":
+            write_int8_row(k, row, dim, p, value)
+        else:
+            with T.serial(dim) as i:
+                write_activation(k, row, dim, act, i, value(i))
+    return k.function()
+
+
+def quantize_rows(spec: KernelSpec) -> tirx.PrimFunc:
+    p = spec.as_dict()
+    dim, act = int(p["dim"]), str(p["act_dtype"])
+    stride = row_width(dim, act)
+    with Frame(spec.symbol(), {"x": act, "out": "i8"}) as k, k.share(k.scalar(int(p["rows"]))) as row:
+        write_int8_row(k, row, dim, p, lambda i: k.load("x", row * stride + i))
+    return k.function()
+
+
+def gather_rows(spec: KernelSpec) -> tirx.PrimFunc:
+    p = spec.as_dict()
+    dim, num_samples = int(p["dim"]), 2
+    with (
+        Frame(spec.symbol(), {"x": "f32", "index": "i32", "out": "f32"}) as k,
+        k.share(k.scalar(num_samples)) as row,
+        T.serial(dim) as i,
+    ):
+        k.store("out", k.raw("x", k.raw("index", row) * dim + i), row * dim + i)
+    return k.function()
