@@ -1,0 +1,122 @@
+"""What a command writes, as a plain array: which tensor it is, and how the kernel's parameters say that it lies.
+
+A packed activation is [tiles][words][rows of a tile][elements of a word]; `row_tile` of the kernel is 1 where it has
+none, and then the tensor is row-major. Rows of int8 are words of four numbers, then a scale, then sums (FORMAT.md).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NUM_SAMPLES = 2  # the kernel scalar
+_LINE = 8  # numbers of an int8 row are padded to a multiple
+_ITEM_BYTES = {"f32": 4, "bf16": 2, "i32": 4, "bool": 1}
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ValueLayout:
+    """One tensor that a command writes. operand: index among its operands; on_samples: rows are samples, not tokens;
+    shape: of a row; dtype: f32, bf16, i8, i32 or bool; groups: of an int8 row, those that are summed."""
+
+    operand: int
+    on_samples: bool
+    shape: tuple[int, ...]
+    dtype: str
+    packed: bool = False
+    row_tile: int = 1
+    groups: int = 0
+
+    @property
+    def width(self) -> int:
+        return prod(self.shape)
+
+    def read(self, data: NDArray[np.uint8], num_rows: int) -> Floats:
+        """The first `num_rows` rows as float32, from the bytes of the operand; int8 numbers times their scale."""
+        tiles = -(-num_rows // self.row_tile)
+        if self.dtype == "i8":
+            return self._int8(data, tiles)[:num_rows]
+        per_word = 4 // _ITEM_BYTES[self.dtype] if self.packed else 1
+        words = -(-self.width // per_word)
+        count = tiles * words * self.row_tile * per_word if self.packed else num_rows * self.width
+        flat = _floats(data[: count * _ITEM_BYTES[self.dtype]], self.dtype)
+        if self.packed:
+            lying = flat.reshape(tiles, words, self.row_tile, per_word)
+            flat = lying.transpose(0, 2, 1, 3).reshape(tiles * self.row_tile, words * per_word)[:num_rows, : self.width]
+        return np.ascontiguousarray(flat).reshape(num_rows, *self.shape)
+
+    def _int8(self, data: NDArray[np.uint8], tiles: int) -> Floats:
+        number_words = -(-self.width // _LINE) * _LINE // 4
+        words = number_words + 1 + self.groups
+        tile = data[: tiles * words * self.row_tile * 4].view(np.int32).reshape(tiles, words, self.row_tile)
+        lying = np.ascontiguousarray(tile.transpose(0, 2, 1)).reshape(tiles * self.row_tile, words)
+        numbers = np.ascontiguousarray(lying[:, :number_words]).view(np.int8)[:, : self.width]
+        scale = np.ascontiguousarray(lying[:, number_words]).view(np.float32)
+        return numbers.astype(np.float32) * scale[:, None]
+
+
+def _floats(data: NDArray[np.uint8], dtype: str) -> Floats:
+    match dtype:
+        case "f32":
+            return data.view(np.float32).copy()
+        case "bf16":
+            return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        case "i32":
+            return data.view(np.int32).astype(np.float32)
+    return data.astype(np.float32)
+
+
+def written_values(op: str, parameters: str) -> list[ValueLayout]:
+    """What a kernel writes, by its op and parameters as the manifest has them; nothing for one whose output only other
+    kernels of its op understand."""
+    p: dict[str, Any] = dict(json.loads(parameters))
+    on_samples, tile = p.get("rows", 0) == _NUM_SAMPLES, int(p.get("row_tile", 1))
+
+    def activation(width: int, dtype: str) -> list[ValueLayout]:
+        """A row that linear layers read."""
+        return [ValueLayout(-1, on_samples, (width,), dtype, True, tile, _groups(p, width) if dtype == "i8" else 0)]
+
+    match op:
+        case "embedding" | "embedding_quant":
+            return [ValueLayout(-1, False, (p["dim"],), "f32")]
+        case "gather_rows":
+            return [ValueLayout(-1, True, (p["dim"],), "f32")]
+        case "rms_norm":
+            return activation(p["dim"], p["act_dtype"])
+        case "quantize_rows":
+            return activation(p["dim"], "i8")
+        case "linear" | "linear_quant":
+            if p["gated"]:
+                return activation(p["n"] // 2, p["gated"])
+            return [ValueLayout(-1, on_samples, (p["n"],), "f32")]
+        case "rope_kv_write":
+            return [ValueLayout(-1, False, (p["num_heads"] * p["head_dim"],), "f32")]
+        case "paged_attention":
+            return [] if p["segments"] else activation(p["num_heads"] * p["head_dim"], p["act_dtype"])
+        case "merge_attention":
+            return activation(p["num_heads"] * p["head_dim"], p["act_dtype"])
+        case "fused":
+            return _written_by_fused(json.loads(p["program"]), on_samples=on_samples, row_tile=tile)
+    return []
+
+
+def _groups(p: Mapping[str, Any], width: int) -> int:
+    return 1 if p["group_size"] < 0 else -(-width // int(p["group_size"]))
+
+
+def _written_by_fused(program: Mapping[str, Any], *, on_samples: bool, row_tile: int) -> list[ValueLayout]:
+    """The outputs of a row program that have rows."""
+    outputs, first = program["outputs"], len(program["inputs"])
+    return [
+        ValueLayout(first + i, on_samples, tuple(out["shape"]), out["dtype"], out["packed"], row_tile)
+        for i, out in enumerate(outputs)
+        if out["row"]
+    ]
