@@ -1,6 +1,6 @@
 """TVM's importer of exported programs, watched: which node made which variable, and which values are packed.
 
-A value that feeds a linear is packed by row tile (FORMAT.md), any other is plain. Where an op wants the other layout,
+A value that feeds a linear is packed (FORMAT.md), any other is plain. Where an op wants the other layout,
 an identity is put between, which is fused into a neighbour like any elementwise op.
 """
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -180,3 +182,21 @@ def test_two_models_are_not_compared(artifact: Path, kernel_cache: Path, tmp_pat
     compile_tiny(other, tmp_path / "out", kernel_cache, buckets=LADDER)
     with pytest.raises(DebugError, match="not of one model"):
         diff_artifacts(artifact, tmp_path / "out", random_tokens(200, 5))
+
+
+@needs_reference
+@pytest.mark.parametrize("page", ["debugging.md", "adding-a-target.md"])
+def test_commands_of_the_pages_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel_cache: Path
+) -> None:
+    root = Path(__file__).parent.parent
+    (tmp_path / "examples").symlink_to(root / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(kernel_cache))
+    blocks = re.findall(r"^ *```sh\n(.*?)^ *```", (root / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    assert len(lines) >= 3
+    for line in lines:
+        # Three greedy tokens on, bf16 has drifted further than the narrow bound of the example.
+        expected = (0, 1) if "--bound 0.01" in line else (0,)
+        assert main(shlex.split(line)[1:]) in expected, line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,3 +86,36 @@ def test_command_line_imports_no_compiler_stack(argv: list[str]) -> None:
     )
     result = subprocess.run([sys.executable, "-P", "-c", code, *argv], capture_output=True, text=True, check=True)
     assert result.stdout.strip().endswith("LOADED []")
+
+
+# What only a CPU has. Fields of records keep their names until the format changes.
+OF_A_CPU = re.compile(
+    r"\b(?:avx\w*|amx\w*|vnni|isa|lanes?|panels?|row[ _]tiles?|triples?|elf|cc|gcc|llvm|mcpu|mattr)\b", re.IGNORECASE
+)
+FORMAT_FIELDS = {"compiler/graphs_writer.py": {"row_tile"}}
+
+
+def test_only_targets_know_hardware() -> None:
+    wrong = []
+    for path in sources("compiler"):
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith("compiler/targets/") and name.count("/") > 2:
+            continue
+        for word in OF_A_CPU.findall(path.read_text(encoding="utf-8")):
+            if word not in FORMAT_FIELDS.get(name, ()):
+                wrong.append(f"{name} says {word!r}")
+    assert not wrong
+
+
+def test_the_compiler_reaches_hardware_through_the_seam() -> None:
+    inside = ("llmc.compiler.targets.cpu", "llmc.compiler.targets.reference")
+    wrong = []
+    for folder in ("compiler", "cli"):
+        for path in sources(folder):
+            parts = path.relative_to(ROOT).parts
+            own = parts[:2] == ("compiler", "targets") and len(parts) > 3
+            package = ".".join(["llmc", *parts[:-1]])
+            found = {module for module in imported_modules(path, package) if module.startswith(inside)}
+            if found and not own:
+                wrong.append(f"{path.relative_to(ROOT)} imports {', '.join(sorted(found))}")
+    assert not wrong
