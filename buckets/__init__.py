@@ -5,8 +5,9 @@ The names here need no numpy; `llmc.buckets.trace` and `llmc.buckets.planner` do
 
 from .bucket import Bucket, BucketError, BucketLadder, select
 from .environment import LadderVariables, read_environment
+from .grids import Limits
 from .ladder import default_ladder, exponential, padding_bounded, ramp_up
-from .spec import Limits, format_spec, parse_spec
+from .spec import format_spec, parse_spec
 
 __all__ = [
     "Bucket",

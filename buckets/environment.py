@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from .bucket import MAX_DIM, BucketError, BucketLadder
+from .grids import Limits, in_tokens
 from .ladder import default_axes, default_tokens, ladder_of_axes, padding_bounded, ramp_up
-from .spec import Limits, in_tokens
 
 _AXES = {
     "PROMPT_BS": "prompt_bs",

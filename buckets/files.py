@@ -16,7 +16,7 @@ from llmc.regular_file import parse_json, read_text
 
 from .bucket import PHASES, BucketError, BucketLadder
 from .gaudi import parse_gaudi
-from .spec import (
+from .grids import (
     Limits,
     Pairs,
     batch_axis,

@@ -19,7 +19,7 @@ import re
 from itertools import product
 
 from .bucket import MAX_BUCKETS, MAX_DIM, BucketError
-from .spec import Limits, Pairs, in_tokens, short
+from .grids import Limits, Pairs, in_tokens, short
 
 _TOKEN = re.compile(r"\s*(?:([0-9]{1,9})(?![0-9])|(range\b)|([-()\[\],]))", re.ASCII)
 _MAX_SHAPES = 1 << 16

@@ -24,50 +24,15 @@ A SPEC that ends in .toml, .json or .txt names a file: `llmc.buckets.files`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
-from llmc.shown import shown
-
-from .bucket import MAX_BUCKETS, MAX_DIM, PHASES, REQUIRED_PHASES, Bucket, BucketError, BucketLadder
-from .ladder import default_limit, exponential, padding_bounded, ramp_up
+from .bucket import MAX_BUCKETS, PHASES, REQUIRED_PHASES, Bucket, BucketError, BucketLadder
+from .files import read_file
+from .grids import Limits, Pairs, check_phase, parse_grid, short
 
 FILE_SUFFIXES = (".toml", ".json", ".txt")
 _EXAMPLE = "prefill=1:32:4x128:128:1024,decode=1:128:4x128:128:2048"
-_AXIS_FORMS = "MIN:STEP:MAX, MIN:STEP:MAX:pad:PERCENT, MIN:STEP:MAX:exp:LIMIT, [1,2,4] or one number"
-_FIELDS = {
-    "": ("MIN", "STEP", "MAX"),
-    "pad": ("MIN", "STEP", "MAX", "pad", "PERCENT", "CAP"),
-    "exp": ("MIN", "STEP", "MAX", "exp", "LIMIT"),
-}
-
-Pairs = list[tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What `max` and sizes in blocks stand for; None: not known, so a spec that needs it is refused.
-
-    max_num_batched_tokens: most new tokens of a prefill or mixed bucket; None: any number.
-    """
-
-    max_num_seqs: int | None = None
-    max_model_len: int | None = None
-    block_size: int | None = None
-    max_num_batched_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    """What `max` means on an axis: its value, and the flag that gives it. query: of new tokens of prompts."""
-
-    maximum: int | None
-    flag: str
-    zero: bool = False
-    query: bool = False
 
 
 def parse_spec(spec: str, limits: Limits | None = None) -> BucketLadder:
@@ -80,8 +45,6 @@ def parse_spec(spec: str, limits: Limits | None = None) -> BucketLadder:
     text = spec.strip()
     limits = limits or Limits()
     if text.endswith(FILE_SUFFIXES):
-        from .files import read_file
-
         grids = read_file(Path(text), limits)
     else:
         grids = _parse_text(text, limits)
@@ -115,43 +78,6 @@ def format_spec(ladder: BucketLadder) -> str:
     return ",".join(parts)
 
 
-def parse_grid(phase: str, text: str, limits: Limits) -> Pairs:
-    """(batch, seq) pairs of a GRIDS text. Raises BucketError."""
-    grids = [grid.strip() for grid in text.split("+")]
-    if grids == [""]:
-        raise BucketError(f"{phase} has no buckets behind the =: write {phase}=BATCHxSEQ, like 1:32:4x128:128:1024")
-    if "" in grids:
-        raise BucketError(f"{short(text)} has a + with no grid beside it: write BATCHxSEQ+BATCHxSEQ")
-    return [pair for grid in grids for pair in _product(phase, grid, limits)]
-
-
-def _product(phase: str, grid: str, limits: Limits) -> Pairs:
-    if "=" in grid:
-        raise BucketError(f"{phase} grid {short(grid)} has an = in it: separate the phases by commas")
-    # "exp" and "max" hold an x of their own.
-    axes = [axis.strip() for axis in re.split(r"(?<!e)(?<!ma)x", grid)]
-    blocks = [axis.endswith("blk") for axis in axes]
-    if blocks not in ([False, False], [False, True], [False, False, True]):
-        raise BucketError(f"{phase} grid {short(grid)} is not BATCHxSEQ: write it like 1:32:4x128:128:1024")
-    for axis, name in zip(axes, ("batch", "length", "context"), strict=False):
-        if not axis.removesuffix("blk"):
-            raise BucketError(f"{phase} grid {short(grid)} has no {name}: write BATCHxSEQ, like 1x128")
-    batches = parse_axis(axes[0], batch_axis(limits))
-    if len(axes) == 3:
-        if phase == "decode":
-            raise BucketError(f"decode grid {short(grid)} has three axes: its length is SEQ or BLOCKSblk, not both")
-        if phase == "mixed":
-            raise BucketError(f"mixed grid {short(grid)} has three axes: write BATCHxTOKENS")
-        parse_axis(axes[2].removesuffix("blk"), blocks_axis(limits, zero=True))
-    if not blocks[1]:
-        return grid_of(phase, batches, parse_axis(axes[1], seq_axis(phase, limits)))
-    if phase == "mixed":
-        raise BucketError(f"mixed grid {short(grid)} counts blocks: write BATCHxTOKENS, tokens of the whole step")
-    if phase == "prefill":
-        raise BucketError(f"prefill grid {short(grid)} has no query length in tokens: write BATCHxSEQxBLOCKSblk")
-    return grid_of(phase, batches, in_tokens(parse_axis(axes[1].removesuffix("blk"), blocks_axis(limits)), limits))
-
-
 def _within(phase: str, pairs: Pairs, most: int | None) -> Pairs:
     """The pairs of at most `most` new tokens. Raises BucketError when there is none."""
     if most is None or not pairs or phase == "decode":
@@ -168,97 +94,6 @@ def _within(phase: str, pairs: Pairs, most: int | None) -> Pairs:
 
 def _commas(sizes: Iterable[int]) -> str:
     return ",".join(map(str, sizes))
-
-
-def grid_of(phase: str, batches: tuple[int, ...], seqs: tuple[int, ...]) -> Pairs:
-    """All pairs. Raises BucketError when they are more than MAX_BUCKETS."""
-    if len(batches) * len(seqs) > MAX_BUCKETS:
-        raise BucketError(
-            f"{phase} grid has {len(batches)} x {len(seqs)} = {len(batches) * len(seqs)} buckets, "
-            f"the limit is {MAX_BUCKETS}: use larger steps"
-        )
-    return list(product(batches, seqs))
-
-
-def batch_axis(limits: Limits) -> _Axis:
-    """Sizes of the batch: up to max_num_seqs."""
-    return _Axis(limits.max_num_seqs, "max-num-seqs")
-
-
-def seq_axis(phase: str, limits: Limits) -> _Axis:
-    """Sizes of prompt or context, tokens: up to max_model_len, and new tokens up to max_num_batched_tokens."""
-    longest, tokens = limits.max_model_len, limits.max_num_batched_tokens
-    if phase != "decode" and longest is not None and tokens is not None:
-        longest = min(longest, tokens)
-    return _Axis(longest, "max-model-len", query=phase == "prefill")
-
-
-def blocks_axis(limits: Limits, zero: bool = False) -> _Axis:
-    """The axis of blocks that a sequence's context fills."""
-    length, block = limits.max_model_len, limits.block_size
-    return _Axis(-(-length // block) if length and block else None, "max-model-len and block-size", zero)
-
-
-def in_tokens(blocks: Iterable[int], limits: Limits) -> tuple[int, ...]:
-    """Sizes in blocks as tokens; of a last block that is partly past max_model_len, what is not past it.
-
-    Raises BucketError when the block size is not known.
-    """
-    if limits.block_size is None:
-        raise BucketError("sizes in blocks need the block size: give sizes in tokens or a block size")
-    sizes = {count * limits.block_size for count in blocks}
-    if limits.max_model_len:
-        end = limits.max_model_len
-        sizes = {end if end < size < end + limits.block_size else size for size in sizes}
-    if max(sizes) > MAX_DIM:
-        raise BucketError(f"a context of {max(sizes)} tokens is out of range: use at most {MAX_DIM}")
-    return tuple(sorted(sizes))
-
-
-def parse_axis(axis: str, meaning: _Axis) -> tuple[int, ...]:
-    """Sizes of an AXIS text, ascending. Raises BucketError."""
-    axis = axis.strip()
-    if not axis:
-        raise BucketError(f"a range of sizes is empty: write {_AXIS_FORMS}")
-    if axis.startswith("[") and axis.endswith("]"):
-        items = [item.strip() for item in axis[1:-1].split(",")]
-        if "" in items:
-            what = "is empty" if items == [""] else "has a comma with no number beside it"
-            raise BucketError(f"list {short(axis)} {what}: write lists as [1,2,4]")
-        return sizes_of([_number(item, axis) for item in items], axis, meaning.zero)
-    fields = [field.strip() for field in axis.split(":")]
-    if "" in fields:
-        names = ("MIN", "exp", "MAX") if fields[1] == "exp" else _FIELDS.get(fields[3] if fields[3:] else "", ())
-        place = fields.index("")
-        missing = names[place] if place < len(names) else "a number"
-        raise BucketError(f"{short(axis)} has nothing where {missing} belongs: write {_AXIS_FORMS}")
-    if len(fields) == 1:
-        return sizes_of([_maximum(fields[0], axis, meaning)], axis, meaning.zero)
-    if len(fields) < 3:
-        raise BucketError(f"{short(axis)} is not a range of sizes: write {_AXIS_FORMS}")
-    minimum, maximum = _number(fields[0], axis), _maximum(fields[2], axis, meaning)
-    with_zero = meaning.zero and minimum == 0
-    if fields[1] == "exp":
-        if len(fields) > 3:
-            raise BucketError(f"{short(axis)} is not a range of sizes: write MIN:exp:MAX or MIN:STEP:MAX:exp:LIMIT")
-        sizes = exponential(minimum or int(with_zero), maximum)
-    else:
-        step = _number(fields[1], axis)
-        sizes = _range(minimum or (step if with_zero else 0), step, maximum, fields[3:], axis, meaning)
-    return (0, *sizes) if with_zero else sizes
-
-
-def _range(minimum: int, step: int, maximum: int, suffix: list[str], axis: str, meaning: _Axis) -> tuple[int, ...]:
-    if not suffix:
-        return ramp_up(minimum, step, maximum)
-    kind, *values = suffix
-    if kind == "pad" and 1 <= len(values) <= 2:
-        cap = _number(values[1], axis) if len(values) == 2 else None
-        return padding_bounded(minimum, step, maximum, _percent(values[0], axis), cap)
-    if kind == "exp" and len(values) <= 1:
-        limit = _number(values[0], axis) if values else default_limit(maximum, query=meaning.query)
-        return exponential(minimum, maximum, step, limit)
-    raise BucketError(f"{short(axis)} is not a range of sizes: write {_AXIS_FORMS}")
 
 
 def _parse_text(text: str, limits: Limits) -> dict[str, Pairs]:
@@ -295,54 +130,3 @@ def _split_outside_brackets(text: str) -> list[str]:
     if depth != 0:
         raise BucketError(f"bucket spec {short(text)} has unbalanced brackets: write lists as [1,2,4]")
     return [*parts, text[start:]]
-
-
-def _maximum(text: str, axis: str, meaning: _Axis) -> int:
-    if text.strip() != "max":
-        return _number(text, axis)
-    if meaning.maximum is None:
-        raise BucketError(f"max in {short(axis)} needs {meaning.flag}, which is not known here: write a number")
-    return meaning.maximum
-
-
-def _number(text: str, axis: str) -> int:
-    text = text.strip()
-    # The length bound comes first: int() of a million digits is slow, and none of them is a size.
-    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text, re.ASCII):
-        where = "" if text == axis else f" in {short(axis)}"
-        raise BucketError(f"{short(text)}{where} is not a size: use whole numbers from 1 to {MAX_DIM}")
-    return int(text)
-
-
-def _percent(text: str, axis: str) -> float:
-    if not re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,6})?", text, re.ASCII):
-        raise BucketError(f"{short(text)} in {short(axis)} is not a percentage: use 0 or more and less than 100")
-    return float(text)
-
-
-def sizes_of(sizes: list[int], where: object, zero: bool = False) -> tuple[int, ...]:
-    """The sizes, checked and sorted; `where` is quoted in errors. Raises BucketError."""
-    if len(sizes) > MAX_BUCKETS:
-        raise BucketError(f"a list of {len(sizes)} sizes is too long, the limit is {MAX_BUCKETS} buckets: shorten it")
-    seen: set[int] = set()
-    for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, int) or not (0 if zero else 1) <= size <= MAX_DIM:
-            raise BucketError(
-                f"size {shown(size)} in {short(str(where))} is out of range: use whole numbers from 1 to {MAX_DIM}"
-            )
-        if size in seen:
-            raise BucketError(f"size {size} in {short(str(where))} is given twice: list each size once")
-        seen.add(size)
-    return tuple(sorted(sizes))
-
-
-def check_phase(phase: str) -> None:
-    """Raises BucketError for what is no phase."""
-    if phase not in PHASES:
-        raise BucketError(f"unknown phase {short(phase)} in the bucket spec: use {', '.join(PHASES)}")
-
-
-def short(text: str) -> str:
-    """The text quoted, cut to 80 characters."""
-    text = text.strip()
-    return repr(text if len(text) <= 80 else text[:77] + "...")

@@ -21,7 +21,7 @@ import numpy as np
 from llmc.shown import shown
 
 from .bucket import MAX_DIM
-from .trace import DEFAULT_PREFIX_BLOCK, Columns, Request, checked, checked_columns
+from .trace_lines import DEFAULT_PREFIX_BLOCK, Columns, Request, checked, checked_columns
 from .trace_text import Batch, TraceError
 
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")

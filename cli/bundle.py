@@ -103,7 +103,7 @@ def apply(
     from llmc.compiler.bundle_apply import apply_bundle
     from llmc.compiler.hub import locate
 
-    from .compile import progress_bar
+    from .compile_progress import progress_bar
     from .cost_tables import cost_folder
 
     found = read_bundle(bundle)

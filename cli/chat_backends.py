@@ -57,7 +57,7 @@ class EngineBackend:
 
     def check(self, raw: bool) -> None:
         from llmc.runtime.chat_template import ChatTemplateError
-        from llmc.runtime.params import RequestError
+        from llmc.runtime.request_error import RequestError
 
         if raw:
             return
@@ -73,7 +73,7 @@ class EngineBackend:
             pass
 
     def reply(self, session: Session) -> Reply:
-        from llmc.runtime.params import RequestError
+        from llmc.runtime.request_error import RequestError
 
         llm = self._llm
 

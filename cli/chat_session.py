@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from llmc.regular_file import JsonError, parse_json, read_regular
-from llmc.runtime.params import RequestError, SamplingParams
+from llmc.runtime.params import SamplingParams
+from llmc.runtime.request_error import RequestError
 from llmc.shown import shown
 
 _MAX_FILE_BYTES = 1 << 28

@@ -5,20 +5,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from .compile_options import CompileOptions
+from .compile_progress import progress_bar
 from .option_group import takes_option_groups
 from .units import format_bytes
 
 if TYPE_CHECKING:
-    from llmc.compiler.config import CompileReport, Progress
+    from llmc.compiler.config import CompileReport
 
 _HELP = """Compile a model in Hugging Face's format into an artifact.
 
@@ -117,29 +116,6 @@ def compile_command(
         print(json.dumps(report.as_dict(), indent=2))
     else:
         _print_table(report)
-
-
-@contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """A progress callback for the compiler that draws one bar a phase on stderr, or nothing when it is no terminal."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from .console import Console
-
-    console = Console(stderr=True)
-    # What has no steps to count shows a bar that pulses, and no numbers.
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), TextColumn("{task.fields[steps]:>9}"),
-               TimeElapsedColumn())  # fmt: skip
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
-        tasks: dict[str, Any] = {}
-
-        def update(phase: str, done: int, total: int) -> None:
-            steps = f"{done}/{total}" if total > 1 else ""
-            if phase not in tasks:
-                tasks[phase] = bars.add_task(phase, total=total or None, steps=steps)
-            bars.update(tasks[phase], completed=done, total=total or None, steps=steps)
-
-        yield update
 
 
 def _context(report: CompileReport) -> str:

@@ -36,7 +36,7 @@ def add_command(
     require_compiler("llmc compile --add needs the compiler")
     from llmc.compiler.extend import add_buckets
 
-    from .compile import progress_bar
+    from .compile_progress import progress_bar
 
     with progress_bar() as progress:
         report = add_buckets(

@@ -6,7 +6,6 @@ import enum
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +27,7 @@ from llmc.runtime.graphs_file import (
     read_graphs,
 )
 
+from .text_columns import table
 from .units import format_bytes
 from .verify import check_bytes
 
@@ -39,19 +39,6 @@ class Format(enum.StrEnum):
     json = "json"
     dot = "dot"
     onnx = "onnx"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Plain aligned columns; numbers to the right."""
-    cells = [[str(c) for c in row] for row in rows]
-    widths = [max(len(row[i]) for row in [list(header), *cells]) for i in range(len(header))]
-    right = [all(isinstance(row[i], int) for row in rows) and bool(rows) for i in range(len(header))]
-
-    def line(row: Sequence[str]) -> str:
-        parts = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)]
-        return "  " + "  ".join(parts).rstrip()
-
-    return "\n".join([line(header), *map(line, cells)])
 
 
 def _weights(tables: Tables, manifest: dict[str, Any]) -> list[dict[str, Any]]:

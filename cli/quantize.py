@@ -14,8 +14,8 @@ import typer
 from llmc.quantize import SCHEMES, QuantConfig
 from llmc.regular_file import read_text
 
-from .compile import progress_bar
 from .compile_options import quant_config
+from .compile_progress import progress_bar
 
 if TYPE_CHECKING:
     from llmc.compiler.config import Progress

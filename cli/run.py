@@ -133,7 +133,7 @@ def run_command(
     if (model / "graphs.bin").is_file() or quiet:
         artifact = artifact_path(model)
     else:
-        from .compile import progress_bar
+        from .compile_progress import progress_bar
 
         with progress_bar() as progress:
             artifact = artifact_path(model, progress)
@@ -218,7 +218,8 @@ def parse_logit_bias(options: Sequence[str]) -> dict[int, float]:
 
 def check_sampling(sampling: dict[str, Any]) -> None:
     """Turns a sampling flag out of range into a usage error before anything is opened."""
-    from llmc.runtime.params import RequestError, SamplingParams
+    from llmc.runtime.params import SamplingParams
+    from llmc.runtime.request_error import RequestError
 
     try:
         SamplingParams(**{key: value for key, value in sampling.items() if value is not None})

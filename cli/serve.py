@@ -360,7 +360,7 @@ def _compile(model: str) -> int:
     """What the child does: compiles and prints the artifact's path."""
     from llmc import artifact_path
 
-    from .compile import progress_bar
+    from .compile_progress import progress_bar
     from .main import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, describe
 
     escape_streams()

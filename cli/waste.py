@@ -57,8 +57,8 @@ def waste_data(artifact: Path, use: Path) -> dict[str, Any]:
 
 def waste_text(data: dict[str, Any]) -> str:
     """The same for people."""
-    from .inspect import table
     from .simulation_figures import between, count, duration
+    from .text_columns import table
 
     rows = [
         (

@@ -12,7 +12,7 @@ from typing import Any
 
 from llmc.buckets.cost_table import CostTableError, artifact_key, table_name
 from llmc.compiler import keys
-from llmc.compiler.artifact import copied_files, copy_files, reuse_weights, staged_directory
+from llmc.compiler.artifact import copied_files, copy_files, reuse_weights
 from llmc.compiler.bundle import Bundle, BundleError, Variant, tables_of
 from llmc.compiler.cache import cache_root, key_of
 from llmc.compiler.config import HubSource, Progress, no_progress
@@ -26,11 +26,13 @@ from llmc.compiler.pipeline import (
     model_record,
     weight_shapes,
 )
+from llmc.compiler.staging import staged_directory
 from llmc.compiler.targets.registry import native_target
 from llmc.compiler.weights import plan_weights, write_weights
 from llmc.manifest import listed_files, write_manifest
-from llmc.models.config import ModelConfig, load_config
+from llmc.models.config import ModelConfig
 from llmc.models.loader import Checkpoint, check_checkpoint
+from llmc.models.read_config import load_config
 
 
 @dataclass(frozen=True)

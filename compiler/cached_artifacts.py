@@ -13,6 +13,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmc.compiler.staging import drop_dead_staging
+
 _KEY = re.compile(r"[0-9a-f]{64}")
 _GOING = ".going-"
 
@@ -64,8 +66,6 @@ def remove_artifact(artifact: CachedArtifact) -> bool:
 
 def drop_leftovers(root: Path) -> None:
     """Removes what killed compilations and collections left."""
-    # Writers of artifacts import the cache, which imports this.
-    from llmc.compiler.artifact import drop_dead_staging
 
     folder = artifacts_folder(root)
     for path in _listing(folder):

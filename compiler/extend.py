@@ -16,7 +16,7 @@ from pathlib import Path
 
 from llmc.buckets import Bucket
 from llmc.buckets.bucket import beyond
-from llmc.compiler.artifact import graphs_bin, staged_directory
+from llmc.compiler.artifact import graphs_bin
 from llmc.compiler.build import BuiltKernel, build_kernels
 from llmc.compiler.cache import GraphCache, cache_root
 from llmc.compiler.config import CompileError, Progress, no_progress
@@ -27,6 +27,7 @@ from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.output import OWN_FILES, check_output, is_artifact, refuse_another
 from llmc.compiler.pipeline import PhaseClock, Tracer, manifest_kernel, model_record, weight_requests, weight_shapes
 from llmc.compiler.plan import plan_graphs
+from llmc.compiler.staging import staged_directory
 from llmc.compiler.weights import WeightLayout, plan_weights
 from llmc.manifest import write_manifest
 

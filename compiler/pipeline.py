@@ -23,7 +23,6 @@ from llmc.compiler.artifact import (
     copy_files,
     graphs_bin,
     reuse_weights,
-    staged_directory,
 )
 from llmc.compiler.build import BuiltKernel, build_kernels
 from llmc.compiler.cache import GraphCache, cache_root, key_of
@@ -41,6 +40,7 @@ from llmc.compiler.packed import record_weights, recorded_weights
 from llmc.compiler.plan import needed_graphs, plan_graphs
 from llmc.compiler.resolve import Resolved, resolve
 from llmc.compiler.resources import PeakMemory
+from llmc.compiler.staging import staged_directory
 from llmc.compiler.targets.base import Choice
 from llmc.compiler.tvm_import import import_tvm
 from llmc.compiler.weight_request import WeightRequest

@@ -14,8 +14,9 @@ from llmc.compiler.graph import GraphShape
 from llmc.compiler.ops.definition import GraphParams
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.registry import resolve_target
-from llmc.models.config import ModelConfig, load_config
+from llmc.models.config import ModelConfig
 from llmc.models.context import sound_scaling, trained_length
+from llmc.models.read_config import load_config
 from llmc.models.registry import get_family
 from llmc.quantize import QuantConfig, Recipe
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from llmc.runtime.guides import Guided
     from llmc.runtime.llm import LLM
     from llmc.runtime.outputs import RequestOutput, TokenDelta
-    from llmc.runtime.params import RequestError, SamplingParams
+    from llmc.runtime.params import SamplingParams
+    from llmc.runtime.request_error import RequestError
 
 __version__ = "0.1.0"
 __all__ = [
@@ -90,10 +91,10 @@ def __getattr__(name: str) -> Any:
         from llmc.runtime.async_llm import AsyncLLM as _AsyncLLM
 
         value = _that_compiles(_AsyncLLM)
-    elif name in ("RequestError", "SamplingParams"):
-        from llmc.runtime import params
-
-        value = getattr(params, name)
+    elif name == "RequestError":
+        from llmc.runtime.request_error import RequestError as value
+    elif name == "SamplingParams":
+        from llmc.runtime.params import SamplingParams as value
     elif name == "Guided":
         from llmc.runtime.guides import Guided as value
     elif name in ("RequestOutput", "TokenDelta"):

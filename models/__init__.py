@@ -3,8 +3,9 @@
 Configs, checkpoints and weight maps need no torch; it is imported with the first module that is built.
 """
 
-from llmc.models.config import ModelConfig, ModelError, RopeScaling, load_config
+from llmc.models.config import ModelConfig, ModelError, RopeScaling
 from llmc.models.loader import Checkpoint, Parameter, load_parameters
+from llmc.models.read_config import load_config
 from llmc.models.registry import build_model, get_family
 from llmc.models.rope import cos_sin_table
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from llmc.models.brief import brief
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
-from llmc.models.files import has_file
 
-__all__ = ["ModelConfig", "ModelError", "RopeScaling", "load_config", "standard_config"]
+__all__ = ["ModelConfig", "ModelError", "RopeScaling", "standard_config"]
 
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 MAX_LAYERS = 4096
@@ -83,29 +81,6 @@ class ModelConfig:
     def rotary_dim(self) -> int:
         """Leading elements of a head that are rotated; even."""
         return int(self.head_dim * self.partial_rotary_factor)
-
-
-def load_config(path: str | Path) -> ModelConfig:
-    """Reads config.json and, where present, generation_config.json of the checkpoint directory `path`.
-
-    Raises ModelError on a missing or malformed field and on a model that is not supported.
-    """
-    # The families import this module for ModelConfig, so the registry can only be imported here.
-    from llmc.models.registry import get_family
-
-    directory = Path(path)
-    if not directory.is_dir():
-        raise ModelError(f"{directory} is not a directory; pass the directory of a Hugging Face checkpoint")
-    fields = Fields.read(directory / "config.json")
-    family = get_family(fields.text("model_type"))
-    if fields.has("quantization_config"):
-        method = (fields.table("quantization_config") or fields).raw("quant_method", "unknown")
-        raise ModelError(
-            f"{fields.origin}: the checkpoint is quantized (method {brief(method)}); pass one in f32, f16 or bf16"
-        )
-    generation_path = directory / "generation_config.json"
-    generation = Fields.read(generation_path) if has_file(generation_path) else Fields({}, str(generation_path))
-    return family.read_config(fields, generation)
 
 
 def _read_rope(fields: Fields, max_positions: int) -> tuple[float, float, RopeScaling | None]:

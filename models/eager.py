@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from llmc.models.blocks.decoder import Decoder
-from llmc.models.config import load_config
 from llmc.models.convert import DTYPES, Array
 from llmc.models.loader import Checkpoint, load_parameters
+from llmc.models.read_config import load_config
 from llmc.models.registry import build_model
 from llmc.models.rope import cos_sin_table
 

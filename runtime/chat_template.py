@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.manifest import ManifestError, read_listed
 from llmc.regular_file import decoded
 
-from .params import RequestError
+from .request_error import RequestError
 
 if TYPE_CHECKING:
     from jinja2 import Template

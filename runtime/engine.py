@@ -6,18 +6,15 @@ import ctypes
 import dataclasses
 from collections.abc import Mapping, Sequence
 from ctypes import byref, c_uint32, c_uint64, c_void_p
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from llmc.runtime import abi
+from llmc.runtime.artifact import PHASES, Artifact
 from llmc.runtime.handle import Handle, IntArray, call, initial, int32, named, plain, sized
 
-if TYPE_CHECKING:
-    from llmc.runtime.binding import Artifact
-
-PHASES = ("prefill", "decode", "mixed")
 EVENT_KINDS = ("token", "finished", "failed", "prompt_logprobs", "needs_mask")
 FINISH_REASONS = (None, "stop", "length", "cancelled", "error", "timeout")
 MISS_POLICIES = {"larger": 0, "error": 1, "split": 2}

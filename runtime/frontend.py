@@ -14,7 +14,8 @@ from .generation import Generation, decoder
 from .guide_compiler import GuideCompiler, TokenGuide
 from .guides import Guided
 from .outputs import RequestOutput, Timings, Usage
-from .params import RequestError, SamplingParams
+from .params import SamplingParams
+from .request_error import RequestError
 from .tokenizer import Tokenizer, TokenizerError, read_generation_config, read_model_type
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from llmc.manifest import ManifestError, read_listed, read_manifest
 
 from .guides import Guided, grammars, one_line
-from .params import RequestError
+from .request_error import RequestError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .params import RequestError
+from .request_error import RequestError
 from .schema_defaults import SchemaDefaults
 
 # Compiling takes time that grows with the square of the size: a second for this much.

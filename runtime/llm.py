@@ -16,7 +16,8 @@ from .frontend import Frontend, Messages, PreparedRequest, Prompts
 from .joining import join_graphs
 from .opening import decide_budget, warm
 from .outputs import RequestOutput, TokenDelta
-from .params import RequestError, SamplingParams
+from .params import SamplingParams
+from .request_error import RequestError
 from .warmup import REPLAY_S, OnWarmStep
 
 log = logging.getLogger("llmc")

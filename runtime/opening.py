@@ -7,7 +7,7 @@ from typing import Any
 from .binding import Artifact, ArtifactInfo, GraphInfo
 from .budget import Budget, BudgetOptions, plan_budget, size_order
 from .device import available_memory
-from .params import RequestError
+from .request_error import RequestError
 from .warmup import OnWarmStep, WarmPlan, WarmUp
 
 

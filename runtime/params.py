@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.shown import shown
 
+from .request_error import RequestError
+
 if TYPE_CHECKING:
     from .guides import Guided
 
 MAX_CONTINUATIONS = 64
 MAX_LOGPROBS = 20
-
-
-class RequestError(ValueError):
-    """A prompt or sampling parameter that cannot be served; the message is one sentence with the offending value."""
 
 
 @dataclass(frozen=True)

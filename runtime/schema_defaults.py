@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .params import RequestError
+from .request_error import RequestError
 
 MAX_STRING = 1 << 16
 _ANNOTATIONS = frozenset(

@@ -25,7 +25,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from .params import RequestError
+from .request_error import RequestError
 
 # Far beyond any context, and little memory.
 MAX_CHARS = 1 << 24

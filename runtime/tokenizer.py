@@ -12,7 +12,7 @@ from typing import Any
 from llmc.manifest import ManifestError, read_listed, read_manifest
 
 from .chat_template import ChatTemplates, token_text
-from .params import RequestError
+from .request_error import RequestError
 
 # The library keeps Python's lock for one text, and gives it up for a batch, which costs more to begin.
 _SHORT = 4096

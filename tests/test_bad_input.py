@@ -409,7 +409,7 @@ def test_killed_compilation_leaves_the_old_artifact(
 
 
 def test_staging_of_a_living_compilation_stays(tiny_artifact: TinyArtifact, tmp_path: Path) -> None:
-    from llmc.compiler.artifact import staged_directory
+    from llmc.compiler.staging import staged_directory
 
     output = tmp_path / "out"
     with staged_directory(output) as first:
@@ -425,13 +425,13 @@ def test_staging_of_a_living_compilation_stays(tiny_artifact: TinyArtifact, tmp_
 
 
 def test_replacing_works_without_atomic_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.compiler import artifact as writer
+    from llmc.compiler import staging
 
-    monkeypatch.setattr(writer, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(staging, "_exchange", lambda one, other: False)
     for text in ("first", "second"):
-        with writer.staged_directory(tmp_path / "out") as staging:
-            (staging / "graphs.bin").write_text(text)
-            (staging / "manifest.json").write_text('{"files": []}')
+        with staging.staged_directory(tmp_path / "out") as staged:
+            (staged / "graphs.bin").write_text(text)
+            (staged / "manifest.json").write_text('{"files": []}')
     assert (tmp_path / "out" / "graphs.bin").read_text() == "second"
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 

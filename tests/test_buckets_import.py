@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets import BucketError, Limits, exponential, parse_spec
+from llmc.buckets.grids import batch_axis, blocks_axis, parse_axis, seq_axis
 from llmc.buckets.ladder import default_limit
-from llmc.buckets.spec import batch_axis, blocks_axis, parse_axis, seq_axis
 from llmc.buckets.vllm import NAMES, Imported, VllmLimits, import_vllm, map_shapes, parse_env_file, plugin_server
 from llmc.buckets.vllm_shapes import plugin_shapes
 from llmc.cli.main import main

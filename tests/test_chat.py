@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from llmc.runtime import chat_template
 from llmc.runtime.chat_template import ChatTemplateError, ChatTemplates
-from llmc.runtime.params import RequestError
+from llmc.runtime.request_error import RequestError
 from llmc.runtime.template_sandbox import OutOfTime
 from llmc.runtime.tokenizer import Tokenizer
 

@@ -26,8 +26,8 @@ from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.extend import add_buckets
 from llmc.compiler.pipeline import compile_model
 from llmc.compiler.resolve import resolve
-from llmc.models.config import load_config
 from llmc.models.context import sound_scaling, trained_length
+from llmc.models.read_config import load_config
 
 ENGLISH = Path(__file__).resolve().parent.parent / "examples" / "tiny-english"
 

@@ -15,7 +15,8 @@ from llmc.cli.inspect import artifact_data, artifact_text
 from llmc.runtime.context_limit import ContextLimit
 from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.llm import LLM
-from llmc.runtime.params import RequestError, SamplingParams
+from llmc.runtime.params import SamplingParams
+from llmc.runtime.request_error import RequestError
 
 GREEDY = SamplingParams(max_tokens=50, temperature=0.0, ignore_eos=True)
 

@@ -15,8 +15,8 @@ from engine_driver import MIXED_LADDER, Output, bits, drive, greedy, random_ids,
 
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer, SamplingParams
 from llmc.runtime.llm import LLM
-from llmc.runtime.params import RequestError
 from llmc.runtime.params import SamplingParams as LLMParams
+from llmc.runtime.request_error import RequestError
 
 PROMPT = random_ids(60, 21)
 

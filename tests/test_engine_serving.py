@@ -13,8 +13,8 @@ from engine_driver import Output, drive, greedy, random_ids, reference_logits
 
 from llmc.runtime.binding import Artifact, Engine, Event, LlmcError, SamplingParams
 from llmc.runtime.llm import LLM
-from llmc.runtime.params import RequestError
 from llmc.runtime.params import SamplingParams as LLMParams
+from llmc.runtime.request_error import RequestError
 
 VOCAB = 515
 PROMPT = random_ids(70, 45)

@@ -123,7 +123,7 @@ def checkpoint(path: Path, **overrides: object) -> Path:
 
 def eager_logits(model: Path, tokens: list[int], act_dtype: str) -> np.ndarray:
     """float32 [T, V] of the eager module on the checkpoint's weights."""
-    from llmc.models.config import load_config
+    from llmc.models.read_config import load_config
 
     config, length = load_config(model), len(tokens)
     module = registry.build_model(config, act_dtype, 128)

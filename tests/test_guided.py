@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from llmc.runtime.guide_compiler import GuideCompiler, GuideError, TokenGuide
 from llmc.runtime.guides import MAX_GRAMMAR_BYTES, MAX_SOURCE_BYTES, MAX_TEXT_BYTES, Guided, schema_text
 from llmc.runtime.llm import LLM
-from llmc.runtime.params import RequestError, SamplingParams
+from llmc.runtime.params import SamplingParams
+from llmc.runtime.request_error import RequestError
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKENIZER = (ROOT / "examples/tiny-english/tokenizer.json").read_text(encoding="utf-8")

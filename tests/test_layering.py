@@ -119,3 +119,41 @@ def test_the_compiler_reaches_hardware_through_the_seam() -> None:
             if found and not own:
                 wrong.append(f"{path.relative_to(ROOT)} imports {', '.join(sorted(found))}")
     assert not wrong
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Every module of the project, and those that it imports anywhere in its file; a package's face stands for none."""
+    files = {}
+    for folder in ("llmc", *FOLDERS):
+        for path in sources(folder):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts if parts[0] == "llmc" else ("llmc", *parts))
+            files[name.removesuffix(".__init__")] = path
+    graph = {}
+    for module, path in files.items():
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        found = set()
+        for name in imported_modules(path, package):
+            while name and name not in files:
+                name = name.rpartition(".")[0]
+            found.add(name)
+        faces = {name for name in found if any(other.startswith(f"{name}.") for other in found) or name == "llmc"}
+        graph[module] = found - faces - {module, ""}
+    return graph
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = import_graph()
+    assert len(graph) > 300
+    done: set[str] = set()
+
+    def circle(module: str, path: tuple[str, ...]) -> tuple[str, ...]:
+        if module in path:
+            return (*path[path.index(module) :], module)
+        if module in done:
+            return ()
+        found = next((way for other in sorted(graph[module]) if (way := circle(other, (*path, module)))), ())
+        done.add(module)
+        return found
+
+    assert not [" -> ".join(way) for module in sorted(graph) if (way := circle(module, ()))]

@@ -16,7 +16,8 @@ from llmc import TokenDelta
 from llmc.runtime.async_llm import AsyncLLM
 from llmc.runtime.engine import Engine
 from llmc.runtime.llm import LLM
-from llmc.runtime.params import RequestError, SamplingParams
+from llmc.runtime.params import SamplingParams
+from llmc.runtime.request_error import RequestError
 from llmc.runtime.warmup import WarmStep
 
 ENDLESS = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)

@@ -20,7 +20,8 @@ from llmc.runtime import opening
 from llmc.runtime.binding import Artifact, ArtifactInfo, Engine, GraphInfo, LlmcError
 from llmc.runtime.budget import Budget, BudgetError, BudgetOptions, base_graphs
 from llmc.runtime.llm import LLM
-from llmc.runtime.params import RequestError, SamplingParams
+from llmc.runtime.params import SamplingParams
+from llmc.runtime.request_error import RequestError
 from llmc.runtime.server.app import create_app
 from llmc.runtime.server.run import open_engine
 from llmc.runtime.warmup import WarmPlan, WarmStep

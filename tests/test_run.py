@@ -11,7 +11,8 @@ from fake_llm import FakeEngine, FakeLLM
 
 from llmc.cli.prompts import Prompt, PromptError, parse_jsonl, parse_lines, read_file
 from llmc.cli.run import gather_prompts, parse_logit_bias
-from llmc.runtime.params import RequestError, SamplingParams
+from llmc.runtime.params import SamplingParams
+from llmc.runtime.request_error import RequestError
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ import pytest
 
 from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.llm import LLM
-from llmc.runtime.params import RequestError, SamplingParams
+from llmc.runtime.params import SamplingParams
+from llmc.runtime.request_error import RequestError
 
 LLMC = [sys.executable, "-P", "-m", "llmc.cli.main"]
 # Beside other tests, two threads would wait for one another longer than they compute.

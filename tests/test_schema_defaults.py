@@ -13,7 +13,7 @@ import pytest
 
 from llmc.runtime.guide_compiler import GuideCompiler, GuideError
 from llmc.runtime.guides import Guided
-from llmc.runtime.params import RequestError
+from llmc.runtime.request_error import RequestError
 from llmc.runtime.schema_defaults import SchemaDefaults
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,7 +14,7 @@ import pytest
 from llmc.buckets import BucketError, parse_spec
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.cost_table import CostTable, ReplayCost
-from llmc.buckets.spec import Limits
+from llmc.buckets.grids import Limits
 from llmc.buckets.step_cost import AssumedCost, LoadCost, StepCosts, num_pairs
 from llmc.buckets.trace import Trace, write_trace
 from llmc.cli.main import main

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from test_guided import COMPILER, EOS, allowed
 
-from llmc.runtime.params import RequestError
+from llmc.runtime.request_error import RequestError
 from llmc.runtime.server.structural_tags import structural_tag
 
 SCHEMA = {

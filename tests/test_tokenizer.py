@@ -10,7 +10,7 @@ from tokenizers import Regex, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
-from llmc.runtime.params import RequestError
+from llmc.runtime.request_error import RequestError
 from llmc.runtime.tokenizer import Tokenizer, TooManyTokens
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
 from llmc.runtime.guides import Guided
-from llmc.runtime.params import RequestError
+from llmc.runtime.request_error import RequestError
 from llmc.runtime.server.chat_output import ChatDelta
 from llmc.runtime.server.errors import ApiError
 from llmc.runtime.server.tools.definitions import read_tools

@@ -20,7 +20,7 @@ from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
 from llmc.runtime.device import available_memory
 from llmc.runtime.engine import WEIGHT_MEMORY
 from llmc.runtime.llm import LLM
-from llmc.runtime.params import RequestError
+from llmc.runtime.request_error import RequestError
 from llmc.runtime.server.async_engine import AsyncEngine
 from llmc.runtime.server.config import ServerConfig
 from llmc.runtime.server.run import open_engine

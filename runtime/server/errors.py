@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from llmc.runtime.chat_template import ChatTemplateError
 from llmc.runtime.handle import LlmcError
-from llmc.runtime.params import RequestError
+from llmc.runtime.request_error import RequestError
 from llmc.runtime.tokenizer import TokenizerError
 
 from .request_memory import MemoryRefused

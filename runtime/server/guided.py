@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from llmc.runtime.guides import Guided
-from llmc.runtime.params import RequestError
+from llmc.runtime.request_error import RequestError
 from llmc.runtime.schema_defaults import SchemaDefaults
 
 from .errors import ApiError

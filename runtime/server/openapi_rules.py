@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmc.runtime.chat_template import ChatTemplateError
-from llmc.runtime.params import RequestError
+from llmc.runtime.request_error import RequestError
 from llmc.runtime.tokenizer import Tokenizer
 
 from .async_engine import AsyncEngine

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmc.runtime.guides import Guided, lark_text, parse_json, schema_text
-from llmc.runtime.params import RequestError
+from llmc.runtime.request_error import RequestError
 from llmc.runtime.schema_defaults import SchemaDefaults
 
 MAX_TAGS = 128

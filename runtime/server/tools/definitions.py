@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmc.runtime.guides import Guided, schema_text
-from llmc.runtime.params import RequestError
+from llmc.runtime.request_error import RequestError
 from llmc.runtime.schema_defaults import SchemaDefaults
 
 from ..errors import ApiError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmc.runtime.guides import Guided
-from llmc.runtime.params import RequestError
+from llmc.runtime.request_error import RequestError
 from llmc.runtime.shared_guides import Guide
 from llmc.runtime.tokenizer import Tokenizer
 

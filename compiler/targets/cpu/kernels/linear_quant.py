@@ -18,8 +18,9 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels import quant_amx, quant_ir, vector_ir
 from llmc.compiler.targets.cpu.kernels.chunks import Chunks
 from llmc.compiler.targets.cpu.kernels.quant_layer import STEP_LINES, TURN, QuantLayer
+from llmc.compiler.targets.cpu.kernels.quant_place import Fetch, Tile, Walk
 from llmc.compiler.targets.cpu.kernels.quant_streams import StreamedBlocks, fetch_steps
-from llmc.compiler.targets.cpu.kernels.quant_tile import Fetch, Tile, TileWriter, Walk
+from llmc.compiler.targets.cpu.kernels.quant_tile import TileWriter
 from llmc.compiler.targets.cpu.kernels.quant_weight import LINE
 from llmc.compiler.targets.cpu.kernels.quant_widened import ROWS as widened_rows
 from llmc.compiler.targets.cpu.kernels.quant_widened import WidenedChunks

@@ -10,7 +10,8 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels import tile_ir
 from llmc.compiler.targets.cpu.kernels.quant_layer import STEP_LINES, QuantLayer
-from llmc.compiler.targets.cpu.kernels.quant_tile import Fetch, Tile, TileWriter, Walk
+from llmc.compiler.targets.cpu.kernels.quant_place import Fetch, Tile, Walk
+from llmc.compiler.targets.cpu.kernels.quant_tile import TileWriter
 from llmc.compiler.targets.cpu.kernels.quant_weight import QuantWeight
 from llmc.compiler.targets.cpu.kernels.sums import Sums
 from llmc.compiler.targets.cpu.kernels.tile_registers import ROWS, TileRegisters

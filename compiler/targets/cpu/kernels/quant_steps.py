@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels.quant_layer import TURN
-
-if TYPE_CHECKING:
-    from llmc.compiler.targets.cpu.kernels.quant_tile import Tile, TileWriter
+from llmc.compiler.targets.cpu.kernels.quant_layer import TURN, QuantLayer
+from llmc.compiler.targets.cpu.kernels.quant_place import Tile
+from llmc.compiler.targets.cpu.kernels.quant_weight import QuantWeight
 
 _ROWS_OF_NUMBERS = 2  # rows whose numbers are multiplied as they are; for more rows it pays to make bytes of them
 _ONES = 0x01010101
 
 
+class Writer(Protocol):
+    """What emits register tiles (`quant_tile.TileWriter`)."""
+
+    layer: QuantLayer
+    weight: QuantWeight
+
+    def start(self, tile: Tile, acc: b.Vectors, group: b.Expr) -> None:
+        """The sums before the first element."""
+
+    def multiply(self, acc: b.Expr, weight: b.Expr, value: b.Expr) -> b.Expr:
+        """acc + weight · value."""
+
+    def activation(self, x0: b.Expr, r: int, line: b.Expr, unit: int) -> b.Expr:
+        """A word of a line of row r, in every lane."""
+
+
 class SteppedLines:
     """Emits them in register tiles of `writer`."""
 
-    def __init__(self, writer: TileWriter) -> None:
+    def __init__(self, writer: Writer) -> None:
         self.writer, self.layer, self.weight = writer, writer.layer, writer.weight
         self.by_numbers = self.layer.tile <= _ROWS_OF_NUMBERS
 

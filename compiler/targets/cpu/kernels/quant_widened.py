@@ -10,7 +10,8 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.chunks import Chunks
 from llmc.compiler.targets.cpu.kernels.quant_layer import QuantLayer
-from llmc.compiler.targets.cpu.kernels.quant_tile import Fetch, TileWriter, Walk
+from llmc.compiler.targets.cpu.kernels.quant_place import Fetch, Walk
+from llmc.compiler.targets.cpu.kernels.quant_tile import TileWriter
 from llmc.compiler.targets.cpu.kernels.quant_weight import LINE, QuantWeight
 from llmc.compiler.targets.cpu.kernels.sums import GatedOutput, Sums
 from llmc.compiler.targets.cpu.kernels.widening import widen_words

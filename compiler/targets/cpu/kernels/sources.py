@@ -30,6 +30,7 @@ _EXTRA = {
         "schedule",
         "chunks",
         "quant_layer",
+        "quant_place",
         "quant_tile",
         "quant_weight",
         "quant_steps",
