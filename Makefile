@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := runtime/native
+NATIVE_SOURCES := $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -name "*.cc" -print -o -name "*.h" -print)
 
 .PHONY: all demo bench test test-slow test-all test-levels load-test lint native-test sanitize wheel clean
 

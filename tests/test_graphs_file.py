@@ -291,7 +291,7 @@ def test_read_from_a_directory(tmp_path: Path) -> None:
 
 def test_documents_name_the_version_that_is_written_and_read() -> None:
     runtime = Path(__file__).resolve().parent.parent / "runtime"
-    native = re.search(r"kVersion = (\d+);", (runtime / "native" / "src" / "artifact.cc").read_text())
+    native = re.search(r"kVersion = (\d+);", (runtime / "native" / "artifact" / "artifact.cc").read_text())
     assert native is not None
     assert int(native[1]) == w.VERSION == r.VERSION
     said = (runtime / "COMPATIBILITY.md").read_text()

@@ -157,3 +157,23 @@ def test_no_module_imports_itself_through_others() -> None:
         return found
 
     assert not [" -> ".join(way) for module in sorted(graph) if (way := circle(module, ()))]
+
+
+NATIVE = ROOT / "runtime" / "native"
+NATIVE_FOLDERS = ("core", "artifact", "device", "engine", "capi")
+"""Each includes itself and those before it. The simulation runs an engine on a device of its own, so it may see it."""
+
+
+def test_native_folders_include_those_before_them() -> None:
+    wrong = []
+    for i, folder in enumerate(NATIVE_FOLDERS):
+        allowed = {"llmc", *NATIVE_FOLDERS[: i + 1]}
+        files = sorted(path for path in (NATIVE / folder).rglob("*") if path.suffix in (".cc", ".h"))
+        assert files
+        for path in files:
+            name = path.relative_to(NATIVE).as_posix()
+            seen = allowed | ({"engine"} if name.startswith("device/simulated/simulation.") else set())
+            for included in re.findall(r'#include "(\w+)/', path.read_text(encoding="utf-8")):
+                if included not in seen:
+                    wrong.append(f"{name} includes {included}/")
+    assert not wrong

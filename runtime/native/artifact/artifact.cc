@@ -1,0 +1,599 @@
+#include "artifact/artifact.h"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include "core/crc32.h"
+#include "core/isa.h"
+
+namespace llmc {
+namespace {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "graphs.bin is little endian");
+
+struct Header {
+  char magic[8];
+  uint32_t version, header_bytes;
+  uint64_t file_bytes;
+  uint32_t num_sections, crc32, isa_level, code_crc32;
+  uint64_t code_bytes, weights_bytes;
+  uint32_t weights_header_crc32, reserved;
+};
+struct Section {
+  uint32_t kind, record_bytes;
+  uint64_t offset, count;
+};
+static_assert(sizeof(Header) == 64 && sizeof(Section) == 24, "sizes of FORMAT.md");
+
+constexpr uint32_t kVersion = 3;
+constexpr uint32_t kNumKinds = 7;
+constexpr uint32_t kMaxSections = 1024;
+constexpr uint32_t kMaxSide = 1u << 24;         // bound on any count of tokens, sequences, blocks of one graph
+constexpr uint64_t kMaxInputBytes = 1ull << 32;
+constexpr uint64_t kMaxArenaBytes = 1ull << 42;
+constexpr uint64_t kMaxReplayedCommands = 1ull << 26;
+
+enum DType : uint32_t { kF32 = 0, kBF16 = 1, kF16 = 2, kI8 = 3, kU8 = 4, kI32 = 5, kNumDTypes = 6 };
+constexpr uint64_t kDTypeBytes[kNumDTypes] = {4, 2, 2, 1, 1, 4};
+
+const char* const kSectionNames[kNumKinds + 1] = {"",       "strings", "model",    "kernels",
+                                                  "weights", "graphs",  "commands", "operands"};
+
+// Of the whole file except the field itself.
+uint32_t TablesCrc32(const MappedFile& file) {
+  constexpr uint64_t kBefore = offsetof(Header, crc32), kAfter = kBefore + sizeof(uint32_t);
+  return Crc32(file.data() + kAfter, file.size() - kAfter, Crc32(file.data(), kBefore));
+}
+
+// offset + bytes <= limit, without overflow.
+bool InRange(uint64_t offset, uint64_t bytes, uint64_t limit) { return offset <= limit && bytes <= limit - offset; }
+
+bool Between(int64_t value, int64_t low, int64_t high) { return value >= low && value <= high; }
+
+std::string Str(uint64_t value) { return std::to_string(value); }
+std::string Str(int32_t value) { return std::to_string(value); }
+std::string Str(uint32_t value) { return std::to_string(value); }
+
+// As in CRC-32 listings: 8 digits.
+std::string Hex(uint32_t value) {
+  std::string text(8, '0');
+  for (size_t i = 8; i-- > 0; value >>= 4) text[i] = "0123456789abcdef"[value & 15];
+  return text;
+}
+
+template <class T>
+std::vector<T> ReadSection(const unsigned char* data, const Section& section) {
+  std::vector<T> records(section.count);
+  if (section.count) std::memcpy(records.data(), data + section.offset, section.count * sizeof(T));
+  return records;
+}
+
+// A truncated shared object can crash the dynamic loader, so its headers and their ranges are checked first.
+bool IsWholeSharedObject(const MappedFile& file) {
+  Elf64_Ehdr header;
+  if (file.size() < sizeof(header)) return false;
+  std::memcpy(&header, file.data(), sizeof(header));
+  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_ident[EI_CLASS] != ELFCLASS64 ||
+      header.e_ident[EI_DATA] != ELFDATA2LSB || header.e_type != ET_DYN) {
+    return false;
+  }
+#if defined(__x86_64__)
+  if (header.e_machine != EM_X86_64) return false;
+#endif
+  if (header.e_phentsize != sizeof(Elf64_Phdr) || header.e_phnum == 0) return false;
+  if (!InRange(header.e_phoff, uint64_t{header.e_phnum} * sizeof(Elf64_Phdr), file.size())) return false;
+  if (header.e_shnum && !InRange(header.e_shoff, uint64_t{header.e_shnum} * header.e_shentsize, file.size())) {
+    return false;
+  }
+  for (uint32_t i = 0; i < header.e_phnum; ++i) {
+    Elf64_Phdr program;
+    std::memcpy(&program, file.data() + header.e_phoff + i * sizeof(program), sizeof(program));
+    if (program.p_type != PT_NULL && !InRange(program.p_offset, program.p_filesz, file.size())) return false;
+  }
+  return true;
+}
+
+// dlopen answers with a library already loaded under the same name even when the file was replaced since. A spelling
+// of the path that this process never used makes it compare inodes instead.
+std::string FreshSpelling(const std::string& directory, const char* name) {
+  static std::atomic<uint64_t> counter{0};
+  std::string path = directory;
+  for (uint64_t bits = counter.fetch_add(1) + 2; bits > 1; bits >>= 1) path += bits & 1 ? "//." : "/.";
+  return path + "/" + name;
+}
+
+}  // namespace
+
+uint64_t InputTouchedBytes(const GraphRecord& graph, uint32_t index) {
+  uint64_t elements = 0;
+  switch (index) {
+    case kInputIds:
+    case kPositions:
+    case kSlotMapping:
+    case kTokenSeq: elements = graph.max_tokens; break;
+    case kBlockTables: elements = uint64_t{graph.max_seqs} * graph.max_blocks_per_seq; break;
+    case kContextLens: elements = graph.max_seqs; break;
+    case kQueryStart: elements = uint64_t{graph.max_seqs} + 1; break;
+    case kSampleIndex: elements = graph.max_samples; break;
+    default: break;
+  }
+  return elements * sizeof(int32_t);
+}
+
+uint64_t InputBytes(const GraphRecord& graph, uint32_t index) {
+  return RoundUp(InputTouchedBytes(graph, index), kAlignment);
+}
+
+Artifact::~Artifact() {
+  if (library_) ::dlclose(library_);
+}
+
+Status Artifact::Corrupt(const char* file, const std::string& what) const {
+  return Status::Error(LLMC_ERR_CORRUPT,
+                       "'" + directory_ + "/" + file + "' is damaged: " + what + "; compile the artifact again");
+}
+
+Status Artifact::Open(const std::string& directory, std::shared_ptr<const Artifact>* out) {
+  struct stat info;
+  if (::stat(directory.c_str(), &info) != 0) {
+    return Status::Error(LLMC_ERR_NOT_FOUND, "there is no artifact at '" + directory + "'; check the path");
+  }
+  if (!S_ISDIR(info.st_mode)) {
+    return Status::Error(LLMC_ERR_INVALID_ARGUMENT,
+                         "'" + directory + "' is not a directory; pass the directory that the compiler wrote");
+  }
+  auto artifact = std::make_shared<Artifact>();
+  artifact->directory_ = directory;
+  {
+    MappedFile tables;
+    Status status = MappedFile::Open(directory + "/graphs.bin", &tables);
+    if (status.code == LLMC_ERR_NOT_FOUND) {
+      return Status::Error(LLMC_ERR_NOT_FOUND, "'" + directory +
+                                                   "' is not an artifact: it has no graphs.bin; pass the directory "
+                                                   "that the compiler wrote, or compile again");
+    }
+    LLMC_RETURN_IF_ERROR(status);
+    LLMC_RETURN_IF_ERROR(artifact->ReadTables(tables));
+  }
+  LLMC_RETURN_IF_ERROR(artifact->CheckModel());
+  LLMC_RETURN_IF_ERROR(artifact->CheckKernels());
+  LLMC_RETURN_IF_ERROR(MappedFile::Open(directory + "/weights.safetensors", &artifact->weight_file_));
+  LLMC_RETURN_IF_ERROR(artifact->CheckWeights());
+  LLMC_RETURN_IF_ERROR(artifact->CheckGraphs());
+  LLMC_RETURN_IF_ERROR(artifact->LoadKernels());
+  artifact->weight_file_.Prefetch();
+  *out = std::move(artifact);
+  return Status::Ok();
+}
+
+Status Artifact::ReadTables(const MappedFile& file) {
+  const unsigned char* data = file.data();
+  Header header;
+  if (file.size() < sizeof(header)) return Corrupt("graphs.bin", "it has only " + Str(file.size()) + " bytes");
+  std::memcpy(&header, data, sizeof(header));
+  if (std::memcmp(header.magic, "LLMCGRPH", 8) != 0) return Corrupt("graphs.bin", "it does not start with LLMCGRPH");
+  if (header.version != kVersion) {
+    return Status::Error(LLMC_ERR_VERSION, "the artifact '" + directory_ + "' has format version " +
+                                               Str(header.version) + " and this runtime reads version " +
+                                               Str(kVersion) + "; compile it again with this version of llmc");
+  }
+  if (header.header_bytes != sizeof(header)) {
+    return Corrupt("graphs.bin", "its header claims " + Str(header.header_bytes) + " bytes, not 64");
+  }
+  if (header.file_bytes != file.size()) {
+    return Corrupt("graphs.bin", "its header claims " + Str(header.file_bytes) + " bytes and the file has " +
+                                     Str(file.size()));
+  }
+  const uint32_t crc = TablesCrc32(file);
+  if (crc != header.crc32) return Corrupt("graphs.bin", "its CRC-32 is " + Hex(crc) + ", not " + Hex(header.crc32));
+  files_ = {header.code_bytes, header.weights_bytes, header.code_crc32, header.weights_header_crc32};
+  isa_level_ = header.isa_level;
+  const uint32_t machine = MachineIsaLevel();
+  if (isa_level_ > kMaxIsaLevel) {
+    return Status::Error(LLMC_ERR_UNSUPPORTED_ISA, "the artifact '" + directory_ + "' needs ISA level " +
+                                                       Str(isa_level_) + " and this runtime knows levels up to " +
+                                                       Str(kMaxIsaLevel) + "; use a newer llmc");
+  }
+  if (isa_level_ > machine) {
+    return Status::Error(LLMC_ERR_UNSUPPORTED_ISA,
+                         "the artifact '" + directory_ + "' was compiled for " + IsaName(isa_level_) + " (level " +
+                             Str(isa_level_) + ") and this CPU has " + IsaName(machine) + " (level " + Str(machine) +
+                             "); compile it for this machine");
+  }
+
+  if (header.num_sections > kMaxSections ||
+      !InRange(sizeof(header), uint64_t{header.num_sections} * sizeof(Section), file.size())) {
+    return Corrupt("graphs.bin", "it claims " + Str(header.num_sections) + " sections");
+  }
+  constexpr uint32_t kRecordBytes[kNumKinds + 1] = {
+      0, 1, sizeof(ModelRecord), sizeof(KernelRecord), sizeof(WeightRecord), sizeof(GraphRecord),
+      sizeof(CommandRecord), sizeof(OperandRecord)};
+  Section known[kNumKinds + 1] = {};
+  for (uint32_t i = 0; i < header.num_sections; ++i) {
+    Section section;
+    std::memcpy(&section, data + sizeof(header) + i * sizeof(section), sizeof(section));
+    uint64_t bytes = 0;
+    if (__builtin_mul_overflow(uint64_t{section.record_bytes}, section.count, &bytes) ||
+        !InRange(section.offset, bytes, file.size()) || section.offset % 8 != 0) {
+      return Corrupt("graphs.bin", "section " + Str(i) + " has " + Str(section.count) + " records of " +
+                                       Str(section.record_bytes) + " bytes at offset " + Str(section.offset) +
+                                       ", outside the file's " + Str(file.size()) + " bytes or not 8-byte aligned");
+    }
+    if (section.kind < 1 || section.kind > kNumKinds) continue;
+    const std::string name = kSectionNames[section.kind];
+    if (known[section.kind].kind) return Corrupt("graphs.bin", "it has two sections of " + name);
+    if (section.record_bytes != kRecordBytes[section.kind]) {
+      return Corrupt("graphs.bin", "the records of section " + name + " have " + Str(section.record_bytes) +
+                                       " bytes, not " + Str(kRecordBytes[section.kind]));
+    }
+    if (section.count > UINT32_MAX) {
+      return Corrupt("graphs.bin", "section " + name + " has " + Str(section.count) + " records");
+    }
+    known[section.kind] = section;
+  }
+  for (uint32_t kind = 1; kind <= kNumKinds; ++kind) {
+    if (!known[kind].kind) {
+      return Corrupt("graphs.bin", std::string("it has no section of ") + kSectionNames[kind]);
+    }
+  }
+  if (known[2].count != 1) return Corrupt("graphs.bin", "it has " + Str(known[2].count) + " model records, not 1");
+  strings_.assign(reinterpret_cast<const char*>(data + known[1].offset), known[1].count);
+  model_ = ReadSection<ModelRecord>(data, known[2])[0];
+  kernels_ = ReadSection<KernelRecord>(data, known[3]);
+  weights_ = ReadSection<WeightRecord>(data, known[4]);
+  graphs_ = ReadSection<GraphRecord>(data, known[5]);
+  commands_ = ReadSection<CommandRecord>(data, known[6]);
+  operands_ = ReadSection<OperandRecord>(data, known[7]);
+  return Status::Ok();
+}
+
+Status Artifact::CheckModel() {
+  const ModelRecord& m = model_;
+  const struct {
+    const char* name;
+    int32_t value, low, high;
+  } fields[] = {
+      {"num_layers", m.num_layers, 1, 1 << 16},
+      {"num_kv_heads", m.num_kv_heads, 1, 1 << 16},
+      {"head_dim", m.head_dim, 1, 1 << 16},
+      {"block_size", m.block_size, 16, 1 << 16},
+      {"kv_dtype", m.kv_dtype, kF32, kBF16},
+      {"vocab_size", m.vocab_size, 1, 1 << 28},
+      {"max_model_len", m.max_model_len, 1, 1 << 28},
+      {"max_num_seqs", m.max_num_seqs, 1, 1 << 20},
+      {"panel_columns", m.panel_columns, 1, 1 << 16},
+      {"act_dtype", m.act_dtype, 0, kNumDTypes - 1},
+      {"sliding_window", m.sliding_window, 0, INT32_MAX},
+      {"num_eos", m.num_eos, 0, 8},
+  };
+  for (const auto& field : fields) {
+    if (!Between(field.value, field.low, field.high)) {
+      return Corrupt("graphs.bin", std::string("the model's ") + field.name + " is " + Str(field.value) +
+                                       ", outside " + Str(field.low) + " … " + Str(field.high));
+    }
+  }
+  if (m.block_size % 16 != 0) {
+    return Corrupt("graphs.bin", "block_size " + Str(m.block_size) + " is no multiple of 16");
+  }
+  if (static_cast<uint64_t>(m.head_dim_padded) != RoundUp(m.head_dim, 16)) {
+    return Corrupt("graphs.bin",
+                   "head_dim_padded is " + Str(m.head_dim_padded) + " for head_dim " + Str(m.head_dim));
+  }
+  // The bounds above keep one block of one layer below 2^51 bytes.
+  const uint64_t rows = uint64_t(m.num_kv_heads) * m.block_size * kDTypeBytes[m.kv_dtype];
+  key_block_bytes_ = rows * m.head_dim;
+  value_block_bytes_ = rows * m.head_dim_padded;
+  uint64_t kv_block_bytes = 0;
+  if (__builtin_mul_overflow(key_block_bytes_ + value_block_bytes_, uint64_t(m.num_layers), &kv_block_bytes)) {
+    return Corrupt("graphs.bin", "one KV block of " + Str(m.num_layers) + " layers overflows 64 bits");
+  }
+  shape_ = {m.num_layers, m.block_size, m.vocab_size, m.max_model_len, m.max_num_seqs, {}, kv_block_bytes, {}};
+  for (int32_t i = 0; i < m.num_eos; ++i) {
+    if (m.eos[i] < 0) return Corrupt("graphs.bin", "eos token " + Str(m.eos[i]) + " is negative");
+    // An id outside the vocabulary is never sampled, and must not index a row of logits.
+    if (m.eos[i] < m.vocab_size) shape_.eos_token_ids.push_back(m.eos[i]);
+  }
+  return Status::Ok();
+}
+
+Status Artifact::CheckKernels() {
+  for (size_t i = 0; i < kernels_.size(); ++i) {
+    const KernelRecord& kernel = kernels_[i];
+    const std::string name = "kernel " + Str(uint64_t{i});
+    // The NUL after the symbol is part of the string section too.
+    if (kernel.symbol_length == 0 ||
+        !InRange(kernel.symbol_offset, uint64_t{kernel.symbol_length} + 1, strings_.size()) ||
+        std::memchr(strings_.data() + kernel.symbol_offset, 0, kernel.symbol_length) != nullptr ||
+        strings_[uint64_t{kernel.symbol_offset} + kernel.symbol_length] != '\0') {
+      return Corrupt("graphs.bin", name + " has no valid symbol at " + Str(kernel.symbol_offset) + "+" +
+                                       Str(kernel.symbol_length) + " of " + Str(uint64_t{strings_.size()}) +
+                                       " string bytes");
+    }
+    if (kernel.weight_parts > kMaxWeightParts) {
+      return Corrupt("graphs.bin", name + " has " + Str(kernel.weight_parts) + " weight parts, more than 2");
+    }
+    if (!Between(kernel.num_buffers, 1, kMaxBuffers)) {
+      return Corrupt("graphs.bin", name + " takes " + Str(kernel.num_buffers) + " buffers, outside 1 … 12");
+    }
+    if (kernel.family >= kNumFamilies) {
+      return Corrupt("graphs.bin", name + " has unknown family " + Str(kernel.family));
+    }
+  }
+  return Status::Ok();
+}
+
+std::string Artifact::WeightName(const WeightRecord& weight) const {
+  return "weight '" + strings_.substr(weight.name_offset, std::min(weight.name_length, 200u)) + "'";
+}
+
+Status Artifact::CheckWeights() {
+  const uint64_t size = weight_file_.size();
+  if (size != files_.weights_bytes) {
+    return Corrupt("weights.safetensors",
+                   "it has " + Str(size) + " bytes and graphs.bin expects " + Str(files_.weights_bytes));
+  }
+  uint64_t header_bytes = 0;
+  if (size >= sizeof(header_bytes)) std::memcpy(&header_bytes, weight_file_.data(), sizeof(header_bytes));
+  if (size < sizeof(header_bytes) || !InRange(sizeof(header_bytes), header_bytes, size)) {
+    return Corrupt("weights.safetensors", "it has " + Str(size) + " bytes, too few for its header");
+  }
+  weights_header_bytes_ = sizeof(header_bytes) + header_bytes;
+  const uint32_t crc = Crc32(weight_file_.data(), weights_header_bytes_);
+  if (crc != files_.weights_header_crc32) {
+    return Corrupt("weights.safetensors",
+                   "the CRC-32 of its header is " + Hex(crc) + ", not " + Hex(files_.weights_header_crc32));
+  }
+  uint64_t end = weights_header_bytes_;  // of what comes before a tensor
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    const WeightRecord& weight = weights_[i];
+    if (!InRange(weight.name_offset, weight.name_length, strings_.size())) {
+      return Corrupt("graphs.bin", "weight " + Str(uint64_t{i}) + " has its name outside the strings");
+    }
+    const std::string name = WeightName(weight);
+    if (weight.dtype >= kNumDTypes) return Corrupt("graphs.bin", name + " has unknown dtype " + Str(weight.dtype));
+    if (weight.rank > 4) return Corrupt("graphs.bin", name + " has rank " + Str(weight.rank) + ", more than 4");
+    uint64_t bytes = kDTypeBytes[weight.dtype];
+    for (uint32_t d = 0; d < weight.rank; ++d) {
+      if (weight.shape[d] < 1 || __builtin_mul_overflow(bytes, uint64_t(weight.shape[d]), &bytes)) {
+        return Corrupt("graphs.bin", name + " has an impossible shape");
+      }
+    }
+    if (bytes != weight.bytes) {
+      return Corrupt("graphs.bin", name + " has " + Str(weight.bytes) + " bytes and a shape of " + Str(bytes));
+    }
+    if (weight.file_offset % kAlignment != 0) {
+      return Corrupt("graphs.bin", name + " starts at " + Str(weight.file_offset) + ", no multiple of 64");
+    }
+    if (weight.file_offset < end) {
+      return Corrupt("graphs.bin", name + " starts at " + Str(weight.file_offset) + ", before byte " + Str(end) +
+                                       " where what precedes it ends");
+    }
+    if (!InRange(weight.file_offset, weight.bytes, size)) {
+      return Corrupt("graphs.bin", name + " is at " + Str(weight.file_offset) + "+" + Str(weight.bytes) +
+                                       " of weights.safetensors, which has " + Str(size) + " bytes");
+    }
+    end = weight.file_offset + weight.bytes;
+  }
+  return Status::Ok();
+}
+
+Status Artifact::Verify() const {
+  // Read, not touched in the mapping: a sector that cannot be read is an error and no signal.
+  std::vector<unsigned char> chunk(1u << 20);
+  uint32_t crc = 0;
+  bool zero = true;
+  const auto read = [&](uint64_t offset, uint64_t bytes) {
+    crc = 0;
+    zero = true;
+    while (bytes > 0) {
+      const uint64_t count = std::min<uint64_t>(bytes, chunk.size());
+      LLMC_RETURN_IF_ERROR(weight_file_.Read(offset, count, chunk.data()));
+      crc = Crc32(chunk.data(), count, crc);
+      zero = zero && std::all_of(chunk.data(), chunk.data() + count, [](unsigned char byte) { return byte == 0; });
+      offset += count;
+      bytes -= count;
+    }
+    return Status::Ok();
+  };
+  std::string first;
+  uint64_t damaged = 0;
+  const auto report = [&](const std::string& what) {
+    if (damaged++ == 0) first = what;
+  };
+  const auto check_padding = [&](uint64_t begin, uint64_t end) {
+    LLMC_RETURN_IF_ERROR(read(begin, end - begin));
+    if (!zero) report("the padding from byte " + Str(begin) + " to " + Str(end) + " is not zero");
+    return Status::Ok();
+  };
+  LLMC_RETURN_IF_ERROR(read(0, weights_header_bytes_));
+  if (crc != files_.weights_header_crc32) {
+    report("the CRC-32 of its header is " + Hex(crc) + ", not " + Hex(files_.weights_header_crc32));
+  }
+  uint64_t end = weights_header_bytes_;
+  for (const WeightRecord& weight : weights_) {
+    LLMC_RETURN_IF_ERROR(check_padding(end, weight.file_offset));
+    LLMC_RETURN_IF_ERROR(read(weight.file_offset, weight.bytes));
+    end = weight.file_offset + weight.bytes;
+    if (crc != weight.crc32) {
+      report(WeightName(weight) + " at byte " + Str(weight.file_offset) + " has CRC-32 " + Hex(crc) + ", not " +
+             Hex(weight.crc32));
+    }
+  }
+  LLMC_RETURN_IF_ERROR(check_padding(end, weight_file_.size()));
+  if (damaged == 0) return Status::Ok();
+  return Corrupt("weights.safetensors", damaged == 1 ? first : first + ", and " + Str(damaged - 1) + " more");
+}
+
+Status Artifact::CheckOperand(const GraphRecord& graph, uint64_t index) const {
+  const OperandRecord& operand = operands_[index];
+  uint64_t count = 0;      // valid indices of the kind
+  uint64_t limit = 0;      // bytes behind the operand
+  switch (static_cast<OperandKind>(operand.kind)) {
+    case OperandKind::kArena:
+      count = 1;
+      limit = graph.arena_bytes;
+      break;
+    case OperandKind::kWeight:
+      count = weights_.size();
+      if (operand.index < count) limit = weights_[operand.index].bytes;
+      break;
+    case OperandKind::kInput:
+      count = kNumInputs;
+      limit = InputTouchedBytes(graph, operand.index);
+      break;
+    case OperandKind::kKeyPool:
+    case OperandKind::kValuePool:
+      // The pool's size is known only at run time: block b is at b × bytes, b below the scalar num_blocks.
+      count = uint64_t(model_.num_layers);
+      limit = static_cast<OperandKind>(operand.kind) == OperandKind::kKeyPool ? key_block_bytes_ : value_block_bytes_;
+      // Less would be another stride: the kernel and the pool would disagree on where block 1 starts.
+      if (operand.bytes != limit) {
+        return Corrupt("graphs.bin", "operand " + Str(index) + " has KV blocks of " + Str(operand.bytes) +
+                                         " bytes and the model's have " + Str(limit));
+      }
+      break;
+    case OperandKind::kOutput:
+      count = 1;
+      limit = uint64_t{graph.max_samples} * uint64_t(model_.vocab_size) * sizeof(float);
+      break;
+    default:
+      return Corrupt("graphs.bin", "operand " + Str(index) + " has unknown kind " + Str(operand.kind));
+  }
+  // The arena has no index.
+  const bool indexed = static_cast<OperandKind>(operand.kind) != OperandKind::kArena;
+  if (indexed && operand.index >= count) {
+    return Corrupt("graphs.bin", "operand " + Str(index) + " of kind " + Str(operand.kind) + " has index " +
+                                     Str(operand.index) + " of " + Str(count));
+  }
+  if (operand.offset % kAlignment != 0) {
+    return Corrupt("graphs.bin",
+                   "operand " + Str(index) + " has offset " + Str(operand.offset) + ", no multiple of 64");
+  }
+  if (operand.bytes == 0 || !InRange(operand.offset, operand.bytes, limit)) {
+    return Corrupt("graphs.bin", "operand " + Str(index) + " of kind " + Str(operand.kind) + " spans " +
+                                     Str(operand.offset) + "+" + Str(operand.bytes) + " of " + Str(limit) +
+                                     " bytes");
+  }
+  return Status::Ok();
+}
+
+Status Artifact::CheckGraphs() {
+  if (graphs_.empty()) return Corrupt("graphs.bin", "it has no graph");
+  uint64_t replayed = 0;
+  for (size_t g = 0; g < graphs_.size(); ++g) {
+    const GraphRecord& graph = graphs_[g];
+    const std::string name = "graph " + Str(uint64_t{g});
+    const struct {
+      const char* name;
+      uint32_t value, low, high;
+    } fields[] = {
+        {"phase", graph.phase, 0, 2},
+        {"batch", graph.batch, 1, kMaxSide},
+        {"seq", graph.seq, 1, 1u << 28},
+        {"max_tokens", graph.max_tokens, 1, kMaxSide},
+        {"max_seqs", graph.max_seqs, 1, kMaxSide},
+        {"max_samples", graph.max_samples, 1, kMaxSide},
+        {"max_blocks_per_seq", graph.max_blocks_per_seq, 1, kMaxSide},
+        {"row_tile", graph.row_tile, 1, 4096},
+        {"num_commands", graph.num_commands, 1, UINT32_MAX},
+    };
+    for (const auto& field : fields) {
+      if (!Between(field.value, field.low, field.high)) {
+        return Corrupt("graphs.bin", name + " has " + field.name + " " + Str(field.value) + ", outside " +
+                                         Str(field.low) + " … " + Str(field.high));
+      }
+    }
+    if (InputBytes(graph, kBlockTables) > kMaxInputBytes) {
+      return Corrupt("graphs.bin", name + " has block tables of " + Str(graph.max_seqs) + " × " +
+                                       Str(graph.max_blocks_per_seq));
+    }
+    if (uint64_t{graph.max_samples} * uint64_t(model_.vocab_size) > kMaxArenaBytes) {
+      return Corrupt("graphs.bin", name + " has logits of " + Str(graph.max_samples) + " × " +
+                                       Str(model_.vocab_size));
+    }
+    if (graph.arena_bytes > kMaxArenaBytes) {
+      return Corrupt("graphs.bin", name + " wants an arena of " + Str(graph.arena_bytes) + " bytes");
+    }
+    if (!InRange(graph.first_command, graph.num_commands, commands_.size())) {
+      return Corrupt("graphs.bin", name + " has commands " + Str(graph.first_command) + "+" +
+                                       Str(graph.num_commands) + " of " + Str(uint64_t{commands_.size()}));
+    }
+    replayed += graph.num_commands;
+    if (replayed > kMaxReplayedCommands) return Corrupt("graphs.bin", "its graphs have too many commands");
+    for (uint32_t c = graph.first_command; c < graph.first_command + graph.num_commands; ++c) {
+      const CommandRecord& command = commands_[c];
+      if (command.kernel >= kernels_.size()) {
+        return Corrupt("graphs.bin", "command " + Str(c) + " names kernel " + Str(command.kernel) + " of " +
+                                         Str(uint64_t{kernels_.size()}));
+      }
+      if (command.num_operands != kernels_[command.kernel].num_buffers) {
+        return Corrupt("graphs.bin", "command " + Str(c) + " has " + Str(command.num_operands) +
+                                         " operands and its kernel takes " +
+                                         Str(kernels_[command.kernel].num_buffers));
+      }
+      if (!InRange(command.first_operand, command.num_operands, operands_.size())) {
+        return Corrupt("graphs.bin", "command " + Str(c) + " has operands " + Str(command.first_operand) + "+" +
+                                         Str(command.num_operands) + " of " + Str(uint64_t{operands_.size()}));
+      }
+      if (command.barrier > 1) {
+        return Corrupt("graphs.bin", "command " + Str(c) + " has barrier " + Str(command.barrier));
+      }
+      if (!Between(command.layer, -1, model_.num_layers - 1)) {
+        return Corrupt("graphs.bin", "command " + Str(c) + " has layer " + Str(command.layer) + " of " +
+                                         Str(model_.num_layers));
+      }
+      if (command.family >= kNumFamilies) {
+        return Corrupt("graphs.bin", "command " + Str(c) + " has unknown family " + Str(command.family));
+      }
+      for (uint32_t o = 0; o < command.num_operands; ++o) {
+        LLMC_RETURN_IF_ERROR(CheckOperand(graph, uint64_t{command.first_operand} + o));
+      }
+    }
+    max_arena_bytes_ = std::max(max_arena_bytes_, graph.arena_bytes);
+    shape_.graphs.push_back({static_cast<Phase>(graph.phase), graph.batch, graph.seq, graph.max_tokens,
+                             graph.max_seqs, graph.max_samples, graph.max_blocks_per_seq});
+  }
+  return Status::Ok();
+}
+
+Status Artifact::LoadKernels() {
+  {
+    MappedFile file;
+    LLMC_RETURN_IF_ERROR(MappedFile::Open(directory_ + "/kernels.so", &file));
+    if (file.size() != files_.code_bytes) {
+      return Corrupt("kernels.so",
+                     "it has " + Str(file.size()) + " bytes and graphs.bin expects " + Str(files_.code_bytes));
+    }
+    const uint32_t crc = Crc32(file.data(), file.size());
+    if (crc != files_.code_crc32) {
+      return Corrupt("kernels.so", "its CRC-32 is " + Hex(crc) + ", not " + Hex(files_.code_crc32));
+    }
+    if (!IsWholeSharedObject(file)) return Corrupt("kernels.so", "it is no complete shared object for this machine");
+  }
+  if (!EnableIsaLevel(isa_level_)) {
+    return Status::Error(LLMC_ERR_UNSUPPORTED_ISA, std::string("the operating system refuses the tile registers of ") +
+                                                       IsaName(isa_level_) + "; compile the artifact for level 4");
+  }
+  library_ = ::dlopen(FreshSpelling(directory_, "kernels.so").c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!library_) {
+    const char* why = ::dlerror();
+    return Corrupt("kernels.so", std::string("the loader says: ") + (why ? why : "unknown error"));
+  }
+  functions_.reserve(kernels_.size());
+  for (const KernelRecord& kernel : kernels_) {
+    const char* symbol = strings_.data() + kernel.symbol_offset;
+    void* function = ::dlsym(library_, symbol);
+    if (!function) return Corrupt("kernels.so", std::string("it has no kernel '") + symbol + "'");
+    functions_.push_back(function);
+  }
+  return Status::Ok();
+}
+
+}  // namespace llmc

@@ -1,0 +1,56 @@
+// Whether an artifact is another one with graphs added, so that an engine may go on with it.
+#include <algorithm>
+#include <cstring>
+
+#include "artifact/artifact.h"
+
+namespace llmc {
+namespace {
+
+template <typename T>
+bool BeginsWith(const std::vector<T>& longer, const std::vector<T>& shorter) {
+  return longer.size() >= shorter.size() &&
+         (shorter.empty() || std::memcmp(longer.data(), shorter.data(), shorter.size() * sizeof(T)) == 0);
+}
+
+// Names are compared elsewhere: strings may lie at other places.
+bool SameTensor(const WeightRecord& a, const WeightRecord& b) {
+  return a.dtype == b.dtype && a.rank == b.rank && a.file_offset == b.file_offset && a.bytes == b.bytes &&
+         a.crc32 == b.crc32 && std::equal(a.shape, a.shape + 4, b.shape);
+}
+
+bool SameKernel(const KernelRecord& a, const KernelRecord& b) {
+  return a.symbol_length == b.symbol_length && a.num_buffers == b.num_buffers && a.family == b.family &&
+         a.max_tasks == b.max_tasks && a.weight_parts == b.weight_parts;
+}
+
+}  // namespace
+
+Status Artifact::CheckExtends(const Artifact& older) const {
+  const auto differ = [this](const char* what) {
+    return Status::Error(LLMC_ERR_INVALID_ARGUMENT, directory_ + " has other " + what +
+                                                        " than the engine's artifact; add buckets to that one by "
+                                                        "llmc compile --add.");
+  };
+  const auto same_symbol = [&](const KernelRecord& a, const KernelRecord& b) {
+    return SameKernel(a, b) &&
+           strings_.compare(a.symbol_offset, a.symbol_length, older.strings_, b.symbol_offset, b.symbol_length) == 0;
+  };
+  if (std::memcmp(&model_, &older.model_, sizeof(model_)) != 0 || isa_level_ != older.isa_level_) return differ("model");
+  if (files_.weights_header_crc32 != older.files_.weights_header_crc32 || weights_.size() != older.weights_.size() ||
+      !std::equal(weights_.begin(), weights_.end(), older.weights_.begin(), SameTensor)) {
+    return differ("weights");
+  }
+  if (kernels_.size() < older.kernels_.size() ||
+      !std::equal(older.kernels_.begin(), older.kernels_.end(), kernels_.begin(),
+                  [&](const KernelRecord& b, const KernelRecord& a) { return same_symbol(a, b); })) {
+    return differ("kernels");
+  }
+  if (!BeginsWith(graphs_, older.graphs_) || !BeginsWith(commands_, older.commands_) ||
+      !BeginsWith(operands_, older.operands_)) {
+    return differ("graphs");
+  }
+  return Status::Ok();
+}
+
+}  // namespace llmc

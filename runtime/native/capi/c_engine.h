@@ -1,0 +1,24 @@
+// What llmc_engine* points to, and how one is made from a caller's options.
+#pragma once
+#include <functional>
+#include <memory>
+
+#include "device/simulated/simulated_device.h"
+#include "engine/engine.h"
+
+struct llmc_engine {
+  std::unique_ptr<llmc::Engine> engine;
+  llmc::SimulatedDevice* simulated = nullptr;  // the engine's device, when it is one
+};
+
+namespace llmc {
+
+// Makes a device whose KV pool has num_blocks blocks, the dummy block included.
+using MakeDevice =
+    std::function<Status(const llmc_engine_options& options, uint32_t num_blocks, std::unique_ptr<Device>* device)>;
+
+// options NULL: the defaults.
+Status MakeEngine(const ModelShape& model, const llmc_engine_options* options, const MakeDevice& make,
+                  std::unique_ptr<llmc_engine>* out);
+
+}  // namespace llmc

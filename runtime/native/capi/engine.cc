@@ -1,0 +1,262 @@
+// llmc_engine_*: the C boundary of the engine.
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "capi/c_engine.h"
+#include "core/c_struct.h"
+#include "core/error.h"
+#include "device/cpu/cpu_device.h"
+
+namespace {
+
+using llmc::NullArgument;
+using llmc::Status;
+
+constexpr uint64_t kDefaultKvBytes = 1ull << 30;
+
+Status Invalid(std::string message) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::move(message)); }
+
+llmc_engine_options DefaultOptions() {
+  llmc_engine_options o{};
+  o.struct_size = sizeof(o);
+  o.prefix_cache = 1;
+  o.miss_policy = LLMC_MISS_LARGER;
+  o.pin_threads = 1;
+  o.idle_spin_us = 1000;
+  return o;
+}
+
+llmc_sampling_params DefaultSampling() {
+  llmc_sampling_params p{};
+  p.struct_size = sizeof(p);
+  p.n = 1;
+  p.max_tokens = 16;
+  p.temperature = 1;
+  p.top_p = 1;
+  p.repetition_penalty = 1;
+  p.num_logprobs = -1;
+  return p;
+}
+
+llmc_request DefaultRequest() {
+  llmc_request r{};
+  r.struct_size = sizeof(r);
+  r.num_prompt_logprobs = -1;
+  return r;
+}
+
+// KV blocks besides the dummy block.
+Status PoolBlocks(const llmc::ModelShape& model, const llmc_engine_options& o, uint32_t* out) {
+  constexpr uint64_t kMost = 0x7ffffffe;
+  const uint64_t block_size = static_cast<uint64_t>(std::max(model.block_size, 1));
+  const uint64_t block_bytes = std::max<uint64_t>(model.kv_block_bytes, 1);
+  uint64_t blocks = o.num_blocks;
+  if (blocks == 0 && o.kv_bytes != 0) {
+    blocks = o.kv_bytes / block_bytes;
+    if (blocks < 2) {
+      return Invalid("kv_bytes is " + std::to_string(o.kv_bytes) + " but one KV block takes " +
+                     std::to_string(block_bytes) + " bytes and one more is the dummy block; use at least " +
+                     std::to_string(2 * block_bytes) + ".");
+    }
+    --blocks;
+  } else if (blocks == 0) {
+    const uint64_t seqs = o.max_num_seqs ? o.max_num_seqs : static_cast<uint64_t>(std::max(model.max_num_seqs, 1));
+    const uint64_t per_seq = (static_cast<uint64_t>(std::max(model.max_model_len, 1)) + block_size - 1) / block_size;
+    blocks = std::max<uint64_t>(std::min(seqs * per_seq, kDefaultKvBytes / block_bytes), 1);
+  }
+  // Slots are int32.
+  if (blocks > kMost / block_size - 1) {
+    return Invalid("num_blocks is " + std::to_string(blocks) + "; use at most " +
+                   std::to_string(kMost / block_size - 1) + ".");
+  }
+  *out = static_cast<uint32_t>(blocks);
+  return Status::Ok();
+}
+
+uint64_t RandomSeed() {
+  try {
+    std::random_device device;
+    return (static_cast<uint64_t>(device()) << 32) ^ device();
+  } catch (...) {
+    return static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
+  }
+}
+
+}  // namespace
+
+llmc::Status llmc::MakeEngine(const ModelShape& model, const llmc_engine_options* options, const MakeDevice& make,
+                              std::unique_ptr<llmc_engine>* out) {
+  llmc_engine_options o = DefaultOptions();
+  if (options != nullptr) LLMC_RETURN_IF_ERROR(ReadStruct(options, "options", &o));
+  if (o.miss_policy > LLMC_MISS_SPLIT) {
+    return Invalid("miss_policy is " + std::to_string(o.miss_policy) +
+                   "; use LLMC_MISS_LARGER (0), LLMC_MISS_ERROR (1) or LLMC_MISS_SPLIT (2).");
+  }
+  uint32_t num_blocks = 0;
+  LLMC_RETURN_IF_ERROR(PoolBlocks(model, o, &num_blocks));
+  std::unique_ptr<Device> device;
+  LLMC_RETURN_IF_ERROR(make(o, num_blocks + 1, &device));
+  EngineOptions e;
+  e.max_num_seqs = o.max_num_seqs;
+  e.max_waiting = o.max_waiting;
+  e.max_tokens_per_step = o.max_tokens_per_step;
+  e.prefix_cache = o.prefix_cache != 0;
+  e.miss_policy = o.miss_policy == LLMC_MISS_ERROR   ? MissPolicy::kError
+                  : o.miss_policy == LLMC_MISS_SPLIT ? MissPolicy::kSplit
+                                                     : MissPolicy::kLarger;
+  e.seed = RandomSeed();
+  *out = std::make_unique<llmc_engine>();
+  return Engine::Create(std::move(device), e, &(*out)->engine);
+}
+
+extern "C" {
+
+void llmc_engine_options_init(llmc_engine_options* options, uint32_t struct_size) {
+  llmc::InitStruct(DefaultOptions(), struct_size, options);
+}
+
+void llmc_sampling_params_init(llmc_sampling_params* params, uint32_t struct_size) {
+  llmc::InitStruct(DefaultSampling(), struct_size, params);
+}
+
+void llmc_request_init(llmc_request* request, uint32_t struct_size) {
+  llmc::InitStruct(DefaultRequest(), struct_size, request);
+}
+
+llmc_status llmc_engine_create(llmc_artifact* artifact, const llmc_engine_options* options, llmc_engine** out,
+                               llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (artifact == nullptr) return NullArgument("artifact");
+    if (out == nullptr) return NullArgument("out");
+    const auto make = [&](const llmc_engine_options& o, uint32_t num_blocks,
+                          std::unique_ptr<llmc::Device>* device) -> Status {
+      llmc::CpuDeviceOptions options;
+      options.num_threads = o.num_threads;
+      options.num_blocks = num_blocks;
+      options.pin = o.pin_threads != 0;
+      options.idle_spin_us = o.idle_spin_us;
+      options.adapt = true;
+      LLMC_RETURN_IF_ERROR(llmc::ParseWeightMode(o.weight_memory, &options.weights.mode));
+      return llmc::MakeCpuDevice(artifact, options, device);
+    };
+    std::unique_ptr<llmc_engine> engine;
+    LLMC_RETURN_IF_ERROR(llmc::MakeEngine(llmc::ArtifactModelShape(artifact), options, make, &engine));
+    *out = engine.release();
+    return Status::Ok();
+  });
+}
+
+void llmc_engine_destroy(llmc_engine* engine) { delete engine; }
+
+llmc_status llmc_engine_submit(llmc_engine* engine, const llmc_request* request, uint64_t* id, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return NullArgument("engine");
+    if (id == nullptr) return NullArgument("id");
+    llmc_request r = DefaultRequest();
+    LLMC_RETURN_IF_ERROR(llmc::ReadStruct(request, "request", &r));
+    llmc_sampling_params sampling = DefaultSampling();
+    if (r.sampling != nullptr) LLMC_RETURN_IF_ERROR(llmc::ReadStruct(r.sampling, "request->sampling", &sampling));
+    r.sampling = &sampling;
+    return engine->engine->Submit(r, id);
+  });
+}
+
+llmc_status llmc_engine_cancel(llmc_engine* engine, uint64_t id, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return NullArgument("engine");
+    return engine->engine->Cancel(id);
+  });
+}
+
+llmc_status llmc_engine_set_token_mask(llmc_engine* engine, uint64_t id, uint32_t output_index, const uint32_t* words,
+                                       uint64_t num_words, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return NullArgument("engine");
+    if (words == nullptr) return NullArgument("words");
+    return engine->engine->SetTokenMask(id, output_index, words, num_words);
+  });
+}
+
+llmc_status llmc_engine_wait(llmc_engine* engine, uint64_t timeout_ns, uint32_t* ready, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return NullArgument("engine");
+    if (ready == nullptr) return NullArgument("ready");
+    *ready = engine->engine->Wait(timeout_ns);
+    return Status::Ok();
+  });
+}
+
+llmc_status llmc_engine_step(llmc_engine* engine, uint32_t* progressed, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return NullArgument("engine");
+    bool any = false;
+    LLMC_RETURN_IF_ERROR(engine->engine->Step(&any));
+    if (progressed != nullptr) *progressed = any ? 1 : 0;
+    return Status::Ok();
+  });
+}
+
+llmc_status llmc_engine_poll(llmc_engine* engine, llmc_event* events, uint64_t capacity, uint64_t* count,
+                             llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return NullArgument("engine");
+    if (count == nullptr) return NullArgument("count");
+    if (capacity > 0) LLMC_RETURN_IF_ERROR(llmc::CheckStruct(events, "events[0]"));
+    *count = engine->engine->Poll(events, capacity);
+    return Status::Ok();
+  });
+}
+
+llmc_status llmc_engine_get_stats(const llmc_engine* engine, llmc_engine_stats* stats, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckStruct(stats, "stats"));
+    llmc::WriteStruct(engine->engine->Stats(), stats->struct_size, stats);
+    return Status::Ok();
+  });
+}
+
+llmc_status llmc_engine_get_graph_stats(const llmc_engine* engine, llmc_graph_stats* stats, uint64_t capacity,
+                                        uint64_t* count, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return NullArgument("engine");
+    if (count == nullptr) return NullArgument("count");
+    const uint64_t num_graphs = engine->engine->num_graphs();
+    if (capacity < num_graphs) {
+      return Status::Error(LLMC_ERR_OUT_OF_RANGE, "capacity is " + std::to_string(capacity) +
+                                                      " but the artifact has " + std::to_string(num_graphs) +
+                                                      " graphs.");
+    }
+    LLMC_RETURN_IF_ERROR(llmc::CheckStruct(stats, "stats[0]"));
+    llmc::WriteArray(engine->engine->GraphStats(), num_graphs, stats);
+    *count = num_graphs;
+    return Status::Ok();
+  });
+}
+
+llmc_status llmc_engine_get_bucket_misses(const llmc_engine* engine, llmc_bucket_miss* misses, uint64_t capacity,
+                                          uint64_t* count, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return NullArgument("engine");
+    if (count == nullptr) return NullArgument("count");
+    if (capacity > 0) LLMC_RETURN_IF_ERROR(llmc::CheckStruct(misses, "misses[0]"));
+    const std::vector<llmc_bucket_miss> all = engine->engine->BucketMisses();
+    const uint64_t given = std::min<uint64_t>(capacity, all.size());
+    llmc::WriteArray(all, given, misses);
+    *count = given;
+    return Status::Ok();
+  });
+}
+
+llmc_status llmc_engine_check_integrity(const llmc_engine* engine, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return NullArgument("engine");
+    return engine->engine->CheckIntegrity();
+  });
+}
+
+}  // extern "C"

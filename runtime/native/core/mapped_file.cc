@@ -1,0 +1,129 @@
+#include "core/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace llmc {
+namespace {
+
+constexpr uint64_t kHugePage = 2u << 20;
+
+}  // namespace
+
+MappedFile::MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(fd_, other.fd_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+MappedFile::~MappedFile() {
+  if (data_) ::munmap(data_, size_);
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Status MappedFile::Open(const std::string& path, MappedFile* out) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO must not be waited for
+  if (fd < 0) {
+    const int error = errno;
+    const bool missing = error == ENOENT || error == ENOTDIR;
+    return Status::Error(missing ? LLMC_ERR_NOT_FOUND : LLMC_ERR_IO,
+                         "cannot open '" + path + "': " + std::strerror(error) +
+                             "; check the path and the permissions");
+  }
+  MappedFile file;
+  file.path_ = path;
+  file.fd_ = fd;
+  struct stat info;
+  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    return Status::Error(LLMC_ERR_IO, "'" + path + "' is not a regular file; compile the artifact again");
+  }
+  file.size_ = static_cast<uint64_t>(info.st_size);
+  if (file.size_ > 0) {
+    void* data = ::mmap(nullptr, file.size_, PROT_READ, MAP_SHARED, fd, 0);
+    if (data == MAP_FAILED) {
+      const int error = errno;
+      return Status::Error(error == ENOMEM ? LLMC_ERR_OUT_OF_MEMORY : LLMC_ERR_IO,
+                           "cannot map '" + path + "' (" + std::to_string(file.size_) +
+                               " bytes): " + std::strerror(error) + "; check the file system and memory limits");
+    }
+    file.data_ = static_cast<unsigned char*>(data);
+  }
+  *out = std::move(file);
+  return Status::Ok();
+}
+
+Status MappedFile::Read(uint64_t offset, uint64_t bytes, unsigned char* out) const {
+  while (bytes > 0) {
+    const ssize_t count = ::pread(fd_, out, bytes, static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      return Status::Error(LLMC_ERR_IO, "cannot read '" + path_ + "' at byte " + std::to_string(offset) + ": " +
+                                            (count < 0 ? std::strerror(errno) : "the file ends before it") +
+                                            "; check the disk and compile the artifact again");
+    }
+    offset += static_cast<uint64_t>(count);
+    bytes -= static_cast<uint64_t>(count);
+    out += count;
+  }
+  return Status::Ok();
+}
+
+void MappedFile::Prefetch() const {
+  if (data_) ::madvise(data_, size_, MADV_WILLNEED);
+}
+
+void MappedFile::Drop(uint64_t begin, uint64_t end) const {
+  const uint64_t page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  begin = (begin + page - 1) / page * page;
+  if (end != size_) end = end / page * page;
+  if (begin < end) ::madvise(data_ + begin, end - begin, MADV_DONTNEED);
+}
+
+Pages::Pages(Pages&& other) noexcept { *this = std::move(other); }
+
+Pages& Pages::operator=(Pages&& other) noexcept {
+  std::swap(base_, other.base_);
+  std::swap(mapped_, other.mapped_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+Pages::~Pages() {
+  if (base_) ::munmap(base_, mapped_);
+}
+
+Status Pages::Allocate(uint64_t bytes, const char* what, Pages* out) {
+  Pages pages;
+  pages.size_ = bytes ? bytes : 1;
+  const bool huge = pages.size_ >= kHugePage;
+  pages.mapped_ = pages.size_;
+  const bool overflow = huge && __builtin_add_overflow(pages.size_, kHugePage, &pages.mapped_);
+  void* base = overflow ? MAP_FAILED
+                        : ::mmap(nullptr, pages.mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) {
+    pages.mapped_ = 0;
+    return Status::Error(LLMC_ERR_OUT_OF_MEMORY, std::string("cannot allocate ") + std::to_string(bytes) +
+                                                     " bytes for the " + what +
+                                                     "; free memory or ask for fewer KV blocks");
+  }
+  pages.base_ = base;
+  uintptr_t start = reinterpret_cast<uintptr_t>(base);
+  if (huge) start = (start + kHugePage - 1) & ~static_cast<uintptr_t>(kHugePage - 1);
+  pages.data_ = reinterpret_cast<char*>(start);
+  if (huge) ::madvise(pages.data_, pages.size_ / kHugePage * kHugePage, MADV_HUGEPAGE);
+  *out = std::move(pages);
+  return Status::Ok();
+}
+
+}  // namespace llmc

@@ -1,0 +1,39 @@
+// Probe: this machine's limits, measured. What a kernel can at best reach, so that figures have something to stand by.
+#pragma once
+#include <cstdint>
+#include <memory>
+
+#include "core/mapped_file.h"
+#include "core/status.h"
+#include "device/cpu/team.h"
+
+namespace llmc {
+
+enum class Limit : uint32_t { kRead = 0, kF32 = 1, kBf16 = 2, kInt8 = 3 };
+
+class Probe {
+ public:
+  // read_bytes: memory that is read, far larger than the caches. num_threads 0: every CPU this process may use.
+  static Status Create(uint32_t num_threads, uint64_t read_bytes, bool pin, std::unique_ptr<Probe>* out);
+
+  // Runs for about `seconds`; *rate: bytes a second of kRead, operations a second (a multiply-add is two) of the rest.
+  // LLMC_ERR_UNSUPPORTED_ISA when the CPU lacks the instruction.
+  Status Measure(Limit limit, double seconds, double* rate);
+  uint32_t num_threads() const { return team_->num_threads(); }
+
+  // One block of work on `data`; returns bytes or operations. Public for the kernels' sake.
+  using Work = double (*)(const char* data);
+
+ private:
+  Probe() = default;
+  void Run(uint32_t thread, uint32_t num_threads);
+
+  std::unique_ptr<Team> team_;
+  Pages memory_, done_;
+
+  // The measurement that runs.
+  Work work_ = nullptr;
+  uint64_t deadline_ns_ = 0, stride_ = 0;
+};
+
+}  // namespace llmc

@@ -1,0 +1,294 @@
+#include "device/cpu/team.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <system_error>
+
+#include "core/clock.h"
+#include "device/cpu/cpu_pin.h"
+#include "device/cpu/cpu_topology.h"
+
+namespace llmc {
+namespace {
+
+constexpr uint32_t kMaxThreads = 1024;
+constexpr uint64_t kLeastSpinFraction = 16;
+// Between jobs: from these times on a worker, or the caller, is no longer between two jobs of a step.
+constexpr uint64_t kGapNs = 50'000, kLongGapNs = 1'000'000;
+TeamClock system_clock;  // has no state
+
+uint32_t NumRounds(uint32_t num_threads) {
+  uint32_t rounds = 0;
+  while ((1u << rounds) < num_threads) ++rounds;
+  return rounds;
+}
+
+// For counters with a single writer: no locked instruction.
+void Add(std::atomic<uint64_t>* counter, uint64_t amount) {
+  counter->store(counter->load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+Status Team::Create(const TeamOptions& options, std::unique_ptr<Team>* out) {
+  CpuPlan plan = PlanCpus();
+  const uint32_t num_threads =
+      options.num_threads != 0 ? options.num_threads : std::min(plan.num_threads(), kMaxThreads);
+  if (num_threads > kMaxThreads) {
+    return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "num_threads is " + std::to_string(num_threads) +
+                                                        ", more than 1024; pass 0 to use every allowed CPU");
+  }
+  std::unique_ptr<Team> team(new Team);
+  team->num_threads_ = num_threads;
+  team->num_rounds_ = NumRounds(num_threads);
+  team->size_ = team->kept_ = team->awake_ = num_threads;
+  team->adapts_ = options.adapt && num_threads > 1 && (options.clock != nullptr || num_threads <= plan.num_running());
+  team->clock_ = options.clock != nullptr ? options.clock : &system_clock;
+  if (team->adapts_) {
+    team->policy_.emplace(num_threads);
+    team->late_ns_.resize(num_threads);
+    team->restarts_ = true;
+  }
+  team->pinned_ = options.pin && num_threads > 1 && num_threads <= plan.cpus.size() && !plan.quota_binds();
+  team->idle_spin_ns_ = uint64_t{options.idle_spin_us} * 1000;
+  // When not all threads can run at once, whoever is waited for needs this thread's CPU.
+  team->barrier_spin_ns_ = num_threads > plan.num_running() ? 0 : uint64_t{options.barrier_spin_us} * 1000;
+  team->cpus_ = std::move(plan.cpus);
+  if (team->pinned_) team->cpus_.resize(num_threads);
+  team->members_.reset(new Member[num_threads]);
+  team->gates_.reset(new Gate[std::size_t{num_threads} * team->num_rounds_]);
+  for (uint32_t i = 0; i < num_threads; ++i) team->members_[i].spin_ns = team->barrier_spin_ns_;
+
+  // Signals belong to the application's threads.
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  Status status;
+  try {
+    team->workers_.reserve(num_threads - 1);
+    for (uint32_t i = 1; i < num_threads; ++i) team->workers_.emplace_back(&Team::Work, team.get(), i);
+  } catch (const std::system_error& error) {
+    status = Status::Error(LLMC_ERR_OUT_OF_MEMORY, "cannot start thread " + std::to_string(team->workers_.size() + 1) +
+                                                       " of " + std::to_string(num_threads) + ": " + error.what() +
+                                                       "; ask for fewer threads");
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  LLMC_RETURN_IF_ERROR(status);
+  *out = std::move(team);
+  return Status::Ok();
+}
+
+Team::~Team() {
+  stop_ = true;
+  const uint32_t number = job_gate_.value() + 1;
+  job_gate_.Open(number);
+  for (uint32_t i = 1; i < num_threads_; ++i) members_[i].recall.Open(number);
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void Team::Run(Job job, void* context) {
+  Add(&jobs_, 1);
+  if (num_threads_ == 1) return job(context, 0, 1);
+  if (!adapts_) return RunJob(job, context);
+  if (!caller_queued_ || !::pthread_equal(caller_, ::pthread_self())) {
+    caller_ = ::pthread_self();
+    caller_queued_.emplace();
+    members_[0].queued_ns = clock_->QueuedNs(0, *caller_queued_);
+  }
+  const uint64_t start = clock_->NowNs();
+  // What kept the caller from running between jobs is none of the team's delays.
+  if (start - ended_at_ns_ >= kLongGapNs) members_[0].queued_ns += start - ended_at_ns_;
+  kept_ = size();
+  judges_ = worked_ns_ + last_ns_ >= policy_->next_look_ns();
+  RunJob(job, context);
+  ended_at_ns_ = clock_->NowNs();
+  Adapt(ended_at_ns_ - start);
+}
+
+void Team::RunJob(Job job, void* context) {
+  const uint32_t size = this->size();
+  if (pinned_ && size == num_threads_ && loose_.load(std::memory_order_relaxed) == 0) PlaceCaller();
+  job_ = job;
+  context_ = context;
+  epoch_ = members_[0].epoch;
+  Enter(0, caller_queued_ ? &*caller_queued_ : nullptr);
+  if (size > 1) {
+    const uint32_t number = job_gate_.value() + 1;
+    for (uint32_t i = awake_; i < size; ++i) members_[i].recall.Open(number);
+    job_gate_.Open(number);
+  }
+  job(context, 0, size);
+  if (size > 1) Meet(0, true, nullptr);
+  if (judges_) JudgeLateness(0, *caller_queued_);
+  awake_ = kept_;
+}
+
+// Between jobs: what the next one runs on.
+void Team::Adapt(uint64_t ran_ns) {
+  last_ns_ = ran_ns;
+  worked_ns_ += ran_ns;
+  restarts_ = false;
+  if (judges_) {
+    judges_ = false;
+    for (uint32_t i = 0; i < size(); ++i) late_ns_[i] = members_[i].late_ns;
+    policy_->Look(worked_ns_, late_ns_.data());
+    if (policy_->size() < size()) Dismiss(policy_->size());
+  }
+  if (policy_->pause_over(worked_ns_)) Recall();
+}
+
+void Team::Recall() {
+  if (size() == num_threads_) return;
+  policy_->Recall(worked_ns_);
+  restarts_ = true;
+  size_.store(num_threads_, std::memory_order_relaxed);
+}
+
+// Workers wait for a job, so they hear of it with one, which asks for nothing else. Those that are not kept go to sleep
+// at gates of their own and look at nothing of the team until these open: the caller waits only for who takes part.
+void Team::Dismiss(uint32_t kept) {
+  Add(&cuts_, 1);
+  kept_ = kept;
+  RunJob([](void*, uint32_t, uint32_t) {}, nullptr);
+  size_.store(kept, std::memory_order_relaxed);
+}
+
+void Team::Work(uint32_t thread) {
+  ::pthread_setname_np(::pthread_self(), ("llmc-" + std::to_string(thread)).c_str());
+  const QueuedTime queued;
+  std::optional<CpuPin> pin;
+  if (pinned_) pin.emplace(cpus_[thread], &queued, &loose_);
+  Member& self = members_[thread];
+  bool kept = true;
+  for (uint32_t job = 0;;) {
+    if (kept) {
+      AwaitJob(thread, ++job, queued);
+    } else {
+      self.recall.Await(job + 1, 0);
+      job = self.recall.value();
+    }
+    if (stop_) return;
+    Enter(thread, &queued);
+    kept = thread < kept_;
+    job_(context_, thread, self.size);
+    if (judges_) JudgeLateness(thread, queued);
+    // The caller waits for everyone, so a worker that has told its partners may look for the next job. What the caller
+    // writes between jobs is not read behind this.
+    Meet(thread, false, nullptr);
+    if (pin && pin->Update()) Add(&self.unpins, 1);
+  }
+}
+
+// What others take from a worker while nothing is to be done delays nobody.
+void Team::AwaitJob(uint32_t thread, uint32_t job, const QueuedTime& queued) {
+  Member& self = members_[thread];
+  uint64_t spin_ns = idle_spin_ns_;
+  if (adapts_) {
+    const uint64_t gap_ns = std::min(kGapNs, spin_ns);
+    if (job_gate_.Spin(job, gap_ns)) return;
+    spin_ns -= gap_ns;
+    self.queued_ns -= clock_->IdleQueuedNs(thread, queued);
+  }
+  if (job_gate_.Await(job, spin_ns).parked) Add(&self.job_parks, 1);
+  if (adapts_) self.queued_ns += clock_->IdleQueuedNs(thread, queued);
+}
+
+void Team::Enter(uint32_t thread, const QueuedTime* queued) {
+  Member& self = members_[thread];
+  const uint32_t size = this->size();
+  if (self.size != size) {
+    self.size = size;
+    self.num_rounds = NumRounds(size);
+  }
+  self.epoch = epoch_;
+  if (restarts_) self.queued_ns = clock_->QueuedNs(thread, *queued);
+}
+
+void Team::JudgeLateness(uint32_t thread, const QueuedTime& queued) {
+  Member& self = members_[thread];
+  const uint64_t now = clock_->QueuedNs(thread, queued);
+  self.late_ns = now - std::min(now, self.queued_ns);
+  self.queued_ns = now;
+}
+
+void Team::Meet(uint32_t thread, bool wait_last, ReadAhead* ahead) {
+  Member& self = members_[thread];
+  Add(&self.barriers, 1);
+  if (!profiling_) return Exchange(thread, wait_last, ahead);
+  const uint64_t start = MonotonicNs();
+  Exchange(thread, wait_last, ahead);
+  Add(&self.wait_ns, MonotonicNs() - start);
+}
+
+// A dissemination barrier: in round r a thread tells the one 2^r further on and hears from the one 2^r before, so
+// after the last round it has heard, through others, from all. A gate has one writer, and no line is fought for: two
+// threads meet in one transfer of a line each way, n threads in log2(n). A partner may be one epoch ahead: gates only
+// grow. A thread that was dismissed takes over the epoch of the caller when it is back.
+void Team::Exchange(uint32_t thread, bool wait_last, ReadAhead* ahead) {
+  Member& self = members_[thread];
+  const uint32_t epoch = ++self.epoch, size = self.size, num_rounds = self.num_rounds;
+  for (uint32_t round = 0; round < num_rounds; ++round) {
+    uint32_t to = thread + (1u << round);
+    if (to >= size) to -= size;
+    gates_[std::size_t{to} * num_rounds_ + round].Open(epoch);
+    if (round + 1 == num_rounds && !wait_last) return;
+    AwaitMember(&self, &gates_[std::size_t{thread} * num_rounds_ + round], epoch, ahead);
+  }
+}
+
+// Waits are short (kernels share their work evenly) or, when some thread lost its CPU to another process, as long as
+// a time slice. Spinning pays for the former only, so the bound halves with each wait that outlasts it, which hands
+// the CPU back early on a crowded machine, and doubles with each that does not.
+void Team::AwaitMember(Member* self, Gate* gate, uint32_t target, ReadAhead* ahead) {
+  // Where the CPU is to go to others at once, nothing is read for longer.
+  while (ahead != nullptr && barrier_spin_ns_ != 0 && !gate->IsOpen(target) && ahead->Fetch()) {
+  }
+  const Waited waited = gate->Await(target, self->spin_ns);
+  if (waited.parked) Add(&self->parks, 1);
+  if (waited.ns > barrier_spin_ns_) {
+    self->spin_ns = std::max(self->spin_ns / 2, barrier_spin_ns_ / kLeastSpinFraction);
+  } else if (waited.ns > 0) {
+    self->spin_ns = std::min(self->spin_ns * 2, barrier_spin_ns_);
+  }
+}
+
+TeamThreadStats Team::ThreadStats(uint32_t thread) const {
+  const Member& member = members_[thread];
+  const auto get = [](const std::atomic<uint64_t>& counter) { return counter.load(std::memory_order_relaxed); };
+  return {get(member.barriers), get(member.parks), get(member.job_parks), get(member.wait_ns),
+          get(member.unpins)};
+}
+
+TeamStats Team::Stats() const {
+  TeamStats stats;
+  stats.jobs = jobs_.load(std::memory_order_relaxed);
+  stats.loose = loose_.load(std::memory_order_relaxed);
+  stats.size = size();
+  stats.cuts = cuts_.load(std::memory_order_relaxed);
+  for (uint32_t i = 0; i < num_threads_; ++i) {
+    const TeamThreadStats thread = ThreadStats(i);
+    stats.total.barriers += thread.barriers;
+    stats.total.parks += thread.parks;
+    stats.total.job_parks += thread.job_parks;
+    stats.total.wait_ns += thread.wait_ns;
+    stats.total.unpins += thread.unpins;
+    stats.max_wait_ns = std::max(stats.max_wait_ns, thread.wait_ns);
+  }
+  return stats;
+}
+
+// The caller belongs to the application, so it is never left pinned: when it drifted off the CPU the workers leave
+// free, it is moved there and gets its own affinity back.
+void Team::PlaceCaller() const {
+  if (::sched_getcpu() == cpus_[0]) return;
+  CpuMask own;
+  if (!GetAffinity(&own) || !Contains(own, cpus_[0])) return;
+  if (SetAffinity(cpus_[0])) SetAffinity(own);
+}
+
+}  // namespace llmc

@@ -1,0 +1,104 @@
+#include "device/cpu/weight_memory.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "core/cgroup.h"
+#include "core/memory_limit.h"
+
+namespace llmc {
+namespace {
+
+constexpr uint64_t kHugePage = 2u << 20;
+constexpr uint64_t kNumParts = 16;
+constexpr uint64_t kSpareBytes = 256ull << 20;  // that a copy leaves to whatever else runs
+
+bool HasHugePages() {
+  const std::string text = ReadText("/sys/kernel/mm/transparent_hugepage/enabled");
+  return !text.empty() && text.find("[never]") == std::string::npos;
+}
+
+struct Slice {
+  const MappedFile* file;
+  char* to;  // of the file's first byte
+  uint64_t end;
+  std::atomic<uint64_t> next;
+  std::atomic<bool> failed{false};
+
+  Status Read(uint64_t begin, uint64_t bytes) const {
+    return file->Read(begin, bytes, reinterpret_cast<unsigned char*>(to) + begin);
+  }
+};
+
+// A huge page at a time: the thread that reads it is the first to touch it, which has it near by unless pages are spread.
+void ReadPieces(void* context, uint32_t, uint32_t) {
+  Slice& slice = *static_cast<Slice*>(context);
+  for (;;) {
+    const uint64_t begin = slice.next.fetch_add(kHugePage, std::memory_order_relaxed);
+    if (begin >= slice.end) return;
+    try {
+      if (slice.Read(begin, std::min(kHugePage, slice.end - begin)).ok()) continue;
+    } catch (const std::exception&) {  // no memory to say why
+    }
+    slice.failed.store(true, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace
+
+Status ParseWeightMode(uint32_t value, WeightMode* out) {
+  if (value > LLMC_WEIGHTS_COPIED) {
+    return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "weight_memory is " + std::to_string(value) +
+                                                        "; use LLMC_WEIGHTS_AUTO (0), LLMC_WEIGHTS_MAPPED (1) or "
+                                                        "LLMC_WEIGHTS_COPIED (2).");
+  }
+  *out = static_cast<WeightMode>(value);
+  return Status::Ok();
+}
+
+WeightMemory::WeightMemory(std::shared_ptr<const Artifact> artifact, const WeightOptions& options, uint64_t reserve)
+    : artifact_(std::move(artifact)), reserve_(reserve), part_bytes_(options.part_bytes) {
+  const uint64_t bytes = artifact_->weight_file().size();
+  if (part_bytes_ == 0) part_bytes_ = RoundUp(bytes / kNumParts + 1, kHugePage);
+  settled_ = options.mode == WeightMode::kMapped ||
+             (options.mode == WeightMode::kAuto && (bytes < options.min_bytes || !HasHugePages()));
+}
+
+char* WeightMemory::address(uint32_t index) const {
+  const WeightRecord& weight = artifact_->weights()[index];
+  if (weight.file_offset + weight.bytes <= moved_) return pages_.data() + weight.file_offset;
+  return reinterpret_cast<char*>(const_cast<unsigned char*>(artifact_->weight_file().data())) + weight.file_offset;
+}
+
+Status WeightMemory::Move(Team* team, NodeSpread* spread) {
+  if (settled_) return Status::Ok();
+  const MappedFile& file = artifact_->weight_file();
+  const uint64_t left = file.size() - moved_, available = AvailableMemory();
+  uint64_t needed = 0;
+  const bool first = pages_.data() == nullptr;
+  if (__builtin_add_overflow(reserve_, left + kSpareBytes, &needed) || needed > available ||
+      (first && !Pages::Allocate(file.size(), "weights", &pages_).ok())) {
+    settled_ = true;
+    return Status::Ok();
+  }
+  if (first) spread_ = spread->Place(pages_);
+  Slice slice{&file, pages_.data(), moved_ + std::min(left, part_bytes_), {moved_}};
+  team->Run(ReadPieces, &slice);
+  // Once more, to say why.
+  if (slice.failed.load(std::memory_order_relaxed)) LLMC_RETURN_IF_ERROR(slice.Read(moved_, slice.end - moved_));
+  moved_ = slice.end;
+  settled_ = moved_ == file.size();
+  // A weight that has arrived in part is still read from the mapping.
+  uint64_t unread = moved_;
+  for (const WeightRecord& weight : artifact_->weights()) {
+    if (weight.file_offset + weight.bytes > moved_) unread = std::min(unread, weight.file_offset);
+  }
+  file.Drop(dropped_, unread);
+  dropped_ = unread;
+  return Status::Ok();
+}
+
+}  // namespace llmc

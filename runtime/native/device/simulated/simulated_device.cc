@@ -1,0 +1,76 @@
+#include "device/simulated/simulated_device.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+namespace llmc {
+
+double ReplayCost::operator()(uint32_t rows, double pairs) const {
+  const size_t last = tokens.size() - 1;
+  double at = ns[0];
+  if (last > 0 && rows > tokens[0]) {
+    const size_t right = std::min<size_t>(std::lower_bound(tokens.begin(), tokens.end(), rows) - tokens.begin(), last);
+    const double slope = (ns[right] - ns[right - 1]) / (tokens[right] - tokens[right - 1]);
+    at = ns[right] + slope * (static_cast<double>(rows) - tokens[right]);
+  }
+  return at + ns_per_pair * pairs;
+}
+
+SimulatedDevice::SimulatedDevice(ModelShape model, std::vector<SimulatedGraph> graphs, uint32_t num_blocks,
+                                 double step_ns, double token_ns)
+    : model_(std::move(model)),
+      graphs_(std::move(graphs)),
+      num_blocks_(num_blocks),
+      step_ns_(step_ns),
+      token_ns_(token_ns) {
+  uint32_t samples = 0;
+  for (const GraphShape& g : model_.graphs) samples = std::max(samples, g.max_samples);
+  logits_.resize(static_cast<size_t>(samples) * static_cast<size_t>(model_.vocab_size));
+}
+
+Status SimulatedDevice::Run(const StepBatch& b, const float** logits) {
+  const uint32_t block_size = static_cast<uint32_t>(model_.block_size);
+  const bool decode = model_.graphs[b.graph].phase == Phase::kDecode;
+  double pairs = 0;
+  uint64_t contexts = 0;
+  uint32_t length = 0;
+  for (uint32_t i = 0; i < b.num_seqs; ++i) {
+    const uint32_t context = static_cast<uint32_t>(b.context_lens[i]);
+    const uint32_t rows = static_cast<uint32_t>(b.query_start[i + 1] - b.query_start[i]);
+    // The last row sees all of the context, each one before it a token less.
+    pairs += static_cast<double>(rows) * context - 0.5 * static_cast<double>(rows) * (rows - 1.0);
+    contexts += context;
+    length = std::max(length, decode ? context : rows);
+  }
+  const SimulatedGraph& graph = graphs_[b.graph];
+  const double ns = graph.cost(b.num_tokens, pairs);
+  // Only whole blocks of context decide which graph holds a decode step; one length each would make many loads.
+  const uint32_t held = decode ? (length + block_size - 1) / block_size * block_size : length;
+  SimulatedLoad& load = loads_[static_cast<uint64_t>(b.graph) << 50 | static_cast<uint64_t>(b.num_seqs) << 25 | held];
+  load.graph = b.graph;
+  load.num_seqs = b.num_seqs;
+  load.length = held;
+  load.replays += 1;
+  load.tokens += b.num_tokens;
+  load.contexts += contexts;
+  load.longest += length;
+  load.ns += ns;
+  load.exact_ns += std::min(ns, graph.exact(b.num_tokens, pairs));
+  const double all = ns + step_ns_ + token_ns_ * b.num_samples;
+  now_ns_ += all;
+  busy_ns_ += all;
+  *logits = logits_.data();
+  return Status::Ok();
+}
+
+std::vector<SimulatedLoad> SimulatedDevice::Loads() const {
+  std::vector<SimulatedLoad> all;
+  for (const auto& [key, load] : loads_) all.push_back(load);
+  std::sort(all.begin(), all.end(), [](const SimulatedLoad& a, const SimulatedLoad& b) {
+    return std::tie(a.graph, a.num_seqs, a.length) < std::tie(b.graph, b.num_seqs, b.length);
+  });
+  return all;
+}
+
+}  // namespace llmc

@@ -1,0 +1,71 @@
+// Paged KV blocks: reference counts, prefix cache and LRU eviction. Knows no device and no sequence.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "core/status.h"
+
+namespace llmc {
+
+// Block 0 is the dummy block of padding rows: it is never allocated.
+//
+// A block is in exactly one state: in use (ref > 0) or free (ref = 0, in the free list). Independently it may be
+// cached: then it holds the KV of `block_size` known tokens after a known prefix. Each cached block has an id that is
+// never reused and stores its parent's id, so by induction an id names the content of the whole prefix; a lookup
+// compares tokens and parent id, so a hash collision or a recycled block can never be mistaken for a hit.
+class BlockManager {
+ public:
+  static constexpr uint64_t kRoot = 0;  // parent id of a sequence's first block
+
+  BlockManager(uint32_t num_blocks, uint32_t block_size, bool prefix_cache);
+
+  uint32_t block_size() const { return block_size_; }
+  bool prefix_cache() const { return prefix_cache_; }
+  uint32_t num_usable() const { return num_blocks_ - 1; }
+  uint32_t num_free() const { return num_free_; }
+  uint32_t num_cached() const { return num_cached_; }
+  uint32_t ref(uint32_t block) const { return ref_[block]; }
+
+  // Returns a block with one reference, evicting the least recently used cached block if it must; 0 if none is free.
+  uint32_t Allocate();
+  void Acquire(uint32_t block);
+  // Drops one reference. To keep the front of a prefix longest, release a sequence's blocks last to first.
+  void Release(uint32_t block);
+
+  // All blocks are free and none is cached, whatever they were before.
+  void Clear() noexcept;
+
+  // Longest cached chain of full blocks that starts at the root, at most max_blocks. Acquires nothing.
+  // *id becomes the id of the last block found (kRoot when none).
+  void Lookup(const int32_t* tokens, uint32_t max_blocks, std::vector<uint32_t>* blocks, uint64_t* id) const;
+  // Enters a computed full block into the cache. Returns the id that its children must name as their parent: the
+  // existing one when the same content is cached already.
+  uint64_t Register(uint32_t block, uint64_t parent_id, const int32_t* tokens);
+
+  // Takes a block out of the cache: no lookup finds it or what follows it. Whoever holds it keeps it.
+  void Forget(uint32_t block);
+
+  // expected_refs[b]: references that the caller's block tables hold to block b.
+  Status CheckIntegrity(const std::vector<uint32_t>& expected_refs) const;
+
+ private:
+  uint32_t Bucket(uint64_t parent_id, const int32_t* tokens) const;
+  uint32_t Find(uint64_t parent_id, const int32_t* tokens) const;
+  void Unregister(uint32_t block);
+  void ListRemove(uint32_t block);
+  void ListInsertAfter(uint32_t at, uint32_t block);
+
+  uint32_t num_blocks_, block_size_;
+  bool prefix_cache_;
+  uint32_t num_free_ = 0, num_cached_ = 0;
+  uint64_t next_id_ = 1;
+  std::vector<uint32_t> ref_;
+  // Free list, doubly linked through block 0 as sentinel: front is taken next, back was freed last.
+  std::vector<uint32_t> next_free_, prev_free_;
+  // Prefix index: heads_[bucket] → chain through next_cached_, 0 ends it.
+  std::vector<uint32_t> heads_, next_cached_;
+  std::vector<uint64_t> id_, parent_id_;  // id 0: not cached
+  std::vector<int32_t> tokens_;           // [num_blocks][block_size] of cached blocks
+};
+
+}  // namespace llmc

@@ -1,0 +1,167 @@
+// Engine: continuous batching over one Device. Everything but CheckIntegrity, WarmGraph and EnableGraph, which wait for
+// a step in flight, is safe and quick while another thread is in Step.
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/status.h"
+#include "device/device.h"
+#include "engine/block_manager.h"
+#include "engine/sampler.h"
+#include "engine/scheduler.h"
+#include "engine/token_mask.h"
+
+namespace llmc {
+
+struct Request {
+  uint64_t id = 0;
+  SamplingParams params;
+  uint32_t max_length = 0;  // prompt and output
+  bool forked = false;      // the prompt is done and all n sequences exist
+  bool ended = false;
+  bool guided = false;
+  bool asked = false;       // its first masks were asked for, and it has not started: counted in Engine::num_asked_
+  int32_t num_prompt_logprobs = -1;
+  uint64_t deadline_ns = 0;  // 0: none
+  uint64_t arrival_ns = 0, first_scheduled_ns = 0, first_token_ns = 0;
+  uint32_t num_unfinished = 0;
+  std::vector<std::unique_ptr<Sequence>> sequences;
+  std::vector<TokenMask> masks;  // [n] when guided
+};
+
+// What a warm-up replays; 0: as much as the bucket holds.
+struct WarmLoad {
+  uint32_t num_seqs = 0, tokens_each = 0, context = 0;
+};
+
+struct EngineOptions {
+  uint32_t max_num_seqs = 0;         // 0: the model's
+  uint32_t max_waiting = 0;          // 0: 65536
+  uint32_t max_tokens_per_step = 0;  // 0: the largest prefill graph
+  bool prefix_cache = true;
+  MissPolicy miss_policy = MissPolicy::kLarger;
+  uint64_t seed = 0;  // of requests without a seed of their own
+};
+
+class Engine {
+ public:
+  static Status Create(std::unique_ptr<Device> device, const EngineOptions& options, std::unique_ptr<Engine>* out);
+
+  // request.sampling is not NULL here.
+  Status Submit(const llmc_request& request, uint64_t* id);
+  Status Cancel(uint64_t id);
+  Status SetTokenMask(uint64_t id, uint32_t output_index, const uint32_t* words, uint64_t num_words);
+  // LLMC_READY_ bits; 0 after the timeout.
+  uint32_t Wait(uint64_t timeout_ns);
+  // One iteration. A failed request is an event; an error or std::bad_alloc here means that the device failed or memory
+  // ran out: then every request has failed (one event each) and the engine is empty.
+  Status Step(bool* progressed);
+  // Replays made-up tokens that write to the dummy block only.
+  Status WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns);
+  // Calls every kernel of a graph for no row at all.
+  Status WalkGraph(uint32_t graph, uint64_t* ns);
+  // Whether requests may run in this graph; all are on at first. Waits for a step in flight.
+  Status EnableGraph(uint32_t graph, bool on);
+  // Takes over the graphs that `artifact` has behind those of the engine; they are off. Waits for a step in flight.
+  Status AddGraphs(std::shared_ptr<const Artifact> artifact);
+  uint64_t Poll(llmc_event* events, uint64_t capacity);
+  llmc_engine_stats Stats() const;
+  std::vector<llmc_graph_stats> GraphStats() const;
+  std::vector<llmc_bucket_miss> BucketMisses() const;
+  uint32_t num_graphs() const;
+  Status CheckIntegrity() const;
+
+ private:
+  struct Sampled {
+    Sequence* sequence;
+    const float* row;
+    uint32_t prompt_position;  // not 0: the logprob of this token of the prompt
+    Status status;
+    SampleResult result;
+  };
+  Engine(std::unique_ptr<Device> device, const EngineOptions& options);
+
+  Status CheckGraph(uint32_t graph) const;
+  Status StepOnce(bool* progressed);
+  void TakeInbox(uint64_t now);
+  void TakeMasks();
+  void Prepare();
+  Status Run(bool replay, const float** logits);
+  void Sample(const float* logits);
+  void Add(const StepItem& item, const float** row);
+  void Pick(Sampled* of, Sampler* sampler) const;
+  void Postprocess();
+  void Fork(Sequence* parent);
+  void AppendToken(Sequence* sequence, const SampleResult& sample);
+  void Finish(Sequence* sequence, uint32_t reason, const SampleResult* stop);
+  static void SetSample(const SampleResult& sample, llmc_event* event);
+  void EndRequest(Request* request, uint32_t reason);
+  void FailRequest(Request* request, const Status& why);
+  void EndAll(Request* request, const llmc_event& facts);
+  void MarkEnded(Request* request);
+  void AskForFirstMasks(Request* request);
+  void CountAsked();
+  void FailAll(const Status& why);
+  void Forget() noexcept;
+  void FailAfterOutOfMemory();
+  Status MissOf(const Sequence& sequence) const;
+  void CountTime(bool stepped, uint64_t step_ns);
+  void Publish(bool stepped, bool progressed);
+  uint32_t Ready() const;
+  static bool IsHeld(const Request& request, const Sequence& sequence);
+  llmc_event MakeEvent(const Sequence& sequence, uint32_t output_index, uint32_t kind) const;
+
+  std::unique_ptr<Device> device_;
+  const ModelShape& model_;
+  EngineOptions options_;
+  uint32_t max_length_;  // of a sequence: the model's limit, or what the KV pool holds if that is less
+  BlockManager blocks_;
+  Scheduler scheduler_;
+  std::vector<Sampler> samplers_;  // one for each thread that samples
+
+  // Of the stepping thread.
+  StepPlan plan_;
+  StepBatch batch_;
+  std::vector<Sampled> sampled_;
+  std::vector<llmc_event> new_events_;
+  std::vector<Request*> ended_, started_;  // started_: guided requests of which this step was the first
+  std::vector<Request*> arrived_, cancelled_;
+  std::set<std::pair<uint64_t, Request*>> deadlines_;
+  struct MaskUpdate {
+    TokenMask* mask;
+    TokenMask::State state;
+  };
+  std::vector<MaskUpdate> mask_updates_;
+  uint64_t scheduled_ns_ = 0, replay_ns_ = 0;  // of this step: when it was scheduled, how long it replayed
+  bool out_of_memory_ = false;                 // and some requests have not been failed yet
+  llmc_engine_stats counters_;
+
+  mutable std::mutex step_mutex_;  // held by Step and CheckIntegrity
+  mutable std::mutex mutex_;       // guards what follows
+  uint64_t next_id_ = 1;
+  uint32_t num_queued_ = 0;  // requests that have not started
+  std::condition_variable changed_;  // something that Ready depends on
+  bool runnable_ = false;            // the next step may find work without news from outside
+  uint64_t next_deadline_ns_ = 0;    // 0: none
+  std::vector<Request*> inbox_, cancel_inbox_, mask_inbox_;
+  // Masks take memory and work, and a long queue may wait for its turn: first masks are asked for in the order of
+  // service, while fewer than kMostAsked of such continuations have not started.
+  static constexpr uint32_t kMostAsked = 512;
+  uint32_t num_asked_ = 0;
+  std::set<std::tuple<int32_t, uint64_t, Request*>> unasked_;  // by priority, then age
+  std::unordered_map<uint64_t, std::unique_ptr<Request>> live_;
+  std::deque<llmc_event> events_;
+  llmc_engine_stats stats_{};
+  std::vector<llmc_graph_stats> graph_stats_;
+  std::vector<BucketMiss> bucket_misses_;
+};
+
+}  // namespace llmc

@@ -1,0 +1,84 @@
+// Sampler: one row of logits to one token, a pure function of (row, parameters, history, output index).
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "core/status.h"
+#include "engine/logit_rows.h"
+
+namespace llmc {
+
+// llmc_sampling_params, validated and owned.
+struct SamplingParams {
+  uint32_t n = 1, max_tokens = 16, min_tokens = 0;
+  float temperature = 1, top_p = 1, min_p = 0;
+  int32_t top_k = 0;  // 0: off
+  float repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
+  bool ignore_eos = false;
+  uint64_t seed = 0;
+  int32_t num_logprobs = -1;
+  std::vector<int32_t> stop_token_ids;
+  std::vector<llmc_logit_bias> logit_bias;
+};
+
+// Copies and checks; every message names the offending value. Without has_seed the seed is left for the caller to draw.
+Status MakeSamplingParams(const llmc_sampling_params& c, int32_t vocab_size, SamplingParams* out);
+
+struct SampleContext {
+  const int32_t* tokens;  // prompt, then output
+  uint32_t num_tokens, num_prompt, output_index;
+  // Token t is allowed when bit t % 32 of word t / 32 is set; tokens past the last word are not. NULL: all are.
+  const uint32_t* mask = nullptr;
+  uint32_t num_mask_words = 0;
+};
+
+struct SampleResult {
+  int32_t token = -1;
+  float logprob = 0;
+  uint32_t rank = 0;  // of the token in the raw row, 1 is the most likely; 0 without logprobs
+  uint32_t num_top = 0;
+  int32_t top_token_ids[LLMC_MAX_TOP_LOGPROBS];
+  float top_logprobs[LLMC_MAX_TOP_LOGPROBS];
+};
+
+// Order, as in vLLM: the token mask, logit bias and the min_tokens mask, penalties, temperature, min-p, top-k, top-p.
+// Where the token mask allows nothing but eos and stop ids, min_tokens gives way: a finished grammar must be able to
+// end. Logprobs are the log-softmax of the raw row. Equal logits rank by id, lowest first. A temperature below 1e-5 is
+// greedy.
+class Sampler {
+ public:
+  Sampler(int32_t vocab_size, std::vector<int32_t> eos_token_ids);
+  // LLMC_ERR_EMPTY_MASK when the mask allows no token of the vocabulary.
+  Status Sample(const float* row, const SamplingParams& params, const SampleContext& context, SampleResult* out);
+  // The logprob and rank of a given token at `position`, with num_top alternatives.
+  Status Score(const float* row, int32_t token, uint32_t num_top, uint32_t position, SampleResult* out);
+
+ private:
+  struct Candidate {
+    float logit;
+    int32_t id;
+  };
+  Status ScanFinite(const float* row, uint32_t position, RowScan* out) const;
+  const float* Modify(const float* row, const SamplingParams& params, const SampleContext& context);
+  bool ApplyMask(const SampleContext& context, float* x) const;
+  void ForbidStops(const SamplingParams& params, bool masked, float* x);
+  void BlockMaxima(const float* row);
+  void SelectTop(const float* row, uint32_t k);
+  int32_t Draw(const float* row, float max, const SamplingParams& params, double uniform);
+  int32_t DrawFromAll(const float* row, float max, float inv_temperature, double uniform);
+  void Logprobs(const float* row, float max, uint32_t num_top, SampleResult* out);
+
+  static constexpr uint32_t kBlock = 64, kSpan = 512;
+  uint32_t vocab_size_;
+  std::vector<int32_t> eos_token_ids_;
+  std::vector<float> modified_, weights_, maxima_, maxima_scratch_;
+  std::vector<Candidate> candidates_;
+  std::vector<uint32_t> output_counts_;
+  std::vector<uint8_t> seen_;
+  std::vector<double> span_sums_;
+};
+
+// Uniform in [0, 1), 53 bits, from the key alone.
+double UniformFromKey(uint64_t seed, uint64_t output_index, uint64_t position);
+
+}  // namespace llmc

@@ -1,0 +1,554 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+
+namespace llmc {
+
+Scheduler::Scheduler(const ModelShape& model, const SchedulerOptions& options, BlockManager* blocks)
+    : model_(model),
+      options_(options),
+      blocks_(blocks),
+      enabled_(model.graphs.size(), true),
+      block_size_(blocks->block_size()),
+      most_running_(static_cast<size_t>(kSequencesPerSeat) * options.max_num_seqs),
+      watermark_(std::max(1u, blocks->num_usable() / 100)) {
+  largest_step_ = options_.max_tokens_per_step == 0;
+  ReadGraphs();
+}
+
+void Scheduler::ReadGraphs() {
+  uint32_t largest = 1;
+  for (const GraphShape& g : model_.graphs) {
+    if (g.phase == Phase::kDecode) continue;
+    has_mixed_ |= g.phase == Phase::kMixed;
+    largest = std::max(largest, g.max_tokens);
+  }
+  if (largest_step_) options_.max_tokens_per_step = largest;
+}
+
+void Scheduler::TakeNewGraphs() {
+  enabled_.resize(model_.graphs.size(), false);
+  ReadGraphs();
+}
+
+// ---- graphs ----------------------------------------------------------------------------------------------------
+
+// The graph of least max_tokens, then max_blocks_per_seq, that holds the load.
+int Scheduler::Choose(const Load& load, uint32_t phases) const {
+  int best = kNoGraph;
+  for (size_t i = 0; i < num_graphs(); ++i) {
+    const GraphShape& g = model_.graphs[i];
+    if (!Usable(i, phases) || load.seqs > g.max_seqs || load.tokens > g.max_tokens || load.samples > g.max_samples ||
+        load.blocks > g.max_blocks_per_seq) {
+      continue;
+    }
+    if (best == kNoGraph) {
+      best = static_cast<int>(i);
+      continue;
+    }
+    const GraphShape& b = model_.graphs[best];
+    if (g.max_tokens != b.max_tokens ? g.max_tokens < b.max_tokens
+        : g.max_blocks_per_seq != b.max_blocks_per_seq ? g.max_blocks_per_seq < b.max_blocks_per_seq
+                                                       : g.max_seqs < b.max_seqs) {
+      best = static_cast<int>(i);
+    }
+  }
+  return best;
+}
+
+// Most tokens, up to `most`, of one more sequence that some graph holds together with `load`. `remaining`: all tokens
+// that the sequence has left; only the last of them is sampled.
+uint32_t Scheduler::Room(const Load& load, uint32_t computed, uint32_t remaining, uint32_t most,
+                         uint32_t phases) const {
+  uint32_t best = 0;
+  for (size_t i = 0; i < num_graphs(); ++i) {
+    const GraphShape& g = model_.graphs[i];
+    if (!Usable(i, phases) || load.seqs >= g.max_seqs || load.tokens >= g.max_tokens || load.samples > g.max_samples ||
+        load.blocks > g.max_blocks_per_seq) {
+      continue;
+    }
+    uint64_t reach = static_cast<uint64_t>(g.max_blocks_per_seq) * block_size_;
+    if (reach <= computed) continue;
+    uint32_t room = static_cast<uint32_t>(std::min<uint64_t>({most, g.max_tokens - load.tokens, reach - computed}));
+    if (g.phase == Phase::kDecode) room = std::min(room, 1u);
+    if (room == remaining && load.samples >= g.max_samples) room = remaining - 1;
+    best = std::max(best, room);
+  }
+  return best;
+}
+
+// The same for a sequence that is being scored and runs alone. Each of its rows is sampled, so graphs of all phases
+// serve it: what their kernels compute does not depend on the phase.
+uint32_t Scheduler::ScoringRoom(const Sequence& s, uint32_t computed, uint32_t remaining) const {
+  const uint32_t scored = s.num_scored - computed;  // computed again after a preemption
+  uint32_t best = 0;
+  for (size_t i = 0; i < num_graphs(); ++i) {
+    const GraphShape& g = model_.graphs[i];
+    const uint64_t reach = static_cast<uint64_t>(g.max_blocks_per_seq) * block_size_;
+    if (!enabled_[i] || reach <= computed) continue;
+    best = std::max(best, static_cast<uint32_t>(std::min<uint64_t>(
+                              {remaining, g.max_tokens, static_cast<uint64_t>(scored) + g.max_samples,
+                               reach - computed})));
+  }
+  return best;
+}
+
+// Of the next `count` tokens, those whose logits are wanted for the prompt's logprobs.
+uint32_t Scheduler::NumScores(const Sequence& s, uint32_t count) {
+  if (!s.scoring()) return 0;
+  const uint32_t end = std::min(s.num_computed + count, s.score_end);
+  return end > s.num_scored ? end - s.num_scored : 0;
+}
+
+// What serves it is known when the step is planned.
+void Scheduler::NoteMiss(Phase phase, const Load& load, StepPlan* plan) const {
+  plan->miss = {phase, load.seqs, load.tokens, load.blocks, BucketMiss::kNone, 1};
+}
+
+void Scheduler::CountMiss(const BucketMiss& miss) {
+  ++num_bucket_misses_;
+  for (BucketMiss& m : bucket_misses_) {
+    if (m.phase == miss.phase && m.seqs == miss.seqs && m.tokens == miss.tokens && m.blocks == miss.blocks &&
+        m.graph == miss.graph) {
+      ++m.count;
+      return;
+    }
+  }
+  if (bucket_misses_.size() < LLMC_MAX_BUCKET_MISSES) bucket_misses_.push_back(miss);
+}
+
+void Scheduler::AddToLoad(Load* load, const Sequence& s, uint32_t count) const {
+  load->seqs += 1;
+  load->tokens += count;
+  load->samples += NumScores(s, count) + (count == s.num_remaining());
+  load->blocks = std::max(load->blocks, BlocksFor(s.num_computed + count));
+}
+
+Scheduler::Load Scheduler::LoadOf(const std::vector<Sequence*>& sequences) const {
+  Load load;
+  for (const Sequence* s : sequences) AddToLoad(&load, *s, 1);
+  return load;
+}
+
+// ---- the life of a sequence ------------------------------------------------------------------------------------
+
+void Scheduler::Add(Sequence* s) {
+  s->state = Sequence::State::kWaiting;
+  waiting_.insert(s);
+  if (!s->started) ++num_unstarted_;
+}
+
+void Scheduler::InsertRunning(Sequence* s) {
+  s->state = Sequence::State::kRunning;
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), s, Before()), s);
+}
+
+void Scheduler::Fork(const Sequence& parent, Sequence* child) {
+  child->started = true;
+  child->num_cached = parent.num_cached;
+  child->last_step = parent.last_step;
+  if (NumReady() >= options_.max_num_seqs || Crowded()) return Add(child);
+  child->num_computed = parent.num_computed;
+  child->blocks = parent.blocks;
+  child->num_registered = parent.num_registered;
+  child->parent_id = parent.parent_id;
+  for (uint32_t b : child->blocks) blocks_->Acquire(b);
+  InsertRunning(child);
+}
+
+void Scheduler::ReleaseBlocks(Sequence* s) {
+  for (size_t i = s->blocks.size(); i-- > 0;) blocks_->Release(s->blocks[i]);
+  s->blocks.clear();
+  s->num_computed = s->num_registered = 0;
+  s->parent_id = BlockManager::kRoot;
+}
+
+void Scheduler::Forget(const Sequence& s) {
+  for (uint32_t i = s.num_cached / block_size_; i < s.num_registered; ++i) blocks_->Forget(s.blocks[i]);
+}
+
+void Scheduler::Remove(Sequence* s) {
+  if (s->state == Sequence::State::kWaiting) {
+    waiting_.erase(s);
+    if (!s->started) --num_unstarted_;
+  } else if (s->state == Sequence::State::kRunning) {
+    running_.erase(std::find(running_.begin(), running_.end(), s));
+    ReleaseBlocks(s);
+  }
+  s->state = Sequence::State::kDone;
+}
+
+void Scheduler::Clear() noexcept {
+  waiting_.clear();
+  running_.clear();
+  num_unstarted_ = 0;
+  blocks_->Clear();
+}
+
+// Recompute: cheaper than swapping on a CPU, and the bits are the same.
+void Scheduler::Preempt(Sequence* s) {
+  running_.erase(std::find(running_.begin(), running_.end(), s));
+  ReleaseBlocks(s);
+  ++num_preemptions_;
+  Add(s);
+}
+
+uint32_t Scheduler::NumReady() const {
+  return static_cast<uint32_t>(
+      std::count_if(running_.begin(), running_.end(), [](const Sequence* s) { return !Parked(*s); }));
+}
+
+// The least important of those that have waited for their masks for some steps, or for any time when nothing else could
+// run; NULL if none. None of them is in the plan.
+Sequence* Scheduler::LongParked() const {
+  const uint64_t least = num_ready_ == 0 ? 0 : kParkedLong;
+  for (size_t i = running_.size(); i-- > 0;) {
+    if (Parked(*running_[i]) && step_ - running_[i]->last_step >= least) return running_[i];
+  }
+  return nullptr;
+}
+
+// Makes the next token's slot exist and belong to s alone. Takes blocks from who is parked, else from the least
+// important sequence; false when that was s itself.
+bool Scheduler::EnsureWritable(Sequence* s, StepPlan* plan) {
+  uint32_t index = s->num_computed / block_size_;
+  for (;;) {
+    bool append = index == s->blocks.size();
+    if (!append && blocks_->ref(s->blocks[index]) == 1) return true;
+    uint32_t block = blocks_->Allocate();
+    if (block != 0) {
+      if (append) {
+        s->blocks.push_back(block);
+      } else {
+        plan->copies.push_back({s->blocks[index], block});
+        blocks_->Release(s->blocks[index]);
+        s->blocks[index] = block;
+      }
+      return true;
+    }
+    Sequence* parked = LongParked();
+    Sequence* victim = parked != nullptr ? parked : running_.back();
+    Preempt(victim);
+    if (victim == s) return false;
+  }
+}
+
+// ---- planning --------------------------------------------------------------------------------------------------
+
+// With both kinds of work, a mixed step carries all decodes and a chunk of prefill; where no mixed graph holds that,
+// prefill and decode steps alternate: neither starves.
+void Scheduler::Schedule(StepPlan* plan) {
+  *plan = {0, false, false, 0, 0, 0, std::move(plan->items), std::move(plan->copies), {}, std::move(plan->misses)};
+  plan->items.clear();
+  plan->copies.clear();
+  plan->misses.clear();
+  ++step_;
+  TakeSeats();
+  const bool has_prefill = !prefills_.empty() || !waiting_.empty();
+
+  Load load;
+  uint32_t phases = kDecodePhases;
+  // When the decodes left no room for a prefill, the prefill comes first in the next step.
+  const bool try_mixed = has_mixed_ && has_prefill && !decodes_.empty() && !crowded_out_;
+  crowded_out_ = false;
+  if (try_mixed && PlanMixed(plan, &load)) {
+    plan->mixed = plan->prefill;
+    crowded_out_ &= !plan->prefill;
+  } else {
+    const bool prefill_first = has_prefill && (decodes_.empty() || !last_was_prefill_);
+    if (prefill_first) AddPrefills(kPrefillPhases, &load, plan);
+    if (plan->items.empty() && !decodes_.empty()) phases = PlanDecode(plan, &load);
+    if (plan->items.empty() && has_prefill && !prefill_first) AddPrefills(kPrefillPhases, &load, plan);
+    crowded_out_ = false;
+  }
+  last_was_prefill_ = plan->prefill;
+  if (!plan->items.empty()) ChooseGraph(load, phases, plan);
+  if (plan->miss.count > 0) CountMiss(plan->miss);
+}
+
+// Who has something to compute in this step. When masks came for more sequences than there are seats, those that waited
+// longest are first: a step later it is the others' turn.
+void Scheduler::TakeSeats() {
+  ready_.clear();
+  decodes_.clear();
+  prefills_.clear();
+  for (Sequence* s : running_) {
+    if (!Parked(*s)) ready_.push_back(s);
+  }
+  num_ready_ = static_cast<uint32_t>(ready_.size());
+  if (num_ready_ > options_.max_num_seqs) {
+    std::stable_sort(ready_.begin(), ready_.end(),
+                     [](const Sequence* a, const Sequence* b) { return a->last_step < b->last_step; });
+    ready_.resize(options_.max_num_seqs);
+    std::sort(ready_.begin(), ready_.end(), Before());
+  }
+  for (Sequence* s : ready_) (s->num_remaining() == 1 ? decodes_ : prefills_).push_back(s);
+}
+
+void Scheduler::ChooseGraph(const Load& load, uint32_t phases, StepPlan* plan) const {
+  if (plan->prefill) phases = plan->items.front().num_scores > 0 ? kAnyMask : kPrefillPhases;
+  int graph = Choose(load, phases);
+  if (graph == kNoGraph) graph = Choose(load, kAnyMask);
+  plan->graph = static_cast<uint32_t>(graph);
+  plan->num_tokens = load.tokens;
+  plan->num_samples = load.samples;
+  plan->max_blocks = load.blocks;
+  // One that took a part of the load is none that served it.
+  if (plan->miss.seqs == load.seqs && plan->miss.tokens == load.tokens) plan->miss.graph = graph;
+}
+
+void Scheduler::AddItem(Sequence* s, uint32_t count, Load* load, StepPlan* plan) {
+  plan->items.push_back({s, s->num_computed, count, count == s->num_remaining(), s->num_scored, NumScores(*s, count)});
+  AddToLoad(load, *s, count);
+  s->last_step = step_;
+}
+
+// `chosen` is in running order, so that a victim of EnsureWritable is never a sequence already in the plan.
+void Scheduler::AddDecodes(const std::vector<Sequence*>& chosen, Load* load, StepPlan* plan) {
+  for (Sequence* s : chosen) {
+    if (s->state == Sequence::State::kRunning && EnsureWritable(s, plan)) AddItem(s, 1, load, plan);
+  }
+}
+
+// Decodes ride along with prefill chunks when a mixed graph holds all of them and at least one more token. It may turn
+// out that no prefill can be added: then this is a decode step.
+bool Scheduler::PlanMixed(StepPlan* plan, Load* load) {
+  const Load all = LoadOf(decodes_);
+  const uint32_t computed = prefills_.empty() ? 0 : prefills_.front()->num_computed;
+  if (all.tokens >= options_.max_tokens_per_step || Room(all, computed, 2, 1, kMixedMask) == 0) return false;
+  AddDecodes(decodes_, load, plan);
+  if (plan->items.empty()) return false;
+  AddPrefills(kMixedMask, load, plan);
+  return true;
+}
+
+// Returns the phases to choose the graph from.
+uint32_t Scheduler::PlanDecode(StepPlan* plan, Load* load) {
+  uint32_t phases = kDecodePhases;
+  const Load all = LoadOf(decodes_);
+  if (Choose(all, kDecodePhases) != kNoGraph) {
+    AddDecodes(decodes_, load, plan);
+    return phases;
+  }
+  NoteMiss(Phase::kDecode, all, plan);
+  if (options_.miss_policy == MissPolicy::kError) {
+    FailDecodes(plan);
+    return phases;
+  }
+  if (options_.miss_policy == MissPolicy::kLarger && Choose(all, kAnyMask) != kNoGraph) {
+    AddDecodes(decodes_, load, plan);
+    return kAnyMask;
+  }
+  return SplitDecodes(plan, load);
+}
+
+// In the order of service: who does not fit beside those before it fails. The next step runs the others.
+void Scheduler::FailDecodes(StepPlan* plan) const {
+  Load load;
+  for (Sequence* s : decodes_) {
+    if (Room(load, s->num_computed, 1, 1, kDecodePhases) == 0) {
+      plan->misses.push_back(s);
+    } else {
+      AddToLoad(&load, *s, 1);
+    }
+  }
+}
+
+// As many as fit, those that waited longest first; what fits nowhere alone takes a graph of another phase.
+uint32_t Scheduler::SplitDecodes(StepPlan* plan, Load* load) {
+  uint32_t phases = kDecodePhases;
+  std::stable_sort(decodes_.begin(), decodes_.end(),
+                   [](const Sequence* a, const Sequence* b) { return a->last_step < b->last_step; });
+  chosen_.clear();
+  Load some;
+  for (Sequence* s : decodes_) {
+    if (chosen_.empty() && Room(some, s->num_computed, 1, 1, kDecodePhases) == 0) {
+      if (Room(some, s->num_computed, 1, 1, kAnyMask) == 0) {
+        plan->misses.push_back(s);
+        continue;
+      }
+      phases = kAnyMask;
+    }
+    if (Room(some, s->num_computed, 1, 1, phases) == 0) continue;
+    AddToLoad(&some, *s, 1);
+    chosen_.push_back(s);
+  }
+  std::sort(chosen_.begin(), chosen_.end(), Before());
+  AddDecodes(chosen_, load, plan);
+  return phases;
+}
+
+// Chunks of running prefills, then of newly admitted sequences, packed up to the token budget, which the decodes of the
+// step count against. A sequence that is being scored runs alone: when others were first it waits, and nobody behind it
+// may overtake.
+void Scheduler::AddPrefills(uint32_t phases, Load* load, StepPlan* plan) {
+  const uint32_t budget = options_.max_tokens_per_step;
+  uint32_t used = load->tokens;
+  for (Sequence* s : prefills_) {
+    if (used == budget) break;
+    if (s->state != Sequence::State::kRunning) continue;  // preempted for a decode of this step
+    const uint32_t remaining = s->num_remaining(), wanted = remaining - s->held;
+    if (s->scoring() && !plan->items.empty()) {
+      crowded_out_ = true;
+      return;
+    }
+    uint32_t room = s->scoring() ? ScoringRoom(*s, s->num_computed, std::min(wanted, budget))
+                                 : Room(*load, s->num_computed, remaining, std::min(wanted, budget - used), phases);
+    if (s->scoring() && room > 0) {
+      AddItem(s, room, load, plan);
+      plan->prefill = true;
+      return;
+    }
+    if (room == 0 && plan->items.empty()) {
+      Load missed;
+      AddToLoad(&missed, *s, wanted);
+      NoteMiss(Phase::kPrefill, missed, plan);
+      const bool fail = options_.miss_policy == MissPolicy::kError || s->scoring();
+      room = fail ? 0 : Room(*load, s->num_computed, remaining, wanted, kAnyMask);
+      if (room == 0) {
+        plan->misses.push_back(s);
+        continue;
+      }
+      AddItem(s, std::min(room, budget), load, plan);
+      plan->prefill = true;
+      return;
+    }
+    if (room == 0) {
+      crowded_out_ = true;
+      continue;
+    }
+    AddItem(s, room, load, plan);
+    plan->prefill = true;
+    used += room;
+  }
+  while (used < budget && Admit(plan, load, phases, budget, &used)) {
+  }
+}
+
+// The first waiting sequence that has something to compute, and the cached blocks it starts from in hits_; NULL if none.
+// One that only waits for a mask is passed over; so is one that would compute its tokens again and then wait.
+Sequence* Scheduler::NextWaiting(bool no_held, uint64_t* id) {
+  for (Sequence* s : waiting_) {
+    if (s->held && (no_held || s->started)) continue;
+    // The last token is always computed, and so are those whose logits are wanted.
+    const uint32_t length = static_cast<uint32_t>(s->tokens.size());
+    blocks_->Lookup(s->tokens.data(), (s->scoring() ? s->num_scored : length - 1) / block_size_, &hits_, id);
+    if (length - hits_.size() * block_size_ > s->held) return s;
+  }
+  return nullptr;
+}
+
+// Moves the head of the waiting queue into the step. All its blocks are taken now, so a prefill never waits for
+// memory halfway. False when it does not fit: nobody behind it may overtake.
+bool Scheduler::Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budget, uint32_t* used) {
+  if (num_ready_ >= options_.max_num_seqs) return false;
+  const bool crowded = Crowded();
+  if (crowded && LongParked() == nullptr) return false;
+  uint64_t id;
+  Sequence* s = NextWaiting(crowded, &id);
+  if (s == nullptr) return false;
+  if (s->scoring() && !plan->items.empty()) {
+    crowded_out_ = true;
+    return false;
+  }
+  const uint32_t length = static_cast<uint32_t>(s->tokens.size());
+  const uint32_t cached = static_cast<uint32_t>(hits_.size()) * block_size_;
+  const uint32_t need = BlocksFor(length) - static_cast<uint32_t>(hits_.size());
+  for (;;) {
+    uint32_t free = blocks_->num_free();
+    for (uint32_t b : hits_) free -= blocks_->ref(b) == 0;
+    if (free >= need + (running_.empty() ? 0 : watermark_)) break;
+    Sequence* parked = LongParked();
+    if (parked == nullptr || !Before()(s, parked)) return false;
+    Preempt(parked);
+  }
+
+  const uint32_t remaining = length - cached, wanted = remaining - s->held;
+  uint32_t room = s->scoring() ? ScoringRoom(*s, cached, std::min(wanted, budget))
+                               : Room(*load, cached, remaining, std::min(wanted, budget - *used), phases);
+  if (s->scoring()) *used = budget;  // nothing else rides along
+  if (room == 0) {
+    if (!plan->items.empty()) {
+      crowded_out_ = true;
+      return false;
+    }
+    NoteMiss(Phase::kPrefill, {1, wanted, 1, BlocksFor(cached + wanted)}, plan);
+    const bool fail = options_.miss_policy == MissPolicy::kError || s->scoring();
+    room = fail ? 0 : Room(*load, cached, remaining, wanted, kAnyMask);
+    if (room == 0) {
+      plan->misses.push_back(s);
+      Remove(s);
+      return true;
+    }
+    *used = budget;  // an odd graph: nothing else rides along
+  }
+
+  if (Crowded()) Preempt(LongParked());
+  waiting_.erase(s);
+  if (!s->started) {
+    s->started = true;
+    s->num_cached = cached;
+    --num_unstarted_;
+    if (blocks_->prefix_cache() && !s->scoring()) {
+      num_query_tokens_ += length;
+      num_hit_tokens_ += cached;
+    }
+  }
+  for (uint32_t b : hits_) blocks_->Acquire(b);
+  s->blocks = hits_;
+  for (uint32_t i = 0; i < need; ++i) s->blocks.push_back(blocks_->Allocate());
+  s->num_computed = cached;
+  s->num_registered = static_cast<uint32_t>(hits_.size());
+  s->parent_id = id;
+  InsertRunning(s);
+  ++num_ready_;
+  room = std::min(room, budget);
+  AddItem(s, room, load, plan);
+  plan->prefill = true;
+  if (*used < budget) *used += room;
+  return true;
+}
+
+void Scheduler::Commit(const StepPlan& plan) {
+  for (const StepItem& item : plan.items) {
+    Sequence* s = item.sequence;
+    s->num_computed = item.start + item.count;
+    s->num_scored += item.num_scores;
+    for (; (s->num_registered + 1) * block_size_ <= s->num_computed; ++s->num_registered) {
+      s->parent_id = blocks_->Register(s->blocks[s->num_registered], s->parent_id,
+                                       &s->tokens[static_cast<size_t>(s->num_registered) * block_size_]);
+    }
+  }
+}
+
+Status Scheduler::CheckIntegrity() const {
+  auto broken = [](const Sequence* s, const char* what) {
+    return Status::Error(LLMC_ERR_INTERNAL, "Sequence " + std::to_string(s->output_index) + " of request " +
+                                                std::to_string(s->arrival) + " " + what + ".");
+  };
+  std::vector<uint32_t> refs(blocks_->num_usable() + 1);
+  if (running_.size() > most_running_) return broken(running_.back(), "runs beyond what max_num_seqs lets");
+  uint32_t unstarted = 0;
+  for (const Sequence* s : waiting_) {
+    if (s->state != Sequence::State::kWaiting) return broken(s, "is in the waiting queue in another state");
+    if (!s->blocks.empty() || s->num_computed != 0) return broken(s, "waits and holds blocks");
+    unstarted += !s->started;
+  }
+  if (unstarted != num_unstarted_) return Status::Error(LLMC_ERR_INTERNAL, "The count of new sequences is wrong.");
+  for (size_t i = 0; i < running_.size(); ++i) {
+    const Sequence* s = running_[i];
+    if (s->state != Sequence::State::kRunning) return broken(s, "is in the running list in another state");
+    if (i > 0 && !Before()(running_[i - 1], s)) return broken(s, "is out of order in the running list");
+    if (s->num_computed >= s->tokens.size()) return broken(s, "has computed more tokens than it has");
+    if (s->scoring() && s->num_computed > s->num_scored) return broken(s, "has passed prompt tokens without a score");
+    if (s->blocks.size() < BlocksFor(s->num_computed)) return broken(s, "has too few blocks");
+    if (s->blocks.size() > BlocksFor(static_cast<uint32_t>(s->tokens.size()))) return broken(s, "has too many blocks");
+    for (uint32_t b : s->blocks) {
+      if (b == 0 || b >= refs.size()) return broken(s, "refers to a block outside the pool");
+      ++refs[b];
+    }
+  }
+  return blocks_->CheckIntegrity(refs);
+}
+
+}  // namespace llmc

@@ -1,0 +1,197 @@
+// Continuous batching: which sequences compute which tokens in the next step, in which graph. Touches no device.
+#pragma once
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include "device/device.h"
+#include "engine/block_manager.h"
+
+namespace llmc {
+
+struct Request;
+
+// One continuation of a request. tokens[0, num_computed) have their KV in `blocks`; the logits of the last token are
+// what the next token is sampled from, so a sequence is ready to sample when it has computed all its tokens.
+struct Sequence {
+  enum class State { kNew, kWaiting, kRunning, kDone };
+
+  Request* request = nullptr;
+  int32_t priority = 0;
+  uint64_t arrival = 0;  // the request's id: earlier is smaller
+  uint32_t output_index = 0;
+  uint32_t num_prompt = 0;
+  std::vector<int32_t> tokens;  // prompt, then output
+  bool finished = false;        // its last event was sent
+  bool held = false;            // guided, and the mask of its next token is missing: its last token waits
+  // The logits after tokens [num_scored, score_end) are still wanted, once, whatever is recomputed later.
+  uint32_t num_scored = 0, score_end = 0;
+
+  // Owned by the scheduler.
+  State state = State::kNew;
+  bool started = false;
+  uint32_t num_computed = 0;
+  uint32_t num_cached = 0;  // tokens found in the prefix cache at the first admission
+  std::vector<uint32_t> blocks;
+  uint32_t num_registered = 0;  // leading blocks offered to the prefix cache
+  uint64_t parent_id = BlockManager::kRoot;
+  uint64_t last_step = 0;
+
+  uint32_t num_remaining() const { return static_cast<uint32_t>(tokens.size()) - num_computed; }
+  bool scoring() const { return num_scored < score_end; }
+};
+
+struct StepItem {
+  Sequence* sequence;
+  uint32_t start, count;  // tokens [start, start + count)
+  bool sample;            // the last of them is the sequence's last token
+  uint32_t first_score, num_scores;  // the logits after these tokens are wanted, too
+};
+
+enum class MissPolicy : uint32_t { kLarger, kSplit, kError };
+
+// A load that no graph of its phase holds, what served it, and how often it came.
+struct BucketMiss {
+  static constexpr int32_t kNone = -1;  // split, or failed
+  Phase phase = Phase::kPrefill;
+  uint32_t seqs = 0, tokens = 0, blocks = 0;
+  int32_t graph = kNone;
+  uint64_t count = 0;
+};
+
+struct StepPlan {
+  uint32_t graph = 0;
+  bool prefill = false;  // has an item that is not a decode
+  bool mixed = false;    // has both
+  uint32_t num_tokens = 0, num_samples = 0, max_blocks = 0;
+  std::vector<StepItem> items;
+  struct Copy { uint32_t from, to; };
+  std::vector<Copy> copies;        // in this order, before the replay
+  BucketMiss miss;                 // of this step, count 0: none
+  std::vector<Sequence*> misses;   // no graph may run these: the engine must fail them
+};
+
+struct SchedulerOptions {
+  uint32_t max_num_seqs = 1;
+  uint32_t max_tokens_per_step = 0;  // of a step with prefill; 0: the largest prefill or mixed graph
+  MissPolicy miss_policy = MissPolicy::kLarger;
+};
+
+class Scheduler {
+ public:
+  Scheduler(const ModelShape& model, const SchedulerOptions& options, BlockManager* blocks);
+
+  // A new sequence joins the waiting queue.
+  void Add(Sequence* sequence);
+  // `child` continues `parent`, which has computed all of child->tokens: shares its blocks, copy-on-write. When no
+  // running slot is free it waits and is computed again (the prefix cache makes that cheap).
+  void Fork(const Sequence& parent, Sequence* child);
+  // What the sequence computed, other than found, leaves the prefix cache.
+  void Forget(const Sequence& sequence);
+  // The sequence is finished, cancelled or failed; its blocks are released.
+  void Remove(Sequence* sequence);
+
+  // Whether plans may use a graph; all are on at first. What needs a graph that is off misses.
+  void Enable(uint32_t graph, bool on) { enabled_[graph] = on; }
+  // The model has more graphs than before; the new ones are off.
+  void TakeNewGraphs();
+
+  void Schedule(StepPlan* plan);
+  // Holds no sequence and no block from now on, whatever state it is in; forgets the prefix cache. The sequences may be
+  // gone already.
+  void Clear() noexcept;
+  // The plan's replay succeeded: its tokens are in the cache.
+  void Commit(const StepPlan& plan);
+
+  uint32_t num_running() const { return static_cast<uint32_t>(running_.size()); }
+  uint32_t num_waiting() const { return static_cast<uint32_t>(waiting_.size()); }
+  uint32_t num_unstarted() const { return num_unstarted_; }
+  uint64_t num_preemptions() const { return num_preemptions_; }
+  uint64_t num_bucket_misses() const { return num_bucket_misses_; }
+  // The first LLMC_MAX_BUCKET_MISSES shapes that missed.
+  const std::vector<BucketMiss>& bucket_misses() const { return bucket_misses_; }
+  // Prompt tokens looked up in the prefix cache at the first admission, and found.
+  uint64_t num_query_tokens() const { return num_query_tokens_; }
+  uint64_t num_hit_tokens() const { return num_hit_tokens_; }
+  Status CheckIntegrity() const;
+
+ private:
+  // Lower priority values first, then age: the order of service; preemption takes from the other end.
+  struct Before {
+    bool operator()(const Sequence* a, const Sequence* b) const {
+      if (a->priority != b->priority) return a->priority < b->priority;
+      if (a->arrival != b->arrival) return a->arrival < b->arrival;
+      return a->output_index < b->output_index;
+    }
+  };
+  // What a graph must hold.
+  struct Load {
+    uint32_t seqs = 0, tokens = 0, samples = 0, blocks = 0;
+  };
+  static constexpr uint32_t kPrefillMask = 1u << 0, kDecodeMask = 1u << 1, kMixedMask = 1u << 2;
+  static constexpr uint32_t kPrefillPhases = kPrefillMask | kMixedMask, kDecodePhases = kDecodeMask | kMixedMask;
+  static constexpr uint32_t kAnyMask = kPrefillMask | kDecodeMask | kMixedMask;
+  static constexpr int kNoGraph = -1;
+  // A step has max_num_seqs seats. So many sequences for each seat may hold blocks: those that wait for masks park.
+  static constexpr uint32_t kSequencesPerSeat = 2;
+  // A mask that comes within a step or two is the usual case: losing blocks for that would cost more than it brings.
+  static constexpr uint64_t kParkedLong = 2;
+
+  size_t num_graphs() const { return enabled_.size(); }
+  bool Usable(size_t graph, uint32_t phases) const {
+    return enabled_[graph] && (phases >> static_cast<uint32_t>(model_.graphs[graph].phase)) & 1;
+  }
+  void ReadGraphs();
+  int Choose(const Load& load, uint32_t phases) const;
+  uint32_t Room(const Load& load, uint32_t computed, uint32_t remaining, uint32_t most, uint32_t phases) const;
+  uint32_t ScoringRoom(const Sequence& s, uint32_t computed, uint32_t remaining) const;
+  static uint32_t NumScores(const Sequence& s, uint32_t count);
+  void NoteMiss(Phase phase, const Load& load, StepPlan* plan) const;
+  void CountMiss(const BucketMiss& miss);
+  void ChooseGraph(const Load& load, uint32_t phases, StepPlan* plan) const;
+  uint32_t BlocksFor(uint32_t tokens) const { return (tokens + block_size_ - 1) / block_size_; }
+  void AddToLoad(Load* load, const Sequence& s, uint32_t count) const;
+  Load LoadOf(const std::vector<Sequence*>& sequences) const;
+
+  // A running sequence that only waits for its mask. It keeps its blocks, and its seat in the step is free.
+  static bool Parked(const Sequence& s) { return s.held && s.num_remaining() == 1; }
+  uint32_t NumReady() const;
+  // Who is admitted now takes the place of one that is parked.
+  bool Crowded() const { return running_.size() >= most_running_; }
+  Sequence* LongParked() const;
+  void TakeSeats();
+  void AddDecodes(const std::vector<Sequence*>& chosen, Load* load, StepPlan* plan);
+  void AddPrefills(uint32_t phases, Load* load, StepPlan* plan);
+  void AddItem(Sequence* s, uint32_t count, Load* load, StepPlan* plan);
+  bool PlanMixed(StepPlan* plan, Load* load);
+  uint32_t PlanDecode(StepPlan* plan, Load* load);
+  uint32_t SplitDecodes(StepPlan* plan, Load* load);
+  void FailDecodes(StepPlan* plan) const;
+  Sequence* NextWaiting(bool no_held, uint64_t* id);
+  bool Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budget, uint32_t* used);
+  bool EnsureWritable(Sequence* s, StepPlan* plan);
+  void Preempt(Sequence* s);
+  void ReleaseBlocks(Sequence* s);
+  void InsertRunning(Sequence* s);
+
+  const ModelShape& model_;
+  SchedulerOptions options_;
+  BlockManager* blocks_;
+  std::vector<bool> enabled_;  // [graph]
+  uint32_t block_size_;
+  size_t most_running_;
+  uint32_t watermark_;
+  bool has_mixed_ = false, largest_step_ = false;  // largest_step_: max_tokens_per_step is that of the largest graph
+  bool last_was_prefill_ = false;
+  bool crowded_out_ = false;  // the last step was to be mixed, and what it carried left no room for a prefill
+  uint64_t step_ = 0, num_preemptions_ = 0, num_bucket_misses_ = 0, num_query_tokens_ = 0, num_hit_tokens_ = 0;
+  uint32_t num_unstarted_ = 0;
+  uint32_t num_ready_ = 0;  // running sequences that have something to compute, of this Schedule
+  std::set<Sequence*, Before> waiting_;
+  std::vector<Sequence*> running_;                         // sorted by Before
+  std::vector<Sequence*> ready_, decodes_, prefills_, chosen_;  // scratch of one Schedule
+  std::vector<uint32_t> hits_;
+  std::vector<BucketMiss> bucket_misses_;
+};
+
+}  // namespace llmc

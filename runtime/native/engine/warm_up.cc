@@ -1,0 +1,127 @@
+// The engine's warm-up: replays of made-up tokens, and which graphs requests may use meanwhile.
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "core/clock.h"
+#include "engine/engine.h"
+
+namespace llmc {
+namespace {
+
+Status CheckLoad(const char* what, uint32_t value, uint64_t low, uint64_t high) {
+  if (value >= low && value <= high) return Status::Ok();
+  return Status::Error(LLMC_ERR_OUT_OF_RANGE, std::string(what) + " of the load is " + std::to_string(value) +
+                                                  ", outside " + std::to_string(low) + " … " + std::to_string(high) +
+                                                  " of this graph; choose another graph or a smaller load.");
+}
+
+// A step that reaches all of so many blocks, not in the order of memory.
+uint64_t ScatterStep(uint64_t num_blocks) {
+  uint64_t step = num_blocks * 5 / 8 + 1;
+  while (std::gcd(step, num_blocks) != 1) ++step;
+  return step;
+}
+
+}  // namespace
+
+uint32_t Engine::num_graphs() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<uint32_t>(graph_stats_.size());
+}
+
+Status Engine::CheckGraph(uint32_t graph) const {
+  const uint32_t count = num_graphs();
+  if (graph < count) return Status::Ok();
+  return Status::Error(LLMC_ERR_OUT_OF_RANGE, "Graph " + std::to_string(graph) + " does not exist; the artifact has " +
+                                                  std::to_string(count) + ".");
+}
+
+Status Engine::WalkGraph(uint32_t graph, uint64_t* ns) {
+  LLMC_RETURN_IF_ERROR(CheckGraph(graph));
+  StepBatch none;
+  none.graph = graph;
+  std::lock_guard<std::mutex> step_lock(step_mutex_);
+  const uint64_t begin = MonotonicNs();
+  device_->Touch(none);
+  device_->Walk(graph);
+  if (ns != nullptr) *ns = MonotonicNs() - begin;
+  return Status::Ok();
+}
+
+Status Engine::EnableGraph(uint32_t graph, bool on) {
+  LLMC_RETURN_IF_ERROR(CheckGraph(graph));
+  std::lock_guard<std::mutex> step_lock(step_mutex_);
+  scheduler_.Enable(graph, on);
+  return Status::Ok();
+}
+
+Status Engine::AddGraphs(std::shared_ptr<const Artifact> artifact) {
+  std::lock_guard<std::mutex> step_lock(step_mutex_);
+  LLMC_RETURN_IF_ERROR(device_->AddGraphs(std::move(artifact)));
+  // What memory may run out of here leaves graphs that nobody uses.
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    graph_stats_.resize(model_.graphs.size());
+  }
+  scheduler_.TakeNewGraphs();
+  return Status::Ok();
+}
+
+// Contexts are read from scattered blocks, whatever is there, as serving reads them after a while; only the dummy block
+// is written to.
+Status Engine::WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns) {
+  LLMC_RETURN_IF_ERROR(CheckGraph(graph));
+  std::lock_guard<std::mutex> step_lock(step_mutex_);
+  const GraphShape& g = model_.graphs[graph];
+  const uint32_t block_size = static_cast<uint32_t>(model_.block_size);
+  const uint32_t reach = static_cast<uint32_t>(std::min<uint64_t>(
+      static_cast<uint64_t>(g.max_blocks_per_seq) * block_size, static_cast<uint64_t>(model_.max_model_len)));
+  const bool decode = g.phase == Phase::kDecode;
+  uint32_t each = load.tokens_each, num_seqs = load.num_seqs;
+  if (each == 0) {
+    const uint32_t seqs = num_seqs != 0 ? num_seqs : g.phase == Phase::kPrefill ? g.max_seqs : 1;
+    each = decode ? 1 : std::min(std::max(g.max_tokens / std::max(seqs, 1u), 1u), reach);
+  }
+  if (num_seqs == 0) num_seqs = std::min(g.max_seqs, std::max(g.max_tokens / each, 1u));
+  const uint32_t context = load.context != 0 ? load.context : decode ? std::max(reach, each) : each;
+  LLMC_RETURN_IF_ERROR(CheckLoad("num_seqs", num_seqs, 1, g.max_seqs));
+  LLMC_RETURN_IF_ERROR(CheckLoad("tokens_each", each, 1, g.max_tokens / num_seqs));
+  LLMC_RETURN_IF_ERROR(CheckLoad("context", context, each, reach));
+
+  StepBatch b;
+  b.graph = graph;
+  b.num_seqs = num_seqs;
+  b.num_tokens = num_seqs * each;
+  b.num_samples = std::min(g.max_samples, num_seqs);
+  b.block_table_stride = (context + block_size - 1) / block_size;
+  b.input_ids.assign(b.num_tokens, 0);
+  const uint64_t num_entries = static_cast<uint64_t>(num_seqs) * b.block_table_stride;
+  const uint64_t num_blocks = std::min<uint64_t>(num_entries, device_->num_blocks() - 1);
+  const uint64_t step = ScatterStep(num_blocks);
+  for (uint64_t i = 0; i < num_entries; ++i) {
+    b.block_tables.push_back(static_cast<int32_t>(1 + i * step % num_blocks));
+  }
+  b.context_lens.assign(b.num_seqs, static_cast<int32_t>(context));
+  for (uint32_t i = 0; i < b.num_seqs; ++i) {
+    b.query_start.push_back(static_cast<int32_t>(i * each));
+    for (uint32_t position = context - each; position < context; ++position) {
+      b.positions.push_back(static_cast<int32_t>(position));
+      b.slot_mapping.push_back(static_cast<int32_t>(position % block_size));
+    }
+  }
+  b.query_start.push_back(static_cast<int32_t>(b.num_tokens));
+  for (uint32_t i = 0; i < b.num_samples; ++i) {
+    b.sample_index.push_back(static_cast<int32_t>((i + 1) * each) - 1);
+  }
+
+  device_->Touch(b);
+  device_->RecallThreads();
+  const float* logits = nullptr;
+  const uint64_t begin = MonotonicNs();
+  LLMC_RETURN_IF_ERROR(device_->Run(b, &logits));
+  if (ns != nullptr) *ns = MonotonicNs() - begin;
+  return Status::Ok();
+}
+
+}  // namespace llmc

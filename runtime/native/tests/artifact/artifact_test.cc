@@ -1,0 +1,429 @@
+// A hand-made artifact is opened and replayed, then its tables are damaged in thousands of ways.
+#include "artifact/artifact.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device/cpu/cpu_device.h"
+#include "llmc/llmc.h"
+#include "support/check.h"
+#include "support/hand_made_artifact.h"
+
+namespace {
+
+using namespace llmc_test;
+
+llmc_status Open(std::string* message = nullptr) {
+  llmc_error error{};
+  llmc_error_init(&error, sizeof(error));
+  llmc_artifact* artifact = nullptr;
+  const llmc_status status = llmc_artifact_open(g_dir.c_str(), &artifact, &error);
+  CHECK((status == LLMC_OK) == (artifact != nullptr));
+  CHECK(status == LLMC_OK || error.message[0] != 0);
+  if (message) *message = error.message;
+  llmc_artifact_close(artifact);
+  return status;
+}
+
+void TestReplay(uint32_t threads) {
+  llmc_error error;
+  llmc_error_init(&error, sizeof(error));
+  llmc_artifact* artifact = nullptr;
+  CHECK(llmc_artifact_open(g_dir.c_str(), &artifact, &error) == LLMC_OK);
+  llmc_artifact_info info{};
+  info.struct_size = sizeof(info);
+  CHECK(llmc_artifact_get_info(artifact, &info, &error) == LLMC_OK);
+  CHECK(info.num_graphs == 1 && info.num_kernels == 2 && info.num_commands == 2 && info.num_weights == 2);
+  CHECK(info.vocab_size == kVocab && info.kv_block_bytes == (4 + 16) * 16 * 4 && info.max_arena_bytes == 64);
+  llmc_graph_info graph{};
+  graph.struct_size = 8;  // an older caller: only the fields it knows are written
+  graph.batch = 77;
+  CHECK(llmc_artifact_get_graph(artifact, 0, &graph, &error) == LLMC_OK);
+  CHECK(graph.phase == 0 && graph.batch == 77);
+  CHECK(llmc_artifact_get_graph(artifact, 1, &graph, &error) == LLMC_ERR_OUT_OF_RANGE);
+
+  llmc_replayer_options options;
+  llmc_replayer_options_init(&options, sizeof(options));
+  options.num_threads = threads;
+  llmc_replayer* replayer = nullptr;
+  CHECK(llmc_replayer_create(artifact, &options, &replayer, &error) == LLMC_OK);
+  llmc_artifact_close(artifact);  // the replayer keeps its own reference
+
+  const Batch good;
+  llmc_batch b = good.View();
+  std::vector<float> logits(2 * kVocab, -1.0f);
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    CHECK(llmc_replayer_set_profiling(replayer, repeat % 2, &error) == LLMC_OK);
+    CHECK(llmc_replayer_run(replayer, 0, &b, logits.data(), logits.size(), &error) == LLMC_OK);
+    for (int v = 0; v < kVocab; ++v) {
+      CHECK(logits[v] == 2.0f * 4 + 0.5f * v + 1000.0f);
+      CHECK(logits[kVocab + v] == 2.0f * 5 + 0.5f * v + 100.0f + 2000.0f);
+    }
+  }
+  // A stride that is not the graph's: narrower, then wider.
+  Batch other = good;
+  other.tables = {1, 2}, other.stride = 1;
+  b = other.View();
+  CHECK(llmc_replayer_run(replayer, 0, &b, logits.data(), logits.size(), &error) == LLMC_OK);
+  CHECK(logits[kVocab] == 2110.0f);
+  other.tables = {1, 0, 0, 0, -5, -5, 2, 0, 0, 0, -5, -5}, other.stride = 6;
+  b = other.View();
+  CHECK(llmc_replayer_run(replayer, 0, &b, logits.data(), logits.size(), &error) == LLMC_OK);
+  CHECK(logits[kVocab] == 2110.0f);
+
+  const auto fails = [&](const std::function<void(Batch*)>& damage, llmc_status expected) {
+    Batch bad;
+    damage(&bad);
+    const llmc_batch view = bad.View();
+    const std::vector<float> before = logits;
+    CHECK(llmc_replayer_run(replayer, 0, &view, logits.data(), logits.size(), &error) == expected);
+    CHECK(error.code == expected && error.message[0] && logits == before);
+  };
+  fails([](Batch* x) { x->ids[1] = kVocab; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->ids[0] = -1; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->positions[2] = 1; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->slots[0] = 5 * kBlockSize; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->tables[4] = 5; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->context[0] = 65; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->start = {0, 3, 3}; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->start = {0, 2, 4}; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->start = {0, 1 << 30, 3}; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->sample[1] = 3; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->num_tokens = 5; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->num_seqs = 3; }, LLMC_ERR_OUT_OF_RANGE);
+  fails([](Batch* x) { x->stride = 0; }, LLMC_ERR_OUT_OF_RANGE);
+  b = good.View();
+  CHECK(llmc_replayer_run(replayer, 1, &b, logits.data(), logits.size(), &error) == LLMC_ERR_OUT_OF_RANGE);
+  CHECK(llmc_replayer_run(replayer, 0, &b, logits.data(), 15, &error) == LLMC_ERR_INVALID_ARGUMENT);
+  CHECK(llmc_replayer_run(replayer, 0, nullptr, logits.data(), 16, nullptr) == LLMC_ERR_INVALID_ARGUMENT);
+
+  llmc_replay_stats stats{};
+  stats.struct_size = sizeof(stats);
+  CHECK(llmc_replayer_get_stats(replayer, &stats, &error) == LLMC_OK);
+  CHECK(stats.num_replays == 22 && stats.num_threads == threads && stats.total_ns > 0);
+  CHECK(stats.kernel_ns == stats.family_ns[0] + stats.family_ns[2] && stats.kernel_ns <= stats.total_ns);
+  llmc_replayer_destroy(replayer);
+}
+
+void TestDevice() {
+  llmc_artifact* artifact = nullptr;
+  CHECK(llmc_artifact_open(g_dir.c_str(), &artifact, nullptr) == LLMC_OK);
+  std::unique_ptr<llmc::Device> device;
+  llmc::CpuDeviceOptions options;
+  options.num_threads = 2;
+  options.num_blocks = 1;
+  CHECK(llmc::MakeCpuDevice(artifact, options, &device).code == LLMC_ERR_INVALID_ARGUMENT);
+  options.num_blocks = 4;
+  CHECK(llmc::MakeCpuDevice(artifact, options, &device).ok());
+  CHECK(llmc::ArtifactModelShape(artifact).eos_token_ids == std::vector<int32_t>{7});
+  llmc_artifact_close(artifact);
+  CHECK(device->num_blocks() == 4 && device->num_threads() == 2 && device->model().graphs.size() == 1);
+  CHECK(device->CopyBlock(1, 3).ok() && !device->CopyBlock(4, 0).ok() && !device->CopyBlock(0, 4).ok());
+  const Batch good;
+  llmc::StepBatch step{0, 3, 2, 2, 4, good.ids, good.positions, good.slots, good.tables, good.context, good.start,
+                       good.sample};
+  const float* logits = nullptr;
+  CHECK(device->Run(step, &logits).ok() && logits[0] == 1008.0f && logits[kVocab] == 2110.0f);
+  step.num_samples = 0;
+  CHECK(device->Run(step, &logits).ok());
+  step.block_tables.pop_back();
+  CHECK(device->Run(step, &logits).code == LLMC_ERR_INVALID_ARGUMENT);
+}
+
+// The engine through the C ABI, by callers that are as old as the library, older and newer.
+void TestEngine(uint32_t request_size, uint32_t sampling_size, uint32_t event_size) {
+  llmc_artifact* artifact = nullptr;
+  CHECK(llmc_artifact_open(g_dir.c_str(), &artifact, nullptr) == LLMC_OK);
+  llmc_engine_options options;
+  llmc_engine_options_init(&options, sizeof(options));
+  options.num_threads = 1;
+  llmc_engine* engine = nullptr;
+  CHECK(llmc_engine_create(artifact, &options, &engine, nullptr) == LLMC_OK);
+  llmc_artifact_close(artifact);
+
+  alignas(8) unsigned char request_bytes[sizeof(llmc_request) + 64], sampling_bytes[sizeof(llmc_sampling_params) + 64];
+  auto* request = reinterpret_cast<llmc_request*>(request_bytes);
+  auto* sampling = reinterpret_cast<llmc_sampling_params*>(sampling_bytes);
+  llmc_request_init(request, request_size);
+  llmc_sampling_params_init(sampling, sampling_size);
+  sampling->temperature = 0;
+  sampling->max_tokens = 3;
+  sampling->ignore_eos = 1;
+  const int32_t prompt[] = {3, 4};
+  request->prompt_token_ids = prompt;
+  request->num_prompt_tokens = 2;
+  request->sampling = sampling;
+  uint64_t id = 0, count = 0;
+  CHECK(llmc_engine_submit(engine, request, &id, nullptr) == LLMC_OK);
+  std::vector<int32_t> tokens;
+  uint32_t progressed = 1, reason = 0;
+  std::vector<unsigned char> events(4 * event_size + 8, 0xAA);
+  while (progressed) {
+    CHECK(llmc_engine_step(engine, &progressed, nullptr) == LLMC_OK);
+    Put(&events, 0, event_size);
+    CHECK(llmc_engine_poll(engine, reinterpret_cast<llmc_event*>(events.data()), 4, &count, nullptr) == LLMC_OK);
+    for (uint64_t i = 0; i < count; ++i) {
+      llmc_event event{};
+      std::memcpy(&event, &events[i * event_size], std::min<size_t>(event_size, sizeof(event)));
+      CHECK(event.struct_size == event_size && event.request_id == id);
+      if (event.kind == LLMC_EVENT_TOKEN) tokens.push_back(event.token_id);
+      if (event.kind == LLMC_EVENT_FINISHED) reason = event.finish_reason;
+    }
+    CHECK(std::count(events.end() - 8, events.end(), 0xAA) == 8);
+  }
+  CHECK(tokens == std::vector<int32_t>(3, kVocab - 1) && reason == LLMC_FINISH_LENGTH);
+  // Without parameters: the defaults.
+  request->sampling = nullptr;
+  CHECK(llmc_engine_submit(engine, request, &id, nullptr) == LLMC_OK);
+  request->struct_size = 4;
+  CHECK(llmc_engine_submit(engine, request, &id, nullptr) == LLMC_ERR_INVALID_ARGUMENT);
+  llmc_engine_destroy(engine);
+}
+
+void TestDamage(const Tables& good) {
+  const auto fails = [&](size_t at, auto value, llmc_status expected) {
+    Bytes bytes = good.file;
+    Put(&bytes, at, value);
+    FixCrc(&bytes);
+    Write("graphs.bin", bytes);
+    std::string message;
+    const llmc_status status = Open(&message);
+    if (status != expected) std::fprintf(stderr, "byte %zu: %d, '%s'\n", at, status, message.c_str());
+    CHECK(status == expected);
+  };
+  const auto corrupt = [&](size_t at, auto value) { fails(at, value, LLMC_ERR_CORRUPT); };
+  corrupt(0, 'X');
+  fails(8, uint32_t{2}, LLMC_ERR_VERSION);
+  fails(8, uint32_t{4}, LLMC_ERR_VERSION);
+  corrupt(12, uint32_t{72});
+  corrupt(16, uint64_t{good.file.size() + 1});
+  corrupt(24, uint32_t{6});           // a section is missing
+  corrupt(24, uint32_t{0xFFFFFFFF});
+  fails(32, uint32_t{0}, LLMC_OK);  // any CPU of the architecture
+  fails(32, uint32_t{99}, LLMC_ERR_UNSUPPORTED_ISA);
+  corrupt(36, uint32_t{0});           // checksum and size of kernels.so
+  corrupt(40, uint64_t{64});
+  corrupt(48, uint64_t{64});          // size of weights.safetensors
+  corrupt(56, uint32_t{0});           // checksum of its header
+  corrupt(64, uint32_t{2});           // two models
+  corrupt(68, uint32_t{2});           // record size
+  corrupt(72, ~uint64_t{7});          // offset
+  corrupt(80, ~uint64_t{0});          // count
+  const size_t model = good.offset[2], kernel = good.offset[3], weight = good.offset[4], graph = good.offset[5];
+  const size_t command = good.offset[6], operand = good.offset[7];
+  corrupt(model, int32_t{0});
+  corrupt(model + 12, int32_t{17});   // head_dim_padded
+  corrupt(model + 16, int32_t{24});   // block_size
+  corrupt(model + 20, int32_t{2});    // kv_dtype
+  corrupt(model + 48, int32_t{9});    // num_eos
+  corrupt(kernel, uint32_t{18});
+  corrupt(kernel + 4, uint32_t{4});   // no NUL after the symbol
+  corrupt(kernel + 8, uint32_t{13});
+  corrupt(kernel + 12, uint32_t{8});
+  corrupt(weight + 4, uint32_t{10});
+  corrupt(weight + 8, uint32_t{6});
+  corrupt(weight + 12, uint32_t{5});
+  corrupt(weight + 16, uint64_t{128});
+  corrupt(weight + 16, uint64_t{65});
+  corrupt(weight + 16, uint64_t{0});       // inside the header
+  corrupt(weight + 72 + 16, uint64_t{64});  // where the first one lies
+  corrupt(weight + 32, int64_t{1} << 62);
+  for (size_t field = 0; field < 10; ++field) {
+    if (field != 8) corrupt(graph + 4 * field, uint32_t{0xFFFFFFFF});
+  }
+  corrupt(graph + 32, uint32_t{1});   // first_command + num_commands
+  corrupt(graph + 40, uint64_t{0});   // arena too small for the operands
+  corrupt(command, uint32_t{2});
+  corrupt(command + 4, uint32_t{9});
+  corrupt(command + 8, uint32_t{1});
+  corrupt(command + 12, uint32_t{2});
+  corrupt(command + 16, int32_t{1});
+  corrupt(command + 16, int32_t{-2});
+  corrupt(operand, uint32_t{6});
+  corrupt(operand + 4, uint32_t{8});
+  corrupt(operand + 8, uint64_t{4});
+  corrupt(operand + 8, ~uint64_t{63});
+  corrupt(operand + 16, uint64_t{65});
+  corrupt(operand + 16, uint64_t{17});       // one byte more than the ids
+  corrupt(operand + 16, uint64_t{0});
+  corrupt(operand + 24 + 16, uint64_t{65});
+  corrupt(operand + 3 * 24 + 16, uint64_t{kVocab * 4 + 1});
+  corrupt(operand + 4 * 24 + 16, uint64_t{9});
+  corrupt(operand + 6 * 24 + 16, uint64_t{33});
+  for (size_t pool : {7, 8}) {               // another stride between blocks
+    corrupt(operand + pool * 24 + 16, uint64_t{0});
+    corrupt(operand + pool * 24 + 16, uint64_t{128});
+    corrupt(operand + pool * 24 + 16, uint64_t{2048});
+    corrupt(operand + pool * 24 + 8, uint64_t{64});
+  }
+  corrupt(operand + 9 * 24 + 16, uint64_t{2 * kVocab * 4 + 1});
+  corrupt(good.offset[3] + 20, uint32_t{3});  // weight parts
+  corrupt(good.offset[1], 'X');       // a symbol that kernels.so lacks
+  Write("graphs.bin", good.file);
+}
+
+// A new file: the loader must never see a library change that it has mapped.
+void Replace(const std::string& name, const Bytes& bytes) {
+  CHECK(::unlink((g_dir + "/" + name).c_str()) == 0);
+  Write(name, bytes);
+}
+
+llmc_status Verify(std::string* message = nullptr) {
+  llmc_error error{};
+  llmc_error_init(&error, sizeof(error));
+  llmc_artifact* artifact = nullptr;
+  CHECK(llmc_artifact_open(g_dir.c_str(), &artifact, &error) == LLMC_OK);
+  const llmc_status status = llmc_artifact_verify(artifact, &error);
+  if (message) *message = error.message;
+  llmc_artifact_close(artifact);
+  return status;
+}
+
+// A flipped bit in every byte of the tables and the weights, and in every 37th of the code.
+void TestFlips() {
+  CHECK(llmc_artifact_verify(nullptr, nullptr) == LLMC_ERR_INVALID_ARGUMENT);
+  CHECK(Verify() == LLMC_OK);
+  const Bytes weights = Read("weights.safetensors"), code = Read("kernels.so"), tables = Read("graphs.bin");
+  std::string message;
+  for (size_t at = 0; at < weights.size(); ++at) {
+    Bytes bytes = weights;
+    bytes[at] ^= static_cast<unsigned char>(1u << at % 8);
+    Replace("weights.safetensors", bytes);
+    if (at < 64) {
+      CHECK(Open() == LLMC_ERR_CORRUPT);
+      continue;
+    }
+    CHECK(Verify(&message) == LLMC_ERR_CORRUPT);
+    const char* expected = at < 96 ? "weight 'table' at byte 64" : at < 128 ? "padding from byte 96 to 128"
+                         : at < 136 ? "weight 'bias' at byte 128" : "padding from byte 136 to 192";
+    CHECK(message.find(expected) != std::string::npos);
+  }
+  Bytes both = weights;
+  both[70] ^= 1, both[130] ^= 1;
+  Replace("weights.safetensors", both);
+  CHECK(Verify(&message) == LLMC_ERR_CORRUPT && message.find("'table'") != std::string::npos);
+  CHECK(message.find(", and 1 more;") != std::string::npos);
+  Replace("weights.safetensors", weights);
+  for (size_t at = 0; at < code.size(); at += 37) {
+    Bytes bytes = code;
+    bytes[at] ^= static_cast<unsigned char>(1u << at % 8);
+    Replace("kernels.so", bytes);
+    CHECK(Open() == LLMC_ERR_CORRUPT);
+  }
+  Replace("kernels.so", code);
+  for (size_t at = 0; at < tables.size(); ++at) {
+    Bytes bytes = tables;
+    bytes[at] ^= static_cast<unsigned char>(1u << at % 8);
+    Write("graphs.bin", bytes);
+    CHECK(Open() == (at / 4 == 2 ? LLMC_ERR_VERSION : LLMC_ERR_CORRUPT));
+  }
+  Write("graphs.bin", tables);
+  CHECK(Verify() == LLMC_OK);
+  // Cut while it is open: an error, where reading the mapping would be a signal.
+  llmc_artifact* artifact = nullptr;
+  CHECK(llmc_artifact_open(g_dir.c_str(), &artifact, nullptr) == LLMC_OK);
+  CHECK(::truncate((g_dir + "/weights.safetensors").c_str(), 70) == 0);
+  CHECK(llmc_artifact_verify(artifact, nullptr) == LLMC_ERR_IO);
+  llmc_artifact_close(artifact);
+  Replace("weights.safetensors", weights);
+}
+
+void TestOtherFiles() {
+  const Bytes weights = Read("weights.safetensors"), code = Read("kernels.so");
+  Write("weights.safetensors", Bytes(weights.begin(), weights.end() - 1));
+  CHECK(Open() == LLMC_ERR_CORRUPT);
+  Write("weights.safetensors", {});
+  CHECK(Open() == LLMC_ERR_CORRUPT);
+  Write("weights.safetensors", weights);
+  CHECK(Open() == LLMC_OK);
+  for (size_t keep : {size_t{0}, size_t{10}, size_t{100}, code.size() / 2, code.size() - 1}) {
+    Replace("kernels.so", Bytes(code.begin(), code.begin() + static_cast<std::ptrdiff_t>(keep)));
+    CHECK(Open() == LLMC_ERR_CORRUPT);
+  }
+  CHECK(::unlink((g_dir + "/kernels.so").c_str()) == 0);
+  CHECK(Open() == LLMC_ERR_NOT_FOUND);
+  Write("kernels.so", code);
+  CHECK(Open() == LLMC_OK);
+  const Bytes tables = Read("graphs.bin");
+  const std::string path = g_dir + "/graphs.bin";
+  CHECK(::unlink(path.c_str()) == 0 && ::mkfifo(path.c_str(), 0600) == 0);
+  ::alarm(20);  // nobody ever writes to it
+  CHECK(Open() == LLMC_ERR_IO);
+  ::alarm(0);
+  CHECK(::unlink(path.c_str()) == 0);
+  Write("graphs.bin", tables);
+  CHECK(Open() == LLMC_OK);
+  llmc_artifact* artifact = nullptr;
+  CHECK(llmc_artifact_open((g_dir + "/missing").c_str(), &artifact, nullptr) == LLMC_ERR_NOT_FOUND);
+  CHECK(llmc_artifact_open((g_dir + "/graphs.bin").c_str(), &artifact, nullptr) == LLMC_ERR_INVALID_ARGUMENT);
+  CHECK(llmc_artifact_open(nullptr, &artifact, nullptr) == LLMC_ERR_INVALID_ARGUMENT);
+}
+
+void Fuzz(const Tables& good, int rounds) {
+  std::mt19937 random(7);
+  const uint32_t extremes[] = {0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xFFFFFFF8, 64};
+  int opened = 0, refused = 0;
+  for (int round = 0; round < rounds; ++round) {
+    Bytes bytes = good.file;
+    const uint32_t changes = 1 + random() % 3;
+    for (uint32_t i = 0; i < changes; ++i) {
+      const size_t at = random() % bytes.size();
+      if (random() % 2) {
+        bytes[at] ^= static_cast<unsigned char>(1u << random() % 8);
+      } else {
+        const size_t word = std::min(at / 4 * 4, bytes.size() - 4);
+        Put(&bytes, word, extremes[random() % 7]);
+      }
+    }
+    if (random() % 8 == 0) bytes.resize(random() % bytes.size());
+    if (random() % 4 != 0) {
+      if (bytes.size() >= 24) Put(&bytes, 16, uint64_t{bytes.size()});
+      FixCrc(&bytes);
+    }
+    Write("graphs.bin", bytes);
+    llmc_artifact* artifact = nullptr;
+    if (llmc_artifact_open(g_dir.c_str(), &artifact, nullptr) == LLMC_OK) {
+      ++opened;
+      // What opens can also be made into a device, or is refused for its size.
+      std::unique_ptr<llmc::Device> device;
+      llmc::CpuDeviceOptions options;
+      options.num_threads = 1;
+      options.num_blocks = 4;
+      options.weights.mode = llmc::WeightMode::kCopied;
+      (void)llmc::MakeCpuDevice(artifact, options, &device);
+      llmc_artifact_close(artifact);
+    } else {
+      ++refused;
+    }
+  }
+  CHECK(refused > rounds / 2 && opened > 0);
+  Write("graphs.bin", good.file);
+  CHECK(Open() == LLMC_OK);
+}
+
+}  // namespace
+
+int main() {
+  const Tables good = MakeArtifact();
+
+  for (uint32_t threads : {1u, 2u, 3u, 9u, 16u}) TestReplay(threads);
+  TestDevice();
+  TestEngine(sizeof(llmc_request), sizeof(llmc_sampling_params), sizeof(llmc_event));
+  TestEngine(offsetof(llmc_request, guided), offsetof(llmc_sampling_params, seed), offsetof(llmc_event, error_code));
+  TestEngine(sizeof(llmc_request) + 64, sizeof(llmc_sampling_params) + 64, sizeof(llmc_event) + 24);
+  TestDamage(good);
+  TestFlips();
+  TestOtherFiles();
+  Fuzz(good, 6000);
+  RemoveArtifact();
+  return llmc_test::Finish("artifact_test");
+}

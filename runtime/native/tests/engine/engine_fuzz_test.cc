@@ -1,0 +1,163 @@
+// Random models, pools, options and requests, one thread, integrity checked after every step: whatever the batching,
+// chunking, prefix hits, preemptions and waits for masks, each request's output equals that of a generator that knows
+// nothing of any of these.
+#include <random>
+
+#include "core/clock.h"
+#include "support/engine_harness.h"
+
+using namespace llmc_test;
+
+namespace {
+
+uint64_t total_preemptions = 0, total_cached = 0, total_copies = 0, total_misses = 0, total_mixed = 0,
+         total_masks = 0, total_scored = 0, total_timeouts = 0, total_decode_chunks = 0, total_mixed_preemptions = 0,
+         total_mixed_hits = 0, total_parked = 0;
+
+void Property(uint32_t seed) {
+  std::mt19937 rng(seed);
+  auto pick = [&](uint32_t low, uint32_t high) { return low + static_cast<uint32_t>(rng() % (high - low + 1)); };
+  const uint32_t bs = pick(1, 6), max_len = pick(12, 60), max_seqs = pick(1, 8);
+  const uint32_t all_blocks = (max_len + bs - 1) / bs;
+  ModelShape shape = Shape(static_cast<int32_t>(bs), static_cast<int32_t>(max_len), static_cast<int32_t>(max_seqs));
+  const uint32_t largest = pick(1, max_len + 10);
+  for (uint32_t t = 1; t < largest; t += pick(1, 16)) AddGraph(&shape, Phase::kPrefill, t, pick(1, 4), pick(1, all_blocks));
+  AddGraph(&shape, Phase::kPrefill, largest, pick(1, 4), all_blocks);
+  for (uint32_t b = 1; b < max_seqs; b *= 2) AddGraph(&shape, Phase::kDecode, b, b, pick(1, all_blocks));
+  if (pick(0, 3)) AddGraph(&shape, Phase::kDecode, max_seqs, max_seqs, all_blocks);
+  for (uint32_t m = pick(0, 2); m > 0; --m) {
+    AddGraph(&shape, Phase::kMixed, pick(2, 30), pick(2, max_seqs + 2), pick(0, 3) ? all_blocks : pick(1, all_blocks));
+  }
+  const bool tight = pick(0, 1);
+  const uint32_t blocks = 1 + (tight ? pick(2, all_blocks + 3) : all_blocks * max_seqs);
+  EngineOptions options;
+  options.max_num_seqs = pick(0, 1) ? 0 : pick(1, max_seqs);
+  options.max_tokens_per_step = pick(0, 1) ? 0 : pick(1, largest);
+  options.prefix_cache = pick(0, 3) != 0;
+  if (pick(0, 3) == 0) options.miss_policy = MissPolicy::kSplit;
+  const uint32_t reach = std::min(max_len, (blocks - 1) * bs);
+  if (reach < 2) return;
+
+  NullDevice* device;
+  NullDevice::workers = pick(0, 7) ? 1 : pick(2, 3);
+  auto engine = Make(shape, blocks, options, &device);
+  std::vector<int32_t> common(reach);
+  for (auto& t : common) t = static_cast<int32_t>(pick(0, kVocab - 1));
+  // Now and then masks are late, so that most of the seats are given away.
+  const uint32_t most_guided = pick(0, 2) ? 1 : 3, late = pick(0, 2) ? 1 : 12;
+  std::vector<Job> jobs(pick(1, 14));
+  Outputs outputs;
+  Needs needs;
+  size_t submitted = 0;
+  int idle = 0;
+  for (int step = 0; step < 20000 && idle < 2; ++step) {
+    while (submitted < jobs.size() && pick(0, 2)) {
+      Job& j = jobs[submitted++];
+      const uint32_t length = pick(1, reach - 1), shared = pick(0, length);
+      j.prompt.assign(common.begin(), common.begin() + shared);
+      while (j.prompt.size() < length) j.prompt.push_back(static_cast<int32_t>(pick(0, kVocab - 1)));
+      j.params = Params();
+      j.params.n = pick(0, 3) ? 1 : pick(2, 4);
+      j.params.max_tokens = pick(1, 30);
+      j.params.min_tokens = pick(0, std::min(3u, j.params.max_tokens));
+      j.params.temperature = pick(0, 1) ? 0.0f : 0.9f;
+      if (pick(0, 2) == 0) j.params.top_k = static_cast<int32_t>(pick(1, 10));
+      if (pick(0, 2) == 0) j.params.top_p = 0.8f;
+      if (pick(0, 3) == 0) j.params.repetition_penalty = 1.3f;
+      j.params.ignore_eos = pick(0, 1);
+      j.params.seed = rng();
+      j.params.num_logprobs = static_cast<int32_t>(pick(0, 3)) - 1;
+      if (pick(0, 2) == 0) j.stops.push_back(static_cast<int32_t>(pick(0, kVocab - 1)));
+      j.priority = static_cast<int32_t>(pick(0, 2));
+      j.guided = pick(0, 3) < most_guided;
+      if (pick(0, 3) == 0) j.num_prompt_logprobs = static_cast<int32_t>(pick(0, 4));
+      if (pick(0, 9) == 0) j.deadline_ns = pick(0, 1) ? 1 : MonotonicNs() + pick(1, 500) * 1000;
+      CHECK_OK(Submit(engine.get(), &j));
+    }
+    if (pick(0, 30) == 0 && submitted > 0) {
+      Job& j = jobs[pick(0, static_cast<uint32_t>(submitted) - 1)];
+      if (engine->Cancel(j.id).ok()) j.cancelled = true;
+    }
+    bool progressed;
+    const llmc_engine_stats before = engine->Stats();
+    CHECK_OK(engine->Step(&progressed));
+    CHECK_OK(engine->CheckIntegrity());
+    const llmc_engine_stats after = engine->Stats();
+    total_parked += after.num_running > (options.max_num_seqs ? options.max_num_seqs : max_seqs);
+    CHECK(device->last_seqs <= (options.max_num_seqs ? options.max_num_seqs : max_seqs));
+    if (after.num_mixed_steps > before.num_mixed_steps) {
+      CHECK_EQ(after.num_prefill_steps, before.num_prefill_steps + 1);
+      CHECK(after.scheduled_tokens - before.scheduled_tokens >= 2);
+      if (options.max_tokens_per_step) {
+        CHECK(after.scheduled_tokens - before.scheduled_tokens <= options.max_tokens_per_step);
+      }
+      total_mixed_preemptions += after.num_preemptions > before.num_preemptions;
+      total_mixed_hits += after.prefix_hit_tokens > before.prefix_hit_tokens;
+    }
+    Drain(engine.get(), &outputs, &needs);
+    idle = progressed || submitted < jobs.size() || !needs.empty() ? 0 : idle + 1;
+    for (size_t i = 0; i < needs.size();) {
+      if (pick(0, late) > 0) {
+        ++i;
+        continue;
+      }
+      const auto need = needs[i];
+      needs[i] = needs.back();
+      needs.pop_back();
+      const Job& j = *std::find_if(jobs.begin(), jobs.end(), [&](const Job& job) { return job.id == need.first; });
+      SetMask(engine.get(), j.id, need.second, j.prompt, outputs[need].tokens);
+      ++total_masks;
+    }
+  }
+  CHECK_EQ(idle, 2);
+  for (const Job& j : jobs) {
+    for (uint32_t i = 0; i < j.params.n; ++i) {
+      const Output& got = outputs[{j.id, i}];
+      const Output want = Reference(j, i, reach);
+      const bool timeout = got.reason == LLMC_FINISH_TIMEOUT;
+      if (timeout) CHECK(j.deadline_ns != 0 && j.deadline_ns <= got.end.time_ns);
+      total_timeouts += timeout;
+      total_scored += got.prompt.size();
+      if (!j.cancelled && !timeout) {
+        Compare(got, want);
+      } else {
+        CHECK_EQ(got.terminal, 1);
+        CHECK(got.prompt.size() <= want.prompt.size() &&
+              std::equal(got.prompt.begin(), got.prompt.end(), want.prompt.begin()));
+        CHECK(got.tokens.size() <= want.tokens.size() &&
+              std::equal(got.tokens.begin(), got.tokens.end(), want.tokens.begin()));
+      }
+    }
+  }
+  const llmc_engine_stats s = engine->Stats();
+  CHECK(s.num_running == 0 && s.num_waiting == 0 && s.num_free_blocks == s.num_blocks);
+  CHECK_EQ(s.num_finished, jobs.size());
+  total_preemptions += s.num_preemptions;
+  total_mixed += s.num_mixed_steps;
+  total_cached += s.cached_tokens;
+  total_misses += s.num_bucket_misses;
+  total_copies += device->copies;
+  total_decode_chunks += device->decode_chunks;
+  uint64_t misses = 0;
+  for (const llmc_bucket_miss& miss : engine->BucketMisses()) misses += miss.count;
+  CHECK(misses == s.num_bucket_misses || engine->BucketMisses().size() == LLMC_MAX_BUCKET_MISSES);
+}
+
+}  // namespace
+
+int main() {
+  for (uint32_t seed = 0; seed < 600; ++seed) {
+    const int before = Failures();
+    Property(seed);
+    if (Failures() != before) std::fprintf(stderr, "  seed %u\n", seed);
+  }
+  // The test must have reached what it is for.
+  for (uint64_t total : {total_preemptions, total_cached, total_copies, total_misses, total_mixed, total_masks,
+                         total_scored, total_timeouts, total_decode_chunks, total_mixed_preemptions,
+                         total_mixed_hits, total_parked}) {
+    CHECK(total > 0);
+    std::printf("%llu ", static_cast<unsigned long long>(total));
+  }
+  std::printf("\n");
+  return Finish("engine_fuzz_test");
+}

@@ -1,0 +1,170 @@
+// A hand-made artifact with two kernels, which the C compiler builds: what the runtime replays without a compiler of models.
+#pragma once
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "artifact/artifact.h"
+#include "core/crc32.h"
+#include "llmc/llmc.h"
+#include "support/check.h"
+
+namespace llmc_test {
+
+using Bytes = std::vector<unsigned char>;
+
+constexpr int kVocab = 8, kTokens = 4, kBlockSize = 16;
+constexpr size_t kTailBytes = 56;
+
+// Command 0 doubles the ids into the arena; command 1 adds the weight and writes the logits of the sampled rows;
+// its block table and token_seq make the logits depend on all that Run computes.
+const char* const kSource = R"(
+#include <stdint.h>
+void twice(void *ids, void *arena, const int64_t *s, int32_t task, int32_t n) {
+  for (int64_t t = task; t < s[0]; t += n) ((float *)arena)[t] = 2.0f * ((int32_t *)ids)[t];
+}
+void logits(void *arena, void *weight, void *sample, void *seq, void *tables, void *k, void *v, void *out,
+            const int64_t *s, int32_t task, int32_t n) {
+  (void)k; (void)v;
+  for (int64_t i = task; i < s[2] * 8; i += n) {
+    int32_t row = ((int32_t *)sample)[i / 8], q = ((int32_t *)seq)[row];
+    ((float *)out)[i] = ((float *)arena)[row] + ((float *)weight)[i % 8] + 100.0f * q +
+                        1000.0f * ((int32_t *)tables)[q * s[3]];
+  }
+})";
+
+// Of the whole file except the field itself.
+inline void FixCrc(Bytes* file) {
+  if (file->size() < 32) return;
+  const uint32_t crc = llmc::Crc32(file->data() + 32, file->size() - 32, llmc::Crc32(file->data(), 28));
+  std::memcpy(file->data() + 28, &crc, 4);
+}
+
+template <class T>
+void Put(Bytes* file, size_t at, T value) {
+  if (!CHECK(at <= file->size() && sizeof(T) <= file->size() - at)) return;
+  std::memcpy(file->data() + at, &value, sizeof(T));
+}
+
+struct Tables {
+  Bytes file;
+  std::array<size_t, 8> offset{};  // of each section, by kind
+};
+
+inline Bytes Read(const std::string& name);
+
+inline Tables MakeTables() {
+  const Bytes weight_file = Read("weights.safetensors"), code = Read("kernels.so");
+  const uint64_t bias = weight_file.size() - 128 - kTailBytes;
+  const std::string strings("twice\0logits\0tablebias", 22);
+  llmc::ModelRecord model{};
+  model = {1, 1, 4, 16, kBlockSize, 0, kVocab, 64, 2, 48, 0, 0, 1, {7}, 1, {}};
+  const std::vector<llmc::KernelRecord> kernels = {{0, 5, 2, 0, 0, 0}, {6, 6, 8, 2, 64, 1}};
+  const std::vector<llmc::WeightRecord> weights = {
+      {13, 5, 0, 1, 64, kVocab * 4, {kVocab, 0, 0, 0}, llmc::Crc32(weight_file.data() + 64, kVocab * 4), 0},
+      {18, 4, 3, 1, 128, bias, {int64_t(bias), 0, 0, 0}, llmc::Crc32(weight_file.data() + 128, bias), 0}};
+  const std::vector<llmc::GraphRecord> graphs = {{0, 1, 4, kTokens, 2, 2, 4, 4, 0, 2, 64, {}}};
+  const std::vector<llmc::CommandRecord> commands = {{0, 0, 2, 1, -1, 0}, {1, 2, 8, 0, 0, 2}};
+  const std::vector<llmc::OperandRecord> operands = {{2, 0, 0, kTokens * 4}, {0, 0, 0, kTokens * 4},
+                                                     {0, 0, 0, kTokens * 4}, {1, 0, 0, kVocab * 4},
+                                                     {2, 6, 0, 8},           {2, 7, 0, kTokens * 4},
+                                                     {2, 3, 0, 32},          {3, 0, 0, 4 * 16 * 4},
+                                                     {4, 0, 0, 16 * 16 * 4}, {5, 0, 0, 2 * kVocab * 4}};
+  Tables t;
+  t.file.resize(64 + 7 * 24);
+  size_t entry = 64;
+  const auto add = [&](uint32_t kind, uint32_t record_bytes, const void* data, size_t count) {
+    t.file.resize((t.file.size() + 7) / 8 * 8);
+    t.offset[kind] = t.file.size();
+    Put(&t.file, entry, kind);
+    Put(&t.file, entry + 4, record_bytes);
+    Put(&t.file, entry + 8, uint64_t{t.file.size()});
+    Put(&t.file, entry + 16, uint64_t{count});
+    entry += 24;
+    const auto* bytes = static_cast<const unsigned char*>(data);
+    t.file.insert(t.file.end(), bytes, bytes + record_bytes * count);
+  };
+  add(1, 1, strings.data(), strings.size());
+  add(2, 128, &model, 1);
+  add(3, 24, kernels.data(), kernels.size());
+  add(4, 72, weights.data(), weights.size());
+  add(5, 64, graphs.data(), graphs.size());
+  add(6, 24, commands.data(), commands.size());
+  add(7, 24, operands.data(), operands.size());
+  std::memcpy(t.file.data(), "LLMCGRPH", 8);
+  Put(&t.file, 8, uint32_t{3});
+  Put(&t.file, 12, uint32_t{64});
+  Put(&t.file, 16, uint64_t{t.file.size()});
+  Put(&t.file, 24, uint32_t{7});
+  Put(&t.file, 32, uint32_t{1});
+  Put(&t.file, 36, llmc::Crc32(code.data(), code.size()));
+  Put(&t.file, 40, uint64_t{code.size()});
+  Put(&t.file, 48, uint64_t{weight_file.size()});
+  Put(&t.file, 56, llmc::Crc32(weight_file.data(), 64));
+  FixCrc(&t.file);
+  return t;
+}
+
+inline std::string g_dir;  // of the artifact
+
+inline void Write(const std::string& name, const Bytes& bytes) {
+  std::ofstream out(g_dir + "/" + name, std::ios::binary | std::ios::trunc);
+  out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  CHECK(out.good());
+}
+
+inline Bytes Read(const std::string& name) {
+  std::ifstream in(g_dir + "/" + name, std::ios::binary);
+  return Bytes(std::istreambuf_iterator<char>(in), {});
+}
+
+// In a new directory, g_dir. bias_bytes: of a weight that no command reads.
+inline Tables MakeArtifact(uint64_t bias_bytes = 8) {
+  char pattern[] = "/tmp/llmc_artifact_XXXXXX";
+  CHECK(::mkdtemp(pattern) != nullptr);
+  g_dir = pattern;
+  {
+    std::ofstream source(g_dir + "/kernels.c");
+    source << kSource;
+  }
+  CHECK(std::system(("cc -O1 -shared -fPIC -o " + g_dir + "/kernels.so " + g_dir + "/kernels.c").c_str()) == 0);
+  Bytes weights(128 + bias_bytes + kTailBytes);  // header, "table", padding, "bias", padding
+  for (size_t i = 0; i < bias_bytes; ++i) weights[128 + i] = static_cast<unsigned char>(i % 251 + 1);
+  Put(&weights, 0, uint64_t{56});
+  for (int v = 0; v < kVocab; ++v) Put(&weights, 64 + 4 * static_cast<size_t>(v), 0.5f * static_cast<float>(v));
+  Write("weights.safetensors", weights);
+  const Tables good = MakeTables();
+  Write("graphs.bin", good.file);
+  return good;
+}
+
+inline void RemoveArtifact() {
+  for (const char* name : {"graphs.bin", "weights.safetensors", "kernels.so", "kernels.c"}) {
+    ::unlink((g_dir + "/" + name).c_str());
+  }
+  ::rmdir(g_dir.c_str());
+}
+
+// What the artifact's graph takes. Its first row of logits is 1008 + table, the second 2110 + table.
+struct Batch {
+  std::vector<int32_t> ids{3, 4, 5}, positions{0, 1, 0}, slots{16, 17, 32}, tables{1, 0, 0, 0, 2, 0, 0, 0};
+  std::vector<int32_t> context{2, 1}, start{0, 2, 3}, sample{1, 2};
+  uint32_t num_tokens = 3, num_seqs = 2, num_samples = 2, stride = 4;
+  llmc_batch View() const {
+    llmc_batch b;
+    llmc_batch_init(&b, sizeof(b));
+    b.num_tokens = num_tokens, b.num_seqs = num_seqs, b.num_samples = num_samples, b.block_table_stride = stride;
+    b.input_ids = ids.data(), b.positions = positions.data(), b.slot_mapping = slots.data();
+    b.block_tables = tables.data(), b.context_lens = context.data(), b.query_start = start.data();
+    b.sample_index = sample.data();
+    return b;
+  }
+};
+
+}  // namespace llmc_test

@@ -1,0 +1,145 @@
+// A device without arithmetic: each slot of its KV pool holds a hash of everything the token at that position depends
+// on, read back through the block tables. A wrong slot, block, position, copy or reuse changes every later logit.
+#pragma once
+#include <algorithm>
+#include <functional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "device/device.h"
+
+namespace llmc_test {
+
+inline uint64_t Mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+inline uint64_t TokenHash(uint64_t before, int32_t token, uint32_t position) {
+  return Mix(before ^ Mix((static_cast<uint64_t>(position) << 32) | static_cast<uint32_t>(token)));
+}
+inline uint64_t Fold(uint64_t fold, uint64_t slot) { return Mix(fold * 31 + slot); }
+
+inline void LogitsOf(uint64_t fold, int32_t vocab, float* out) {
+  for (int32_t v = 0; v < vocab; ++v) {
+    out[v] = static_cast<float>(Mix(fold + static_cast<uint64_t>(v)) >> 40) / 16777216.0f * 12.0f - 6.0f;
+  }
+}
+
+class NullDevice : public llmc::Device {
+ public:
+  static inline uint32_t workers = 1;  // of engines made from now on
+  NullDevice(llmc::ModelShape shape, uint32_t num_blocks)
+      : shape_(std::move(shape)),
+        num_blocks_(num_blocks),
+        pool_(static_cast<size_t>(num_blocks) * shape_.block_size, 0xdead) {}
+  const llmc::ModelShape& model() const override { return shape_; }
+  uint32_t num_blocks() const override { return num_blocks_; }
+  uint32_t num_threads() const override { return workers; }
+
+  // In turns, from the last worker on, so that neither order nor thread may matter.
+  void ForEach(uint32_t count, uint32_t num_workers, Job job, void* context) override {
+    if (num_workers < 2) return Device::ForEach(count, num_workers, job, context);
+    std::vector<std::thread> threads;
+    for (uint32_t worker = num_workers; worker-- > 0;) {
+      threads.emplace_back([=] {
+        for (uint32_t i = worker; i < count; i += num_workers) job(context, i, worker);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  llmc::Status Run(const llmc::StepBatch& b, const float** logits) override {
+    ++runs;
+    if (on_run) on_run();
+    if (fail_after > 0 && --fail_after == 0) return Bad("the device was told to fail");
+    if (b.graph >= shape_.graphs.size()) return Bad("graph");
+    const llmc::GraphShape& g = shape_.graphs[b.graph];
+    if (b.num_tokens == 0 || b.num_tokens > g.max_tokens || b.num_seqs > g.max_seqs || b.num_samples > g.max_samples ||
+        b.block_table_stride > g.max_blocks_per_seq) {
+      return Bad("the batch does not fit graph " + std::to_string(b.graph));
+    }
+    if (b.input_ids.size() != b.num_tokens || b.positions.size() != b.num_tokens ||
+        b.slot_mapping.size() != b.num_tokens || b.context_lens.size() != b.num_seqs ||
+        b.query_start.size() != b.num_seqs + 1 || b.sample_index.size() != b.num_samples ||
+        b.block_tables.size() != static_cast<size_t>(b.num_seqs) * b.block_table_stride ||
+        b.query_start.back() != static_cast<int32_t>(b.num_tokens)) {
+      return Bad("array sizes");
+    }
+    const int32_t bs = shape_.block_size;
+    std::set<int32_t> written;
+    std::vector<uint64_t> folds(b.num_tokens);
+    for (uint32_t i = 0; i < b.num_seqs; ++i) {
+      const int32_t* table = &b.block_tables[static_cast<size_t>(i) * b.block_table_stride];
+      const int32_t begin = b.query_start[i], end = b.query_start[i + 1];
+      if (end <= begin) return Bad("empty sequence");
+      // Only a sequence whose prompt is scored brings several tokens to a decode graph.
+      decode_chunks += g.phase == llmc::Phase::kDecode && end - begin != 1;
+      if (b.positions[end - 1] + 1 != b.context_lens[i]) return Bad("context length");
+      uint64_t fold = 0;
+      const int32_t start = b.positions[begin];
+      if (b.slot_mapping[begin] < bs) {
+        ++dummy_seqs;  // warm-up: may write to the dummy block only
+        for (int32_t t = begin; t < end; ++t) {
+          if (b.slot_mapping[t] != b.positions[t] % bs) return Bad("slot outside the dummy block");
+        }
+        continue;
+      }
+      auto slot_of = [&](int32_t p) { return table[p / bs] * bs + p % bs; };
+      for (int32_t p = 0; p < start; ++p) fold = Fold(fold, pool_[slot_of(p)]);
+      for (int32_t t = begin; t < end; ++t) {
+        const int32_t p = b.positions[t], slot = b.slot_mapping[t];
+        if (p != start + t - begin) return Bad("positions");
+        if (slot < bs || slot != slot_of(p) || slot >= static_cast<int32_t>(pool_.size())) return Bad("slot");
+        if (!written.insert(slot).second) return Bad("slot written twice");
+        pool_[slot] = TokenHash(fold, b.input_ids[t], static_cast<uint32_t>(p));
+        fold = Fold(fold, pool_[slot]);
+        folds[t] = fold;
+      }
+    }
+    logits_.resize(static_cast<size_t>(b.num_samples) * shape_.vocab_size);
+    for (uint32_t s = 0; s < b.num_samples; ++s) {
+      LogitsOf(folds[b.sample_index[s]], shape_.vocab_size, &logits_[static_cast<size_t>(s) * shape_.vocab_size]);
+    }
+    if (poison) std::fill(logits_.begin(), logits_.end(), 0.0f / zero_);
+    *logits = logits_.data();
+    last_graph = b.graph;
+    last_seqs = b.num_seqs;
+    last_tokens = b.num_tokens;
+    max_tokens_seen = std::max(max_tokens_seen, b.num_tokens);
+    return llmc::Status::Ok();
+  }
+
+  void Walk(uint32_t graph) override {
+    last_graph = graph;
+    ++walks;
+  }
+
+  llmc::Status CopyBlock(uint32_t from, uint32_t to) override {
+    if (from == 0 || to == 0 || from >= num_blocks_ || to >= num_blocks_ || from == to) return Bad("copy");
+    std::copy_n(pool_.begin() + static_cast<size_t>(from) * shape_.block_size, shape_.block_size,
+                pool_.begin() + static_cast<size_t>(to) * shape_.block_size);
+    ++copies;
+    return llmc::Status::Ok();
+  }
+
+  int fail_after = 0;
+  bool poison = false;
+  std::function<void()> on_run;
+  uint32_t last_graph = 0, last_seqs = 0, last_tokens = 0, max_tokens_seen = 0;
+  uint64_t walks = 0, runs = 0, copies = 0, decode_chunks = 0, dummy_seqs = 0;
+
+ private:
+  static llmc::Status Bad(std::string what) { return llmc::Status::Error(LLMC_ERR_INTERNAL, std::move(what)); }
+  llmc::ModelShape shape_;
+  uint32_t num_blocks_;
+  std::vector<uint64_t> pool_;
+  std::vector<float> logits_;
+  volatile float zero_ = 0;
+};
+
+}  // namespace llmc_test
