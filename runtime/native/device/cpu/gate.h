@@ -1,4 +1,4 @@
-// Gate: a counter that one thread advances and others wait for, spinning first and then asleep on a futex.
+// Gate: a counter that threads advance and others wait for, spinning first and then asleep on a futex.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -24,6 +24,18 @@ class alignas(kGateLine) Gate {
     // Sequentially consistent here and in Park: either the sleeper sees the value, or this thread sees the sleeper.
     value_.store(value, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) != 0) WakeAll();
+  }
+
+  // As Open, from any number of threads: the value never falls, whichever of them is late. In a row of values without
+  // gaps this, too, takes the line once.
+  void Raise(uint32_t value) {
+    uint32_t seen = value - 1;
+    do {
+      if (value_.compare_exchange_weak(seen, value, std::memory_order_seq_cst, std::memory_order_relaxed)) {
+        if (sleepers_.load(std::memory_order_seq_cst) != 0) WakeAll();
+        return;
+      }
+    } while (!Reached(seen, value));
   }
 
   bool IsOpen(uint32_t target) const { return Reached(value(), target); }
