@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmc.cli.steps import Step
-from llmc.runtime.graphs_file import DTYPE_BYTES, FAMILIES, OPERAND_KINDS, Command, Graph, Tables
+from llmc.runtime.graphs_file import FAMILIES, OPERAND_KINDS, Command, Graph, Tables
 
 Params = dict[str, Any]
 _ON_SAMPLES = 2  # parameter `rows` of a kernel that works on the sampled rows
@@ -70,7 +70,7 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
             activations += operand.bytes * min(step.num_tokens, graph.max_tokens) // graph.max_tokens
         elif kind == "output":
             activations += num_samples * model.vocab_size * 4
-    token_bytes = model.num_kv_heads * (model.head_dim + model.head_dim_padded) * DTYPE_BYTES[model.kv_dtype]
+    token_bytes = (model.key_block_bytes + model.value_block_bytes) // model.block_size
     kv = flops = 0
     if family == "linear":
         flops = 2 * rows * int(params.get("k", 0)) * int(params.get("n", 0))

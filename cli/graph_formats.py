@@ -35,7 +35,7 @@ def graph_data(tables: Tables, graph: Graph) -> dict[str, Any]:
         "max_seqs": graph.max_seqs,
         "max_samples": graph.max_samples,
         "max_blocks_per_seq": graph.max_blocks_per_seq,
-        "row_tile": graph.row_tile,
+        "row_unit": graph.row_unit,
         "arena_bytes": graph.arena_bytes,
         "commands": [
             {

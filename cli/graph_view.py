@@ -87,9 +87,9 @@ def op_of(symbol: str) -> str:
     return symbol.rsplit("_", 1)[0] or symbol
 
 
-def _row_tile(graph: Graph, rows: int) -> int:
+def _row_unit(graph: Graph, rows: int) -> int:
     tile = 1
-    while tile < rows and tile < graph.row_tile:
+    while tile < rows and tile < graph.row_unit:
         tile *= 2
     return tile
 
@@ -97,7 +97,7 @@ def _row_tile(graph: Graph, rows: int) -> int:
 def _arena_type(tables: Tables, graph: Graph, size: int, packed: bool, rows: int) -> tuple[str, tuple[Dim, ...]]:
     """dtype and logical shape: graphs.bin only has bytes, but FORMAT.md fixes the layout of what is in between."""
     code = tables.model.act_dtype if packed else 0
-    tile = _row_tile(graph, rows) if packed else 1
+    tile = _row_unit(graph, rows) if packed else 1
     row_bytes, rest = divmod(size, -(-rows // tile) * tile)
     if rest or row_bytes % DTYPE_BYTES[code] or not row_bytes:
         return "u8", (size,)
@@ -132,9 +132,8 @@ def _buffers(
         else:
             name, dtype = f"{kind}_{index}", DTYPES[model.kv_dtype]
             lanes = 4 // DTYPE_BYTES[model.kv_dtype]
-            width = (
-                (model.head_dim, model.block_size) if kind == "k_pool" else (model.block_size, model.head_dim_padded)
-            )
+            keys, values = model.kv_widths()
+            width = (keys, model.block_size) if kind == "k_pool" else (model.block_size, values)
             shape = ("num_blocks", model.num_kv_heads, width[0] // lanes, width[1], lanes)
             written = command.family == _ROPE
         views.append(BufferView(kind, name, dtype, shape, operand.offset, size, written))

@@ -17,10 +17,8 @@ from llmc.cli.graph_view import commands_of, memory_plan, op_of
 from llmc.manifest import read_manifest
 from llmc.runtime.context_limit import DEFAULT_KV_BYTES
 from llmc.runtime.graphs_file import (
-    DTYPE_BYTES,
     DTYPES,
     FAMILIES,
-    ISA_LEVELS,
     Graph,
     ModelRecord,
     Tables,
@@ -53,6 +51,7 @@ def _weights(tables: Tables, manifest: dict[str, Any]) -> list[dict[str, Any]]:
                 "scheme": whole.get("scheme") or dtype,
                 "dtype": dtype,
                 "shape": list(weight.shape),
+                "layout": weight.layout,
                 "file_offset": weight.file_offset,
                 "bytes": weight.bytes,
                 "sources": known.get(weight.name, {}).get("sources", []),
@@ -105,8 +104,7 @@ def _kernels(tables: Tables) -> list[dict[str, Any]]:
 def _kv_pool(model: ModelRecord) -> dict[str, int]:
     """Bytes of a KV block, and of the pool that holds one sequence of the longest length; the longest that the engine's
     default pool holds."""
-    rows = model.block_size * model.num_kv_heads * DTYPE_BYTES[model.kv_dtype]
-    block_bytes = rows * (model.head_dim + model.head_dim_padded) * model.num_layers
+    block_bytes = model.kv_block_bytes
     blocks = -(-model.max_model_len // model.block_size)
     default_blocks = max(1, min(model.max_num_seqs * blocks, DEFAULT_KV_BYTES // block_bytes))
     return {
@@ -128,7 +126,7 @@ def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
     weights = _weights(tables, manifest)
     return {
         "format_version": tables.header.version,
-        "isa": ISA_LEVELS[tables.header.isa_level],
+        "target": asdict(tables.target),
         "fingerprint": manifest.get("fingerprint"),
         "model": {
             **asdict(tables.model),
@@ -142,7 +140,7 @@ def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
                 "bucket": g.name,
                 "max_tokens": g.max_tokens,
                 "max_seqs": g.max_seqs,
-                "row_tile": g.row_tile,
+                "row_unit": g.row_unit,
                 "commands": g.num_commands,
                 "arena_bytes": g.arena_bytes,
             }
@@ -180,7 +178,9 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
     model = tables.model
     total = sum(w["bytes"] for w in data["weights"])
     parts = [
-        f"artifact format {data['format_version']}, ISA {data['isa']}, fingerprint {data['fingerprint'] or 'unknown'}",
+        f"artifact format {data['format_version']}, fingerprint {data['fingerprint'] or 'unknown'}",
+        f"target: {tables.target.name}, for devices of kind {tables.target.kind} with level {tables.target.level} or "
+        f"more; activations and KV cache lie in {tables.target.layout}",
         f"model: {model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}, vocabulary "
         f"{model.vocab_size}, up to {model.max_model_len} tokens{_context(model.max_model_len, manifest)} and "
         f"{model.max_num_seqs} sequences",
@@ -189,8 +189,8 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
         _kv_text(tables.model, data["kv_pool"]),
         f"\nbuckets ({len(tables.graphs)}); largest arena {format_bytes(max(g.arena_bytes for g in tables.graphs))}",
         table(
-            ("bucket", "tokens", "sequences", "row tile", "commands", "arena bytes"),
-            [(g.name, g.max_tokens, g.max_seqs, g.row_tile, g.num_commands, g.arena_bytes) for g in tables.graphs],
+            ("bucket", "tokens", "sequences", "row unit", "commands", "arena bytes"),
+            [(g.name, g.max_tokens, g.max_seqs, g.row_unit, g.num_commands, g.arena_bytes) for g in tables.graphs],
         ),
         f"\nkernels ({len(tables.kernels)})",
         table(
@@ -205,9 +205,16 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
         _bits_text(data["bits_per_weight"]),
         "",
         table(
-            ("weight", "dtype", "shape", "bytes", "from"),
+            ("weight", "dtype", "shape", "layout", "bytes", "from"),
             [
-                (w["name"], w["dtype"], "x".join(map(str, w["shape"])), w["bytes"], ", ".join(w["sources"]) or "-")
+                (
+                    w["name"],
+                    w["dtype"],
+                    "x".join(map(str, w["shape"])),
+                    w["layout"],
+                    w["bytes"],
+                    ", ".join(w["sources"]) or "-",
+                )
                 for w in data["weights"]
             ],
         ),
@@ -226,7 +233,7 @@ def graph_text(tables: Tables, graph: Graph) -> str:
     commands = commands_of(tables, graph)
     lines = [
         f"{graph.name}: up to {graph.max_tokens} tokens, {graph.max_seqs} sequences, {graph.max_samples} samples, "
-        f"row tile {graph.row_tile}, arena {format_bytes(graph.arena_bytes)}",
+        f"row unit {graph.row_unit}, arena {format_bytes(graph.arena_bytes)}",
         f"\ncommands ({len(commands)}); > marks what is written, | a barrier",
     ]
     for c in commands:

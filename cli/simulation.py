@@ -30,12 +30,12 @@ class Ladder:
     buckets: tuple[Bucket, ...]
     source: str = ""
     path: Path | None = None
-    row_tiles: tuple[int, ...] = ()
+    row_units: tuple[int, ...] = ()
     arena_bytes: int | None = None
 
     def tile(self, index: int) -> int:
         """Row tile of a bucket's graph."""
-        return self.row_tiles[index] if self.row_tiles else ROW_TILE
+        return self.row_units[index] if self.row_units else ROW_TILE
 
 
 @dataclass(frozen=True)
@@ -360,7 +360,7 @@ def artifact_ladder(path: Path) -> tuple[Ladder, Server]:
         buckets=tuple(Bucket(graph.phase, graph.batch, graph.seq) for graph in graphs),
         source=str(path),
         path=path,
-        row_tiles=tuple(graph.row_tile for graph in read_graphs(path).graphs),
+        row_units=tuple(graph.row_unit for graph in read_graphs(path).graphs),
         arena_bytes=info.max_arena_bytes,
     )
     return ladder, Server(info.max_model_len, info.max_num_seqs, info.block_size, 0, info.kv_block_bytes)

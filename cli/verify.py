@@ -28,7 +28,7 @@ def check_bytes(artifact: Path, tables: Tables | None = None) -> str:
         more = f", and {len(damaged) - _SHOWN_DAMAGE} more" if len(damaged) > _SHOWN_DAMAGE else ""
         listed = "; ".join(map(str, damaged[:_SHOWN_DAMAGE])) + more
         raise FormatError(f"{artifact} is damaged: {listed}: compile the model again")
-    size = tables.header.code_bytes + tables.header.weights_bytes
+    size = sum(code.bytes for code in tables.code) + tables.header.weights_bytes
     return f"verified: {len(tables.weights)} weights and the code, {format_bytes(size)}, match"
 
 

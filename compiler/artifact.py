@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import shutil
@@ -14,8 +15,8 @@ from pathlib import Path
 
 from llmc.buckets import Bucket
 from llmc.compiler.config import CompileError
-from llmc.compiler.dtypes import DTYPES, FLOATS
-from llmc.compiler.graph import INPUTS, CommandList, GraphShape, Operand, round_up
+from llmc.compiler.dtypes import DTYPES
+from llmc.compiler.graph import CommandList, GraphShape, Operand, round_up
 from llmc.compiler.graphs_writer import (
     CommandRecord,
     FileSums,
@@ -23,44 +24,35 @@ from llmc.compiler.graphs_writer import (
     KernelRecord,
     ModelRecord,
     OperandRecord,
+    TargetRecord,
     WeightRecord,
     write_graphs,
 )
-from llmc.compiler.kernel_spec import FAMILIES, KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.output import COPIED_FILES
 from llmc.compiler.targets.base import Target
 from llmc.compiler.weights import WeightLayout
+from llmc.graphs_format import FAMILIES, INPUTS, OPERAND_KINDS, PHASES, input_shape
 from llmc.manifest import MAX_BYTES
 from llmc.models.files import has_file, open_file
 from llmc.regular_file import parse_json, read_regular
 
-PHASE_CODES = {"prefill": 0, "decode": 1, "mixed": 2}
-_OPERAND_KINDS = {"arena": 0, "weight": 1, "input": 2, "k_pool": 3, "v_pool": 4, "output": 5}
+_OPERAND_KINDS = {name: code for code, name in enumerate(OPERAND_KINDS)}
 
 
 def kv_block_bytes(spec: KernelSpec, pool: str, target: Target) -> int:
     """Bytes of one block of one layer's pool as the kernel `spec` addresses it; pool: "k_pool" or "v_pool"."""
     params = spec.as_dict()
-    head_dim = int(params["head_dim"])
-    width = head_dim if pool == "k_pool" else target.kv_width(head_dim)
-    item_bytes = FLOATS[str(params["kv_dtype"])].item_bytes
-    return int(params["num_kv_heads"]) * int(params["block_size"]) * width * item_bytes
+    keys, values = target.kv_block_bytes(
+        int(params["num_kv_heads"]), int(params["head_dim"]), int(params["block_size"]), str(params["kv_dtype"])
+    )
+    return keys if pool == "k_pool" else values
 
 
 def _input_bytes(graph: GraphRecord) -> dict[str, int]:
     """Bytes of each int32 input of a graph."""
-    tokens, seqs = graph.max_tokens, graph.max_seqs
-    elements = {
-        "input_ids": tokens,
-        "positions": tokens,
-        "slot_mapping": tokens,
-        "block_tables": seqs * graph.max_blocks_per_seq,
-        "context_lens": seqs,
-        "query_start": seqs + 1,
-        "sample_index": graph.max_samples,
-        "token_seq": tokens,
-    }
-    return {name: 4 * count for name, count in elements.items()}
+    limits = (graph.max_tokens, graph.max_seqs, graph.max_samples, graph.max_blocks_per_seq)
+    return {name: 4 * math.prod(input_shape(name, *limits)) for name in INPUTS}
 
 
 class _Commands:
@@ -119,14 +111,14 @@ def graphs_bin(
     def graph(bucket: Bucket, shape: GraphShape, of: CommandList) -> GraphRecord:
         tokens = bucket.seq if bucket.phase == "decode" else model.max_model_len
         record = GraphRecord(
-            PHASE_CODES[bucket.phase],
+            PHASES.index(bucket.phase),
             bucket.batch,
             bucket.seq,
             shape.tokens,
             bucket.batch,
             shape.samples,
             round_up(tokens, model.block_size) // model.block_size,
-            shape.token_layout,
+            target.row_unit(shape.token_layout),
             of.arena_bytes,
             (),
         )
@@ -136,23 +128,17 @@ def graphs_bin(
         return replace(record, commands=builders[id(of)].records(_input_bytes(record)))
 
     return write_graphs(
+        TargetRecord(target.device, target.name, target.level, target.layout),
         model,
         [
-            KernelRecord(
-                s.symbol(),
-                num_buffers[s],
-                FAMILIES.index(s.family),
-                facts.max_tasks,
-                facts.weight_parts,
-            )
-            for s, facts in ((s, target.launch_facts(s)) for s in kernels)
+            KernelRecord(s.symbol(), num_buffers[s], FAMILIES.index(s.family), launch=target.launch_facts(s))
+            for s in kernels
         ],
         [
-            WeightRecord(w.name, DTYPES[w.dtype].code, w.shape, w.file_offset, w.nbytes, weight_crcs[w.name])
+            WeightRecord(w.name, DTYPES[w.dtype].code, w.shape, w.file_offset, w.nbytes, weight_crcs[w.name], w.layout)
             for w in layout.weights
         ],
         [graph(bucket, shape, of) for bucket, (shape, of) in graphs.items()],
-        target.level,
         files,
     )
 

@@ -116,7 +116,7 @@ def apply_bundle(
                 refuse_another(output, there, {"weights_crc32": crcs})
         with clock.phase("publish"):
             (staging / "graphs.bin").write_bytes(patch.with_weights(model_record(resolved), crcs))
-            (staging / "kernels.so").write_bytes(code)
+            (staging / resolved.target.code_name).write_bytes(code)
             copy_files(model, staging, names)
             manifest = {**described, "files": listed_files(staging, names), "weights_crc32": crcs}
             write_manifest(staging / "manifest.json", manifest)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmc.graphs_format import DTYPE_BYTES
+from llmc.graphs_format import DTYPES as NAMES
+
 
 @dataclass(frozen=True)
 class Dtype:
@@ -25,10 +28,15 @@ class Dtype:
         return self.name.upper()
 
 
-F32 = Dtype("f32", "float32", 0, 4)
-BF16 = Dtype("bf16", "bfloat16", 1, 2)
-U8 = Dtype("u8", "uint8", 4, 1)
-I32 = Dtype("i32", "int32", 5, 4)
+def _dtype(name: str, long_name: str) -> Dtype:
+    code = NAMES.index(name)
+    return Dtype(name, long_name, code, DTYPE_BYTES[code])
+
+
+F32 = _dtype("f32", "float32")
+BF16 = _dtype("bf16", "bfloat16")
+U8 = _dtype("u8", "uint8")
+I32 = _dtype("i32", "int32")
 
 DTYPES = {dtype.name: dtype for dtype in (F32, BF16, U8, I32)}
 BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}

@@ -8,13 +8,14 @@ import tvm
 from tvm import relax
 
 from llmc.compiler.config import CompileError
-from llmc.compiler.graph import INPUTS, Command, CommandList, Operand, Site, round_up
+from llmc.compiler.graph import Command, CommandList, Operand, Site, round_up
 from llmc.compiler.lowered import SITE_PREFIX, Lowered
 from llmc.compiler.ops.definition import BufferSource, GraphParams
 from llmc.compiler.ops.fused import fused_spec
 from llmc.compiler.ops.registry import get_op
 from llmc.compiler.passes.fuse import MAX_BUFFERS, NAME, PROGRAM
 from llmc.compiler.verify import verify_operand
+from llmc.graphs_format import INPUTS
 
 ARENA_ALIGNMENT = 64
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from llmc.compiler.graph import INPUTS
+from llmc.graphs_format import INPUTS
 
 
 class _WeightsAsInputs(nn.Module):

@@ -131,15 +131,16 @@ def _add(
             weights = _place(artifact / "weights.safetensors", staging / "weights.safetensors")
             _copy_others(artifact, staging, old.manifest["files"] if output != artifact else None)
         with clock.phase("link"):
-            old_code = (artifact / "kernels.so").read_bytes()
+            code_name = old.resolved.target.code_name
+            old_code = (artifact / code_name).read_bytes()
             before = {bucket: graphs[bucket] for bucket in old.buckets}
             _check_tables(artifact, old, specs[: len(old.kernels)], layout, before, old_code)
             if len(specs) == len(old.kernels):
-                (staging / "kernels.so").write_bytes(old_code)
+                (staging / code_name).write_bytes(old_code)
                 code = old_code
             else:
-                old.resolved.target.link([k.code for k in kernels], staging / "kernels.so")
-                code = (staging / "kernels.so").read_bytes()
+                old.resolved.target.link([k.code for k in kernels], staging / code_name)
+                code = (staging / code_name).read_bytes()
             (staging / "graphs.bin").write_bytes(_tables(old, specs, layout, graphs, code))
             arena = max(of.arena_bytes for of in lists)
             described = {
@@ -258,7 +259,7 @@ def _layout(old: Described, lists: Sequence[CommandList]) -> WeightLayout:
 
 
 def _tables(old: Described, specs: Sequence[KernelSpec], layout: WeightLayout, graphs: Graphs, code: bytes) -> bytes:
-    sums = FileSums.of(code, layout.header, layout.total_bytes)
+    sums = FileSums.of({old.resolved.target.code_name: code}, layout.header, layout.total_bytes)
     crcs = old.manifest["weights_crc32"]
     return graphs_bin(model_record(old.resolved), specs, layout, crcs, graphs, old.resolved.target, sums)
 

@@ -7,18 +7,6 @@ from typing import Any
 
 from llmc.compiler.kernel_spec import KernelSpec
 
-INPUTS = (
-    "input_ids",
-    "positions",
-    "slot_mapping",
-    "block_tables",
-    "context_lens",
-    "query_start",
-    "sample_index",
-    "token_seq",
-)
-"""Graph inputs in the order of FORMAT.md's input indices; int32."""
-
 
 def round_up(value: int, multiple: int) -> int:
     """The least multiple of `multiple` that is not below `value`."""

@@ -6,21 +6,13 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmc.compiler.graphs_writer import (
-    HEADER_LAYOUT,
-    MAGIC,
-    MODEL_LAYOUT,
-    SECTION_LAYOUT,
-    VERSION,
-    WEIGHT_LAYOUT,
-    ModelRecord,
-    checksum,
-    pack_model,
-)
+from llmc.compiler.graphs_writer import ModelRecord, pack_model
+from llmc.graphs_format import MAGIC, SECTIONS, VERSION, layout, tables_crc32
 
-_STRINGS, _MODEL, _WEIGHTS = 1, 2, 4
-_RECORD_BYTES = {_STRINGS: 1, _MODEL: MODEL_LAYOUT.size, _WEIGHTS: WEIGHT_LAYOUT.size}
-_CRC32, _WEIGHTS_BYTES, _WEIGHTS_CRC32 = 5, 9, 10  # places among the header's values
+_HEADER, _SECTION, _MODEL_RECORD, _WEIGHT = map(layout, ("header", "section", "model", "weight"))
+_STRINGS, _MODEL, _WEIGHTS = SECTIONS["strings"], SECTIONS["model"], SECTIONS["weight"]
+_RECORD_BYTES = {_STRINGS: 1, _MODEL: _MODEL_RECORD.size, _WEIGHTS: _WEIGHT.size}
+_CRC32, _WEIGHTS_BYTES, _WEIGHTS_CRC32 = 5, 6, 7  # places among the header's values
 _NAME_OFFSET, _NAME_LENGTH, _DTYPE, _RANK, _SHAPE, _WEIGHT_CRC32 = 0, 1, 2, 3, slice(6, 10), 10
 
 
@@ -43,15 +35,15 @@ class GraphsPatch:
     def __init__(self, data: bytes) -> None:
         self._data = bytearray(data)
         try:
-            self._header = list(HEADER_LAYOUT.unpack_from(data))
+            self._header = list(_HEADER.unpack_from(data))
             magic, version, start = self._header[:3]
             if magic != MAGIC or version != VERSION:
                 raise GraphsPatchError(f"its format is version {version}, not {VERSION}")
-            if self._header[3] != len(data) or checksum(data) != self._header[_CRC32]:
+            if self._header[3] != len(data) or tables_crc32(data) != self._header[_CRC32]:
                 raise GraphsPatchError("it is damaged")
             self._sections = {}
             for index in range(self._header[4]):
-                kind, _, offset, count = SECTION_LAYOUT.unpack_from(data, start + index * SECTION_LAYOUT.size)
+                kind, _, offset, count = _SECTION.unpack_from(data, start + index * _SECTION.size)
                 self._sections[kind] = (offset, count)
             for kind, size in _RECORD_BYTES.items():
                 offset, count = self._sections[kind]
@@ -67,7 +59,7 @@ class GraphsPatch:
     def model(self) -> bytes:
         """The model record, as `pack_model` writes it."""
         start = self._sections[_MODEL][0]
-        return bytes(self._data[start : start + MODEL_LAYOUT.size])
+        return bytes(self._data[start : start + _MODEL_RECORD.size])
 
     @property
     def weights_sums(self) -> tuple[int, int]:
@@ -77,18 +69,18 @@ class GraphsPatch:
     def with_weights(self, model: ModelRecord, crcs: Mapping[str, int]) -> bytes:
         """The same graphs for other values of the weights: what the engine must know of the model, CRC-32 by name."""
         start = self._sections[_MODEL][0]
-        self._data[start : start + MODEL_LAYOUT.size] = pack_model(model)
+        self._data[start : start + _MODEL_RECORD.size] = pack_model(model)
         for index, weight in enumerate(self.weights):
-            at = self._sections[_WEIGHTS][0] + index * WEIGHT_LAYOUT.size
-            fields = list(WEIGHT_LAYOUT.unpack_from(self._data, at))
+            at = self._sections[_WEIGHTS][0] + index * _WEIGHT.size
+            fields = list(_WEIGHT.unpack_from(self._data, at))
             fields[_WEIGHT_CRC32] = crcs[weight.name]
-            WEIGHT_LAYOUT.pack_into(self._data, at, *fields)
-        self._header[_CRC32] = checksum(self._data)
-        HEADER_LAYOUT.pack_into(self._data, 0, *self._header)
+            _WEIGHT.pack_into(self._data, at, *fields)
+        self._header[_CRC32] = tables_crc32(self._data)
+        _HEADER.pack_into(self._data, 0, *self._header)
         return bytes(self._data)
 
     def _weight(self, index: int) -> StoredWeight:
-        fields = WEIGHT_LAYOUT.unpack_from(self._data, self._sections[_WEIGHTS][0] + index * WEIGHT_LAYOUT.size)
+        fields = _WEIGHT.unpack_from(self._data, self._sections[_WEIGHTS][0] + index * _WEIGHT.size)
         start = self._sections[_STRINGS][0] + fields[_NAME_OFFSET]
         name = self._data[start : start + fields[_NAME_LENGTH]].decode()
         return StoredWeight(name, fields[_DTYPE], fields[_SHAPE][: fields[_RANK]])

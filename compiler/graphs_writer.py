@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-import re
 import struct
 import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-MAGIC = b"LLMCGRPH"
-VERSION = 3
-MAX_EOS = 8
-MAX_RANK = 4
+from llmc.graphs_format import (
+    ALIGNMENT,
+    MAGIC,
+    MAX_EOS,
+    MAX_LAUNCH_FACTS,
+    MAX_RANK,
+    SECTIONS,
+    VERSION,
+    layout,
+    tables_crc32,
+)
 
-# Word for word the records of FORMAT.md, where compiler and runtime meet; the reader has its own copy, because neither
-# side imports the other. tests/test_graphs_file.py compares the three.
-RECORDS = {
-    "header": "u8 magic[8], u32 version, u32 header_bytes, u64 file_bytes, u32 num_sections, u32 crc32, "
-    "u32 isa_level, u32 code_crc32, u64 code_bytes, u64 weights_bytes, u32 weights_header_crc32, u32 reserved",
-    "section": "u32 kind, u32 record_bytes, u64 offset, u64 count",
-    "model": "i32 num_layers, i32 num_kv_heads, i32 head_dim, i32 head_dim_padded, i32 block_size, i32 kv_dtype, "
-    "i32 vocab_size, i32 max_model_len, i32 max_num_seqs, i32 panel_columns, i32 act_dtype, i32 sliding_window, "
-    "i32 num_eos, i32 eos[8], i32 bos, i32 reserved[10]",
-    "kernel": "u32 symbol_offset, u32 symbol_length, u32 num_buffers, u32 family, u32 max_tasks, u32 weight_parts",
-    "weight": "u32 name_offset, u32 name_length, u32 dtype, u32 rank, u64 file_offset, u64 bytes, i64 shape[4], "
-    "u32 crc32, u32 reserved",
-    "graph": "u32 phase, u32 batch, u32 seq, u32 max_tokens, u32 max_seqs, u32 max_samples, u32 max_blocks_per_seq, "
-    "u32 row_tile, u32 first_command, u32 num_commands, u64 arena_bytes, u64 reserved[2]",
-    "command": "u32 kernel, u32 first_operand, u32 num_operands, u32 barrier, i32 layer, u32 family",
-    "operand": "u32 kind, u32 index, u64 offset, u64 bytes",
-}
-_CODES = {"u8": "s", "u32": "I", "i32": "i", "u64": "Q", "i64": "q"}
-_BYTES = {"u8": 1, "u32": 4, "i32": 4, "u64": 8, "i64": 8}
-
-
-def _layout(record: str) -> struct.Struct:
-    """The struct of a record; reserved fields become zero bytes that take no value."""
-    codes = []
-    for kind, name, count in re.findall(r"(\w+) (\w+)(?:\[(\d+)\])?", RECORDS[record]):
-        number = int(count or 1)
-        codes.append(f"{number * _BYTES[kind]}x" if name == "reserved" else f"{number}{_CODES[kind]}")
-    return struct.Struct("<" + "".join(codes))
-
-
-HEADER_LAYOUT, SECTION_LAYOUT, MODEL_LAYOUT, _KERNEL, WEIGHT_LAYOUT, _GRAPH, _COMMAND, _OPERAND = map(_layout, RECORDS)
-_CRC_OFFSET = 28  # the header's crc32 covers every byte but its own four
+_HEADER, _SECTION, _MODEL, _KERNEL, _WEIGHT = map(layout, ("header", "section", "model", "kernel", "weight"))
+_GRAPH, _COMMAND, _OPERAND, _TARGET, _CODE = map(layout, ("graph", "command", "operand", "target", "code"))
 
 
 class GraphsWriteError(ValueError):
@@ -53,20 +29,45 @@ class GraphsWriteError(ValueError):
 
 
 @dataclass(frozen=True)
+class TargetRecord:
+    """What the code is for. kind: of the device that loads it; level: that the device must have, or a higher one;
+    layout: the tag of how activations and KV cache lie."""
+
+    kind: str
+    name: str
+    level: int
+    layout: str
+
+
+@dataclass(frozen=True)
+class CodeRecord:
+    """A file of machine code in the artifact, for the device alone: name, size in bytes, CRC-32."""
+
+    name: str
+    size: int
+    crc32: int
+
+    @classmethod
+    def of(cls, name: str, code: bytes) -> CodeRecord:
+        return cls(name, len(code), zlib.crc32(code))
+
+
+@dataclass(frozen=True)
 class KernelRecord:
-    """A symbol of kernels.so; family is an index into `spec.FAMILIES`; max_tasks 0: one a thread; weight_parts 0: it
-    streams no weight."""
+    """A symbol of a code file, `code` by index; family is an index into FAMILIES; launch: at most MAX_LAUNCH_FACTS
+    numbers for the device, as the target defines them."""
 
     symbol: str
     num_buffers: int
     family: int
-    max_tasks: int = 0
-    weight_parts: int = 0
+    code: int = 0
+    launch: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class WeightRecord:
-    """A packed tensor: dtype code, packed shape (rank at most 4), byte range in weights.safetensors, its CRC-32."""
+    """A packed tensor: dtype code, packed shape (rank at most 4), byte range in weights.safetensors, its CRC-32, and
+    the tag of its layout, which the target defines."""
 
     name: str
     dtype: int
@@ -74,6 +75,7 @@ class WeightRecord:
     file_offset: int
     bytes: int
     crc32: int
+    layout: str
 
 
 class OperandRecord(NamedTuple):
@@ -100,7 +102,7 @@ class CommandRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One bucket. phase: 0 prefill, 1 decode, 2 mixed."""
+    """One bucket. phase: an index into PHASES; row_unit: rows are held, and computed, in multiples of it."""
 
     phase: int
     batch: int
@@ -109,44 +111,48 @@ class GraphRecord:
     max_seqs: int
     max_samples: int
     max_blocks_per_seq: int
-    row_tile: int
+    row_unit: int
     arena_bytes: int
     commands: tuple[CommandRecord, ...]
 
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """What the engine must know of the model. sliding_window 0: none; eos: at most 8 ids; bos -1: none."""
+    """What the engine must know of the model. sliding_window 0: none; eos: at most 8 ids; bos -1: none.
+
+    key_block_bytes, value_block_bytes: of one KV block of one layer.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    head_dim_padded: int
     block_size: int
     kv_dtype: int
     vocab_size: int
     max_model_len: int
     max_num_seqs: int
-    panel_columns: int
     act_dtype: int
     sliding_window: int
     eos: tuple[int, ...]
     bos: int
+    key_block_bytes: int
+    value_block_bytes: int
 
 
 @dataclass(frozen=True)
 class FileSums:
-    """What graphs.bin says of the files beside it: sizes, and CRC-32 of the code and of the safetensors header."""
+    """What graphs.bin says of the files beside it: of code, and of weights.safetensors its size and the CRC-32 of its
+    header."""
 
-    code_bytes: int
-    code_crc32: int
+    code: tuple[CodeRecord, ...]
     weights_bytes: int
     weights_header_crc32: int
 
     @classmethod
-    def of(cls, code: bytes, weights_header: bytes, weights_bytes: int) -> FileSums:
-        """weights_header: with its length prefix; weights_bytes: of the whole file."""
-        return cls(len(code), zlib.crc32(code), weights_bytes, zlib.crc32(weights_header))
+    def of(cls, code: Mapping[str, bytes], weights_header: bytes, weights_bytes: int) -> FileSums:
+        """code: files by name; weights_header: with its length prefix; weights_bytes: of the whole file."""
+        files = tuple(CodeRecord.of(name, content) for name, content in code.items())
+        return cls(files, weights_bytes, zlib.crc32(weights_header))
 
 
 class _Strings:
@@ -195,23 +201,38 @@ def pack_model(model: ModelRecord) -> bytes:
         raise GraphsWriteError(f"the model has {len(model.eos)} end-of-sequence ids, at most {MAX_EOS} fit")
     eos = (*model.eos, *(0,) * (MAX_EOS - len(model.eos)))
     return _pack(
-        MODEL_LAYOUT, "the model record", model.num_layers, model.num_kv_heads, model.head_dim, model.head_dim_padded,
-        model.block_size, model.kv_dtype, model.vocab_size, model.max_model_len, model.max_num_seqs,
-        model.panel_columns, model.act_dtype, model.sliding_window, len(model.eos), *eos, model.bos,
+        _MODEL, "the model record", model.num_layers, model.num_kv_heads, model.head_dim, model.block_size,
+        model.kv_dtype, model.vocab_size, model.max_model_len, model.max_num_seqs, model.act_dtype,
+        model.sliding_window, len(model.eos), *eos, model.bos, model.key_block_bytes, model.value_block_bytes,
     )  # fmt: skip
+
+
+def _target(target: TargetRecord, strings: _Strings) -> bytes:
+    texts = [n for text in (target.kind, target.name, target.layout) for n in strings.add(text)]
+    return _pack(_TARGET, f"target {target.name!r}", *texts, target.level)
+
+
+def _kernel(kernel: KernelRecord, num_codes: int, strings: _Strings) -> bytes:
+    what = f"kernel {kernel.symbol!r}"
+    if not 0 <= kernel.code < num_codes:
+        raise GraphsWriteError(f"{what} is in code file {kernel.code}, there are {num_codes}")
+    if len(kernel.launch) > MAX_LAUNCH_FACTS:
+        raise GraphsWriteError(f"{what} has {len(kernel.launch)} launch facts, at most {MAX_LAUNCH_FACTS} fit")
+    launch = (*kernel.launch, *(0,) * (MAX_LAUNCH_FACTS - len(kernel.launch)))
+    return _pack(_KERNEL, what, *strings.add(kernel.symbol), kernel.num_buffers, kernel.family, kernel.code, *launch)
 
 
 def _weight(weight: WeightRecord, strings: _Strings) -> bytes:
     rank = len(weight.shape)
     if rank > MAX_RANK:
         raise GraphsWriteError(f"weight {weight.name!r} has rank {rank}, at most {MAX_RANK} fits")
-    if weight.file_offset % 64:
-        raise GraphsWriteError(f"weight {weight.name!r} is at byte {weight.file_offset}, not a multiple of 64")
+    if weight.file_offset % ALIGNMENT:
+        raise GraphsWriteError(f"weight {weight.name!r} is at byte {weight.file_offset}, not a multiple of {ALIGNMENT}")
     shape = (*weight.shape, *(0,) * (MAX_RANK - rank))
     name = strings.add(weight.name)
     return _pack(
-        WEIGHT_LAYOUT, f"weight {weight.name!r}", *name, weight.dtype, rank, weight.file_offset, weight.bytes, *shape,
-        weight.crc32,
+        _WEIGHT, f"weight {weight.name!r}", *name, weight.dtype, rank, weight.file_offset, weight.bytes, *shape,
+        weight.crc32, *strings.add(weight.layout),
     )  # fmt: skip
 
 
@@ -229,31 +250,19 @@ def _command(command: CommandRecord, num_kernels: int, operands: _Runs) -> bytes
 
 
 def write_graphs(
+    target: TargetRecord,
     model: ModelRecord,
     kernels: Sequence[KernelRecord],
     weights: Sequence[WeightRecord],
     graphs: Sequence[GraphRecord],
-    isa_level: int,
     files: FileSums,
 ) -> bytes:
     """The bytes of graphs.bin; equal command lists, operand lists and strings are stored once.
 
-    weights: in the order of the file; isa_level: 1 ... 5, see FORMAT.md. Raises GraphsWriteError for a value out of
-    the range of its field.
+    weights: in the order of the file. Raises GraphsWriteError for a value out of the range of its field.
     """
     strings, operands, commands = _Strings(), _Runs(), _Runs()
-    kernel_data = b"".join(
-        _pack(
-            _KERNEL,
-            f"kernel {k.symbol!r}",
-            *strings.add(k.symbol),
-            k.num_buffers,
-            k.family,
-            k.max_tasks,
-            k.weight_parts,
-        )
-        for k in kernels
-    )
+    kernel_data = b"".join(_kernel(k, len(files.code), strings) for k in kernels)
     weight_data = b"".join(_weight(w, strings) for w in weights)
     graph_data = bytearray()
     for g in graphs:
@@ -262,36 +271,35 @@ def write_graphs(
             first = commands.add(g.commands, [_command(c, len(kernels), operands) for c in g.commands])
         graph_data += _pack(
             _GRAPH, f"graph {g.phase}:{g.batch}x{g.seq}", g.phase, g.batch, g.seq, g.max_tokens, g.max_seqs,
-            g.max_samples, g.max_blocks_per_seq, g.row_tile, first, len(g.commands), g.arena_bytes,
+            g.max_samples, g.max_blocks_per_seq, g.row_unit, first, len(g.commands), g.arena_bytes,
         )  # fmt: skip
-    sections: tuple[tuple[int, int, int, bytes], ...] = (
-        (1, 1, len(strings.data), bytes(strings.data)),
-        (2, MODEL_LAYOUT.size, 1, pack_model(model)),
-        (3, _KERNEL.size, len(kernels), kernel_data),
-        (4, WEIGHT_LAYOUT.size, len(weights), weight_data),
-        (5, _GRAPH.size, len(graphs), bytes(graph_data)),
-        (6, _COMMAND.size, commands.count, bytes(commands.data)),
-        (7, _OPERAND.size, operands.count, bytes(operands.data)),
+    target_data = _target(target, strings)
+    code_data = b"".join(
+        _pack(_CODE, f"code file {c.name!r}", *strings.add(c.name), c.crc32, c.size) for c in files.code
+    )
+    sections: tuple[tuple[str, int, int, bytes], ...] = (
+        ("strings", 1, len(strings.data), bytes(strings.data)),
+        ("model", _MODEL.size, 1, pack_model(model)),
+        ("kernel", _KERNEL.size, len(kernels), kernel_data),
+        ("weight", _WEIGHT.size, len(weights), weight_data),
+        ("graph", _GRAPH.size, len(graphs), bytes(graph_data)),
+        ("command", _COMMAND.size, commands.count, bytes(commands.data)),
+        ("operand", _OPERAND.size, operands.count, bytes(operands.data)),
+        ("target", _TARGET.size, 1, target_data),
+        ("code", _CODE.size, len(files.code), code_data),
     )
     table, body = bytearray(), bytearray()
-    start = HEADER_LAYOUT.size + SECTION_LAYOUT.size * len(sections)
-    for kind, record_bytes, count, records in sections:
-        table += SECTION_LAYOUT.pack(kind, record_bytes, start + len(body), count)
+    start = _HEADER.size + _SECTION.size * len(sections)
+    for name, record_bytes, count, records in sections:
+        table += _SECTION.pack(SECTIONS[name], record_bytes, start + len(body), count)
         body += records + b"\0" * (-len(records) % 8)
-    total = HEADER_LAYOUT.size + len(table) + len(body)
+    total = _HEADER.size + len(table) + len(body)
 
     def header(crc: int) -> bytes:
-        return HEADER_LAYOUT.pack(
-            MAGIC, VERSION, HEADER_LAYOUT.size, total, len(sections), crc, isa_level,
-            files.code_crc32, files.code_bytes, files.weights_bytes, files.weights_header_crc32,
+        return _HEADER.pack(
+            MAGIC, VERSION, _HEADER.size, total, len(sections), crc, files.weights_bytes, files.weights_header_crc32,
         )  # fmt: skip
 
     data = bytearray(header(0) + table + body)
-    data[: HEADER_LAYOUT.size] = header(checksum(data))
+    data[: _HEADER.size] = header(tables_crc32(data))
     return bytes(data)
-
-
-def checksum(data: bytes | bytearray) -> int:
-    """The header's crc32 of the bytes of a graphs.bin, whatever it says now."""
-    view = memoryview(data)
-    return zlib.crc32(view[_CRC_OFFSET + 4 :], zlib.crc32(view[:_CRC_OFFSET]))

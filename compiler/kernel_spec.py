@@ -13,14 +13,11 @@ class KernelSpecError(ValueError):
     """A spec that no template can build."""
 
 
-FAMILIES = ("embedding", "norm", "linear", "rope", "attention", "activation", "gather", "other")
-
-
 @dataclass(frozen=True)
 class KernelSpec:
     """What a template needs to generate one kernel.
 
-    family: one of FAMILIES; op: the template's name; params: sorted (name, value) pairs.
+    family: one of `graphs_format.FAMILIES`; op: the template's name; params: sorted (name, value) pairs.
     """
 
     family: str

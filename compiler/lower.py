@@ -17,7 +17,7 @@ from tvm import relax
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import F32, FLOATS
 from llmc.compiler.export import Exported
-from llmc.compiler.graph import INPUTS, Site
+from llmc.compiler.graph import Site
 from llmc.compiler.importer import Importer, arguments_of
 from llmc.compiler.lowered import SITE_PREFIX, Lowered
 from llmc.compiler.ops.definition import Call, OpDef
@@ -25,6 +25,7 @@ from llmc.compiler.ops.registry import get_op
 from llmc.compiler.passes import row_symbol
 from llmc.compiler.passes.fuse import fuse_rows
 from llmc.compiler.verify import verify_lowered, verify_site
+from llmc.graphs_format import INPUTS
 
 
 def _result_type(op: OpDef, values: dict[str, Any], tensors: dict[str, Any]) -> relax.TensorType:

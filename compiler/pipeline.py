@@ -30,7 +30,6 @@ from llmc.compiler.cached_artifacts import artifacts_folder, mark_used
 from llmc.compiler.config import CompileConfig, CompileReport, HubSource, Progress, no_progress
 from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph import CommandList, GraphShape
-from llmc.compiler.graphs_writer import VERSION as FORMAT_VERSION
 from llmc.compiler.graphs_writer import FileSums, ModelRecord
 from llmc.compiler.hub import locate
 from llmc.compiler.kernel_spec import KernelSpec
@@ -45,6 +44,7 @@ from llmc.compiler.targets.base import Choice
 from llmc.compiler.tvm_import import import_tvm
 from llmc.compiler.weight_request import WeightRequest
 from llmc.compiler.weights import plan_weights, write_weights
+from llmc.graphs_format import VERSION as FORMAT_VERSION
 from llmc.hub_id import hub_id
 from llmc.manifest import listed_files, write_manifest
 from llmc.models import weight_map
@@ -184,21 +184,24 @@ def model_parameters(resolved: Resolved, checkpoint: Checkpoint) -> Iterator[Par
 def model_record(resolved: Resolved) -> ModelRecord:
     """What graphs.bin says of the model."""
     model = resolved.model
+    keys_bytes, values_bytes = resolved.target.kv_block_bytes(
+        model.num_kv_heads, model.head_dim, resolved.block_size, resolved.kv_dtype
+    )
     return ModelRecord(
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
-        head_dim_padded=resolved.target.kv_width(model.head_dim),
         block_size=resolved.block_size,
         kv_dtype=DTYPES[resolved.kv_dtype].code,
         vocab_size=model.vocab_size,
         max_model_len=resolved.max_model_len,
         max_num_seqs=resolved.max_num_seqs,
-        panel_columns=resolved.target.weight_layout_field(),
         act_dtype=DTYPES[resolved.act_dtype].code,
         sliding_window=model.sliding_window or 0,
         eos=tuple(model.eos_token_ids),
         bos=-1 if model.bos_token_id is None else model.bos_token_id,
+        key_block_bytes=keys_bytes,
+        value_block_bytes=values_bytes,
     )
 
 
@@ -273,9 +276,10 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
             if not config.overwrite:
                 refuse_another(config.output, there, {"weights_crc32": crcs})
         with clock.phase("link"):
-            resolved.target.link([k.code for k in kernels], staging / "kernels.so")
-            code = (staging / "kernels.so").read_bytes()
-            sums = FileSums.of(code, layout.header, layout.total_bytes)
+            code_name = resolved.target.code_name
+            resolved.target.link([k.code for k in kernels], staging / code_name)
+            code = (staging / code_name).read_bytes()
+            sums = FileSums.of({code_name: code}, layout.header, layout.total_bytes)
             tables = graphs_bin(model_record(resolved), specs, layout, crcs, graphs, resolved.target, sums)
             (staging / "graphs.bin").write_bytes(tables)
             copy_files(config.model, staging, names)

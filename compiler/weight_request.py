@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from llmc.quantize import WeightFormat
 
+ROWS = "rows"
+"""The layout of a tensor that lies as it does in a checkpoint, row after row."""
+
 
 @dataclass(frozen=True)
 class WeightRequest:
@@ -25,8 +28,9 @@ class WeightRequest:
 
 @dataclass(frozen=True)
 class WeightTensor:
-    """A tensor of weights.safetensors; shape: as stored."""
+    """A tensor of weights.safetensors; shape: as stored. layout: the target's tag of how it lies (FORMAT.md)."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    layout: str = ROWS

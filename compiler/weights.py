@@ -32,7 +32,8 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """One tensor of weights.safetensors. shape: as stored; file_offset, nbytes in bytes.
+    """One tensor of weights.safetensors. shape: as stored; file_offset, nbytes in bytes; layout:
+    see `WeightTensor`.
 
     request: of the weight that it is, or, with its scales, a part of.
     """
@@ -42,6 +43,7 @@ class PackedWeight:
     shape: tuple[int, ...]
     file_offset: int
     nbytes: int
+    layout: str
     request: WeightRequest
 
 
@@ -70,7 +72,7 @@ def plan_weights(requests: Iterable[WeightRequest], target: Target) -> WeightLay
             "shape": list(shape),
             "data_offsets": [offset, offset + nbytes],
         }
-        placed.append(PackedWeight(name, dtype, shape, offset, nbytes, request))
+        placed.append(PackedWeight(name, dtype, shape, offset, nbytes, tensor.layout, request))
         offset += nbytes
         filler = -offset % ALIGNMENT
         if filler:

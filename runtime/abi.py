@@ -1,4 +1,4 @@
-"""The structs and functions of llmc.h (ABI version 2) as ctypes."""
+"""The structs and functions of llmc.h (ABI version 3) as ctypes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from llmc.distribution import NAME
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 MAX_TOP_LOGPROBS = 20
 MAX_BUCKET_MISSES = 1024
 
@@ -49,8 +49,10 @@ class ArtifactInfo(ctypes.Structure):
             "max_model_len",
             "max_num_seqs",
         ),
-        ("isa_level", c_uint32),
+        ("target_level", c_uint32),
         *_each(c_uint64, "weight_bytes", "code_bytes", "max_arena_bytes", "kv_block_bytes"),
+        ("target_kind", c_char * 256),
+        ("target_name", c_char * 256),
     ]
 
 

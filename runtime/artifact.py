@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 from ctypes import byref, c_void_p
+from typing import Any
 
+from llmc.graphs_format import PHASES
 from llmc.runtime import abi
 from llmc.runtime.handle import Handle, call, plain, sized
-
-PHASES = ("prefill", "decode", "mixed")
 
 
 @dataclasses.dataclass(frozen=True)
 class ArtifactInfo:
-    """llmc_artifact_info of llmc.h: counts, the model's sizes, bytes."""
+    """llmc_artifact_info of llmc.h: counts, the model's sizes, bytes, and what it was compiled for."""
 
     num_graphs: int
     num_kernels: int
@@ -27,11 +27,13 @@ class ArtifactInfo:
     vocab_size: int
     max_model_len: int
     max_num_seqs: int
-    isa_level: int
+    target_level: int
     weight_bytes: int
     code_bytes: int
     max_arena_bytes: int
     kv_block_bytes: int
+    target_kind: str
+    target_name: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,10 @@ class GraphInfo:
     arena_bytes: int
 
 
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
 class Artifact(Handle):
     """An opened artifact directory. Engines and replayers made from it stay valid after close()."""
 
@@ -64,7 +70,7 @@ class Artifact(Handle):
     def info(self) -> ArtifactInfo:
         info = sized(abi.ArtifactInfo)
         call("llmc_artifact_get_info", self.pointer, byref(info))
-        return ArtifactInfo(**plain(info))
+        return ArtifactInfo(**{name: _text(value) for name, value in plain(info).items()})
 
     def verify(self) -> None:
         """Reads all weights and compares them with their checksums; raises LlmcError that names what is damaged.

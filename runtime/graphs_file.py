@@ -4,87 +4,50 @@ from __future__ import annotations
 
 import math
 import re
-import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmc.graphs_format import (
+    ALIGNMENT,
+    DTYPE_BYTES,
+    DTYPES,
+    FAMILIES,
+    INPUTS,
+    MAGIC,
+    MAX_BUFFERS,
+    MAX_EOS,
+    MAX_RANK,
+    OPERAND_KINDS,
+    PHASES,
+    SECTIONS,
+    VERSION,
+    layout,
+    tables_crc32,
+)
+from llmc.graphs_format import input_shape as shape_of_input
 from llmc.regular_file import read_regular
 
-PHASES = ("prefill", "decode", "mixed")
-FAMILIES = ("embedding", "norm", "linear", "rope", "attention", "activation", "gather", "other")
-DTYPES = ("f32", "bf16", "f16", "i8", "u8", "i32")
-DTYPE_BYTES = (4, 2, 2, 1, 1, 4)
-OPERAND_KINDS = ("arena", "weight", "input", "k_pool", "v_pool", "output")
-INPUTS = (
-    "input_ids",
-    "positions",
-    "slot_mapping",
-    "block_tables",
-    "context_lens",
-    "query_start",
-    "sample_index",
-    "token_seq",
-)
-ISA_LEVELS = ("any", "x86-64-v3", "x86-64-v4", "x86-64-v4 + VNNI", "x86-64-v4 + AVX512-BF16", "x86-64-v4 + AMX")
-MAGIC = b"LLMCGRPH"
-VERSION = 3
-ALIGNMENT = 64
-MAX_BUFFERS = 12
-MAX_WEIGHT_PARTS = 2
 _MAX_BYTES = 1 << 30
-
-# Word for word the records of FORMAT.md, where compiler and runtime meet; the writer has its own copy, because neither
-# side imports the other. tests/test_graphs_file.py compares the three.
-RECORDS = {
-    "header": "u8 magic[8], u32 version, u32 header_bytes, u64 file_bytes, u32 num_sections, u32 crc32, "
-    "u32 isa_level, u32 code_crc32, u64 code_bytes, u64 weights_bytes, u32 weights_header_crc32, u32 reserved",
-    "section": "u32 kind, u32 record_bytes, u64 offset, u64 count",
-    "model": "i32 num_layers, i32 num_kv_heads, i32 head_dim, i32 head_dim_padded, i32 block_size, i32 kv_dtype, "
-    "i32 vocab_size, i32 max_model_len, i32 max_num_seqs, i32 panel_columns, i32 act_dtype, i32 sliding_window, "
-    "i32 num_eos, i32 eos[8], i32 bos, i32 reserved[10]",
-    "kernel": "u32 symbol_offset, u32 symbol_length, u32 num_buffers, u32 family, u32 max_tasks, u32 weight_parts",
-    "weight": "u32 name_offset, u32 name_length, u32 dtype, u32 rank, u64 file_offset, u64 bytes, i64 shape[4], "
-    "u32 crc32, u32 reserved",
-    "graph": "u32 phase, u32 batch, u32 seq, u32 max_tokens, u32 max_seqs, u32 max_samples, u32 max_blocks_per_seq, "
-    "u32 row_tile, u32 first_command, u32 num_commands, u64 arena_bytes, u64 reserved[2]",
-    "command": "u32 kernel, u32 first_operand, u32 num_operands, u32 barrier, i32 layer, u32 family",
-    "operand": "u32 kind, u32 index, u64 offset, u64 bytes",
-}
-_CODES = {"u8": "s", "u32": "I", "i32": "i", "u64": "Q", "i64": "q"}
-_BYTES = {"u8": 1, "u32": 4, "i32": 4, "u64": 8, "i64": 8}
-
-
-def _layout(record: str) -> struct.Struct:
-    """The struct of a record; reserved fields are skipped."""
-    codes = []
-    for kind, name, count in re.findall(r"(\w+) (\w+)(?:\[(\d+)\])?", RECORDS[record]):
-        number = int(count or 1)
-        codes.append(f"{number * _BYTES[kind]}x" if name == "reserved" else f"{number}{_CODES[kind]}")
-    return struct.Struct("<" + "".join(codes))
-
-
-_HEADER, _SECTION, _MODEL, _KERNEL, _WEIGHT, _GRAPH, _COMMAND, _OPERAND = map(_layout, RECORDS)
-_CRC_OFFSET = 28  # the header's crc32 covers every byte but its own four
+_MAX_BLOCK_BYTES = 1 << 51
+_HEADER, _SECTION = layout("header"), layout("section")
+_LAYOUTS = {kind: layout(name) for name, kind in SECTIONS.items() if name != "strings"}
+_SECTION_NAMES = {kind: name if name.endswith("s") else f"{name}s" for name, kind in SECTIONS.items()}
 _MODEL_FIELDS = (
     "num_layers",
     "num_kv_heads",
     "head_dim",
-    "head_dim_padded",
     "block_size",
     "kv_dtype",
     "vocab_size",
     "max_model_len",
     "max_num_seqs",
-    "panel_columns",
     "act_dtype",
     "sliding_window",
 )
-_STRINGS_KIND = 1
-_LAYOUTS = {2: _MODEL, 3: _KERNEL, 4: _WEIGHT, 5: _GRAPH, 6: _COMMAND, 7: _OPERAND}
-_SECTION_NAMES = {1: "strings", 2: "model", 3: "kernels", 4: "weights", 5: "graphs", 6: "commands", 7: "operands"}
 _ARENA, _WEIGHT_KIND, _INPUT, _K_POOL, _V_POOL, _OUTPUT = range(len(OPERAND_KINDS))
+_CODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+"""A plain file name: no artifact makes anybody look outside of itself."""
 
 
 class FormatError(ValueError):
@@ -93,57 +56,87 @@ class FormatError(ValueError):
 
 @dataclass(frozen=True)
 class Header:
-    """version, size of graphs.bin in bytes, its CRC-32, needed ISA level (0 ... 5); sizes in bytes and CRC-32 of the
-    files beside it, of weights.safetensors that of its header."""
+    """version, size of graphs.bin in bytes, its CRC-32; of weights.safetensors the size and the CRC-32 of its
+    header."""
 
     version: int
     file_bytes: int
     crc32: int
-    isa_level: int
-    code_crc32: int
-    code_bytes: int
     weights_bytes: int
     weights_header_crc32: int
 
 
 @dataclass(frozen=True)
+class TargetRecord:
+    """What the code is for: the kind of device that loads it, the level that this must have, the target's name, and the
+    tag of how activations and KV cache lie."""
+
+    kind: str
+    name: str
+    level: int
+    layout: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """A file of machine code beside graphs.bin: its name, size in bytes and CRC-32."""
+
+    name: str
+    bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True)
 class ModelRecord:
-    """What the engine must know of the model. sliding_window 0: none; bos -1: none; dtypes are codes of DTYPES."""
+    """What the engine must know of the model. sliding_window 0: none; bos -1: none; dtypes are codes of DTYPES.
+
+    key_block_bytes, value_block_bytes: of one KV block of one layer.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    head_dim_padded: int
     block_size: int
     kv_dtype: int
     vocab_size: int
     max_model_len: int
     max_num_seqs: int
-    panel_columns: int
     act_dtype: int
     sliding_window: int
     eos: tuple[int, ...]
     bos: int
+    key_block_bytes: int
+    value_block_bytes: int
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """Of a KV block, keys and values of all layers."""
+        return self.num_layers * (self.key_block_bytes + self.value_block_bytes)
+
+    def kv_widths(self) -> tuple[int, int]:
+        """Elements that a token takes of a head's keys and values, padding included."""
+        rows = self.num_kv_heads * self.block_size * DTYPE_BYTES[self.kv_dtype]
+        return self.key_block_bytes // rows, self.value_block_bytes // rows
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A symbol of kernels.so, its number of buffers and its family, an index into FAMILIES.
+    """A symbol of a code file, its number of buffers and its family, an index into FAMILIES.
 
-    max_tasks: into how many tasks its work is worth cutting; 0: one a thread. weight_parts: into how many equal parts
-    the weight is stored that its tasks stream, each a share of every part; 0: none.
+    code: index of the file. launch: what the device is told of it, numbers that the target defines.
     """
 
     symbol: str
     num_buffers: int
     family: int
-    max_tasks: int
-    weight_parts: int
+    code: int
+    launch: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A packed tensor: dtype code, packed shape, byte range in weights.safetensors and CRC-32 of those bytes."""
+    """A packed tensor: dtype code, packed shape, byte range in weights.safetensors, CRC-32 of those bytes, and the tag
+    of its layout."""
 
     name: str
     dtype: int
@@ -151,6 +144,7 @@ class Weight:
     file_offset: int
     bytes: int
     crc32: int
+    layout: str
 
 
 @dataclass(frozen=True)
@@ -180,7 +174,10 @@ class Command:
 
 @dataclass(frozen=True)
 class Graph:
-    """One bucket; its commands are commands[first_command : first_command + num_commands]."""
+    """One bucket; its commands are commands[first_command : first_command + num_commands].
+
+    row_unit: rows of tokens are held, and computed, in multiples of it.
+    """
 
     phase: int
     batch: int
@@ -189,7 +186,7 @@ class Graph:
     max_seqs: int
     max_samples: int
     max_blocks_per_seq: int
-    row_tile: int
+    row_unit: int
     first_command: int
     num_commands: int
     arena_bytes: int
@@ -205,6 +202,8 @@ class Tables:
     """Everything in graphs.bin."""
 
     header: Header
+    target: TargetRecord
+    code: tuple[Code, ...]
     model: ModelRecord
     kernels: tuple[Kernel, ...]
     weights: tuple[Weight, ...]
@@ -235,7 +234,7 @@ def _need(condition: bool, message: str) -> None:
 
 def _read_header(data: memoryview) -> tuple[Header, int]:
     _need(len(data) >= _HEADER.size, f"graphs.bin has {len(data)} bytes, shorter than its header of {_HEADER.size}")
-    magic, version, header_bytes, file_bytes, num_sections, crc, isa, *files = _HEADER.unpack_from(data)
+    magic, version, header_bytes, file_bytes, num_sections, crc, *weights = _HEADER.unpack_from(data)
     _need(magic == MAGIC, "graphs.bin does not start with LLMCGRPH: this is not an llmc artifact")
     _need(
         version == VERSION,
@@ -243,10 +242,9 @@ def _read_header(data: memoryview) -> tuple[Header, int]:
     )
     _need(header_bytes == _HEADER.size, f"graphs.bin has a header of {header_bytes} bytes instead of {_HEADER.size}")
     _need(file_bytes == len(data), f"graphs.bin has {len(data)} bytes, its header says {file_bytes}: it is truncated")
-    found = zlib.crc32(data[_CRC_OFFSET + 4 :], zlib.crc32(data[:_CRC_OFFSET]))
+    found = tables_crc32(data)
     _need(found == crc, f"graphs.bin is damaged: its checksum is {found:08x} instead of {crc:08x}")
-    _need(0 <= isa < len(ISA_LEVELS), f"graphs.bin names ISA level {isa}, known are 0 to {len(ISA_LEVELS) - 1}")
-    return Header(version, file_bytes, crc, isa, *files), num_sections
+    return Header(version, file_bytes, crc, *weights), num_sections
 
 
 def _read_sections(data: memoryview, num_sections: int) -> dict[int, _Section]:
@@ -258,7 +256,7 @@ def _read_sections(data: memoryview, num_sections: int) -> dict[int, _Section]:
         if name is None:
             continue
         _need(kind not in sections, f"graphs.bin has more than one section {name}")
-        wanted = 1 if kind == _STRINGS_KIND else _LAYOUTS[kind].size
+        wanted = 1 if kind == SECTIONS["strings"] else _LAYOUTS[kind].size
         _need(record_bytes == wanted, f"section {name} has records of {record_bytes} bytes instead of {wanted}")
         _need(offset % 8 == 0 and offset >= end, f"section {name} starts at the invalid byte {offset}")
         fits = offset <= len(data) and count * record_bytes <= len(data) - offset
@@ -276,7 +274,7 @@ class _Reader:
         self._data = data
         self.header, num_sections = _read_header(data)
         self._sections = _read_sections(data, num_sections)
-        strings = self._sections[_STRINGS_KIND]
+        strings = self._sections[SECTIONS["strings"]]
         self._strings = data[strings.offset : strings.offset + strings.count]
 
     def _records(self, kind: int) -> Iterator[tuple[int, ...]]:
@@ -297,50 +295,73 @@ class _Reader:
         except UnicodeDecodeError:
             raise FormatError(f"{what} has a name that is not UTF-8") from None
 
+    def _one(self, name: str) -> tuple[int, ...]:
+        """The record of a section that has one."""
+        count = self._sections[SECTIONS[name]].count
+        _need(count == 1, f"graphs.bin has {count} {name} records instead of 1")
+        return next(self._records(SECTIONS[name]))
+
+    def target(self) -> TargetRecord:
+        *places, level = self._one("target")
+        kind, name, tag = (
+            self._string(places[i], places[i + 1], f"the target's {what}", terminated=False)
+            for i, what in ((0, "kind"), (2, "name"), (4, "layout"))
+        )
+        return TargetRecord(kind, name, level, tag)
+
+    def code(self) -> tuple[Code, ...]:
+        files = []
+        for i, (offset, length, crc, size) in enumerate(self._records(SECTIONS["code"])):
+            name = self._string(offset, length, f"code file {i}", terminated=False)
+            _need(_CODE_NAME.fullmatch(name) is not None, f"code file {i} is called {name!r}, which is no file name")
+            files.append(Code(name, size, crc))
+        _need(bool(files), "graphs.bin names no code file")
+        return tuple(files)
+
     def model(self) -> ModelRecord:
-        count = self._sections[2].count
-        _need(count == 1, f"graphs.bin has {count} model records instead of 1")
-        values = next(self._records(2))
-        num_eos, eos, bos = values[12], values[13:21], values[21]
-        _need(0 <= num_eos <= 8, f"the model record has {num_eos} end-of-sequence ids, at most 8 fit")
-        model = ModelRecord(**dict(zip(_MODEL_FIELDS, values, strict=False)), eos=eos[:num_eos], bos=bos)
+        values = self._one("model")
+        num_eos, eos, bos, *block_bytes = values[10], values[11:19], *values[19:]
+        _need(0 <= num_eos <= MAX_EOS, f"the model record has {num_eos} end-of-sequence ids, at most {MAX_EOS} fit")
+        fields = dict(zip(_MODEL_FIELDS, values, strict=False))
+        model = ModelRecord(**fields, eos=eos[:num_eos], bos=bos, key_block_bytes=block_bytes[0],
+                            value_block_bytes=block_bytes[1])  # fmt: skip
         for name in ("num_layers", "num_kv_heads", "head_dim", "block_size", "vocab_size", "max_model_len",
-                     "max_num_seqs", "panel_columns"):  # fmt: skip
+                     "max_num_seqs"):  # fmt: skip
             value = getattr(model, name)
             _need(value >= 1, f"the model record has {name} {value}, at least 1 is needed")
-        _need(
-            model.head_dim_padded == -(-model.head_dim // 16) * 16,
-            f"the model record has head_dim_padded {model.head_dim_padded} for head_dim {model.head_dim}",
-        )
         _need(model.block_size % 16 == 0, f"the model record has block_size {model.block_size}, not a multiple of 16")
         for name in ("kv_dtype", "act_dtype"):
             code = getattr(model, name)
             _need(0 <= code < len(DTYPES), f"the model record has the unknown {name} code {code}")
+        for name in ("key_block_bytes", "value_block_bytes"):
+            value = getattr(model, name)
+            within = 1 <= value <= _MAX_BLOCK_BYTES
+            _need(within, f"the model record has {name} {value}, outside 1 to {_MAX_BLOCK_BYTES}")
         _need(model.sliding_window >= 0, f"the model record has sliding_window {model.sliding_window}")
         for token in model.eos:
             _need(0 <= token < model.vocab_size, f"end-of-sequence id {token} is outside of the vocabulary")
         _need(-1 <= bos < model.vocab_size, f"beginning-of-sequence id {bos} is outside of the vocabulary")
         return model
 
-    def kernels(self) -> tuple[Kernel, ...]:
+    def kernels(self, num_codes: int) -> tuple[Kernel, ...]:
         kernels = []
-        for i, (offset, length, num_buffers, family, max_tasks, parts) in enumerate(self._records(3)):
+        for i, (offset, length, num_buffers, family, code, *launch) in enumerate(self._records(SECTIONS["kernel"])):
             symbol = self._string(offset, length, f"kernel {i}", terminated=True)
             _need(num_buffers <= MAX_BUFFERS, f"kernel {symbol} has {num_buffers} buffers, at most {MAX_BUFFERS} fit")
             _need(family < len(FAMILIES), f"kernel {symbol} has the unknown family {family}")
-            _need(parts <= MAX_WEIGHT_PARTS, f"kernel {symbol} has {parts} weight parts, more than {MAX_WEIGHT_PARTS}")
-            kernels.append(Kernel(symbol, num_buffers, family, max_tasks, parts))
+            _need(code < num_codes, f"kernel {symbol} is in code file {code} of {num_codes}")
+            kernels.append(Kernel(symbol, num_buffers, family, code, tuple(launch)))
         return tuple(kernels)
 
     def weights(self) -> tuple[Weight, ...]:
         weights = []
         end, limit = 8, self.header.weights_bytes  # the length of the safetensors header comes first
-        for i, record in enumerate(self._records(4)):
+        for i, record in enumerate(self._records(SECTIONS["weight"])):
             name_offset, name_length, dtype, rank, file_offset, size = record[:6]
             name = self._string(name_offset, name_length, f"weight {i}", terminated=False)
             what = f"weight {name!r}"
             _need(dtype < len(DTYPES), f"{what} has the unknown dtype code {dtype}")
-            _need(rank <= 4, f"{what} has rank {rank}, at most 4 is allowed")
+            _need(rank <= MAX_RANK, f"{what} has rank {rank}, at most {MAX_RANK} is allowed")
             shape = record[6 : 6 + rank]
             _need(all(d >= 1 for d in shape), f"{what} has the invalid shape {list(shape)}")
             wanted = math.prod(shape) * DTYPE_BYTES[dtype]
@@ -349,15 +370,15 @@ class _Reader:
             _need(file_offset >= end, f"{what} is at byte {file_offset}, before byte {end} where the one before ends")
             end = file_offset + size
             _need(end <= limit, f"{what} ends at byte {end} of weights.safetensors, which has {limit}")
-            weights.append(Weight(name, dtype, shape, file_offset, size, record[10]))
+            tag = self._string(record[11], record[12], f"the layout of {what}", terminated=False)
+            weights.append(Weight(name, dtype, shape, file_offset, size, record[10], tag))
         return tuple(weights)
 
     def operands(self, model: ModelRecord, weights: tuple[Weight, ...]) -> tuple[Operand, ...]:
         limits = (1, len(weights), len(INPUTS), model.num_layers, model.num_layers, 1)
-        rows = model.num_kv_heads * model.block_size * DTYPE_BYTES[model.kv_dtype]
-        blocks = {_K_POOL: rows * model.head_dim, _V_POOL: rows * model.head_dim_padded}
+        blocks = {_K_POOL: model.key_block_bytes, _V_POOL: model.value_block_bytes}
         operands = []
-        for i, (kind, index, offset, size) in enumerate(self._records(7)):
+        for i, (kind, index, offset, size) in enumerate(self._records(SECTIONS["operand"])):
             _need(kind < len(OPERAND_KINDS), f"operand {i} has the unknown kind {kind}")
             name = OPERAND_KINDS[kind]
             # The index means nothing for the arena.
@@ -378,7 +399,7 @@ class _Reader:
 
     def commands(self, model: ModelRecord, kernels: tuple[Kernel, ...], num_operands: int) -> tuple[Command, ...]:
         commands = []
-        for i, (kernel, first, count, barrier, layer, family) in enumerate(self._records(6)):
+        for i, (kernel, first, count, barrier, layer, family) in enumerate(self._records(SECTIONS["command"])):
             _need(kernel < len(kernels), f"command {i} names kernel {kernel} of {len(kernels)}")
             needed = kernels[kernel].num_buffers
             _need(count == needed, f"command {i} has {count} operands, {kernels[kernel].symbol} takes {needed}")
@@ -395,10 +416,10 @@ class _Reader:
         reach = [_reach(operands[c.first_operand : c.first_operand + c.num_operands]) for c in commands]
         needs: dict[tuple[int, int], dict[_Buffer, int]] = {}
         graphs = []
-        for i, record in enumerate(self._records(5)):
+        for i, record in enumerate(self._records(SECTIONS["graph"])):
             _need(record[0] < len(PHASES), f"graph {i} has the unknown phase {record[0]}")
             graph = Graph(*record)
-            for name in ("batch", "seq", "max_tokens", "max_seqs", "max_samples", "max_blocks_per_seq", "row_tile"):
+            for name in ("batch", "seq", "max_tokens", "max_seqs", "max_samples", "max_blocks_per_seq", "row_unit"):
                 value = getattr(graph, name)
                 _need(1 <= value <= 0x7FFFFFFF, f"graph {graph.name} has {name} {value}")
             first, last = graph.first_command, graph.first_command + graph.num_commands
@@ -447,19 +468,19 @@ def _capacity(graph: Graph, model: ModelRecord, kind: int, index: int) -> int:
 
 def input_shape(graph: Graph, index: int) -> tuple[int, ...]:
     """Shape of the int32 input INPUTS[index]."""
-    tokens, seqs = (graph.max_tokens,), (graph.max_seqs,)
-    tables, bounds = (graph.max_seqs, graph.max_blocks_per_seq), (graph.max_seqs + 1,)
-    return (tokens, tokens, tokens, tables, seqs, bounds, (graph.max_samples,), tokens)[index]
+    limits = (graph.max_tokens, graph.max_seqs, graph.max_samples, graph.max_blocks_per_seq)
+    return shape_of_input(INPUTS[index], *limits)
 
 
 def parse_graphs(data: bytes) -> Tables:
     """The tables in `data`, fully checked. Raises FormatError with one sentence for what FORMAT.md does not allow."""
     reader = _Reader(memoryview(data))
-    model, kernels, weights = reader.model(), reader.kernels(), reader.weights()
+    target, code, model = reader.target(), reader.code(), reader.model()
+    kernels, weights = reader.kernels(len(code)), reader.weights()
     operands = reader.operands(model, weights)
     commands = reader.commands(model, kernels, len(operands))
     graphs = reader.graphs(model, commands, operands)
-    return Tables(reader.header, model, kernels, weights, graphs, commands, operands)
+    return Tables(reader.header, target, code, model, kernels, weights, graphs, commands, operands)
 
 
 def read_graphs(artifact: Path) -> Tables:
@@ -478,7 +499,8 @@ def read_graphs(artifact: Path) -> Tables:
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from None
     header = tables.header
-    for name, wanted in (("weights.safetensors", header.weights_bytes), ("kernels.so", header.code_bytes)):
+    files = {"weights.safetensors": header.weights_bytes, **{code.name: code.bytes for code in tables.code}}
+    for name, wanted in files.items():
         file_path = path.with_name(name)
         found = file_path.stat().st_size if file_path.exists() else wanted
         _need(found == wanted, f"{file_path} has {found} bytes, graphs.bin says {wanted}: compile the model again")

@@ -25,7 +25,7 @@ ERROR_NAMES = (
     "io",
     "corrupt",
     "version",
-    "unsupported_isa",
+    "unsupported_target",
     "out_of_memory",
     "out_of_range",
     "queue_full",

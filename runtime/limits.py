@@ -9,7 +9,7 @@ from llmc.runtime import abi
 from llmc.runtime.handle import Handle, LlmcError, call, initial
 
 LIMITS = ("read", "f32", "bf16", "int8")
-UNSUPPORTED_ISA = 6
+UNSUPPORTED_TARGET = 6
 
 
 class Probe(Handle):
@@ -39,7 +39,7 @@ class Probe(Handle):
         try:
             call("llmc_probe_measure", self.pointer, LIMITS.index(limit), ctypes.c_double(seconds), byref(rate))
         except LlmcError as error:
-            if error.code == UNSUPPORTED_ISA:
+            if error.code == UNSUPPORTED_TARGET:
                 return None
             raise
         return rate.value

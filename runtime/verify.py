@@ -44,7 +44,7 @@ class _Part:
 
 
 def verify_artifact(artifact: Path, tables: Tables, progress: Progress = lambda done, total: None) -> list[Damage]:
-    """Every damaged part of kernels.so and weights.safetensors, in the order of the files; `tables` is graphs.bin.
+    """Every damaged part of the code files and weights.safetensors, in the order of the files; `tables` is graphs.bin.
 
     Raises FormatError where a file is missing, has another size, or the disk does not deliver it, and where the
     manifest or a file that was copied from the model is damaged.
@@ -82,9 +82,9 @@ def verify_artifact(artifact: Path, tables: Tables, progress: Progress = lambda 
 def _parts(artifact: Path, tables: Tables) -> list[_Part]:
     """All bytes of the files beside graphs.bin, each in one part."""
     header = tables.header
-    code, weights = "kernels.so", "weights.safetensors"
+    weights = "weights.safetensors"
     parts = [
-        _Part(code, "the code", 0, header.code_bytes, header.code_crc32),
+        *(_Part(code.name, "the code", 0, code.bytes, code.crc32) for code in tables.code),
         _Part(weights, "the header", 0, _header_bytes(artifact / weights), header.weights_header_crc32),
     ]
     for weight in tables.weights:

@@ -20,6 +20,7 @@ from manifests import edit_manifest
 
 from llmc.cli import main as cli
 from llmc.compiler import pipeline
+from llmc.graphs_format import SECTIONS, VERSION
 from llmc.runtime.binding import Artifact
 
 SMALL = "prefill=1x16,decode=1x64"
@@ -76,11 +77,18 @@ def flip(path: Path, at: int) -> None:
 
 
 def patch_graphs(artifact: Path, offset: int, value: int) -> None:
-    """Overwrites a u32 of graphs.bin's header."""
+    """Overwrites a u32 of graphs.bin."""
     data = bytearray((artifact / "graphs.bin").read_bytes())
     struct.pack_into("<I", data, offset, value)
     struct.pack_into("<I", data, 28, zlib.crc32(data[32:], zlib.crc32(data[:28])))
     (artifact / "graphs.bin").write_bytes(data)
+
+
+def patch_level(artifact: Path, level: int) -> None:
+    """Has the artifact demand another level of the device."""
+    entry = 64 + 24 * (SECTIONS["target"] - 1)
+    (offset,) = struct.unpack_from("<Q", (artifact / "graphs.bin").read_bytes(), entry + 8)
+    patch_graphs(artifact, offset + 24, level)
 
 
 # ---- models ----------------------------------------------------------------------------------------------------
@@ -218,10 +226,10 @@ def test_damaged_artifact(damage: str, artifact: Path, prompts: Path, capsys: py
 def test_artifact_for_another_isa(
     tiny_artifact: TinyArtifact, artifact: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    patch_graphs(artifact, 32, 6)
+    patch_level(artifact, 6)
     fails(capsys, 1, ["run", artifact, "--prompts", prompts], str(artifact))
     if "amx_tile" not in Path("/proc/cpuinfo").read_text():
-        patch_graphs(artifact, 32, 5)
+        patch_level(artifact, 5)
         fails(capsys, 1, ["run", artifact, "--prompts", prompts], "AMX", "compile it for this machine")
 
 
@@ -230,7 +238,7 @@ def test_compile_for_another_isa(
     tiny_artifact: TinyArtifact, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Artifact(tiny_artifact.artifact) as opened:
-        runs_everything = opened.info.isa_level >= 5
+        runs_everything = opened.info.target_level >= 5
     output = tmp_path / "out"
     argv = [
         "compile",
@@ -330,7 +338,7 @@ def test_artifact_is_replaced_also_through_a_link(tiny_artifact: TinyArtifact, a
     opened = Artifact(artifact)  # a reader of the old one keeps it
     assert cli.main(compile_argv(tiny_artifact, link)) == 0
     assert link.is_symlink()
-    assert json.loads((artifact / "manifest.json").read_text())["format_version"] == 3
+    assert json.loads((artifact / "manifest.json").read_text())["format_version"] == VERSION
     assert opened.info.vocab_size == 515
     assert sorted(p.name for p in tmp_path.iterdir()) == ["artifact", "link"]
 

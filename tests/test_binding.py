@@ -42,18 +42,21 @@ BATCH = {
 }
 
 
-def graphs_bin(code: bytes, weights: bytes, version: int = 3) -> bytes:
-    strings = b"twice\0logits\0table"
-    model = [1, 1, 4, 16, BLOCK, 0, VOCAB, 64, 2, 48, 0, 0, 1, 7, *[0] * 7, 1, *[0] * 10]
+def graphs_bin(code: bytes, weights: bytes, version: int = 4) -> bytes:
+    strings = b"twice\0logits\0tablecpux86-64-v3tilesrowskernels.so"
+    model = [1, 1, 4, BLOCK, 0, VOCAB, 64, 2, 0, 0, 1, 7, *[0] * 7, 1]
+    pools = 4 * BLOCK * 4, 16 * BLOCK * 4
     operands = [(2, 0, 0, 16), (0, 0, 0, 16), (0, 0, 0, 16), (1, 0, 0, 32), (2, 6, 0, 8), (2, 7, 0, 16), (5, 0, 0, 64)]
     sections = [
         (1, 1, strings),
-        (2, 128, struct.pack("<32i", *model)),
-        (3, 24, struct.pack("<12I", 0, 5, 2, 0, 0, 0, 6, 6, 5, 2, 64, 0)),
-        (4, 72, struct.pack("<4I2Q4q2I", 13, 5, 0, 1, 64, 32, VOCAB, 0, 0, 0, zlib.crc32(weights[64:]), 0)),
+        (2, 128, struct.pack("<20i2Q32x", *model, *pools)),
+        (3, 48, struct.pack("<24I", 0, 5, 2, 0, 0, *[0] * 7, 6, 6, 5, 2, 0, 64, *[0] * 6)),
+        (4, 80, struct.pack("<4I2Q4q4I", 13, 5, 0, 1, 64, 32, VOCAB, 0, 0, 0, zlib.crc32(weights[64:]), 35, 4, 0)),
         (5, 64, struct.pack("<10I3Q", 0, 1, 4, TOKENS, 2, 2, 4, 4, 0, 2, 64, 0, 0)),
         (6, 24, struct.pack("<4IiI4IiI", 0, 0, 2, 1, -1, 0, 1, 2, 5, 0, -1, 2)),
         (7, 24, b"".join(struct.pack("<IIQQ", *operand) for operand in operands)),
+        (8, 32, struct.pack("<8I", 18, 3, 21, 9, 30, 5, 1, 0)),
+        (9, 24, struct.pack("<4IQ", 39, 10, zlib.crc32(code), 0, len(code))),
     ]
     table, body = b"", b""
     for kind, record_bytes, data in sections:
@@ -62,13 +65,12 @@ def graphs_bin(code: bytes, weights: bytes, version: int = 3) -> bytes:
         )
         body += data + b"\0" * (-len(data) % 8)
     rest = table + body
-    start = struct.pack("<8sIIQI", b"LLMCGRPH", version, 64, 64 + len(rest), 7)
-    files = (zlib.crc32(code), len(code), len(weights), zlib.crc32(weights[:64]))
-    end = struct.pack("<2I2QI4x", 1, *files) + rest
+    start = struct.pack("<8sIIQI", b"LLMCGRPH", version, 64, 64 + len(rest), 9)
+    end = struct.pack("<QI20x", len(weights), zlib.crc32(weights[:64])) + rest
     return start + struct.pack("<I", zlib.crc32(end, zlib.crc32(start))) + end
 
 
-def tables_of(path: Path, version: int = 3) -> bytes:
+def tables_of(path: Path, version: int = 4) -> bytes:
     """graphs.bin for the other files in `path`."""
     return graphs_bin((path / "kernels.so").read_bytes(), (path / "weights.safetensors").read_bytes(), version)
 
@@ -90,7 +92,8 @@ def test_artifact_describes_itself(artifact_path: Path) -> None:
     with Artifact(artifact_path) as artifact:
         info = artifact.info
         assert (info.num_graphs, info.num_kernels, info.num_commands, info.num_weights) == (1, 2, 2, 1)
-        assert (info.vocab_size, info.block_size, info.isa_level) == (VOCAB, BLOCK, 1)
+        assert (info.vocab_size, info.block_size) == (VOCAB, BLOCK)
+        assert (info.target_kind, info.target_name, info.target_level) == ("cpu", "x86-64-v3", 1)
         assert info.kv_block_bytes == (4 + 16) * BLOCK * 4
         (graph,) = artifact.graphs()
         assert (graph.phase, graph.max_tokens, graph.max_seqs, graph.arena_bytes) == ("prefill", TOKENS, 2, 64)
@@ -161,8 +164,8 @@ def test_bad_artifacts(artifact_path: Path, tmp_path: Path) -> None:
     assert caught.value.name == "not_found"
     copy = tmp_path / "copy"
     shutil.copytree(artifact_path, copy)
-    (copy / "graphs.bin").write_bytes(tables_of(copy, version=4))
-    with pytest.raises(LlmcError, match="format version 4") as caught:
+    (copy / "graphs.bin").write_bytes(tables_of(copy, version=3))
+    with pytest.raises(LlmcError, match="format version 3") as caught:
         Artifact(copy)
     assert caught.value.name == "version"
     (copy / "graphs.bin").write_bytes(tables_of(copy)[:-1])

@@ -32,7 +32,7 @@ def _weights() -> list[w.WeightRecord]:
         size = 2 if dtype else 4
         for dim in shape:
             size *= dim
-        records.append(w.WeightRecord(name, dtype, shape, offset, size, zlib.crc32(bytes(size))))
+        records.append(w.WeightRecord(name, dtype, shape, offset, size, zlib.crc32(bytes(size)), "panels16"))
         offset += -(-size // 64) * 64
     return records
 
@@ -72,7 +72,7 @@ def rows(index: int, count: int) -> w.OperandRecord:
 K_POOL, V_POOL = w.OperandRecord(3, 0, 0, 2 * 16 * 8 * 2), w.OperandRecord(4, 0, 0, 2 * 16 * 16 * 2)
 
 
-def graph(phase: int, batch: int, seq: int, tokens: int, row_tile: int) -> w.GraphRecord:
+def graph(phase: int, batch: int, seq: int, tokens: int, row_unit: int) -> w.GraphRecord:
     x, act, qkv = tokens * DIM * 4, tokens * DIM * 2, tokens * 96 * 4
     a, b, c = 0, x, x + qkv
     sampled = arena(b, batch * DIM * 4)
@@ -88,11 +88,12 @@ def graph(phase: int, batch: int, seq: int, tokens: int, row_tile: int) -> w.Gra
         (2, (arena(c, batch * DIM * 2), weight("head"), w.OperandRecord(5, 0, 0, batch * VOCAB * 4)), -1),
     )
     records = tuple(w.CommandRecord(k, o, True, layer, KERNELS[k].family) for k, o, layer in commands)
-    return w.GraphRecord(phase, batch, seq, tokens, batch, batch, 4, row_tile, x + qkv + x, records)
+    return w.GraphRecord(phase, batch, seq, tokens, batch, batch, 4, row_unit, x + qkv + x, records)
 
 
 GRAPHS = [graph(0, 1, 16, 16, 8), graph(0, 2, 16, 32, 8), graph(1, 4, 64, 4, 4)]
-MODEL = w.ModelRecord(1, 2, 8, 16, 16, 1, VOCAB, 64, 4, 16, 1, 0, (2,), 1)
+MODEL = w.ModelRecord(1, 2, 8, 16, 1, VOCAB, 64, 4, 1, 0, (2,), 1, 2 * 16 * 8 * 2, 2 * 16 * 16 * 2)
+TARGET = w.TargetRecord("cpu", "cooperlake", 4, "tiles")
 
 
 @pytest.fixture
@@ -100,8 +101,8 @@ def artifact(tmp_path: Path) -> Path:
     folder = tmp_path / "artifact"
     folder.mkdir()
     size = WEIGHTS[-1].file_offset + WEIGHTS[-1].bytes + 32
-    files = w.FileSums.of(CODE, bytes(8), size)
-    (folder / "graphs.bin").write_bytes(w.write_graphs(MODEL, KERNELS, WEIGHTS, GRAPHS, 4, files))
+    files = w.FileSums.of({"kernels.so": CODE}, bytes(8), size)
+    (folder / "graphs.bin").write_bytes(w.write_graphs(TARGET, MODEL, KERNELS, WEIGHTS, GRAPHS, files))
     (folder / "weights.safetensors").write_bytes(bytes(size))
     (folder / "kernels.so").write_bytes(CODE)
     sources = {"qkv": ["q_proj.weight", "k_proj.weight", "v_proj.weight"], "embed": ["embed_tokens.weight"]}

@@ -134,7 +134,7 @@ def test_an_artifact_says_what_it_is_for_and_grows(tmp_path: Path, kernel_cache:
     compile_tiny(model, tmp_path / "out", kernel_cache, buckets=ladder, target="reference")
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["target"] == {"kind": "reference", "name": "reference", "machine": "x86_64"}
-    assert read_graphs(tmp_path / "out").header.isa_level == 0
+    assert read_graphs(tmp_path / "out").target.level == 0
 
     assert add_buckets(tmp_path / "out", [Bucket("decode", 1, 64)], cache_dir=kernel_cache).added == ("decode:1x64",)
     with Artifact(tmp_path / "out") as artifact:

@@ -61,7 +61,7 @@ def test_x86_64_v3(dtype: str, bound: float, model: Path, text: list[int], tmp_p
     artifact = compile_tiny(
         model, tmp_path / "out", tmp_path / "cache", buckets=LADDER, dtype=dtype, target="x86-64-v3"
     )
-    assert artifact.info.isa_level == 1
+    assert artifact.info.target_level == 1
     reference = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with torch.no_grad():
         expected = reference(torch.tensor([text])).logits[0].numpy()
@@ -105,13 +105,13 @@ def test_an_artifact_demands_what_its_target_has(target: str, level: int, model:
     code = disassembly(tmp_path / "out" / "kernels.so")
     assert ("vdpbf16ps" in code) == (level == AVX512_BF16_LEVEL)
     assert ("tdpbf16ps" in code) == ("tmm" in code) == (level == AMX_LEVEL)
-    assert read_graphs(tmp_path / "out").header.isa_level == level
+    assert read_graphs(tmp_path / "out").target.level == level
     if runs_here(TARGETS[target]):
-        assert Artifact(tmp_path / "out").info.isa_level == level
+        assert Artifact(tmp_path / "out").info.target_level == level
         return
-    with pytest.raises(LlmcError, match="this CPU has") as caught:
-        Artifact(tmp_path / "out")
-    assert caught.value.name == "unsupported_isa"
+    with pytest.raises(LlmcError, match="this CPU has") as caught, Artifact(tmp_path / "out") as opened:
+        Replayer(opened)
+    assert caught.value.name == "unsupported_target"
     assert "\n" not in str(caught.value)
 
 
@@ -249,12 +249,14 @@ def test_the_runtime_keeps_to_the_level_too(tiny_artifact: TinyArtifact) -> None
     try:
         library().llmc_machine_limit_isa_level(0)
         assert isa_level() == 0
+        artifact = Artifact(tiny_artifact.artifact)
         with pytest.raises(LlmcError, match=r"this CPU has less than x86-64-v3 \(level 0\)") as caught:
-            Artifact(tiny_artifact.artifact)
-        assert caught.value.name == "unsupported_isa"
+            Replayer(artifact)
+        assert caught.value.name == "unsupported_target"
     finally:
         library().llmc_machine_limit_isa_level(before)
-    Artifact(tiny_artifact.artifact).close()
+    Replayer(artifact, num_threads=1).close()
+    artifact.close()
 
 
 @pytest.mark.parametrize(("value", "expected"), [("haswell", "1"), ("z80", "LLMC_NATIVE_TARGET is 'z80'; unset it")])

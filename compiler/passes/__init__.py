@@ -5,7 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from llmc.compiler.graph import INPUTS
+from llmc.graphs_format import INPUTS
 
 
 def row_symbol(module: tvm.IRModule, name: str) -> str:

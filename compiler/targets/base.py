@@ -27,18 +27,6 @@ class TargetError(ValueError):
 
 
 @dataclass(frozen=True)
-class LaunchFacts:
-    """What a kernel's record tells the device that launches it (`kernel` in FORMAT.md).
-
-    max_tasks: into how many tasks the work is worth cutting, 0: one a worker. weight_parts: into how many equal parts
-    the weight is stored that tasks stream, 0: they stream none.
-    """
-
-    max_tasks: int = 0
-    weight_parts: int = 0
-
-
-@dataclass(frozen=True)
 class Choice:
     """What a measured search found for a kernel: a variant, None for the default one, and how many times as fast as the
     default it was."""
@@ -57,7 +45,13 @@ class Target(ABC):
     """One piece of hardware at one level, to compile for. Immutable; equal targets have equal records."""
 
     kind: ClassVar[str]
-    """Of the devices that load its code, as they register."""
+    """As in `targets.registry.KINDS`."""
+    device: ClassVar[str]
+    """Kind of the devices that load its code, as they register."""
+    code_name: ClassVar[str]
+    """Of the file of machine code in an artifact."""
+    layout: ClassVar[str]
+    """Tag of how activations and KV cache lie (FORMAT.md)."""
 
     # Identity
 
@@ -109,8 +103,12 @@ class Target(ABC):
         """Bytes of partial results of attention that cuts contexts into segments."""
 
     @abstractmethod
-    def kv_width(self, head_dim: int) -> int:
-        """Elements between two rows of a V block: head_dim with its padding."""
+    def row_unit(self, layout: int) -> int:
+        """Rows held in `layout` are a multiple of this many, and computed so."""
+
+    @abstractmethod
+    def kv_block_bytes(self, num_kv_heads: int, head_dim: int, block_size: int, dtype: str) -> tuple[int, int]:
+        """Bytes of the keys, and of the values, of one KV block of one layer."""
 
     # Weights
 
@@ -127,10 +125,6 @@ class Target(ABC):
     def weight_pieces(self, request: WeightRequest, parameter: Parameter) -> Iterator[tuple[memoryview, ...]]:
         """The bytes of a packed weight's tensors in order, some MiB at a time; pieces are valid until the next ones are
         asked for. Raises QuantizeError."""
-
-    @abstractmethod
-    def weight_layout_field(self) -> int:
-        """The tag of the layout of linear weights in the model's record of graphs.bin."""
 
     # Sources, for keys of the cache
 
@@ -149,8 +143,8 @@ class Target(ABC):
     # Code
 
     @abstractmethod
-    def launch_facts(self, spec: KernelSpec) -> LaunchFacts:
-        """What the device is told of a kernel."""
+    def launch_facts(self, spec: KernelSpec) -> tuple[int, ...]:
+        """What the device is told of a kernel: at most `graphs_format.MAX_LAUNCH_FACTS` numbers (FORMAT.md)."""
 
     @abstractmethod
     def compile(self, spec: KernelSpec, variant: str | None) -> bytes:

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.manifest import read_manifest
-from llmc.runtime.binding import Artifact
+from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.debug.values import Floats, ValueLayout, written_values
 from llmc.runtime.graphs_file import (
-    DTYPE_BYTES,
     INPUTS,
     OPERAND_KINDS,
     Command,
@@ -69,7 +68,9 @@ class CommandReplay:
         """length: tokens that the sequence will have at most. Raises LlmcError, FormatError, ManifestError and
         DebugError."""
         self.path = Path(path)
-        Artifact(self.path).close()
+        # Their checks, and what code of a level needs of the system: the kernels are called from here after that.
+        with Artifact(self.path) as artifact:
+            Replayer(artifact, num_threads=1, num_blocks=1, weight_memory="mapped").close()
         self._tables, manifest = read_graphs(self.path), read_manifest(self.path)
         model = self._tables.model
         if length > model.max_model_len:
@@ -77,13 +78,12 @@ class CommandReplay:
         self._kernels = [(str(k["op"]), str(k["components"]["params"])) for k in manifest["kernels"]]
         if len(self._kernels) != len(self._tables.kernels):
             raise DebugError(f"manifest.json of {path} lists other kernels than graphs.bin; compile the model again")
-        self._library = ctypes.CDLL(str(self.path / "kernels.so"))
+        self._libraries = [ctypes.CDLL(str(self.path / code.name)) for code in self._tables.code]
         self._weights = np.memmap(self.path / "weights.safetensors", np.uint8, "r")
         self._num_blocks = 1 + -(-length // model.block_size)
-        rows = model.num_kv_heads * model.block_size * DTYPE_BYTES[model.kv_dtype]
         self._pools = {
-            kind: [_Memory(self._num_blocks * rows * width) for _ in range(model.num_layers)]
-            for kind, width in (("k_pool", model.head_dim), ("v_pool", model.head_dim_padded))
+            kind: [_Memory(self._num_blocks * block_bytes) for _ in range(model.num_layers)]
+            for kind, block_bytes in (("k_pool", model.key_block_bytes), ("v_pool", model.value_block_bytes))
         }
         self._done = 0
 
@@ -152,7 +152,8 @@ class CommandReplay:
 
         for index, command in enumerate(self._tables.commands_of(graph)):
             operands = [place(operand, operand.index) for operand in self._tables.operands_of(command)]
-            function = getattr(self._library, self._tables.kernels[command.kernel].symbol)
+            kernel = self._tables.kernels[command.kernel]
+            function = getattr(self._libraries[kernel.code], kernel.symbol)
             function.restype = None
             function(*(ctypes.c_void_p(data.ctypes.data) for data in operands), scalars, 0, 1)
             op, parameters = self._kernels[command.kernel]

@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 
 from llmc.compiler.cache import GraphCache
 from llmc.compiler.config import CompileError
+from llmc.compiler.dtypes import FLOATS
 from llmc.compiler.graph import GraphShape, round_up
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.targets import base
-from llmc.compiler.targets.base import Choice, Compare, LaunchFacts, OnStep, TargetError
+from llmc.compiler.targets.base import Choice, Compare, OnStep, TargetError
 from llmc.compiler.targets.cpu import layouts, target
 from llmc.compiler.targets.cpu.kernels.schedule import Schedule
 from llmc.compiler.targets.cpu.kernels.sources import source_digest
@@ -35,6 +36,9 @@ class CpuTarget(base.Target):
 
     cpu: target.Target
     kind: ClassVar[str] = "cpu"
+    device: ClassVar[str] = "cpu"
+    code_name: ClassVar[str] = "kernels.so"
+    layout: ClassVar[str] = "tiles"
 
     @property
     def name(self) -> str:
@@ -72,8 +76,12 @@ class CpuTarget(base.Target):
     def attention_scratch_bytes(self, rows: int, num_heads: int, head_dim: int, segments: int) -> int:
         return layouts.attention_scratch_bytes(rows, num_heads, head_dim, segments)
 
-    def kv_width(self, head_dim: int) -> int:
-        return round_up(head_dim, layouts.HEAD_DIM_ALIGNMENT)
+    def row_unit(self, layout: int) -> int:
+        return layout
+
+    def kv_block_bytes(self, num_kv_heads: int, head_dim: int, block_size: int, dtype: str) -> tuple[int, int]:
+        rows = num_kv_heads * block_size * FLOATS[dtype].item_bytes
+        return rows * head_dim, rows * round_up(head_dim, layouts.HEAD_DIM_ALIGNMENT)
 
     def weight_params(self) -> Mapping[str, Param]:
         return {"panel_columns": self.cpu.panel_columns}
@@ -88,9 +96,6 @@ class CpuTarget(base.Target):
 
         return weight_pieces(request, parameter, self.cpu.panel_columns)
 
-    def weight_layout_field(self) -> int:
-        return self.cpu.panel_columns
-
     def graph_sources(self) -> Sequence[Path]:
         names = ("layouts.py", "quant_packing.py", "kernels/attention_split.py")
         return [_HERE / name for name in names]
@@ -102,8 +107,8 @@ class CpuTarget(base.Target):
     def template_digest(self, op: str) -> str:
         return source_digest(op)
 
-    def launch_facts(self, spec: KernelSpec) -> LaunchFacts:
-        return LaunchFacts(max_tasks(spec, self.cpu.panel_columns), weight_parts(spec))
+    def launch_facts(self, spec: KernelSpec) -> tuple[int, ...]:
+        return max_tasks(spec, self.cpu.panel_columns), weight_parts(spec)
 
     def compile(self, spec: KernelSpec, variant: str | None) -> bytes:
         import_tvm()

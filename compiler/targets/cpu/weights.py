@@ -21,16 +21,17 @@ _PIECE_BYTES = 2 << 20
 def weight_tensors(request: WeightRequest, panel_columns: int) -> list[WeightTensor]:
     """See `targets.base.Target`."""
     n, k = request.shape
+    layout = f"panels{panel_columns}"
     if request.format is None:
         shape = packed_shape(n, k, panel_columns, FLOATS[request.dtype].per_word, request.parts)
-        return [WeightTensor(request.name, request.dtype, shape)]
+        return [WeightTensor(request.name, request.dtype, shape, layout)]
     shapes = QuantShapes.of(n, k, panel_columns, request.format, request.parts)
     tensors = [
-        WeightTensor(request.name, U8.name, shapes.numbers),
-        WeightTensor(request.name + SCALE, F32.name, shapes.scale),
+        WeightTensor(request.name, U8.name, shapes.numbers, layout),
+        WeightTensor(request.name + SCALE, F32.name, shapes.scale, layout),
     ]
     if shapes.of_group is not None:
-        tensors.append(WeightTensor(f"{request.name}.{request.format.of_group}", U8.name, shapes.of_group))
+        tensors.append(WeightTensor(f"{request.name}.{request.format.of_group}", U8.name, shapes.of_group, layout))
     return tensors
 
 

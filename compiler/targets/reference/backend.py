@@ -17,13 +17,14 @@ from typing import Any, ClassVar
 from llmc.compiler import kernel_spec
 from llmc.compiler.cache import GraphCache
 from llmc.compiler.config import CompileError
+from llmc.compiler.dtypes import FLOATS
 from llmc.compiler.graph import GraphShape, round_up
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError, Param
 from llmc.compiler.targets import base
-from llmc.compiler.targets.base import Choice, Compare, LaunchFacts, OnStep
+from llmc.compiler.targets.base import Choice, Compare, OnStep
 from llmc.compiler.targets.cpu.link import link_shared
 from llmc.compiler.tvm_import import import_tvm
-from llmc.compiler.weight_request import WeightRequest, WeightTensor
+from llmc.compiler.weight_request import ROWS, WeightRequest, WeightTensor
 from llmc.models.loader import Parameter
 
 KIND = "reference"
@@ -45,6 +46,9 @@ class ReferenceTarget(base.Target):
 
     machine: str
     kind: ClassVar[str] = KIND
+    device: ClassVar[str] = "cpu"
+    code_name: ClassVar[str] = "kernels.so"
+    layout: ClassVar[str] = ROWS
 
     @property
     def name(self) -> str:
@@ -80,8 +84,12 @@ class ReferenceTarget(base.Target):
     def attention_scratch_bytes(self, rows: int, num_heads: int, head_dim: int, segments: int) -> int:
         return 0
 
-    def kv_width(self, head_dim: int) -> int:
-        return round_up(head_dim, _ROW_ALIGNMENT)
+    def row_unit(self, layout: int) -> int:
+        return 1
+
+    def kv_block_bytes(self, num_kv_heads: int, head_dim: int, block_size: int, dtype: str) -> tuple[int, int]:
+        rows = num_kv_heads * block_size * FLOATS[dtype].item_bytes
+        return rows * head_dim, rows * round_up(head_dim, _ROW_ALIGNMENT)
 
     def weight_params(self) -> Mapping[str, Param]:
         return {}
@@ -96,9 +104,6 @@ class ReferenceTarget(base.Target):
 
         return weight_pieces(request, parameter)
 
-    def weight_layout_field(self) -> int:
-        return 1
-
     def graph_sources(self) -> Sequence[Path]:
         return [_HERE / "backend.py"]
 
@@ -108,8 +113,8 @@ class ReferenceTarget(base.Target):
     def template_digest(self, op: str) -> str:
         return _sources_digest()
 
-    def launch_facts(self, spec: KernelSpec) -> LaunchFacts:
-        return LaunchFacts()
+    def launch_facts(self, spec: KernelSpec) -> tuple[int, ...]:
+        return ()
 
     def compile(self, spec: KernelSpec, variant: str | None) -> bytes:
         if variant is not None:

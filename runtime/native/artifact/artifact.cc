@@ -1,17 +1,13 @@
 #include "artifact/artifact.h"
 
-#include <dlfcn.h>
-#include <elf.h>
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <utility>
 
 #include "core/crc32.h"
-#include "core/isa.h"
 
 namespace llmc {
 namespace {
@@ -22,9 +18,9 @@ struct Header {
   char magic[8];
   uint32_t version, header_bytes;
   uint64_t file_bytes;
-  uint32_t num_sections, crc32, isa_level, code_crc32;
-  uint64_t code_bytes, weights_bytes;
-  uint32_t weights_header_crc32, reserved;
+  uint32_t num_sections, crc32;
+  uint64_t weights_bytes;
+  uint32_t weights_header_crc32, reserved[5];
 };
 struct Section {
   uint32_t kind, record_bytes;
@@ -32,19 +28,21 @@ struct Section {
 };
 static_assert(sizeof(Header) == 64 && sizeof(Section) == 24, "sizes of FORMAT.md");
 
-constexpr uint32_t kVersion = 3;
-constexpr uint32_t kNumKinds = 7;
+constexpr uint32_t kVersion = 4;
+constexpr uint32_t kNumKinds = 9;
 constexpr uint32_t kMaxSections = 1024;
+constexpr uint32_t kMaxNameBytes = 255;      // of a target or a file
 constexpr uint32_t kMaxSide = 1u << 24;         // bound on any count of tokens, sequences, blocks of one graph
 constexpr uint64_t kMaxInputBytes = 1ull << 32;
 constexpr uint64_t kMaxArenaBytes = 1ull << 42;
+constexpr uint64_t kMaxBlockBytes = 1ull << 51;  // of one layer
 constexpr uint64_t kMaxReplayedCommands = 1ull << 26;
 
 enum DType : uint32_t { kF32 = 0, kBF16 = 1, kF16 = 2, kI8 = 3, kU8 = 4, kI32 = 5, kNumDTypes = 6 };
 constexpr uint64_t kDTypeBytes[kNumDTypes] = {4, 2, 2, 1, 1, 4};
 
 const char* const kSectionNames[kNumKinds + 1] = {"",       "strings", "model",    "kernels",
-                                                  "weights", "graphs",  "commands", "operands"};
+                                                  "weights", "graphs",  "commands", "operands", "targets", "codes"};
 
 // Of the whole file except the field itself.
 uint32_t TablesCrc32(const MappedFile& file) {
@@ -75,38 +73,13 @@ std::vector<T> ReadSection(const unsigned char* data, const Section& section) {
   return records;
 }
 
-// A truncated shared object can crash the dynamic loader, so its headers and their ranges are checked first.
-bool IsWholeSharedObject(const MappedFile& file) {
-  Elf64_Ehdr header;
-  if (file.size() < sizeof(header)) return false;
-  std::memcpy(&header, file.data(), sizeof(header));
-  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_ident[EI_CLASS] != ELFCLASS64 ||
-      header.e_ident[EI_DATA] != ELFDATA2LSB || header.e_type != ET_DYN) {
-    return false;
-  }
-#if defined(__x86_64__)
-  if (header.e_machine != EM_X86_64) return false;
-#endif
-  if (header.e_phentsize != sizeof(Elf64_Phdr) || header.e_phnum == 0) return false;
-  if (!InRange(header.e_phoff, uint64_t{header.e_phnum} * sizeof(Elf64_Phdr), file.size())) return false;
-  if (header.e_shnum && !InRange(header.e_shoff, uint64_t{header.e_shnum} * header.e_shentsize, file.size())) {
-    return false;
-  }
-  for (uint32_t i = 0; i < header.e_phnum; ++i) {
-    Elf64_Phdr program;
-    std::memcpy(&program, file.data() + header.e_phoff + i * sizeof(program), sizeof(program));
-    if (program.p_type != PT_NULL && !InRange(program.p_offset, program.p_filesz, file.size())) return false;
-  }
-  return true;
-}
-
-// dlopen answers with a library already loaded under the same name even when the file was replaced since. A spelling
-// of the path that this process never used makes it compare inodes instead.
-std::string FreshSpelling(const std::string& directory, const char* name) {
-  static std::atomic<uint64_t> counter{0};
-  std::string path = directory;
-  for (uint64_t bits = counter.fetch_add(1) + 2; bits > 1; bits >>= 1) path += bits & 1 ? "//." : "/.";
-  return path + "/" + name;
+// A plain file name: no artifact makes anybody look outside of itself.
+bool IsFileName(const std::string& name) {
+  const auto plain = [](unsigned char c) {
+    return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+  };
+  return !name.empty() && name.size() <= 255 && plain(static_cast<unsigned char>(name[0])) &&
+         std::all_of(name.begin(), name.end(), [&](unsigned char c) { return plain(c) || c == '.' || c == '_' || c == '-'; });
 }
 
 }  // namespace
@@ -131,11 +104,7 @@ uint64_t InputBytes(const GraphRecord& graph, uint32_t index) {
   return RoundUp(InputTouchedBytes(graph, index), kAlignment);
 }
 
-Artifact::~Artifact() {
-  if (library_) ::dlclose(library_);
-}
-
-Status Artifact::Corrupt(const char* file, const std::string& what) const {
+Status Artifact::Corrupt(const std::string& file, const std::string& what) const {
   return Status::Error(LLMC_ERR_CORRUPT,
                        "'" + directory_ + "/" + file + "' is damaged: " + what + "; compile the artifact again");
 }
@@ -162,12 +131,13 @@ Status Artifact::Open(const std::string& directory, std::shared_ptr<const Artifa
     LLMC_RETURN_IF_ERROR(status);
     LLMC_RETURN_IF_ERROR(artifact->ReadTables(tables));
   }
+  LLMC_RETURN_IF_ERROR(artifact->CheckTarget());
   LLMC_RETURN_IF_ERROR(artifact->CheckModel());
+  LLMC_RETURN_IF_ERROR(artifact->CheckCode());
   LLMC_RETURN_IF_ERROR(artifact->CheckKernels());
   LLMC_RETURN_IF_ERROR(MappedFile::Open(directory + "/weights.safetensors", &artifact->weight_file_));
   LLMC_RETURN_IF_ERROR(artifact->CheckWeights());
   LLMC_RETURN_IF_ERROR(artifact->CheckGraphs());
-  LLMC_RETURN_IF_ERROR(artifact->LoadKernels());
   artifact->weight_file_.Prefetch();
   *out = std::move(artifact);
   return Status::Ok();
@@ -193,28 +163,15 @@ Status Artifact::ReadTables(const MappedFile& file) {
   }
   const uint32_t crc = TablesCrc32(file);
   if (crc != header.crc32) return Corrupt("graphs.bin", "its CRC-32 is " + Hex(crc) + ", not " + Hex(header.crc32));
-  files_ = {header.code_bytes, header.weights_bytes, header.code_crc32, header.weights_header_crc32};
-  isa_level_ = header.isa_level;
-  const uint32_t machine = MachineIsaLevel();
-  if (isa_level_ > kMaxIsaLevel) {
-    return Status::Error(LLMC_ERR_UNSUPPORTED_ISA, "the artifact '" + directory_ + "' needs ISA level " +
-                                                       Str(isa_level_) + " and this runtime knows levels up to " +
-                                                       Str(kMaxIsaLevel) + "; use a newer llmc");
-  }
-  if (isa_level_ > machine) {
-    return Status::Error(LLMC_ERR_UNSUPPORTED_ISA,
-                         "the artifact '" + directory_ + "' was compiled for " + IsaName(isa_level_) + " (level " +
-                             Str(isa_level_) + ") and this CPU has " + IsaName(machine) + " (level " + Str(machine) +
-                             "); compile it for this machine");
-  }
-
+  weights_bytes_ = header.weights_bytes;
+  weights_header_crc32_ = header.weights_header_crc32;
   if (header.num_sections > kMaxSections ||
       !InRange(sizeof(header), uint64_t{header.num_sections} * sizeof(Section), file.size())) {
     return Corrupt("graphs.bin", "it claims " + Str(header.num_sections) + " sections");
   }
   constexpr uint32_t kRecordBytes[kNumKinds + 1] = {
       0, 1, sizeof(ModelRecord), sizeof(KernelRecord), sizeof(WeightRecord), sizeof(GraphRecord),
-      sizeof(CommandRecord), sizeof(OperandRecord)};
+      sizeof(CommandRecord), sizeof(OperandRecord), sizeof(TargetRecord), sizeof(CodeRecord)};
   Section known[kNumKinds + 1] = {};
   for (uint32_t i = 0; i < header.num_sections; ++i) {
     Section section;
@@ -244,6 +201,7 @@ Status Artifact::ReadTables(const MappedFile& file) {
     }
   }
   if (known[2].count != 1) return Corrupt("graphs.bin", "it has " + Str(known[2].count) + " model records, not 1");
+  if (known[8].count != 1) return Corrupt("graphs.bin", "it has " + Str(known[8].count) + " target records, not 1");
   strings_.assign(reinterpret_cast<const char*>(data + known[1].offset), known[1].count);
   model_ = ReadSection<ModelRecord>(data, known[2])[0];
   kernels_ = ReadSection<KernelRecord>(data, known[3]);
@@ -251,7 +209,53 @@ Status Artifact::ReadTables(const MappedFile& file) {
   graphs_ = ReadSection<GraphRecord>(data, known[5]);
   commands_ = ReadSection<CommandRecord>(data, known[6]);
   operands_ = ReadSection<OperandRecord>(data, known[7]);
+  target_record_ = ReadSection<TargetRecord>(data, known[8])[0];
+  code_ = ReadSection<CodeRecord>(data, known[9]);
   return Status::Ok();
+}
+
+Status Artifact::ReadString(uint32_t offset, uint32_t length, const char* what, std::string* out) const {
+  if (length == 0 || length > kMaxNameBytes || !InRange(offset, length, strings_.size()) ||
+      std::memchr(strings_.data() + offset, 0, length) != nullptr) {
+    return Corrupt("graphs.bin", std::string("the ") + what + " is no valid name at " + Str(offset) + "+" + Str(length) +
+                                     " of " + Str(uint64_t{strings_.size()}) + " string bytes");
+  }
+  out->assign(strings_, offset, length);
+  return Status::Ok();
+}
+
+Status Artifact::CheckTarget() {
+  const TargetRecord& t = target_record_;
+  LLMC_RETURN_IF_ERROR(ReadString(t.kind_offset, t.kind_length, "target's kind", &target_.kind));
+  LLMC_RETURN_IF_ERROR(ReadString(t.name_offset, t.name_length, "target's name", &target_.name));
+  LLMC_RETURN_IF_ERROR(ReadString(t.layout_offset, t.layout_length, "target's layout", &target_.layout));
+  target_.level = t.level;
+  return Status::Ok();
+}
+
+// What is in the files is for devices to know; here they are whole.
+Status Artifact::CheckCode() {
+  if (code_.empty()) return Corrupt("graphs.bin", "it names no code file");
+  for (const CodeRecord& code : code_) {
+    std::string name;
+    LLMC_RETURN_IF_ERROR(ReadString(code.name_offset, code.name_length, "name of a code file", &name));
+    if (!IsFileName(name)) return Corrupt("graphs.bin", "a code file is called '" + name + "'");
+    MappedFile file;
+    LLMC_RETURN_IF_ERROR(MappedFile::Open(directory_ + "/" + name, &file));
+    if (file.size() != code.bytes) {
+      return Corrupt(name, "it has " + Str(file.size()) + " bytes and graphs.bin expects " + Str(code.bytes));
+    }
+    const uint32_t crc = Crc32(file.data(), file.size());
+    if (crc != code.crc32) return Corrupt(name, "its CRC-32 is " + Hex(crc) + ", not " + Hex(code.crc32));
+    code_files_.push_back(std::move(file));
+  }
+  return Status::Ok();
+}
+
+uint64_t Artifact::code_bytes() const {
+  uint64_t bytes = 0;
+  for (const CodeRecord& code : code_) bytes += code.bytes;
+  return bytes;
 }
 
 Status Artifact::CheckModel() {
@@ -268,7 +272,6 @@ Status Artifact::CheckModel() {
       {"vocab_size", m.vocab_size, 1, 1 << 28},
       {"max_model_len", m.max_model_len, 1, 1 << 28},
       {"max_num_seqs", m.max_num_seqs, 1, 1 << 20},
-      {"panel_columns", m.panel_columns, 1, 1 << 16},
       {"act_dtype", m.act_dtype, 0, kNumDTypes - 1},
       {"sliding_window", m.sliding_window, 0, INT32_MAX},
       {"num_eos", m.num_eos, 0, 8},
@@ -282,16 +285,13 @@ Status Artifact::CheckModel() {
   if (m.block_size % 16 != 0) {
     return Corrupt("graphs.bin", "block_size " + Str(m.block_size) + " is no multiple of 16");
   }
-  if (static_cast<uint64_t>(m.head_dim_padded) != RoundUp(m.head_dim, 16)) {
-    return Corrupt("graphs.bin",
-                   "head_dim_padded is " + Str(m.head_dim_padded) + " for head_dim " + Str(m.head_dim));
+  for (const uint64_t bytes : {m.key_block_bytes, m.value_block_bytes}) {
+    if (bytes < 1 || bytes > kMaxBlockBytes) {
+      return Corrupt("graphs.bin", "a KV block of one layer has " + Str(bytes) + " bytes of keys or of values");
+    }
   }
-  // The bounds above keep one block of one layer below 2^51 bytes.
-  const uint64_t rows = uint64_t(m.num_kv_heads) * m.block_size * kDTypeBytes[m.kv_dtype];
-  key_block_bytes_ = rows * m.head_dim;
-  value_block_bytes_ = rows * m.head_dim_padded;
   uint64_t kv_block_bytes = 0;
-  if (__builtin_mul_overflow(key_block_bytes_ + value_block_bytes_, uint64_t(m.num_layers), &kv_block_bytes)) {
+  if (__builtin_mul_overflow(m.key_block_bytes + m.value_block_bytes, uint64_t(m.num_layers), &kv_block_bytes)) {
     return Corrupt("graphs.bin", "one KV block of " + Str(m.num_layers) + " layers overflows 64 bits");
   }
   shape_ = {m.num_layers, m.block_size, m.vocab_size, m.max_model_len, m.max_num_seqs, {}, kv_block_bytes, {}};
@@ -303,7 +303,7 @@ Status Artifact::CheckModel() {
   return Status::Ok();
 }
 
-Status Artifact::CheckKernels() {
+Status Artifact::CheckKernels() const {
   for (size_t i = 0; i < kernels_.size(); ++i) {
     const KernelRecord& kernel = kernels_[i];
     const std::string name = "kernel " + Str(uint64_t{i});
@@ -316,8 +316,8 @@ Status Artifact::CheckKernels() {
                                        Str(kernel.symbol_length) + " of " + Str(uint64_t{strings_.size()}) +
                                        " string bytes");
     }
-    if (kernel.weight_parts > kMaxWeightParts) {
-      return Corrupt("graphs.bin", name + " has " + Str(kernel.weight_parts) + " weight parts, more than 2");
+    if (kernel.code >= code_.size()) {
+      return Corrupt("graphs.bin", name + " is in code file " + Str(kernel.code) + " of " + Str(uint64_t{code_.size()}));
     }
     if (!Between(kernel.num_buffers, 1, kMaxBuffers)) {
       return Corrupt("graphs.bin", name + " takes " + Str(kernel.num_buffers) + " buffers, outside 1 … 12");
@@ -335,9 +335,9 @@ std::string Artifact::WeightName(const WeightRecord& weight) const {
 
 Status Artifact::CheckWeights() {
   const uint64_t size = weight_file_.size();
-  if (size != files_.weights_bytes) {
+  if (size != weights_bytes_) {
     return Corrupt("weights.safetensors",
-                   "it has " + Str(size) + " bytes and graphs.bin expects " + Str(files_.weights_bytes));
+                   "it has " + Str(size) + " bytes and graphs.bin expects " + Str(weights_bytes_));
   }
   uint64_t header_bytes = 0;
   if (size >= sizeof(header_bytes)) std::memcpy(&header_bytes, weight_file_.data(), sizeof(header_bytes));
@@ -346,9 +346,9 @@ Status Artifact::CheckWeights() {
   }
   weights_header_bytes_ = sizeof(header_bytes) + header_bytes;
   const uint32_t crc = Crc32(weight_file_.data(), weights_header_bytes_);
-  if (crc != files_.weights_header_crc32) {
+  if (crc != weights_header_crc32_) {
     return Corrupt("weights.safetensors",
-                   "the CRC-32 of its header is " + Hex(crc) + ", not " + Hex(files_.weights_header_crc32));
+                   "the CRC-32 of its header is " + Hex(crc) + ", not " + Hex(weights_header_crc32_));
   }
   uint64_t end = weights_header_bytes_;  // of what comes before a tensor
   for (size_t i = 0; i < weights_.size(); ++i) {
@@ -357,6 +357,9 @@ Status Artifact::CheckWeights() {
       return Corrupt("graphs.bin", "weight " + Str(uint64_t{i}) + " has its name outside the strings");
     }
     const std::string name = WeightName(weight);
+    if (!InRange(weight.layout_offset, weight.layout_length, strings_.size())) {
+      return Corrupt("graphs.bin", name + " has its layout outside the strings");
+    }
     if (weight.dtype >= kNumDTypes) return Corrupt("graphs.bin", name + " has unknown dtype " + Str(weight.dtype));
     if (weight.rank > 4) return Corrupt("graphs.bin", name + " has rank " + Str(weight.rank) + ", more than 4");
     uint64_t bytes = kDTypeBytes[weight.dtype];
@@ -413,8 +416,8 @@ Status Artifact::Verify() const {
     return Status::Ok();
   };
   LLMC_RETURN_IF_ERROR(read(0, weights_header_bytes_));
-  if (crc != files_.weights_header_crc32) {
-    report("the CRC-32 of its header is " + Hex(crc) + ", not " + Hex(files_.weights_header_crc32));
+  if (crc != weights_header_crc32_) {
+    report("the CRC-32 of its header is " + Hex(crc) + ", not " + Hex(weights_header_crc32_));
   }
   uint64_t end = weights_header_bytes_;
   for (const WeightRecord& weight : weights_) {
@@ -452,7 +455,7 @@ Status Artifact::CheckOperand(const GraphRecord& graph, uint64_t index) const {
     case OperandKind::kValuePool:
       // The pool's size is known only at run time: block b is at b × bytes, b below the scalar num_blocks.
       count = uint64_t(model_.num_layers);
-      limit = static_cast<OperandKind>(operand.kind) == OperandKind::kKeyPool ? key_block_bytes_ : value_block_bytes_;
+      limit = static_cast<OperandKind>(operand.kind) == OperandKind::kKeyPool ? key_block_bytes() : value_block_bytes();
       // Less would be another stride: the kernel and the pool would disagree on where block 1 starts.
       if (operand.bytes != limit) {
         return Corrupt("graphs.bin", "operand " + Str(index) + " has KV blocks of " + Str(operand.bytes) +
@@ -501,7 +504,7 @@ Status Artifact::CheckGraphs() {
         {"max_seqs", graph.max_seqs, 1, kMaxSide},
         {"max_samples", graph.max_samples, 1, kMaxSide},
         {"max_blocks_per_seq", graph.max_blocks_per_seq, 1, kMaxSide},
-        {"row_tile", graph.row_tile, 1, 4096},
+        {"row_unit", graph.row_unit, 1, 4096},
         {"num_commands", graph.num_commands, 1, UINT32_MAX},
     };
     for (const auto& field : fields) {
@@ -559,39 +562,6 @@ Status Artifact::CheckGraphs() {
     max_arena_bytes_ = std::max(max_arena_bytes_, graph.arena_bytes);
     shape_.graphs.push_back({static_cast<Phase>(graph.phase), graph.batch, graph.seq, graph.max_tokens,
                              graph.max_seqs, graph.max_samples, graph.max_blocks_per_seq});
-  }
-  return Status::Ok();
-}
-
-Status Artifact::LoadKernels() {
-  {
-    MappedFile file;
-    LLMC_RETURN_IF_ERROR(MappedFile::Open(directory_ + "/kernels.so", &file));
-    if (file.size() != files_.code_bytes) {
-      return Corrupt("kernels.so",
-                     "it has " + Str(file.size()) + " bytes and graphs.bin expects " + Str(files_.code_bytes));
-    }
-    const uint32_t crc = Crc32(file.data(), file.size());
-    if (crc != files_.code_crc32) {
-      return Corrupt("kernels.so", "its CRC-32 is " + Hex(crc) + ", not " + Hex(files_.code_crc32));
-    }
-    if (!IsWholeSharedObject(file)) return Corrupt("kernels.so", "it is no complete shared object for this machine");
-  }
-  if (!EnableIsaLevel(isa_level_)) {
-    return Status::Error(LLMC_ERR_UNSUPPORTED_ISA, std::string("the operating system refuses the tile registers of ") +
-                                                       IsaName(isa_level_) + "; compile the artifact for level 4");
-  }
-  library_ = ::dlopen(FreshSpelling(directory_, "kernels.so").c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!library_) {
-    const char* why = ::dlerror();
-    return Corrupt("kernels.so", std::string("the loader says: ") + (why ? why : "unknown error"));
-  }
-  functions_.reserve(kernels_.size());
-  for (const KernelRecord& kernel : kernels_) {
-    const char* symbol = strings_.data() + kernel.symbol_offset;
-    void* function = ::dlsym(library_, symbol);
-    if (!function) return Corrupt("kernels.so", std::string("it has no kernel '") + symbol + "'");
-    functions_.push_back(function);
   }
   return Status::Ok();
 }

@@ -1,5 +1,6 @@
-// Artifact: an opened, validated artifact directory (FORMAT.md) with its kernels loaded. Immutable and shared.
+// Artifact: an opened, validated artifact directory (FORMAT.md). What its code is, devices know. Immutable and shared.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -12,10 +13,10 @@
 namespace llmc {
 
 constexpr uint32_t kMaxBuffers = 12;
-constexpr uint32_t kMaxWeightParts = 2;
 constexpr uint32_t kNumFamilies = 8;
 constexpr uint32_t kNumInputs = 8;
 constexpr uint64_t kAlignment = 64;
+constexpr uint32_t kMaxLaunchFacts = 7;
 
 enum class OperandKind : uint32_t { kArena = 0, kWeight = 1, kInput = 2, kKeyPool = 3, kValuePool = 4, kOutput = 5 };
 enum Input : uint32_t {
@@ -31,20 +32,22 @@ enum Input : uint32_t {
 
 // Records of graphs.bin, byte for byte.
 struct ModelRecord {
-  int32_t num_layers, num_kv_heads, head_dim, head_dim_padded, block_size, kv_dtype, vocab_size, max_model_len;
-  int32_t max_num_seqs, panel_columns, act_dtype, sliding_window, num_eos, eos[8], bos, pad[10];
+  int32_t num_layers, num_kv_heads, head_dim, block_size, kv_dtype, vocab_size, max_model_len, max_num_seqs;
+  int32_t act_dtype, sliding_window, num_eos, eos[8], bos;
+  uint64_t key_block_bytes, value_block_bytes;  // of one KV block of one layer
+  int32_t reserved[8];
 };
 struct KernelRecord {
-  uint32_t symbol_offset, symbol_length, num_buffers, family, max_tasks, weight_parts;
+  uint32_t symbol_offset, symbol_length, num_buffers, family, code, launch[kMaxLaunchFacts];
 };
 struct WeightRecord {
   uint32_t name_offset, name_length, dtype, rank;
   uint64_t file_offset, bytes;
   int64_t shape[4];
-  uint32_t crc32, reserved;
+  uint32_t crc32, layout_offset, layout_length, reserved;
 };
 struct GraphRecord {
-  uint32_t phase, batch, seq, max_tokens, max_seqs, max_samples, max_blocks_per_seq, row_tile, first_command;
+  uint32_t phase, batch, seq, max_tokens, max_seqs, max_samples, max_blocks_per_seq, row_unit, first_command;
   uint32_t num_commands;
   uint64_t arena_bytes, reserved[2];
 };
@@ -57,8 +60,16 @@ struct OperandRecord {
   uint32_t kind, index;
   uint64_t offset, bytes;
 };
-static_assert(sizeof(ModelRecord) == 128 && sizeof(KernelRecord) == 24 && sizeof(WeightRecord) == 72 &&
-                  sizeof(GraphRecord) == 64 && sizeof(CommandRecord) == 24 && sizeof(OperandRecord) == 24,
+struct TargetRecord {
+  uint32_t kind_offset, kind_length, name_offset, name_length, layout_offset, layout_length, level, reserved;
+};
+struct CodeRecord {
+  uint32_t name_offset, name_length, crc32, reserved;
+  uint64_t bytes;
+};
+static_assert(sizeof(ModelRecord) == 128 && sizeof(KernelRecord) == 48 && sizeof(WeightRecord) == 80 &&
+                  sizeof(GraphRecord) == 64 && sizeof(CommandRecord) == 24 && sizeof(OperandRecord) == 24 &&
+                  sizeof(TargetRecord) == 32 && sizeof(CodeRecord) == 24,
               "records have the sizes of FORMAT.md");
 
 constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -68,10 +79,10 @@ uint64_t InputTouchedBytes(const GraphRecord& graph, uint32_t index);
 // The same, rounded up to whole cache lines.
 uint64_t InputBytes(const GraphRecord& graph, uint32_t index);
 
-// What graphs.bin says of the files beside it.
-struct FileSums {
-  uint64_t code_bytes = 0, weights_bytes = 0;
-  uint32_t code_crc32 = 0, weights_header_crc32 = 0;
+// What the code of an artifact is for.
+struct TargetFacts {
+  std::string kind, name, layout;  // of the device that loads it; the target's; of activations and KV cache
+  uint32_t level = 0;              // that the device must have, as its kind counts them
 };
 
 class Artifact {
@@ -79,7 +90,6 @@ class Artifact {
   Artifact() = default;
   Artifact(const Artifact&) = delete;
   Artifact& operator=(const Artifact&) = delete;
-  ~Artifact();
 
   static Status Open(const std::string& directory, std::shared_ptr<const Artifact>* out);
   // Reads weights.safetensors from end to end and compares every tensor with its CRC-32; the rest must be zero.
@@ -95,43 +105,54 @@ class Artifact {
   const std::vector<GraphRecord>& graphs() const { return graphs_; }
   const std::vector<CommandRecord>& commands() const { return commands_; }
   const std::vector<OperandRecord>& operands() const { return operands_; }
-  void* function(uint32_t kernel) const { return functions_[kernel]; }
+  const std::vector<CodeRecord>& code() const { return code_; }
+  const MappedFile& code_file(std::size_t index) const { return code_files_[index]; }
   const MappedFile& weight_file() const { return weight_file_; }
+  const std::string& directory() const { return directory_; }
+  const TargetFacts& target() const { return target_; }
 
-  uint32_t isa_level() const { return isa_level_; }
-  uint64_t code_bytes() const { return files_.code_bytes; }
+  // Of a kernel of this artifact; followed by a NUL.
+  const char* symbol(const KernelRecord& kernel) const { return strings_.data() + kernel.symbol_offset; }
+  std::string code_name(const CodeRecord& code) const { return strings_.substr(code.name_offset, code.name_length); }
+  uint64_t code_bytes() const;
+  // An error that says which file of this artifact is damaged, and how.
+  Status Corrupt(const std::string& file, const std::string& what) const;
   uint64_t max_arena_bytes() const { return max_arena_bytes_; }
   // Bytes of one KV block of one layer.
-  uint64_t key_block_bytes() const { return key_block_bytes_; }
-  uint64_t value_block_bytes() const { return value_block_bytes_; }
+  uint64_t key_block_bytes() const { return model_.key_block_bytes; }
+  uint64_t value_block_bytes() const { return model_.value_block_bytes; }
 
  private:
   Status ReadTables(const MappedFile& file);
+  Status CheckTarget();
   Status CheckModel();
-  Status CheckKernels();
+  Status CheckCode();
+  Status CheckKernels() const;
   Status CheckWeights();
   Status CheckGraphs();
   Status CheckOperand(const GraphRecord& graph, uint64_t index) const;
-  Status LoadKernels();
-  Status Corrupt(const char* file, const std::string& what) const;
+  Status ReadString(uint32_t offset, uint32_t length, const char* what, std::string* out) const;
   std::string WeightName(const WeightRecord& weight) const;
 
   std::string directory_;
-  uint32_t isa_level_ = 0;
-  FileSums files_;
+  uint64_t weights_bytes_ = 0;  // as graphs.bin has it
+  uint32_t weights_header_crc32_ = 0;
   std::string strings_;
+  TargetRecord target_record_{};
+  TargetFacts target_;
   ModelRecord model_{};
   std::vector<KernelRecord> kernels_;
   std::vector<WeightRecord> weights_;
   std::vector<GraphRecord> graphs_;
   std::vector<CommandRecord> commands_;
   std::vector<OperandRecord> operands_;
+  std::vector<CodeRecord> code_;
   ModelShape shape_{};
+  // Kept open: what devices load is what was checked, whatever has taken its place since.
+  std::vector<MappedFile> code_files_;
   MappedFile weight_file_;
   uint64_t weights_header_bytes_ = 0;  // with the length before it
-  uint64_t max_arena_bytes_ = 0, key_block_bytes_ = 0, value_block_bytes_ = 0;
-  void* library_ = nullptr;
-  std::vector<void*> functions_;
+  uint64_t max_arena_bytes_ = 0;
 };
 
 }  // namespace llmc

@@ -21,7 +21,7 @@ bool SameTensor(const WeightRecord& a, const WeightRecord& b) {
 
 bool SameKernel(const KernelRecord& a, const KernelRecord& b) {
   return a.symbol_length == b.symbol_length && a.num_buffers == b.num_buffers && a.family == b.family &&
-         a.max_tasks == b.max_tasks && a.weight_parts == b.weight_parts;
+         a.code == b.code && std::equal(a.launch, a.launch + kMaxLaunchFacts, b.launch);
 }
 
 }  // namespace
@@ -36,8 +36,11 @@ Status Artifact::CheckExtends(const Artifact& older) const {
     return SameKernel(a, b) &&
            strings_.compare(a.symbol_offset, a.symbol_length, older.strings_, b.symbol_offset, b.symbol_length) == 0;
   };
-  if (std::memcmp(&model_, &older.model_, sizeof(model_)) != 0 || isa_level_ != older.isa_level_) return differ("model");
-  if (files_.weights_header_crc32 != older.files_.weights_header_crc32 || weights_.size() != older.weights_.size() ||
+  if (std::memcmp(&model_, &older.model_, sizeof(model_)) != 0 || target_.kind != older.target_.kind ||
+      target_.name != older.target_.name || target_.level != older.target_.level) {
+    return differ("model");
+  }
+  if (weights_header_crc32_ != older.weights_header_crc32_ || weights_.size() != older.weights_.size() ||
       !std::equal(weights_.begin(), weights_.end(), older.weights_.begin(), SameTensor)) {
     return differ("weights");
   }

@@ -22,6 +22,9 @@ using llmc::Status;
 constexpr llmc_replayer_options kReplayerDefaults = {sizeof(llmc_replayer_options), 0, 0, /*pin_threads=*/1,
                                                      LLMC_WEIGHTS_AUTO};
 
+// Names of an artifact have at most 255 bytes.
+void CopyName(const std::string& name, char (&out)[256]) { llmc::CopyText(name.data(), name.size(), sizeof(out), out); }
+
 }  // namespace
 
 extern "C" {
@@ -64,7 +67,9 @@ llmc_status llmc_artifact_get_info(const llmc_artifact* artifact, llmc_artifact_
     value.vocab_size = model.vocab_size;
     value.max_model_len = model.max_model_len;
     value.max_num_seqs = model.max_num_seqs;
-    value.isa_level = a.isa_level();
+    value.target_level = a.target().level;
+    CopyName(a.target().kind, value.target_kind);
+    CopyName(a.target().name, value.target_name);
     value.weight_bytes = a.weight_file().size();
     value.code_bytes = a.code_bytes();
     value.max_arena_bytes = a.max_arena_bytes();

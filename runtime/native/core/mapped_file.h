@@ -28,6 +28,9 @@ class MappedFile {
   // since is an error here and no signal. Any thread.
   Status Read(uint64_t offset, uint64_t bytes, unsigned char* out) const;
 
+  // A path that opens this very file, also when another has taken its place; as long as this object lives.
+  std::string PathToOpen() const;
+
   const unsigned char* data() const { return data_; }
   uint64_t size() const { return size_; }
 

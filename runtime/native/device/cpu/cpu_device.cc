@@ -154,6 +154,7 @@ Status CpuDevice::AllocatePool(const Artifact& artifact) {
 Status CpuDevice::MakeProgram(std::shared_ptr<const Artifact> of, Program* out) const {
   const Artifact& artifact = *of;
   out->artifact = std::move(of);
+  LLMC_RETURN_IF_ERROR(CpuCode::Load(artifact, &out->code));
   LLMC_RETURN_IF_ERROR(Pages::Allocate(artifact.max_arena_bytes(), "arena", &out->arena));
 
   // One region for inputs and logits, each sized for the largest graph.
@@ -213,8 +214,8 @@ void CpuDevice::Resolve(Program* program) const {
     Step* begin = program->steps.data() + program->steps.size();
     for (uint32_t c = 0; c < graph.num_commands; ++c) {
       const CommandRecord& command = artifact.commands()[graph.first_command + c];
-      Step step{artifact.function(command.kernel), {}, command.num_operands, command.barrier, command.family,
-                0, 0, artifact.kernels()[command.kernel].weight_parts != 0, false, {}};
+      Step step{program->code->function(command.kernel), {}, command.num_operands, command.barrier, command.family,
+                0, 0, LaunchOf(artifact.kernels()[command.kernel]).weight_parts != 0, false, {}};
       for (uint32_t o = 0; o < command.num_operands; ++o) {
         step.buffers[o] = OperandAddress(*program, artifact.operands()[command.first_operand + o]);
       }
@@ -237,7 +238,7 @@ void CpuDevice::Deal(Program* program, uint32_t graph, uint32_t num_threads) con
   for (std::size_t c = static_cast<std::size_t>(range.end - range.begin); c-- > 0;) {
     Step& step = range.begin[c];
     // As many for each thread: memory is shared evenly.
-    const uint32_t most = artifact.kernels()[commands[c].kernel].max_tasks / num_threads;
+    const uint32_t most = LaunchOf(artifact.kernels()[commands[c].kernel]).max_tasks / num_threads;
     step.tasks_each = num_threads == 1 ? 1 : std::clamp(most, 1u, kTasksOfThread);
     step.num_tasks = step.tasks_each * num_threads;
     step.looks_ahead = c == 0 || step.streams;
@@ -248,7 +249,7 @@ void CpuDevice::Deal(Program* program, uint32_t graph, uint32_t num_threads) con
 
 // The first weight of a step that streams one; nothing where its panels are no equal parts of it.
 CpuDevice::StreamedWeight CpuDevice::Streamed(const Artifact& artifact, const CommandRecord& command, const Step& step) {
-  const uint32_t parts = artifact.kernels()[command.kernel].weight_parts;
+  const uint32_t parts = LaunchOf(artifact.kernels()[command.kernel]).weight_parts;
   for (uint32_t o = 0; o < command.num_operands; ++o) {
     const OperandRecord& operand = artifact.operands()[command.first_operand + o];
     if (static_cast<OperandKind>(operand.kind) != OperandKind::kWeight) continue;

@@ -8,6 +8,7 @@
 
 #include "artifact/artifact.h"
 #include "core/mapped_file.h"
+#include "device/cpu/cpu_code.h"
 #include "device/cpu/memory_nodes.h"
 #include "device/cpu/read_ahead.h"
 #include "device/cpu/team.h"
@@ -106,6 +107,7 @@ class CpuDevice final : public Device {
   // The graphs of an artifact, ready to be replayed, and the memory that they compute in. AddGraphs replaces it.
   struct Program {
     std::shared_ptr<const Artifact> artifact;
+    std::shared_ptr<const CpuCode> code;
     Pages arena, io;
     uint64_t touched_arena_bytes = 0, spread_bytes = 0;
     int32_t* inputs[kNumInputs] = {};

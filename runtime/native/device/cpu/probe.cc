@@ -214,7 +214,7 @@ Status Probe::Measure(Limit limit, double seconds, double* rate) {
   }
   work_ = Choose(limit);
   if (!work_) {
-    return Status::Error(LLMC_ERR_UNSUPPORTED_ISA, limit == Limit::kBf16
+    return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET, limit == Limit::kBf16
                                                        ? "this CPU has no bf16 dot product (AVX512-BF16) to measure"
                                                        : "this CPU has no int8 dot product (AVX512-VNNI) to measure");
   }

@@ -17,7 +17,7 @@ class Probe {
   static Status Create(uint32_t num_threads, uint64_t read_bytes, bool pin, std::unique_ptr<Probe>* out);
 
   // Runs for about `seconds`; *rate: bytes a second of kRead, operations a second (a multiply-add is two) of the rest.
-  // LLMC_ERR_UNSUPPORTED_ISA when the CPU lacks the instruction.
+  // LLMC_ERR_UNSUPPORTED_TARGET when the CPU lacks the instruction.
   Status Measure(Limit limit, double seconds, double* rate);
   uint32_t num_threads() const { return team_->num_threads(); }
 

@@ -34,7 +34,7 @@ extern "C" {
  * the arena and of copied weights are spread over those nodes, unless the creating thread has a memory policy of its own
  * (numactl). A system that refuses (in containers mbind may need CAP_SYS_NICE) is no error: spread_errno tells. */
 
-#define LLMC_ABI_VERSION 2u
+#define LLMC_ABI_VERSION 3u
 
 typedef int32_t llmc_status;
 enum {
@@ -44,7 +44,7 @@ enum {
   LLMC_ERR_IO = 3,
   LLMC_ERR_CORRUPT = 4,
   LLMC_ERR_VERSION = 5,
-  LLMC_ERR_UNSUPPORTED_ISA = 6,
+  LLMC_ERR_UNSUPPORTED_TARGET = 6,
   LLMC_ERR_OUT_OF_MEMORY = 7,
   LLMC_ERR_OUT_OF_RANGE = 8,
   LLMC_ERR_QUEUE_FULL = 9,
@@ -69,8 +69,8 @@ LLMC_API uint32_t llmc_abi_version(void);
  * not even the lowest. */
 LLMC_API uint32_t llmc_machine_get_isa_level(void);
 /* Takes the machine, from now on and in the whole process, for one of at most `level`: artifacts of a higher one are
- * refused, and the library's own loops keep to it. For tests of what an older CPU does. Cannot fail; artifacts that are
- * open stay usable; any thread may call it. */
+ * refused (LLMC_ERR_UNSUPPORTED_TARGET) when an engine or replayer is created, and the library's own loops keep to it. For
+ * tests of what an older CPU does. Cannot fail; what was created before stays usable; any thread may call it. */
 LLMC_API void llmc_machine_limit_isa_level(uint32_t level);
 
 /* ---- artifact: opening validates everything ------------------------------------------------------------ */
@@ -80,11 +80,13 @@ typedef struct llmc_artifact_info {
   uint32_t struct_size;
   uint32_t num_graphs, num_kernels, num_commands, num_weights;
   int32_t num_layers, num_kv_heads, head_dim, block_size, vocab_size, max_model_len, max_num_seqs;
-  uint32_t isa_level;
+  uint32_t target_level;          /* that a device must have to run it, as its kind counts them (FORMAT.md) */
   uint64_t weight_bytes;          /* bytes of weights.safetensors */
-  uint64_t code_bytes;            /* bytes of kernels.so */
+  uint64_t code_bytes;            /* bytes of its code files */
   uint64_t max_arena_bytes;       /* largest arena over all graphs */
   uint64_t kv_block_bytes;        /* K and V of one block over all layers */
+  char target_kind[256];          /* of the device that loads its code, NUL-terminated as the next */
+  char target_name[256];          /* what it was compiled for */
 } llmc_artifact_info;
 
 typedef struct llmc_graph_info {
@@ -94,9 +96,10 @@ typedef struct llmc_graph_info {
   uint64_t arena_bytes;
 } llmc_graph_info;
 
-/* Opens an artifact directory: maps files, validates, loads the kernels. *out is owned by the caller. Compares the
- * checksums of graphs.bin, kernels.so and the header of weights.safetensors, not those of the tensors. The files must
- * not be changed in place while anything made from the artifact is alive; replacing them is harmless. */
+/* Opens an artifact directory: maps files and validates; whatever it was compiled for, any machine can. *out is owned by
+ * the caller. Compares the checksums of graphs.bin, of the code and of the header of weights.safetensors, not those of
+ * the tensors. The files must not be changed in place while anything made from the artifact is alive; replacing them is
+ * harmless. */
 LLMC_API llmc_status llmc_artifact_open(const char *path, llmc_artifact **out, llmc_error *error);
 /* Reads all of weights.safetensors and compares every tensor with its checksum: LLMC_ERR_CORRUPT names the first
  * damaged tensor, its offset and how many more there are; LLMC_ERR_IO where the disk does not deliver. Costs one pass
@@ -186,7 +189,7 @@ LLMC_API void llmc_probe_options_init(llmc_probe_options *options, uint32_t stru
 LLMC_API llmc_status llmc_probe_create(const llmc_probe_options *options, llmc_probe **out, llmc_error *error);
 LLMC_API void llmc_probe_destroy(llmc_probe *probe);
 /* Keeps all threads busy for about `seconds` (at most 60). *rate: bytes a second read from memory (LLMC_LIMIT_READ), or
- * operations a second, a multiply-add being two. LLMC_ERR_UNSUPPORTED_ISA when the CPU lacks the instructions. */
+ * operations a second, a multiply-add being two. LLMC_ERR_UNSUPPORTED_TARGET when the CPU lacks the instructions. */
 LLMC_API llmc_status llmc_probe_measure(llmc_probe *probe, uint32_t limit, double seconds, double *rate,
                                         llmc_error *error);
 

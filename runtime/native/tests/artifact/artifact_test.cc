@@ -34,6 +34,27 @@ llmc_status Open(std::string* message = nullptr) {
   return status;
 }
 
+// Opens the artifact, and has a device load it.
+llmc_status Load(std::string* message) {
+  llmc_error error{};
+  llmc_error_init(&error, sizeof(error));
+  llmc_artifact* artifact = nullptr;
+  llmc_status status = llmc_artifact_open(g_dir.c_str(), &artifact, &error);
+  llmc_replayer* replayer = nullptr;
+  if (status == LLMC_OK) {
+    llmc_replayer_options options;
+    llmc_replayer_options_init(&options, sizeof(options));
+    options.num_threads = 1;
+    status = llmc_replayer_create(artifact, &options, &replayer, &error);
+  }
+  CHECK((status == LLMC_OK) == (replayer != nullptr));
+  CHECK(status == LLMC_OK || error.message[0] != 0);
+  *message = error.message;
+  llmc_replayer_destroy(replayer);
+  llmc_artifact_close(artifact);
+  return status;
+}
+
 void TestReplay(uint32_t threads) {
   llmc_error error;
   llmc_error_init(&error, sizeof(error));
@@ -196,24 +217,21 @@ void TestDamage(const Tables& good) {
     FixCrc(&bytes);
     Write("graphs.bin", bytes);
     std::string message;
-    const llmc_status status = Open(&message);
+    const llmc_status status = Load(&message);
     if (status != expected) std::fprintf(stderr, "byte %zu: %d, '%s'\n", at, status, message.c_str());
     CHECK(status == expected);
   };
   const auto corrupt = [&](size_t at, auto value) { fails(at, value, LLMC_ERR_CORRUPT); };
   corrupt(0, 'X');
   fails(8, uint32_t{2}, LLMC_ERR_VERSION);
-  fails(8, uint32_t{4}, LLMC_ERR_VERSION);
+  fails(8, uint32_t{3}, LLMC_ERR_VERSION);
+  fails(8, uint32_t{5}, LLMC_ERR_VERSION);
   corrupt(12, uint32_t{72});
   corrupt(16, uint64_t{good.file.size() + 1});
   corrupt(24, uint32_t{6});           // a section is missing
   corrupt(24, uint32_t{0xFFFFFFFF});
-  fails(32, uint32_t{0}, LLMC_OK);  // any CPU of the architecture
-  fails(32, uint32_t{99}, LLMC_ERR_UNSUPPORTED_ISA);
-  corrupt(36, uint32_t{0});           // checksum and size of kernels.so
-  corrupt(40, uint64_t{64});
-  corrupt(48, uint64_t{64});          // size of weights.safetensors
-  corrupt(56, uint32_t{0});           // checksum of its header
+  corrupt(32, uint64_t{64});          // size of weights.safetensors
+  corrupt(40, uint32_t{0});           // checksum of its header
   corrupt(64, uint32_t{2});           // two models
   corrupt(68, uint32_t{2});           // record size
   corrupt(72, ~uint64_t{7});          // offset
@@ -221,22 +239,37 @@ void TestDamage(const Tables& good) {
   const size_t model = good.offset[2], kernel = good.offset[3], weight = good.offset[4], graph = good.offset[5];
   const size_t command = good.offset[6], operand = good.offset[7];
   corrupt(model, int32_t{0});
-  corrupt(model + 12, int32_t{17});   // head_dim_padded
-  corrupt(model + 16, int32_t{24});   // block_size
-  corrupt(model + 20, int32_t{2});    // kv_dtype
-  corrupt(model + 48, int32_t{9});    // num_eos
+  corrupt(model + 12, int32_t{24});   // block_size
+  corrupt(model + 16, int32_t{2});    // kv_dtype
+  corrupt(model + 40, int32_t{9});    // num_eos
+  corrupt(model + 80, uint64_t{0});   // bytes of keys
+  corrupt(model + 88, ~uint64_t{0});  // bytes of values
+  const size_t target = good.offset[8], code = good.offset[9];
+  fails(target + 24, uint32_t{0}, LLMC_OK);  // any CPU of the architecture
+  fails(target + 24, uint32_t{99}, LLMC_ERR_UNSUPPORTED_TARGET);
+  fails(target, uint32_t{34}, LLMC_ERR_UNSUPPORTED_TARGET);  // for a device of kind 'til'
+  corrupt(target + 4, uint32_t{0});
+  corrupt(target + 8, uint32_t{50});
+  corrupt(target + 20, uint32_t{99});
+  corrupt(code + 4, uint32_t{99});
+  fails(code + 4, uint32_t{9}, LLMC_ERR_NOT_FOUND);  // there is no 'kernels.s'
+  corrupt(code, uint32_t{5});         // a NUL in it
+  corrupt(code + 8, uint32_t{0});
+  corrupt(code + 16, uint64_t{64});
+  corrupt(kernel + 16, uint32_t{1});  // code file 1 of 1
   corrupt(kernel, uint32_t{18});
   corrupt(kernel + 4, uint32_t{4});   // no NUL after the symbol
   corrupt(kernel + 8, uint32_t{13});
   corrupt(kernel + 12, uint32_t{8});
-  corrupt(weight + 4, uint32_t{10});
+  corrupt(weight + 4, uint32_t{99});
   corrupt(weight + 8, uint32_t{6});
   corrupt(weight + 12, uint32_t{5});
   corrupt(weight + 16, uint64_t{128});
   corrupt(weight + 16, uint64_t{65});
   corrupt(weight + 16, uint64_t{0});       // inside the header
-  corrupt(weight + 72 + 16, uint64_t{64});  // where the first one lies
+  corrupt(weight + 80 + 16, uint64_t{64});  // where the first one lies
   corrupt(weight + 32, int64_t{1} << 62);
+  corrupt(weight + 68, uint32_t{99});      // layout
   for (size_t field = 0; field < 10; ++field) {
     if (field != 8) corrupt(graph + 4 * field, uint32_t{0xFFFFFFFF});
   }
@@ -266,7 +299,7 @@ void TestDamage(const Tables& good) {
     corrupt(operand + pool * 24 + 8, uint64_t{64});
   }
   corrupt(operand + 9 * 24 + 16, uint64_t{2 * kVocab * 4 + 1});
-  corrupt(good.offset[3] + 20, uint32_t{3});  // weight parts
+  corrupt(kernel + 24, uint32_t{3});  // weight parts
   corrupt(good.offset[1], 'X');       // a symbol that kernels.so lacks
   Write("graphs.bin", good.file);
 }

@@ -54,7 +54,7 @@ void Put(Bytes* file, size_t at, T value) {
 
 struct Tables {
   Bytes file;
-  std::array<size_t, 8> offset{};  // of each section, by kind
+  std::array<size_t, 10> offset{};  // of each section, by kind
 };
 
 inline Bytes Read(const std::string& name);
@@ -62,13 +62,13 @@ inline Bytes Read(const std::string& name);
 inline Tables MakeTables() {
   const Bytes weight_file = Read("weights.safetensors"), code = Read("kernels.so");
   const uint64_t bias = weight_file.size() - 128 - kTailBytes;
-  const std::string strings("twice\0logits\0tablebias", 22);
+  const std::string strings("twice\0logits\0tablebiascpux86-64-v3tilesrowskernels.so", 53);
   llmc::ModelRecord model{};
-  model = {1, 1, 4, 16, kBlockSize, 0, kVocab, 64, 2, 48, 0, 0, 1, {7}, 1, {}};
-  const std::vector<llmc::KernelRecord> kernels = {{0, 5, 2, 0, 0, 0}, {6, 6, 8, 2, 64, 1}};
+  model = {1, 1, 4, kBlockSize, 0, kVocab, 64, 2, 0, 0, 1, {7}, 1, 4 * 16 * 4, 16 * 16 * 4, {}};
+  const std::vector<llmc::KernelRecord> kernels = {{0, 5, 2, 0, 0, {}}, {6, 6, 8, 2, 0, {64, 1}}};
   const std::vector<llmc::WeightRecord> weights = {
-      {13, 5, 0, 1, 64, kVocab * 4, {kVocab, 0, 0, 0}, llmc::Crc32(weight_file.data() + 64, kVocab * 4), 0},
-      {18, 4, 3, 1, 128, bias, {int64_t(bias), 0, 0, 0}, llmc::Crc32(weight_file.data() + 128, bias), 0}};
+      {13, 5, 0, 1, 64, kVocab * 4, {kVocab, 0, 0, 0}, llmc::Crc32(weight_file.data() + 64, kVocab * 4), 39, 4, 0},
+      {18, 4, 3, 1, 128, bias, {int64_t(bias), 0, 0, 0}, llmc::Crc32(weight_file.data() + 128, bias), 39, 4, 0}};
   const std::vector<llmc::GraphRecord> graphs = {{0, 1, 4, kTokens, 2, 2, 4, 4, 0, 2, 64, {}}};
   const std::vector<llmc::CommandRecord> commands = {{0, 0, 2, 1, -1, 0}, {1, 2, 8, 0, 0, 2}};
   const std::vector<llmc::OperandRecord> operands = {{2, 0, 0, kTokens * 4}, {0, 0, 0, kTokens * 4},
@@ -77,7 +77,9 @@ inline Tables MakeTables() {
                                                      {2, 3, 0, 32},          {3, 0, 0, 4 * 16 * 4},
                                                      {4, 0, 0, 16 * 16 * 4}, {5, 0, 0, 2 * kVocab * 4}};
   Tables t;
-  t.file.resize(64 + 7 * 24);
+  const llmc::TargetRecord target = {22, 3, 25, 9, 34, 5, 1, 0};
+  const llmc::CodeRecord code_file = {43, 10, llmc::Crc32(code.data(), code.size()), 0, code.size()};
+  t.file.resize(64 + 9 * 24);
   size_t entry = 64;
   const auto add = [&](uint32_t kind, uint32_t record_bytes, const void* data, size_t count) {
     t.file.resize((t.file.size() + 7) / 8 * 8);
@@ -92,21 +94,20 @@ inline Tables MakeTables() {
   };
   add(1, 1, strings.data(), strings.size());
   add(2, 128, &model, 1);
-  add(3, 24, kernels.data(), kernels.size());
-  add(4, 72, weights.data(), weights.size());
+  add(3, 48, kernels.data(), kernels.size());
+  add(4, 80, weights.data(), weights.size());
   add(5, 64, graphs.data(), graphs.size());
   add(6, 24, commands.data(), commands.size());
   add(7, 24, operands.data(), operands.size());
+  add(8, 32, &target, 1);
+  add(9, 24, &code_file, 1);
   std::memcpy(t.file.data(), "LLMCGRPH", 8);
-  Put(&t.file, 8, uint32_t{3});
+  Put(&t.file, 8, uint32_t{4});
   Put(&t.file, 12, uint32_t{64});
   Put(&t.file, 16, uint64_t{t.file.size()});
-  Put(&t.file, 24, uint32_t{7});
-  Put(&t.file, 32, uint32_t{1});
-  Put(&t.file, 36, llmc::Crc32(code.data(), code.size()));
-  Put(&t.file, 40, uint64_t{code.size()});
-  Put(&t.file, 48, uint64_t{weight_file.size()});
-  Put(&t.file, 56, llmc::Crc32(weight_file.data(), 64));
+  Put(&t.file, 24, uint32_t{9});
+  Put(&t.file, 32, uint64_t{weight_file.size()});
+  Put(&t.file, 40, llmc::Crc32(weight_file.data(), 64));
   FixCrc(&t.file);
   return t;
 }

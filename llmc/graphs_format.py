@@ -1,0 +1,89 @@
+"""What graphs.bin is made of (runtime/FORMAT.md): its records, codes and names, for compiler and runtime alike."""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+
+MAGIC = b"LLMCGRPH"
+VERSION = 4
+ALIGNMENT = 64
+MAX_BUFFERS = 12
+MAX_EOS = 8
+MAX_RANK = 4
+MAX_LAUNCH_FACTS = 7
+
+RECORDS = {
+    "header": "u8 magic[8], u32 version, u32 header_bytes, u64 file_bytes, u32 num_sections, u32 crc32, "
+    "u64 weights_bytes, u32 weights_header_crc32, u32 reserved[5]",
+    "section": "u32 kind, u32 record_bytes, u64 offset, u64 count",
+    "model": "i32 num_layers, i32 num_kv_heads, i32 head_dim, i32 block_size, i32 kv_dtype, i32 vocab_size, "
+    "i32 max_model_len, i32 max_num_seqs, i32 act_dtype, i32 sliding_window, i32 num_eos, i32 eos[8], i32 bos, "
+    "u64 key_block_bytes, u64 value_block_bytes, i32 reserved[8]",
+    "kernel": "u32 symbol_offset, u32 symbol_length, u32 num_buffers, u32 family, u32 code, u32 launch[7]",
+    "weight": "u32 name_offset, u32 name_length, u32 dtype, u32 rank, u64 file_offset, u64 bytes, i64 shape[4], "
+    "u32 crc32, u32 layout_offset, u32 layout_length, u32 reserved",
+    "graph": "u32 phase, u32 batch, u32 seq, u32 max_tokens, u32 max_seqs, u32 max_samples, u32 max_blocks_per_seq, "
+    "u32 row_unit, u32 first_command, u32 num_commands, u64 arena_bytes, u64 reserved[2]",
+    "command": "u32 kernel, u32 first_operand, u32 num_operands, u32 barrier, i32 layer, u32 family",
+    "operand": "u32 kind, u32 index, u64 offset, u64 bytes",
+    "target": "u32 kind_offset, u32 kind_length, u32 name_offset, u32 name_length, u32 layout_offset, "
+    "u32 layout_length, u32 level, u32 reserved",
+    "code": "u32 name_offset, u32 name_length, u32 crc32, u32 reserved, u64 bytes",
+}
+"""Word for word the records of FORMAT.md."""
+
+SECTIONS = {
+    "strings": 1, "model": 2, "kernel": 3, "weight": 4, "graph": 5, "command": 6, "operand": 7, "target": 8, "code": 9,
+}  # fmt: skip
+"""Kind of the section that holds each record."""
+
+PHASES = ("prefill", "decode", "mixed")
+FAMILIES = ("embedding", "norm", "linear", "rope", "attention", "activation", "gather", "other")
+DTYPES = ("f32", "bf16", "f16", "i8", "u8", "i32")
+DTYPE_BYTES = (4, 2, 2, 1, 1, 4)
+OPERAND_KINDS = ("arena", "weight", "input", "k_pool", "v_pool", "output")
+INPUTS = (
+    "input_ids",
+    "positions",
+    "slot_mapping",
+    "block_tables",
+    "context_lens",
+    "query_start",
+    "sample_index",
+    "token_seq",
+)
+"""Graph inputs, int32, in the order of their indices."""
+
+_CODES = {"u8": "s", "u32": "I", "i32": "i", "u64": "Q", "i64": "q"}
+_BYTES = {"u8": 1, "u32": 4, "i32": 4, "u64": 8, "i64": 8}
+_CRC_OFFSET = 28
+
+
+def layout(record: str) -> struct.Struct:
+    """The struct of a record; reserved fields are zero bytes that take no value."""
+    codes = []
+    for kind, name, count in re.findall(r"(\w+) (\w+)(?:\[(\d+)\])?", RECORDS[record]):
+        number = int(count or 1)
+        codes.append(f"{number * _BYTES[kind]}x" if name == "reserved" else f"{number}{_CODES[kind]}")
+    return struct.Struct("<" + "".join(codes))
+
+
+def tables_crc32(data: bytes | bytearray | memoryview) -> int:
+    """The header's crc32: of every byte of a graphs.bin but these four, whatever they say now."""
+    view = memoryview(data)
+    return zlib.crc32(view[_CRC_OFFSET + 4 :], zlib.crc32(view[:_CRC_OFFSET]))
+
+
+def input_shape(
+    name: str, max_tokens: int, max_seqs: int, max_samples: int, max_blocks_per_seq: int
+) -> tuple[int, ...]:
+    """Shape of an input of a graph with these limits."""
+    shapes = {
+        "block_tables": (max_seqs, max_blocks_per_seq),
+        "context_lens": (max_seqs,),
+        "query_start": (max_seqs + 1,),
+        "sample_index": (max_samples,),
+    }
+    return shapes.get(name, (max_tokens,))
