@@ -146,7 +146,7 @@ class CostMeter:
         """The means of what was measured; what is missing to have measured all once is done now."""
         costs = (*self._prefill.costs(), *self._decode.costs())
         step_s, token_s = (statistics.fmean(values) for values in zip(*self._overheads, strict=True))
-        facts = machine_facts(self._engine.stats.num_threads)
+        facts = machine_facts(self._engine.stats.device["threads"])
         return CostTable(facts, "0" * 64, costs, PADDING, step_s, token_s)
 
 

@@ -69,7 +69,7 @@ def bench_offline(options: OfflineOptions, output: Path | None, *, as_json: bool
     together = _spreads(reports, [outcome for outcomes in found for outcome in outcomes])
     result = {
         "settings": asdict(options) | {"artifact": str(options.artifact)},
-        "threads": stats.num_threads,
+        "threads": stats.device.get("threads", 0),
         "preemptions": stats.num_preemptions,
         "bucket_misses": stats.num_bucket_misses,
         **{name: None if spread is None else asdict(spread) for name, spread in together.items()},
@@ -82,7 +82,7 @@ def bench_offline(options: OfflineOptions, output: Path | None, *, as_json: bool
         return
     print(
         f"{options.num_prompts} requests of {options.input_len} + {options.output_len} tokens, {concurrency} at once, "
-        f"{stats.num_threads} threads, {options.repeats} runs after {options.warmup} for warming up\n"
+        f"{stats.device.get('threads', 0)} threads, {options.repeats} runs after {options.warmup} for warming up\n"
     )
     rates = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
     if options.kind == "latency":

@@ -18,6 +18,7 @@ SUMMARIES: Mapping[str, str] = {
     "warmup": "Warm every graph up and measure what it costs.",
     "inspect": "Show buckets, kernels, memory and weights of an artifact.",
     "profile": "Time one bucket by kernel and command.",
+    "devices": "List the devices that run artifacts here.",
     "debug": "Compare artifacts, and dump what commands write.",
     "debug diff": "Find where two artifacts of one model part.",
     "debug dump": "Write what the commands of a step write.",

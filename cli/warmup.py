@@ -81,7 +81,7 @@ def warmup_command(
         Engine(artifact, num_threads=num_threads, pin_threads=pin, weight_memory=weight_memory.value) as engine,
     ):
         info, graphs = artifact.info, artifact.graphs()
-        plan = planner.plan(graphs, engine.stats.num_threads)
+        plan = planner.plan(graphs, engine.stats.device.get("threads", 0))
         warming = WarmUp(engine, graphs, plan, block_size=info.block_size, max_model_len=info.max_model_len)
         with warm_up_progress(planner) as on_step:
             warming.run(on_step)

@@ -32,10 +32,10 @@ int main(int argc, char **argv) {
   llmc_error_init(&error, sizeof error);
   llmc_artifact *artifact = NULL;
   if (llmc_artifact_open(argv[1], &artifact, &error) != LLMC_OK) fail(error.message);
-  llmc_engine_options options;
-  llmc_engine_options_init(&options, sizeof options);
+  llmc_device *device = NULL;
+  if (llmc_device_open("cpu", NULL, 0, &device, &error) != LLMC_OK) fail(error.message);
   llmc_engine *engine = NULL;
-  if (llmc_engine_create(artifact, &options, &engine, &error) != LLMC_OK) fail(error.message);
+  if (llmc_engine_create(device, artifact, NULL, &engine, &error) != LLMC_OK) fail(error.message);
   llmc_request request;
   llmc_request_init(&request, sizeof request);
   request.prompt_token_ids = prompt, request.num_prompt_tokens = count, request.sampling = &sampling;
@@ -54,7 +54,7 @@ int main(int argc, char **argv) {
   }
   printf("\n");
   llmc_engine_destroy(engine);
+  llmc_device_close(device);
   llmc_artifact_close(artifact);
-  free(prompt);
-  return 0;
+  return free(prompt), 0;
 }

@@ -64,10 +64,20 @@ class GraphInfo(ctypes.Structure):
     ]
 
 
+class KeyValue(ctypes.Structure):
+    _fields_ = _each(c_char_p, "key", "value")
+
+
+class DeviceKind(ctypes.Structure):
+    _fields_ = [*_each(c_uint32, "struct_size", "reserved"), *_each(c_char_p, "name", "summary")]
+
+
+class DeviceStat(ctypes.Structure):
+    _fields_ = [*_each(c_uint32, "struct_size", "reserved"), ("name", c_char_p), ("value", c_uint64)]
+
+
 class ReplayerOptions(ctypes.Structure):
-    _fields_ = [
-        (name, c_uint32) for name in ("struct_size", "num_threads", "num_blocks", "pin_threads", "weight_memory")
-    ]
+    _fields_ = _each(c_uint32, "struct_size", "num_blocks")
 
 
 class Batch(ctypes.Structure):
@@ -110,18 +120,15 @@ class EngineOptions(ctypes.Structure):
         *_each(
             c_uint32,
             "struct_size",
-            "num_threads",
             "num_blocks",
             "max_num_seqs",
             "max_waiting",
             "max_tokens_per_step",
             "prefix_cache",
             "miss_policy",
-            "pin_threads",
-            "idle_spin_us",
+            "reserved",
         ),
         ("kv_bytes", c_uint64),
-        *_each(c_uint32, "weight_memory", "reserved"),
     ]
 
 
@@ -190,7 +197,7 @@ class EngineStats(ctypes.Structure):
             "num_blocks",
             "num_free_blocks",
             "num_cached_blocks",
-            "num_threads",
+            "max_request_tokens",
         ),
         *_each(
             c_uint64,
@@ -218,14 +225,7 @@ class EngineStats(ctypes.Structure):
             "prefix_query_tokens",
             "prefix_hit_tokens",
             "num_mixed_steps",
-            "weight_bytes",
-            "copied_weight_bytes",
-            "spread_bytes",
         ),
-        ("num_memory_nodes", c_uint32),
-        ("spread_errno", c_int32),
-        *_each(c_uint32, "max_request_tokens", "num_working_threads"),
-        ("num_thread_cuts", c_uint64),
     ]
 
 
@@ -309,14 +309,17 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_artifact_verify": [c_void_p, _E],
     "llmc_artifact_get_info": [c_void_p, POINTER(ArtifactInfo), _E],
     "llmc_artifact_get_graph": [c_void_p, c_uint32, POINTER(GraphInfo), _E],
-    "llmc_replayer_create": [c_void_p, POINTER(ReplayerOptions), POINTER(c_void_p), _E],
+    "llmc_device_list_kinds": [POINTER(DeviceKind), c_uint64, U64P, _E],
+    "llmc_device_open": [c_char_p, POINTER(KeyValue), c_uint64, POINTER(c_void_p), _E],
+    "llmc_device_get_facts": [c_void_p, POINTER(KeyValue), c_uint64, U64P, _E],
+    "llmc_replayer_create": [c_void_p, c_void_p, POINTER(ReplayerOptions), POINTER(c_void_p), _E],
     "llmc_replayer_run": [c_void_p, c_uint32, POINTER(Batch), F32P, c_uint64, _E],
     "llmc_replayer_set_profiling": [c_void_p, c_uint32, _E],
     "llmc_replayer_get_stats": [c_void_p, POINTER(ReplayStats), _E],
     "llmc_replayer_get_command_times": [c_void_p, c_uint32, U64P, U64P, U64P, c_uint64, U64P, _E],
     "llmc_probe_create": [POINTER(ProbeOptions), POINTER(c_void_p), _E],
     "llmc_probe_measure": [c_void_p, c_uint32, c_double, POINTER(c_double), _E],
-    "llmc_engine_create": [c_void_p, POINTER(EngineOptions), POINTER(c_void_p), _E],
+    "llmc_engine_create": [c_void_p, c_void_p, POINTER(EngineOptions), POINTER(c_void_p), _E],
     "llmc_engine_submit": [c_void_p, POINTER(Request), U64P, _E],
     "llmc_engine_cancel": [c_void_p, c_uint64, _E],
     "llmc_engine_set_token_mask": [c_void_p, c_uint64, c_uint32, U32P, c_uint64, _E],
@@ -329,6 +332,7 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_engine_step": [c_void_p, POINTER(c_uint32), _E],
     "llmc_engine_poll": [c_void_p, POINTER(Event), c_uint64, U64P, _E],
     "llmc_engine_get_stats": [c_void_p, POINTER(EngineStats), _E],
+    "llmc_engine_get_device_stats": [c_void_p, POINTER(DeviceStat), c_uint64, U64P, _E],
     "llmc_engine_get_graph_stats": [c_void_p, POINTER(GraphStats), c_uint64, U64P, _E],
     "llmc_engine_get_bucket_misses": [c_void_p, POINTER(BucketMiss), c_uint64, U64P, _E],
     "llmc_engine_check_integrity": [c_void_p, _E],
@@ -339,6 +343,7 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
 _VOID_FUNCTIONS: dict[str, list[object]] = {
     "llmc_error_init": [_E, c_uint32],
     "llmc_artifact_close": [c_void_p],
+    "llmc_device_close": [c_void_p],
     "llmc_replayer_options_init": [POINTER(ReplayerOptions), c_uint32],
     "llmc_replayer_destroy": [c_void_p],
     "llmc_probe_options_init": [POINTER(ProbeOptions), c_uint32],

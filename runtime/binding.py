@@ -8,9 +8,17 @@ from ctypes import byref, c_uint64, c_void_p
 import numpy as np
 import numpy.typing as npt
 
+from llmc.graphs_format import FAMILIES
 from llmc.runtime import abi
 from llmc.runtime.artifact import PHASES, Artifact, ArtifactInfo, GraphInfo
-from llmc.runtime.engine import MISS_POLICIES, WEIGHT_MEMORY, Engine, EngineStats, Event, SamplingParams
+from llmc.runtime.devices import WEIGHT_MEMORY, Device, DeviceKind, DeviceOption, device_for, device_kinds
+from llmc.runtime.engine import (
+    MISS_POLICIES,
+    Engine,
+    EngineStats,
+    Event,
+    SamplingParams,
+)
 from llmc.runtime.handle import (
     Handle,
     IntArray,
@@ -19,7 +27,6 @@ from llmc.runtime.handle import (
     initial,
     int32,
     library,
-    named,
     plain,
     sized,
     version,
@@ -31,6 +38,8 @@ __all__ = [
     "WEIGHT_MEMORY",
     "Artifact",
     "ArtifactInfo",
+    "Device",
+    "DeviceKind",
     "Engine",
     "EngineStats",
     "Event",
@@ -39,11 +48,10 @@ __all__ = [
     "ReplayStats",
     "Replayer",
     "SamplingParams",
+    "device_kinds",
     "library",
     "version",
 ]
-
-FAMILIES = ("embedding", "norm", "linear", "rope", "attention", "activation", "gather", "other")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,15 +79,21 @@ class Replayer(Handle):
         pin_threads: bool = True,
         weight_memory: str = "auto",
     ) -> None:
-        """Options are the fields of llmc_replayer_options; weight_memory: one of WEIGHT_MEMORY."""
+        """num_blocks as in llmc_replayer_options, the others as in DEVICE_OPTIONS; weight_memory: one of
+        WEIGHT_MEMORY."""
         super().__init__()
         self._vocab_size = artifact.info.vocab_size
         self._max_commands = max(graph.num_commands for graph in artifact.graphs())
         options = initial("llmc_replayer_options_init", abi.ReplayerOptions)
-        options.num_threads, options.num_blocks, options.pin_threads = num_threads, num_blocks, int(pin_threads)
-        options.weight_memory = named("weight_memory", weight_memory, WEIGHT_MEMORY)
+        options.num_blocks = num_blocks
+        given: dict[str, DeviceOption] = {
+            "num_threads": num_threads,
+            "pin_threads": pin_threads,
+            "weight_memory": weight_memory,
+        }
         pointer = c_void_p()
-        call("llmc_replayer_create", artifact.pointer, byref(options), byref(pointer))
+        with device_for(artifact, None, given) as device:
+            call("llmc_replayer_create", device.pointer, artifact.pointer, byref(options), byref(pointer))
         self._pointer = pointer
 
     def run(

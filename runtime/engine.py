@@ -13,14 +13,12 @@ import numpy.typing as npt
 
 from llmc.runtime import abi
 from llmc.runtime.artifact import PHASES, Artifact
+from llmc.runtime.devices import DEVICE_OPTIONS, Device, device_for
 from llmc.runtime.handle import Handle, IntArray, call, initial, int32, named, plain, sized
 
 EVENT_KINDS = ("token", "finished", "failed", "prompt_logprobs", "needs_mask")
 FINISH_REASONS = (None, "stop", "length", "cancelled", "error", "timeout")
 MISS_POLICIES = {"larger": 0, "error": 1, "split": 2}
-WEIGHT_MEMORY = {"auto": 0, "mapped": 1, "copied": 2}
-"""Where weights are read: in their mapped file, or in huge pages, to which "auto" moves large ones as it runs and to
-which "copied" moves them at once; see llmc.h."""
 _FOREVER = 2**64 - 1
 
 
@@ -79,14 +77,17 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class EngineStats:
-    """llmc_engine_stats of llmc.h: what is there now, and counts and times since the engine was made."""
+    """llmc_engine_stats of llmc.h: what is there now, and counts and times since the engine was made.
+
+    device: what the device counts, by names of its own.
+    """
 
     num_running: int
     num_waiting: int
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
-    num_threads: int
+    max_request_tokens: int
     num_steps: int
     num_prefill_steps: int
     num_decode_steps: int
@@ -111,14 +112,7 @@ class EngineStats:
     prefix_query_tokens: int
     prefix_hit_tokens: int
     num_mixed_steps: int
-    weight_bytes: int
-    copied_weight_bytes: int
-    spread_bytes: int
-    num_memory_nodes: int
-    spread_errno: int
-    max_request_tokens: int
-    num_working_threads: int
-    num_thread_cuts: int
+    device: Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,17 +152,21 @@ class Engine(Handle):
 
     _destroy = "llmc_engine_destroy"
     _OPTIONS = frozenset(field[0] for field in abi.EngineOptions._fields_) - {"struct_size", "reserved"}
-    _NAMED: ClassVar[Mapping[str, Mapping[str, int]]] = {"miss_policy": MISS_POLICIES, "weight_memory": WEIGHT_MEMORY}
+    _NAMED: ClassVar[Mapping[str, Mapping[str, int]]] = {"miss_policy": MISS_POLICIES}
     _POLL_CAPACITY = 256
+    _MOST_DEVICE_STATS = 64
 
-    def __init__(self, artifact: Artifact, **options: Any) -> None:
-        """Options are the fields of llmc_engine_options; miss_policy and weight_memory also take the names of
-        MISS_POLICIES and WEIGHT_MEMORY."""
+    def __init__(self, artifact: Artifact, *, device: Device | None = None, **options: Any) -> None:
+        """Options are the fields of llmc_engine_options, miss_policy also by the names of MISS_POLICIES.
+
+        device: without one, a device of the artifact's kind is opened, with the options among DEVICE_OPTIONS.
+        """
         super().__init__()
         self._num_graphs = artifact.info.num_graphs
-        native = self._native_options(options)
+        native = self._native_options({name: value for name, value in options.items() if name not in DEVICE_OPTIONS})
         pointer = c_void_p()
-        call("llmc_engine_create", artifact.pointer, byref(native), byref(pointer))
+        with device_for(artifact, device, options) as opened:
+            call("llmc_engine_create", opened.pointer, artifact.pointer, byref(native), byref(pointer))
         self._pointer = pointer
         self._events = (abi.Event * self._POLL_CAPACITY)()
 
@@ -177,7 +175,8 @@ class Engine(Handle):
         native = initial("llmc_engine_options_init", abi.EngineOptions)
         for name, value in options.items():
             if name not in cls._OPTIONS:
-                raise TypeError(f"unknown engine option {name!r}; known are {', '.join(sorted(cls._OPTIONS))}")
+                known = ", ".join(sorted(cls._OPTIONS | DEVICE_OPTIONS.keys()))
+                raise TypeError(f"unknown engine option {name!r}; known are {known}")
             if name in cls._NAMED and isinstance(value, str):
                 value = named(name, value, cls._NAMED[name])
             setattr(native, name, int(value))
@@ -308,7 +307,14 @@ class Engine(Handle):
     def stats(self) -> EngineStats:
         stats = sized(abi.EngineStats)
         call("llmc_engine_get_stats", self.pointer, byref(stats))
-        return EngineStats(**plain(stats))
+        return EngineStats(**plain(stats), device=self.device_stats())
+
+    def device_stats(self) -> dict[str, int]:
+        """What the device counts, by names of its own."""
+        native, count = (abi.DeviceStat * self._MOST_DEVICE_STATS)(), c_uint64()
+        native[0].struct_size = ctypes.sizeof(abi.DeviceStat)
+        call("llmc_engine_get_device_stats", self.pointer, native, len(native), byref(count))
+        return {stat.name.decode(): stat.value for stat in native[: count.value]}
 
     def graph_stats(self) -> list[GraphStats]:
         """Replays of each graph, by index."""

@@ -41,7 +41,8 @@ GRAPHS = [Graph("prefill", 1, 128), Graph("decode", 4, 512)]
 
 
 def stats(**values: int) -> EngineStats:
-    return EngineStats(**{field.name: 0 for field in dataclasses.fields(EngineStats)} | values)
+    counts: dict[str, object] = {field.name: 0 for field in dataclasses.fields(EngineStats)}
+    return EngineStats(**{**counts, "device": {}, **values})
 
 
 def metrics_of(**values: int) -> ServerMetrics:
@@ -148,11 +149,12 @@ def test_buckets_and_misses() -> None:
 
 def test_engine_counters() -> None:
     metrics = metrics_of(
-        num_running=3, num_waiting=2, num_blocks=100, num_free_blocks=60, num_cached_blocks=70, num_threads=4,
+        num_running=3, num_waiting=2, num_blocks=100, num_free_blocks=60, num_cached_blocks=70,
         num_steps=10, num_prefill_steps=4, num_mixed_steps=1, num_decode_steps=6, num_preemptions=5, prompt_tokens=200,
         output_tokens=90, prefix_query_tokens=150, prefix_hit_tokens=50, step_ns=10_000_000_000,
         schedule_ns=1_000_000_000, prepare_ns=1_000_000_000, replay_ns=5_000_000_000, sample_ns=2_000_000_000,
-        decode_step_ns=3_000_000_000, max_request_tokens=48, num_working_threads=3, num_thread_cuts=6,
+        decode_step_ns=3_000_000_000, max_request_tokens=48,
+        device={"threads": 4, "working_threads": 3, "thread_cuts": 6},
     )  # fmt: skip
     expected = {
         "llmc_sequences_running": 3, "llmc_sequences_waiting": 2, "llmc_kv_blocks": 100, "llmc_kv_blocks_used": 40,

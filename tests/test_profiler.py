@@ -18,7 +18,8 @@ from llmc.runtime.server.throughput import Throughput
 
 
 def stats(**counts: int) -> EngineStats:
-    return EngineStats(**{field.name: counts.get(field.name, 0) for field in dataclasses.fields(EngineStats)})
+    known = {field.name: counts.get(field.name, 0) for field in dataclasses.fields(EngineStats)}
+    return EngineStats(**{**known, "device": {}})
 
 
 def test_a_profile_tells_of_every_step_and_request(tiny_artifact: TinyArtifact, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from conftest import TinyArtifact
 from llmc.cli.weight_memory import WeightMemory
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
 from llmc.runtime.device import available_memory
-from llmc.runtime.engine import WEIGHT_MEMORY
+from llmc.runtime.devices import WEIGHT_MEMORY
 from llmc.runtime.llm import LLM
 from llmc.runtime.request_error import RequestError
 from llmc.runtime.server.async_engine import AsyncEngine
@@ -35,7 +35,7 @@ def pad_weights(artifact: Path, size: int) -> None:
     """Makes weights.safetensors `size` bytes long, with zeros that take no disk, and graphs.bin agree."""
     os.truncate(artifact / "weights.safetensors", size)
     tables = bytearray((artifact / "graphs.bin").read_bytes())
-    tables[48:56] = struct.pack("<Q", size)
+    tables[32:40] = struct.pack("<Q", size)
     tables[28:32] = struct.pack("<I", zlib.crc32(tables[32:], zlib.crc32(tables[:28])))
     (artifact / "graphs.bin").write_bytes(tables)
 
@@ -65,8 +65,8 @@ def test_one_request_has_the_same_bits_wherever_weights_lie(large: Path) -> None
                 found[mode], copied[mode] = [], []
                 for tokens in steps(engine):
                     found[mode] += tokens
-                    copied[mode].append(engine.stats.copied_weight_bytes)
-                assert engine.stats.weight_bytes == 80 * MIB
+                    copied[mode].append(engine.stats.device["copied_weight_bytes"])
+                assert engine.stats.device["weight_bytes"] == 80 * MIB
     assert found["auto"] == found["mapped"] == found["copied"]
     assert len(found["auto"]) == NUM_TOKENS
     assert copied["mapped"] == [0] * NUM_TOKENS
@@ -87,7 +87,7 @@ def test_small_weights_stay_where_they_are_unless_told(tiny_artifact: TinyArtifa
         for mode, expected in (("auto", 0), ("copied", artifact.info.weight_bytes)):
             with Engine(artifact, weight_memory=mode) as engine:
                 assert sum(map(len, steps(engine))) == NUM_TOKENS
-                assert engine.stats.copied_weight_bytes == expected
+                assert engine.stats.device["copied_weight_bytes"] == expected
 
 
 def test_a_file_cut_off_on_the_way_is_an_error(large: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_file_cut_off_on_the_way_is_an_error(large: Path) -> None:
         for number, _ in enumerate(steps(engine), 1):
             if number == STEPS_BEFORE_MOVE + 2:
                 break
-        before = engine.stats.copied_weight_bytes
+        before = engine.stats.device["copied_weight_bytes"]
         assert 0 < before < 40 * MIB
         os.truncate(weights, 40 * MIB)
         with pytest.raises(LlmcError, match=r"weights\.safetensors' at byte 41943040: the file ends") as caught:
@@ -104,10 +104,10 @@ def test_a_file_cut_off_on_the_way_is_an_error(large: Path) -> None:
         assert caught.value.name == "io"
         engine.check_integrity()
         assert [event.kind for event in engine.poll()][-1] == "failed"
-        assert before < engine.stats.copied_weight_bytes <= 40 * MIB
+        assert before < engine.stats.device["copied_weight_bytes"] <= 40 * MIB
         os.truncate(weights, 80 * MIB)
         assert sum(map(len, steps(engine))) == NUM_TOKENS
-        assert engine.stats.copied_weight_bytes == 80 * MIB
+        assert engine.stats.device["copied_weight_bytes"] == 80 * MIB
 
 
 def test_a_file_cut_off_before_the_copy_is_an_error(large: Path) -> None:
@@ -127,13 +127,13 @@ def test_more_weights_than_memory_stay_mapped(large: Path) -> None:
         for mode in ("auto", "copied"):
             with Engine(artifact, weight_memory=mode) as engine:
                 assert list(steps(engine)) == expected
-                assert engine.stats.copied_weight_bytes == 0
+                assert engine.stats.device["copied_weight_bytes"] == 0
 
 
 def test_a_server_copies_weights_and_says_where_it_cannot(large: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = ServerConfig(artifact=large, served_model_names=("tiny",))
     engine = open_engine(config)
-    assert engine.stats().copied_weight_bytes == 80 * MIB
+    assert engine.stats().device["copied_weight_bytes"] == 80 * MIB
     engine.close()
     assert caplog.messages == []
     size = available_memory() + (1 << 30)
@@ -152,7 +152,9 @@ def test_a_server_says_that_memory_is_not_spread(
     monkeypatch.setattr(
         AsyncEngine,
         "stats",
-        lambda self: dataclasses.replace(stats(self), num_memory_nodes=2, spread_errno=refusal),
+        lambda self: dataclasses.replace(
+            stats(self), device={**stats(self).device, "memory_nodes": 2, "spread_errno": refusal}
+        ),
     )
     open_engine(ServerConfig(artifact=tiny_artifact.artifact, served_model_names=("tiny",))).close()
     expected = "belong to 2 memory nodes, and not all memory is spread over them: mbind: Operation not permitted; allow"
@@ -163,21 +165,21 @@ def test_memory_lies_on_the_nodes_that_the_machine_has(large: Path) -> None:
     """Of one node there is nothing to spread; of more all is, unless the system refuses or was told otherwise."""
     with Artifact(large) as artifact, Engine(artifact, weight_memory="copied") as engine:
         stats = engine.stats
-    assert stats.num_memory_nodes >= 1
-    if stats.num_memory_nodes == 1:
-        assert (stats.spread_bytes, stats.spread_errno) == (0, 0)
-    elif stats.spread_bytes > 0:
-        assert stats.spread_errno == 0
-        assert stats.spread_bytes >= 80 * MIB
+    assert stats.device["memory_nodes"] >= 1
+    if stats.device["memory_nodes"] == 1:
+        assert (stats.device["spread_bytes"], stats.device["spread_errno"]) == (0, 0)
+    elif stats.device["spread_bytes"] > 0:
+        assert stats.device["spread_errno"] == 0
+        assert stats.device["spread_bytes"] >= 80 * MIB
     else:
-        assert stats.spread_errno != 0, "refused, or these tests run under a memory policy"
+        assert stats.device["spread_errno"] != 0, "refused, or these tests run under a memory policy"
 
 
 def test_other_names_are_refused(tiny_artifact: TinyArtifact) -> None:
     assert [mode.value for mode in WeightMemory] == list(WEIGHT_MEMORY)
     with Artifact(tiny_artifact.artifact) as artifact:
         for make in (Engine, Replayer):
-            with pytest.raises(ValueError, match="weight_memory is 'huge'; choose one of auto, mapped, copied"):
+            with pytest.raises(LlmcError, match=r"option weights .* is 'huge'; use auto, mapped or copied"):
                 make(artifact, weight_memory="huge")
     with pytest.raises(RequestError, match="weight memory 'huge' is unknown"):
         LLM(tiny_artifact.artifact, weight_memory="huge")

@@ -222,8 +222,8 @@ class _EngineCollector(Collector):
                     "Tokens a request may have, prompt and output",
                     stats.max_request_tokens,
                 ),
-                ("llmc_threads", "Threads that replay graphs", stats.num_threads),
-                ("llmc_threads_working", "Of them, those that work now", stats.num_working_threads),
+                ("llmc_threads", "Threads that replay graphs", stats.device.get("threads", 0)),
+                ("llmc_threads_working", "Of them, those that work now", stats.device.get("working_threads", 0)),
                 ("llmc_graphs", "Graphs of the artifact", len(self._probe.graphs)),
                 ("llmc_graphs_warm", "Graphs that are warm: replayed or walked through", warm.warm),
                 ("llmc_graphs_replayed", "Graphs replayed with rows, at warm-up or when they joined", warm.replayed),
@@ -244,6 +244,7 @@ class _EngineCollector(Collector):
             yield GaugeMetricFamily(name, text, value)
 
     def _work(self, stats: EngineStats) -> Iterator[Metric]:
+        cuts = stats.device.get("thread_cuts", 0)
         yield from (
             CounterMetricFamily(name, text, value)
             for name, text, value in (
@@ -252,7 +253,11 @@ class _EngineCollector(Collector):
                 ("llmc_prefix_cache_query_tokens", "Prompt tokens looked up", stats.prefix_query_tokens),
                 ("llmc_prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache", stats.prefix_hit_tokens),
                 ("llmc_preemptions", "Sequences that gave up their KV blocks to others", stats.num_preemptions),
-                ("llmc_thread_cuts", "Times that other programs left the engine fewer threads", stats.num_thread_cuts),
+                (
+                    "llmc_thread_cuts",
+                    "Times that other programs left the engine fewer threads",
+                    cuts,
+                ),
                 ("llmc_scheduled_tokens", "Valid tokens replayed", stats.scheduled_tokens),
                 ("llmc_padding_tokens", "Padding tokens replayed beside them", stats.padded_tokens),
                 ("llmc_decode_step_seconds", "Wall time of steps that only decode", stats.decode_step_ns / 1e9),

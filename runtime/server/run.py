@@ -61,20 +61,22 @@ def open_engine(config: ServerConfig) -> AsyncEngine:
     )
     if engine.limit.warning is not None:
         log.warning("%s", engine.limit.warning)
-    stats = engine.stats()
-    if config.weight_memory == "copied" and stats.copied_weight_bytes < stats.weight_bytes:
+    device = engine.stats().device
+    weight_bytes = device.get("weight_bytes", 0)
+    mapped_bytes = weight_bytes - device.get("copied_weight_bytes", weight_bytes)
+    if config.weight_memory == "copied" and mapped_bytes > 0:
         log.warning(
             "%.2f of %.2f GiB of weights stay mapped, and steps are slower: no memory for a copy beside the KV pool; "
             "lower --kv-bytes or free memory",
-            (stats.weight_bytes - stats.copied_weight_bytes) / 2**30,
-            stats.weight_bytes / 2**30,
+            mapped_bytes / 2**30,
+            weight_bytes / 2**30,
         )
-    if stats.spread_errno != 0:
+    if device.get("spread_errno", 0) != 0:
         log.warning(
             "the CPUs belong to %d memory nodes, and not all memory is spread over them: mbind: %s; allow the system "
             "call (in containers --cap-add SYS_NICE) or give the server the CPUs of one node",
-            stats.num_memory_nodes,
-            os.strerror(stats.spread_errno),
+            device["memory_nodes"],
+            os.strerror(device["spread_errno"]),
         )
     return engine
 
@@ -103,7 +105,7 @@ def serve(
         url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         tls = _check_tls(config)
         engine = open_engine(config)
-        plan = None if plan_warm_up is None else plan_warm_up(engine.graphs, engine.stats().num_threads)
+        plan = None if plan_warm_up is None else plan_warm_up(engine.graphs, engine.stats().device.get("threads", 0))
         app = create_app(config, engine, on_warm_step, plan)
         server: ServerContext = app.state.server
         if watch_misses is not None:

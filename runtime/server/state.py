@@ -76,8 +76,8 @@ class LiveState:
             "engine": {
                 "running": stats.num_running,
                 "waiting": stats.num_waiting,
-                "threads": stats.num_threads,
-                "threads_working": stats.num_working_threads,
+                "threads": stats.device.get("threads", 0),
+                "threads_working": stats.device.get("working_threads", 0),
                 "steps": stats.num_steps,
                 "kv_blocks": stats.num_blocks,
                 "kv_blocks_used": stats.num_blocks - stats.num_free_blocks,

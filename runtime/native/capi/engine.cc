@@ -6,10 +6,11 @@
 #include <utility>
 #include <vector>
 
+#include "artifact/artifact.h"
+#include "capi/c_device.h"
 #include "capi/c_engine.h"
 #include "core/c_struct.h"
 #include "core/error.h"
-#include "device/cpu/cpu_device.h"
 
 namespace {
 
@@ -25,8 +26,6 @@ llmc_engine_options DefaultOptions() {
   o.struct_size = sizeof(o);
   o.prefix_cache = 1;
   o.miss_policy = LLMC_MISS_LARGER;
-  o.pin_threads = 1;
-  o.idle_spin_us = 1000;
   return o;
 }
 
@@ -127,24 +126,17 @@ void llmc_request_init(llmc_request* request, uint32_t struct_size) {
   llmc::InitStruct(DefaultRequest(), struct_size, request);
 }
 
-llmc_status llmc_engine_create(llmc_artifact* artifact, const llmc_engine_options* options, llmc_engine** out,
-                               llmc_error* error) {
+llmc_status llmc_engine_create(const llmc_device* device, llmc_artifact* artifact, const llmc_engine_options* options,
+                               llmc_engine** out, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
+    if (device == nullptr) return NullArgument("device");
     if (artifact == nullptr) return NullArgument("artifact");
     if (out == nullptr) return NullArgument("out");
-    const auto make = [&](const llmc_engine_options& o, uint32_t num_blocks,
-                          std::unique_ptr<llmc::Device>* device) -> Status {
-      llmc::CpuDeviceOptions options;
-      options.num_threads = o.num_threads;
-      options.num_blocks = num_blocks;
-      options.pin = o.pin_threads != 0;
-      options.idle_spin_us = o.idle_spin_us;
-      options.adapt = true;
-      LLMC_RETURN_IF_ERROR(llmc::ParseWeightMode(o.weight_memory, &options.weights.mode));
-      return llmc::MakeCpuDevice(artifact, options, device);
+    const auto make = [&](const llmc_engine_options&, uint32_t num_blocks, std::unique_ptr<llmc::Device>* made) {
+      return device->device->Load(artifact->artifact, {num_blocks, /*timed=*/false}, made);
     };
     std::unique_ptr<llmc_engine> engine;
-    LLMC_RETURN_IF_ERROR(llmc::MakeEngine(llmc::ArtifactModelShape(artifact), options, make, &engine));
+    LLMC_RETURN_IF_ERROR(llmc::MakeEngine(artifact->artifact->shape(), options, make, &engine));
     *out = engine.release();
     return Status::Ok();
   });
@@ -216,6 +208,20 @@ llmc_status llmc_engine_get_stats(const llmc_engine* engine, llmc_engine_stats* 
     if (engine == nullptr) return NullArgument("engine");
     LLMC_RETURN_IF_ERROR(llmc::CheckStruct(stats, "stats"));
     llmc::WriteStruct(engine->engine->Stats(), stats->struct_size, stats);
+    return Status::Ok();
+  });
+}
+
+llmc_status llmc_engine_get_device_stats(const llmc_engine* engine, llmc_device_stat* stats, uint64_t capacity,
+                                         uint64_t* count, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return NullArgument("engine");
+    if (count == nullptr) return NullArgument("count");
+    if (capacity > 0) LLMC_RETURN_IF_ERROR(llmc::CheckStruct(stats, "stats[0]"));
+    std::vector<llmc_device_stat> all;
+    for (const llmc::DeviceStat& one : engine->engine->DeviceStats()) all.push_back({0, 0, one.name, one.value});
+    llmc::WriteArray(all, std::min<uint64_t>(capacity, all.size()), stats);
+    *count = all.size();
     return Status::Ok();
   });
 }

@@ -1,5 +1,5 @@
-// Device: what the engine needs of an accelerator. The scheduler and block manager never see one; the engine calls
-// it once per step. CpuDevice replays artifact graphs; tests use a null device.
+// Device: what the engine needs of an accelerator. The scheduler and block manager never see one; the engine enqueues one
+// step at a time and waits at its fence. What only some devices have stays inside of them.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -7,7 +7,6 @@
 
 #include "artifact/model_shape.h"
 #include "core/status.h"
-#include "device/cpu/memory_nodes.h"
 
 namespace llmc {
 
@@ -18,60 +17,78 @@ struct StepBatch {
   std::vector<int32_t> input_ids, positions, slot_mapping, block_tables, context_lens, query_start, sample_index;
 };
 
-// Where the time of a replay went on thread 0; the rest of its wall time is overhead.
+// Where the time of a replay went, as its device counts it; the rest of its wall time is overhead.
 struct ReplayTime {
   uint64_t kernel_ns = 0;
-  uint64_t barrier_ns = 0;  // waiting for the other threads
+  uint64_t barrier_ns = 0;  // workers waiting for one another
 };
 
-// How many of a device's threads work now, and how often others' work has made them fewer.
-struct TeamUse {
-  uint32_t size = 0;
-  uint64_t cuts = 0;
+// A fact of a device: the name lives as long as the library.
+struct DeviceStat {
+  const char* name;
+  uint64_t value;
 };
+
+// A step that was enqueued.
+using Fence = uint64_t;
 
 class Artifact;
+class ReplayProfile;
 
 class Device {
  public:
   virtual ~Device() = default;
   virtual const ModelShape& model() const = 0;
+  // KV blocks of the pool, the dummy block 0 included.
+  virtual uint32_t num_blocks() const = 0;
   // Takes over the graphs that `artifact` has behind those of this device, with which it begins; model() grows by them.
   // Between two steps. On failure nothing has changed.
   virtual Status AddGraphs(std::shared_ptr<const Artifact> artifact) {
     static_cast<void>(artifact);
     return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "This device takes no graphs once it was made.");
   }
-  // KV blocks of the pool, the dummy block 0 included.
-  virtual uint32_t num_blocks() const = 0;
-  virtual uint32_t num_threads() const = 0;
-  virtual TeamUse team_use() const { return {num_threads(), 0}; }
-  // Between two steps: the next one runs on all threads, so that its time is that of a quiet machine.
-  virtual void RecallThreads() {}
-  // Before a step: moves a part of the weights to where they are read fastest, if that pays. Changes no result. An error
-  // means that weights cannot be read.
-  virtual Status SettleWeights() { return Status::Ok(); }
-  // Bytes of weights, and of those the bytes that were copied to where they are read fastest.
-  virtual uint64_t weight_bytes() const { return 0; }
-  virtual uint64_t copied_weight_bytes() const { return 0; }
-  virtual MemorySpread memory_spread() const { return {}; }
-  // Takes from the system, now, the memory that a replay of this step uses; what lies there stays.
-  virtual void Touch(const StepBatch& batch) { static_cast<void>(batch); }
-  // Calls every kernel of a graph for no row at all: nothing is computed, but code and commands were fetched.
-  virtual void Walk(uint32_t graph) { static_cast<void>(graph); }
-  // Replays batch.graph. *logits points to num_samples × vocab_size floats, valid until the next call.
-  virtual Status Run(const StepBatch& batch, const float** logits) = 0;
-  // Of the last Run; zero on a device that does not measure.
-  virtual ReplayTime last_replay() const { return {}; }
+
+  // Called once before each step, while nothing runs: what a device does for itself between steps. Changes no result. On
+  // an error the step cannot run.
+  virtual Status BeforeStep() { return Status::Ok(); }
+  // Begins a step, behind all that was asked for before. The batch may change once this returns; one step at a time is on
+  // its way. On an error nothing runs.
+  virtual Status Enqueue(const StepBatch& batch, Fence* fence) = 0;
+  // Returns when the step is done. *logits points to num_samples × vocab_size floats, valid until the next Enqueue.
+  virtual Status Wait(Fence fence, const float** logits) = 0;
+  // Whether a step may still run when Enqueue returns, so that it pays to do something else before Wait.
+  virtual bool overlaps() const { return false; }
+  Status Run(const StepBatch& batch, const float** logits) {
+    Fence fence = 0;
+    LLMC_RETURN_IF_ERROR(Enqueue(batch, &fence));
+    return Wait(fence, logits);
+  }
+  // Copies one KV block of every layer (copy-on-write), behind all that was asked for before.
+  virtual Status CopyBlock(uint32_t from, uint32_t to) = 0;
+
+  // Warm-up, while nothing runs. Takes from the system, now, the memory that this step uses; what lies there stays.
+  virtual void Reserve(const StepBatch& batch) { static_cast<void>(batch); }
+  // Replays a graph for no row at all: nothing is computed, but code and commands were fetched.
+  virtual void Visit(uint32_t graph) { static_cast<void>(graph); }
+  // The next step runs on all that the device has, so that its time is that of a quiet machine.
+  virtual void Recall() {}
+
+  // Threads of the host that run jobs while nothing is enqueued: sampling, for one.
+  virtual uint32_t num_host_threads() const { return 1; }
   using Job = void (*)(void* context, uint32_t index, uint32_t worker);
-  // Calls job once for every index below count, from the device's threads on the host or one after the other, with a
-  // number below num_workers that no two calls at a time have. job must not throw.
+  // Calls job once for every index below count, on those threads or one after the other, with a number below num_workers
+  // that no two calls at a time have. job must not throw.
   virtual void ForEach(uint32_t count, uint32_t num_workers, Job job, void* context) {
     static_cast<void>(num_workers);
     for (uint32_t i = 0; i < count; ++i) job(context, i, 0);
   }
-  // Copies one KV block of every layer (copy-on-write).
-  virtual Status CopyBlock(uint32_t from, uint32_t to) = 0;
+
+  // Of the last step; zero on a device that does not measure.
+  virtual ReplayTime last_replay() const { return {}; }
+  // Puts what the device counts into *out, always the same names in the same order.
+  virtual void GetStats(std::vector<DeviceStat>* out) const { out->clear(); }
+  // For tools; nullptr where a device cannot tell.
+  virtual ReplayProfile* profile() { return nullptr; }
 };
 
 }  // namespace llmc

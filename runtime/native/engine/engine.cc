@@ -63,7 +63,7 @@ Engine::Engine(std::unique_ptr<Device> device, const EngineOptions& options)
                  &blocks_),
       graph_stats_(model_.graphs.size()) {
   constexpr uint32_t kMostSamplers = 8;  // each has several rows of the vocabulary's size
-  const uint32_t threads = std::clamp(device_->num_threads(), 1u, kMostSamplers);
+  const uint32_t threads = std::clamp(device_->num_host_threads(), 1u, kMostSamplers);
   for (uint32_t i = 0; i < threads; ++i) samplers_.emplace_back(model_.vocab_size, model_.eos_token_ids);
   if (options_.max_waiting == 0) options_.max_waiting = 65536;
   std::memset(&counters_, 0, sizeof(counters_));
@@ -271,6 +271,11 @@ llmc_engine_stats Engine::Stats() const {
   return stats_;
 }
 
+std::vector<DeviceStat> Engine::DeviceStats() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return device_stats_;
+}
+
 std::vector<llmc_graph_stats> Engine::GraphStats() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return graph_stats_;
@@ -342,7 +347,7 @@ Status Engine::StepOnce(bool* progressed) {
   Status status;
   if (run || !plan_.copies.empty()) {
     Prepare();
-    if (run) status = device_->SettleWeights();
+    if (run) status = device_->BeforeStep();
     const uint64_t replay = MonotonicNs();
     counters_.prepare_ns += replay - scheduled;
     const float* logits = nullptr;
@@ -377,25 +382,33 @@ void Engine::CountTime(bool stepped, uint64_t step_ns) {
   c.decode_barrier_ns += time.barrier_ns;
 }
 
-void Engine::TakeInbox(uint64_t now) {
+void Engine::TakeArrivals() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     arrived_.swap(inbox_);
+  }
+  for (Request* r : arrived_) {
+    scheduler_.Add(r->sequences[0].get());
+    if (r->deadline_ns != 0) deadlines_.insert({r->deadline_ns, r});
+  }
+  arrived_.clear();
+}
+
+void Engine::TakeInbox(uint64_t now) {
+  {
+    // Before arrivals: then whatever was cancelled has arrived.
+    std::lock_guard<std::mutex> lock(mutex_);
     cancelled_.swap(cancel_inbox_);
     for (Request* r : mask_inbox_) {
       for (const auto& s : r->sequences) s->held = IsHeld(*r, *s);
     }
     mask_inbox_.clear();
   }
-  for (Request* r : arrived_) {
-    scheduler_.Add(r->sequences[0].get());
-    if (r->deadline_ns != 0) deadlines_.insert({r->deadline_ns, r});
-  }
+  TakeArrivals();
   for (Request* r : cancelled_) EndRequest(r, LLMC_FINISH_CANCELLED);
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     EndRequest(deadlines_.begin()->second, LLMC_FINISH_TIMEOUT);
   }
-  arrived_.clear();
   cancelled_.clear();
 }
 
@@ -457,7 +470,18 @@ void Engine::Prepare() {
 
 Status Engine::Run(bool replay, const float** logits) {
   for (const StepPlan::Copy& copy : plan_.copies) LLMC_RETURN_IF_ERROR(device_->CopyBlock(copy.from, copy.to));
-  return replay ? device_->Run(batch_, logits) : Status::Ok();
+  if (!replay) return Status::Ok();
+  Fence fence = 0;
+  LLMC_RETURN_IF_ERROR(device_->Enqueue(batch_, &fence));
+  try {
+    // What changes nothing that the step uses is done while it runs; cancels and masks wait for its end.
+    if (device_->overlaps()) TakeArrivals();
+  } catch (...) {
+    // Nothing may be on its way when a step is given up, whatever became of it.
+    static_cast<void>(device_->Wait(fence, logits).ok());
+    throw;
+  }
+  return device_->Wait(fence, logits);
 }
 
 // One token for every sequence whose last token was computed; n of them when a prompt with n > 1 is done. Rows do not
@@ -748,16 +772,7 @@ void Engine::Publish(bool stepped, bool progressed) {
   c.num_blocks = blocks_.num_usable();
   c.num_free_blocks = blocks_.num_free();
   c.num_cached_blocks = blocks_.num_cached();
-  c.num_threads = device_->num_threads();
-  const TeamUse use = device_->team_use();
-  c.num_working_threads = use.size;
-  c.num_thread_cuts = use.cuts;
-  c.weight_bytes = device_->weight_bytes();
-  c.copied_weight_bytes = device_->copied_weight_bytes();
-  const MemorySpread spread = device_->memory_spread();
-  c.spread_bytes = spread.bytes;
-  c.num_memory_nodes = spread.num_nodes;
-  c.spread_errno = spread.error;
+  device_->GetStats(&new_device_stats_);
   c.num_preemptions = scheduler_.num_preemptions();
   c.num_bucket_misses = scheduler_.num_bucket_misses();
   c.prefix_query_tokens = scheduler_.num_query_tokens();
@@ -788,6 +803,7 @@ void Engine::Publish(bool stepped, bool progressed) {
   num_queued_ = static_cast<uint32_t>(inbox_.size()) + scheduler_.num_unstarted();
   c.num_waiting = static_cast<uint32_t>(inbox_.size()) + scheduler_.num_waiting();
   stats_ = c;
+  device_stats_.swap(new_device_stats_);
   runnable_ = progressed && scheduler_.num_running() + scheduler_.num_waiting() > 0;
   next_deadline_ns_ = deadlines_.empty() ? 0 : deadlines_.begin()->first;
   changed_.notify_all();

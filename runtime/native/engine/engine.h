@@ -74,6 +74,7 @@ class Engine {
   Status AddGraphs(std::shared_ptr<const Artifact> artifact);
   uint64_t Poll(llmc_event* events, uint64_t capacity);
   llmc_engine_stats Stats() const;
+  std::vector<DeviceStat> DeviceStats() const;
   std::vector<llmc_graph_stats> GraphStats() const;
   std::vector<llmc_bucket_miss> BucketMisses() const;
   uint32_t num_graphs() const;
@@ -92,6 +93,7 @@ class Engine {
   Status CheckGraph(uint32_t graph) const;
   Status StepOnce(bool* progressed);
   void TakeInbox(uint64_t now);
+  void TakeArrivals();
   void TakeMasks();
   void Prepare();
   Status Run(bool replay, const float** logits);
@@ -143,6 +145,7 @@ class Engine {
   uint64_t scheduled_ns_ = 0, replay_ns_ = 0;  // of this step: when it was scheduled, how long it replayed
   bool out_of_memory_ = false;                 // and some requests have not been failed yet
   llmc_engine_stats counters_;
+  std::vector<DeviceStat> new_device_stats_;
 
   mutable std::mutex step_mutex_;  // held by Step and CheckIntegrity
   mutable std::mutex mutex_;       // guards what follows
@@ -160,6 +163,7 @@ class Engine {
   std::unordered_map<uint64_t, std::unique_ptr<Request>> live_;
   std::deque<llmc_event> events_;
   llmc_engine_stats stats_{};
+  std::vector<DeviceStat> device_stats_;
   std::vector<llmc_graph_stats> graph_stats_;
   std::vector<BucketMiss> bucket_misses_;
 };

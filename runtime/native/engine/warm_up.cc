@@ -43,8 +43,8 @@ Status Engine::WalkGraph(uint32_t graph, uint64_t* ns) {
   none.graph = graph;
   std::lock_guard<std::mutex> step_lock(step_mutex_);
   const uint64_t begin = MonotonicNs();
-  device_->Touch(none);
-  device_->Walk(graph);
+  device_->Reserve(none);
+  device_->Visit(graph);
   if (ns != nullptr) *ns = MonotonicNs() - begin;
   return Status::Ok();
 }
@@ -115,8 +115,8 @@ Status Engine::WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns) {
     b.sample_index.push_back(static_cast<int32_t>((i + 1) * each) - 1);
   }
 
-  device_->Touch(b);
-  device_->RecallThreads();
+  device_->Reserve(b);
+  device_->Recall();
   const float* logits = nullptr;
   const uint64_t begin = MonotonicNs();
   LLMC_RETURN_IF_ERROR(device_->Run(b, &logits));

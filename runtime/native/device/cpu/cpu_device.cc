@@ -130,7 +130,7 @@ Status CpuDevice::AddGraphs(std::shared_ptr<const Artifact> artifact) {
 }
 
 // Until a device has replayed a few graphs it may belong to a process that ends soon, which a copy would only delay.
-Status CpuDevice::SettleWeights() {
+Status CpuDevice::BeforeStep() {
   if (weights_.settled() || stats_.num_replays < kReplaysBeforeMove) return Status::Ok();
   LLMC_RETURN_IF_ERROR(weights_.Move(team_.get(), &spread_));
   ResolveWeights();
@@ -175,7 +175,7 @@ Status CpuDevice::MakeProgram(std::shared_ptr<const Artifact> of, Program* out) 
   return Status::Ok();
 }
 
-// What one thread writes others read, and Touch has one thread touch all.
+// What one thread writes others read, and Reserve has one thread touch all.
 void CpuDevice::PlaceArena(Program* program) { program->spread_bytes = spread_.Place(program->arena); }
 
 MemorySpread CpuDevice::memory_spread() const {
@@ -457,7 +457,7 @@ void CpuDevice::RunTeam(uint32_t graph) {
       this);
 }
 
-void CpuDevice::Walk(uint32_t graph) {
+void CpuDevice::Visit(uint32_t graph) {
   std::fill(std::begin(scalars_), std::end(scalars_), 0);
   RunTeam(graph);
 }
@@ -502,7 +502,7 @@ CommandTime CpuDevice::Profiled(uint32_t thread, uint32_t index) const {
   return {to_ns(ticks.start), to_ns(ticks.end), to_ns(ticks.leave)};
 }
 
-Status CpuDevice::Run(const StepBatch& b, const float** logits) {
+Status CpuDevice::Enqueue(const StepBatch& b, Fence* fence) {
   const struct {
     const char* name;
     const std::vector<int32_t>& values;
@@ -523,13 +523,33 @@ Status CpuDevice::Run(const StepBatch& b, const float** logits) {
                                                           std::to_string(array.needed) + "; fill it before the step");
     }
   }
+  *fence = 0;
+  const float* logits = nullptr;
   return Replay({b.graph, b.num_tokens, b.num_seqs, b.num_samples, b.block_table_stride, b.input_ids.data(),
                  b.positions.data(), b.slot_mapping.data(), b.block_tables.data(), b.context_lens.data(),
                  b.query_start.data(), b.sample_index.data()},
-                logits);
+                &logits);
 }
 
-void CpuDevice::Touch(const StepBatch& batch) {
+Status CpuDevice::Wait(Fence, const float** logits) {
+  *logits = program_.logits;
+  return Status::Ok();
+}
+
+void CpuDevice::GetStats(std::vector<DeviceStat>* out) const {
+  const TeamUse use = team_use();
+  const MemorySpread spread = memory_spread();
+  *out = {{"threads", num_threads()},
+          {"working_threads", use.size},
+          {"thread_cuts", use.cuts},
+          {"weight_bytes", weight_bytes()},
+          {"copied_weight_bytes", copied_weight_bytes()},
+          {"spread_bytes", spread.bytes},
+          {"memory_nodes", spread.num_nodes},
+          {"spread_errno", static_cast<uint64_t>(spread.error)}};
+}
+
+void CpuDevice::Reserve(const StepBatch& batch) {
   const auto touch = [](char* from, const char* to) {
     constexpr uint64_t kPageBytes = 4096;
     for (; from < to; from += kPageBytes) {
@@ -583,15 +603,6 @@ Status CpuDevice::CopyBlock(uint32_t from, uint32_t to) {
     std::memcpy(keys + to * key, keys + from * key, key);
     std::memcpy(values + to * value, values + from * value, value);
   }
-  return Status::Ok();
-}
-
-const ModelShape& ArtifactModelShape(const llmc_artifact* artifact) { return artifact->artifact->shape(); }
-
-Status MakeCpuDevice(llmc_artifact* artifact, const CpuDeviceOptions& options, std::unique_ptr<Device>* out) {
-  std::unique_ptr<CpuDevice> device;
-  LLMC_RETURN_IF_ERROR(CpuDevice::Create(artifact->artifact, options, &device));
-  *out = std::move(device);
   return Status::Ok();
 }
 

@@ -14,6 +14,7 @@
 #include "device/cpu/team.h"
 #include "device/cpu/weight_memory.h"
 #include "device/device.h"
+#include "device/replay_profile.h"
 
 namespace llmc {
 
@@ -28,18 +29,10 @@ struct CpuDeviceOptions {
   NodeSystem nodes;
 };
 
-// Sums over replays. Kernels and barriers are those of thread 0: what is left of total_ns is overhead.
-struct ReplayStats {
-  uint64_t num_replays = 0;
-  uint64_t total_ns = 0;
-  uint64_t kernel_ns = 0;
-  uint64_t barrier_ns = 0;
-  std::array<uint64_t, kNumFamilies> family_ns{};
-};
-
-// One command on one thread: the kernel ran from start to end, then the thread waited until leave.
-struct CommandTime {
-  uint64_t start, end, leave;
+// How many threads work now, and how often others' work has made them fewer.
+struct TeamUse {
+  uint32_t size = 0;
+  uint64_t cuts = 0;
 };
 
 // A StepBatch as plain pointers, so that callers keep their own storage.
@@ -48,7 +41,7 @@ struct BatchView {
   const int32_t *input_ids, *positions, *slot_mapping, *block_tables, *context_lens, *query_start, *sample_index;
 };
 
-class CpuDevice final : public Device {
+class CpuDevice final : public Device, public ReplayProfile {
  public:
   static Status Create(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options,
                        std::unique_ptr<CpuDevice>* out);
@@ -57,28 +50,33 @@ class CpuDevice final : public Device {
   Status AddGraphs(std::shared_ptr<const Artifact> artifact) override;
   uint32_t num_blocks() const override { return num_blocks_; }
   uint32_t num_threads() const override { return team_->num_threads(); }
-  TeamUse team_use() const override;
-  void RecallThreads() override { team_->Recall(); }
-  Status SettleWeights() override;
-  uint64_t weight_bytes() const override { return weights_.artifact().weight_file().size(); }
-  uint64_t copied_weight_bytes() const override { return weights_.moved_bytes(); }
-  MemorySpread memory_spread() const override;
-  void Touch(const StepBatch& batch) override;
-  void Walk(uint32_t graph) override;
-  Status Run(const StepBatch& batch, const float** logits) override;
+  uint32_t num_host_threads() const override { return num_threads(); }
+  // Moves a part of the weights to where they are read fastest, if that pays. An error: weights cannot be read.
+  Status BeforeStep() override;
+  void Recall() override { team_->Recall(); }
+  void Reserve(const StepBatch& batch) override;
+  void Visit(uint32_t graph) override;
+  // The step is done when this returns.
+  Status Enqueue(const StepBatch& batch, Fence* fence) override;
+  Status Wait(Fence fence, const float** logits) override;
   ReplayTime last_replay() const override { return last_; }
+  void GetStats(std::vector<DeviceStat>* out) const override;
+  ReplayProfile* profile() override { return this; }
   void ForEach(uint32_t count, uint32_t num_workers, Job job, void* context) override;
   Status CopyBlock(uint32_t from, uint32_t to) override;
 
   // As Run; on failure nothing ran.
   Status Replay(const BatchView& batch, const float** logits);
-  const ReplayStats& stats() const { return stats_; }
-  // While on, every thread notes the time of every command. Allocates; throws std::bad_alloc.
-  void SetProfiling(bool on);
-  // Commands of the last replay, if it was profiled; else 0.
-  uint32_t num_profiled() const { return num_profiled_; }
-  // Command `index` of the last replay on `thread`, in nanoseconds since the replay began.
-  CommandTime Profiled(uint32_t thread, uint32_t index) const;
+  TeamUse team_use() const;
+  // Bytes of weights, and of those the bytes that were copied to where they are read fastest.
+  uint64_t weight_bytes() const { return weights_.artifact().weight_file().size(); }
+  uint64_t copied_weight_bytes() const { return weights_.moved_bytes(); }
+  MemorySpread memory_spread() const;
+
+  const ReplayStats& stats() const override { return stats_; }
+  void SetProfiling(bool on) override;
+  uint32_t num_profiled() const override { return num_profiled_; }
+  CommandTime Profiled(uint32_t thread, uint32_t index) const override;
 
  private:
   // A weight that a step streams: `parts` equal parts of `panels` each, whose tasks share the panels of all parts alike.
@@ -170,8 +168,5 @@ class CpuDevice final : public Device {
   uint64_t profile_start_ = 0;
   double ns_per_tick_ = 0;
 };
-
-const ModelShape& ArtifactModelShape(const llmc_artifact* artifact);
-Status MakeCpuDevice(llmc_artifact* artifact, const CpuDeviceOptions& options, std::unique_ptr<Device>* out);
 
 }  // namespace llmc

@@ -49,16 +49,6 @@ void ReadPieces(void* context, uint32_t, uint32_t) {
 
 }  // namespace
 
-Status ParseWeightMode(uint32_t value, WeightMode* out) {
-  if (value > LLMC_WEIGHTS_COPIED) {
-    return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "weight_memory is " + std::to_string(value) +
-                                                        "; use LLMC_WEIGHTS_AUTO (0), LLMC_WEIGHTS_MAPPED (1) or "
-                                                        "LLMC_WEIGHTS_COPIED (2).");
-  }
-  *out = static_cast<WeightMode>(value);
-  return Status::Ok();
-}
-
 WeightMemory::WeightMemory(std::shared_ptr<const Artifact> artifact, const WeightOptions& options, uint64_t reserve)
     : artifact_(std::move(artifact)), reserve_(reserve), part_bytes_(options.part_bytes) {
   const uint64_t bytes = artifact_->weight_file().size();

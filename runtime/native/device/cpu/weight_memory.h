@@ -12,9 +12,8 @@
 
 namespace llmc {
 
-// The values of LLMC_WEIGHTS_.
+// In the order of the choices of the option `weights`.
 enum class WeightMode : uint32_t { kAuto = 0, kMapped = 1, kCopied = 2 };
-Status ParseWeightMode(uint32_t value, WeightMode* out);
 
 struct WeightOptions {
   WeightMode mode = WeightMode::kAuto;

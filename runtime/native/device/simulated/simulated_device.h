@@ -42,8 +42,8 @@ class SimulatedDevice : public Device {
 
   const ModelShape& model() const override { return model_; }
   uint32_t num_blocks() const override { return num_blocks_; }
-  uint32_t num_threads() const override { return 0; }
-  Status Run(const StepBatch& batch, const float** logits) override;
+  Status Enqueue(const StepBatch& batch, Fence* fence) override;
+  Status Wait(Fence fence, const float** logits) override;
   Status CopyBlock(uint32_t, uint32_t) override { return Status::Ok(); }
 
   double now_ns() const { return now_ns_; }

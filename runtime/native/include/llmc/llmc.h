@@ -22,9 +22,9 @@
 extern "C" {
 #endif
 
-/* Threads. num_threads 0, "every CPU this process may use", is one thread for each physical core with a CPU in the
+/* Threads of a device of kind "cpu". 0 of them, "every CPU this process may use", is one thread for each physical core with a CPU in the
  * caller's affinity mask, but no more than the CPU quota of its cgroups grants (v1 and v2, the tightest on the path,
- * rounded up). pin_threads puts thread i on the i-th of those CPUs, distinct cores before their SMT siblings, and of
+ * rounded up). Pinning puts thread i on the i-th of those CPUs, distinct cores before their SMT siblings, and of
  * each those of one memory node before those of the next; it has no effect where it would do harm: with more threads
  * than CPUs in the mask, or under a quota smaller than the mask. A thread whose CPU other programs keep busy gives its
  * place up and takes it back when that ends. While it is kept waiting all the same, an engine does without it: it works
@@ -32,7 +32,7 @@ extern "C" {
  *
  * Memory nodes (NUMA). Where the CPUs of a team of several threads belong to more than one, the pages of the KV pool, of
  * the arena and of copied weights are spread over those nodes, unless the creating thread has a memory policy of its own
- * (numactl). A system that refuses (in containers mbind may need CAP_SYS_NICE) is no error: spread_errno tells. */
+ * (numactl). A system that refuses (in containers mbind may need CAP_SYS_NICE) is no error: the statistic spread_errno tells. */
 
 #define LLMC_ABI_VERSION 3u
 
@@ -112,23 +112,52 @@ LLMC_API llmc_status llmc_artifact_get_info(const llmc_artifact *artifact, llmc_
 LLMC_API llmc_status llmc_artifact_get_graph(const llmc_artifact *artifact, uint32_t index, llmc_graph_info *info,
                                              llmc_error *error);
 
-/* Where weights are read. MAPPED: in the mapping of their file, shared by all processes that serve it. COPIED: in huge
+/* ---- device: what runs an artifact ------------------------------------------------------------------------ */
+typedef struct llmc_device llmc_device;
+
+/* An option of a device, or a fact about one; both strings are NUL-terminated. */
+typedef struct llmc_key_value {
+  const char *key;
+  const char *value;
+} llmc_key_value;
+
+typedef struct llmc_device_kind {
+  uint32_t struct_size, reserved;
+  const char *name;               /* as llmc_device_open takes it and artifacts say it (target_kind) */
+  const char *summary;            /* one line for people; both live as long as the library */
+} llmc_device_kind;
+
+/* The kinds of devices that this library has: up to capacity of them; *count is how many there are. kinds[0].struct_size
+ * must be set by the caller. */
+LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t capacity, uint64_t *count,
+                                            llmc_error *error);
+/* Opens a device of a kind; *out is owned by the caller. options: [num_options], read during the call only; of two with
+ * one key the last counts. LLMC_ERR_NOT_FOUND: no such kind. LLMC_ERR_INVALID_ARGUMENT names an option that the kind does
+ * not have, or a value that it does not take.
+ *
+ * Kind "cpu": `threads` (0, the default: every CPU this process may use, see above); `pin` (1, the default: each team
+ * thread keeps to one allowed CPU; 0); `idle_spin_us` (1000: team threads spin this long before they sleep); `weights`,
+ * where weights are read. `mapped`: in the mapping of their file, shared by all processes that serve it. `copied`: in huge
  * pages of this process, filled when the engine or replayer is created: weights are read faster (docs/performance.md),
- * and a file that cannot be read is LLMC_ERR_IO then. AUTO: weights of at least 64 MiB move there in sixteen parts, one
- * a step, from the 17th step on: the first token of a process comes as soon as with MAPPED. A copy needs memory for it,
- * for all of KV pool and arena and 256 MiB besides; where machine or control group have less left, the rest stays
- * mapped, and copied_weight_bytes tells. Changes no result. */
-enum { LLMC_WEIGHTS_AUTO = 0, LLMC_WEIGHTS_MAPPED = 1, LLMC_WEIGHTS_COPIED = 2 };
+ * and a file that cannot be read is LLMC_ERR_IO then. `auto`, the default: weights of at least 64 MiB move there in
+ * sixteen parts, one a step, from the 17th step on: the first token of a process comes as soon as with `mapped`. A copy
+ * needs memory for it, for all of KV pool and arena and 256 MiB besides; where machine or control group have less left,
+ * the rest stays mapped, and the statistic copied_weight_bytes tells. Changes no result. */
+LLMC_API llmc_status llmc_device_open(const char *kind, const llmc_key_value *options, uint64_t num_options,
+                                      llmc_device **out, llmc_error *error);
+/* Engines and replayers that were made on it go on without it. NULL is allowed. */
+LLMC_API void llmc_device_close(llmc_device *device);
+/* What the device is and can do: up to capacity facts; *count is how many there are. The strings live as long as the
+ * device. */
+LLMC_API llmc_status llmc_device_get_facts(const llmc_device *device, llmc_key_value *facts, uint64_t capacity,
+                                           uint64_t *count, llmc_error *error);
 
 /* ---- replayer: one graph at a time, for tools, tests and benchmarks -------------------------------------- */
 typedef struct llmc_replayer llmc_replayer;
 
 typedef struct llmc_replayer_options {
   uint32_t struct_size;
-  uint32_t num_threads;           /* 0: every CPU this process may use (see above) */
   uint32_t num_blocks;            /* KV blocks besides the dummy block 0; 0: enough for one sequence of max_model_len */
-  uint32_t pin_threads;           /* 1: pin each team thread to one allowed CPU (default) */
-  uint32_t weight_memory;         /* LLMC_WEIGHTS_; default AUTO */
 } llmc_replayer_options;
 LLMC_API void llmc_replayer_options_init(llmc_replayer_options *options, uint32_t struct_size);
 
@@ -156,8 +185,11 @@ typedef struct llmc_replay_stats {
   uint64_t barrier_ns;            /* thread 0: time waiting for the other threads */
 } llmc_replay_stats;
 
-LLMC_API llmc_status llmc_replayer_create(llmc_artifact *artifact, const llmc_replayer_options *options,
-                                          llmc_replayer **out, llmc_error *error);
+/* On all that the device has, whatever other programs do. Keeps a reference to the artifact.
+ * LLMC_ERR_UNSUPPORTED_TARGET: the artifact is for other devices, or for a higher level of this kind. */
+LLMC_API llmc_status llmc_replayer_create(const llmc_device *device, llmc_artifact *artifact,
+                                          const llmc_replayer_options *options, llmc_replayer **out,
+                                          llmc_error *error);
 LLMC_API void llmc_replayer_destroy(llmc_replayer *replayer);
 /* Replays graph `graph`; writes num_samples × vocab_size floats to logits (capacity in floats). Validates the batch
  * against the graph first; on failure nothing ran. */
@@ -202,18 +234,14 @@ enum { LLMC_MISS_LARGER = 0, LLMC_MISS_ERROR = 1, LLMC_MISS_SPLIT = 2 };
 
 typedef struct llmc_engine_options {
   uint32_t struct_size;
-  uint32_t num_threads;           /* 0: every CPU this process may use (see above) */
   uint32_t num_blocks;            /* 0: from kv_bytes, or else enough for max_num_seqs sequences of max_model_len, at most 1 GiB */
   uint32_t max_num_seqs;          /* of a step; as many again may wait for masks with their KV; 0: the artifact's */
   uint32_t max_waiting;           /* bound on waiting requests; 0: 65536 */
   uint32_t max_tokens_per_step;   /* of a step with prefill; 0: the largest prefill or mixed graph */
   uint32_t prefix_cache;          /* 1 on (default), 0 off */
   uint32_t miss_policy;
-  uint32_t pin_threads;
-  uint32_t idle_spin_us;          /* team threads spin this long before they sleep; default 1000 */
-  uint64_t kv_bytes;              /* bytes for the KV pool; 0: see num_blocks */
-  uint32_t weight_memory;         /* LLMC_WEIGHTS_; default AUTO */
   uint32_t reserved;
+  uint64_t kv_bytes;              /* bytes for the KV pool; 0: see num_blocks */
 } llmc_engine_options;
 LLMC_API void llmc_engine_options_init(llmc_engine_options *options, uint32_t struct_size);
 
@@ -291,7 +319,8 @@ typedef struct llmc_event {
 
 typedef struct llmc_engine_stats {
   uint32_t struct_size;
-  uint32_t num_running, num_waiting, num_blocks, num_free_blocks, num_cached_blocks, num_threads;
+  uint32_t num_running, num_waiting, num_blocks, num_free_blocks, num_cached_blocks;
+  uint32_t max_request_tokens;               /* prompt and output: max_model_len, or less where the KV pool holds less */
   uint64_t num_steps, num_prefill_steps, num_decode_steps, num_preemptions, num_finished, num_bucket_misses;
   uint64_t prompt_tokens, cached_tokens, output_tokens;
   uint64_t scheduled_tokens, padded_tokens;  /* valid tokens replayed; padding of the buckets they ran in */
@@ -301,14 +330,14 @@ typedef struct llmc_engine_stats {
   uint64_t decode_step_ns, decode_kernel_ns, decode_barrier_ns; /* the same of decode steps; the rest is overhead */
   uint64_t prefix_query_tokens, prefix_hit_tokens; /* prompt tokens looked up in the prefix cache, and found */
   uint64_t num_mixed_steps;                  /* of num_prefill_steps, those that carried decodes, too */
-  uint64_t weight_bytes, copied_weight_bytes; /* of the artifact, and of those the ones that no longer lie in its file */
-  uint64_t spread_bytes;                     /* of KV pool, arena and copied weights: spread over num_memory_nodes */
-  uint32_t num_memory_nodes;                 /* of a team's CPUs; 1 also of one thread or where the system is silent */
-  int32_t spread_errno;                      /* with which the system refused to spread; 0: it did not */
-  uint32_t max_request_tokens;               /* prompt and output: max_model_len, or less where the KV pool holds less */
-  uint32_t num_working_threads;              /* of num_threads: fewer while other programs keep some from their CPUs */
-  uint64_t num_thread_cuts;                  /* times that fewer threads began to work */
 } llmc_engine_stats;
+
+/* What an engine's device counts, by names of its own. */
+typedef struct llmc_device_stat {
+  uint32_t struct_size, reserved;
+  const char *name;                          /* lives as long as the library */
+  uint64_t value;
+} llmc_device_stat;
 
 typedef struct llmc_graph_stats {
   uint32_t struct_size, reserved;
@@ -330,9 +359,10 @@ typedef struct llmc_bucket_miss {
 
 enum { LLMC_READY_EVENTS = 1, LLMC_READY_WORK = 2 };
 
-/* All allocation happens here, but for the weights that AUTO moves. The engine keeps a reference to the artifact. */
-LLMC_API llmc_status llmc_engine_create(llmc_artifact *artifact, const llmc_engine_options *options, llmc_engine **out,
-                                        llmc_error *error);
+/* All allocation happens here, but for what a device moves between steps. The engine keeps a reference to the artifact,
+ * and none to the device. LLMC_ERR_UNSUPPORTED_TARGET as of llmc_replayer_create. */
+LLMC_API llmc_status llmc_engine_create(const llmc_device *device, llmc_artifact *artifact,
+                                        const llmc_engine_options *options, llmc_engine **out, llmc_error *error);
 LLMC_API void llmc_engine_destroy(llmc_engine *engine);
 /* submit, cancel, set_token_mask, wait, poll and the get_ functions: from any thread, also while another is in step. */
 LLMC_API llmc_status llmc_engine_submit(llmc_engine *engine, const llmc_request *request, uint64_t *id, llmc_error *error);
@@ -383,6 +413,10 @@ LLMC_API llmc_status llmc_engine_enable_graph(llmc_engine *engine, uint32_t grap
  * has changed. */
 LLMC_API llmc_status llmc_engine_add_graphs(llmc_engine *engine, const llmc_artifact *artifact, llmc_error *error);
 LLMC_API llmc_status llmc_engine_get_stats(const llmc_engine *engine, llmc_engine_stats *stats, llmc_error *error);
+/* What its device counts, always the same names in the same order: up to capacity of them; *count is how many there are.
+ * stats[0].struct_size must be set by the caller. */
+LLMC_API llmc_status llmc_engine_get_device_stats(const llmc_engine *engine, llmc_device_stat *stats, uint64_t capacity,
+                                                  uint64_t *count, llmc_error *error);
 /* One entry a graph. stats[0].struct_size must be set by the caller; LLMC_ERR_OUT_OF_RANGE below num_graphs entries. */
 LLMC_API llmc_status llmc_engine_get_graph_stats(const llmc_engine *engine, llmc_graph_stats *stats, uint64_t capacity,
                                                  uint64_t *count, llmc_error *error);

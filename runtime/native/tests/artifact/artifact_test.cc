@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "device/cpu/cpu_device.h"
+#include "device/registry.h"
 #include "llmc/llmc.h"
 #include "support/check.h"
 #include "support/hand_made_artifact.h"
@@ -44,8 +45,9 @@ llmc_status Load(std::string* message) {
   if (status == LLMC_OK) {
     llmc_replayer_options options;
     llmc_replayer_options_init(&options, sizeof(options));
-    options.num_threads = 1;
-    status = llmc_replayer_create(artifact, &options, &replayer, &error);
+    llmc_device* device = OpenCpu("threads", "1");
+    status = llmc_replayer_create(device, artifact, &options, &replayer, &error);
+    llmc_device_close(device);
   }
   CHECK((status == LLMC_OK) == (replayer != nullptr));
   CHECK(status == LLMC_OK || error.message[0] != 0);
@@ -74,9 +76,10 @@ void TestReplay(uint32_t threads) {
 
   llmc_replayer_options options;
   llmc_replayer_options_init(&options, sizeof(options));
-  options.num_threads = threads;
+  llmc_device* device = OpenCpu("threads", std::to_string(threads));
   llmc_replayer* replayer = nullptr;
-  CHECK(llmc_replayer_create(artifact, &options, &replayer, &error) == LLMC_OK);
+  CHECK(llmc_replayer_create(device, artifact, &options, &replayer, &error) == LLMC_OK);
+  llmc_device_close(device);
   llmc_artifact_close(artifact);  // the replayer keeps its own reference
 
   const Batch good;
@@ -136,18 +139,17 @@ void TestReplay(uint32_t threads) {
 }
 
 void TestDevice() {
-  llmc_artifact* artifact = nullptr;
-  CHECK(llmc_artifact_open(g_dir.c_str(), &artifact, nullptr) == LLMC_OK);
+  std::shared_ptr<const llmc::Artifact> artifact;
+  CHECK_OK(llmc::Artifact::Open(g_dir, &artifact));
+  CHECK(artifact->shape().eos_token_ids == std::vector<int32_t>{7});
+  std::unique_ptr<llmc::OpenDevice> opened;
+  CHECK_OK(llmc::OpenDeviceOf("cpu", {{"threads", "2"}}, &opened));
   std::unique_ptr<llmc::Device> device;
-  llmc::CpuDeviceOptions options;
-  options.num_threads = 2;
-  options.num_blocks = 1;
-  CHECK(llmc::MakeCpuDevice(artifact, options, &device).code == LLMC_ERR_INVALID_ARGUMENT);
-  options.num_blocks = 4;
-  CHECK(llmc::MakeCpuDevice(artifact, options, &device).ok());
-  CHECK(llmc::ArtifactModelShape(artifact).eos_token_ids == std::vector<int32_t>{7});
-  llmc_artifact_close(artifact);
-  CHECK(device->num_blocks() == 4 && device->num_threads() == 2 && device->model().graphs.size() == 1);
+  CHECK(opened->Load(artifact, {1}, &device).code == LLMC_ERR_INVALID_ARGUMENT);
+  CHECK_OK(opened->Load(artifact, {4}, &device));
+  artifact.reset();
+  opened.reset();
+  CHECK(device->num_blocks() == 4 && device->num_host_threads() == 2 && device->model().graphs.size() == 1);
   CHECK(device->CopyBlock(1, 3).ok() && !device->CopyBlock(4, 0).ok() && !device->CopyBlock(0, 4).ok());
   const Batch good;
   llmc::StepBatch step{0, 3, 2, 2, 4, good.ids, good.positions, good.slots, good.tables, good.context, good.start,
@@ -166,9 +168,10 @@ void TestEngine(uint32_t request_size, uint32_t sampling_size, uint32_t event_si
   CHECK(llmc_artifact_open(g_dir.c_str(), &artifact, nullptr) == LLMC_OK);
   llmc_engine_options options;
   llmc_engine_options_init(&options, sizeof(options));
-  options.num_threads = 1;
   llmc_engine* engine = nullptr;
-  CHECK(llmc_engine_create(artifact, &options, &engine, nullptr) == LLMC_OK);
+  llmc_device* device = OpenCpu("threads", "1");
+  CHECK(llmc_engine_create(device, artifact, &options, &engine, nullptr) == LLMC_OK);
+  llmc_device_close(device);
   llmc_artifact_close(artifact);
 
   alignas(8) unsigned char request_bytes[sizeof(llmc_request) + 64], sampling_bytes[sizeof(llmc_sampling_params) + 64];
@@ -427,12 +430,12 @@ void Fuzz(const Tables& good, int rounds) {
     if (llmc_artifact_open(g_dir.c_str(), &artifact, nullptr) == LLMC_OK) {
       ++opened;
       // What opens can also be made into a device, or is refused for its size.
-      std::unique_ptr<llmc::Device> device;
+      std::unique_ptr<llmc::CpuDevice> device;
       llmc::CpuDeviceOptions options;
       options.num_threads = 1;
       options.num_blocks = 4;
       options.weights.mode = llmc::WeightMode::kCopied;
-      (void)llmc::MakeCpuDevice(artifact, options, &device);
+      (void)llmc::CpuDevice::Create(artifact->artifact, options, &device);
       llmc_artifact_close(artifact);
     } else {
       ++refused;

@@ -709,6 +709,44 @@ void TestScheduledTime() {
   CHECK(b.arrival_ns <= a.first_scheduled_ns && a.first_scheduled_ns <= replayed_ns);
 }
 
+// A device that works while the engine goes on: what comes meanwhile waits for the next step, and who leaves meanwhile
+// gets no token of this one.
+void TestOverlap() {
+  NullDevice::late = true;
+  NullDevice* device;
+  auto engine = Make(Usual(), 65, {}, &device);
+  Job first = Simple(5, 6), second = Simple(7, 3), gone = Simple(6, 9);
+  for (Job* j : {&first, &gone}) CHECK_OK(Submit(engine.get(), j));
+  device->on_run = [&] {
+    if (device->runs == 3) {
+      CHECK_OK(Submit(engine.get(), &second));
+      CHECK_OK(engine->Cancel(gone.id));
+    }
+  };
+  Outputs outputs;
+  RunAll(engine.get(), &outputs);
+  Compare(outputs[{first.id, 0}], Reference(first, 0, 64));
+  Compare(outputs[{second.id, 0}], Reference(second, 0, 64));
+  const Output& left = outputs[{gone.id, 0}];
+  CHECK_EQ(left.reason, static_cast<uint32_t>(LLMC_FINISH_CANCELLED));
+  CHECK(left.tokens.size() < 9);
+  // It fails at its fence: all requests end, and the engine goes on as new.
+  device->on_run = nullptr;
+  device->fail_after = 2;
+  Job failed = Simple(5, 4), after = Simple(9, 2);
+  CHECK_OK(Submit(engine.get(), &failed));
+  bool more = true;
+  Status status;
+  for (int i = 0; i < 10 && status.ok(); ++i) status = engine->Step(&more);
+  CHECK_EQ(status.code, static_cast<int32_t>(LLMC_ERR_INTERNAL));
+  Drain(engine.get(), &outputs);
+  CHECK(outputs[std::pair(failed.id, 0u)].kind == LLMC_EVENT_FAILED);
+  CHECK_OK(Submit(engine.get(), &after));
+  RunAll(engine.get(), &outputs);
+  Compare(outputs[{after.id, 0}], Reference(after, 0, 64));
+  NullDevice::late = false;
+}
+
 // The graph, sequences and tokens of each step, until nothing is left to do.
 struct Ran {
   Phase phase;
@@ -831,6 +869,7 @@ int main() {
   TestWarm();
   TestMissesByShape();
   TestScheduledTime();
+  TestOverlap();
   TestMixed();
   TestMixedIsNotStarved();
   TestChunkWithoutSample();

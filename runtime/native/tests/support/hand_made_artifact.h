@@ -152,6 +152,14 @@ inline void RemoveArtifact() {
   ::rmdir(g_dir.c_str());
 }
 
+// A device of kind "cpu" with one option, or none.
+inline llmc_device* OpenCpu(const char* key = nullptr, const std::string& value = "") {
+  const llmc_key_value option{key, value.c_str()};
+  llmc_device* device = nullptr;
+  CHECK(llmc_device_open("cpu", &option, key == nullptr ? 0 : 1, &device, nullptr) == LLMC_OK);
+  return device;
+}
+
 // What the artifact's graph takes. Its first row of logits is 1008 + table, the second 2110 + table.
 struct Batch {
   std::vector<int32_t> ids{3, 4, 5}, positions{0, 1, 0}, slots{16, 17, 32}, tables{1, 0, 0, 0, 2, 0, 0, 0};

@@ -39,7 +39,7 @@ class NullDevice : public llmc::Device {
         pool_(static_cast<size_t>(num_blocks) * shape_.block_size, 0xdead) {}
   const llmc::ModelShape& model() const override { return shape_; }
   uint32_t num_blocks() const override { return num_blocks_; }
-  uint32_t num_threads() const override { return workers; }
+  uint32_t num_host_threads() const override { return workers; }
 
   // In turns, from the last worker on, so that neither order nor thread may matter.
   void ForEach(uint32_t count, uint32_t num_workers, Job job, void* context) override {
@@ -53,7 +53,28 @@ class NullDevice : public llmc::Device {
     for (std::thread& thread : threads) thread.join();
   }
 
-  llmc::Status Run(const llmc::StepBatch& b, const float** logits) override {
+  // A device that overlaps computes at the fence, from a batch of its own.
+  static inline bool late = false;  // of engines made from now on
+  bool overlaps() const override { return late_; }
+  llmc::Status Enqueue(const llmc::StepBatch& b, llmc::Fence* fence) override {
+    if (enqueued_ != 0) return Bad("a step is on its way already");
+    enqueued_ = *fence = ++last_fence_;
+    batch_ = b;
+    if (late_) return llmc::Status::Ok();
+    llmc::Status status = Compute(batch_);
+    if (!status.ok()) enqueued_ = 0;
+    return status;
+  }
+  llmc::Status Wait(llmc::Fence fence, const float** logits) override {
+    if (fence == 0 || fence != enqueued_) return Bad("nobody enqueued this step");
+    enqueued_ = 0;
+    *logits = nullptr;
+    if (late_) LLMC_RETURN_IF_ERROR(Compute(batch_));
+    *logits = logits_.data();
+    return llmc::Status::Ok();
+  }
+
+  llmc::Status Compute(const llmc::StepBatch& b) {
     ++runs;
     if (on_run) on_run();
     if (fail_after > 0 && --fail_after == 0) return Bad("the device was told to fail");
@@ -106,7 +127,6 @@ class NullDevice : public llmc::Device {
       LogitsOf(folds[b.sample_index[s]], shape_.vocab_size, &logits_[static_cast<size_t>(s) * shape_.vocab_size]);
     }
     if (poison) std::fill(logits_.begin(), logits_.end(), 0.0f / zero_);
-    *logits = logits_.data();
     last_graph = b.graph;
     last_seqs = b.num_seqs;
     last_tokens = b.num_tokens;
@@ -114,12 +134,13 @@ class NullDevice : public llmc::Device {
     return llmc::Status::Ok();
   }
 
-  void Walk(uint32_t graph) override {
+  void Visit(uint32_t graph) override {
     last_graph = graph;
     ++walks;
   }
 
   llmc::Status CopyBlock(uint32_t from, uint32_t to) override {
+    if (enqueued_ != 0) return Bad("copy behind a step that nobody waited for");
     if (from == 0 || to == 0 || from >= num_blocks_ || to >= num_blocks_ || from == to) return Bad("copy");
     std::copy_n(pool_.begin() + static_cast<size_t>(from) * shape_.block_size, shape_.block_size,
                 pool_.begin() + static_cast<size_t>(to) * shape_.block_size);
@@ -139,6 +160,9 @@ class NullDevice : public llmc::Device {
   uint32_t num_blocks_;
   std::vector<uint64_t> pool_;
   std::vector<float> logits_;
+  const bool late_ = late;
+  llmc::Fence enqueued_ = 0, last_fence_ = 0;
+  llmc::StepBatch batch_;
   volatile float zero_ = 0;
 };
 

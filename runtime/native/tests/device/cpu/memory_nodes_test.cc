@@ -20,6 +20,7 @@
 #include "device/cpu/cpu_topology.h"
 #include "engine/engine.h"
 #include "support/check.h"
+#include "support/device_stat.h"
 #include "support/fake_root.h"
 #include "support/hand_made_artifact.h"
 
@@ -279,7 +280,7 @@ void TestDevice() {
   device = MakeDevice(llmc::WeightMode::kAuto, 2, system);
   CHECK(Placed() == Sizes({kPoolBytes, kArenaBytes}));
   while (device->copied_weight_bytes() < kWeightBytes) {
-    CHECK_OK(device->SettleWeights());
+    CHECK_OK(device->BeforeStep());
     Replay(device.get());
   }
   CHECK(Placed() == Sizes({kPoolBytes, kArenaBytes, kWeightBytes}));
@@ -318,21 +319,21 @@ void TestRefusedDevice() {
   Replay(device.get());
   std::unique_ptr<llmc::Engine> engine;
   CHECK_OK(llmc::Engine::Create(std::move(device), {}, &engine));
-  CHECK_EQ(engine->Stats().spread_bytes, 0u);
-  CHECK_EQ(engine->Stats().num_memory_nodes, 2u);
-  CHECK_EQ(engine->Stats().spread_errno, EPERM);
-  CHECK_EQ(engine->Stats().copied_weight_bytes, kWeightBytes);
+  CHECK_EQ(llmc_test::Stat(*engine, "spread_bytes"), 0u);
+  CHECK_EQ(llmc_test::Stat(*engine, "memory_nodes"), 2u);
+  CHECK_EQ(llmc_test::Stat(*engine, "spread_errno"), uint64_t{EPERM});
+  CHECK_EQ(llmc_test::Stat(*engine, "copied_weight_bytes"), kWeightBytes);
 
   refusal = 0;
   CHECK_OK(llmc::Engine::Create(MakeDevice(llmc::WeightMode::kCopied, 2, system), {}, &engine));
-  CHECK_EQ(engine->Stats().spread_bytes, kPoolBytes + kWeightBytes + kArenaBytes);
-  CHECK_EQ(engine->Stats().spread_errno, 0);
+  CHECK_EQ(llmc_test::Stat(*engine, "spread_bytes"), kPoolBytes + kWeightBytes + kArenaBytes);
+  CHECK_EQ(llmc_test::Stat(*engine, "spread_errno"), 0u);
   // Over a device that knows no nodes, and on a machine of one.
   FakeMachine one({"0-1023"});
   CHECK_OK(llmc::Engine::Create(MakeDevice(llmc::WeightMode::kCopied, 2, SystemOf(one)), {}, &engine));
   CHECK(ranges.empty());
-  CHECK_EQ(engine->Stats().spread_bytes, 0u);
-  CHECK_EQ(engine->Stats().num_memory_nodes, 1u);
+  CHECK_EQ(llmc_test::Stat(*engine, "spread_bytes"), 0u);
+  CHECK_EQ(llmc_test::Stat(*engine, "memory_nodes"), 1u);
 }
 
 // The kernel takes from a policy the nodes that it lacks, so a device can have one here.

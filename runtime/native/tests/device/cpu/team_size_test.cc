@@ -227,7 +227,7 @@ void TestBitsStay() {
     // Other ids each time: a task that nobody does leaves logits of before.
     b.ids = {i % 3, i % 7, i % 8};
     if (i % 40 == 0) clock.late = i % 80 ? std::array<double, 8>{0, 0, 0.8} : std::array<double, 8>{0.8, 0, 0.8};
-    CHECK_OK(device->SettleWeights());
+    CHECK_OK(device->BeforeStep());
     sizes |= 1u << device->team_use().size;
     const float* logits = nullptr;
     CHECK_OK(device->Replay({0, b.num_tokens, b.num_seqs, b.num_samples, b.stride, b.ids.data(), b.positions.data(),

@@ -1,0 +1,48 @@
+"""`llmc devices`: what this machine runs artifacts on."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+_HELP = """List the devices that run artifacts here, and what they can do.
+
+An artifact says which kind of device loads its code, and the level that this must have: see `llmc inspect`.
+
+\b
+Examples:
+  llmc devices
+  llmc devices --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the llmc application."""
+    app.command("devices", help=_HELP)(devices)
+
+
+def devices(as_json: bool = typer.Option(False, "--json", help="Print them as JSON on stdout.")) -> None:
+    from llmc.runtime.devices import Device, device_kinds
+    from llmc.runtime.handle import LlmcError
+
+    found = []
+    for kind in device_kinds():
+        about: dict[str, object] = {"kind": kind.name, "summary": kind.summary}
+        try:
+            with Device(kind.name) as device:
+                found.append({**about, "facts": device.facts, "error": None})
+        except LlmcError as error:
+            found.append({**about, "facts": {}, "error": str(error)})
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    for number, one in enumerate(found):
+        if number:
+            typer.echo()
+        typer.echo(f"{one['kind']}: {one['summary']}")
+        facts = one["facts"] if one["error"] is None else {"cannot be opened": one["error"]}
+        assert isinstance(facts, dict)
+        width = max(map(len, facts))
+        for name, value in facts.items():
+            typer.echo(f"  {name:{width}}  {value}")
