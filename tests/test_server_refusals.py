@@ -165,6 +165,10 @@ def test_a_405_names_the_methods(running: Running) -> None:
     assert error["message"] == "/v1/completions does not take GET: use POST"
     assert (error["code"], response.headers["allow"]) == ("method_not_allowed", "POST")
     assert error_of(running.client.delete("/v1/models/tiny"), 405)["message"].endswith("does not take DELETE: use GET")
+    # A path of two routes has the methods of both.
+    response = running.client.put("/v1/responses/resp_1")
+    assert error_of(response, 405)["message"].endswith("does not take PUT: use DELETE, GET")
+    assert response.headers["allow"] == "DELETE, GET"
 
 
 @pytest.mark.parametrize(

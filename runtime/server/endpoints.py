@@ -36,10 +36,21 @@ def no_endpoint(paths: Mapping[str, Any], path: str) -> ApiError:
 
 
 def wrong_method(paths: Mapping[str, Any], method: str, path: str, headers: Mapping[str, str]) -> ApiError:
-    """A 405 that names the methods, which the header Allow lists."""
-    allowed = headers.get("Allow") or ", ".join(sorted(name.upper() for name in paths.get(path, {})))
+    """A 405 that names the methods of all routes of the path, and lists them in the header Allow.
+
+    headers: those of the framework's answer, which knows the methods of one route alone.
+    """
+    known = {name.upper() for template, of in paths.items() if _matches(template, path) for name in of}
+    allowed = ", ".join(sorted(known)) or headers.get("Allow", "")
     message = f"{_shown(path)} does not take {_shown(method)}: use {allowed}"
-    return ApiError(message, status=405, code="method_not_allowed", headers=headers)
+    return ApiError(message, status=405, code="method_not_allowed", headers={**headers, "Allow": allowed})
+
+
+def _matches(template: str, path: str) -> bool:
+    """Whether a path is one of a template of the document, as /v1/models/{model_id}."""
+    wanted, given = template.split("/"), path.split("/")
+    same = (part == name or (part.startswith("{") and name != "") for part, name in zip(wanted, given, strict=False))
+    return len(wanted) == len(given) and all(same)
 
 
 def _likeness(path: str, known: str) -> float:

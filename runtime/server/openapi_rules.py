@@ -52,6 +52,38 @@ _TOOL_RESULT = {
 }
 
 
+def _object(**properties: Any) -> dict[str, Any]:
+    """All of them are required, and more may be there."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+_NAME = {"type": "string", "minLength": 1}
+_MODE = {"enum": ["auto", "required"]}
+_CHOICE_WORDS = {"enum": ["none", "auto", "required"]}
+_FUNCTION = _object(type={"const": "function"}, function=_object(name=_NAME))
+_RESPONSES_FUNCTION = _object(type={"const": "function"}, name=_NAME)
+
+
+def _some(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "minItems": 1, "items": item}
+
+
+# As each API has it; which tools there are no schema can say.
+_TOOL_CHOICES = {
+    "ChatRequest": [
+        _CHOICE_WORDS,
+        _FUNCTION,
+        _object(type={"const": "allowed_tools"}, allowed_tools=_object(mode=_MODE, tools=_some(_FUNCTION))),
+    ],
+    "ResponseRequest": [
+        _CHOICE_WORDS,
+        _RESPONSES_FUNCTION,
+        _object(type={"const": "allowed_tools"}, mode=_MODE, tools=_some(_RESPONSES_FUNCTION)),
+    ],
+    "MessagesRequest": [_object(type={"enum": ["auto", "any", "none"]}), _object(type={"const": "tool"}, name=_NAME)],
+}
+
+
 def _anthropics_message(roles: Sequence[str], blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     listed = {"type": "array", "minItems": 1, "items": {"anyOf": list(blocks)}}
     return {
@@ -107,10 +139,12 @@ def add_rules(schemas: dict[str, Any], engine: AsyncEngine) -> None:
     most = engine.max_model_len - 1
     tokenizer = engine.tokenizer
     message = message_of(_ROLES if tokenizer is None else _roles(tokenizer))
-    for name in ("CompletionRequest", "ChatRequest"):
+    for name in ("CompletionRequest", "ChatRequest", "MessagesRequest", "ResponseRequest"):
         schema = schemas[name]
         properties = schema["properties"]
-        for field in ("max_tokens", "max_completion_tokens"):
+        if name in _TOOL_CHOICES:
+            properties["tool_choice"] = {"anyOf": [*_TOOL_CHOICES[name], _NULL], "title": "Tool Choice"}
+        for field in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
             if field in properties:
                 _number(properties[field]).update(maximum=most)
                 _number(properties[field]).pop("exclusiveMaximum", None)
