@@ -82,15 +82,22 @@ llmc_status llmc_replayer_run(llmc_replayer* replayer, uint32_t graph, const llm
                                                           "; pass a larger array");
     }
     llmc::Device& device = *replayer->device;
+    LLMC_RETURN_IF_ERROR(llmc::CheckCounts(device.model(), graph, b.num_tokens, b.num_seqs, b.num_samples,
+                                           b.block_table_stride));
     llmc::StepBatch& step = replayer->step;
     step.graph = graph;
     step.num_tokens = b.num_tokens, step.num_seqs = b.num_seqs, step.num_samples = b.num_samples;
-    step.block_table_stride = b.block_table_stride;
+    // A sequence has no more blocks in this graph.
+    const uint32_t stride = std::min(b.block_table_stride, device.model().graphs[graph].max_blocks_per_seq);
+    step.block_table_stride = stride;
     step.input_ids.assign(b.input_ids, b.input_ids + b.num_tokens);
     step.positions.assign(b.positions, b.positions + b.num_tokens);
     step.slot_mapping.assign(b.slot_mapping, b.slot_mapping + b.num_tokens);
-    const uint64_t table = uint64_t{b.num_seqs} * b.block_table_stride;
-    step.block_tables.assign(b.block_tables, b.block_tables + table);
+    step.block_tables.clear();
+    for (uint64_t i = 0; i < b.num_seqs; ++i) {
+      const int32_t* row = b.block_tables + i * b.block_table_stride;
+      step.block_tables.insert(step.block_tables.end(), row, row + stride);
+    }
     step.context_lens.assign(b.context_lens, b.context_lens + b.num_seqs);
     step.query_start.assign(b.query_start, b.query_start + b.num_seqs + 1);
     step.sample_index.assign(b.sample_index, b.sample_index + b.num_samples);

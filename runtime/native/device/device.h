@@ -7,15 +7,9 @@
 
 #include "artifact/model_shape.h"
 #include "core/status.h"
+#include "device/batch.h"
 
 namespace llmc {
-
-// Inputs of one step; int32 arrays packed (ragged) at the front, as FORMAT.md describes. Vectors are reused.
-struct StepBatch {
-  uint32_t graph = 0;
-  uint32_t num_tokens = 0, num_seqs = 0, num_samples = 0, block_table_stride = 0;
-  std::vector<int32_t> input_ids, positions, slot_mapping, block_tables, context_lens, query_start, sample_index;
-};
 
 // Where the time of a replay went, as its device counts it; the rest of its wall time is overhead.
 struct ReplayTime {

@@ -35,12 +35,6 @@ struct TeamUse {
   uint64_t cuts = 0;
 };
 
-// A StepBatch as plain pointers, so that callers keep their own storage.
-struct BatchView {
-  uint32_t graph, num_tokens, num_seqs, num_samples, block_table_stride;
-  const int32_t *input_ids, *positions, *slot_mapping, *block_tables, *context_lens, *query_start, *sample_index;
-};
-
 class CpuDevice final : public Device, public ReplayProfile {
  public:
   static Status Create(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options,
@@ -125,7 +119,6 @@ class CpuDevice final : public Device, public ReplayProfile {
   void Deal(Program* program, uint32_t graph, uint32_t num_threads) const;
   void ResolveWeights();
   void* OperandAddress(const Program& program, const OperandRecord& operand) const;
-  Status Check(const BatchView& batch) const;
   void CopyInputs(const BatchView& batch);
   static StreamedWeight Streamed(const Artifact& artifact, const CommandRecord& command, const Step& step);
   void LookAhead(const Step& step, uint32_t thread, uint32_t num_threads, ReadAhead* ahead) const;

@@ -142,7 +142,10 @@ void TestStep() {
 }  // namespace
 
 int main() {
-  TestStep();
+  for (const bool late : {false, true}) {
+    NullDevice::late = late;
+    TestStep();
+  }
   auto engine = Make(Usual(), 65, {});
   Outputs outputs;
   Needs needs;

@@ -58,12 +58,10 @@ class NullDevice : public llmc::Device {
   bool overlaps() const override { return late_; }
   llmc::Status Enqueue(const llmc::StepBatch& b, llmc::Fence* fence) override {
     if (enqueued_ != 0) return Bad("a step is on its way already");
-    enqueued_ = *fence = ++last_fence_;
     batch_ = b;
-    if (late_) return llmc::Status::Ok();
-    llmc::Status status = Compute(batch_);
-    if (!status.ok()) enqueued_ = 0;
-    return status;
+    if (!late_) LLMC_RETURN_IF_ERROR(Compute(batch_));
+    enqueued_ = *fence = ++last_fence_;
+    return llmc::Status::Ok();
   }
   llmc::Status Wait(llmc::Fence fence, const float** logits) override {
     if (fence == 0 || fence != enqueued_) return Bad("nobody enqueued this step");

@@ -1,0 +1,100 @@
+#include "device/batch.h"
+
+#include <algorithm>
+#include <string>
+
+namespace llmc {
+namespace {
+
+Status OutOfRange(const char* what, uint64_t index, int64_t value, int64_t low, int64_t high) {
+  return Status::Error(LLMC_ERR_OUT_OF_RANGE, std::string(what) + "[" + std::to_string(index) + "] is " +
+                                                  std::to_string(value) + ", outside " + std::to_string(low) + " … " +
+                                                  std::to_string(high) + "; pass values of this model and graph");
+}
+
+Status CheckRange(const char* what, const int32_t* values, uint64_t count, int64_t low, int64_t high) {
+  for (uint64_t i = 0; i < count; ++i) {
+    if (values[i] < low || values[i] > high) return OutOfRange(what, i, values[i], low, high);
+  }
+  return Status::Ok();
+}
+
+Status CheckCount(const char* what, uint32_t value, uint32_t low, uint32_t high) {
+  if (value >= low && value <= high) return Status::Ok();
+  return Status::Error(LLMC_ERR_OUT_OF_RANGE, std::string(what) + " is " + std::to_string(value) + ", outside " +
+                                                  std::to_string(low) + " … " + std::to_string(high) +
+                                                  "; choose a graph that fits the batch");
+}
+
+}  // namespace
+
+Status CheckCounts(const ModelShape& model, uint32_t graph, uint32_t num_tokens, uint32_t num_seqs, uint32_t num_samples,
+                   uint32_t block_table_stride) {
+  if (graph >= model.graphs.size()) {
+    return Status::Error(LLMC_ERR_OUT_OF_RANGE, "graph " + std::to_string(graph) + " does not exist; the artifact has " +
+                                                    std::to_string(model.graphs.size()));
+  }
+  const GraphShape& g = model.graphs[graph];
+  LLMC_RETURN_IF_ERROR(CheckCount("num_tokens", num_tokens, 1, g.max_tokens));
+  LLMC_RETURN_IF_ERROR(CheckCount("num_seqs", num_seqs, 1, g.max_seqs));
+  LLMC_RETURN_IF_ERROR(CheckCount("num_samples", num_samples, 0, g.max_samples));
+  return CheckCount("block_table_stride", block_table_stride, 1, INT32_MAX);
+}
+
+Status CheckSizes(const StepBatch& b) {
+  const struct {
+    const char* name;
+    const std::vector<int32_t>& values;
+    uint64_t needed;
+  } arrays[] = {
+      {"input_ids", b.input_ids, b.num_tokens},
+      {"positions", b.positions, b.num_tokens},
+      {"slot_mapping", b.slot_mapping, b.num_tokens},
+      {"block_tables", b.block_tables, uint64_t{b.num_seqs} * b.block_table_stride},
+      {"context_lens", b.context_lens, b.num_seqs},
+      {"query_start", b.query_start, uint64_t{b.num_seqs} + 1},
+      {"sample_index", b.sample_index, b.num_samples},
+  };
+  for (const auto& array : arrays) {
+    if (array.values.size() < array.needed) {
+      return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::string(array.name) + " has " +
+                                                          std::to_string(array.values.size()) + " elements and needs " +
+                                                          std::to_string(array.needed) + "; fill it before the step");
+    }
+  }
+  return Status::Ok();
+}
+
+Status CheckBatch(const ModelShape& model, uint32_t num_blocks, const BatchView& b) {
+  LLMC_RETURN_IF_ERROR(CheckCounts(model, b.graph, b.num_tokens, b.num_seqs, b.num_samples, b.block_table_stride));
+  const GraphShape& graph = model.graphs[b.graph];
+  const int64_t block_size = model.block_size;
+  const int64_t max_slot = int64_t{num_blocks} * block_size - 1;
+  LLMC_RETURN_IF_ERROR(CheckRange("input_ids", b.input_ids, b.num_tokens, 0, model.vocab_size - 1));
+  LLMC_RETURN_IF_ERROR(CheckRange("positions", b.positions, b.num_tokens, 0, model.max_model_len - 1));
+  LLMC_RETURN_IF_ERROR(CheckRange("slot_mapping", b.slot_mapping, b.num_tokens, 0, max_slot));
+  LLMC_RETURN_IF_ERROR(CheckRange("sample_index", b.sample_index, b.num_samples, 0, int64_t{b.num_tokens} - 1));
+  if (b.query_start[0] != 0) return OutOfRange("query_start", 0, b.query_start[0], 0, 0);
+  if (b.query_start[b.num_seqs] != static_cast<int64_t>(b.num_tokens)) {
+    return OutOfRange("query_start", b.num_seqs, b.query_start[b.num_seqs], b.num_tokens, b.num_tokens);
+  }
+  const int64_t columns = std::min(b.block_table_stride, graph.max_blocks_per_seq);
+  for (uint32_t i = 0; i < b.num_seqs; ++i) {
+    const int64_t start = b.query_start[i], end = b.query_start[i + 1];
+    if (end <= start || end > static_cast<int64_t>(b.num_tokens)) {
+      return OutOfRange("query_start", i + 1, end, start + 1, b.num_tokens);
+    }
+    const int64_t context = b.context_lens[i];
+    if (context < end - start || context > columns * block_size) {
+      return OutOfRange("context_lens", i, context, end - start, columns * block_size);
+    }
+    // Attention reads keys 0 … position, so a position inside the context keeps it inside the checked blocks.
+    LLMC_RETURN_IF_ERROR(CheckRange("positions", b.positions + start, end - start, 0, context - 1));
+    const int32_t* row = b.block_tables + uint64_t{i} * b.block_table_stride;
+    const uint64_t used = static_cast<uint64_t>((context + block_size - 1) / block_size);
+    LLMC_RETURN_IF_ERROR(CheckRange("block_tables", row, used, 0, int64_t{num_blocks} - 1));
+  }
+  return Status::Ok();
+}
+
+}  // namespace llmc

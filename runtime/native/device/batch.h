@@ -1,0 +1,32 @@
+// The inputs of a step, and whether they fit a graph: for every device the same.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "artifact/model_shape.h"
+#include "core/status.h"
+
+namespace llmc {
+
+// int32 arrays packed (ragged) at the front, as FORMAT.md describes. Vectors are reused.
+struct StepBatch {
+  uint32_t graph = 0;
+  uint32_t num_tokens = 0, num_seqs = 0, num_samples = 0, block_table_stride = 0;
+  std::vector<int32_t> input_ids, positions, slot_mapping, block_tables, context_lens, query_start, sample_index;
+};
+
+// A StepBatch as plain pointers, so that callers keep their own storage.
+struct BatchView {
+  uint32_t graph, num_tokens, num_seqs, num_samples, block_table_stride;
+  const int32_t *input_ids, *positions, *slot_mapping, *block_tables, *context_lens, *query_start, *sample_index;
+};
+
+// Whether a graph holds so many: what must be known before arrays of that length are read.
+Status CheckCounts(const ModelShape& model, uint32_t graph, uint32_t num_tokens, uint32_t num_seqs, uint32_t num_samples,
+                   uint32_t block_table_stride);
+// Whether the arrays are as long as the counts say.
+Status CheckSizes(const StepBatch& batch);
+// Whether all that kernels index with is in range: counts, ids, positions, slots, blocks of a pool of num_blocks.
+Status CheckBatch(const ModelShape& model, uint32_t num_blocks, const BatchView& batch);
+
+}  // namespace llmc

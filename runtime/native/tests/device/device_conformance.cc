@@ -1,0 +1,481 @@
+// What every device promises, checked on an artifact of a target: device_conformance KIND ARTIFACT [KEY=VALUE...]
+// Bits are compared, never bounds. It knows a device by device.h and registry.h alone. defect=NAME has the device make a
+// mistake, which must be noticed.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/crc32.h"
+#include "device/registry.h"
+#include "device/replay_profile.h"
+#include "engine/engine.h"
+#include "support/check.h"
+
+namespace {
+
+using llmc::Device;
+using llmc::GraphShape;
+using llmc::Phase;
+using llmc::Status;
+using llmc::StepBatch;
+
+std::mt19937 g_random(1);
+uint32_t Pick(uint32_t low, uint32_t high) { return std::uniform_int_distribution<uint32_t>(low, high)(g_random); }
+
+// A part of a sequence in a step: `count` tokens from `start` on, whose keys lie in the blocks of `table`.
+struct Part {
+  uint32_t sequence, start, count;
+  std::vector<int32_t> table;
+  uint32_t num_samples;  // of its last tokens
+
+  uint32_t end() const { return start + count; }
+};
+
+// A device with one of these mistakes: copy, late, company, spill.
+class Defective final : public Device {
+ public:
+  Defective(std::unique_ptr<Device> inner, std::string defect) : inner_(std::move(inner)), defect_(std::move(defect)) {}
+
+  const llmc::ModelShape& model() const override { return inner_->model(); }
+  uint32_t num_blocks() const override { return inner_->num_blocks(); }
+  Status Enqueue(const StepBatch& batch, llmc::Fence* fence) override {
+    batch_ = &batch;
+    company_ = batch.num_seqs > 1;
+    return defect_ == "late" ? Status::Ok() : inner_->Enqueue(batch, fence);
+  }
+  Status Wait(llmc::Fence fence, const float** logits) override {
+    if (defect_ == "late") LLMC_RETURN_IF_ERROR(inner_->Enqueue(*batch_, &fence));  // what the caller has changed
+    const Status status = inner_->Wait(fence, logits);
+    if (status.ok() && defect_ == "company" && company_ && *logits != nullptr) {
+      rows_.assign(*logits, *logits + model().vocab_size);
+      rows_[0] = std::nextafter(rows_[0], 1e30f);
+      *logits = rows_.data();
+    }
+    return status;
+  }
+  Status CopyBlock(uint32_t from, uint32_t to) override {
+    return defect_ == "copy" && from < num_blocks() && to < num_blocks() ? Status::Ok() : inner_->CopyBlock(from, to);
+  }
+  // Writes where no row says so.
+  void Visit(uint32_t graph) override {
+    inner_->Visit(graph);
+    if (defect_ == "spill") {
+      for (uint32_t block = 1; block < num_blocks(); ++block) static_cast<void>(inner_->CopyBlock(0, block).ok());
+    }
+  }
+
+ private:
+  std::unique_ptr<Device> inner_;
+  std::string defect_;
+  const StepBatch* batch_ = nullptr;
+  bool company_ = false;
+  std::vector<float> rows_;
+};
+
+class Suite {
+ public:
+  Suite(std::string kind, std::string path, llmc::DeviceOptions options, std::string defect)
+      : kind_(std::move(kind)), path_(std::move(path)), options_(std::move(options)), defect_(std::move(defect)) {}
+
+  void Run() {
+    CHECK_OK(llmc::Artifact::Open(path_, &artifact_));
+    CHECK_OK(llmc::OpenDeviceOf(kind_, options_, &opened_));
+    if (artifact_ == nullptr || opened_ == nullptr) return;
+    Facts();
+    Refusals();
+    Prepare();
+    for (uint32_t g = 0; g < model().graphs.size(); ++g) {
+      for (int round = 0; round < 6; ++round) Company(g, round);
+    }
+    Copies();
+    Mistakes();
+    Counts();
+    Engines();
+  }
+
+ private:
+  const llmc::ModelShape& model() const { return artifact_->shape(); }
+  uint32_t block_size() const { return static_cast<uint32_t>(model().block_size); }
+  // Tokens that a sequence may have in a graph.
+  uint32_t Reach(const GraphShape& g) const {
+    return static_cast<uint32_t>(std::min<uint64_t>(uint64_t{g.max_blocks_per_seq} * block_size(),
+                                                    static_cast<uint64_t>(model().max_model_len)));
+  }
+
+  int32_t Token(uint32_t sequence, uint32_t position) const {
+    uint64_t x = (uint64_t{sequence} << 32 | position) * 0x9e3779b97f4a7c15ull;
+    return static_cast<int32_t>((x ^ x >> 29) % static_cast<uint64_t>(model().vocab_size));
+  }
+
+  StepBatch BatchOf(uint32_t graph, const std::vector<Part>& parts) const {
+    StepBatch b;
+    b.graph = graph;
+    b.num_seqs = static_cast<uint32_t>(parts.size());
+    b.query_start.push_back(0);
+    for (const Part& p : parts) b.block_table_stride = std::max(b.block_table_stride, static_cast<uint32_t>(p.table.size()));
+    for (const Part& p : parts) {
+      for (uint32_t position = p.start; position < p.end(); ++position) {
+        b.input_ids.push_back(Token(p.sequence, position));
+        b.positions.push_back(static_cast<int32_t>(position));
+        b.slot_mapping.push_back(p.table[position / block_size()] * static_cast<int32_t>(block_size()) +
+                                 static_cast<int32_t>(position % block_size()));
+      }
+      b.query_start.push_back(static_cast<int32_t>(b.input_ids.size()));
+      b.context_lens.push_back(static_cast<int32_t>(p.end()));
+      std::vector<int32_t> row = p.table;
+      row.resize(b.block_table_stride, 0);
+      b.block_tables.insert(b.block_tables.end(), row.begin(), row.end());
+      for (uint32_t i = p.num_samples; i > 0; --i) b.sample_index.push_back(b.query_start.back() - static_cast<int32_t>(i));
+    }
+    b.num_tokens = static_cast<uint32_t>(b.input_ids.size());
+    b.num_samples = static_cast<uint32_t>(b.sample_index.size());
+    return b;
+  }
+
+  // Rows of logits. What the caller gave is overwritten between Enqueue and Wait.
+  std::vector<std::vector<float>> Step(uint32_t graph, const std::vector<Part>& parts) {
+    StepBatch b = BatchOf(graph, parts);
+    const uint32_t rows = b.num_samples;
+    CHECK_OK(device_->BeforeStep());
+    llmc::Fence fence = 0;
+    CHECK_OK(device_->Enqueue(b, &fence));
+    for (auto* array : {&b.input_ids, &b.positions, &b.slot_mapping, &b.block_tables, &b.context_lens, &b.query_start,
+                        &b.sample_index}) {
+      std::fill(array->begin(), array->end(), -1);
+    }
+    const float* logits = nullptr;
+    CHECK_OK(device_->Wait(fence, &logits));
+    std::vector<std::vector<float>> out;
+    const size_t vocab = static_cast<size_t>(model().vocab_size);
+    for (uint32_t i = 0; i < rows && logits != nullptr; ++i) out.emplace_back(logits + i * vocab, logits + (i + 1) * vocab);
+    return out;
+  }
+
+  std::vector<int32_t> TableOf(uint32_t tokens) {
+    std::vector<int32_t> table;
+    for (uint32_t i = 0; i * block_size() < tokens; ++i) {
+      CHECK(!free_.empty());
+      table.push_back(free_.back());
+      free_.pop_back();
+    }
+    return table;
+  }
+  void Free(const std::vector<int32_t>& table) {
+    free_.insert(free_.end(), table.begin(), table.end());
+    std::shuffle(free_.begin(), free_.end(), g_random);
+  }
+
+  // Computes a sequence up to `tokens`, in chunks that the first prefill graph holds.
+  std::vector<float> Fill(uint32_t sequence, uint32_t from, uint32_t tokens, const std::vector<int32_t>& table) {
+    std::vector<float> last;
+    const uint32_t most = model().graphs[fill_].max_tokens;
+    for (uint32_t start = from; start < tokens;) {
+      const uint32_t count = std::min(most, tokens - start);
+      auto rows = Step(fill_, {{sequence, start, count, table, 1}});
+      if (!rows.empty()) last = rows[0];
+      start += count;
+    }
+    return last;
+  }
+
+  // Logits of the token at position `tokens` - 1, of a sequence that nobody keeps company.
+  const std::vector<float>& Reference(uint32_t sequence, uint32_t tokens) {
+    const auto key = std::make_pair(sequence, tokens);
+    if (!references_.count(key)) {
+      const std::vector<int32_t> table = TableOf(tokens);
+      references_[key] = Fill(sequence, 0, tokens, table);
+      Free(table);
+      for (const float value : references_[key]) CHECK(std::isfinite(value));
+    }
+    return references_[key];
+  }
+
+  void CheckRow(const std::vector<float>& row, uint32_t sequence, uint32_t tokens, const char* what) {
+    const std::vector<float>& wanted = Reference(sequence, tokens);
+    const bool same = row.size() == wanted.size() && std::memcmp(row.data(), wanted.data(), row.size() * sizeof(float)) == 0;
+    if (!same) std::fprintf(stderr, "sequence %u at %u tokens: other bits %s\n", sequence, tokens, what);
+    CHECK(same);
+  }
+
+  void Facts() {
+    CHECK(!opened_->Facts().empty());
+    std::set<std::string> names;
+    for (const auto& [name, value] : opened_->Facts()) CHECK(!name.empty() && !value.empty() && names.insert(name).second);
+    std::unique_ptr<llmc::OpenDevice> none;
+    const Status status = llmc::OpenDeviceOf(kind_, {{"no such option", "1"}}, &none);
+    CHECK_EQ(status.code, static_cast<int32_t>(LLMC_ERR_INVALID_ARGUMENT));
+    CHECK(status.message.find("no such option") != std::string::npos);
+  }
+
+  // An artifact whose target record has another value in one field; the other files are links.
+  Status LoadPatched(size_t field, uint32_t value) {
+    char folder[] = "/tmp/llmc_conformance_XXXXXX";
+    CHECK(::mkdtemp(folder) != nullptr);
+    const std::string path = folder;
+    std::vector<std::string> links = {"weights.safetensors"};
+    for (const llmc::CodeRecord& code : artifact_->code()) links.push_back(artifact_->code_name(code));
+    char* whole = ::realpath(path_.c_str(), nullptr);
+    for (const std::string& name : links) CHECK(::symlink((std::string(whole) + "/" + name).c_str(), (path + "/" + name).c_str()) == 0);
+    std::free(whole);
+    std::ifstream in(path_ + "/graphs.bin", std::ios::binary);
+    std::vector<unsigned char> bytes(std::istreambuf_iterator<char>(in), {});
+    uint64_t offset = 0;
+    std::memcpy(&offset, &bytes[64 + 7 * 24 + 8], sizeof(offset));  // the eighth section: the target
+    std::memcpy(&bytes[offset + field], &value, sizeof(value));
+    const uint32_t crc = llmc::Crc32(&bytes[32], bytes.size() - 32, llmc::Crc32(bytes.data(), 28));
+    std::memcpy(&bytes[28], &crc, sizeof(crc));
+    std::ofstream(path + "/graphs.bin", std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    std::shared_ptr<const llmc::Artifact> patched;
+    Status status = llmc::Artifact::Open(path, &patched);
+    CHECK_OK(status);
+    std::unique_ptr<Device> device;
+    if (status.ok()) status = opened_->Load(patched, {4}, &device);
+    links.push_back("graphs.bin");
+    for (const std::string& name : links) ::unlink((path + "/" + name).c_str());
+    ::rmdir(folder);
+    return status;
+  }
+
+  void Refusals() {
+    // A level that no hardware has, and a kind that is a part of another name.
+    for (const auto& [field, value] : {std::pair<size_t, uint32_t>{24, 1u << 20}, {4, 1}}) {
+      const Status status = LoadPatched(field, value);
+      CHECK_EQ(status.code, static_cast<int32_t>(LLMC_ERR_UNSUPPORTED_TARGET));
+      CHECK(!status.message.empty() && status.message.find('\n') == std::string::npos);
+    }
+    std::unique_ptr<Device> device;
+    CHECK(!opened_->Load(artifact_, {1}, &device).ok() && device == nullptr);  // no block besides the dummy block
+  }
+
+  void Prepare() {
+    uint64_t blocks = 0;
+    for (uint32_t g = 0; g < model().graphs.size(); ++g) {
+      const GraphShape& shape = model().graphs[g];
+      blocks = std::max(blocks, uint64_t{std::min(shape.max_seqs, 6u) + 2} * ((Reach(shape) + block_size() - 1) / block_size()));
+      if (shape.phase == Phase::kPrefill && Reach(shape) >= Reach(model().graphs[fill_])) fill_ = g;
+    }
+    num_blocks_ = static_cast<uint32_t>(blocks) + 8;
+    CHECK_OK(opened_->Load(artifact_, {num_blocks_}, &device_));
+    if (!defect_.empty()) device_ = std::make_unique<Defective>(std::move(device_), defect_);
+    CHECK_EQ(device_->num_blocks(), num_blocks_);
+    CHECK_EQ(device_->model().graphs.size(), model().graphs.size());
+    // The dummy block, too: a step touches what its tables and slots name, and nothing else.
+    for (uint32_t i = 0; i < num_blocks_; ++i) free_.push_back(static_cast<int32_t>(i));
+    std::shuffle(free_.begin(), free_.end(), g_random);
+  }
+
+  // Sequences side by side, each with a context of its own, have the bits that each has alone: in a bucket that they fill
+  // or that is mostly padding, after a step that left other values in all memory between kernels.
+  void Company(uint32_t graph, int round) {
+    const GraphShape& g = model().graphs[graph];
+    const uint32_t reach = std::min(Reach(g), Reach(model().graphs[fill_]));
+    const uint32_t most = std::min(g.max_seqs, 6u);
+    const uint32_t seqs = round == 0 ? 1 : round == 1 ? std::min(most, g.max_tokens) : Pick(1, std::min(most, g.max_tokens));
+    std::vector<Part> parts;
+    uint32_t room = g.max_tokens, samples = g.max_samples;
+    for (uint32_t i = 0; i < seqs; ++i) {
+      const uint32_t left = seqs - i - 1;
+      uint32_t count = g.phase == Phase::kDecode ? 1 : round == 1 && left == 0 ? room - left : Pick(1, room - left);
+      count = std::min(count, reach);
+      const uint32_t awkward[] = {0, 1, block_size() - 1, block_size(), block_size() + 1, reach - count};
+      const uint32_t start = std::min(round == 0 ? reach - count : awkward[Pick(0, 5)], reach - count);
+      const uint32_t wanted = std::min({Pick(0, 2) ? 1u : Pick(0, count), count, samples});
+      room -= count;
+      samples -= wanted;
+      parts.push_back({100 * graph + 10 * static_cast<uint32_t>(round) + i, start, count, {}, wanted});
+    }
+    for (Part& p : parts) {
+      p.table = TableOf(p.end());
+      Fill(p.sequence, 0, p.start, p.table);
+    }
+    if (round % 2 != 0) device_->Visit(graph);
+    if (round % 3 != 0) device_->Reserve(BatchOf(graph, parts));
+    const auto rows = Step(graph, parts);
+    size_t row = 0;
+    for (const Part& p : parts) {
+      for (uint32_t i = p.num_samples; i > 0; --i, ++row) {
+        if (row < rows.size()) CheckRow(rows[row], p.sequence, p.end() - i + 1, "in company");
+      }
+    }
+    CHECK_EQ(row, rows.size());
+    // What the step wrote is what the next tokens read.
+    for (const Part& p : parts) {
+      if (p.end() % block_size() != 0 && p.end() < reach) {
+        CheckRow(Fill(p.sequence, p.end(), p.end() + 1, p.table), p.sequence, p.end() + 1, "behind a step in company");
+      }
+    }
+    for (const Part& p : parts) Free(p.table);
+  }
+
+  // A copied block is its own from then on, and both halves go on as if there were one.
+  void Copies() {
+    const uint32_t reach = Reach(model().graphs[fill_]);
+    const uint32_t tokens = std::min(reach - 1, block_size() + block_size() / 2);
+    std::vector<int32_t> table = TableOf(tokens + 1);
+    Fill(7, 0, tokens, table);
+    std::vector<int32_t> copy = table;
+    const std::vector<int32_t> fresh = TableOf(1);
+    copy.back() = fresh[0];
+    CHECK_OK(device_->CopyBlock(static_cast<uint32_t>(table.back()), static_cast<uint32_t>(copy.back())));
+    // Another sequence takes the block over.
+    Fill(8, 0, std::min(reach, block_size()), {table.back()});
+    CheckRow(Fill(7, tokens, tokens + 1, copy), 7, tokens + 1, "on a copy");
+    Free(table);
+    Free(fresh);
+    CHECK(!device_->CopyBlock(num_blocks_, 1).ok() && !device_->CopyBlock(1, num_blocks_).ok());
+  }
+
+  // What does not fit is an error, nothing runs, and the device goes on.
+  void Mistakes() {
+    const std::vector<int32_t> table = TableOf(2);
+    const StepBatch good = BatchOf(fill_, {{9, 0, 2, table, 1}});
+    const GraphShape& g = model().graphs[fill_];
+    const auto fails = [&](auto change) {
+      StepBatch bad = good;
+      change(&bad);
+      llmc::Fence fence = 0;
+      const Status status = device_->Enqueue(bad, &fence);
+      CHECK(!status.ok() && !status.message.empty());
+    };
+    fails([&](StepBatch* b) { b->graph = static_cast<uint32_t>(model().graphs.size()); });
+    fails([&](StepBatch* b) { b->num_tokens = 0; });
+    fails([&](StepBatch* b) { b->num_tokens = g.max_tokens + 1; });
+    fails([&](StepBatch* b) { b->num_seqs = g.max_seqs + 1; });
+    fails([&](StepBatch* b) { b->input_ids[0] = model().vocab_size; });
+    fails([&](StepBatch* b) { b->input_ids[1] = -1; });
+    fails([&](StepBatch* b) { b->slot_mapping[1] = static_cast<int32_t>(num_blocks_ * block_size()); });
+    fails([&](StepBatch* b) { b->block_tables[0] = static_cast<int32_t>(num_blocks_); });
+    fails([&](StepBatch* b) { b->context_lens[0] = 1; });
+    fails([&](StepBatch* b) { b->query_start[1] = 1; });
+    fails([&](StepBatch* b) { b->sample_index[0] = 2; });
+    fails([&](StepBatch* b) { b->positions.pop_back(); });
+    CheckRow(Fill(9, 0, 2, table), 9, 2, "after mistakes");
+    Free(table);
+  }
+
+  void Counts() {
+    std::vector<llmc::DeviceStat> before, after;
+    device_->GetStats(&before);
+    Reference(10, 1);
+    device_->GetStats(&after);
+    CHECK_EQ(before.size(), after.size());
+    std::set<std::string> names;
+    for (size_t i = 0; i < std::min(before.size(), after.size()); ++i) {
+      CHECK(std::string(before[i].name) == after[i].name && names.insert(after[i].name).second);
+    }
+    if (llmc::ReplayProfile* profile = device_->profile()) {
+      profile->SetProfiling(true);
+      Reference(11, 1);
+      CHECK(profile->num_profiled() > 0 && profile->stats().num_replays > 0);
+      profile->SetProfiling(false);
+    }
+    CHECK(device_->num_host_threads() >= 1);
+  }
+
+  std::vector<int32_t> Generate(llmc::Engine* engine, uint32_t sequence, uint32_t tokens, uint32_t most, bool others) {
+    std::vector<std::vector<int32_t>> prompts;
+    std::vector<uint64_t> ids;
+    for (uint32_t i = 0; i <= (others ? 3u : 0u); ++i) {
+      std::vector<int32_t> prompt;
+      for (uint32_t position = 0; position < tokens; ++position) prompt.push_back(Token(sequence + i, position));
+      llmc_sampling_params sampling;
+      llmc_sampling_params_init(&sampling, sizeof(sampling));
+      sampling.temperature = 0.8f;
+      sampling.has_seed = sampling.ignore_eos = 1;
+      sampling.seed = sequence + i;
+      sampling.max_tokens = most;
+      sampling.n = i == 1 ? 2 : 1;  // its blocks are copied when the two part
+      llmc_request request;
+      llmc_request_init(&request, sizeof(request));
+      request.prompt_token_ids = prompt.data();
+      request.num_prompt_tokens = prompt.size();
+      request.sampling = &sampling;
+      ids.push_back(0);
+      CHECK_OK(engine->Submit(request, &ids.back()));
+    }
+    std::vector<int32_t> found;
+    // Cancels come at any time, also while a step is on its way.
+    std::thread canceller;
+    if (others) canceller = std::thread([&] { static_cast<void>(engine->Cancel(ids[2]).ok()); });
+    for (bool more = true; more;) {
+      CHECK_OK(engine->Step(&more));
+      CHECK_OK(engine->CheckIntegrity());
+      llmc_event events[16];
+      events[0].struct_size = sizeof(llmc_event);
+      for (uint64_t count = 16; count == 16;) {
+        count = engine->Poll(events, 16);
+        for (uint64_t i = 0; i < count; ++i) {
+          CHECK(events[i].kind != LLMC_EVENT_FAILED);
+          if (events[i].request_id == ids[0] && events[i].kind == LLMC_EVENT_TOKEN) found.push_back(events[i].token_id);
+        }
+      }
+    }
+    if (canceller.joinable()) canceller.join();
+    return found;
+  }
+
+  void Engines() {
+    device_.reset();
+    const bool decodes = std::any_of(model().graphs.begin(), model().graphs.end(), [](const GraphShape& g) { return g.phase == Phase::kDecode; });
+    if (!decodes) return;
+    const uint32_t tokens = std::min(block_size() + 3, static_cast<uint32_t>(model().max_model_len) / 2);
+    std::vector<int32_t> alone;
+    for (const bool others : {false, true}) {
+      std::unique_ptr<Device> device;
+      CHECK_OK(opened_->Load(artifact_, {num_blocks_}, &device));
+      std::unique_ptr<llmc::Engine> engine;
+      CHECK_OK(llmc::Engine::Create(std::move(device), {}, &engine));
+      for (int again = 0; again < 2; ++again) {  // the second time out of the prefix cache
+        const std::vector<int32_t> found = Generate(engine.get(), 20, tokens, 8, others);
+        CHECK_EQ(found.size(), 8u);
+        if (alone.empty()) alone = found;
+        CHECK(found == alone);
+      }
+    }
+  }
+
+  std::string kind_, path_;
+  llmc::DeviceOptions options_;
+  std::string defect_;
+  std::shared_ptr<const llmc::Artifact> artifact_;
+  std::unique_ptr<llmc::OpenDevice> opened_;
+  std::unique_ptr<Device> device_;
+  uint32_t num_blocks_ = 0, fill_ = 0;
+  std::vector<int32_t> free_;
+  std::map<std::pair<uint32_t, uint32_t>, std::vector<float>> references_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 3) return std::fprintf(stderr, "usage: %s KIND ARTIFACT [KEY=VALUE...]\n", argv[0]), 2;
+  llmc::DeviceOptions options;
+  std::string defect;
+  for (int i = 3; i < argc; ++i) {
+    const std::string option = argv[i];
+    const size_t equals = option.find('=');
+    if (equals == std::string::npos) return std::fprintf(stderr, "'%s' is no KEY=VALUE\n", argv[i]), 2;
+    if (option.substr(0, equals) == "defect") {
+      defect = option.substr(equals + 1);
+    } else {
+      options.emplace_back(option.substr(0, equals), option.substr(equals + 1));
+    }
+  }
+  Suite(argv[1], argv[2], options, defect).Run();
+  return llmc_test::Finish("device_conformance");
+}
