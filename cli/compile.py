@@ -83,8 +83,13 @@ def compile_command(
     cache_dir: Path | None = typer.Option(
         None, envvar="LLMC_CACHE_DIR", metavar="DIR", help="Graph cache; default: $XDG_CACHE_HOME/llmc."
     ),
+    dump: Path | None = typer.Option(
+        None, metavar="DIR", help="Write what each phase makes, as text, into this new directory."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON on stdout."),
 ) -> None:
+    if add and dump is not None:
+        raise typer.BadParameter("--dump shows a whole compilation, not what is added to one; leave out one of them")
     if add and tune:
         raise typer.BadParameter("--tune measures a whole artifact, not what is added to one; leave out one of them")
     if add:
@@ -94,7 +99,7 @@ def compile_command(
     if output is None:
         raise typer.BadParameter("-o or --output OUT is missing: name the artifact directory to write")
     config = options.config(model, output, needs="llmc compile needs the compiler", jobs=jobs, cache_dir=cache_dir)
-    config = replace(config, tokenizer="required" if tokenizer else "none", overwrite=overwrite)
+    config = replace(config, tokenizer="required" if tokenizer else "none", overwrite=overwrite, dump=dump)
     if tune:
         from llmc.runtime.device import machine_facts, num_cores
 

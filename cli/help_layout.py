@@ -61,7 +61,7 @@ HEADINGS: Mapping[str, Headings] = {
         "Precision": ("dtype", "kv_dtype", "quant", "group_size", "asymmetric", "skip"),
         "Target": ("target", "tune"),
         "Artifact": ("output", "overwrite", "tokenizer"),
-        "Building": ("cache_dir", "jobs"),
+        "Building": ("cache_dir", "jobs", "dump"),
     },
     "run": {
         "Prompts and results": ("prompt", "prompts", "chat", "output", "resume", "overwrite"),

@@ -18,8 +18,8 @@ from llmc.compiler.cache import cache_root, key_of
 from llmc.compiler.config import HubSource, Progress, no_progress
 from llmc.compiler.output import check_output, refuse_another
 from llmc.compiler.packed import record_weights, recorded_weights
+from llmc.compiler.phases import PhaseClock
 from llmc.compiler.pipeline import (
-    PhaseClock,
     manifest_source,
     manifest_weights,
     model_parameters,

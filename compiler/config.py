@@ -46,7 +46,7 @@ class CompileConfig:
     on, by name, where schedules of kernels are to be measured on it; None: they are not. tokenizer: "required", "auto"
     (copied where the model has one, which must be sound) or "none" (the artifact takes token ids alone). overwrite: an
     artifact of another model or other options at `output` is replaced. source: what of the hub `model` holds, None
-    where it does not come from there.
+    where it does not come from there. dump: a new directory for what each phase makes, as text; None: nothing.
     """
 
     model: Path
@@ -66,6 +66,7 @@ class CompileConfig:
     tokenizer: str = "auto"
     overwrite: bool = False
     source: HubSource | None = None
+    dump: Path | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("dtype", self.dtype), ("kv_dtype", self.kv_dtype)):

@@ -25,9 +25,11 @@ from llmc.compiler.graph import CommandList, GraphShape
 from llmc.compiler.graphs_writer import FileSums
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.output import OWN_FILES, check_output, is_artifact, refuse_another
-from llmc.compiler.pipeline import PhaseClock, Tracer, manifest_kernel, model_record, weight_requests, weight_shapes
+from llmc.compiler.phases import PhaseClock
+from llmc.compiler.pipeline import manifest_kernel, model_record, weight_requests, weight_shapes
 from llmc.compiler.plan import plan_graphs
 from llmc.compiler.staging import staged_directory
+from llmc.compiler.tracer import Tracer
 from llmc.compiler.weights import WeightLayout, plan_weights
 from llmc.manifest import write_manifest
 

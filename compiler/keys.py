@@ -16,6 +16,7 @@ from pathlib import Path
 import llmc.buckets
 import llmc.models
 import llmc.quantize
+from llmc import graphs_format
 from llmc.compiler.config import HubSource
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.definition import GraphParams
@@ -24,6 +25,8 @@ from llmc.models.config import ModelConfig
 from llmc.quantize import Recipe
 
 _HERE = Path(__file__).parent
+_FORMAT = Path(graphs_format.__file__)
+"""Order of inputs, codes of dtypes."""
 _MODELS = Path(str(llmc.models.__file__)).parent
 _PACKAGES = (_HERE, _MODELS, *(Path(str(package.__file__)).parent for package in (llmc.buckets, llmc.quantize)))
 _TRACE_SOURCES = (
@@ -95,7 +98,7 @@ def trace_components(model: ModelConfig, max_model_len: int, act_dtype: str) -> 
     return {
         "kind": "trace",
         **_model_components(model, max_model_len, act_dtype),
-        "sources": sources_digest(_TRACE_SOURCES),
+        "sources": sources_digest(_TRACE_SOURCES, (_FORMAT,)),
     }
 
 
@@ -111,7 +114,7 @@ def graph_components(
         "kv_dtype": params.kv_dtype,
         "block_size": str(params.block_size),
         "layouts": params.target.layout_key(),
-        "sources": sources_digest(_GRAPH_SOURCES, tuple(params.target.graph_sources())),
+        "sources": sources_digest(_GRAPH_SOURCES, (_FORMAT, *params.target.graph_sources())),
     }
 
 

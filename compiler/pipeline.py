@@ -8,16 +8,13 @@ Where the cache has everything, neither torch nor TVM is imported: they take lon
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llmc import __version__
-from llmc.buckets import Bucket
-from llmc.compiler import keys
+from llmc.compiler import dump, keys
 from llmc.compiler.artifact import (
     copied_files,
     copy_files,
@@ -33,15 +30,16 @@ from llmc.compiler.graph import CommandList, GraphShape
 from llmc.compiler.graphs_writer import FileSums, ModelRecord
 from llmc.compiler.hub import locate
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.ops.definition import NUM_SAMPLES, NUM_TOKENS, GraphParams
+from llmc.compiler.ops.definition import NUM_SAMPLES, NUM_TOKENS
 from llmc.compiler.output import check_output, refuse_another
 from llmc.compiler.packed import record_weights, recorded_weights
-from llmc.compiler.plan import needed_graphs, plan_graphs
+from llmc.compiler.phases import OnStep, Phase, PhaseClock, check_dump, drive
+from llmc.compiler.plan import plan_graphs
 from llmc.compiler.resolve import Resolved, resolve
 from llmc.compiler.resources import PeakMemory
 from llmc.compiler.staging import staged_directory
-from llmc.compiler.targets.base import Choice
-from llmc.compiler.tvm_import import import_tvm
+from llmc.compiler.state import CompileState
+from llmc.compiler.tracer import Tracer
 from llmc.compiler.weight_request import WeightRequest
 from llmc.compiler.weights import plan_weights, write_weights
 from llmc.graphs_format import VERSION as FORMAT_VERSION
@@ -54,93 +52,7 @@ from llmc.models.registry import get_family
 from llmc.models.rope import checked_frequencies, cos_sin_table
 from llmc.quantize import Recipe, Scheme
 
-if TYPE_CHECKING:
-    from llmc.compiler.lowered import Lowered
-
 ROPE_TABLE = "rope.cos_sin"
-
-
-class PhaseClock:
-    """Seconds by phase, and the caller's progress."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.seconds: dict[str, float] = {}
-        self._progress = progress
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[Callable[[int, int], None]]:
-        start, extent = time.perf_counter(), 1
-
-        def advance(done: int, total: int) -> None:
-            nonlocal extent
-            extent = max(1, total)
-            self._progress(name, done, total)
-
-        self._progress(name, 0, 0)
-        yield advance
-        self._progress(name, extent, extent)
-        self.seconds[name] = round(time.perf_counter() - start, 3)
-
-
-class Tracer:
-    """Binds graphs that the cache lacks to the lowered model, which is traced once and then cached too."""
-
-    def __init__(self, resolved: Resolved, cache: GraphCache) -> None:
-        self._resolved = resolved
-        self._cache = cache
-        self._lowered: Lowered | None = None
-
-    def prepare(self, buckets: Sequence[Bucket]) -> None:
-        """Traces the model, or reads what was traced, if the cache lacks a graph of `buckets`."""
-        resolved = self._resolved
-        needed = needed_graphs(buckets, resolved.graph_params(), resolved.graph_components())
-        if not all(self._cache.has(key_of(components)) for _, components in needed.values()):
-            self._lowered = self._quantized(self._lower())
-
-    def bind(self, shape: GraphShape, params: GraphParams) -> CommandList:
-        if self._lowered is None:
-            # An entry of the cache was damaged.
-            self._lowered = self._quantized(self._lower())
-        from llmc.compiler.emit import emit
-        from llmc.compiler.passes import bind_bucket
-
-        return emit(bind_bucket(self._lowered.module, shape.tokens, shape.samples), self._lowered, params)
-
-    def _quantized(self, lowered: Lowered) -> Lowered:
-        if not self._resolved.recipe.schemes:
-            return lowered
-        from llmc.compiler.passes.quantize import quantize_linears
-
-        return quantize_linears(lowered, self._resolved.recipe, self._resolved.target)
-
-    def _lower(self) -> Lowered:
-        components = self._resolved.trace_components()
-        key = key_of(components)
-        payload = self._cache.get(key)
-        if payload is not None:
-            import_tvm()
-            from llmc.compiler.lowered import from_bytes
-
-            return from_bytes(payload)
-        lowered = self._trace()
-        from llmc.compiler.lowered import to_bytes
-
-        payload = to_bytes(lowered)
-        if payload is not None:
-            self._cache.put(key, payload, components, {"model_type": self._resolved.model.model_type})
-        return lowered
-
-    def _trace(self) -> Lowered:
-        # torch first: TVM binds to it when both are there.
-        import torch
-
-        from llmc.compiler.export import export_model
-        from llmc.compiler.lower import lower
-        from llmc.models.registry import build_model
-
-        with torch.device("meta"):
-            model = build_model(self._resolved.model, self._resolved.act_dtype, self._resolved.max_model_len)
-        return lower(export_model(model))
 
 
 def weight_shapes(model: ModelConfig, max_model_len: int) -> dict[str, tuple[int, ...]]:
@@ -205,99 +117,135 @@ def model_record(resolved: Resolved) -> ModelRecord:
     )
 
 
+def _download(state: CompileState, on_step: OnStep) -> None:
+    found = locate(state.config.model, on_step)
+    state.config = replace(state.config, model=found.path, source=found.source)
+
+
+def _load(state: CompileState, _: OnStep) -> None:
+    config = state.config
+    resolved = state.resolved = resolve(config)
+    # Before anything is traced or made in the sizes that config.json gives.
+    state.checkpoint = Checkpoint(config.model)
+    check_checkpoint(resolved.model, state.checkpoint)
+    checked_frequencies(resolved.model, resolved.max_model_len)
+    state.copied = copied_files(config.model, config.tokenizer)
+    settings = {**manifest_settings(resolved, resolved.graph_components()), **manifest_source(config.source)}
+    state.asked_for = {**settings, "tuned": config.tune_for is not None, "files": state.copied}
+    if not config.overwrite:
+        refuse_another(config.output, state.there, state.asked_for, config.model)
+    if config.tune_for is not None:
+        resolved.target.check_tunes_here()
+
+
+def _trace(state: CompileState, _: OnStep) -> None:
+    state.tracer = Tracer(state.resolved, state.cache, fresh=state.config.dump is not None)
+    state.tracer.prepare(list(state.resolved.ladder))
+
+
+def _graphs(state: CompileState, on_step: OnStep) -> None:
+    resolved = state.resolved
+    common = resolved.graph_components()
+    state.graphs = plan_graphs(
+        list(resolved.ladder), resolved.graph_params(), common, state.cache, state.tracer.bind, on_step
+    )
+
+
+def _tune(state: CompileState, on_step: OnStep) -> None:
+    config = state.config
+    assert config.tune_for is not None
+    rows = most_rows(state.graphs.values())
+    state.choices = state.resolved.target.tune(rows, state.cache, config.tune_for, config.num_jobs(), on_step)
+
+
+def _kernels(state: CompileState, on_step: OnStep) -> None:
+    target, num_jobs = state.resolved.target, state.config.num_jobs()
+    state.kernels = build_kernels(state.specs, target, state.cache, num_jobs, on_step, state.variants)
+
+
+def _weights(state: CompileState, on_step: OnStep) -> None:
+    config, resolved = state.config, state.resolved
+    state.staging = state.stack.enter_context(staged_directory(config.output))
+    shapes = weight_shapes(resolved.model, resolved.max_model_len)
+    requests = weight_requests(shapes, state.lists, resolved.act_dtype, resolved.recipe)
+    layout = state.layout = plan_weights(requests, resolved.target)
+    packed = state.staging / "weights.safetensors"
+    weights_key = key_of(
+        keys.weights_components(
+            state.checkpoint.path,
+            resolved.model,
+            resolved.max_model_len,
+            resolved.target,
+            layout.header,
+            quantized=bool(resolved.recipe.schemes),
+        )
+    )
+    crcs = reuse_weights(config.output, recorded_weights(state.cache.root, weights_key), layout, packed)
+    if crcs is None:
+        parameters = model_parameters(resolved, state.checkpoint)
+        crcs = write_weights(layout, parameters, resolved.target, packed, on_step, config.num_jobs())
+        record_weights(state.cache.root, weights_key, crcs)
+    if not config.overwrite:
+        refuse_another(config.output, state.there, {"weights_crc32": crcs})
+    state.crcs = crcs
+
+
+def _link(state: CompileState, _: OnStep) -> None:
+    target, staging, layout = state.resolved.target, state.staging, state.layout
+    target.link([k.code for k in state.kernels], staging / target.code_name)
+    code = (staging / target.code_name).read_bytes()
+    sums = FileSums.of({target.code_name: code}, layout.header, layout.total_bytes)
+    record, specs = model_record(state.resolved), [k.spec for k in state.kernels]
+    tables = graphs_bin(record, specs, layout, state.crcs, state.graphs, target, sums)
+    (staging / "graphs.bin").write_bytes(tables)
+    copy_files(state.config.model, staging, state.copied)
+    state.sizes = {
+        "code": len(code),
+        "weights": layout.total_bytes,
+        "arena": max(of.arena_bytes for of in state.lists),
+    }
+    described = {
+        **state.asked_for,
+        "files": listed_files(staging, state.copied),
+        "bytes": state.sizes,
+        "kernels": [manifest_kernel(k) for k in state.kernels],
+    }
+    write_manifest(staging / "manifest.json", {**described, "weights_crc32": state.crcs})
+
+
+def _publish(state: CompileState, _: OnStep) -> None:
+    # Syncs and renames the staged directory.
+    state.stack.close()
+
+
+PHASES: tuple[Phase[CompileState], ...] = (
+    Phase("download", _download, wanted=lambda state: hub_id(state.config.model) is not None),
+    Phase("load", _load, dump=dump.settings),
+    Phase("trace", _trace, dump=dump.traced),
+    Phase("graphs", _graphs, dump=dump.graphs),
+    Phase("tune", _tune, wanted=lambda state: state.config.tune_for is not None, dump=dump.choices),
+    Phase("kernels", _kernels, dump=dump.kernels),
+    Phase("weights", _weights, dump=dump.weights),
+    Phase("link", _link),
+    Phase("publish", _publish),
+)
+"""All of a compilation, in order."""
+
+
 def compile_model(config: CompileConfig, progress: Progress = no_progress) -> CompileReport:
     """Compiles a checkpoint into an artifact. On failure `config.output` is as it was before.
 
     config.model: a directory, or a name on the hub, which is downloaded.
     """
     clock = PhaseClock(progress)
-    cache = GraphCache(cache_root(config.cache_dir))
+    check_dump(config.dump)
     with ExitStack() as stack:
         memory = stack.enter_context(PeakMemory())
         # staged_directory checks too; this one saves the minutes before it.
         there = check_output(config.output)
-        if hub_id(config.model) is not None:
-            with clock.phase("download") as on_mib:
-                found = locate(config.model, on_mib)
-                config = replace(config, model=found.path, source=found.source)
-        with clock.phase("load"):
-            resolved = resolve(config)
-            # Before anything is traced or made in the sizes that config.json gives.
-            checkpoint = Checkpoint(config.model)
-            check_checkpoint(resolved.model, checkpoint)
-            checked_frequencies(resolved.model, resolved.max_model_len)
-            names = copied_files(config.model, config.tokenizer)
-            common = resolved.graph_components()
-            tuned = config.tune_for is not None
-            settings = {**manifest_settings(resolved, common), **manifest_source(config.source)}
-            asked_for = {**settings, "tuned": tuned, "files": names}
-            if not config.overwrite:
-                refuse_another(config.output, there, asked_for, config.model)
-            if config.tune_for is not None:
-                resolved.target.check_tunes_here()
-        tracer = Tracer(resolved, cache)
-        with clock.phase("trace"):
-            tracer.prepare(list(resolved.ladder))
-        with clock.phase("graphs") as on_graph:
-            graphs = plan_graphs(list(resolved.ladder), resolved.graph_params(), common, cache, tracer.bind, on_graph)
-            command_lists = list({id(c): c for _, c in graphs.values()}.values())
-        specs = sorted({c.spec for of in command_lists for c in of.commands}, key=KernelSpec.symbol)
-        choices: dict[KernelSpec, Choice] = {}
-        if config.tune_for is not None:
-            with clock.phase("tune") as on_step:
-                rows = most_rows(graphs.values())
-                choices = resolved.target.tune(rows, cache, config.tune_for, config.num_jobs(), on_step)
-        variants = {spec: choice.variant for spec, choice in choices.items() if choice.variant is not None}
-        with clock.phase("kernels") as on_kernel:
-            kernels = build_kernels(specs, resolved.target, cache, config.num_jobs(), on_kernel, variants)
-        with clock.phase("weights") as on_weight:
-            staging = stack.enter_context(staged_directory(config.output))
-            shapes = weight_shapes(resolved.model, resolved.max_model_len)
-            layout = plan_weights(
-                weight_requests(shapes, command_lists, resolved.act_dtype, resolved.recipe),
-                resolved.target,
-            )
-            packed = staging / "weights.safetensors"
-            weights_key = key_of(
-                keys.weights_components(
-                    checkpoint.path,
-                    resolved.model,
-                    resolved.max_model_len,
-                    resolved.target,
-                    layout.header,
-                    quantized=bool(resolved.recipe.schemes),
-                )
-            )
-            crcs = reuse_weights(config.output, recorded_weights(cache.root, weights_key), layout, packed)
-            if crcs is None:
-                parameters = model_parameters(resolved, checkpoint)
-                crcs = write_weights(layout, parameters, resolved.target, packed, on_weight, config.num_jobs())
-                record_weights(cache.root, weights_key, crcs)
-            if not config.overwrite:
-                refuse_another(config.output, there, {"weights_crc32": crcs})
-        with clock.phase("link"):
-            code_name = resolved.target.code_name
-            resolved.target.link([k.code for k in kernels], staging / code_name)
-            code = (staging / code_name).read_bytes()
-            sums = FileSums.of({code_name: code}, layout.header, layout.total_bytes)
-            tables = graphs_bin(model_record(resolved), specs, layout, crcs, graphs, resolved.target, sums)
-            (staging / "graphs.bin").write_bytes(tables)
-            copy_files(config.model, staging, names)
-            sizes = {
-                "code": len(code),
-                "weights": layout.total_bytes,
-                "arena": max(of.arena_bytes for of in command_lists),
-            }
-            described = {
-                **asked_for,
-                "files": listed_files(staging, names),
-                "bytes": sizes,
-                "kernels": [manifest_kernel(k) for k in kernels],
-            }
-            write_manifest(staging / "manifest.json", {**described, "weights_crc32": crcs})
-        with clock.phase("publish"):
-            # Syncs and renames the staged directory.
-            stack.close()
+        state = CompileState(config, GraphCache(cache_root(config.cache_dir)), stack, there)
+        drive(PHASES, state, clock, config.dump)
+    resolved, kernels = state.resolved, state.kernels
     return CompileReport(
         artifact=config.output,
         target=resolved.target.name,
@@ -307,15 +255,15 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
         num_kernels=len(kernels),
         kernels_compiled=sum(not k.cached for k in kernels),
         kernels_cached=sum(k.cached for k in kernels),
-        code_bytes=sizes["code"],
-        weight_bytes=sizes["weights"],
-        arena_bytes=sizes["arena"],
+        code_bytes=state.sizes["code"],
+        weight_bytes=state.sizes["weights"],
+        arena_bytes=state.sizes["arena"],
         peak_memory_bytes=memory.peak_bytes,
         max_model_len=resolved.max_model_len,
         model_len=resolved.model_len,
         warnings=resolved.warnings(),
         phase_seconds=clock.seconds,
-        tuned={spec.symbol(): choices[spec].gain for spec in variants},
+        tuned={spec.symbol(): state.choices[spec].gain for spec in state.variants},
     )
 
 

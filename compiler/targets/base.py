@@ -151,6 +151,10 @@ class Target(ABC):
         """The code of one kernel, in this process. variant: of its schedule, None: the default. Same input, same bytes.
         Raises KernelSpecError."""
 
+    def listings(self, spec: KernelSpec, variant: str | None) -> dict[str, str]:
+        """What people may see of a kernel's code: texts by the ending of a file."""
+        return {}
+
     @abstractmethod
     def link(self, codes: Sequence[bytes], path: Path) -> None:
         """Writes the code section of an artifact with these kernels, in order. Same codes, same bytes. Raises

@@ -118,6 +118,14 @@ class CpuTarget(base.Target):
         schedule = None if variant is None else Schedule.parse(variant)
         return compile_object(build_kernel(spec, self.cpu, schedule), self.cpu)
 
+    def listings(self, spec: KernelSpec, variant: str | None) -> dict[str, str]:
+        import_tvm()
+        from llmc.compiler.targets.cpu.kernels.pipeline import llvm_text
+        from llmc.compiler.targets.cpu.kernels.registry import build_kernel
+
+        function = build_kernel(spec, self.cpu, None if variant is None else Schedule.parse(variant))
+        return {"tir.txt": f"{function.script()}\n", "asm": llvm_text(function, self.cpu, "asm")}
+
     def link(self, codes: Sequence[bytes], path: Path) -> None:
         link_shared(codes, path)
 

@@ -125,6 +125,12 @@ class ReferenceTarget(base.Target):
 
         return compile_object(build_kernel(spec), *_MACHINES[self.machine])
 
+    def listings(self, spec: KernelSpec, variant: str | None) -> dict[str, str]:
+        import_tvm()
+        from llmc.compiler.targets.reference.kernels.registry import build_kernel
+
+        return {"tir.txt": f"{build_kernel(spec).script()}\n"}
+
     def link(self, codes: Sequence[bytes], path: Path) -> None:
         link_shared(codes, path)
 

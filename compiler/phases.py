@@ -1,0 +1,77 @@
+"""A compilation as a list of named phases over one state, run in order; each may show what it made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from llmc.compiler.config import CompileError, Progress
+
+OnStep = Callable[[int, int], None]
+"""Called with (done, total)."""
+State = TypeVar("State")
+
+
+class PhaseClock:
+    """Seconds by phase, and the caller's progress."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.seconds: dict[str, float] = {}
+        self._progress = progress
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[OnStep]:
+        start, extent = time.perf_counter(), 1
+
+        def advance(done: int, total: int) -> None:
+            nonlocal extent
+            extent = max(1, total)
+            self._progress(name, done, total)
+
+        self._progress(name, 0, 0)
+        yield advance
+        self._progress(name, extent, extent)
+        self.seconds[name] = round(time.perf_counter() - start, 3)
+
+
+def _always(state: object) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Phase(Generic[State]):
+    """A step of a compilation.
+
+    name: as progress and reports have it. wanted: whether it has anything to do. dump: writes what it made into a
+    directory, for people.
+    """
+
+    name: str
+    run: Callable[[State, OnStep], None]
+    wanted: Callable[[State], bool] = _always
+    dump: Callable[[State, Path], None] | None = None
+
+
+def drive(phases: Sequence[Phase[State]], state: State, clock: PhaseClock, dump: Path | None = None) -> None:
+    """Runs the phases that are wanted. dump: an empty or missing directory, for a folder of what each phase made."""
+    for number, phase in enumerate(phases, 1):
+        if not phase.wanted(state):
+            continue
+        with clock.phase(phase.name) as on_step:
+            phase.run(state, on_step)
+        if dump is not None and phase.dump is not None:
+            folder = dump / f"{number}-{phase.name}"
+            folder.mkdir(parents=True)
+            phase.dump(state, folder)
+
+
+def check_dump(folder: Path | None) -> None:
+    """Raises CompileError unless a dump may be written there: it replaces nothing."""
+    if folder is None or not folder.exists():
+        return
+    if not folder.is_dir() or any(folder.iterdir()):
+        raise CompileError(f"{folder} is there already, and a dump replaces nothing: give --dump a new directory")
