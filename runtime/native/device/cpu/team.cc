@@ -228,15 +228,18 @@ void Team::Meet(uint32_t thread, bool wait_last, ReadAhead* ahead) {
 // A dissemination barrier: in round r a thread tells the one 2^r further on and hears from the one 2^r before, so
 // after the last round it has heard, through others, from all. In a job a gate has one writer, and no line is fought
 // for: two threads meet in one transfer of a line each way, n threads in log2(n). A partner may be one epoch ahead: gates
-// only grow. They do where a job on other threads begins while a writer of the one before has yet to tell its last
-// partner, which waits for nobody then. A thread that was dismissed takes over the epoch of the caller when it is back.
+// only grow. At the end of a job a worker may have yet to tell a partner that waits for nobody any more when the next job
+// begins, on other threads, one of which tells that partner now: so the end is raised, for whoever is late must take
+// nothing back. Within a job nobody is that late: who was not told would not have gone on. A thread that was dismissed
+// takes over the epoch of the caller when it is back.
 void Team::Exchange(uint32_t thread, bool wait_last, ReadAhead* ahead) {
   Member& self = members_[thread];
   const uint32_t epoch = ++self.epoch, size = self.size, num_rounds = self.num_rounds;
   for (uint32_t round = 0; round < num_rounds; ++round) {
     uint32_t to = thread + (1u << round);
     if (to >= size) to -= size;
-    gates_[std::size_t{to} * num_rounds_ + round].Raise(epoch);
+    Gate& gate = gates_[std::size_t{to} * num_rounds_ + round];
+    wait_last ? gate.Open(epoch) : gate.Raise(epoch);
     if (round + 1 == num_rounds && !wait_last) return;
     AwaitMember(&self, &gates_[std::size_t{thread} * num_rounds_ + round], epoch, ahead);
   }
