@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import typer
 
@@ -26,9 +27,9 @@ def devices(as_json: bool = typer.Option(False, "--json", help="Print them as JS
     from llmc.runtime.devices import Device, device_kinds
     from llmc.runtime.handle import LlmcError
 
-    found = []
+    found: list[dict[str, Any]] = []
     for kind in device_kinds():
-        about: dict[str, object] = {"kind": kind.name, "summary": kind.summary}
+        about = {"kind": kind.name, "summary": kind.summary}
         try:
             with Device(kind.name) as device:
                 found.append({**about, "facts": device.facts, "error": None})
@@ -42,7 +43,6 @@ def devices(as_json: bool = typer.Option(False, "--json", help="Print them as JS
             typer.echo()
         typer.echo(f"{one['kind']}: {one['summary']}")
         facts = one["facts"] if one["error"] is None else {"cannot be opened": one["error"]}
-        assert isinstance(facts, dict)
-        width = max(map(len, facts))
+        width = max(map(len, facts), default=0)
         for name, value in facts.items():
             typer.echo(f"  {name:{width}}  {value}")

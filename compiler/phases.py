@@ -69,9 +69,13 @@ def drive(phases: Sequence[Phase[State]], state: State, clock: PhaseClock, dump:
             phase.dump(state, folder)
 
 
-def check_dump(folder: Path | None) -> None:
-    """Raises CompileError unless a dump may be written there: it replaces nothing."""
-    if folder is None or not folder.exists():
+def check_dump(folder: Path | None, output: Path) -> None:
+    """Raises CompileError unless a dump may be written there: it replaces nothing, and is no part of the artifact."""
+    if folder is None:
+        return
+    if folder.resolve().is_relative_to(output.resolve()):
+        raise CompileError(f"{folder} is in {output}, which holds the artifact alone: give --dump one beside it")
+    if not folder.exists():
         return
     if not folder.is_dir() or any(folder.iterdir()):
         raise CompileError(f"{folder} is there already, and a dump replaces nothing: give --dump a new directory")

@@ -238,7 +238,7 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
     config.model: a directory, or a name on the hub, which is downloaded.
     """
     clock = PhaseClock(progress)
-    check_dump(config.dump)
+    check_dump(config.dump, config.output)
     with ExitStack() as stack:
         memory = stack.enter_context(PeakMemory())
         # staged_directory checks too; this one saves the minutes before it.

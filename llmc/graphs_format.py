@@ -13,6 +13,7 @@ MAX_BUFFERS = 12
 MAX_EOS = 8
 MAX_RANK = 4
 MAX_LAUNCH_FACTS = 7
+MAX_CODE_FILES = 16
 
 RECORDS = {
     "header": "u8 magic[8], u32 version, u32 header_bytes, u64 file_bytes, u32 num_sections, u32 crc32, "

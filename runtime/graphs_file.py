@@ -16,6 +16,7 @@ from llmc.graphs_format import (
     INPUTS,
     MAGIC,
     MAX_BUFFERS,
+    MAX_CODE_FILES,
     MAX_EOS,
     MAX_RANK,
     OPERAND_KINDS,
@@ -315,7 +316,8 @@ class _Reader:
             name = self._string(offset, length, f"code file {i}", terminated=False)
             _need(_CODE_NAME.fullmatch(name) is not None, f"code file {i} is called {name!r}, which is no file name")
             files.append(Code(name, size, crc))
-        _need(bool(files), "graphs.bin names no code file")
+        within = 1 <= len(files) <= MAX_CODE_FILES
+        _need(within, f"graphs.bin names {len(files)} code files, outside 1 to {MAX_CODE_FILES}")
         return tuple(files)
 
     def model(self) -> ModelRecord:

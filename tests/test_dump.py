@@ -68,8 +68,10 @@ def test_a_dump_replaces_nothing(
     assert "a dump replaces nothing: give --dump a new directory" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt"]
     with pytest.raises(CompileError, match="mine"):
-        check_dump(tmp_path / "mine.txt")
-    check_dump(tmp_path / "new")
+        check_dump(tmp_path / "mine.txt", tmp_path / "out")
+    check_dump(tmp_path / "new", tmp_path / "out")
+    with pytest.raises(CompileError, match="beside it"):
+        check_dump(tmp_path / "out" / "dump", tmp_path / "out")
     assert (
         cli.main(["compile", str(tiny_artifact.artifact), "--add", "decode:1x64", "--dump", str(tmp_path / "d")]) == 2
     )

@@ -31,7 +31,8 @@ static_assert(sizeof(Header) == 64 && sizeof(Section) == 24, "sizes of FORMAT.md
 constexpr uint32_t kVersion = 4;
 constexpr uint32_t kNumKinds = 9;
 constexpr uint32_t kMaxSections = 1024;
-constexpr uint32_t kMaxNameBytes = 255;      // of a target or a file
+constexpr uint32_t kMaxNameBytes = 255;         // of a target or a file
+constexpr uint32_t kMaxCodeFiles = 16;          // each stays open
 constexpr uint32_t kMaxSide = 1u << 24;         // bound on any count of tokens, sequences, blocks of one graph
 constexpr uint64_t kMaxInputBytes = 1ull << 32;
 constexpr uint64_t kMaxArenaBytes = 1ull << 42;
@@ -235,7 +236,9 @@ Status Artifact::CheckTarget() {
 
 // What is in the files is for devices to know; here they are whole.
 Status Artifact::CheckCode() {
-  if (code_.empty()) return Corrupt("graphs.bin", "it names no code file");
+  if (!Between(static_cast<int64_t>(code_.size()), 1, kMaxCodeFiles)) {
+    return Corrupt("graphs.bin", "it names " + Str(uint64_t{code_.size()}) + " code files, outside 1 … " + Str(kMaxCodeFiles));
+  }
   for (const CodeRecord& code : code_) {
     std::string name;
     LLMC_RETURN_IF_ERROR(ReadString(code.name_offset, code.name_length, "name of a code file", &name));

@@ -37,7 +37,8 @@ Status Artifact::CheckExtends(const Artifact& older) const {
            strings_.compare(a.symbol_offset, a.symbol_length, older.strings_, b.symbol_offset, b.symbol_length) == 0;
   };
   if (std::memcmp(&model_, &older.model_, sizeof(model_)) != 0 || target_.kind != older.target_.kind ||
-      target_.name != older.target_.name || target_.level != older.target_.level) {
+      target_.name != older.target_.name || target_.level != older.target_.level ||
+      target_.layout != older.target_.layout) {
     return differ("model");
   }
   if (weights_header_crc32_ != older.weights_header_crc32_ || weights_.size() != older.weights_.size() ||

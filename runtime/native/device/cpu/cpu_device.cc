@@ -71,6 +71,9 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDevi
                                                         std::to_string(num_blocks) + ", outside 2 … " +
                                                         std::to_string(max_blocks) + "; choose another pool size");
   }
+  // Before anything large is taken or copied: what this CPU cannot run is refused at once.
+  std::shared_ptr<const CpuCode> code;
+  LLMC_RETURN_IF_ERROR(CpuCode::Load(*artifact, &code));
   std::unique_ptr<CpuDevice> device(new CpuDevice);
   device->shape_ = artifact->shape();
   device->most_ahead_bytes_ = MostAheadBytes();
@@ -91,7 +94,7 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDevi
   if (options.weights.mode == WeightMode::kCopied) {
     while (!device->weights_.settled()) LLMC_RETURN_IF_ERROR(device->weights_.Move(device->team_.get(), &device->spread_));
   }
-  LLMC_RETURN_IF_ERROR(device->MakeProgram(std::move(artifact), &device->program_));
+  LLMC_RETURN_IF_ERROR(device->MakeProgram(std::move(artifact), std::move(code), &device->program_));
   device->PlaceArena(&device->program_);
   *out = std::move(device);
   return Status::Ok();
@@ -101,8 +104,10 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDevi
 Status CpuDevice::AddGraphs(std::shared_ptr<const Artifact> artifact) {
   LLMC_RETURN_IF_ERROR(artifact->CheckExtends(*program_.artifact));
   std::vector<GraphShape> graphs = artifact->shape().graphs;
+  std::shared_ptr<const CpuCode> code;
+  LLMC_RETURN_IF_ERROR(CpuCode::Load(*artifact, &code));
   Program program;
-  LLMC_RETURN_IF_ERROR(MakeProgram(std::move(artifact), &program));
+  LLMC_RETURN_IF_ERROR(MakeProgram(std::move(artifact), std::move(code), &program));
   PlaceArena(&program);
   program_ = std::move(program);
   shape_.graphs = std::move(graphs);
@@ -131,10 +136,11 @@ Status CpuDevice::AllocatePool(const Artifact& artifact) {
   return Pages::Allocate(kv_bytes, "KV pool", &kv_pool_);
 }
 
-Status CpuDevice::MakeProgram(std::shared_ptr<const Artifact> of, Program* out) const {
+Status CpuDevice::MakeProgram(std::shared_ptr<const Artifact> of, std::shared_ptr<const CpuCode> code,
+                              Program* out) const {
   const Artifact& artifact = *of;
   out->artifact = std::move(of);
-  LLMC_RETURN_IF_ERROR(CpuCode::Load(artifact, &out->code));
+  out->code = std::move(code);
   LLMC_RETURN_IF_ERROR(Pages::Allocate(artifact.max_arena_bytes(), "arena", &out->arena));
 
   // One region for inputs and logits, each sized for the largest graph.

@@ -113,7 +113,7 @@ class CpuDevice final : public Device, public ReplayProfile {
 
   CpuDevice() = default;
   Status AllocatePool(const Artifact& artifact);
-  Status MakeProgram(std::shared_ptr<const Artifact> of, Program* out) const;
+  Status MakeProgram(std::shared_ptr<const Artifact> of, std::shared_ptr<const CpuCode> code, Program* out) const;
   void PlaceArena(Program* program);
   void Resolve(Program* program) const;
   void Deal(Program* program, uint32_t graph, uint32_t num_threads) const;
