@@ -38,12 +38,12 @@ test-all: test test-slow test-levels
 
 # What depends on the machine's instruction sets, as if it were one of each lower ISA level.
 test-levels: $(STAMP)
-	@for target in $$($(BIN)/python tests/lower_levels.py); do \
+	@for target in $$($(BIN)/python tests/support/lower_levels.py); do \
 	  echo "as $$target:"; LLMC_NATIVE_TARGET=$$target $(PYTEST) -m native || exit 1; done
 
 # 2000 good, cut-off and malformed requests against a server whose KV pool is too small.
 load-test: $(STAMP)
-	$(BIN)/pytest -s -m slow tests/test_server_load.py
+	$(BIN)/pytest -s -m slow tests/runtime/server/test_server_load.py
 
 native-test: $(STAMP)
 	@$(BIN)/cmake -S $(NATIVE) -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DLLMC_BUILD_TESTS=ON >/dev/null
@@ -75,7 +75,7 @@ wheel: $(STAMP)
 	  -C build-dir=$(abspath build/manylinux) --wheel-dir build/wheel dist/*.tar.gz
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --plat $(WHEEL_PLATFORM) --only-plat --wheel-dir dist build/wheel/*.whl
 	$(BIN)/auditwheel show dist/*.whl
-	$(BIN)/pytest tests/test_base_install.py --wheel dist/*.whl
+	$(BIN)/pytest tests/install/test_base_install.py --wheel dist/*.whl
 
 # Speed of a random model of Qwen2.5-0.5B's shape, beside limits measured in the same run.
 bench: $(STAMP)

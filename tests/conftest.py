@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
+from support.artifacts import CHAT_TEMPLATE, TINY_LADDER, TinyArtifact, made_once, shared
+from support.paths import ROOT
+
 if TYPE_CHECKING:
     from llmc.runtime.binding import Artifact
 
 # Where `bench` is found. At the end: in front, the folders of the repository would hide installed packages.
-sys.path.append(str(Path(__file__).resolve().parent.parent))
+sys.path.append(str(ROOT))
 # A shell lets what it starts in the background ignore Ctrl-C, and children inherit it; some tests interrupt theirs.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -38,12 +39,10 @@ LONGEST = (
     "amx_kernels", "warm_compile", "generic_kernels", "server_http", "server_process", "server_fuzz", "cache_shared",
 )  # fmt: skip
 
-TINY_LADDER = "prefill=[1,2]x[16,32],decode=[1,2]x[64]"
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--wheel", type=Path, help="Wheel for tests/test_base_install.py; default: one built of this tree."
+        "--wheel", type=Path, help="Wheel for tests/install/test_base_install.py; default: one built of this tree."
     )
 
 
@@ -52,40 +51,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
 
-def shared(factory: pytest.TempPathFactory) -> Path:
-    """A folder of this run that all its workers have."""
-    base = factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-
-
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """The shared folder `name`, which the first worker that asks for it makes. Copy before changing."""
-    root = shared(factory) / f"shared-{name}"
-    done = root / "done"
-    with root.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not done.exists():
-            shutil.rmtree(root, ignore_errors=True)
-            root.mkdir()
-            make(root)
-            done.touch()
-    return root
-
-
-@dataclass(frozen=True)
-class TinyArtifact:
-    """A compiled tiny model, the checkpoint it came from and the cache that has its kernels. Copy before changing."""
-
-    model: Path
-    artifact: Path
-    cache: Path
-
-
 @pytest.fixture(scope="session")
 def tiny_artifact(tmp_path_factory: pytest.TempPathFactory) -> TinyArtifact:
     # Imported here: most tests need neither torch nor the compiler.
-    from compiled import compile_tiny
-    from tiny_models import make_tiny_model
+    from support.compiled import compile_tiny
+    from support.tiny_models import make_tiny_model
 
     def make(root: Path) -> None:
         model = make_tiny_model(root / "model", "llama", num_hidden_layers=2)
@@ -104,11 +74,11 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> tuple[Path, Artifact]:
     """A model with blocks of 16 tokens and several graphs of each phase."""
-    from compiled import compile_tiny
-    from engine_driver import MIXED_LADDER
-    from tiny_models import make_tiny_model
-
     from llmc.runtime.binding import Artifact
+
+    from support.compiled import compile_tiny
+    from support.engine_driver import MIXED_LADDER
+    from support.tiny_models import make_tiny_model
 
     def make(root: Path) -> None:
         model = make_tiny_model(root / "model", "llama")
@@ -122,8 +92,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> tuple
 def holed(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
     """A model whose blocks hold 16 tokens, with no decode graph for three sequences of more than one block. Copy before
     changing."""
-    from compiled import compile_tiny
-    from tiny_models import make_tiny_model
+    from support.compiled import compile_tiny
+    from support.tiny_models import make_tiny_model
 
     def make(root: Path) -> None:
         model = make_tiny_model(root / "model", "llama")
@@ -139,15 +109,9 @@ def it_goes_on(request: pytest.FixtureRequest) -> Iterator[None]:
     """After every attack on the fixture `server` it is there, healthy, and answers as before."""
     yield
     if "server" in request.fixturenames:
-        from attacks import check_alive
+        from support.attacks import check_alive
 
         check_alive(request.getfixturevalue("server"))
-
-
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    "{% if tools %}[{{ tools | length }}]{% endif %}{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 
 
 @pytest.fixture(scope="session")
@@ -173,10 +137,10 @@ def chat_artifact(tiny_artifact: TinyArtifact, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="session")
 def english_artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
     """examples/tiny-english, compiled for 16 sequences, with a chat template. Copy before changing."""
-    from compiled import compile_tiny
+    from support.compiled import compile_tiny
 
     def make(root: Path) -> None:
-        model = Path(__file__).resolve().parent.parent / "examples" / "tiny-english"
+        model = ROOT / "examples" / "tiny-english"
         ladder = "prefill=[1,4]x[32,128,512],decode=[1,4,16]x[128,512]"
         compile_tiny(model, root / "artifact", kernel_cache, buckets=ladder, max_num_seqs=16).close()
         (root / "artifact" / "chat_template.jinja").write_text(CHAT_TEMPLATE)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from conftest import TinyArtifact
 
 from bench.fuzz_files import Kind, fuzz, kinds
 from llmc.buckets.bucket import BucketError
@@ -20,6 +19,8 @@ from llmc.cli.buckets_plan import read_config
 from llmc.cli.miss_records import prepare_record
 from llmc.cli.serve import read_keys
 from llmc.compiler.cache import GraphCache, key_of
+
+from support.artifacts import TinyArtifact
 
 KINDS = (
     "manifest", "bundle", "tables", "costs", "misses", "trace", "trace-gzip", "trace-azure", "trace-mooncake", "ladder",

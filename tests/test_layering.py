@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from support.paths import ROOT
+
 FOLDERS = ("cli", "compiler", "runtime", "buckets", "quantize", "models")
 ALLOWED = {
     "cli": {"compiler", "runtime", "buckets", "quantize"},

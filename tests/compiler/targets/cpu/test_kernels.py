@@ -1,0 +1,275 @@
+"""Kernels against numpy in float64, with guard bytes, and their bit-exactness rules."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels.builder import KernelSpecError
+from llmc.compiler.targets.cpu.kernels.linear_spec import linear_spec
+from llmc.compiler.targets.cpu.kernels.pipeline import compile_object, llvm_text
+from llmc.compiler.targets.cpu.kernels.registry import build_kernel, kernel_buffers
+from llmc.compiler.targets.cpu.kernels.sources import TEMPLATE_FILES, source_digest
+from llmc.compiler.targets.cpu.link import link_shared
+from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear, unpack_activation, unpack_linear
+from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
+
+from support.kernel_harness import run, targets_here
+
+pytestmark = pytest.mark.native
+
+NATIVE = native_target()
+CPUS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3")
+BF16 = np.dtype(ml_dtypes.bfloat16)
+NUMPY = {"f32": np.dtype(np.float32), "bf16": BF16}
+on_cpus = pytest.mark.parametrize("target", CPUS, ids=lambda t: t.name)
+dtypes = pytest.mark.parametrize("dtype", ["f32", "bf16"])
+
+
+def random(*shape: int, seed: int = 0, dtype: str = "f32") -> NDArray[Any]:
+    return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32).astype(NUMPY[dtype])
+
+
+def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    return bool((np.ascontiguousarray(a).view(np.uint8) == np.ascontiguousarray(b).view(np.uint8)).all())
+
+
+def empty_act(rows: int, width: int, tile: int, dtype: str) -> NDArray[Any]:
+    """A packed activation full of NaN, so that what a kernel leaves out shows."""
+    return pack_activation(np.full((-(-rows // tile) * tile, width), np.nan, NUMPY[dtype]), tile)
+
+
+def padding_is_zero(packed: NDArray[Any], rows: int, width: int) -> bool:
+    """The K padding of every valid row is zero."""
+    wide = unpack_activation(packed, rows, packed.shape[1] * packed.shape[3])
+    return bool((wide[:, width:].astype(np.float32) == 0).all())
+
+
+# --- packing and registry ------------------------------------------------------------------------------------------
+
+
+@dtypes
+@pytest.mark.parametrize(("n", "k"), [(96, 64), (50, 65), (1, 1), (49, 7)])
+def test_packing_round_trip(n: int, k: int, dtype: str) -> None:
+    weight = random(n, k, dtype=dtype)
+    packed = pack_linear(weight, 48)
+    lanes = 2 if dtype == "bf16" else 1
+    assert packed.shape == (-(-n // 48), -(-k // lanes), 48, lanes)
+    assert same_bits(unpack_linear(packed, n, k), weight)
+    assert packed[0, 0, 0, 0] == weight[0, 0]
+    assert np.count_nonzero(packed.astype(np.float32)) == np.count_nonzero(weight.astype(np.float32))
+    assert packed[(n - 1) // 48, (k - 1) // lanes, (n - 1) % 48, (k - 1) % lanes] == weight[n - 1, k - 1]
+
+
+def test_unknown_op_and_missing_parameter_are_clear() -> None:
+    with pytest.raises(KernelSpecError, match="no kernel template for op 'conv'"):
+        build_kernel(KernelSpec.of("other", "conv"), NATIVE)
+    with pytest.raises(KernelSpecError, match="needs the parameter 'dim'"):
+        build_kernel(KernelSpec.of("gather", "gather_rows"), NATIVE)
+
+
+def test_digests_differ_by_op() -> None:
+    digests = {op: source_digest(op) for op in TEMPLATE_FILES}
+    assert len(set(digests.values())) == len(TEMPLATE_FILES)
+    assert all(len(d) == 64 for d in digests.values())
+
+
+# --- embedding and gather ------------------------------------------------------------------------------------------
+
+
+@on_cpus
+@dtypes
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dim", [65, 64])
+def test_embedding(target: Target, dtype: str, packed: bool, dim: int) -> None:
+    vocab, rows, seen = 515, 19, 17
+    table = random(vocab, dim, dtype=dtype)
+    ids = np.random.default_rng(1).integers(0, vocab, rows).astype(np.int32)
+    ids[:2] = 0, vocab - 1
+    spec = KernelSpec.of(
+        "embedding",
+        "embedding",
+        dim=dim,
+        vocab=vocab,
+        weight_dtype=dtype,
+        packed=packed,
+        panel_columns=target.panel_columns,
+    )
+    weight = pack_linear(table, target.panel_columns) if packed else table
+    for tasks in (1, 3):
+        arrays = {"ids": ids, "weight": weight, "out": np.full((rows, dim), np.nan, np.float32)}
+        out = run(spec, target, arrays, written=("out",), scalars={0: seen}, num_tasks=tasks)["out"]
+        assert same_bits(out[:seen], table[ids[:seen]].astype(np.float32))
+        assert np.isnan(out[seen:]).all()
+
+
+@on_cpus
+@pytest.mark.parametrize("dim", [65, 96])
+def test_gather_rows(target: Target, dim: int) -> None:
+    x, index = random(19, dim), np.array([18, 0, 7, 7, 3], np.int32)
+    spec = KernelSpec.of("gather", "gather_rows", dim=dim)
+    for tasks in (1, 2, 5):
+        arrays = {"x": x, "index": index, "out": np.full((5, dim), np.nan, np.float32)}
+        out = run(spec, target, arrays, written=("out",), scalars={2: 4}, num_tasks=tasks)["out"]
+        assert same_bits(out[:4], x[index[:4]])
+        assert np.isnan(out[4:]).all()
+
+
+# --- norm and activation -------------------------------------------------------------------------------------------
+
+
+def act_tolerance(dtype: str) -> dict[str, float]:
+    return {"rtol": 2e-6, "atol": 1e-6} if dtype == "f32" else {"rtol": 2.0**-8, "atol": 1e-6}
+
+
+def check_rows(
+    specs: Mapping[int, KernelSpec],
+    target: Target,
+    inputs: Mapping[str, NDArray[Any]],
+    expected: NDArray[np.float64],
+    dtype: str,
+) -> None:
+    """A packed activation [rows, dim] as kernels of several row tiles write it: the same bits, near `expected`."""
+    rows, dim = expected.shape
+    outputs = []
+    for tile, spec in specs.items():
+        for tasks in (1, 2, 3, 5):
+            arrays = {**inputs, "out": empty_act(rows, dim, tile, dtype)}
+            packed = run(spec, target, arrays, written=("out",), scalars={0: rows}, num_tasks=tasks)["out"]
+            outputs.append(unpack_activation(packed, rows, dim))
+            assert same_bits(outputs[-1], outputs[0])
+            assert padding_is_zero(packed, rows, dim)
+    np.testing.assert_allclose(outputs[0].astype(np.float64), expected, **act_tolerance(dtype))
+
+
+@on_cpus
+@dtypes
+@pytest.mark.parametrize("dim", [65, 96, 7, 333])
+def test_rms_norm(target: Target, dtype: str, dim: int) -> None:
+    rows = 19
+    x, weight = random(rows, dim), random(dim, seed=1)
+    wide = x.astype(np.float64)
+    expected = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-6) * weight
+    specs = {
+        tile: KernelSpec.of("norm", "rms_norm", dim=dim, eps=1e-6, row_tile=tile, act_dtype=dtype, rows=0)
+        for tile in (1, 2, target.row_tile)
+    }
+    check_rows(specs, target, {"x": x, "weight": weight}, expected, dtype)
+
+
+# --- linear --------------------------------------------------------------------------------------------------------
+
+
+@on_cpus
+@dtypes
+@pytest.mark.parametrize(
+    ("n", "k", "bias", "residual"),
+    [(50, 65, True, True), (96, 1100, True, True), (515, 64, False, True), (7, 1, False, False)],
+)
+def test_linear(target: Target, dtype: str, n: int, k: int, bias: bool, residual: bool) -> None:
+    rows_most = 19
+    x, weight = random(rows_most, k, dtype=dtype), random(n, k, seed=1, dtype=dtype)
+    shift, start = random(n, seed=2), random(rows_most, n, seed=3)
+    expected = x.astype(np.float64) @ weight.astype(np.float64).T
+    expected += (shift if bias else 0) + (start if residual else 0)
+    packed_weight = pack_linear(weight, target.panel_columns)
+    first: NDArray[Any] | None = None
+    for tile in sorted({1, 2, 4, target.row_tile}):
+        spec = linear_spec(n, k, tile, dtype, bias=bias, residual=residual)
+        for rows, tasks in ((19, 1), (19, 3), (1, 2), (8, 5), (9, 2)):
+            arrays = {
+                "x": pack_activation(x, tile),
+                "w": packed_weight,
+                "y": np.full((rows_most, n), np.nan, np.float32),
+            }
+            arrays |= ({"bias": shift} if bias else {}) | ({"residual": start} if residual else {})
+            y = run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
+            first = y if first is None else first
+            assert same_bits(y[:rows], first[:rows]), f"tile {tile}, {rows} rows, {tasks} tasks"
+            assert np.isnan(y[rows:]).all()
+    assert first is not None
+    np.testing.assert_allclose(first, expected, rtol=1e-5, atol=2e-6 * max(k, 4) ** 0.5 * 4)
+
+
+@on_cpus
+@dtypes
+@pytest.mark.parametrize(("n", "k", "bias"), [(100, 65, True), (192, 1100, True), (1030, 64, False), (14, 1, False)])
+def test_gated_linear(target: Target, dtype: str, n: int, k: int, bias: bool) -> None:
+    """Of the same sums, to the bit, as those of a layer without gate; only silu and the product may round."""
+    rows_most, width = 19, n // 2
+    x, weight, shift = random(rows_most, k, dtype=dtype), random(n, k, seed=1, dtype=dtype), random(n, seed=2)
+    shift[:2], shift[width : width + 2] = (-200, 200), 1
+    inputs = {"bias": shift} if bias else {}
+    plain = {**inputs, "x": pack_activation(x, 1), "w": pack_linear(weight, target.panel_columns)}
+    plain["y"] = np.full((rows_most, n), np.nan, np.float32)
+    sums = run(linear_spec(n, k, 1, dtype, bias=bias), target, plain, written=("y",), scalars={0: rows_most})["y"]
+    wide = sums.astype(np.float64)
+    expected = wide[:, :width] / (1 + np.exp(-wide[:, :width])) * wide[:, width:]
+    inputs["w"] = pack_linear(weight, target.panel_columns, 2)
+    results: dict[str, NDArray[Any]] = {}
+    for gated, tile in itertools.product(("f32", "bf16"), sorted({1, 2, 4, target.row_tile})):
+        spec = linear_spec(n, k, tile, dtype, bias=bias, gated=gated)
+        for rows, tasks in ((19, 1), (19, 3), (1, 2), (8, 5), (9, 2)):
+            arrays = {**inputs, "x": pack_activation(x, tile), "y": empty_act(rows_most, width, tile, gated)}
+            y = run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
+            assert padding_is_zero(y, rows, width)
+            y = unpack_activation(y, rows_most, width)
+            first = results.setdefault(gated, y)
+            assert same_bits(y[:rows], first[:rows]), f"{gated}, tile {tile}, {rows} rows, {tasks} tasks"
+            assert np.isnan(y[rows:].astype(np.float32)).all()
+    assert same_bits(results["bf16"], results["f32"].astype(BF16))
+    np.testing.assert_allclose(results["f32"], expected, rtol=2e-6, atol=1e-30)
+
+
+def test_what_cannot_be_gated_is_refused() -> None:
+    for arguments in ({"gated": "i8"}, {"gated": "f32", "residual": True}):
+        with pytest.raises(KernelSpecError, match="no layer of 64 columns is gated as"):
+            build_kernel(linear_spec(64, 64, 1, "f32", **arguments), NATIVE)
+
+
+@on_cpus
+def test_linear_rows_beyond_one_chunk(target: Target) -> None:
+    rows, n, k = 300, 64, 40
+    for dtype in ("f32", "bf16"):
+        x, weight = random(rows, k, dtype=dtype), random(n, k, seed=1, dtype=dtype)
+        results = []
+        for tile, tasks in ((1, 1), (target.row_tile, 1), (target.row_tile, 3)):
+            spec = linear_spec(n, k, tile, dtype, rows=2)
+            arrays = {
+                "x": pack_activation(x, tile),
+                "w": pack_linear(weight, target.panel_columns),
+                "y": np.full((rows, n), np.nan, np.float32),
+            }
+            results.append(run(spec, target, arrays, written=("y",), scalars={2: rows}, num_tasks=tasks)["y"])
+        assert same_bits(results[0], results[1])
+        assert same_bits(results[0], results[2])
+        np.testing.assert_allclose(results[0], x.astype(np.float64) @ weight.astype(np.float64).T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["cooperlake", "znver4", "znver5"])
+def test_bf16_targets_use_the_dot_instruction(name: str, tmp_path: Path) -> None:
+    target = TARGETS[name]
+    spec = linear_spec(96, 64, target.row_tile, "bf16")
+    func = build_kernel(spec, target)
+    assert llvm_text(func, target, "asm").count("vdpbf16ps") >= target.row_tile * target.panel_columns // 16
+    link_shared([compile_object(func, target)], tmp_path / "kernels.so")
+
+
+def test_same_objects_link_to_the_same_bytes(tmp_path: Path) -> None:
+    spec = KernelSpec.of("gather", "gather_rows", dim=20)
+    for name in ("a.so", "b.so"):
+        link_shared([compile_object(build_kernel(spec, NATIVE), NATIVE)], tmp_path / name)
+    assert (tmp_path / "a.so").read_bytes() == (tmp_path / "b.so").read_bytes()
+
+
+def test_buffers_follow_the_spec() -> None:
+    spec = KernelSpec.of("linear", "linear", bias=True, residual=False)
+    assert kernel_buffers(spec) == ("x", "w", "bias", "y")

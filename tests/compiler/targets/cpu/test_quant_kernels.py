@@ -1,0 +1,340 @@
+"""Kernels of quantized layers against the same numbers in float64, with guard bytes, on every ISA level of this CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels.builder import KernelSpecError
+from llmc.compiler.targets.cpu.kernels.linear_spec import linear_quant_spec
+from llmc.compiler.targets.cpu.kernels.pipeline import llvm_text
+from llmc.compiler.targets.cpu.kernels.registry import build_kernel
+from llmc.compiler.targets.cpu.packing import pack_activation, unpack_activation
+from llmc.compiler.targets.cpu.quant_packing import (
+    pack_quantized,
+    pack_quantized_activation,
+    quantize_activation,
+    quantized_row_words,
+    unpack_quantized,
+)
+from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
+from llmc.quantize import WeightFormat
+from llmc.quantize.rtn import quantize
+
+from support.kernel_harness import run, targets_here
+
+pytestmark = pytest.mark.native
+
+NATIVE = native_target()
+LEVELS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3") or [NATIVE]
+W8, W8_64, W8_32Z = WeightFormat(8), WeightFormat(8, 64), WeightFormat(8, 32, True)
+W4, W4_32, W4_64Z, W4_ROW = WeightFormat(4, 128), WeightFormat(4, 32), WeightFormat(4, 64, True), WeightFormat(4)
+W4_ROWZ = WeightFormat(4, -1, True)
+STEPS, STEPS_32, STEPS_ROW = (WeightFormat(4, size, steps=True) for size in (64, 32, -1))
+STEPSZ = WeightFormat(4, 64, asymmetric=True, steps=True)
+NUMPY = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
+ROWS = 70  # more row tiles than read packed weights
+on_levels = pytest.mark.parametrize("target", LEVELS, ids=lambda t: t.name)
+
+
+def name_of(value: Any) -> str:
+    if isinstance(value, WeightFormat):
+        return f"{value.bits}bit-{value.group_size}{'-zero' * value.asymmetric}{'-steps' * value.steps}"
+    return str(getattr(value, "name", value))
+
+
+def random(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32)
+
+
+def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    return bool((np.ascontiguousarray(a).view(np.uint8) == np.ascontiguousarray(b).view(np.uint8)).all())
+
+
+# BLOCKS takes several blocks of K where they are unpacked, DEEP everywhere, WHOLE is groups throughout; the others end
+# within a line, a group, a panel. WIDE has more panels than are read side by side.
+ACROSS, BLOCKS, DEEP, WHOLE, TINY, WIDE = (115, 172), (50, 1100), (50, 6000), (48, 1152), (7, 1), (450, 172)
+
+
+def sums_of(format: WeightFormat) -> dict[str, int]:
+    """Parameters of a kernel that writes int8 activations for such a weight."""
+    return {"group_size": format.sums.group_size, "sum_factor": format.sums.sum_factor}
+
+
+def packed_tensors(packed: dict[str, NDArray[Any]], format: WeightFormat) -> dict[str, NDArray[Any]]:
+    """The operands of a kernel that a weight is."""
+    return {"w": packed["numbers"], "scale": packed["scale"]} | {
+        name: packed[name] for name in (format.of_group,) if name
+    }
+
+
+CASES = [
+    *((NATIVE, act, format, BLOCKS) for act in ("i8", "f32") for format in (W8, W4, W4_ROW, W4_ROWZ)),
+    *((NATIVE, "i8", format, DEEP) for format in (W8, W4, W4_ROWZ)),
+    (NATIVE, "f32", W4, DEEP),
+    *((NATIVE, act, format, ACROSS) for act in ("i8", "f32") for format in (W8, W4_32, W4_64Z)),
+    *((NATIVE, "bf16", format, ACROSS) for format in (W8, W4_32, W4_64Z)),
+    *((NATIVE, act, format, WHOLE) for act, format in (("i8", W4), ("i8", W4_64Z), ("f32", W4_64Z))),
+    *((NATIVE, act, format, TINY) for act, format in (("i8", W8), ("f32", W4_32), ("bf16", W4_64Z))),
+    *((level, *case, ACROSS) for level in LEVELS[1:] for case in (("i8", W8), ("i8", W4_64Z), ("f32", W4_32))),
+    (LEVELS[-1], "bf16", W8, BLOCKS),
+    *((NATIVE, "i8", format, BLOCKS) for format in (STEPS_32, STEPS_ROW)),
+    *((NATIVE, "i8", format, DEEP) for format in (STEPS, STEPSZ)),
+    *((NATIVE, "i8", format, ACROSS) for format in (STEPS_32, STEPSZ)),
+    *((NATIVE, "i8", STEPS, shape) for shape in (WHOLE, TINY)),
+    *((level, "i8", STEPS, shape) for level in LEVELS[1:] for shape in (ACROSS, BLOCKS)),
+    *((NATIVE, act, format, ACROSS) for act in ("i8", "f32") for format in (W8_64, W8_32Z)),
+    *((NATIVE, "i8", format, WIDE) for format in (W8, W4_64Z, STEPS)),
+    *((NATIVE, "bf16", format, WIDE) for format in (W8, W8_32Z, W4_64Z)),
+    (LEVELS[-1], "i8", W8, WIDE),
+]
+
+
+def tiles_of(target: Target, shape: tuple[int, int]) -> tuple[int, ...]:
+    """The row tiles worth a test."""
+    every = shape in (BLOCKS, DEEP, WIDE)
+    return tuple(t for t in (1, 2, 4, 8) if t <= target.row_tile) if every else (1, target.row_tile)
+
+
+@pytest.mark.parametrize(("target", "act", "format", "shape"), CASES, ids=name_of)
+def test_linear_quant(target: Target, act: str, format: WeightFormat, shape: tuple[int, int]) -> None:
+    n, k = shape
+    extra = shape != TINY
+    weight, x, shift, start = random(n, k, seed=1), random(ROWS, k), random(n, seed=2), random(ROWS, n, seed=3)
+    packed = pack_quantized(weight, target.panel_columns, format)
+    value = unpack_quantized(packed, n, k, format).value()
+    if act == "i8":
+        numbers, row_scale = quantize_activation(x)
+        read = numbers * row_scale.astype(np.float64)[:, None]
+    else:
+        x = x.astype(NUMPY[act])
+        read = x.astype(np.float64)
+    expected = read @ value.T + (shift + start if extra else 0)
+    first: NDArray[Any] | None = None
+    for tile in tiles_of(target, shape):
+        given = pack_quantized_activation(numbers, row_scale, tile, format) if act == "i8" else pack_activation(x, tile)
+        spec = linear_quant_spec(n, k, tile, act, format, bias=extra, residual=extra)
+        for rows, tasks in ((ROWS, 1), (ROWS, 3), (1, 2), (19, 2)):
+            arrays = {"x": given, **packed_tensors(packed, format)}
+            arrays |= {"bias": shift, "residual": start} if extra else {}
+            arrays["y"] = np.full((ROWS, n), np.nan, np.float32)
+            y = run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
+            first = y if first is None else first
+            assert same_bits(y[:rows], first[:rows]), f"tile {tile}, {rows} rows, {tasks} tasks"
+            assert np.isnan(y[rows:]).all()
+    assert first is not None
+    # Integer sums are exact; floats round once an element, K of them.
+    bound = 1e-6 if act == "i8" else 3e-7 * max(k, 16) ** 0.5
+    assert np.abs(first - expected).max() <= bound * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("target", "act", "format", "shape"), CASES, ids=name_of)
+def test_gated_linear_quant(target: Target, act: str, format: WeightFormat, shape: tuple[int, int]) -> None:
+    """Of the same sums, to the bit, as those of a layer without gate; only silu and the product may round."""
+    (width, k), biased = shape, shape != TINY
+    n = 2 * width
+    weight, x, shift = random(n, k, seed=1), random(ROWS, k).astype(NUMPY.get(act, np.float32)), random(n, seed=2)
+
+    def result(gated: str, tile: int, rows: int, tasks: int) -> NDArray[Any]:
+        packed = pack_quantized(weight, target.panel_columns, format, 2 if gated else 1)
+        spec = linear_quant_spec(n, k, tile, act, format, bias=biased, gated=gated)
+        given = pack_activation(x, tile)
+        if act == "i8":
+            given = pack_quantized_activation(*quantize_activation(x), tile, format)
+        arrays = {"x": given, **packed_tensors(packed, format)} | ({"bias": shift} if biased else {})
+        empty = np.full((ROWS, width if gated else n), np.nan, NUMPY[gated] if gated else np.float32)
+        arrays["y"] = pack_activation(empty, tile) if gated else empty
+        y = run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
+        return unpack_activation(y, ROWS, width) if gated else y
+
+    sums = result("", target.row_tile, ROWS, 1).astype(np.float64)
+    expected = sums[:, :width] / (1 + np.exp(-sums[:, :width])) * sums[:, width:]
+    # The smallest tile and the largest: those between have the same last step, and loops that are tested above.
+    ways = (("f32", 1), ("f32", target.row_tile), ("bf16", target.row_tile))
+    first: dict[str, NDArray[Any]] = {}
+    for gated, tile in ways:
+        for rows, tasks in ((ROWS, 1), (ROWS, 3), (1, 2), (19, 2)):
+            y = result(gated, tile, rows, tasks)
+            first.setdefault(gated, y)
+            assert same_bits(y[:rows], first[gated][:rows]), f"{gated}, tile {tile}, {rows} rows, {tasks} tasks"
+            assert np.isnan(y[rows:].astype(np.float32)).all()
+    np.testing.assert_allclose(first["f32"], expected, rtol=2e-6, atol=1e-30)
+    assert same_bits(first["bf16"], first["f32"].astype(NUMPY["bf16"]))
+
+
+@on_levels
+@pytest.mark.parametrize("format", [W8, W4_64Z], ids=name_of)
+def test_more_rows_than_are_widened_at_a_time(target: Target, format: WeightFormat) -> None:
+    rows, (n, k) = 300, WIDE
+    weight, x = random(n, k, seed=1), random(rows, k).astype(NUMPY["bf16"])
+    packed = pack_quantized(weight, target.panel_columns, format)
+    expected = x.astype(np.float64) @ unpack_quantized(packed, n, k, format).value().T
+    results = []
+    for tile, tasks in ((1, 1), (target.row_tile, 1), (target.row_tile, 3)):
+        spec = linear_quant_spec(n, k, tile, "bf16", format)
+        arrays = {"x": pack_activation(x, tile), **packed_tensors(packed, format)}
+        arrays["y"] = np.full((rows, n), np.nan, np.float32)
+        results.append(run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"])
+    assert all(same_bits(y, results[0]) for y in results)
+    assert np.abs(results[0] - expected).max() <= 3e-7 * k**0.5 * np.abs(expected).max()
+
+
+@on_levels
+def test_the_largest_numbers_do_not_overflow(target: Target) -> None:
+    n, k = 16, 1024
+    weight = np.where(np.arange(n)[:, None] % 2, 1.0, -1.0).astype(np.float32) * np.ones((n, k), np.float32)
+    x = np.stack((np.ones(k), -np.ones(k))).astype(np.float32)
+    packed = pack_quantized(weight, target.panel_columns, W8)
+    # The lowest number, too, which rounding to nearest never gives.
+    packed["numbers"][packed["numbers"] == 1] = 0
+    numbers, scale = quantize_activation(x)
+    for tile in (1, target.row_tile):
+        arrays = {
+            "x": pack_quantized_activation(numbers, scale, tile, W8),
+            "w": packed["numbers"],
+            "scale": packed["scale"],
+            "y": np.zeros((2, n), np.float32),
+        }
+        y = run(linear_quant_spec(n, k, tile, "i8", W8), target, arrays, written=("y",), scalars={0: 2})["y"]
+        expected = (numbers * scale.astype(np.float64)[:, None]) @ unpack_quantized(packed, n, k, W8).value().T
+        np.testing.assert_allclose(y, expected, rtol=1e-6)
+
+
+def test_levels_have_the_same_bits() -> None:
+    """Of int8 activations; a level is a choice of instructions, and integer sums are exact."""
+    n, k = 40, 200
+    weight, x = random(n, k, seed=1), random(3, k)
+    numbers, scale = quantize_activation(x)
+    results = []
+    for target in LEVELS:
+        packed = pack_quantized(weight, target.panel_columns, W4_64Z)
+        arrays = {"x": pack_quantized_activation(numbers, scale, 1, W4_64Z), "w": packed["numbers"]}
+        arrays |= {"scale": packed["scale"], "zero": packed["zero"], "y": np.zeros((3, n), np.float32)}
+        spec = linear_quant_spec(n, k, 1, "i8", W4_64Z)
+        results.append(run(spec, target, arrays, written=("y",), scalars={0: 3})["y"])
+    assert all(same_bits(y, results[0]) for y in results)
+
+
+@pytest.mark.parametrize(("name", "instruction"), [("icelake-server", "vpdpbusd"), ("x86-64-v4", "vpmaddwd")])
+def test_targets_use_their_dot_instruction(name: str, instruction: str) -> None:
+    target = TARGETS[name]
+    code = llvm_text(build_kernel(linear_quant_spec(96, 64, target.row_tile, "i8", W8), target), target, "asm")
+    assert code.count(instruction) >= target.row_tile * target.panel_columns // 16
+    assert "vpmaddubsw" not in code
+
+
+def test_a_layout_that_does_not_exist_is_refused() -> None:
+    for format in (WeightFormat(3), WeightFormat(4, 12)):
+        with pytest.raises(KernelSpecError, match="have no layout"):
+            build_kernel(linear_quant_spec(16, 64, 1, "i8", format), NATIVE)
+    with pytest.raises(KernelSpecError, match="may overflow; at most 131072"):
+        build_kernel(linear_quant_spec(16, 131073, 1, "i8", W8), NATIVE)
+
+
+# --- int8 activations ----------------------------------------------------------------------------------------------
+
+
+def rows_of(packed: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
+    """The words of each row of a packed int8 activation."""
+    return packed.transpose(0, 2, 1).reshape(-1, packed.shape[1])[:rows]
+
+
+@on_levels
+@pytest.mark.parametrize("act", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("dim", "format"), [(66, W8), (66, W4_32), (172, W4), (7, W8), (200, W8), (304, W4)], ids=name_of
+)
+def test_quantize_rows(target: Target, act: str, dim: int, format: WeightFormat) -> None:
+    rows = 11
+    x = random(rows, dim)
+    x[3], x[4] = 0, 1e-42
+    x = x.astype(NUMPY[act])
+    groups = format.groups(dim)
+    for tile in {1, target.row_tile}:
+        expected = pack_quantized_activation(*quantize_activation(x.astype(np.float32)), tile, format)
+        assert expected.shape[1] == quantized_row_words(dim, groups)
+        params = {"dim": dim, "row_tile": tile, "act_dtype": act, "rows": 0, **sums_of(format)}
+        spec = KernelSpec.of("other", "quantize_rows", **params)
+        for tasks in (1, 3):
+            arrays = {"x": pack_activation(x, tile), "out": np.full(expected.shape, -1, np.int32)}
+            out = run(spec, target, arrays, written=("out",), scalars={0: rows}, num_tasks=tasks)["out"]
+            assert same_bits(rows_of(out, rows), rows_of(expected, rows))
+
+
+@pytest.mark.parametrize("tile", [1, 8])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_no_number_does_not_get_lost(bad: float, tile: int) -> None:
+    x = random(2, 40)
+    x[1, 33] = bad
+    params = {"dim": 40, "row_tile": tile, "act_dtype": "f32", "rows": 0, **sums_of(W8)}
+    spec = KernelSpec.of("other", "quantize_rows", **params)
+    out = np.zeros((2 // min(tile, 2), quantized_row_words(40, 1), tile), np.int32)
+    arrays = {"x": pack_activation(x, tile), "out": out}
+    words = rows_of(run(spec, NATIVE, arrays, written=("out",), scalars={0: 2})["out"], 2)
+    scale = words[:, 10].view(np.float32)
+    assert np.isfinite(scale[0])
+    assert not np.isfinite(scale[1])
+
+
+@on_levels
+@pytest.mark.parametrize(("dim", "format"), [(66, W8), (172, W4_32)], ids=name_of)
+def test_rows_become_int8(target: Target, dim: int, format: WeightFormat) -> None:
+    rows = 11
+    part, weight = random(rows, dim), random(dim, seed=1)
+    wide = part.astype(np.float64)
+    norm = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-6) * weight
+    cases = {
+        "rms_norm": (norm, {"x": part, "weight": weight}, {"eps": 1e-6, "act_dtype": "i8"}),
+    }
+    for op, (value, inputs, params) in cases.items():
+        first = None
+        for tile in {1, target.row_tile}:
+            spec = KernelSpec.of("norm", op, dim=dim, row_tile=tile, rows=0, **sums_of(format), **params)
+            shape = (-(-rows // tile), quantized_row_words(dim, format.groups(dim)), tile)
+            for tasks in (1, 3):
+                arrays = {**inputs, "out": np.full(shape, -1, np.int32)}
+                out = run(spec, target, arrays, written=("out",), scalars={0: rows}, num_tasks=tasks)["out"]
+                found = rows_of(out, rows)
+                first = found if first is None else first
+                assert same_bits(found, first), op
+        assert first is not None
+        words = -(-dim // 8) * 2
+        numbers = np.ascontiguousarray(first[:, :words]).view(np.int8)
+        scale = np.ascontiguousarray(first[:, words]).view(np.float32)
+        np.testing.assert_allclose(scale, np.abs(value).max(1) / 127, rtol=1e-5)
+        assert (numbers[:, dim:] == 0).all()
+        # Half a step, and a little for values that are computed in float32.
+        assert (np.abs(numbers[:, :dim] * scale[:, None] - value) <= 0.501 * scale[:, None]).all()
+        sums = pack_quantized_activation(numbers[:, :dim], scale, 1, format)[:, words + 1 :, 0]
+        assert same_bits(first[:, words + 1 :], sums)
+
+
+@on_levels
+def test_embedding_quant(target: Target) -> None:
+    vocab, dim, rows = 515, 66, 19
+    table = random(vocab, dim)
+    packed = pack_quantized(table, target.panel_columns, W8)
+    ids = np.random.default_rng(1).integers(0, vocab, rows).astype(np.int32)
+    ids[:2] = 0, vocab - 1
+    spec = KernelSpec.of(
+        "embedding",
+        "embedding_quant",
+        dim=dim,
+        vocab=vocab,
+        panel_columns=target.panel_columns,
+        bits=8,
+        group_size=-1,
+        asymmetric=False,
+        steps=False,
+    )
+    arrays = {"ids": ids, "weight": packed["numbers"], "scale": packed["scale"]}
+    arrays["out"] = np.full((rows, dim), np.nan, np.float32)
+    for tasks in (1, 3):
+        out = run(spec, target, arrays, written=("out",), scalars={0: rows - 2}, num_tasks=tasks)["out"]
+        assert same_bits(out[:-2], quantize(table, W8).value()[ids[:-2]].astype(np.float32))
+        assert np.isnan(out[-2:]).all()

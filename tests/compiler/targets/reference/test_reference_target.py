@@ -1,0 +1,191 @@
+"""The reference target: models against transformers and against what their quantized weights stand for, its functions
+against numpy, its promises, and that another architecture's code comes out of the same kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmc.buckets import Bucket
+from llmc.compiler.config import CompileConfig, CompileError
+from llmc.compiler.extend import add_buckets
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
+from llmc.compiler.ops.registry import OPS
+from llmc.compiler.pipeline import compile_model
+from llmc.compiler.targets.reference.backend import named
+from llmc.compiler.targets.reference.codegen import compile_object
+from llmc.compiler.targets.reference.kernels import functions
+from llmc.compiler.targets.reference.kernels.frame import Frame
+from llmc.compiler.targets.reference.kernels.registry import KERNELS
+from llmc.models import registry
+from llmc.runtime.binding import Artifact
+from llmc.runtime.graphs_file import read_graphs
+
+from support.compiled import check_every_bucket, compile_tiny, random_tokens
+from support.parity import FAMILIES, LADDER, check_bits, reference_logits
+from support.quantized_model import LADDER as QUANT_LADDER
+from support.quantized_model import REQUESTS, assert_company_changes_no_bit, logits_error, make_model
+from support.quirky_model import LADDER as GENERIC_LADDER
+from support.quirky_model import Quirky, checkpoint, eager_logits, family
+from support.tiny_models import make_tiny_model
+
+REFERENCE = named("reference")
+HERE = REFERENCE.runs_here()
+pytestmark = pytest.mark.skipif(not HERE, reason="the reference target's code is of another architecture")
+
+
+@pytest.mark.parametrize("name", list(FAMILIES))
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_every_family_matches_transformers(name: str, dtype: str, tmp_path: Path, kernel_cache: Path) -> None:
+    kind, overrides = FAMILIES[name]
+    model = make_tiny_model(tmp_path / "model", kind, **overrides)
+    artifact = compile_tiny(model, tmp_path / "out", kernel_cache, buckets=LADDER, dtype=dtype, target="reference")
+    tokens = random_tokens(artifact.info.vocab_size, 48)
+    if dtype == "f32":
+        check_every_bucket(artifact, tokens, reference_logits(model, tokens))
+    else:
+        check_every_bucket(artifact, tokens, reference_logits(model, tokens), 4e-2)
+    check_bits(artifact)
+
+
+@pytest.mark.parametrize("name", list(REQUESTS))
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_every_scheme_matches_the_dequantized_model(name: str, dtype: str, tmp_path: Path, kernel_cache: Path) -> None:
+    model, config = make_model(tmp_path / "model", name), REQUESTS[name]
+    artifact = compile_tiny(
+        model, tmp_path / "out", kernel_cache, buckets=QUANT_LADDER, dtype=dtype, quant=config, target="reference"
+    )
+    # Int8 activations that lie between two numbers may round either way; bf16 keeps 8 bits of mantissa.
+    bound = 4e-2 if dtype == "bf16" else 2e-2 if "a8" in name else 1e-4
+    assert logits_error(model, config, artifact) <= bound
+    assert_company_changes_no_bit(artifact)
+
+
+def test_generic_ops_match_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.FAMILIES, "quirky", family(Quirky))
+    model = checkpoint(tmp_path / "model")
+    artifact = compile_tiny(
+        model, tmp_path / "out", tmp_path / "cache", buckets=GENERIC_LADDER, dtype="f32", target="reference"
+    )
+    tokens = random_tokens(artifact.info.vocab_size)
+    check_every_bucket(artifact, tokens, eager_logits(model, tokens, "f32"))
+
+
+def test_every_op_has_a_plain_kernel() -> None:
+    # One kernel computes a linear layer with and without a gate; `fused` is what generic ops become.
+    assert KERNELS.keys() - {"fused"} == OPS.keys() - {"gated_linear", "gated_linear_quant"}
+
+
+def compiled_function(function: Callable[[Any], Any], folder: Path) -> Callable[[np.ndarray], np.ndarray]:
+    """A function of functions.py, for float32 arrays."""
+    with Frame("f", {"x": "f32", "out": "f32"}) as k, k.share(k.scalar(0)) as i:
+        k.store("out", function(k.raw("x", i)), i)
+    REFERENCE.link([compile_object(k.function(), "x86_64-unknown-linux-gnu", "x86-64")], folder / "f.so")
+    call = ctypes.CDLL(str(folder / "f.so")).f
+
+    def run(x: np.ndarray) -> np.ndarray:
+        out = np.empty_like(x)
+        scalars = np.full(8, len(x), np.int64)
+        call(*(ctypes.c_void_p(array.ctypes.data) for array in (x, out, scalars)), 0, 1)
+        return out
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("exp", np.exp),
+        ("log", np.log),
+        ("tanh", np.tanh),
+        ("sigmoid", lambda x: 1 / (1 + np.exp(-x))),
+        ("erf", np.vectorize(math.erf)),
+        ("nearest", np.rint),
+        ("floor", np.floor),
+        ("ceil", np.ceil),
+    ],
+)
+def test_functions_are_exact_to_a_unit(name: str, expected: Callable[[Any], Any], tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    whole = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 87.0, -87.0]
+    special = [*whole, 1e-8, -1e-8, 1e30, -1e30, np.inf, -np.inf, np.nan]
+    spread = rng.standard_normal(20_000) * 10.0 ** rng.integers(-6, 2, 20_000)
+    x = np.concatenate([np.array(special), spread]).astype(np.float32)
+    found = compiled_function(getattr(functions, name), tmp_path)(x)
+    with np.errstate(all="ignore"):
+        wanted = expected(x.astype(np.float64)).astype(np.float32)
+        # Smaller than the smallest normal float32 is as good as nothing.
+        error = np.abs(found.astype(np.float64) - wanted) / np.maximum(np.spacing(np.abs(wanted)), 1.2e-38)
+    same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
+    assert (same | (error <= 1)).all(), x[~(same | (error <= 1))][:5]
+
+
+def test_an_artifact_says_what_it_is_for_and_grows(tmp_path: Path, kernel_cache: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama")
+    ladder = "prefill=[1]x[16],decode=[2]x[64]"
+    compile_tiny(model, tmp_path / "out", kernel_cache, buckets=ladder, target="reference")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["target"] == {"kind": "reference", "name": "reference", "machine": "x86_64"}
+    assert read_graphs(tmp_path / "out").target.level == 0
+
+    assert add_buckets(tmp_path / "out", [Bucket("decode", 1, 64)], cache_dir=kernel_cache).added == ("decode:1x64",)
+    with Artifact(tmp_path / "out") as artifact:
+        assert len(artifact.graphs()) == 3
+
+
+def test_nothing_is_tuned(tmp_path: Path, kernel_cache: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama")
+    config = CompileConfig(model, tmp_path / "out", target="reference", cache_dir=kernel_cache, tune_for={"cpu": "x"})
+    with pytest.raises(CompileError, match=r"one schedule.*leave out --tune"):
+        compile_model(config)
+    with pytest.raises(KernelSpecError, match="one schedule"):
+        REFERENCE.compile(KernelSpec.of("gather", "gather_rows", dim=4), "{}")
+
+
+# The first bytes of an ELF file: magic, then the machine at 18.
+@pytest.mark.parametrize(("name", "machine"), [("reference", 62), ("reference-aarch64", 183)])
+def test_the_same_kernels_are_code_for_another_architecture(name: str, machine: int) -> None:
+    code = named(name).compile(KernelSpec.of("gather", "gather_rows", dim=7), None)
+    assert code[:4] == b"\x7fELF"
+    assert int.from_bytes(code[18:20], "little") == machine
+
+
+_RUN = """
+#include <stdint.h>
+#include <stdio.h>
+void KERNEL(void *x, void *weight, void *out, const int64_t *scalars, int32_t task, int32_t num_tasks);
+int main(void) {
+  float x[3 * 20], weight[20], out[3 * 20];
+  int64_t scalars[8] = {3};
+  for (int i = 0; i < 60; ++i) x[i] = (float)(i % 7) - 2.5f;
+  for (int i = 0; i < 20; ++i) weight[i] = 1.0f + (float)i / 16;
+  KERNEL(x, weight, out, scalars, 0, 1);
+  for (int i = 0; i < 60; ++i) printf("%a\\n", out[i]);
+}
+"""
+
+
+def test_code_for_another_architecture_runs_there(tmp_path: Path) -> None:
+    compiler, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
+    if compiler is None or emulator is None:
+        pytest.skip("needs aarch64-linux-gnu-gcc and qemu-aarch64")
+    spec = KernelSpec.of("norm", "rms_norm", dim=20, eps=1e-6, act_dtype="f32", rows=0)
+    found = []
+    for name, cc, run in (("reference", "cc", []), ("reference-aarch64", compiler, [emulator])):
+        (tmp_path / "k.o").write_bytes(named(name).compile(spec, None))
+        (tmp_path / "main.c").write_text(_RUN.replace("KERNEL", spec.symbol()))
+        subprocess.run([cc, "-static", "main.c", "k.o", "-o", "run"], cwd=tmp_path, check=True)
+        printed = subprocess.run([*run, "./run"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+        found.append(np.array([float.fromhex(line) for line in printed.split()]))
+    assert len(found[0]) == 60
+    # Products may be contracted with sums on one of them.
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)

@@ -1,0 +1,55 @@
+"""Compiled graphs against transformers on the same weights: in every bucket of a small ladder, padded ones included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmc.compiler.targets.cpu.target import Target
+from llmc.runtime.binding import Artifact, Replayer
+
+from support.compiled import Pages, check_every_bucket, compile_tiny, random_tokens, relative_error, replay
+from support.kernel_harness import targets_here
+from support.parity import FAMILIES, LADDER, check_bits, reference_logits
+from support.tiny_models import make_tiny_model
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def compiled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
+) -> tuple[Path, Artifact]:
+    family, overrides = FAMILIES[request.param]
+    root = tmp_path_factory.mktemp(request.param)
+    model = make_tiny_model(root / "model", family, **overrides)
+    artifact = compile_tiny(model, root / "artifact", kernel_cache, buckets=LADDER, dtype="f32")
+    return model, artifact
+
+
+def test_every_bucket_matches_transformers(compiled: tuple[Path, Artifact]) -> None:
+    model, artifact = compiled
+    assert len(artifact.graphs()) == 14
+    tokens = random_tokens(artifact.info.vocab_size, 48)
+    check_every_bucket(artifact, tokens, reference_logits(model, tokens))
+
+
+def test_bits_do_not_depend_on_batch_chunks_or_threads(compiled: tuple[Path, Artifact]) -> None:
+    check_bits(compiled[1])
+
+
+@pytest.mark.parametrize("target", targets_here("cooperlake", "x86-64-v4", "x86-64-v3"), ids=lambda t: t.name)
+def test_bf16(target: Target, tmp_path: Path, kernel_cache: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "qwen2")
+    options = {"buckets": LADDER, "dtype": "bf16", "target": target.name}
+    artifact = compile_tiny(model, tmp_path / "out", kernel_cache, **options)
+    check_bits(artifact)
+    text = [int(t) for t in np.random.default_rng(1).integers(3, artifact.info.vocab_size, 24)]
+    expected = reference_logits(model, text)
+    replayer = Replayer(artifact, num_threads=2, num_blocks=16)
+    graph = next(i for i, g in enumerate(artifact.graphs()) if g.phase == "prefill" and g.max_tokens >= 24)
+    logits = replay(replayer, graph, Pages(16, artifact.info.block_size), [(0, text, 0)])
+    # bf16 keeps 8 bits of mantissa: weights and activations each round by up to 2^-9, through a few layers.
+    assert relative_error(logits, expected[-1:]) < 3e-2

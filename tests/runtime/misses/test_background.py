@@ -1,0 +1,304 @@
+"""Graphs that join a running engine: compiled aside, taken over between two steps, with the same bits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from llmc.buckets.bucket import Bucket
+from llmc.buckets.misses import read_misses
+from llmc.cli import background
+from llmc.cli.background import BackgroundCompiler, exact_bucket
+from llmc.cli.main import main
+from llmc.compiler.extend import add_buckets
+from llmc.runtime.binding import Artifact, Engine, LlmcError
+from llmc.runtime.engine import BucketMiss
+from llmc.runtime.graphs_file import read_graphs
+from llmc.runtime.llm import LLM
+from llmc.runtime.misses import MissWatch
+from llmc.runtime.params import SamplingParams
+
+from support.compiled import compile_tiny, random_tokens
+from support.live_server import serving
+from support.tiny_models import make_tiny_model
+
+BLOCK = 16
+PARAMS = {"max_tokens": 30, "temperature": 0.0, "ignore_eos": True}
+
+
+@pytest.fixture
+def artifact(holed: Path, kernel_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(kernel_cache))
+    return Path(shutil.copytree(holed, tmp_path / "artifact"))
+
+
+def submit(engine: Engine, vocab: int) -> list[int]:
+    return [engine.submit(random_tokens(vocab, 20, seed), **PARAMS) for seed in range(3)]
+
+
+def drain(engine: Engine, tokens: dict[int, list[int]]) -> None:
+    for event in engine.poll():
+        assert event.kind != "failed", event.error_message
+        if event.kind == "token":
+            tokens.setdefault(event.request_id, []).append(event.token_id)
+
+
+def tokens_without(artifact: Path) -> list[list[int]]:
+    with Artifact(artifact) as opened, Engine(opened, num_threads=2) as engine:
+        submit(engine, opened.info.vocab_size)
+        found: dict[int, list[int]] = {}
+        while engine.step():
+            drain(engine, found)
+        return list(found.values())
+
+
+def test_an_engine_goes_on_with_graphs_that_join(artifact: Path, kernel_cache: Path) -> None:
+    expected = tokens_without(artifact)
+    with Artifact(artifact) as opened:
+        engine = Engine(opened, num_threads=2)
+        submit(engine, opened.info.vocab_size)
+    found: dict[int, list[int]] = {}
+    for _ in range(8):
+        assert engine.step()
+        drain(engine, found)
+    misses = engine.stats.num_bucket_misses
+    assert misses > 0
+    # A graph of more tokens than any, too: the arena and the logits must grow under the requests that run.
+    add_buckets(artifact, [Bucket("decode", 3, 64), Bucket("mixed", 4, 128)], cache_dir=kernel_cache)
+    with Artifact(artifact) as grown:
+        assert engine.add_graphs(grown) == range(4, 6)
+    engine.check_integrity()
+    assert engine.step()
+    drain(engine, found)
+    assert engine.stats.num_bucket_misses == misses + 1  # they are off
+    for index in (4, 5):
+        engine.warm_load(index, 1, 1, 1)
+        engine.enable_graph(index, True)
+    while engine.step():
+        drain(engine, found)
+        engine.check_integrity()
+    assert list(found.values()) == expected
+    assert engine.stats.num_bucket_misses == misses + 1
+    stats = engine.graph_stats()
+    assert len(stats) == 6
+    assert stats[4].replays > 0
+    # And once more, from a third artifact.
+    add_buckets(artifact, [Bucket("decode", 3, 32)], cache_dir=kernel_cache)
+    with Artifact(artifact) as grown:
+        assert engine.add_graphs(grown) == range(6, 7)
+    engine.close()
+
+
+def test_only_the_same_artifact_with_more(artifact: Path, holed: Path, kernel_cache: Path, tmp_path: Path) -> None:
+    other_model = make_tiny_model(tmp_path / "model", "llama", seed=3)
+    ladder = str(holed.parent / "ladder.json")
+    compile_tiny(other_model, tmp_path / "weights", kernel_cache, buckets=ladder, dtype="f32", block_size=BLOCK).close()
+    compile_tiny(
+        holed.parent / "model", tmp_path / "graphs", kernel_cache, buckets="prefill=1x64,decode=4x64", dtype="f32",
+        block_size=BLOCK, max_num_seqs=4,
+    ).close()  # fmt: skip
+    with Artifact(artifact) as opened, Engine(opened, num_threads=2) as engine:
+        for path, what in ((tmp_path / "weights", "weights"), (tmp_path / "graphs", "(graphs|kernels|model)")):
+            with (
+                Artifact(path) as other,
+                pytest.raises(LlmcError, match=f"has other {what} than the engine's artifact"),
+            ):
+                engine.add_graphs(other)
+        submit(engine, opened.info.vocab_size)
+        found: dict[int, list[int]] = {}
+        while engine.step():
+            drain(engine, found)
+        assert list(found.values()) == tokens_without(artifact)
+        assert len(engine.graph_stats()) == 4
+
+
+def test_the_exact_bucket_has_a_length_of_the_ladder(artifact: Path) -> None:
+    with Artifact(artifact) as opened:
+        graphs = opened.graphs()
+    assert exact_bucket(BucketMiss("decode", 3, 3, 2, 1), graphs, BLOCK, 128) == Bucket("decode", 3, 64)
+    assert exact_bucket(BucketMiss("decode", 3, 3, 5, 1), graphs, BLOCK, 128) == Bucket("decode", 3, 80)
+    assert exact_bucket(BucketMiss("decode", 3, 3, 9, 1), graphs, BLOCK, 130) == Bucket("decode", 3, 144)
+    assert exact_bucket(BucketMiss("prefill", 2, 70, 3, 1), graphs, BLOCK, 128) == Bucket("prefill", 2, 64)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Fails only on a hang."""
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def names(artifact: Path) -> list[str]:
+    return [graph.name for graph in read_graphs(artifact).graphs]
+
+
+def test_misses_get_their_graph_while_requests_run(artifact: Path) -> None:
+    said: list[str] = []
+    with LLM(artifact, num_threads=1) as llm:
+        compiler = BackgroundCompiler(
+            artifact, lambda: llm.graphs, llm.add_graphs, block_size=BLOCK, max_model_len=llm.max_model_len,
+            say=said.append,
+        )  # fmt: skip
+        watch = MissWatch(llm.engine, [compiler.take], look_s=0.05)
+        prompts = [random_tokens(llm.vocab_size, 20, seed) for seed in range(3)]
+        params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+        before = [o.outputs[0].token_ids for o in llm.generate(prompts, params)]
+        while not said:
+            assert [o.outputs[0].token_ids for o in llm.generate(prompts, params)] == before
+            time.sleep(0.2)  # the compiler runs behind everything else: leave it a core
+        assert "added bucket decode:3x64" in said[0]
+        misses = llm.stats().num_bucket_misses
+        assert [o.outputs[0].token_ids for o in llm.generate(prompts, params)] == before
+        assert llm.stats().num_bucket_misses == misses
+        assert {use["graph"] for use in llm.graph_use()} >= {"decode:3x64"}
+        watch.close()
+        compiler.close()
+    assert names(artifact)[4:] == ["decode:3x64"]
+    assert sorted(file.name for file in artifact.parent.iterdir()) == ["artifact"]
+
+
+MISS = BucketMiss("decode", 3, 3, 2, 1)
+
+
+def start(artifact: Path, add: Callable[[Path], int], said: list[str]) -> BackgroundCompiler:
+    with Artifact(artifact) as opened:
+        graphs = opened.graphs()
+    return BackgroundCompiler(artifact, lambda: graphs, add, block_size=BLOCK, max_model_len=128, say=said.append)
+
+
+def test_where_the_artifact_cannot_be_written(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background.os, "access", lambda *_: False)
+    taken: list[Path] = []
+    said: list[str] = []
+
+    def add(path: Path) -> int:
+        taken.append(path)
+        assert names(path)[4] == "decode:3x64"
+        return 1
+
+    compiler = start(artifact, add, said)
+    compiler.take([MISS])
+    wait_for(lambda: bool(said))
+    assert len(names(artifact)) == 4
+    assert taken[0].exists()
+    compiler.close()
+    assert not taken[0].exists()
+
+
+def test_a_failure_is_told_once(artifact: Path) -> None:
+    said: list[str] = []
+    (artifact / "manifest.json").write_text("{}")
+    compiler = start(artifact, lambda _: 1, said)
+    compiler.take([MISS])
+    wait_for(lambda: bool(said))
+    compiler.take([MISS])
+    compiler.close()
+    assert len(said) == 1
+    assert "bucket decode:3x64 cannot be added" in said[0]
+    assert "manifest.json" in said[0]
+
+
+def test_the_end_of_the_server_ends_the_compiler(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_COMPILE", "import time; time.sleep(3600)")
+    compiler = start(artifact, lambda _: pytest.fail("nothing was compiled"), [])
+    compiler.take([MISS])
+    wait_for(lambda: compiler._child is not None)
+    child = compiler._child
+    assert child is not None
+    compiler.close()
+    assert child.returncode is not None
+    assert not any(thread.name == "llmc-background" for thread in threading.enumerate())
+
+
+def test_the_compiler_gives_way(artifact: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    monkeypatch.setattr(background, "_COMPILE", background._COMPILE.replace(
+        "from llmc.cli.main import main", f"open({str(note)!r}, 'w').write(str(os.nice(0))); sys.exit(0)"))  # fmt: skip
+    said: list[str] = []
+    compiler = start(artifact, lambda _: 1, said)
+    compiler.take([MISS])
+    wait_for(lambda: bool(said))
+    compiler.close()
+    assert int(note.read_text()) == 19
+
+
+def test_the_command(artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt_token_ids": random_tokens(60, 20, s)}) + "\n" for s in range(3)))
+    arguments = [
+        "run",
+        str(artifact),
+        "--prompts",
+        str(prompts),
+        "--max-tokens",
+        "9",
+        "--ignore-eos",
+        "--quiet",
+        "--json",
+    ]
+    texts = []
+    for policy in ("larger", "background"):
+        assert main([*arguments, "--temperature", "0", "--miss-policy", policy]) == 0
+        texts.append([r["token_ids"] for r in json.loads(capsys.readouterr().out)["results"]])
+    assert texts[0] == texts[1]
+    assert [file.name for file in artifact.parent.iterdir() if ".tmp-" in file.name] == []
+
+
+def test_without_the_compiler(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "tvm" else SimpleNamespace())
+    assert main(["run", str(artifact), "--prompt", "x", "--miss-policy", "background"]) == 1
+    assert "tvm is not installed" in capsys.readouterr().err
+
+
+def test_a_server_gets_what_its_traffic_lacks(artifact: Path, chat_artifact: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(chat_artifact / name, artifact / name)
+    record = tmp_path / "misses.jsonl"
+    body = {"model": "m", "prompt": [random_tokens(60, 20, seed) for seed in range(3)], "max_tokens": 40,
+            "temperature": 0, "ignore_eos": True, "logprobs": 1}  # fmt: skip
+    options = ("--served-model-name", "m", "--miss-policy", "background", "--record-misses", str(record))
+    with serving(artifact, *options) as server:
+
+        def ask() -> list[object]:
+            answer = server.ask("POST", "/v1/completions", body)
+            assert answer.status == 200, answer.content
+            return [choice["logprobs"]["token_logprobs"] for choice in answer.json()["choices"]]
+
+        def warm() -> tuple[int, float]:
+            """Graphs that are warm, as /ready and as /metrics tell."""
+            metrics = server.ask("GET", "/metrics").content.decode()
+            line = next(line for line in metrics.splitlines() if line.startswith("llmc_graphs_warm "))
+            return server.ask("GET", "/ready").json()["graphs"]["warm"], float(line.split()[-1])
+
+        assert warm() == (4, 4)
+        first = ask()
+        deadline = time.monotonic() + 300
+        while not any("added bucket decode:3x64" in line for line in server.log):
+            assert ask() == first
+            assert time.monotonic() < deadline, server.log
+        joined = warm()
+        assert joined[0] == joined[1] >= 5
+
+        def replays() -> float:
+            metrics = server.ask("GET", "/metrics").content.decode()
+            line = next(line for line in metrics.splitlines() if line.startswith("llmc_bucket_replays_total")
+                        and 'batch="3"' in line)  # fmt: skip
+            return float(line.split()[-1])
+
+        # The prompts of a body join one after another: on a busy machine the first may end before the last begins.
+        while replays() == 0:
+            assert ask() == first
+            assert time.monotonic() < deadline, server.log
+    found = read_misses(record)
+    assert {str(miss.wanted) for miss in found} >= {"decode:3x32"}
+    assert names(artifact)[4:] == ["decode:3x64"]

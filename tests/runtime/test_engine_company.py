@@ -1,0 +1,173 @@
+"""The engine gives a request the same bits in any company: batches, chunks, prefix hits, preemption, threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmc.runtime.binding import Artifact, Engine, EngineStats, SamplingParams
+
+from support.compiled import compile_tiny
+from support.engine_driver import MIXED_LADDER, Output, Request, bits, drive, random_ids
+
+pytestmark = pytest.mark.native
+
+
+def mixed_requests() -> list[Request]:
+    """Greedy and seeded sampling, n > 1, penalties; half of the prompts share a prefix of three blocks."""
+    shared = random_ids(20, 50)
+    requests = []
+    for i in range(9):
+        prompt = shared[: 48 + i % 3] + random_ids(30 + i, 3 + 4 * i) if i % 2 else random_ids(40 + i, 1 + 7 * i)
+        common: dict[str, Any] = {"max_tokens": 12 + 3 * (i % 4), "ignore_eos": True, "num_logprobs": i % 4}
+        if i % 3 == 0:
+            params = SamplingParams(temperature=0.0, **common)
+        elif i % 3 == 1:
+            params = SamplingParams(temperature=0.9, seed=i, n=1 + i % 4, top_p=0.95, **common)
+        else:
+            params = SamplingParams(temperature=1.2, seed=i, top_k=40, repetition_penalty=1.2, **common)
+        requests.append((prompt, params))
+    return requests
+
+
+@pytest.fixture(scope="module")
+def alone(llama: tuple[Path, Artifact]) -> list[list[tuple[Any, ...]]]:
+    """Every request in an engine of its own, with one thread and no prefix cache."""
+    outputs = []
+    for request in mixed_requests():
+        with Engine(llama[1], num_threads=1, num_blocks=64, prefix_cache=0) as engine:
+            outputs.append([bits(o) for o in drive(engine, [request])[0]])
+    assert len({tuple(o[0]) for of in outputs for o in of}) == sum(len(of) for of in outputs)
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def mixing(llama: tuple[Path, Artifact], kernel_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """The same model with mixed graphs."""
+    output, ladder = tmp_path_factory.mktemp("mixing") / "artifact", f"{MIXED_LADDER},mixed=[3,8]x[9,24]"
+    return compile_tiny(llama[0], output, kernel_cache, buckets=ladder, dtype="f32", block_size=16)
+
+
+def keep_stats(engine: Engine, steps: list[EngineStats]) -> Callable[[int], None]:
+    """Appends the engine's statistics after a step."""
+    return lambda _: steps.append(engine.stats)
+
+
+def test_bits_do_not_depend_on_mixed_graphs(mixing: Artifact, alone: list[list[tuple[Any, ...]]]) -> None:
+    """Decodes beside chunks of prompts, some of which begin in the prefix cache; every other pool is too small."""
+    requests = mixed_requests()
+    preempted, hit = 0, 0
+    for trial in range(8):
+        rng = np.random.default_rng(trial)
+        tiny_pool = trial % 2 == 1
+        order = [int(i) for i in rng.permutation(len(requests))]
+        with Engine(
+            mixing,
+            num_threads=1 + trial % 3,
+            num_blocks=10 if tiny_pool else 100,
+            max_num_seqs=8 if tiny_pool else int(rng.choice([3, 5, 8])),
+            max_tokens_per_step=10 if tiny_pool else int(rng.choice([0, 10, 17])),
+        ) as engine:
+            steps = [engine.stats]
+            for _ in range(2):  # the second round starts with a warm prefix cache
+                found = drive(engine, [requests[i] for i in order], keep_stats(engine, steps))
+                for i, outputs in zip(order, found, strict=True):
+                    assert [bits(o) for o in outputs] == alone[i], f"trial {trial}, request {i}"
+            stats, use = engine.stats, engine.graph_use()
+        preempted += stats.num_preemptions
+        for before, after in pairwise(steps):
+            if after.num_mixed_steps > before.num_mixed_steps:
+                hit += after.prefix_hit_tokens > before.prefix_hit_tokens
+        carried = sum(replays for (replays, _), g in zip(use, mixing.graphs(), strict=True) if g.phase == "mixed")
+        assert carried >= stats.num_mixed_steps > 0
+        assert stats.num_steps == stats.num_prefill_steps + stats.num_decode_steps == sum(r for r, _ in use)
+        assert stats.num_bucket_misses == 0
+    assert preempted > 0
+    assert hit > 0
+
+
+@pytest.mark.parametrize("trial", range(16))
+def test_bits_do_not_depend_on_company(
+    trial: int, llama: tuple[Path, Artifact], alone: list[list[tuple[Any, ...]]]
+) -> None:
+    rng = np.random.default_rng(100 + trial)
+    tiny_pool = trial % 4 == 1
+    options = {
+        "num_threads": 1 + trial % 3,
+        "max_tokens_per_step": int(rng.choice([3, 5, 16, 17, 40, 64])),
+        "prefix_cache": int(trial % 4 != 2),
+        "num_blocks": 10 if tiny_pool else int(rng.choice([30, 64, 100])),
+        "max_num_seqs": 8 if tiny_pool else int(rng.choice([1, 2, 3, 5, 8])),
+    }
+    requests = mixed_requests()
+    order = [int(i) for i in rng.permutation(len(requests))]
+    with Engine(llama[1], **options) as engine:
+        for _ in range(1 + trial % 2):  # the second round starts with a warm prefix cache
+            found = drive(engine, [requests[i] for i in order])
+            for i, outputs in zip(order, found, strict=True):
+                assert [bits(o) for o in outputs] == alone[i], f"request {i}, {options}"
+        stats = engine.stats
+        use = engine.graph_use()
+    assert (stats.num_running, stats.num_waiting, stats.num_bucket_misses) == (0, 0, 0)
+    assert stats.num_free_blocks == stats.num_blocks == options["num_blocks"]
+    assert stats.num_finished == len(requests) * (1 + trial % 2)
+    assert stats.prompt_tokens == sum(len(p) for p, _ in requests) * (1 + trial % 2)
+    assert stats.output_tokens == sum(len(o[0]) for of in alone for o in of) * (1 + trial % 2)
+    assert stats.num_steps == stats.num_prefill_steps + stats.num_decode_steps == sum(r for r, _ in use)
+    assert stats.scheduled_tokens == sum(t for _, t in use)
+    capacity = sum(r * g.max_tokens for (r, _), g in zip(use, llama[1].graphs(), strict=True))
+    assert stats.padded_tokens == capacity - stats.scheduled_tokens > 0
+    assert stats.step_ns >= stats.replay_ns + stats.sample_ns > 0
+    if options["prefix_cache"]:
+        assert tiny_pool or stats.cached_tokens > 0
+        assert stats.num_cached_blocks > 0
+    else:
+        assert stats.cached_tokens == stats.num_cached_blocks == 0
+    if tiny_pool:
+        assert stats.num_preemptions > 0
+
+
+def test_bits_of_requests_that_arrive_late(llama: tuple[Path, Artifact], alone: list[list[tuple[Any, ...]]]) -> None:
+    """Requests join while others decode, with priorities, and some that are cancelled come and go."""
+    requests = mixed_requests()
+    for trial in range(4):
+        rng = np.random.default_rng(trial)
+        with Engine(llama[1], num_threads=2, num_blocks=int(rng.choice([14, 40]))) as engine:
+            found: dict[int, list[Output]] = {}
+            which: dict[int, int] = {}
+            doomed: list[int] = []
+            left = [int(i) for i in rng.permutation(len(requests))]
+            while True:
+                if left and rng.random() < 0.4:
+                    prompt, params = requests[left[-1]]
+                    submitted = engine.submit(prompt, params, priority=int(rng.integers(-1, 2)))
+                    which[submitted] = left.pop()
+                    found[submitted] = [Output() for _ in range(params.n)]
+                    doomed.append(engine.submit(prompt[:40], params, max_tokens=60))
+                if doomed and rng.random() < 0.2:
+                    engine.cancel(doomed.pop(0))
+                progressed = engine.step()
+                engine.check_integrity()
+                events = engine.poll()
+                for event in events:
+                    if event.request_id not in found:
+                        doomed = [d for d in doomed if d != event.request_id or event.kind == "token"]
+                        continue
+                    output = found[event.request_id][event.output_index]
+                    if event.kind == "token":
+                        output.ids.append(event.token_id)
+                        output.logprobs.append(event.logprob)
+                        output.top.append(event.top_logprobs)
+                    else:
+                        output.reason = event.finish_reason
+                if not left and not progressed and not events:
+                    break
+            for submitted, outputs in found.items():
+                assert [bits(o) for o in outputs] == alone[which[submitted]], f"trial {trial}"
+            assert len(found) == len(requests)
+            assert engine.stats.num_free_blocks == engine.stats.num_blocks

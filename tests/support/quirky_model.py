@@ -1,0 +1,119 @@
+"""A model with plain torch ops between the llmc ops, and what it computes eagerly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from llmc.models import ops, registry
+from llmc.models.blocks.attention import StepInputs
+from llmc.models.blocks.decoder import Decoder, DecoderLayer
+from llmc.models.blocks.layers import Linear
+from llmc.models.blocks.mlp import Mlp
+from llmc.models.config import ModelConfig
+from llmc.models.eager import as_tensor
+from llmc.models.families.family import Family
+from llmc.models.families.llama import LLAMA
+from llmc.models.loader import Checkpoint, load_parameters
+from llmc.models.reference import ReferenceCache, use_cache
+from llmc.models.rope import cos_sin_table
+
+from support.tiny_models import make_tiny_model
+
+LADDER = "prefill=[1,2]x[16,32],decode=[1,3]x[64]"
+
+
+CAP = 3.0
+
+
+class QuirkyMlp(Mlp):
+    """The gate is a tanh GELU, written in torch ops."""
+
+    def __init__(self, config: ModelConfig, act_dtype: str) -> None:
+        super().__init__(config, act_dtype)
+        self.act_dtype = act_dtype
+        self.gate_up = Linear(2 * config.intermediate_size, config.hidden_size, config.mlp_bias, act_dtype)
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        inner = F.gelu(gate, approximate="tanh") * up
+        return self.down(inner.to(ops.torch_act_dtype(self.act_dtype)), residual)
+
+
+class QuirkyLayer(DecoderLayer):
+    """Packed activations are read by generic ops too, and mixed over heads of the hidden state."""
+
+    def __init__(self, config: ModelConfig, layer: int, act_dtype: str) -> None:
+        super().__init__(config, layer, act_dtype)
+        self.mlp = QuirkyMlp(config, act_dtype)
+
+    def forward(self, x: Tensor, step: StepInputs) -> Tensor:
+        normed = self.attention_norm(x)
+        x = self.attention(normed, x + 0.1 * normed.float(), step)
+        weights = torch.softmax(x.view(x.shape[0], 3, -1), dim=-1).reshape(x.shape)
+        x = torch.where(step.positions[:, None] % 2 == 0, x * (1.0 + weights), x - x.mean(-1, keepdim=True))
+        return self.mlp(self.mlp_norm(x), x)
+
+
+class Quirky(Decoder):
+    """Scaled embeddings and capped logits."""
+
+    def __init__(self, config: ModelConfig, act_dtype: str, max_len: int) -> None:
+        super().__init__(config, act_dtype, max_len)
+        self.layers = nn.ModuleList(QuirkyLayer(config, i, act_dtype) for i in range(config.num_layers))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        context_lens: Tensor,
+        query_start: Tensor,
+        sample_index: Tensor,
+        token_seq: Tensor,
+    ) -> Tensor:
+        step = StepInputs(
+            positions, slot_mapping, block_tables, context_lens, query_start, token_seq, self.rope.cos_sin
+        )
+        x = self.embed(input_ids) * self.config.hidden_size**0.5
+        for layer in self.layers:
+            x = layer(x, step)
+        logits = self.lm_head(self.norm(ops.gather_rows(x, sample_index)))
+        return torch.tanh(logits / CAP) * CAP
+
+
+def family(build: type[Decoder]) -> Family:
+    return Family("quirky", LLAMA.read_config, LLAMA.weight_map, build)
+
+
+def checkpoint(path: Path, **overrides: object) -> Path:
+    """A llama checkpoint under the name of the family."""
+    model = make_tiny_model(path, "llama", num_hidden_layers=2, **overrides)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "quirky"}))
+    return model
+
+
+def eager_logits(model: Path, tokens: list[int], act_dtype: str) -> np.ndarray:
+    """float32 [T, V] of the eager module on the checkpoint's weights."""
+    from llmc.models.read_config import load_config
+
+    config, length = load_config(model), len(tokens)
+    module = registry.build_model(config, act_dtype, 128)
+    parameters = {p.name: as_tensor(p.value()) for p in load_parameters(config, Checkpoint(model), act_dtype)}
+    module.load_state_dict({**parameters, "rope.cos_sin": as_tensor(cos_sin_table(config, 128))}, strict=True)
+    cache = ReferenceCache(
+        config.num_layers, 8, 32, config.num_kv_heads, config.head_dim, ops.torch_act_dtype(act_dtype)
+    )
+    ints = lambda *values: torch.tensor(values, dtype=torch.int32)  # noqa: E731
+    with torch.no_grad(), use_cache(cache):
+        at = torch.arange(length, dtype=torch.int32)
+        tables = torch.arange(1, 8, dtype=torch.int32)[None]
+        same = torch.zeros(length, dtype=torch.int32)
+        return module(ints(*tokens), at, at + 32, tables, ints(length), ints(0, length), at, same).numpy()
