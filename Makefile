@@ -59,8 +59,7 @@ sanitize: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@rm -rf build/typecheck && $(BIN)/pip install --quiet --no-build-isolation --no-deps --target build/typecheck .
-	cd build && MYPYPATH=typecheck $(abspath $(BIN))/mypy --config-file $(abspath pyproject.toml) -p llmc
+	$(BIN)/mypy -p llmc
 
 # A source distribution, and the wheel that is built of it. zig has the glibc of the platform's age for any machine, and
 # links its C++ library statically; auditwheel gives the tag, or refuses to.

@@ -28,7 +28,7 @@ from typing import Any
 from llmc.buckets import Bucket
 from llmc.compiler.extend import add_buckets
 from llmc.runtime.binding import Artifact, Engine
-from llmc.runtime.measuring import full_load
+from llmc.runtime.warm_up.measuring import full_load
 
 LIMIT = 0.02
 TURN_NS = 2_000_000

@@ -25,7 +25,7 @@ from llmc.compiler.targets.cpu.kernels.attention_split import num_segments, part
 from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel, kernel_buffers
 from llmc.compiler.targets.cpu.target import Target
-from llmc.runtime.limits import Probe
+from llmc.runtime.binding.machine_limits import Probe
 
 BLOCK = 32
 # (heads, kv heads, head_dim) of groups of 7, 4 and 1.

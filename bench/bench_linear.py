@@ -23,7 +23,7 @@ from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 from llmc.compiler.targets.cpu.link import link_shared
 from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear
 from llmc.compiler.targets.cpu.target import Target, enable
-from llmc.runtime.limits import Probe
+from llmc.runtime.binding.machine_limits import Probe
 
 SHAPES = ((896, 9728), (4864, 896))
 ROWS = (1, 512)

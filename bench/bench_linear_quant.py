@@ -22,7 +22,7 @@ from llmc.compiler.targets.cpu.packing import pack_activation
 from llmc.compiler.targets.cpu.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation
 from llmc.compiler.targets.cpu.target import Target
 from llmc.quantize import SCHEMES, Scheme
-from llmc.runtime.limits import Probe
+from llmc.runtime.binding.machine_limits import Probe
 
 
 def bench(folder: Path, target: Target, scheme: Scheme, rows: int, k: int, n: int) -> tuple[float, float]:

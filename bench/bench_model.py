@@ -21,7 +21,7 @@ from typing import Any
 import processes
 from figures import UNITS, Bench, Figure, run_rounds, speed_figures, spread
 
-from llmc.runtime.abi import library_candidates
+from llmc.runtime.binding.abi import library_candidates
 
 ROOT = Path(__file__).resolve().parent.parent
 PREFILLS = (128, 512, 2048)

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llmc.cli.costs import Cost, arithmetic, kernel_params, step_cost
-from llmc.cli.steps import Step
 from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, Engine, Replayer
+from llmc.runtime.binding.machine_limits import Probe
 from llmc.runtime.graphs_file import FAMILIES, PHASES, read_graphs
-from llmc.runtime.limits import Probe
+from llmc.runtime.profile.costs import Cost, arithmetic, kernel_params, step_cost
+from llmc.runtime.profile.steps import Step
 
 UNITS = {"read": (1e9, "GB/s"), "f32": (1e9, "GFLOP/s"), "bf16": (1e9, "GFLOP/s"), "int8": (1e9, "GOP/s")}
 MIN_PROBE_S = 0.2
@@ -101,7 +101,7 @@ class Bench:
 
     def decode_overhead(self, prompt_tokens: int, output_tokens: int) -> dict[str, float]:
         """Shares of the decode steps of one request through the engine: kernels, barrier, overhead."""
-        from llmc.cli.summary import decode_shares
+        from llmc.cli.render.run_summary import decode_shares
 
         with Engine(self.artifact, num_threads=self.threads, max_num_seqs=1, weight_memory="copied") as engine:
             prompt = [i % (self.model.vocab_size - 2) + 2 for i in range(prompt_tokens)]

@@ -31,19 +31,19 @@ from typing import Any
 from llmc.buckets import BucketError, Limits, parse_spec
 from llmc.buckets.cost_table import CostTable, CostTableError
 from llmc.buckets.misses import read_misses
+from llmc.buckets.recorded_use import read_bucket_use, read_missed
 from llmc.buckets.trace import read_trace
 from llmc.buckets.trace_text import TraceError
-from llmc.cli.bucket_use import read_bucket_use, read_missed
-from llmc.cli.chat_session import ChatError, Session
-from llmc.cli.prompts import PromptError
-from llmc.cli.prompts import read_file as read_prompts
-from llmc.compiler.bundle import BundleError, create_bundle, read_bundle, tables_of
-from llmc.compiler.cache import CacheError, GraphCache, key_of
 from llmc.compiler.config import CompileError
 from llmc.compiler.described import read_described
-from llmc.compiler.graphs_patch import GraphsPatch, GraphsPatchError
+from llmc.compiler.store.bundle import BundleError, create_bundle, read_bundle, tables_of
+from llmc.compiler.store.cache import CacheError, GraphCache, key_of
+from llmc.compiler.store.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.manifest import NAME, write_manifest
+from llmc.runtime.chat.session import ChatError, Session
 from llmc.runtime.graphs_file import FormatError, read_graphs
+from llmc.runtime.offline.prompts import PromptError
+from llmc.runtime.offline.prompts import read_file as read_prompts
 
 HOSTILE: tuple[Any, ...] = (
     0, -1, 1, 2**31, 2**32, 2**63, -(2**63) - 1, 10**400, 0.5, 1e308, True, None, "", "x", "../../x", "/etc/passwd",

@@ -23,8 +23,8 @@ from rich.table import Table
 
 from bench.peers.limits import UNITS, by_threads, thread_counts
 from bench.peers.report import Spread
-from llmc.cli.tables import print_table
-from llmc.runtime.limits import LIMITS
+from llmc.cli.render.tables import print_table
+from llmc.runtime.binding.machine_limits import LIMITS
 
 
 def spreads(found: Sequence[tuple[int, str, float | None]]) -> dict[int, dict[str, Spread]]:

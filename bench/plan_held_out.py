@@ -27,8 +27,8 @@ from llmc.buckets.planner import PHASES, Limits, Resources, complete
 from llmc.buckets.scenarios import OWN, Scenario, scenarios
 from llmc.buckets.step_cost import AssumedCost, StepCosts
 from llmc.buckets.trace import Trace, read_trace
-from llmc.cli import plan_simulation
-from llmc.cli.simulation import Ladder, Server, WhatIf, asked_tokens
+from llmc.runtime.simulation import plan as plan_simulation
+from llmc.runtime.simulation.what_if import Ladder, Server, WhatIf, asked_tokens
 
 BLOCK_SIZE = 32
 MODEL = ModelShape(hidden=896, intermediate=4864, layers=24, heads=14, kv_heads=2, head_dim=64, vocab=151936)

@@ -34,12 +34,12 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.cost_table import CostTable, ReplayCost
 from llmc.buckets.step_cost import StepCosts
 from llmc.buckets.trace import Trace, read_trace
-from llmc.cli.simulation import WhatIf, artifact_ladder, percentile
+from llmc.machine import PADDING, machine_facts
 from llmc.runtime.binding import Artifact, Engine
-from llmc.runtime.device import PADDING, machine_facts
-from llmc.runtime.engine import SamplingParams
-from llmc.runtime.overhead import measure_overhead
-from llmc.runtime.warmup import WarmPlan, WarmUp
+from llmc.runtime.binding.engine import SamplingParams
+from llmc.runtime.simulation.what_if import WhatIf, artifact_ladder, percentile
+from llmc.runtime.warm_up.overhead import measure_overhead
+from llmc.runtime.warm_up.warm_up import WarmPlan, WarmUp
 
 Clock = Callable[[], int]  # nanoseconds
 Floats = npt.NDArray[np.float64]

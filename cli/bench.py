@@ -8,8 +8,8 @@ from pathlib import Path
 
 import typer
 
-from .units import parse_size
-from .weight_memory import WEIGHT_HELP, WeightMemory
+from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
+from llmc.units import parse_size
 
 _HELP = """Measure a running server with a load, or the engine alone.
 
@@ -110,7 +110,7 @@ def serve_command(
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON on stdout."),
 ) -> int:
-    from .bench_serve import ServeOptions, bench_serve
+    from llmc.cli.bench_serve import ServeOptions, bench_serve
 
     options = ServeOptions(
         url=url, endpoint=endpoint.value, model=model, api_key=api_key, dataset=dataset, num_prompts=num_prompts,
@@ -138,7 +138,7 @@ def latency_command(
     output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write the result there."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON on stdout."),
 ) -> None:
-    from .bench_offline import OfflineOptions, bench_offline
+    from llmc.cli.bench_offline import OfflineOptions, bench_offline
 
     options = OfflineOptions(
         artifact=artifact, kind="latency", num_prompts=batch, input_len=input_len, output_len=output_len,
@@ -168,7 +168,7 @@ def throughput_command(
     output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write the result there."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON on stdout."),
 ) -> None:
-    from .bench_offline import OfflineOptions, bench_offline
+    from llmc.cli.bench_offline import OfflineOptions, bench_offline
 
     options = OfflineOptions(
         artifact=artifact, kind="throughput", num_prompts=num_prompts, input_len=input_len, output_len=output_len,

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from llmc.cli.render.bench import BenchError, check_output, print_spreads, write_result
 from llmc.runtime.binding import Artifact, Engine, SamplingParams
 from llmc.runtime.loadgen.answer import Outcome
 from llmc.runtime.loadgen.measure import Report, Spread, report
 from llmc.runtime.loadgen.workload import Ask, Lengths, RandomTokens
-
-from .bench_report import BenchError, check_output, print_spreads, write_result
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from llmc.buckets.trace import Trace, read_trace
 from llmc.buckets.trace_text import STDIN, is_packed
+from llmc.cli.render.bench import BenchError, check_output, print_report, write_result
 from llmc.regular_file import open_regular
 from llmc.runtime.loadgen.answer import Outcome
 from llmc.runtime.loadgen.arrivals import arrivals
@@ -24,9 +25,7 @@ from llmc.runtime.loadgen.http import Address, HttpClient
 from llmc.runtime.loadgen.load import LoadConfig, ServerFacts, ask_once, run_load, server_facts
 from llmc.runtime.loadgen.measure import GOODPUT_METRICS, report
 from llmc.runtime.loadgen.workload import FIRST_ID, GivenPrompts, Lengths, RandomTokens, Workload
-
-from .bench_report import BenchError, check_output, print_report, write_result
-from .prompts import read_file
+from llmc.runtime.offline.prompts import read_file
 
 _DEFAULT_PROMPTS = 200
 _DEFAULT_VOCAB = 256
@@ -250,7 +249,7 @@ def _record(outcome: Outcome, zero_ns: int) -> dict[str, Any]:
 @contextmanager
 def _progress(total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A bar on stderr; nothing when quiet or stderr is no terminal."""
-    from .console import Console
+    from llmc.cli.render.console import Console
 
     console = Console(stderr=True)
     if quiet or not console.is_terminal:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from .buckets_import import IMPORT_HELP, import_command
-from .buckets_misses import MISSES_HELP, misses_command
-from .buckets_plan import PLAN_HELP, plan_command
-from .buckets_show import SHOW_HELP, show_command
-from .buckets_simulate import SIMULATE_HELP, simulate_command
+from llmc.cli.buckets_import import IMPORT_HELP, import_command
+from llmc.cli.buckets_misses import MISSES_HELP, misses_command
+from llmc.cli.buckets_plan import PLAN_HELP, plan_command
+from llmc.cli.buckets_show import SHOW_HELP, show_command
+from llmc.cli.buckets_simulate import SIMULATE_HELP, simulate_command
 
 _HELP = """Plan the buckets for the traffic of a trace, try ladders of buckets on it, and look at them.
 

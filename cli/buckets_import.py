@@ -129,9 +129,8 @@ def _print(found: Imported) -> None:
     from rich.table import Table
 
     from llmc.buckets.vllm_shapes import STRATEGIES
-
-    from .console import Console
-    from .tables import print_table
+    from llmc.cli.render.console import Console
+    from llmc.cli.render.tables import print_table
 
     console = Console(highlight=False, markup=False)
     if found.effects:

@@ -46,8 +46,8 @@ def _print(shown: Sequence[Miss], found: Sequence[Miss]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from .console import Console
-    from .tables import print_table
+    from llmc.cli.render.console import Console
+    from llmc.cli.render.tables import print_table
 
     console = Console()
     total = sum(miss.count for miss in found)

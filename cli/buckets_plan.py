@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmc.buckets import BucketError
+from llmc.cli.options.numbers import finite
 from llmc.regular_file import JsonError, parse_json, read_regular
-
-from .numbers import finite
 
 if TYPE_CHECKING:
     from llmc.buckets.demand import ServerModel
@@ -112,9 +111,8 @@ def plan_command(
     from llmc.buckets.files import write_file
     from llmc.buckets.scenarios import scenarios as scenarios_of
     from llmc.buckets.trace import read_trace
-
-    from . import plan_simulation
-    from .plan_report import plan_data, print_plan
+    from llmc.cli.render.plan import plan_data, print_plan
+    from llmc.runtime.simulation import plan as plan_simulation
 
     if output is not None and output.suffix not in (".toml", ".json"):
         raise typer.BadParameter(f"--output {output} must end in .toml or .json")
@@ -171,8 +169,7 @@ def _cost_model(
     from llmc.buckets.cost import FlopsCost, ModelShape
     from llmc.buckets.planner import Resources
     from llmc.buckets.step_cost import AssumedCost, StepCosts
-
-    from .compile_times import learned
+    from llmc.compiler.compile_times import learned
 
     if cost is Cost.auto:
         cost = Cost.measured if table else Cost.flops if model else Cost.tokens
@@ -185,7 +182,7 @@ def _cost_model(
     if shape is not None:
         resources = replace(resources, bytes_per_token=shape.arena_bytes_per_token)
     if cost is Cost.measured and table is not None:
-        from llmc.cli.cost_tables import step_costs
+        from llmc.runtime.warm_up.cost_tables import step_costs
 
         return step_costs(table), False, resources
     if cost is Cost.flops and shape is not None:
@@ -212,6 +209,6 @@ def read_config(model: Path) -> dict[str, Any]:
 def _bytes(text: str | None) -> int | None:
     if text is None:
         return None
-    from llmc.cli.units import parse_size
+    from llmc.units import parse_size
 
     return parse_size(text)

@@ -76,9 +76,8 @@ def _usage(phases: dict[str, list[Bucket]], path: Path) -> dict[str, Usage]:
 
 
 def _recorded(phases: dict[str, list[Bucket]], path: Path) -> dict[str, Usage]:
+    from llmc.buckets.recorded_use import read_bucket_use, read_missed
     from llmc.buckets.usage import BucketUse, Usage
-
-    from .bucket_use import read_bucket_use, read_missed
 
     found = {one.bucket: one for one in read_bucket_use(path)}
     missed = read_missed(path, 1)
@@ -113,8 +112,8 @@ def _show_data(phases: dict[str, list[Bucket]], used: dict[str, Usage]) -> dict[
 def _print_grids(phases: dict[str, list[Bucket]], used: dict[str, Usage]) -> None:
     from rich.table import Table
 
-    from .console import Console
-    from .tables import print_table
+    from llmc.cli.render.console import Console
+    from llmc.cli.render.tables import print_table
 
     console = Console()
     for phase, buckets in phases.items():

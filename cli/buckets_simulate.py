@@ -15,14 +15,12 @@ import typer
 
 from llmc.buckets import BucketError, Limits, parse_spec
 from llmc.buckets.cost_bounds import CONFIDENCE
-
-from .numbers import finite
+from llmc.cli.options.numbers import finite
 
 if TYPE_CHECKING:
     from llmc.buckets.planner import Resources
     from llmc.buckets.step_cost import StepCosts
-
-    from .simulation import Ladder, OnProgress, Outcome, Server, WhatIf
+    from llmc.runtime.simulation.what_if import Ladder, OnProgress, Outcome, Server, WhatIf
 
 SIMULATE_HELP = """Try ladders of buckets on a trace: padding in tokens and time, graphs, compile and warm-up time,
 memory, misses, and the latency that each ladder adds to one with a graph of exactly every shape.
@@ -83,8 +81,7 @@ def simulate_command(
     as_json: bool = typer.Option(False, "--json", help="Print the figures as JSON on stdout."),
 ) -> None:
     from llmc.buckets.trace import read_trace
-
-    from .simulation import WhatIf
+    from llmc.runtime.simulation.what_if import WhatIf
 
     for name, path in (("--html", html), ("--png", png)):
         if path is not None and not path.parent.is_dir():
@@ -107,7 +104,7 @@ def simulate_command(
     with progress_bar() as progress:
         outcomes = [what_if.run(ladder, progress) for ladder in ladders]
     if html is not None or png is not None:
-        from .simulation_report import report_html, write_report
+        from llmc.runtime.simulation.report import report_html, write_report
 
         page = report_html(what_if, outcomes)
         write_report(page, html, png)
@@ -124,7 +121,7 @@ def _ladders(
     texts: list[str], max_num_seqs: int | None, max_model_len: int | None, block_size: int | None
 ) -> tuple[list[Ladder], Server]:
     """The ladders, under names that differ, and a server that all of them fit."""
-    from .simulation import Ladder, Server, artifact_ladder
+    from llmc.runtime.simulation.what_if import Ladder, Server, artifact_ladder
 
     artifacts = {text: artifact_ladder(Path(text)) for text in texts if Path(text).is_dir()}
     built_for = [server for _, server in artifacts.values()]
@@ -185,10 +182,9 @@ def _costs(
     from llmc.buckets.cost import FlopsCost, ModelShape
     from llmc.buckets.planner import Resources
     from llmc.buckets.step_cost import AssumedCost, StepCosts
-
-    from .buckets_plan import read_config
-    from .compile_times import learned
-    from .cost_tables import measured_table, step_costs
+    from llmc.cli.buckets_plan import read_config
+    from llmc.compiler.compile_times import learned
+    from llmc.runtime.warm_up.cost_tables import measured_table, step_costs
 
     resources = learned(Resources())
     shape = ModelShape.from_config(read_config(model), str(model / "config.json")) if model is not None else None
@@ -217,7 +213,7 @@ def progress_bar() -> Iterator[OnProgress]:
     """One bar a run on stderr, or nothing when it is no terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from .console import Console
+    from llmc.cli.render.console import Console
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<24.24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -234,7 +230,7 @@ def progress_bar() -> Iterator[OnProgress]:
 
 def simulation_data(what_if: WhatIf, outcomes: list[Outcome]) -> dict[str, Any]:
     """All figures, for machines; times in seconds, shares 0 … 1."""
-    from .simulation import percentile
+    from llmc.runtime.simulation.what_if import percentile
 
     trace, server = what_if.trace, what_if.server
     return {
@@ -305,7 +301,7 @@ def simulation_data(what_if: WhatIf, outcomes: list[Outcome]) -> dict[str, Any]:
 
 def _intervals(one: Outcome) -> dict[str, tuple[float, float]]:
     """By the names of figures in seconds between which ends they lie; empty when costs have no intervals."""
-    from .simulation import percentile
+    from llmc.runtime.simulation.what_if import percentile
 
     def at(name: str, percent: int) -> Callable[[Outcome], float]:
         return lambda outcome: percentile(getattr(outcome, name), percent)
@@ -329,9 +325,9 @@ def _print(what_if: WhatIf, outcomes: list[Outcome]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from .console import Console
-    from .simulation_figures import figures, headline, warnings
-    from .tables import print_table
+    from llmc.cli.render.console import Console
+    from llmc.cli.render.tables import print_table
+    from llmc.runtime.simulation.figures import figures, headline, warnings
 
     console = Console(file=sys.stdout)
     console.print(headline(what_if), highlight=False)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .units import format_bytes
+from llmc.units import format_bytes
 
 if TYPE_CHECKING:
-    from llmc.compiler.bundle import Bundle
+    from llmc.compiler.store.bundle import Bundle
 
 _HELP = """One file with everything of an artifact but the weights: graphs, kernels for one or several CPUs, costs.
 
@@ -47,9 +47,8 @@ def create(
       llmc bundle create qwen.llmc -o qwen.bundle
       llmc bundle create qwen-v3.llmc qwen-znver4.llmc -o qwen.bundle --no-costs
     """
-    from llmc.compiler.bundle import create_bundle
-
-    from .cost_tables import cost_folder
+    from llmc.cache_root import cost_folder
+    from llmc.compiler.store.bundle import create_bundle
 
     bundle = create_bundle(artifacts, output, cost_folder() if costs else None)
     _show(bundle, as_json)
@@ -66,7 +65,7 @@ def inspect(
     Examples:
       llmc bundle inspect qwen.bundle --json
     """
-    from llmc.compiler.bundle import read_bundle
+    from llmc.compiler.store.bundle import read_bundle
 
     found = read_bundle(bundle)
     for variant in found.variants:
@@ -99,12 +98,11 @@ def apply(
       llmc bundle apply qwen.bundle models/my-fine-tune -o mine.llmc
     """
     _require("ml_dtypes")
-    from llmc.compiler.bundle import read_bundle
+    from llmc.cache_root import cost_folder
+    from llmc.cli.render.compile_progress import progress_bar
     from llmc.compiler.bundle_apply import apply_bundle
     from llmc.compiler.hub import locate
-
-    from .compile_progress import progress_bar
-    from .cost_tables import cost_folder
+    from llmc.compiler.store.bundle import read_bundle
 
     found = read_bundle(bundle)
     with progress_bar() as progress:
@@ -141,8 +139,8 @@ def _show(bundle: Bundle, as_json: bool) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from .console import Console
-    from .tables import print_table
+    from llmc.cli.render.console import Console
+    from llmc.cli.render.tables import print_table
 
     console = Console(file=sys.stdout, highlight=False)
     console.print(f"{bundle.path}: {format_bytes(data['bytes'])}, fingerprint {bundle.fingerprint}", soft_wrap=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from . import cache_list, cache_share, cache_trim, cache_why
+from llmc.cli import cache_list, cache_share, cache_trim, cache_why
 
 _HELP = """List, explain, check and trim the cache of compiled kernels, graphs and artifacts.
 

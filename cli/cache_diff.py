@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from llmc.compiler.cache import CacheError, Difference, GraphCache
+from llmc.compiler.store.cache import CacheError, Difference, GraphCache
 from llmc.manifest import read_manifest
 
 _KERNEL_PARTS = ("template", "target", "tvm")

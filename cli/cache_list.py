@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from llmc.compiler.cache import CacheError, Entry
-from llmc.compiler.cached_artifacts import cached_artifacts
-
-from .cache_options import AsJson, CacheDir, age, open_cache, print_json
-from .inspect import table
-from .units import format_bytes
+from llmc.cli.inspect import table
+from llmc.cli.options.cache import AsJson, CacheDir, age, open_cache, print_json
+from llmc.compiler.store.cache import CacheError, Entry
+from llmc.compiler.store.cached_artifacts import cached_artifacts
+from llmc.units import format_bytes
 
 
 def ls(cache_dir: CacheDir = None, as_json: AsJson = False) -> None:

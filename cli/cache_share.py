@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from llmc.compiler.cache import GraphCache, ImportReport
-
-from .cache_options import AsJson, CacheDir, open_cache, print_json
+from llmc.cli.options.cache import AsJson, CacheDir, open_cache, print_json
+from llmc.compiler.store.cache import GraphCache, ImportReport
 
 
 def export(

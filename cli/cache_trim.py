@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from .cache_options import AsJson, CacheDir, open_cache, print_json
-from .units import format_bytes, parse_age, parse_size
+from llmc.cli.options.cache import AsJson, CacheDir, open_cache, print_json
+from llmc.units import format_bytes, parse_age, parse_size
 
 
 def verify(cache_dir: CacheDir = None, as_json: AsJson = False) -> None:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmc.compiler.cache import CacheError, GraphCache
+from llmc.cli.options.cache import AsJson, CacheDir, open_cache, print_json
+from llmc.cli.options.compile import CompileOptions, given_options
+from llmc.cli.options.group import takes_option_groups
+from llmc.cli.render.cache_reasons import missing_lines, shortened, why_data
+from llmc.compiler.store.cache import CacheError, GraphCache
 from llmc.manifest import read_manifest
-
-from .cache_options import AsJson, CacheDir, open_cache, print_json
-from .cache_reasons import missing_lines, shortened, why_data
-from .compile_options import CompileOptions, given_options
-from .option_group import takes_option_groups
 
 if TYPE_CHECKING:
     from llmc.compiler.config import CompileConfig
@@ -83,7 +82,7 @@ def diff(
       llmc cache diff old.llmc new.llmc
       llmc cache diff 7c351fac 91d0e2 --json
     """
-    from .cache_diff import compare, lines
+    from llmc.cli.cache_diff import compare, lines
 
     data = compare(a, b, open_cache(cache_dir))
     if as_json:

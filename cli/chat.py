@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from llmc.cli.options.group import takes_option_groups
+from llmc.cli.options.sampling import SamplingOptions
 from llmc.regular_file import read_text
-
-from .option_group import takes_option_groups
-from .sampling_options import SamplingOptions
-from .units import parse_size
+from llmc.units import parse_size
 
 if TYPE_CHECKING:
-    from .chat_backends import Backend
-    from .chat_commands import Commands
-    from .chat_screen import Screen
-    from .chat_session import Session
+    from llmc.cli.render.chat_screen import Screen
+    from llmc.runtime.chat.backends import Backend
+    from llmc.runtime.chat.commands import Commands
+    from llmc.runtime.chat.session import Session
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -95,7 +94,7 @@ def chat_command(
         0, parser=parse_size, metavar="SIZE", help="KV pool of an artifact, as 2GiB; 0: for one conversation."
     ),
 ) -> None:
-    from .chat_session import ChatError, check_sampling
+    from llmc.runtime.chat.session import ChatError, check_sampling
 
     if raw and system is not None:
         raise typer.BadParameter("--system and --raw exclude each other: a raw text has no system message")
@@ -136,8 +135,8 @@ def chat_command(
 
 def run_chat(config: ChatConfig) -> None:
     """Opens what `config` names and talks until the input ends. Raises ChatError and the runtime's errors."""
-    from .chat_commands import Commands
-    from .chat_session import Session
+    from llmc.runtime.chat.commands import Commands
+    from llmc.runtime.chat.session import Session
 
     session = Session(config.system, dict(config.sampling), config.raw)
     if config.load is not None:
@@ -158,13 +157,12 @@ def run_chat(config: ChatConfig) -> None:
 
 def open_backend(config: ChatConfig) -> Backend:
     """The server or, in this process, the engine."""
-    from .chat_backends import EngineBackend, ServerBackend
+    from llmc.runtime.chat.backends import EngineBackend, ServerBackend
 
     if config.is_url:
         return ServerBackend(config.target, model=config.model, api_key=config.api_key, timeout_s=config.timeout_s)
+    from llmc.cli.serve import compile_aside
     from llmc.runtime.llm import LLM
-
-    from .serve import compile_aside
 
     path = Path(config.target)
     artifact = path if (path / "graphs.bin").is_file() else compile_aside(path)
@@ -173,7 +171,7 @@ def open_backend(config: ChatConfig) -> Backend:
 
 
 def _read_template(path: Path) -> str:
-    from .chat_session import ChatError
+    from llmc.runtime.chat.session import ChatError
 
     try:
         return read_text(path, 1 << 24)
@@ -185,7 +183,7 @@ def _read_template(path: Path) -> str:
 
 def open_screen(config: ChatConfig, commands: Commands) -> Screen:
     """A terminal when both ends are one."""
-    from .chat_screen import PlainScreen, TerminalScreen
+    from llmc.cli.render.chat_screen import PlainScreen, TerminalScreen
 
     if sys.stdin is None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return PlainScreen()
@@ -194,7 +192,7 @@ def open_screen(config: ChatConfig, commands: Commands) -> Screen:
 
 def converse(session: Session, commands: Commands, backend: Backend, screen: Screen, *, stats: bool) -> None:
     """The loop: a line, then what it asks for. Raises ChatError where nobody can react to it."""
-    from .chat_session import ChatError
+    from llmc.runtime.chat.session import ChatError
 
     for line in screen.lines():
         before, first = list(session.messages), session.first
@@ -221,7 +219,7 @@ def converse(session: Session, commands: Commands, backend: Backend, screen: Scr
 
 def answer(question: str, session: Session, commands: Commands, backend: Backend, screen: Screen) -> None:
     """Asks and shows; what was shown before an interruption or error stays in the conversation. Raises ChatError."""
-    from .chat_session import ChatError
+    from llmc.runtime.chat.session import ChatError
 
     session.ask(question)
     shown: list[str] = []

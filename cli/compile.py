@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .compile_options import CompileOptions
-from .compile_progress import progress_bar
-from .option_group import takes_option_groups
-from .units import format_bytes
+from llmc.cli.options.compile import CompileOptions
+from llmc.cli.options.group import takes_option_groups
+from llmc.cli.render.compile_progress import progress_bar
+from llmc.units import format_bytes
 
 if TYPE_CHECKING:
     from llmc.compiler.config import CompileReport
@@ -93,7 +93,7 @@ def compile_command(
     if add and tune:
         raise typer.BadParameter("--tune measures a whole artifact, not what is added to one; leave out one of them")
     if add:
-        from .compile_add import add_command
+        from llmc.cli.compile_add import add_command
 
         return add_command(context, model, output, add, jobs, cache_dir, overwrite, as_json)
     if output is None:
@@ -101,13 +101,12 @@ def compile_command(
     config = options.config(model, output, needs="llmc compile needs the compiler", jobs=jobs, cache_dir=cache_dir)
     config = replace(config, tokenizer="required" if tokenizer else "none", overwrite=overwrite, dump=dump)
     if tune:
-        from llmc.runtime.device import machine_facts, num_cores
+        from llmc.machine import machine_facts, num_cores
 
         config = replace(config, tune_for=machine_facts(num_cores()))
+    from llmc.compiler.compile_times import note
     from llmc.compiler.pipeline import compile_model
     from llmc.compiler.resources import seconds_since_start
-
-    from .compile_times import note
 
     start_s = round(seconds_since_start(), 3)
     with progress_bar() as progress:
@@ -132,7 +131,7 @@ def _context(report: CompileReport) -> str:
 def _print_table(report: CompileReport) -> None:
     from rich.table import Table
 
-    from .tables import print_table
+    from llmc.cli.render.tables import print_table
 
     table = Table(title=f"{report.artifact}", title_justify="left", show_header=False)
     table.add_column()

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from llmc.buckets import Bucket, BucketError
-
-from .compile_options import given_options
-from .units import format_bytes
+from llmc.cli.options.compile import given_options
+from llmc.units import format_bytes
 
 if TYPE_CHECKING:
     from llmc.compiler.extend import AddReport
@@ -34,9 +33,8 @@ def add_command(
     from llmc import require_compiler
 
     require_compiler("llmc compile --add needs the compiler")
+    from llmc.cli.render.compile_progress import progress_bar
     from llmc.compiler.extend import add_buckets
-
-    from .compile_progress import progress_bar
 
     with progress_bar() as progress:
         report = add_buckets(
@@ -57,7 +55,7 @@ def parse_buckets(texts: Sequence[str]) -> list[Bucket]:
 
 
 def _print(report: AddReport) -> None:
-    from .console import Console
+    from llmc.cli.render.console import Console
 
     console = Console(file=sys.stdout, highlight=False)
     for bucket in report.present:

@@ -102,7 +102,7 @@ def _tokens(artifact: Path, prompt: str | None, ids: str | None) -> list[int]:
             return [int(part) for part in ids.split(",")]
         except ValueError:
             raise typer.BadParameter(f"--ids {ids!r} is no list of token ids such as 1,15,20") from None
-    from llmc.runtime.tokenizer import artifact_tokenizer
+    from llmc.runtime.text.tokenizer import artifact_tokenizer
 
     tokenizer = artifact_tokenizer(artifact)
     if tokenizer is None:
@@ -113,7 +113,7 @@ def _tokens(artifact: Path, prompt: str | None, ids: str | None) -> list[int]:
 def _print_diff(found: Diff, bound: float) -> None:
     from rich.table import Table
 
-    from .tables import print_table
+    from llmc.cli.render.tables import print_table
 
     table = Table(title=f"{found.graphs[0]} and {found.graphs[1]}, bound {bound:g}")
     for header in ("command", "op", "tensor", "shape", "max error", "relative", ""):

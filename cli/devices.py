@@ -24,8 +24,8 @@ def register(app: typer.Typer) -> None:
 
 
 def devices(as_json: bool = typer.Option(False, "--json", help="Print them as JSON on stdout.")) -> None:
-    from llmc.runtime.devices import Device, device_kinds
-    from llmc.runtime.handle import LlmcError
+    from llmc.runtime.binding.devices import Device, device_kinds
+    from llmc.runtime.binding.handle import LlmcError
 
     found: list[dict[str, Any]] = []
     for kind in device_kinds():

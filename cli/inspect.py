@@ -12,10 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-from llmc.cli.graph_formats import InspectError, graph_data, graph_dot, graph_onnx
-from llmc.cli.graph_view import commands_of, memory_plan, op_of
+from llmc.cli.options.verify import check_bytes
+from llmc.cli.render.graph_formats import InspectError, graph_data, graph_dot, graph_onnx
+from llmc.cli.render.text_columns import table
 from llmc.manifest import read_manifest
 from llmc.runtime.context_limit import DEFAULT_KV_BYTES
+from llmc.runtime.graph_view import commands_of, memory_plan, op_of
 from llmc.runtime.graphs_file import (
     DTYPES,
     FAMILIES,
@@ -24,10 +26,7 @@ from llmc.runtime.graphs_file import (
     Tables,
     read_graphs,
 )
-
-from .text_columns import table
-from .units import format_bytes
-from .verify import check_bytes
+from llmc.units import format_bytes
 
 
 class Format(enum.StrEnum):
@@ -311,11 +310,14 @@ def inspect(
     if output_format is Format.onnx and output is None:
         raise typer.BadParameter("--format onnx is binary; name a file", param_hint="-o")
     if waste is not None:
-        from .waste import waste_output
+        from llmc.cli.render.waste import waste_text
+        from llmc.runtime.simulation.waste import waste_data
 
         if bucket is not None or output_format not in (Format.text, Format.json):
             raise typer.BadParameter("--waste shows all buckets as text or json; leave --bucket out")
-        data = waste_output(artifact, waste, as_json=output_format is Format.json)
+        wasted = waste_data(artifact, waste)
+        as_json = output_format is Format.json
+        data = (json.dumps(wasted, indent=2) + "\n" if as_json else waste_text(wasted)).encode()
     else:
         data = _render(tables, manifest, find_graph(tables, bucket, output_format), output_format)
     if output is None:

@@ -11,10 +11,9 @@ from typing import Any
 import typer
 
 import llmc
+from llmc.cli.render.help_layout import SUMMARIES, lay_out
+from llmc.cli.render.terminal_text import escape_streams, escaped_streams
 from llmc.distribution import name_clash
-
-from .help_layout import SUMMARIES, lay_out
-from .terminal_text import escape_streams, escaped_streams
 
 COMPLETE = "_LLMC_COMPLETE"  # set by the shell's completion script
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130

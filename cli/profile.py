@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .weight_memory import WEIGHT_HELP, WeightMemory
+from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
 
 if TYPE_CHECKING:
     from llmc.runtime.graphs_file import Tables
@@ -58,12 +58,13 @@ def profile_command(
     trace: Path | None = typer.Option(None, metavar="FILE", help="Write a Chrome/Perfetto trace of the replay."),
     as_json: bool = typer.Option(False, "--json", help="Print the profile as JSON on stdout."),
 ) -> None:
-    from llmc.cli.profile_report import print_profile, profile_data, write_trace
-    from llmc.cli.profiler import profile_bucket
-    from llmc.cli.steps import full_step, longest_context
+    from llmc.cli.render.profile import print_profile
     from llmc.manifest import read_manifest
     from llmc.runtime.binding import Artifact
     from llmc.runtime.graphs_file import read_graphs
+    from llmc.runtime.profile.profiler import profile_bucket
+    from llmc.runtime.profile.report import profile_data, write_trace
+    from llmc.runtime.profile.steps import full_step, longest_context
 
     tables = read_graphs(artifact)
     index = choose_graph(tables, bucket, phase.value)

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from llmc.cli.options.compile import quant_config
+from llmc.cli.render.compile_progress import progress_bar
 from llmc.quantize import SCHEMES, QuantConfig
 from llmc.regular_file import read_text
-
-from .compile_options import quant_config
-from .compile_progress import progress_bar
 
 if TYPE_CHECKING:
     from llmc.compiler.config import Progress
@@ -155,8 +154,7 @@ def _perplexity(
 ) -> float:
     from llmc.compiler.config import CompileConfig
     from llmc.compiler.pipeline import compile_model
-
-    from .perplexity import perplexity
+    from llmc.runtime.perplexity import perplexity
 
     most, window = extent
     # One more position for the token that every request makes.
@@ -185,7 +183,7 @@ def _perplexity(
 def _print_table(results: list[SchemeResult]) -> None:
     from rich.table import Table
 
-    from .tables import print_table
+    from llmc.cli.render.tables import print_table
 
     table = Table()
     for column in ("scheme", "groups", "bits a weight", "matrices, MiB", "error"):
@@ -203,7 +201,7 @@ def _print_table(results: list[SchemeResult]) -> None:
 def _print_layers(results: list[SchemeResult]) -> None:
     from rich.table import Table
 
-    from .tables import print_table
+    from llmc.cli.render.tables import print_table
 
     table = Table()
     for column in ("scheme", "weight", "rounded as", "error"):

@@ -12,14 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .live_text import LiveText
-from .miss_policy import POLICY_HELP, check_miss_policy, engine_policy, watch_misses
-from .miss_records import prepare_record
-from .option_group import takes_option_groups
-from .prompts import Prompt, PromptError, parse_lines, read_file
-from .sampling_options import SamplingOptions
-from .units import parse_size
-from .warm_flags import (
+from llmc.cli.options.group import takes_option_groups
+from llmc.cli.options.miss_policy import POLICY_HELP, check_miss_policy, engine_policy, watch_misses
+from llmc.cli.options.sampling import SamplingOptions
+from llmc.cli.options.warm_flags import (
     RATIO_ENV,
     RATIO_HELP,
     REPLAY_S,
@@ -29,14 +25,17 @@ from .warm_flags import (
     SKIP_ENV,
     UTILIZATION_HELP,
 )
-from .weight_memory import WEIGHT_HELP, WeightMemory
+from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
+from llmc.cli.render.live_text import LiveText
+from llmc.runtime.misses.record import prepare_record
+from llmc.runtime.offline.prompts import Prompt, PromptError, parse_lines, read_file
+from llmc.units import parse_size
 
 if TYPE_CHECKING:
     from llmc.runtime.llm import LLM
+    from llmc.runtime.offline.results import ResultsFile
     from llmc.runtime.outputs import RequestOutput
     from llmc.runtime.params import SamplingParams
-
-    from .results import ResultsFile
 
 _HELP = """Generate text for a batch of prompts with an artifact or a model (downloaded, compiled, cached).
 
@@ -126,19 +125,18 @@ def run_command(
 
     from llmc import artifact_path
     from llmc.runtime.llm import LLM
-
-    from .results import ResultsFile
-    from .run_identity import run_identity
+    from llmc.runtime.offline.identity import run_identity
+    from llmc.runtime.offline.results import ResultsFile
 
     if (model / "graphs.bin").is_file() or quiet:
         artifact = artifact_path(model)
     else:
-        from .compile_progress import progress_bar
+        from llmc.cli.render.compile_progress import progress_bar
 
         with progress_bar() as progress:
             artifact = artifact_path(model, progress)
     if verify:
-        from .verify import check_bytes
+        from llmc.cli.options.verify import check_bytes
 
         found = check_bytes(artifact)
         if not quiet:
@@ -183,7 +181,7 @@ def run_command(
         shown = {"summary": summary} if output is not None else {"results": outputs, "summary": summary}
         print(json.dumps(shown, ensure_ascii=False, indent=2))
     if stats:
-        from .summary import print_summary
+        from llmc.cli.render.run_summary import print_summary
 
         print_summary(summary)
     failed = [record for record in outputs if "error" in record]
@@ -196,7 +194,7 @@ def run_command(
 
 def check_budget(utilization: float | None, reserved: float | None, ratio: float | None, kv_bytes: int) -> None:
     """Turns a budget that cannot be into a usage error before anything is opened."""
-    from llmc.runtime.budget import BudgetError, budget_of
+    from llmc.runtime.warm_up.budget import BudgetError, budget_of
 
     try:
         budget_of(utilization, reserved, ratio, kv_bytes)
@@ -266,7 +264,7 @@ def run_prompts(
 
     live: prints the texts meanwhile.
     """
-    from .summary import Summary, progress_bar
+    from llmc.cli.render.run_summary import Summary, progress_bar
 
     finished = frozenset() if results is None else results.finished
     todo = [index for index in range(len(items)) if index not in finished]

@@ -10,14 +10,9 @@ from pathlib import Path
 
 import typer
 
-from llmc.regular_file import read_text
-
-from .miss_policy import POLICY_HELP, check_miss_policy, engine_policy, miss_observers
-from .miss_records import prepare_record
-from .numbers import finite
-from .terminal_text import escape_streams, exact
-from .units import parse_size
-from .warm_flags import (
+from llmc.cli.options.miss_policy import POLICY_HELP, check_miss_policy, engine_policy, miss_observers
+from llmc.cli.options.numbers import finite
+from llmc.cli.options.warm_flags import (
     ORDER_HELP,
     ORDER_METAVAR,
     RATIO_ENV,
@@ -29,7 +24,11 @@ from .warm_flags import (
     SKIP_ENV,
     UTILIZATION_HELP,
 )
-from .weight_memory import WEIGHT_HELP, WeightMemory
+from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
+from llmc.cli.render.terminal_text import escape_streams, exact
+from llmc.regular_file import read_text
+from llmc.runtime.misses.record import prepare_record
+from llmc.units import parse_size
 
 _HELP = """Serve an artifact or a model (downloaded, compiled, cached) over HTTP, as OpenAI's API does.
 
@@ -216,7 +215,7 @@ def serve_command(
     if any(not key.strip() for key in keys):
         raise typer.BadParameter("--api-key is empty: give a key, or leave it out to serve without")
 
-    from .warm import WarmOptions, WarmUpPlanner, budget_options, say, warm_up_progress
+    from llmc.cli.options.warm_up import WarmOptions, WarmUpPlanner, budget_options, say, warm_up_progress
 
     budget = budget_options(memory_utilization, graph_reserved_memory, graph_prompt_ratio, pool_bytes)
     warm = WarmOptions(
@@ -359,9 +358,8 @@ def compile_aside(model: Path) -> Path:
 def _compile(model: str) -> int:
     """What the child does: compiles and prints the artifact's path."""
     from llmc import artifact_path
-
-    from .compile_progress import progress_bar
-    from .main import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, describe
+    from llmc.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, describe
+    from llmc.cli.render.compile_progress import progress_bar
 
     escape_streams()
     try:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .warm_flags import ORDER_HELP, ORDER_METAVAR, REPLAY_S, SECONDS_HELP
-from .weight_memory import WEIGHT_HELP, WeightMemory
+from llmc.cli.options.warm_flags import ORDER_HELP, ORDER_METAVAR, REPLAY_S, SECONDS_HELP
+from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
 
 # Costs that are not to be trusted are measured again at once, so often at most.
 _MORE_ROUNDS = 2
 
 if TYPE_CHECKING:
     from llmc.buckets.cost_table import CostTable
-    from llmc.runtime.warmup import WarmUp
+    from llmc.runtime.warm_up.warm_up import WarmUp
 
 _HELP = """Warm an artifact up: replay its graphs, and measure the cost of those that have none yet.
 
@@ -62,13 +62,12 @@ def warmup_command(
     cache_dir: Path | None = typer.Option(None, metavar="DIR", help="Cache that keeps the costs."),
     as_json: bool = typer.Option(False, "--json", help="Print the costs as JSON on stdout."),
 ) -> None:
+    from llmc.cli.options.warm_up import WarmOptions, WarmUpPlanner, say, warm_up_progress
+    from llmc.cli.serve import compile_aside
     from llmc.runtime.binding import Artifact, Engine
-    from llmc.runtime.overhead import measure_overhead
-    from llmc.runtime.warmup import WarmPlan, WarmUp
-
-    from .cost_tables import table_warnings
-    from .serve import compile_aside
-    from .warm import WarmOptions, WarmUpPlanner, say, warm_up_progress
+    from llmc.runtime.warm_up.cost_tables import table_warnings
+    from llmc.runtime.warm_up.overhead import measure_overhead
+    from llmc.runtime.warm_up.warm_up import WarmPlan, WarmUp
 
     folder = None if cache_dir is None else cache_dir / "costs"
     options = WarmOptions(
@@ -104,7 +103,7 @@ def warmup_command(
 
 def report(table: CostTable, path: Path, warming: WarmUp, num_measured: int, *, as_json: bool) -> None:
     """Prints the costs: a table for people, or JSON."""
-    from .cost_tables import table_warnings
+    from llmc.runtime.warm_up.cost_tables import table_warnings
 
     if as_json:
         counts = warming.counts
@@ -119,8 +118,8 @@ def report(table: CostTable, path: Path, warming: WarmUp, num_measured: int, *, 
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from .console import Console
-    from .tables import print_table
+    from llmc.cli.render.console import Console
+    from llmc.cli.render.tables import print_table
 
     console = Console()
     shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)

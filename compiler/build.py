@@ -7,9 +7,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from llmc.compiler import keys
-from llmc.compiler.cache import GraphCache, key_of
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.store import keys
+from llmc.compiler.store.cache import GraphCache, key_of
 from llmc.compiler.targets.base import Target
 from llmc.compiler.workers import Variant, compile_kernels
 

@@ -11,13 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from llmc.buckets.cost_table import CostTableError, artifact_key, table_name
-from llmc.compiler import keys
-from llmc.compiler.artifact import copied_files, copy_files, reuse_weights
-from llmc.compiler.bundle import Bundle, BundleError, Variant, tables_of
-from llmc.compiler.cache import cache_root, key_of
+from llmc.cache_root import cache_root
 from llmc.compiler.config import HubSource, Progress, no_progress
-from llmc.compiler.output import check_output, refuse_another
-from llmc.compiler.packed import record_weights, recorded_weights
 from llmc.compiler.phases import PhaseClock
 from llmc.compiler.pipeline import (
     manifest_source,
@@ -26,9 +21,15 @@ from llmc.compiler.pipeline import (
     model_record,
     weight_shapes,
 )
-from llmc.compiler.staging import staged_directory
+from llmc.compiler.store import keys
+from llmc.compiler.store.artifact import copied_files, copy_files, reuse_weights
+from llmc.compiler.store.bundle import Bundle, BundleError, Variant, tables_of
+from llmc.compiler.store.cache import key_of
+from llmc.compiler.store.output import check_output, refuse_another
+from llmc.compiler.store.packed import record_weights, recorded_weights
+from llmc.compiler.store.staging import staged_directory
+from llmc.compiler.store.weights import plan_weights, write_weights
 from llmc.compiler.targets.registry import native_target
-from llmc.compiler.weights import plan_weights, write_weights
 from llmc.manifest import listed_files, write_manifest
 from llmc.models.config import ModelConfig
 from llmc.models.loader import Checkpoint, check_checkpoint

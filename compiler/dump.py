@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llmc.compiler.graph import CommandList, Operand
+    from llmc.compiler.graph.commands import CommandList, Operand
     from llmc.compiler.state import CompileState
 
 
@@ -34,7 +34,7 @@ def traced(state: CompileState, folder: Path) -> None:
 def graphs(state: CompileState, folder: Path) -> None:
     """For each distinct graph, named after the first bucket that has it: BUCKET.bound.txt, with rows bound and memory
     planned, and BUCKET.commands.txt."""
-    from llmc.compiler.passes import bind_bucket
+    from llmc.compiler.graph.passes import bind_bucket
 
     seen: set[int] = set()
     for bucket, (shape, commands) in state.graphs.items():

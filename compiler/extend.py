@@ -16,21 +16,22 @@ from pathlib import Path
 
 from llmc.buckets import Bucket
 from llmc.buckets.bucket import beyond
-from llmc.compiler.artifact import graphs_bin
+from llmc.cache_root import cache_root
 from llmc.compiler.build import BuiltKernel, build_kernels
-from llmc.compiler.cache import GraphCache, cache_root
 from llmc.compiler.config import CompileError, Progress, no_progress
 from llmc.compiler.described import Described, ladder_of, most_tokens, read_described
-from llmc.compiler.graph import CommandList, GraphShape
-from llmc.compiler.graphs_writer import FileSums
+from llmc.compiler.graph.commands import CommandList, GraphShape
+from llmc.compiler.graph.plan import plan_graphs
+from llmc.compiler.graph.tracer import Tracer
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.output import OWN_FILES, check_output, is_artifact, refuse_another
 from llmc.compiler.phases import PhaseClock
 from llmc.compiler.pipeline import manifest_kernel, model_record, weight_requests, weight_shapes
-from llmc.compiler.plan import plan_graphs
-from llmc.compiler.staging import staged_directory
-from llmc.compiler.tracer import Tracer
-from llmc.compiler.weights import WeightLayout, plan_weights
+from llmc.compiler.store.artifact import graphs_bin
+from llmc.compiler.store.cache import GraphCache
+from llmc.compiler.store.graphs_writer import FileSums
+from llmc.compiler.store.output import OWN_FILES, check_output, is_artifact, refuse_another
+from llmc.compiler.store.staging import staged_directory
+from llmc.compiler.store.weights import WeightLayout, plan_weights
 from llmc.manifest import write_manifest
 
 _FICLONE = 0x40049409  # Linux: ioctl_ficlone(2)

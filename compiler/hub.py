@@ -18,7 +18,7 @@ from typing import Any
 
 from llmc import __version__
 from llmc.compiler.config import HubSource
-from llmc.compiler.output import COPIED_FILES
+from llmc.compiler.store.output import COPIED_FILES
 from llmc.distribution import NAME
 from llmc.hub_id import HubId, hub_id
 

@@ -14,34 +14,31 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from llmc import __version__
-from llmc.compiler import dump, keys
-from llmc.compiler.artifact import (
-    copied_files,
-    copy_files,
-    graphs_bin,
-    reuse_weights,
-)
+from llmc.cache_root import cache_root
+from llmc.compiler import dump
 from llmc.compiler.build import BuiltKernel, build_kernels
-from llmc.compiler.cache import GraphCache, cache_root, key_of
-from llmc.compiler.cached_artifacts import artifacts_folder, mark_used
 from llmc.compiler.config import CompileConfig, CompileReport, HubSource, Progress, no_progress
 from llmc.compiler.dtypes import DTYPES
-from llmc.compiler.graph import CommandList, GraphShape
-from llmc.compiler.graphs_writer import FileSums, ModelRecord
+from llmc.compiler.graph.commands import CommandList, GraphShape
+from llmc.compiler.graph.plan import plan_graphs
+from llmc.compiler.graph.tracer import Tracer
 from llmc.compiler.hub import locate
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.definition import NUM_SAMPLES, NUM_TOKENS
-from llmc.compiler.output import check_output, refuse_another
-from llmc.compiler.packed import record_weights, recorded_weights
 from llmc.compiler.phases import OnStep, Phase, PhaseClock, check_dump, drive
-from llmc.compiler.plan import plan_graphs
 from llmc.compiler.resolve import Resolved, resolve
 from llmc.compiler.resources import PeakMemory
-from llmc.compiler.staging import staged_directory
 from llmc.compiler.state import CompileState
-from llmc.compiler.tracer import Tracer
+from llmc.compiler.store import keys
+from llmc.compiler.store.artifact import copied_files, copy_files, graphs_bin, reuse_weights
+from llmc.compiler.store.cache import GraphCache, key_of
+from llmc.compiler.store.cached_artifacts import artifacts_folder, mark_used
+from llmc.compiler.store.graphs_writer import FileSums, ModelRecord
+from llmc.compiler.store.output import check_output, refuse_another
+from llmc.compiler.store.packed import record_weights, recorded_weights
+from llmc.compiler.store.staging import staged_directory
+from llmc.compiler.store.weights import plan_weights, write_weights
 from llmc.compiler.weight_request import WeightRequest
-from llmc.compiler.weights import plan_weights, write_weights
 from llmc.graphs_format import VERSION as FORMAT_VERSION
 from llmc.hub_id import hub_id
 from llmc.manifest import listed_files, write_manifest

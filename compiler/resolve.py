@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from llmc.buckets import BucketError, BucketLadder, LadderVariables, Limits, default_ladder, parse_spec
 from llmc.buckets.bucket import beyond
 from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS, default_tokens
-from llmc.compiler import keys
 from llmc.compiler.config import MAX_NUM_SEQS, CompileConfig, CompileError
-from llmc.compiler.graph import GraphShape
+from llmc.compiler.graph.commands import GraphShape
 from llmc.compiler.ops.definition import GraphParams
+from llmc.compiler.store import keys
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.registry import resolve_target
 from llmc.models.config import ModelConfig

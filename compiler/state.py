@@ -9,14 +9,14 @@ from typing import Any
 
 from llmc.buckets import Bucket
 from llmc.compiler.build import BuiltKernel
-from llmc.compiler.cache import GraphCache
 from llmc.compiler.config import CompileConfig
-from llmc.compiler.graph import CommandList, GraphShape
+from llmc.compiler.graph.commands import CommandList, GraphShape
+from llmc.compiler.graph.tracer import Tracer
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.resolve import Resolved
+from llmc.compiler.store.cache import GraphCache
+from llmc.compiler.store.weights import WeightLayout
 from llmc.compiler.targets.base import Choice
-from llmc.compiler.tracer import Tracer
-from llmc.compiler.weights import WeightLayout
 from llmc.models.loader import Checkpoint
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmc.compiler import keys
-from llmc.compiler.cache import GraphCache, key_of
 from llmc.compiler.config import CompileConfig
-from llmc.compiler.plan import from_json, needed_graphs
+from llmc.compiler.graph.plan import from_json, needed_graphs
 from llmc.compiler.resolve import resolve
+from llmc.compiler.store import keys
+from llmc.compiler.store.cache import GraphCache, key_of
 
 
 @dataclass(frozen=True)

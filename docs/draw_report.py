@@ -10,9 +10,9 @@ from llmc.buckets import Limits, parse_spec
 from llmc.buckets.cost import FlopsCost, ModelShape
 from llmc.buckets.step_cost import StepCosts
 from llmc.buckets.trace import Trace
-from llmc.cli.screenshot import screenshot
-from llmc.cli.simulation import Ladder, Server, WhatIf
-from llmc.cli.simulation_report import report_html
+from llmc.runtime.simulation.report import report_html
+from llmc.runtime.simulation.screenshot import screenshot
+from llmc.runtime.simulation.what_if import Ladder, Server, WhatIf
 
 LONGEST = 4096
 LADDERS = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmc.runtime.async_llm import AsyncLLM
-    from llmc.runtime.guides import Guided
+    from llmc.runtime.guided.constraint import Guided
     from llmc.runtime.llm import LLM
     from llmc.runtime.outputs import RequestOutput, TokenDelta
     from llmc.runtime.params import SamplingParams
@@ -96,7 +96,7 @@ def __getattr__(name: str) -> Any:
     elif name == "SamplingParams":
         from llmc.runtime.params import SamplingParams as value
     elif name == "Guided":
-        from llmc.runtime.guides import Guided as value
+        from llmc.runtime.guided.constraint import Guided as value
     elif name in ("RequestOutput", "TokenDelta"):
         from llmc.runtime import outputs
 

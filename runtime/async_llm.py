@@ -10,20 +10,21 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmc.runtime.binding.handle import LlmcError
+from llmc.runtime.server.request_stream import RequestStream, merged
+from llmc.runtime.warm_up.budget import Budget, budget_of
+from llmc.runtime.warm_up.warm_up import REPLAY_S, OnWarmStep
+
 from .binding import Artifact
-from .budget import Budget, budget_of
 from .engine_loop import REFUSALS
 from .frontend import Frontend, PreparedRequest, Prompts
 from .gathered import Gathered
-from .handle import LlmcError
 from .llm import MissPolicy, WeightMemory
 from .opening import decide_budget, warm
 from .outputs import RequestFailure, RequestOutput, TokenDelta
 from .params import SamplingParams
 from .server.async_engine import AsyncEngine
 from .server.requests import EngineRequest
-from .server.stream import RequestStream, merged
-from .warmup import REPLAY_S, OnWarmStep
 
 log = logging.getLogger("llmc")
 

@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
+from llmc.runtime.binding.engine import Event
+from llmc.runtime.binding.handle import LlmcError
+from llmc.runtime.guided.compiler import GuideError
+from llmc.runtime.guided.shared_guides import SharedGuides
+
 from .context_limit import ContextLimit
-from .engine import Event
 from .frontend import PreparedRequest
 from .gathered import Gathered
-from .guide_compiler import GuideError
-from .handle import LlmcError
 from .outputs import RequestFailure, RequestOutput, TokenDelta
-from .shared_guides import SharedGuides
 
 # What the engine may refuse in one request that the checks before cannot see; any other error is the engine's own.
 REFUSALS = ("invalid_argument", "out_of_range", "out_of_memory")

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from llmc.runtime.guided.compiler import GuideCompiler, TokenGuide
+from llmc.runtime.guided.constraint import Guided
+from llmc.runtime.text.detokenizer import Decode
+from llmc.runtime.text.tokenizer import Tokenizer, TokenizerError, read_generation_config, read_model_type
+
 from .context_limit import ContextLimit
-from .detokenizer import Decode
 from .gathered import Gathered
 from .generation import Generation, decoder
-from .guide_compiler import GuideCompiler, TokenGuide
-from .guides import Guided
 from .outputs import RequestOutput, Timings, Usage
 from .params import SamplingParams
 from .request_error import RequestError
-from .tokenizer import Tokenizer, TokenizerError, read_generation_config, read_model_type
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Prompt: TypeAlias = "str | Sequence[int] | Messages"

@@ -10,12 +10,13 @@ import time
 from array import array
 from collections.abc import Sequence
 
+from llmc.runtime.binding.engine import Event
+from llmc.runtime.text.detokenizer import Decode, OutputText
+from llmc.runtime.text.tokenizer import Tokenizer
+
 from .context_limit import ContextLimit
-from .detokenizer import Decode, OutputText
-from .engine import Event
 from .outputs import RequestFailure, Timings, TokenDelta, TokenLogprob, failure_at
 from .params import SamplingParams
-from .tokenizer import Tokenizer
 
 log = logging.getLogger("llmc")
 

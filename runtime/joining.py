@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from llmc.runtime.binding import Artifact, Engine, GraphInfo
-from llmc.runtime.measuring import light_load
+from llmc.runtime.warm_up.measuring import light_load
 
 
 def join_graphs(engine: Engine, graphs: list[GraphInfo], path: Path) -> int:

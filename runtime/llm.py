@@ -8,8 +8,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from llmc.runtime.warm_up.budget import budget_of
+from llmc.runtime.warm_up.warm_up import REPLAY_S, OnWarmStep
+
 from .binding import MISS_POLICIES, WEIGHT_MEMORY, Artifact, Engine, GraphInfo
-from .budget import budget_of
 from .context_limit import ContextLimit
 from .engine_loop import EngineLoop, Job
 from .frontend import Frontend, Messages, PreparedRequest, Prompts
@@ -18,7 +20,6 @@ from .opening import decide_budget, warm
 from .outputs import RequestOutput, TokenDelta
 from .params import SamplingParams
 from .request_error import RequestError
-from .warmup import REPLAY_S, OnWarmStep
 
 log = logging.getLogger("llmc")
 OnOutput = Callable[[RequestOutput], None]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from llmc.machine import available_memory
+from llmc.runtime.warm_up.budget import Budget, BudgetOptions, plan_budget, size_order
+from llmc.runtime.warm_up.warm_up import OnWarmStep, WarmPlan, WarmUp
+
 from .binding import Artifact, ArtifactInfo, GraphInfo
-from .budget import Budget, BudgetOptions, plan_budget, size_order
-from .device import available_memory
 from .request_error import RequestError
-from .warmup import OnWarmStep, WarmPlan, WarmUp
 
 
 def decide_budget(artifact: Artifact, options: BudgetOptions | None, num_blocks: int) -> Budget | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .handle import error_name
+from llmc.runtime.binding.handle import error_name
 
 if TYPE_CHECKING:
-    from .engine import Event
+    from llmc.runtime.binding.engine import Event
 
 
 @dataclass(frozen=True, slots=True)

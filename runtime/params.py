@@ -12,7 +12,7 @@ from llmc.shown import shown
 from .request_error import RequestError
 
 if TYPE_CHECKING:
-    from .guides import Guided
+    from llmc.runtime.guided.constraint import Guided
 
 MAX_CONTINUATIONS = 64
 MAX_LOGPROBS = 20

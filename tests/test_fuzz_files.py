@@ -16,9 +16,9 @@ from bench.fuzz_files import Kind, fuzz, kinds
 from llmc.buckets.bucket import BucketError
 from llmc.cli.bench_serve import BenchError, read_dataset
 from llmc.cli.buckets_plan import read_config
-from llmc.cli.miss_records import prepare_record
 from llmc.cli.serve import read_keys
-from llmc.compiler.cache import GraphCache, key_of
+from llmc.compiler.store.cache import GraphCache, key_of
+from llmc.runtime.misses.record import prepare_record
 
 from support.artifacts import TinyArtifact
 

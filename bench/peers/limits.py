@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Protocol
 
-from llmc.runtime.limits import LIMITS, Probe
+from llmc.runtime.binding.machine_limits import LIMITS, Probe
 
 ARITHMETIC = tuple(name for name in LIMITS if name != "read")
 _EACH = 8  # so many numbers of threads are all measured; of more, powers of two and the largest

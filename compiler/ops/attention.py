@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.compiler.graph import Site
+from llmc.compiler.graph.commands import Site
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.definition import F32, I32, Argument, BufferSource, GraphParams, KernelCall, OpDef
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmc.compiler import dtypes
-from llmc.compiler.graph import GraphShape, Site, round_up
+from llmc.compiler.graph.commands import GraphShape, Site, round_up
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.targets.base import Target
 from llmc.quantize import WeightFormat

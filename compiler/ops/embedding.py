@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from llmc.compiler.graph import Site
+from llmc.compiler.graph.commands import Site
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.definition import ANY_FLOAT, F32, I32, Argument, GraphParams, KernelCall, OpDef, weight_format
 from llmc.quantize.scheme import SCALE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmc.compiler.dtypes import DTYPES
-from llmc.compiler.graph import Site
+from llmc.compiler.graph.commands import Site
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.ops.definition import (
     ANY_FLOAT,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.compiler.graph import Site
+from llmc.compiler.graph.commands import Site
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.definition import F32, Argument, GraphParams, KernelCall, OpDef, written_activation
 

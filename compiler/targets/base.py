@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from llmc.compiler.cache import GraphCache
-from llmc.compiler.graph import GraphShape
+from llmc.compiler.graph.commands import GraphShape
 from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.weight_request import WeightRequest, WeightTensor
 from llmc.models.loader import Parameter
 

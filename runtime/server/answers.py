@@ -10,14 +10,14 @@ from typing import Any
 from fastapi import Request
 
 from llmc.runtime.gathered import Gathered
-from llmc.runtime.guides import Guided
+from llmc.runtime.guided.constraint import Guided
+from llmc.runtime.guided.shared_guides import Guide
 from llmc.runtime.outputs import CompletionOutput, TokenDelta
-from llmc.runtime.shared_guides import Guide
+from llmc.runtime.server.request_stream import RequestStream
 
 from .context import ServerContext
 from .errors import ApiError, draining
 from .requests import EngineRequest, RequestFailed
-from .stream import RequestStream
 
 # Of a token with its logprob: the token, the number, the bytes.
 _VALUES_AN_ENTRY = 3

@@ -22,20 +22,20 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from llmc.machine import available_memory
 from llmc.runtime.binding import Artifact, Engine, EngineStats, GraphInfo, LlmcError
+from llmc.runtime.binding.engine import BucketMiss, Event, GraphStats
 from llmc.runtime.context_limit import ContextLimit
-from llmc.runtime.device import available_memory
-from llmc.runtime.engine import BucketMiss, Event, GraphStats
 from llmc.runtime.joining import join_graphs
 from llmc.runtime.outputs import RequestFailure
-from llmc.runtime.tokenizer import artifact_tokenizer, read_generation_config
+from llmc.runtime.server.mask_workers import GuideWorkers
+from llmc.runtime.server.request_stream import RequestStream
+from llmc.runtime.text.tokenizer import artifact_tokenizer, read_generation_config
 
 from .backlog import Backlog
-from .guides import GuideWorkers
 from .pace import Pace
 from .profiler import Profiler
 from .requests import EngineRequest, QueueFull, RequestRecord, ServerStopping
-from .stream import RequestStream
 
 log = logging.getLogger("llmc.server")
 _Value = TypeVar("_Value")

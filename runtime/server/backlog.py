@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from llmc.runtime.handle import LlmcError
+from llmc.runtime.binding.handle import LlmcError
 from llmc.runtime.outputs import RequestFailure
+from llmc.runtime.server.request_stream import RequestStream
 
 from .requests import QueueFull
-from .stream import RequestStream
 
 
 class _Batch:

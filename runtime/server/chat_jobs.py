@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import Request
 
 from llmc.runtime.outputs import TokenDelta
+from llmc.runtime.server.request_stream import RequestStream
 
 from . import answers
 from .chat_output import ChatDelta, ChatOutput
@@ -16,7 +17,6 @@ from .context import ServerContext
 from .prompts import checked_max_tokens, encode_chat, encode_chat_ids, rest_of_context
 from .protocol.chat import ChatRequest
 from .requests import EngineRequest
-from .stream import RequestStream
 from .tools.plan import ChatPlan, plan_chat
 
 

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llmc.runtime.guide_compiler import GuideCompiler
-from llmc.runtime.misses import MissWatch, OnMisses
-from llmc.runtime.schema_defaults import SchemaDefaults
-from llmc.runtime.tokenizer import Tokenizer, TokenizerError, read_model_type
-from llmc.runtime.warmup import OnWarmStep, WarmPlan, WarmUp
+from llmc.runtime.guided.compiler import GuideCompiler
+from llmc.runtime.guided.schema_defaults import SchemaDefaults
+from llmc.runtime.misses.watch import MissWatch, OnMisses
+from llmc.runtime.server.late_warm_up import finish_behind_traffic
+from llmc.runtime.text.tokenizer import Tokenizer, TokenizerError, read_model_type
+from llmc.runtime.warm_up.warm_up import OnWarmStep, WarmPlan, WarmUp
 
 from .async_engine import AsyncEngine
 from .config import ServerConfig
@@ -25,7 +26,6 @@ from .request_memory import MemoryLimits, RequestMemory
 from .requests import EngineRequest, ServerStopping
 from .token_text import TokenTexts
 from .tools.registry import choose_parsers
-from .warmup import finish_behind_traffic
 
 log = logging.getLogger("llmc.server")
 

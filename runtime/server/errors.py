@@ -11,10 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from llmc.runtime.chat_template import ChatTemplateError
-from llmc.runtime.handle import LlmcError
+from llmc.runtime.binding.handle import LlmcError
 from llmc.runtime.request_error import RequestError
-from llmc.runtime.tokenizer import TokenizerError
+from llmc.runtime.text.chat_template import ChatTemplateError
+from llmc.runtime.text.tokenizer import TokenizerError
 
 from .request_memory import MemoryRefused
 from .requests import ClientGone, QueueFull, RequestFailed, ServerStopping

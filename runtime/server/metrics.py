@@ -21,8 +21,8 @@ from prometheus_client.utils import floatToGoString
 
 if TYPE_CHECKING:
     from llmc.runtime.binding import GraphInfo
-    from llmc.runtime.engine import BucketMiss, EngineStats, GraphStats
-    from llmc.runtime.warmup import WarmCounts
+    from llmc.runtime.binding.engine import BucketMiss, EngineStats, GraphStats
+    from llmc.runtime.warm_up.warm_up import WarmCounts
 
     from .request_memory import RequestMemory
     from .requests import RequestRecord

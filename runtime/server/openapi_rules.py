@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from llmc.runtime.chat_template import ChatTemplateError
 from llmc.runtime.request_error import RequestError
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.text.chat_template import ChatTemplateError
+from llmc.runtime.text.tokenizer import Tokenizer
 
 from .async_engine import AsyncEngine
 

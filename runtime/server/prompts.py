@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llmc.runtime.template_sandbox import OutOfTime, limited
-from llmc.runtime.tokenizer import TooManyTokens
+from llmc.runtime.text.template_sandbox import OutOfTime, limited
+from llmc.runtime.text.tokenizer import TooManyTokens
 
 from .context import ServerContext
 from .errors import ApiError

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llmc.runtime.shared_guides import Guide
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.guided.shared_guides import Guide
+from llmc.runtime.text.tokenizer import Tokenizer
 
 from .chat_output import ChatDelta
 from .text_machine import Step, TextMachine, overlap

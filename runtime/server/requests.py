@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from llmc.runtime.guided.shared_guides import Guide
 from llmc.runtime.outputs import RequestFailure
 from llmc.runtime.params import SamplingParams
-from llmc.runtime.shared_guides import Guide
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 from llmc.regular_file import read_text
 from llmc.runtime.binding import GraphInfo
-from llmc.runtime.misses import OnMisses
-from llmc.runtime.warmup import OnWarmStep, WarmPlan
+from llmc.runtime.misses.watch import OnMisses
+from llmc.runtime.warm_up.warm_up import OnWarmStep, WarmPlan
 
 from .app import create_app
 from .async_engine import AsyncEngine

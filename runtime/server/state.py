@@ -14,9 +14,10 @@ from llmc import __version__
 from .metrics import Latencies, padding_seconds
 
 if TYPE_CHECKING:
+    from llmc.runtime.server.request_stream import RequestStream
+
     from .context import ServerContext
     from .requests import RequestRecord
-    from .stream import RequestStream
 
 _WINDOW = 1000
 _WINDOW_S = 300

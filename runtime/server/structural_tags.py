@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmc.runtime.guides import Guided, lark_text, parse_json, schema_text
+from llmc.runtime.guided.constraint import Guided, lark_text, parse_json, schema_text
+from llmc.runtime.guided.schema_defaults import SchemaDefaults
 from llmc.runtime.request_error import RequestError
-from llmc.runtime.schema_defaults import SchemaDefaults
 
 MAX_TAGS = 128
 _JSON_SCHEMA = SchemaDefaults()

@@ -9,7 +9,7 @@ import pytest
 
 from bench import limits
 from bench.peers.limits import by_threads, thread_counts
-from llmc.runtime.limits import LIMITS
+from llmc.runtime.binding.machine_limits import LIMITS
 
 pytestmark = pytest.mark.native
 

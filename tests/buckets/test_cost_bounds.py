@@ -13,7 +13,7 @@ from llmc.buckets.cost_bounds import CONFIDENCE, bounds
 from llmc.buckets.cost_table import CostTable, ReplayCost
 from llmc.buckets.step_cost import ROW_TILE, StepCosts, computed_rows, num_pairs
 from llmc.buckets.trace import Trace
-from llmc.cli.simulation import Ladder, Server, WhatIf
+from llmc.runtime.simulation.what_if import Ladder, Server, WhatIf
 
 KEY = "ab" * 32
 MACHINES = 20

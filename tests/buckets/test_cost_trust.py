@@ -7,7 +7,7 @@ import pytest
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.cost_table import DISTURBED, CostTable, CostTableError, ReplayCost
 from llmc.buckets.cost_trust import MOST, TOLERANCE, doubtful, falls, refuse_falls, trusted
-from llmc.runtime import disturbance
+from llmc.runtime.warm_up import disturbance
 
 KEY = "ab" * 32
 

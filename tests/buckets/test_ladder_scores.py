@@ -17,7 +17,7 @@ from llmc.buckets.demand import Demand, ServerModel, demands
 from llmc.buckets.planner import PHASES, Limits, plan, score
 from llmc.buckets.step_cost import AssumedCost, StepCosts
 from llmc.buckets.trace import Trace, read_trace
-from llmc.cli.simulation import Ladder, Server, WhatIf
+from llmc.runtime.simulation.what_if import Ladder, Server, WhatIf
 
 from support.ladder_scorer import Scored, scored
 from support.paths import ROOT

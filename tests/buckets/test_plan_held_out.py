@@ -20,10 +20,10 @@ from llmc.buckets.held_out import TUNED, HeldOut, Learner, Rule
 from llmc.buckets.planner import PHASES, Limits, Resources, complete, plan
 from llmc.buckets.scenarios import OWN, Scenario, scenarios
 from llmc.buckets.trace import Trace, read_trace, write_trace
-from llmc.cli import plan_simulation
 from llmc.cli.main import main
-from llmc.cli.plan_simulation import SimulatedPlan
-from llmc.cli.simulation import Ladder, Server, WhatIf, asked_tokens
+from llmc.runtime.simulation import plan as plan_simulation
+from llmc.runtime.simulation.plan import SimulatedPlan
+from llmc.runtime.simulation.what_if import Ladder, Server, WhatIf, asked_tokens
 
 from support.planning import ASSUMED, SERVER, made_up_trace
 from support.traces import PUBLISHED, TRACES

@@ -400,7 +400,7 @@ def test_killed_compilation_leaves_the_old_artifact(
 
 
 def test_staging_of_a_living_compilation_stays(tiny_artifact: TinyArtifact, tmp_path: Path) -> None:
-    from llmc.compiler.staging import staged_directory
+    from llmc.compiler.store.staging import staged_directory
 
     output = tmp_path / "out"
     with staged_directory(output) as first:
@@ -416,7 +416,7 @@ def test_staging_of_a_living_compilation_stays(tiny_artifact: TinyArtifact, tmp_
 
 
 def test_replacing_works_without_atomic_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.compiler import staging
+    from llmc.compiler.store import staging
 
     monkeypatch.setattr(staging, "_exchange", lambda one, other: False)
     for text in ("first", "second"):

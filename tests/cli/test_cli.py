@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from llmc.cli import main as cli
-from llmc.cli.units import parse_size
+from llmc.units import parse_size
 
 
 def one_sentence(capsys: pytest.CaptureFixture[str]) -> str:

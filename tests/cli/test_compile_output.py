@@ -18,11 +18,11 @@ from llmc.buckets import Bucket
 from llmc.cli import compile as command
 from llmc.cli import main as cli
 from llmc.compiler import pipeline
-from llmc.compiler.bundle import create_bundle
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.extend import add_buckets
 from llmc.compiler.pipeline import compile_model
 from llmc.compiler.resolve import resolve
+from llmc.compiler.store.bundle import create_bundle
 from llmc.models.context import sound_scaling, trained_length
 from llmc.models.read_config import load_config
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from llmc.buckets.planner import Resources
-from llmc.cli.compile_times import learned, note
 from llmc.cli.main import main
+from llmc.compiler.compile_times import learned, note
 from llmc.compiler.config import CompileConfig, CompileReport
 
 GUESS = Resources()

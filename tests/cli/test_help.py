@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from llmc.cli import main as cli
-from llmc.cli.help_layout import HEADINGS, SUMMARIES
+from llmc.cli.render.help_layout import HEADINGS, SUMMARIES
 from llmc.cli.serve import _compile
 from llmc.mistaken_path import meant
 

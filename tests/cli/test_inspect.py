@@ -14,8 +14,8 @@ import typer
 from typer.testing import CliRunner
 
 from llmc.cli import inspect as cli
-from llmc.cli.graph_formats import InspectError
-from llmc.compiler import graphs_writer as w
+from llmc.cli.render.graph_formats import InspectError
+from llmc.compiler.store import graphs_writer as w
 from llmc.manifest import ManifestError
 from llmc.runtime.graphs_file import FAMILIES, FormatError
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.cli.live_text import LiveText
 from llmc.cli.main import main
+from llmc.cli.render.live_text import LiveText
 from llmc.runtime.outputs import TokenDelta
 
 from support.fake_llm import FakeEngine, FakeLLM

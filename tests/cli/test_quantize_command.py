@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from llmc.cli.main import main
-from llmc.cli.perplexity import windows
 from llmc.models.eager import load_model
 from llmc.quantize import WeightFormat
 from llmc.quantize.error import weight_error
 from llmc.quantize.rtn import quantize
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.perplexity import windows
+from llmc.runtime.text.tokenizer import Tokenizer
 
 from support.paged_reference import PagedRunner
 from support.paths import ROOT

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from llmc.cli.prompts import Prompt
-from llmc.cli.results import ResultsError, ResultsFile
 from llmc.cli.run import run_prompts
-from llmc.cli.run_identity import difference, run_identity
+from llmc.runtime.offline.identity import difference, run_identity
+from llmc.runtime.offline.prompts import Prompt
+from llmc.runtime.offline.results import ResultsError, ResultsFile
 from llmc.runtime.params import SamplingParams
 
 from support.fake_llm import FakeEngine, FakeLLM

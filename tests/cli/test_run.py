@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from llmc.cli.prompts import Prompt, PromptError, parse_jsonl, parse_lines, read_file
 from llmc.cli.run import gather_prompts, parse_logit_bias
+from llmc.runtime.offline.prompts import Prompt, PromptError, parse_jsonl, parse_lines, read_file
 from llmc.runtime.params import SamplingParams
 from llmc.runtime.request_error import RequestError
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from llmc.cli.help_layout import SUMMARIES
-from llmc.cli.live_text import LiveText
 from llmc.cli.main import main
-from llmc.cli.terminal_text import EscapedStream, escaped, escaped_streams, exact, printable
+from llmc.cli.render.help_layout import SUMMARIES
+from llmc.cli.render.live_text import LiveText
+from llmc.cli.render.terminal_text import EscapedStream, escaped, escaped_streams, exact, printable
 from llmc.runtime.outputs import TokenDelta
 
 from support.paths import ROOT
@@ -118,8 +118,8 @@ def test_tables_and_bars_of_a_terminal_keep_only_their_own_sequences(monkeypatch
     from rich.table import Table
     from rich.text import Text
 
-    from llmc.cli.console import Console
-    from llmc.cli.tables import print_table
+    from llmc.cli.render.console import Console
+    from llmc.cli.render.tables import print_table
 
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, color_system="truecolor", width=200, highlight=False)

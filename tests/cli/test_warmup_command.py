@@ -13,12 +13,12 @@ import pytest
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.cost_table import CostTable
 from llmc.cli.main import EXIT_INTERRUPTED, EXIT_USAGE, main
-from llmc.cli.warm import WarmOptions, WarmUpPlanner
-from llmc.runtime import warmup
+from llmc.cli.options.warm_up import WarmOptions, WarmUpPlanner
 from llmc.runtime.binding import Artifact, Engine
-from llmc.runtime.disturbance import Mark
-from llmc.runtime.measuring import Load, full_load
-from llmc.runtime.warmup import WarmPlan
+from llmc.runtime.warm_up import warm_up as warmup
+from llmc.runtime.warm_up.disturbance import Mark
+from llmc.runtime.warm_up.measuring import Load, full_load
+from llmc.runtime.warm_up.warm_up import WarmPlan
 
 from support.artifacts import TinyArtifact
 

@@ -17,12 +17,12 @@ import pytest
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.cost_table import CostTable, ReplayCost, artifact_key, table_name
 from llmc.cli.main import main
-from llmc.compiler.bundle import BundleError, create_bundle, read_bundle
 from llmc.compiler.bundle_apply import apply_bundle, choose_variant
-from llmc.compiler.bundle_archive import ArchiveError, opened
 from llmc.compiler.config import CompileConfig, CompileError
-from llmc.compiler.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.compiler.pipeline import compile_model
+from llmc.compiler.store.bundle import BundleError, create_bundle, read_bundle
+from llmc.compiler.store.bundle_archive import ArchiveError, opened
+from llmc.compiler.store.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.compiler.targets.registry import resolve_target
 from llmc.models.errors import ModelError
 from llmc.quantize import QuantConfig

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from llmc.cli.graph_view import commands_of
 from llmc.compiler.config import CompileError
 from llmc.models import ops, registry
 from llmc.runtime.binding import Artifact, Replayer
+from llmc.runtime.graph_view import commands_of
 from llmc.runtime.graphs_file import read_graphs
 
 from support.compiled import Pages, check_every_bucket, compile_tiny, random_tokens, relative_error, replay

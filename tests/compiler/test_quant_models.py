@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from llmc.cli.graph_view import op_of
 from llmc.cli.main import main
-from llmc.compiler.cache import GraphCache
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.pipeline import compile_model
+from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.wanted import wanted_entries
 from llmc.quantize import QuantConfig, QuantizeError, Recipe, Scheme
 from llmc.runtime.binding import Artifact
+from llmc.runtime.graph_view import op_of
 from llmc.runtime.graphs_file import read_graphs
 
 from support.compiled import compile_tiny

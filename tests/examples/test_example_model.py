@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from llmc.runtime.tokenizer import Tokenizer as OwnTokenizer
+from llmc.runtime.text.tokenizer import Tokenizer as OwnTokenizer
 
 from support.paths import ROOT
 

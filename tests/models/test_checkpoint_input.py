@@ -15,9 +15,9 @@ import pytest
 
 from llmc.buckets import BucketError
 from llmc.compiler import pipeline
-from llmc.compiler.artifact import copied_files, copy_files
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.resolve import resolve
+from llmc.compiler.store.artifact import copied_files, copy_files
 from llmc.models import Checkpoint, ModelError, load_config
 from llmc.models.loader import check_checkpoint
 from llmc.models.rope import checked_frequencies

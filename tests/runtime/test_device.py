@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.runtime import device
+from llmc import machine as device
 
 GIB = 1 << 30
 

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc.runtime.binding.engine import Event
 from llmc.runtime.context_limit import ContextLimit
-from llmc.runtime.engine import Event
 from llmc.runtime.gathered import Gathered
 from llmc.runtime.generation import Generation
 from llmc.runtime.outputs import CompletionOutput, RequestFailure, TokenDelta, TokenLogprob

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc import graphs_format as f
-from llmc.compiler import graphs_writer as w
+from llmc.compiler.store import graphs_writer as w
 from llmc.runtime import graphs_file as r
 
 from support.paths import ROOT

@@ -12,11 +12,11 @@ import pytest
 import llmc
 from llmc import TokenDelta
 from llmc.runtime.async_llm import AsyncLLM
-from llmc.runtime.engine import Engine
+from llmc.runtime.binding.engine import Engine
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams
 from llmc.runtime.request_error import RequestError
-from llmc.runtime.warmup import WarmStep
+from llmc.runtime.warm_up.warm_up import WarmStep
 
 from support.fake_llm import FakeEngine, FakeLLM
 from support.server_harness import slow_down

@@ -21,7 +21,7 @@ from llmc.manifest import ManifestError, check_listed, read_listed, read_manifes
 from llmc.models.config import ModelConfig, RopeScaling
 from llmc.quantize import WeightFormat
 from llmc.regular_file import JsonError, parse_json, read_regular, read_text
-from llmc.runtime.tokenizer import Tokenizer, TokenizerError, artifact_tokenizer
+from llmc.runtime.text.tokenizer import Tokenizer, TokenizerError, artifact_tokenizer
 
 from support.artifacts import TinyArtifact
 from support.manifests import edit_manifest

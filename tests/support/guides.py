@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llmc.runtime.guide_compiler import GuideCompiler, TokenGuide
+from llmc.runtime.guided.compiler import GuideCompiler, TokenGuide
 
 from support.paths import ROOT
 

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from llmc.compiler.cache import GraphCache
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import FLOATS
-from llmc.compiler.graph import GraphShape, round_up
+from llmc.compiler.graph.commands import GraphShape, round_up
 from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.targets import base
 from llmc.compiler.targets.base import Choice, Compare, OnStep, TargetError
 from llmc.compiler.targets.cpu import layouts, target

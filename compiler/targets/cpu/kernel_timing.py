@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from llmc.compiler.graph import round_up
+from llmc.compiler.graph.commands import round_up
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.link import link_shared
 from llmc.compiler.targets.cpu.target import Target

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.compiler.graph import GraphShape, round_up
+from llmc.compiler.graph.commands import GraphShape, round_up
 from llmc.compiler.targets.cpu.kernels.attention_split import num_segments, partial_floats
 from llmc.compiler.targets.cpu.target import Target
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llmc.compiler import keys
 from llmc.compiler.build import build_variants
-from llmc.compiler.cache import GraphCache, key_of
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.store import keys
+from llmc.compiler.store.cache import GraphCache, key_of
 from llmc.compiler.targets.base import Choice, Compare, Target
 from llmc.compiler.targets.cpu.kernels.schedule import Schedule, neighbours
 from llmc.compiler.targets.cpu.target import Target as Cpu

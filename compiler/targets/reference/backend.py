@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from llmc.compiler import kernel_spec
-from llmc.compiler.cache import GraphCache
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import FLOATS
-from llmc.compiler.graph import GraphShape, round_up
+from llmc.compiler.graph.commands import GraphShape, round_up
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError, Param
+from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.targets import base
 from llmc.compiler.targets.base import Choice, Compare, OnStep
 from llmc.compiler.targets.cpu.link import link_shared

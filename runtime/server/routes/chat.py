@@ -12,6 +12,8 @@ from fastapi.responses import Response
 
 from llmc.runtime.gathered import Gathered
 from llmc.runtime.outputs import TokenLogprob
+from llmc.runtime.server.event_stream import DONE, EventStream, large_sse, sse, until_gone
+from llmc.runtime.server.request_stream import RequestStream
 
 from .. import answers
 from ..bodies import json_route
@@ -23,8 +25,6 @@ from ..logprobs import chat_logprobs, prompt_logprobs_json
 from ..protocol.chat import ChatRequest
 from ..protocol.common import usage
 from ..requests import EngineRequest
-from ..stream import RequestStream
-from ..streaming import DONE, EventStream, large_sse, sse, until_gone
 
 
 def router(server: ServerContext) -> APIRouter:

@@ -14,20 +14,20 @@ from fastapi.responses import Response
 
 from llmc.runtime.gathered import Gathered
 from llmc.runtime.outputs import CompletionOutput, TokenDelta, TokenLogprob
+from llmc.runtime.server.event_stream import DONE, EventStream, large_sse, sse, until_gone
+from llmc.runtime.server.output_format import guided_of
+from llmc.runtime.server.request_stream import RequestStream, merged
 
 from .. import answers
 from ..bodies import json_route
 from ..context import ServerContext
 from ..errors import ApiError
-from ..guided import guided_of
 from ..json_text import json_response
 from ..logprobs import completion_logprobs, prompt_logprobs_json
 from ..prompts import checked_max_tokens, encode_prompts
 from ..protocol.common import usage
 from ..protocol.completions import CompletionRequest
 from ..requests import EngineRequest
-from ..stream import RequestStream, merged
-from ..streaming import DONE, EventStream, large_sse, sse, until_gone
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from llmc import __version__
-from llmc.runtime.handle import version
+from llmc.runtime.binding.handle import version
 
 from ..context import ServerContext
 from ..errors import DRAINING_RETRY_S

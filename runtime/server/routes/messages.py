@@ -10,6 +10,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from llmc.runtime.outputs import TokenDelta
+from llmc.runtime.server.event_stream import EventStream, named_sse, until_gone
+from llmc.runtime.server.request_stream import RequestStream
 
 from .. import answers
 from ..bodies import declared_size, json_route
@@ -20,8 +22,6 @@ from ..json_text import json_response
 from ..message_errors import error_event
 from ..message_output import MessageOutput
 from ..protocol.message_requests import MessagesRequest
-from ..stream import RequestStream
-from ..streaming import EventStream, named_sse, until_gone
 
 
 def router(server: ServerContext) -> APIRouter:

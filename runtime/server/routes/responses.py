@@ -12,6 +12,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import WithJsonSchema
 
+from llmc.runtime.server.event_stream import EventStream, named_sse, until_gone
+from llmc.runtime.server.request_stream import RequestStream
+
 from .. import answers
 from ..bodies import declared_size, json_route
 from ..chat_jobs import PreparedChat, pieces, prepare_chat
@@ -26,8 +29,6 @@ from ..reasoning import CLOSE
 from ..response_output import ResponseOutput
 from ..response_store import Item, ResponseStore, StoredResponse
 from ..security import key_of
-from ..stream import RequestStream
-from ..streaming import EventStream, named_sse, until_gone
 
 _MAX_PAGE = 100
 # Fields of the chat that is answered, by the names that this API has for them.

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmc.runtime.guides import Guided, schema_text
+from llmc.runtime.guided.constraint import Guided, schema_text
+from llmc.runtime.guided.schema_defaults import SchemaDefaults
 from llmc.runtime.request_error import RequestError
-from llmc.runtime.schema_defaults import SchemaDefaults
 
 from ..errors import ApiError
 

@@ -6,7 +6,7 @@ import json
 import uuid
 from collections.abc import Sequence
 
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.text.tokenizer import Tokenizer
 
 from ..text_machine import Step
 from .definitions import Tool

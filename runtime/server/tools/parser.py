@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Collection, Sequence
 from typing import ClassVar
 
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.text.tokenizer import Tokenizer
 
 from ..chat_output import ChatDelta
 from ..text_machine import Step, TextMachine

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmc.runtime.guides import Guided
+from llmc.runtime.guided.constraint import Guided
+from llmc.runtime.guided.shared_guides import Guide
 from llmc.runtime.request_error import RequestError
-from llmc.runtime.shared_guides import Guide
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.server.output_format import guided_of
+from llmc.runtime.text.tokenizer import Tokenizer
 
 from ..chat_output import ChatOutput
 from ..context import ServerContext
 from ..errors import ApiError
-from ..guided import guided_of
 from ..protocol.chat import ChatRequest
 from ..reasoning import CLOSE, OPEN, ReasoningParser, ReasoningStyle, after_reasoning, starts_in_reasoning
 from .definitions import ToolUse, read_tools

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from llmc.buckets import Bucket
-from llmc.compiler.graph import GraphShape
+from llmc.compiler.graph.commands import GraphShape
+from llmc.compiler.graph.plan import graph_shape
 from llmc.compiler.ops.definition import GraphParams
-from llmc.compiler.plan import graph_shape
 from llmc.compiler.targets.registry import native_target
 from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.graphs_file import FAMILIES, OPERAND_KINDS, read_graphs

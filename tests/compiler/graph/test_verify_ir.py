@@ -11,11 +11,11 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from llmc.compiler.config import CompileError
-from llmc.compiler.graph import Site
-from llmc.compiler.lowered import SITE_PREFIX, Lowered
+from llmc.compiler.graph.commands import Site
+from llmc.compiler.graph.ir_spec import verify_lowered, verify_operand, verify_site
+from llmc.compiler.graph.lowered import SITE_PREFIX, Lowered
 from llmc.compiler.ops.registry import OPS
 from llmc.compiler.targets.cpu.kernels.sources import TEMPLATE_FILES
-from llmc.compiler.verify import verify_lowered, verify_operand, verify_site
 
 
 def tensor(dtype: str, *shape: object) -> Any:

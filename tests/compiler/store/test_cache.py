@@ -19,9 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from llmc.cache_root import cache_root
 from llmc.cli import cache as cli
-from llmc.compiler import cache as module
-from llmc.compiler.cache import CacheError, GraphCache, cache_root, key_of
+from llmc.compiler.store import cache as module
+from llmc.compiler.store.cache import CacheError, GraphCache, key_of
 from llmc.manifest import ManifestError
 
 COMPONENTS = {"kind": "kernel", "op": "linear", "ir": "abc", "target": "znver4", "tvm": "0.27.0"}

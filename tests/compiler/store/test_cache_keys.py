@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from llmc.cli.main import main
-from llmc.compiler import keys as keys_module
-from llmc.compiler.cache import GraphCache
 from llmc.compiler.config import CompileConfig, CompileReport
 from llmc.compiler.pipeline import compile_model
+from llmc.compiler.store import keys as keys_module
+from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.targets.cpu import backend
 from llmc.compiler.targets.cpu import target as cpu
 from llmc.compiler.targets.cpu.backend import CpuTarget
@@ -73,7 +73,7 @@ def test_warm_compile_compiles_nothing_and_writes_the_same_bytes(
         raise AssertionError("compiled or traced with a warm cache")
 
     monkeypatch.setattr(CpuTarget, "compile", fail)
-    monkeypatch.setattr("llmc.compiler.export.export_model", fail)
+    monkeypatch.setattr("llmc.compiler.graph.export.export_model", fail)
     warm = recompile(config, tmp_path / "warm")
     assert (warm.kernels_compiled, warm.kernels_cached) == (0, report.num_kernels)
     assert_same_bytes(config.output, tmp_path / "warm")
@@ -241,7 +241,7 @@ def test_any_source_of_the_compiler_changes_a_cached_artifact(
     config, _ = compiled
     target = backend.named("haswell")
     before = keys_module.artifact_components(config.model, target)
-    shutil.copytree(Path(keys_module.__file__).parent, tmp_path / "compiler")
+    shutil.copytree(Path(keys_module.__file__).parent.parent, tmp_path / "compiler")
     real, copies = keys_module.compiler_digest, (tmp_path / "compiler", *keys_module._PACKAGES[1:])
     assert real(copies) == before["sources"]
     with (tmp_path / "compiler" / name).open("a") as file:

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from llmc.cli.main import main
-from llmc.compiler import cache as module
-from llmc.compiler.cache import CacheError, GraphCache, key_of
-from llmc.compiler.cached_artifacts import cached_artifacts, mark_used
+from llmc.compiler.store import cache as module
+from llmc.compiler.store.cache import CacheError, GraphCache, key_of
+from llmc.compiler.store.cached_artifacts import cached_artifacts, mark_used
 
 PROCESSES = 16
 COPY = """

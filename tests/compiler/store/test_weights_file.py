@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from llmc.compiler import weights
 from llmc.compiler.config import CompileError
+from llmc.compiler.store import weights
+from llmc.compiler.store.weights import plan_weights, write_weights
 from llmc.compiler.targets.cpu import weights as cpu_weights
 from llmc.compiler.targets.cpu.backend import named
 from llmc.compiler.weight_request import WeightRequest
-from llmc.compiler.weights import plan_weights, write_weights
 from llmc.models.convert import DTYPES
 from llmc.models.eager import as_tensor
 from llmc.models.loader import Parameter

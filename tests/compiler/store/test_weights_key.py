@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.compiler import keys
+from llmc.compiler.store import keys
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.registry import resolve_target
 from llmc.models import load_config

@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmc.runtime import abi
-from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
-from llmc.runtime.engine import BucketMiss
-from llmc.runtime.handle import ERROR_NAMES
+from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer, abi
+from llmc.runtime.binding.engine import BucketMiss
+from llmc.runtime.binding.handle import ERROR_NAMES
 
 from support.paths import ROOT
 

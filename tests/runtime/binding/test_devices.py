@@ -9,7 +9,7 @@ import pytest
 
 from llmc.cli import main as cli
 from llmc.runtime.binding import Artifact, Device, Engine, LlmcError, device_kinds
-from llmc.runtime.handle import isa_level
+from llmc.runtime.binding.handle import isa_level
 
 from support.artifacts import TinyArtifact
 from support.paths import ROOT

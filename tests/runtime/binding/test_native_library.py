@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmc.runtime.abi import library_candidates
 from llmc.runtime.binding import Artifact, Engine
+from llmc.runtime.binding.abi import library_candidates
 
 from support.artifacts import TINY_LADDER, TinyArtifact
 from support.paths import ROOT

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from llmc.cli.weight_memory import WeightMemory
+from llmc.cli.options.weight_memory import WeightMemory
+from llmc.machine import available_memory
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
-from llmc.runtime.device import available_memory
-from llmc.runtime.devices import WEIGHT_MEMORY
+from llmc.runtime.binding.devices import WEIGHT_MEMORY
 from llmc.runtime.llm import LLM
 from llmc.runtime.request_error import RequestError
 from llmc.runtime.server.async_engine import AsyncEngine

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from llmc.cli.chat_context import fit
-from llmc.cli.chat_session import ChatError, Session
+from llmc.runtime.chat.context import fit
+from llmc.runtime.chat.session import ChatError, Session
 
 LIMIT = 100
 

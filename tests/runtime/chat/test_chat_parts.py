@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from llmc.cli.chat_backends import EngineBackend
-from llmc.cli.chat_commands import Commands, describe
-from llmc.cli.chat_screen import complete_blocks, printable
-from llmc.cli.chat_session import ChatError, Reply, Session
+from llmc.cli.render.chat_screen import complete_blocks, printable
+from llmc.runtime.chat.backends import EngineBackend
+from llmc.runtime.chat.commands import Commands, describe
+from llmc.runtime.chat.session import ChatError, Reply, Session
 
 from support.fake_llm import FakeEngine, FakeLLM
 from support.manifests import MODEL
@@ -94,7 +94,7 @@ def test_control_characters_are_left_out() -> None:
 
 
 def test_commands_of_the_help_exist() -> None:
-    from llmc.cli.chat_commands import HELP
+    from llmc.runtime.chat.commands import HELP
 
     names = set(Commands(Session()).names)
     mentioned = set(re.findall(r"/[a-z-]+", HELP))

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.runtime.guide_compiler import GuideCompiler, GuideError, TokenGuide
-from llmc.runtime.guides import MAX_GRAMMAR_BYTES, MAX_SOURCE_BYTES, MAX_TEXT_BYTES, Guided, schema_text
+from llmc.runtime.guided.compiler import GuideCompiler, GuideError, TokenGuide
+from llmc.runtime.guided.constraint import MAX_GRAMMAR_BYTES, MAX_SOURCE_BYTES, MAX_TEXT_BYTES, Guided, schema_text
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams
 from llmc.runtime.request_error import RequestError

@@ -11,8 +11,8 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from llmc.runtime.guide_compiler import GuideCompiler
-from llmc.runtime.guides import MAX_GRAMMAR_BYTES, MAX_SOURCE_BYTES, Guided
+from llmc.runtime.guided.compiler import GuideCompiler
+from llmc.runtime.guided.constraint import MAX_GRAMMAR_BYTES, MAX_SOURCE_BYTES, Guided
 
 from support.guides import PERSON, allowed, random_text
 from support.paths import SHARED

@@ -10,10 +10,10 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from llmc.runtime.guide_compiler import GuideCompiler, GuideError
-from llmc.runtime.guides import Guided
+from llmc.runtime.guided.compiler import GuideCompiler, GuideError
+from llmc.runtime.guided.constraint import Guided
+from llmc.runtime.guided.schema_defaults import SchemaDefaults
 from llmc.runtime.request_error import RequestError
-from llmc.runtime.schema_defaults import SchemaDefaults
 
 from support.paths import ROOT
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.runtime.shared_guides import SharedGuides
+from llmc.runtime.guided.shared_guides import SharedGuides
 
 
 class Path:

@@ -14,15 +14,15 @@ import pytest
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.misses import read_misses
-from llmc.cli import background
-from llmc.cli.background import BackgroundCompiler, exact_bucket
 from llmc.cli.main import main
 from llmc.compiler.extend import add_buckets
 from llmc.runtime.binding import Artifact, Engine, LlmcError
-from llmc.runtime.engine import BucketMiss
+from llmc.runtime.binding.engine import BucketMiss
 from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.llm import LLM
-from llmc.runtime.misses import MissWatch
+from llmc.runtime.misses import background
+from llmc.runtime.misses.background import BackgroundCompiler, exact_bucket
+from llmc.runtime.misses.watch import MissWatch
 from llmc.runtime.params import SamplingParams
 
 from support.compiled import compile_tiny, random_tokens

@@ -11,10 +11,10 @@ import pytest
 from llmc.buckets.bucket import Bucket, BucketError
 from llmc.buckets.misses import HEADER, append_misses, read_misses
 from llmc.cli.main import main
-from llmc.cli.miss_records import MissRecorder, prepare_record, to_miss
 from llmc.runtime.binding import Artifact, Engine
-from llmc.runtime.engine import BucketMiss
-from llmc.runtime.misses import MissWatch
+from llmc.runtime.binding.engine import BucketMiss
+from llmc.runtime.misses.record import MissRecorder, prepare_record, to_miss
+from llmc.runtime.misses.watch import MissWatch
 
 from support.compiled import random_tokens
 

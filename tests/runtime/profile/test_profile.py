@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from llmc.cli import main as cli
-from llmc.cli.costs import Cost, visible_keys
-from llmc.cli.profiler import as_replay, bound
-from llmc.cli.steps import Step, full_step
 from llmc.runtime.binding import Artifact, LlmcError, Replayer
+from llmc.runtime.binding.handle import isa_level
+from llmc.runtime.binding.machine_limits import LIMITS, Probe
 from llmc.runtime.graphs_file import FAMILIES, Tables, read_graphs
-from llmc.runtime.handle import isa_level
-from llmc.runtime.limits import LIMITS, Probe
+from llmc.runtime.profile.costs import Cost, visible_keys
+from llmc.runtime.profile.profiler import as_replay, bound
+from llmc.runtime.profile.steps import Step, full_step
 
 from support.artifacts import TinyArtifact
 

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.runtime.handle import LlmcError
+from llmc.runtime.binding.handle import LlmcError
 from llmc.runtime.outputs import RequestFailure
 from llmc.runtime.params import SamplingParams
 from llmc.runtime.server import async_engine
 from llmc.runtime.server.backlog import Backlog
+from llmc.runtime.server.request_stream import RequestStream
 from llmc.runtime.server.requests import EngineRequest, QueueFull, RequestRecord
-from llmc.runtime.server.stream import RequestStream
 
 from support.server_harness import Running, error_of, running_server, slow_down, until
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.runtime.engine import Event
-from llmc.runtime.guide_compiler import GuideError
-from llmc.runtime.server.guides import GuideWorkers, default_threads
+from llmc.runtime.binding.engine import Event
+from llmc.runtime.guided.compiler import GuideError
+from llmc.runtime.server.mask_workers import GuideWorkers, default_threads
 
 _WAIT_S = 20.0
 

@@ -18,11 +18,11 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from llmc.runtime.engine import BucketMiss, EngineStats, GraphStats
+from llmc.runtime.binding.engine import BucketMiss, EngineStats, GraphStats
 from llmc.runtime.server.metrics import FINISH_REASONS, EngineProbe, Latencies, ServerMetrics
 from llmc.runtime.server.request_memory import MemoryLimits, RequestMemory
 from llmc.runtime.server.requests import RequestRecord
-from llmc.runtime.warmup import WarmCounts
+from llmc.runtime.warm_up.warm_up import WarmCounts
 
 from support.artifacts import TinyArtifact
 from support.paths import ROOT

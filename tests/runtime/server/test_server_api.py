@@ -15,8 +15,8 @@ import pytest
 
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams
+from llmc.runtime.server.request_stream import RequestStream
 from llmc.runtime.server.requests import EngineRequest
-from llmc.runtime.server.stream import RequestStream
 
 from support.server_harness import Running, engine_event, error_of, running_server
 

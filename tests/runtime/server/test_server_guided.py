@@ -13,8 +13,8 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from llmc.runtime.guide_compiler import GuideCompiler, TokenGuide
-from llmc.runtime.guides import Guided
+from llmc.runtime.guided.compiler import GuideCompiler, TokenGuide
+from llmc.runtime.guided.constraint import Guided
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams
 

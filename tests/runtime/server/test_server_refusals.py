@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.text.tokenizer import Tokenizer
 
 from support.server_harness import Running, error_of, running_server
 

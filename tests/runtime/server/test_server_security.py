@@ -94,8 +94,8 @@ def test_template_variables_are_data(server: LiveServer, variables: dict[str, An
 )
 def test_a_models_template_cannot_reach_python(template: str) -> None:
     """A model directory is data that somebody else made."""
-    from llmc.runtime.chat_template import ChatTemplateError, ChatTemplates
     from llmc.runtime.request_error import RequestError
+    from llmc.runtime.text.chat_template import ChatTemplateError, ChatTemplates
 
     templates = ChatTemplates(Path("/nowhere"), {"chat_template": template})
     try:

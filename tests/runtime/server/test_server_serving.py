@@ -297,7 +297,7 @@ def test_nothing_is_served_before_every_graph_is_warm(english_artifact: Path) ->
 
 
 def test_an_engine_that_fails_is_told_everywhere(english_artifact: Path) -> None:
-    from llmc.runtime.handle import LlmcError
+    from llmc.runtime.binding.handle import LlmcError
 
     with running_server(english_artifact) as running:
         failures: list[str] = []

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
-from llmc.runtime.guides import Guided
+from llmc.runtime.guided.constraint import Guided
 from llmc.runtime.request_error import RequestError
 from llmc.runtime.server.chat_output import ChatDelta
 from llmc.runtime.server.errors import ApiError
@@ -22,7 +22,7 @@ from llmc.runtime.server.tools.definitions import read_tools
 from llmc.runtime.server.tools.parser import ToolCallParser
 from llmc.runtime.server.tools.plain_json import PlainJsonParser
 from llmc.runtime.server.tools.registry import TOOL_PARSERS, choose_parsers
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.text.tokenizer import Tokenizer
 
 from support.guides import COMPILER, random_text
 

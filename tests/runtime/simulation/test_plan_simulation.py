@@ -19,9 +19,9 @@ from llmc.buckets.demand import Demand, ServerModel
 from llmc.buckets.planner import PHASES, Limits, Resources
 from llmc.buckets.step_cost import StepCosts, num_pairs
 from llmc.buckets.trace import Request, Trace, collect
-from llmc.cli import plan_simulation
-from llmc.cli.plan_simulation import SimulatedPlan
-from llmc.cli.simulation import Ladder, Server, WhatIf
+from llmc.runtime.simulation import plan as plan_simulation
+from llmc.runtime.simulation.plan import SimulatedPlan
+from llmc.runtime.simulation.what_if import Ladder, Server, WhatIf
 
 from support.planning import ASSUMED, SERVER, SHAPE, made_up_trace
 

@@ -13,11 +13,11 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from llmc.runtime import chat_template
-from llmc.runtime.chat_template import ChatTemplateError, ChatTemplates
 from llmc.runtime.request_error import RequestError
-from llmc.runtime.template_sandbox import OutOfTime
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.text import chat_template
+from llmc.runtime.text.chat_template import ChatTemplateError, ChatTemplates
+from llmc.runtime.text.template_sandbox import OutOfTime
+from llmc.runtime.text.tokenizer import Tokenizer
 
 from support.paths import SHARED
 

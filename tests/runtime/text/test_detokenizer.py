@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from llmc.runtime.detokenizer import Detokenizer, OutputText, StopStrings
+from llmc.runtime.text.detokenizer import Detokenizer, OutputText, StopStrings
 
 CORPUS = [
     "Once upon a time there was a little fox.",

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from llmc.runtime.request_error import RequestError
-from llmc.runtime.tokenizer import Tokenizer, TooManyTokens
+from llmc.runtime.text.tokenizer import Tokenizer, TooManyTokens
 
 from support.paths import ROOT
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.warm_order import warm_order
 from llmc.runtime.binding import ArtifactInfo, GraphInfo
-from llmc.runtime.budget import (
+from llmc.runtime.warm_up.budget import (
     Budget,
     BudgetError,
     BudgetOptions,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.runtime.disturbance import MachineWatch, Mark
+from llmc.runtime.warm_up.disturbance import MachineWatch, Mark
 
 
 class System:

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 from llmc.cli.main import EXIT_USAGE, main
-from llmc.cli.warm import WarmOptions, WarmUpPlanner
+from llmc.cli.options.warm_up import WarmOptions, WarmUpPlanner
 from llmc.runtime import opening
 from llmc.runtime.binding import Artifact, ArtifactInfo, Engine, GraphInfo, LlmcError
-from llmc.runtime.budget import Budget, BudgetError, BudgetOptions, base_graphs
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams
 from llmc.runtime.request_error import RequestError
 from llmc.runtime.server.app import create_app
 from llmc.runtime.server.run import open_engine
-from llmc.runtime.warmup import WarmPlan, WarmStep
+from llmc.runtime.warm_up.budget import Budget, BudgetError, BudgetOptions, base_graphs
+from llmc.runtime.warm_up.warm_up import WarmPlan, WarmStep
 
 from support.server_harness import make_config, running_server, until
 

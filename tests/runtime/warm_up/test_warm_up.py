@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from llmc.runtime.binding import GraphInfo
-from llmc.runtime.disturbance import BUSY, Mark
-from llmc.runtime.measuring import Load, MeasuredLoad, Measurer, full_load, half_load, light_load, typical
-from llmc.runtime.warmup import WarmCounts, WarmPlan, WarmStep, WarmUp
+from llmc.runtime.warm_up.disturbance import BUSY, Mark
+from llmc.runtime.warm_up.measuring import Load, MeasuredLoad, Measurer, full_load, half_load, light_load, typical
+from llmc.runtime.warm_up.warm_up import WarmCounts, WarmPlan, WarmStep, WarmUp
 
 BLOCK, MAX_LEN = 16, 64
 

@@ -1,4 +1,4 @@
-"""fused: a row program (`compiler/rowwise.py`) as a kernel: generic ops, a row at a time, 16 lanes along the last axis.
+"""fused: a row program (`passes/rowwise.py`) as a kernel: generic ops, a row at a time, 16 lanes along the last axis.
 
 A stage without a reduction is recomputed where it is read; a reduction is kept for the row. One fixed order: a
 reduction adds vectors ascending and then folds the lanes in one tree, so a row's bits depend on that row alone.

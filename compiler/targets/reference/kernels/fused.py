@@ -1,4 +1,4 @@
-"""fused: a row program (`compiler/rowwise.py`), an element at a time; a reduction is kept for its row."""
+"""fused: a row program (`compiler/graph/passes/rowwise.py`), an element at a time; a reduction is kept for its row."""
 
 from __future__ import annotations
 

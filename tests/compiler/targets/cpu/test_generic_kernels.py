@@ -33,8 +33,8 @@ ROWS, SEEN = 11, 9
 
 def rows_module(function: Callable[..., Tensor], *arguments: Tensor) -> Any:
     """The Relax module of a function, its ops fused to kernels; tensors of ROWS rows are token tensors."""
-    from llmc.compiler.importer import Importer
-    from llmc.compiler.passes.fuse import fuse_rows
+    from llmc.compiler.graph.importer import Importer
+    from llmc.compiler.graph.passes.fuse import fuse_rows
 
     class Module(nn.Module):
         def forward(self, *values: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def kernels(module: Any) -> list[tuple[KernelSpec, list[str], str]]:
     """Of each kernel in order: its spec, the variables it reads and the one it writes."""
     from tvm import relax
 
-    from llmc.compiler.passes.fuse import NAME, PROGRAM, calls_of_tir
+    from llmc.compiler.graph.passes.fuse import NAME, PROGRAM, calls_of_tir
 
     found = []
     for var, call in calls_of_tir(module["main"]):

@@ -10,11 +10,11 @@ import pytest
 from safetensors import safe_open
 
 from llmc.compiler.config import CompileError
+from llmc.compiler.store.weights import plan_weights, write_weights
 from llmc.compiler.targets.cpu import weights as cpu_weights
 from llmc.compiler.targets.cpu.backend import named
 from llmc.compiler.targets.cpu.quant_packing import unpack_quantized
 from llmc.compiler.weight_request import WeightRequest
-from llmc.compiler.weights import plan_weights, write_weights
 from llmc.models.convert import DTYPES
 from llmc.models.loader import Parameter
 from llmc.quantize import WeightFormat

@@ -22,11 +22,10 @@ from llmc.compiler.targets.cpu import target as cpu
 from llmc.compiler.targets.cpu.kernels import builder
 from llmc.compiler.targets.cpu.kernels.pipeline import llvm_text
 from llmc.compiler.targets.cpu.target import NATIVE_TARGET, TARGETS, TargetError, enable, native_target, runs_here
-from llmc.runtime import isa
-from llmc.runtime.abi import library_candidates
-from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
+from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer, isa
+from llmc.runtime.binding.abi import library_candidates
+from llmc.runtime.binding.handle import isa_level, library
 from llmc.runtime.graphs_file import read_graphs
-from llmc.runtime.handle import isa_level, library
 
 from support.artifacts import TinyArtifact
 from support.compiled import Pages, compile_tiny, replay

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from llmc.buckets import Bucket
 from llmc.cli.main import main
-from llmc.compiler.cache import GraphCache
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.extend import add_buckets
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.pipeline import compile_model
+from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.targets.base import Choice
 from llmc.compiler.targets.cpu import tuning
 from llmc.compiler.targets.cpu.backend import CpuTarget
@@ -34,9 +34,9 @@ from llmc.compiler.targets.cpu.kernels.schedule import Schedule, neighbours
 from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear
 from llmc.compiler.targets.cpu.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation
 from llmc.compiler.targets.cpu.target import TARGETS, Target, enable, native_target, runs_here
+from llmc.machine import num_cores
 from llmc.quantize import WeightFormat
 from llmc.runtime.binding import Artifact, Replayer
-from llmc.runtime.device import num_cores
 from llmc.runtime.graphs_file import read_graphs
 
 from support.artifacts import TINY_LADDER, TinyArtifact

@@ -1,0 +1,58 @@
+"""Compares every byte of an artifact with its checksums, for the commands that have --verify."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmc.runtime.checksums import verify_artifact
+from llmc.runtime.graphs_file import FormatError, Tables, read_graphs
+from llmc.units import format_bytes
+
+_SHOW_PROGRESS_AFTER_S = 2.0
+_SHOWN_DAMAGE = 3
+
+
+def check_bytes(artifact: Path, tables: Tables | None = None) -> str:
+    """Reads the whole artifact and returns what was found, for people. Raises FormatError that names what is damaged.
+
+    tables: its graphs.bin where the caller has read it.
+    """
+    tables = read_graphs(artifact) if tables is None else tables
+    with _slow_progress("verify") as progress:
+        damaged = verify_artifact(artifact, tables, progress)
+    if damaged:
+        more = f", and {len(damaged) - _SHOWN_DAMAGE} more" if len(damaged) > _SHOWN_DAMAGE else ""
+        listed = "; ".join(map(str, damaged[:_SHOWN_DAMAGE])) + more
+        raise FormatError(f"{artifact} is damaged: {listed}: compile the model again")
+    size = sum(code.bytes for code in tables.code) + tables.header.weights_bytes
+    return f"verified: {len(tables.weights)} weights and the code, {format_bytes(size)}, match"
+
+
+@contextmanager
+def _slow_progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Yields update(bytes done, bytes in all); a bar on a terminal's stderr once it has taken a while."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from llmc.cli.render.console import Console
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    bars = Progress(*columns, console=console, transient=True)
+    task = bars.add_task(what, total=None)
+    begin, shown = time.monotonic(), False
+
+    def update(done: int, total: int) -> None:
+        nonlocal shown
+        bars.update(task, completed=done, total=total)
+        if not shown and console.is_terminal and time.monotonic() - begin > _SHOW_PROGRESS_AFTER_S:
+            shown = True
+            bars.start()
+
+    try:
+        yield update
+    finally:
+        if shown:
+            bars.stop()

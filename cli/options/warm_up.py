@@ -1,0 +1,229 @@
+"""What `llmc warmup` and `llmc serve` share: the plan of a warm-up, its memory budget, its progress, its cost table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from llmc.buckets.bucket import BucketError
+from llmc.buckets.warm_order import ladder_usage, parse_strategies, warm_order
+from llmc.cache_root import cost_folder
+from llmc.cli.options.warm_flags import REPLAY_S
+from llmc.cli.render.warm_log import WarmLog, bucket_lines
+from llmc.runtime.warm_up.budget import Budget, BudgetError, BudgetOptions, base_graphs, budget_of, plan_budget
+from llmc.runtime.warm_up.cost_tables import CostRecorder, bucket_of
+from llmc.runtime.warm_up.warm_up import WarmPlan
+
+if TYPE_CHECKING:
+    from llmc.buckets.usage import Usage
+    from llmc.runtime.binding import GraphInfo
+    from llmc.runtime.warm_up.warm_up import OnWarmStep, WarmStep
+
+READY_AFTER = ("all", "hot")
+MEASURE_WITHIN_S = 2.0
+"""What a server measures without being asked takes at most about so long, on an idle machine; seconds."""
+
+
+@dataclass(frozen=True)
+class WarmOptions:
+    """trace: traffic that orders the graphs. ready_after: all or hot. measure: costs that are not known, or that are
+    not to be trusted; None: only where that takes MEASURE_WITHIN_S of an idle machine; again: and those that are.
+    measure_s: about the seconds that measuring a load may take. replay_s: about so long graphs are replayed, the rest
+    is walked through. skip: no warm-up. budget: None for no budget."""
+
+    trace: Path | None = None
+    strategy: str = "auto"
+    ready_after: str = "all"
+    measure: bool | None = True
+    again: bool = False
+    measure_s: float = 0.1
+    cost_folder: Path | None = None
+    replay_s: float = REPLAY_S
+    skip: bool = False
+    budget: BudgetOptions | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            by_phase = parse_strategies(self.strategy)
+        except BucketError as error:
+            raise typer.BadParameter(str(error)) from error
+        if self.skip and self.ready_after != "all":
+            raise typer.BadParameter("--skip-warmup leaves no graph to wait for: leave --ready-after out")
+        if self.skip and self.measure:
+            raise typer.BadParameter("--skip-warmup and --measure-costs exclude each other")
+        if self.ready_after not in READY_AFTER:
+            raise typer.BadParameter(f"--ready-after {self.ready_after!r} is unknown: use {' or '.join(READY_AFTER)}")
+        if "traffic" in by_phase.values() and self.trace is None:
+            raise typer.BadParameter(
+                "a warm-up ordered by traffic needs a trace: give one, or use min_tokens or max_bs"
+            )
+
+
+def budget_options(
+    utilization: float | None, graph_reserved: float | None, prompt_ratio: float | None, kv_bytes: int
+) -> BudgetOptions | None:
+    """The budget that flags ask for; None without --memory-utilization. Raises BadParameter."""
+    try:
+        return budget_of(utilization, graph_reserved, prompt_ratio, kv_bytes)
+    except BudgetError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+class WarmUpPlanner:
+    """Plans the warm-up of an artifact and keeps its cost table; `budget` is decided at once, with a line each step."""
+
+    def __init__(self, artifact: Path, options: WarmOptions) -> None:
+        """Raises BucketError and BudgetError, and LlmcError for an artifact that cannot be opened."""
+        from llmc.runtime.binding import Artifact
+
+        self._artifact, self._options = artifact, options
+        with Artifact(artifact) as opened:
+            info, graphs = opened.info, opened.graphs()
+        self._vocab_size = info.vocab_size
+        for line in bucket_lines(graphs):
+            say(line)
+        self._used = self._usage(graphs) if options.trace is not None else None
+        self._order, self._num_hot = self._order_of(graphs, base_graphs(graphs))
+        self.budget: Budget | None = None
+        if options.budget is not None:
+            from llmc.machine import available_memory
+
+            self.budget = plan_budget(info, graphs, self._order, available_memory(), options.budget)
+            for line in self.budget.lines:
+                say(f"memory: {line}")
+        self._recorder: CostRecorder | None = None
+
+    def plan(self, graphs: Sequence[GraphInfo], num_threads: int) -> WarmPlan:
+        """The plan for an engine of num_threads threads."""
+        options = self._options
+        dropped = frozenset(self.budget.dropped if self.budget is not None else ())
+        order, num_hot = self._order, self._num_hot
+        if dropped:
+            kept = [i for i in range(len(graphs)) if i not in dropped]
+            base = base_graphs([graphs[i] for i in kept])
+            order, num_hot = self._order_of(graphs, [kept[i] for i in base], dropped)
+        measure: frozenset[int] = frozenset()
+        # Behind traffic nothing is measured: it would be slow, and what it found wrong.
+        if options.measure is not False and options.ready_after == "all" and not options.skip:
+            try:
+                self._recorder = CostRecorder(self._artifact, cost_folder(options.cost_folder), graphs, num_threads)
+                measure = frozenset(order) if options.again else self._recorder.unknown()
+            except BucketError as error:
+                say(f"warning: costs are not measured: {error}")
+        if options.skip:
+            say("the warm-up is skipped: the first requests pay for what graphs touch first")
+        return WarmPlan(
+            order,
+            num_hot if options.ready_after == "hot" else len(order),
+            measure & frozenset(order),
+            dropped,
+            options.measure_s,
+            MEASURE_WITHIN_S if options.measure is None else None,
+            options.replay_s,
+            options.skip,
+        )
+
+    def log(self) -> WarmLog:
+        """Sums up a warm-up."""
+        return WarmLog(self._vocab_size)
+
+    def doubtful(self) -> frozenset[int]:
+        """Graphs by index whose measured costs are not to be trusted."""
+        self.flush()
+        return frozenset() if self._recorder is None else self._recorder.unknown()
+
+    def take(self, step: WarmStep) -> None:
+        """Notes what a step measured."""
+        if self._recorder is not None:
+            self._keep(lambda recorder: recorder.take(step))
+
+    def take_overhead(self, step_s: float, token_s: float) -> None:
+        """Notes what a step takes around its replay, and for each token that it samples."""
+        if self._recorder is not None:
+            self._keep(lambda recorder: recorder.take_overhead(step_s, token_s))
+
+    def flush(self) -> CostRecorder | None:
+        """Writes what is left; the recorder, or None when nothing is measured."""
+        if self._recorder is not None:
+            self._keep(CostRecorder.flush)
+        return self._recorder
+
+    def _keep(self, write: Callable[[CostRecorder], None]) -> None:
+        """A table that cannot be written is no reason not to serve."""
+        assert self._recorder is not None
+        try:
+            write(self._recorder)
+        except BucketError as error:
+            self._recorder = None
+            say(f"warning: costs are not kept: {error}")
+
+    def _usage(self, graphs: Sequence[GraphInfo]) -> dict[str, Usage]:
+        from llmc.buckets.trace import read_trace
+
+        assert self._options.trace is not None
+        return ladder_usage(read_trace(self._options.trace), map(bucket_of, graphs))
+
+    def _order_of(
+        self, graphs: Sequence[GraphInfo], base: Sequence[int], dropped: frozenset[int] = frozenset()
+    ) -> tuple[tuple[int, ...], int]:
+        kept = [i for i in range(len(graphs)) if i not in dropped]
+        buckets = [bucket_of(graphs[i]) for i in kept]
+        order, num_hot = warm_order(buckets, [kept.index(i) for i in base], self._options.strategy, self._used)
+        return tuple(kept[i] for i in order), num_hot
+
+
+@contextmanager
+def warm_up_progress(planner: WarmUpPlanner) -> Iterator[OnWarmStep]:
+    """Shows the warm-up on stderr, a bar on a terminal, else a line a graph, and keeps what it measures."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from llmc.cli.render.console import Console
+
+    console = Console(stderr=True)
+    columns = (TextColumn("[warm-up]", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bars = Progress(*columns, TextColumn("{task.description}"), console=console)
+    task = bars.add_task("", total=None)
+    log = planner.log()
+
+    def show(step: WarmStep) -> None:
+        planner.take(step)
+        log.take(step)
+        draw(step)
+        if step.done == step.total:
+            planner.flush()
+            for line in (*log.lines(), *((f"note: {step.note}",) if step.note else ())):
+                say(line)
+
+    def draw(step: WarmStep) -> None:
+        if not console.is_terminal:
+            print(step.line(), file=sys.stderr, flush=True)
+            return
+        if step.done == 1:
+            bars.start()
+        what = f"{step.graph.phase} {step.graph.batch}x{step.graph.seq}"
+        left = f"{step.remaining_s:.0f} s left, {step.memory_left / 2**30:.1f} GiB free"
+        bars.update(task, total=step.total, completed=step.done, description=f"{left}, {what}")
+        if step.done == step.total:
+            end()
+
+    def end() -> None:
+        # Without a terminal, and when it is stopped twice, rich writes an empty line.
+        if bars.live.is_started:
+            bars.stop()
+
+    try:
+        yield show
+    finally:
+        end()
+        planner.flush()
+
+
+def say(message: str) -> None:
+    """A line on stderr."""
+    print(f"llmc: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""How commands show things in a terminal."""

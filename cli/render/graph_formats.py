@@ -1,0 +1,202 @@
+"""A graph as JSON data, Graphviz source, or an ONNX model for viewers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llmc.runtime.graph_view import BufferView, CommandView, commands_of, memory_plan, role_of
+from llmc.runtime.graphs_file import Graph, Tables
+
+_COLOURS = {"linear": "#cfe2ff", "attention": "#ffd9c7", "rope": "#fff3bf", "norm": "#d8f5d0", "activation": "#e7dcf7"}
+
+# As Netron calls them.
+_CATEGORIES = {
+    "linear": "Layer",
+    "attention": "Attention",
+    "rope": "Transform",
+    "norm": "Normalization",
+    "activation": "Activation",
+    "embedding": "Transform",
+    "gather": "Tensor",
+}
+
+
+class InspectError(RuntimeError):
+    """A graph that cannot be shown as asked."""
+
+
+def graph_data(tables: Tables, graph: Graph) -> dict[str, Any]:
+    """Plain data of one graph: shapes, commands, and the memory plan (offsets and sizes in bytes)."""
+    commands = commands_of(tables, graph)
+    return {
+        "bucket": graph.name,
+        "max_tokens": graph.max_tokens,
+        "max_seqs": graph.max_seqs,
+        "max_samples": graph.max_samples,
+        "max_blocks_per_seq": graph.max_blocks_per_seq,
+        "row_unit": graph.row_unit,
+        "arena_bytes": graph.arena_bytes,
+        "commands": [
+            {
+                "index": c.index,
+                "name": c.name,
+                "kernel": c.symbol,
+                "op": c.op,
+                "family": c.family,
+                "layer": c.layer,
+                "barrier": c.barrier,
+                "operands": [
+                    {
+                        "kind": b.kind,
+                        "name": b.name,
+                        "dtype": b.dtype,
+                        "shape": list(b.shape),
+                        "offset": b.offset,
+                        "bytes": b.bytes,
+                        "written": b.written,
+                    }
+                    for b in c.buffers
+                ],
+            }
+            for c in commands
+        ],
+        "memory_plan": [
+            {
+                "name": v.name,
+                "dtype": v.dtype,
+                "shape": list(v.shape),
+                "offset": v.offset,
+                "bytes": v.bytes,
+                "first_command": v.first,
+                "last_command": v.last,
+            }
+            for v in memory_plan(commands)
+        ],
+    }
+
+
+def _quote(text: str) -> str:
+    # JSON leaves `\n`, which Graphviz reads as a line break, and escapes quotes the way Graphviz wants.
+    return json.dumps(text, ensure_ascii=False)
+
+
+def graph_dot(tables: Tables, graph: Graph) -> str:
+    """Graphviz source: a box a command, which names the weights and inputs it reads, and an edge a computed value.
+
+    Inputs are read in every layer: edges from them would cover the flow of the values.
+    """
+    lines = [
+        f"digraph {_quote(graph.name)} {{",
+        "  rankdir=TB; node [shape=box, fontname=sans, fontsize=11, style=filled];",
+        "  edge [fontname=sans, fontsize=9, color=gray40, fontcolor=gray30];",
+    ]
+    sources: dict[str, str] = {}
+    for c in commands_of(tables, graph):
+        text = [f"{c.index}: {c.name}", c.symbol]
+        text += [f"{b.name}  {b.type}" for b in c.buffers if b.kind == "weight"]
+        text += [f"{b.name}  {b.type}" for b in c.buffers if b.kind == "input"]
+        lines.append(
+            f'  c{c.index} [label={_quote(chr(10).join(text))}, fillcolor="{_COLOURS.get(c.family, "#eeeeee")}"];'
+        )
+        for buffer in _reads(c):
+            if buffer.name in sources:
+                lines.append(f"  {sources[buffer.name]} -> c{c.index} [label={_quote(buffer.type)}];")
+        for buffer in _writes(c):
+            sources[buffer.name] = f"c{c.index}"
+            if buffer.kind == "output":
+                end = _quote(f"{buffer.name}\n{buffer.type}")
+                lines.append(f"  out{c.index} [label={end}, shape=ellipse]; c{c.index} -> out{c.index};")
+    return "\n".join([*lines, "}", ""])
+
+
+def _reads(command: CommandView) -> list[BufferView]:
+    # A pool that is written shows once, as the new version.
+    return [b for b in command.buffers if not b.written]
+
+
+def _writes(command: CommandView) -> list[BufferView]:
+    return [b for b in command.buffers if b.written]
+
+
+def _viewer_facts(command: CommandView) -> dict[str, str]:
+    """Metadata that viewers read: Netron takes `input_names`, Model Explorer folds nodes by `namespace`."""
+    facts = {"input_names": f"[{', '.join(repr(role_of(command, b)) for b in _reads(command))}]"}
+    if category := _CATEGORIES.get(command.family):
+        facts["category"] = category
+    return facts | {"namespace": command.name.rpartition(".")[0].replace(".", "/")}
+
+
+def graph_onnx(tables: Tables, graph: Graph) -> bytes:
+    """An ONNX model for viewers: a node of domain `llmc` a command, an edge a computed value.
+
+    Weights and the inputs of a step, except input_ids, are sparse initializers without values: viewers show these
+    inside the node that reads them, with their shapes, and need no data. Raises InspectError where the package onnx is
+    missing.
+    """
+    try:
+        import onnx
+        from onnx import TensorProto, helper
+    except ImportError:
+        from llmc.distribution import install_compiler
+
+        raise InspectError(f"the ONNX format needs the package onnx: {install_compiler()}") from None
+    types = {
+        "f32": TensorProto.FLOAT,
+        "bf16": TensorProto.BFLOAT16,
+        "f16": TensorProto.FLOAT16,
+        "i8": TensorProto.INT8,
+        "u8": TensorProto.UINT8,
+        "i32": TensorProto.INT32,
+    }
+
+    def info(buffer: BufferView) -> Any:
+        where = f", at byte {buffer.offset} of the arena" if buffer.kind == "arena" else ""
+        text = f"{buffer.kind}, {buffer.bytes} bytes{where}"
+        return helper.make_tensor_value_info(buffer.name, types[buffer.dtype], list(buffer.shape), doc_string=text)
+
+    def without_data(buffer: BufferView) -> Any:
+        values = helper.make_tensor(buffer.name, types[buffer.dtype], [0], b"", raw=True)
+        indices = helper.make_tensor(f"{buffer.name}.indices", TensorProto.INT64, [0], [])
+        return helper.make_sparse_tensor(values, indices, [int(extent) for extent in buffer.shape])
+
+    nodes: list[Any] = []
+    constants: list[Any] = []
+    inputs: list[Any] = []
+    between: list[Any] = []
+    outputs: list[Any] = []
+    known: set[str] = set()
+    commands = commands_of(tables, graph)
+    last_pool = {b.name.split(".")[0]: b.name for c in commands for b in _writes(c) if b.kind in ("k_pool", "v_pool")}
+    for c in commands:
+        for buffer in _reads(c):
+            if buffer.name not in known:
+                known.add(buffer.name)
+                if buffer.kind in ("weight", "input") and buffer.name != "input_ids":
+                    constants.append(without_data(buffer))
+                else:
+                    inputs.append(info(buffer))
+        for buffer in _writes(c):
+            known.add(buffer.name)
+            is_output = buffer.kind == "output" or buffer.name in last_pool.values()
+            (outputs if is_output else between).append(info(buffer))
+        node = helper.make_node(
+            c.op,
+            [b.name for b in _reads(c)],
+            [b.name for b in _writes(c)],
+            name=c.name,
+            domain="llmc",
+            kernel=c.symbol,
+            family=c.family,
+            layer=c.layer,
+            barrier=int(c.barrier),
+        )
+        for key, value in _viewer_facts(c).items():
+            node.metadata_props.add(key=key, value=value)
+        nodes.append(node)
+    name = graph.name.replace(":", "_")
+    body = helper.make_graph(nodes, name, inputs, outputs, value_info=between, sparse_initializer=constants)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("llmc", 1)]
+    model = helper.make_model(body, producer_name="llmc", opset_imports=opsets, ir_version=10)
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())

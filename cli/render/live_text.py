@@ -1,0 +1,60 @@
+"""Texts on stdout while their tokens come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from llmc.cli.render.terminal_text import exact, printable
+
+if TYPE_CHECKING:
+    from llmc.runtime.outputs import TokenDelta
+
+
+class LiveText:
+    """Prints continuations in input order, each at once as far as it is there and closed by a newline.
+
+    heads: what each prompt's continuations read on from. What comes for a later one is kept until its turn.
+    """
+
+    def __init__(self, heads: Sequence[str], n: int, out: TextIO) -> None:
+        self._heads = heads
+        self._n = n
+        self._out = exact(out)
+        # A program that reads the texts gets them as they are.
+        self._shown = printable if out.isatty() else str
+        self._kept: dict[int, list[str]] = {}
+        self._ended: set[int] = set()
+        self._turn = 0
+        self._begun = False
+
+    def take(self, delta: TokenDelta) -> None:
+        """Takes what a continuation gained."""
+        which = delta.index * self._n + delta.output_index
+        self._kept.setdefault(which, []).append(delta.text)
+        if delta.finish_reason is not None:
+            self._ended.add(which)
+        if which == self._turn:
+            self._print()
+
+    def close(self) -> None:
+        """Ends the line of a continuation that was interrupted."""
+        if self._begun:
+            self._write("\n")
+            self._begun = False
+
+    def _print(self) -> None:
+        while self._turn in self._kept:
+            text = "".join(self._kept.pop(self._turn))
+            self._write(text if self._begun else self._heads[self._turn // self._n] + text)
+            self._begun = True
+            if self._turn not in self._ended:
+                return
+            self.close()
+            self._ended.remove(self._turn)
+            self._turn += 1
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._out.write(self._shown(text))
+            self._out.flush()

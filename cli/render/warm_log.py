@@ -1,0 +1,64 @@
+"""What a start tells: the buckets of each phase, and after the warm-up which graphs are warm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from llmc.buckets.bucket import PHASES
+from llmc.runtime.warm_up.budget import graph_set_bytes
+from llmc.units import format_bytes
+
+if TYPE_CHECKING:
+    from llmc.runtime.binding import GraphInfo
+    from llmc.runtime.warm_up.warm_up import WarmStep
+
+_SIZES = {"prefill": "batch x length", "decode": "batch x context", "mixed": "batch x tokens"}
+
+
+def sizes(graphs: Sequence[GraphInfo]) -> str:
+    """All of one phase in short: batch x sizes, as in 1x128,256 2x128."""
+    by_batch: dict[int, list[int]] = {}
+    for graph in sorted(graphs, key=lambda g: (g.batch, g.seq)):
+        by_batch.setdefault(graph.batch, []).append(graph.seq)
+    return " ".join(f"{batch}x{','.join(map(str, seqs))}" for batch, seqs in by_batch.items())
+
+
+def bucket_lines(graphs: Sequence[GraphInfo]) -> list[str]:
+    """The buckets, a line each phase."""
+    lines = []
+    for phase in PHASES:
+        mine = [graph for graph in graphs if graph.phase == phase]
+        if mine:
+            lines.append(f"{phase} buckets: {len(mine)} ({_SIZES[phase]}) {sizes(mine)}")
+    return lines
+
+
+@dataclass
+class WarmLog:
+    """The steps of a warm-up, summed up at its end."""
+
+    vocab_size: int
+    steps: list[WarmStep] = field(default_factory=list)
+
+    def take(self, step: WarmStep) -> None:
+        """Notes a graph that is warm."""
+        self.steps.append(step)
+
+    def lines(self) -> list[str]:
+        """The warm graphs, a line each phase: how many, the time of their last replays or walks, memory, which."""
+        lines = []
+        for phase in PHASES:
+            mine = [step for step in self.steps if step.graph.phase == phase]
+            if not mine:
+                continue
+            replayed = sum(step.replayed for step in mine)
+            graphs = [step.graph for step in mine]
+            memory = format_bytes(graph_set_bytes(graphs, self.vocab_size))
+            seconds = sum(step.wall_ns for step in mine) / 1e9
+            lines.append(
+                f"{phase} graphs warm: {len(mine)}, {replayed} replayed and {len(mine) - replayed} walked in "
+                f"{seconds:.2f} s, {memory}: {sizes(graphs)}"
+            )
+        return lines

@@ -1,0 +1,174 @@
+"""TVM's importer of exported programs, watched: which node made which variable, and which values are packed.
+
+A value that feeds a linear is packed (FORMAT.md), any other is plain. Where an op wants the other layout,
+an identity is put between, which is fused into a neighbour like any elementwise op.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+from tvm import relax, te, tirx
+from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+from llmc.compiler.config import CompileError
+from llmc.compiler.dtypes import F32, FLOATS_BY_LONG_NAME
+from llmc.compiler.graph.commands import round_up
+from llmc.compiler.ops.registry import OPS
+
+Converter = Callable[[fx.Node, Any], relax.Var]
+
+
+def schema_of(node: fx.Node) -> Any | None:
+    """The schema of the op that a node calls, None for a node that calls none."""
+    return getattr(node.target, "_schema", None)
+
+
+def llmc_op(node: fx.Node) -> str | None:
+    """The op's name in the llmc namespace, None for any other node."""
+    schema = schema_of(node)
+    namespace, _, name = schema.name.partition("::") if schema is not None else ("", "", "")
+    return name if namespace == "llmc" else None
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """The arguments of an op by name, defaults filled in."""
+    values: dict[str, Any] = {}
+    schema = schema_of(node)
+    for i, argument in enumerate(schema.arguments if schema is not None else ()):
+        given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+        values[argument.name] = given
+    return values
+
+
+def _describe(node: fx.Node) -> str:
+    """As in `op aten.softmax.int (node softmax, [s0, 60] to [s0, 60])`."""
+
+    def shape(value: Any) -> str:
+        if isinstance(value, (list, tuple)):
+            return ", ".join(map(shape, value))
+        return f"[{', '.join(map(str, value.shape))}]" if hasattr(value, "shape") else str(value)
+
+    inputs = ", ".join(shape(n.meta["val"]) for n in node.all_input_nodes if "val" in n.meta)
+    result = shape(node.meta["val"]) if "val" in node.meta else "?"
+    return f"op {node.target} (node {node.name}, {inputs or 'nothing'} to {result})"
+
+
+class Importer(ExportedProgramImporter):  # type: ignore[misc]
+    """One import. After it `describe` says what a variable of the module came from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._packed: dict[fx.Node, relax.Var] = {}
+        self._only_packed: set[fx.Node] = set()
+        self._made: list[tuple[int, fx.Node]] = []
+        self._llmc: dict[str, Converter] = {}
+
+    def run(self, program: Any, converters: dict[str, Converter]) -> Any:
+        """The Relax module. Raises CompileError naming an op that TVM cannot import."""
+        self._llmc = converters
+        return self.from_exported_program(program, True, True, False, dict(converters))
+
+    def describe(self, variable: str) -> str:
+        """Words for the op that made a variable of the imported module."""
+        number = _number(variable)
+        for made, node in self._made:
+            if number is not None and made >= number:
+                return _describe(node)
+        return f"the op of {variable}"
+
+    def _check_unsupported_func_type(self, nodes: Sequence[fx.Node]) -> None:
+        """Called before the first node is translated, with every converter in place."""
+        for name, reduce in (("amax.default", relax.op.max), ("amin.default", relax.op.min)):
+            self.convert_map.setdefault(name, self._extreme(reduce))
+        for node in nodes:
+            if node.op == "call_function" and getattr(node.target, "__name__", "") not in self.convert_map:
+                known = f"llmc::{llmc_op(node)} has no kernel template" if llmc_op(node) else "cannot be compiled"
+                raise CompileError(f"{_describe(node)}: it {known}; write it with other ops")
+        for name, convert in list(self.convert_map.items()):
+            if isinstance(name, str):
+                self.convert_map[name] = self._watched(convert, name in self._llmc)
+
+    def _watched(self, convert: Callable[..., Any], own: bool) -> Callable[..., Any]:
+        def watched(node: fx.Node, *_: Any) -> Any:
+            op = llmc_op(node)
+            definition = OPS.get(op or "")
+            wants = (
+                arguments_of(node)[definition.packed_arguments[0]]
+                if definition and definition.packed_arguments
+                else None
+            )
+            for source in node.all_input_nodes:
+                if source is not wants and source in self._only_packed:
+                    self.env[source] = self._unpack(source)
+                    self._only_packed.remove(source)
+            if wants is not None:
+                before = self.env[wants]
+                if wants not in self._packed:
+                    self._packed[wants] = self._pack(wants)
+                self.env[wants] = self._packed[wants]
+            try:
+                made = convert(node, self) if own else convert(node)
+            except (AssertionError, KeyError, NotImplementedError, TypeError, ValueError) as error:
+                if isinstance(error, CompileError):
+                    raise
+                raise CompileError(f"{_describe(node)} cannot be imported: {error}") from error
+            if wants is not None:
+                self.env[wants] = before
+            for var in made if isinstance(made, (list, tuple)) else (made,):
+                number = _number(var.name) if isinstance(var, relax.Var) else None
+                if number is not None:
+                    self._made.append((number, node))
+            if definition is not None and definition.packed_result:
+                self._packed[node] = made
+                self._only_packed.add(node)
+            return made
+
+        return watched
+
+    def _extreme(self, reduce: Callable[..., relax.Expr]) -> Callable[[fx.Node], relax.Var]:
+        """amax and amin, which TVM's importer lacks."""
+
+        def convert(node: fx.Node) -> relax.Var:
+            arguments = arguments_of(node)
+            reduced = reduce(self.env[arguments["self"]], list(arguments["dim"]) or None, arguments["keepdim"])
+            return self.block_builder.emit(reduced)
+
+        return convert
+
+    def _pack(self, node: fx.Node) -> relax.Var:
+        """The value as a linear takes it: columns rounded up to whole words, the rest zero."""
+        plain = self.env[node]
+        width = int(plain.ty.shape[1])
+        dtype = FLOATS_BY_LONG_NAME.get(str(plain.ty.dtype), F32)
+        wide = round_up(width, dtype.per_word)
+
+        def pack(x: te.Tensor) -> te.Tensor:
+            def element(i: Any, j: Any) -> Any:
+                return x[i, j] if wide == width else tirx.if_then_else(j < width, x[i, j], _zero(x.dtype))
+
+            return te.compute((x.shape[0], wide), element, name="pack")
+
+        return self.block_builder.emit_te(pack, plain, primfunc_name_hint="pack")
+
+    def _unpack(self, node: fx.Node) -> relax.Var:
+        """The value that other ops take."""
+        width = int(node.meta["val"].shape[-1])
+        return self.block_builder.emit_te(
+            lambda x: te.compute((x.shape[0], width), lambda i, j: x[i, j], name="unpack"),
+            self.env[node],
+            primfunc_name_hint="unpack",
+        )
+
+
+def _zero(dtype: str) -> Any:
+    return tirx.const(0.0, dtype)
+
+
+def _number(variable: str) -> int | None:
+    """Variables are lv, lv1, lv2, …, in the order in which they are made."""
+    found = re.fullmatch(r"lv(\d*)", variable)
+    return int(found[1] or 0) if found else None

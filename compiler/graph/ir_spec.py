@@ -1,0 +1,70 @@
+"""The IR spec, checked between phases. An error names the node, the op, the argument, what it is and what it should be.
+
+After lowering every call is an llmc op with a kernel template or a legalised function of rows; after binding every
+tensor of an llmc op has the dtype of its graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from llmc.compiler import dtypes
+from llmc.compiler.config import CompileError
+from llmc.compiler.graph.commands import Site
+from llmc.compiler.graph.lowered import SITE_PREFIX, Lowered
+from llmc.compiler.graph.passes.fuse import PROGRAM
+from llmc.compiler.ops.definition import makes_int8
+from llmc.compiler.ops.registry import get_op
+
+
+def verify_site(op: str, node: str, tensors: Mapping[str, Any]) -> None:
+    """Checks the tensors of an llmc op while it is lowered. tensors: Relax variables by argument name."""
+    for name, tensor in tensors.items():
+        argument = get_op(op).arguments[name]
+        rank, allowed = argument.rank, argument.dtypes
+        found, shape = str(tensor.ty.dtype), tensor.ty.shape
+        if found not in allowed or len(shape) != rank:
+            raise CompileError(
+                f"node {node}: argument {name} of llmc::{op} is {found} {list(map(str, shape))}; "
+                f"it must be {' or '.join(allowed)} of rank {rank}"
+            )
+
+
+def verify_operand(site: Site, name: str, dtype: str, act_dtype: str) -> None:
+    """Checks that a packed activation of an llmc op has the graph's activation dtype, or is words of int8."""
+    op = get_op(site.op)
+    packed = op.packed_result if name == "out" else op.arguments[name].packed
+    int8 = makes_int8(site) if name == "out" else name == "x" and site.attributes.get("int8")
+    wanted = dtypes.FLOATS[act_dtype].long_name
+    if packed and dtype != (dtypes.I32.long_name if int8 else wanted):
+        raise CompileError(
+            f"tensor {name} of llmc::{site.op} is {dtype} in a graph of {act_dtype} activations; "
+            f"convert it with .to(torch.{wanted}) in the model"
+        )
+
+
+def verify_lowered(lowered: Lowered) -> None:
+    """Checks that nothing is left in the module but llmc ops at known sites and functions of rows."""
+    main = lowered.module["main"]
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, (relax.Var, relax.TupleGetItem)):
+                continue
+            name = binding.var.name
+            if not isinstance(value, relax.Call):
+                raise CompileError(f"{name} is a {type(value).__name__}, which is no op")
+            callee = value.args[0]
+            if value.op == tvm.ir.Op.get("relax.call_tir"):
+                if PROGRAM not in (lowered.module[callee].attrs or {}):
+                    raise CompileError(f"{name} calls {callee.name_hint}, which is no function of rows")
+                continue
+            if value.op != tvm.ir.Op.get("relax.call_dps_packed"):
+                raise CompileError(f"{name} is a call of {value.op}, which was not legalised")
+            number = str(callee.global_symbol).removeprefix(SITE_PREFIX)
+            if not number.isdigit() or int(number) >= len(lowered.sites):
+                raise CompileError(f"{name} calls {callee.global_symbol}, which is no site of this model")

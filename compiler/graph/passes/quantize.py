@@ -1,0 +1,206 @@
+"""Quantized linears: sites of other kernels, and int8 activations written by whatever makes them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import relax
+
+from llmc.compiler.graph.commands import Site
+from llmc.compiler.graph.lowered import SITE_PREFIX, Lowered
+from llmc.compiler.ops.registry import get_op
+from llmc.compiler.targets.base import Target
+from llmc.quantize import Recipe, Scheme, WeightFormat
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A binding of main. site, tensors: of the llmc op it calls, None and nothing for anything else."""
+
+    var: relax.Var
+    value: relax.Expr
+    site: Site | None
+    tensors: dict[str, relax.Expr]
+
+
+def quantize_linears(lowered: Lowered, recipe: Recipe, target: Target) -> Lowered:
+    """Gives the linears whose weights are in `recipe`, and an embedding that shares such a weight, quantized kernels.
+
+    An activation that only int8 linears with equal groups read is made as int8, where the op that makes it can;
+    otherwise a `quantize_rows` goes between.
+    """
+    main = lowered.module["main"]
+    schemes = {
+        param: recipe.schemes[name]
+        for param, name in zip(main.params, lowered.params, strict=True)
+        if name in recipe.schemes
+    }
+    steps = [_step(binding, lowered) for block in main.body.blocks for binding in block.bindings]
+    rewriter = _Rewriter(lowered, main, schemes, _int8_producers(steps, main.body.body, schemes), target)
+    module = lowered.module.clone()
+    module["main"] = rewriter.run(steps)
+    return replace(lowered, module=module, sites=tuple(rewriter.sites))
+
+
+def _step(binding: relax.Binding, lowered: Lowered) -> _Step:
+    call = binding.value
+    if isinstance(call, relax.Call) and isinstance(call.args[0] if call.args else None, relax.ExternFunc):
+        name = str(call.args[0].global_symbol)
+        if name.startswith(SITE_PREFIX):
+            site = lowered.sites[int(name.removeprefix(SITE_PREFIX))]
+            return _Step(binding.var, call, site, dict(zip(site.tensors, call.args[1].fields, strict=True)))
+    return _Step(binding.var, call, None, {})
+
+
+def _variables(expr: relax.Expr) -> list[relax.Var]:
+    """The variables that a bound expression reads."""
+    if isinstance(expr, relax.Var):
+        return [expr]
+    if isinstance(expr, relax.Tuple):
+        return [v for field in expr.fields for v in _variables(field)]
+    if isinstance(expr, relax.TupleGetItem):
+        return _variables(expr.tuple_value)
+    return [v for argument in expr.args for v in _variables(argument)] if isinstance(expr, relax.Call) else []
+
+
+def _scheme(step: _Step, schemes: dict[relax.Var, Scheme]) -> Scheme | None:
+    """The scheme of the weight that an op reads, None for what is not quantized."""
+    if step.site is None or get_op(step.site.op).quantized is None:
+        return None
+    return schemes.get(step.tensors["weight"])
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """How an int8 activation is summed for the weight that reads it."""
+
+    group_size: int
+    factor: int
+
+    @classmethod
+    def of(cls, format: WeightFormat) -> _Sums:
+        return cls(format.sums.group_size, format.sums.sum_factor)
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """Of the site that makes the activation."""
+        return {"int8_group_size": self.group_size, "int8_sum_factor": self.factor}
+
+
+def _int8_producers(steps: list[_Step], output: relax.Expr, schemes: dict[relax.Var, Scheme]) -> dict[relax.Var, _Sums]:
+    """The activations that are made as int8, and how they are summed."""
+    wanted: dict[relax.Var, set[_Sums | None]] = defaultdict(set)
+    wanted[output].add(None)
+    for step in steps:
+        scheme = _scheme(step, schemes)
+        for var in _variables(step.value):
+            # An embedding has no x; variables are equal, not identical, each time they are asked for.
+            int8 = scheme is not None and scheme.act_bits == 8 and var == step.tensors.get("x")
+            wanted[var].add(_Sums.of(scheme.weight) if scheme is not None and int8 else None)
+    found = {}
+    for step in steps:
+        if step.site is not None and get_op(step.site.op).writes_int8 and len(wanted[step.var]) == 1:
+            (sums,) = wanted[step.var]
+            if sums is not None:
+                found[step.var] = sums
+    return found
+
+
+class _Rewriter:
+    def __init__(
+        self,
+        lowered: Lowered,
+        main: relax.Function,
+        schemes: dict[relax.Var, Scheme],
+        int8: dict[relax.Var, _Sums],
+        target: Target,
+    ) -> None:
+        self._target = target
+        self.sites = list(lowered.sites)
+        self._main, self._schemes, self._int8 = main, schemes, int8
+        self._new: dict[relax.Var, relax.Expr] = {}
+        self._quantized: dict[tuple[relax.Var, _Sums], relax.Var] = {}
+        self._builder = relax.BlockBuilder()
+
+    def run(self, steps: list[_Step]) -> relax.Function:
+        with self._builder.function("main", list(self._main.params)):
+            with self._builder.dataflow():
+                for step in steps:
+                    self._new[step.var] = self._builder.emit(self._rewrite(step))
+                output = self._builder.emit_output(self._replaced(self._main.body.body))
+            self._builder.emit_func_output(output)
+        return self._builder.get()["main"].with_attrs(self._main.attrs or {})
+
+    def _replaced(self, expr: relax.Expr) -> relax.Expr:
+        if isinstance(expr, relax.Var):
+            return self._new.get(expr, expr)
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([self._replaced(field) for field in expr.fields])
+        if isinstance(expr, relax.TupleGetItem):
+            return relax.TupleGetItem(self._replaced(expr.tuple_value), expr.index)
+        if isinstance(expr, relax.Call):
+            return relax.Call(expr.op, [self._replaced(a) for a in expr.args], expr.attrs, expr.ty_args)
+        return expr
+
+    def _rewrite(self, step: _Step) -> relax.Expr:
+        if step.site is None:
+            return self._replaced(step.value)
+        scheme = _scheme(step, self._schemes)
+        tensors = {name: self._replaced(tensor) for name, tensor in step.tensors.items()}
+        op, kind, attributes = step.site.op, step.var.ty, dict[str, Any]()
+        if scheme is not None:
+            weight = scheme.weight
+            op = get_op(op).quantized or op
+            attributes |= {
+                "bits": weight.bits,
+                "group_size": weight.group_size,
+                "asymmetric": weight.asymmetric,
+                "steps": weight.steps,
+                "int8": scheme.act_bits == 8,
+            }
+            if get_op(step.site.op).reads_int8 and scheme.act_bits == 8:
+                tensors["x"] = self._int8_of(step, _Sums.of(weight))
+        if step.var in self._int8:
+            sums = self._int8[step.var]
+            attributes |= sums.attributes
+            kind = self._int8_type(step.var, _width(step), sums)
+        return self._call(step.site, op, attributes, tensors, kind) if attributes else self._replaced(step.value)
+
+    def _int8_of(self, linear: _Step, sums: _Sums) -> relax.Expr:
+        """The int8 form of the activation that `linear` reads."""
+        assert linear.site is not None
+        x = linear.tensors["x"]
+        if x in self._int8:
+            return self._new[x]
+        if (x, sums) not in self._quantized:
+            width = int(linear.site.attributes["weight_shapes"]["weight"][1])
+            attributes = {
+                **sums.attributes,
+                "widths": {"x": width},
+                "on_samples": linear.site.attributes["on_samples"],
+            }
+            site = Site("quantize_rows", {}, ("x",))
+            call = self._call(site, site.op, attributes, {"x": self._replaced(x)}, self._int8_type(x, width, sums))
+            self._quantized[x, sums] = self._builder.emit(call)
+        return self._quantized[x, sums]
+
+    def _int8_type(self, x: relax.Var, width: int, sums: _Sums) -> relax.TensorType:
+        """Words of rows of `width` numbers, with their scale and sums."""
+        groups = WeightFormat(8, sums.group_size).groups(width)
+        return relax.TensorType((x.ty.shape[0], self._target.int8_row_words(width, groups)), "int32")
+
+    def _call(
+        self, site: Site, op: str, attributes: dict[str, Any], tensors: dict[str, relax.Expr], kind: relax.TensorType
+    ) -> relax.Call:
+        self.sites.append(Site(op, {**site.attributes, **attributes}, site.tensors))
+        return relax.call_dps_packed(f"{SITE_PREFIX}{len(self.sites) - 1}", list(tensors.values()), kind)
+
+
+def _width(step: _Step) -> int:
+    """Elements of a row of what an op that writes int8 makes."""
+    assert step.site is not None
+    if step.site.op == "rms_norm":
+        return int(step.site.attributes["widths"]["x"])
+    return int(step.site.attributes["weight_shapes"]["weight"][0]) // 2

@@ -1,0 +1,89 @@
+"""The model, traced once and lowered, for graphs that the cache lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llmc.buckets import Bucket
+from llmc.compiler.graph.commands import CommandList, GraphShape
+from llmc.compiler.graph.plan import needed_graphs
+from llmc.compiler.ops.definition import GraphParams
+from llmc.compiler.resolve import Resolved
+from llmc.compiler.store.cache import GraphCache, key_of
+from llmc.compiler.tvm_import import import_tvm
+
+if TYPE_CHECKING:
+    from llmc.compiler.graph.export import Exported
+    from llmc.compiler.graph.lowered import Lowered
+
+
+class Tracer:
+    """Binds graphs that the cache lacks to the lowered model, which is traced once and then cached too."""
+
+    def __init__(self, resolved: Resolved, cache: GraphCache, *, fresh: bool = False) -> None:
+        """fresh: the model is traced whatever the cache has, so that all of it can be shown."""
+        self._resolved = resolved
+        self._cache = cache
+        self._fresh = fresh
+        self._lowered: Lowered | None = None
+        self.exported: Exported | None = None
+        """What was traced by this object."""
+
+    def prepare(self, buckets: Sequence[Bucket]) -> None:
+        """Traces the model, or reads what was traced, if the cache lacks a graph of `buckets`."""
+        resolved = self._resolved
+        needed = needed_graphs(buckets, resolved.graph_params(), resolved.graph_components())
+        if self._fresh or not all(self._cache.has(key_of(components)) for _, components in needed.values()):
+            self._lowered = self._quantized(self._lower())
+
+    def bind(self, shape: GraphShape, params: GraphParams) -> CommandList:
+        from llmc.compiler.graph.emit import emit
+        from llmc.compiler.graph.passes import bind_bucket
+
+        return emit(bind_bucket(self.lowered.module, shape.tokens, shape.samples), self.lowered, params)
+
+    @property
+    def lowered(self) -> Lowered:
+        """The lowered model, quantized as asked for."""
+        if self._lowered is None:
+            # An entry of the cache was damaged.
+            self._lowered = self._quantized(self._lower())
+        return self._lowered
+
+    def _quantized(self, lowered: Lowered) -> Lowered:
+        if not self._resolved.recipe.schemes:
+            return lowered
+        from llmc.compiler.graph.passes.quantize import quantize_linears
+
+        return quantize_linears(lowered, self._resolved.recipe, self._resolved.target)
+
+    def _lower(self) -> Lowered:
+        components = self._resolved.trace_components()
+        key = key_of(components)
+        payload = None if self._fresh else self._cache.get(key)
+        if payload is not None:
+            import_tvm()
+            from llmc.compiler.graph.lowered import from_bytes
+
+            return from_bytes(payload)
+        lowered = self._trace()
+        from llmc.compiler.graph.lowered import to_bytes
+
+        payload = to_bytes(lowered)
+        if payload is not None:
+            self._cache.put(key, payload, components, {"model_type": self._resolved.model.model_type})
+        return lowered
+
+    def _trace(self) -> Lowered:
+        # torch first: TVM binds to it when both are there.
+        import torch
+
+        from llmc.compiler.graph.export import export_model
+        from llmc.compiler.graph.lower import lower
+        from llmc.models.registry import build_model
+
+        with torch.device("meta"):
+            model = build_model(self._resolved.model, self._resolved.act_dtype, self._resolved.max_model_len)
+        self.exported = export_model(model)
+        return lower(self.exported)

@@ -1,0 +1,228 @@
+"""What goes into an artifact directory: the tables of graphs.bin, weights that are there already, copied files."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import shutil
+import zlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from llmc.buckets import Bucket
+from llmc.compiler.config import CompileError
+from llmc.compiler.dtypes import DTYPES
+from llmc.compiler.graph.commands import CommandList, GraphShape, Operand, round_up
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.store.graphs_writer import (
+    CommandRecord,
+    FileSums,
+    GraphRecord,
+    KernelRecord,
+    ModelRecord,
+    OperandRecord,
+    TargetRecord,
+    WeightRecord,
+    write_graphs,
+)
+from llmc.compiler.store.output import COPIED_FILES
+from llmc.compiler.store.weights import WeightLayout
+from llmc.compiler.targets.base import Target
+from llmc.graphs_format import FAMILIES, INPUTS, OPERAND_KINDS, PHASES, input_shape
+from llmc.manifest import MAX_BYTES
+from llmc.models.files import has_file, open_file
+from llmc.regular_file import parse_json, read_regular
+
+_OPERAND_KINDS = {name: code for code, name in enumerate(OPERAND_KINDS)}
+
+
+def kv_block_bytes(spec: KernelSpec, pool: str, target: Target) -> int:
+    """Bytes of one block of one layer's pool as the kernel `spec` addresses it; pool: "k_pool" or "v_pool"."""
+    params = spec.as_dict()
+    keys, values = target.kv_block_bytes(
+        int(params["num_kv_heads"]), int(params["head_dim"]), int(params["block_size"]), str(params["kv_dtype"])
+    )
+    return keys if pool == "k_pool" else values
+
+
+def _input_bytes(graph: GraphRecord) -> dict[str, int]:
+    """Bytes of each int32 input of a graph."""
+    limits = (graph.max_tokens, graph.max_seqs, graph.max_samples, graph.max_blocks_per_seq)
+    return {name: 4 * math.prod(input_shape(name, *limits)) for name in INPUTS}
+
+
+class _Commands:
+    """The records of a command list, which differ between its graphs in the bytes of inputs alone."""
+
+    def __init__(
+        self, of: CommandList, kernel_index: Mapping[KernelSpec, int], layout: WeightLayout, target: Target
+    ) -> None:
+        weight_index = {w.name: i for i, w in enumerate(layout.weights)}
+
+        def operand(o: Operand, spec: KernelSpec) -> OperandRecord:
+            kind = _OPERAND_KINDS[o.kind]
+            if o.kind == "weight":
+                index = weight_index[o.name]
+                return OperandRecord(kind, index, 0, layout.weights[index].nbytes)
+            if o.kind == "input":
+                return OperandRecord(kind, INPUTS.index(o.name), 0, 0)
+            if o.kind in ("k_pool", "v_pool"):
+                return OperandRecord(kind, o.layer, 0, kv_block_bytes(spec, o.kind, target))
+            return OperandRecord(kind, 0, o.offset, o.nbytes)
+
+        fields = {c.spec: (kernel_index[c.spec], FAMILIES.index(c.spec.family)) for c in of.commands}
+        self._commands = [
+            CommandRecord(kernel, tuple(operand(o, c.spec) for o in c.operands), c.barrier, c.layer, family)
+            for c in of.commands
+            for kernel, family in (fields[c.spec],)
+        ]
+        self._with_inputs = [
+            i for i, c in enumerate(self._commands) if any(o.kind == _OPERAND_KINDS["input"] for o in c.operands)
+        ]
+
+    def records(self, input_bytes: Mapping[str, int]) -> tuple[CommandRecord, ...]:
+        """The commands in a graph whose inputs have these sizes."""
+        inputs = [OperandRecord(_OPERAND_KINDS["input"], i, 0, input_bytes[name]) for i, name in enumerate(INPUTS)]
+        commands = list(self._commands)
+        for i in self._with_inputs:
+            operands = tuple(inputs[o.index] if o.kind == _OPERAND_KINDS["input"] else o for o in commands[i].operands)
+            commands[i] = commands[i]._replace(operands=operands)
+        return tuple(commands)
+
+
+def graphs_bin(
+    model: ModelRecord,
+    kernels: Sequence[KernelSpec],
+    layout: WeightLayout,
+    weight_crcs: Mapping[str, int],
+    graphs: Mapping[Bucket, tuple[GraphShape, CommandList]],
+    target: Target,
+    files: FileSums,
+) -> bytes:
+    """The tables of FORMAT.md. weight_crcs: CRC-32 of every weight of `layout`, by name."""
+    kernel_index = {spec: i for i, spec in enumerate(kernels)}
+    num_buffers = {c.spec: len(c.operands) for _, commands in graphs.values() for c in commands.commands}
+    builders: dict[int, _Commands] = {}
+
+    def graph(bucket: Bucket, shape: GraphShape, of: CommandList) -> GraphRecord:
+        tokens = bucket.seq if bucket.phase == "decode" else model.max_model_len
+        record = GraphRecord(
+            PHASES.index(bucket.phase),
+            bucket.batch,
+            bucket.seq,
+            shape.tokens,
+            bucket.batch,
+            shape.samples,
+            round_up(tokens, model.block_size) // model.block_size,
+            target.row_unit(shape.token_layout),
+            of.arena_bytes,
+            (),
+        )
+        # Buckets of equal shape have one list.
+        if id(of) not in builders:
+            builders[id(of)] = _Commands(of, kernel_index, layout, target)
+        return replace(record, commands=builders[id(of)].records(_input_bytes(record)))
+
+    return write_graphs(
+        TargetRecord(target.device, target.name, target.level, target.layout),
+        model,
+        [
+            KernelRecord(s.symbol(), num_buffers[s], FAMILIES.index(s.family), launch=target.launch_facts(s))
+            for s in kernels
+        ],
+        [
+            WeightRecord(w.name, DTYPES[w.dtype].code, w.shape, w.file_offset, w.nbytes, weight_crcs[w.name], w.layout)
+            for w in layout.weights
+        ],
+        [graph(bucket, shape, of) for bucket, (shape, of) in graphs.items()],
+        files,
+    )
+
+
+def reuse_weights(
+    previous: Path, crcs: Mapping[str, int] | None, layout: WeightLayout, packed: Path
+) -> dict[str, int] | None:
+    """Links the weights of the artifact about to be replaced when they are those with the checksums `crcs`, by name.
+
+    Returns the checksums, or None when there is nothing to reuse. Not when the file was changed or rotted since:
+    compiling again is what mends a damaged artifact.
+    """
+    weights = previous / "weights.safetensors"
+    try:
+        manifest = parse_json(read_regular(previous / "manifest.json", MAX_BYTES))
+        if crcs is None or manifest.get("weights_crc32") != crcs or weights.stat().st_size != layout.total_bytes:
+            return None
+        if crcs != file_crcs(weights, layout):
+            return None
+        os.link(weights, packed)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return dict(crcs)
+
+
+def file_crcs(path: Path, layout: WeightLayout) -> dict[str, int]:
+    """CRC-32 of every weight in a packed file, read once by all CPUs.
+
+    Raises OSError if it cannot be read, ValueError if its header or padding is not the layout's.
+    """
+    starts = [w.file_offset for w in layout.weights]
+    ends = [w.file_offset + w.nbytes for w in layout.weights]
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        padding = zip([len(layout.header), *ends], [*starts, layout.total_bytes], strict=True)
+        if mapped[: len(layout.header)] != layout.header or any(any(mapped[begin:end]) for begin, end in padding):
+            raise ValueError(f"{path} does not have the planned layout")
+        with memoryview(mapped) as data, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+
+            def crc(start: int, end: int) -> int:
+                with data[start:end] as tensor:
+                    return zlib.crc32(tensor)
+
+            names = [w.name for w in layout.weights]
+            return dict(zip(names, pool.map(crc, starts, ends), strict=True))
+
+
+def copied_files(model: Path, tokenizer: str) -> list[str]:
+    """Names of the tokenizer and generation files that an artifact of `model` gets; tokenizer: as in CompileConfig.
+
+    Raises CompileError when one that must be there is missing or cannot be read, and ModelError for one that is no
+    regular file of the model.
+    """
+    if tokenizer == "none":
+        return [name for name in COPIED_FILES if name == "generation_config.json" and has_file(model / name)]
+    names = [name for name in COPIED_FILES if has_file(model / name)]
+    if tokenizer == "required" or "tokenizer.json" in names:
+        _check_tokenizer(model, names)
+    return names
+
+
+def _check_tokenizer(model: Path, names: Sequence[str]) -> None:
+    meant = "mend it, or compile with --no-tokenizer an artifact that takes token ids alone"
+    file = model / "tokenizer.json"
+    if file.name not in names:
+        raise CompileError(f"{file} is missing: {meant.replace('mend', 'add')}")
+    from tokenizers import Tokenizer
+
+    try:
+        Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise CompileError(f"{file} is no tokenizer ({' '.join(str(error).split())[:200]}): {meant}") from None
+    for name in names:
+        if name.endswith(".json") and name != file.name:
+            try:
+                sound = isinstance(json.loads((model / name).read_bytes()), dict)
+            except (OSError, ValueError, RecursionError):
+                sound = False
+            if not sound:
+                raise CompileError(f"{model / name} is not a JSON object: {meant}")
+
+
+def copy_files(model: Path, output: Path, names: Sequence[str]) -> list[str]:
+    """Copies files of the model into an artifact; returns their names."""
+    for name in names:
+        with open_file(model / name) as source, (output / name).open("wb") as copy:
+            shutil.copyfileobj(source, copy)
+    return list(names)

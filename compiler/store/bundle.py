@@ -1,0 +1,307 @@
+"""Bundles: all of an artifact but its weights, in one file, for one or several targets.
+
+A zip file: bundle.json; variants/N/graphs.bin and variants/N/kernels.so for each target; costs/*.json. bundle.json
+holds the fingerprint, the architecture that it is made of, and for each variant its manifest, how its weights are laid
+out, and the SHA-256 of its files. A bundle holds machine code: use only what you trust as much as a program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import secrets
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llmc.buckets.cost_table import (
+    MAX_TABLE_BYTES,
+    CostTable,
+    CostTableError,
+    artifact_key,
+    find_tables,
+    table_name,
+)
+from llmc.compiler.config import CompileError
+from llmc.compiler.described import Described, described, read_described
+from llmc.compiler.dtypes import BY_CODE
+from llmc.compiler.pipeline import model_record, weight_shapes
+from llmc.compiler.resolve import Resolved
+from llmc.compiler.store import bundle_schema as schema
+from llmc.compiler.store import keys
+from llmc.compiler.store.bundle_archive import Archive, ArchiveError, opened
+from llmc.compiler.store.cache import key_of
+from llmc.compiler.store.graphs_patch import GraphsPatch, GraphsPatchError
+from llmc.compiler.store.graphs_writer import GraphsWriteError, pack_model
+from llmc.compiler.store.output import is_artifact
+from llmc.compiler.store.weights import plan_weights
+from llmc.compiler.weight_request import WeightRequest
+from llmc.manifest import OWN_SUM, ManifestError, checked_manifest
+from llmc.manifest_schema import complaint
+from llmc.quantize import WeightFormat
+from llmc.quantize.scheme import SCALE, STEP, ZERO
+from llmc.regular_file import JsonError, parse_json, read_regular
+from llmc.shown import shown
+
+VERSION = 1
+_MARK = "llmc_bundle"
+_INDEX = "bundle.json"
+_MAX_INDEX_BYTES = 1 << 24
+_MOST_BYTES = {"graphs.bin": schema.MAX_TABLES_BYTES, "kernels.so": schema.MAX_CODE_BYTES}
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's first day: equal bundles are equal bytes
+# What graphs depend on that is neither the target nor the tools.
+_FINGERPRINT = ("architecture", "max_model_len", "act_dtype", "kv_dtype", "block_size", "quantization")
+
+
+class BundleError(CompileError):
+    """A bundle that cannot be made, read or applied; one sentence with the offending value."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The graphs and kernels for one target. requests: its weights, in the order of the file."""
+
+    index: int
+    described: Described
+    requests: tuple[WeightRequest, ...]
+    sha256: Mapping[str, str]
+    file_bytes: Mapping[str, int]
+
+    @property
+    def resolved(self) -> Resolved:
+        return self.described.resolved
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that was read; files are read on demand and compared with their hashes."""
+
+    path: Path
+    fingerprint: str
+    architecture: Mapping[str, str]
+    llmc_version: str
+    variants: tuple[Variant, ...]
+    costs: tuple[CostTable, ...]
+
+    def read(self, variant: Variant, name: str) -> bytes:
+        """graphs.bin or kernels.so of a variant. Raises BundleError for a damaged one."""
+        member = f"variants/{variant.index}/{name}"
+        try:
+            with opened(self.path) as archive:
+                data = archive.read(member, _MOST_BYTES[name], variant.file_bytes[name])
+        except ArchiveError as error:
+            raise BundleError(f"cannot read {member} of {self.path}: {error}; copy the bundle again") from None
+        except OSError as error:
+            raise BundleError(f"cannot read {self.path}: {error.strerror or error}") from None
+        if hashlib.sha256(data).hexdigest() != variant.sha256[name]:
+            raise BundleError(f"{member} of {self.path} is damaged: its SHA-256 differs; copy the bundle again")
+        return data
+
+
+def architecture_of(components: Mapping[str, str]) -> dict[str, str]:
+    """What a fingerprint is made of, from the components of an artifact's graphs."""
+    return {name: components[name] for name in _FINGERPRINT if name in components}
+
+
+def create_bundle(artifacts: Sequence[Path], path: Path, cost_folder: Path | None = None) -> Bundle:
+    """Writes a bundle of artifacts of one architecture, each for another target, with the costs measured for them.
+
+    Raises BundleError, with `path` as it was.
+    """
+    if path.is_dir():
+        raise BundleError(f"{path} is a directory: name a file to write")
+    found = [(artifact, _read_artifact(artifact)) for artifact in artifacts]
+    first, architecture = found[0][0], architecture_of(found[0][1].manifest["graph_components"])
+    targets: dict[str, Path] = {}
+    for artifact, one in found:
+        _check_same(first, architecture, artifact, architecture_of(one.manifest["graph_components"]))
+        other = targets.setdefault(one.resolved.target.name, artifact)
+        if other != artifact:
+            raise BundleError(
+                f"{other} and {artifact} are both for {one.resolved.target.name}: give one of each target"
+            )
+    files: dict[str, bytes] = {}
+    variants = []
+    for index, (artifact, one) in enumerate(found):
+        content = {name: _content(artifact / name, most) for name, most in _MOST_BYTES.items()}
+        files.update({f"variants/{index}/{name}": data for name, data in content.items()})
+        variants.append(
+            {
+                "manifest": {k: v for k, v in one.manifest.items() if not k.startswith("weights_") and k != OWN_SUM},
+                "requests": [asdict(r) for r in _requests(artifact, one.resolved, content["graphs.bin"])],
+                "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in content.items()},
+                "bytes": {name: len(data) for name, data in content.items()},
+            }
+        )
+        for table in find_tables(cost_folder, artifact_key(one.manifest)) if cost_folder is not None else ():
+            files[f"costs/{table_name(table.artifact, table.machine)}"] = table.to_json().encode()
+    index_file = {
+        _MARK: VERSION,
+        "llmc_version": found[0][1].manifest["llmc_version"],
+        "fingerprint": key_of(architecture),
+        "architecture": architecture,
+        "variants": variants,
+        "costs": sorted(name for name in files if name.startswith("costs/")),
+    }
+    _write(path, {_INDEX: json.dumps(index_file, indent=1).encode(), **files})
+    return read_bundle(path)
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Reads what a bundle says of itself. Raises BundleError for what is none, or one of another version."""
+    try:
+        with opened(path) as archive:
+            index = _index(archive)
+            costs = [_cost_table(archive, name) for name in index["costs"]]
+        variants = tuple(_variant(i, entry, index["architecture"]) for i, entry in enumerate(index["variants"]))
+    except OSError as error:
+        raise BundleError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ArchiveError, JsonError, ManifestError, CompileError) as error:
+        raise BundleError(f"{path} is not a bundle that this llmc reads ({error}): create it again") from None
+    tables = tuple(table for table in costs if table is not None)
+    return Bundle(path, index["fingerprint"], index["architecture"], index["llmc_version"], variants, tables)
+
+
+def _index(archive: Archive) -> dict[str, Any]:
+    """bundle.json, and that the archive holds what it names and nothing else."""
+    index = parse_json(archive.read(_INDEX, _MAX_INDEX_BYTES))
+    version = index.get(_MARK) if isinstance(index, dict) else None
+    if version != VERSION or isinstance(version, bool):
+        raise BundleError(f"its version is {shown(version)}, not {VERSION}")
+    if (why := complaint(schema.Index, index)) is not None:
+        raise BundleError(why)
+    if key_of(index["architecture"]) != index["fingerprint"]:
+        raise BundleError("it is damaged: its fingerprint is not that of its architecture")
+    facts = index["architecture"].get("architecture", "{}")
+    if (why := complaint(schema.Architecture, parse_json(facts))) is not None:
+        raise BundleError(f"the model of its architecture: {why}")
+    expected = {f"variants/{i}/{name}" for i in range(len(index["variants"])) for name in _MOST_BYTES}
+    differ = archive.names ^ {_INDEX, *expected, *index["costs"]}
+    if differ:
+        raise BundleError(f"its index and its members differ in {min(differ)[:80]!a}")
+    return index
+
+
+def _read_artifact(artifact: Path) -> Described:
+    if not is_artifact(artifact):
+        raise BundleError(f"{artifact} is not an artifact: give directories that llmc compile wrote")
+    one = read_described(artifact)
+    if not isinstance(one.manifest.get("graph_components"), dict):
+        raise BundleError(f"{artifact} does not say what its graphs depend on: compile the model again")
+    return one
+
+
+def _content(path: Path, most: int) -> bytes:
+    try:
+        return read_regular(path, most)
+    except OSError as error:
+        raise BundleError(f"cannot read {path}: {error.strerror or error}; compile the model again") from None
+
+
+def _check_same(first: Path, expected: Mapping[str, str], artifact: Path, found: Mapping[str, str]) -> None:
+    differ = [name for name in _FINGERPRINT if expected.get(name) != found.get(name)]
+    if differ:
+        raise BundleError(
+            f"{first} and {artifact} differ in {', '.join(differ)}: a bundle holds one architecture, compiled alike"
+        )
+
+
+def _requests(artifact: Path, resolved: Resolved, graphs: bytes) -> list[WeightRequest]:
+    """The weights that were packed, found from their tables: a packed matrix is stored in another shape."""
+    shapes = weight_shapes(resolved.model, resolved.max_model_len)
+    schemes = resolved.recipe.schemes
+    try:
+        patch = GraphsPatch(graphs)
+    except GraphsPatchError as error:
+        raise BundleError(f"{artifact / 'graphs.bin'} cannot be read: {error}; compile the model again") from None
+    requests = []
+    for weight in patch.weights:
+        if weight.name in shapes:
+            shape = shapes[weight.name]
+            scheme = schemes.get(weight.name)
+            form = None if scheme is None else scheme.weight
+            packed = form is not None or weight.shape != shape
+            request = WeightRequest(weight.name, shape, BY_CODE[weight.dtype].name, packed, form)
+            # Where one and two parts give the same shape they are the same layout.
+            whole = not packed or resolved.target.weight_tensors(request)[0].shape == weight.shape
+            requests.append(request if whole else replace(request, parts=2))
+        elif weight.name.removesuffix(SCALE).removesuffix(ZERO).removesuffix(STEP) not in schemes:
+            raise BundleError(f"{artifact} has weight {weight.name}, which its model has not: compile the model again")
+    check_layout(requests, resolved, patch, artifact)
+    return requests
+
+
+def check_layout(requests: Sequence[WeightRequest], resolved: Resolved, patch: GraphsPatch, origin: Path) -> None:
+    """Raises BundleError when this llmc lays weights out otherwise than graphs.bin has them."""
+    layout = plan_weights(requests, resolved.target)
+    if (layout.total_bytes, zlib.crc32(layout.header)) != patch.weights_sums:
+        raise BundleError(f"{origin} was made by an llmc that lays weights out otherwise: compile the model again")
+
+
+def tables_of(bundle: Bundle, variant: Variant) -> GraphsPatch:
+    """graphs.bin of a variant, which is of its manifest's model and weights. Raises BundleError."""
+    try:
+        patch = GraphsPatch(bundle.read(variant, "graphs.bin"))
+        same = patch.model == pack_model(model_record(variant.resolved))
+    except (GraphsPatchError, GraphsWriteError) as error:
+        raise BundleError(f"graphs.bin of {bundle.path} cannot be read: {error}; create the bundle again") from None
+    if not same:
+        raise BundleError(f"graphs.bin of {bundle.path} is not of the model of its manifest: create the bundle again")
+    check_layout(variant.requests, variant.resolved, patch, bundle.path)
+    return patch
+
+
+def _variant(index: int, entry: Mapping[str, Any], architecture: Mapping[str, str]) -> Variant:
+    where = f"the manifest of variant {index}"
+    one = described(checked_manifest(entry["manifest"], where), where)
+    resolved = one.resolved
+    said = {
+        "architecture": keys.architecture(resolved.model),
+        "max_model_len": str(resolved.max_model_len),
+        "act_dtype": resolved.act_dtype,
+        "kv_dtype": resolved.kv_dtype,
+        "block_size": str(resolved.block_size),
+        **({"quantization": resolved.recipe.describe()} if resolved.recipe.schemes else {}),
+    }
+    differ = [name for name in _FINGERPRINT if said.get(name) != architecture.get(name)]
+    if differ:
+        raise BundleError(f"{where} has another {differ[0]} than the bundle")
+    requests = tuple(
+        WeightRequest(**{
+            **request,
+            "shape": tuple(request["shape"]),
+            "format": None if request["format"] is None else WeightFormat(**request["format"]),
+        })
+        for request in entry["requests"]
+    )  # fmt: skip
+    return Variant(index, one, requests, entry["sha256"], entry["bytes"])
+
+
+def _cost_table(archive: Archive, name: str) -> CostTable | None:
+    """None for one that another version of llmc measured: a warm-up measures again."""
+    with suppress(CostTableError):
+        return CostTable.from_data(parse_json(archive.read(name, MAX_TABLE_BYTES)), name)
+    return None
+
+
+def _write(path: Path, files: Mapping[str, bytes]) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with temporary.open("xb") as out:
+            out.write(buffer.getvalue())
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise BundleError(f"cannot write {path}: {error.strerror or error}") from None

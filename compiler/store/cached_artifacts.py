@@ -1,0 +1,83 @@
+"""Artifacts of model directories that `llmc run` and `llmc serve` compiled on the way: `ROOT/artifacts/KEY`.
+
+The time of change of a directory is its last use. Whoever has an artifact open keeps it when it is collected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmc.compiler.store.staging import drop_dead_staging
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+_GOING = ".going-"
+
+
+@dataclass(frozen=True)
+class CachedArtifact:
+    """file_bytes: of all its files; last_used: seconds since the epoch."""
+
+    key: str
+    path: Path
+    file_bytes: int
+    last_used: float
+
+
+def artifacts_folder(root: Path) -> Path:
+    """Where the cache `root` keeps whole artifacts."""
+    return root / "artifacts"
+
+
+def mark_used(artifact: Path) -> None:
+    """Notes that a cached artifact is used now."""
+    # A read-only cache still serves.
+    with contextlib.suppress(OSError):
+        os.utime(artifact)
+
+
+def cached_artifacts(root: Path) -> list[CachedArtifact]:
+    """Those of the cache `root`, in the order of keys; one that vanishes meanwhile is left out."""
+    found = []
+    for path in _listing(artifacts_folder(root)):
+        if not _KEY.fullmatch(path.name):
+            continue
+        with contextlib.suppress(OSError):
+            size = sum(file.stat().st_size for file in path.iterdir())
+            found.append(CachedArtifact(path.name, path, size, path.stat().st_mtime))
+    return found
+
+
+def remove_artifact(artifact: CachedArtifact) -> bool:
+    """Removes it in one step; False when it cannot be."""
+    going = artifact.path.with_name(f"{_GOING}{secrets.token_hex(8)}")
+    try:
+        artifact.path.rename(going)
+    except OSError:
+        return False
+    shutil.rmtree(going, ignore_errors=True)
+    return True
+
+
+def drop_leftovers(root: Path) -> None:
+    """Removes what killed compilations and collections left."""
+
+    folder = artifacts_folder(root)
+    for path in _listing(folder):
+        key, _, rest = path.name.partition(".tmp-")
+        if path.name.startswith(_GOING):
+            shutil.rmtree(path, ignore_errors=True)
+        elif rest and _KEY.fullmatch(key):
+            drop_dead_staging(folder / key)
+
+
+def _listing(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []

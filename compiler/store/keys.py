@@ -1,0 +1,189 @@
+"""What every key of the graph cache is made of, by name: the one place that says what invalidates what.
+
+A component is a string; `llmc cache why` shows the ones that differ. Imports neither torch nor tvm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+import llmc.buckets
+import llmc.models
+import llmc.quantize
+from llmc import graphs_format
+from llmc.compiler.config import HubSource
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.ops.definition import GraphParams
+from llmc.compiler.targets.base import Target
+from llmc.models.config import ModelConfig
+from llmc.quantize import Recipe
+
+_COMPILER = Path(__file__).parent.parent
+_FORMAT = Path(graphs_format.__file__)
+"""Order of inputs, codes of dtypes."""
+_MODELS = Path(str(llmc.models.__file__)).parent
+_PACKAGES = (_COMPILER, _MODELS, *(Path(str(package.__file__)).parent for package in (llmc.buckets, llmc.quantize)))
+_TRACE_SOURCES = (
+    "graph/export.py",
+    "graph/importer.py",
+    "graph/lower.py",
+    "graph/lowered.py",
+    "graph/ir_spec.py",
+    "graph/passes",
+    "graph/commands.py",
+    "ops",
+    "dtypes.py",
+)
+_GRAPH_SOURCES = (*_TRACE_SOURCES, "graph/emit.py", "graph/plan.py", "kernel_spec.py")
+_WEIGHT_SOURCES = ("store/weights.py", "weight_request.py", "dtypes.py")
+_QUANTIZED_WEIGHT_SOURCES = (*_WEIGHT_SOURCES, "../quantize")
+# Fields of a config that no graph depends on.
+UNQUANTIZED = Recipe({})
+_NOT_ARCHITECTURE = ("eos_token_ids", "bos_token_id", "dtype")
+
+
+@cache
+def tool_version(distribution: str) -> str:
+    """The installed version, without importing it."""
+    return importlib.metadata.version(distribution)
+
+
+@cache
+def sources_digest(names: Sequence[str] = _GRAPH_SOURCES, of_target: Sequence[Path] = ()) -> str:
+    """Digest of files and folders of the compiler, of a target's and of models; the place they are installed at is not
+    in it."""
+    paths = [*(_COMPILER / name for name in names), *of_target]
+    files = [file for path in paths for file in (sorted(path.glob("*.py")) if path.is_dir() else [path])]
+    return _digest([*files, *sorted(_MODELS.rglob("*.py"))])
+
+
+@cache
+def compiler_digest(packages: Sequence[Path] = _PACKAGES) -> str:
+    """Digest of every source that has a part in a compilation."""
+    return _digest(file for package in packages for file in sorted(package.rglob("*.py")))
+
+
+def _digest(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def architecture(model: ModelConfig) -> str:
+    """What graphs depend on of a model, as JSON: fine-tunes of one model have one architecture."""
+    facts = {name: value for name, value in asdict(model).items() if name not in _NOT_ARCHITECTURE}
+    return json.dumps(facts, sort_keys=True, default=str)
+
+
+def _model_components(model: ModelConfig, max_model_len: int, act_dtype: str) -> dict[str, str]:
+    return {
+        "architecture": architecture(model),
+        "max_model_len": str(max_model_len),
+        "act_dtype": act_dtype,
+        "torch": tool_version("torch"),
+        "tvm": tool_version("apache-tvm"),
+    }
+
+
+def trace_components(model: ModelConfig, max_model_len: int, act_dtype: str) -> dict[str, str]:
+    """What a lowered model depends on; no bucket is in it."""
+    return {
+        "kind": "trace",
+        **_model_components(model, max_model_len, act_dtype),
+        "sources": sources_digest(_TRACE_SOURCES, (_FORMAT,)),
+    }
+
+
+def graph_components(
+    model: ModelConfig, max_model_len: int, params: GraphParams, recipe: Recipe = UNQUANTIZED
+) -> dict[str, str]:
+    """What all command lists of an artifact depend on."""
+    quantization = {"quantization": recipe.describe()} if recipe.schemes else {}
+    return {
+        **quantization,
+        "kind": "graph",
+        **_model_components(model, max_model_len, params.act_dtype),
+        "kv_dtype": params.kv_dtype,
+        "block_size": str(params.block_size),
+        "layouts": params.target.layout_key(),
+        "sources": sources_digest(_GRAPH_SOURCES, (_FORMAT, *params.target.graph_sources())),
+    }
+
+
+def shape_components(common: Mapping[str, str], shape: Mapping[str, int]) -> dict[str, str]:
+    """What one command list depends on: `graph_components` and the rows it is bound to."""
+    return {**common, **{f"shape.{name}": str(value) for name, value in shape.items()}}
+
+
+def kernel_components(spec: KernelSpec, target: Target, variant: str | None = None) -> dict[str, str]:
+    """What a kernel's code depends on: the template's sources stand for the IR they generate, and for its schedule
+    unless it is another variant."""
+    return {
+        **({} if variant is None else {"schedule": variant}),
+        "kind": "kernel",
+        "op": spec.op,
+        "params": json.dumps(spec.params),
+        "target": target.code_key(),
+        "template": target.template_digest(spec.op),
+        "tvm": tool_version("apache-tvm"),
+    }
+
+
+def weights_components(
+    checkpoint: Path, model: ModelConfig, max_model_len: int, target: Target, header: bytes, *, quantized: bool = False
+) -> dict[str, str]:
+    """What packed weights are made of; a checkpoint's files count by place, size and time of change.
+
+    header: of the packed file, which is its layout. quantized: some weight of it is.
+    """
+    # Copies may keep names, sizes and times; no two files have one inode, and none sets when that changed.
+    stats = [(file, file.stat()) for file in sorted(checkpoint.glob("*.safetensors"))]
+    files = [(str(f.resolve()), s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_dev, s.st_ino) for f, s in stats]
+    return {
+        "kind": "weights",
+        "files": json.dumps(files),
+        "layout": hashlib.sha256(header).hexdigest(),
+        "rope": f"{model.rope_theta} {model.rope_scaling} {max_model_len}",
+        "sources": sources_digest(
+            _QUANTIZED_WEIGHT_SOURCES if quantized else _WEIGHT_SOURCES,
+            tuple(target.weight_sources(quantized=quantized)),
+        ),
+    }
+
+
+def artifact_components(model: Path, target: Target, source: HubSource | None = None) -> dict[str, str]:
+    """What an artifact of default settings depends on; every file of the model directory counts.
+
+    source: the commit of the hub that it is, which says all of its files.
+    """
+    files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(model.iterdir()) if f.is_file()]
+    return {
+        "kind": "artifact",
+        "files": json.dumps(files if source is None else asdict(source)),
+        "target": target.code_key(),
+        "sources": compiler_digest(),
+        "torch": tool_version("torch"),
+        "tvm": tool_version("apache-tvm"),
+        "version": llmc.__version__,
+    }
+
+
+def tuning_components(
+    spec: KernelSpec, target: Target, machine: Mapping[str, str], rows: int, search: Iterable[Path]
+) -> dict[str, str]:
+    """What a measured choice of a schedule depends on: the kernel, the machine and how it was measured (the sources of
+    the `search`)."""
+    return {
+        **kernel_components(spec, target),
+        "kind": "tuning",
+        "rows": str(rows),
+        "search": _digest(search),
+        **{f"machine.{name}": value for name, value in machine.items()},
+    }

@@ -1,0 +1,90 @@
+"""An opened artifact, through the C ABI."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from ctypes import byref, c_void_p
+from typing import Any
+
+from llmc.graphs_format import PHASES
+from llmc.runtime.binding import abi
+from llmc.runtime.binding.handle import Handle, call, plain, sized
+
+
+@dataclasses.dataclass(frozen=True)
+class ArtifactInfo:
+    """llmc_artifact_info of llmc.h: counts, the model's sizes, bytes, and what it was compiled for."""
+
+    num_graphs: int
+    num_kernels: int
+    num_commands: int
+    num_weights: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    target_level: int
+    weight_bytes: int
+    code_bytes: int
+    max_arena_bytes: int
+    kv_block_bytes: int
+    target_kind: str
+    target_name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphInfo:
+    """llmc_graph_info of llmc.h: a bucket, what its graph holds at most, and the bytes of its arena."""
+
+    phase: str
+    batch: int
+    seq: int
+    max_tokens: int
+    max_seqs: int
+    max_samples: int
+    max_blocks_per_seq: int
+    num_commands: int
+    arena_bytes: int
+
+
+def _text(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+class Artifact(Handle):
+    """An opened artifact directory. Engines and replayers made from it stay valid after close()."""
+
+    _destroy = "llmc_artifact_close"
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__()
+        pointer = c_void_p()
+        call("llmc_artifact_open", os.fsencode(path), byref(pointer))
+        self._pointer = pointer
+
+    @property
+    def info(self) -> ArtifactInfo:
+        info = sized(abi.ArtifactInfo)
+        call("llmc_artifact_get_info", self.pointer, byref(info))
+        return ArtifactInfo(**{name: _text(value) for name, value in plain(info).items()})
+
+    def verify(self) -> None:
+        """Reads all weights and compares them with their checksums; raises LlmcError that names what is damaged.
+
+        Costs one pass over weights.safetensors; other threads go on meanwhile, and engines may run.
+        """
+        call("llmc_artifact_verify", self.pointer)
+
+    def graphs(self) -> list[GraphInfo]:
+        """The graphs of the ladder, by index."""
+        return [self._graph(index) for index in range(self.info.num_graphs)]
+
+    def _graph(self, index: int) -> GraphInfo:
+        info = sized(abi.GraphInfo)
+        call("llmc_artifact_get_graph", self.pointer, index, byref(info))
+        fields = plain(info)
+        return GraphInfo(**(fields | {"phase": PHASES[fields["phase"]]}))

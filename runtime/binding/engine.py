@@ -1,0 +1,384 @@
+"""The engine: continuous batching over the graphs of an artifact. Imports neither torch nor tvm."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Mapping, Sequence
+from ctypes import byref, c_uint32, c_uint64, c_void_p
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.runtime.binding import abi
+from llmc.runtime.binding.artifact import PHASES, Artifact
+from llmc.runtime.binding.devices import DEVICE_OPTIONS, Device, device_for
+from llmc.runtime.binding.handle import Handle, IntArray, call, initial, int32, named, plain, sized
+
+EVENT_KINDS = ("token", "finished", "failed", "prompt_logprobs", "needs_mask")
+FINISH_REASONS = (None, "stop", "length", "cancelled", "error", "timeout")
+MISS_POLICIES = {"larger": 0, "error": 1, "split": 2}
+_FOREVER = 2**64 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingParams:
+    """How a request is sampled; the defaults are those of llmc.h. `seed` None: the engine draws one."""
+
+    n: int = 1
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    ignore_eos: bool = False
+    seed: int | None = None
+    num_logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+
+
+# Not frozen: one is made for every token, and that would take six times as long.
+@dataclasses.dataclass(slots=True)
+class Event:
+    """What happened to a continuation; `kind` is one of EVENT_KINDS. `top_logprobs`: (token id, logprob), best first.
+
+    token_id: the token; of "finished", the eos or stop id that ended it; else -1. num_output_tokens: sampled so far,
+    that one as well. position: of the token, counted from the prompt's first. rank: with a logprob, 1 for the likeliest
+    token and equal ones by id, lowest first; else 0.
+    error_message: why it "failed", one sentence; else empty.
+    Times are on time.monotonic_ns(); arrival_ns to first_token_ns come with "finished" and "failed", 0 for never.
+    """
+
+    kind: str
+    request_id: int
+    output_index: int
+    token_id: int
+    finish_reason: str | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    error_code: int
+    logprob: float
+    top_logprobs: tuple[tuple[int, float], ...]
+    time_ns: int
+    position: int
+    rank: int
+    arrival_ns: int
+    first_scheduled_ns: int
+    first_token_ns: int
+    error_message: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineStats:
+    """llmc_engine_stats of llmc.h: what is there now, and counts and times since the engine was made.
+
+    device: what the device counts, by names of its own.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    max_request_tokens: int
+    num_steps: int
+    num_prefill_steps: int
+    num_decode_steps: int
+    num_preemptions: int
+    num_finished: int
+    num_bucket_misses: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    scheduled_tokens: int
+    padded_tokens: int
+    step_ns: int
+    replay_ns: int
+    sample_ns: int
+    schedule_ns: int
+    prepare_ns: int
+    kernel_ns: int
+    barrier_ns: int
+    decode_step_ns: int
+    decode_kernel_ns: int
+    decode_barrier_ns: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    num_mixed_steps: int
+    device: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphStats:
+    """Replays of one graph: valid tokens carried, padding beside them, wall time."""
+
+    replays: int
+    tokens: int
+    padded_tokens: int
+    replay_ns: int
+
+
+@dataclasses.dataclass(frozen=True)
+class BucketMiss:
+    """Steps that no graph of their phase held; num_blocks is the KV blocks of the longest sequence, graph the one that
+    ran them, None when they were split or failed."""
+
+    phase: str
+    num_seqs: int
+    num_tokens: int
+    num_blocks: int
+    count: int
+    graph: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """What wait found: events to poll, work to step; neither after a timeout."""
+
+    events: bool
+    work: bool
+
+
+class Engine(Handle):
+    """Continuous batching. submit, cancel, set_token_mask, wait and the statistics may be called from any thread, also
+    while another one is in step; poll from one thread at a time."""
+
+    _destroy = "llmc_engine_destroy"
+    _OPTIONS = frozenset(field[0] for field in abi.EngineOptions._fields_) - {"struct_size", "reserved"}
+    _NAMED: ClassVar[Mapping[str, Mapping[str, int]]] = {"miss_policy": MISS_POLICIES}
+    _POLL_CAPACITY = 256
+    _MOST_DEVICE_STATS = 64
+
+    def __init__(self, artifact: Artifact, *, device: Device | None = None, **options: Any) -> None:
+        """Options are the fields of llmc_engine_options, miss_policy also by the names of MISS_POLICIES.
+
+        device: without one, a device of the artifact's kind is opened, with the options among DEVICE_OPTIONS.
+        """
+        super().__init__()
+        self._num_graphs = artifact.info.num_graphs
+        native = self._native_options({name: value for name, value in options.items() if name not in DEVICE_OPTIONS})
+        pointer = c_void_p()
+        with device_for(artifact, device, options) as opened:
+            call("llmc_engine_create", opened.pointer, artifact.pointer, byref(native), byref(pointer))
+        self._pointer = pointer
+        self._events = (abi.Event * self._POLL_CAPACITY)()
+
+    @classmethod
+    def _native_options(cls, options: Mapping[str, Any]) -> abi.EngineOptions:
+        native = initial("llmc_engine_options_init", abi.EngineOptions)
+        for name, value in options.items():
+            if name not in cls._OPTIONS:
+                known = ", ".join(sorted(cls._OPTIONS | DEVICE_OPTIONS.keys()))
+                raise TypeError(f"unknown engine option {name!r}; known are {known}")
+            if name in cls._NAMED and isinstance(value, str):
+                value = named(name, value, cls._NAMED[name])
+            setattr(native, name, int(value))
+        return native
+
+    def submit(
+        self,
+        prompt_ids: IntArray,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        guided: bool = False,
+        num_prompt_logprobs: int | None = None,
+        deadline_ns: int = 0,
+        **sampling: Any,
+    ) -> int:
+        """Queues a request and returns its id. Other keyword arguments override fields of `params`.
+
+        guided: each token needs a mask (set_token_mask). num_prompt_logprobs: None, or 0 … 20 alternatives beside each
+        of the prompt's tokens. deadline_ns: on time.monotonic_ns(), when the request ends with reason "timeout"; 0:
+        never. Raises LlmcError.
+        """
+        chosen = dataclasses.replace(params or SamplingParams(), **sampling)
+        prompt = int32("prompt_ids", prompt_ids)
+        stop = int32("stop_token_ids", chosen.stop_token_ids)
+        bias = (abi.LogitBias * len(chosen.logit_bias))(
+            *(abi.LogitBias(token, value) for token, value in chosen.logit_bias.items())
+        )
+        request = initial("llmc_request_init", abi.Request)
+        request.priority = priority
+        request.prompt_token_ids = prompt.ctypes.data_as(abi.I32P)
+        request.num_prompt_tokens = prompt.size
+        request.guided, request.deadline_ns = int(guided), deadline_ns
+        request.num_prompt_logprobs = -1 if num_prompt_logprobs is None else num_prompt_logprobs
+        native = initial("llmc_sampling_params_init", abi.SamplingParams)
+        for name in _PLAIN_SAMPLING:
+            setattr(native, name, getattr(chosen, name))
+        native.ignore_eos = int(chosen.ignore_eos)
+        native.has_seed = int(chosen.seed is not None)
+        native.seed = chosen.seed or 0
+        native.num_logprobs = -1 if chosen.num_logprobs is None else chosen.num_logprobs
+        native.stop_token_ids, native.num_stop_token_ids = stop.ctypes.data_as(abi.I32P), stop.size
+        native.logit_bias, native.num_logit_bias = bias, len(bias)
+        request.sampling = ctypes.pointer(native)
+        request_id = c_uint64()
+        call("llmc_engine_submit", self.pointer, byref(request), byref(request_id))
+        return request_id.value
+
+    def cancel(self, request_id: int) -> None:
+        """Ends a request; it finishes with reason "cancelled"."""
+        call("llmc_engine_cancel", self.pointer, request_id)
+
+    def set_token_mask(self, request_id: int, output_index: int, words: npt.ArrayLike) -> None:
+        """The tokens a guided continuation may take next: words is uint32 [1 … ceil(vocab_size / 32)], bit t % 32 of
+        word t / 32 allows token t. Each mask serves one token; see llmc.h. Raises LlmcError.
+        """
+        array = np.ascontiguousarray(words)
+        if array.dtype not in (np.uint32, np.int32) or array.ndim != 1:
+            raise TypeError(f"words is {array.dtype} of shape {array.shape}; pass uint32 of one dimension")
+        pointer = array.ctypes.data_as(abi.U32P)
+        call("llmc_engine_set_token_mask", self.pointer, request_id, output_index, pointer, array.size)
+
+    def wait(self, timeout_s: float | None = None) -> Ready:
+        """Blocks, without the interpreter's lock, until there are events or work, or for timeout_s (None: no limit)."""
+        ready = c_uint32()
+        timeout_ns = _FOREVER if timeout_s is None else max(0, int(timeout_s * 1e9))
+        call("llmc_engine_wait", self.pointer, timeout_ns, byref(ready))
+        return Ready(events=bool(ready.value & 1), work=bool(ready.value & 2))
+
+    def warm_graph(self, graph: int) -> int:
+        """Replays graph `graph` with made-up tokens that change nothing; returns its wall time in nanoseconds."""
+        ns = c_uint64()
+        call("llmc_engine_warm_graph", self.pointer, graph, byref(ns))
+        return ns.value
+
+    def warm_load(self, graph: int, num_seqs: int, tokens_each: int, context: int) -> int:
+        """The same with num_seqs sequences of tokens_each new tokens and `context` tokens each afterwards.
+
+        0: as much as the graph holds. Raises LlmcError for a load that it does not hold.
+        """
+        load, ns = sized(abi.WarmLoad), c_uint64()
+        load.num_seqs, load.tokens_each, load.context = num_seqs, tokens_each, context
+        call("llmc_engine_warm_load", self.pointer, graph, byref(load), byref(ns))
+        return ns.value
+
+    def walk_graph(self, graph: int) -> int:
+        """Calls every kernel of graph `graph` for no row at all, so that nothing is computed; returns its wall time in
+        nanoseconds."""
+        ns = c_uint64()
+        call("llmc_engine_walk_graph", self.pointer, graph, byref(ns))
+        return ns.value
+
+    def enable_graph(self, graph: int, on: bool) -> None:
+        """Whether requests may run in graph `graph`; larger ones serve what one that is off would. Changes no result.
+        Waits for a step in flight."""
+        call("llmc_engine_enable_graph", self.pointer, graph, int(on))
+
+    def add_graphs(self, artifact: Artifact) -> range:
+        """Takes over the graphs that `artifact` has behind the engine's, and returns their indices; they are off.
+
+        It must be the engine's artifact with buckets added. Changes no result; waits for a step in flight. Raises
+        LlmcError, with the engine as it was.
+        """
+        before, count = self._num_graphs, artifact.info.num_graphs
+        self._num_graphs = max(before, count)  # first: statistics of more graphs than are known would not fit
+        call("llmc_engine_add_graphs", self.pointer, artifact.pointer)
+        return range(before, count)
+
+    def step(self) -> bool:
+        """One iteration of the engine; False when there was nothing to do."""
+        progressed = c_uint32()
+        call("llmc_engine_step", self.pointer, byref(progressed))
+        return progressed.value != 0
+
+    def poll(self, most: int | None = None) -> list[Event]:
+        """Takes all events so far, oldest first, or at most so many."""
+        events: list[Event] = []
+        while True:
+            wanted = self._POLL_CAPACITY if most is None else min(most - len(events), self._POLL_CAPACITY)
+            count = c_uint64()
+            self._events[0].struct_size = ctypes.sizeof(abi.Event)
+            call("llmc_engine_poll", self.pointer, self._events, wanted, byref(count))
+            events += [_event(self._events[i]) for i in range(count.value)]
+            if count.value < wanted or len(events) == most:
+                return events
+
+    @property
+    def stats(self) -> EngineStats:
+        stats = sized(abi.EngineStats)
+        call("llmc_engine_get_stats", self.pointer, byref(stats))
+        return EngineStats(**plain(stats), device=self.device_stats())
+
+    def device_stats(self) -> dict[str, int]:
+        """What the device counts, by names of its own."""
+        native, count = (abi.DeviceStat * self._MOST_DEVICE_STATS)(), c_uint64()
+        native[0].struct_size = ctypes.sizeof(abi.DeviceStat)
+        call("llmc_engine_get_device_stats", self.pointer, native, len(native), byref(count))
+        return {stat.name.decode(): stat.value for stat in native[: count.value]}
+
+    def graph_stats(self) -> list[GraphStats]:
+        """Replays of each graph, by index."""
+        native = (abi.GraphStats * self._num_graphs)()
+        native[0].struct_size = ctypes.sizeof(abi.GraphStats)
+        count = c_uint64()
+        call("llmc_engine_get_graph_stats", self.pointer, native, self._num_graphs, byref(count))
+        return [GraphStats(**plain(one)) for one in native[: count.value]]
+
+    def bucket_misses(self) -> list[BucketMiss]:
+        """The shapes that missed, in order of appearance; the first 1024 of them."""
+        native = (abi.BucketMiss * abi.MAX_BUCKET_MISSES)()
+        native[0].struct_size = ctypes.sizeof(abi.BucketMiss)
+        count = c_uint64()
+        call("llmc_engine_get_bucket_misses", self.pointer, native, abi.MAX_BUCKET_MISSES, byref(count))
+        return [
+            BucketMiss(
+                PHASES[m.phase], m.num_seqs, m.num_tokens, m.num_blocks, m.count, m.graph if m.graph >= 0 else None
+            )
+            for m in native[: count.value]
+        ]
+
+    def graph_use(self) -> list[tuple[int, int]]:
+        """Per graph: (replays, valid tokens carried)."""
+        return [(graph.replays, graph.tokens) for graph in self.graph_stats()]
+
+    def check_integrity(self) -> None:
+        """Raises LlmcError when reference counts, block tables, free list and prefix index disagree."""
+        call("llmc_engine_check_integrity", self.pointer)
+
+
+_PLAIN_SAMPLING: Sequence[str] = (
+    "n",
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "min_p",
+    "top_k",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+def _event(native: abi.Event) -> Event:
+    top = native.num_top
+    return Event(
+        kind=EVENT_KINDS[native.kind],
+        request_id=native.request_id,
+        output_index=native.output_index,
+        token_id=native.token_id,
+        finish_reason=FINISH_REASONS[native.finish_reason],
+        num_prompt_tokens=native.num_prompt_tokens,
+        num_cached_tokens=native.num_cached_tokens,
+        num_output_tokens=native.num_output_tokens,
+        error_code=native.error_code,
+        logprob=native.logprob,
+        top_logprobs=tuple(zip(native.top_token_ids[:top], native.top_logprobs[:top], strict=True)) if top else (),
+        time_ns=native.time_ns,
+        position=native.position,
+        rank=native.rank,
+        arrival_ns=native.arrival_ns,
+        first_scheduled_ns=native.first_scheduled_ns,
+        first_token_ns=native.first_token_ns,
+        error_message=native.message.decode("utf-8", "replace") if native.error_code else "",
+    )

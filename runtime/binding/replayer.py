@@ -1,0 +1,117 @@
+"""Replays graphs one at a time, without a scheduler: for tools, tests and benchmarks."""
+
+from __future__ import annotations
+
+import dataclasses
+from ctypes import byref, c_uint64, c_void_p
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.graphs_format import FAMILIES
+from llmc.runtime.binding import abi
+from llmc.runtime.binding.artifact import Artifact
+from llmc.runtime.binding.devices import DeviceOption, device_for
+from llmc.runtime.binding.handle import Handle, IntArray, call, initial, int32, plain, sized
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayStats:
+    """Wall time over all replays; of it, on thread 0, time in kernels (by family) and waiting for other threads."""
+
+    num_threads: int
+    num_replays: int
+    total_ns: int
+    kernel_ns: int
+    family_ns: dict[str, int]
+    barrier_ns: int
+
+
+class Replayer(Handle):
+    """Replays one graph at a time over a KV pool of its own; for tools, tests and benchmarks."""
+
+    _destroy = "llmc_replayer_destroy"
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        num_threads: int = 0,
+        num_blocks: int = 0,
+        pin_threads: bool = True,
+        weight_memory: str = "auto",
+    ) -> None:
+        """num_blocks as in llmc_replayer_options, the others as in DEVICE_OPTIONS; weight_memory: one of
+        WEIGHT_MEMORY."""
+        super().__init__()
+        self._vocab_size = artifact.info.vocab_size
+        self._max_commands = max(graph.num_commands for graph in artifact.graphs())
+        options = initial("llmc_replayer_options_init", abi.ReplayerOptions)
+        options.num_blocks = num_blocks
+        given: dict[str, DeviceOption] = {
+            "num_threads": num_threads,
+            "pin_threads": pin_threads,
+            "weight_memory": weight_memory,
+        }
+        pointer = c_void_p()
+        with device_for(artifact, None, given) as device:
+            call("llmc_replayer_create", device.pointer, artifact.pointer, byref(options), byref(pointer))
+        self._pointer = pointer
+
+    def run(
+        self,
+        graph: int,
+        input_ids: IntArray,
+        positions: IntArray,
+        slot_mapping: IntArray,
+        block_tables: IntArray,
+        context_lens: IntArray,
+        query_start: IntArray,
+        sample_index: IntArray,
+    ) -> npt.NDArray[np.float32]:
+        """Runs graph `graph` on packed int32 arrays (FORMAT.md); returns logits [len(sample_index), vocab_size]."""
+        arrays = {
+            "input_ids": int32("input_ids", input_ids),
+            "positions": int32("positions", positions),
+            "slot_mapping": int32("slot_mapping", slot_mapping),
+            "block_tables": int32("block_tables", block_tables, ndim=2),
+            "context_lens": int32("context_lens", context_lens),
+            "query_start": int32("query_start", query_start),
+            "sample_index": int32("sample_index", sample_index),
+        }
+        num_tokens, num_seqs = arrays["input_ids"].size, arrays["context_lens"].size
+        lengths = {"positions": num_tokens, "slot_mapping": num_tokens, "query_start": num_seqs + 1}
+        for name, length in lengths.items():
+            if arrays[name].size != length:
+                raise ValueError(f"{name} has {arrays[name].size} elements; this batch needs {length}")
+        if arrays["block_tables"].shape[0] != num_seqs:
+            raise ValueError(f"block_tables has {arrays['block_tables'].shape[0]} rows for {num_seqs} sequences")
+        batch = sized(abi.Batch)
+        batch.num_tokens, batch.num_seqs = num_tokens, num_seqs
+        batch.num_samples = arrays["sample_index"].size
+        batch.block_table_stride = arrays["block_tables"].shape[1]
+        for name, array in arrays.items():
+            setattr(batch, name, array.ctypes.data_as(abi.I32P))
+        logits = np.empty((batch.num_samples, self._vocab_size), np.float32)
+        call("llmc_replayer_run", self.pointer, graph, byref(batch), logits.ctypes.data_as(abi.F32P), logits.size)
+        return logits
+
+    def set_profiling(self, on: bool) -> None:
+        """Notes from now on when each thread runs each command, for command_times()."""
+        call("llmc_replayer_set_profiling", self.pointer, int(on))
+
+    def command_times(self, thread: int) -> npt.NDArray[np.uint64]:
+        """The last replay on one thread: [commands, 3], nanoseconds since the replay began.
+
+        The columns: the kernel starts, the kernel ends, the thread leaves the barrier behind it (if any).
+        """
+        times, count = np.empty((3, self._max_commands), np.uint64), c_uint64()
+        columns = [column.ctypes.data_as(abi.U64P) for column in times]
+        call("llmc_replayer_get_command_times", self.pointer, thread, *columns, self._max_commands, byref(count))
+        return times[:, : count.value].T
+
+    @property
+    def stats(self) -> ReplayStats:
+        stats = sized(abi.ReplayStats)
+        call("llmc_replayer_get_stats", self.pointer, byref(stats))
+        fields = plain(stats)
+        return ReplayStats(**(fields | {"family_ns": dict(zip(FAMILIES, fields["family_ns"], strict=True))}))

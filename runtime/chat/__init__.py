@@ -1,0 +1,1 @@
+"""A conversation with a model: its messages, its answers, and what fits the context."""

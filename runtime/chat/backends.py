@@ -1,0 +1,375 @@
+"""Where a chat's answers come from: an engine in this process, or a server that speaks the OpenAI API."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+from llmc.runtime.chat.context import Fit, fit, leave_out
+from llmc.runtime.chat.session import ChatError, Piece, Reply, Session
+
+if TYPE_CHECKING:
+    from llmc.runtime.llm import LLM
+    from llmc.runtime.outputs import TokenDelta
+    from llmc.runtime.server.chat_output import ChatDelta
+    from llmc.runtime.server.reasoning import ReasoningParser
+
+_MAX_LINE_BYTES = 1 << 24
+_PROMPT_END = 16  # tokens that show whether the prompt opened the reasoning
+_NO_TEMPLATE = "chat_template"
+_CONTEXT_FULL = "context_length_exceeded"
+
+
+class ServerError(ChatError):
+    """A server's refusal. status: HTTP's. code: the server's word for programs."""
+
+    def __init__(self, message: str, status: int, code: str | None) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+class Backend(Protocol):
+    """Answers conversations; name is what it shows as."""
+
+    name: str
+
+    def check(self, raw: bool) -> None:
+        """Raises ChatError when a conversation cannot be answered at all."""
+
+    def reply(self, session: Session) -> Reply:
+        """Starts an answer; leaves out the oldest messages where the context is full. Raises ChatError, also while the
+        reply is read."""
+
+    def close(self) -> None: ...
+
+
+class EngineBackend:
+    """An opened artifact, which it closes."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.name = llm.path.name
+        self._llm = llm
+
+    def check(self, raw: bool) -> None:
+        from llmc.runtime.request_error import RequestError
+        from llmc.runtime.text.chat_template import ChatTemplateError
+
+        if raw:
+            return
+        try:
+            self._llm.encode_chat([{"role": "user", "content": "Hi"}])
+        except ChatTemplateError as error:
+            reason = str(error).partition(":")[0]
+            raise ChatError(
+                f"{reason}: pass one with --chat-template FILE, or --raw to let it continue plain text"
+            ) from error
+        except RequestError:
+            # A template may want more than one plain message; it will say so of the real ones.
+            pass
+
+    def reply(self, session: Session) -> Reply:
+        from llmc.runtime.request_error import RequestError
+
+        llm = self._llm
+
+        def encode(first: int) -> list[int]:
+            if session.raw:
+                return llm.tokenizer.encode(session.request_text(first))
+            return llm.encode_chat(session.request_messages(first))
+
+        try:
+            fitting = fit(session, lambda first: len(encode(first)), llm.max_model_len)
+            token_ids = encode(session.first)
+            params = llm.default_params(**{"max_tokens": fitting.room, **session.sampling})
+            deltas = llm.stream(token_ids, params)
+        except RequestError as error:
+            raise ChatError(str(error)) from error
+        reply = Reply(iter(()), note=fitting.note, prompt_tokens=len(token_ids))
+        reply.pieces = self._generate(deltas, reply)
+        if not session.raw and (parser := self._reasoning_parser(token_ids)) is not None:
+            reply.pieces = _told_apart(reply.pieces, parser)
+        return reply
+
+    def _reasoning_parser(self, token_ids: list[int]) -> ReasoningParser | None:
+        """What tells the reasoning of the answer to a prompt from the answer; None for a model that does not reason."""
+        from llmc.runtime.server.reasoning import ReasoningParser, reasoning_style, starts_in_reasoning
+
+        tokenizer = self._llm.tokenizer
+        style = reasoning_style(self._llm.model_type, tokenizer)
+        if style is None:
+            return None
+        end = tokenizer.decode(token_ids[-_PROMPT_END:], skip_special_tokens=False)
+        return ReasoningParser(starts_in_reasoning(style, end))
+
+    def _generate(self, deltas: Generator[TokenDelta, None, None], reply: Reply) -> Iterator[Piece]:
+        start = time.monotonic()
+        with contextlib.closing(deltas):
+            for delta in deltas:
+                reply.cached_tokens = delta.num_cached_tokens
+                reply.finish_reason = delta.finish_reason or reply.finish_reason
+                if delta.token_ids:
+                    reply.completion_tokens += len(delta.token_ids)
+                    reply.total_s = time.monotonic() - start
+                    reply.first_s = reply.first_s or reply.total_s
+                if delta.text:
+                    yield Piece(delta.text)
+                if delta.error is not None:
+                    raise ChatError(delta.error.message)
+
+    def close(self) -> None:
+        self._llm.close()
+
+
+def _told_apart(pieces: Iterator[Piece], parser: ReasoningParser) -> Iterator[Piece]:
+    """Pieces of plain text as pieces of reasoning and answer."""
+    try:
+        for piece in pieces:
+            yield from _pieces_of(parser.push(piece.text))
+        yield from _pieces_of(parser.finish())
+    finally:
+        # Closing the reply stops the engine, too.
+        if isinstance(pieces, Generator):
+            pieces.close()
+
+
+def _pieces_of(deltas: Iterable[ChatDelta]) -> Iterator[Piece]:
+    for delta in deltas:
+        if delta.reasoning_content:
+            yield Piece(delta.reasoning_content, reasoning=True)
+        if delta.content:
+            yield Piece(delta.content)
+
+
+class ServerBackend:
+    """A server at `url`, with or without its /v1. model None: the first one it lists.
+
+    timeout_s bounds each wait for the server's next bytes. Raises ChatError for a URL that cannot be used.
+    """
+
+    def __init__(self, url: str, *, model: str | None, api_key: str | None, timeout_s: float) -> None:
+        parts = urlsplit(url)
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise ChatError(f"URL {url!r} is not valid: {error}") from error
+        if parts.scheme not in ("http", "https") or not host or parts.username is not None:
+            raise ChatError(f"URL {url!r} cannot be used: write http://HOST:PORT or https://HOST/v1")
+        path = parts.path.rstrip("/")
+        self._root = path.removesuffix("/v1")
+        self._connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._host, self._port, self._timeout_s = host, port, timeout_s
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self.name = model or ""
+        self._counts = True  # until the server shows that it has no /tokenize
+
+    def check(self, raw: bool) -> None:
+        if not self.name:
+            models = self._ask("GET", "/v1/models", None, "the list of models")
+            try:
+                self.name = models["data"][0]["id"]
+            except (LookupError, TypeError) as error:
+                raise ChatError(f"{self.url} lists no model: name one with --model") from error
+        if not raw:
+            self._count(Session(messages=[{"role": "user", "content": "Hi"}]), 0)
+
+    def reply(self, session: Session) -> Reply:
+        body: dict[str, Any] = {"model": self.name, "stream": True, "stream_options": {"include_usage": True}}
+        body |= {key: list(value) if isinstance(value, tuple) else value for key, value in session.sampling.items()}
+        fitting = self._fit(session)
+        note = ""
+        if fitting is not None:
+            body["max_tokens"] = session.sampling.get("max_tokens", fitting.room)
+            note = fitting.note
+        path = "/v1/completions" if session.raw else "/v1/chat/completions"
+        start = time.monotonic()
+        while True:
+            prompt = {"prompt": session.request_text()} if session.raw else {"messages": session.request_messages()}
+            try:
+                connection, response = self._request("POST", path, body | prompt)
+                break
+            except ServerError as error:
+                starts = session.later_starts()
+                if error.code != _CONTEXT_FULL or not starts:
+                    raise
+                # Without counts: the older half.
+                note = leave_out(session, starts[len(starts) // 2], "the context is full")
+        reply = Reply(iter(()), note=note)
+        reply.pieces = self._stream(connection, response, reply, start)
+        return reply
+
+    def _fit(self, session: Session) -> Fit | None:
+        """What fits the model's context; None for a server that does not count tokens."""
+        told = self._count(session, session.first)
+        if told is None:
+            return None
+        tokens = {session.first: told[0]}
+
+        def count(first: int) -> int:
+            if first not in tokens:
+                again = self._count(session, first)
+                # A server that stops counting: as if nothing could be left out.
+                tokens[first] = told[0] if again is None else again[0]
+            return tokens[first]
+
+        return fit(session, count, told[1])
+
+    def _count(self, session: Session, first: int) -> tuple[int, int] | None:
+        """Tokens of the prompt that starts at `first`, and of the context; None when the server does not say.
+
+        Raises ChatError when nothing can be asked of it, as for a model without chat template.
+        """
+        if not self._counts:
+            return None
+        if session.raw:
+            body: dict[str, Any] = {"prompt": session.request_text(first)}
+        else:
+            body = {"messages": session.request_messages(first)}
+        try:
+            answer = self._ask("POST", "/tokenize", {"model": self.name, **body}, "a count of tokens")
+        except ServerError as error:
+            if error.status in (401, 403) or error.code == _NO_TEMPLATE:
+                raise
+            # Anything else it will say of the request itself; other servers do without this path.
+            self._counts = error.status == 400
+            return None
+        count, limit = answer.get("count"), answer.get("max_model_len")
+        if isinstance(count, int) and isinstance(limit, int):
+            return count, limit
+        self._counts = False
+        return None
+
+    def _stream(
+        self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, reply: Reply, start: float
+    ) -> Iterator[Piece]:
+        try:
+            for data in self._events(response):
+                if "error" in data:
+                    raise ChatError(_message(data, "the server broke the answer off"))
+                if usage := data.get("usage"):
+                    reply.prompt_tokens = usage.get("prompt_tokens")
+                    reply.completion_tokens = usage.get("completion_tokens", reply.completion_tokens)
+                    reply.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+                for choice in data.get("choices", ()):
+                    reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
+                    delta = choice.get("delta") or {}
+                    # The second is what newer servers call it.
+                    thought = delta.get("reasoning_content") or delta.get("reasoning")
+                    text = choice.get("text") or delta.get("content")
+                    if not text and not thought:
+                        continue
+                    reply.completion_tokens += 1
+                    reply.total_s = time.monotonic() - start
+                    reply.first_s = reply.first_s or reply.total_s
+                    if thought:
+                        yield Piece(thought, reasoning=True)
+                    if text:
+                        yield Piece(text)
+        except (AttributeError, TypeError) as error:
+            raise ChatError(
+                f"{self.url} answered with what is no completion: is it an OpenAI-compatible server?"
+            ) from error
+        finally:
+            # Closing it is what tells the server to stop.
+            connection.close()
+
+    def _events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+        """The JSON objects of a stream of server-sent events, up to [DONE]."""
+        while True:
+            try:
+                line = response.readline(_MAX_LINE_BYTES)
+            except TimeoutError as error:
+                raise ChatError(f"{self.url} sent nothing for {self._timeout_s:g} s: raise --timeout") from error
+            except (OSError, http.client.HTTPException) as error:
+                raise ChatError(f"{self.url} broke the answer off: {_reason(error)}") from error
+            if not line:
+                raise ChatError(f"{self.url} ended the answer without [DONE]: it was cut off")
+            if not line.startswith(b"data:"):
+                continue
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                return
+            yield _json(data, "a part of the answer")
+
+    def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        connection = self._connect(self._host, self._port, timeout=self._timeout_s)
+        try:
+            payload = None if body is None else json.dumps(body).encode()
+            connection.request(method, self._root + path, payload, self._headers)
+            response = connection.getresponse()
+            if response.status == 200:
+                return connection, response
+            content = response.read(_MAX_LINE_BYTES)
+        except TimeoutError as error:
+            connection.close()
+            raise ChatError(f"{self.url} did not answer for {self._timeout_s:g} s: raise --timeout") from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            connection.close()
+            hint = ": start llmc serve there" if isinstance(error, ConnectionRefusedError) else ""
+            raise ChatError(f"cannot talk to {self.url}, {_reason(error)}{hint}") from error
+        except BaseException:
+            connection.close()
+            raise
+        connection.close()
+        try:
+            data = json.loads(content)
+        except (ValueError, RecursionError):
+            data = None
+        message, code = _message(data, "") or response.reason, _code(data)
+        if code == _NO_TEMPLATE:
+            message = f"{message.partition(':')[0]}: start llmc serve with --chat-template FILE, or pass --raw here"
+        hint = " (pass --api-key, or set LLMC_API_KEY)" if response.status == 401 else ""
+        raise ServerError(f"{self.url} answered {response.status}: {message}{hint}", response.status, code)
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
+        """A whole answer of JSON."""
+        connection, response = self._request(method, path, body)
+        try:
+            return _json(response.read(_MAX_LINE_BYTES), what)
+        except TimeoutError as error:
+            raise ChatError(f"{self.url} sent nothing for {self._timeout_s:g} s: raise --timeout") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise ChatError(f"{self.url} broke {what} off: {_reason(error)}") from error
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Nothing is kept open between answers."""
+
+
+def _json(data: bytes, what: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ChatError(f"the server sent {what} that is not JSON: {data[:80]!r}") from error
+    if not isinstance(value, dict):
+        raise ChatError(f"the server sent {what} that is not an object: {data[:80]!r}")
+    return value
+
+
+def _message(data: Any, otherwise: str) -> str:
+    """The sentence of an error in OpenAI's shape."""
+    error = data.get("error", data) if isinstance(data, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) and message else otherwise
+
+
+def _code(data: Any) -> str | None:
+    """The word for programs of an error in OpenAI's shape."""
+    error = data.get("error") if isinstance(data, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, str) else None
+
+
+def _reason(error: BaseException) -> str:
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(text.split()).lower() if isinstance(error, OSError) else " ".join(text.split())

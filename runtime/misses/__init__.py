@@ -1,0 +1,1 @@
+"""Bucket misses of a running engine: watched, recorded, and compiled for aside."""

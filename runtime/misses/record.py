@@ -1,0 +1,65 @@
+"""Bucket misses of a running engine, written to a record that `llmc buckets misses` reads."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmc.buckets.bucket import Bucket, BucketError
+from llmc.buckets.misses import HEADER, Miss, append_misses
+
+if TYPE_CHECKING:
+    from llmc.runtime.binding import GraphInfo
+    from llmc.runtime.binding.engine import BucketMiss
+
+
+class MissRecorder:
+    """Appends to a record. graphs: those of the engine by index, asked for at each call, as their number may grow."""
+
+    def __init__(self, path: Path, graphs: Callable[[], Sequence[GraphInfo]], block_size: int) -> None:
+        self._path, self._graphs, self._block_size = path, graphs, block_size
+
+    def take(self, misses: Sequence[BucketMiss]) -> None:
+        """Raises BucketError when the file cannot be written."""
+        graphs = self._graphs()
+        append_misses(self._path, [to_miss(miss, graphs, self._block_size) for miss in misses])
+
+
+def to_miss(miss: BucketMiss, graphs: Sequence[GraphInfo], block_size: int) -> Miss:
+    """A line of the record, as of now."""
+    graph = None if miss.graph is None else graphs[miss.graph]
+    bucket = None if graph is None else Bucket(graph.phase, graph.batch, graph.seq)
+    context = miss.num_blocks * block_size
+    return Miss(time.time(), miss.phase, miss.num_seqs, miss.num_tokens, context, bucket, miss.count)
+
+
+def prepare_record(path: Path) -> None:
+    """Makes sure that a record can be continued: a line that a crash cut off is removed.
+
+    Raises BucketError for a file that is no record or cannot be written.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise BucketError(f"{path} is no regular file: name another file")
+        with path.open("ab+") as file:
+            file.seek(0)
+            first = file.readline(1 << 12)
+            if first and _is_other(first):
+                raise BucketError(f"{path} exists and is no record of misses: name another file")
+            file.seek(0)
+            content = file.read()
+            if not content.endswith(b"\n"):
+                file.truncate(content.rfind(b"\n") + 1)
+    except OSError as error:
+        raise BucketError(f"cannot write the record of misses {path}: {error.strerror or error}") from error
+
+
+def _is_other(line: bytes) -> bool:
+    try:
+        return bool(json.loads(line) != HEADER)
+    except ValueError:
+        # The very first write was cut off.
+        return not json.dumps(HEADER).encode().startswith(line)

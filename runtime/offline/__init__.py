@@ -1,0 +1,1 @@
+"""Batches of prompts from files: read, answered, kept and resumed."""

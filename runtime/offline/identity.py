@@ -1,0 +1,71 @@
+"""What an output file of `llmc run` was made from: kept beside it, compared before it is continued."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from llmc.runtime.offline.prompts import Prompt
+from llmc.runtime.params import SamplingParams
+
+_FILES = ("manifest.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_NUM_SAMPLES, _SAMPLE_BYTES = 64, 4096
+
+
+def run_identity(artifact: Path, prompts: Sequence[Prompt], params: SamplingParams, *, chat: bool) -> dict[str, Any]:
+    """Everything that decides the results, as JSON data: greedy or with a seed, equal identities give equal results."""
+    hashed = hashlib.sha256()
+    for prompt in prompts:
+        hashed.update(json.dumps(prompt.as_record(), sort_keys=True).encode() + b"\n")
+    identity = {
+        "artifact": _artifact_digest(artifact),
+        "chat": chat,
+        "sampling": asdict(params),
+        "prompts": {"count": len(prompts), "sha256": hashed.hexdigest()},
+    }
+    # As it will be read back: tuples are lists, keys are texts.
+    result: dict[str, Any] = json.loads(json.dumps(identity))
+    return result
+
+
+def difference(before: Any, now: Mapping[str, Any]) -> str | None:
+    """What a run changes of the one before, as in "temperature 0.7 and this run has 0.2"; None when nothing."""
+    if before == now:
+        return None
+    if not isinstance(before, Mapping):
+        return "settings that cannot be read"
+    if before.get("artifact") != now["artifact"]:
+        return f"artifact {str(before.get('artifact'))[:12]} and this run has {now['artifact'][:12]}"
+    if before.get("chat") != now["chat"]:
+        return "--chat and this run has none" if before.get("chat") else "no --chat and this run has it"
+    sampling = before.get("sampling")
+    known = sampling if isinstance(sampling, Mapping) else {}
+    for name, value in now["sampling"].items():
+        if known.get(name) != value:
+            return f"{name} {json.dumps(known.get(name))} and this run has {json.dumps(value)}"
+    prompts = before.get("prompts")
+    count = prompts.get("count") if isinstance(prompts, Mapping) else None
+    if count != now["prompts"]["count"]:
+        return f"{count} prompts and this run has {now['prompts']['count']}"
+    return "other prompts"
+
+
+def _artifact_digest(artifact: Path) -> str:
+    """Hash of what an artifact computes. Weights, which may be many GiB, count by their header and 64 pages."""
+    hashed = hashlib.sha256()
+    for name in _FILES:
+        file = artifact / name
+        content = file.read_bytes() if file.is_file() else b""
+        hashed.update(f"{name} {len(content)}\n".encode() + content)
+    weights = artifact / "weights.safetensors"
+    size = weights.stat().st_size
+    hashed.update(f"{size}\n".encode())
+    with weights.open("rb") as file_:
+        for i in range(_NUM_SAMPLES):
+            file_.seek(max(0, size - _SAMPLE_BYTES) * i // (_NUM_SAMPLES - 1))
+            hashed.update(file_.read(_SAMPLE_BYTES))
+    return hashed.hexdigest()

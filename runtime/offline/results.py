@@ -1,0 +1,210 @@
+"""The output file of `llmc run`: lines in input order, durable as they come, resumable."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from llmc.regular_file import read_regular
+from llmc.runtime.offline.identity import difference
+from llmc.runtime.offline.prompts import Prompt
+
+
+class ResultsError(RuntimeError):
+    """An output file that cannot be written or resumed; the message is one sentence."""
+
+
+class ResultsFile:
+    """Writes one JSON line a prompt to `path`, in input order, and `identity` beside it (`path` + ".run").
+
+    The file always holds the results 0 … k-1. A result that finishes before its predecessors goes to a side file
+    (`path` + ".partial") until they are there; the side file is removed when all are. Every line is written before
+    `add` returns, so a killed run keeps what it finished, and is on the disk at most a second later. Nothing changes
+    before the first `add`.
+
+    With resume the files are read, checked against identity and prompts, and continued: a line that an interruption
+    tore and requests that failed run again. Raises ResultsError.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        prompts: Sequence[Prompt],
+        identity: Mapping[str, Any],
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+    ) -> None:
+        self.path = path
+        self.partial_path = path.with_name(path.name + ".partial")
+        self.run_path = path.with_name(path.name + ".run")
+        self._prompts = prompts
+        self._identity = identity
+        self._waiting: dict[int, dict[str, Any]] = {}
+        self._next = 0
+        self._keep_bytes = 0
+        self._synced = time.monotonic()
+        self._partial: TextIO | None = None
+        self._file: TextIO | None = None
+        exists = any(file.exists() and file.stat().st_size > 0 for file in (path, self.partial_path))
+        if exists and not resume and not overwrite:
+            raise ResultsError(f"{path} exists: pass --resume to continue it or --overwrite to replace it")
+        if not os.access(path if path.exists() else path.parent, os.W_OK) or (path.exists() and not path.is_file()):
+            raise ResultsError(f"cannot write {path}: name a file in a directory that exists and may be written to")
+        if exists and resume:
+            self._check_identity()
+            self._read_existing()
+
+    @property
+    def finished(self) -> frozenset[int]:
+        """Indices that need not run again."""
+        return frozenset(range(self._next)) | frozenset(self._waiting)
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Stores the result of prompt record["index"]. Raises ResultsError when the disk does not take it."""
+        try:
+            if self._file is None:
+                self._start()
+            self._waiting[record["index"]] = record
+            if record["index"] != self._next:
+                if self._partial is None:
+                    self._partial = self.partial_path.open("a", encoding="utf-8", newline="\n")
+                _append(self._partial, record)
+            self._advance()
+            # A sync takes milliseconds, in which hundreds of tokens could be made.
+            if time.monotonic() - self._synced >= 1:
+                self._sync()
+        except OSError as error:
+            raise ResultsError(f"cannot write {self.path}: {error.strerror or error}") from error
+
+    def close(self) -> None:
+        """Closes the files; the side file goes when nothing waits in it."""
+        self._sync()
+        for file in (self._file, self._partial):
+            if file is not None:
+                file.close()
+        if self._file is not None and not self._waiting:
+            self.partial_path.unlink(missing_ok=True)
+
+    def _sync(self) -> None:
+        for file in (self._file, self._partial):
+            if file is not None and not file.closed:
+                os.fsync(file.fileno())
+        self._synced = time.monotonic()
+
+    def _start(self) -> None:
+        """Opens the files, without what is torn or runs again; at every moment they can be resumed from."""
+        self._file = self.path.open("r+" if self.path.exists() else "w", encoding="utf-8", newline="\n")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ResultsError(f"another llmc run writes {self.path}: wait for it, or name another file") from None
+        if self._waiting or self.partial_path.exists():
+            _replace(self.partial_path, self._waiting.values())
+        self._file.truncate(self._keep_bytes)
+        self._file.seek(0, os.SEEK_END)
+        _replace(self.run_path, [self._identity])
+        self._advance()
+
+    def _advance(self) -> None:
+        assert self._file is not None
+        while (record := self._waiting.get(self._next)) is not None:
+            _append(self._file, record)
+            del self._waiting[self._next]
+            self._next += 1
+
+    def _check_identity(self) -> None:
+        try:
+            before = json.loads(read_regular(self.run_path, 1 << 24))
+        except FileNotFoundError:
+            raise ResultsError(
+                f"{self.path} has no {self.run_path.name} beside it that says how it was made: pass --overwrite to "
+                "replace it"
+            ) from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise ResultsError(f"cannot read {self.run_path}: pass --overwrite to replace the results") from error
+        differs = difference(before, self._identity)
+        if differs is not None:
+            raise ResultsError(f"{self.path} was made with {differs}: resume with the same, or pass --overwrite")
+
+    def _read_existing(self) -> None:
+        """Takes over what the files hold; requests that failed run again."""
+        for position, (record, end) in enumerate(_read_lines(self.path)):
+            self._check(record, self.path)
+            if record["index"] != position:
+                raise ResultsError(
+                    f"{self.path} has index {record['index']} where {position} belongs: it was not written by "
+                    "llmc run, pass --overwrite to replace it"
+                )
+            if "error" in record:
+                continue
+            if position == self._next:
+                self._next += 1
+                self._keep_bytes = end
+            else:
+                self._waiting[position] = record
+        for record, _ in _read_lines(self.partial_path):
+            self._check(record, self.partial_path)
+            if record["index"] >= self._next and "error" not in record:
+                self._waiting[record["index"]] = record
+
+    def _check(self, record: dict[str, Any], path: Path) -> None:
+        index = record.get("index")
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(self._prompts):
+            raise ResultsError(
+                f"{path} has index {index!r} and there are {len(self._prompts)} prompts: resume with the same prompts, "
+                "or pass --overwrite"
+            )
+        expected = self._prompts[index].as_record()
+        if any(record.get(key) != value for key, value in expected.items()):
+            raise ResultsError(
+                f"{path} belongs to other prompts, number {index} differs: resume with the same prompts, or pass "
+                "--overwrite"
+            )
+
+
+def _replace(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Writes a file of JSON lines in one step."""
+    new = path.with_name(path.name + ".new")
+    with new.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(_line(record) for record in records)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+def _append(file: TextIO, record: Mapping[str, Any]) -> None:
+    file.write(_line(record))
+    file.flush()
+
+
+def _read_lines(path: Path) -> list[tuple[dict[str, Any], int]]:
+    """(record, byte where its line ends) for every whole line; a torn last line is left out."""
+    if not path.exists():
+        return []
+    try:
+        data = read_regular(path, 1 << 36)
+    except OSError as error:
+        raise ResultsError(f"cannot read {path}: {error.strerror or error}") from error
+    records, end = [], 0
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+        end += len(line) + 1
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            if end == len(data):
+                break
+            raise ResultsError(f"{path} line {number} is not valid JSON: pass --overwrite to replace it") from error
+        if not isinstance(record, dict):
+            raise ResultsError(f"{path} line {number} is not a result: pass --overwrite to replace it")
+        records.append((record, end))
+    return records

@@ -1,0 +1,1 @@
+"""Where the time of a graph goes, command by command."""

@@ -1,0 +1,107 @@
+"""What a command has to move and compute at least, from its operands and its kernel's parameters."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from llmc.runtime.graphs_file import FAMILIES, OPERAND_KINDS, Command, Graph, Tables
+from llmc.runtime.profile.steps import Step
+
+Params = dict[str, Any]
+_ON_SAMPLES = 2  # parameter `rows` of a kernel that works on the sampled rows
+
+
+@dataclass(frozen=True)
+class Cost:
+    """memory_bytes: weights and KV cache, which no cache holds; bytes: those and the activations; flops: of matrix
+    products and attention, a multiply-add being two."""
+
+    memory_bytes: int
+    bytes: int
+    flops: int
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.memory_bytes + other.memory_bytes, self.bytes + other.bytes, self.flops + other.flops)
+
+
+NOTHING = Cost(0, 0, 0)
+
+
+def kernel_params(manifest: dict[str, Any]) -> dict[str, Params]:
+    """The template parameters of each kernel by its symbol; empty for what the manifest does not tell."""
+    found: dict[str, Params] = {}
+    for kernel in manifest.get("kernels") or []:
+        try:
+            found[kernel["symbol"]] = dict(json.loads(kernel["components"]["params"]))
+        except (KeyError, TypeError, ValueError):
+            continue
+    return found
+
+
+def visible_keys(step: Step, window: int) -> int:
+    """Pairs of a new token and a key it sees; window 0: none."""
+    total = 0
+    for start, count in step.sequences:
+        for position in range(start, start + count) if window else ():
+            total += min(position + 1, window)
+        if not window:
+            total += count * start + count * (count + 1) // 2
+    return total
+
+
+def _keys_read(step: Step, window: int) -> int:
+    """Keys that some new token sees."""
+    return sum(min(start + count, window + count - 1) if window else start + count for start, count in step.sequences)
+
+
+def command_cost(tables: Tables, graph: Graph, command: Command, params: Params, step: Step) -> Cost:
+    """What `command` moves and computes when `graph` replays `step`."""
+    model, family = tables.model, FAMILIES[command.family]
+    num_samples = len(step.sequences)
+    rows = num_samples if params.get("rows") == _ON_SAMPLES else step.num_tokens
+    weights = activations = 0
+    for operand in tables.operands_of(command):
+        kind = OPERAND_KINDS[operand.kind]
+        if kind == "weight":
+            weights += operand.bytes
+        elif kind == "arena":
+            activations += operand.bytes * min(step.num_tokens, graph.max_tokens) // graph.max_tokens
+        elif kind == "output":
+            activations += num_samples * model.vocab_size * 4
+    token_bytes = (model.key_block_bytes + model.value_block_bytes) // model.block_size
+    kv = flops = 0
+    if family == "linear":
+        flops = 2 * rows * int(params.get("k", 0)) * int(params.get("n", 0))
+    elif family == "embedding":
+        # Only the rows of the tokens are read.
+        weights = min(weights, weights * step.num_tokens // max(int(params.get("vocab", model.vocab_size)), 1))
+    elif family == "rope":
+        weights = min(weights, step.num_tokens * int(params.get("rotary_dim", model.head_dim)) * 4)
+        kv = step.num_tokens * token_bytes
+    elif family == "attention" and "kv_dtype" in params:  # the other one merges what this one left in pieces
+        window = int(params.get("window", model.sliding_window))
+        kv = _keys_read(step, window) * token_bytes
+        flops = 4 * int(params.get("num_heads", 0)) * model.head_dim * visible_keys(step, window)
+    return Cost(weights + kv, weights + kv + activations, flops)
+
+
+def arithmetic(family: str, params: Params, manifest: dict[str, Any]) -> str:
+    """The limit that binds a kernel's products: f32, or that of the dot product that the target has for them."""
+    target = manifest.get("target")
+    sets = target.get("instruction_sets", ()) if isinstance(target, dict) else ()
+    act = params.get("act_dtype") if family == "linear" else None
+    if act == "i8" and "avx512vnni" in sets:
+        return "int8"
+    # Weights of 8 and 4 bits become float32 beside float activations.
+    return "bf16" if act == "bf16" and "avx512bf16" in sets and "bits" not in params else "f32"
+
+
+def step_cost(tables: Tables, manifest: dict[str, Any], graph: Graph, step: Step) -> dict[str, Cost]:
+    """The cost of a whole step by kernel family."""
+    params, total = kernel_params(manifest), dict.fromkeys(FAMILIES, NOTHING)
+    for command in tables.commands_of(graph):
+        symbol = tables.kernels[command.kernel].symbol
+        total[FAMILIES[command.family]] += command_cost(tables, graph, command, params.get(symbol, {}), step)
+    return total

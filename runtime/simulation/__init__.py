@@ -1,0 +1,1 @@
+"""What-if: a trace through the real scheduler, in virtual time, and what it tells."""

@@ -1,0 +1,177 @@
+"""An engine whose device computes nothing: the real scheduler over a trace, in virtual time. Needs no artifact."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_uint64, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.runtime.binding import abi
+from llmc.runtime.binding.engine import PHASES, Engine
+from llmc.runtime.binding.handle import call, plain, sized
+
+Times = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Nanoseconds of a replay: a curve over its token rows, level before the first point, linear between them and on
+    behind the last, and ns_per_pair for each pair of a new token and a token that it sees."""
+
+    tokens: tuple[int, ...]
+    ns: tuple[float, ...]
+    ns_per_pair: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedGraph:
+    """A graph that need not have been compiled. exact: what a graph made for exactly the load would take."""
+
+    phase: str
+    batch: int
+    seq: int
+    max_tokens: int
+    max_seqs: int
+    max_samples: int
+    max_blocks_per_seq: int
+    cost: Curve
+    exact: Curve
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedLoad:
+    """Replays of graph number `graph` with num_seqs sequences, the longest of `length` tokens: new tokens in prefill
+    and mixed steps; in decode steps context, rounded up to blocks. tokens, contexts, ns, exact_ns and longest are sums,
+    the last of the longest sequence of each replay, not rounded."""
+
+    graph: int
+    num_seqs: int
+    length: int
+    replays: int
+    tokens: int
+    contexts: int
+    ns: float
+    exact_ns: float
+    longest: int
+
+    @property
+    def asked(self) -> int:
+        """Tokens that these replays would have in buckets of exactly their shapes."""
+        return self.num_seqs * self.longest
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedTrace:
+    """Requests in order of arrival, columns [N].
+
+    The prefix ids of request i are prefix_ids[prefix_start[i] : prefix_start[i + 1]]: one for each prefix_block tokens
+    at the front of its prompt; equal ids are equal tokens.
+    """
+
+    arrival_ns: npt.NDArray[np.uint64]
+    prompt_tokens: npt.NDArray[np.uint32]
+    output_tokens: npt.NDArray[np.uint32]
+    prefix_start: npt.NDArray[np.uint64] | None = None
+    prefix_ids: npt.NDArray[np.int64] | None = None
+    prefix_block: int = 1
+
+
+class SimulatedEngine(Engine):
+    """An engine like any other, but that replays take virtual time and nothing else."""
+
+    def __init__(
+        self,
+        graphs: Sequence[SimulatedGraph],
+        *,
+        block_size: int,
+        max_model_len: int,
+        max_num_seqs: int,
+        kv_block_bytes: int = 1,
+        step_ns: float = 0.0,
+        token_ns: float = 0.0,
+        **options: Any,
+    ) -> None:
+        """Options are those of the scheduler and the KV pool among the fields of llmc_engine_options. step_ns and
+        token_ns: time of a step beside its replay, and of each token that it samples. Raises LlmcError."""
+        super(Engine, self).__init__()
+        self._num_graphs = len(graphs)
+        native_options = self._native_options(options)
+        keep: list[Any] = []
+        native = (abi.SimGraph * len(graphs))()
+        for target, graph in zip(native, graphs, strict=True):
+            target.struct_size = ctypes.sizeof(abi.SimGraph)
+            target.phase = PHASES.index(graph.phase)
+            for name in ("batch", "seq", "max_tokens", "max_seqs", "max_samples", "max_blocks_per_seq"):
+                setattr(target, name, getattr(graph, name))
+            target.cost, target.exact = (_cost(curve, keep) for curve in (graph.cost, graph.exact))
+        model = sized(abi.SimModel)
+        model.num_graphs, model.graphs = len(graphs), native
+        model.block_size, model.max_model_len, model.max_num_seqs = block_size, max_model_len, max_num_seqs
+        model.kv_block_bytes, model.step_ns, model.token_ns = kv_block_bytes, step_ns, token_ns
+        pointer = c_void_p()
+        call("llmc_engine_create_simulated", byref(model), byref(native_options), byref(pointer))
+        self._pointer = pointer
+        self._events = (abi.Event * self._POLL_CAPACITY)()
+
+    def simulate(self, trace: SimulatedTrace, progress: Callable[[int], None] | None = None) -> tuple[Times, Times]:
+        """Runs the trace; when each request's first and last token came, nanoseconds [N] each, 0 for never.
+
+        progress is called now and then with the number of requests that have ended; what it raises ends the run and is
+        raised here. Raises LlmcError for a trace that is not sound, and where one was run before.
+        """
+        raised: list[BaseException] = []
+
+        def on_progress(_context: int | None, ended: int) -> int:
+            try:
+                if progress is not None:
+                    progress(ended)
+            except BaseException as error:  # an interrupt, too, must cross the native frames as a value
+                raised.append(error)
+            return len(raised)
+
+        def column(values: npt.ArrayLike | None, dtype: type, pointer: Any) -> Any:
+            if values is None:
+                return None
+            array: npt.NDArray[Any] = np.ascontiguousarray(values, dtype)
+            keep.append(array)
+            return array.ctypes.data_as(pointer)
+
+        keep: list[Any] = []
+        native = sized(abi.SimTrace)
+        native.num_requests, native.prefix_block = len(trace.arrival_ns), trace.prefix_block
+        native.arrival_ns = column(trace.arrival_ns, np.uint64, abi.U64P)
+        native.prompt_tokens = column(trace.prompt_tokens, np.uint32, abi.U32P)
+        native.output_tokens = column(trace.output_tokens, np.uint32, abi.U32P)
+        native.prefix_start = column(trace.prefix_start, np.uint64, abi.U64P)
+        native.prefix_ids = column(trace.prefix_ids, np.int64, abi.I64P)
+        native.progress = abi.Progress(on_progress)
+        first, last = (np.zeros(len(trace.arrival_ns), np.uint64) for _ in range(2))
+        pointers = (array.ctypes.data_as(abi.U64P) for array in (first, last))
+        call("llmc_engine_simulate", self.pointer, byref(native), *pointers)
+        if raised:
+            raise raised[0]
+        return first, last
+
+    def loads(self) -> list[SimulatedLoad]:
+        """What the replays carried, by graph, sequences and length."""
+        count = c_uint64()
+        call("llmc_engine_get_simulated_loads", self.pointer, None, 0, byref(count))
+        native = (abi.SimLoad * max(count.value, 1))()
+        native[0].struct_size = ctypes.sizeof(abi.SimLoad)
+        call("llmc_engine_get_simulated_loads", self.pointer, native, count.value, byref(count))
+        return [SimulatedLoad(**plain(one)) for one in native[: count.value]]
+
+
+def _cost(curve: Curve, keep: list[Any]) -> Any:
+    """A pointer to the curve; `keep` holds what must outlive the call."""
+    native = sized(abi.SimCost)
+    native.num_points, native.ns_per_pair = len(curve.tokens), curve.ns_per_pair
+    tokens, ns = np.array(curve.tokens, np.uint32), np.array(curve.ns, np.float64)
+    native.tokens, native.ns = tokens.ctypes.data_as(abi.U32P), ns.ctypes.data_as(abi.F64P)
+    keep += [native, tokens, ns]
+    return ctypes.pointer(native)

@@ -1,0 +1,341 @@
+"""Planning against the scheduler itself.
+
+Which decode steps a trace makes depends on what runs together, on mixed steps and on the time that steps take; a replay
+at a fixed pace only guesses it. So the trace runs through the simulation in several scenarios, a ladder is planned for
+the steps seen there and tried in the same way, beside the ladders made by rule; the cheapest wins, whatever it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from llmc.buckets import planner
+from llmc.buckets.bucket import Bucket, BucketLadder, area
+from llmc.buckets.cost import CostModel, TokensCost
+from llmc.buckets.demand import Demand, ServerModel, clip, demands
+from llmc.buckets.evidence import Case, Evidence, scaled
+from llmc.buckets.scenarios import OWN, Scenario
+from llmc.buckets.step_cost import AssumedCost, StepCosts
+from llmc.buckets.trace import Trace
+from llmc.runtime.simulation.engine import SimulatedLoad
+from llmc.runtime.simulation.what_if import Ladder, Server, WhatIf, asked_tokens
+
+# Of longer traces so many stretches of so many requests are run. Each begins with an idle server, and a backlog that
+# grows all day needs a long one to show.
+_STRETCHES, _STRETCH = 4, 5000
+# Requests of each stretch in scenarios beside the own one, and by which ladders are compared there.
+_SIDE, _TRIAL = 500, 300
+# The same by which ladders are compared at the own pace.
+_OWN_TRIAL = 1000
+# Half of fewer requests tells nothing of the other half.
+_LEAST_HELD_OUT = 400
+# A phase that rests on a smaller share of the steps, or on fewer, rests on accidents.
+_LEAST_SHARE, _LEAST_STEPS = 0.01, 1000
+
+Loads = list[tuple[Bucket, SimulatedLoad]]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A ladder in the simulation. cost: of all its steps in the own scenario, in the unit of the plan; interval:
+    between which ends it lies, None when that is not known; padding: share of the tokens computed there, of the planned
+    phases, that no step asked for, 0 … 1. score: cost by that of the default ladder, the mean of all scenarios by their
+    weights."""
+
+    name: str
+    ladder: BucketLadder
+    cost: float
+    padding: float
+    steps: int
+    score: float
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class SimulatedPlan:
+    """The plan, what was tried, the plan first, and how many requests each trial served in the own scenario.
+
+    scenarios: what the open phases, whose steps depend on them, were planned for. warnings: sentences on what the plan
+    should not be trusted with.
+    """
+
+    plan: planner.Plan
+    tried: tuple[Tried, ...]
+    requests: int
+    scenarios: tuple[Scenario, ...] = (OWN,)
+    open_phases: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Simulation:
+    """The same stretches of a trace for every ladder, by scenario: runs to see the steps, trials to compare ladders.
+    in_seconds: what steps cost; else tokens. held_out: whether the stretches are halves of the trace, or of its halves.
+    """
+
+    runs: Mapping[Scenario, tuple[WhatIf, ...]]
+    trials: Mapping[Scenario, tuple[WhatIf, ...]]
+    total: int
+    in_seconds: bool
+    phases: tuple[str, ...]
+    held_out: bool
+
+    @classmethod
+    def of(
+        cls,
+        trace: Trace,
+        server: ServerModel,
+        costs: StepCosts,
+        block_size: int,
+        phases: tuple[str, ...],
+        scenarios: Sequence[Scenario],
+        *,
+        in_seconds: bool,
+    ) -> _Simulation:
+        longest = int(np.minimum(trace.prompt_tokens + np.maximum(trace.output_tokens, 1), server.max_model_len).max())
+        # Without a prefix cache nothing is gained by blocks that the longest requests together do not fill.
+        blocks = -(-longest // block_size) * server.max_num_seqs + 2
+        engine = Server(
+            server.max_model_len,
+            server.max_num_seqs,
+            block_size,
+            num_blocks=0 if server.prefix_cache else max(blocks, -(-server.max_model_len // block_size) + 1),
+            prefix_cache=server.prefix_cache,
+            max_prefill_tokens=server.max_prefill_tokens,
+        )
+        held_out = len(trace) >= _LEAST_HELD_OUT
+        stretches = [trace]
+        if len(trace) > _STRETCHES * _STRETCH:
+            starts = np.linspace(0, len(trace) - _STRETCH, _STRETCHES).astype(int).tolist()
+            stretches = [trace.part(start, start + _STRETCH) for start in starts]
+        elif held_out:
+            stretches = halves(trace)
+
+        def costs_in(scenario: Scenario) -> StepCosts:
+            if scenario.prefill == 1:
+                return costs
+            assumed = AssumedCost(server.prefill_tokens_per_s * scenario.prefill, server.decode_step_s)
+            return StepCosts.of_model(assumed, "assumed")
+
+        own, *others = scenarios
+        runs = {own: tuple(WhatIf(part, engine, costs, speed=own.speed) for part in stretches)}
+        trials = {own: tuple(WhatIf(part.first(_OWN_TRIAL), engine, costs, speed=own.speed) for part in stretches)}
+        shorter = [part for half in stretches for part in _spread(half, _STRETCHES // len(stretches))]
+        for one in others:
+            known = costs_in(one)
+            runs[one] = tuple(WhatIf(part, engine, known, speed=one.speed) for part in shorter)
+            trials[one] = (WhatIf(stretches[0].first(_TRIAL), engine, known, speed=one.speed),)
+        return cls(runs, trials, len(trace), in_seconds, phases, held_out)
+
+    @property
+    def own(self) -> Scenario:
+        """What the trace is by itself, the first of the scenarios."""
+        return next(iter(self.runs))
+
+    @property
+    def requests(self) -> int:
+        return sum(len(part.trace) for part in self.trials[self.own])
+
+    def run(self, ladder: BucketLadder, runs: Mapping[Scenario, tuple[WhatIf, ...]]) -> dict[Scenario, list[Loads]]:
+        """The loads of every bucket, by scenario and stretch."""
+        jobs = [(scenario, part) for scenario, parts in runs.items() for part in parts]
+
+        def one(job: tuple[Scenario, WhatIf]) -> Loads:
+            scenario, part = job
+            buckets = tuple(bucket for bucket in ladder if scenario.mixed or bucket.phase != "mixed")
+            return [(buckets[load.graph], load) for load in part.loads(Ladder("", buckets))]
+
+        with ThreadPoolExecutor(os.cpu_count()) as threads:  # the engine runs outside of Python's lock
+            results = list(threads.map(one, jobs))
+        found: dict[Scenario, list[Loads]] = {scenario: [] for scenario in runs}
+        for (scenario, _), loads in zip(jobs, results, strict=True):
+            found[scenario].append(loads)
+        return found
+
+    def cost(self, stretches: Sequence[Loads]) -> float:
+        """Of all steps, in the unit of the plan."""
+        return sum(
+            load.ns / 1e9 if self.in_seconds else load.replays * area(bucket, self._block_size)
+            for loads in stretches
+            for bucket, load in loads
+        )
+
+    def tried(self, name: str, ladder: BucketLadder, reference: Mapping[Scenario, float]) -> Tried:
+        """A trial; reference: cost of another ladder in the same."""
+        found = self.run(ladder, self.trials)
+        own = [pair for loads in found[self.own] for pair in loads]
+        planned = [(bucket, load) for bucket, load in own if bucket.phase in self.phases]
+        computed = sum(load.replays * area(bucket, self._block_size) for bucket, load in planned)
+        asked = sum(asked_tokens(bucket, load) for bucket, load in planned)
+        shares = [
+            (scenario.weight, self.cost(loads) / max(reference[scenario], 1e-30)) for scenario, loads in found.items()
+        ]
+        return Tried(
+            name,
+            ladder,
+            self.cost(found[self.own]),
+            1 - asked / computed if computed else 0.0,
+            sum(load.replays for _, load in own),
+            sum(weight * share for weight, share in shares) / sum(weight for weight, _ in shares),
+            self._interval(own),
+        )
+
+    def _interval(self, loads: Loads) -> tuple[float, float] | None:
+        """Between which seconds the cost of own loads lies, where measurements tell."""
+        costs = self.runs[self.own][0].costs
+        if not self.in_seconds or not costs.bounds:
+            return None
+        ends = [(load.ns / 1e9, costs.factors(bucket.phase)) for bucket, load in loads]
+        return sum(cost * factors[0] for cost, factors in ends), sum(cost * factors[1] for cost, factors in ends)
+
+    def evidence(self, phase: str, found: Mapping[Scenario, list[Loads]]) -> Evidence | None:
+        """What a phase asks for, as many steps as the whole trace makes; None when there was none."""
+
+        def scale(scenario: Scenario) -> float:
+            return self.total / sum(len(part.trace) for part in self.runs[scenario])
+
+        cases = tuple(
+            Case(
+                one.name,
+                one.weight,
+                tuple(self._demand(phase, loads, scale(one)) for loads in self._by_half(found[one])),
+                one is self.own,
+            )
+            for one in self.runs
+        )
+        if all(case.demand() is None for case in cases):
+            return None
+        return Evidence(phase, cases, ((0,), (1,)) if self.held_out else ())
+
+    def _by_half(self, stretches: list[Loads]) -> list[Loads]:
+        """The loads of each half of the trace, or of all where nothing is held out."""
+        middle = len(stretches) // 2 if self.held_out else len(stretches)
+        return [[pair for loads in some for pair in loads] for some in (stretches[:middle], stretches[middle:]) if some]
+
+    def warnings(self, phase: str, found: Mapping[Scenario, list[Loads]]) -> list[str]:
+        """That a phase rests on too little in the own scenario."""
+        steps = [(bucket.phase == phase, load.replays) for loads in found[self.own] for bucket, load in loads]
+        mine, total = sum(count for is_mine, count in steps if is_mine), sum(count for _, count in steps)
+        if mine >= _LEAST_STEPS and mine >= _LEAST_SHARE * total:
+            return []
+        rest = (
+            "the other scenarios say more" if len(self.runs) > 1 else "plan for all scenarios, or give a longer trace"
+        )
+        return [
+            f"at its own pace the trace makes {mine:,} {phase} steps, {mine / max(total, 1):.2%} of those simulated, "
+            f"too few to plan by: {rest}"
+        ]
+
+    @property
+    def _block_size(self) -> int:
+        return self.runs[self.own][0].server.block_size
+
+    def _demand(self, phase: str, loads: Loads, scale: float) -> Demand | None:
+        mine = [load for bucket, load in loads if bucket.phase == phase]
+        if not mine:
+            return None
+        longest = self.runs[self.own][0].server.max_model_len
+        rows = [(load.num_seqs, min(load.length, longest), load.replays, load.asked) for load in mine]
+        columns = np.array(rows, np.int64).T
+        weight, asked = columns[2:].astype(np.float64)
+        return scaled(Demand(phase, columns[0], columns[1], weight, asked), scale)
+
+
+def halves(trace: Trace) -> list[Trace]:
+    """The first half of the requests, and the others."""
+    middle = len(trace) // 2
+    return [trace.part(0, middle), trace.part(middle, len(trace))]
+
+
+def _spread(trace: Trace, count: int) -> list[Trace]:
+    """So many stretches spread over a trace, or all of it where it has no more requests."""
+    if len(trace) <= count * _SIDE:
+        return [trace]
+    starts = np.linspace(0, len(trace) - _SIDE, count).astype(int).tolist()
+    return [trace.part(start, start + _SIDE) for start in starts]
+
+
+def plan(
+    trace: Trace,
+    server: ServerModel,
+    limits: planner.Limits,
+    costs: StepCosts,
+    *,
+    by_tokens: bool,
+    block_size: int,
+    phases: tuple[str, ...],
+    resources: planner.Resources,
+    scenarios: tuple[Scenario, ...] = (OWN,),
+) -> SimulatedPlan:
+    """The plan for the steps that the scheduler makes of the trace, never dearer there than the ladders beside it.
+
+    Prefill of one prompt a step needs no simulation: every prompt is a step. costs: what steps take, for the plan and
+    for the clock of the simulation; by_tokens: for the clock alone, tokens are what the plan saves. scenarios: planned
+    for, the own one first. Raises BucketError.
+    """
+    cost: CostModel = TokensCost() if by_tokens else costs
+
+    def planned(evidence: Mapping[str, Evidence]) -> planner.Plan:
+        return planner.plan(
+            trace, server, limits, cost, block_size=block_size, phases=phases, resources=resources, evidence=evidence
+        )
+
+    evidence: dict[str, Evidence] = {}
+    if "prefill" in phases and server.max_prefill_batch == 1:
+        evidence["prefill"] = _prompts(trace, server)
+    open_phases = tuple(phase for phase in phases if phase not in evidence)
+    if not open_phases or server.max_model_len < 2:
+        return SimulatedPlan(planned(evidence), (), 0)
+    simulation = _Simulation.of(trace, server, costs, block_size, phases, scenarios, in_seconds=not by_tokens)
+    default = planner.complete({}, server, block_size)
+    found = simulation.run(default, simulation.runs)
+    warnings = []
+    for phase in open_phases:
+        seen = simulation.evidence(phase, found)
+        if seen is not None:
+            evidence[phase] = seen
+            warnings += simulation.warnings(phase, found)
+    best = planned(evidence)
+    reference = {one: simulation.cost(loads) for one, loads in simulation.run(default, simulation.trials).items()}
+    mine = simulation.tried("planned", best.ladder, reference)
+    by_rule = _by_rule(best, server, block_size)
+    trials = {ladder: simulation.tried(name, ladder, reference) for name, ladder in by_rule.items()}
+    others = [replace(trials[ladder], name=name) for name, ladder in by_rule.items()]
+    winner = min([mine, *others], key=lambda one: one.score)
+    # Of several scenarios the plan was chosen by steps that it had not seen: what is cheaper here is so by accident.
+    if winner is not mine and limits.max_padding is None and len(scenarios) == 1:
+        best = replace(best, ladder=winner.ladder)
+        mine = replace(winner, name=f"planned, as {winner.name}")
+    return SimulatedPlan(best, (mine, *others), simulation.requests, tuple(scenarios), open_phases, tuple(warnings))
+
+
+def _prompts(trace: Trace, server: ServerModel) -> Evidence:
+    """Of prefill of one prompt a step, by halves of the trace where there are requests enough."""
+    if len(trace) < _LEAST_HELD_OUT:
+        return Evidence.of(demands(trace, server, ("prefill",))["prefill"])
+    # What is cached is looked up in the whole trace: a half alone would have nothing of the other.
+    computed, server = replace(trace, prompt_tokens=clip(trace, server)[0]), replace(server, prefix_cache=False)
+    parts = tuple(demands(half, server, ("prefill",))["prefill"] for half in halves(computed))
+    return Evidence("prefill", (Case(OWN.name, OWN.weight, parts, own=True),), ((0,), (1,)))
+
+
+def _by_rule(planned: planner.Plan, server: ServerModel, block_size: int) -> dict[str, BucketLadder]:
+    """The ladders that the plan is compared with, all planned phases by the same rule."""
+    names = [other.name for other in planned.phases[0].others]
+    return {
+        name: planner.complete(
+            {
+                phase.phase: tuple(Bucket(phase.phase, *pair) for other in phase.others if other.name == name
+                                   for pair in other.pairs)
+                for phase in planned.phases
+            },
+            server,
+            block_size,
+        )
+        for name in names
+    }  # fmt: skip

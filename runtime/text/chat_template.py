@@ -1,0 +1,166 @@
+"""Chat templates: the Jinja text that turns a conversation into a prompt, run in a sandbox as transformers does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.manifest import ManifestError, read_listed
+from llmc.regular_file import decoded
+from llmc.runtime.request_error import RequestError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+# No conversation that fits a context takes as long: templates with loops without end do.
+MAX_CPU_S = 5.0
+# Every name of a special token that tokenizer_config.json may define for templates.
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# What a message's reasoning is called, by age; templates read the first, some the second.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+class ChatTemplateError(RuntimeError):
+    """A model without a chat template, or with a damaged one; the message is one sentence."""
+
+
+class ChatTemplates:
+    """The templates of a model: chat_template.jinja, or `chat_template` of tokenizer_config.json (one, or named ones).
+
+    path: directory of the files. config: tokenizer_config.json. source: a template instead of the model's own. Raises
+    ChatTemplateError for a file that cannot be read; a template's syntax is checked at its first use.
+    """
+
+    def __init__(self, path: Path, config: Mapping[str, Any], source: str | None = None) -> None:
+        self._sources = _read_templates(path, config) if source is None else {"default": source}
+        self._compiled: dict[str, Template] = {}
+        self._special = {name: text for name in _SPECIAL_TOKENS if (text := token_text(config.get(name))) is not None}
+
+    def __bool__(self) -> bool:
+        """Whether the model has any."""
+        return bool(self._sources)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt of a conversation; `tools` are JSON schemas, `variables` whatever else the template reads.
+
+        With tools the template named tool_use is taken when there is one, else the default one. Raises RequestError
+        for messages that are malformed or that the template refuses, its kind OutOfTime when rendering takes more than
+        MAX_CPU_S, and ChatTemplateError when there is no valid template.
+        """
+        from llmc.runtime.text.template_sandbox import OutOfTime, limited
+
+        template = self._template(tools is not None)
+        conversation = _check_messages(messages)
+        if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
+            raise RequestError("tools must be a list of JSON objects, each the schema of a function")
+        # In one dictionary: a variable may be called as an argument of the library's function is.
+        given = {
+            **self._special,
+            **_plain(variables),
+            "messages": conversation,
+            "tools": None if tools is None else _plain(tools),
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            with limited(MAX_CPU_S):
+                return template.render(given)
+        except OutOfTime:
+            raise
+        except Exception as error:  # whatever the template's own code raises
+            raise RequestError(f"the chat template refuses these messages: {_one_line(error)}") from error
+
+    def _template(self, with_tools: bool) -> Template:
+        from jinja2 import TemplateError
+
+        from llmc.runtime.text.template_sandbox import environment
+
+        name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            named = f", only {', '.join(sorted(self._sources))}" if self._sources else ""
+            raise ChatTemplateError(f"this model has no default chat template{named}: use plain prompts, without chat")
+        if name not in self._compiled:
+            try:
+                self._compiled[name] = environment().from_string(self._sources[name])
+            except (TemplateError, SyntaxError, RecursionError, MemoryError) as error:
+                # Python's own parser has limits, too, which a template may reach by nesting.
+                raise ChatTemplateError(f"the chat template {name} is not valid: {_one_line(error)}") from error
+        return self._compiled[name]
+
+
+def token_text(value: Any) -> str | None:
+    """Text of a special token of tokenizer_config.json, which is a string or an object with `content`."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Name → source; the file wins over the configuration, as in transformers."""
+    configured = config.get("chat_template")
+    templates: dict[str, str] = {}
+    if isinstance(configured, str):
+        templates["default"] = configured
+    elif isinstance(configured, list):
+        for item in configured:
+            name, text = (item.get("name"), item.get("template")) if isinstance(item, Mapping) else (None, None)
+            if not isinstance(name, str) or not isinstance(text, str):
+                where = path / "tokenizer_config.json"
+                raise ChatTemplateError(f"chat_template of {where} has an entry without name and template: {item!r}")
+            templates[name] = text
+    elif configured is not None:
+        raise ChatTemplateError(f"chat_template of {path / 'tokenizer_config.json'} is neither a text nor a list")
+    name = "chat_template.jinja"
+    try:
+        content = read_listed(path, name)
+        if content is not None:
+            templates["default"] = decoded(content)
+    except ManifestError as error:
+        raise ChatTemplateError(str(error)) from None
+    except UnicodeDecodeError as error:
+        raise ChatTemplateError(f"cannot read {path / name}: {_one_line(error)}") from error
+    return templates
+
+
+def _check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Plain copies of the messages, their reasoning under every name that templates read."""
+    if not messages:
+        raise RequestError("the list of messages is empty: give at least one message")
+    conversation = []
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise RequestError(f"message {index} is {message!r}: give an object with role and content")
+        content = message.get("content")
+        if not isinstance(content, (str, list)) and not (content is None and message.get("tool_calls")):
+            raise RequestError(f"message {index} has the content {content!r}: give a text or a list of parts")
+        # Templates handle a missing key better than null, which some would print.
+        copy = _plain({key: value for key, value in message.items() if value is not None})
+        reasoning = next((copy[name] for name in _REASONING if name in copy), None)
+        if reasoning is not None:
+            copy = {"thinking": reasoning, **copy, "reasoning_content": reasoning}
+        conversation.append(copy)
+    return conversation
+
+
+def _plain(value: Any) -> Any:
+    """`value` rebuilt from JSON types, so that a template, which is foreign code, meets no other object's methods."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    raise RequestError(f"a message or template variable holds a {type(value).__name__}: use JSON types")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,184 @@
+"""The tokenizer of an artifact: text to ids, ids to text, chat messages to text."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from llmc.manifest import ManifestError, read_listed, read_manifest
+from llmc.runtime.request_error import RequestError
+from llmc.runtime.text.chat_template import ChatTemplates, token_text
+
+# The library keeps Python's lock for one text, and gives it up for a batch, which costs more to begin.
+_SHORT = 4096
+
+
+class TokenizerError(RuntimeError):
+    """Tokenizer files that are missing or damaged; the message is one sentence."""
+
+
+class TooManyTokens(RequestError):
+    """A text of more tokens than its caller takes."""
+
+    def __init__(self, num_tokens: int, most: int) -> None:
+        super().__init__(f"the text has {num_tokens} tokens: at most {most} are taken")
+        self.num_tokens = num_tokens
+
+
+class Tokenizer:
+    """Reads tokenizer.json, tokenizer_config.json, generation_config.json and chat_template.jinja of `path`.
+
+    chat_template: a template instead of the model's own. Raises TokenizerError when tokenizer.json is missing,
+    TokenizerError or ChatTemplateError when one of them is not readable.
+    """
+
+    def __init__(self, path: Path, chat_template: str | None = None) -> None:
+        from tokenizers import Tokenizer as Backend
+
+        file = path / "tokenizer.json"
+        content = _listed(path, file.name)
+        if content is None:
+            raise TokenizerError(f"{file} is missing: give prompts as token ids, or compile from a model that has it")
+        try:
+            self._backend = Backend.from_buffer(content)
+        except Exception as error:  # the library raises bare Exception
+            raise TokenizerError(
+                f"cannot read {file}: {_one_line(error)}; mend the model's and compile it again"
+            ) from error
+        # A file may carry limits of its training run; prompts are checked against the artifact instead.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        # Older models name their special tokens only in the map.
+        self.config = _read_json(path, "special_tokens_map.json") | _read_json(path, "tokenizer_config.json")
+        self.generation_config = read_generation_config(path)
+        self._chat_templates = ChatTemplates(path, self.config, chat_template)
+        self.bos_token = token_text(self.config.get("bos_token"))
+        self.eos_token = token_text(self.config.get("eos_token"))
+        self.bos_token_id = self._id("bos_token_id", self.bos_token)
+        eos = self.generation_config.get("eos_token_id")
+        fallback = None if self.eos_token is None else self._backend.token_to_id(self.eos_token)
+        self.eos_token_ids = tuple(eos) if isinstance(eos, list) else (fallback if eos is None else eos,)
+        self.eos_token_ids = tuple(token for token in self.eos_token_ids if token is not None)
+
+    def _id(self, key: str, token: str | None) -> int | None:
+        value = self.generation_config.get(key)
+        if isinstance(value, int):
+            return value
+        return None if token is None else self._backend.token_to_id(token)
+
+    def token_id(self, text: str) -> int | None:
+        """Id of the token that is exactly `text`, special or not; None when there is none."""
+        return self._backend.token_to_id(text)
+
+    def special_token_id(self, text: str) -> int | None:
+        """Id of the special token `text`, which decoding leaves out; None when there is none."""
+        token = self._backend.token_to_id(text)
+        added = None if token is None else self._backend.get_added_tokens_decoder().get(token)
+        return token if added is not None and added.special else None
+
+    def encode_prompt(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
+        """As `encode`; a text without tokens is the beginning of a document, as OpenAI's API has it: the bos token, or
+        else an eos token, after which documents begin in training. Empty where the model has neither.
+        """
+        ids = self.encode(text, add_special_tokens=add_special_tokens, most=most)
+        return ids or [token for token in (self.bos_token_id, *self.eos_token_ids) if token is not None][:1]
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
+        """Token ids of `text`; special tokens as tokenizer.json and `add_bos_token` say.
+
+        A long text is read without Python's lock. Raises RequestError, TooManyTokens for more than `most` tokens.
+        """
+        with _panics("tokenize the prompt"):
+            if len(text) <= _SHORT:
+                encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            else:
+                (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        # Only counted, where they are too many: a list of a million ids takes the lock for long.
+        if most is not None and len(encoding) > most:
+            raise TooManyTokens(len(encoding), most)
+        ids = list(encoding.ids)
+        wants_bos = add_special_tokens and self.config.get("add_bos_token") is True
+        if wants_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
+            ids.insert(0, self.bos_token_id)
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`; ids the tokenizer does not know decode to nothing. Raises RequestError."""
+        with _panics("decode the tokens"):
+            if len(token_ids) <= _SHORT:
+                return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+            (text,) = self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+            return text
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model came with a chat template."""
+        return bool(self._chat_templates)
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
+        """The prompt of a conversation; options and errors are those of ChatTemplates.render."""
+        return self._chat_templates.render(messages, **options)
+
+
+def artifact_tokenizer(path: Path, chat_template: str | None = None) -> Tokenizer | None:
+    """The tokenizer of an artifact, None of one that was compiled without.
+
+    Raises TokenizerError for one that is damaged, and for one that the manifest lists but that is gone.
+    """
+    if os.path.lexists(path / "tokenizer.json") or _listed(path, "tokenizer.json") is not None:
+        return Tokenizer(path, chat_template)
+    return None
+
+
+def read_generation_config(path: Path) -> dict[str, Any]:
+    """generation_config.json of an artifact; empty when there is none. Raises TokenizerError."""
+    return _read_json(path, "generation_config.json")
+
+
+def read_model_type(path: Path) -> str | None:
+    """The family that an artifact was compiled from; None when its manifest does not say."""
+    try:
+        model = read_manifest(path).get("model")
+    except ManifestError:
+        return None
+    return None if model is None else str(model["model_type"])
+
+
+@contextmanager
+def _panics(what: str) -> Iterator[None]:
+    """Makes RequestErrors of the library's errors, and of its panics: a regular expression may run out of its stack."""
+    try:
+        yield
+    except BaseException as error:
+        # A panic is no Exception, so that nobody takes it for one by mistake.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise RequestError(f"cannot {what}: {_one_line(error)}") from error
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    content = _listed(folder, name)
+    if content is None:
+        return {}
+    try:
+        data = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"cannot read {folder / name}: {_one_line(error)}") from error
+    if not isinstance(data, dict):
+        raise TokenizerError(f"{folder / name} must hold a JSON object, not {type(data).__name__}")
+    return data
+
+
+def _listed(folder: Path, name: str) -> bytes | None:
+    try:
+        return read_listed(folder, name)
+    except ManifestError as error:
+        raise TokenizerError(str(error)) from None
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

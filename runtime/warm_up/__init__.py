@@ -1,0 +1,1 @@
+"""What is done before the first request: memory budgeted, graphs replayed, costs measured."""
