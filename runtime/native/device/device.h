@@ -8,6 +8,7 @@
 #include "artifact/model_shape.h"
 #include "core/status.h"
 #include "device/batch.h"
+#include "sampling/sampler.h"
 
 namespace llmc {
 
@@ -50,6 +51,14 @@ class Device {
   virtual Status Enqueue(const StepBatch& batch, Fence* fence) = 0;
   // Returns when the step is done. *logits points to num_samples × vocab_size floats, valid until the next Enqueue.
   virtual Status Wait(Fence fence, const float** logits) = 0;
+  // Whether Sample draws on the device. Else the host draws from the rows that Wait gives.
+  virtual bool samples() const { return false; }
+  // In place of Wait: returns when the step is done and its tasks are drawn, by the rules of sampling/sampler.h, so with
+  // the host's tokens. outcomes: one for each task; what fails a task alone is in its status.
+  virtual Status Sample(Fence fence, const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes) {
+    static_cast<void>(fence), static_cast<void>(tasks), static_cast<void>(outcomes);
+    return Status::Error(LLMC_ERR_INTERNAL, "This device draws no tokens.");
+  }
   // Whether a step may still run when Enqueue returns, so that it pays to do something else before Wait.
   virtual bool overlaps() const { return false; }
   Status Run(const StepBatch& batch, const float** logits) {

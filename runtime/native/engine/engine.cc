@@ -1,7 +1,6 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <new>
@@ -61,10 +60,8 @@ Engine::Engine(std::unique_ptr<Device> device, const EngineOptions& options)
                  {options.max_num_seqs ? options.max_num_seqs : static_cast<uint32_t>(model_.max_num_seqs),
                   options.max_tokens_per_step, options.miss_policy},
                  &blocks_),
+      host_sampler_(*device_),
       graph_stats_(model_.graphs.size()) {
-  constexpr uint32_t kMostSamplers = 8;  // each has several rows of the vocabulary's size
-  const uint32_t threads = std::clamp(device_->num_host_threads(), 1u, kMostSamplers);
-  for (uint32_t i = 0; i < threads; ++i) samplers_.emplace_back(model_.vocab_size, model_.eos_token_ids);
   if (options_.max_waiting == 0) options_.max_waiting = 65536;
   std::memset(&counters_, 0, sizeof(counters_));
   counters_.max_request_tokens = max_length_;
@@ -359,7 +356,7 @@ Status Engine::StepOnce(bool* progressed) {
       FailAll(status);
     } else if (run) {
       scheduler_.Commit(plan_);
-      Sample(logits);
+      if (!device_->samples()) host_sampler_.Draw(device_.get(), logits, tasks_, &outcomes_);
       Postprocess();
       counters_.sample_ns += MonotonicNs() - sample;
     }
@@ -474,6 +471,7 @@ Status Engine::Run(bool replay, const float** logits) {
   Fence fence = 0;
   LLMC_RETURN_IF_ERROR(device_->Enqueue(batch_, &fence));
   try {
+    ListTasks();
     // What changes nothing that the step uses is done while it runs; cancels and masks wait for its end.
     if (device_->overlaps()) TakeArrivals();
   } catch (...) {
@@ -481,68 +479,62 @@ Status Engine::Run(bool replay, const float** logits) {
     static_cast<void>(device_->Wait(fence, logits).ok());
     throw;
   }
-  return device_->Wait(fence, logits);
+  return device_->samples() ? device_->Sample(fence, tasks_, &outcomes_) : device_->Wait(fence, logits);
 }
 
-// One token for every sequence whose last token was computed; n of them when a prompt with n > 1 is done. Rows do not
-// depend on each other, so threads share them.
-void Engine::Sample(const float* logits) {
-  sampled_.clear();
-  const float* row = logits;
-  for (const StepItem& item : plan_.items) Add(item, &row);
-  struct Shared {
-    Engine* engine;
-    std::atomic<bool> out_of_memory{false};
-  } shared{this, {}};
-  device_->ForEach(
-      static_cast<uint32_t>(sampled_.size()), static_cast<uint32_t>(samplers_.size()),
-      [](void* context, uint32_t index, uint32_t worker) {
-        Shared& all = *static_cast<Shared*>(context);
-        try {
-          all.engine->Pick(&all.engine->sampled_[index], &all.engine->samplers_[worker]);
-        } catch (const std::bad_alloc&) {
-          all.out_of_memory = true;
-        }
-      },
-      &shared);
-  if (shared.out_of_memory) throw std::bad_alloc();
+// What is drawn of the step's rows, in the order of its items: the logprobs of a prompt's tokens first, then a token, or
+// n of them where a prompt with n > 1 is done.
+void Engine::ListTasks() {
+  tasks_.clear();
+  uint32_t row = 0;
+  for (const StepItem& item : plan_.items) {
+    const Sequence& s = *item.sequence;
+    const Request& r = *s.request;
+    for (uint32_t i = 0; i < item.num_scores; ++i) {
+      SampleTask score;
+      score.row = row++;
+      score.position = item.first_score + i + 1;
+      score.token = s.tokens[score.position];
+      score.num_top = static_cast<uint32_t>(r.num_prompt_logprobs);
+      tasks_.push_back(score);
+    }
+    if (!item.sample) continue;
+    const uint32_t first = r.forked ? s.output_index : 0, end = r.forked ? first + 1 : r.params.n;
+    for (uint32_t output_index = first; output_index < end; ++output_index) {
+      SampleTask draw;
+      draw.row = row;
+      draw.params = &r.params;
+      draw.context = {s.tokens.data(), static_cast<uint32_t>(s.tokens.size()), s.num_prompt, output_index};
+      if (r.guided) {
+        const TokenMask& mask = r.masks[output_index];
+        draw.context.mask = mask.words.data();
+        draw.context.num_mask_words = static_cast<uint32_t>(mask.words.size());
+      }
+      tasks_.push_back(draw);
+    }
+    ++row;
+  }
+  outcomes_.resize(tasks_.size());
 }
 
-// What is to be sampled of an item, the logprobs of its prompt's tokens first; *row: its first row, then the one behind.
-void Engine::Add(const StepItem& item, const float** row) {
-  Request* r = item.sequence->request;
-  if (r->first_scheduled_ns == 0) {
-    r->first_scheduled_ns = scheduled_ns_;
-    if (r->guided) started_.push_back(r);
+// Whose each task is, in their order. A prompt that is done has n sequences from now on.
+void Engine::NameOwners() {
+  owners_.clear();
+  for (const StepItem& item : plan_.items) {
+    Request* r = item.sequence->request;
+    if (r->first_scheduled_ns == 0) {
+      r->first_scheduled_ns = scheduled_ns_;
+      if (r->guided) started_.push_back(r);
+    }
+    owners_.insert(owners_.end(), item.num_scores, item.sequence);
+    if (!item.sample) continue;
+    if (r->forked) {
+      owners_.push_back(item.sequence);
+    } else {
+      Fork(item.sequence);
+      for (const auto& one : r->sequences) owners_.push_back(one.get());
+    }
   }
-  for (uint32_t i = 0; i < item.num_scores; ++i, *row += model_.vocab_size) {
-    sampled_.push_back({item.sequence, *row, item.first_score + i + 1, {}, {}});
-  }
-  if (!item.sample) return;
-  if (r->forked) {
-    sampled_.push_back({item.sequence, *row, 0, {}, {}});
-  } else {
-    Fork(item.sequence);
-    for (const auto& one : r->sequences) sampled_.push_back({one.get(), *row, 0, {}, {}});
-  }
-  *row += model_.vocab_size;
-}
-
-void Engine::Pick(Sampled* of, Sampler* sampler) const {
-  const Sequence& s = *of->sequence;
-  const Request& r = *s.request;
-  if (of->prompt_position != 0) {
-    of->status = sampler->Score(of->row, s.tokens[of->prompt_position], static_cast<uint32_t>(r.num_prompt_logprobs),
-                                of->prompt_position, &of->result);
-    return;
-  }
-  SampleContext context{s.tokens.data(), static_cast<uint32_t>(s.tokens.size()), s.num_prompt, s.output_index};
-  if (r.guided) {
-    const TokenMask& mask = r.masks[s.output_index];
-    context.mask = mask.words.data();
-    context.num_mask_words = static_cast<uint32_t>(mask.words.size());
-  }
-  of->status = sampler->Sample(of->row, r.params, context, &of->result);
 }
 
 void Engine::Fork(Sequence* parent) {
@@ -565,23 +557,27 @@ void Engine::Fork(Sequence* parent) {
 }
 
 void Engine::Postprocess() {
+  NameOwners();
   // At most TOKEN and FINISHED or NEEDS_MASK each: a token that is appended is told.
-  MakeRoom(&new_events_, 2 * sampled_.size());
-  for (const Sampled& s : sampled_) {
-    if (s.sequence->state == Sequence::State::kDone) continue;  // a sibling failed the request
-    if (s.status.ok() && s.prompt_position != 0) {
-      llmc_event event = MakeEvent(*s.sequence, 0, LLMC_EVENT_PROMPT_LOGPROBS);
-      SetSample(s.result, &event);
-      event.position = s.prompt_position;
+  MakeRoom(&new_events_, 2 * tasks_.size());
+  for (size_t i = 0; i < tasks_.size(); ++i) {
+    const SampleTask& task = tasks_[i];
+    const SampleOutcome& outcome = outcomes_[i];
+    Sequence* s = owners_[i];
+    if (s->state == Sequence::State::kDone) continue;  // a sibling failed the request
+    if (outcome.status.ok() && task.params == nullptr) {
+      llmc_event event = MakeEvent(*s, 0, LLMC_EVENT_PROMPT_LOGPROBS);
+      SetSample(outcome.result, &event);
+      event.position = task.position;
       new_events_.push_back(event);
-    } else if (s.status.ok()) {
-      AppendToken(s.sequence, s.result);
+    } else if (outcome.status.ok()) {
+      AppendToken(s, outcome.result);
     } else {
       // Its keys and values may not be finite either: nobody may begin with them.
-      if (s.status.code == LLMC_ERR_NOT_FINITE) {
-        for (const auto& one : s.sequence->request->sequences) scheduler_.Forget(*one);
+      if (outcome.status.code == LLMC_ERR_NOT_FINITE) {
+        for (const auto& one : s->request->sequences) scheduler_.Forget(*one);
       }
-      FailRequest(s.sequence->request, s.status);
+      FailRequest(s->request, outcome.status);
     }
   }
 }

@@ -15,7 +15,7 @@
 #include "core/status.h"
 #include "device/device.h"
 #include "engine/block_manager.h"
-#include "engine/sampler.h"
+#include "engine/host_sampler.h"
 #include "engine/scheduler.h"
 #include "engine/token_mask.h"
 
@@ -81,13 +81,6 @@ class Engine {
   Status CheckIntegrity() const;
 
  private:
-  struct Sampled {
-    Sequence* sequence;
-    const float* row;
-    uint32_t prompt_position;  // not 0: the logprob of this token of the prompt
-    Status status;
-    SampleResult result;
-  };
   Engine(std::unique_ptr<Device> device, const EngineOptions& options);
 
   Status CheckGraph(uint32_t graph) const;
@@ -97,9 +90,8 @@ class Engine {
   void TakeMasks();
   void Prepare();
   Status Run(bool replay, const float** logits);
-  void Sample(const float* logits);
-  void Add(const StepItem& item, const float** row);
-  void Pick(Sampled* of, Sampler* sampler) const;
+  void ListTasks();
+  void NameOwners();
   void Postprocess();
   void Fork(Sequence* parent);
   void AppendToken(Sequence* sequence, const SampleResult& sample);
@@ -127,12 +119,14 @@ class Engine {
   uint32_t max_length_;  // of a sequence: the model's limit, or what the KV pool holds if that is less
   BlockManager blocks_;
   Scheduler scheduler_;
-  std::vector<Sampler> samplers_;  // one for each thread that samples
+  HostSampler host_sampler_;
 
   // Of the stepping thread.
   StepPlan plan_;
   StepBatch batch_;
-  std::vector<Sampled> sampled_;
+  std::vector<SampleTask> tasks_;
+  std::vector<SampleOutcome> outcomes_;  // one for each task
+  std::vector<Sequence*> owners_;        // whose each task is
   std::vector<llmc_event> new_events_;
   std::vector<Request*> ended_, started_;  // started_: guided requests of which this step was the first
   std::vector<Request*> arrived_, cancelled_;

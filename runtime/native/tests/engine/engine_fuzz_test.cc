@@ -41,6 +41,7 @@ void Property(uint32_t seed) {
   NullDevice* device;
   NullDevice::workers = pick(0, 7) ? 1 : pick(2, 3);
   NullDevice::late = pick(0, 1) != 0;
+  NullDevice::draws = pick(0, 3) == 0;
   auto engine = Make(shape, blocks, options, &device);
   std::vector<int32_t> common(reach);
   for (auto& t : common) t = static_cast<int32_t>(pick(0, kVocab - 1));

@@ -747,6 +747,42 @@ void TestOverlap() {
   NullDevice::late = false;
 }
 
+// A device that draws tokens itself is asked for all of them, and the host for none: the same outputs, whether it works
+// while the engine goes on or not.
+void TestDeviceDraws() {
+  NullDevice::draws = true;
+  for (const bool late : {false, true}) {
+    NullDevice::late = late;
+    NullDevice* device;
+    auto engine = Make(Usual(), 65, {}, &device);
+    Job several = Simple(9, 6), scored = Simple(7, 4), warm = Simple(5, 8);
+    several.params.n = 3;
+    several.params.temperature = scored.params.temperature = warm.params.temperature = 0.8f;
+    scored.num_prompt_logprobs = 2;
+    warm.params.num_logprobs = 4;
+    warm.params.top_k = 9;
+    for (Job* j : {&several, &scored, &warm}) CHECK_OK(Submit(engine.get(), j));
+    Outputs outputs;
+    RunAll(engine.get(), &outputs);
+    for (uint32_t k = 0; k < 3; ++k) Compare(outputs[{several.id, k}], Reference(several, k, 64));
+    Compare(outputs[{scored.id, 0}], Reference(scored, 0, 64));
+    Compare(outputs[{warm.id, 0}], Reference(warm, 0, 64));
+    CHECK(device->runs > 0);
+    CHECK_EQ(device->draw_calls, device->runs);
+    // It fails while it draws: all requests end.
+    device->fail_after = 2;
+    Job failed = Simple(5, 4);
+    CHECK_OK(Submit(engine.get(), &failed));
+    bool more = true;
+    Status status;
+    for (int i = 0; i < 10 && status.ok(); ++i) status = engine->Step(&more);
+    CHECK_EQ(status.code, static_cast<int32_t>(LLMC_ERR_INTERNAL));
+    Drain(engine.get(), &outputs);
+    CHECK(outputs[std::pair(failed.id, 0u)].kind == LLMC_EVENT_FAILED);
+  }
+  NullDevice::draws = NullDevice::late = false;
+}
+
 // The graph, sequences and tokens of each step, until nothing is left to do.
 struct Ran {
   Phase phase;
@@ -870,6 +906,7 @@ int main() {
   TestMissesByShape();
   TestScheduledTime();
   TestOverlap();
+  TestDeviceDraws();
   TestMixed();
   TestMixedIsNotStarved();
   TestChunkWithoutSample();

@@ -72,6 +72,20 @@ class NullDevice : public llmc::Device {
     return llmc::Status::Ok();
   }
 
+  // A device that samples draws by itself, from the last task on.
+  static inline bool draws = false;  // of engines made from now on
+  bool samples() const override { return draws_; }
+  llmc::Status Sample(llmc::Fence fence, const std::vector<llmc::SampleTask>& tasks,
+                      std::vector<llmc::SampleOutcome>* outcomes) override {
+    if (!draws_ || outcomes->size() != tasks.size()) return Bad("nobody asked whether this device samples");
+    const float* logits = nullptr;
+    LLMC_RETURN_IF_ERROR(Wait(fence, &logits));
+    llmc::Sampler sampler(shape_.vocab_size, shape_.eos_token_ids);
+    for (size_t i = tasks.size(); i-- > 0;) (*outcomes)[i] = sampler.Do(tasks[i], logits);
+    ++draw_calls;
+    return llmc::Status::Ok();
+  }
+
   llmc::Status Compute(const llmc::StepBatch& b) {
     ++runs;
     if (on_run) on_run();
@@ -150,7 +164,7 @@ class NullDevice : public llmc::Device {
   bool poison = false;
   std::function<void()> on_run;
   uint32_t last_graph = 0, last_seqs = 0, last_tokens = 0, max_tokens_seen = 0;
-  uint64_t walks = 0, runs = 0, copies = 0, decode_chunks = 0, dummy_seqs = 0;
+  uint64_t walks = 0, runs = 0, copies = 0, decode_chunks = 0, dummy_seqs = 0, draw_calls = 0;
 
  private:
   static llmc::Status Bad(std::string what) { return llmc::Status::Error(LLMC_ERR_INTERNAL, std::move(what)); }
@@ -158,7 +172,7 @@ class NullDevice : public llmc::Device {
   uint32_t num_blocks_;
   std::vector<uint64_t> pool_;
   std::vector<float> logits_;
-  const bool late_ = late;
+  const bool late_ = late, draws_ = draws;
   llmc::Fence enqueued_ = 0, last_fence_ = 0;
   llmc::StepBatch batch_;
   volatile float zero_ = 0;

@@ -1,4 +1,4 @@
-#include "engine/logit_rows.h"
+#include "sampling/logit_rows.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,5 +1,5 @@
 // The sampler against a brute force that sorts the whole vocabulary.
-#include "engine/sampler.h"
+#include "sampling/sampler.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,11 +1,11 @@
-#include "engine/sampler.h"
+#include "sampling/sampler.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
-#include "engine/logit_rows.h"
+#include "sampling/logit_rows.h"
 
 namespace llmc {
 namespace {
@@ -64,6 +64,14 @@ Status Sampler::ScanFinite(const float* row, uint32_t position, RowScan* out) co
   return Status::Error(LLMC_ERR_NOT_FINITE, "The model produced the logit " + std::to_string(row[i]) + " for token " +
                                               std::to_string(i) + " at position " + std::to_string(position) +
                                               "; check the weights and the precision of the artifact.");
+}
+
+SampleOutcome Sampler::Do(const SampleTask& task, const float* logits) {
+  SampleOutcome out;
+  const float* row = logits + static_cast<size_t>(task.row) * vocab_size_;
+  out.status = task.params == nullptr ? Score(row, task.token, task.num_top, task.position, &out.result)
+                                      : Sample(row, *task.params, task.context, &out.result);
+  return out;
 }
 
 Status Sampler::Score(const float* row, int32_t token, uint32_t num_top, uint32_t position, SampleResult* out) {

@@ -1,10 +1,11 @@
-// Sampler: one row of logits to one token, a pure function of (row, parameters, history, output index).
+// Sampler: one row of logits to one token, a pure function of (row, parameters, history, output index). A device that
+// samples by itself keeps to these rules, and to these random numbers (UniformFromKey).
 #pragma once
 #include <cstdint>
 #include <vector>
 
 #include "core/status.h"
-#include "engine/logit_rows.h"
+#include "sampling/logit_rows.h"
 
 namespace llmc {
 
@@ -41,6 +42,21 @@ struct SampleResult {
   float top_logprobs[LLMC_MAX_TOP_LOGPROBS];
 };
 
+// What is wanted of one row of a step's logits: a token drawn, or a given one scored.
+struct SampleTask {
+  uint32_t row = 0;                        // of the step's samples
+  const SamplingParams* params = nullptr;  // nullptr: score `token`
+  SampleContext context{};                 // of a draw
+  int32_t token = -1;                      // to score, and its position in the text
+  uint32_t position = 0;
+  uint32_t num_top = 0;  // likeliest tokens beside it
+};
+
+struct SampleOutcome {
+  Status status;
+  SampleResult result;
+};
+
 // Order, as in vLLM: the token mask, logit bias and the min_tokens mask, penalties, temperature, min-p, top-k, top-p.
 // Where the token mask allows nothing but eos and stop ids, min_tokens gives way: a finished grammar must be able to
 // end. Logprobs are the log-softmax of the raw row. Equal logits rank by id, lowest first. A temperature below 1e-5 is
@@ -48,6 +64,8 @@ struct SampleResult {
 class Sampler {
  public:
   Sampler(int32_t vocab_size, std::vector<int32_t> eos_token_ids);
+  // logits: of all rows of the step.
+  SampleOutcome Do(const SampleTask& task, const float* logits);
   // LLMC_ERR_EMPTY_MASK when the mask allows no token of the vocabulary.
   Status Sample(const float* row, const SamplingParams& params, const SampleContext& context, SampleResult* out);
   // The logprob and rank of a given token at `position`, with num_top alternatives.
