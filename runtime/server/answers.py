@@ -13,10 +13,12 @@ from llmc.runtime.gathered import Gathered
 from llmc.runtime.guided.constraint import Guided
 from llmc.runtime.guided.shared_guides import Guide
 from llmc.runtime.outputs import CompletionOutput, TokenDelta
+from llmc.runtime.request_error import RequestError
 from llmc.runtime.server.request_stream import RequestStream
 
 from .context import ServerContext
 from .errors import ApiError, draining
+from .refusals import CONSTRAINT
 from .requests import EngineRequest, RequestFailed
 
 # Of a token with its logprob: the token, the number, the bytes.
@@ -44,11 +46,14 @@ def deadline_of(server: ServerContext, request: Request) -> float | None:
 
 
 async def guide_maker(server: ServerContext, guided: Guided | None) -> Callable[[], Guide] | None:
-    """Compiles a constraint, aside. Raises RequestError."""
+    """Compiles a constraint, aside. Raises ApiError, and RequestError when the model cannot be guided."""
     if guided is None:
         return None
     compiler = await server.guide_compiler()
-    return await server.lanes.compile(lambda: compiler.compile(guided), len(guided.source))
+    try:
+        return await server.lanes.compile(lambda: compiler.compile(guided), len(guided.source))
+    except RequestError as error:
+        raise ApiError(str(error), code=CONSTRAINT) from error
 
 
 def submit(server: ServerContext, requests: Sequence[EngineRequest], *, streams: bool = False) -> list[RequestStream]:

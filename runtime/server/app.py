@@ -50,5 +50,5 @@ def create_app(
     security.install(app, config, server.memory)
     message_errors.install(app)
     watching.install(app)
-    openapi.install(app, config, engine)
+    openapi.install(app, server)
     return app

@@ -139,7 +139,8 @@ def _validation_error(error: RequestValidationError) -> ApiError:
     what = first["msg"].removeprefix("Value error, ")
     what = what[:1].lower() + what[1:]
     shown = "" if first["type"] in ("missing", "value_error") else f", not {_short(first.get('input'))}"
-    return ApiError(f"{param or 'the body'}: {what}{shown}", param=param, code="invalid_value")
+    code = first["type"] if first["type"] == "unsupported_parameter" else "invalid_value"
+    return ApiError(f"{param or 'the body'}: {what}{shown}", param=param, code=code)
 
 
 def _short(value: object) -> str:

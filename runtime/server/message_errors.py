@@ -1,5 +1,7 @@
 """Errors of /v1/messages in Anthropic's shape: {"type": "error", "error": {"type", "message"}, "request_id"}.
 
+The error has a `code` besides, as those of the other endpoints.
+
 A middleware, because an error may come from any layer: keys, hosts, limits, routes.
 """
 
@@ -38,7 +40,8 @@ def error_body(status: int, error: Mapping[str, Any], request_id: str | None) ->
     if error.get("code") == "context_length_exceeded":
         message = f"prompt is too long: {message}"  # the words that clients look for
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    told = {"type": kind, "message": message, "code": error.get("code")}
+    return {"type": "error", "error": told, "request_id": request_id}
 
 
 class MessageErrors:

@@ -10,11 +10,11 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from .async_engine import AsyncEngine
-from .config import ServerConfig
+from .context import ServerContext
 from .message_errors import PREFIX as MESSAGES
 from .openapi_rules import add_rules
 from .protocol import response_answers, responses
+from .refusals import BEYOND_SCHEMA
 
 _REF = "#/components/schemas/{model}"
 _ANSWERS: Mapping[tuple[str, str], type[BaseModel]] = {
@@ -35,8 +35,10 @@ _ANSWERS: Mapping[tuple[str, str], type[BaseModel]] = {
     ("get", "/version"): responses.Versions,
 }
 _STREAMS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
+_BEYOND = "; ".join(f"{code}: {why}" for code, why in BEYOND_SCHEMA.items())
 _ERRORS = {
-    400: "The request is malformed or asks for what the model cannot do.",
+    400: "The request is malformed or asks for what the model cannot do. One that this document allows may still be "
+    f"refused for what no schema can say, with a code of these. {_BEYOND}.",
     404: "There is no such model.",
     408: "The request took longer to arrive, or to be answered, than it may.",
     413: "The body is larger than --max-body-size, or the request may take more memory than --request-memory.",
@@ -53,19 +55,19 @@ _EVENT = {
 }
 
 
-def install(app: FastAPI, config: ServerConfig, engine: AsyncEngine) -> None:
+def install(app: FastAPI, server: ServerContext) -> None:
     """Makes `app` serve this document instead of FastAPI's own."""
     made: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
         if not made:
-            made.update(_document(app, bool(config.api_keys), engine))
+            made.update(_document(app, server))
         return made
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _document(app: FastAPI, with_keys: bool, engine: AsyncEngine) -> dict[str, Any]:
+def _document(app: FastAPI, server: ServerContext) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     errors: list[type[BaseModel]] = [responses.ErrorAnswer, response_answers.MessageErrorAnswer]
     models = list(dict.fromkeys([*errors, *_ANSWERS.values()]))
@@ -75,11 +77,11 @@ def _document(app: FastAPI, with_keys: bool, engine: AsyncEngine) -> dict[str, A
     # FastAPI's own shape of a refused body, which errors.py replaces.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    add_rules(schemas, engine)
+    add_rules(schemas, server)
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             operation["responses"] = _responses(method, path)
-    if with_keys:
+    if server.config.api_keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
     return document

@@ -12,6 +12,7 @@ from llmc.runtime.guided.schema_defaults import SchemaDefaults
 from llmc.runtime.request_error import RequestError
 from llmc.runtime.server.errors import ApiError
 from llmc.runtime.server.protocol.common import SamplingFields
+from llmc.runtime.server.refusals import CONFLICT, CONSTRAINT
 from llmc.runtime.server.structural_tags import structural_tag
 
 _MAKERS: Mapping[str, Callable[[Any, SchemaDefaults], Guided | None]] = {
@@ -31,9 +32,6 @@ def guided_of(request: SamplingFields, defaults: SchemaDefaults) -> Guided | Non
     given = dict(request.structured_outputs or {})
     closed = given.pop(_CLOSED, None)
     if closed is not None:
-        if not isinstance(closed, bool):
-            name = f"structured_outputs.{_CLOSED}"
-            raise ApiError(f"{name} is {closed!r}: give true or false", param=name, code="invalid_value")
         defaults = replace(defaults, additional_properties=not closed)
     asked: dict[str, Callable[[], Guided | None]] = {}
     for kind in ("json", "regex", "choice", "grammar"):
@@ -42,7 +40,7 @@ def guided_of(request: SamplingFields, defaults: SchemaDefaults) -> Guided | Non
             asked[f"guided_{kind}"] = partial(_MAKERS[kind], value, defaults)
     for kind, value in given.items():
         if value is not None:
-            asked[f"structured_outputs.{kind}"] = partial(_structured, kind, value, defaults)
+            asked[f"structured_outputs.{kind}"] = partial(_MAKERS[kind], value, defaults)
     if request.response_format is not None:
         asked["response_format"] = partial(_response_format, request.response_format, defaults)
     made: dict[str, Guided] = {}
@@ -50,38 +48,23 @@ def guided_of(request: SamplingFields, defaults: SchemaDefaults) -> Guided | Non
         try:
             guided = make()
         except RequestError as error:
-            raise ApiError(f"{name}: {error}", param=name, code="invalid_value") from error
+            raise ApiError(f"{name}: {error}", param=name, code=CONSTRAINT) from error
         if guided is not None:
             made[name] = guided
     if len(made) > 1:
         names = list(made)
-        raise ApiError(f"{' and '.join(names)} exclude each other: give one", param=names[0], code="invalid_value")
+        raise ApiError(f"{' and '.join(names)} exclude each other: give one", param=names[0], code=CONFLICT)
     return next(iter(made.values()), None)
 
 
-def _structured(kind: str, value: Any, defaults: SchemaDefaults) -> Guided | None:
-    if kind not in _MAKERS:
-        raise RequestError(f"{kind!r} is not supported: use one of {', '.join(_MAKERS)}")
-    return _MAKERS[kind](value, defaults)
-
-
 def _response_format(form: Mapping[str, Any], defaults: SchemaDefaults) -> Guided | None:
-    kind = form.get("type")
+    kind = form["type"]
     if kind == "text":
         return None
-    if kind == "json_object":
-        return Guided.json_object(defaults)
     if kind == "structural_tag":
         return structural_tag(form, defaults)
-    if kind != "json_schema":
-        known = "text, json_object, json_schema or structural_tag"
-        raise RequestError(f"the type {kind!r} is not supported: use {known}")
-    described = form.get("json_schema")
-    if not isinstance(described, Mapping):
-        raise RequestError('json_schema is missing: give {"name": …, "schema": {…}}')
+    described = form["json_schema"] if kind == "json_schema" else {}
     schema = described.get("schema")
     if schema is None:
         return Guided.json_object(defaults)
-    if not isinstance(schema, Mapping):
-        raise RequestError(f"the schema is a {type(schema).__name__}: give an object")
     return Guided.json_schema(schema, strict=described.get("strict") is True, defaults=defaults)

@@ -8,12 +8,16 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from llmc.runtime.request_error import RequestError
 from llmc.runtime.text.template_sandbox import OutOfTime, limited
 from llmc.runtime.text.tokenizer import TooManyTokens
 
+from .async_engine import AsyncEngine
 from .context import ServerContext
 from .errors import ApiError
 from .lanes import SMALL
+from .protocol.as_chat import text_of
+from .refusals import CONTEXT, EMPTY, TEMPLATE
 
 _CHARS_A_MESSAGE = 32
 _MANY_CHARS = SMALL + 1
@@ -22,7 +26,7 @@ _AT_ONCE_S = 0.005
 _MAX_CHARS, _MAX_CHARS_A_TOKEN = 1 << 20, 16
 # A list of as many ids is made in some 20 ms.
 MAX_TEXT_TOKENS = 1 << 18
-_EXCEEDED = " (context_length_exceeded)"  # clients that see no code look for it in the text
+_EXCEEDED = f" ({CONTEXT})"  # clients that see no code look for it in the text
 
 
 async def encode_prompts(
@@ -84,23 +88,24 @@ async def encode_chat_ids(
     most: int = MAX_TEXT_TOKENS,
 ) -> list[int]:
     """Token ids of a conversation, rendered with the model's chat template. Raises ApiError and RequestError."""
-    reserved = {"messages", "tools", "add_generation_prompt", "documents"} & (variables or {}).keys()
-    if reserved:
-        message = f"chat_template_kwargs has {', '.join(sorted(reserved))}: use the field of that name"
-        raise ApiError(message, param="chat_template_kwargs", code="invalid_value")
     tokenizer = server.tokenizer
 
     def work() -> list[int]:
-        conversation = [_for_template(index, message) for index, message in enumerate(messages)]
+        conversation = [_for_template(message) for message in messages]
         mark = None
         if continue_final_message and not conversation[-1].get("tool_calls"):
             mark = _mark_if_empty(conversation[-1])
-        text = tokenizer.apply_chat_template(
-            conversation,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt and not continue_final_message,
-            **(variables or {}),
-        )
+        try:
+            text = tokenizer.apply_chat_template(
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt and not continue_final_message,
+                **(variables or {}),
+            )
+        except OutOfTime:
+            raise
+        except RequestError as error:
+            raise ApiError(str(error), param="messages", code=TEMPLATE) from error
         if continue_final_message:
             text = _cut_after(text, conversation[-1]) if mark is None else _cut_before(text, mark)
         check_chars(server, text)
@@ -125,36 +130,32 @@ def check_chars(server: ServerContext, text: str) -> None:
     """Raises ApiError for a text that is not looked at: a token of it takes some 150 bytes while it is tokenised."""
     most = max(_MAX_CHARS, _MAX_CHARS_A_TOKEN * server.engine.max_model_len)
     if len(text) > most:
-        why = f"{_context_of(server)}, and the prompt has {len(text)} characters: at most {most} are read{_EXCEEDED}"
-        raise ApiError(why, param="prompt", code="context_length_exceeded")
+        found = f"the prompt has {len(text)} characters: at most {most} are read"
+        why = f"{context_of(server.engine)}, and {found}{_EXCEEDED}"
+        raise ApiError(why, param="prompt", code=CONTEXT)
 
 
 def check_prompt(server: ServerContext, ids: list[int]) -> list[int]:
     """`ids`, when the engine can take them. Raises ApiError."""
-    limit, vocab_size = server.engine.max_model_len, server.engine.vocab_size
     if not ids:
-        raise ApiError("the prompt has no tokens: give at least one", param="prompt", code="invalid_value")
-    if len(ids) >= limit:
+        raise ApiError("the prompt has no tokens: give at least one", param="prompt", code=EMPTY)
+    if len(ids) >= server.engine.max_model_len:
         raise _exceeded(server, len(ids))
-    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
-    if wrong is not None:
-        message = f"the prompt has token id {wrong}: use whole numbers from 0 to {vocab_size - 1}"
-        raise ApiError(message, param="prompt", code="invalid_value")
     return ids
 
 
 def _exceeded(server: ServerContext, num_tokens: int) -> ApiError:
     limit = server.engine.max_model_len
     return ApiError(
-        f"{_context_of(server)}, and the prompt has {num_tokens}: shorten it to at most {limit - 1}{_EXCEEDED}",
+        f"{context_of(server.engine)}, and the prompt has {num_tokens}: shorten it to at most {limit - 1}{_EXCEEDED}",
         param="prompt",
-        code="context_length_exceeded",
+        code=CONTEXT,
     )
 
 
-def _context_of(server: ServerContext) -> str:
+def context_of(engine: AsyncEngine) -> str:
     """The beginning of a sentence, in the words of OpenAI's, which clients look for."""
-    limit = server.engine.limit
+    limit = engine.limit
     where = f" here, where the KV pool holds fewer than its {limit.model_tokens}" if limit.by_pool else ""
     return f"This model's maximum context length is {limit.tokens} tokens{where}"
 
@@ -164,11 +165,11 @@ def checked_max_tokens(server: ServerContext, asked: int, num_prompt_tokens: int
     limit = server.engine.max_model_len
     if num_prompt_tokens + asked > limit:
         raise ApiError(
-            f"{_context_of(server)}, but {num_prompt_tokens + asked} were requested "
+            f"{context_of(server.engine)}, but {num_prompt_tokens + asked} were requested "
             f"({num_prompt_tokens} of the prompt, {asked} of {param}): ask for at most "
             f"{limit - num_prompt_tokens}{_EXCEEDED}",
             param=param,
-            code="context_length_exceeded",
+            code=CONTEXT,
         )
     return asked
 
@@ -182,48 +183,28 @@ def rest_of_context(server: ServerContext, num_prompt_tokens: int) -> int:
     return min(rest, limit)
 
 
-def _for_template(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+def _for_template(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message as templates want it: parts of text joined, arguments of tool calls as objects, developer as system."""
     plain = dict(message)
-    if plain.get("role") == "developer":
+    if plain["role"] == "developer":
         plain["role"] = "system"
     content = plain.get("content")
     if isinstance(content, list):
-        plain["content"] = "\n".join(_text_of_part(index, part) for part in content)
-    elif content is None and plain.get("role") == "assistant":
+        plain["content"] = text_of(content)
+    elif content is None:
         plain["content"] = ""
-    calls = plain.get("tool_calls")
-    if calls is not None and not isinstance(calls, list):
-        why = f"message {index} has tool_calls that are no list: give them as the answer had them"
-        raise ApiError(why, param=f"messages.{index}.tool_calls", code="invalid_value")
-    if calls is not None:
-        plain["tool_calls"] = [_call_for_template(index, call) for call in calls]
+    if plain.get("tool_calls") is not None:
+        plain["tool_calls"] = [_call_for_template(call) for call in plain["tool_calls"]]
     return plain
 
 
-def _text_of_part(index: int, part: Any) -> str:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    name = "refusal" if kind == "refusal" else "text"
-    if kind in ("text", "refusal", "input_text") and isinstance(part.get(name), str):
-        return str(part[name])
-    message = f"message {index} has a part of the type {kind!r}: models here read text, as in {_EXAMPLE_PART}"
-    raise ApiError(message, param=f"messages.{index}.content", code="invalid_value")
-
-
-_EXAMPLE_PART = '{"type": "text", "text": "Hi"}'
-
-
-def _call_for_template(index: int, call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        message = f"message {index} has a tool call without function and name: give them as the answer had them"
-        raise ApiError(message, param=f"messages.{index}.tool_calls", code="invalid_value")
-    arguments = function.get("arguments")
+def _call_for_template(call: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = call["function"].get("arguments")
     if isinstance(arguments, str):
         # What a model wrote need not be JSON: then it goes back as it was.
         with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments or "{}")
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
 def _mark_if_empty(message: dict[str, Any]) -> str | None:
@@ -247,5 +228,5 @@ def _cut_after(text: str, message: Mapping[str, Any]) -> str:
 def _found(position: int) -> int:
     if position < 0:
         reason = "the chat template does not show the last message as it is"
-        raise ApiError(f"continue_final_message: {reason}", param="continue_final_message", code="invalid_value")
+        raise ApiError(f"continue_final_message: {reason}", param="continue_final_message", code=TEMPLATE)
     return position

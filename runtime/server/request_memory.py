@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .refusals import MEMORY
 from .request_size import BODY_FACTOR, RequestSize
 from .requests import EngineRequest
 
@@ -27,7 +28,7 @@ class MemoryRefused(HTTPException):
     def __init__(self, status: int, message: str, param: str | None = None, retry_after_s: int | None = None) -> None:
         headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
         super().__init__(status, message, headers)
-        self.code = "request_too_large" if status == 413 else "memory_full"
+        self.code = MEMORY if status == 413 else "memory_full"
         self.param = param
 
 

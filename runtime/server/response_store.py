@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import ApiError
+from .refusals import PREVIOUS
 
 Item = dict[str, Any]
 
@@ -57,7 +58,7 @@ class ResponseStore:
         try:
             return self.get(owner, response_id).history
         except ApiError as error:
-            code = "previous_response_not_found"
+            code = PREVIOUS
             raise ApiError(str(error), param="previous_response_id", code=code) from error
 
     def put(self, stored: StoredResponse) -> None:

@@ -4,46 +4,39 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    FailFast,
     Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     field_validator,
 )
+from pydantic_core import CoreSchema
 
 from llmc.runtime.params import SamplingParams
 
 from ..errors import ApiError
+from ..refusals import CONFLICT
+from .forms import Choices, GuidedJson, ResponseFormat, Structured
+from .shapes import NULL, OFF, Items, Text, is_off
 
 log = logging.getLogger("llmc.server")
 MAX_STOPS = 16
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 4096
+MAX_OUTPUTS = 64
 _INT32 = 2**31
-_Item = TypeVar("_Item")
-
-
-class _FailFast(FailFast):
-    """Pydantic's own has no hash, without which a type is no part of a union."""
-
-    def __hash__(self) -> int:
-        return hash(self.fail_fast)
-
-
-# Only the first error is told: an object for each would take seconds.
-Items = Annotated[list[_Item], _FailFast()]
-Objects = Items[dict[str, Any]]
-
+_LEAST_TOP_P = 2.0**-126
+_MODALITIES = (None, [], ["text"])
 _REFUSED: Mapping[str, str] = {
-    "best_of": "candidates are not ranked: use n",
     "suffix": "text is not inserted before a suffix: leave it out",
     "use_beam_search": "there is no beam search: leave it out",
     "prompt_embeds": "embeddings are no prompt here: give text or token ids",
@@ -70,10 +63,30 @@ def _whole(value: Any) -> Any:
     return int(value) if type(value) is float and value.is_integer() else value
 
 
+def _whole_list(value: Any) -> Any:
+    """A list, or one of lists as prompts are, with whole numbers for floats that are."""
+    if type(value) is not list or not value:
+        return value
+    kinds = set(map(type, value))
+    if list in kinds:
+        return [_whole_list(item) for item in value]
+    return [_whole(item) for item in value] if float in kinds else value
+
+
 class ApiModel(BaseModel):
     """Types are taken as they are: "1" is no number and 1 is no text; but 1.0 is 1, as JSON Schema has it."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    @classmethod
+    def add_rules(cls, schema: dict[str, Any]) -> None:
+        """Writes into the JSON schema what `check` refuses and no field's type tells."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler(core)
+        cls.add_rules(handler.resolve_ref_schema(schema))
+        return schema
 
     @field_validator("*", mode="wrap")
     @classmethod
@@ -84,9 +97,7 @@ class ApiModel(BaseModel):
                 return handler(value)
             except ValidationError:
                 return handler(_whole(value))
-        if type(value) is list and value and float in set(map(type, value)):
-            value = [_whole(item) for item in value]
-        return handler(value)
+        return handler(_whole_list(value))
 
 
 class StreamOptions(ApiModel):
@@ -107,11 +118,11 @@ def _stops(value: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-_TEXT = {"type": "string", "minLength": 1}
+_STOP = {"type": "string", "minLength": 1}
 Stops = Annotated[
     Any,
     AfterValidator(_stops),
-    WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": MAX_STOPS}, {"type": "null"}]}),
+    WithJsonSchema({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}, NULL]}),
 ]
 
 
@@ -126,15 +137,35 @@ def _at_most(count: int) -> Callable[[Any], Any]:
     return check
 
 
+DIGITS = r"^[0-9]{1,10}$"
+# OpenAI's range; beyond it a bias would still do no more than force or forbid.
+_BIASES = {
+    "type": "object",
+    "maxProperties": MAX_LOGIT_BIASES,
+    "propertyNames": {"pattern": DIGITS},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+}
+# What may say what the answer must look like.
+_CONSTRAINTS = (
+    *("response_format", "structured_outputs"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+)
+
+
 class SamplingFields(ApiModel):
-    """Parameters that both endpoints take; null is as good as absent. priority: lower runs first."""
+    """Parameters that both endpoints take; null is as good as absent. priority: lower runs first.
+
+    Subclasses name in `refused` what would change the answer and has no effect here, and why.
+    """
+
+    refused: ClassVar[Mapping[str, str]] = _REFUSED
 
     model: str | None = None
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=_INT32)
     min_p: float | None = Field(None, ge=0, le=1)
-    n: int | None = Field(None, ge=1, le=64)
+    n: int | None = Field(None, ge=1, le=MAX_OUTPUTS)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stop: Stops = ()
     stop_token_ids: Items[int] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
@@ -143,7 +174,9 @@ class SamplingFields(ApiModel):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     logit_bias: Annotated[
-        dict[str, float] | None, Field(max_length=MAX_LOGIT_BIASES), BeforeValidator(_at_most(MAX_LOGIT_BIASES))
+        dict[Annotated[str, StringConstraints(pattern=DIGITS)], Annotated[float, Field(ge=-100, le=100)]] | None,
+        BeforeValidator(_at_most(MAX_LOGIT_BIASES)),
+        WithJsonSchema({"anyOf": [_BIASES, NULL]}),
     ] = None
     min_tokens: int | None = Field(None, ge=0, lt=_INT32)
     ignore_eos: bool | None = None
@@ -155,12 +188,12 @@ class SamplingFields(ApiModel):
     user: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    guided_json: Any = None
-    guided_regex: str | None = None
-    guided_choice: Items[str] | None = None
-    guided_grammar: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: Structured | None = None
+    guided_json: GuidedJson | None = None
+    guided_regex: Text | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Text | None = None
 
     @property
     def num_outputs(self) -> int:
@@ -182,11 +215,15 @@ class SamplingFields(ApiModel):
     def check(self) -> None:
         """Raises ApiError for fields that would change the answer but have no effect here, or exclude each other."""
         extra = self.model_extra or {}
-        for name, why in _REFUSED.items():
-            if extra.get(name) in (None, False, "", [], {}) or (name == "best_of" and extra[name] == self.num_outputs):
-                continue
-            raise ApiError(f"{name} is not supported, {why}", param=name, code="unsupported_parameter")
-        if extra.get("modalities") not in (None, [], ["text"]):
+        for name, why in self.refused.items():
+            if not is_off(self.given(name)):
+                raise ApiError(f"{name} is not supported, {why}", param=name, code="unsupported_parameter")
+        best_of = extra.get("best_of")
+        if not is_off(best_of) and (type(best_of) is bool or best_of != self.num_outputs):
+            why = "best_of is not supported, candidates are not ranked: use n"
+            code = CONFLICT if type(best_of) in (int, float) else "unsupported_parameter"
+            raise ApiError(why, param="best_of", code=code)
+        if extra.get("modalities") not in _MODALITIES:
             raise ApiError("modalities: models here write text only", param="modalities", code="unsupported_parameter")
         if extra.get("truncation_side") not in (None, "left"):
             message = "truncation_side: the last tokens are kept, use left, or truncate the prompt"
@@ -194,9 +231,27 @@ class SamplingFields(ApiModel):
         if self.stream_options is not None and not self.stream:
             message = "stream_options is for streams: set stream to true, or leave it out"
             raise ApiError(message, param="stream_options", code="invalid_value")
-        unknown = sorted(extra.keys() - _REFUSED.keys())
+        unknown = sorted(extra.keys() - self.refused.keys())
         if unknown:
             log.debug("fields without effect: %s", ", ".join(unknown))
+
+    @classmethod
+    def add_rules(cls, schema: dict[str, Any]) -> None:
+        """As `check`."""
+        properties = schema["properties"]
+        for name, why in cls.refused.items():
+            off = {"enum": list(OFF), "description": f"Not supported, {why}."}
+            properties[name] = {"allOf": [properties[name], off]} if name in cls.model_fields else off
+        numbers = {"type": "integer", "minimum": 1, "maximum": MAX_OUTPUTS}
+        properties["best_of"] = {"anyOf": [{"enum": list(OFF)}, numbers], "description": "Must be n."}
+        properties["modalities"] = {"enum": list(_MODALITIES)}
+        properties["truncation_side"] = {"enum": [None, "left"]}
+        streams = {"required": ["stream"], "properties": {"stream": {"const": True}}}
+        schema["allOf"] = [{"anyOf": [{"properties": {"stream_options": NULL}}, streams]}]
+
+    def given(self, name: str) -> Any:
+        """The value of a field, known or not."""
+        return getattr(self, name) if name in type(self).model_fields else (self.model_extra or {}).get(name)
 
     def sampling(
         self,
@@ -216,38 +271,26 @@ class SamplingFields(ApiModel):
             *("repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"),
         )
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.min_tokens is not None and self.min_tokens > max_tokens:
+            message = (
+                f"min_tokens is {self.min_tokens}, above the {max_tokens} tokens that the answer may have: lower it"
+            )
+            raise ApiError(message, param="min_tokens", code=CONFLICT)
+        if self.top_p is not None:
+            # The engine's is a float of 32 bits, and 0 is none.
+            given["top_p"] = max(self.top_p, _LEAST_TOP_P)
         if self.seed is not None:
             given["seed"] = self.seed % 2**64
         return SamplingParams(
             **{**defaults, **given},
             stop=self.stop,
-            logit_bias=_biases(self.logit_bias or {}),
+            logit_bias={int(token): float(bias) for token, bias in (self.logit_bias or {}).items()},
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             skip_special_tokens=self.skip_special_tokens is not False and not show_special_tokens,
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
         )
-
-
-_CONSTRAINTS = (
-    *("response_format", "structured_outputs"),
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-)
-
-
-def _biases(given: Mapping[str, float]) -> dict[int, float]:
-    biases = {}
-    for token, bias in given.items():
-        if not token.isdecimal() or len(token) > 10:
-            message = f"logit_bias has the key {token!r}: keys are token ids in decimal digits"
-            raise ApiError(message, param="logit_bias", code="invalid_value")
-        # OpenAI's range; beyond it a bias would still do no more than force or forbid.
-        if not -100 <= bias <= 100:
-            message = f"logit_bias of token {token} is {bias!r}: use a number from -100 to 100"
-            raise ApiError(message, param="logit_bias", code="invalid_value")
-        biases[int(token)] = float(bias)
-    return biases
 
 
 def usage(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> dict[str, Any]:

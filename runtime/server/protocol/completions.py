@@ -6,7 +6,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from .common import ApiModel, Items, Objects, SamplingFields, is_token_ids
+from ..errors import ApiError
+from .chat import TemplateVariables
+from .chat_messages import Messages
+from .common import ApiModel, SamplingFields, is_token_ids
+from .shapes import NULL, Items, Objects
 
 MAX_PROMPTS = 1024
 
@@ -50,6 +54,21 @@ class CompletionRequest(SamplingFields):
     logprobs: int | None = Field(None, ge=0, le=20)
     add_special_tokens: bool | None = None
 
+    def check(self) -> None:
+        """As for all, and that an answer without tokens is an echo. Raises ApiError."""
+        super().check()
+        if self.max_tokens == 0 and not self.echo:
+            why = "max_tokens 0 is for echo only: ask for at least 1"
+            raise ApiError(why, param="max_tokens", code="invalid_value")
+
+    @classmethod
+    def add_rules(cls, schema: dict[str, Any]) -> None:
+        """As `check`."""
+        super().add_rules(schema)
+        echoes = {"required": ["echo"], "properties": {"echo": {"const": True}}}
+        writes = {"properties": {"max_tokens": {"not": {"const": 0}}}}
+        schema["allOf"].append({"anyOf": [writes, echoes]})
+
     @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each a text or token ids."""
@@ -61,13 +80,26 @@ class TokenizeRequest(ApiModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Objects | None = None
+    messages: Messages | None = None
     tools: Objects | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     return_token_strs: bool | None = None
+
+    def check(self) -> None:
+        """Raises ApiError unless there is one of both."""
+        if (self.prompt is None) == (self.messages is None):
+            raise ApiError("give either prompt or messages", param="prompt", code="invalid_value")
+
+    @classmethod
+    def add_rules(cls, schema: dict[str, Any]) -> None:
+        """As `check`."""
+        schema["oneOf"] = [
+            {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": NULL}},
+            {"required": ["messages"], "properties": {"messages": {"type": "array"}, "prompt": NULL}},
+        ]
 
 
 class DetokenizeRequest(ApiModel):

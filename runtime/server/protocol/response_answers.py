@@ -153,6 +153,7 @@ class TokenCount(Answer):
 class MessageErrorObject(Answer):
     type: str
     message: str
+    code: str | None
 
 
 class MessageErrorAnswer(Answer):

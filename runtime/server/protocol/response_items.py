@@ -4,14 +4,83 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
-from .as_chat import shown, text_parts, wrong
+from pydantic import Field
+from typing_extensions import TypedDict
 
-_TEXTS = ("input_text", "output_text", "text", "refusal")
-_ROLES = ("user", "assistant", "system", "developer")
+from .as_chat import text_of
+from .shapes import Items, Text, one_of, shaped, text_content, type_of
+
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 _KINDS = "message, function_call, function_call_output or reasoning"
+
+
+class ItemText(TypedDict):
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class ReasonedText(TypedDict):
+    type: Literal["reasoning_text", "text"]
+    text: str
+
+
+_Content = text_content(ItemText, refusals=True)
+
+
+class GivenMessage(TypedDict):
+    id: NotRequired[str | None]
+    type: NotRequired[Literal["message"] | None]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: _Content
+
+
+class GivenCall(TypedDict):
+    id: NotRequired[str | None]
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class GivenOutput(TypedDict):
+    id: NotRequired[str | None]
+    type: Literal["function_call_output"]
+    call_id: str
+    output: _Content
+
+
+class GivenReasoning(TypedDict):
+    id: NotRequired[str | None]
+    type: Literal["reasoning"]
+    content: NotRequired[text_content(ReasonedText) | None]  # type: ignore[valid-type]
+
+
+def _kind_of_input(value: Any) -> str | None:
+    return "text" if isinstance(value, str) else "items" if isinstance(value, list) else None
+
+
+_ITEM = one_of(
+    f"this is no item that is taken here: use {_KINDS}",
+    lambda value: type_of(value, "message"),
+    {
+        "message": GivenMessage,
+        "function_call": GivenCall,
+        "function_call_output": GivenOutput,
+        "reasoning": GivenReasoning,
+    },
+)
+Input = Annotated[
+    str | list[dict[str, Any]],
+    shaped(
+        one_of(
+            "give a non-empty string, or a non-empty list of items",
+            _kind_of_input,
+            {"text": Text, "items": Annotated[Items[_ITEM], Field(min_length=1)]},
+        )
+    ),
+]
 
 
 def new_item_id(kind: str) -> str:
@@ -19,71 +88,49 @@ def new_item_id(kind: str) -> str:
     return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
-def read_items(given: str | Sequence[Any]) -> list[dict[str, Any]]:
-    """The input of a request as items, each with id and type. Raises ApiError for what is no item of a kind we know."""
+def read_items(given: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The input of a request as items, each with id and type."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     items = []
-    for index, item in enumerate(given):
-        where = f"input.{index}"
-        if not isinstance(item, Mapping):
-            raise wrong(where, f"give an item, not {shown(item)}")
-        kind = item.get("type", "message" if "role" in item else None)
-        if not isinstance(kind, str) or kind not in _PREFIXES:
-            raise wrong(f"{where}.type", f"{shown(kind)} is no item that is taken here: use {_KINDS}")
+    for item in given:
+        kind = item.get("type") or "message"
         read = {**item, "type": kind, "id": item.get("id") or new_item_id(kind)}
-        if kind == "message" and isinstance(item.get("content"), str):
-            part = "output_text" if item.get("role") == "assistant" else "input_text"
+        if kind == "message" and isinstance(item["content"], str):
+            part = "output_text" if item["role"] == "assistant" else "input_text"
             read["content"] = [{"type": part, "text": item["content"]}]
         items.append(read)
     return items
 
 
 def messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation that items are. Raises ApiError.
+    """The conversation that items are.
 
     What the assistant says in one turn, its reasoning and its calls, is one message, as chat templates want it.
     """
     messages: list[dict[str, Any]] = []
     reasoning = ""
-    for index, item in enumerate(items):
-        where, kind = f"input.{index}", item["type"]
+    for item in items:
+        kind = item["type"]
         if kind == "reasoning":
-            reasoning = _reasoning(where, item)
+            reasoning = text_of(item.get("content") or "")
             continue
         if kind == "function_call_output":
-            call_id, output = _text(where, item, "call_id"), item.get("output")
-            content = text_parts(f"{where}.output", output, _TEXTS)
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": text_of(item["output"])})
             reasoning = ""
             continue
         if kind == "message":
-            role = item.get("role")
-            if role not in _ROLES:
-                raise wrong(f"{where}.role", f"{shown(role)} is no role: use {', '.join(_ROLES)}")
-            message = {"role": role, "content": text_parts(f"{where}.content", item.get("content"), _TEXTS)}
+            message = {"role": item["role"], "content": text_of(item["content"])}
             messages.append(message)
         else:
             new_turn = reasoning or not messages or messages[-1]["role"] != "assistant"
             if new_turn:
                 messages.append({"role": "assistant", "content": ""})
             message = messages[-1]
-            function = {"name": _text(where, item, "name"), "arguments": _text(where, item, "arguments")}
-            call = {"id": _text(where, item, "call_id"), "type": "function", "function": function}
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
             message.setdefault("tool_calls", []).append(call)
         if reasoning and message["role"] == "assistant":
             message["reasoning_content"] = reasoning
         reasoning = ""
     return messages
-
-
-def _reasoning(where: str, item: Mapping[str, Any]) -> str:
-    parts = item.get("content") or []
-    return text_parts(f"{where}.content", parts, ("reasoning_text", "text"))
-
-
-def _text(where: str, item: Mapping[str, Any], name: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise wrong(f"{where}.{name}", f"{shown(value)} is no string: give it as the answer had it")
-    return value

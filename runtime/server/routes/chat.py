@@ -17,6 +17,7 @@ from llmc.runtime.server.request_stream import RequestStream
 
 from .. import answers
 from ..bodies import json_route
+from ..bounds import check_bounds
 from ..chat_jobs import prepare_chat
 from ..chat_output import ChatDelta, ChatOutput
 from ..context import ServerContext
@@ -37,6 +38,7 @@ def router(server: ServerContext) -> APIRouter:
         server.check_ready()
         model = server.check_model(body.model)
         body.check()
+        check_bounds(server.engine, body)
         job = await _prepare(server, body, model, request)
         (stream,) = answers.submit(server, [job.request], streams=bool(body.stream))
         if body.stream:

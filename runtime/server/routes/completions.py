@@ -20,8 +20,8 @@ from llmc.runtime.server.request_stream import RequestStream, merged
 
 from .. import answers
 from ..bodies import json_route
+from ..bounds import check_bounds
 from ..context import ServerContext
-from ..errors import ApiError
 from ..json_text import json_response
 from ..logprobs import completion_logprobs, prompt_logprobs_json
 from ..prompts import checked_max_tokens, encode_prompts
@@ -42,6 +42,7 @@ def router(server: ServerContext) -> APIRouter:
         server.check_ready()
         model = server.check_model(body.model)
         body.check()
+        check_bounds(server.engine, body)
         job = await _prepare(server, body, model, request)
         streams = answers.submit(server, job.requests, streams=bool(body.stream))
         close = lambda: answers.close_all(streams)  # noqa: E731
@@ -64,8 +65,6 @@ async def _prepare(server: ServerContext, body: CompletionRequest, model: str, r
         if body.max_tokens is not None:
             checked_max_tokens(server, asked, len(one), "max_tokens")
     only_echo = bool(body.echo) and body.max_tokens == 0
-    if asked == 0 and not only_echo:
-        raise ApiError("max_tokens 0 is for echo only: ask for at least 1", param="max_tokens", code="invalid_value")
     prompt_logprobs = body.logprobs if body.echo and body.logprobs is not None else None
     if body.prompt_logprobs is not None:
         prompt_logprobs = max(body.prompt_logprobs, prompt_logprobs or 0)

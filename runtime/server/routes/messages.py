@@ -15,6 +15,7 @@ from llmc.runtime.server.request_stream import RequestStream
 
 from .. import answers
 from ..bodies import declared_size, json_route
+from ..bounds import check_bounds
 from ..chat_jobs import PreparedChat, count_prompt, pieces, prepare_chat
 from ..context import ServerContext
 from ..errors import as_api_error
@@ -34,6 +35,7 @@ def router(server: ServerContext) -> APIRouter:
         server.check_ready()
         model = server.check_model(body.model)
         body.check()
+        check_bounds(server.engine, body)
         chat = await server.lanes.run(body.chat, declared_size(request))
         prepared = await prepare_chat(server, chat, request, answers.new_id("msg").replace("-", "_"))
         job = _Job(server, model, prepared)
@@ -48,6 +50,7 @@ def router(server: ServerContext) -> APIRouter:
         """How many tokens the model sees of a conversation; nothing is generated."""
         server.check_model(body.model)
         body.check()
+        check_bounds(server.engine, body)
         chat = await server.lanes.run(body.chat, declared_size(request))
         return {"input_tokens": await count_prompt(server, chat)}
 

@@ -17,6 +17,7 @@ from llmc.runtime.server.request_stream import RequestStream
 
 from .. import answers
 from ..bodies import declared_size, json_route
+from ..bounds import check_bounds
 from ..chat_jobs import PreparedChat, pieces, prepare_chat
 from ..context import ServerContext
 from ..errors import ApiError, as_api_error
@@ -26,6 +27,7 @@ from ..protocol.chat import ChatRequest
 from ..protocol.response_items import read_items
 from ..protocol.response_requests import ResponseRequest
 from ..reasoning import CLOSE
+from ..refusals import CANCEL
 from ..response_output import ResponseOutput
 from ..response_store import Item, ResponseStore, StoredResponse
 from ..security import key_of
@@ -54,6 +56,7 @@ def router(server: ServerContext) -> APIRouter:
         server.check_ready()
         model = server.check_model(body.model)
         body.check()
+        check_bounds(server.engine, body)
         owner, size = key_of(request.scope), declared_size(request)
         history = store.history(owner, body.previous_response_id)
         keeps = body.store is not False and store.enabled
@@ -98,7 +101,7 @@ def router(server: ServerContext) -> APIRouter:
         """Refused: a kept answer is complete, and one that is being made ends with its connection."""
         store.get(key_of(request.scope), response_id)
         why = "only answers made in the background can be cancelled: close the connection of one that is being made"
-        raise ApiError(why, param="response_id", code="unsupported_parameter")
+        raise ApiError(why, param="response_id", code=CANCEL)
 
     @routes.get("/v1/responses/{response_id}/input_items")
     async def list_input_items(

@@ -8,8 +8,8 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from ..bodies import json_route
+from ..bounds import check_bounds
 from ..context import ServerContext
-from ..errors import ApiError
 from ..json_text import json_response
 from ..prompts import MAX_TEXT_TOKENS, check_chars, encode_chat_ids
 from ..protocol.completions import DetokenizeRequest, TokenizeRequest
@@ -23,9 +23,8 @@ def router(server: ServerContext) -> APIRouter:
     async def tokenize(body: TokenizeRequest) -> Response:
         """Token ids of a text or of a conversation, longer than the context, too."""
         server.check_model(body.model)
+        body.check()
         tokenizer = server.tokenizer
-        if (body.prompt is None) == (body.messages is None):
-            raise ApiError("give either prompt or messages", param="prompt", code="invalid_value")
         if body.messages is not None:
             ids = await encode_chat_ids(
                 server,
@@ -55,11 +54,7 @@ def router(server: ServerContext) -> APIRouter:
     async def detokenize(body: DetokenizeRequest) -> Response:
         """Text of token ids, special tokens included unless skip_special_tokens is true."""
         server.check_model(body.model)
-        vocab_size = server.engine.vocab_size
-        wrong = next((token for token in body.tokens if not 0 <= token < vocab_size), None)
-        if wrong is not None:
-            message = f"tokens has {wrong}: use whole numbers from 0 to {vocab_size - 1}"
-            raise ApiError(message, param="tokens", code="invalid_value")
+        check_bounds(server.engine, body)
         tokenizer, skip = server.tokenizer, bool(body.skip_special_tokens)
         work = lambda: tokenizer.decode(body.tokens, skip_special_tokens=skip)  # noqa: E731
         text = await server.lanes.run(work, len(body.tokens))

@@ -18,6 +18,7 @@ from ..context import ServerContext
 from ..errors import ApiError
 from ..protocol.chat import ChatRequest
 from ..reasoning import CLOSE, OPEN, ReasoningParser, ReasoningStyle, after_reasoning, starts_in_reasoning
+from ..refusals import CONFLICT, CONSTRAINT
 from .definitions import ToolUse, read_tools
 from .output import ChatOutputParser
 from .parser import ToolCallParser
@@ -110,11 +111,11 @@ def _with_calls(
     if guided is not None and not use.required:
         if guided.kind not in ("json_schema", "json_object"):
             message = f"a {guided.kind} and tools exclude each other: set tool_choice to none, or use a JSON schema"
-            raise ApiError(message, param="tool_choice", code="invalid_value")
+            raise ApiError(message, param="tool_choice", code=CONFLICT)
         schema = json.loads(guided.source)["grammars"][0]["json_schema"]
         start = f"start: calls | answer\nanswer: %json {json.dumps(schema, ensure_ascii=False)}"
         parts.append(("response_format", guided))
     try:
         return Guided.lark("tools", f"{start}\n{parser.grammar(use.tools, use.parallel, tokenizer)}", parts)
     except RequestError as error:
-        raise ApiError(str(error), param="tools", code="invalid_value") from error
+        raise ApiError(str(error), param="tools", code=CONSTRAINT) from error

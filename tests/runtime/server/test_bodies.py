@@ -39,6 +39,9 @@ def counted(value: Any) -> Size:
     )
 
 
+MESSAGE = {"role": "user", "content": "a"}
+
+
 @given(JSON, st.booleans())
 def test_sizes_are_those_that_a_parser_finds(value: Any, escaped: bool) -> None:
     assert size_of(json.dumps(value, ensure_ascii=escaped).encode()) == counted(value)
@@ -68,10 +71,10 @@ def test_too_much_is_refused_unparsed(body: str, message: str, monkeypatch: pyte
     ("model", "fields"),
     [
         (ChatRequest, {"messages": [1] * 1000}),
-        (ChatRequest, {"messages": [{}], "tools": ["x"] * 1000}),
-        (ChatRequest, {"messages": [{}], "guided_choice": [1] * 1000}),
-        (ChatRequest, {"messages": [{}], "stop_token_ids": ["x"] * 1000}),
-        (ChatRequest, {"messages": [{}], "logit_bias": dict.fromkeys(map(str, range(MAX_LOGIT_BIASES + 1)), "x")}),
+        (ChatRequest, {"messages": [MESSAGE], "tools": ["x"] * 1000}),
+        (ChatRequest, {"messages": [MESSAGE], "guided_choice": [1] * 1000}),
+        (ChatRequest, {"messages": [MESSAGE], "stop_token_ids": ["x"] * 1000}),
+        (ChatRequest, {"messages": [MESSAGE], "logit_bias": dict.fromkeys(map(str, range(MAX_LOGIT_BIASES + 1)), "x")}),
         (DetokenizeRequest, {"tokens": ["x"] * 1000}),
     ],
 )

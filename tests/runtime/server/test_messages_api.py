@@ -150,7 +150,10 @@ def test_errors_have_anthropics_shape(running: Running, monkeypatch: pytest.Monk
     monkeypatch.setattr("llmc.runtime.server.answers.check_end", broken)
     assert error_of(running.post(PATH, messages=said), 408)["type"] == "timeout_error"
     last = events_of(running, PATH, messages=said)[-1]
-    assert (last["type"], last["error"]) == ("error", {"type": "timeout_error", "message": "it took too long"})
+    assert (last["type"], last["error"]) == (
+        "error",
+        {"type": "timeout_error", "message": "it took too long", "code": "request_timeout"},
+    )
 
     def unforeseen(*_: object) -> None:
         raise KeyError("secret")
@@ -173,15 +176,18 @@ def test_keys(english_artifact: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0: use the role user or assistant"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "messages.0.content.0.0: models here read text",
+            "messages.0.content.0: models here read text",
         ),
         ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0 has the type"),
-        ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
-        ({"tool_choice": {"type": []}}, "tool_choice.type"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            "tools.0: only tools that the client runs are called",
+        ),
+        ({"tool_choice": {"type": "some"}}, "tool_choice: use the type auto, any, none or tool"),
+        ({"tool_choice": {"type": []}}, "tool_choice: use the type auto, any, none or tool"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported"),
         ({"thinking": {"type": "deep"}}, "thinking.type"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),

@@ -178,21 +178,21 @@ def test_max_tokens_cuts_a_constrained_answer(running: Running) -> None:
 @pytest.mark.parametrize(
     ("constraint", "param", "message"),
     [
-        ({"response_format": {"type": "xml"}}, "response_format", "'xml' is not supported: use text, json_object"),
-        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema is missing"),
+        ({"response_format": {"type": "xml"}}, "response_format", "use the type text, json_object"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}},
-            "response_format",
-            "give an object",
+            "response_format.json_schema.schema",
+            "valid dictionary",
         ),
-        ({"guided_choice": []}, "guided_choice", "at least one"),
+        ({"guided_choice": []}, "guided_choice", "at least 1"),
         ({"guided_regex": "("}, None, "unclosed group"),
         ({"guided_json": {"const": "x" * 100_000}}, "guided_json", "at most 8192 are taken"),
         ({"guided_regex": "x" * 9000}, "guided_regex", "at most 8192 are taken"),
-        ({"structured_outputs": {_CLOSED: 3}}, f"structured_outputs.{_CLOSED}", "is 3: give true or false"),
+        ({"structured_outputs": {_CLOSED: 3}}, f"structured_outputs.{_CLOSED}", "valid boolean, not 3"),
         ({"guided_json": {"properties": {"a": {"not": {}}}}}, None, "#/properties/a"),
         ({"guided_json": CITY, "guided_regex": "a"}, "guided_json", "exclude each other"),
-        ({"structured_outputs": {"xml": "a"}}, "structured_outputs.xml", "use one of json, regex"),
+        ({"structured_outputs": {"xml": "a"}}, "structured_outputs", "'xml' is not supported: use one of json, regex"),
     ],
 )
 def test_constraints_that_are_refused(

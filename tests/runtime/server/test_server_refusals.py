@@ -46,8 +46,8 @@ def running(english_artifact: Path) -> Iterator[Running]:
         ({"prompt": "x", "stop": ["a"] * 17}, "stop", "at most 16"),
         ({"prompt": "x", "stop": ""}, "stop", "non-empty"),
         ({"prompt": "x", "stop": [1]}, "stop", "non-empty"),
-        ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias", "'a'"),
-        ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias", "101"),
+        ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias.a", "'a'"),
+        ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias.1", "101"),
         ({"prompt": "x", "logit_bias": {str(i): 1 for i in range(4097)}}, "logit_bias", "at most 4096"),
         ({"prompt": "x", "truncation_side": "right"}, "truncation_side", "left"),
         ({"prompt": "x", "min_tokens": 17}, "min_tokens", "17"),
@@ -65,19 +65,40 @@ def test_refused_completions_name_the_field(running: Running, body: dict[str, An
     assert error["type"] == "invalid_request_error"
 
 
+def tool(name: str, parameters: Any = None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
         ({}, "messages"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"content": "x"}]}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages.0"),
         ({"messages": ["x"]}, "messages.0"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages.0.tool_calls.0.function"),
         ({"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 4096}, "max_completion_tokens"),
         ({"messages": [{"role": "user", "content": "x"}], "functions": [{"name": "f"}]}, "functions"),
         ({"messages": [{"role": "user", "content": "x"}], "modalities": ["audio"]}, "modalities"),
         ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, "top_logprobs"),
         ({"messages": [{"role": "user", "content": "x"}], "echo": True}, "echo"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [3]}, "tools.0"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [tool("a b")]}, "tools.0.function.name"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [tool("a", [])]}, "tools.0.function.parameters"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "tools": [tool("a", {"type": "string"})]},
+            "tools.0.function.parameters",
+        ),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [tool(f"a{i}") for i in range(129)]}, "tools"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [tool("a")], "tool_choice": "b"}, "tool_choice"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "tools": [tool("a")], "tool_choice": {"type": "function"}},
+            "tool_choice.function",
+        ),
+        ({"messages": [{"role": "user", "content": "x"}], "tool_choice": "sometimes"}, "tool_choice"),
         (
             {
                 "messages": [{"role": "assistant", "content": "x"}],
@@ -90,6 +111,13 @@ def test_refused_completions_name_the_field(running: Running, body: dict[str, An
             {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"tools": 1}},
             "chat_template_kwargs",
         ),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4096, "max_completion_tokens": 1},
+            "max_tokens",
+        ),
+        ({"messages": [{"role": "user", "content": "x"}], "stop_token_ids": [1 << 30]}, "stop_token_ids"),
+        ({"messages": [{"role": "user", "content": "x"}], "logit_bias": {"9999999999": 1}}, "logit_bias"),
+        ({"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "xml"}}, "response_format"),
     ],
 )
 def test_refused_chats_name_the_field(running: Running, body: dict[str, Any], param: str) -> None:
@@ -103,7 +131,10 @@ def test_fields_that_mean_nothing_are_ignored(running: Running) -> None:
 
 
 def test_unknown_models_are_404(running: Running) -> None:
-    for path, body in (("completions", {"prompt": "x"}), ("chat/completions", {"messages": [{"role": "user"}]})):
+    for path, body in (
+        ("completions", {"prompt": "x"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ):
         error = error_of(running.post(f"/v1/{path}", model="gpt", **body), 404)
         assert (error["param"], error["code"]) == ("model", "model_not_found")
 

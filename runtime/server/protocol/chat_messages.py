@@ -1,0 +1,51 @@
+"""Messages of a chat as requests have them; the chat template gets them whole, with whatever else they have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field, WithJsonSchema
+from typing_extensions import TypedDict
+
+from .shapes import Items, one_of, shaped, text_content
+
+_Content = text_content(refusals=True)
+
+
+class CalledFunction(TypedDict):
+    """arguments: JSON text, or what it says."""
+
+    name: str
+    arguments: NotRequired[Any]
+
+
+class Call(TypedDict):
+    """As an answer had it."""
+
+    function: CalledFunction
+
+
+class SaidMessage(TypedDict):
+    """role: whatever the chat template knows."""
+
+    role: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "assistant"}})]
+    content: _Content
+    tool_calls: NotRequired[Items[Call] | None]
+
+
+class AssistantsMessage(TypedDict):
+    role: Literal["assistant"]
+    content: NotRequired[_Content | None]
+    tool_calls: NotRequired[Items[Call] | None]
+
+
+def _kind_of(value: Any) -> str | None:
+    role = value.get("role") if isinstance(value, Mapping) else None
+    return None if not isinstance(role, str) else "assistant" if role == "assistant" else "said"
+
+
+_MESSAGE = one_of(
+    "give an object with role and content", _kind_of, {"said": SaidMessage, "assistant": AssistantsMessage}
+)
+Messages = Annotated[list[dict[str, Any]], shaped(Annotated[Items[_MESSAGE], Field(min_length=1)])]

@@ -1,0 +1,117 @@
+"""How requests describe what they nest: dictionaries of a shape, and rules that OpenAPI documents tell as well."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+
+from pydantic import Discriminator, FailFast, Field, GetJsonSchemaHandler, GetPydanticSchema, Tag
+from pydantic.annotated_handlers import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+from typing_extensions import TypedDict
+
+NULL = {"type": "null"}
+# Values of a field that mean "off", which what is not supported may have.
+OFF = (None, False, "", [], {})
+_Item = TypeVar("_Item")
+
+
+def is_off(value: Any) -> bool:
+    """Whether a field that is not supported may have the value; 0 is a number, not False."""
+    return value is None or value is False or (isinstance(value, (str, list, dict)) and not value)
+
+
+class _FailFast(FailFast):
+    """Pydantic's own has no hash, without which a type is no part of a union."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+# Only the first error is told: an object for each would take seconds.
+Items = Annotated[list[_Item], _FailFast()]
+Objects = Items[dict[str, Any]]
+Text = Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of a value of any type. check: raises ValueError. said: how JSON Schema says it."""
+
+    check: Callable[[Any], None]
+    said: Mapping[str, Any]
+
+    def __hash__(self) -> int:
+        return hash(self.check)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler(core)
+        handler.resolve_ref_schema(schema).update(self.said)
+        return schema
+
+    def _checked(self, value: Any) -> Any:
+        self.check(value)
+        return value
+
+
+def shaped(shape: Any) -> GetPydanticSchema:
+    """Makes a plain dictionary of the code one that is checked to have a shape."""
+    return GetPydanticSchema(lambda _, handler: handler.generate_schema(shape))
+
+
+def one_of(
+    hint: str, kind_of: Callable[[Any], str | None], shapes: Mapping[str, Any], code: str = "invalid_value"
+) -> Any:
+    """A union. kind_of: which of `shapes` a value is meant to have. hint: what to do when it is none of them."""
+    # Names of branches must not look like those of fields, which are told.
+    tagged = tuple(Annotated[shape, Tag(f"<{kind}>")] for kind, shape in shapes.items())
+    choose = Discriminator(lambda value: f"<{kind_of(value)}>", custom_error_type=code, custom_error_message=hint)
+    return Annotated[functools.reduce(operator.or_, tagged), choose]
+
+
+def type_of(value: Any, default: str | None = None) -> str | None:
+    """What `type` says of an object, `default` where it says nothing; None: nothing that is known."""
+    if not isinstance(value, Mapping):
+        return None
+    kind = value.get("type")
+    return default if kind is None else kind if isinstance(kind, str) else None
+
+
+class TextPart(TypedDict):
+    type: Literal["text", "input_text"]
+    text: str
+
+
+class RefusalPart(TypedDict):
+    type: Literal["refusal"]
+    refusal: str
+
+
+def text_part(said: Any = TextPart, *, refusals: bool = False) -> Any:
+    """A part of text. said: a TypedDict like TextPart. refusals: OpenAI's are text as well."""
+    kinds = get_args(get_type_hints(said)["type"])
+    shapes = {"text": said, "refusal": RefusalPart} if refusals else {"text": said}
+
+    def kind_of(value: Any) -> str | None:
+        kind = type_of(value)
+        return "text" if kind in kinds else kind
+
+    return one_of(f'models here read text: give {{"type": "{kinds[0]}", "text": …}}', kind_of, shapes)
+
+
+def text_content(said: Any = TextPart, *, refusals: bool = False) -> Any:
+    """A string, or a list of such parts."""
+    kind = get_args(get_type_hints(said)["type"])[0]
+    parts = Items[text_part(said, refusals=refusals)]  # type: ignore[misc]
+    return one_of(f"give a string, or a list of parts of the type {kind}", text_or_list, {"text": str, "list": parts})
+
+
+def text_or_list(value: Any) -> str | None:
+    """For `one_of`."""
+    return "text" if isinstance(value, str) else "list" if isinstance(value, list) else None
