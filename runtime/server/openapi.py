@@ -73,6 +73,7 @@ def _document(app: FastAPI, server: ServerContext) -> dict[str, Any]:
     models = list(dict.fromkeys([*errors, *_ANSWERS.values()]))
     _, definitions = models_json_schema([(model, "serialization") for model in models], ref_template=_REF)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    assert not schemas.keys() & definitions["$defs"].keys(), "a part of a request has the name of a part of an answer"
     schemas.update(definitions["$defs"])
     # FastAPI's own shape of a refused body, which errors.py replaces.
     for name in ("HTTPValidationError", "ValidationError"):

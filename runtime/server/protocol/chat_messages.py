@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field, WithJsonSchema
+from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
-from .shapes import Items, one_of, shaped, text_content
+from .shapes import Items, list_of, one_of, shaped, text_content
 
-_Content = text_content(refusals=True)
+_Content = Annotated[str | list[dict[str, Any]], shaped(text_content(refusals=True))]
 
 
 class CalledFunction(TypedDict):
@@ -48,4 +48,4 @@ def _kind_of(value: Any) -> str | None:
 _MESSAGE = one_of(
     "give an object with role and content", _kind_of, {"said": SaidMessage, "assistant": AssistantsMessage}
 )
-Messages = Annotated[list[dict[str, Any]], shaped(Annotated[Items[_MESSAGE], Field(min_length=1)])]
+Messages = Annotated[list[dict[str, Any]], shaped(list_of(_MESSAGE, min_length=1))]

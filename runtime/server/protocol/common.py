@@ -35,7 +35,7 @@ MAX_LOGIT_BIASES = 4096
 MAX_OUTPUTS = 64
 _INT32 = 2**31
 _LEAST_TOP_P = 2.0**-126
-_MODALITIES = (None, [], ["text"])
+_MODALITIES: tuple[Any, ...] = (None, [], ["text"])
 _REFUSED: Mapping[str, str] = {
     "suffix": "text is not inserted before a suffix: leave it out",
     "use_beam_search": "there is no beam search: leave it out",

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
 from typing_extensions import TypedDict
 
-from .shapes import Items, one_of, shaped, text_content, type_of
+from .shapes import list_of, one_of, shaped, text_content, text_or_list, type_of
 
 
 class SaidText(TypedDict):
@@ -16,10 +15,13 @@ class SaidText(TypedDict):
     text: str
 
 
+TextContent = Annotated[str | list[dict[str, Any]], shaped(text_content(SaidText))]
+
+
 class ToolResult(TypedDict):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: NotRequired[text_content(SaidText) | None]  # type: ignore[valid-type]
+    content: NotRequired[TextContent | None]
 
 
 class ToolUse(TypedDict):
@@ -48,22 +50,19 @@ _ASSISTANTS_BLOCK = one_of(
 
 
 def _content(block: Any) -> Any:
-    blocks = Annotated[Items[block], Field(min_length=1)]  # type: ignore[valid-type]
 
-    def kind_of(value: Any) -> str | None:
-        return "text" if isinstance(value, str) else "blocks" if isinstance(value, list) else None
-
-    return one_of("give a string, or a non-empty list of blocks", kind_of, {"text": str, "blocks": blocks})
+    shapes = {"text": str, "list": list_of(block, min_length=1)}
+    return shaped(one_of("give a string, or a non-empty list of blocks", text_or_list, shapes))
 
 
 class UsersMessage(TypedDict):
     role: Literal["user", "system"]
-    content: _content(_USERS_BLOCK)  # type: ignore[valid-type]
+    content: Annotated[Any, _content(_USERS_BLOCK)]
 
 
 class AnswersMessage(TypedDict):
     role: Literal["assistant"]
-    content: _content(_ASSISTANTS_BLOCK)  # type: ignore[valid-type]
+    content: Annotated[Any, _content(_ASSISTANTS_BLOCK)]
 
 
 def _kind_of(value: Any) -> str | None:
@@ -72,5 +71,4 @@ def _kind_of(value: Any) -> str | None:
 
 
 _MESSAGE = one_of("use the role user or assistant", _kind_of, {"user": UsersMessage, "assistant": AnswersMessage})
-BlockMessages = Annotated[list[dict[str, Any]], shaped(Annotated[Items[_MESSAGE], Field(min_length=1)])]
-System = Annotated[str | list[dict[str, Any]], shaped(text_content(SaidText))]
+BlockMessages = Annotated[list[dict[str, Any]], shaped(list_of(_MESSAGE, min_length=1))]

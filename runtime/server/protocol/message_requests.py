@@ -13,7 +13,7 @@ from .as_chat import AskedAsChat, text_of
 from .chat import ChatRequest, TemplateVariables
 from .common import Stops
 from .forms import MessagesSchemaForm
-from .message_blocks import BlockMessages, System
+from .message_blocks import BlockMessages, TextContent
 from .shapes import shaped
 from .tools import MessagesChoice, MessagesTools
 
@@ -35,7 +35,7 @@ class MessagesRequest(AskedAsChat):
     """Blocks of text, tool_use, tool_result and thinking. An assistant's message at the end is continued."""
 
     messages: BlockMessages
-    system: System | None = None
+    system: TextContent | None = None
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     stop_sequences: Stops = ()
     tools: MessagesTools | None = None

@@ -6,11 +6,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
 from typing_extensions import TypedDict
 
 from .as_chat import text_of
-from .shapes import Items, Text, one_of, shaped, text_content, type_of
+from .shapes import Text, list_of, one_of, shaped, text_content, text_or_list, type_of
 
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 _KINDS = "message, function_call, function_call_output or reasoning"
@@ -26,7 +25,8 @@ class ReasonedText(TypedDict):
     text: str
 
 
-_Content = text_content(ItemText, refusals=True)
+_Content = Annotated[str | list[dict[str, Any]], shaped(text_content(ItemText, refusals=True))]
+_Reasoned = Annotated[str | list[dict[str, Any]], shaped(text_content(ReasonedText))]
 
 
 class GivenMessage(TypedDict):
@@ -54,11 +54,7 @@ class GivenOutput(TypedDict):
 class GivenReasoning(TypedDict):
     id: NotRequired[str | None]
     type: Literal["reasoning"]
-    content: NotRequired[text_content(ReasonedText) | None]  # type: ignore[valid-type]
-
-
-def _kind_of_input(value: Any) -> str | None:
-    return "text" if isinstance(value, str) else "items" if isinstance(value, list) else None
+    content: NotRequired[_Reasoned | None]
 
 
 _ITEM = one_of(
@@ -76,8 +72,8 @@ Input = Annotated[
     shaped(
         one_of(
             "give a non-empty string, or a non-empty list of items",
-            _kind_of_input,
-            {"text": Text, "items": Annotated[Items[_ITEM], Field(min_length=1)]},
+            text_or_list,
+            {"text": Text, "list": list_of(_ITEM, min_length=1)},
         )
     ),
 ]

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 NULL = {"type": "null"}
 # Values of a field that mean "off", which what is not supported may have.
-OFF = (None, False, "", [], {})
+OFF: tuple[Any, ...] = (None, False, "", [], {})
 _Item = TypeVar("_Item")
 
 
@@ -108,8 +108,13 @@ def text_part(said: Any = TextPart, *, refusals: bool = False) -> Any:
 def text_content(said: Any = TextPart, *, refusals: bool = False) -> Any:
     """A string, or a list of such parts."""
     kind = get_args(get_type_hints(said)["type"])[0]
-    parts = Items[text_part(said, refusals=refusals)]  # type: ignore[misc]
+    parts = list_of(text_part(said, refusals=refusals))
     return one_of(f"give a string, or a list of parts of the type {kind}", text_or_list, {"text": str, "list": parts})
+
+
+def list_of(item: Any, *, min_length: int | None = None, max_length: int | None = None) -> Any:
+    """A list of items of a shape."""
+    return Annotated[Items[item], Field(min_length=min_length, max_length=max_length)]
 
 
 def text_or_list(value: Any) -> str | None:

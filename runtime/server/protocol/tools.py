@@ -7,12 +7,10 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field, StringConstraints, WithJsonSchema
 from typing_extensions import TypedDict
 
-from .shapes import Items, Rule, one_of, shaped, type_of
+from .shapes import Items, Rule, list_of, one_of, shaped, type_of
 
 MAX_TOOLS = 128
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-_Description = NotRequired[str | None]
-_Strict = NotRequired[bool | None]
 
 
 def _of_an_object(schema: dict[str, Any]) -> None:
@@ -21,16 +19,14 @@ def _of_an_object(schema: dict[str, Any]) -> None:
 
 
 # A schema may leave open that arguments are an object. What else it says is known once it is compiled.
-_Parameters = NotRequired[
-    Annotated[dict[str, Any], Rule(_of_an_object, {"properties": {"type": {"const": "object"}}})] | None
-]
+_Parameters = Annotated[dict[str, Any], Rule(_of_an_object, {"properties": {"type": {"const": "object"}}})]
 
 
 class ChatFunction(TypedDict):
     name: _Name
-    description: _Description
-    parameters: _Parameters
-    strict: _Strict
+    description: NotRequired[str | None]
+    parameters: NotRequired[_Parameters | None]
+    strict: NotRequired[bool | None]
 
 
 class ChatTool(TypedDict):
@@ -41,23 +37,23 @@ class ChatTool(TypedDict):
 class ResponseTool(TypedDict):
     type: Literal["function"]
     name: _Name
-    description: _Description
-    parameters: _Parameters
-    strict: _Strict
+    description: NotRequired[str | None]
+    parameters: NotRequired[_Parameters | None]
+    strict: NotRequired[bool | None]
 
 
 class MessagesTool(TypedDict):
     type: NotRequired[Literal["custom"] | None]
     name: _Name
-    description: _Description
-    input_schema: _Parameters
-    strict: _Strict
+    description: NotRequired[str | None]
+    input_schema: NotRequired[_Parameters | None]
+    strict: NotRequired[bool | None]
 
 
 def _tools(shape: Any, kind: str, default: str | None, example: str) -> Any:
     hint = f"only tools that the client runs are called: give {example}"
     tool = one_of(hint, lambda value: type_of(value, default), {kind: shape}, "unsupported_parameter")
-    return shaped(Annotated[Items[tool], Field(max_length=MAX_TOOLS)])  # type: ignore[valid-type]
+    return shaped(list_of(tool, max_length=MAX_TOOLS))
 
 
 _CHAT_TOOL = '{"type": "function", "function": {"name": …, "parameters": {…}}}'

@@ -140,7 +140,7 @@ def _in_our_words() -> Iterator[None]:
         ours = _NAMES.get(error.param or "")
         if ours is None:
             raise
-        message = str(error) if error.param == "prompt" else str(error).replace(error.param or "", ours)
+        message = str(error) if error.param in ("prompt", "messages") else str(error).replace(error.param or "", ours)
         raise ApiError(message, status=error.status, param=ours, code=error.code, headers=error.headers) from error
 
 
