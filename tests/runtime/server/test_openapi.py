@@ -13,11 +13,13 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from live_server import LiveServer, serving
-from server_harness import Running, running_server
 
 from llmc.runtime.server.bounds import digits_below
 from llmc.runtime.server.refusals import BEYOND_SCHEMA
+
+from support.live_server import LiveServer, serving
+from support.paths import ROOT
+from support.server_harness import Running, running_server
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGES, COUNT, TOKENIZE, DETOKENIZE = "/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize"
@@ -325,13 +327,12 @@ def test_schemathesis_finds_nothing(artifact: Path, tmp_path: Path) -> None:
 
 
 def _schemathesis(server: LiveServer, folder: Path) -> str:
-    tests = str(Path(__file__).resolve().parent)
     command = [
         *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", "all"),
         *("--exclude-checks", "positive_data_acceptance", "--seed", "1", "--max-examples", "20", "--no-shrink"),
         *("--generation-database", "none", "--suppress-health-check", "all"),
     ]
-    environment = {**os.environ, "SCHEMATHESIS_HOOKS": "openapi_checks", "PYTHONPATH": tests}
+    environment = {**os.environ, "SCHEMATHESIS_HOOKS": "openapi_checks", "PYTHONPATH": str(ROOT / "tests" / "support")}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
