@@ -166,7 +166,7 @@ class SamplingFields(ApiModel):
     top_k: int | None = Field(None, ge=-1, lt=_INT32)
     min_p: float | None = Field(None, ge=0, le=1)
     n: int | None = Field(None, ge=1, le=MAX_OUTPUTS)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    seed: int | None = None  # the engine's is of 64 bits
     stop: Stops = ()
     stop_token_ids: Items[int] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool | None = None

@@ -113,6 +113,7 @@ TAKEN: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"suffix": None, "logits_processors": [], "use_beam_search": False}),
     (COMPLETIONS, {"best_of": 2, "n": 2}),
     (COMPLETIONS, {"top_p": 5e-324}),
+    (COMPLETIONS, {"seed": 18446744073709551998}),
     (COMPLETIONS, {"stream": True, "stream_options": {"include_usage": True}}),
     (COMPLETIONS, {"logit_bias": {"0": -100, "0000000009": 100, "2047": 0.5}, "stop_token_ids": [0, 2047]}),
     (COMPLETIONS, {"response_format": {"type": "text"}, "guided_regex": "a"}),
