@@ -225,6 +225,7 @@ class EngineStats(ctypes.Structure):
             "prefix_query_tokens",
             "prefix_hit_tokens",
             "num_mixed_steps",
+            "num_missed_shapes",
         ),
     ]
 
@@ -245,7 +246,7 @@ class BucketMiss(ctypes.Structure):
         *_each(c_uint32, "struct_size", "phase", "num_seqs", "num_tokens", "num_blocks", "reserved"),
         ("count", c_uint64),
         ("graph", c_int32),
-        ("reserved2", c_uint32),
+        *_each(c_uint32, "reserved2", "wanted_batch", "wanted_seq"),
     ]
 
 

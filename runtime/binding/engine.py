@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from llmc.buckets.bucket import Bucket
 from llmc.runtime.binding import abi
 from llmc.runtime.binding.artifact import PHASES, Artifact
 from llmc.runtime.binding.devices import DEVICE_OPTIONS, Device, device_for
@@ -112,6 +113,7 @@ class EngineStats:
     prefix_query_tokens: int
     prefix_hit_tokens: int
     num_mixed_steps: int
+    num_missed_shapes: int
     device: Mapping[str, int]
 
 
@@ -128,7 +130,7 @@ class GraphStats:
 @dataclasses.dataclass(frozen=True)
 class BucketMiss:
     """Steps that no graph of their phase held; num_blocks is the KV blocks of the longest sequence, graph the one that
-    ran them, None when they were split or failed."""
+    ran them, None when they were split or failed. wanted: the bucket to add for them."""
 
     phase: str
     num_seqs: int
@@ -136,6 +138,7 @@ class BucketMiss:
     num_blocks: int
     count: int
     graph: int | None = None
+    wanted: Bucket = dataclasses.field(kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,7 +335,13 @@ class Engine(Handle):
         call("llmc_engine_get_bucket_misses", self.pointer, native, abi.MAX_BUCKET_MISSES, byref(count))
         return [
             BucketMiss(
-                PHASES[m.phase], m.num_seqs, m.num_tokens, m.num_blocks, m.count, m.graph if m.graph >= 0 else None
+                PHASES[m.phase],
+                m.num_seqs,
+                m.num_tokens,
+                m.num_blocks,
+                m.count,
+                m.graph if m.graph >= 0 else None,
+                wanted=Bucket(PHASES[m.phase], m.wanted_batch, m.wanted_seq),
             )
             for m in native[: count.value]
         ]

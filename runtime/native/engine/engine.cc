@@ -9,6 +9,7 @@
 #include "core/c_struct.h"
 #include "core/clock.h"
 #include "core/error.h"
+#include "engine/wanted_bucket.h"
 
 namespace llmc {
 namespace {
@@ -280,11 +281,7 @@ std::vector<llmc_graph_stats> Engine::GraphStats() const {
 
 std::vector<llmc_bucket_miss> Engine::BucketMisses() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<llmc_bucket_miss> misses;
-  for (const BucketMiss& m : bucket_misses_) {
-    misses.push_back({0, static_cast<uint32_t>(m.phase), m.seqs, m.tokens, m.blocks, 0, m.count, m.graph, 0});
-  }
-  return misses;
+  return bucket_misses_;
 }
 
 Status Engine::CheckIntegrity() const {
@@ -676,12 +673,11 @@ Status Engine::MissOf(const Sequence& s) const {
   const BucketMiss& miss = plan_.miss;
   const bool decode = miss.phase == Phase::kDecode;
   const uint32_t context = miss.blocks * static_cast<uint32_t>(model_.block_size);
-  const std::string bucket = (decode ? "decode:" : "prefill:") + std::to_string(miss.seqs) + "x" +
-                             std::to_string(decode ? context : miss.tokens);
   return Status::Error(LLMC_ERR_BUCKET_MISS,
                        "No " + std::string(decode ? "decode" : "prefill") + " graph that is on holds " +
                            std::to_string(miss.seqs) + " sequences, the longest of up to " + std::to_string(context) +
-                           " tokens, and misses are errors; add bucket " + bucket + " or allow other graphs.");
+                           " tokens, and misses are errors; add bucket " + WantedFor(miss, model_).Name() +
+                           " or allow other graphs.");
 }
 
 void Engine::FailAll(const Status& why) {
@@ -753,6 +749,20 @@ void Engine::SetSample(const SampleResult& sample, llmc_event* event) {
   std::copy_n(sample.top_logprobs, sample.num_top, event->top_logprobs);
 }
 
+// The bucket that a shape wants is named once, by the graphs there are when it first misses. mutex_ is held.
+void Engine::CopyMisses() {
+  const std::vector<BucketMiss>& all = scheduler_.bucket_misses();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const BucketMiss& m = all[i];
+    if (i == bucket_misses_.size()) {
+      const WantedBucket wanted = WantedFor(m, model_);
+      bucket_misses_.push_back({0, static_cast<uint32_t>(m.phase), m.seqs, m.tokens, m.blocks, 0, 0, m.graph, 0,
+                                wanted.batch, wanted.seq});
+    }
+    bucket_misses_[i].count = m.count;
+  }
+}
+
 // Makes the step visible to other threads: events, statistics, the end of requests.
 void Engine::Publish(bool stepped, bool progressed) {
   llmc_engine_stats& c = counters_;
@@ -771,6 +781,7 @@ void Engine::Publish(bool stepped, bool progressed) {
   device_->GetStats(&new_device_stats_);
   c.num_preemptions = scheduler_.num_preemptions();
   c.num_bucket_misses = scheduler_.num_bucket_misses();
+  c.num_missed_shapes = scheduler_.bucket_misses().size();
   c.prefix_query_tokens = scheduler_.num_query_tokens();
   c.prefix_hit_tokens = scheduler_.num_hit_tokens();
 
@@ -782,7 +793,7 @@ void Engine::Publish(bool stepped, bool progressed) {
     g.padded_tokens += model_.graphs[plan_.graph].max_tokens - plan_.num_tokens;
     g.replay_ns += replay_ns_;
   }
-  if (stats_.num_bucket_misses != c.num_bucket_misses) bucket_misses_ = scheduler_.bucket_misses();
+  if (stats_.num_bucket_misses != c.num_bucket_misses) CopyMisses();
   for (const MaskUpdate& update : mask_updates_) update.mask->state = update.state;
   mask_updates_.clear();
   events_.insert(events_.end(), new_events_.begin(), new_events_.end());

@@ -108,6 +108,7 @@ class Engine {
   void FailAfterOutOfMemory();
   Status MissOf(const Sequence& sequence) const;
   void CountTime(bool stepped, uint64_t step_ns);
+  void CopyMisses();
   void Publish(bool stepped, bool progressed);
   uint32_t Ready() const;
   static bool IsHeld(const Request& request, const Sequence& sequence);
@@ -159,7 +160,7 @@ class Engine {
   llmc_engine_stats stats_{};
   std::vector<DeviceStat> device_stats_;
   std::vector<llmc_graph_stats> graph_stats_;
-  std::vector<BucketMiss> bucket_misses_;
+  std::vector<llmc_bucket_miss> bucket_misses_;  // one for each of the scheduler's
 };
 
 }  // namespace llmc

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmc.buckets.bucket import Bucket
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer, abi
 from llmc.runtime.binding.engine import BucketMiss
 from llmc.runtime.binding.handle import ERROR_NAMES
@@ -214,8 +215,11 @@ def test_misses_are_listed_by_shape(artifact_path: Path) -> None:
         while engine.step():
             pass
         assert engine.bucket_misses() == [
-            BucketMiss("decode", num_seqs=1, num_tokens=1, num_blocks=1, count=2, graph=0)
+            BucketMiss(
+                "decode", num_seqs=1, num_tokens=1, num_blocks=1, count=2, graph=0, wanted=Bucket("decode", 1, 16)
+            )
         ]
+        assert engine.stats.num_missed_shapes == 1
         assert engine.graph_stats()[0].replays == 3
         assert engine.stats.num_bucket_misses == 2
 

@@ -19,6 +19,7 @@ from llmc.runtime.misses.watch import MissWatch
 from support.compiled import random_tokens
 
 BLOCK = 16
+WANTED = Bucket("decode", 3, 64)
 
 
 def run(artifact: Path, policy: str, num: int = 3) -> tuple[list[list[int]], list[str | None], list[BucketMiss], int]:
@@ -47,7 +48,9 @@ def test_policies_give_the_same_bits_or_fail(holed: Path) -> None:
     assert larger[0] == alone[0]
     assert {miss.graph for miss in misses} == {1} or {miss.graph for miss in misses} == {0}
     assert sum(miss.count for miss in misses) == count == 5
-    assert {(m.phase, m.num_seqs, m.num_tokens, m.num_blocks) for m in misses} == {("decode", 3, 3, 2)}
+    assert {(m.phase, m.num_seqs, m.num_tokens, m.num_blocks, m.wanted) for m in misses} == {
+        ("decode", 3, 3, 2, WANTED)
+    }
     split, errors, misses, count = run(holed, "split")
     assert split == larger
     assert errors == [None] * 3
@@ -57,7 +60,7 @@ def test_policies_give_the_same_bits_or_fail(holed: Path) -> None:
     assert strict[:2] == larger[:2]
     assert errors[:2] == [None, None]
     assert errors[2] is not None
-    assert "add bucket decode:3x32" in errors[2]
+    assert "add bucket decode:3x64" in errors[2]
     assert count == 1
 
 
@@ -80,7 +83,7 @@ class Counted:
 
 
 def test_the_watch_tells_each_miss_once() -> None:
-    one, other = BucketMiss("decode", 3, 3, 2, 4, 1), BucketMiss("decode", 3, 3, 2, 1)
+    one, other = BucketMiss("decode", 3, 3, 2, 4, 1, wanted=WANTED), BucketMiss("decode", 3, 3, 2, 1, wanted=WANTED)
     engine, told = Counted([one]), []
     watch = MissWatch(engine, [told.extend], look_s=3600)  # type: ignore[arg-type, list-item]
     watch._look()
@@ -98,7 +101,7 @@ def test_a_broken_observer_stops_nothing() -> None:
     def broken(_: object) -> None:
         raise OSError("disk full")
 
-    miss = BucketMiss("decode", 3, 3, 2, 4)
+    miss = BucketMiss("decode", 3, 3, 2, 4, wanted=WANTED)
     MissWatch(Counted([miss]), [broken, told.extend], look_s=3600).close()  # type: ignore[arg-type, list-item]
     assert told == [miss]
 
@@ -108,20 +111,22 @@ def test_the_record_names_shapes_and_graphs(holed: Path, tmp_path: Path) -> None
     with Artifact(holed) as opened:
         graphs = opened.graphs()
     recorder = MissRecorder(path, lambda: graphs, BLOCK)
-    recorder.take([BucketMiss("decode", 3, 3, 2, 4, 1), BucketMiss("decode", 3, 3, 2, 1)])
+    recorder.take([BucketMiss("decode", 3, 3, 2, 4, 1, wanted=WANTED), BucketMiss("decode", 3, 3, 2, 1, wanted=WANTED)])
     found = {miss.bucket: miss for miss in read_misses(path)}
     served = found[Bucket("prefill", 4, 64)]
     assert (served.batch, served.tokens, served.context, served.count) == (3, 3, 32, 4)
     assert served.wanted == Bucket("decode", 3, 32)
     assert found[None].count == 1
-    assert to_miss(BucketMiss("prefill", 1, 7, 1, 2), graphs, BLOCK).wanted == Bucket("prefill", 1, 7)
+    assert to_miss(BucketMiss("prefill", 1, 7, 1, 2, wanted=Bucket("prefill", 1, 64)), graphs, BLOCK).wanted == Bucket(
+        "prefill", 1, 7
+    )
 
 
 def test_a_record_is_continued_behind_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "misses.jsonl"
     prepare_record(path)
     assert path.read_bytes() == b""
-    miss = to_miss(BucketMiss("decode", 3, 3, 2, 4), [], BLOCK)
+    miss = to_miss(BucketMiss("decode", 3, 3, 2, 4, wanted=WANTED), [], BLOCK)
     append_misses(path, [miss])
     whole = path.read_bytes()
     path.write_bytes(whole + whole.splitlines()[1][:20])

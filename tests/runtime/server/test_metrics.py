@@ -18,6 +18,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from llmc.buckets.bucket import Bucket
 from llmc.runtime.binding.engine import BucketMiss, EngineStats, GraphStats
 from llmc.runtime.server.metrics import FINISH_REASONS, EngineProbe, Latencies, ServerMetrics
 from llmc.runtime.server.request_memory import MemoryLimits, RequestMemory
@@ -50,7 +51,7 @@ def metrics_of(**values: int) -> ServerMetrics:
     probe = EngineProbe(
         stats=lambda: stats(**values),
         graph_stats=lambda: [GraphStats(0, 0, 0, 0), GraphStats(10, 30, 10, 8_000_000_000)],
-        bucket_misses=lambda: [BucketMiss("decode", 5, 5, 40, 7)],
+        bucket_misses=lambda: [BucketMiss("decode", 5, 5, 40, 7, wanted=Bucket("decode", 5, 640))],
         graphs=GRAPHS,  # type: ignore[arg-type]
         warm_counts=lambda: WarmCounts(1, 1),
         memory=RequestMemory(MemoryLimits(1 << 30, 1 << 28)),

@@ -229,7 +229,8 @@ LLMC_API llmc_status llmc_probe_measure(llmc_probe *probe, uint32_t limit, doubl
 typedef struct llmc_engine llmc_engine;
 
 /* A step that no graph of its phase holds: LARGER runs it in a graph of another phase, or in parts where none holds it;
- * SPLIT runs it in parts, in graphs of its phase; ERROR fails the requests that do not fit, last come first. */
+ * SPLIT runs it in parts, in graphs of its phase; ERROR fails the requests that do not fit, last come first. What a step
+ * lacked can be compiled meanwhile, and join: llmc_engine_get_bucket_misses, llmc_engine_add_graphs. */
 enum { LLMC_MISS_LARGER = 0, LLMC_MISS_ERROR = 1, LLMC_MISS_SPLIT = 2 };
 
 typedef struct llmc_engine_options {
@@ -330,6 +331,7 @@ typedef struct llmc_engine_stats {
   uint64_t decode_step_ns, decode_kernel_ns, decode_barrier_ns; /* the same of decode steps; the rest is overhead */
   uint64_t prefix_query_tokens, prefix_hit_tokens; /* prompt tokens looked up in the prefix cache, and found */
   uint64_t num_mixed_steps;                  /* of num_prefill_steps, those that carried decodes, too */
+  uint64_t num_missed_shapes;                /* what llmc_engine_get_bucket_misses lists: one more when a new shape misses */
 } llmc_engine_stats;
 
 /* What an engine's device counts, by names of its own. */
@@ -354,6 +356,9 @@ typedef struct llmc_bucket_miss {
   uint64_t count;
   int32_t graph;                  /* that ran it; -1: it was split, or failed */
   uint32_t reserved2;
+  /* The bucket to add for it, `llmc compile ARTIFACT --add PHASE:BATCHxSEQ`: the missed batch, and the least length that
+   * holds the step among those of the phase's graphs, the step's own where none does. 0 of an older library. */
+  uint32_t wanted_batch, wanted_seq;
 } llmc_bucket_miss;
 #define LLMC_MAX_BUCKET_MISSES 1024
 
@@ -421,7 +426,8 @@ LLMC_API llmc_status llmc_engine_get_device_stats(const llmc_engine *engine, llm
 LLMC_API llmc_status llmc_engine_get_graph_stats(const llmc_engine *engine, llmc_graph_stats *stats, uint64_t capacity,
                                                  uint64_t *count, llmc_error *error);
 /* The shapes that missed, in order of appearance: up to capacity of the first LLMC_MAX_BUCKET_MISSES; later shapes count
- * in num_bucket_misses only. misses[0].struct_size must be set by the caller. */
+ * in num_bucket_misses only. misses[0].struct_size must be set by the caller. Statistics and list are those of the last
+ * step that ended; num_missed_shapes of llmc_engine_stats tells cheaply whether the list has grown. */
 LLMC_API llmc_status llmc_engine_get_bucket_misses(const llmc_engine *engine, llmc_bucket_miss *misses,
                                                    uint64_t capacity, uint64_t *count, llmc_error *error);
 /* LLMC_OK when reference counts, block tables, free list and prefix index agree; LLMC_ERR_INTERNAL and why otherwise. */

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "core/clock.h"
+#include "engine/wanted_bucket.h"
 #include "support/engine_harness.h"
 
 using namespace llmc_test;
@@ -74,6 +75,7 @@ void TestHoleInTheLadder() {
   AddGraph(&m, Phase::kPrefill, 64, 4, 16);
   AddGraph(&m, Phase::kDecode, 2, 2, 16);
   AddGraph(&m, Phase::kDecode, 4, 4, 1);
+  m.graphs[1].seq = 64;
   for (MissPolicy policy : {MissPolicy::kLarger, MissPolicy::kSplit, MissPolicy::kError}) {
     EngineOptions options;
     options.miss_policy = policy;
@@ -89,8 +91,10 @@ void TestHoleInTheLadder() {
     for (const llmc_bucket_miss& miss : misses) {
       CHECK(miss.num_seqs == 3 && miss.num_tokens == 3 && miss.num_blocks >= 2);
       CHECK_EQ(miss.graph, policy == MissPolicy::kLarger ? 0 : BucketMiss::kNone);
+      CHECK(miss.wanted_batch == 3 && miss.wanted_seq == 64);  // a length of the ladder: contexts grow
       count += miss.count;
     }
+    CHECK_EQ(engine->Stats().num_missed_shapes, misses.size());
     CHECK_EQ(count, engine->Stats().num_bucket_misses);
     const std::vector<llmc_graph_stats> used = engine->GraphStats();
     CHECK_EQ(used[0].replays, policy == MissPolicy::kLarger ? 1 + count : 1u);
@@ -104,7 +108,7 @@ void TestHoleInTheLadder() {
     CHECK_EQ(count, 1u);
     CHECK_EQ((outputs[{jobs[2].id, 0}].error), LLMC_ERR_BUCKET_MISS);
     CHECK(Says(outputs[{jobs[2].id, 0}], "holds 3 sequences, the longest of up to 8 tokens"));
-    CHECK(Says(outputs[{jobs[2].id, 0}], "add bucket decode:3x8"));
+    CHECK(Says(outputs[{jobs[2].id, 0}], "add bucket decode:3x64 or"));
   }
 }
 
@@ -691,6 +695,24 @@ void TestMissesByShape() {
     CHECK(miss.num_seqs == 1 && miss.num_tokens == 1);
   }
   CHECK(misses[0].num_blocks == 4 && misses[0].count == 4 && misses[1].num_blocks == 5 && misses[1].count == 1);
+  CHECK(misses[0].wanted_batch == 1 && misses[0].wanted_seq == 16 && misses[1].wanted_seq == 20);
+}
+
+void TestWantedBucket() {
+  ModelShape m = Shape(16, 130, 4);
+  m.graphs.push_back({Phase::kPrefill, 4, 64, 256, 4, 4, 9});
+  m.graphs.push_back({Phase::kDecode, 2, 128, 2, 2, 2, 8});
+  m.graphs.push_back({Phase::kDecode, 2, 64, 2, 2, 2, 4});
+  m.graphs.push_back({Phase::kMixed, 4, 96, 96, 4, 4, 9});
+  const auto wanted = [&](Phase phase, uint32_t seqs, uint32_t tokens, uint32_t blocks) {
+    return llmc::WantedFor({phase, seqs, tokens, blocks, BucketMiss::kNone, 1}, m).Name();
+  };
+  CHECK(wanted(Phase::kDecode, 3, 3, 2) == "decode:3x64");    // the least of those that hold it
+  CHECK(wanted(Phase::kDecode, 3, 3, 5) == "decode:3x128");
+  CHECK(wanted(Phase::kDecode, 3, 3, 9) == "decode:3x144");   // none does
+  CHECK(wanted(Phase::kDecode, 3, 3, 99) == "decode:3x144");  // no context is longer
+  CHECK(wanted(Phase::kPrefill, 2, 70, 3) == "prefill:2x64");
+  CHECK(wanted(Phase::kPrefill, 1, 70, 5) == "prefill:1x70");
 }
 
 // Requests of one step were scheduled at one time, before its replay.
@@ -904,6 +926,7 @@ int main() {
   TestWait();
   TestWarm();
   TestMissesByShape();
+  TestWantedBucket();
   TestScheduledTime();
   TestOverlap();
   TestDeviceDraws();

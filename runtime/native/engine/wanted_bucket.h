@@ -1,0 +1,36 @@
+// The bucket that a miss asks for: one rule for what llmc_bucket_miss and messages name.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "engine/scheduler.h"
+
+namespace llmc {
+
+struct WantedBucket {
+  Phase phase;
+  uint32_t batch, seq;
+
+  std::string Name() const {
+    const char* phases[] = {"prefill", "decode", "mixed"};
+    return std::string(phases[static_cast<uint32_t>(phase)]) + ":" + std::to_string(batch) + "x" + std::to_string(seq);
+  }
+};
+
+// The missed batch, and the least length that holds the step among those the model's graphs of the phase have: contexts
+// grow, and the next step should not miss again. Where none is long enough, the step's own length.
+inline WantedBucket WantedFor(const BucketMiss& miss, const ModelShape& model) {
+  const uint32_t block_size = static_cast<uint32_t>(model.block_size);
+  const uint32_t longest = (static_cast<uint32_t>(model.max_model_len) + block_size - 1) / block_size * block_size;
+  const uint32_t seqs = std::max(miss.seqs, 1u);
+  const uint32_t needed = miss.phase == Phase::kDecode ? miss.blocks * block_size : (miss.tokens + seqs - 1) / seqs;
+  WantedBucket wanted{miss.phase, seqs, 0};
+  for (const GraphShape& g : model.graphs) {
+    if (g.phase == miss.phase && g.seq >= needed && (wanted.seq == 0 || g.seq < wanted.seq)) wanted.seq = g.seq;
+  }
+  if (wanted.seq == 0) wanted.seq = std::min(needed, longest);
+  return wanted;
+}
+
+}  // namespace llmc
