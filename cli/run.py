@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmc.cli.options.group import takes_option_groups
-from llmc.cli.options.miss_policy import POLICY_HELP, check_miss_policy, engine_policy, watch_misses
+from llmc.cli.options.miss_policy import POLICY_HELP, parse_miss_policy, say_bucket_news
 from llmc.cli.options.sampling import SamplingOptions
 from llmc.cli.options.warm_flags import (
     RATIO_ENV,
@@ -111,7 +111,7 @@ def run_command(
         raise typer.BadParameter("--resume needs --output FILE.jsonl")
     if resume and overwrite:
         raise typer.BadParameter("--resume and --overwrite exclude each other")
-    check_miss_policy(miss_policy, model)
+    policy = parse_miss_policy(miss_policy, model)
     if record_misses is not None:
         prepare_record(record_misses)
     sampling = {
@@ -150,7 +150,9 @@ def run_command(
             kv_bytes=kv_bytes,
             weight_memory=weight_memory.value,
             prefix_cache=prefix_cache,
-            miss_policy=engine_policy(miss_policy),
+            miss_policy=policy,
+            record_misses=record_misses,
+            on_bucket_news=say_bucket_news,
             memory_utilization=memory_utilization,
             graph_reserved_memory=graph_reserved_memory,
             graph_prompt_ratio=graph_prompt_ratio,
@@ -167,8 +169,7 @@ def run_command(
             live = None
             if output is None and not as_json:
                 live = LiveText(["" if chat else item.text or "" for item in items], n, sys.stdout)
-            with watch_misses(llm, miss_policy, record_misses):
-                outputs, summary = run_prompts(llm, items, params, results, chat=chat, quiet=quiet, live=live)
+            outputs, summary = run_prompts(llm, items, params, results, chat=chat, quiet=quiet, live=live)
     except KeyboardInterrupt:
         if results is not None and not quiet:
             done = len(results.finished)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from llmc.cli.options.miss_policy import POLICY_HELP, check_miss_policy, engine_policy, miss_observers
+from llmc.cli.options.miss_policy import POLICY_HELP, parse_miss_policy, say_bucket_news
 from llmc.cli.options.numbers import finite
 from llmc.cli.options.warm_flags import (
     ORDER_HELP,
@@ -203,7 +203,7 @@ def serve_command(
         raise typer.BadParameter(
             f"--guided-additional-properties {guided_additional_properties!r} is unknown: use allow or forbid"
         )
-    check_miss_policy(miss_policy, model, ready_after)
+    policy = parse_miss_policy(miss_policy, model, ready_after)
     if record_misses is not None:
         prepare_record(record_misses)
     if log_level not in _LOG_LEVELS:
@@ -259,7 +259,8 @@ def serve_command(
         idle_spin_us=idle_spin_us,
         weight_memory=weight_memory.value,
         prefix_cache=prefix_cache,
-        miss_policy=engine_policy(miss_policy),
+        miss_policy=policy,
+        record_misses=record_misses,
         guided_threads=guided_threads,
         guided_additional_properties=guided_additional_properties == "allow",
         guided_max_string=guided_max_string,
@@ -299,7 +300,7 @@ def serve_command(
             on_listening=lambda url: say(f"listening on {url}, warming up"),
             on_ready=lambda url: say(f"ready: {config.served_model_names[0]} at {url}/v1"),
             on_stopping=say,
-            watch_misses=lambda engine: miss_observers(engine, miss_policy, record_misses),
+            on_bucket_news=say_bucket_news,
         )
     if failure is not None:
         print(f"llmc: error: {failure}", file=sys.stderr)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from llmc.runtime.binding.handle import LlmcError
+from llmc.runtime.misses.background import OnBucketNews
+from llmc.runtime.misses.options import MissOptions, MissPolicy
 from llmc.runtime.server.request_stream import RequestStream, merged
 from llmc.runtime.warm_up.budget import Budget, budget_of
 from llmc.runtime.warm_up.warm_up import REPLAY_S, OnWarmStep
@@ -19,7 +21,7 @@ from .binding import Artifact
 from .engine_loop import REFUSALS
 from .frontend import Frontend, PreparedRequest, Prompts
 from .gathered import Gathered
-from .llm import MissPolicy, WeightMemory
+from .llm import WeightMemory
 from .opening import decide_budget, warm
 from .outputs import RequestFailure, RequestOutput, TokenDelta
 from .params import SamplingParams
@@ -33,8 +35,7 @@ class AsyncLLM(Frontend):
     """An opened artifact for the tasks of one event loop; use it as an asynchronous context manager, or `close` it.
 
     Options are those of `LLM`. Requests of all tasks share the engine's steps; each gets the bits it would get alone.
-    A warm-up runs before the constructor returns. Raises the binding's error when the artifact is not valid or does not
-    run on this machine, and BudgetError.
+    A warm-up runs before the constructor returns; misses are compiled for from the first request on. Raises as `LLM`.
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class AsyncLLM(Frontend):
         kv_bytes: int = 0,
         prefix_cache: bool = True,
         miss_policy: MissPolicy = "larger",
+        record_misses: str | Path | None = None,
+        on_bucket_news: OnBucketNews | None = None,
         weight_memory: WeightMemory = "auto",
         chat_template: str | None = None,
         memory_utilization: float | None = None,
@@ -60,6 +63,8 @@ class AsyncLLM(Frontend):
         warmup_seconds: float = REPLAY_S,
         on_warm_step: OnWarmStep | None = None,
     ) -> None:
+        record = None if record_misses is None else Path(record_misses)
+        misses = MissOptions(miss_policy, record, on_bucket_news)
         found = self._artifact_path(Path(path))
         options = budget_of(memory_utilization, graph_reserved_memory, graph_prompt_ratio, kv_bytes)
         self.budget: Budget | None = None
@@ -71,6 +76,7 @@ class AsyncLLM(Frontend):
         self.engine = AsyncEngine(
             found,
             chat_template=chat_template,
+            misses=misses,
             num_threads=num_threads,
             pin_threads=pin_threads,
             idle_spin_us=idle_spin_us,
@@ -80,7 +86,6 @@ class AsyncLLM(Frontend):
             num_blocks=num_blocks,
             kv_bytes=kv_bytes,
             prefix_cache=prefix_cache,
-            miss_policy=miss_policy,
             weight_memory=weight_memory,
         )
         super().__init__(self.engine.path, self.engine.vocab_size, self.engine.limit)
@@ -98,6 +103,7 @@ class AsyncLLM(Frontend):
         except BaseException:
             self.engine.close()
             raise
+        self.engine.on_joined.append(self.warm_up.joined)
         self._started: asyncio.Task[None] | None = None
         if self.limit.warning is not None:
             log.warning("warning: %s", self.limit.warning)
@@ -153,7 +159,7 @@ class AsyncLLM(Frontend):
         return self.engine.stats()
 
     async def close(self) -> None:
-        """Cancels what still runs and releases the engine; may be called twice."""
+        """Cancels what still runs or compiles and releases the engine; may be called twice."""
         if self._started is not None:
             await self.engine.drain(0)
         await asyncio.to_thread(self.engine.close)

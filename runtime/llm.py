@@ -8,10 +8,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from llmc.runtime.misses.background import OnBucketNews
+from llmc.runtime.misses.handling import MissHandling
+from llmc.runtime.misses.options import MissOptions, MissPolicy
 from llmc.runtime.warm_up.budget import budget_of
 from llmc.runtime.warm_up.warm_up import REPLAY_S, OnWarmStep
 
-from .binding import MISS_POLICIES, WEIGHT_MEMORY, Artifact, Engine, GraphInfo
+from .binding import WEIGHT_MEMORY, Artifact, Engine, GraphInfo
 from .context_limit import ContextLimit
 from .engine_loop import EngineLoop, Job
 from .frontend import Frontend, Messages, PreparedRequest, Prompts
@@ -26,7 +29,6 @@ OnOutput = Callable[[RequestOutput], None]
 OnDelta = Callable[[TokenDelta], None]
 Progress = Callable[[int, int, int], None]
 """Called after each engine step with (finished requests, all requests, tokens generated so far)."""
-MissPolicy = Literal["larger", "split", "error"]
 WeightMemory = Literal["auto", "mapped", "copied"]
 
 
@@ -40,15 +42,22 @@ class LLM(Frontend):
     0: the largest graph. max_waiting: requests the engine's queue holds, 0: 65536.
     kv_bytes: bytes of the KV pool, 0: enough for max_num_seqs sequences of max_model_len, at most 1 GiB. num_blocks:
     the same in KV blocks, and wins. A pool that holds less than max_model_len limits requests, and is warned of.
-    prefix_cache: KV blocks of equal prompt prefixes are reused. miss_policy: what runs a step that no bucket holds.
+    prefix_cache: KV blocks of equal prompt prefixes are reused.
+    miss_policy: what runs a step that no bucket holds. "background" compiles the bucket, too, in a process of the
+    lowest priority, adds it to the artifact and has its graph join this engine; close ends what still compiles.
+    on_bucket_news: told of each such bucket, on another thread; None: the logger `llmc.misses` is. record_misses: a
+    file that all misses are appended to, for `llmc buckets misses`.
     weight_memory: where weights are read, see WEIGHT_MEMORY; changes no result.
     chat_template: the text of one instead of the model's own.
     memory_utilization, graph_reserved_memory, graph_prompt_ratio: one budget for weights, graphs and KV pool, as those
     flags of `llmc serve`; `budget` tells what was decided. skip_warmup False: every graph is made warm before the first
     request, replayed for about warmup_seconds and walked through after that; on_warm_step is told of each. True: a
     graph's first use pays for what it touches first.
-    Raises the binding's error when the artifact is not valid or does not run on this machine, and BudgetError.
+    Raises the binding's error when the artifact is not valid or does not run on this machine, BudgetError, BucketError
+    for a record that cannot be written, and ModelPathError for "background" where the compiler is not installed.
     """
+
+    _misses: MissHandling | None = None
 
     def __init__(
         self,
@@ -64,6 +73,8 @@ class LLM(Frontend):
         kv_bytes: int = 0,
         prefix_cache: bool = True,
         miss_policy: MissPolicy = "larger",
+        record_misses: str | Path | None = None,
+        on_bucket_news: OnBucketNews | None = None,
         weight_memory: WeightMemory = "auto",
         chat_template: str | None = None,
         memory_utilization: float | None = None,
@@ -73,8 +84,8 @@ class LLM(Frontend):
         warmup_seconds: float = REPLAY_S,
         on_warm_step: OnWarmStep | None = None,
     ) -> None:
-        if miss_policy not in MISS_POLICIES:
-            raise RequestError(f"miss policy {miss_policy!r} is unknown: use {', '.join(MISS_POLICIES)}")
+        record = None if record_misses is None else Path(record_misses)
+        misses = MissOptions(miss_policy, record, on_bucket_news)
         if weight_memory not in WEIGHT_MEMORY:
             raise RequestError(f"weight memory {weight_memory!r} is unknown: use {', '.join(WEIGHT_MEMORY)}")
         options = budget_of(memory_utilization, graph_reserved_memory, graph_prompt_ratio, kv_bytes)
@@ -95,7 +106,7 @@ class LLM(Frontend):
                 num_blocks=num_blocks,
                 kv_bytes=kv_bytes,
                 prefix_cache=prefix_cache,
-                miss_policy=miss_policy,
+                miss_policy=misses.of_engine,
                 weight_memory=weight_memory,
             )
         except BaseException:
@@ -112,6 +123,7 @@ class LLM(Frontend):
                 seconds=warmup_seconds,
                 on_step=on_warm_step,
             )
+            self._misses = MissHandling(self, misses)
         except BaseException:
             self.close()
             raise
@@ -236,7 +248,9 @@ class LLM(Frontend):
         return num_new
 
     def close(self) -> None:
-        """Releases engine and artifact; may be called twice."""
+        """Ends what compiles in the background, and releases engine and artifact; may be called twice."""
+        if self._misses is not None:
+            self._misses.close()
         self.engine.close()
         self.artifact.close()
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from llmc.runtime.binding.artifact import PHASES, Artifact, ArtifactInfo, GraphInfo
 from llmc.runtime.binding.devices import WEIGHT_MEMORY, Device, DeviceKind, device_kinds
-from llmc.runtime.binding.engine import MISS_POLICIES, Engine, EngineStats, Event, SamplingParams
+from llmc.runtime.binding.engine import Engine, EngineStats, Event, SamplingParams
 from llmc.runtime.binding.handle import LlmcError, library, version
 from llmc.runtime.binding.replayer import Replayer, ReplayStats
 
 __all__ = [
-    "MISS_POLICIES",
     "PHASES",
     "WEIGHT_MEMORY",
     "Artifact",

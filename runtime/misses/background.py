@@ -1,9 +1,11 @@
-"""--miss-policy background: the graph that a miss lacked is compiled aside and joins the running engine."""
+"""The miss policy `background`: the graph that a miss lacked is compiled aside and joins the running engine."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -12,6 +14,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,28 +24,42 @@ if TYPE_CHECKING:
     from llmc.runtime.binding import GraphInfo
     from llmc.runtime.binding.engine import BucketMiss
 
+log = logging.getLogger("llmc.misses")
 MAX_ADDED = 32
 """Graphs that one process adds at most: a ladder that lacks more should be planned."""
 AddGraphs = Callable[[Path], int]
 """Has the engine take over the graphs that an artifact has behind its own, warm; returns how many."""
 
-# As low as priorities go: serving comes first, whatever the compiler does.
-_COMPILE = """
-import contextlib, os, sys
-os.nice(19)
-with contextlib.suppress(AttributeError, OSError):
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-from llmc.cli.main import main
-sys.exit(main(sys.argv[1:]))
-"""
+# Serving comes first, whatever the compiler does.
+_BEHIND = (sys.executable, "-P", "-m", "llmc.runtime.misses.behind")
+# A process, for this one never loads the compiler.
+_COMPILER = (sys.executable, "-P", "-m", "llmc.cli.main")
 
 
-def exact_bucket(miss: BucketMiss, graphs: Sequence[GraphInfo], block_size: int, max_model_len: int) -> Bucket:
-    """The bucket that serves a miss: its batch, and the next length of the ladder, so that contexts may grow in it."""
-    wanted = miss.num_blocks * block_size if miss.phase == "decode" else -(-miss.num_tokens // miss.num_seqs)
-    lengths = sorted(graph.seq for graph in graphs if graph.phase == miss.phase and graph.seq >= wanted)
-    longest = -(-max_model_len // block_size) * block_size
-    return Bucket(miss.phase, miss.num_seqs, lengths[0] if lengths else min(wanted, longest))
+@dataclass(frozen=True)
+class BucketNews:
+    """A bucket that misses asked for: num_graphs new graphs serve, compiled in `seconds`; or why it cannot be added."""
+
+    bucket: Bucket
+    num_graphs: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+
+    def line(self) -> str:
+        """One sentence for a log."""
+        if self.error is not None:
+            return f"warning: bucket {self.bucket} cannot be added: {self.error}"
+        took = f"compiled aside in {self.seconds:.1f} s"
+        return f"added bucket {self.bucket}, {took}; {self.num_graphs} new graphs serve from now on"
+
+
+OnBucketNews = Callable[[BucketNews], None]
+"""Called on a thread of its own; serving goes on meanwhile."""
+
+
+def log_news(news: BucketNews) -> None:
+    """For who wants no call: a warning for what cannot be added, else for information."""
+    log.log(logging.INFO if news.error is None else logging.WARNING, "%s", news.line())
 
 
 class BackgroundCompiler:
@@ -53,17 +70,9 @@ class BackgroundCompiler:
     """
 
     def __init__(
-        self,
-        artifact: Path,
-        graphs: Callable[[], Sequence[GraphInfo]],
-        add: AddGraphs,
-        *,
-        block_size: int,
-        max_model_len: int,
-        say: Callable[[str], None],
+        self, artifact: Path, graphs: Callable[[], Sequence[GraphInfo]], add: AddGraphs, tell: OnBucketNews
     ) -> None:
-        self._artifact, self._graphs, self._add, self._say = artifact, graphs, add, say
-        self._limits = block_size, max_model_len
+        self._artifact, self._graphs, self._add, self._tell = artifact, graphs, add, tell
         self._missed: Counter[Bucket] = Counter()
         self._tried: set[Bucket] = set()
         self._aside: Path | None = None
@@ -73,17 +82,19 @@ class BackgroundCompiler:
         self._news = threading.Event()
         self._thread = threading.Thread(target=self._run, name="llmc-background", daemon=True)
         self._thread.start()
+        # Who forgets to close it leaves no compilation behind, either.
+        atexit.register(self.close)
 
     def take(self, misses: Sequence[BucketMiss]) -> None:
         """Notes what was missed; returns at once."""
-        graphs = self._graphs()
         with self._lock:
             for miss in misses:
-                self._missed[exact_bucket(miss, graphs, *self._limits)] += miss.count
+                self._missed[miss.wanted] += miss.count
         self._news.set()
 
     def close(self) -> None:
-        """Ends a compilation that runs, which leaves nothing behind."""
+        """Ends a compilation that runs, which leaves nothing behind; may be called twice."""
+        atexit.unregister(self.close)
         with self._lock:
             self._closing = True
             if self._child is not None:
@@ -99,11 +110,19 @@ class BackgroundCompiler:
             self._news.clear()
             while (bucket := self._next()) is not None:
                 try:
-                    self._compile(bucket)
+                    news = self._compile(bucket)
                 except Exception as error:  # serving goes on without the graph
-                    self._say(f"warning: bucket {bucket} cannot be added: {' '.join(str(error).split())}")
+                    news = BucketNews(bucket, error=" ".join(str(error).split()))
+                if news is not None:
+                    self._say(news)
             if self._closing:
                 return
+
+    def _say(self, news: BucketNews) -> None:
+        try:
+            self._tell(news)
+        except Exception:  # a listener's fault is no reason to stop compiling
+            log.exception("a listener to news of buckets failed")
 
     def _next(self) -> Bucket | None:
         have = {Bucket(graph.phase, graph.batch, graph.seq) for graph in self._graphs()}
@@ -116,7 +135,8 @@ class BackgroundCompiler:
             self._tried.add(found)
             return found
 
-    def _compile(self, bucket: Bucket) -> None:
+    def _compile(self, bucket: Bucket) -> BucketNews | None:
+        """None when it was ended. Raises what the engine does, and RuntimeError with what the compiler says."""
         base = output = self._artifact
         if not os.access(base.resolve().parent, os.W_OK):
             self._aside = self._aside or Path(tempfile.mkdtemp(prefix="llmc-background-"))
@@ -125,21 +145,20 @@ class BackgroundCompiler:
         arguments = ["compile", str(base), "--add", str(bucket), "-o", str(output), "--jobs", "1", "--json"]
         with self._lock:
             if self._closing:
-                return
+                return None
             self._child = subprocess.Popen(
-                [sys.executable, "-P", "-c", _COMPILE, *arguments],
+                [*_BEHIND, *_COMPILER, *arguments],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
         out, err = self._child.communicate()
         with self._lock:
             code, self._child = self._child.returncode, None
             if self._closing:
-                return
+                return None
         if code != 0:
             lines = err.strip().splitlines()
             raise RuntimeError(lines[-1] if lines else f"the compiler ended with exit code {code}")
-        added = self._add(output)
-        seconds = 0.0
+        num_graphs, seconds = self._add(output), 0.0
         with contextlib.suppress(ValueError, KeyError, AttributeError):
             seconds = sum(json.loads(out)["phase_seconds"].values())
-        self._say(f"added bucket {bucket}, compiled aside in {seconds:.1f} s; {added} new graphs serve from now on")
+        return BucketNews(bucket, num_graphs, seconds)

@@ -27,6 +27,8 @@ from llmc.runtime.binding import Artifact, Engine, EngineStats, GraphInfo, LlmcE
 from llmc.runtime.binding.engine import BucketMiss, Event, GraphStats
 from llmc.runtime.context_limit import ContextLimit
 from llmc.runtime.joining import join_graphs
+from llmc.runtime.misses.handling import MissHandling
+from llmc.runtime.misses.options import MissOptions
 from llmc.runtime.outputs import RequestFailure
 from llmc.runtime.server.mask_workers import GuideWorkers
 from llmc.runtime.server.request_stream import RequestStream
@@ -50,7 +52,8 @@ _DRAINED = RequestFailure("draining", "the server shut down before the answer wa
 
 class AsyncEngine:
     """An opened artifact and its engine. chat_template: one instead of the model's. guided_threads: how many
-    compute masks, 0 for as many as suit the machine. Options are those of `Engine`.
+    compute masks, 0 for as many as suit the machine. misses: the policy, and what is done beside the engine, from
+    `start` on. Other options are those of `Engine`.
     max_model_len: tokens a request may have, prompt and output: the artifact's, or less where the KV pool holds less.
 
     All methods but `close` belong to the event loop that called `start`. Raises the binding's errors when the artifact
@@ -58,14 +61,21 @@ class AsyncEngine:
     """
 
     def __init__(
-        self, path: Path, *, chat_template: str | None = None, guided_threads: int = 0, **options: Any
+        self,
+        path: Path,
+        *,
+        chat_template: str | None = None,
+        guided_threads: int = 0,
+        misses: MissOptions | None = None,
+        **options: Any,
     ) -> None:
+        self._miss_options = misses or MissOptions()
         self.path = path
         # First: without the tokenizer that it came with a model cannot be served.
         self.tokenizer = artifact_tokenizer(path, chat_template)
         self.artifact = Artifact(path)
         try:
-            self.engine = Engine(self.artifact, **options)
+            self.engine = Engine(self.artifact, miss_policy=self._miss_options.of_engine, **options)
         except BaseException:
             self.artifact.close()
             raise
@@ -93,6 +103,7 @@ class AsyncEngine:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._misses: MissHandling | None = None
         self._stopping = threading.Event()
         self._draining = False
         self._notified = False
@@ -107,10 +118,11 @@ class AsyncEngine:
         self._ended = False
 
     async def start(self) -> None:
-        """Starts the engine's thread."""
+        """Starts the engine's thread, and what is done about misses."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="llmc-engine", daemon=True)
         self._thread.start()
+        self._misses = MissHandling(self, self._miss_options)
 
     def stream(self, request: EngineRequest) -> RequestStream:
         """Submits a request at once and returns the iterator of its deltas; closing that cancels it.
@@ -235,11 +247,13 @@ class AsyncEngine:
         return num_active
 
     def close(self) -> None:
-        """Ends the thread after the step in flight and releases the engine; may be called twice."""
+        """Ends the thread after the step in flight, and what compiles, and releases the engine; may be called twice."""
         self._draining = True
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
+        if self._misses is not None:
+            self._misses.close()
         self._guides.close()
         self.engine.close()
         self.artifact.close()

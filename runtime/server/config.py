@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from llmc.runtime.misses.options import MissPolicy
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -15,6 +17,7 @@ class ServerConfig:
     machine for a server without keys that listens to it alone, else any. generation_config: "auto" takes sampling
     defaults from the model, "none" those of OpenAI. max_num_seqs, max_num_batched_tokens (prompt tokens of one step),
     num_threads, kv_bytes: 0 for the engine's default. idle_spin_us: microseconds that threads without work spin.
+    record_misses: the file that bucket misses are appended to; None: none.
     guided_threads: threads that compute masks, 0 for as many as suit the machine. guided_additional_properties,
     guided_max_string: as in SchemaDefaults. max_queue: requests that may wait. max_queue_memory: bytes that all
     requests may come to hold, request_memory: that one may; 0: from the memory of the machine, as MemoryLimits has it.
@@ -51,7 +54,8 @@ class ServerConfig:
     kv_bytes: int = 0
     weight_memory: str = "copied"
     prefix_cache: bool = True
-    miss_policy: str = "larger"
+    miss_policy: MissPolicy = "larger"
+    record_misses: Path | None = None
     guided_threads: int = 0
     guided_additional_properties: bool = True
     guided_max_string: int = 0

@@ -12,7 +12,6 @@ from typing import Any
 
 from llmc.runtime.guided.compiler import GuideCompiler
 from llmc.runtime.guided.schema_defaults import SchemaDefaults
-from llmc.runtime.misses.watch import MissWatch, OnMisses
 from llmc.runtime.server.late_warm_up import finish_behind_traffic
 from llmc.runtime.text.tokenizer import Tokenizer, TokenizerError, read_model_type
 from llmc.runtime.warm_up.warm_up import OnWarmStep, WarmPlan, WarmUp
@@ -59,8 +58,6 @@ class ServerContext:
         self.on_started: list[Callable[[], None]] = []
         self.on_ready: list[Callable[[], None]] = []
         self.on_failure: list[Callable[[str], None]] = []
-        self.on_misses: list[OnMisses] = []
-        self.on_stopping: list[Callable[[], None]] = []
         self.chat_parsers = choose_parsers(
             config.tool_call_parser, config.reasoning_parser, read_model_type(engine.path), engine.tokenizer
         )
@@ -69,15 +66,12 @@ class ServerContext:
         self.lanes = Lanes()
         self._warming: asyncio.Task[None] | None = None
         self._drained: asyncio.Task[int] | None = None
-        self._miss_watch: MissWatch | None = None
         engine.on_failure.append(self._fail)
         engine.on_joined.append(self.warm_up.joined)
 
     async def start(self) -> None:
         """Starts the engine's thread and the warm-up; `ready` is set when the hot graphs are warm."""
         await self.engine.start()
-        if self.on_misses:
-            self._miss_watch = MissWatch(self.engine.engine, self.on_misses)
         for callback in self.on_started:
             callback()
         self._warming = asyncio.create_task(self._warm())
@@ -96,10 +90,6 @@ class ServerContext:
         await self.begin_drain()
         if self._warming is not None:
             await self._warming
-        if self._miss_watch is not None:
-            await asyncio.to_thread(self._miss_watch.close)
-        for callback in self.on_stopping:
-            await asyncio.to_thread(callback)
         self.lanes.close()
         await asyncio.to_thread(self.engine.close)
 

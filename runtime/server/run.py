@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 
 from llmc.regular_file import read_text
 from llmc.runtime.binding import GraphInfo
-from llmc.runtime.misses.watch import OnMisses
+from llmc.runtime.misses.background import OnBucketNews
+from llmc.runtime.misses.options import MissOptions
 from llmc.runtime.warm_up.warm_up import OnWarmStep, WarmPlan
 
 from .app import create_app
@@ -33,7 +34,7 @@ class ServerError(RuntimeError):
     """The server cannot start; the message is one sentence."""
 
 
-def open_engine(config: ServerConfig) -> AsyncEngine:
+def open_engine(config: ServerConfig, on_bucket_news: OnBucketNews | None = None) -> AsyncEngine:
     """Opens the artifact with the engine options of `config`. Raises ServerError and the binding's errors."""
     template = None
     if config.chat_template is not None:
@@ -54,7 +55,7 @@ def open_engine(config: ServerConfig) -> AsyncEngine:
         kv_bytes=config.kv_bytes,
         weight_memory=config.weight_memory,
         prefix_cache=config.prefix_cache,
-        miss_policy=config.miss_policy,
+        misses=MissOptions(config.miss_policy, config.record_misses, on_bucket_news),
         pin_threads=config.pin_threads,
         idle_spin_us=config.idle_spin_us,
         guided_threads=config.guided_threads,
@@ -89,12 +90,12 @@ def serve(
     on_ready: Callable[[str], None] | None = None,
     on_listening: Callable[[str], None] | None = None,
     on_stopping: OnStopping | None = None,
-    watch_misses: Callable[[AsyncEngine], contextlib.AbstractContextManager[Sequence[OnMisses]]] | None = None,
+    on_bucket_news: OnBucketNews | None = None,
 ) -> str | None:
     """Serves until a signal or a failure of the engine; returns why it failed, None for an orderly end.
 
     plan_warm_up: the plan for the artifact's graphs and the engine's count of threads; None: all graphs, none measured.
-    watch_misses: who is told of the engine's bucket misses.
+    on_bucket_news: told what became of the buckets that the miss policy `background` compiles.
     on_listening and on_ready are called with the server's URL, on_stopping with why it ends. Raises ServerError, and
     the binding's errors.
     """
@@ -104,14 +105,11 @@ def serve(
         scheme = "https" if config.ssl_certfile is not None else "http"
         url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         tls = _check_tls(config)
-        engine = open_engine(config)
+        engine = open_engine(config, on_bucket_news)
+        stack.callback(engine.close)
         plan = None if plan_warm_up is None else plan_warm_up(engine.graphs, engine.stats().device.get("threads", 0))
         app = create_app(config, engine, on_warm_step, plan)
         server: ServerContext = app.state.server
-        if watch_misses is not None:
-            server.on_misses += stack.enter_context(watch_misses(engine))
-            # Nobody may add graphs to an engine that is gone.
-            server.on_stopping.append(stack.close)
         if on_listening is not None:
             on_listening(url)
         server.on_ready.append(_settle)
@@ -123,7 +121,6 @@ def serve(
         process = ServerProcess(app, server, config, tls, on_stopping or (lambda _: None))
         server.on_failure.append(process.stop)
         process.run(sockets=[listener])
-        engine.close()
         return server.failure
     finally:
         stack.close()

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from llmc.buckets.bucket import Bucket
+from llmc import ModelPathError, RequestError
+from llmc.buckets.bucket import Bucket, BucketError
 from llmc.buckets.misses import read_misses
 from llmc.cli.main import main
 from llmc.compiler.extend import add_buckets
+from llmc.runtime.async_llm import AsyncLLM
 from llmc.runtime.binding import Artifact, Engine, LlmcError
 from llmc.runtime.binding.engine import BucketMiss
 from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.llm import LLM
 from llmc.runtime.misses import background
-from llmc.runtime.misses.background import BackgroundCompiler, exact_bucket
-from llmc.runtime.misses.watch import MissWatch
+from llmc.runtime.misses.background import BackgroundCompiler, BucketNews
 from llmc.runtime.params import SamplingParams
+from llmc.runtime.server.async_engine import AsyncEngine
 
 from support.compiled import compile_tiny, random_tokens
 from support.live_server import serving
@@ -119,15 +127,6 @@ def test_only_the_same_artifact_with_more(artifact: Path, holed: Path, kernel_ca
         assert len(engine.graph_stats()) == 4
 
 
-def test_the_exact_bucket_has_a_length_of_the_ladder(artifact: Path) -> None:
-    with Artifact(artifact) as opened:
-        graphs = opened.graphs()
-    assert exact_bucket(BucketMiss("decode", 3, 3, 2, 1), graphs, BLOCK, 128) == Bucket("decode", 3, 64)
-    assert exact_bucket(BucketMiss("decode", 3, 3, 5, 1), graphs, BLOCK, 128) == Bucket("decode", 3, 80)
-    assert exact_bucket(BucketMiss("decode", 3, 3, 9, 1), graphs, BLOCK, 130) == Bucket("decode", 3, 144)
-    assert exact_bucket(BucketMiss("prefill", 2, 70, 3, 1), graphs, BLOCK, 128) == Bucket("prefill", 2, 64)
-
-
 def wait_for(condition: Callable[[], bool]) -> None:
     """Fails only on a hang."""
     deadline = time.monotonic() + 300
@@ -141,43 +140,87 @@ def names(artifact: Path) -> list[str]:
 
 
 def test_misses_get_their_graph_while_requests_run(artifact: Path) -> None:
-    said: list[str] = []
-    with LLM(artifact, num_threads=1) as llm:
-        compiler = BackgroundCompiler(
-            artifact, lambda: llm.graphs, llm.add_graphs, block_size=BLOCK, max_model_len=llm.max_model_len,
-            say=said.append,
-        )  # fmt: skip
-        watch = MissWatch(llm.engine, [compiler.take], look_s=0.05)
-        prompts = [random_tokens(llm.vocab_size, 20, seed) for seed in range(3)]
-        params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+    told: list[BucketNews] = []
+    prompts = [random_tokens(60, 20, seed) for seed in range(3)]
+    params = SamplingParams(**PARAMS)
+    with LLM(artifact, num_threads=1, miss_policy="background", on_bucket_news=told.append) as llm:
         before = [o.outputs[0].token_ids for o in llm.generate(prompts, params)]
-        while not said:
+        while not told:
             assert [o.outputs[0].token_ids for o in llm.generate(prompts, params)] == before
             time.sleep(0.2)  # the compiler runs behind everything else: leave it a core
-        assert "added bucket decode:3x64" in said[0]
+        assert (told[0].bucket, told[0].error) == (Bucket("decode", 3, 64), None)
+        assert told[0].num_graphs >= 1
         misses = llm.stats().num_bucket_misses
+        assert misses > 0
         assert [o.outputs[0].token_ids for o in llm.generate(prompts, params)] == before
         assert llm.stats().num_bucket_misses == misses
         assert {use["graph"] for use in llm.graph_use()} >= {"decode:3x64"}
-        watch.close()
-        compiler.close()
     assert names(artifact)[4:] == ["decode:3x64"]
     assert sorted(file.name for file in artifact.parent.iterdir()) == ["artifact"]
+    assert not miss_threads()
 
 
-MISS = BucketMiss("decode", 3, 3, 2, 1)
+def miss_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name in ("llmc-background", "llmc-misses")]
 
 
-def start(artifact: Path, add: Callable[[Path], int], said: list[str]) -> BackgroundCompiler:
+def test_tasks_of_an_event_loop_get_it_too(
+    artifact: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a listener the logger is told. What the child would do is another test's: here the graph is there."""
+    bucket = Bucket("decode", 3, 64)
+    monkeypatch.setattr(background, "_COMPILER", (sys.executable, "-c", "print('{}')"))
+    add_buckets(Path(shutil.copytree(artifact, artifact.parent / "grown")), [bucket])
+    monkeypatch.setattr(AsyncEngine, "add_graphs", lambda self, path, add=AsyncEngine.add_graphs: add(
+        self, artifact.parent / "grown"))  # fmt: skip
+    caplog.set_level("INFO", "llmc.misses")
+    prompts = [random_tokens(60, 20, seed) for seed in range(3)]
+    params = SamplingParams(**PARAMS)
+
+    async def use() -> None:
+        async with AsyncLLM(artifact, num_threads=1, miss_policy="background") as llm:
+            before = [o.outputs[0].token_ids for o in await llm.generate(prompts, params)]
+            while not caplog.records:
+                assert [o.outputs[0].token_ids for o in await llm.generate(prompts, params)] == before
+                await asyncio.sleep(0.05)
+            misses = llm.stats().num_bucket_misses
+            assert misses > 0
+            assert [o.outputs[0].token_ids for o in await llm.generate(prompts, params)] == before
+            assert llm.stats().num_bucket_misses == misses
+
+    asyncio.run(use())
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("llmc.misses", "INFO")
+    assert "added bucket decode:3x64" in record.getMessage()
+    assert not miss_threads()
+
+
+def test_misses_are_recorded(artifact: Path, tmp_path: Path) -> None:
+    prompts = [random_tokens(60, 20, seed) for seed in range(3)]
+    for policy in ("larger", "split"):
+        with LLM(artifact, num_threads=1, miss_policy=policy, record_misses=tmp_path / f"{policy}.jsonl") as llm:
+            llm.generate(prompts, SamplingParams(**PARAMS))
+            count = llm.stats().num_bucket_misses
+        assert sum(miss.count for miss in read_misses(tmp_path / f"{policy}.jsonl")) == count > 0
+    (tmp_path / "notes").write_text("notes")
+    with pytest.raises(BucketError, match="is no record of misses"):
+        LLM(artifact, record_misses=tmp_path / "notes")
+    assert not miss_threads()
+
+
+MISS = BucketMiss("decode", 3, 3, 2, 1, wanted=Bucket("decode", 3, 64))
+
+
+def start(artifact: Path, add: Callable[[Path], int], told: list[BucketNews]) -> BackgroundCompiler:
     with Artifact(artifact) as opened:
         graphs = opened.graphs()
-    return BackgroundCompiler(artifact, lambda: graphs, add, block_size=BLOCK, max_model_len=128, say=said.append)
+    return BackgroundCompiler(artifact, lambda: graphs, add, told.append)
 
 
 def test_where_the_artifact_cannot_be_written(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background.os, "access", lambda *_: False)
     taken: list[Path] = []
-    said: list[str] = []
+    said: list[BucketNews] = []
 
     def add(path: Path) -> int:
         taken.append(path)
@@ -193,8 +236,8 @@ def test_where_the_artifact_cannot_be_written(artifact: Path, monkeypatch: pytes
     assert not taken[0].exists()
 
 
-def test_a_failure_is_told_once(artifact: Path) -> None:
-    said: list[str] = []
+def test_a_failure_is_told_once(artifact: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said: list[BucketNews] = []
     (artifact / "manifest.json").write_text("{}")
     compiler = start(artifact, lambda _: 1, said)
     compiler.take([MISS])
@@ -202,32 +245,70 @@ def test_a_failure_is_told_once(artifact: Path) -> None:
     compiler.take([MISS])
     compiler.close()
     assert len(said) == 1
-    assert "bucket decode:3x64 cannot be added" in said[0]
-    assert "manifest.json" in said[0]
+    assert said[0].bucket == MISS.wanted
+    assert "manifest.json" in str(said[0].error)
+    assert said[0].line().startswith("warning: bucket decode:3x64 cannot be added: ")
+    background.log_news(said[0])
+    assert [(one.name, one.levelname) for one in caplog.records] == [("llmc.misses", "WARNING")]
 
 
-def test_the_end_of_the_server_ends_the_compiler(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "_COMPILE", "import time; time.sleep(3600)")
+def test_the_end_of_the_engine_ends_the_compiler(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_COMPILER", (sys.executable, "-c", "import time; time.sleep(3600)"))
     compiler = start(artifact, lambda _: pytest.fail("nothing was compiled"), [])
     compiler.take([MISS])
     wait_for(lambda: compiler._child is not None)
     child = compiler._child
     assert child is not None
     compiler.close()
+    compiler.close()
     assert child.returncode is not None
-    assert not any(thread.name == "llmc-background" for thread in threading.enumerate())
+    assert not miss_threads()
+
+
+def test_who_forgets_to_close_leaves_no_compiler_behind(artifact: Path, tmp_path: Path) -> None:
+    note, prompts = tmp_path / "note", [random_tokens(60, 20, seed) for seed in range(3)]
+    sleep = f"import os, time; open({str(note)!r} + '~', 'w').write(str(os.getpid())); " \
+            f"os.rename({str(note)!r} + '~', {str(note)!r}); time.sleep(3600)"  # fmt: skip
+    code = (
+        "import os, sys, time; from llmc import LLM, SamplingParams; from llmc.runtime.misses import background\n"
+        f"background._COMPILER = (sys.executable, '-c', {sleep!r})\n"
+        f"llm = LLM({str(artifact)!r}, num_threads=1, miss_policy='background')\n"
+        f"llm.generate({prompts!r}, SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True))\n"
+        f"while not os.path.exists({str(note)!r}): time.sleep(0.05)\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    wait_for(lambda: not Path("/proc", note.read_text()).exists())
 
 
 def test_the_compiler_gives_way(artifact: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     note = tmp_path / "note"
-    monkeypatch.setattr(background, "_COMPILE", background._COMPILE.replace(
-        "from llmc.cli.main import main", f"open({str(note)!r}, 'w').write(str(os.nice(0))); sys.exit(0)"))  # fmt: skip
-    said: list[str] = []
+    code = f"import os; open({str(note)!r}, 'w').write(f'{{os.nice(0)}} {{os.sched_getscheduler(0)}}')"
+    monkeypatch.setattr(background, "_COMPILER", (sys.executable, "-c", code))
+    said: list[BucketNews] = []
     compiler = start(artifact, lambda _: 1, said)
     compiler.take([MISS])
     wait_for(lambda: bool(said))
     compiler.close()
-    assert int(note.read_text()) == 19
+    nice, scheduler = map(int, note.read_text().split())
+    assert nice == 19
+    assert scheduler in (os.SCHED_IDLE, os.SCHED_OTHER)  # where the class is forbidden
+
+
+def test_a_listener_that_fails_stops_nothing(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_COMPILER", (sys.executable, "-c", "print('{}')"))
+    told: list[BucketNews] = []
+
+    def tell(news: BucketNews) -> None:
+        told.append(news)
+        raise OSError("the listener is broken")
+
+    compiler = BackgroundCompiler(artifact, lambda: [], lambda _: 1, tell)
+    compiler.take([MISS])
+    wait_for(lambda: len(told) == 1)
+    compiler.take([replace(MISS, wanted=Bucket("decode", 3, 80))])
+    wait_for(lambda: len(told) == 2)
+    compiler.close()
 
 
 def test_the_command(artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,7 +338,17 @@ def test_without_the_compiler(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "tvm" else SimpleNamespace())
     assert main(["run", str(artifact), "--prompt", "x", "--miss-policy", "background"]) == 1
-    assert "tvm is not installed" in capsys.readouterr().err
+    why = "background compiles what traffic lacks, but tvm is not installed: pip install 'llmc-aot[compiler]'"
+    assert f"--miss-policy {why}" in capsys.readouterr().err
+    for make in (LLM, AsyncLLM):
+        with pytest.raises(ModelPathError, match=re.escape(f"miss_policy {why}")):
+            make(artifact, miss_policy="background")
+
+
+def test_unknown_policies(artifact: Path) -> None:
+    for make in (LLM, AsyncLLM):
+        with pytest.raises(RequestError, match="'wait' is unknown: use larger, split, background, error"):
+            make(artifact, miss_policy="wait")  # type: ignore[arg-type]
 
 
 def test_a_server_gets_what_its_traffic_lacks(artifact: Path, chat_artifact: Path, tmp_path: Path) -> None:
