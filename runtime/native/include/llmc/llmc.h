@@ -357,7 +357,7 @@ typedef struct llmc_bucket_miss {
   int32_t graph;                  /* that ran it; -1: it was split, or failed */
   uint32_t reserved2;
   /* The bucket to add for it, `llmc compile ARTIFACT --add PHASE:BATCHxSEQ`: the missed batch, and the least length that
-   * holds the step among those of the phase's graphs, the step's own where none does. 0 of an older library. */
+   * holds the step among those of the phase's graphs, the step's own where none does (docs/c-abi.md). */
   uint32_t wanted_batch, wanted_seq;
 } llmc_bucket_miss;
 #define LLMC_MAX_BUCKET_MISSES 1024
