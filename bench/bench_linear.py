@@ -20,9 +20,9 @@ from llmc.compiler.targets.cpu.backend import named, native
 from llmc.compiler.targets.cpu.kernels.linear_spec import linear_spec
 from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel
-from llmc.compiler.targets.cpu.link import link_shared
 from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear
 from llmc.compiler.targets.cpu.target import Target, enable
+from llmc.compiler.targets.elf.link import link_shared
 from llmc.runtime.binding.machine_limits import Probe
 
 SHAPES = ((896, 9728), (4864, 896))

@@ -18,8 +18,8 @@ from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel, kernel_buffers
 from llmc.compiler.targets.cpu.kernels.schedule import Schedule
-from llmc.compiler.targets.cpu.link import link_shared
 from llmc.compiler.targets.cpu.target import NATIVE_TARGET, TARGETS, Target, enable, native_target, runs_here
+from llmc.compiler.targets.elf.link import link_shared
 
 _GUARD = 4096
 _PATTERN = 0xA5

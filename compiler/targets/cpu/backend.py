@@ -22,7 +22,7 @@ from llmc.compiler.targets.cpu import layouts, target
 from llmc.compiler.targets.cpu.kernels.schedule import Schedule
 from llmc.compiler.targets.cpu.kernels.sources import source_digest
 from llmc.compiler.targets.cpu.kernels.tasks import max_tasks, weight_parts
-from llmc.compiler.targets.cpu.link import link_shared
+from llmc.compiler.targets.elf.link import link_shared
 from llmc.compiler.tvm_import import import_tvm
 from llmc.compiler.weight_request import WeightRequest, WeightTensor
 from llmc.models.loader import Parameter
@@ -127,7 +127,7 @@ class CpuTarget(base.Target):
         return {"tir.txt": f"{function.script()}\n", "asm": llvm_text(function, self.cpu, "asm")}
 
     def link(self, codes: Sequence[bytes], path: Path) -> None:
-        link_shared(codes, path)
+        link_shared(codes, path, "x86_64")
 
     def check_variant(self, text: str) -> str:
         return Schedule.parse(text).text()

@@ -19,8 +19,8 @@ import numpy as np
 
 from llmc.compiler.graph.commands import round_up
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.cpu.link import link_shared
 from llmc.compiler.targets.cpu.target import Target
+from llmc.compiler.targets.elf.link import link_shared
 
 _LINE = 64
 _HUGE_PAGE = 2 << 20

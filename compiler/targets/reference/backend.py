@@ -22,7 +22,7 @@ from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError, Param
 from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.targets import base
 from llmc.compiler.targets.base import Choice, Compare, OnStep
-from llmc.compiler.targets.cpu.link import link_shared
+from llmc.compiler.targets.elf.link import link_shared
 from llmc.compiler.tvm_import import import_tvm
 from llmc.compiler.weight_request import ROWS, WeightRequest, WeightTensor
 from llmc.models.loader import Parameter
@@ -132,7 +132,7 @@ class ReferenceTarget(base.Target):
         return {"tir.txt": f"{build_kernel(spec).script()}\n"}
 
     def link(self, codes: Sequence[bytes], path: Path) -> None:
-        link_shared(codes, path)
+        link_shared(codes, path, self.machine)
 
     def check_variant(self, text: str) -> str:
         raise ValueError(f"{text!r} is no schedule: kernels of {self.name} have none")

@@ -13,8 +13,8 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels import vector_ir
 from llmc.compiler.targets.cpu.kernels.chunks import Chunks
 from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
-from llmc.compiler.targets.cpu.link import link_shared
 from llmc.compiler.targets.cpu.target import native_target
+from llmc.compiler.targets.elf.link import link_shared
 
 pytestmark = pytest.mark.native
 

@@ -230,7 +230,7 @@ def test_an_op_that_mixes_tokens_is_refused(name: str) -> None:
 def test_kernels_need_no_library(target: Target, tmp_path: Path) -> None:
     from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
     from llmc.compiler.targets.cpu.kernels.registry import build_kernel
-    from llmc.compiler.targets.cpu.link import link_shared
+    from llmc.compiler.targets.elf.link import link_shared
 
     def everything(t: Tensor) -> Tensor:
         t = torch.tanh(t) + torch.exp(t) + torch.log(t.abs()) + torch.erf(t) + torch.sigmoid(t) + torch.sqrt(t.abs())

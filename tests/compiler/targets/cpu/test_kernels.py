@@ -18,9 +18,9 @@ from llmc.compiler.targets.cpu.kernels.linear_spec import linear_spec
 from llmc.compiler.targets.cpu.kernels.pipeline import compile_object, llvm_text
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel, kernel_buffers
 from llmc.compiler.targets.cpu.kernels.sources import TEMPLATE_FILES, source_digest
-from llmc.compiler.targets.cpu.link import link_shared
 from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear, unpack_activation, unpack_linear
 from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
+from llmc.compiler.targets.elf.link import link_shared
 
 from support.kernel_harness import run, targets_here
 

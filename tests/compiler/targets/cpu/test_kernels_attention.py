@@ -19,9 +19,9 @@ from llmc.compiler.targets.cpu.kernels import vector_ir
 from llmc.compiler.targets.cpu.kernels.attention_split import num_segments, partial_floats
 from llmc.compiler.targets.cpu.kernels.pipeline import compile_object, llvm_text
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel
-from llmc.compiler.targets.cpu.link import link_shared
 from llmc.compiler.targets.cpu.packing import pack_activation, unpack_activation
 from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
+from llmc.compiler.targets.elf.link import link_shared
 
 from support.kernel_harness import Guarded, run, targets_here
 

@@ -1,8 +1,9 @@
-"""Object files of kernels → one shared library, by the system's C compiler driver."""
+"""Object files of kernels → one shared library, by a C compiler driver: the system's, or a cross compiler's."""
 
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -15,11 +16,12 @@ from llmc.compiler.targets.base import LinkError
 _ALLOWED_UNDEFINED = frozenset({"memcpy", "memset", "memmove"})
 
 
-def link_shared(objects: Sequence[bytes], path: Path) -> None:
-    """Link kernels into one shared library. Same objects, same bytes. Raises LinkError."""
-    linker = shutil.which("cc")
-    if linker is None:
-        raise LinkError("no C compiler driver `cc` on PATH; install gcc or clang to link kernels")
+def link_shared(objects: Sequence[bytes], path: Path, machine: str | None = None) -> None:
+    """Link kernels into one shared library for `machine`, as uname has it, or this one. Same objects, same bytes.
+
+    Raises LinkError.
+    """
+    linker, symbols = _tools(machine or platform.machine())
     with tempfile.TemporaryDirectory() as folder:
         names = []
         for index, data in enumerate(objects):
@@ -33,7 +35,7 @@ def link_shared(objects: Sequence[bytes], path: Path) -> None:
         if done.returncode:
             raise LinkError(f"linking {len(names)} kernels failed: {done.stderr.strip()}")
         undefined = subprocess.run(
-            ["nm", "-D", "--undefined-only", "kernels.so"], cwd=folder, capture_output=True, text=True, check=True
+            [symbols, "-D", "--undefined-only", "kernels.so"], cwd=folder, capture_output=True, text=True, check=True
         ).stdout
         fields = [line.split() for line in undefined.splitlines()]
         bad = {f[-1] for f in fields if f[-2].upper() == "U"} - _ALLOWED_UNDEFINED
@@ -44,3 +46,14 @@ def link_shared(objects: Sequence[bytes], path: Path) -> None:
         new = path.with_name(f".{path.name}.{os.getpid()}")
         shutil.copyfile(Path(folder) / "kernels.so", new)
         new.replace(path)
+
+
+def _tools(machine: str) -> tuple[str, str]:
+    """The compiler driver and the lister of symbols for a machine: this one's, or those of Debian's cross compilers."""
+    prefix = "" if machine == platform.machine() else f"{machine}-linux-gnu-"
+    driver, symbols = shutil.which(f"{prefix}gcc" if prefix else "cc"), shutil.which(f"{prefix}nm")
+    if driver is None or symbols is None:
+        needed = f"install gcc-{machine}-linux-gnu" if prefix else "install gcc or clang, and binutils,"
+        name = f"{prefix}gcc" if prefix else "cc"
+        raise LinkError(f"no `{name}` and `{prefix}nm` on PATH; {needed} to link kernels for {machine}")
+    return driver, symbols
