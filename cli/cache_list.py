@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from llmc.cli.inspect import table
 from llmc.cli.options.cache import AsJson, CacheDir, age, open_cache, print_json
+from llmc.cli.render.text_columns import table
 from llmc.compiler.store.cache import CacheError, Entry
 from llmc.compiler.store.cached_artifacts import cached_artifacts
 from llmc.units import format_bytes

@@ -102,7 +102,7 @@ def _main(argv: list[str] | None) -> int:
         return _fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         # The reader of stdout left; a second failure while flushing at exit would print a traceback.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return EXIT_FAILURE
     except Exception as error:
         if type(error).__name__ == "Abort":

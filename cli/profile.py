@@ -100,7 +100,7 @@ def profile_command(
 
 def choose_graph(tables: Tables, bucket: str | None, phase: str) -> int:
     """Index of the graph named `bucket`, else of the smallest of `phase`. Raises BadParameter naming what there is."""
-    from llmc.runtime.graphs_file import PHASES
+    from llmc.graphs_format import PHASES
 
     names = [graph.name for graph in tables.graphs]
     known = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")

@@ -58,7 +58,8 @@ def download(model: HubId, on_mib: OnMib = _silent) -> Located:
     """The snapshot of one commit in the hub's cache, whole. Raises HubError."""
     try:
         from huggingface_hub import constants, snapshot_download
-        from huggingface_hub.utils import logging, tqdm
+        from huggingface_hub.utils import logging
+        from huggingface_hub.utils.tqdm import tqdm
     except ImportError:
         from llmc.distribution import install_compiler
 
@@ -197,7 +198,7 @@ def _bars(base: type, on_mib: OnMib) -> type:
     """A class in place of the client's progress bars, which calls `on_mib` and draws nothing."""
     most = 0
 
-    class Bars(base):  # type: ignore[valid-type, misc]
+    class Bars(base):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             options.pop("name", None)
             super().__init__(*args, **{**options, "disable": False, "file": io.StringIO()})

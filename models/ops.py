@@ -7,6 +7,9 @@ T tokens, S samples, B sequences, D hidden size, H and Hkv query and KV heads, h
 
 # torch reads the ops' schemas from the annotations, so they must be types and not strings.
 
+from collections.abc import Callable
+from typing import ParamSpec, Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,6 +17,20 @@ from torch import Tensor
 from llmc.models.reference import active_cache
 
 _ACT_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+_P = ParamSpec("_P")
+
+
+class _Op(Protocol[_P]):
+    """An op of torch.library, with the types that torch's own class forgets."""
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> Tensor: ...
+
+    def register_fake(self, fn: Callable[_P, Tensor], /) -> Callable[_P, Tensor]: ...
+
+
+def _op(name: str) -> Callable[[Callable[_P, Tensor]], _Op[_P]]:
+    """Makes a function the eager implementation of an op that changes no argument."""
+    return torch.library.custom_op(f"llmc::{name}", mutates_args=())
 
 
 def torch_act_dtype(act_dtype: str) -> torch.dtype:
@@ -28,7 +45,7 @@ def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight.float()
 
 
-@torch.library.custom_op("llmc::embedding", mutates_args=())
+@_op("embedding")
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     """Rows of `weight` [V, D] named by ids i32 [T]: float32 [T, D]."""
     return weight[ids.long()].float()
@@ -39,7 +56,7 @@ def _(ids: Tensor, weight: Tensor) -> Tensor:
     return weight.new_empty((ids.shape[0], weight.shape[1]), dtype=torch.float32)
 
 
-@torch.library.custom_op("llmc::rms_norm", mutates_args=())
+@_op("rms_norm")
 def rms_norm(x: Tensor, weight: Tensor, eps: float, act_dtype: str = "f32") -> Tensor:
     """x float32 [T, D] over its root mean square, times weight [D]: act [T, D]."""
     return _normalise(x.float(), weight, eps).to(torch_act_dtype(act_dtype))
@@ -50,7 +67,7 @@ def _(x: Tensor, weight: Tensor, eps: float, act_dtype: str = "f32") -> Tensor:
     return x.new_empty(x.shape, dtype=torch_act_dtype(act_dtype))
 
 
-@torch.library.custom_op("llmc::linear", mutates_args=())
+@_op("linear")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
     """act [T, K] times weight [N, K] transposed, plus bias [N], plus residual [T, N]: float32 [T, N]."""
     out = F.linear(x.float(), weight.float())
@@ -66,7 +83,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | 
     return x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
 
 
-@torch.library.custom_op("llmc::gated_linear", mutates_args=())
+@_op("gated_linear")
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, act_dtype: str = "f32") -> Tensor:
     """silu(gate) times up, both linear in x act [T, K]; weight [2 I, K] and bias [2 I], gate first: act [T, I]."""
     gate, up = linear(x, weight, bias).chunk(2, dim=-1)
@@ -85,7 +102,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
-@torch.library.custom_op("llmc::rope_kv_write", mutates_args=())
+@_op("rope_kv_write")
 def rope_kv_write(
     qkv: Tensor,
     q_norm: Tensor | None,
@@ -130,7 +147,7 @@ def _(
     return qkv.new_empty((qkv.shape[0], num_heads * head_dim), dtype=torch.float32)
 
 
-@torch.library.custom_op("llmc::paged_attention", mutates_args=())
+@_op("paged_attention")
 def paged_attention(
     q: Tensor,
     block_tables: Tensor,
@@ -187,7 +204,7 @@ def _(
     return q.new_empty(q.shape, dtype=torch_act_dtype(act_dtype))
 
 
-@torch.library.custom_op("llmc::gather_rows", mutates_args=())
+@_op("gather_rows")
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """Rows of x [T, D] named by index i32 [S]: [S, D]."""
     return x[index.long()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from llmc.runtime.binding.engine import Event
 from llmc.runtime.text.detokenizer import Decode, OutputText
@@ -76,7 +76,9 @@ class Generation:
         self._limit = limit
         self._first_token_ns = 0
         self._outputs = [_Output() for _ in range(params.n)]
-        self._make_text = lambda: OutputText(decode, prompt_token_ids, params.stop, params.min_tokens)
+        self._make_text: Callable[[], OutputText] = lambda: OutputText(
+            decode, prompt_token_ids, params.stop, params.min_tokens
+        )
         self._prompt_logprobs: list[TokenLogprob] | None = None if params.prompt_logprobs is None else []
         self._num_ended = self._num_ended_by_engine = 0
 

@@ -5,17 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from llmc.runtime.graphs_file import (
-    DTYPE_BYTES,
-    DTYPES,
-    FAMILIES,
-    INPUTS,
-    OPERAND_KINDS,
-    Command,
-    Graph,
-    Tables,
-    input_shape,
-)
+from llmc.graphs_format import DTYPE_BYTES, DTYPES, FAMILIES, INPUTS, OPERAND_KINDS
+from llmc.runtime.graphs_file import Command, Graph, Tables, input_shape
 
 Dim = int | str
 

@@ -15,7 +15,7 @@ from llmc.cli.render.terminal_text import escaped
 class Console(rich.console.Console):
     """Escapes control characters in all that it prints; rich's own sequences, of colours and bars, stay."""
 
-    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+    def render_str(self, text: str, **options: Any) -> Text:
         # Before it is measured, so that tables keep their columns.
         return super().render_str(escaped(text), **options)
 

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 # Whatever could move the cursor, retitle the window, fill the clipboard, forge a line or turn the direction of text:
 # C0 but tab and newline, DEL and C1, line separators, bidirectional controls; and halves of surrogate pairs.
@@ -46,9 +46,9 @@ class EscapedStream:
         return getattr(self.rich_proxied_file, name)
 
 
-def exact(stream: TextIO) -> TextIO:
+def exact(stream: TextIO | EscapedStream) -> TextIO:
     """The stream behind an EscapedStream: for texts that a program reads."""
-    return cast("TextIO", getattr(stream, "rich_proxied_file", stream))
+    return stream.rich_proxied_file if isinstance(stream, EscapedStream) else stream
 
 
 def escape_streams() -> None:

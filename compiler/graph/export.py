@@ -21,7 +21,8 @@ class _WeightsAsInputs(nn.Module):
         self._hidden = [model]
 
     def forward(self, inputs: list[torch.Tensor], weights: dict[str, torch.Tensor]) -> torch.Tensor:
-        return torch.func.functional_call(self._hidden[0], weights, tuple(inputs))
+        out: torch.Tensor = torch.func.functional_call(self._hidden[0], weights, tuple(inputs))
+        return out
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ def _index(archive: Archive) -> dict[str, Any]:
     """bundle.json, and that the archive holds what it names and nothing else."""
     index = parse_json(archive.read(_INDEX, _MAX_INDEX_BYTES))
     version = index.get(_MARK) if isinstance(index, dict) else None
-    if version != VERSION or isinstance(version, bool):
+    if not isinstance(index, dict) or version != VERSION or isinstance(version, bool):
         raise BundleError(f"its version is {shown(version)}, not {VERSION}")
     if (why := complaint(schema.Index, index)) is not None:
         raise BundleError(why)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from llmc.models import ops
-from llmc.models.blocks.layers import Linear, RmsNorm
+from llmc.models.blocks.layers import Block, Linear, RmsNorm
 from llmc.models.config import ModelConfig
 
 
@@ -28,7 +28,7 @@ class StepInputs:
     cos_sin: Tensor
 
 
-class Attention(nn.Module):
+class Attention(Block):
     """qkv [(H + 2 Hkv) hd, D] and out [D, H hd] around rotation, cache and attention of one layer."""
 
     def __init__(self, config: ModelConfig, layer: int, act_dtype: str) -> None:

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from llmc.models import ops
 from llmc.models.blocks.attention import Attention, StepInputs
-from llmc.models.blocks.layers import Linear, RmsNorm, empty
+from llmc.models.blocks.layers import Block, Linear, RmsNorm, empty
 from llmc.models.blocks.mlp import Mlp
 from llmc.models.config import ModelConfig
 
 
-class Embedding(nn.Module):
+class Embedding(Block):
     """weight [V, D] of the activation dtype."""
 
     def __init__(self, config: ModelConfig, act_dtype: str) -> None:
@@ -34,7 +34,7 @@ class Rope(nn.Module):
         self.register_buffer("cos_sin", torch.empty((max_len, config.rotary_dim), dtype=torch.float32))
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Block):
     """One layer; both residual adds happen inside the linear that ends a block."""
 
     def __init__(self, config: ModelConfig, layer: int, act_dtype: str) -> None:
@@ -42,7 +42,7 @@ class DecoderLayer(nn.Module):
         self.attention_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, act_dtype)
         self.attention = Attention(config, layer, act_dtype)
         self.mlp_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, act_dtype)
-        self.mlp = Mlp(config, act_dtype)
+        self.mlp: Block = Mlp(config, act_dtype)
 
     def forward(self, x: Tensor, step: StepInputs) -> Tensor:
         """float32 [T, D] → float32 [T, D]."""
@@ -50,7 +50,7 @@ class DecoderLayer(nn.Module):
         return self.mlp(self.mlp_norm(x), x)
 
 
-class Decoder(nn.Module):
+class Decoder(Block):
     """A whole model. Parameters are frozen and without values until they are loaded.
 
     act_dtype: "f32" or "bf16", of activations that feed a linear and of linear weights. max_len: positions of the

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -13,8 +15,16 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
 
 
-class Projection(nn.Module):
+class Block(nn.Module):
+    """A module that gives one tensor, which torch's own class does not say."""
+
+    __call__: Callable[..., Tensor]
+
+
+class Projection(Block):
     """weight [N, K] of the activation dtype, bias float32 [N] or None."""
+
+    bias: Tensor | None
 
     def __init__(self, num_out: int, num_in: int, bias: bool, act_dtype: str) -> None:
         super().__init__()
@@ -43,7 +53,7 @@ class GatedLinear(Projection):
         return ops.gated_linear(x, self.weight, self.bias, act_dtype=self.act_dtype)
 
 
-class RmsNorm(nn.Module):
+class RmsNorm(Block):
     """weight float32 [D]."""
 
     def __init__(self, size: int, eps: float, act_dtype: str) -> None:

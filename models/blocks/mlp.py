@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from llmc.models.blocks.layers import GatedLinear, Linear
+from llmc.models.blocks.layers import Block, GatedLinear, Linear
 from llmc.models.config import ModelConfig
 
 
-class Mlp(nn.Module):
+class Mlp(Block):
     """gate_up [2 I, D], gate first, and down [D, I]."""
 
     def __init__(self, config: ModelConfig, act_dtype: str) -> None:

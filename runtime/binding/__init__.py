@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llmc.runtime.binding.artifact import PHASES, Artifact, ArtifactInfo, GraphInfo
+from llmc.graphs_format import PHASES
+from llmc.runtime.binding.artifact import Artifact, ArtifactInfo, GraphInfo
 from llmc.runtime.binding.devices import WEIGHT_MEMORY, Device, DeviceKind, device_kinds
 from llmc.runtime.binding.engine import Engine, EngineStats, Event, SamplingParams
 from llmc.runtime.binding.handle import LlmcError, library, version

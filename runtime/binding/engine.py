@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.buckets.bucket import Bucket
+from llmc.graphs_format import PHASES
 from llmc.runtime.binding import abi
-from llmc.runtime.binding.artifact import PHASES, Artifact
+from llmc.runtime.binding.artifact import Artifact
 from llmc.runtime.binding.devices import DEVICE_OPTIONS, Device, device_for
 from llmc.runtime.binding.handle import Handle, IntArray, call, initial, int32, named, plain, sized
 

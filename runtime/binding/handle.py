@@ -65,12 +65,14 @@ def library() -> ctypes.CDLL:
 
 def isa_level() -> int:
     """The highest ISA level of FORMAT.md whose kernels this process runs; 0 when not even the lowest."""
-    return library().llmc_machine_get_isa_level()
+    level: int = library().llmc_machine_get_isa_level()
+    return level
 
 
 def version() -> str:
     """Version of the native library."""
-    return library().llmc_version().decode()
+    text: bytes = library().llmc_version()
+    return text.decode()
 
 
 def call(name: str, *arguments: Any) -> None:
@@ -87,7 +89,7 @@ _Struct = TypeVar("_Struct", bound=ctypes.Structure)
 def sized(struct: type[_Struct]) -> _Struct:
     """A zeroed struct with its struct_size set."""
     value = struct()
-    value.struct_size = ctypes.sizeof(struct)  # type: ignore[attr-defined]
+    value.struct_size = ctypes.sizeof(struct)
     return value
 
 

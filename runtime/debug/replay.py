@@ -14,18 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.graphs_format import INPUTS, OPERAND_KINDS
 from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.debug.values import Floats, ValueLayout, written_values
-from llmc.runtime.graphs_file import (
-    INPUTS,
-    OPERAND_KINDS,
-    Command,
-    Graph,
-    Operand,
-    input_shape,
-    read_graphs,
-)
+from llmc.runtime.graphs_file import Command, Graph, Operand, input_shape, read_graphs
 
 _ALIGNMENT = 64
 _NUM_SCALARS = 8

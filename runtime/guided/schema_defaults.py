@@ -39,7 +39,7 @@ class SchemaDefaults:
         """The schema with what it leaves out said. It must be JSON of bounded depth; it is not changed itself."""
         if self.additional_properties and self.max_string == 0:
             return schema
-        filled = _Filling(self, schema).fill(schema, composed=False)
+        filled: Mapping[str, Any] | bool = _Filling(self, schema).fill(schema, composed=False)
         if self.max_string == 0 or not isinstance(filled, Mapping):
             return filled
         return {**filled, "$defs": {**filled.get("$defs", {}), _ANY: self._any()}}

@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from llmc.runtime.graphs_file import FAMILIES, OPERAND_KINDS, Command, Graph, Tables
+from llmc.graphs_format import FAMILIES, OPERAND_KINDS
+from llmc.runtime.graphs_file import Command, Graph, Tables
 from llmc.runtime.profile.steps import Step
 
 Params = dict[str, Any]

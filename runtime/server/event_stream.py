@@ -31,7 +31,8 @@ async def large_sse(lanes: Lanes, make: Callable[[], Any], size: int) -> bytes:
 
 async def named_sse(lanes: Lanes, data: dict[str, Any], size: int = 0) -> bytes:
     """One server-sent event that is named by its type; size as for `json_of`."""
-    return b"event: " + data["type"].encode() + b"\n" + await large_sse(lanes, lambda: data, size)
+    kind: str = data["type"]
+    return b"event: " + kind.encode() + b"\n" + await large_sse(lanes, lambda: data, size)
 
 
 class EventStream(Response):

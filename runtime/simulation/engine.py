@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llmc.graphs_format import PHASES
 from llmc.runtime.binding import abi
-from llmc.runtime.binding.engine import PHASES, Engine
+from llmc.runtime.binding.engine import Engine
 from llmc.runtime.binding.handle import call, plain, sized
 
 Times = npt.NDArray[np.uint64]

@@ -98,7 +98,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return tree
 
     @staticmethod
-    def concat(parts: Any) -> str:  # type: ignore[override]  # jinja's is "".join
+    def concat(parts: Any) -> str:  # jinja's is "".join
         """The whole text of a template's parts."""
         total, texts = 0, []
         for part in parts:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels import vector_ir
 from llmc.compiler.targets.cpu.kernels.attention_fetch import Fetches
@@ -56,7 +56,7 @@ class _Attention:
         self.kv, self.act, self.row_tile = str(p["kv_dtype"]), str(p["act_dtype"]), int(p["row_tile"])
         self.lanes = b.lanes_of(self.kv)
         if self.heads % self.kv_heads or self.block % b.WIDTH or self.dim % max(self.lanes, b.lanes_of(self.act)):
-            raise b.KernelSpecError(f"paged_attention: heads, block_size or head_dim do not fit: {p}")
+            raise KernelSpecError(f"paged_attention: heads, block_size or head_dim do not fit: {p}")
         self.scale = float(p["scale"]) * math.log2(math.e)
         self.dot = self.lanes == 2 and target.bf16_dot
         self.query = "bf16" if self.dot else "f32"

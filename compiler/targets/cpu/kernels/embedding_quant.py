@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels import vector_ir
 from llmc.compiler.targets.cpu.target import Target
@@ -22,7 +22,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     p = spec.as_dict()
     dim, vocab, columns = int(p["dim"]), int(p["vocab"]), int(p["panel_columns"])
     if int(p["bits"]) != 8 or int(p["group_size"]) > 0 or p["asymmetric"] or p["steps"]:
-        raise b.KernelSpecError(f"embedding_quant: a table must have 8 bits and one scale a row, not {p}")
+        raise KernelSpecError(f"embedding_quant: a table must have 8 bits and one scale a row, not {p}")
     words = b.ceil_div(dim, _LINE) * 2
     kernel = b.Kernel(
         spec.symbol(),

@@ -16,7 +16,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels import vector_ir, vector_math
 from llmc.compiler.targets.cpu.target import Target
@@ -125,7 +125,7 @@ class _Emitter:
         if isinstance(e, int):
             return _constant(e)
         if e[0] == "x":
-            return axes[e[1]]
+            return axes[int(e[1])]
         if e[0] == "select":
             condition, x, y = e[1], self.index(e[2], axes), self.index(e[3], axes)
             left, right = self.index(condition[1], axes), self.index(condition[2], axes)
@@ -179,7 +179,7 @@ class _Emitter:
                 return T.Cast("int32x16", values[0])
             case "float_of_int":
                 return T.Cast("float32x16", values[0])
-        raise b.KernelSpecError(f"a row program has the unknown operation {op!r}")
+        raise KernelSpecError(f"a row program has the unknown operation {op!r}")
 
     def _gather(self, dtype: str, index: _Index, read: Callable[[Any], Any]) -> Any:
         cell = b.Vectors(1, dtype)

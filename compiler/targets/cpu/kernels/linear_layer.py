@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.sums import GATED, GatedOutput
 from llmc.compiler.targets.cpu.target import Target
@@ -25,9 +25,9 @@ class LinearLayer:
         self.kdim, self.n, self.tile = int(p["k"]), int(p["n"]), int(p["row_tile"])
         self.act, self.bias, self.residual = str(p["act_dtype"]), bool(p["bias"]), bool(p["residual"])
         if p["weight_dtype"] != self.act:
-            raise b.KernelSpecError(f"linear: weight_dtype {p['weight_dtype']!r} must equal act_dtype {self.act!r}")
+            raise KernelSpecError(f"linear: weight_dtype {p['weight_dtype']!r} must equal act_dtype {self.act!r}")
         if p["gated"] not in GATED or (p["gated"] and (self.residual or self.n % 2)):
-            raise b.KernelSpecError(f"linear: no layer of {self.n} columns is gated as {p['gated']!r}")
+            raise KernelSpecError(f"linear: no layer of {self.n} columns is gated as {p['gated']!r}")
         self.spec, self.target, self.rows = spec, target, int(p["rows"])
         self.parts = 2 if p["gated"] else 1
         self.width = self.n // self.parts

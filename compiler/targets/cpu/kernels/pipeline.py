@@ -20,7 +20,6 @@ class KernelBuildError(RuntimeError):
 
 
 def _plain_c_pipeline() -> tuple[Any, Any, Any]:
-    @tvm.transform.module_pass(opt_level=0)
     def lower(mod: tvm.IRModule, _ctx: Any) -> tvm.IRModule:
         for step in (
             s_tir.transform.CanonicalizeLoop(),
@@ -42,7 +41,7 @@ def _plain_c_pipeline() -> tuple[Any, Any, Any]:
             mod = step(mod)
         return mod
 
-    return lower, tirx.transform.LowerIntrin, tirx.transform.LowerIntrin
+    return tvm.transform.module_pass(lower, opt_level=0), tirx.transform.LowerIntrin, tirx.transform.LowerIntrin
 
 
 compilation_pipeline.PIPELINE_MAP[PIPELINE] = _plain_c_pipeline

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.quant_weight import LINE, QuantWeight
 from llmc.compiler.targets.cpu.kernels.sums import GATED
@@ -31,17 +31,15 @@ class QuantLayer:
         self.bias, self.residual, self.asymmetric = bool(p["bias"]), bool(p["residual"]), bool(p["asymmetric"])
         group_size = int(p["group_size"])
         if self.bits not in (4, 8) or group_size == 0 or (group_size > 0 and group_size % (TURN * LINE)):
-            raise b.KernelSpecError(f"linear_quant: {self.bits} bits in groups of {group_size} have no layout")
+            raise KernelSpecError(f"linear_quant: {self.bits} bits in groups of {group_size} have no layout")
         self.steps = bool(p["steps"])
         if self.steps and (self.bits != 4 or self.act != "i8" or self.asymmetric):
-            raise b.KernelSpecError(f"linear_quant: steps are of 4-bit numbers and int8 activations, not {p}")
+            raise KernelSpecError(f"linear_quant: steps are of 4-bit numbers and int8 activations, not {p}")
         if self.gated not in GATED or (self.gated and (self.residual or self.n % 2)):
-            raise b.KernelSpecError(f"linear_quant: no layer of {self.n} columns is gated as {self.gated!r}")
+            raise KernelSpecError(f"linear_quant: no layer of {self.n} columns is gated as {self.gated!r}")
         self.integer = self.act == "i8"
         if self.integer and self.kdim > _MAX_K:
-            raise b.KernelSpecError(
-                f"linear_quant: sums of {self.kdim} products of int8 may overflow; at most {_MAX_K}"
-            )
+            raise KernelSpecError(f"linear_quant: sums of {self.kdim} products of int8 may overflow; at most {_MAX_K}")
         self.parts = 2 if self.gated else 1
         self.width = self.n // self.parts
         self.lanes = 4 if self.integer else b.lanes_of(self.act)

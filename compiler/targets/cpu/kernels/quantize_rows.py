@@ -10,7 +10,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels import quant_ir, vector_ir
 from llmc.compiler.targets.cpu.target import Target
@@ -37,7 +37,7 @@ class RowQuantizer:
         self.groups = 1 if group_size < 0 else b.ceil_div(dim, group_size)
         self.group = b.ceil_div(dim, b.WIDTH) if self.groups == 1 else group_size // b.WIDTH
         if self.groups > 1 and group_size % b.WIDTH:
-            raise b.KernelSpecError(f"groups of {group_size} are not whole vectors")
+            raise KernelSpecError(f"groups of {group_size} are not whole vectors")
         self.words = b.ceil_div(dim, _LINE) * 2
         self.full, self.tail = dim // b.WIDTH, dim % b.WIDTH
 

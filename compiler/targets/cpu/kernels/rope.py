@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels import vector_ir
 from llmc.compiler.targets.cpu.target import Target
@@ -21,15 +21,15 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     heads, kv_heads, head_dim = int(p["num_heads"]), int(p["num_kv_heads"]), int(p["head_dim"])
     rotary, qk_norm, kv, block = int(p["rotary_dim"]), bool(p["qk_norm"]), str(p["kv_dtype"]), int(p["block_size"])
     if p.get("interleaved", False):
-        raise b.KernelSpecError("rope_kv_write: interleaved rotation has no template; use half-split weights")
+        raise KernelSpecError("rope_kv_write: interleaved rotation has no template; use half-split weights")
     if rotary % 2 or rotary > head_dim or block % b.WIDTH:
-        raise b.KernelSpecError(f"rope_kv_write: bad rotary_dim {rotary}, head_dim {head_dim} or block_size {block}")
+        raise KernelSpecError(f"rope_kv_write: bad rotary_dim {rotary}, head_dim {head_dim} or block_size {block}")
     half, padded = rotary // 2, b.ceil_div(head_dim, b.WIDTH) * b.WIDTH
     rotated = b.pieces(half)
     rest = [(rotary + start, count) for start, count in b.pieces(head_dim - rotary)]
     lanes = b.lanes_of(kv)
     if head_dim % lanes:
-        raise b.KernelSpecError(f"rope_kv_write: a bf16 KV cache needs an even head_dim, got {head_dim}")
+        raise KernelSpecError(f"rope_kv_write: a bf16 KV cache needs an even head_dim, got {head_dim}")
     written = [*rotated, *((half + start, count) for start, count in rotated), *rest]
     helpers = vector_ir.helpers(
         target.mcpu,
