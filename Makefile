@@ -78,9 +78,9 @@ wheel: $(STAMP)
 
 # Speed of a random model of Qwen2.5-0.5B's shape, beside limits measured in the same run.
 bench: $(STAMP)
-	@test -f out/bench-model/model.safetensors || $(BIN)/python bench/make_model.py qwen2.5-0.5b out/bench-model
+	@test -f out/bench-model/model.safetensors || $(BIN)/python -m bench.make_model qwen2.5-0.5b out/bench-model
 	$(BIN)/llmc compile out/bench-model -o out/bench --buckets "prefill=[1]x[128,512,2048],decode=[1,8]x[512,2048]" --overwrite
-	$(BIN)/python bench/bench_model.py out/bench
+	$(BIN)/python -m bench.bench_model out/bench
 
 clean:
 	rm -rf $(VENV) build dist out

@@ -1,6 +1,6 @@
 """What one client can do to the others: a stream's latest token and the slowest /health beside each attack.
 
-    python bench/attack_server.py ARTIFACT [--seconds 4] [--attack NAME ...] [--json]
+    python -m bench.attack_server ARTIFACT [--seconds 4] [--attack NAME ...] [--json]
 
 A server process with one engine thread streams to one client, while another asks for /health, and an attacker sends the
 same request over and over, over `--connections` connections. Printed for each attack, beside the same without one: the
@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from serve_overhead import served
+from bench.serve_overhead import served
 
 _MIB = 1 << 20
 _BODY = 4 * _MIB - 64

@@ -1,6 +1,6 @@
 """Does adding a bucket change the speed of the others? Replays every bucket before and after, in turn.
 
-    python bench/bench_add_bucket.py ARTIFACT decode:3x512 [--seconds 60] [--threads 1] [--json]
+    python -m bench.bench_add_bucket ARTIFACT decode:3x512 [--seconds 60] [--threads 1] [--json]
 
 Three engines are measured in turn, in changing order: the artifact, the same artifact opened again (what differs
 between these two is noise), and a copy with the bucket added. They are opened anew several times, since each one has

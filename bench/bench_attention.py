@@ -2,7 +2,7 @@
 
 Decode counts the KV cache that it reads, prefill the multiply-adds of visible keys, each being two operations.
 
-Run: python bench/bench_attention.py [--target native] [--seconds 3] [--context 32768] [--prompt 512 2048]
+Run: python -m bench.bench_attention [--target native] [--seconds 3] [--context 32768] [--prompt 512 2048]
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from bench_linear import aligned, load
 
+from bench.bench_linear import aligned, load
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.backend import named, native
 from llmc.compiler.targets.cpu.kernels.attention_split import num_segments, partial_floats
@@ -82,7 +82,8 @@ def bench(
     visible = sum(range(context - rows + 1, context + 1))
     work = context * kv_heads * dim * 2 * kind.itemsize if rows == 1 else 4 * heads * dim * visible
     limit = "read" if rows == 1 else "f32"
-    rates, limits = [], []
+    rates: list[float] = []
+    limits: list[float] = []
     with Probe(num_threads=1) as probe:
         end = time.perf_counter() + seconds
         while time.perf_counter() < end or len(rates) < 3:

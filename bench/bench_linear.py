@@ -1,6 +1,6 @@
 """Speed of the linear kernel on one thread, beside the limits of one thread measured right before.
 
-Run: python bench/bench_linear.py [--target native] [--dtype f32 bf16]
+Run: python -m bench.bench_linear [--target native] [--dtype f32 bf16]
 """
 
 from __future__ import annotations

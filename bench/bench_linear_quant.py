@@ -1,6 +1,6 @@
 """Speed of the quantized linear kernels on one thread, beside the limits of one thread measured right before.
 
-Run: python bench/bench_linear_quant.py [--scheme w8a8 w4a8] [--rows 1 8 512] [--group-size 64]
+Run: python -m bench.bench_linear_quant [--scheme w8a8 w4a8] [--rows 1 8 512] [--group-size 64]
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_linear import SHAPES, aligned, best_time, load
 
+from bench.bench_linear import SHAPES, aligned, best_time, load
 from llmc.compiler.targets.cpu.backend import named, native
 from llmc.compiler.targets.cpu.kernels.linear_spec import linear_quant_spec
 from llmc.compiler.targets.cpu.kernels.pipeline import compile_object

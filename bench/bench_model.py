@@ -1,7 +1,7 @@
 """Prefill, decode, start and overhead of one artifact, beside the machine's limits measured right before and after.
 
-    python bench/bench_model.py ARTIFACT [--threads N] [--repeat 5] [--compile MODEL] [--json | --markdown]
-    python bench/bench_model.py LONG --prefill 512 8192 --decode 1:32768 --only speed
+    python -m bench.bench_model ARTIFACT [--threads N] [--repeat 5] [--compile MODEL] [--json | --markdown]
+    python -m bench.bench_model LONG --prefill 512 8192 --decode 1:32768 --only speed
 
 Every round measures each figure once, between two probes of the limit that binds it; a fraction is the figure over the
 mean of its own two probes. Medians and ranges over the rounds are printed. docs/performance.md explains the counters.
@@ -18,9 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import processes
-from figures import UNITS, Bench, Figure, run_rounds, speed_figures, spread
-
+from bench import processes
+from bench.figures import UNITS, Bench, Figure, run_rounds, speed_figures, spread
 from llmc.runtime.binding.abi import library_candidates
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,7 +35,7 @@ def build_embed(folder: Path) -> Path | None:
     """examples/embed.c linked with the installed library; None without a C compiler."""
     library = next(path for path in library_candidates() if path.is_file())
     program = folder / "embed"
-    command = ["cc", "-O2", "-I", ROOT / "runtime/native/include", ROOT / "examples/embed.c", library]
+    command: list[str | Path] = ["cc", "-O2", "-I", ROOT / "runtime/native/include", ROOT / "examples/embed.c", library]
     try:
         subprocess.run([*command, f"-Wl,-rpath,{library.parent}", "-o", program], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
@@ -51,7 +50,17 @@ def start_figures(artifact: Path, rounds: int) -> list[Figure]:
         folder = Path(name)
         prompts = folder / "prompts.jsonl"
         prompts.write_text(json.dumps({"prompt_token_ids": PROMPT}) + "\n")
-        options = ["--prompts", prompts, "--max-tokens", "1", "--temperature", "0", "--ignore-eos", "--quiet", "--json"]
+        options: list[str | Path] = [
+            "--prompts",
+            prompts,
+            "--max-tokens",
+            "1",
+            "--temperature",
+            "0",
+            "--ignore-eos",
+            "--quiet",
+            "--json",
+        ]
         commands: dict[str, list[str | Path]] = {"llmc run": [*LLMC, "run", artifact, *options]}
         embed = build_embed(folder)
         if embed is not None:

@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from llmc.graphs_format import FAMILIES, PHASES
 from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, Engine, Replayer
 from llmc.runtime.binding.machine_limits import Probe
-from llmc.runtime.graphs_file import FAMILIES, PHASES, read_graphs
+from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.profile.costs import Cost, arithmetic, kernel_params, step_cost
 from llmc.runtime.profile.steps import Step
 

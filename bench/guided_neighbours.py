@@ -1,6 +1,6 @@
 """How long a plain request takes beside guided ones: the time of whole answers, not of a stream that runs already.
 
-    python bench/guided_neighbours.py ARTIFACT [--seconds 8] [--size 8000] [--n 1 16 64] [--json]
+    python -m bench.guided_neighbours ARTIFACT [--seconds 8] [--size 8000] [--n 1 16 64] [--json]
 
 A server process with one engine thread and `--max-num-seqs 8` answers `--connections` clients, each of which asks again
 and again for `--n` continuations that must be one long text: a literal of `--size` characters is the heaviest mask that
@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from serve_overhead import served
+from bench.serve_overhead import served
 
 _PATIENCE_S = 600.0
 

@@ -16,6 +16,7 @@ import json
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -116,7 +117,7 @@ def by_other_half(seen: Trace, unseen: Trace, server: ServerModel, graphs: int, 
         mine, *others = at[scenario]
         row[phase] = mine.padding(phase)
         row[f"{phase}, ramp-up"] = min(one.padding(phase) for one in others)
-        row[f"{phase} share"] = by_best(scenario, lambda one, phase=phase: one.padded(phase), slice(0, 2))
+        row[f"{phase} share"] = by_best(scenario, partial(Padded.padded, phase=phase), slice(0, 2))
     row["time share"] = by_best(OWN, lambda one: sum(one.seconds.values()), slice(0, 2))
     row["largest time share"] = max(
         by_best(scenario, lambda one: sum(one.seconds.values()), slice(0, 1)) for scenario in met

@@ -1,6 +1,6 @@
 """What HTTP costs: output tokens/s of `llmc serve` beside those of the engine alone, same requests, same machine.
 
-    python bench/serve_overhead.py ARTIFACT [--streams 16] [--input-len 256] [--output-len 128] [--rounds 5] [--json]
+    python -m bench.serve_overhead ARTIFACT [--streams 16] [--input-len 256] [--output-len 128] [--rounds 5] [--json]
 
 Each round sends the same random prompts once through the engine in this process and once through a server process, in
 turn first, with `streams` requests at once; the other engine sleeps meanwhile. Both read weights from huge pages. The

@@ -1,6 +1,6 @@
 """Holds `llmc buckets simulate` to the truth: a trace through an artifact for real, beside its prediction.
 
-    python bench/simulated_vs_real.py ARTIFACT TRACE [--requests 400] [--scale 0.25] [--load 0.3] [--rounds 5]
+    python -m bench.simulated_vs_real ARTIFACT TRACE [--requests 400] [--scale 0.25] [--load 0.3] [--rounds 5]
 
 A round serves the requests, greedily, with made-up tokens, and predicts that. Between the steps, with the clock
 stopped, it measures costs by the replays that `llmc warmup` makes, one at a time: a machine whose speed drifts
@@ -23,7 +23,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -91,8 +91,13 @@ class LoadMeter:
 
     def _begin(self) -> None:
         self._costs: list[ReplayCost] = []
-        limits = {"block_size": self._info.block_size, "max_model_len": self._info.max_model_len}
-        self._warming = WarmUp(self._engine, self._graphs, self._plan, **limits)
+        self._warming = WarmUp(
+            self._engine,
+            self._graphs,
+            self._plan,
+            block_size=self._info.block_size,
+            max_model_len=self._info.max_model_len,
+        )
 
     def advance(self) -> None:
         """One replay."""
@@ -202,7 +207,7 @@ def compared(rounds: list[tuple[Served, Served]], tokens: int) -> dict[str, dict
     """Prediction and truth by figure. rounds: (predicted, real); tokens: of all requests, prompts and outputs."""
     rows: dict[str, dict[str, float]] = {}
 
-    def row(name: str, guess: float, real: float, of_rounds: list[tuple[float, float]]) -> None:
+    def row(name: str, guess: float, real: float, of_rounds: Sequence[tuple[float, float]]) -> None:
         errors = [one / other - 1 if other else 0.0 for one, other in of_rounds]
         rows[name] = {
             "predicted": guess,

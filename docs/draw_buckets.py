@@ -21,7 +21,7 @@ def made_up_trace() -> Trace:
     rng = np.random.default_rng(7)
     prompts = np.concatenate([rng.lognormal(5.6, 0.6, 3000), rng.normal(1100, 60, 2200), rng.lognormal(7.4, 0.5, 1500)])
     prompts = rng.permutation(np.clip(prompts, 8, LONGEST)).astype(np.int64)
-    return Trace("made-up", np.arange(len(prompts)) * 0.3, prompts, np.full(len(prompts), 2))
+    return Trace("made-up", np.arange(len(prompts), dtype=np.float64) * 0.3, prompts, np.full(len(prompts), 2))
 
 
 def planned(trace: Trace, graphs: int) -> PhasePlan:

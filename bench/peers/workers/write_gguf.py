@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -92,7 +93,7 @@ def main() -> None:
     writer.close()
 
 
-def add_tokenizer(writer: gguf.GGUFWriter, document: dict, config: dict) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter, document: dict[str, Any], config: dict[str, Any]) -> None:
     """The byte-level BPE of tokenizer.json."""
     vocabulary = document["model"]["vocab"]
     special = {token["content"] for token in document["added_tokens"]}
