@@ -99,8 +99,8 @@ def compile_figures(model: Path, buckets: str, added: str) -> list[Figure]:
             ("one bucket added", "b", added),
         )
         for title, output, ladder in plan:
-            command = [*LLMC, "compile", model, "-o", folder / output, "--buckets", ladder, "--cache-dir", folder / "c",
-                       "--overwrite"]  # fmt: skip
+            command: list[str | Path] = [*LLMC, "compile", model, "-o", folder / output, "--buckets", ladder]
+            command += ["--cache-dir", folder / "c", "--overwrite"]
             finished = processes.run(command)
             found.append(Figure(f"compile, {title}", "s", values=[finished.seconds]))
             found.append(Figure(f"peak memory, compile {title}", "GiB", values=[finished.peak_bytes / (1 << 30)]))

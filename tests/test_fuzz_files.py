@@ -14,8 +14,9 @@ import typer
 
 from bench.fuzz_files import Kind, fuzz, kinds
 from llmc.buckets.bucket import BucketError
-from llmc.cli.bench_serve import BenchError, read_dataset
+from llmc.cli.bench_serve import read_dataset
 from llmc.cli.buckets_plan import read_config
+from llmc.cli.render.bench import BenchError
 from llmc.cli.serve import read_keys
 from llmc.compiler.store.cache import GraphCache, key_of
 from llmc.runtime.misses.record import prepare_record

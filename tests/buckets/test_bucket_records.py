@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ def metrics(tmp_path: Path) -> Path:
 def test_misses_are_added_up_over_lines(tmp_path: Path) -> None:
     path = tmp_path / "misses.jsonl"
     append_misses(path, [A, B])
-    append_misses(path, [Miss(70.0, *[getattr(A, n) for n in ("phase", "batch", "tokens", "context", "bucket")], 5)])
+    append_misses(path, [replace(A, time=70.0, count=5)])
     assert read_misses(path) == [Miss(100.0, "decode", 9, 9, 700, A.bucket, 7), B]
     assert path.read_text().count("llmc_misses") == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,16 @@ PLAIN = VllmLimits(16, 4096, 2048, 128)
 FLAGS = ["--max-num-seqs", "16", "--max-model-len", "4096", "--max-num-batched-tokens", "2048"]
 
 
+def reader(case: dict[str, Any]) -> Callable[[str], str]:
+    """Reads the one file of a configuration."""
+    return lambda _name: str(case["file"])
+
+
 def imported(case: dict[str, Any]) -> Imported:
     environ = dict(case["env"])
     if "file" in case:
         environ["VLLM_BUCKETING_FROM_FILE"] = "buckets.txt"
-    return import_vllm(environ, VllmLimits(*case["limits"]), lambda name: str(case["file"]))
+    return import_vllm(environ, VllmLimits(*case["limits"]), reader(case))
 
 
 def listed(blocks: list[list[list[int]]]) -> list[tuple[int, ...]]:
@@ -59,7 +65,7 @@ def test_the_plugin_s_lists_are_reproduced_and_become_a_ladder(part: int) -> Non
     for case in CONFIGURATIONS[part::6]:
         seqs, longest, _, block, _ = case["limits"]
         environ = case["env"] | ({"VLLM_BUCKETING_FROM_FILE": "buckets.txt"} if "file" in case else {})
-        server = plugin_server(environ, VllmLimits(*case["limits"]), lambda name, case=case: str(case["file"]))
+        server = plugin_server(environ, VllmLimits(*case["limits"]), reader(case))
         shapes = plugin_shapes(server)
         assert list(shapes.prompt) == listed(case["prompt"]), case["env"]
         assert list(shapes.decode) == listed(case["decode"]), case["env"]

@@ -99,7 +99,9 @@ def test_the_simulation_pads_what_the_steps_of_single_requests_tell(
     """Requests so far apart that each is alone: a prompt, then contexts of one token more each."""
     ladder = {"decode": sorted(decode | {(MOST, LONGEST)}), "prefill": [(1, n) for n in sorted(prefill | {LONGEST})]}
     prompts, outputs = (np.array(column) for column in zip(*requests, strict=True))
-    padded = simulated(Trace("x", np.arange(len(requests)) * 1e4, prompts, outputs), ladder, block_size)
+    padded = simulated(
+        Trace("x", np.arange(len(requests), dtype=np.float64) * 1e4, prompts, outputs), ladder, block_size
+    )
     steps: dict[str, Counter[int]] = {"prefill": Counter(), "decode": Counter()}
     for prompt, output in requests:
         steps["prefill"][prompt] += 1

@@ -172,7 +172,7 @@ def test_a_phase_that_rests_on_few_steps_is_told() -> None:
     trace = Trace("rush", np.zeros(500), rng.integers(500, 2000, 500), rng.integers(2, 5, 500))
     told = planned(trace, SERVER, 6, (OWN,))
     assert any("decode steps" in warning and "too few to plan by" in warning for warning in told.warnings)
-    quiet = Trace("quiet", np.arange(60) * 10.0, rng.integers(50, 900, 60), np.full(60, 60))
+    quiet = Trace("quiet", np.arange(60, dtype=np.float64) * 10.0, rng.integers(50, 900, 60), np.full(60, 60))
     assert planned(quiet, SERVER, 6, (OWN,)).warnings == ()
 
 

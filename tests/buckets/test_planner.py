@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from llmc.buckets import Bucket, BucketError, parse_spec
 from llmc.buckets.candidates import PhaseProblem
-from llmc.buckets.cost import FlopsCost, MeasuredCost, ModelShape, TokensCost
+from llmc.buckets.cost import CostModel, FlopsCost, MeasuredCost, ModelShape, TokensCost
 from llmc.buckets.demand import MAX_REPLAYED, Demand, ServerModel
 from llmc.buckets.fixed import FAMILIES, batch_ladders, grid_ladders, length_ladders
 from llmc.buckets.grid import lower_bound, search
 from llmc.buckets.planner import Limits, Plan, Resources, plan
-from llmc.buckets.trace import Request, Trace, collect, read_trace, write_trace
+from llmc.buckets.trace import Trace, collect, read_trace, write_trace
+from llmc.buckets.trace_lines import Request
 from llmc.buckets.usage import usage
 from llmc.cli.main import main
 
@@ -61,14 +62,14 @@ def assert_sound(planned: Plan, server: ServerModel, block_size: int) -> None:
 def test_plans_cover_align_and_beat_fixed_ladders(
     seed: int, graphs: int, max_num_seqs: int, max_prefill_batch: int, block_size: int, cost: str
 ) -> None:
-    model = {
+    models: dict[str, CostModel] = {
         "tokens": TokensCost(),
         "flops": FlopsCost(SHAPE, 1e9, 1e9),
         "measured": MeasuredCost({Bucket(p, b, s): 1e-3 * b * s + 1 for p in ("prefill", "decode") for b in (1, 4)
                                   for s in (64, 1024)}),
-    }[cost]  # fmt: skip
+    }  # fmt: skip
     server = ServerModel(1000, max_num_seqs, max_prefill_batch, 600)
-    planned = plan(made_up_trace(60, seed), server, Limits(max_graphs=graphs), model, block_size=block_size)
+    planned = plan(made_up_trace(60, seed), server, Limits(max_graphs=graphs), models[cost], block_size=block_size)
     assert all(len(phase.buckets) <= graphs for phase in planned.phases)
     assert_sound(planned, server, block_size)
 
@@ -197,7 +198,7 @@ def test_a_phase_that_is_not_planned_has_its_default() -> None:
 
 def test_a_long_trace_is_replayed_in_stretches() -> None:
     count = MAX_REPLAYED + 50_000
-    trace = Trace("long", np.arange(count) * 0.5, np.full(count, 100), np.full(count, 3))
+    trace = Trace("long", np.arange(count, dtype=np.float64) * 0.5, np.full(count, 100), np.full(count, 3))
     planned = plan(trace, SERVER, Limits(max_graphs=2))
     # Every request prefills once and decodes twice, alone.
     assert [phase.steps for phase in planned.phases] == [count, 2 * count]

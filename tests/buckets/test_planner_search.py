@@ -29,7 +29,7 @@ def test_axis_is_optimal(dense: int, candidates: list[tuple[int, int]], count: i
     last = len(cost) - 1
 
     def price(ladder: tuple[int, ...]) -> float:
-        return sum(weight[p] * min(cost[j] for j in ladder if j >= p) for p in range(last + 1))
+        return float(sum(weight[p] * min(cost[j] for j in ladder if j >= p) for p in range(last + 1)))
 
     before = exact_module._DENSE
     exact_module._DENSE = dense
@@ -92,9 +92,8 @@ def served_by_hand(problem: GridProblem, chosen: tuple[tuple[int, int], ...]) ->
     for (b, s), steps in np.ndenumerate(problem.weight):
         holding = [(problem.rank[cell], cell) for cell in chosen if cell[0] >= b and cell[1] >= s]
         first, (i, j) = min(holding, default=(problem.base_rank[b, s], (0, 0)))
-        cost += steps * (
-            problem.cost[i, j] + problem.load[i, b] if first < problem.base_rank[b, s] else problem.base[b, s]
-        )
+        each = problem.cost[i, j] + problem.load[i, b] if first < problem.base_rank[b, s] else problem.base[b, s]
+        cost += float(steps * each)
     return cost
 
 

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from llmc.buckets import BucketError, trace_text
 from llmc.buckets.demand import Demand, ServerModel, clip, demands, replay
-from llmc.buckets.trace import Request, Trace, TraceError, collect, read_trace, write_trace
+from llmc.buckets.trace import Trace, collect, read_trace, write_trace
+from llmc.buckets.trace_lines import Request
+from llmc.buckets.trace_text import TraceError
 
 from support.traces import TRACES
 

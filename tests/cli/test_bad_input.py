@@ -59,6 +59,17 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
+def become_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def become_shards(model: Path, shard: str) -> None:
+    """The weights of a model become those that an index names."""
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": shard}}))
+
+
 def patch_graphs(artifact: Path, offset: int, value: int) -> None:
     """Overwrites a u32 of graphs.bin."""
     data = bytearray((artifact / "graphs.bin").read_bytes())
@@ -95,21 +106,15 @@ MODEL_DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "flipped header": (lambda m: flip(m / "model.safetensors", 8), "truncated or corrupt"),
     "huge header": (lambda m: flip(m / "model.safetensors", 6), "truncated or corrupt"),
     "weights are a directory": (
-        lambda m: ((m / "model.safetensors").unlink(), (m / "model.safetensors").mkdir()),
+        lambda m: become_folder(m / "model.safetensors"),
         "cannot be read",
     ),
     "index without shards": (
-        lambda m: (
-            (m / "model.safetensors").unlink(),
-            (m / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "a.safetensors"}}'),
-        ),
+        lambda m: become_shards(m, "a.safetensors"),
         "a.safetensors does not exist",
     ),
     "shard outside": (
-        lambda m: (
-            (m / "model.safetensors").unlink(),
-            (m / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "../x.safetensors"}}'),
-        ),
+        lambda m: become_shards(m, "../x.safetensors"),
         "'../x.safetensors'",
     ),
 }
@@ -192,7 +197,7 @@ ARTIFACT_DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "flipped kernels": (lambda a: flip(a / "kernels.so", 9000), "kernels.so"),
     "flipped header of the weights": (lambda a: flip(a / "weights.safetensors", 20), "weights.safetensors"),
     "kernels are text": (lambda a: (a / "kernels.so").write_text("hello"), "kernels.so"),
-    "graphs are a directory": (lambda a: ((a / "graphs.bin").unlink(), (a / "graphs.bin").mkdir()), "graphs.bin"),
+    "graphs are a directory": (lambda a: become_folder(a / "graphs.bin"), "graphs.bin"),
     "no graphs": (lambda a: (a / "graphs.bin").unlink(), "graphs.bin"),
 }
 
@@ -338,7 +343,13 @@ def test_compiling_again_mends_damaged_weights(tiny_artifact: TinyArtifact, arti
         flip(weights, len(good) - 100)
         os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
 
-    for damage in (lambda: keep(weights, -64), lambda: flip(weights, len(good) - 100), rot, weights.unlink):
+    damages: list[Callable[[], object]] = [
+        lambda: keep(weights, -64),
+        lambda: flip(weights, len(good) - 100),
+        rot,
+        weights.unlink,
+    ]
+    for damage in damages:
         damage()
         assert cli.main(compile_argv(tiny_artifact, artifact)) == 0
         assert weights.read_bytes() == good

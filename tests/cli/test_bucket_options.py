@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,6 +17,9 @@ from llmc.buckets.trace import Trace, write_trace
 from llmc.cli.buckets_plan import plan_command
 from llmc.cli.buckets_simulate import simulate_command
 from llmc.cli.main import main
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 
 def float_options() -> list[tuple[str, str]]:
@@ -58,7 +62,7 @@ def test_ladders_by_rule_are_computed_not_searched_for() -> None:
     """A search for the step would run as many lines as there are lengths, for each of hundreds of ladders."""
     lines = 0
 
-    def trace_lines(frame: FrameType, event: str, _argument: object) -> Callable[..., object] | None:
+    def trace_lines(frame: FrameType, event: str, _argument: object) -> TraceFunction | None:
         nonlocal lines
         lines += event == "line"
         return trace_lines if frame.f_code.co_filename == fixed.__file__ else None

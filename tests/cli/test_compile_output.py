@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 
 from llmc.buckets import Bucket
-from llmc.cli import compile as command
 from llmc.cli import main as cli
+from llmc.cli.render.compile_progress import progress_bar
 from llmc.compiler import pipeline
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.extend import add_buckets
@@ -369,7 +369,7 @@ def test_every_phase_begins_unknown_and_ends_full(tiny_artifact: TinyArtifact, t
 
 def test_bars_end_full(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Console, "is_terminal", property(lambda _: True))
-    with command.progress_bar() as progress:
+    with progress_bar() as progress:
         for phase, steps in (("load", 1), ("trace", 1), ("graphs", 6)):
             progress(phase, 0, 0)
             for done in range(steps if steps > 1 else 0):

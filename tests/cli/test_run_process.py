@@ -190,7 +190,7 @@ def test_chat_is_generate_on_the_rendered_conversation(chat_artifact: Path, tmp_
         assert [o.outputs[0] for o in llm.chat(conversations[0], params)] == expected[:1]
         assert [o.outputs[0] for o in llm.chat(conversations[0], params, tools=[TOOL])] == expected[2:]
         with pytest.raises(RequestError, match="message 0 is 'Hi'"):
-            llm.chat([["Hi"]], params)  # type: ignore[list-item]
+            llm.chat([["Hi"]], params)  # type: ignore[arg-type]
 
     file = tmp_path / "chats.jsonl"
     records = [{"messages": c} for c in conversations] + [
@@ -255,7 +255,7 @@ def test_a_failed_request_leaves_the_others_alone(poisoned: Path) -> None:
 
 def test_failures_are_counted_and_end_with_1(poisoned: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
-    options = [
+    options: list[str | Path] = [
         "--prompt",
         "q",
         "--prompt",

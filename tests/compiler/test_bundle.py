@@ -10,7 +10,7 @@ import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 
@@ -30,7 +30,7 @@ from llmc.runtime.binding import Artifact, Replayer
 
 from support.artifacts import TINY_LADDER, TinyArtifact
 from support.compiled import Pages, assert_same_bytes, random_tokens, replay
-from support.tiny_models import make_tiny_model
+from support.tiny_models import ModelFields, make_tiny_model
 
 pytestmark = pytest.mark.native
 NO_COMPILER = """
@@ -49,9 +49,10 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def fine_tune(folder: Path, **changes: Any) -> Path:
+def fine_tune(folder: Path, seed: int = 0, **changes: Unpack[ModelFields]) -> Path:
     """A model of the tiny artifact's architecture with other weights."""
-    return make_tiny_model(folder, "llama", num_hidden_layers=2, **changes)
+    fields: ModelFields = {"num_hidden_layers": 2, **changes}
+    return make_tiny_model(folder, "llama", seed=seed, **fields)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def test_quantized(scheme: str, tiny_artifact: TinyArtifact, tuned: Path, kernel
 
 
 def test_nothing_of_the_compiler_is_needed(tuned: Path, bundle: Path, tmp_path: Path) -> None:
-    arguments = ["bundle", "apply", bundle, tuned, "-o", tmp_path / "out", "--json", "--no-tokenizer"]
+    arguments: list[str | Path] = ["bundle", "apply", bundle, tuned, "-o", tmp_path / "out", "--json", "--no-tokenizer"]
     done = subprocess.run(
         [sys.executable, "-P", "-c", NO_COMPILER, *arguments], capture_output=True, text=True, check=False
     )

@@ -80,12 +80,15 @@ def test_a_dump_replaces_nothing(
 
 
 def test_phases_run_in_order_when_they_are_wanted(tmp_path: Path) -> None:
+    def dump(state: list[str], folder: Path) -> None:
+        (folder / "state.txt").write_text(",".join(state))
+
     def note(name: str) -> Phase[list[str]]:
         return Phase(
             name,
             lambda state, on_step: state.append(name),
             wanted=lambda state: name != "never",
-            dump=lambda state, folder: (folder / "state.txt").write_text(",".join(state)) and None,
+            dump=dump,
         )
 
     state: list[str] = []

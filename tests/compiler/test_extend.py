@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -15,7 +17,6 @@ import pytest
 
 from llmc.buckets import Bucket, BucketError
 from llmc.cli.main import main
-from llmc.compiler import extend
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.extend import add_buckets
 from llmc.compiler.pipeline import compile_model
@@ -155,8 +156,8 @@ def test_where_files_cannot_be_linked(artifact: Path, cache: Path, monkeypatch: 
     def refuse(*_: object) -> None:
         raise OSError(18, "Invalid cross-device link")
 
-    monkeypatch.setattr(extend.os, "link", refuse)
-    monkeypatch.setattr(extend.fcntl, "ioctl", refuse)
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(fcntl, "ioctl", refuse)
     weights = artifact / "weights.safetensors"
     content = weights.read_bytes()
     assert add_buckets(artifact, NEW, cache_dir=cache).weights == "copied"

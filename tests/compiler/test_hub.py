@@ -328,7 +328,12 @@ def test_the_python_api_hands_the_commit_to_the_compiler(monkeypatch: pytest.Mon
     source = HubSource(REPO, COMMIT)
     told: list[object] = []
     monkeypatch.setattr("llmc.compiler.hub.locate", lambda model, on_mib: on_mib(1, 2) or Located(tmp_path, source))
-    monkeypatch.setattr(pipeline, "compile_cached", lambda path, progress, source: told.append((path, source)) or path)
+
+    def compiled(path: Path, progress: object, source: HubSource) -> Path:
+        told.append((path, source))
+        return path
+
+    monkeypatch.setattr(pipeline, "compile_cached", compiled)
     assert llmc.artifact_path(REPO, lambda *step: told.append(step)) == tmp_path
     assert told == [("download", 1, 2), (tmp_path, source)]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from llmc.cache_root import cache_root
 from llmc.cli.main import main
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.pipeline import compile_model
@@ -101,7 +102,7 @@ def test_inspect_tells_schemes_and_bits(
 
 
 def kernel_keys(config: CompileConfig) -> dict[str, str]:
-    found = wanted_entries(config, GraphCache(config.cache_dir))
+    found = wanted_entries(config, GraphCache(cache_root(config.cache_dir)))
     return {w.key: w.components["op"] for w in found if w.components["kind"] == "kernel"}
 
 

@@ -27,7 +27,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("docs")
     rng = np.random.default_rng(0)
     count = 120
-    trace = Trace("trace", np.arange(count) * 0.5, rng.integers(16, 3000, count), rng.integers(2, 60, count))
+    trace = Trace(
+        "trace", np.arange(count, dtype=np.float64) * 0.5, rng.integers(16, 3000, count), rng.integers(2, 60, count)
+    )
     write_trace(root / "trace.jsonl", trace)
     (root / "gaudi.env").write_text("VLLM_BUCKETING_STRATEGY=lin\nVLLM_PROMPT_QUERY_BUCKET_MAX=1024\n")
     append_misses(root / "misses.jsonl", [Miss(1.0, "decode", 9, 9, 700, Bucket("decode", 16, 1024))])

@@ -59,7 +59,12 @@ def parameters(treatment: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(english_artifact: Path) -> Iterator[LiveServer]:
-    flags = ["--served-model-name", "tiny", "--chat-template", ROOT / "examples" / "clients" / "story.jinja"]
+    flags: list[str | Path] = [
+        "--served-model-name",
+        "tiny",
+        "--chat-template",
+        ROOT / "examples" / "clients" / "story.jinja",
+    ]
     with serving(english_artifact, *flags) as server:
         yield server
 

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoTokenizer, BatchEncoding, LlamaForCausalLM
 
 from llmc.runtime.text.tokenizer import Tokenizer as OwnTokenizer
 
@@ -94,9 +94,11 @@ def test_the_chat_model_answers_and_ends_its_turn() -> None:
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
+        assert isinstance(prompt, BatchEncoding)
         answer = model.generate(**prompt, max_new_tokens=200, do_sample=False)[0, prompt["input_ids"].shape[1] :]
         assert answer[-1] == tokenizer.eos_token_id, tokenizer.decode(answer)
         text = tokenizer.decode(answer[:-1])
+        assert isinstance(text, str)
         assert len(text.split()) > 1
         assert all(token not in text for token in ("<s>", "</s>", "<|"))
         assert text[0].isupper()

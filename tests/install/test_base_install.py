@@ -167,7 +167,7 @@ def test_inspect(python: Path, chat_artifact: Path, tmp_path: Path) -> None:
     assert "memory plan" in llmc(python, "inspect", chat_artifact, "--bucket", "decode:2x64")
     dot = llmc(python, "inspect", chat_artifact, "--bucket", "decode:2x64", "--format", "dot")
     assert dot.startswith('digraph "decode:2x64"')
-    onnx = ["--bucket", "decode:2x64", "--format", "onnx", "-o", tmp_path / "graph.onnx"]
+    onnx: list[str | Path] = ["--bucket", "decode:2x64", "--format", "onnx", "-o", tmp_path / "graph.onnx"]
     assert f"needs the package onnx: {install_compiler()}" in refusal(python, "inspect", chat_artifact, *onnx)
     assert not (tmp_path / "graph.onnx").exists()
 

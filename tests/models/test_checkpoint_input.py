@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from llmc.buckets import BucketError
-from llmc.compiler import pipeline
 from llmc.compiler.config import CompileConfig, CompileError
+from llmc.compiler.graph.tracer import Tracer
 from llmc.compiler.resolve import resolve
 from llmc.compiler.store.artifact import copied_files, copy_files
 from llmc.models import Checkpoint, ModelError, load_config
@@ -36,7 +36,7 @@ def model(tiny_artifact: TinyArtifact, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline.Tracer, "prepare", lambda *_: pytest.fail("an unchecked model was traced"))
+    monkeypatch.setattr(Tracer, "prepare", lambda *_: pytest.fail("an unchecked model was traced"))
 
 
 def check(model: Path) -> None:

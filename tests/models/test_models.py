@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.export import Dim
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from llmc.models import (
@@ -30,7 +30,7 @@ from llmc.models.loader import load_parameters
 
 from support.paged_reference import PagedRunner
 from support.paths import SHARED
-from support.tiny_models import FAMILIES, make_tiny_model
+from support.tiny_models import FAMILIES, ModelFields, make_tiny_model
 
 STORIES = SHARED / "models" / "stories260k"
 
@@ -54,11 +54,11 @@ ROPE_KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def rope(kind: str) -> dict[str, Any]:
+def rope(kind: str) -> ModelFields:
     return {"rope_parameters": {"rope_theta": 10000.0, **ROPE_KINDS[kind]}}
 
 
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
+CASES: dict[str, tuple[str, ModelFields]] = {
     "llama": ("llama", {}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "llama-groups-1": ("llama", {"num_key_value_heads": 3, "num_hidden_layers": 1}),
@@ -163,8 +163,9 @@ def test_bf16_is_close_to_f32(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ROPE_KINDS)
 @pytest.mark.parametrize("max_len", [128, 300])
 def test_rope_table_equals_transformers(kind: str, max_len: int, tmp_path: Path) -> None:
-    path = make_tiny_model(tmp_path / "m", "llama", num_hidden_layers=1, **rope(kind))
-    reference = LlamaRotaryEmbedding(AutoModelForCausalLM.from_pretrained(path).config)
+    fields: ModelFields = {"num_hidden_layers": 1, **rope(kind)}
+    path = make_tiny_model(tmp_path / "m", "llama", **fields)
+    reference = LlamaRotaryEmbedding(LlamaConfig.from_pretrained(path))
     cos, sin = reference(torch.zeros(1), torch.arange(max_len)[None])
     expected = torch.cat((cos[0, :, :10], sin[0, :, :10]), dim=-1)
     table = cos_sin_table(load_config(path), max_len)

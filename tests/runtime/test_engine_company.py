@@ -97,24 +97,28 @@ def test_bits_do_not_depend_on_company(
 ) -> None:
     rng = np.random.default_rng(100 + trial)
     tiny_pool = trial % 4 == 1
-    options = {
-        "num_threads": 1 + trial % 3,
-        "max_tokens_per_step": int(rng.choice([3, 5, 16, 17, 40, 64])),
-        "prefix_cache": int(trial % 4 != 2),
-        "num_blocks": 10 if tiny_pool else int(rng.choice([30, 64, 100])),
-        "max_num_seqs": 8 if tiny_pool else int(rng.choice([1, 2, 3, 5, 8])),
-    }
+    prefix_cache = trial % 4 != 2
+    tokens_per_step = int(rng.choice([3, 5, 16, 17, 40, 64]))
+    num_blocks = 10 if tiny_pool else int(rng.choice([30, 64, 100]))
+    max_num_seqs = 8 if tiny_pool else int(rng.choice([1, 2, 3, 5, 8]))
     requests = mixed_requests()
     order = [int(i) for i in rng.permutation(len(requests))]
-    with Engine(llama[1], **options) as engine:
+    with Engine(
+        llama[1],
+        num_threads=1 + trial % 3,
+        max_tokens_per_step=tokens_per_step,
+        prefix_cache=int(prefix_cache),
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+    ) as engine:
         for _ in range(1 + trial % 2):  # the second round starts with a warm prefix cache
             found = drive(engine, [requests[i] for i in order])
             for i, outputs in zip(order, found, strict=True):
-                assert [bits(o) for o in outputs] == alone[i], f"request {i}, {options}"
+                assert [bits(o) for o in outputs] == alone[i], f"request {i} of trial {trial}"
         stats = engine.stats
         use = engine.graph_use()
     assert (stats.num_running, stats.num_waiting, stats.num_bucket_misses) == (0, 0, 0)
-    assert stats.num_free_blocks == stats.num_blocks == options["num_blocks"]
+    assert stats.num_free_blocks == stats.num_blocks == num_blocks
     assert stats.num_finished == len(requests) * (1 + trial % 2)
     assert stats.prompt_tokens == sum(len(p) for p, _ in requests) * (1 + trial % 2)
     assert stats.output_tokens == sum(len(o[0]) for of in alone for o in of) * (1 + trial % 2)
@@ -123,7 +127,7 @@ def test_bits_do_not_depend_on_company(
     capacity = sum(r * g.max_tokens for (r, _), g in zip(use, llama[1].graphs(), strict=True))
     assert stats.padded_tokens == capacity - stats.scheduled_tokens > 0
     assert stats.step_ns >= stats.replay_ns + stats.sample_ns > 0
-    if options["prefix_cache"]:
+    if prefix_cache:
         assert tiny_pool or stats.cached_tokens > 0
         assert stats.num_cached_blocks > 0
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from llmc.runtime.params import SamplingParams
 from support.compiled import compile_tiny
 from support.engine_driver import assert_greedy, drive, greedy, random_ids, reference_logits
 from support.paths import SHARED
-from support.tiny_models import make_tiny_model
+from support.tiny_models import ModelFields, make_tiny_model
 
 STORIES = SHARED / "models" / "stories260k"
 LADDER = "prefill=[8]x[8],decode=[8]x[128]"  # one row tile, so few kernels
@@ -31,7 +30,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+FAMILIES: dict[str, tuple[str, ModelFields]] = {
     "llama-gqa1-llama3": ("llama", {"num_key_value_heads": 3, "rope_parameters": LLAMA3}),
     "llama-yarn": ("llama", {"rope_parameters": YARN}),
     "mistral-window": ("mistral", {"sliding_window": 7}),

@@ -48,7 +48,10 @@ class OwnLogits:
         self.block_size = artifact.info.block_size
 
     def after(self, tokens: list[int]) -> npt.NDArray[np.float32]:
-        return replay(self.replayer, self.graph, Pages(16, self.block_size), [(0, tokens, 0)])[0]
+        logits: npt.NDArray[np.float32] = replay(
+            self.replayer, self.graph, Pages(16, self.block_size), [(0, tokens, 0)]
+        )[0]
+        return logits
 
     def greedy(
         self, count: int, adjust: Callable[[npt.NDArray[np.float32], list[int]], npt.NDArray[np.float32]]

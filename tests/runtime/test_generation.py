@@ -83,8 +83,7 @@ def test_a_stop_token_is_told_and_left_out() -> None:
 def test_a_stop_string_is_not_looked_for_in_the_token_that_ends() -> None:
     (stop,) = tokens_of("zz")
     for shown in (False, True):
-        params = {"stop": ["dz"], "stop_token_ids": [stop], "include_stop_str_in_output": shown}
-        output = one("abcd", end("stop", stop), **params)
+        output = one("abcd", end("stop", stop), stop=["dz"], stop_token_ids=[stop], include_stop_str_in_output=shown)
         assert (output.stop_reason, output.text) == (stop, "abcdzz" if shown else "abcd")
 
 

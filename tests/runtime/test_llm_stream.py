@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,14 +54,16 @@ def test_increments_come_step_by_step(fake: FakeLLM) -> None:
 
 def test_several_prompts_of_every_kind(fake: FakeLLM) -> None:
     params = [SamplingParams(max_tokens=n) for n in (3, 1, 2)]
-    deltas = list(fake.stream(["abc", [100, 101], "xy"], params))
+    prompts: list[str | Sequence[int]] = ["abc", [100, 101], "xy"]
+    deltas = list(fake.stream(prompts, params))
     assert texts(deltas) == {0: "cba", 1: "e", 2: "yx"}
     assert texts(list(fake.stream([100, 101], SamplingParams(max_tokens=2)))) == {0: "ed"}
     assert list(fake.stream([])) == []
 
 
 def test_bad_prompts_are_refused_at_once(fake: FakeLLM) -> None:
-    for prompt in ("", [-1], [[1], 2.5]):
+    bad: list[Any] = ["", [-1], [[1], 2.5]]
+    for prompt in bad:
         with pytest.raises(RequestError):
             fake.stream(prompt)
     assert fake.engine.last_id == 0
@@ -169,7 +172,7 @@ def test_tasks_share_an_engine(chat_artifact: Path) -> None:
         async def read(prompt: str) -> str:
             return "".join([delta.text async for delta in llm.stream(prompt, params)])
 
-        outputs, *read_texts = await asyncio.gather(llm.generate(prompts, params), *map(read, prompts))
+        outputs, read_texts = await asyncio.gather(llm.generate(prompts, params), asyncio.gather(*map(read, prompts)))
         assert [output.outputs for output in outputs] == expected
         assert read_texts == [one.text for (one,) in expected]
         assert all(output.timings.ttft_s is not None for output in outputs)

@@ -22,8 +22,7 @@ Ended = tuple[list[int], str]  # output tokens, finish reason
 def artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Artifact:
     """Two tokens have embeddings that are not finite; each query head has a kv head of its own."""
     root = tmp_path_factory.mktemp("not-finite")
-    heads = {"num_attention_heads": 6, "num_key_value_heads": 6, "num_hidden_layers": 2}
-    model = make_tiny_model(root / "model", "llama", **heads)
+    model = make_tiny_model(root / "model", "llama", num_attention_heads=6, num_key_value_heads=6, num_hidden_layers=2)
     weights = load_file(model / "model.safetensors")
     weights["model.embed_tokens.weight"][NAN] = torch.nan
     weights["model.embed_tokens.weight"][INFINITE, ::2] = torch.inf

@@ -79,7 +79,8 @@ class Browser:
             if message.get("id") == self._number:
                 if "error" in message:
                     raise RuntimeError(f"{method}: {message['error']['message']}")
-                return message["result"]
+                result: dict[str, Any] = message["result"]
+                return result
             self._note(message)
 
     def evaluate(self, expression: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from llmc.cli import main as cli
 
 
-def fails(capsys: pytest.CaptureFixture[str], code: int, argv: list[object], *fragments: str) -> None:
+def fails(capsys: pytest.CaptureFixture[str], code: int, argv: Sequence[object], *fragments: str) -> None:
     """Runs the command line; it exits with `code` and says one sentence that holds the fragments."""
     capsys.readouterr()
     assert cli.main([str(argument) for argument in argv]) == code

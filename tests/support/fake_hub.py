@@ -36,7 +36,7 @@ class FakeHub:
     cut: dict[str, int] = field(default_factory=dict)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
 
-    def add(self, repo: str, folder: Path, commit: str = COMMIT, **more: bytes) -> None:
+    def add(self, repo: str, folder: Path, commit: str = COMMIT, /, **more: bytes) -> None:
         """Makes the files of a directory the main branch's newest commit; more: files by name, `__` for a dot."""
         files = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
         self.repos.setdefault(repo, {})[commit] = files | {n.replace("__", "."): data for n, data in more.items()}

@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,13 @@ _folder = tempfile.TemporaryDirectory(prefix="llmc-kernels-")
 _number = itertools.count()
 libraries: dict[tuple[KernelSpec, Target], ctypes.CDLL] = {}
 """What `compiled` loaded."""
+
+
+class Tolerance(TypedDict):
+    """Of numpy's assert_allclose."""
+
+    rtol: float
+    atol: float
 
 
 def targets_here(*names: str) -> list[Target]:

@@ -11,11 +11,12 @@ import transformers
 from llmc.runtime.binding import Artifact, Replayer
 
 from support.compiled import Pages, replay
+from support.tiny_models import ModelFields
 
 LADDER = "prefill=[1,2,3]x[16,32],decode=[1,2,3,5]x[64,96]"
 
 
-FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
+FAMILIES: dict[str, tuple[str, ModelFields]] = {
     "llama-gqa3": ("llama", {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 20}),
     "mistral-window": ("mistral", {"sliding_window": 7}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
@@ -27,7 +28,8 @@ def reference_logits(model: Path, tokens: list[int], dtype: torch.dtype = torch.
     """float32 [T, V] of transformers."""
     reference = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="eager")
     with torch.no_grad():
-        return reference(torch.tensor([tokens])).logits[0].float().numpy()
+        logits: torch.Tensor = reference(torch.tensor([tokens])).logits
+    return logits[0].float().numpy()
 
 
 def check_bits(artifact: Artifact) -> None:

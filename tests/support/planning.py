@@ -9,7 +9,8 @@ import numpy as np
 from llmc.buckets.cost import ModelShape
 from llmc.buckets.demand import ServerModel
 from llmc.buckets.step_cost import AssumedCost, StepCosts
-from llmc.buckets.trace import Request, Trace, collect
+from llmc.buckets.trace import Trace, collect
+from llmc.buckets.trace_lines import Request
 
 SHAPE = ModelShape(hidden=64, intermediate=128, layers=2, heads=4, kv_heads=2, head_dim=16, vocab=100)
 

@@ -45,7 +45,8 @@ class _Int8Input(nn.Module):
 
     def forward(self, x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         numbers, scale = quantize_activation(x.float().numpy())
-        return self.linear(torch.from_numpy(numbers * scale[:, None]), *rest)
+        out: torch.Tensor = self.linear(torch.from_numpy(numbers * scale[:, None]), *rest)
+        return out
 
 
 def reference_logits(model: Path, config: QuantConfig, tokens: list[int]) -> np.ndarray:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llmc.models import ops, registry
 from llmc.models.blocks.attention import StepInputs
 from llmc.models.blocks.decoder import Decoder, DecoderLayer
-from llmc.models.blocks.layers import Linear
-from llmc.models.blocks.mlp import Mlp
+from llmc.models.blocks.layers import Block, Linear
 from llmc.models.config import ModelConfig
 from llmc.models.eager import as_tensor
 from llmc.models.families.family import Family
@@ -23,7 +24,7 @@ from llmc.models.loader import Checkpoint, load_parameters
 from llmc.models.reference import ReferenceCache, use_cache
 from llmc.models.rope import cos_sin_table
 
-from support.tiny_models import make_tiny_model
+from support.tiny_models import ModelFields, make_tiny_model
 
 LADDER = "prefill=[1,2]x[16,32],decode=[1,3]x[64]"
 
@@ -31,12 +32,13 @@ LADDER = "prefill=[1,2]x[16,32],decode=[1,3]x[64]"
 CAP = 3.0
 
 
-class QuirkyMlp(Mlp):
+class QuirkyMlp(Block):
     """The gate is a tanh GELU, written in torch ops."""
 
     def __init__(self, config: ModelConfig, act_dtype: str) -> None:
-        super().__init__(config, act_dtype)
+        super().__init__()
         self.act_dtype = act_dtype
+        self.down = Linear(config.hidden_size, config.intermediate_size, config.mlp_bias, act_dtype)
         self.gate_up = Linear(2 * config.intermediate_size, config.hidden_size, config.mlp_bias, act_dtype)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
@@ -92,12 +94,17 @@ def family(build: type[Decoder]) -> Family:
     return Family("quirky", LLAMA.read_config, LLAMA.weight_map, build)
 
 
-def checkpoint(path: Path, **overrides: object) -> Path:
+def checkpoint(path: Path, **overrides: Unpack[ModelFields]) -> Path:
     """A llama checkpoint under the name of the family."""
-    model = make_tiny_model(path, "llama", num_hidden_layers=2, **overrides)
+    fields: ModelFields = {"num_hidden_layers": 2, **overrides}
+    model = make_tiny_model(path, "llama", **fields)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "model_type": "quirky"}))
     return model
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
 
 
 def eager_logits(model: Path, tokens: list[int], act_dtype: str) -> np.ndarray:
@@ -111,9 +118,11 @@ def eager_logits(model: Path, tokens: list[int], act_dtype: str) -> np.ndarray:
     cache = ReferenceCache(
         config.num_layers, 8, 32, config.num_kv_heads, config.head_dim, ops.torch_act_dtype(act_dtype)
     )
-    ints = lambda *values: torch.tensor(values, dtype=torch.int32)  # noqa: E731
     with torch.no_grad(), use_cache(cache):
         at = torch.arange(length, dtype=torch.int32)
         tables = torch.arange(1, 8, dtype=torch.int32)[None]
         same = torch.zeros(length, dtype=torch.int32)
-        return module(ints(*tokens), at, at + 32, tables, ints(length), ints(0, length), at, same).numpy()
+        logits: NDArray[np.float32] = module(
+            ints(*tokens), at, at + 32, tables, ints(length), ints(0, length), at, same
+        ).numpy()
+    return logits

@@ -18,7 +18,7 @@ CITY = {
 }
 
 
-def events_of(running: Running, path: str = PATH, **body: Any) -> list[dict[str, Any]]:
+def events_of(running: Running, path: str = PATH, /, **body: Any) -> list[dict[str, Any]]:
     """The events of a stream; each is named by its type."""
     with running.client.stream("POST", path, json={**body, "stream": True}) as response:
         assert response.status_code == 200, response.read()

@@ -112,7 +112,12 @@ def engine_event(kind: str, **fields: Any) -> Event:
 def slow_down(engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch, step_s: float = 0.1) -> None:
     """Steps of step_s and more: what is to happen during a request has the time to, on a busy machine, too."""
     step = engine.engine.step
-    monkeypatch.setattr(engine.engine, "step", lambda: (time.sleep(step_s), step())[1])
+
+    def slow() -> object:
+        time.sleep(step_s)
+        return step()
+
+    monkeypatch.setattr(engine.engine, "step", slow)
 
 
 def make_config(artifact: Path, **options: Any) -> ServerConfig:

@@ -101,7 +101,7 @@ class Stub:
     def _events(self, path: str, asked: dict[str, Any], fault: str) -> Iterator[bytes]:
         chat = path.endswith("chat/completions")
         count = asked["max_tokens"]
-        prompt = asked.get("prompt", asked.get("messages"))
+        prompt: str | list[Any] = asked["messages"] if chat else asked["prompt"]
         if chat:
             yield _event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
         yield b": a comment\n\n"

@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+
+class ModelFields(TypedDict, total=False):
+    """Fields of a model's config in transformers."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    max_window_layers: int
+    sliding_window: int | None
+    use_sliding_window: bool
+    layer_types: list[str]
+    attention_bias: bool
+    mlp_bias: bool
+    tie_word_embeddings: bool
+    eos_token_id: int
+    rope_parameters: dict[str, Any]
+
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -19,7 +42,7 @@ def make_tiny_model(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     max_shard_size: str | int = "1GB",
-    **overrides: Any,
+    **overrides: Unpack[ModelFields],
 ) -> Path:
     """Saves a random model of `family` to the directory `path` and returns it.
 

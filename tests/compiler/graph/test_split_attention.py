@@ -11,11 +11,12 @@ from llmc.compiler.graph.commands import GraphShape
 from llmc.compiler.graph.plan import graph_shape
 from llmc.compiler.ops.definition import GraphParams
 from llmc.compiler.targets.registry import native_target
+from llmc.graphs_format import FAMILIES, OPERAND_KINDS
 from llmc.runtime.binding import Artifact, Replayer
-from llmc.runtime.graphs_file import FAMILIES, OPERAND_KINDS, read_graphs
+from llmc.runtime.graphs_file import read_graphs
 
 from support.compiled import Pages, compile_tiny, random_tokens, replay
-from support.tiny_models import make_tiny_model
+from support.tiny_models import ModelFields, make_tiny_model
 
 pytestmark = pytest.mark.native
 
@@ -58,7 +59,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def artifact(root: Path, kernel_cache: Path) -> Artifact:
-    shape = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096}
+    shape: ModelFields = {
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 4096,
+    }
     model = make_tiny_model(root / "model", "llama", **shape)
     options = {"buckets": LADDER, "dtype": "bf16", "max_model_len": 2304, "block_size": 16}
     return compile_tiny(model, root / "artifact", kernel_cache, **options)

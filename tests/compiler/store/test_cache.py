@@ -21,7 +21,6 @@ from typer.testing import CliRunner
 
 from llmc.cache_root import cache_root
 from llmc.cli import cache as cli
-from llmc.compiler.store import cache as module
 from llmc.compiler.store.cache import CacheError, GraphCache, key_of
 from llmc.manifest import ManifestError
 
@@ -174,7 +173,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     cache = GraphCache(tmp_path)
     old = put(cache, b"old")
     with monkeypatch.context() as patch:
-        patch.setattr(module.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(CacheError, match="No space left"):
             put(cache, b"new")
         with pytest.raises(CacheError, match="No space left"):

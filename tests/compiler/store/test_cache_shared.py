@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from llmc.cli.main import main
 from llmc.compiler.store import cache as module
 from llmc.compiler.store.cache import CacheError, GraphCache, key_of
 from llmc.compiler.store.cached_artifacts import cached_artifacts, mark_used
+from llmc.regular_file import read_regular
 
 PROCESSES = 16
 COPY = """
@@ -36,6 +38,10 @@ def put(cache: GraphCache, number: int, size: int = 5000) -> str:
     key = key_of(components)
     cache.put(key, bytes([number % 251]) * size, components, {"symbol": f"linear_{number}"})
     return key
+
+
+def holds(cache: Path, least: int) -> bool:
+    return len(list(cache.rglob("*.entry"))) >= least
 
 
 def begin(source: Path, target: Path) -> subprocess.Popen[bytes]:
@@ -90,7 +96,7 @@ def test_killed_processes_leave_whole_entries_and_no_lock(tmp_path: Path) -> Non
     written = 0
     for process in killed:
         # Each dies some entries after the one before.
-        wait_for(lambda least=written + 1: len(list(shared.rglob("*.entry"))) >= least)
+        wait_for(partial(holds, shared, written + 1))
         process.send_signal(signal.SIGKILL)
         written = len(list(shared.rglob("*.entry")))
     assert [process.wait() for process in killed] == [-signal.SIGKILL] * len(killed)
@@ -130,12 +136,11 @@ def test_damage_is_not_passed_on_but_mended(tmp_path: Path) -> None:
 def test_an_entry_that_cannot_be_read_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = GraphCache(tmp_path)
     bad, good = put(cache, 1), put(cache, 2)
-    read = module.read_regular
 
     def broken(path: Path, most: int) -> bytes:
         if path.name.startswith(bad):
             raise OSError(5, "Input/output error")
-        return read(path, most)
+        return read_regular(path, most)
 
     monkeypatch.setattr(module, "read_regular", broken)
     with monkeypatch.context() as patch:

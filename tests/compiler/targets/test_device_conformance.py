@@ -16,12 +16,12 @@ from llmc.runtime.binding import device_kinds
 from support.artifacts import TinyArtifact
 from support.compiled import compile_tiny
 from support.paths import ROOT
-from support.tiny_models import make_tiny_model
+from support.tiny_models import ModelFields, make_tiny_model
 
 BUILD = ROOT / "build" / "native"
 # Rows and contexts that no tile, partition or block divides.
 LADDER = "prefill=[1,3]x[16,80],decode=[1,5]x[32,80],mixed=[4]x[48]"
-MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+MODELS: dict[str, tuple[str, ModelFields, dict[str, Any]]] = {
     "f32": ("llama", {}, {"dtype": "f32"}),
     "bf16, norms of q and k": ("qwen3", {}, {"dtype": "bf16"}),
     "a window": ("mistral", {"sliding_window": 24}, {"dtype": "bf16"}),
@@ -38,7 +38,15 @@ def suite() -> Path:
     """The program, built where `make native-test` builds it."""
     scripts = Path(sysconfig.get_path("scripts"))
     cmake, ninja = scripts / "cmake", scripts / "ninja"
-    made = ["-S", ROOT / "runtime" / "native", "-B", BUILD, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+    made: list[str | Path] = [
+        "-S",
+        ROOT / "runtime" / "native",
+        "-B",
+        BUILD,
+        "-G",
+        "Ninja",
+        f"-DCMAKE_MAKE_PROGRAM={ninja}",
+    ]
     subprocess.run([cmake, *made, "-DLLMC_BUILD_TESTS=ON"], check=True, capture_output=True)
     subprocess.run([cmake, "--build", BUILD, "--target", "device_conformance"], check=True, capture_output=True)
     return BUILD / "device_conformance"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import shutil
 import struct
@@ -11,6 +12,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from llmc.buckets.bucket import Bucket
@@ -33,7 +35,8 @@ void logits(void *arena, void *weight, void *sample, void *seq, void *out, const
   }
 }
 """
-BATCH = {
+Batch = dict[str, npt.ArrayLike]
+BATCH: Batch = {
     "input_ids": [3, 4, 5],
     "positions": [0, 1, 0],
     "slot_mapping": [16, 17, 32],
@@ -153,7 +156,7 @@ def test_replay(artifact_path: Path, num_threads: int) -> None:
         ({"input_ids": [3, 1 << 40, 5]}, ValueError, "int32"),
     ],
 )
-def test_bad_batches(artifact_path: Path, change: dict[str, list], error: type[Exception], message: str) -> None:
+def test_bad_batches(artifact_path: Path, change: Batch, error: type[Exception], message: str) -> None:
     with Artifact(artifact_path) as artifact, Replayer(artifact, num_threads=1) as replayer:
         with pytest.raises(error, match=message):
             replayer.run(0, **(BATCH | change))
@@ -259,7 +262,7 @@ def test_structs_match_the_header(tmp_path: Path) -> None:
         for field in struct_type._fields_:
             expected.append(str(getattr(struct_type, field[0]).offset))
             lines.append(f'printf("%zu\\n", offsetof({name}, {field[0]}));')
-        expected.append(str(abi.ctypes.sizeof(struct_type)))
+        expected.append(str(ctypes.sizeof(struct_type)))
         lines.append(f'printf("%zu\\n", sizeof({name}));')
     source = tmp_path / "offsets.c"
     source.write_text("#include <stdio.h>\n#include <llmc/llmc.h>\nint main(void) {" + "\n".join(lines) + "return 0;}")

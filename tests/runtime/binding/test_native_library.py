@@ -70,7 +70,16 @@ def test_kernels_need_libc_only(tiny_artifact: TinyArtifact) -> None:
 
 
 def build_example(library: Path, program: Path) -> None:
-    build = ["cc", "-std=c99", "-Wall", "-Wextra", "-Werror", "-I", INCLUDE, ROOT / "examples" / "embed.c"]
+    build: list[str | Path] = [
+        "cc",
+        "-std=c99",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-I",
+        INCLUDE,
+        ROOT / "examples" / "embed.c",
+    ]
     subprocess.run([*build, library, f"-Wl,-rpath,{library.parent}", "-o", program], check=True)
 
 
@@ -88,8 +97,8 @@ def test_c_example_generates_what_python_generates(library: Path, tiny_artifact:
     assert str(tmp_path) in refused.stderr
     numbers = {("4", "x"): "x", ("4", "7", "-1"): "-1", ("4", "5,6"): "5,6", ("4", ""): "",
                ("4", "4294967296"): "4294967296", ("0", "7"): "0", ("many", "7"): "many"}  # fmt: skip
-    for arguments, wrong in numbers.items():
-        command = [program, tiny_artifact.artifact, *arguments]
+    for words, wrong in numbers.items():
+        command: list[str | Path] = [program, tiny_artifact.artifact, *words]
         refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         assert refused.returncode == 2
         assert f"'{wrong}' is not a whole number from" in refused.stderr

@@ -49,7 +49,11 @@ def large(tiny_artifact: TinyArtifact, tmp_path: Path) -> Path:
     return copy
 
 
-def steps(engine: Engine) -> Iterator[list[tuple[int, float, tuple[tuple[int, float], ...]]]]:
+Scored = tuple[int, float, tuple[tuple[int, float], ...]]
+"""A token, its logprob, and the best alternatives."""
+
+
+def steps(engine: Engine) -> Iterator[list[Scored]]:
     """Runs one request; after each step its tokens with their logprobs."""
     engine.submit(PROMPT, temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, num_logprobs=5)
     while engine.step():
@@ -59,7 +63,8 @@ def steps(engine: Engine) -> Iterator[list[tuple[int, float, tuple[tuple[int, fl
 
 
 def test_one_request_has_the_same_bits_wherever_weights_lie(large: Path) -> None:
-    found, copied = {}, {}
+    found: dict[str, list[Scored]] = {}
+    copied: dict[str, list[int]] = {}
     with Artifact(large) as artifact:
         for mode in WEIGHT_MEMORY:
             with Engine(artifact, weight_memory=mode) as engine:
@@ -183,4 +188,4 @@ def test_other_names_are_refused(tiny_artifact: TinyArtifact) -> None:
             with pytest.raises(LlmcError, match=r"option weights .* is 'huge'; use auto, mapped or copied"):
                 make(artifact, weight_memory="huge")
     with pytest.raises(RequestError, match="weight memory 'huge' is unknown"):
-        LLM(tiny_artifact.artifact, weight_memory="huge")
+        LLM(tiny_artifact.artifact, weight_memory="huge")  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from llmc.runtime.chat.session import ChatError, Session
 LIMIT = 100
 
 
-def conversation(num_exchanges: int, words: int = 10, **settings: object) -> Session:
+def conversation(num_exchanges: int, words: int = 10, **settings: int) -> Session:
     """Exchanges of `words` words a message, and a last question."""
     session = Session(sampling=dict(settings))
     for _ in range(num_exchanges):
@@ -59,7 +59,7 @@ def test_a_set_length_of_the_answer_is_kept_free() -> None:
     ],
 )
 def test_what_cannot_fit_is_an_error_and_nothing_is_forgotten(
-    last: int, settings: dict[str, object], message: str
+    last: int, settings: dict[str, int], message: str
 ) -> None:
     session = conversation(3, **settings)
     session.messages[-1]["content"] = "q " * last

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.cli.render.chat_screen import complete_blocks, printable
+from llmc.cli.render.chat_screen import complete_blocks
+from llmc.cli.render.terminal_text import printable
 from llmc.runtime.chat.backends import EngineBackend
 from llmc.runtime.chat.commands import Commands, describe
 from llmc.runtime.chat.session import ChatError, Reply, Session

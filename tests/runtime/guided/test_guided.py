@@ -23,7 +23,7 @@ from llmc.runtime.request_error import RequestError
 
 from support.guides import COMPILER, EOS, NUM_TOKENS, PERSON, TOKENIZER, allowed, random_text
 
-SCHEMAS = {
+SCHEMAS: dict[str, dict[str, Any] | bool] = {
     "person": PERSON,
     "any_of": {"anyOf": [{"type": "integer"}, {"type": "object", "properties": {"x": {"const": "é\n"}}}]},
     "recursive": {

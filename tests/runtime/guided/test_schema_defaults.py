@@ -37,7 +37,7 @@ def accepts(schema: Any, value: Any, defaults: SchemaDefaults) -> bool:
 
 # As clients send them: pydantic's, zod's, and OpenAI's examples.
 ADDRESS = {"type": "object", "properties": {"zip": {"type": "integer"}}, "required": ["zip"]}
-REAL = {
+REAL: dict[str, dict[str, Any]] = {
     "flat": ADDRESS,
     "pydantic": {
         "$defs": {"Address": {"title": "Address", **ADDRESS}},
@@ -129,12 +129,15 @@ def test_strings_without_a_bound(schema: Any, value: Any, allowed: bool) -> None
     assert accepts(schema, value, SchemaDefaults()) or not jsonschema_rs.is_valid(schema, value)
 
 
-SMALL = [
-    *(
-        {"type": "object", "properties": {"a": inner}, **more}
-        for inner in ({"type": "string"}, {}, True, {"type": "array"})
-        for more in ({}, {"required": ["a"]}, *({"additionalProperties": of} for of in (True, {"type": "integer"})))
-    ),
+INNER: list[dict[str, Any] | bool] = [{"type": "string"}, {}, True, {"type": "array"}]
+REST: list[dict[str, Any]] = [
+    {},
+    {"required": ["a"]},
+    {"additionalProperties": True},
+    {"additionalProperties": {"type": "integer"}},
+]
+SMALL: list[dict[str, Any]] = [
+    *({"type": "object", "properties": {"a": inner}, **more} for inner in INNER for more in REST),
     {"type": "object"},
     {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
     {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "string"}}}},
@@ -153,6 +156,7 @@ VALUES = [
 def test_what_is_accepted_by_brute_force(schema: dict[str, Any]) -> None:
     """With defaults, a value is accepted exactly if the schema that says them accepts it, and so does the plain one."""
     said = BOTH.apply(schema)
+    assert isinstance(said, dict)
     plain, filled = jsonschema_rs.validator_for(schema), jsonschema_rs.validator_for(said)
     narrowed = 0
     for value in VALUES:

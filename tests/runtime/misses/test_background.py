@@ -38,7 +38,6 @@ from support.live_server import serving
 from support.tiny_models import make_tiny_model
 
 BLOCK = 16
-PARAMS = {"max_tokens": 30, "temperature": 0.0, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -48,7 +47,8 @@ def artifact(holed: Path, kernel_cache: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def submit(engine: Engine, vocab: int) -> list[int]:
-    return [engine.submit(random_tokens(vocab, 20, seed), **PARAMS) for seed in range(3)]
+    prompts = [random_tokens(vocab, 20, seed) for seed in range(3)]
+    return [engine.submit(prompt, max_tokens=30, temperature=0.0, ignore_eos=True) for prompt in prompts]
 
 
 def drain(engine: Engine, tokens: dict[int, list[int]]) -> None:
@@ -218,7 +218,7 @@ def start(artifact: Path, add: Callable[[Path], int], told: list[BucketNews]) ->
 
 
 def test_where_the_artifact_cannot_be_written(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background.os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "access", lambda *_: False)
     taken: list[Path] = []
     said: list[BucketNews] = []
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from llmc.cli import main as cli
+from llmc.graphs_format import FAMILIES
 from llmc.runtime.binding import Artifact, LlmcError, Replayer
 from llmc.runtime.binding.handle import isa_level
 from llmc.runtime.binding.machine_limits import LIMITS, Probe
-from llmc.runtime.graphs_file import FAMILIES, Tables, read_graphs
+from llmc.runtime.graphs_file import Tables, read_graphs
 from llmc.runtime.profile.costs import Cost, visible_keys
 from llmc.runtime.profile.profiler import as_replay, bound
 from llmc.runtime.profile.steps import Step, full_step
@@ -184,8 +185,10 @@ def test_barrier_waits() -> None:
 
 def test_what_binds() -> None:
     limits: dict[str, float | None] = {"read": 10e9, "f32": 100e9, "bf16": None}
-    assert bound(Cost(1000, 5000, 200), "f32", limits) == ("read", pytest.approx(100))
-    assert bound(Cost(1000, 5000, 20000), "f32", limits) == ("f32", pytest.approx(200))
+    for macs, limit, binds in ((200, "read", 100), (20000, "f32", 200)):
+        found, figure = bound(Cost(1000, 5000, macs), "f32", limits)
+        assert found == limit
+        assert figure == pytest.approx(binds)
     assert bound(Cost(0, 100, 0), "f32", limits) == (None, 0)
 
 

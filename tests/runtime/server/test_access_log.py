@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +92,7 @@ def test_a_line_waits_for_response_and_engine(tmp_path: Path) -> None:
         log, exchanges = logged_exchanges(path)
         one = Exchange("c", "POST", "/v1/completions")
         exchanges.track(one, "r")
-        steps = [lambda all_=exchanges, one=one: all_.end(one), lambda all_=exchanges: all_.on_record(RECORD)]
+        steps: list[Callable[[], None]] = [partial(exchanges.end, one), partial(exchanges.on_record, RECORD)]
         first, second = steps if response_first else reversed(steps)
         first()
         assert path.read_text() == ""
@@ -178,8 +180,7 @@ def post(running: Running, path: str, request_id: str, **body: Any) -> httpx.Res
 
 def test_lines_of_a_server(english_artifact: Path, tmp_path: Path) -> None:
     path = tmp_path / "access.log"
-    options = {"access_log": True, "access_log_file": path, "api_keys": ("hush",)}
-    with running_server(english_artifact, **options) as running:
+    with running_server(english_artifact, access_log=True, access_log_file=path, api_keys=("hush",)) as running:
         post(running, "/v1/completions?api_key=hush", "one", prompt=SECRET, max_tokens=5, ignore_eos=True)
         line = logged(path, "one")
         assert (line["path"], line["status"], line["model"]) == ("/v1/completions", 200, "tiny")

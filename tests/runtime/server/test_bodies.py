@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pydantic_core
 import pytest
 from fastapi.exceptions import RequestValidationError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.runtime.server import bodies
 from llmc.runtime.server.bodies import MAX_DEPTH, MAX_PARTS, MAX_VALUES, Size, parse, size_of
 from llmc.runtime.server.errors import ApiError, as_api_error
 from llmc.runtime.server.protocol.chat import ChatRequest
@@ -62,7 +62,7 @@ def test_any_bytes_have_a_size(body: bytes) -> None:
     ],
 )
 def test_too_much_is_refused_unparsed(body: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies.pydantic_core, "from_json", None)
+    monkeypatch.setattr(pydantic_core, "from_json", None)
     with pytest.raises(ApiError, match=message):
         parse(CompletionRequest, body.encode())
 

@@ -51,7 +51,7 @@ def installed(tool: str, environment: Path) -> Path:
     One after the other, for together they ask for versions that exclude each other, and run all the same.
     """
     bin_ = environment / "bin"
-    install = [bin_ / "python", "-m", "pip", "install", "--quiet", "--no-input", tool]
+    install: list[str | Path] = [bin_ / "python", "-m", "pip", "install", "--quiet", "--no-input", tool]
     result = subprocess.run(install, capture_output=True, text=True, timeout=PATIENCE_S)
     if result.returncode:
         pytest.skip(f"{tool} does not install here: {result.stderr.strip().splitlines()[-1]}")
@@ -61,7 +61,7 @@ def installed(tool: str, environment: Path) -> Path:
 def run(tools: Path, command: list[str], folder: Path, **variables: str) -> str:
     """Output of one of the tools, run in `folder`, with these environment variables."""
     environment = {**os.environ, "HF_HOME": str(folder / "hub"), "COLUMNS": "200", **variables}
-    words = [tools / command[0], *command[1:]]
+    words: list[str | Path] = [tools / command[0], *command[1:]]
     result = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result.stdout

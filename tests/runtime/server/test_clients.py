@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 
 from support.live_server import LiveServer, serving
@@ -23,7 +24,8 @@ SAID = [{"role": "user", "content": "Mr. Darcy had never"}]
 
 @pytest.fixture(scope="module")
 def server(english_artifact: Path) -> Iterator[LiveServer]:
-    flags = ["--served-model-name", "tiny", "--api-key", KEY, "--chat-template", CLIENTS / "story.jinja"]
+    flags: list[str | Path] = ["--served-model-name", "tiny", "--api-key", KEY]
+    flags += ["--chat-template", CLIENTS / "story.jinja"]
     with serving(english_artifact, *flags, "--max-queue", "8") as server:
         yield server
 
@@ -212,7 +214,6 @@ def test_responses(client: Any) -> None:
 
 
 def test_responses_with_tools_and_formats(client: Any) -> None:
-    pydantic = pytest.importorskip("pydantic")
     tool = {"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}
     options = {"model": "tiny", "input": "How is it?", "max_output_tokens": 90}
     one = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}

@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from support.paths import ROOT
 
 RULES = ROOT / "deploy/prometheus/llmc.rules.yml"
 MS = 1_000_000
+NO_COUNTERS: Mapping[str, int] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,14 +43,14 @@ class Graph:
 GRAPHS = [Graph("prefill", 1, 128), Graph("decode", 4, 512)]
 
 
-def stats(**values: int) -> EngineStats:
-    counts: dict[str, object] = {field.name: 0 for field in dataclasses.fields(EngineStats)}
-    return EngineStats(**{**counts, "device": {}, **values})
+def stats(device: Mapping[str, int] = NO_COUNTERS, **values: int) -> EngineStats:
+    counts = {field.name: 0 for field in dataclasses.fields(EngineStats) if field.name != "device"}
+    return EngineStats(**{**counts, **values}, device=device)
 
 
-def metrics_of(**values: int) -> ServerMetrics:
+def metrics_of(device: Mapping[str, int] = NO_COUNTERS, **values: int) -> ServerMetrics:
     probe = EngineProbe(
-        stats=lambda: stats(**values),
+        stats=lambda: stats(device, **values),
         graph_stats=lambda: [GraphStats(0, 0, 0, 0), GraphStats(10, 30, 10, 8_000_000_000)],
         bucket_misses=lambda: [BucketMiss("decode", 5, 5, 40, 7, wanted=Bucket("decode", 5, 640))],
         graphs=GRAPHS,  # type: ignore[arg-type]
@@ -281,7 +282,8 @@ def test_dashboard_can_be_imported_anywhere() -> None:
     dashboard = json.loads((ROOT / "deploy/grafana/llmc.json").read_text(encoding="utf-8"))
     variables = {variable["name"] for variable in dashboard["templating"]["list"]}
     assert {"datasource", "instance"} <= variables
-    ids, places = set(), []
+    ids: set[int] = set()
+    places: list[dict[str, int]] = []
     for panel in dashboard["panels"]:
         assert panel["id"] not in ids
         ids.add(panel["id"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmc.runtime.guided.shared_guides import Guide
 from llmc.runtime.server.chat_output import ChatDelta
 from llmc.runtime.server.reasoning import (
     STYLES,
@@ -148,6 +150,11 @@ class Digits:
         assert token_id == 3 + len(self.taken)
         self.taken.append(token_id)
 
+    def copy(self) -> Digits:
+        other = Digits()
+        other.taken = list(self.taken)
+        return other
+
 
 def allowed(guide: GuideAfterReasoning) -> list[int]:
     bits = np.unpackbits(guide.mask().view(np.uint8), bitorder="little")
@@ -181,4 +188,5 @@ def test_guide_of_an_answer_that_may_reason() -> None:
 
 
 def test_without_a_token_for_the_end_the_guide_holds_from_the_start() -> None:
-    assert after_reasoning(Digits, VOCABULARY, OPEN, None, True) is Digits
+    make: Callable[[], Guide] = Digits
+    assert after_reasoning(make, VOCABULARY, OPEN, None, True) is make

@@ -387,7 +387,7 @@ def test_characters_are_never_torn(llm: LLM) -> None:
     tokens = llm.tokenizer.encode("é世😀 ok", add_special_tokens=False)
     assert any("\ufffd" in llm.tokenizer.decode(tokens[:length]) for length in range(len(tokens)))
     request = EngineRequest("r", (0,), SamplingParams(max_tokens=99))
-    stream = RequestStream(request, llm.tokenizer, lambda: None)
+    stream = RequestStream(request, llm.tokenizer)
 
     async def read() -> list[str]:
         pieces = []
@@ -406,7 +406,7 @@ def test_characters_are_never_torn(llm: LLM) -> None:
 
 def test_an_unfinished_character_is_left_out(llm: LLM) -> None:
     tokens = llm.tokenizer.encode("a😀", add_special_tokens=False)[:-1]
-    stream = RequestStream(EngineRequest("r", (0,), SamplingParams()), llm.tokenizer, lambda: None)
+    stream = RequestStream(EngineRequest("r", (0,), SamplingParams()), llm.tokenizer)
     for token in tokens:
         stream.take(engine_event("token", token_id=token))
     stream.take(engine_event("finished", finish_reason="length"))

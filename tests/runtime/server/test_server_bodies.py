@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,7 +152,13 @@ def test_bodies_that_are_nothing(server: LiveServer, path: str, name: str) -> No
 
 
 def test_tokenizer_endpoints_check_their_fields(server: LiveServer) -> None:
-    for body in ({"prompt": "a", "messages": []}, {"prompt": 3}, {"prompt": "\ud800"}, {"messages": [{}]}):
+    bodies: list[dict[str, Any]] = [
+        {"prompt": "a", "messages": []},
+        {"prompt": 3},
+        {"prompt": "\ud800"},
+        {"messages": [{}]},
+    ]
+    for body in bodies:
         check_refused(*ask(server, "/tokenize", body))
     for tokens in ([-1], [10**9], [10**30], ["a"], [1.5], [True], 3, None):
         check_refused(*ask(server, "/detokenize", {"tokens": tokens}))

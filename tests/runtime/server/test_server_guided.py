@@ -37,7 +37,7 @@ WEATHER = {
     "required": ["city", "days"],
     "additionalProperties": False,
 }
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "bell"}},
 ]

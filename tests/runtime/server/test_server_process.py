@@ -316,8 +316,8 @@ def test_wrong_flags(english_artifact: Path, flags: list[str], says: str) -> Non
 
 def test_keys_of_a_file_and_of_the_environment(english_artifact: Path, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("# ours\n\nalpha\nbeta\n")
-    flags = ["--api-key-file", tmp_path / "keys", "--api-key", "gamma", "--host", "0.0.0.0", "--num-threads", "1"]
-    with started(english_artifact, *flags) as served:
+    flags = ["--api-key", "gamma", "--host", "0.0.0.0", "--num-threads", "1"]
+    with started(english_artifact, "--api-key-file", tmp_path / "keys", *flags) as served:
         url = url_of(served).replace("0.0.0.0", "127.0.0.1")
         for key, status in (("alpha", 200), ("beta", 200), ("gamma", 200), ("# ours", 401), ("alph", 401)):
             response = httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=PATIENCE_S)
@@ -336,8 +336,7 @@ def test_tls(english_artifact: Path, tmp_path: Path) -> None:
     files = ["-keyout", str(key), "-out", str(certificate), "-addext", "subjectAltName=IP:127.0.0.1"]
     if subprocess.run([*command, *files], capture_output=True, check=False).returncode != 0:
         pytest.skip("openssl cannot make a certificate here")
-    flags = ["--ssl-certfile", certificate, "--ssl-keyfile", key, "--num-threads", "1"]
-    with started(english_artifact, *flags) as served:
+    with started(english_artifact, "--ssl-certfile", certificate, "--ssl-keyfile", key, "--num-threads", "1") as served:
         url = url_of(served)
         assert url.startswith("https://")
         context = ssl.create_default_context(cafile=str(certificate))

@@ -208,7 +208,7 @@ def test_api_keys(english_artifact: Path) -> None:
             assert response.headers["www-authenticate"] == "Bearer"
             assert response.headers["x-request-id"]
         for key in ("one", "zwei ü"):
-            headers_of_key = {"Authorization": b"Bearer " + key.encode()}
+            headers_of_key = {b"Authorization": b"Bearer " + key.encode()}
             assert running.client.get("/v1/models", headers=headers_of_key).status_code == 200
         error_of(running.post("/v1/completions", prompt="x"), 401)
 
@@ -255,7 +255,7 @@ def test_sampling_defaults_are_the_models_or_openais(english_artifact: Path) -> 
 # --- start and end ----------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_served_before_every_graph_is_warm(english_artifact: Path) -> None:
+def test_nothing_is_served_before_every_graph_is_warm(english_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(english_artifact)
     engine = open_engine(config)
     warm, walk = engine.engine.warm_load, engine.engine.walk_graph
@@ -270,7 +270,8 @@ def test_nothing_is_served_before_every_graph_is_warm(english_artifact: Path) ->
         replayed.append(graph)
         return warm(graph, *load) if load else walk(graph)
 
-    engine.engine.warm_load = engine.engine.walk_graph = held  # type: ignore[method-assign]
+    monkeypatch.setattr(engine.engine, "warm_load", held)
+    monkeypatch.setattr(engine.engine, "walk_graph", held)
 
     async def main() -> None:
         app = create_app(config, engine)

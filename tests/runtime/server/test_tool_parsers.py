@@ -28,7 +28,10 @@ from support.guides import COMPILER, random_text
 
 NAMES = {"weather", "add", "no_args"}
 PARSERS = ("hermes", "llama3_json", "mistral")
-CLASSES = {**TOOL_PARSERS, "json": PlainJsonParser}  # the latter for models that have no format
+CLASSES: dict[str, type[ToolCallParser]] = {
+    **TOOL_PARSERS,
+    "json": PlainJsonParser,
+}  # the latter for models that have no format
 
 
 def function(name: str, **fields: Any) -> dict[str, Any]:

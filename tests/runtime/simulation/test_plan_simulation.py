@@ -18,7 +18,8 @@ from llmc.buckets.cost_table import CostTable, ReplayCost
 from llmc.buckets.demand import Demand, ServerModel
 from llmc.buckets.planner import PHASES, Limits, Resources
 from llmc.buckets.step_cost import StepCosts, num_pairs
-from llmc.buckets.trace import Request, Trace, collect
+from llmc.buckets.trace import Trace, collect
+from llmc.buckets.trace_lines import Request
 from llmc.runtime.simulation import plan as plan_simulation
 from llmc.runtime.simulation.plan import SimulatedPlan
 from llmc.runtime.simulation.what_if import Ladder, Server, WhatIf
@@ -100,8 +101,8 @@ def test_planner_gives_every_step_to_the_graph_that_the_scheduler_takes(
     loads = WhatIf(trace, Server(LONGEST, MOST, BLOCK, prefix_cache=False), costs).loads(Ladder("any", buckets))
     for load in loads:
         ran = buckets[load.graph]
-        mine = [bucket for bucket in buckets if bucket.phase == ran.phase]
-        assert select(mine, load.num_seqs, min(load.length, LONGEST)) == ran
+        held = [bucket for bucket in buckets if bucket.phase == ran.phase]
+        assert select(held, load.num_seqs, min(load.length, LONGEST)) == ran
     for phase in PHASES:
         mine = [load for load in loads if buckets[load.graph].phase == phase]
         if not mine:

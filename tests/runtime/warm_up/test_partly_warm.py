@@ -22,7 +22,7 @@ from llmc.runtime.params import SamplingParams
 from llmc.runtime.request_error import RequestError
 from llmc.runtime.server.app import create_app
 from llmc.runtime.server.run import open_engine
-from llmc.runtime.warm_up.budget import Budget, BudgetError, BudgetOptions, base_graphs
+from llmc.runtime.warm_up.budget import Budget, BudgetError, BudgetOptions, base_graphs, plan_budget
 from llmc.runtime.warm_up.warm_up import WarmPlan, WarmStep
 
 from support.server_harness import make_config, running_server, until
@@ -154,16 +154,14 @@ def test_the_python_api_has_budgets_and_a_warm_up(english_artifact: Path) -> Non
 
 
 def test_a_budget_of_the_python_api_drops_graphs(english_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = opening.plan_budget
-
-    def plan_budget(info: ArtifactInfo, graphs: Sequence[GraphInfo], *others: Any) -> Budget:
+    def smallest(info: ArtifactInfo, graphs: Sequence[GraphInfo], *others: Any) -> Budget:
         kept = base_graphs(graphs, smallest=True)
         dropped = tuple(i for i in range(len(graphs)) if i not in kept)
-        return dataclasses.replace(real(info, graphs, *others), kept=kept, dropped=dropped)
+        return dataclasses.replace(plan_budget(info, graphs, *others), kept=kept, dropped=dropped)
 
     with LLM(english_artifact, num_threads=1) as llm:
         expected = tokens_of(llm)
-    monkeypatch.setattr(opening, "plan_budget", plan_budget)
+    monkeypatch.setattr(opening, "plan_budget", smallest)
     with LLM(english_artifact, num_threads=1, memory_utilization=0.5, kv_bytes=8 << 20) as llm:
         assert tokens_of(llm) == expected
         assert llm.budget is not None

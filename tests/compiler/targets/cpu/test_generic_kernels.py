@@ -292,8 +292,16 @@ def test_a_nan_poisons_the_reduction_of_its_row_alone(target: Target, name: str)
     values = x(ROWS, 45)
     for row in range(0, ROWS, 2):
         values[row, (7 * row) % 45] = NAN
-    functions = {"amax": torch.amax, "amin": torch.amin, "sum": torch.sum, "softmax": torch.softmax}
-    function = lambda t: functions[name](t, -1)  # noqa: E731
+    functions: dict[str, Callable[[Tensor, int], Tensor]] = {
+        "amax": torch.amax,
+        "amin": torch.amin,
+        "sum": torch.sum,
+        "softmax": torch.softmax,
+    }
+
+    def function(t: Tensor) -> Tensor:
+        return functions[name](t, -1)
+
     expected = function(values)
     spec, _ = fused(function, values)
     found = computed(spec, target, values, like=expected)

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.cpu.kernels.builder import KernelSpecError
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels.linear_spec import linear_spec
 from llmc.compiler.targets.cpu.kernels.pipeline import compile_object, llvm_text
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel, kernel_buffers
@@ -22,7 +21,7 @@ from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear, unpa
 from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
 from llmc.compiler.targets.elf.link import link_shared
 
-from support.kernel_harness import run, targets_here
+from support.kernel_harness import Tolerance, run, targets_here
 
 pytestmark = pytest.mark.native
 
@@ -126,7 +125,7 @@ def test_gather_rows(target: Target, dim: int) -> None:
 # --- norm and activation -------------------------------------------------------------------------------------------
 
 
-def act_tolerance(dtype: str) -> dict[str, float]:
+def act_tolerance(dtype: str) -> Tolerance:
     return {"rtol": 2e-6, "atol": 1e-6} if dtype == "f32" else {"rtol": 2.0**-8, "atol": 1e-6}
 
 

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
@@ -23,7 +24,7 @@ from llmc.compiler.targets.cpu.packing import pack_activation, unpack_activation
 from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
 from llmc.compiler.targets.elf.link import link_shared
 
-from support.kernel_harness import Guarded, run, targets_here
+from support.kernel_harness import Guarded, Tolerance, run, targets_here
 
 pytestmark = pytest.mark.native
 
@@ -56,7 +57,8 @@ def unpair_rows(packed: Array) -> Array:
 
 
 def rms(x: Array, weight: Array, eps: float) -> Array:
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+    out: Array = x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+    return out
 
 
 def rotate(x: Array, cos: Array, sin: Array, rotary: int) -> Array:
@@ -124,7 +126,7 @@ def test_rope_kv_write(target: Target, kv: str, heads: int, kv_heads: int, dim: 
     for t in range(seen):
         want_k[slots[t] // block, :, :, slots[t] % block] = key[t]
         want_v[slots[t] // block, :, slots[t] % block, :dim] = value[t]
-    tolerance = {"rtol": 1e-5, "atol": 2e-6} if kv == "f32" else {"rtol": 2.0**-8, "atol": 2e-6}
+    tolerance: Tolerance = {"rtol": 1e-5, "atol": 2e-6} if kv == "f32" else {"rtol": 2.0**-8, "atol": 2e-6}
     np.testing.assert_allclose(unpair_rows(got["k_pool"]).astype(np.float64), want_k, **tolerance)
     assert same_bits(unpair_rows(got["v_pool"]), want_v.astype(np.float32).astype(NUMPY[kv]))
 
@@ -164,7 +166,8 @@ class Cache:
         scores = np.einsum("hgd,khd->hgk", q, self.keys[s][first : t + 1]) * scale
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
-        return np.einsum("hgk,khd->hgd", weights, self.values[s][first : t + 1]).reshape(-1)
+        out: Array = np.einsum("hgk,khd->hgd", weights, self.values[s][first : t + 1])
+        return out.reshape(-1)
 
     def attend(
         self,
@@ -221,7 +224,7 @@ def merge_params(params: dict[str, Any]) -> dict[str, Any]:
     return {name: params[name] for name in ("num_heads", "head_dim", "window", "act_dtype", "block_size")}
 
 
-def tolerance_of(target: Target, act: str, kv: str) -> dict[str, float]:
+def tolerance_of(target: Target, act: str, kv: str) -> Tolerance:
     """bf16 dot products round queries and weights by up to 2^-9 each, and cancel."""
     if kv == "bf16" and target.bf16_dot:
         return {"rtol": 2.0**-6, "atol": 2.0**-6}
@@ -237,7 +240,7 @@ def check_attention(
     kv: str,
     block: int,
     window: int,
-    tolerance: dict[str, float],
+    tolerance: Tolerance,
 ) -> None:
     """Tokens of three sequences in several companies: the same bits, and close to float64."""
     lengths = [530, 33, 1]
@@ -402,7 +405,7 @@ def test_bf16_dots_are_used(target: Target) -> None:
 def test_powers_of_two(target: Target) -> None:
     """The weights of attention, by a kernel that does nothing else."""
     kernel = b.Kernel("powers", [("x", "float32"), ("y", "float32")], vector_ir.helpers(target.mcpu))
-    with kernel as k, b.T.serial(k.scalar(0)) as i:
+    with kernel as k, T.serial(k.scalar(0)) as i:
         b.store_vector(k["y"], b.call("exp2", b.load_vector(k["x"], i * 16)), i * 16)
     x = -np.concatenate([np.linspace(0, 126, 100_000), [0, 126.99, 127, 128, 1e30, 3e38]]).astype(np.float32)
     x = np.resize(np.append(x, np.float32(np.nan)), -(-len(x) // 16) * 16 + 16)

@@ -12,7 +12,7 @@ from llmc.runtime.binding import Engine, SamplingParams
 from support.compiled import compile_tiny
 from support.engine_driver import bits, drive, greedy, random_ids
 from support.kernel_harness import targets_here
-from support.tiny_models import make_tiny_model
+from support.tiny_models import ModelFields, make_tiny_model
 
 TARGETS = targets_here("znver4", "x86-64-v4", "x86-64-v3")
 LADDER = "prefill=[1,3]x[32],decode=[1,3]x[64]"
@@ -27,9 +27,10 @@ def test_levels_without_bf16_dots_give_the_same_bits(
 ) -> None:
     """The order of every sum is the model's, however wide the registers are; with f32 the dots do not matter either."""
     # Widths that every scheme packs.
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    model = make_tiny_model(tmp_path / "model", "qwen3", **sizes, **heads)
+    sizes: ModelFields = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32}
+    heads: ModelFields = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    fields: ModelFields = {**sizes, **heads}
+    model = make_tiny_model(tmp_path / "model", "qwen3", **fields)
     sampled = SamplingParams(temperature=0.8, seed=4, max_tokens=20, ignore_eos=True, num_logprobs=3)
     requests = [(random_ids(1, 30), greedy(20, num_logprobs=5)), (random_ids(2, 7), sampled)]
     found = {}

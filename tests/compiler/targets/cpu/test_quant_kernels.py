@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.cpu.kernels.builder import KernelSpecError
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels.linear_spec import linear_quant_spec
 from llmc.compiler.targets.cpu.kernels.pipeline import llvm_text
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel
@@ -258,8 +257,7 @@ def test_quantize_rows(target: Target, act: str, dim: int, format: WeightFormat)
     for tile in {1, target.row_tile}:
         expected = pack_quantized_activation(*quantize_activation(x.astype(np.float32)), tile, format)
         assert expected.shape[1] == quantized_row_words(dim, groups)
-        params = {"dim": dim, "row_tile": tile, "act_dtype": act, "rows": 0, **sums_of(format)}
-        spec = KernelSpec.of("other", "quantize_rows", **params)
+        spec = KernelSpec.of("other", "quantize_rows", dim=dim, row_tile=tile, act_dtype=act, rows=0, **sums_of(format))
         for tasks in (1, 3):
             arrays = {"x": pack_activation(x, tile), "out": np.full(expected.shape, -1, np.int32)}
             out = run(spec, target, arrays, written=("out",), scalars={0: rows}, num_tasks=tasks)["out"]
@@ -271,8 +269,7 @@ def test_quantize_rows(target: Target, act: str, dim: int, format: WeightFormat)
 def test_what_is_no_number_does_not_get_lost(bad: float, tile: int) -> None:
     x = random(2, 40)
     x[1, 33] = bad
-    params = {"dim": 40, "row_tile": tile, "act_dtype": "f32", "rows": 0, **sums_of(W8)}
-    spec = KernelSpec.of("other", "quantize_rows", **params)
+    spec = KernelSpec.of("other", "quantize_rows", dim=40, row_tile=tile, act_dtype="f32", rows=0, **sums_of(W8))
     out = np.zeros((2 // min(tile, 2), quantized_row_words(40, 1), tile), np.int32)
     arrays = {"x": pack_activation(x, tile), "out": out}
     words = rows_of(run(spec, NATIVE, arrays, written=("out",), scalars={0: 2})["out"], 2)
@@ -288,7 +285,7 @@ def test_rows_become_int8(target: Target, dim: int, format: WeightFormat) -> Non
     part, weight = random(rows, dim), random(dim, seed=1)
     wide = part.astype(np.float64)
     norm = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-6) * weight
-    cases = {
+    cases: dict[str, tuple[NDArray[Any], dict[str, NDArray[Any]], dict[str, float | str]]] = {
         "rms_norm": (norm, {"x": part, "weight": weight}, {"eps": 1e-6, "act_dtype": "i8"}),
     }
     for op, (value, inputs, params) in cases.items():

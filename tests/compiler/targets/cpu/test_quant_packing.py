@@ -82,7 +82,8 @@ def test_every_number_is_where_it_should_be(
                 {format.of_group: found[f".{format.of_group}"]} if format.of_group else {}
             )
             assert np.array_equal(
-                unpack_quantized(arrays, *value.shape, format).value(), quantize(value, format).value()
+                unpack_quantized(arrays, value.shape[0], value.shape[1], format).value(),
+                quantize(value, format).value(),
             )
 
 

@@ -130,11 +130,11 @@ class Told:
         self.gains, self.second = gains, second or {}
         self.calls: list[tuple[KernelSpec, int, int]] = []
 
-    def __call__(self, spec: KernelSpec, variants: Sequence[bytes], rows: int) -> list[float]:
+    def __call__(self, spec: KernelSpec, codes: Sequence[bytes], rows: int) -> list[float]:
         again = any(spec == other for other, _, _ in self.calls)
-        self.calls.append((spec, len(variants), rows))
+        self.calls.append((spec, len(codes), rows))
         gains = {**self.gains, **self.second} if again else self.gains
-        return [gains.get(code, 1.0) for code in variants]
+        return [gains.get(code, 1.0) for code in codes]
 
 
 @pytest.fixture
@@ -207,10 +207,10 @@ def test_what_was_found_before_an_interrupt_is_kept(tmp_path: Path) -> None:
     first, second = layer("i8-w8", 1), linear_spec(1000, 64, 1, "f32")
     told = Told({})
 
-    def compare(spec: KernelSpec, variants: Sequence[bytes], rows: int) -> list[float]:
+    def compare(spec: KernelSpec, codes: Sequence[bytes], rows: int) -> list[float]:
         if spec == second:
             raise KeyboardInterrupt
-        return told(spec, variants, rows)
+        return told(spec, codes, rows)
 
     with pytest.raises(KeyboardInterrupt):
         CpuTarget(AVX512).tune(
@@ -331,8 +331,8 @@ def tuned_artifact(tiny: TinyArtifact, folder: Path, monkeypatch: pytest.MonkeyP
     """An artifact whose every kernel with choices has another schedule than the default, and its cache."""
     cache = Path(shutil.copytree(tiny.cache, folder / "cache"))
 
-    def favour_last(spec: KernelSpec, variants: Sequence[bytes], rows: int) -> list[float]:
-        return [1.0] * (len(variants) - 1) + [1.5]
+    def favour_last(spec: KernelSpec, codes: Sequence[bytes], rows: int) -> list[float]:
+        return [1.0] * (len(codes) - 1) + [1.5]
 
     real = tuning._Search.run
     monkeypatch.setattr(tuning._Search, "run", lambda self, compare, threads: real(self, favour_last, threads))
