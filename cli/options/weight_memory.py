@@ -8,7 +8,7 @@ WEIGHT_HELP = "Where weights are read: their mapped file, or huge pages, copied 
 
 
 class WeightMemory(enum.StrEnum):
-    """The names of llmc.runtime.devices.WEIGHT_MEMORY."""
+    """The names of llmc.runtime.binding.devices.WEIGHT_MEMORY."""
 
     auto = "auto"
     mapped = "mapped"

@@ -65,7 +65,7 @@ def test_a_key_is_the_same_everywhere(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PYTHONHASHSEED", "7")
     monkeypatch.chdir(tmp_path)
-    code = f"from llmc.compiler.cache import key_of; print(key_of({COMPONENTS!r}))"
+    code = f"from llmc.compiler.store.cache import key_of; print(key_of({COMPONENTS!r}))"
     output, _ = run_python(code).communicate()
     assert output.decode().strip() == before == key_of(COMPONENTS)
 
@@ -185,7 +185,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 _WRITER = """
 import sys
 from pathlib import Path
-from llmc.compiler.cache import GraphCache, key_of
+from llmc.compiler.store.cache import GraphCache, key_of
 cache = GraphCache(Path(sys.argv[1]))
 print("ready", flush=True)
 for i in range(int(sys.argv[2])):

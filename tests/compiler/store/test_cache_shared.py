@@ -24,7 +24,7 @@ PROCESSES = 16
 COPY = """
 import sys
 from pathlib import Path
-from llmc.compiler.cache import GraphCache
+from llmc.compiler.store.cache import GraphCache
 source, target = map(Path, sys.argv[1:3])
 print("ready", flush=True)
 sys.stdin.read(1)

@@ -262,7 +262,7 @@ def test_the_runtime_keeps_to_the_level_too(tiny_artifact: TinyArtifact) -> None
 
 @pytest.mark.parametrize(("value", "expected"), [("haswell", "1"), ("z80", "LLMC_NATIVE_TARGET is 'z80'; unset it")])
 def test_the_environment_is_the_default_of_the_level(value: str, expected: str) -> None:
-    code = "from llmc.runtime.handle import isa_level\ntry: print(isa_level())\nexcept Exception as e: print(e)"
+    code = "from llmc.runtime.binding.handle import isa_level\ntry: print(isa_level())\nexcept Exception as e: print(e)"
     environment = {**os.environ, NATIVE_TARGET: value}
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.startswith(expected), done.stderr
