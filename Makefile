@@ -59,7 +59,7 @@ sanitize: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p llmc
+	$(BIN)/mypy
 
 # A source distribution, and the wheel that is built of it. zig has the glibc of the platform's age for any machine, and
 # links its C++ library statically; auditwheel gives the tag, or refuses to.
