@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -158,6 +159,40 @@ def test_no_module_imports_itself_through_others() -> None:
         return found
 
     assert not [" -> ".join(way) for module in sorted(graph) if (way := circle(module, ()))]
+
+
+def tracked_files() -> list[str]:
+    """Paths that git tracks; without git, as in an unpacked archive, the test that asks is skipped."""
+    try:
+        listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"the tree is not a clone: {error}")
+    return [path for path in listed.stdout.split("\0") if path]
+
+
+def test_a_plain_checkout_is_importable(tmp_path: Path) -> None:
+    """llmc's links are all that type checkers, editors and a script with PYTHONPATH need: no install, no build."""
+    for name in tracked_files():
+        source, copy = ROOT / name, tmp_path / name
+        if not source.is_symlink() and (source.suffix != ".py" or not source.is_file()):
+            continue
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_symlink():
+            copy.symlink_to(os.readlink(source))
+        else:
+            copy.write_bytes(source.read_bytes())
+    code = (
+        "import sys; root, *packages = sys.argv[1:]; sys.path[:0] = [root]; sys.path += packages;"
+        "import llmc.compiler.pipeline, llmc.runtime.llm, llmc.cli.main;"
+        "files = [module.__file__ for name, module in sys.modules.items() if name.partition('.')[0] == 'llmc'];"
+        "print(*{file or 'none' for file in files}, sep='\\n')"
+    )
+    # Without site no .pth file runs, so the finder of an editable install is not there.
+    packages = [path for path in sys.path if path.endswith("-packages")]
+    command = [sys.executable, "-I", "-S", "-c", code, str(tmp_path), *packages]
+    files = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.splitlines()
+    assert len(files) > 50
+    assert [file for file in files if not file.startswith(f"{tmp_path}/llmc/")] == []
 
 
 NATIVE = ROOT / "runtime" / "native"
