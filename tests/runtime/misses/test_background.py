@@ -38,6 +38,7 @@ from support.live_server import serving
 from support.tiny_models import make_tiny_model
 
 BLOCK = 16
+PARAMS = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def names(artifact: Path) -> list[str]:
 def test_misses_get_their_graph_while_requests_run(artifact: Path) -> None:
     told: list[BucketNews] = []
     prompts = [random_tokens(60, 20, seed) for seed in range(3)]
-    params = SamplingParams(**PARAMS)
+    params = PARAMS
     with LLM(artifact, num_threads=1, miss_policy="background", on_bucket_news=told.append) as llm:
         before = [o.outputs[0].token_ids for o in llm.generate(prompts, params)]
         while not told:
@@ -175,7 +176,7 @@ def test_tasks_of_an_event_loop_get_it_too(
         self, artifact.parent / "grown"))  # fmt: skip
     caplog.set_level("INFO", "llmc.misses")
     prompts = [random_tokens(60, 20, seed) for seed in range(3)]
-    params = SamplingParams(**PARAMS)
+    params = PARAMS
 
     async def use() -> None:
         async with AsyncLLM(artifact, num_threads=1, miss_policy="background") as llm:
@@ -199,7 +200,7 @@ def test_misses_are_recorded(artifact: Path, tmp_path: Path) -> None:
     prompts = [random_tokens(60, 20, seed) for seed in range(3)]
     for policy in ("larger", "split"):
         with LLM(artifact, num_threads=1, miss_policy=policy, record_misses=tmp_path / f"{policy}.jsonl") as llm:
-            llm.generate(prompts, SamplingParams(**PARAMS))
+            llm.generate(prompts, PARAMS)
             count = llm.stats().num_bucket_misses
         assert sum(miss.count for miss in read_misses(tmp_path / f"{policy}.jsonl")) == count > 0
     (tmp_path / "notes").write_text("notes")

@@ -28,7 +28,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no C compiler")
     library = next(path for path in library_candidates() if path.is_file())
     path = tmp_path_factory.mktemp("program") / "background"
-    flags = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I", ROOT / "runtime/native/include"]
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{ROOT / 'runtime/native/include'}"]
     source = ROOT / "examples" / "background.c"
     subprocess.run(["cc", *flags, source, library, f"-Wl,-rpath,{library.parent}", "-o", path], check=True)
     return path
