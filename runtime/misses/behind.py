@@ -12,7 +12,7 @@ import sys
 
 def give_way() -> None:
     """From now on whatever else wants the CPUs comes first."""
-    os.nice(19)
+    os.setpriority(os.PRIO_PROCESS, 0, 19)
     with contextlib.suppress(AttributeError, OSError):  # Linux alone has the class, and a container may forbid it
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
