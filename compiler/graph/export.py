@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
+from llmc.compiler.ops.eager import define_ops
 from llmc.graphs_format import INPUTS
 
 
@@ -62,6 +63,7 @@ def export_model(model: nn.Module) -> Exported:
         "sample_index": (3,),
         "token_seq": (24,),
     }
+    define_ops()
     weights = dict(model_weights(model))
     device = next(iter(weights.values())).device
     inputs = [torch.zeros(shapes[name], dtype=torch.int32, device=device) for name in INPUTS]

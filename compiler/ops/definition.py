@@ -47,10 +47,12 @@ class Call:
     values: Mapping[str, Any]
     act: dtypes.Dtype
     """Of activations that feed linear layers."""
+    eager: bool = False
+    """It is torch that computes it, where no row has padding."""
 
     def packed_width(self, width: Any) -> int:
         """Elements of a row of a packed activation: whole words."""
-        return round_up(int(width), self.act.per_word)
+        return int(width) if self.eager else round_up(int(width), self.act.per_word)
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,17 @@ class KernelCall:
 Result = Callable[[Call], tuple[Sequence[Any], str]]
 """Shape and dtype (TVM's name) of what an op makes."""
 Kernels = Callable[[Site, GraphParams], list[KernelCall]]
+Template = Callable[..., Any]
+"""Makes the TIR of a kernel, called with its spec and, by targets whose own templates take more, with that."""
+
+
+@dataclass(frozen=True)
+class Eager:
+    """What torch computes for an op. schema: torch's, as "(Tensor x, float eps) -> Tensor", by the names of the
+    arguments; function imports torch when it is called."""
+
+    schema: str
+    function: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -103,6 +116,9 @@ class OpDef:
     `weight` is quantized, None: its weight never is. reads_int8: that op takes `x` as int8 where the scheme has int8
     activations. writes_int8: its kernels can make a packed result as int8. scratch_bytes: of memory that the kernels of
     one site pass to each other. traced: models call it; others are made by passes.
+
+    An op that is one file brings two things more. eager: what torch computes, None: `models/ops.py` has it. templates:
+    by kind of target, of its kernels, which are called as the op is; a template in a target's folder goes before.
     """
 
     name: str
@@ -115,6 +131,8 @@ class OpDef:
     writes_int8: bool = False
     scratch_bytes: Callable[[Site, GraphParams], int] = field(default=lambda site, graph: 0)
     traced: bool = True
+    eager: Eager | None = None
+    templates: Mapping[str, Template] = field(default_factory=dict)
 
     @property
     def packed_arguments(self) -> tuple[str, ...]:

@@ -1,10 +1,13 @@
-"""The ops by exact name: an op is added with its definition, a line here and a kernel template for each target."""
+"""The ops by exact name: an op is added with its definition, which may bring its kernels, and a line here."""
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
+
 from llmc.compiler.config import CompileError
 from llmc.compiler.ops.attention import PAGED_ATTENTION
-from llmc.compiler.ops.definition import OpDef
+from llmc.compiler.ops.definition import OpDef, Template
 from llmc.compiler.ops.embedding import EMBEDDING, EMBEDDING_QUANT
 from llmc.compiler.ops.gather import GATHER_ROWS
 from llmc.compiler.ops.linear import GATED_LINEAR, GATED_LINEAR_QUANT, LINEAR, LINEAR_QUANT, QUANTIZE_ROWS
@@ -34,3 +37,14 @@ def get_op(name: str) -> OpDef:
     if name not in OPS:
         raise CompileError(f"op llmc::{name} has no kernel template; known: {', '.join(sorted(OPS))}")
     return OPS[name]
+
+
+def brought_template(op: str, kind: str) -> Template | None:
+    """The kernel template that an op brings for targets of a kind."""
+    return OPS[op].templates.get(kind) if op in OPS else None
+
+
+def brought_sources(op: str, kind: str) -> tuple[Path, ...]:
+    """The file that decides the code of such a kernel, beside what the target's templates share."""
+    template = brought_template(op, kind)
+    return () if template is None else (Path(inspect.getfile(template)),)

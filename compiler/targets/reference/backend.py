@@ -19,6 +19,7 @@ from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import FLOATS
 from llmc.compiler.graph.commands import GraphShape, round_up
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError, Param
+from llmc.compiler.ops.registry import brought_sources
 from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.targets import base
 from llmc.compiler.targets.base import Choice, Compare, OnStep
@@ -111,7 +112,7 @@ class ReferenceTarget(base.Target):
         return [_HERE / "weights.py"]
 
     def template_digest(self, op: str) -> str:
-        return _sources_digest()
+        return _sources_digest(brought_sources(op, KIND))
 
     def launch_facts(self, spec: KernelSpec) -> tuple[int, ...]:
         return ()
@@ -154,10 +155,10 @@ class ReferenceTarget(base.Target):
 
 
 @cache
-def _sources_digest() -> str:
-    """Of all that decides a kernel's code: the kernels are few and share their parts."""
+def _sources_digest(brought: tuple[Path, ...]) -> str:
+    """Of all that decides a kernel's code: the kernels are few and share their parts. brought: by its op."""
     digest = hashlib.sha256()
-    for file in (Path(kernel_spec.__file__), _HERE / "codegen.py", *sorted((_HERE / "kernels").glob("*.py"))):
+    for file in (Path(kernel_spec.__file__), _HERE / "codegen.py", *sorted((_HERE / "kernels").glob("*.py")), *brought):
         data = file.read_bytes()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()

@@ -8,8 +8,9 @@ from types import ModuleType
 from tvm import tirx
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
+from llmc.compiler.ops.registry import brought_template
 from llmc.compiler.targets.cpu.kernels.schedule import Schedule
-from llmc.compiler.targets.cpu.kernels.sources import template_file
+from llmc.compiler.targets.cpu.kernels.sources import KIND, TEMPLATE_FILES, template_file
 from llmc.compiler.targets.cpu.target import Target
 
 
@@ -22,9 +23,10 @@ def build_kernel(spec: KernelSpec, target: Target, schedule: Schedule | None = N
 
     Raises KernelSpecError.
     """
-    template = _template(spec.op)
+    brought = None if spec.op in TEMPLATE_FILES else brought_template(spec.op, KIND)
+    build = brought or _template(spec.op).build
     try:
-        func: tirx.PrimFunc = template.build(spec, target, *(() if schedule is None else (schedule,)))
+        func: tirx.PrimFunc = build(spec, target, *(() if schedule is None else (schedule,)))
     except KeyError as error:
         raise KernelSpecError(f"op {spec.op!r} needs the parameter {error}; given: {spec.as_dict()}") from error
     return func

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from llmc.compiler import kernel_spec
 from llmc.compiler.kernel_spec import KernelSpecError
+from llmc.compiler.ops.registry import brought_sources
 
+KIND = "cpu"
 TEMPLATE_FILES: dict[str, str] = {
     "embedding": "embedding",
     "embedding_quant": "embedding_quant",
@@ -67,8 +69,10 @@ def template_modules(op: str) -> tuple[str, ...]:
 @cache
 def source_digest(op: str, folder: Path = Path(__file__).parent) -> str:
     """sha256 of the sources that decide a kernel's code: the template and what all templates share."""
+    brought = () if op in TEMPLATE_FILES else brought_sources(op, KIND)
+    modules = _SHARED if brought else template_modules(op)
     digest = hashlib.sha256()
-    for file in (Path(kernel_spec.__file__), *(folder / f"{name}.py" for name in template_modules(op))):
+    for file in (Path(kernel_spec.__file__), *(folder / f"{name}.py" for name in modules), *brought):
         data = file.read_bytes()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()

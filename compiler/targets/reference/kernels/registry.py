@@ -7,12 +7,14 @@ from collections.abc import Callable
 from tvm import tirx
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
+from llmc.compiler.ops.registry import brought_template
 from llmc.compiler.targets.reference.kernels.attention import paged_attention, rope_kv_write
 from llmc.compiler.targets.reference.kernels.embedding import embedding, embedding_quant
 from llmc.compiler.targets.reference.kernels.fused import fused
 from llmc.compiler.targets.reference.kernels.linear import linear, linear_quant
 from llmc.compiler.targets.reference.kernels.rows import gather_rows, quantize_rows, rms_norm
 
+KIND = "reference"
 KERNELS: dict[str, Callable[[KernelSpec], tirx.PrimFunc]] = {
     "embedding": embedding,
     "embedding_quant": embedding_quant,
@@ -29,9 +31,11 @@ KERNELS: dict[str, Callable[[KernelSpec], tirx.PrimFunc]] = {
 
 def build_kernel(spec: KernelSpec) -> tirx.PrimFunc:
     """The TIR of a kernel; its global symbol is spec.symbol(). Raises KernelSpecError."""
-    if spec.op not in KERNELS:
+    build = KERNELS.get(spec.op) or brought_template(spec.op, KIND)
+    if build is None:
         raise KernelSpecError(f"no kernel for op {spec.op!r}; known ops: {', '.join(sorted(KERNELS))}")
     try:
-        return KERNELS[spec.op](spec)
+        func: tirx.PrimFunc = build(spec)
     except KeyError as error:
         raise KernelSpecError(f"op {spec.op!r} needs the parameter {error}; given: {spec.as_dict()}") from error
+    return func
