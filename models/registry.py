@@ -16,7 +16,15 @@ from llmc.models.families.qwen3 import QWEN3
 if TYPE_CHECKING:
     from llmc.models.blocks.decoder import Decoder
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        LLAMA,
+        MISTRAL,
+        QWEN2,
+        QWEN3,
+    )
+}
 
 
 def get_family(model_type: str) -> Family:
