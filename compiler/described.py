@@ -11,6 +11,7 @@ from llmc.buckets import Bucket, BucketError, BucketLadder
 from llmc.buckets.bucket import PHASES
 from llmc.compiler.config import CompileError
 from llmc.compiler.resolve import Resolved
+from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.registry import target_of
 from llmc.manifest import ManifestError, read_manifest
 from llmc.models.config import ModelConfig, RopeScaling
@@ -57,7 +58,7 @@ def described(manifest: dict[str, Any], origin: str) -> Described:
         if missing:
             raise BucketError(f"it has no {missing[0]}")
         return _described(manifest)
-    except (BucketError, QuantizeError) as error:
+    except (BucketError, QuantizeError, TargetError) as error:
         raise CompileError(f"{origin} does not describe an artifact of this llmc ({error}); compile it again") from None
 
 

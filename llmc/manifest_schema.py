@@ -97,10 +97,13 @@ class CpuTarget(Closed):
     panel_columns: Annotated[int, Field(ge=1, le=4096)]
 
 
-class ReferenceTarget(Closed):
-    kind: Literal["reference"]
+class NamedTarget(BaseModel):
+    """Of any other kind, which reads the rest of it: fields of few types, so that none holds more than it should."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    __pydantic_extra__: dict[str, Text | int | bool | Annotated[list[Text], Field(max_length=256)]]
+    kind: Text
     name: Text
-    machine: Text
 
 
 class Context(Open):
@@ -150,7 +153,7 @@ class Manifest(Open):
     llmc_version: Text | None = None
     fingerprint: Text | None = None
     model: Model | None = None
-    target: CpuTarget | ReferenceTarget | None = None
+    target: CpuTarget | NamedTarget | None = None
     act_dtype: Float | None = None
     kv_dtype: Float | None = None
     max_model_len: Count | None = None

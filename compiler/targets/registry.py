@@ -11,7 +11,10 @@ from llmc.compiler.targets.base import Target, TargetError
 
 NATIVE = "native"
 DEFAULT_KIND = "cpu"
-KINDS = {"cpu": "llmc.compiler.targets.cpu.backend", "reference": "llmc.compiler.targets.reference.backend"}
+KINDS = {
+    "cpu": "llmc.compiler.targets.cpu.backend",
+    "reference": "llmc.compiler.targets.reference.backend",
+}
 """Module by kind."""
 
 
@@ -40,6 +43,12 @@ def resolve_target(name: str) -> Target:
 
 
 def target_of(record: Mapping[str, Any]) -> Target:
-    """The target that a manifest records."""
-    target: Target = _module(str(record.get("kind", DEFAULT_KIND))).from_record(record)
+    """The target that a manifest records. Raises TargetError."""
+    kind = str(record.get("kind", DEFAULT_KIND))
+    if kind not in KINDS:
+        raise TargetError(f"this llmc has no targets of kind {kind!r}; it has {', '.join(KINDS)}")
+    try:
+        target: Target = _module(kind).from_record(record)
+    except KeyError as error:
+        raise TargetError(f"a target of kind {kind!r} is not recorded so: {error}") from None
     return target

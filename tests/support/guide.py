@@ -83,6 +83,18 @@ def _load(name: str, file: Path) -> ModuleType:
     return module
 
 
+def _let_find(name: str, folder: Path, stack: ExitStack) -> None:
+    """Lets the nearest package that there is find a module, or a folder with it, below `folder`."""
+    module, parent = _module_of(name), Path(name).parent
+    stack.callback(sys.modules.pop, module, None)
+    while not (ROOT / parent).is_dir():
+        module, parent = module.rpartition(".")[0], parent.parent
+        stack.callback(sys.modules.pop, module, None)
+    places = importlib.import_module(module.rpartition(".")[0]).__path__
+    places.append(str(folder / parent))
+    stack.callback(places.remove, str(folder / parent))
+
+
 @contextmanager
 def followed(guide: Guide, folder: Path) -> Iterator[None]:
     """While it lasts this process has the guide's Python: the files lie below `folder`, where packages look for them
@@ -93,11 +105,7 @@ def followed(guide: Guide, folder: Path) -> Iterator[None]:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(code, encoding="utf-8")
             if name.endswith(".py") and not name.startswith("tests/"):
-                module = _module_of(name)
-                package = importlib.import_module(module.rpartition(".")[0])
-                package.__path__.append(str(file.parent))
-                stack.callback(package.__path__.remove, str(file.parent))
-                stack.callback(sys.modules.pop, module, None)
+                _let_find(name, folder, stack)
         for name, diff in guide.changes.items():
             if not name.endswith(".py"):
                 continue

@@ -122,15 +122,18 @@ class ReferenceTarget(base.Target):
             raise KernelSpecError(f"kernels of {self.name} have one schedule; {variant!r} is another")
         import_tvm()
         from llmc.compiler.targets.reference.codegen import compile_object
+
+        return compile_object(self.kernel(spec), *_MACHINES[self.machine])
+
+    def kernel(self, spec: KernelSpec) -> Any:
+        """The TIR of a kernel. Raises KernelSpecError."""
         from llmc.compiler.targets.reference.kernels.registry import build_kernel
 
-        return compile_object(build_kernel(spec), *_MACHINES[self.machine])
+        return build_kernel(spec)
 
     def listings(self, spec: KernelSpec, variant: str | None) -> dict[str, str]:
         import_tvm()
-        from llmc.compiler.targets.reference.kernels.registry import build_kernel
-
-        return {"tir.txt": f"{build_kernel(spec).script()}\n"}
+        return {"tir.txt": f"{self.kernel(spec).script()}\n"}
 
     def link(self, codes: Sequence[bytes], path: Path) -> None:
         link_shared(codes, path, self.machine)

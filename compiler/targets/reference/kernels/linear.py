@@ -28,7 +28,7 @@ def linear(spec: KernelSpec) -> tirx.PrimFunc:
             total.set(total.get() + k.load("x", row * stride + i) * k.load("weight", column * stride + i))
         return total.get()
 
-    return _linear(spec, {"x": str(p["act_dtype"]), "weight": dtype}, dot)
+    return linear_of(spec, {"x": str(p["act_dtype"]), "weight": dtype}, dot)
 
 
 def linear_quant(spec: KernelSpec) -> tirx.PrimFunc:
@@ -55,10 +55,11 @@ def linear_quant(spec: KernelSpec) -> tirx.PrimFunc:
             total.set(total.get() + T.Cast("float32", exact.get()) * matrix.scale(k, column, group))
         return total.get() * rows.scale(k, "x", row)
 
-    return _linear(spec, {"x": act, **matrix.operands()}, dot_of_int8 if act == "i8" else dot_of_floats)
+    return linear_of(spec, {"x": act, **matrix.operands()}, dot_of_int8 if act == "i8" else dot_of_floats)
 
 
-def _linear(spec: KernelSpec, inputs: dict[str, str], dot: Dot) -> tirx.PrimFunc:
+def linear_of(spec: KernelSpec, inputs: dict[str, str], dot: Dot) -> tirx.PrimFunc:
+    """The kernel of a linear layer whose sums `dot` writes. inputs: dtypes of x, the weight and its parts."""
     p = spec.as_dict()
     n, gated = int(p["n"]), str(p["gated"])
     optional = [name for name in ("bias", "residual") if p[name]]

@@ -1,0 +1,44 @@
+"""Small models that between them have every kernel, and the device conformance suite run on their artifacts."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from llmc.quantize import QuantConfig
+
+from support.compiled import compile_tiny
+from support.tiny_models import make_tiny_model
+
+# Rows and contexts that no tile, partition or block divides.
+LADDER = "prefill=[1,3]x[16,80],decode=[1,5]x[32,80],mixed=[4]x[48]"
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "f32": ("llama", {}, {"dtype": "f32"}),
+    "bf16, norms of q and k": ("qwen3", {}, {"dtype": "bf16"}),
+    "a window": ("mistral", {"sliding_window": 24}, {"dtype": "bf16"}),
+    "w8a8": ("llama", {}, {"dtype": "bf16", "quant": QuantConfig("w8a8")}),
+    "w4a16": ("qwen2", {}, {"dtype": "f32", "quant": QuantConfig("w4a16")}),
+}
+"""Kind, fields of its config, and how it is compiled."""
+OPTIONS = {"cpu": ({"threads": "1"}, {"threads": "3", "pin": "0"})}
+"""Ways to open each kind of device; a kind that is not here is opened with its defaults."""
+
+
+def conformance_artifact(name: str, target: str, folder: Path, cache: Path) -> tuple[Path, str]:
+    """A model of MODELS, compiled below `folder`, and the kind of device that it is for."""
+    kind, overrides, options = MODELS[name]
+    model = make_tiny_model(folder / "model", kind, **overrides)
+    with compile_tiny(
+        model, folder / "out", cache, buckets=LADDER, target=target, tokenizer="none", **options
+    ) as artifact:
+        return folder / "out", artifact.info.target_kind
+
+
+def check_conformance(suite: Path, kind: str, artifact: Path) -> None:
+    """Runs the suite on a device of `kind`, opened in every way that OPTIONS has."""
+    for ways in OPTIONS.get(kind, ({},)):
+        given = [f"{key}={value}" for key, value in ways.items()]
+        run = subprocess.run([suite, kind, artifact, *given], capture_output=True, text=True, timeout=600)
+        assert run.returncode == 0, f"{run.stdout}\n{run.stderr[:4000]}"
+        assert " 0 failures" in run.stdout
