@@ -6,8 +6,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from llmc.quantize import QuantConfig
+import pytest
 
+from llmc.quantize import QuantConfig
+from llmc.runtime.graphs_file import read_graphs
+
+from support.artifacts import made_once
 from support.compiled import compile_tiny
 from support.tiny_models import make_tiny_model
 
@@ -25,18 +29,23 @@ OPTIONS = {"cpu": ({"threads": "1"}, {"threads": "3", "pin": "0"})}
 """Ways to open each kind of device; a kind that is not here is opened with its defaults."""
 
 
-def conformance_artifact(name: str, target: str, folder: Path, cache: Path) -> tuple[Path, str]:
-    """A model of MODELS, compiled below `folder`, and the kind of device that it is for."""
+def conformance_artifact(name: str, target: str, folder: Path, cache: Path) -> Path:
+    """A model of MODELS, compiled below `folder`."""
     kind, overrides, options = MODELS[name]
     model = make_tiny_model(folder / "model", kind, **overrides)
-    with compile_tiny(
-        model, folder / "out", cache, buckets=LADDER, target=target, tokenizer="none", **options
-    ) as artifact:
-        return folder / "out", artifact.info.target_kind
+    compile_tiny(model, folder / "out", cache, buckets=LADDER, target=target, tokenizer="none", **options).close()
+    return folder / "out"
 
 
-def check_conformance(suite: Path, kind: str, artifact: Path) -> None:
-    """Runs the suite on a device of `kind`, opened in every way that OPTIONS has."""
+def shared_artifact(name: str, target: str, factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """The same, made once for all tests of a run."""
+    place = f"conformance-{target}-{list(MODELS).index(name)}"
+    return made_once(factory, place, lambda root: conformance_artifact(name, target, root, cache)) / "out"
+
+
+def check_conformance(suite: Path, artifact: Path) -> None:
+    """Runs the suite on a device of the kind that the artifact is for, opened in every way that OPTIONS has."""
+    kind = read_graphs(artifact).target.kind
     for ways in OPTIONS.get(kind, ({},)):
         given = [f"{key}={value}" for key, value in ways.items()]
         run = subprocess.run([suite, kind, artifact, *given], capture_output=True, text=True, timeout=600)

@@ -33,5 +33,4 @@ def check_target(name: str, folder: Path, bound: float = 1e-4) -> None:
     assert found.first(bound) is None
     suite = native_program("device_conformance")
     for number, one in enumerate(_MODELS):
-        path, kind = conformance_artifact(one, name, folder / str(number), cache)
-        check_conformance(suite, kind, path)
+        check_conformance(suite, conformance_artifact(one, name, folder / str(number), cache))

@@ -1,6 +1,11 @@
 // What every device promises, checked on an artifact of a target: device_conformance KIND ARTIFACT [KEY=VALUE...]
 // Bits are compared, never bounds. It knows a device by device.h and registry.h alone. defect=NAME has the device make a
 // mistake, which must be noticed.
+//
+// Guards stand between the blocks that steps are given: every fourth block, the first and the last among them, holds keys
+// and values of a sequence that nothing else uses, and must have them after every graph, copy and mistake. A device's
+// memory is seen through its logits alone. So what a step writes beside the KV cache is seen only where it changes a
+// later logit; tests/compiler/targets/test_commands.py looks at every byte, of devices that run code on the host.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -46,7 +51,7 @@ struct Part {
   uint32_t end() const { return start + count; }
 };
 
-// A device with one of these mistakes: copy, late, company, spill.
+// A device with one of these mistakes: copy, late, company, spill, stray.
 class Defective final : public Device {
  public:
   Defective(std::unique_ptr<Device> inner, std::string defect) : inner_(std::move(inner)), defect_(std::move(defect)) {}
@@ -56,11 +61,18 @@ class Defective final : public Device {
   Status Enqueue(const StepBatch& batch, llmc::Fence* fence) override {
     batch_ = &batch;
     company_ = batch.num_seqs > 1;
+    written_ = static_cast<uint32_t>(batch.slot_mapping.empty() ? 0 : batch.slot_mapping.back() / model().block_size);
+    const auto named = [&](uint32_t block) {
+      return std::count(batch.block_tables.begin(), batch.block_tables.end(), static_cast<int32_t>(block)) != 0;
+    };
+    for (beside_ = 0; beside_ + 1 < num_blocks() && named(beside_);) ++beside_;
     return defect_ == "late" ? Status::Ok() : inner_->Enqueue(batch, fence);
   }
   Status Wait(llmc::Fence fence, const float** logits) override {
     if (defect_ == "late") LLMC_RETURN_IF_ERROR(inner_->Enqueue(*batch_, &fence));  // what the caller has changed
     const Status status = inner_->Wait(fence, logits);
+    // Into a block that the step does not name.
+    if (status.ok() && defect_ == "stray") return inner_->CopyBlock(written_, beside_);
     if (status.ok() && defect_ == "company" && company_ && *logits != nullptr) {
       rows_.assign(*logits, *logits + model().vocab_size);
       rows_[0] = std::nextafter(rows_[0], 1e30f);
@@ -84,6 +96,7 @@ class Defective final : public Device {
   std::string defect_;
   const StepBatch* batch_ = nullptr;
   bool company_ = false;
+  uint32_t written_ = 0, beside_ = 0;
   std::vector<float> rows_;
 };
 
@@ -101,9 +114,12 @@ class Suite {
     Prepare();
     for (uint32_t g = 0; g < model().graphs.size(); ++g) {
       for (int round = 0; round < 6; ++round) Company(g, round);
+      CheckGuards("graph " + std::to_string(g));
     }
     Copies();
+    CheckGuards("copies");
     Mistakes();
+    CheckGuards("mistakes");
     Counts();
     Engines();
   }
@@ -269,14 +285,38 @@ class Suite {
       blocks = std::max(blocks, uint64_t{std::min(shape.max_seqs, 6u) + 2} * ((Reach(shape) + block_size() - 1) / block_size()));
       if (shape.phase == Phase::kPrefill && Reach(shape) >= Reach(model().graphs[fill_])) fill_ = g;
     }
-    num_blocks_ = static_cast<uint32_t>(blocks) + 8;
+    const uint32_t needed = static_cast<uint32_t>(blocks) + 8;
+    num_blocks_ = needed + needed / (kBlocksOfGuard - 1) + 2;
     CHECK_OK(opened_->Load(artifact_, {num_blocks_}, &device_));
     if (!defect_.empty()) device_ = std::make_unique<Defective>(std::move(device_), defect_);
     CHECK_EQ(device_->num_blocks(), num_blocks_);
     CHECK_EQ(device_->model().graphs.size(), model().graphs.size());
     // The dummy block, too: a step touches what its tables and slots name, and nothing else.
-    for (uint32_t i = 0; i < num_blocks_; ++i) free_.push_back(static_cast<int32_t>(i));
+    for (uint32_t i = 0; i < num_blocks_; ++i) {
+      const bool guard = i % kBlocksOfGuard == 0 || i + 1 == num_blocks_;
+      (guard ? guards_ : free_).push_back(static_cast<int32_t>(i));
+    }
     std::shuffle(free_.begin(), free_.end(), g_random);
+    for (const int32_t guard : guards_) Fill(GuardSequence(guard), 0, GuardTokens(), {guard});
+    CheckGuards("being filled");
+  }
+
+  static uint32_t GuardSequence(int32_t block) { return 1u << 20 | static_cast<uint32_t>(block); }
+  // A full block, if a sequence can be longer than that.
+  uint32_t GuardTokens() const { return std::min(block_size(), Reach(model().graphs[fill_]) - 1); }
+
+  // The next token of each guard's sequence, in a block of its own, sees all that lies in the guard.
+  void CheckGuards(const std::string& behind) {
+    const std::vector<int32_t> beside = TableOf(1);
+    for (const int32_t guard : guards_) {
+      const uint32_t sequence = GuardSequence(guard), tokens = GuardTokens();
+      std::vector<int32_t> table = {guard};
+      if (tokens == block_size()) table.push_back(beside[0]);
+      const auto rows = Step(fill_, {{sequence, tokens, 1, table, 1}});
+      const std::string what = "in guard block " + std::to_string(guard) + " behind " + behind;
+      CheckRow(rows.empty() ? std::vector<float>() : rows[0], sequence, tokens + 1, what.c_str());
+    }
+    Free(beside);
   }
 
   // Sequences side by side, each with a context of its own, have the bits that each has alone: in a bucket that they fill
@@ -455,8 +495,9 @@ class Suite {
   std::shared_ptr<const llmc::Artifact> artifact_;
   std::unique_ptr<llmc::OpenDevice> opened_;
   std::unique_ptr<Device> device_;
+  static constexpr uint32_t kBlocksOfGuard = 4;
   uint32_t num_blocks_ = 0, fill_ = 0;
-  std::vector<int32_t> free_;
+  std::vector<int32_t> free_, guards_;
   std::map<std::pair<uint32_t, uint32_t>, std::vector<float>> references_;
 };
 
