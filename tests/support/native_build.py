@@ -27,5 +27,7 @@ def native_program(name: str) -> Path:
 
 
 def objects_of(target: str) -> list[Path]:
-    """What a target was built of, once `native_program` has built one that needs it."""
-    return sorted((BUILD / "CMakeFiles" / f"{target}.dir").rglob("*.o"))
+    """What a target was built of, once `native_program` has built one that needs it; not what is left of files that
+    are no more."""
+    folder = BUILD / "CMakeFiles" / f"{target}.dir"
+    return sorted(one for one in folder.rglob("*.o") if (NATIVE / one.relative_to(folder).with_suffix("")).is_file())

@@ -112,6 +112,7 @@ class Suite {
     Facts();
     Refusals();
     Prepare();
+    if (device_ == nullptr) return;
     for (uint32_t g = 0; g < model().graphs.size(); ++g) {
       for (int round = 0; round < 6; ++round) Company(g, round);
       CheckGuards("graph " + std::to_string(g));
@@ -288,6 +289,7 @@ class Suite {
     const uint32_t needed = static_cast<uint32_t>(blocks) + 8;
     num_blocks_ = needed + needed / (kBlocksOfGuard - 1) + 2;
     CHECK_OK(opened_->Load(artifact_, {num_blocks_}, &device_));
+    if (device_ == nullptr) return;
     if (!defect_.empty()) device_ = std::make_unique<Defective>(std::move(device_), defect_);
     CHECK_EQ(device_->num_blocks(), num_blocks_);
     CHECK_EQ(device_->model().graphs.size(), model().graphs.size());
