@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.hardware_words import OF_A_CPU
 from support.paths import ROOT
 
 FOLDERS = ("cli", "compiler", "runtime", "buckets", "quantize", "models")
@@ -90,10 +91,7 @@ def test_command_line_imports_no_compiler_stack(argv: list[str]) -> None:
     assert result.stdout.strip().endswith("LOADED []")
 
 
-# What only a CPU has. Fields of records keep their names until the format changes.
-OF_A_CPU = re.compile(
-    r"\b(?:avx\w*|amx\w*|vnni|isa|lanes?|panels?|row[ _]tiles?|triples?|elf|cc|gcc|llvm|mcpu|mattr)\b", re.IGNORECASE
-)
+# Fields of records keep their names until the format changes.
 FORMAT_FIELDS = {"compiler/store/graphs_writer.py": {"row_tile"}}
 
 

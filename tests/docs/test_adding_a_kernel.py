@@ -14,6 +14,7 @@ from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.targets.registry import resolve_target
 
 from support.guide import Guide, followed, read_guide, run_tests
+from support.hardware_words import OF_A_CPU
 from support.new_family import targets_here
 
 pytestmark = pytest.mark.native
@@ -23,6 +24,10 @@ SPEC = KernelSpec.of("other", "running_mean", rows=0, dim=20)
 @pytest.fixture
 def guide() -> Guide:
     return read_guide("adding-a-kernel.md")
+
+
+def test_the_op_knows_no_hardware(guide: Guide) -> None:
+    assert OF_A_CPU.findall(guide.files["compiler/ops/running_mean.py"]) == []
 
 
 def test_the_page_is_followed(guide: Guide, tmp_path: Path) -> None:

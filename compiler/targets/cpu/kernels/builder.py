@@ -12,6 +12,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpecError
 from llmc.compiler.targets.cpu.kernels import vector_ir
+from llmc.compiler.targets.cpu.target import Target
 
 Expr = Any
 _LINE_BYTES = 64
@@ -145,6 +146,11 @@ class Kernel:
         self._stack = ExitStack()
         self._builder = IRBuilder()
         self.buffers: dict[str, Expr] = {}
+
+    @classmethod
+    def of(cls, symbol: str, buffers: Sequence[tuple[str, str]], target: Target) -> Kernel:
+        """One with the vector helpers of a target, and no others."""
+        return cls(symbol, buffers, vector_ir.helpers(target.mcpu))
 
     def __enter__(self) -> Kernel:
         enter = self._stack.enter_context

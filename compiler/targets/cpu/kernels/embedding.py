@@ -7,7 +7,6 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels import vector_ir
 from llmc.compiler.targets.cpu.target import Target
 
 
@@ -21,11 +20,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     packed, columns = bool(p["packed"]), int(p.get("panel_columns", target.panel_columns))
     lanes = b.lanes_of(dtype)
     weight_dtype = b.word_dtype(dtype) if packed else b.TIR_DTYPE[dtype]
-    kernel = b.Kernel(
-        spec.symbol(),
-        [("ids", "int32"), ("weight", weight_dtype), ("out", "float32")],
-        vector_ir.helpers(target.mcpu),
-    )
+    kernel = b.Kernel.of(spec.symbol(), [("ids", "int32"), ("weight", weight_dtype), ("out", "float32")], target)
     with kernel as k:
         ids, weight, out = k["ids"], k["weight"], k["out"]
         with k.share(k.scalar(int(p.get("rows", 0)))) as row:

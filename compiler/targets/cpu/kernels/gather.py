@@ -7,7 +7,6 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels import vector_ir
 from llmc.compiler.targets.cpu.target import Target
 
 
@@ -19,9 +18,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     p = spec.as_dict()
     dim = int(p["dim"])
     full, tail = dim // b.WIDTH, dim % b.WIDTH
-    kernel = b.Kernel(
-        spec.symbol(), [("x", "float32"), ("index", "int32"), ("out", "float32")], vector_ir.helpers(target.mcpu)
-    )
+    kernel = b.Kernel.of(spec.symbol(), [("x", "float32"), ("index", "int32"), ("out", "float32")], target)
     with kernel as k:
         x, index, out = k["x"], k["index"], k["out"]
         with k.share(k.scalar(int(p.get("rows", 2)))) as row:
