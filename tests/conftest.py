@@ -36,7 +36,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 LONGEST = (
     "tuning", "quant_kernels", "run_process", "readme", "quant_models", "background", "base_install", "server_load",
     "parity", "kernels", "example_model", "engine_reference", "generic_models", "kernels_attention", "compile_workers",
-    "amx_kernels", "warm_compile", "generic_kernels", "server_http", "server_process", "server_fuzz", "cache_shared",
+    "amx_kernels", "warm_compile", "generic_kernels", "adding_a_target", "adding_a_kernel",
+    "device_conformance", "adding_a_model", "server_http", "server_process", "server_fuzz", "cache_shared",
 )  # fmt: skip
 
 
