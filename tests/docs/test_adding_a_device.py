@@ -66,7 +66,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Pa
     return folder / "out"
 
 
-def run(suite: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+def run(suite: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([suite, *arguments], capture_output=True, text=True, timeout=600)
 
 

@@ -34,7 +34,8 @@ def side_by_side(layer: Any, hidden_states: torch.Tensor, **others: Any) -> torc
     """A layer of transformers' Llama as the page has it."""
     normed = layer.input_layernorm(hidden_states)
     attended, _ = layer.self_attn(hidden_states=normed, **others)
-    return hidden_states + attended + layer.mlp(normed)
+    made: torch.Tensor = hidden_states + attended + layer.mlp(normed)
+    return made
 
 
 def test_the_module_is_that_of_an_independent_one(tmp_path: Path) -> None:

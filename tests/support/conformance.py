@@ -40,7 +40,11 @@ def conformance_artifact(name: str, target: str, folder: Path, cache: Path) -> P
 def shared_artifact(name: str, target: str, factory: pytest.TempPathFactory, cache: Path) -> Path:
     """The same, made once for all tests of a run."""
     place = f"conformance-{target}-{list(MODELS).index(name)}"
-    return made_once(factory, place, lambda root: conformance_artifact(name, target, root, cache)) / "out"
+
+    def make(root: Path) -> None:
+        conformance_artifact(name, target, root, cache)
+
+    return made_once(factory, place, make) / "out"
 
 
 def check_conformance(suite: Path, artifact: Path) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.graphs_format import INPUTS, OPERAND_KINDS
 from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, Replayer
-from llmc.runtime.graphs_file import INPUTS, OPERAND_KINDS, Command, Operand, input_shape, read_graphs
+from llmc.runtime.graphs_file import Command, Operand, input_shape, read_graphs
 
 from support.kernel_harness import Guarded
 
@@ -70,7 +71,7 @@ class GuardedReplay:
         memory: dict[Any, Guarded] = {**self._pools, "weight": self._weights, "arena": self._memory(found.arena_bytes)}
         for index, name in enumerate(INPUTS):
             memory["input", index] = buffer = self._memory(4 * int(np.prod(input_shape(found, index))))
-            content = np.ravel(by_name[name]).astype(np.int32)
+            content = np.asarray(by_name[name], np.int32).ravel()
             buffer.array.view(np.int32)[: content.size] = content
         memory["output"] = self._memory(4 * found.max_samples * vocab)
         scalars = (ctypes.c_int64 * 8)(

@@ -20,7 +20,7 @@ def native_program(name: str) -> Path:
     BUILD.mkdir(parents=True, exist_ok=True)
     with (BUILD / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        made = ["-S", NATIVE, "-B", BUILD, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+        made: list[str | Path] = ["-S", NATIVE, "-B", BUILD, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
         subprocess.run([cmake, *made, "-DLLMC_BUILD_TESTS=ON"], check=True, capture_output=True)
         subprocess.run([cmake, "--build", BUILD, "--target", name], check=True, capture_output=True)
     return BUILD / name

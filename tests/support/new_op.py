@@ -110,7 +110,8 @@ def check_in_a_model(op: OpDef, folder: Path) -> None:
     class Embedded(Embedding):
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
             x = super().forward(ids)
-            return x + getattr(torch.ops.llmc, op.name)(x)
+            made: torch.Tensor = getattr(torch.ops.llmc, op.name)(x)
+            return x + made
 
     def build(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:
         model = Decoder(config, act_dtype, max_len)

@@ -69,10 +69,10 @@ def test_a_whole_model_writes_the_same_on_another_architecture(tmp_path: Path, k
         compile_tiny(model, tmp_path / target, kernel_cache, buckets=LADDER, target=target).close()
     here = embed("cc", next(path for path in library_candidates() if path.is_file()), tmp_path / "here")
     there = embed("aarch64-linux-gnu-gcc", cross_build(tmp_path / "build"), tmp_path / "there")
-    emulator = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]
+    emulator: list[str | Path] = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]
     wrote = []
-    for command, target in ([[str(here)], "reference"], [[*emulator, str(there)], "reference-aarch64"]):
-        done = subprocess.run([*command, str(tmp_path / str(target)), *PROMPT], capture_output=True, text=True)
+    for command, target in (([here], "reference"), ([*emulator, there], "reference-aarch64")):
+        done = subprocess.run([*command, tmp_path / target, *PROMPT], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         wrote.append(done.stdout.split())
     assert len(wrote[0]) > 0
