@@ -430,10 +430,10 @@ void Engine::Prepare() {
   const uint32_t block_size = static_cast<uint32_t>(model_.block_size);
   StepBatch& b = batch_;
   b.graph = plan_.graph;
-  b.num_tokens = plan_.num_tokens;
-  b.num_seqs = static_cast<uint32_t>(plan_.items.size());
-  b.num_samples = plan_.num_samples;
-  b.block_table_stride = plan_.max_blocks;
+  b.num_tokens = plan_.load.tokens;
+  b.num_seqs = plan_.load.seqs;
+  b.num_samples = plan_.load.samples;
+  b.block_table_stride = plan_.load.blocks;
   b.input_ids.clear();
   b.positions.clear();
   b.slot_mapping.clear();
@@ -771,8 +771,8 @@ void Engine::Publish(bool stepped, bool progressed) {
     ++c.num_steps;
     ++(plan_.prefill ? c.num_prefill_steps : c.num_decode_steps);
     c.num_mixed_steps += plan_.mixed;
-    c.scheduled_tokens += plan_.num_tokens;
-    c.padded_tokens += g.max_tokens - plan_.num_tokens;
+    c.scheduled_tokens += plan_.load.tokens;
+    c.padded_tokens += g.max_tokens - plan_.load.tokens;
   }
   c.num_running = scheduler_.num_running();
   c.num_blocks = blocks_.num_usable();
@@ -789,8 +789,8 @@ void Engine::Publish(bool stepped, bool progressed) {
   if (stepped) {
     llmc_graph_stats& g = graph_stats_[plan_.graph];
     ++g.replays;
-    g.tokens += plan_.num_tokens;
-    g.padded_tokens += model_.graphs[plan_.graph].max_tokens - plan_.num_tokens;
+    g.tokens += plan_.load.tokens;
+    g.padded_tokens += model_.graphs[plan_.graph].max_tokens - plan_.load.tokens;
     g.replay_ns += replay_ns_;
   }
   if (stats_.num_bucket_misses != c.num_bucket_misses) CopyMisses();

@@ -3,106 +3,33 @@
 #include <algorithm>
 
 namespace llmc {
+namespace {
+
+// What serves it is known when the step is planned.
+BucketMiss MissOf(Phase phase, const StepLoad& load) {
+  return {phase, load.seqs, load.tokens, load.blocks, BucketMiss::kNone, 1};
+}
+
+void LongestWaitFirst(std::vector<Sequence*>* sequences) {
+  std::stable_sort(sequences->begin(), sequences->end(),
+                   [](const Sequence* a, const Sequence* b) { return a->last_step < b->last_step; });
+}
+
+}  // namespace
 
 Scheduler::Scheduler(const ModelShape& model, const SchedulerOptions& options, BlockManager* blocks)
-    : model_(model),
+    : ladder_(model),
       options_(options),
       blocks_(blocks),
-      enabled_(model.graphs.size(), true),
       block_size_(blocks->block_size()),
       most_running_(static_cast<size_t>(kSequencesPerSeat) * options.max_num_seqs),
-      watermark_(std::max(1u, blocks->num_usable() / 100)) {
-  largest_step_ = options_.max_tokens_per_step == 0;
-  ReadGraphs();
-}
-
-void Scheduler::ReadGraphs() {
-  uint32_t largest = 1;
-  for (const GraphShape& g : model_.graphs) {
-    if (g.phase == Phase::kDecode) continue;
-    has_mixed_ |= g.phase == Phase::kMixed;
-    largest = std::max(largest, g.max_tokens);
-  }
-  if (largest_step_) options_.max_tokens_per_step = largest;
-}
-
-void Scheduler::TakeNewGraphs() {
-  enabled_.resize(model_.graphs.size(), false);
-  ReadGraphs();
-}
-
-// ---- graphs ----------------------------------------------------------------------------------------------------
-
-// The graph of least max_tokens, then max_blocks_per_seq, that holds the load.
-int Scheduler::Choose(const Load& load, uint32_t phases) const {
-  int best = kNoGraph;
-  for (size_t i = 0; i < num_graphs(); ++i) {
-    const GraphShape& g = model_.graphs[i];
-    if (!Usable(i, phases) || load.seqs > g.max_seqs || load.tokens > g.max_tokens || load.samples > g.max_samples ||
-        load.blocks > g.max_blocks_per_seq) {
-      continue;
-    }
-    if (best == kNoGraph) {
-      best = static_cast<int>(i);
-      continue;
-    }
-    const GraphShape& b = model_.graphs[best];
-    if (g.max_tokens != b.max_tokens ? g.max_tokens < b.max_tokens
-        : g.max_blocks_per_seq != b.max_blocks_per_seq ? g.max_blocks_per_seq < b.max_blocks_per_seq
-                                                       : g.max_seqs < b.max_seqs) {
-      best = static_cast<int>(i);
-    }
-  }
-  return best;
-}
-
-// Most tokens, up to `most`, of one more sequence that some graph holds together with `load`. `remaining`: all tokens
-// that the sequence has left; only the last of them is sampled.
-uint32_t Scheduler::Room(const Load& load, uint32_t computed, uint32_t remaining, uint32_t most,
-                         uint32_t phases) const {
-  uint32_t best = 0;
-  for (size_t i = 0; i < num_graphs(); ++i) {
-    const GraphShape& g = model_.graphs[i];
-    if (!Usable(i, phases) || load.seqs >= g.max_seqs || load.tokens >= g.max_tokens || load.samples > g.max_samples ||
-        load.blocks > g.max_blocks_per_seq) {
-      continue;
-    }
-    uint64_t reach = static_cast<uint64_t>(g.max_blocks_per_seq) * block_size_;
-    if (reach <= computed) continue;
-    uint32_t room = static_cast<uint32_t>(std::min<uint64_t>({most, g.max_tokens - load.tokens, reach - computed}));
-    if (g.phase == Phase::kDecode) room = std::min(room, 1u);
-    if (room == remaining && load.samples >= g.max_samples) room = remaining - 1;
-    best = std::max(best, room);
-  }
-  return best;
-}
-
-// The same for a sequence that is being scored and runs alone. Each of its rows is sampled, so graphs of all phases
-// serve it: what their kernels compute does not depend on the phase.
-uint32_t Scheduler::ScoringRoom(const Sequence& s, uint32_t computed, uint32_t remaining) const {
-  const uint32_t scored = s.num_scored - computed;  // computed again after a preemption
-  uint32_t best = 0;
-  for (size_t i = 0; i < num_graphs(); ++i) {
-    const GraphShape& g = model_.graphs[i];
-    const uint64_t reach = static_cast<uint64_t>(g.max_blocks_per_seq) * block_size_;
-    if (!enabled_[i] || reach <= computed) continue;
-    best = std::max(best, static_cast<uint32_t>(std::min<uint64_t>(
-                              {remaining, g.max_tokens, static_cast<uint64_t>(scored) + g.max_samples,
-                               reach - computed})));
-  }
-  return best;
-}
+      watermark_(std::max(1u, blocks->num_usable() / 100)) {}
 
 // Of the next `count` tokens, those whose logits are wanted for the prompt's logprobs.
 uint32_t Scheduler::NumScores(const Sequence& s, uint32_t count) {
   if (!s.scoring()) return 0;
   const uint32_t end = std::min(s.num_computed + count, s.score_end);
   return end > s.num_scored ? end - s.num_scored : 0;
-}
-
-// What serves it is known when the step is planned.
-void Scheduler::NoteMiss(Phase phase, const Load& load, StepPlan* plan) const {
-  plan->miss = {phase, load.seqs, load.tokens, load.blocks, BucketMiss::kNone, 1};
 }
 
 void Scheduler::CountMiss(const BucketMiss& miss) {
@@ -117,15 +44,15 @@ void Scheduler::CountMiss(const BucketMiss& miss) {
   if (bucket_misses_.size() < LLMC_MAX_BUCKET_MISSES) bucket_misses_.push_back(miss);
 }
 
-void Scheduler::AddToLoad(Load* load, const Sequence& s, uint32_t count) const {
+void Scheduler::AddToLoad(StepLoad* load, const Sequence& s, uint32_t count) const {
   load->seqs += 1;
   load->tokens += count;
   load->samples += NumScores(s, count) + (count == s.num_remaining());
   load->blocks = std::max(load->blocks, BlocksFor(s.num_computed + count));
 }
 
-Scheduler::Load Scheduler::LoadOf(const std::vector<Sequence*>& sequences) const {
-  Load load;
+StepLoad Scheduler::LoadOf(const std::vector<Sequence*>& sequences) const {
+  StepLoad load;
   for (const Sequence* s : sequences) AddToLoad(&load, *s, 1);
   return load;
 }
@@ -238,7 +165,7 @@ bool Scheduler::EnsureWritable(Sequence* s, StepPlan* plan) {
 // With both kinds of work, a mixed step carries all decodes and a chunk of prefill; where no mixed graph holds that,
 // prefill and decode steps alternate: neither starves.
 void Scheduler::Schedule(StepPlan* plan) {
-  *plan = {0, false, false, 0, 0, 0, std::move(plan->items), std::move(plan->copies), {}, std::move(plan->misses)};
+  *plan = {0, false, false, {}, std::move(plan->items), std::move(plan->copies), {}, std::move(plan->misses)};
   plan->items.clear();
   plan->copies.clear();
   plan->misses.clear();
@@ -246,23 +173,22 @@ void Scheduler::Schedule(StepPlan* plan) {
   TakeSeats();
   const bool has_prefill = !prefills_.empty() || !waiting_.empty();
 
-  Load load;
-  uint32_t phases = kDecodePhases;
+  PhaseSet phases = kDecodePhases;
   // When the decodes left no room for a prefill, the prefill comes first in the next step.
-  const bool try_mixed = has_mixed_ && has_prefill && !decodes_.empty() && !crowded_out_;
+  const bool try_mixed = ladder_.has_mixed() && has_prefill && !decodes_.empty() && !crowded_out_;
   crowded_out_ = false;
-  if (try_mixed && PlanMixed(plan, &load)) {
+  if (try_mixed && PlanMixed(plan)) {
     plan->mixed = plan->prefill;
     crowded_out_ &= !plan->prefill;
   } else {
     const bool prefill_first = has_prefill && (decodes_.empty() || !last_was_prefill_);
-    if (prefill_first) AddPrefills(kPrefillPhases, &load, plan);
-    if (plan->items.empty() && !decodes_.empty()) phases = PlanDecode(plan, &load);
-    if (plan->items.empty() && has_prefill && !prefill_first) AddPrefills(kPrefillPhases, &load, plan);
+    if (prefill_first) AddPrefills(kPrefillPhases, plan);
+    if (plan->items.empty() && !decodes_.empty()) phases = PlanDecode(plan);
+    if (plan->items.empty() && has_prefill && !prefill_first) AddPrefills(kPrefillPhases, plan);
     crowded_out_ = false;
   }
   last_was_prefill_ = plan->prefill;
-  if (!plan->items.empty()) ChooseGraph(load, phases, plan);
+  if (!plan->items.empty()) ChooseGraph(phases, plan);
   if (plan->miss.count > 0) CountMiss(plan->miss);
 }
 
@@ -277,152 +203,147 @@ void Scheduler::TakeSeats() {
   }
   num_ready_ = static_cast<uint32_t>(ready_.size());
   if (num_ready_ > options_.max_num_seqs) {
-    std::stable_sort(ready_.begin(), ready_.end(),
-                     [](const Sequence* a, const Sequence* b) { return a->last_step < b->last_step; });
+    LongestWaitFirst(&ready_);
     ready_.resize(options_.max_num_seqs);
     std::sort(ready_.begin(), ready_.end(), Before());
   }
   for (Sequence* s : ready_) (s->num_remaining() == 1 ? decodes_ : prefills_).push_back(s);
 }
 
-void Scheduler::ChooseGraph(const Load& load, uint32_t phases, StepPlan* plan) const {
-  if (plan->prefill) phases = plan->items.front().num_scores > 0 ? kAnyMask : kPrefillPhases;
-  int graph = Choose(load, phases);
-  if (graph == kNoGraph) graph = Choose(load, kAnyMask);
+void Scheduler::ChooseGraph(PhaseSet phases, StepPlan* plan) const {
+  if (plan->prefill) phases = plan->items.front().num_scores > 0 ? kAnyPhase : kPrefillPhases;
+  int graph = ladder_.Choose(plan->load, phases);
+  if (graph == kNoGraph) graph = ladder_.Choose(plan->load, kAnyPhase);
   plan->graph = static_cast<uint32_t>(graph);
-  plan->num_tokens = load.tokens;
-  plan->num_samples = load.samples;
-  plan->max_blocks = load.blocks;
   // One that took a part of the load is none that served it.
-  if (plan->miss.seqs == load.seqs && plan->miss.tokens == load.tokens) plan->miss.graph = graph;
+  if (plan->miss.seqs == plan->load.seqs && plan->miss.tokens == plan->load.tokens) plan->miss.graph = graph;
 }
 
-void Scheduler::AddItem(Sequence* s, uint32_t count, Load* load, StepPlan* plan) {
+void Scheduler::AddItem(Sequence* s, uint32_t count, StepPlan* plan) {
   plan->items.push_back({s, s->num_computed, count, count == s->num_remaining(), s->num_scored, NumScores(*s, count)});
-  AddToLoad(load, *s, count);
+  AddToLoad(&plan->load, *s, count);
   s->last_step = step_;
 }
 
 // `chosen` is in running order, so that a victim of EnsureWritable is never a sequence already in the plan.
-void Scheduler::AddDecodes(const std::vector<Sequence*>& chosen, Load* load, StepPlan* plan) {
+void Scheduler::AddDecodes(const std::vector<Sequence*>& chosen, StepPlan* plan) {
   for (Sequence* s : chosen) {
-    if (s->state == Sequence::State::kRunning && EnsureWritable(s, plan)) AddItem(s, 1, load, plan);
+    if (s->state == Sequence::State::kRunning && EnsureWritable(s, plan)) AddItem(s, 1, plan);
   }
 }
 
 // Decodes ride along with prefill chunks when a mixed graph holds all of them and at least one more token. It may turn
 // out that no prefill can be added: then this is a decode step.
-bool Scheduler::PlanMixed(StepPlan* plan, Load* load) {
-  const Load all = LoadOf(decodes_);
+bool Scheduler::PlanMixed(StepPlan* plan) {
+  const StepLoad all = LoadOf(decodes_);
   const uint32_t computed = prefills_.empty() ? 0 : prefills_.front()->num_computed;
-  if (all.tokens >= options_.max_tokens_per_step || Room(all, computed, 2, 1, kMixedMask) == 0) return false;
-  AddDecodes(decodes_, load, plan);
+  if (all.tokens >= budget() || ladder_.Room(all, computed, 2, 1, kMixedPhase) == 0) return false;
+  AddDecodes(decodes_, plan);
   if (plan->items.empty()) return false;
-  AddPrefills(kMixedMask, load, plan);
+  AddPrefills(kMixedPhase, plan);
   return true;
 }
 
 // Returns the phases to choose the graph from.
-uint32_t Scheduler::PlanDecode(StepPlan* plan, Load* load) {
-  uint32_t phases = kDecodePhases;
-  const Load all = LoadOf(decodes_);
-  if (Choose(all, kDecodePhases) != kNoGraph) {
-    AddDecodes(decodes_, load, plan);
-    return phases;
+PhaseSet Scheduler::PlanDecode(StepPlan* plan) {
+  const StepLoad all = LoadOf(decodes_);
+  if (ladder_.Choose(all, kDecodePhases) != kNoGraph) {
+    AddDecodes(decodes_, plan);
+    return kDecodePhases;
   }
-  NoteMiss(Phase::kDecode, all, plan);
+  plan->miss = MissOf(Phase::kDecode, all);
   if (options_.miss_policy == MissPolicy::kError) {
     FailDecodes(plan);
-    return phases;
+    return kDecodePhases;
   }
-  if (options_.miss_policy == MissPolicy::kLarger && Choose(all, kAnyMask) != kNoGraph) {
-    AddDecodes(decodes_, load, plan);
-    return kAnyMask;
+  if (options_.miss_policy == MissPolicy::kSplit || ladder_.Choose(all, kAnyPhase) == kNoGraph) {
+    return SplitDecodes(plan);
   }
-  return SplitDecodes(plan, load);
+  AddDecodes(decodes_, plan);
+  return kAnyPhase;
 }
 
 // In the order of service: who does not fit beside those before it fails. The next step runs the others.
 void Scheduler::FailDecodes(StepPlan* plan) const {
-  Load load;
+  StepLoad load;
   for (Sequence* s : decodes_) {
-    if (Room(load, s->num_computed, 1, 1, kDecodePhases) == 0) {
-      plan->misses.push_back(s);
-    } else {
+    if (HoldsDecode(load, *s, kDecodePhases)) {
       AddToLoad(&load, *s, 1);
+    } else {
+      plan->misses.push_back(s);
     }
   }
 }
 
 // As many as fit, those that waited longest first; what fits nowhere alone takes a graph of another phase.
-uint32_t Scheduler::SplitDecodes(StepPlan* plan, Load* load) {
-  uint32_t phases = kDecodePhases;
-  std::stable_sort(decodes_.begin(), decodes_.end(),
-                   [](const Sequence* a, const Sequence* b) { return a->last_step < b->last_step; });
+PhaseSet Scheduler::SplitDecodes(StepPlan* plan) {
+  PhaseSet phases = kDecodePhases;
+  LongestWaitFirst(&decodes_);
   chosen_.clear();
-  Load some;
+  StepLoad load;
   for (Sequence* s : decodes_) {
-    if (chosen_.empty() && Room(some, s->num_computed, 1, 1, kDecodePhases) == 0) {
-      if (Room(some, s->num_computed, 1, 1, kAnyMask) == 0) {
-        plan->misses.push_back(s);
-        continue;
-      }
-      phases = kAnyMask;
+    if (chosen_.empty()) phases = HoldsDecode(load, *s, kDecodePhases) ? kDecodePhases : kAnyPhase;
+    if (HoldsDecode(load, *s, phases)) {
+      AddToLoad(&load, *s, 1);
+      chosen_.push_back(s);
+    } else if (chosen_.empty()) {
+      plan->misses.push_back(s);
     }
-    if (Room(some, s->num_computed, 1, 1, phases) == 0) continue;
-    AddToLoad(&some, *s, 1);
-    chosen_.push_back(s);
   }
   std::sort(chosen_.begin(), chosen_.end(), Before());
-  AddDecodes(chosen_, load, plan);
+  AddDecodes(chosen_, plan);
   return phases;
 }
 
 // Chunks of running prefills, then of newly admitted sequences, packed up to the token budget, which the decodes of the
-// step count against. A sequence that is being scored runs alone: when others were first it waits, and nobody behind it
-// may overtake.
-void Scheduler::AddPrefills(uint32_t phases, Load* load, StepPlan* plan) {
-  const uint32_t budget = options_.max_tokens_per_step;
-  uint32_t used = load->tokens;
+// step count against.
+void Scheduler::AddPrefills(PhaseSet phases, StepPlan* plan) {
+  const auto full = [this, plan] { return plan->load.tokens >= budget(); };
   for (Sequence* s : prefills_) {
-    if (used == budget) break;
+    if (full()) return;
     if (s->state != Sequence::State::kRunning) continue;  // preempted for a decode of this step
-    const uint32_t remaining = s->num_remaining(), wanted = remaining - s->held;
-    if (s->scoring() && !plan->items.empty()) {
-      crowded_out_ = true;
-      return;
-    }
-    uint32_t room = s->scoring() ? ScoringRoom(*s, s->num_computed, std::min(wanted, budget))
-                                 : Room(*load, s->num_computed, remaining, std::min(wanted, budget - used), phases);
-    if (s->scoring() && room > 0) {
-      AddItem(s, room, load, plan);
-      plan->prefill = true;
-      return;
-    }
-    if (room == 0 && plan->items.empty()) {
-      Load missed;
-      AddToLoad(&missed, *s, wanted);
-      NoteMiss(Phase::kPrefill, missed, plan);
-      const bool fail = options_.miss_policy == MissPolicy::kError || s->scoring();
-      room = fail ? 0 : Room(*load, s->num_computed, remaining, wanted, kAnyMask);
-      if (room == 0) {
-        plan->misses.push_back(s);
-        continue;
-      }
-      AddItem(s, std::min(room, budget), load, plan);
-      plan->prefill = true;
-      return;
-    }
-    if (room == 0) {
-      crowded_out_ = true;
-      continue;
-    }
-    AddItem(s, room, load, plan);
-    plan->prefill = true;
-    used += room;
+    if (ScoresLater(*s, *plan)) return;
+    const Chunk chunk = FitChunk(s, s->num_computed, phases, plan);
+    if (chunk.fit != Chunk::Fit::kNow) continue;
+    AddChunk(s, chunk.count, plan);
+    if (chunk.alone) return;
   }
-  while (used < budget && Admit(plan, load, phases, budget, &used)) {
+  while (!full() && Admit(phases, plan)) {
   }
+}
+
+// A sequence that is being scored runs alone: when others were first it waits, and nobody behind it may overtake.
+bool Scheduler::ScoresLater(const Sequence& s, const StepPlan& plan) {
+  const bool later = s.scoring() && !plan.items.empty();
+  crowded_out_ |= later;
+  return later;
+}
+
+// What of `s`, whose first `computed` tokens are known, goes into the step: as much as a graph of these phases and the
+// token budget hold beside what is there. What no such graph holds alone is a miss: a graph of any phase serves it,
+// alone, or it fails.
+Scheduler::Chunk Scheduler::FitChunk(Sequence* s, uint32_t computed, PhaseSet phases, StepPlan* plan) {
+  const uint32_t remaining = static_cast<uint32_t>(s->tokens.size()) - computed, wanted = remaining - s->held;
+  const uint32_t most = std::min(wanted, budget() - plan->load.tokens);
+  const bool scoring = s->scoring();
+  const uint32_t room = scoring ? ladder_.ScoringRoom(computed, s->num_scored, most)
+                                : ladder_.Room(plan->load, computed, remaining, most, phases);
+  if (room > 0) return {Chunk::Fit::kNow, room, scoring};
+  if (!plan->items.empty()) {
+    crowded_out_ = true;
+    return {Chunk::Fit::kLater, 0, scoring};
+  }
+  plan->miss = MissOf(Phase::kPrefill, {1, wanted, 1, BlocksFor(computed + wanted)});
+  const bool fails = options_.miss_policy == MissPolicy::kError || scoring;
+  const uint32_t larger = fails ? 0 : ladder_.Room(plan->load, computed, remaining, wanted, kAnyPhase);
+  if (larger > 0) return {Chunk::Fit::kNow, std::min(larger, budget()), true};
+  plan->misses.push_back(s);
+  return {Chunk::Fit::kNever, 0, scoring};
+}
+
+void Scheduler::AddChunk(Sequence* s, uint32_t count, StepPlan* plan) {
+  AddItem(s, count, plan);
+  plan->prefill = true;
 }
 
 // The first waiting sequence that has something to compute, and the cached blocks it starts from in hits_; NULL if none.
@@ -438,63 +359,57 @@ Sequence* Scheduler::NextWaiting(bool no_held, uint64_t* id) {
   return nullptr;
 }
 
-// Moves the head of the waiting queue into the step. All its blocks are taken now, so a prefill never waits for
-// memory halfway. False when it does not fit: nobody behind it may overtake.
-bool Scheduler::Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budget, uint32_t* used) {
+// Moves the head of the waiting queue into the step. False when nobody behind it may overtake: it does not fit, or
+// nothing else rides along.
+bool Scheduler::Admit(PhaseSet phases, StepPlan* plan) {
   if (num_ready_ >= options_.max_num_seqs) return false;
   const bool crowded = Crowded();
   if (crowded && LongParked() == nullptr) return false;
   uint64_t id;
   Sequence* s = NextWaiting(crowded, &id);
-  if (s == nullptr) return false;
-  if (s->scoring() && !plan->items.empty()) {
-    crowded_out_ = true;
-    return false;
+  if (s == nullptr || ScoresLater(*s, *plan) || !FreeBlocks(*s)) return false;
+  const Chunk chunk = FitChunk(s, static_cast<uint32_t>(hits_.size()) * block_size_, phases, plan);
+  switch (chunk.fit) {
+    case Chunk::Fit::kLater: return false;
+    case Chunk::Fit::kNever: Remove(s); break;
+    case Chunk::Fit::kNow:
+      if (Crowded()) Preempt(LongParked());
+      StartRunning(s, id);
+      AddChunk(s, chunk.count, plan);
+      break;
   }
-  const uint32_t length = static_cast<uint32_t>(s->tokens.size());
-  const uint32_t cached = static_cast<uint32_t>(hits_.size()) * block_size_;
-  const uint32_t need = BlocksFor(length) - static_cast<uint32_t>(hits_.size());
+  return !chunk.alone;
+}
+
+// Whether all blocks that `s` needs besides hits_ are free, so that a prefill never waits for memory halfway. Takes them
+// from who is parked and behind it in the order of service.
+bool Scheduler::FreeBlocks(const Sequence& s) {
+  const uint32_t need = NumNewBlocks(s);
   for (;;) {
     uint32_t free = blocks_->num_free();
     for (uint32_t b : hits_) free -= blocks_->ref(b) == 0;
-    if (free >= need + (running_.empty() ? 0 : watermark_)) break;
+    if (free >= need + (running_.empty() ? 0 : watermark_)) return true;
     Sequence* parked = LongParked();
-    if (parked == nullptr || !Before()(s, parked)) return false;
+    if (parked == nullptr || !Before()(&s, parked)) return false;
     Preempt(parked);
   }
+}
 
-  const uint32_t remaining = length - cached, wanted = remaining - s->held;
-  uint32_t room = s->scoring() ? ScoringRoom(*s, cached, std::min(wanted, budget))
-                               : Room(*load, cached, remaining, std::min(wanted, budget - *used), phases);
-  if (s->scoring()) *used = budget;  // nothing else rides along
-  if (room == 0) {
-    if (!plan->items.empty()) {
-      crowded_out_ = true;
-      return false;
-    }
-    NoteMiss(Phase::kPrefill, {1, wanted, 1, BlocksFor(cached + wanted)}, plan);
-    const bool fail = options_.miss_policy == MissPolicy::kError || s->scoring();
-    room = fail ? 0 : Room(*load, cached, remaining, wanted, kAnyMask);
-    if (room == 0) {
-      plan->misses.push_back(s);
-      Remove(s);
-      return true;
-    }
-    *used = budget;  // an odd graph: nothing else rides along
-  }
-
-  if (Crowded()) Preempt(LongParked());
+// A waiting sequence begins with hits_, whose last block is that of `id`, and takes all its other blocks.
+void Scheduler::StartRunning(Sequence* s, uint64_t id) {
+  const uint32_t cached = static_cast<uint32_t>(hits_.size()) * block_size_;
   waiting_.erase(s);
   if (!s->started) {
     s->started = true;
     s->num_cached = cached;
     --num_unstarted_;
     if (blocks_->prefix_cache() && !s->scoring()) {
-      num_query_tokens_ += length;
+      num_query_tokens_ += s->tokens.size();
       num_hit_tokens_ += cached;
     }
   }
   for (uint32_t b : hits_) blocks_->Acquire(b);
+  const uint32_t need = NumNewBlocks(*s);
   s->blocks = hits_;
   for (uint32_t i = 0; i < need; ++i) s->blocks.push_back(blocks_->Allocate());
   s->num_computed = cached;
@@ -502,11 +417,6 @@ bool Scheduler::Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budg
   s->parent_id = id;
   InsertRunning(s);
   ++num_ready_;
-  room = std::min(room, budget);
-  AddItem(s, room, load, plan);
-  plan->prefill = true;
-  if (*used < budget) *used += room;
-  return true;
 }
 
 void Scheduler::Commit(const StepPlan& plan) {

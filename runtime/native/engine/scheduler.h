@@ -6,6 +6,7 @@
 
 #include "device/device.h"
 #include "engine/block_manager.h"
+#include "engine/graph_ladder.h"
 
 namespace llmc {
 
@@ -63,7 +64,7 @@ struct StepPlan {
   uint32_t graph = 0;
   bool prefill = false;  // has an item that is not a decode
   bool mixed = false;    // has both
-  uint32_t num_tokens = 0, num_samples = 0, max_blocks = 0;
+  StepLoad load;         // of all items
   std::vector<StepItem> items;
   struct Copy { uint32_t from, to; };
   std::vector<Copy> copies;        // in this order, before the replay
@@ -92,9 +93,9 @@ class Scheduler {
   void Remove(Sequence* sequence);
 
   // Whether plans may use a graph; all are on at first. What needs a graph that is off misses.
-  void Enable(uint32_t graph, bool on) { enabled_[graph] = on; }
+  void Enable(uint32_t graph, bool on) { ladder_.Enable(graph, on); }
   // The model has more graphs than before; the new ones are off.
-  void TakeNewGraphs();
+  void TakeNewGraphs() { ladder_.TakeNewGraphs(); }
 
   void Schedule(StepPlan* plan);
   // Holds no sequence and no block from now on, whatever state it is in; forgets the prefix cache. The sequences may be
@@ -124,34 +125,35 @@ class Scheduler {
       return a->output_index < b->output_index;
     }
   };
-  // What a graph must hold.
-  struct Load {
-    uint32_t seqs = 0, tokens = 0, samples = 0, blocks = 0;
+  // What becomes of a prefill in a step.
+  struct Chunk {
+    enum class Fit {
+      kNow,    // its next `count` tokens run
+      kLater,  // the step is full
+      kNever,  // no graph may run it: it fails
+    };
+    Fit fit = Fit::kNow;
+    uint32_t count = 0;
+    bool alone = false;  // nothing else rides along
   };
-  static constexpr uint32_t kPrefillMask = 1u << 0, kDecodeMask = 1u << 1, kMixedMask = 1u << 2;
-  static constexpr uint32_t kPrefillPhases = kPrefillMask | kMixedMask, kDecodePhases = kDecodeMask | kMixedMask;
-  static constexpr uint32_t kAnyMask = kPrefillMask | kDecodeMask | kMixedMask;
-  static constexpr int kNoGraph = -1;
   // A step has max_num_seqs seats. So many sequences for each seat may hold blocks: those that wait for masks park.
   static constexpr uint32_t kSequencesPerSeat = 2;
   // A mask that comes within a step or two is the usual case: losing blocks for that would cost more than it brings.
   static constexpr uint64_t kParkedLong = 2;
 
-  size_t num_graphs() const { return enabled_.size(); }
-  bool Usable(size_t graph, uint32_t phases) const {
-    return enabled_[graph] && (phases >> static_cast<uint32_t>(model_.graphs[graph].phase)) & 1;
+  // Tokens of a step with prefill.
+  uint32_t budget() const {
+    return options_.max_tokens_per_step == 0 ? ladder_.largest_step() : options_.max_tokens_per_step;
   }
-  void ReadGraphs();
-  int Choose(const Load& load, uint32_t phases) const;
-  uint32_t Room(const Load& load, uint32_t computed, uint32_t remaining, uint32_t most, uint32_t phases) const;
-  uint32_t ScoringRoom(const Sequence& s, uint32_t computed, uint32_t remaining) const;
+  bool HoldsDecode(const StepLoad& load, const Sequence& s, PhaseSet phases) const {
+    return ladder_.Room(load, s.num_computed, 1, 1, phases) > 0;
+  }
   static uint32_t NumScores(const Sequence& s, uint32_t count);
-  void NoteMiss(Phase phase, const Load& load, StepPlan* plan) const;
   void CountMiss(const BucketMiss& miss);
-  void ChooseGraph(const Load& load, uint32_t phases, StepPlan* plan) const;
+  void ChooseGraph(PhaseSet phases, StepPlan* plan) const;
   uint32_t BlocksFor(uint32_t tokens) const { return (tokens + block_size_ - 1) / block_size_; }
-  void AddToLoad(Load* load, const Sequence& s, uint32_t count) const;
-  Load LoadOf(const std::vector<Sequence*>& sequences) const;
+  void AddToLoad(StepLoad* load, const Sequence& s, uint32_t count) const;
+  StepLoad LoadOf(const std::vector<Sequence*>& sequences) const;
 
   // A running sequence that only waits for its mask. It keeps its blocks, and its seat in the step is free.
   static bool Parked(const Sequence& s) { return s.held && s.num_remaining() == 1; }
@@ -160,28 +162,35 @@ class Scheduler {
   bool Crowded() const { return running_.size() >= most_running_; }
   Sequence* LongParked() const;
   void TakeSeats();
-  void AddDecodes(const std::vector<Sequence*>& chosen, Load* load, StepPlan* plan);
-  void AddPrefills(uint32_t phases, Load* load, StepPlan* plan);
-  void AddItem(Sequence* s, uint32_t count, Load* load, StepPlan* plan);
-  bool PlanMixed(StepPlan* plan, Load* load);
-  uint32_t PlanDecode(StepPlan* plan, Load* load);
-  uint32_t SplitDecodes(StepPlan* plan, Load* load);
+  void AddItem(Sequence* s, uint32_t count, StepPlan* plan);
+  void AddDecodes(const std::vector<Sequence*>& chosen, StepPlan* plan);
+  bool PlanMixed(StepPlan* plan);
+  PhaseSet PlanDecode(StepPlan* plan);
+  PhaseSet SplitDecodes(StepPlan* plan);
   void FailDecodes(StepPlan* plan) const;
+  void AddPrefills(PhaseSet phases, StepPlan* plan);
+  bool ScoresLater(const Sequence& s, const StepPlan& plan);
+  Chunk FitChunk(Sequence* s, uint32_t computed, PhaseSet phases, StepPlan* plan);
+  void AddChunk(Sequence* s, uint32_t count, StepPlan* plan);
   Sequence* NextWaiting(bool no_held, uint64_t* id);
-  bool Admit(StepPlan* plan, Load* load, uint32_t phases, uint32_t budget, uint32_t* used);
+  bool Admit(PhaseSet phases, StepPlan* plan);
+  // Of a waiting sequence, besides the cached blocks in hits_.
+  uint32_t NumNewBlocks(const Sequence& s) const {
+    return BlocksFor(static_cast<uint32_t>(s.tokens.size())) - static_cast<uint32_t>(hits_.size());
+  }
+  bool FreeBlocks(const Sequence& s);
+  void StartRunning(Sequence* s, uint64_t id);
   bool EnsureWritable(Sequence* s, StepPlan* plan);
   void Preempt(Sequence* s);
   void ReleaseBlocks(Sequence* s);
   void InsertRunning(Sequence* s);
 
-  const ModelShape& model_;
+  GraphLadder ladder_;
   SchedulerOptions options_;
   BlockManager* blocks_;
-  std::vector<bool> enabled_;  // [graph]
   uint32_t block_size_;
   size_t most_running_;
   uint32_t watermark_;
-  bool has_mixed_ = false, largest_step_ = false;  // largest_step_: max_tokens_per_step is that of the largest graph
   bool last_was_prefill_ = false;
   bool crowded_out_ = false;  // the last step was to be mixed, and what it carried left no room for a prefill
   uint64_t step_ = 0, num_preemptions_ = 0, num_bucket_misses_ = 0, num_query_tokens_ = 0, num_hit_tokens_ = 0;

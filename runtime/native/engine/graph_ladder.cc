@@ -1,0 +1,68 @@
+#include "engine/graph_ladder.h"
+
+#include <algorithm>
+#include <tuple>
+
+namespace llmc {
+namespace {
+
+bool Holds(const GraphShape& g, const StepLoad& load) {
+  return load.seqs <= g.max_seqs && load.tokens <= g.max_tokens && load.samples <= g.max_samples &&
+         load.blocks <= g.max_blocks_per_seq;
+}
+
+}  // namespace
+
+GraphLadder::GraphLadder(const ModelShape& model) : model_(model) {
+  TakeNewGraphs();
+  enabled_.assign(model.graphs.size(), true);
+}
+
+void GraphLadder::TakeNewGraphs() {
+  enabled_.resize(model_.graphs.size(), false);
+  for (const GraphShape& g : model_.graphs) {
+    if (g.phase == Phase::kDecode) continue;
+    has_mixed_ |= g.phase == Phase::kMixed;
+    largest_step_ = std::max(largest_step_, g.max_tokens);
+  }
+}
+
+int GraphLadder::Choose(const StepLoad& load, PhaseSet phases) const {
+  const auto size = [](const GraphShape& g) { return std::tie(g.max_tokens, g.max_blocks_per_seq, g.max_seqs); };
+  int best = kNoGraph;
+  for (std::size_t i = 0; i < enabled_.size(); ++i) {
+    const GraphShape& g = model_.graphs[i];
+    if (!Usable(i, phases) || !Holds(g, load)) continue;
+    if (best == kNoGraph || size(g) < size(model_.graphs[static_cast<std::size_t>(best)])) best = static_cast<int>(i);
+  }
+  return best;
+}
+
+uint32_t GraphLadder::Room(const StepLoad& load, uint32_t computed, uint32_t remaining, uint32_t most,
+                           PhaseSet phases) const {
+  const StepLoad with_one = {load.seqs + 1, load.tokens + 1, load.samples, load.blocks};
+  uint32_t best = 0;
+  for (std::size_t i = 0; i < enabled_.size(); ++i) {
+    const GraphShape& g = model_.graphs[i];
+    if (!Usable(i, phases) || !Holds(g, with_one) || Reach(g) <= computed) continue;
+    uint32_t room = static_cast<uint32_t>(std::min<uint64_t>({most, g.max_tokens - load.tokens, Reach(g) - computed}));
+    if (g.phase == Phase::kDecode) room = std::min(room, 1u);
+    if (room == remaining && load.samples >= g.max_samples) room = remaining - 1;
+    best = std::max(best, room);
+  }
+  return best;
+}
+
+uint32_t GraphLadder::ScoringRoom(uint32_t computed, uint32_t num_scored, uint32_t most) const {
+  const uint64_t again = num_scored - computed;  // after a preemption
+  uint32_t best = 0;
+  for (std::size_t i = 0; i < enabled_.size(); ++i) {
+    const GraphShape& g = model_.graphs[i];
+    if (!enabled_[i] || Reach(g) <= computed) continue;
+    const uint64_t room = std::min<uint64_t>({most, g.max_tokens, again + g.max_samples, Reach(g) - computed});
+    best = std::max(best, static_cast<uint32_t>(room));
+  }
+  return best;
+}
+
+}  // namespace llmc

@@ -1,0 +1,63 @@
+// GraphLadder: the graphs of a model that steps may run, and which of them hold a load.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "artifact/model_shape.h"
+
+namespace llmc {
+
+// What a graph must hold to run a step. blocks: of the sequence that has most.
+struct StepLoad {
+  uint32_t seqs = 0, tokens = 0, samples = 0, blocks = 0;
+};
+
+// Bit i: graphs of phase i serve.
+using PhaseSet = uint32_t;
+constexpr PhaseSet SetOf(Phase phase) { return 1u << static_cast<uint32_t>(phase); }
+constexpr PhaseSet kMixedPhase = SetOf(Phase::kMixed);
+constexpr PhaseSet kPrefillPhases = SetOf(Phase::kPrefill) | kMixedPhase;
+constexpr PhaseSet kDecodePhases = SetOf(Phase::kDecode) | kMixedPhase;
+constexpr PhaseSet kAnyPhase = kPrefillPhases | kDecodePhases;
+
+constexpr int kNoGraph = -1;
+
+class GraphLadder {
+ public:
+  // All graphs are on.
+  explicit GraphLadder(const ModelShape& model);
+
+  void Enable(uint32_t graph, bool on) { enabled_[graph] = on; }
+  // The model has more graphs than before; the new ones are off.
+  void TakeNewGraphs();
+
+  // Of all graphs, those that are off too: whether one is mixed, and the most tokens of one that takes prefills.
+  bool has_mixed() const { return has_mixed_; }
+  uint32_t largest_step() const { return largest_step_; }
+
+  // The graph of least max_tokens, then max_blocks_per_seq, that holds the load; kNoGraph if none.
+  int Choose(const StepLoad& load, PhaseSet phases) const;
+  // Most tokens, up to `most`, of one more sequence, behind those that it has computed, that some graph holds together
+  // with `load`. `remaining`: all tokens that the sequence has left; only the last of them is sampled.
+  uint32_t Room(const StepLoad& load, uint32_t computed, uint32_t remaining, uint32_t most, PhaseSet phases) const;
+  // The same for a sequence that is being scored and runs alone. Each of its rows behind num_scored tokens is sampled, so
+  // graphs of all phases serve it: what their kernels compute does not depend on the phase.
+  uint32_t ScoringRoom(uint32_t computed, uint32_t num_scored, uint32_t most) const;
+
+ private:
+  bool Usable(std::size_t graph, PhaseSet phases) const {
+    return enabled_[graph] && (phases & SetOf(model_.graphs[graph].phase)) != 0;
+  }
+  // Tokens of a sequence whose keys a graph can read.
+  uint64_t Reach(const GraphShape& g) const {
+    return uint64_t{g.max_blocks_per_seq} * static_cast<uint32_t>(model_.block_size);
+  }
+
+  const ModelShape& model_;
+  std::vector<bool> enabled_;  // [graph]
+  bool has_mixed_ = false;
+  uint32_t largest_step_ = 1;
+};
+
+}  // namespace llmc
