@@ -134,4 +134,12 @@ Status Pages::Allocate(uint64_t bytes, const char* what, Pages* out) {
   return Status::Ok();
 }
 
+void TouchPages(char* from, const char* to) {
+  constexpr uint64_t kPageBytes = 4096;
+  for (; from < to; from += kPageBytes) {
+    volatile char* byte = from;
+    *byte = *byte;
+  }
+}
+
 }  // namespace llmc

@@ -64,4 +64,7 @@ class Pages {
   uint64_t size_ = 0;
 };
 
+// Takes the pages of [from, to) from the system, now; what lies there stays.
+void TouchPages(char* from, const char* to);
+
 }  // namespace llmc

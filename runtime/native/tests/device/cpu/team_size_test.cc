@@ -241,7 +241,7 @@ void TestBitsStay() {
   }
   CHECK_EQ(sizes, 0b1110u);
   CHECK(device->team_use().cuts > 0);
-  CHECK_EQ(device->num_threads(), 3u);
+  CHECK_EQ(device->num_host_threads(), 3u);
   RemoveArtifact();
 }
 

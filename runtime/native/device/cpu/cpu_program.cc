@@ -1,0 +1,133 @@
+#include "device/cpu/cpu_program.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace llmc {
+namespace {
+
+constexpr uint32_t kTasksOfThread = 4;  // at most: every share of many rows widens them anew
+
+}  // namespace
+
+Status CpuProgram::Make(std::shared_ptr<const Artifact> of, std::shared_ptr<const CpuCode> code,
+                        const WeightMemory& weights, const KvPool& pool, uint32_t num_threads, CpuProgram* out) {
+  const Artifact& artifact = *of;
+  out->artifact_ = std::move(of);
+  out->code_ = std::move(code);
+  LLMC_RETURN_IF_ERROR(Pages::Allocate(artifact.max_arena_bytes(), "arena", &out->arena_));
+
+  // One region for inputs and logits, each sized for the largest graph.
+  uint64_t offsets[kNumInputs + 1] = {}, bytes = 0, max_samples = 0;
+  for (uint32_t i = 0; i < kNumInputs; ++i) {
+    uint64_t largest = 0;
+    for (const GraphRecord& graph : artifact.graphs()) largest = std::max(largest, InputBytes(graph, i));
+    offsets[i] = bytes;
+    bytes += largest;
+  }
+  for (const GraphRecord& graph : artifact.graphs()) max_samples = std::max<uint64_t>(max_samples, graph.max_samples);
+  offsets[kNumInputs] = bytes;
+  bytes += RoundUp(max_samples * uint64_t(artifact.model().vocab_size) * sizeof(float), kAlignment);
+  LLMC_RETURN_IF_ERROR(Pages::Allocate(bytes, "inputs and logits", &out->io_));
+  for (uint32_t i = 0; i < kNumInputs; ++i) out->inputs_[i] = reinterpret_cast<int32_t*>(out->io_.data() + offsets[i]);
+  out->logits_ = reinterpret_cast<float*>(out->io_.data() + offsets[kNumInputs]);
+  out->Resolve(weights, pool, num_threads);
+  return Status::Ok();
+}
+
+void* CpuProgram::Address(const OperandRecord& operand, const WeightMemory& weights, const KvPool& pool) const {
+  switch (static_cast<OperandKind>(operand.kind)) {
+    case OperandKind::kArena: return arena_.data() + operand.offset;
+    case OperandKind::kWeight: return weights.address(operand.index) + operand.offset;
+    case OperandKind::kInput: return reinterpret_cast<char*>(inputs_[operand.index]) + operand.offset;
+    case OperandKind::kKeyPool: return pool.keys(operand.index);
+    case OperandKind::kValuePool: return pool.values(operand.index);
+    case OperandKind::kOutput: return reinterpret_cast<char*>(logits_) + operand.offset;
+  }
+  return nullptr;
+}
+
+void CpuProgram::Resolve(const WeightMemory& weights, const KvPool& pool, uint32_t num_threads) {
+  const Artifact& artifact = *artifact_;
+  std::size_t total = 0;
+  for (const GraphRecord& graph : artifact.graphs()) {
+    total += graph.num_commands;
+    longest_ = std::max<std::size_t>(longest_, graph.num_commands);
+  }
+  steps_.reserve(total);  // ranges below point into it
+  for (const GraphRecord& graph : artifact.graphs()) {
+    Step* begin = steps_.data() + steps_.size();
+    for (uint32_t c = 0; c < graph.num_commands; ++c) {
+      const CommandRecord& command = artifact.commands()[graph.first_command + c];
+      Step step{code_->function(command.kernel), {}, command.num_operands, command.barrier, command.family,
+                0, 0, LaunchOf(artifact.kernels()[command.kernel]).weight_parts != 0, false, {}};
+      for (uint32_t o = 0; o < command.num_operands; ++o) {
+        step.buffers[o] = Address(artifact.operands()[command.first_operand + o], weights, pool);
+      }
+      steps_.push_back(step);
+    }
+    steps_.back().barrier = 0;  // the team meets at the end of a job anyway
+    graphs_.push_back({begin, steps_.data() + steps_.size(), 0});
+    Deal(static_cast<uint32_t>(graphs_.size()) - 1, num_threads);
+  }
+}
+
+// Any thread may lose its CPU, or half of its core, at any time: then the others take over what it has not begun. What
+// is read next is known at the start of a graph, and anew whenever a step has streamed its weight.
+void CpuProgram::Deal(uint32_t graph, uint32_t num_threads) {
+  const Artifact& artifact = *artifact_;
+  StepRange& range = graphs_[graph];
+  range.num_threads = num_threads;
+  const CommandRecord* commands = &artifact.commands()[artifact.graphs()[graph].first_command];
+  StreamedWeight next;
+  for (std::size_t c = static_cast<std::size_t>(range.end - range.begin); c-- > 0;) {
+    Step& step = range.begin[c];
+    // As many for each thread: memory is shared evenly.
+    const uint32_t most = LaunchOf(artifact.kernels()[commands[c].kernel]).max_tasks / num_threads;
+    step.tasks_each = num_threads == 1 ? 1 : std::clamp(most, 1u, kTasksOfThread);
+    step.num_tasks = step.tasks_each * num_threads;
+    step.looks_ahead = c == 0 || step.streams;
+    step.next = next;
+    if (step.streams) next = Streamed(commands[c], step);
+  }
+}
+
+// The first weight of a step that streams one; nothing where its panels are no equal parts of it.
+StreamedWeight CpuProgram::Streamed(const CommandRecord& command, const Step& step) const {
+  const Artifact& artifact = *artifact_;
+  const uint32_t parts = LaunchOf(artifact.kernels()[command.kernel]).weight_parts;
+  for (uint32_t o = 0; o < command.num_operands; ++o) {
+    const OperandRecord& operand = artifact.operands()[command.first_operand + o];
+    if (static_cast<OperandKind>(operand.kind) != OperandKind::kWeight) continue;
+    const WeightRecord& weight = artifact.weights()[operand.index];
+    const uint64_t panels = weight.rank == 0 ? 0 : static_cast<uint64_t>(weight.shape[0]);
+    if (operand.bytes != weight.bytes || panels == 0 || panels % parts != 0 || weight.bytes % panels != 0) return {};
+    return {static_cast<const char*>(step.buffers[o]), weight.bytes / panels, panels / parts, parts, step.num_tasks};
+  }
+  return {};
+}
+
+void CpuProgram::ResolveWeights(const WeightMemory& weights) {
+  const Artifact& artifact = *artifact_;
+  Step* step = steps_.data();
+  for (uint32_t g = 0; g < graphs_.size(); ++g) {
+    const GraphRecord& graph = artifact.graphs()[g];
+    for (uint32_t c = 0; c < graph.num_commands; ++c, ++step) {
+      const OperandRecord* operands = &artifact.operands()[artifact.commands()[graph.first_command + c].first_operand];
+      for (uint32_t o = 0; o < step->num_buffers; ++o) {
+        if (static_cast<OperandKind>(operands[o].kind) == OperandKind::kWeight) {
+          step->buffers[o] = weights.address(operands[o].index) + operands[o].offset;
+        }
+      }
+    }
+    Deal(g, graphs_[g].num_threads);
+  }
+}
+
+void CpuProgram::TouchArena(uint32_t graph) {
+  const uint64_t bytes = artifact_->graphs()[graph].arena_bytes;
+  TouchPages(arena_.data() + touched_arena_bytes_, arena_.data() + bytes);
+  touched_arena_bytes_ = std::max(touched_arena_bytes_, bytes);
+}
+
+}  // namespace llmc

@@ -1,0 +1,84 @@
+// CpuProgram: the graphs of an artifact, every command resolved to a function and its buffers, and the memory that they
+// compute in.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "artifact/artifact.h"
+#include "core/mapped_file.h"
+#include "device/cpu/cpu_code.h"
+#include "device/cpu/kv_pool.h"
+#include "device/cpu/memory_nodes.h"
+#include "device/cpu/weight_memory.h"
+
+namespace llmc {
+
+// A weight that a step streams: `parts` equal parts of `panels` each, whose tasks share the panels of all parts alike.
+struct StreamedWeight {
+  const char* data = nullptr;
+  uint64_t panel_bytes = 0, panels = 0;
+  uint32_t parts = 0, num_tasks = 0;
+};
+
+class CpuProgram {
+ public:
+  // A command with every pointer resolved.
+  struct Step {
+    void* function;
+    void* buffers[kMaxBuffers];
+    uint32_t num_buffers, barrier, family, num_tasks;
+    uint32_t tasks_each;  // of a thread
+    bool streams;         // a weight
+    bool looks_ahead;     // the weight that is read next is another one from the end of this step on
+    StreamedWeight next;
+  };
+  struct StepRange {
+    Step* begin;
+    Step* end;
+    uint32_t num_threads;  // that its tasks are dealt to
+  };
+
+  CpuProgram() = default;
+  static Status Make(std::shared_ptr<const Artifact> artifact, std::shared_ptr<const CpuCode> code,
+                     const WeightMemory& weights, const KvPool& pool, uint32_t num_threads, CpuProgram* out);
+
+  const Artifact& artifact() const { return *artifact_; }
+  int32_t* input(Input which) const { return inputs_[which]; }
+  float* logits() const { return logits_; }
+  // Commands of the longest graph.
+  std::size_t longest() const { return longest_; }
+  // Of the arena, see NodeSpread::Place.
+  uint64_t spread_bytes() const { return spread_bytes_; }
+
+  // What one thread writes others read, and TouchArena has one thread touch all.
+  void PlaceArena(NodeSpread* spread) { spread_bytes_ = spread->Place(arena_); }
+  // Takes the arena of a graph from the system.
+  void TouchArena(uint32_t graph);
+  // Between two replays: the weights lie elsewhere.
+  void ResolveWeights(const WeightMemory& weights);
+  // Between two replays: a graph whose tasks are dealt to so many threads.
+  const StepRange& Dealt(uint32_t graph, uint32_t num_threads) {
+    if (graphs_[graph].num_threads != num_threads) Deal(graph, num_threads);
+    return graphs_[graph];
+  }
+
+ private:
+  void* Address(const OperandRecord& operand, const WeightMemory& weights, const KvPool& pool) const;
+  void Resolve(const WeightMemory& weights, const KvPool& pool, uint32_t num_threads);
+  void Deal(uint32_t graph, uint32_t num_threads);
+  StreamedWeight Streamed(const CommandRecord& command, const Step& step) const;
+
+  std::shared_ptr<const Artifact> artifact_;
+  std::shared_ptr<const CpuCode> code_;
+  Pages arena_, io_;
+  uint64_t touched_arena_bytes_ = 0, spread_bytes_ = 0;
+  int32_t* inputs_[kNumInputs] = {};
+  float* logits_ = nullptr;
+  std::vector<Step> steps_;
+  std::vector<StepRange> graphs_;
+  std::size_t longest_ = 0;
+};
+
+}  // namespace llmc

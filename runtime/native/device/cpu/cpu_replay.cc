@@ -1,0 +1,172 @@
+#include "device/cpu/cpu_replay.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+#include "core/clock.h"
+#include "core/ticks.h"
+#include "device/cpu/kernel_call.h"
+
+namespace llmc {
+namespace {
+
+constexpr uint32_t kWorkedFor = 8;  // threads at most whose tasks a thread takes, itself first
+
+// Of a thread, to be read ahead: less than what a cache still holds when it is used.
+uint64_t MostAheadBytes() {
+#ifdef _SC_LEVEL2_CACHE_SIZE
+  const long l2 = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
+  if (l2 > 0) return static_cast<uint64_t>(l2) / 4;
+#endif
+  return uint64_t{64} << 10;
+}
+
+}  // namespace
+
+CpuReplay::CpuReplay(Team* team, uint32_t num_blocks)
+    : team_(team), num_blocks_(num_blocks), most_ahead_bytes_(MostAheadBytes()), times_(team->num_threads()) {}
+
+void CpuReplay::Adopt(CpuProgram program) {
+  claims_ = Claims(team_->num_threads(), program.longest());
+  times_.set_longest(program.longest());
+  program_ = std::move(program);
+}
+
+void CpuReplay::CopyInputs(const BatchView& b) {
+  const GraphRecord& graph = program_.artifact().graphs()[b.graph];
+  const auto copy = [this](Input input, const int32_t* from, uint64_t count) {
+    if (count) std::memcpy(program_.input(input), from, count * sizeof(int32_t));
+  };
+  copy(kInputIds, b.input_ids, b.num_tokens);
+  copy(kPositions, b.positions, b.num_tokens);
+  copy(kSlotMapping, b.slot_mapping, b.num_tokens);
+  copy(kContextLens, b.context_lens, b.num_seqs);
+  copy(kQueryStart, b.query_start, uint64_t{b.num_seqs} + 1);
+  copy(kSampleIndex, b.sample_index, b.num_samples);
+  // Rows wider than the graph's are cut; Check made sure that only unused entries are lost.
+  const uint64_t stride = std::min(b.block_table_stride, graph.max_blocks_per_seq);
+  for (uint64_t i = 0; i < b.num_seqs; ++i) {
+    std::memcpy(program_.input(kBlockTables) + i * stride, b.block_tables + i * b.block_table_stride,
+                stride * sizeof(int32_t));
+    std::fill(program_.input(kTokenSeq) + b.query_start[i], program_.input(kTokenSeq) + b.query_start[i + 1],
+              static_cast<int32_t>(i));
+  }
+  scalars_[0] = b.num_tokens;
+  scalars_[1] = b.num_seqs;
+  scalars_[2] = b.num_samples;
+  scalars_[3] = static_cast<int64_t>(stride);
+  scalars_[4] = num_blocks_;
+  scalars_[5] = team_->size();
+}
+
+// A thread's first tasks of the weight that it reads next, as far as rows are one chunk.
+inline void CpuReplay::LookAhead(const Step& step, uint32_t thread, uint32_t num_threads, ReadAhead* ahead) const {
+  const StreamedWeight& next = step.next;
+  *ahead = {};
+  if (next.parts == 0) return;
+  const uint32_t each = next.num_tasks / num_threads;
+  const auto panel_of = [&next](uint64_t task) { return next.panels * task / next.num_tasks; };
+  const uint64_t first = panel_of(uint64_t{each} * thread), last = panel_of(uint64_t{each} * (thread + 1));
+  const char* at = next.data + first * next.panel_bytes;
+  const uint64_t bytes = std::min((last - first) * next.panel_bytes, most_ahead_bytes_ / next.parts);
+  *ahead = {at, at + bytes, next.parts > 1 ? next.panels * next.panel_bytes : 0};
+}
+
+// Own tasks first, then those that threads behind this one have not begun. Those of a thread that streams a weight are
+// neighbours: it goes on reading where it was. Others may be of unequal size, and are dealt out.
+inline void CpuReplay::Compute(const Step& step, std::size_t index, uint32_t thread, uint32_t num_threads,
+                               ReadAhead* ahead) {
+  const auto run = [&](uint32_t task) {
+    CallKernel(step.function, step.buffers, scalars_, static_cast<int32_t>(task), static_cast<int32_t>(step.num_tasks),
+               step.num_buffers);
+  };
+  if (step.tasks_each == 1) {
+    run(thread);
+  } else {
+    for (uint32_t i = 0; i < std::min(num_threads, kWorkedFor); ++i) {
+      const uint32_t of = thread + i < num_threads ? thread + i : thread + i - num_threads;
+      std::atomic<uint32_t>& claimed = claims_.Of(turn_, of)[index];
+      while (claimed.load(std::memory_order_relaxed) < step.tasks_each) {
+        const uint32_t k = claimed.fetch_add(1, std::memory_order_relaxed);
+        if (k < step.tasks_each) run(step.streams ? of * step.tasks_each + k : of + k * num_threads);
+      }
+    }
+  }
+  if (step.looks_ahead) LookAhead(step, thread, num_threads, ahead);
+}
+
+void CpuReplay::Walk(uint32_t thread, uint32_t num_threads) {
+  ReadAhead ahead;
+  claims_.Reset(1 - turn_, thread);  // for the next replay: no thread looks at these during this one
+  for (const Step* step = current_.begin; step != current_.end; ++step) {
+    Compute(*step, static_cast<std::size_t>(step - current_.begin), thread, num_threads, &ahead);
+    if (step->barrier) team_->Barrier(thread, &ahead);
+  }
+}
+
+// As Walk, on thread 0 and, while profiling, on every thread.
+void CpuReplay::WalkTimed(uint32_t thread, uint32_t num_threads) {
+  ReadAhead ahead;
+  claims_.Reset(1 - turn_, thread);  // for the next replay: no thread looks at these during this one
+  CommandTime* times = times_.Commands(thread);
+  auto spent = spent_;
+  for (const Step* from = current_.begin; from != current_.end; ++from) {
+    const Step step = *from;  // before the clock is read: fetching a command is overhead
+    const uint64_t start = Ticks();
+    Compute(step, static_cast<std::size_t>(from - current_.begin), thread, num_threads, &ahead);
+    const uint64_t end = Ticks();
+    uint64_t leave = end;
+    if (step.barrier) {
+      team_->Barrier(thread, &ahead);
+      leave = Ticks();
+    }
+    spent.family[step.family] += end - start;
+    spent.barrier += leave - end;
+    spent.done = leave;
+    if (times) *times++ = {start, end, leave};
+  }
+  if (thread == 0) spent_ = spent;
+}
+
+Status CpuReplay::Run(const ModelShape& model, const BatchView& batch) {
+  const uint64_t start_ns = MonotonicNs(), start = Ticks();
+  LLMC_RETURN_IF_ERROR(CheckBatch(model, num_blocks_, batch));
+  CopyInputs(batch);
+  RunTeam(batch.graph);
+  const uint64_t end = Ticks();
+  const uint32_t num_commands = static_cast<uint32_t>(current_.end - current_.begin);
+  times_.Account(spent_, num_commands, start, end, MonotonicNs() - start_ns);
+  return Status::Ok();
+}
+
+void CpuReplay::Visit(uint32_t graph) {
+  std::fill(std::begin(scalars_), std::end(scalars_), 0);
+  RunTeam(graph);
+}
+
+// The inputs and scalars are those of the step.
+void CpuReplay::RunTeam(uint32_t graph) {
+  const uint32_t size = team_->size();
+  current_ = program_.Dealt(graph, size);
+  spent_ = {};
+  turn_ = 1 - turn_;
+  // Threads that were left out of the last replay have reset nothing for this one.
+  for (; last_size_ < size; ++last_size_) claims_.Reset(turn_, last_size_);
+  last_size_ = size;
+  team_->Run(
+      [](void* self, uint32_t thread, uint32_t num_threads) {
+        CpuReplay& replay = *static_cast<CpuReplay*>(self);
+        if (thread == 0 || replay.times_.profiling()) {
+          replay.WalkTimed(thread, num_threads);
+        } else {
+          replay.Walk(thread, num_threads);
+        }
+      },
+      this);
+}
+
+}  // namespace llmc

@@ -1,0 +1,87 @@
+// CpuReplay: the walk of a thread team over the commands of a graph.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/status.h"
+#include "device/batch.h"
+#include "device/cpu/cpu_program.h"
+#include "device/cpu/gate.h"
+#include "device/cpu/read_ahead.h"
+#include "device/cpu/replay_times.h"
+#include "device/cpu/team.h"
+
+namespace llmc {
+
+// Which tasks of a replay's commands were begun. Replays take turns: one resets the other's.
+class Claims {
+ public:
+  Claims() = default;
+  // longest: commands of a graph.
+  Claims(uint32_t num_threads, std::size_t longest)
+      : longest_(longest),
+        stride_(RoundUp(longest, kLine) + kLine),  // a line apart
+        num_threads_(num_threads),
+        claimed_(2 * num_threads * stride_) {}
+
+  // Of each command, how many of a thread's tasks were claimed, or more.
+  std::atomic<uint32_t>* Of(uint32_t turn, uint32_t thread) {
+    return claimed_.data() + (std::size_t{turn} * num_threads_ + thread) * stride_;
+  }
+  void Reset(uint32_t turn, uint32_t thread) {
+    std::atomic<uint32_t>* claims = Of(turn, thread);
+    for (std::size_t i = 0; i < longest_; ++i) claims[i].store(0, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr std::size_t kLine = kGateLine / sizeof(uint32_t);
+  std::size_t longest_ = 0, stride_ = 0, num_threads_ = 0;
+  std::vector<std::atomic<uint32_t>> claimed_;  // [turn][thread][command]
+};
+
+class CpuReplay {
+ public:
+  // The team must outlive it. num_blocks: of the KV pool.
+  CpuReplay(Team* team, uint32_t num_blocks);
+
+  // Between two replays; on an exception nothing has changed.
+  void Adopt(CpuProgram program);
+  CpuProgram& program() { return program_; }
+  const CpuProgram& program() const { return program_; }
+
+  // Replays a graph; the logits are the program's. On failure nothing ran.
+  Status Run(const ModelShape& model, const BatchView& batch);
+  // Replays a graph for no row at all.
+  void Visit(uint32_t graph);
+
+  ReplayTimes& times() { return times_; }
+  const ReplayTimes& times() const { return times_; }
+
+ private:
+  using Step = CpuProgram::Step;
+
+  void CopyInputs(const BatchView& batch);
+  void RunTeam(uint32_t graph);
+  void LookAhead(const Step& step, uint32_t thread, uint32_t num_threads, ReadAhead* ahead) const;
+  void Compute(const Step& step, std::size_t index, uint32_t thread, uint32_t num_threads, ReadAhead* ahead);
+  void Walk(uint32_t thread, uint32_t num_threads);
+  void WalkTimed(uint32_t thread, uint32_t num_threads);
+
+  Team* team_;
+  uint32_t num_blocks_;
+  uint64_t most_ahead_bytes_;
+  CpuProgram program_;
+  Claims claims_;
+
+  // The step being replayed.
+  int64_t scalars_[8] = {};
+  uint32_t turn_ = 0;
+  uint32_t last_size_ = 0;  // threads of the last replay
+  CpuProgram::StepRange current_{};
+  ReplayTimes::Spent spent_{};
+  ReplayTimes times_;
+};
+
+}  // namespace llmc

@@ -1,0 +1,49 @@
+#include "device/cpu/kv_pool.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+namespace llmc {
+
+Status KvPool::Allocate(const Artifact& artifact, uint32_t num_blocks, KvPool* out) {
+  uint64_t key_bytes = 0, value_bytes = 0, bytes = 0;
+  if (__builtin_mul_overflow(artifact.key_block_bytes(), uint64_t{num_blocks}, &key_bytes) ||
+      __builtin_mul_overflow(artifact.value_block_bytes(), uint64_t{num_blocks}, &value_bytes) ||
+      key_bytes > (1ull << 60) || value_bytes > (1ull << 60)) {
+    return Status::Error(LLMC_ERR_OUT_OF_MEMORY, "a KV pool of " + std::to_string(num_blocks) +
+                                                     " blocks overflows 64 bits; ask for fewer blocks");
+  }
+  out->num_blocks_ = num_blocks;
+  out->num_layers_ = static_cast<uint32_t>(artifact.model().num_layers);
+  out->key_block_bytes_ = artifact.key_block_bytes();
+  out->value_block_bytes_ = artifact.value_block_bytes();
+  out->key_bytes_ = RoundUp(key_bytes, kAlignment);
+  out->layer_bytes_ = out->key_bytes_ + RoundUp(value_bytes, kAlignment);
+  if (__builtin_mul_overflow(out->layer_bytes_, uint64_t{out->num_layers_}, &bytes)) bytes = UINT64_MAX;
+  return Pages::Allocate(bytes, "KV pool", &out->pages_);
+}
+
+void KvPool::Touch(uint64_t num_blocks) {
+  for (uint32_t layer = 0; layer < num_layers_; ++layer) {
+    TouchPages(keys(layer) + touched_blocks_ * key_block_bytes_, keys(layer) + num_blocks * key_block_bytes_);
+    TouchPages(values(layer) + touched_blocks_ * value_block_bytes_, values(layer) + num_blocks * value_block_bytes_);
+  }
+  touched_blocks_ = std::max(touched_blocks_, num_blocks);
+}
+
+Status KvPool::Copy(uint32_t from, uint32_t to) {
+  if (from >= num_blocks_ || to >= num_blocks_) {
+    return Status::Error(LLMC_ERR_OUT_OF_RANGE, "cannot copy KV block " + std::to_string(from) + " to " +
+                                                    std::to_string(to) + "; the pool has " +
+                                                    std::to_string(num_blocks_) + " blocks");
+  }
+  if (from == to) return Status::Ok();
+  for (uint32_t layer = 0; layer < num_layers_; ++layer) {
+    std::memcpy(keys(layer) + to * key_block_bytes_, keys(layer) + from * key_block_bytes_, key_block_bytes_);
+    std::memcpy(values(layer) + to * value_block_bytes_, values(layer) + from * value_block_bytes_, value_block_bytes_);
+  }
+  return Status::Ok();
+}
+
+}  // namespace llmc

@@ -1,0 +1,36 @@
+// KvPool: keys and values of all layers, a layer's keys before its values, block by block.
+#pragma once
+#include <cstdint>
+
+#include "artifact/artifact.h"
+#include "core/mapped_file.h"
+#include "core/status.h"
+
+namespace llmc {
+
+class KvPool {
+ public:
+  KvPool() = default;
+  // num_blocks: with the dummy block.
+  static Status Allocate(const Artifact& artifact, uint32_t num_blocks, KvPool* out);
+
+  uint32_t num_blocks() const { return num_blocks_; }
+  const Pages& pages() const { return pages_; }
+  // Block 0 of a layer.
+  char* keys(uint32_t layer) const { return pages_.data() + layer * layer_bytes_; }
+  char* values(uint32_t layer) const { return keys(layer) + key_bytes_; }
+
+  // Takes the memory of so many blocks of every layer from the system; what lies there stays.
+  void Touch(uint64_t num_blocks);
+  // Copies a block of every layer.
+  Status Copy(uint32_t from, uint32_t to);
+
+ private:
+  Pages pages_;
+  uint32_t num_blocks_ = 0, num_layers_ = 0;
+  uint64_t key_block_bytes_ = 0, value_block_bytes_ = 0;  // of one layer
+  uint64_t key_bytes_ = 0, layer_bytes_ = 0;              // K of one layer; K and V of one layer
+  uint64_t touched_blocks_ = 0;
+};
+
+}  // namespace llmc
