@@ -130,6 +130,7 @@ class Artifact {
   Status CheckKernels() const;
   Status CheckWeights();
   Status CheckGraphs();
+  Status CheckCommand(const GraphRecord& graph, uint32_t index) const;
   Status CheckOperand(const GraphRecord& graph, uint64_t index) const;
   Status ReadString(uint32_t offset, uint32_t length, const char* what, std::string* out) const;
   std::string WeightName(const WeightRecord& weight) const;
