@@ -32,8 +32,21 @@ static_assert(sizeof(Header) == 64 && sizeof(Section) == 24, "sizes of FORMAT.md
 constexpr uint32_t kVersion = 4;
 constexpr uint32_t kNumKinds = 9;
 constexpr uint32_t kMaxSections = 1024;
-const char* const kSectionNames[kNumKinds + 1] = {"",       "strings", "model",    "kernels",
-                                                  "weights", "graphs",  "commands", "operands", "targets", "codes"};
+constexpr struct {
+  const char* name;
+  uint32_t record_bytes;
+} kSections[kNumKinds + 1] = {
+    {"", 0},
+    {"strings", 1},
+    {"model", sizeof(ModelRecord)},
+    {"kernels", sizeof(KernelRecord)},
+    {"weights", sizeof(WeightRecord)},
+    {"graphs", sizeof(GraphRecord)},
+    {"commands", sizeof(CommandRecord)},
+    {"operands", sizeof(OperandRecord)},
+    {"targets", sizeof(TargetRecord)},
+    {"codes", sizeof(CodeRecord)},
+};
 
 // Of the whole file except the field itself.
 uint32_t TablesCrc32(const MappedFile& file) {
@@ -135,9 +148,6 @@ Status Artifact::ReadTables(const MappedFile& file) {
       !InRange(sizeof(header), uint64_t{header.num_sections} * sizeof(Section), file.size())) {
     return Corrupt("graphs.bin", "it claims " + Str(header.num_sections) + " sections");
   }
-  constexpr uint32_t kRecordBytes[kNumKinds + 1] = {
-      0, 1, sizeof(ModelRecord), sizeof(KernelRecord), sizeof(WeightRecord), sizeof(GraphRecord),
-      sizeof(CommandRecord), sizeof(OperandRecord), sizeof(TargetRecord), sizeof(CodeRecord)};
   Section known[kNumKinds + 1] = {};
   for (uint32_t i = 0; i < header.num_sections; ++i) {
     Section section;
@@ -150,11 +160,11 @@ Status Artifact::ReadTables(const MappedFile& file) {
                                        ", outside the file's " + Str(file.size()) + " bytes or not 8-byte aligned");
     }
     if (section.kind < 1 || section.kind > kNumKinds) continue;
-    const std::string name = kSectionNames[section.kind];
+    const std::string name = kSections[section.kind].name;
     if (known[section.kind].kind) return Corrupt("graphs.bin", "it has two sections of " + name);
-    if (section.record_bytes != kRecordBytes[section.kind]) {
+    if (section.record_bytes != kSections[section.kind].record_bytes) {
       return Corrupt("graphs.bin", "the records of section " + name + " have " + Str(section.record_bytes) +
-                                       " bytes, not " + Str(kRecordBytes[section.kind]));
+                                       " bytes, not " + Str(kSections[section.kind].record_bytes));
     }
     if (section.count > UINT32_MAX) {
       return Corrupt("graphs.bin", "section " + name + " has " + Str(section.count) + " records");
@@ -163,7 +173,7 @@ Status Artifact::ReadTables(const MappedFile& file) {
   }
   for (uint32_t kind = 1; kind <= kNumKinds; ++kind) {
     if (!known[kind].kind) {
-      return Corrupt("graphs.bin", std::string("it has no section of ") + kSectionNames[kind]);
+      return Corrupt("graphs.bin", std::string("it has no section of ") + kSections[kind].name);
     }
   }
   if (known[2].count != 1) return Corrupt("graphs.bin", "it has " + Str(known[2].count) + " model records, not 1");

@@ -59,8 +59,12 @@ void CpuProgram::Resolve(const WeightMemory& weights, const KvPool& pool, uint32
     Step* begin = steps_.data() + steps_.size();
     for (uint32_t c = 0; c < graph.num_commands; ++c) {
       const CommandRecord& command = artifact.commands()[graph.first_command + c];
-      Step step{code_->function(command.kernel), {}, command.num_operands, command.barrier, command.family,
-                0, 0, LaunchOf(artifact.kernels()[command.kernel]).weight_parts != 0, false, {}};
+      Step step{};
+      step.function = code_->function(command.kernel);
+      step.num_buffers = command.num_operands;
+      step.barrier = command.barrier;
+      step.family = command.family;
+      step.streams = LaunchOf(artifact.kernels()[command.kernel]).weight_parts != 0;
       for (uint32_t o = 0; o < command.num_operands; ++o) {
         step.buffers[o] = Address(artifact.operands()[command.first_operand + o], weights, pool);
       }
