@@ -137,8 +137,8 @@ Status Artifact::ReadTables(const MappedFile& file) {
     return Corrupt("graphs.bin", "its header claims " + Str(header.header_bytes) + " bytes, not 64");
   }
   if (header.file_bytes != file.size()) {
-    return Corrupt("graphs.bin", "its header claims " + Str(header.file_bytes) + " bytes and the file has " +
-                                     Str(file.size()));
+    return Corrupt("graphs.bin",
+                   "its header claims " + Str(header.file_bytes) + " bytes and the file has " + Str(file.size()));
   }
   const uint32_t crc = TablesCrc32(file);
   if (crc != header.crc32) return Corrupt("graphs.bin", "its CRC-32 is " + Hex(crc) + ", not " + Hex(header.crc32));

@@ -31,7 +31,8 @@ bool IsFileName(const std::string& name) {
     return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
   };
   return !name.empty() && name.size() <= 255 && plain(static_cast<unsigned char>(name[0])) &&
-         std::all_of(name.begin(), name.end(), [&](unsigned char c) { return plain(c) || c == '.' || c == '_' || c == '-'; });
+         std::all_of(name.begin(), name.end(),
+                     [&](unsigned char c) { return plain(c) || c == '.' || c == '_' || c == '-'; });
 }
 
 }  // namespace
@@ -39,8 +40,8 @@ bool IsFileName(const std::string& name) {
 Status Artifact::ReadString(uint32_t offset, uint32_t length, const char* what, std::string* out) const {
   if (length == 0 || length > kMaxNameBytes || !InRange(offset, length, strings_.size()) ||
       std::memchr(strings_.data() + offset, 0, length) != nullptr) {
-    return Corrupt("graphs.bin", std::string("the ") + what + " is no valid name at " + Str(offset) + "+" + Str(length) +
-                                     " of " + Str(uint64_t{strings_.size()}) + " string bytes");
+    return Corrupt("graphs.bin", std::string("the ") + what + " is no valid name at " + Str(offset) + "+" +
+                                     Str(length) + " of " + Str(uint64_t{strings_.size()}) + " string bytes");
   }
   out->assign(strings_, offset, length);
   return Status::Ok();
@@ -58,7 +59,8 @@ Status Artifact::CheckTarget() {
 // What is in the files is for devices to know; here they are whole.
 Status Artifact::CheckCode() {
   if (!Between(static_cast<int64_t>(code_.size()), 1, kMaxCodeFiles)) {
-    return Corrupt("graphs.bin", "it names " + Str(uint64_t{code_.size()}) + " code files, outside 1 … " + Str(kMaxCodeFiles));
+    return Corrupt("graphs.bin",
+                   "it names " + Str(uint64_t{code_.size()}) + " code files, outside 1 … " + Str(kMaxCodeFiles));
   }
   for (const CodeRecord& code : code_) {
     std::string name;
@@ -96,8 +98,8 @@ Status Artifact::CheckModel() {
   };
   for (const auto& field : fields) {
     if (!Between(field.value, field.low, field.high)) {
-      return Corrupt("graphs.bin", std::string("the model's ") + field.name + " is " + Str(field.value) +
-                                       ", outside " + Str(field.low) + " … " + Str(field.high));
+      return Corrupt("graphs.bin", std::string("the model's ") + field.name + " is " + Str(field.value) + ", outside " +
+                                       Str(field.low) + " … " + Str(field.high));
     }
   }
   if (m.block_size % 16 != 0) {
@@ -135,7 +137,8 @@ Status Artifact::CheckKernels() const {
                                        " string bytes");
     }
     if (kernel.code >= code_.size()) {
-      return Corrupt("graphs.bin", name + " is in code file " + Str(kernel.code) + " of " + Str(uint64_t{code_.size()}));
+      return Corrupt("graphs.bin",
+                     name + " is in code file " + Str(kernel.code) + " of " + Str(uint64_t{code_.size()}));
     }
     if (!Between(kernel.num_buffers, 1, kMaxBuffers)) {
       return Corrupt("graphs.bin", name + " takes " + Str(kernel.num_buffers) + " buffers, outside 1 … 12");
@@ -284,8 +287,7 @@ Status Artifact::CheckOperand(const GraphRecord& graph, uint64_t index) const {
       count = 1;
       limit = uint64_t{graph.max_samples} * uint64_t(model_.vocab_size) * sizeof(float);
       break;
-    default:
-      return Corrupt("graphs.bin", "operand " + Str(index) + " has unknown kind " + Str(operand.kind));
+    default: return Corrupt("graphs.bin", "operand " + Str(index) + " has unknown kind " + Str(operand.kind));
   }
   // The arena has no index.
   const bool indexed = static_cast<OperandKind>(operand.kind) != OperandKind::kArena;
@@ -299,8 +301,7 @@ Status Artifact::CheckOperand(const GraphRecord& graph, uint64_t index) const {
   }
   if (operand.bytes == 0 || !InRange(operand.offset, operand.bytes, limit)) {
     return Corrupt("graphs.bin", "operand " + Str(index) + " of kind " + Str(operand.kind) + " spans " +
-                                     Str(operand.offset) + "+" + Str(operand.bytes) + " of " + Str(limit) +
-                                     " bytes");
+                                     Str(operand.offset) + "+" + Str(operand.bytes) + " of " + Str(limit) + " bytes");
   }
   return Status::Ok();
 }
@@ -313,8 +314,7 @@ Status Artifact::CheckCommand(const GraphRecord& graph, uint32_t index) const {
   }
   if (command.num_operands != kernels_[command.kernel].num_buffers) {
     return Corrupt("graphs.bin", "command " + Str(index) + " has " + Str(command.num_operands) +
-                                     " operands and its kernel takes " +
-                                     Str(kernels_[command.kernel].num_buffers));
+                                     " operands and its kernel takes " + Str(kernels_[command.kernel].num_buffers));
   }
   if (!InRange(command.first_operand, command.num_operands, operands_.size())) {
     return Corrupt("graphs.bin", "command " + Str(index) + " has operands " + Str(command.first_operand) + "+" +
@@ -324,8 +324,8 @@ Status Artifact::CheckCommand(const GraphRecord& graph, uint32_t index) const {
     return Corrupt("graphs.bin", "command " + Str(index) + " has barrier " + Str(command.barrier));
   }
   if (!Between(command.layer, -1, model_.num_layers - 1)) {
-    return Corrupt("graphs.bin", "command " + Str(index) + " has layer " + Str(command.layer) + " of " +
-                                     Str(model_.num_layers));
+    return Corrupt("graphs.bin",
+                   "command " + Str(index) + " has layer " + Str(command.layer) + " of " + Str(model_.num_layers));
   }
   if (command.family >= kNumFamilies) {
     return Corrupt("graphs.bin", "command " + Str(index) + " has unknown family " + Str(command.family));
@@ -363,19 +363,18 @@ Status Artifact::CheckGraphs() {
       }
     }
     if (InputBytes(graph, kBlockTables) > kMaxInputBytes) {
-      return Corrupt("graphs.bin", name + " has block tables of " + Str(graph.max_seqs) + " × " +
-                                       Str(graph.max_blocks_per_seq));
+      return Corrupt("graphs.bin",
+                     name + " has block tables of " + Str(graph.max_seqs) + " × " + Str(graph.max_blocks_per_seq));
     }
     if (uint64_t{graph.max_samples} * uint64_t(model_.vocab_size) > kMaxArenaBytes) {
-      return Corrupt("graphs.bin", name + " has logits of " + Str(graph.max_samples) + " × " +
-                                       Str(model_.vocab_size));
+      return Corrupt("graphs.bin", name + " has logits of " + Str(graph.max_samples) + " × " + Str(model_.vocab_size));
     }
     if (graph.arena_bytes > kMaxArenaBytes) {
       return Corrupt("graphs.bin", name + " wants an arena of " + Str(graph.arena_bytes) + " bytes");
     }
     if (!InRange(graph.first_command, graph.num_commands, commands_.size())) {
-      return Corrupt("graphs.bin", name + " has commands " + Str(graph.first_command) + "+" +
-                                       Str(graph.num_commands) + " of " + Str(uint64_t{commands_.size()}));
+      return Corrupt("graphs.bin", name + " has commands " + Str(graph.first_command) + "+" + Str(graph.num_commands) +
+                                       " of " + Str(uint64_t{commands_.size()}));
     }
     replayed += graph.num_commands;
     if (replayed > kMaxReplayedCommands) return Corrupt("graphs.bin", "its graphs have too many commands");
@@ -383,8 +382,8 @@ Status Artifact::CheckGraphs() {
       LLMC_RETURN_IF_ERROR(CheckCommand(graph, c));
     }
     max_arena_bytes_ = std::max(max_arena_bytes_, graph.arena_bytes);
-    shape_.graphs.push_back({static_cast<Phase>(graph.phase), graph.batch, graph.seq, graph.max_tokens,
-                             graph.max_seqs, graph.max_samples, graph.max_blocks_per_seq});
+    shape_.graphs.push_back({static_cast<Phase>(graph.phase), graph.batch, graph.seq, graph.max_tokens, graph.max_seqs,
+                             graph.max_samples, graph.max_blocks_per_seq});
   }
   return Status::Ok();
 }

@@ -7,7 +7,9 @@
 namespace llmc {
 
 // offset + bytes <= limit, without overflow.
-inline bool InRange(uint64_t offset, uint64_t bytes, uint64_t limit) { return offset <= limit && bytes <= limit - offset; }
+inline bool InRange(uint64_t offset, uint64_t bytes, uint64_t limit) {
+  return offset <= limit && bytes <= limit - offset;
+}
 
 inline std::string Str(uint64_t value) { return std::to_string(value); }
 inline std::string Str(int32_t value) { return std::to_string(value); }

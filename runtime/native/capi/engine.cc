@@ -233,9 +233,8 @@ llmc_status llmc_engine_get_graph_stats(const llmc_engine* engine, llmc_graph_st
     if (count == nullptr) return NullArgument("count");
     const uint64_t num_graphs = engine->engine->num_graphs();
     if (capacity < num_graphs) {
-      return Status::Error(LLMC_ERR_OUT_OF_RANGE, "capacity is " + std::to_string(capacity) +
-                                                      " but the artifact has " + std::to_string(num_graphs) +
-                                                      " graphs.");
+      return Status::Error(LLMC_ERR_OUT_OF_RANGE, "capacity is " + std::to_string(capacity) + " but the artifact has " +
+                                                      std::to_string(num_graphs) + " graphs.");
     }
     LLMC_RETURN_IF_ERROR(llmc::CheckStruct(stats, "stats[0]"));
     llmc::WriteArray(engine->engine->GraphStats(), num_graphs, stats);

@@ -42,8 +42,8 @@ llmc_status llmc_probe_measure(llmc_probe* probe, uint32_t limit, double seconds
     if (!probe) return llmc::NullArgument("probe");
     if (!rate) return llmc::NullArgument("rate");
     if (limit > LLMC_LIMIT_INT8) {
-      return llmc::Status::Error(LLMC_ERR_INVALID_ARGUMENT,
-                                 "limit is " + std::to_string(limit) + "; use one of LLMC_LIMIT_READ … LLMC_LIMIT_INT8");
+      return llmc::Status::Error(LLMC_ERR_INVALID_ARGUMENT, "limit is " + std::to_string(limit) +
+                                                                "; use one of LLMC_LIMIT_READ … LLMC_LIMIT_INT8");
     }
     return probe->probe->Measure(static_cast<llmc::Limit>(limit), seconds, rate);
   });

@@ -82,8 +82,8 @@ llmc_status llmc_replayer_run(llmc_replayer* replayer, uint32_t graph, const llm
                                                           "; pass a larger array");
     }
     llmc::Device& device = *replayer->device;
-    LLMC_RETURN_IF_ERROR(llmc::CheckCounts(device.model(), graph, b.num_tokens, b.num_seqs, b.num_samples,
-                                           b.block_table_stride));
+    LLMC_RETURN_IF_ERROR(
+        llmc::CheckCounts(device.model(), graph, b.num_tokens, b.num_seqs, b.num_samples, b.block_table_stride));
     llmc::StepBatch& step = replayer->step;
     step.graph = graph;
     step.num_tokens = b.num_tokens, step.num_seqs = b.num_seqs, step.num_samples = b.num_samples;
@@ -148,7 +148,8 @@ llmc_status llmc_replayer_get_command_times(const llmc_replayer* replayer, uint3
     llmc::ReplayProfile* profile = nullptr;
     LLMC_RETURN_IF_ERROR(ProfileOf(replayer, &profile));
     if (thread >= profile->num_threads()) {
-      return Status::Error(LLMC_ERR_OUT_OF_RANGE, "thread " + std::to_string(thread) + " does not exist; the team has " +
+      return Status::Error(LLMC_ERR_OUT_OF_RANGE, "thread " + std::to_string(thread) +
+                                                      " does not exist; the team has " +
                                                       std::to_string(profile->num_threads()));
     }
     const uint32_t commands = profile->num_profiled();

@@ -32,8 +32,8 @@ Status ReadCost(const llmc_sim_cost* from, const std::string& name, llmc::Replay
   to->tokens.assign(c.tokens, c.tokens + c.num_points);
   to->ns.assign(c.ns, c.ns + c.num_points);
   to->ns_per_pair = c.ns_per_pair;
-  const bool ascends = std::adjacent_find(to->tokens.begin(), to->tokens.end(), std::greater_equal<uint32_t>()) ==
-                       to->tokens.end();
+  const bool ascends =
+      std::adjacent_find(to->tokens.begin(), to->tokens.end(), std::greater_equal<uint32_t>()) == to->tokens.end();
   if (!ascends || !IsTime(c.ns_per_pair) || !std::all_of(to->ns.begin(), to->ns.end(), IsTime)) {
     return Invalid("The " + name + " is no curve; give ascending tokens and times of 0 or more.");
   }
@@ -143,8 +143,7 @@ llmc_status llmc_engine_get_simulated_loads(const llmc_engine* engine, llmc_sim_
     }
     std::vector<llmc_sim_load> all;
     for (const llmc::SimulatedLoad& l : engine->simulated->Loads()) {
-      all.push_back({0, l.graph, l.num_seqs, l.length, l.replays, l.tokens, l.contexts, l.ns, l.exact_ns,
-                     l.longest});
+      all.push_back({0, l.graph, l.num_seqs, l.length, l.replays, l.tokens, l.contexts, l.ns, l.exact_ns, l.longest});
     }
     llmc::WriteArray(all, std::min<uint64_t>(capacity, all.size()), loads);
     *count = all.size();

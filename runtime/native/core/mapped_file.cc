@@ -36,9 +36,9 @@ Status MappedFile::Open(const std::string& path, MappedFile* out) {
   if (fd < 0) {
     const int error = errno;
     const bool missing = error == ENOENT || error == ENOTDIR;
-    return Status::Error(missing ? LLMC_ERR_NOT_FOUND : LLMC_ERR_IO,
-                         "cannot open '" + path + "': " + std::strerror(error) +
-                             "; check the path and the permissions");
+    return Status::Error(
+        missing ? LLMC_ERR_NOT_FOUND : LLMC_ERR_IO,
+        "cannot open '" + path + "': " + std::strerror(error) + "; check the path and the permissions");
   }
   MappedFile file;
   file.path_ = path;

@@ -15,10 +15,10 @@ struct [[nodiscard]] Status {
   static Status Error(llmc_status code, std::string message) { return {code, std::move(message)}; }
 };
 
-#define LLMC_RETURN_IF_ERROR(expr)          \
-  do {                                      \
-    ::llmc::Status status_ = (expr);        \
-    if (!status_.ok()) return status_;      \
+#define LLMC_RETURN_IF_ERROR(expr)     \
+  do {                                 \
+    ::llmc::Status status_ = (expr);   \
+    if (!status_.ok()) return status_; \
   } while (0)
 
 }  // namespace llmc

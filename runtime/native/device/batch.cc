@@ -28,11 +28,12 @@ Status CheckCount(const char* what, uint32_t value, uint32_t low, uint32_t high)
 
 }  // namespace
 
-Status CheckCounts(const ModelShape& model, uint32_t graph, uint32_t num_tokens, uint32_t num_seqs, uint32_t num_samples,
-                   uint32_t block_table_stride) {
+Status CheckCounts(const ModelShape& model, uint32_t graph, uint32_t num_tokens, uint32_t num_seqs,
+                   uint32_t num_samples, uint32_t block_table_stride) {
   if (graph >= model.graphs.size()) {
-    return Status::Error(LLMC_ERR_OUT_OF_RANGE, "graph " + std::to_string(graph) + " does not exist; the artifact has " +
-                                                    std::to_string(model.graphs.size()));
+    return Status::Error(
+        LLMC_ERR_OUT_OF_RANGE,
+        "graph " + std::to_string(graph) + " does not exist; the artifact has " + std::to_string(model.graphs.size()));
   }
   const GraphShape& g = model.graphs[graph];
   LLMC_RETURN_IF_ERROR(CheckCount("num_tokens", num_tokens, 1, g.max_tokens));

@@ -22,8 +22,8 @@ struct BatchView {
 };
 
 // Whether a graph holds so many: what must be known before arrays of that length are read.
-Status CheckCounts(const ModelShape& model, uint32_t graph, uint32_t num_tokens, uint32_t num_seqs, uint32_t num_samples,
-                   uint32_t block_table_stride);
+Status CheckCounts(const ModelShape& model, uint32_t graph, uint32_t num_tokens, uint32_t num_seqs,
+                   uint32_t num_samples, uint32_t block_table_stride);
 // Whether the arrays are as long as the counts say.
 Status CheckSizes(const StepBatch& batch);
 // Whether all that kernels index with is in range: counts, ids, positions, slots, blocks of a pool of num_blocks.

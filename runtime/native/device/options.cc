@@ -16,8 +16,8 @@ const std::string* OptionReader::Find(const char* name) {
 
 void OptionReader::Refuse(const char* name, const std::string& value, const std::string& wanted) {
   if (!wrong_.ok()) return;
-  wrong_ = Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::string("The option ") + name + " of a device of kind '" + kind_ +
-                                                        "' is '" + value + "'; use " + wanted + ".");
+  wrong_ = Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::string("The option ") + name + " of a device of kind '" +
+                                                        kind_ + "' is '" + value + "'; use " + wanted + ".");
 }
 
 void OptionReader::Number(const char* name, uint32_t most, uint32_t* out) {
@@ -46,13 +46,15 @@ void OptionReader::Choice(const char* name, const std::vector<const char*>& choi
     return;
   }
   std::string wanted;
-  for (const char* choice : choices) wanted += (wanted.empty() ? "" : choice == choices.back() ? " or " : ", ") + std::string(choice);
+  for (const char* choice : choices)
+    wanted += (wanted.empty() ? "" : choice == choices.back() ? " or " : ", ") + std::string(choice);
   Refuse(name, *value, wanted);
 }
 
 Status OptionReader::Finish() const {
   for (const auto& option : options_) {
-    const bool known = std::any_of(known_.begin(), known_.end(), [&](const char* name) { return option.first == name; });
+    const bool known =
+        std::any_of(known_.begin(), known_.end(), [&](const char* name) { return option.first == name; });
     if (known) continue;
     std::string names;
     for (const char* name : known_) names += (names.empty() ? "" : ", ") + std::string(name);

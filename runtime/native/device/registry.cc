@@ -27,7 +27,8 @@ void RegisterDeviceKind(const DeviceKind* kind) {
   std::lock_guard<std::mutex> lock(mutex);
   std::vector<const DeviceKind*>& kinds = Kinds();
   const std::string name = kind->name;
-  const auto same = std::find_if(kinds.begin(), kinds.end(), [&](const DeviceKind* other) { return name == other->name; });
+  const auto same =
+      std::find_if(kinds.begin(), kinds.end(), [&](const DeviceKind* other) { return name == other->name; });
   if (same != kinds.end()) {
     *same = kind;
   } else {

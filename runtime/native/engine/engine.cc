@@ -249,8 +249,8 @@ uint32_t Engine::Wait(uint64_t timeout_ns) {
     if (until >= kForever) {
       changed_.wait(lock);
     } else {
-      changed_.wait_until(lock, std::chrono::steady_clock::time_point(
-                                    std::chrono::nanoseconds(static_cast<int64_t>(until))));
+      changed_.wait_until(lock,
+                          std::chrono::steady_clock::time_point(std::chrono::nanoseconds(static_cast<int64_t>(until))));
     }
   }
 }
@@ -673,11 +673,11 @@ Status Engine::MissOf(const Sequence& s) const {
   const BucketMiss& miss = plan_.miss;
   const bool decode = miss.phase == Phase::kDecode;
   const uint32_t context = miss.blocks * static_cast<uint32_t>(model_.block_size);
-  return Status::Error(LLMC_ERR_BUCKET_MISS,
-                       "No " + std::string(decode ? "decode" : "prefill") + " graph that is on holds " +
-                           std::to_string(miss.seqs) + " sequences, the longest of up to " + std::to_string(context) +
-                           " tokens, and misses are errors; add bucket " + WantedFor(miss, model_).Name() +
-                           " or allow other graphs.");
+  return Status::Error(LLMC_ERR_BUCKET_MISS, "No " + std::string(decode ? "decode" : "prefill") +
+                                                 " graph that is on holds " + std::to_string(miss.seqs) +
+                                                 " sequences, the longest of up to " + std::to_string(context) +
+                                                 " tokens, and misses are errors; add bucket " +
+                                                 WantedFor(miss, model_).Name() + " or allow other graphs.");
 }
 
 void Engine::FailAll(const Status& why) {
@@ -715,8 +715,7 @@ void Engine::Forget() noexcept {
 
 // May itself run out of memory; what has its event then keeps it, and the next step goes on.
 void Engine::FailAfterOutOfMemory() {
-  FailAll(Status::Error(LLMC_ERR_OUT_OF_MEMORY,
-                        "Memory ran out in a step; use fewer sequences or a smaller KV pool."));
+  FailAll(Status::Error(LLMC_ERR_OUT_OF_MEMORY, "Memory ran out in a step; use fewer sequences or a smaller KV pool."));
   out_of_memory_ = false;
   Publish(false, false);
 }
@@ -756,8 +755,8 @@ void Engine::CopyMisses() {
     const BucketMiss& m = all[i];
     if (i == bucket_misses_.size()) {
       const WantedBucket wanted = WantedFor(m, model_);
-      bucket_misses_.push_back({0, static_cast<uint32_t>(m.phase), m.seqs, m.tokens, m.blocks, 0, 0, m.graph, 0,
-                                wanted.batch, wanted.seq});
+      bucket_misses_.push_back(
+          {0, static_cast<uint32_t>(m.phase), m.seqs, m.tokens, m.blocks, 0, 0, m.graph, 0, wanted.batch, wanted.seq});
     }
     bucket_misses_[i].count = m.count;
   }

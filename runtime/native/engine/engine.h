@@ -25,10 +25,10 @@ struct Request {
   uint64_t id = 0;
   SamplingParams params;
   uint32_t max_length = 0;  // prompt and output
-  bool forked = false;      // the prompt is done and all n sequences exist
+  bool forked = false;  // the prompt is done and all n sequences exist
   bool ended = false;
   bool guided = false;
-  bool asked = false;       // its first masks were asked for, and it has not started: counted in Engine::num_asked_
+  bool asked = false;  // its first masks were asked for, and it has not started: counted in Engine::num_asked_
   int32_t num_prompt_logprobs = -1;
   uint64_t deadline_ns = 0;  // 0: none
   uint64_t arrival_ns = 0, first_scheduled_ns = 0, first_token_ns = 0;
@@ -43,8 +43,8 @@ struct WarmLoad {
 };
 
 struct EngineOptions {
-  uint32_t max_num_seqs = 0;         // 0: the model's
-  uint32_t max_waiting = 0;          // 0: 65536
+  uint32_t max_num_seqs = 0;  // 0: the model's
+  uint32_t max_waiting = 0;  // 0: 65536
   uint32_t max_tokens_per_step = 0;  // 0: the largest prefill graph
   bool prefix_cache = true;
   MissPolicy miss_policy = MissPolicy::kLarger;
@@ -127,7 +127,7 @@ class Engine {
   StepBatch batch_;
   std::vector<SampleTask> tasks_;
   std::vector<SampleOutcome> outcomes_;  // one for each task
-  std::vector<Sequence*> owners_;        // whose each task is
+  std::vector<Sequence*> owners_;  // whose each task is
   std::vector<llmc_event> new_events_;
   std::vector<Request*> ended_, started_;  // started_: guided requests of which this step was the first
   std::vector<Request*> arrived_, cancelled_;
@@ -138,17 +138,17 @@ class Engine {
   };
   std::vector<MaskUpdate> mask_updates_;
   uint64_t scheduled_ns_ = 0, replay_ns_ = 0;  // of this step: when it was scheduled, how long it replayed
-  bool out_of_memory_ = false;                 // and some requests have not been failed yet
+  bool out_of_memory_ = false;  // and some requests have not been failed yet
   llmc_engine_stats counters_;
   std::vector<DeviceStat> new_device_stats_;
 
   mutable std::mutex step_mutex_;  // held by Step and CheckIntegrity
-  mutable std::mutex mutex_;       // guards what follows
+  mutable std::mutex mutex_;  // guards what follows
   uint64_t next_id_ = 1;
   uint32_t num_queued_ = 0;  // requests that have not started
   std::condition_variable changed_;  // something that Ready depends on
-  bool runnable_ = false;            // the next step may find work without news from outside
-  uint64_t next_deadline_ns_ = 0;    // 0: none
+  bool runnable_ = false;  // the next step may find work without news from outside
+  uint64_t next_deadline_ns_ = 0;  // 0: none
   std::vector<Request*> inbox_, cancel_inbox_, mask_inbox_;
   // Masks take memory and work, and a long queue may wait for its turn: first masks are asked for in the order of
   // service, while fewer than kMostAsked of such continuations have not started.

@@ -66,7 +66,9 @@ struct StepPlan {
   bool mixed = false;    // has both
   StepLoad load;         // of all items
   std::vector<StepItem> items;
-  struct Copy { uint32_t from, to; };
+  struct Copy {
+    uint32_t from, to;
+  };
   std::vector<Copy> copies;        // in this order, before the replay
   BucketMiss miss;                 // of this step, count 0: none
   std::vector<Sequence*> misses;   // no graph may run these: the engine must fail them

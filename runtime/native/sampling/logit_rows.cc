@@ -95,12 +95,12 @@ struct Passes {
 };
 
 // No attribute that the compiler resolves while it links: sanitizers are not ready then.
-#define LLMC_PASSES(name, target)                                                                             \
-  target RowScan Scan##name(const float* row, uint32_t n) { return Scan(row, n); }                            \
-  target void Exp##name(const float* row, uint32_t n, float max, float scale, float* out) {                   \
-    ExpAll(row, n, max, scale, out);                                                                          \
-  }                                                                                                           \
-  target double Sum##name(const float* row, uint32_t n) { return Sum(row, n); }                               \
+#define LLMC_PASSES(name, target)                                                           \
+  target RowScan Scan##name(const float* row, uint32_t n) { return Scan(row, n); }          \
+  target void Exp##name(const float* row, uint32_t n, float max, float scale, float* out) { \
+    ExpAll(row, n, max, scale, out);                                                        \
+  }                                                                                         \
+  target double Sum##name(const float* row, uint32_t n) { return Sum(row, n); }             \
   constexpr Passes k##name{Scan##name, Exp##name, Sum##name};
 
 LLMC_PASSES(Plain, )

@@ -62,8 +62,8 @@ Status Sampler::ScanFinite(const float* row, uint32_t position, RowScan* out) co
   uint32_t i = 0;
   while (std::isfinite(row[i])) ++i;
   return Status::Error(LLMC_ERR_NOT_FINITE, "The model produced the logit " + std::to_string(row[i]) + " for token " +
-                                              std::to_string(i) + " at position " + std::to_string(position) +
-                                              "; check the weights and the precision of the artifact.");
+                                                std::to_string(i) + " at position " + std::to_string(position) +
+                                                "; check the weights and the precision of the artifact.");
 }
 
 SampleOutcome Sampler::Do(const SampleTask& task, const float* logits) {
@@ -95,9 +95,10 @@ Status Sampler::Sample(const float* row, const SamplingParams& params, const Sam
   }
   const RowScan scan = logits == row ? of_row : ScanRow(logits, vocab_size_);
   if (!std::isfinite(scan.max)) {
-    return Status::Error(LLMC_ERR_INVALID_ARGUMENT,
-                         "No token can be sampled at position " + std::to_string(context.num_tokens) +
-                             ": bias, penalties, the token mask and the min_tokens mask left no finite logit; relax them.");
+    return Status::Error(
+        LLMC_ERR_INVALID_ARGUMENT,
+        "No token can be sampled at position " + std::to_string(context.num_tokens) +
+            ": bias, penalties, the token mask and the min_tokens mask left no finite logit; relax them.");
   }
   if (params.temperature < 1e-5f || params.top_k == 1) {
     out->token = static_cast<int32_t>(FirstMax(logits, scan));

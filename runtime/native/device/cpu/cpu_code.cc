@@ -56,7 +56,6 @@ std::string FreshSpelling(const std::string& path) {
   return fresh + path.substr(slash);
 }
 
-
 Status Unsupported(const Artifact& artifact, const std::string& what) {
   return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET, "the artifact '" + artifact.directory() + "' " + what);
 }
@@ -73,9 +72,9 @@ Status CheckTarget(const Artifact& artifact) {
                                      std::to_string(kMaxIsaLevel) + "; use a newer llmc");
   }
   if (level > machine) {
-    return Unsupported(artifact, std::string("was compiled for ") + IsaName(level) + " (level " + std::to_string(level) +
-                                     ") and this CPU has " + IsaName(machine) + " (level " + std::to_string(machine) +
-                                     "); compile it for this machine");
+    return Unsupported(artifact, std::string("was compiled for ") + IsaName(level) + " (level " +
+                                     std::to_string(level) + ") and this CPU has " + IsaName(machine) + " (level " +
+                                     std::to_string(machine) + "); compile it for this machine");
   }
   if (!EnableIsaLevel(level)) {
     return Unsupported(artifact, std::string("needs the tile registers of ") + IsaName(level) +

@@ -24,9 +24,9 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDevi
   // Slots are int32, and block 0 is the dummy block.
   const uint32_t max_blocks = static_cast<uint32_t>(INT32_MAX / artifact->model().block_size);
   if (num_blocks < 2 || num_blocks > max_blocks) {
-    return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "num_blocks with the dummy block is " +
-                                                        std::to_string(num_blocks) + ", outside 2 … " +
-                                                        std::to_string(max_blocks) + "; choose another pool size");
+    return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "num_blocks with the dummy block is " + std::to_string(num_blocks) +
+                                                        ", outside 2 … " + std::to_string(max_blocks) +
+                                                        "; choose another pool size");
   }
   // Before anything large is taken or copied: what this CPU cannot run is refused at once.
   std::shared_ptr<const CpuCode> code;
@@ -143,7 +143,8 @@ void CpuDevice::GetStats(std::vector<DeviceStat>* out) const {
 }
 
 void CpuDevice::ForEach(uint32_t count, uint32_t num_workers, Job job, void* context) {
-  if (std::min({count, num_workers, team_->num_threads()}) < 2) return Device::ForEach(count, num_workers, job, context);
+  if (std::min({count, num_workers, team_->num_threads()}) < 2)
+    return Device::ForEach(count, num_workers, job, context);
   struct Shared {
     uint32_t count, num_workers;
     Job job;
@@ -154,7 +155,8 @@ void CpuDevice::ForEach(uint32_t count, uint32_t num_workers, Job job, void* con
       [](void* of, uint32_t thread, uint32_t) {
         Shared& all = *static_cast<Shared*>(of);
         if (thread >= all.num_workers) return;
-        for (uint32_t i; (i = all.next.fetch_add(1, std::memory_order_relaxed)) < all.count;) all.job(all.context, i, thread);
+        for (uint32_t i; (i = all.next.fetch_add(1, std::memory_order_relaxed)) < all.count;)
+          all.job(all.context, i, thread);
       },
       &shared);
 }

@@ -18,7 +18,7 @@ namespace llmc {
 
 struct CpuDeviceOptions {
   uint32_t num_threads = 0;  // as in TeamOptions, and so are pin and idle_spin_us
-  uint32_t num_blocks = 0;   // the dummy block included
+  uint32_t num_blocks = 0;  // the dummy block included
   bool pin = true;
   uint32_t idle_spin_us = 1000;
   bool adapt = false;  // too: a measurement wants all threads

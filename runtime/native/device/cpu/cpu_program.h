@@ -30,8 +30,8 @@ class CpuProgram {
     void* buffers[kMaxBuffers];
     uint32_t num_buffers, barrier, family, num_tasks;
     uint32_t tasks_each;  // of a thread
-    bool streams;         // a weight
-    bool looks_ahead;     // the weight that is read next is another one from the end of this step on
+    bool streams;  // a weight
+    bool looks_ahead;  // the weight that is read next is another one from the end of this step on
     StreamedWeight next;
   };
   struct StepRange {

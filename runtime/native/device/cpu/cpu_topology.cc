@@ -31,9 +31,9 @@ uint32_t CgroupQuota(const std::string& root) {
   uint32_t tightest = 0;
   for (const std::string& folder : CgroupFolders("cpu", root)) {
     const std::string path = root + folder;
-    for (const uint32_t limit : {ParseCpuMax(ReadText(path + "/cpu.max")),
-                                 ParseCfsQuota(ReadText(path + "/cpu.cfs_quota_us"),
-                                               ReadText(path + "/cpu.cfs_period_us"))}) {
+    for (const uint32_t limit :
+         {ParseCpuMax(ReadText(path + "/cpu.max")),
+          ParseCfsQuota(ReadText(path + "/cpu.cfs_quota_us"), ReadText(path + "/cpu.cfs_period_us"))}) {
       if (limit != 0 && (tightest == 0 || limit < tightest)) tightest = limit;
     }
   }

@@ -7,10 +7,8 @@ namespace llmc {
 inline void CallKernel(void* f, void* const* b, const int64_t* s, int32_t t, int32_t n, uint32_t num_buffers) {
   using I64 = const int64_t*;
   using P = void*;
-#define LLMC_CALL(count, types, args)                                 \
-  case count:                                                         \
-    reinterpret_cast<void (*) types>(f) args;                         \
-    return;
+#define LLMC_CALL(count, types, args) \
+  case count: reinterpret_cast<void(*) types>(f) args; return;
 #define LLMC_T(...) (__VA_ARGS__, I64, int32_t, int32_t)
 #define LLMC_A(...) (__VA_ARGS__, s, t, n)
   switch (num_buffers) {

@@ -32,9 +32,9 @@ struct NodeSystem {
 
 // How the memory of a device lies.
 struct MemorySpread {
-  uint64_t bytes = 0;      // address space whose pages are spread
+  uint64_t bytes = 0;  // address space whose pages are spread
   uint32_t num_nodes = 1;  // of the team's CPUs
-  int error = 0;           // errno of the last refusal to spread; not an error: pages lie where they are first touched
+  int error = 0;  // errno of the last refusal to spread; not an error: pages lie where they are first touched
 };
 
 class NodeSpread {

@@ -55,15 +55,15 @@ double F32Plain(const char*) {
 
 // The accumulators are independent and more than latency × ports; unrolled, each has a register of its own. They pass
 // through an asm, or the compiler would see that they are equal and compute one for all.
-#define LLMC_PROBE(type, chains, set, step)                \
-  type acc[chains];                                        \
+#define LLMC_PROBE(type, chains, set, step)                                 \
+  type acc[chains];                                                         \
   _Pragma("GCC unroll 16") for (int i = 0; i < (chains); ++i) acc[i] = set; \
-  for (uint32_t round = 0; round < kRounds; ++round) {     \
-    _Pragma("GCC unroll 16") for (int i = 0; i < (chains); ++i) { \
-      acc[i] = step;                                       \
-      asm volatile("" : "+v"(acc[i]));                     \
-    }                                                      \
-  }                                                        \
+  for (uint32_t round = 0; round < kRounds; ++round) {                      \
+    _Pragma("GCC unroll 16") for (int i = 0; i < (chains); ++i) {           \
+      acc[i] = step;                                                        \
+      asm volatile("" : "+v"(acc[i]));                                      \
+    }                                                                       \
+  }                                                                         \
   _Pragma("GCC unroll 16") for (int i = 0; i < (chains); ++i) asm volatile("" : : "v"(acc[i]))
 
 __attribute__((target("avx2"))) double ReadAvx2(const char* data) {
@@ -131,36 +131,34 @@ __attribute__((target("avx512f,avx512bw,avx512vnni"))) double Int8Avx512(const c
 
 // Eight tile registers of 16 rows of 64 bytes, as kernels use them: four of sums, two of each factor. The asm: intrinsics
 // do not say what memory they read.
-#define LLMC_PROBE_TILES(factor, step)                                                   \
-  struct alignas(64) {                                                                   \
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};                               \
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};                           \
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};                                 \
-  } config;                                                                              \
-  alignas(64) decltype(factor) tile[1024 / sizeof(factor)];                              \
-  std::fill(std::begin(tile), std::end(tile), factor);                                   \
-  asm volatile("" : : "r"(&config), "r"(tile) : "memory");                               \
-  _tile_loadconfig(&config);                                                             \
-  _tile_loadd(4, tile, 64);                                                              \
-  _tile_loadd(5, tile, 64);                                                              \
-  _tile_loadd(6, tile, 64);                                                              \
-  _tile_loadd(7, tile, 64);                                                              \
-  for (uint32_t round = 0; round < kRounds; ++round) {                                   \
-    step(0, 4, 6);                                                                       \
-    step(1, 4, 7);                                                                       \
-    step(2, 5, 6);                                                                       \
-    step(3, 5, 7);                                                                       \
-  }                                                                                      \
-  _tile_release();                                                                       \
+#define LLMC_PROBE_TILES(factor, step)                         \
+  struct alignas(64) {                                         \
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};     \
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64}; \
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};       \
+  } config;                                                    \
+  alignas(64) decltype(factor) tile[1024 / sizeof(factor)];    \
+  std::fill(std::begin(tile), std::end(tile), factor);         \
+  asm volatile("" : : "r"(&config), "r"(tile) : "memory");     \
+  _tile_loadconfig(&config);                                   \
+  _tile_loadd(4, tile, 64);                                    \
+  _tile_loadd(5, tile, 64);                                    \
+  _tile_loadd(6, tile, 64);                                    \
+  _tile_loadd(7, tile, 64);                                    \
+  for (uint32_t round = 0; round < kRounds; ++round) {         \
+    step(0, 4, 6);                                             \
+    step(1, 4, 7);                                             \
+    step(2, 5, 6);                                             \
+    step(3, 5, 7);                                             \
+  }                                                            \
+  _tile_release();                                             \
   return 2.0 * 16 * 16 * (64 / sizeof(factor)) * 4 * kRounds
 
 __attribute__((target("amx-tile,amx-bf16"))) double Bf16Amx(const char*) {
   LLMC_PROBE_TILES(uint16_t{0x3f00}, _tile_dpbf16ps);  // 0.5
 }
 
-__attribute__((target("amx-tile,amx-int8"))) double Int8Amx(const char*) {
-  LLMC_PROBE_TILES(uint8_t{1}, _tile_dpbusd);
-}
+__attribute__((target("amx-tile,amx-int8"))) double Int8Amx(const char*) { LLMC_PROBE_TILES(uint8_t{1}, _tile_dpbusd); }
 
 #undef LLMC_PROBE_TILES
 #endif
@@ -195,8 +193,8 @@ Status Probe::Create(uint32_t num_threads, uint64_t read_bytes, bool pin, std::u
   LLMC_RETURN_IF_ERROR(Team::Create(team, &probe->team_));
   const uint64_t threads = probe->num_threads();
   if (read_bytes < threads * kReadBlock || read_bytes > (1ull << 40)) {
-    return Status::Error(LLMC_ERR_INVALID_ARGUMENT,
-                         "read_bytes is " + std::to_string(read_bytes) + "; use at least 1 MiB a thread, at most 1 TiB");
+    return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "read_bytes is " + std::to_string(read_bytes) +
+                                                        "; use at least 1 MiB a thread, at most 1 TiB");
   }
   probe->stride_ = read_bytes / threads / kReadBlock * kReadBlock;
   LLMC_RETURN_IF_ERROR(Pages::Allocate(probe->stride_ * threads, "memory to read", &probe->memory_));
@@ -214,9 +212,9 @@ Status Probe::Measure(Limit limit, double seconds, double* rate) {
   }
   work_ = Choose(limit);
   if (!work_) {
-    return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET, limit == Limit::kBf16
-                                                       ? "this CPU has no bf16 dot product (AVX512-BF16) to measure"
-                                                       : "this CPU has no int8 dot product (AVX512-VNNI) to measure");
+    return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET,
+                         limit == Limit::kBf16 ? "this CPU has no bf16 dot product (AVX512-BF16) to measure"
+                                               : "this CPU has no int8 dot product (AVX512-VNNI) to measure");
   }
   const uint64_t start = MonotonicNs();
   deadline_ns_ = start + static_cast<uint64_t>(seconds * 1e9);

@@ -6,7 +6,9 @@ namespace llmc {
 // exceed the whole.
 void ReplayTimes::Account(const Spent& spent, uint32_t num_commands, uint64_t start, uint64_t end, uint64_t ns) {
   ns_per_tick_ = end > start ? static_cast<double>(ns) / static_cast<double>(end - start) : 0;
-  const auto to_ns = [this](uint64_t ticks) { return static_cast<uint64_t>(static_cast<double>(ticks) * ns_per_tick_); };
+  const auto to_ns = [this](uint64_t ticks) {
+    return static_cast<uint64_t>(static_cast<double>(ticks) * ns_per_tick_);
+  };
   last_ = {};
   for (uint32_t family = 0; family < kNumFamilies; ++family) {
     const uint64_t family_ns = to_ns(spent.family[family]);

@@ -264,8 +264,7 @@ void Team::AwaitMember(Member* self, Gate* gate, uint32_t target, ReadAhead* ahe
 TeamThreadStats Team::ThreadStats(uint32_t thread) const {
   const Member& member = members_[thread];
   const auto get = [](const std::atomic<uint64_t>& counter) { return counter.load(std::memory_order_relaxed); };
-  return {get(member.barriers), get(member.parks), get(member.job_parks), get(member.wait_ns),
-          get(member.unpins)};
+  return {get(member.barriers), get(member.parks), get(member.job_parks), get(member.wait_ns), get(member.unpins)};
 }
 
 TeamStats Team::Stats() const {

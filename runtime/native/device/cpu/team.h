@@ -137,10 +137,10 @@ class Team {
   void* context_ = nullptr;
   bool stop_ = false;
   std::atomic<uint32_t> size_{1};
-  uint32_t kept_ = 1;     // threads that wait for the job behind this one; the others go to sleep until they are recalled
-  uint32_t epoch_ = 0;    // at its start
-  bool judges_ = false;   // at its end every thread says how late it was
-  bool restarts_ = false; // at its start the time to be judged begins
+  uint32_t kept_ = 1;  // threads that wait for the job behind this one; the others go to sleep until they are recalled
+  uint32_t epoch_ = 0;  // at its start
+  bool judges_ = false;  // at its end every thread says how late it was
+  bool restarts_ = false;  // at its start the time to be judged begins
   std::atomic<uint64_t> jobs_{0};
 
   // The caller's, of a team that adapts.
@@ -149,8 +149,8 @@ class Team {
   std::optional<TeamSizePolicy> policy_;
   std::vector<uint64_t> late_ns_;
   uint64_t worked_ns_ = 0, last_ns_ = 0;  // all jobs; the last one
-  uint64_t ended_at_ns_ = 0;              // the last one
-  uint32_t awake_ = 1;                    // threads that wait for the next job, the others for their recall
+  uint64_t ended_at_ns_ = 0;  // the last one
+  uint32_t awake_ = 1;  // threads that wait for the next job, the others for their recall
   std::optional<QueuedTime> caller_queued_;
   pthread_t caller_{};
   std::atomic<uint64_t> cuts_{0};

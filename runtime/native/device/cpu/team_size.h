@@ -33,9 +33,9 @@ class TeamSizePolicy {
 
  private:
   uint32_t num_threads_, size_;
-  uint64_t since_ns_ = 0;        // of the last look or recall
-  uint64_t changed_ns_ = 0;      // when fewer began to work, or all
-  uint64_t pause_ns_ = 0;        // of the last change to fewer; 0: long past
+  uint64_t since_ns_ = 0;  // of the last look or recall
+  uint64_t changed_ns_ = 0;  // when fewer began to work, or all
+  uint64_t pause_ns_ = 0;  // of the last change to fewer; 0: long past
   std::vector<double> late_;
 };
 

@@ -18,7 +18,7 @@ enum class WeightMode : uint32_t { kAuto = 0, kMapped = 1, kCopied = 2 };
 struct WeightOptions {
   WeightMode mode = WeightMode::kAuto;
   uint64_t min_bytes = 64ull << 20;  // of weights that AUTO moves: less stays in the caches, at least in their tables
-  uint64_t part_bytes = 0;           // moved at a time; 0: a sixteenth, which takes about as long as a quarter of a step
+  uint64_t part_bytes = 0;  // moved at a time; 0: a sixteenth, which takes about as long as a quarter of a step
 };
 
 class WeightMemory {
@@ -44,7 +44,7 @@ class WeightMemory {
   std::shared_ptr<const Artifact> artifact_;
   Pages pages_;
   uint64_t reserve_ = 0, part_bytes_ = 0;
-  uint64_t moved_ = 0;    // bytes of the file that are in pages_
+  uint64_t moved_ = 0;  // bytes of the file that are in pages_
   uint64_t spread_ = 0;
   uint64_t dropped_ = 0;  // bytes of the mapping that nobody reads any more
   bool settled_ = true;

@@ -80,18 +80,18 @@ typedef struct llmc_artifact_info {
   uint32_t struct_size;
   uint32_t num_graphs, num_kernels, num_commands, num_weights;
   int32_t num_layers, num_kv_heads, head_dim, block_size, vocab_size, max_model_len, max_num_seqs;
-  uint32_t target_level;          /* that a device must have to run it, as its kind counts them (FORMAT.md) */
-  uint64_t weight_bytes;          /* bytes of weights.safetensors */
-  uint64_t code_bytes;            /* bytes of its code files */
-  uint64_t max_arena_bytes;       /* largest arena over all graphs */
-  uint64_t kv_block_bytes;        /* K and V of one block over all layers */
-  char target_kind[256];          /* of the device that loads its code, NUL-terminated as the next */
-  char target_name[256];          /* what it was compiled for */
+  uint32_t target_level;    /* that a device must have to run it, as its kind counts them (FORMAT.md) */
+  uint64_t weight_bytes;    /* bytes of weights.safetensors */
+  uint64_t code_bytes;      /* bytes of its code files */
+  uint64_t max_arena_bytes; /* largest arena over all graphs */
+  uint64_t kv_block_bytes;  /* K and V of one block over all layers */
+  char target_kind[256];    /* of the device that loads its code, NUL-terminated as the next */
+  char target_name[256];    /* what it was compiled for */
 } llmc_artifact_info;
 
 typedef struct llmc_graph_info {
   uint32_t struct_size;
-  uint32_t phase;                 /* 0 prefill, 1 decode, 2 mixed */
+  uint32_t phase; /* 0 prefill, 1 decode, 2 mixed */
   uint32_t batch, seq, max_tokens, max_seqs, max_samples, max_blocks_per_seq, num_commands;
   uint64_t arena_bytes;
 } llmc_graph_info;
@@ -123,8 +123,8 @@ typedef struct llmc_key_value {
 
 typedef struct llmc_device_kind {
   uint32_t struct_size, reserved;
-  const char *name;               /* as llmc_device_open takes it and artifacts say it (target_kind) */
-  const char *summary;            /* one line for people; both live as long as the library */
+  const char *name;    /* as llmc_device_open takes it and artifacts say it (target_kind) */
+  const char *summary; /* one line for people; both live as long as the library */
 } llmc_device_kind;
 
 /* The kinds of devices that this library has: up to capacity of them; *count is how many there are. kinds[0].struct_size
@@ -157,7 +157,7 @@ typedef struct llmc_replayer llmc_replayer;
 
 typedef struct llmc_replayer_options {
   uint32_t struct_size;
-  uint32_t num_blocks;            /* KV blocks besides the dummy block 0; 0: enough for one sequence of max_model_len */
+  uint32_t num_blocks; /* KV blocks besides the dummy block 0; 0: enough for one sequence of max_model_len */
 } llmc_replayer_options;
 LLMC_API void llmc_replayer_options_init(llmc_replayer_options *options, uint32_t struct_size);
 
@@ -165,13 +165,13 @@ LLMC_API void llmc_replayer_options_init(llmc_replayer_options *options, uint32_
 typedef struct llmc_batch {
   uint32_t struct_size;
   uint32_t num_tokens, num_seqs, num_samples, block_table_stride;
-  const int32_t *input_ids;       /* [num_tokens] */
-  const int32_t *positions;       /* [num_tokens] */
-  const int32_t *slot_mapping;    /* [num_tokens] */
-  const int32_t *block_tables;    /* [num_seqs][block_table_stride] */
-  const int32_t *context_lens;    /* [num_seqs] tokens in the cache after this step */
-  const int32_t *query_start;     /* [num_seqs + 1] */
-  const int32_t *sample_index;    /* [num_samples] rows among the packed tokens */
+  const int32_t *input_ids;    /* [num_tokens] */
+  const int32_t *positions;    /* [num_tokens] */
+  const int32_t *slot_mapping; /* [num_tokens] */
+  const int32_t *block_tables; /* [num_seqs][block_table_stride] */
+  const int32_t *context_lens; /* [num_seqs] tokens in the cache after this step */
+  const int32_t *query_start;  /* [num_seqs + 1] */
+  const int32_t *sample_index; /* [num_samples] rows among the packed tokens */
 } llmc_batch;
 LLMC_API void llmc_batch_init(llmc_batch *batch, uint32_t struct_size);
 
@@ -179,17 +179,16 @@ typedef struct llmc_replay_stats {
   uint32_t struct_size;
   uint32_t num_threads;
   uint64_t num_replays;
-  uint64_t total_ns;              /* wall time inside replay; what is in no field below is overhead */
-  uint64_t kernel_ns;             /* thread 0: time inside kernels */
-  uint64_t family_ns[8];          /* the same by kernel family */
-  uint64_t barrier_ns;            /* thread 0: time waiting for the other threads */
+  uint64_t total_ns;     /* wall time inside replay; what is in no field below is overhead */
+  uint64_t kernel_ns;    /* thread 0: time inside kernels */
+  uint64_t family_ns[8]; /* the same by kernel family */
+  uint64_t barrier_ns;   /* thread 0: time waiting for the other threads */
 } llmc_replay_stats;
 
 /* On all that the device has, whatever other programs do. Keeps a reference to the artifact.
  * LLMC_ERR_UNSUPPORTED_TARGET: the artifact is for other devices, or for a higher level of this kind. */
 LLMC_API llmc_status llmc_replayer_create(const llmc_device *device, llmc_artifact *artifact,
-                                          const llmc_replayer_options *options, llmc_replayer **out,
-                                          llmc_error *error);
+                                          const llmc_replayer_options *options, llmc_replayer **out, llmc_error *error);
 LLMC_API void llmc_replayer_destroy(llmc_replayer *replayer);
 /* Replays graph `graph`; writes num_samples × vocab_size floats to logits (capacity in floats). Validates the batch
  * against the graph first; on failure nothing ran. */
@@ -197,7 +196,8 @@ LLMC_API llmc_status llmc_replayer_run(llmc_replayer *replayer, uint32_t graph, 
                                        uint64_t capacity, llmc_error *error);
 /* While on, every thread notes when it ran every command; costs three clock reads a command. */
 LLMC_API llmc_status llmc_replayer_set_profiling(llmc_replayer *replayer, uint32_t on, llmc_error *error);
-LLMC_API llmc_status llmc_replayer_get_stats(const llmc_replayer *replayer, llmc_replay_stats *stats, llmc_error *error);
+LLMC_API llmc_status llmc_replayer_get_stats(const llmc_replayer *replayer, llmc_replay_stats *stats,
+                                             llmc_error *error);
 /* The last replay on one thread of the team, in nanoseconds since the replay began: command i ran from start_ns[i] to
  * end_ns[i], then the thread waited at a barrier until leave_ns[i]. Arrays of `capacity` commands. LLMC_ERR_NOT_FOUND
  * when that replay was not profiled. */
@@ -212,10 +212,10 @@ enum { LLMC_LIMIT_READ = 0, LLMC_LIMIT_F32 = 1, LLMC_LIMIT_BF16 = 2, LLMC_LIMIT_
 
 typedef struct llmc_probe_options {
   uint32_t struct_size;
-  uint32_t num_threads;           /* 0: every CPU this process may use (see above) */
-  uint32_t pin_threads;           /* 1: pin each thread to one allowed CPU (default) */
+  uint32_t num_threads; /* 0: every CPU this process may use (see above) */
+  uint32_t pin_threads; /* 1: pin each thread to one allowed CPU (default) */
   uint32_t reserved;
-  uint64_t read_bytes;            /* memory that LLMC_LIMIT_READ reads, default 512 MiB; far more than the caches */
+  uint64_t read_bytes; /* memory that LLMC_LIMIT_READ reads, default 512 MiB; far more than the caches */
 } llmc_probe_options;
 LLMC_API void llmc_probe_options_init(llmc_probe_options *options, uint32_t struct_size);
 LLMC_API llmc_status llmc_probe_create(const llmc_probe_options *options, llmc_probe **out, llmc_error *error);
@@ -235,32 +235,35 @@ enum { LLMC_MISS_LARGER = 0, LLMC_MISS_ERROR = 1, LLMC_MISS_SPLIT = 2 };
 
 typedef struct llmc_engine_options {
   uint32_t struct_size;
-  uint32_t num_blocks;            /* 0: from kv_bytes, or else enough for max_num_seqs sequences of max_model_len, at most 1 GiB */
-  uint32_t max_num_seqs;          /* of a step; as many again may wait for masks with their KV; 0: the artifact's */
-  uint32_t max_waiting;           /* bound on waiting requests; 0: 65536 */
-  uint32_t max_tokens_per_step;   /* of a step with prefill; 0: the largest prefill or mixed graph */
-  uint32_t prefix_cache;          /* 1 on (default), 0 off */
+  uint32_t num_blocks; /* 0: from kv_bytes, or else enough for max_num_seqs sequences of max_model_len, at most 1 GiB */
+  uint32_t max_num_seqs;        /* of a step; as many again may wait for masks with their KV; 0: the artifact's */
+  uint32_t max_waiting;         /* bound on waiting requests; 0: 65536 */
+  uint32_t max_tokens_per_step; /* of a step with prefill; 0: the largest prefill or mixed graph */
+  uint32_t prefix_cache;        /* 1 on (default), 0 off */
   uint32_t miss_policy;
   uint32_t reserved;
-  uint64_t kv_bytes;              /* bytes for the KV pool; 0: see num_blocks */
+  uint64_t kv_bytes; /* bytes for the KV pool; 0: see num_blocks */
 } llmc_engine_options;
 LLMC_API void llmc_engine_options_init(llmc_engine_options *options, uint32_t struct_size);
 
-typedef struct llmc_logit_bias { int32_t token_id; float bias; } llmc_logit_bias;
+typedef struct llmc_logit_bias {
+  int32_t token_id;
+  float bias;
+} llmc_logit_bias;
 
 typedef struct llmc_sampling_params {
   uint32_t struct_size;
-  uint32_t n;                     /* independent continuations, 1 … 64; default 1 */
-  uint32_t max_tokens;            /* default 16; clipped by max_model_len */
-  uint32_t min_tokens;            /* eos and stop ids are masked before this many */
-  float temperature;              /* 0: greedy; default 1 */
-  float top_p, min_p;             /* defaults 1 and 0 */
-  int32_t top_k;                  /* 0 or -1: off */
+  uint32_t n;                                                    /* independent continuations, 1 … 64; default 1 */
+  uint32_t max_tokens;                                           /* default 16; clipped by max_model_len */
+  uint32_t min_tokens;                                           /* eos and stop ids are masked before this many */
+  float temperature;                                             /* 0: greedy; default 1 */
+  float top_p, min_p;                                            /* defaults 1 and 0 */
+  int32_t top_k;                                                 /* 0 or -1: off */
   float repetition_penalty, presence_penalty, frequency_penalty; /* 1, 0, 0 */
   uint32_t ignore_eos;
-  uint64_t seed;                  /* stream = f(seed, continuation index, position): independent of the batch */
-  uint32_t has_seed;              /* 0: the engine draws one */
-  int32_t num_logprobs;           /* -1 none, 0 only the chosen token, up to 20 alternatives */
+  uint64_t seed;        /* stream = f(seed, continuation index, position): independent of the batch */
+  uint32_t has_seed;    /* 0: the engine draws one */
+  int32_t num_logprobs; /* -1 none, 0 only the chosen token, up to 20 alternatives */
   const int32_t *stop_token_ids;
   uint64_t num_stop_token_ids;
   const llmc_logit_bias *logit_bias;
@@ -270,13 +273,13 @@ LLMC_API void llmc_sampling_params_init(llmc_sampling_params *params, uint32_t s
 
 typedef struct llmc_request {
   uint32_t struct_size;
-  int32_t priority;               /* lower runs first; default 0 */
+  int32_t priority; /* lower runs first; default 0 */
   const int32_t *prompt_token_ids;
   uint64_t num_prompt_tokens;
   const llmc_sampling_params *sampling; /* owned by the caller, read during submit only; NULL: the defaults */
-  uint32_t guided;                /* 1: every token needs a mask (llmc_engine_set_token_mask) */
-  int32_t num_prompt_logprobs;    /* -1 none (default), 0 only the prompt's tokens, up to 20 alternatives */
-  uint64_t deadline_ns;           /* on the clock of llmc_event.time_ns: then it ends by TIMEOUT; 0: never */
+  uint32_t guided;                      /* 1: every token needs a mask (llmc_engine_set_token_mask) */
+  int32_t num_prompt_logprobs;          /* -1 none (default), 0 only the prompt's tokens, up to 20 alternatives */
+  uint64_t deadline_ns;                 /* on the clock of llmc_event.time_ns: then it ends by TIMEOUT; 0: never */
 } llmc_request;
 LLMC_API void llmc_request_init(llmc_request *request, uint32_t struct_size);
 
@@ -301,60 +304,60 @@ typedef struct llmc_event {
   uint32_t struct_size;
   uint32_t kind;
   uint64_t request_id;
-  uint32_t output_index;          /* which of n */
-  int32_t token_id;               /* TOKEN: the token; FINISHED by eos or a stop id: that token; else -1 */
+  uint32_t output_index; /* which of n */
+  int32_t token_id;      /* TOKEN: the token; FINISHED by eos or a stop id: that token; else -1 */
   uint32_t finish_reason;
   uint32_t num_prompt_tokens, num_cached_tokens;
-  uint32_t num_output_tokens;     /* sampled so far; an eos or stop id that ends it counts, too */
+  uint32_t num_output_tokens; /* sampled so far; an eos or stop id that ends it counts, too */
   int32_t error_code;
   float logprob;
   uint32_t num_top;
   int32_t top_token_ids[LLMC_MAX_TOP_LOGPROBS];
   float top_logprobs[LLMC_MAX_TOP_LOGPROBS];
-  uint64_t time_ns;               /* monotonic clock */
-  uint32_t position;              /* with a token_id: of the token, counted from the prompt's first */
-  uint32_t rank;                  /* with logprob: 1 for the likeliest; equal ones by id, lowest first; else 0 */
+  uint64_t time_ns;  /* monotonic clock */
+  uint32_t position; /* with a token_id: of the token, counted from the prompt's first */
+  uint32_t rank;     /* with logprob: 1 for the likeliest; equal ones by id, lowest first; else 0 */
   uint64_t arrival_ns, first_scheduled_ns, first_token_ns; /* FINISHED, FAILED: of the request; 0: never */
-  char message[256];              /* FAILED: why and what to do, one sentence, NUL-terminated; else empty */
+  char message[256]; /* FAILED: why and what to do, one sentence, NUL-terminated; else empty */
 } llmc_event;
 
 typedef struct llmc_engine_stats {
   uint32_t struct_size;
   uint32_t num_running, num_waiting, num_blocks, num_free_blocks, num_cached_blocks;
-  uint32_t max_request_tokens;               /* prompt and output: max_model_len, or less where the KV pool holds less */
+  uint32_t max_request_tokens; /* prompt and output: max_model_len, or less where the KV pool holds less */
   uint64_t num_steps, num_prefill_steps, num_decode_steps, num_preemptions, num_finished, num_bucket_misses;
   uint64_t prompt_tokens, cached_tokens, output_tokens;
-  uint64_t scheduled_tokens, padded_tokens;  /* valid tokens replayed; padding of the buckets they ran in */
-  uint64_t step_ns, replay_ns, sample_ns;    /* wall time */
-  uint64_t schedule_ns, prepare_ns;          /* wall time before the replay: what to run; its inputs, and moving weights */
-  uint64_t kernel_ns, barrier_ns;            /* of replay_ns on thread 0: in kernels; waiting for other threads */
+  uint64_t scheduled_tokens, padded_tokens; /* valid tokens replayed; padding of the buckets they ran in */
+  uint64_t step_ns, replay_ns, sample_ns;   /* wall time */
+  uint64_t schedule_ns, prepare_ns; /* wall time before the replay: what to run; its inputs, and moving weights */
+  uint64_t kernel_ns, barrier_ns;   /* of replay_ns on thread 0: in kernels; waiting for other threads */
   uint64_t decode_step_ns, decode_kernel_ns, decode_barrier_ns; /* the same of decode steps; the rest is overhead */
   uint64_t prefix_query_tokens, prefix_hit_tokens; /* prompt tokens looked up in the prefix cache, and found */
-  uint64_t num_mixed_steps;                  /* of num_prefill_steps, those that carried decodes, too */
-  uint64_t num_missed_shapes;                /* what llmc_engine_get_bucket_misses lists: one more when a new shape misses */
+  uint64_t num_mixed_steps;                        /* of num_prefill_steps, those that carried decodes, too */
+  uint64_t num_missed_shapes; /* what llmc_engine_get_bucket_misses lists: one more when a new shape misses */
 } llmc_engine_stats;
 
 /* What an engine's device counts, by names of its own. */
 typedef struct llmc_device_stat {
   uint32_t struct_size, reserved;
-  const char *name;                          /* lives as long as the library */
+  const char *name; /* lives as long as the library */
   uint64_t value;
 } llmc_device_stat;
 
 typedef struct llmc_graph_stats {
   uint32_t struct_size, reserved;
-  uint64_t replays, tokens, padded_tokens;   /* valid tokens carried, and padding beside them */
-  uint64_t replay_ns;                        /* wall time */
+  uint64_t replays, tokens, padded_tokens; /* valid tokens carried, and padding beside them */
+  uint64_t replay_ns;                      /* wall time */
 } llmc_graph_stats;
 
 /* A step that no graph of its phase held. */
 typedef struct llmc_bucket_miss {
   uint32_t struct_size;
-  uint32_t phase;                 /* 0 prefill, 1 decode; a step that no mixed graph holds is split, no miss */
+  uint32_t phase; /* 0 prefill, 1 decode; a step that no mixed graph holds is split, no miss */
   uint32_t num_seqs, num_tokens;
-  uint32_t num_blocks, reserved;  /* of the longest sequence */
+  uint32_t num_blocks, reserved; /* of the longest sequence */
   uint64_t count;
-  int32_t graph;                  /* that ran it; -1: it was split, or failed */
+  int32_t graph; /* that ran it; -1: it was split, or failed */
   uint32_t reserved2;
   /* The bucket to add for it, `llmc compile ARTIFACT --add PHASE:BATCHxSEQ`: the missed batch, and the least length that
    * holds the step among those of the phase's graphs, the step's own where none does (docs/c-abi.md). */
@@ -370,7 +373,8 @@ LLMC_API llmc_status llmc_engine_create(const llmc_device *device, llmc_artifact
                                         const llmc_engine_options *options, llmc_engine **out, llmc_error *error);
 LLMC_API void llmc_engine_destroy(llmc_engine *engine);
 /* submit, cancel, set_token_mask, wait, poll and the get_ functions: from any thread, also while another is in step. */
-LLMC_API llmc_status llmc_engine_submit(llmc_engine *engine, const llmc_request *request, uint64_t *id, llmc_error *error);
+LLMC_API llmc_status llmc_engine_submit(llmc_engine *engine, const llmc_request *request, uint64_t *id,
+                                        llmc_error *error);
 /* Takes effect at the start of the next step: no token follows the one of a step in flight. */
 LLMC_API llmc_status llmc_engine_cancel(llmc_engine *engine, uint64_t id, llmc_error *error);
 /* The tokens that continuation `output_index` of a guided request may take next: bit t % 32 of words[t / 32] allows
@@ -400,8 +404,8 @@ LLMC_API llmc_status llmc_engine_warm_graph(llmc_engine *engine, uint32_t graph,
 typedef struct llmc_warm_load {
   uint32_t struct_size;
   uint32_t num_seqs;
-  uint32_t tokens_each;           /* new tokens of each sequence */
-  uint32_t context;               /* tokens that each has in the cache afterwards */
+  uint32_t tokens_each; /* new tokens of each sequence */
+  uint32_t context;     /* tokens that each has in the cache afterwards */
 } llmc_warm_load;
 /* The same with a load of one's own. LLMC_ERR_OUT_OF_RANGE when the graph does not hold it; then nothing ran. */
 LLMC_API llmc_status llmc_engine_warm_load(llmc_engine *engine, uint32_t graph, const llmc_warm_load *load,
@@ -439,9 +443,9 @@ LLMC_API llmc_status llmc_engine_check_integrity(const llmc_engine *engine, llmc
  * ns_per_pair for each pair. One point and no ns_per_pair: a target that computes padding. */
 typedef struct llmc_sim_cost {
   uint32_t struct_size;
-  uint32_t num_points;            /* at least 1 */
-  const uint32_t *tokens;         /* [num_points], ascending */
-  const double *ns;               /* [num_points] */
+  uint32_t num_points;    /* at least 1 */
+  const uint32_t *tokens; /* [num_points], ascending */
+  const double *ns;       /* [num_points] */
   double ns_per_pair;
 } llmc_sim_cost;
 
@@ -449,8 +453,8 @@ typedef struct llmc_sim_cost {
 typedef struct llmc_sim_graph {
   uint32_t struct_size;
   uint32_t phase, batch, seq, max_tokens, max_seqs, max_samples, max_blocks_per_seq;
-  const llmc_sim_cost *cost;      /* of a replay */
-  const llmc_sim_cost *exact;     /* of a replay, were the graph made for exactly the load it carries */
+  const llmc_sim_cost *cost;  /* of a replay */
+  const llmc_sim_cost *exact; /* of a replay, were the graph made for exactly the load it carries */
 } llmc_sim_graph;
 
 typedef struct llmc_sim_model {
@@ -458,21 +462,21 @@ typedef struct llmc_sim_model {
   uint32_t num_graphs;
   int32_t block_size, max_model_len, max_num_seqs;
   uint32_t reserved;
-  uint64_t kv_block_bytes;        /* with options.kv_bytes: decides the size of the pool */
-  const llmc_sim_graph *graphs;   /* [num_graphs]; the struct_size of the first holds for all */
-  double step_ns, token_ns;       /* time of a step beside its replay, and of each token that it samples */
+  uint64_t kv_block_bytes;      /* with options.kv_bytes: decides the size of the pool */
+  const llmc_sim_graph *graphs; /* [num_graphs]; the struct_size of the first holds for all */
+  double step_ns, token_ns;     /* time of a step beside its replay, and of each token that it samples */
 } llmc_sim_model;
 
 /* Requests in order of arrival. A request whose prompt does not fit max_model_len is an error. */
 typedef struct llmc_sim_trace {
   uint32_t struct_size;
-  uint32_t prefix_block;          /* tokens that a prefix id stands for */
+  uint32_t prefix_block; /* tokens that a prefix id stands for */
   uint64_t num_requests;
-  const uint64_t *arrival_ns;     /* [num_requests], ascending */
-  const uint32_t *prompt_tokens;  /* [num_requests] */
-  const uint32_t *output_tokens;  /* [num_requests], at least 1 */
-  const uint64_t *prefix_start;   /* [num_requests + 1] into prefix_ids; NULL: no two prompts have a common prefix */
-  const int64_t *prefix_ids;      /* of the prompts' leading blocks: equal ids are equal blocks */
+  const uint64_t *arrival_ns;    /* [num_requests], ascending */
+  const uint32_t *prompt_tokens; /* [num_requests] */
+  const uint32_t *output_tokens; /* [num_requests], at least 1 */
+  const uint64_t *prefix_start;  /* [num_requests + 1] into prefix_ids; NULL: no two prompts have a common prefix */
+  const int64_t *prefix_ids;     /* of the prompts' leading blocks: equal ids are equal blocks */
   /* Called now and then with the number of requests that have ended; another value than 0 stops. NULL: never. */
   uint32_t (*progress)(void *context, uint64_t num_ended);
   void *context;
@@ -484,9 +488,9 @@ typedef struct llmc_sim_load {
   uint32_t struct_size;
   uint32_t graph, num_seqs, length;
   uint64_t replays;
-  uint64_t tokens, contexts;      /* sums: valid rows, tokens of context of all sequences */
-  double ns, exact_ns;            /* sums of what the replays took, and would take without padding */
-  uint64_t longest;               /* sum of the longest sequence of each replay, not rounded */
+  uint64_t tokens, contexts; /* sums: valid rows, tokens of context of all sequences */
+  double ns, exact_ns;       /* sums of what the replays took, and would take without padding */
+  uint64_t longest;          /* sum of the longest sequence of each replay, not rounded */
 } llmc_sim_load;
 
 /* An engine like any other, but that its device computes nothing and that its replays take virtual time: scheduler, block

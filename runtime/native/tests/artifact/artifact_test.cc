@@ -152,8 +152,8 @@ void TestDevice() {
   CHECK(device->num_blocks() == 4 && device->num_host_threads() == 2 && device->model().graphs.size() == 1);
   CHECK(device->CopyBlock(1, 3).ok() && !device->CopyBlock(4, 0).ok() && !device->CopyBlock(0, 4).ok());
   const Batch good;
-  llmc::StepBatch step{0, 3, 2, 2, 4, good.ids, good.positions, good.slots, good.tables, good.context, good.start,
-                       good.sample};
+  llmc::StepBatch step{0,          3,          2, 2, 4, good.ids, good.positions, good.slots, good.tables, good.context,
+                       good.start, good.sample};
   const float* logits = nullptr;
   CHECK(device->Run(step, &logits).ok() && logits[0] == 1008.0f && logits[kVocab] == 2110.0f);
   step.num_samples = 0;
@@ -339,8 +339,10 @@ void TestFlips() {
       continue;
     }
     CHECK(Verify(&message) == LLMC_ERR_CORRUPT);
-    const char* expected = at < 96 ? "weight 'table' at byte 64" : at < 128 ? "padding from byte 96 to 128"
-                         : at < 136 ? "weight 'bias' at byte 128" : "padding from byte 136 to 192";
+    const char* expected = at < 96    ? "weight 'table' at byte 64"
+                           : at < 128 ? "padding from byte 96 to 128"
+                           : at < 136 ? "weight 'bias' at byte 128"
+                                      : "padding from byte 136 to 192";
     CHECK(message.find(expected) != std::string::npos);
   }
   Bytes both = weights;

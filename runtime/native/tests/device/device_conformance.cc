@@ -144,7 +144,8 @@ class Suite {
     b.graph = graph;
     b.num_seqs = static_cast<uint32_t>(parts.size());
     b.query_start.push_back(0);
-    for (const Part& p : parts) b.block_table_stride = std::max(b.block_table_stride, static_cast<uint32_t>(p.table.size()));
+    for (const Part& p : parts)
+      b.block_table_stride = std::max(b.block_table_stride, static_cast<uint32_t>(p.table.size()));
     for (const Part& p : parts) {
       for (uint32_t position = p.start; position < p.end(); ++position) {
         b.input_ids.push_back(Token(p.sequence, position));
@@ -157,7 +158,8 @@ class Suite {
       std::vector<int32_t> row = p.table;
       row.resize(b.block_table_stride, 0);
       b.block_tables.insert(b.block_tables.end(), row.begin(), row.end());
-      for (uint32_t i = p.num_samples; i > 0; --i) b.sample_index.push_back(b.query_start.back() - static_cast<int32_t>(i));
+      for (uint32_t i = p.num_samples; i > 0; --i)
+        b.sample_index.push_back(b.query_start.back() - static_cast<int32_t>(i));
     }
     b.num_tokens = static_cast<uint32_t>(b.input_ids.size());
     b.num_samples = static_cast<uint32_t>(b.sample_index.size());
@@ -179,7 +181,8 @@ class Suite {
     CHECK_OK(device_->Wait(fence, &logits));
     std::vector<std::vector<float>> out;
     const size_t vocab = static_cast<size_t>(model().vocab_size);
-    for (uint32_t i = 0; i < rows && logits != nullptr; ++i) out.emplace_back(logits + i * vocab, logits + (i + 1) * vocab);
+    for (uint32_t i = 0; i < rows && logits != nullptr; ++i)
+      out.emplace_back(logits + i * vocab, logits + (i + 1) * vocab);
     return out;
   }
 
@@ -224,7 +227,8 @@ class Suite {
 
   void CheckRow(const std::vector<float>& row, uint32_t sequence, uint32_t tokens, const char* what) {
     const std::vector<float>& wanted = Reference(sequence, tokens);
-    const bool same = row.size() == wanted.size() && std::memcmp(row.data(), wanted.data(), row.size() * sizeof(float)) == 0;
+    const bool same =
+        row.size() == wanted.size() && std::memcmp(row.data(), wanted.data(), row.size() * sizeof(float)) == 0;
     if (!same) std::fprintf(stderr, "sequence %u at %u tokens: other bits %s\n", sequence, tokens, what);
     CHECK(same);
   }
@@ -232,7 +236,8 @@ class Suite {
   void Facts() {
     CHECK(!opened_->Facts().empty());
     std::set<std::string> names;
-    for (const auto& [name, value] : opened_->Facts()) CHECK(!name.empty() && !value.empty() && names.insert(name).second);
+    for (const auto& [name, value] : opened_->Facts())
+      CHECK(!name.empty() && !value.empty() && names.insert(name).second);
     std::unique_ptr<llmc::OpenDevice> none;
     const Status status = llmc::OpenDeviceOf(kind_, {{"no such option", "1"}}, &none);
     CHECK_EQ(status.code, static_cast<int32_t>(LLMC_ERR_INVALID_ARGUMENT));
@@ -247,7 +252,8 @@ class Suite {
     std::vector<std::string> links = {"weights.safetensors"};
     for (const llmc::CodeRecord& code : artifact_->code()) links.push_back(artifact_->code_name(code));
     char* whole = ::realpath(path_.c_str(), nullptr);
-    for (const std::string& name : links) CHECK(::symlink((std::string(whole) + "/" + name).c_str(), (path + "/" + name).c_str()) == 0);
+    for (const std::string& name : links)
+      CHECK(::symlink((std::string(whole) + "/" + name).c_str(), (path + "/" + name).c_str()) == 0);
     std::free(whole);
     std::ifstream in(path_ + "/graphs.bin", std::ios::binary);
     std::vector<unsigned char> bytes(std::istreambuf_iterator<char>(in), {});
@@ -256,7 +262,8 @@ class Suite {
     std::memcpy(&bytes[offset + field], &value, sizeof(value));
     const uint32_t crc = llmc::Crc32(&bytes[32], bytes.size() - 32, llmc::Crc32(bytes.data(), 28));
     std::memcpy(&bytes[28], &crc, sizeof(crc));
-    std::ofstream(path + "/graphs.bin", std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    std::ofstream(path + "/graphs.bin", std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
     std::shared_ptr<const llmc::Artifact> patched;
     Status status = llmc::Artifact::Open(path, &patched);
     CHECK_OK(status);
@@ -283,7 +290,8 @@ class Suite {
     uint64_t blocks = 0;
     for (uint32_t g = 0; g < model().graphs.size(); ++g) {
       const GraphShape& shape = model().graphs[g];
-      blocks = std::max(blocks, uint64_t{std::min(shape.max_seqs, 6u) + 2} * ((Reach(shape) + block_size() - 1) / block_size()));
+      blocks = std::max(
+          blocks, uint64_t{std::min(shape.max_seqs, 6u) + 2} * ((Reach(shape) + block_size() - 1) / block_size()));
       if (shape.phase == Phase::kPrefill && Reach(shape) >= Reach(model().graphs[fill_])) fill_ = g;
     }
     const uint32_t needed = static_cast<uint32_t>(blocks) + 8;
@@ -327,7 +335,9 @@ class Suite {
     const GraphShape& g = model().graphs[graph];
     const uint32_t reach = std::min(Reach(g), Reach(model().graphs[fill_]));
     const uint32_t most = std::min(g.max_seqs, 6u);
-    const uint32_t seqs = round == 0 ? 1 : round == 1 ? std::min(most, g.max_tokens) : Pick(1, std::min(most, g.max_tokens));
+    const uint32_t seqs = round == 0   ? 1
+                          : round == 1 ? std::min(most, g.max_tokens)
+                                       : Pick(1, std::min(most, g.max_tokens));
     std::vector<Part> parts;
     uint32_t room = g.max_tokens, samples = g.max_samples;
     for (uint32_t i = 0; i < seqs; ++i) {
@@ -473,7 +483,8 @@ class Suite {
 
   void Engines() {
     device_.reset();
-    const bool decodes = std::any_of(model().graphs.begin(), model().graphs.end(), [](const GraphShape& g) { return g.phase == Phase::kDecode; });
+    const bool decodes = std::any_of(model().graphs.begin(), model().graphs.end(),
+                                     [](const GraphShape& g) { return g.phase == Phase::kDecode; });
     if (!decodes) return;
     const uint32_t tokens = std::min(block_size() + 3, static_cast<uint32_t>(model().max_model_len) / 2);
     std::vector<int32_t> alone;

@@ -55,7 +55,8 @@ void TestOptions() {
   CHECK(Open("cpu", {}, &said) == LLMC_OK);
   CHECK(Open("cpu", {{"threads", "1"}, {"pin", "0"}, {"idle_spin_us", "0"}, {"weights", "mapped"}}, &said) == LLMC_OK);
   CHECK(Open("cpu", {{"weights", "lost"}, {"weights", "auto"}}, &said) == LLMC_OK);
-  CHECK(Open("abacus", {}, &said) == LLMC_ERR_NOT_FOUND && said.find("'abacus'; this library has cpu") != std::string::npos);
+  CHECK(Open("abacus", {}, &said) == LLMC_ERR_NOT_FOUND &&
+        said.find("'abacus'; this library has cpu") != std::string::npos);
   CHECK(Open("cpu", {{"stream", "3"}}, &said) == LLMC_ERR_INVALID_ARGUMENT);
   CHECK(said.find("no option 'stream'; it knows threads, pin, idle_spin_us, weights") != std::string::npos);
   CHECK(Open("cpu", {{"weights", "lost"}}, &said) == LLMC_ERR_INVALID_ARGUMENT);
@@ -64,7 +65,8 @@ void TestOptions() {
     CHECK(Open("cpu", {{"threads", bad}}, &said) == LLMC_ERR_INVALID_ARGUMENT);
     CHECK(said.find(std::string("'") + bad + "'; use a whole number from 0 to 1024") != std::string::npos);
   }
-  CHECK(Open("cpu", {{"pin", "yes"}}, &said) == LLMC_ERR_INVALID_ARGUMENT && said.find("use 0 or 1") != std::string::npos);
+  CHECK(Open("cpu", {{"pin", "yes"}}, &said) == LLMC_ERR_INVALID_ARGUMENT &&
+        said.find("use 0 or 1") != std::string::npos);
   CHECK(Open("cpu", {{nullptr, "1"}}, &said) == LLMC_ERR_INVALID_ARGUMENT);
   CHECK(Open("cpu", {{"pin", nullptr}}, &said) == LLMC_ERR_INVALID_ARGUMENT);
   CHECK(llmc_device_open("cpu", nullptr, 1, nullptr, nullptr) == LLMC_ERR_INVALID_ARGUMENT);
@@ -78,7 +80,8 @@ void TestFacts() {
   CHECK(llmc_device_get_facts(device, nullptr, 0, &count, nullptr) == LLMC_OK && count > 0 && count <= 16);
   CHECK(llmc_device_get_facts(device, facts, 16, &count, nullptr) == LLMC_OK);
   bool threads = false;
-  for (uint64_t i = 0; i < count; ++i) threads |= !std::strcmp(facts[i].key, "threads") && !std::strcmp(facts[i].value, "3");
+  for (uint64_t i = 0; i < count; ++i)
+    threads |= !std::strcmp(facts[i].key, "threads") && !std::strcmp(facts[i].value, "3");
   CHECK(threads);
   llmc_device_close(device);
 }

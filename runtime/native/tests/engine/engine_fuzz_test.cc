@@ -10,8 +10,8 @@ using namespace llmc_test;
 
 namespace {
 
-uint64_t total_preemptions = 0, total_cached = 0, total_copies = 0, total_misses = 0, total_mixed = 0,
-         total_masks = 0, total_scored = 0, total_timeouts = 0, total_decode_chunks = 0, total_mixed_preemptions = 0,
+uint64_t total_preemptions = 0, total_cached = 0, total_copies = 0, total_misses = 0, total_mixed = 0, total_masks = 0,
+         total_scored = 0, total_timeouts = 0, total_decode_chunks = 0, total_mixed_preemptions = 0,
          total_mixed_hits = 0, total_parked = 0;
 
 void Property(uint32_t seed) {
@@ -21,7 +21,8 @@ void Property(uint32_t seed) {
   const uint32_t all_blocks = (max_len + bs - 1) / bs;
   ModelShape shape = Shape(static_cast<int32_t>(bs), static_cast<int32_t>(max_len), static_cast<int32_t>(max_seqs));
   const uint32_t largest = pick(1, max_len + 10);
-  for (uint32_t t = 1; t < largest; t += pick(1, 16)) AddGraph(&shape, Phase::kPrefill, t, pick(1, 4), pick(1, all_blocks));
+  for (uint32_t t = 1; t < largest; t += pick(1, 16))
+    AddGraph(&shape, Phase::kPrefill, t, pick(1, 4), pick(1, all_blocks));
   AddGraph(&shape, Phase::kPrefill, largest, pick(1, 4), all_blocks);
   for (uint32_t b = 1; b < max_seqs; b *= 2) AddGraph(&shape, Phase::kDecode, b, b, pick(1, all_blocks));
   if (pick(0, 3)) AddGraph(&shape, Phase::kDecode, max_seqs, max_seqs, all_blocks);
@@ -154,9 +155,9 @@ int main() {
     if (Failures() != before) std::fprintf(stderr, "  seed %u\n", seed);
   }
   // The test must have reached what it is for.
-  for (uint64_t total : {total_preemptions, total_cached, total_copies, total_misses, total_mixed, total_masks,
-                         total_scored, total_timeouts, total_decode_chunks, total_mixed_preemptions,
-                         total_mixed_hits, total_parked}) {
+  for (uint64_t total :
+       {total_preemptions, total_cached, total_copies, total_misses, total_mixed, total_masks, total_scored,
+        total_timeouts, total_decode_chunks, total_mixed_preemptions, total_mixed_hits, total_parked}) {
     CHECK(total > 0);
     std::printf("%llu ", static_cast<unsigned long long>(total));
   }

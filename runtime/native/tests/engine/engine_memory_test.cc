@@ -135,8 +135,8 @@ void TestStep() {
   }
   std::printf("%d allocations of step failed\n", points);
   CHECK(points > 100);
-  CHECK(reached.copies > 0 && reached.preemptions > 0 && reached.mixed > 0 && reached.hits > 0 &&
-        reached.scored > 0 && reached.masks > 0);
+  CHECK(reached.copies > 0 && reached.preemptions > 0 && reached.mixed > 0 && reached.hits > 0 && reached.scored > 0 &&
+        reached.masks > 0);
 }
 
 }  // namespace

@@ -604,7 +604,8 @@ void TestDeadlines() {
   EngineOptions options;
   options.max_num_seqs = 1;
   auto engine = Make(Usual(), 65, options, &device);
-  Job passed = Simple(9, 4), running = Simple(9, 4), parked = Simple(9, 4), waiting = Simple(9, 4), later = Simple(9, 4);
+  Job passed = Simple(9, 4), running = Simple(9, 4), parked = Simple(9, 4), waiting = Simple(9, 4),
+      later = Simple(9, 4);
   passed.deadline_ns = 1;
   CHECK_OK(Submit(engine.get(), &passed));
   Outputs outputs;
@@ -707,9 +708,9 @@ void TestWantedBucket() {
   const auto wanted = [&](Phase phase, uint32_t seqs, uint32_t tokens, uint32_t blocks) {
     return llmc::WantedFor({phase, seqs, tokens, blocks, BucketMiss::kNone, 1}, m).Name();
   };
-  CHECK(wanted(Phase::kDecode, 3, 3, 2) == "decode:3x64");    // the least of those that hold it
+  CHECK(wanted(Phase::kDecode, 3, 3, 2) == "decode:3x64");  // the least of those that hold it
   CHECK(wanted(Phase::kDecode, 3, 3, 5) == "decode:3x128");
-  CHECK(wanted(Phase::kDecode, 3, 3, 9) == "decode:3x144");   // none does
+  CHECK(wanted(Phase::kDecode, 3, 3, 9) == "decode:3x144");  // none does
   CHECK(wanted(Phase::kDecode, 3, 3, 99) == "decode:3x144");  // no context is longer
   CHECK(wanted(Phase::kPrefill, 2, 70, 3) == "prefill:2x64");
   CHECK(wanted(Phase::kPrefill, 1, 70, 5) == "prefill:1x70");
@@ -861,7 +862,7 @@ void TestMixed() {
   CHECK_EQ(stats.num_mixed_steps, 3u);
   CHECK_EQ(stats.padded_tokens, 12u - 9 + 1);  // of the first step, and of three sequences in a decode graph of four
   CHECK(run(24, 8, 17, &stats) == (std::vector<Ran>{m(17), m(17), d(3), d(2), d(2)}));  // decodes count
-  CHECK(run(12, 2, 0, &stats) == alternating);                                          // a graph of two sequences
+  CHECK(run(12, 2, 0, &stats) == alternating);  // a graph of two sequences
   CHECK_EQ(stats.num_mixed_steps, 0u);
 }
 

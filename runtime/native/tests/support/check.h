@@ -28,8 +28,8 @@ inline int Finish(const char* name) {
 
 #define CHECK(...) ::llmc_test::Report(static_cast<bool>(__VA_ARGS__), __FILE__, __LINE__, #__VA_ARGS__)
 #define CHECK_EQ(a, b) CHECK((a) == (b))
-#define CHECK_OK(status)                                                           \
-  do {                                                                             \
-    auto check_status = (status);                                                  \
+#define CHECK_OK(status)                                                                         \
+  do {                                                                                           \
+    auto check_status = (status);                                                                \
     if (!CHECK(check_status.ok())) std::fprintf(stderr, "  %s\n", check_status.message.c_str()); \
   } while (0)

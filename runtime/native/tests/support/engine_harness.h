@@ -104,7 +104,8 @@ inline std::vector<uint32_t> MaskOf(const std::vector<int32_t>& tokens) {
   return words;
 }
 
-inline Scored MakeScored(int32_t token, float logprob, uint32_t rank, uint32_t num_top, const int32_t* ids, const float* top) {
+inline Scored MakeScored(int32_t token, float logprob, uint32_t rank, uint32_t num_top, const int32_t* ids,
+                         const float* top) {
   Scored s{token, logprob, rank, {}};
   for (uint32_t i = 0; i < num_top; ++i) s.top.push_back({ids[i], top[i]});
   return s;
@@ -136,8 +137,8 @@ inline Output Reference(const Job& job, uint32_t index, uint32_t max_len) {
     }
     LogitsOf(fold, kVocab, logits.data());
     SampleResult r;
-    SampleContext context{tokens.data(), static_cast<uint32_t>(tokens.size()),
-                          static_cast<uint32_t>(job.prompt.size()), index};
+    SampleContext context{tokens.data(), static_cast<uint32_t>(tokens.size()), static_cast<uint32_t>(job.prompt.size()),
+                          index};
     const std::vector<uint32_t> mask = MaskOf(tokens);
     if (job.guided) {
       context.mask = mask.data();
@@ -145,8 +146,8 @@ inline Output Reference(const Job& job, uint32_t index, uint32_t max_len) {
     }
     CHECK_OK(sampler.Sample(logits.data(), params, context, &r));
     if (job.guided) CHECK((mask[r.token / 32] >> (r.token % 32)) & 1);
-    const bool stop = (!params.ignore_eos && r.token == kEos) ||
-                      std::count(job.stops.begin(), job.stops.end(), r.token) > 0;
+    const bool stop =
+        (!params.ignore_eos && r.token == kEos) || std::count(job.stops.begin(), job.stops.end(), r.token) > 0;
     if (stop) {
       out.reason = LLMC_FINISH_STOP;
       out.stop = r.token;
@@ -178,8 +179,7 @@ inline void Drain(Engine* engine, Outputs* outputs, Needs* needs = nullptr) {
       if (e.kind == LLMC_EVENT_PROMPT_LOGPROBS) {
         CHECK(o.tokens.empty());
         CHECK_EQ(e.position, o.prompt.size() + 1);
-        o.prompt.push_back(
-            MakeScored(e.token_id, e.logprob, e.rank, e.num_top, e.top_token_ids, e.top_logprobs));
+        o.prompt.push_back(MakeScored(e.token_id, e.logprob, e.rank, e.num_top, e.top_token_ids, e.top_logprobs));
       } else if (e.kind == LLMC_EVENT_NEEDS_MASK) {
         if (CHECK(needs != nullptr)) needs->push_back({e.request_id, e.output_index});
       } else if (e.kind == LLMC_EVENT_TOKEN) {
@@ -209,7 +209,8 @@ inline void Drain(Engine* engine, Outputs* outputs, Needs* needs = nullptr) {
 }
 
 // The mask of a continuation that needs one; a request that has ended meanwhile needs none.
-inline void SetMask(Engine* engine, uint64_t id, uint32_t index, std::vector<int32_t> prompt, const std::vector<int32_t>& out) {
+inline void SetMask(Engine* engine, uint64_t id, uint32_t index, std::vector<int32_t> prompt,
+                    const std::vector<int32_t>& out) {
   prompt.insert(prompt.end(), out.begin(), out.end());
   const std::vector<uint32_t> mask = MaskOf(prompt);
   const Status status = engine->SetTokenMask(id, index, mask.data(), mask.size());
@@ -217,7 +218,7 @@ inline void SetMask(Engine* engine, uint64_t id, uint32_t index, std::vector<int
 }
 
 inline std::unique_ptr<Engine> Make(const ModelShape& shape, uint32_t blocks, const EngineOptions& options,
-                             NullDevice** device = nullptr) {
+                                    NullDevice** device = nullptr) {
   auto d = std::make_unique<NullDevice>(shape, blocks);
   if (device) *device = d.get();
   std::unique_ptr<Engine> engine;

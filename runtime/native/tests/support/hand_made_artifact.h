@@ -71,11 +71,10 @@ inline Tables MakeTables() {
       {18, 4, 3, 1, 128, bias, {int64_t(bias), 0, 0, 0}, llmc::Crc32(weight_file.data() + 128, bias), 39, 4, 0}};
   const std::vector<llmc::GraphRecord> graphs = {{0, 1, 4, kTokens, 2, 2, 4, 4, 0, 2, 64, {}}};
   const std::vector<llmc::CommandRecord> commands = {{0, 0, 2, 1, -1, 0}, {1, 2, 8, 0, 0, 2}};
-  const std::vector<llmc::OperandRecord> operands = {{2, 0, 0, kTokens * 4}, {0, 0, 0, kTokens * 4},
-                                                     {0, 0, 0, kTokens * 4}, {1, 0, 0, kVocab * 4},
-                                                     {2, 6, 0, 8},           {2, 7, 0, kTokens * 4},
-                                                     {2, 3, 0, 32},          {3, 0, 0, 4 * 16 * 4},
-                                                     {4, 0, 0, 16 * 16 * 4}, {5, 0, 0, 2 * kVocab * 4}};
+  const std::vector<llmc::OperandRecord> operands = {
+      {2, 0, 0, kTokens * 4}, {0, 0, 0, kTokens * 4},   {0, 0, 0, kTokens * 4}, {1, 0, 0, kVocab * 4},
+      {2, 6, 0, 8},           {2, 7, 0, kTokens * 4},   {2, 3, 0, 32},          {3, 0, 0, 4 * 16 * 4},
+      {4, 0, 0, 16 * 16 * 4}, {5, 0, 0, 2 * kVocab * 4}};
   Tables t;
   const llmc::TargetRecord target = {22, 3, 25, 9, 34, 5, 1, 0};
   const llmc::CodeRecord code_file = {43, 10, llmc::Crc32(code.data(), code.size()), 0, code.size()};

@@ -99,8 +99,7 @@ void TestThePinIsOfTheThread() {
     const llmc::QueuedTime queued;
     llmc::CpuPin pin(cpu, &queued, &loose);
     llmc::CpuMask mask;
-    pinned = llmc::GetAffinity(&mask) && CPU_COUNT_S(sizeof(mask), mask.data()) == 1 &&
-             llmc::Contains(mask, cpu);
+    pinned = llmc::GetAffinity(&mask) && CPU_COUNT_S(sizeof(mask), mask.data()) == 1 && llmc::Contains(mask, cpu);
   }).join();
   CHECK(pinned);
   llmc::CpuMask after;

@@ -95,7 +95,8 @@ class FakeClock final : public llmc::TeamClock {
   uint64_t NowNs() override {
     in_job_ = !in_job_;
     if (!in_job_) return now_ns_ += step_ns_;
-    for (uint32_t i = 0; i < kThreads; ++i) queued_ns_[i] += static_cast<uint64_t>(late[i] * static_cast<double>(step_ns_));
+    for (uint32_t i = 0; i < kThreads; ++i)
+      queued_ns_[i] += static_cast<uint64_t>(late[i] * static_cast<double>(step_ns_));
     return now_ns_;
   }
   uint64_t IdleQueuedNs(uint32_t, const llmc::QueuedTime&) override { return 0; }

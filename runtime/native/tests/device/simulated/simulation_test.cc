@@ -30,9 +30,12 @@ struct Made {
 // Prefill of 64 tokens in 1000 ns, decode of 2 sequences and 256 tokens in 100 ns; exact: 10 ns a token, 40 ns a sequence.
 llmc_status Make(Made* made, uint32_t num_blocks = 64, double step_ns = 7, double token_ns = 1) {
   static const uint32_t at[] = {1, 64};
-  static const double prefill_ns[] = {1000}, decode_ns[] = {100}, prefill_exact[] = {10, 640}, decode_exact[] = {40, 2560};
-  llmc_sim_cost costs[4] = {{sizeof(llmc_sim_cost), 1, at, prefill_ns, 0}, {sizeof(llmc_sim_cost), 2, at, prefill_exact, 0},
-                            {sizeof(llmc_sim_cost), 1, at, decode_ns, 0}, {sizeof(llmc_sim_cost), 2, at, decode_exact, 0}};
+  static const double prefill_ns[] = {1000}, decode_ns[] = {100}, prefill_exact[] = {10, 640},
+                      decode_exact[] = {40, 2560};
+  llmc_sim_cost costs[4] = {{sizeof(llmc_sim_cost), 1, at, prefill_ns, 0},
+                            {sizeof(llmc_sim_cost), 2, at, prefill_exact, 0},
+                            {sizeof(llmc_sim_cost), 1, at, decode_ns, 0},
+                            {sizeof(llmc_sim_cost), 2, at, decode_exact, 0}};
   llmc_sim_graph graphs[2] = {{sizeof(llmc_sim_graph), 0, 1, 64, 64, 1, 1, 16, &costs[0], &costs[1]},
                               {sizeof(llmc_sim_graph), 1, 2, 256, 2, 2, 2, 16, &costs[2], &costs[3]}};
   llmc_sim_model model{};
