@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := runtime/native
-NATIVE_SOURCES := $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -name "*.cc" -print -o -name "*.h" -print)
+# What is formatted; what is tidied is without the tests, which would double the time.
+NATIVE_FILES = $(shell find $(NATIVE) examples -name "*.cc" -o -name "*.h" -o -name "*.c")
+NATIVE_UNITS = $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -name "*.cc" -print)
 
 .PHONY: all demo bench test test-slow test-all test-levels load-test lint native-test sanitize wheel clean
 
@@ -60,6 +62,9 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE_FILES)
+	@$(BIN)/cmake -S $(NATIVE) -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
+	printf "%s\n" $(NATIVE_UNITS) | xargs -P 2 -n 3 $(BIN)/clang-tidy -p build/native --quiet
 
 # A source distribution, and the wheel that is built of it. zig has the glibc of the platform's age for any machine, and
 # links its C++ library statically; auditwheel gives the tag, or refuses to.

@@ -63,7 +63,11 @@ std::string ReadText(const std::string& path) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "re"), std::fclose);
   if (!file) return text;
   char buffer[4096];
-  for (std::size_t got; (got = std::fread(buffer, 1, sizeof(buffer), file.get())) > 0;) text.append(buffer, got);
+  std::size_t got = sizeof(buffer);
+  while (got == sizeof(buffer)) {  // less: the end, or an error
+    got = std::fread(buffer, 1, sizeof(buffer), file.get());
+    text.append(buffer, got);
+  }
   return text;
 }
 

@@ -126,9 +126,8 @@ Status Pages::Allocate(uint64_t bytes, const char* what, Pages* out) {
                                                      "; free memory or ask for fewer KV blocks");
   }
   pages.base_ = base;
-  uintptr_t start = reinterpret_cast<uintptr_t>(base);
-  if (huge) start = (start + kHugePage - 1) & ~static_cast<uintptr_t>(kHugePage - 1);
-  pages.data_ = reinterpret_cast<char*>(start);
+  const uint64_t past = reinterpret_cast<uintptr_t>(base) % kHugePage;  // a boundary of huge pages
+  pages.data_ = static_cast<char*>(base) + (huge && past != 0 ? kHugePage - past : 0);
   if (huge) ::madvise(pages.data_, pages.size_ / kHugePage * kHugePage, MADV_HUGEPAGE);
   *out = std::move(pages);
   return Status::Ok();

@@ -56,7 +56,7 @@ class Engine {
   static Status Create(std::unique_ptr<Device> device, const EngineOptions& options, std::unique_ptr<Engine>* out);
 
   // request.sampling is not NULL here.
-  Status Submit(const llmc_request& request, uint64_t* id);
+  Status Submit(const llmc_request& c, uint64_t* id);
   Status Cancel(uint64_t id);
   Status SetTokenMask(uint64_t id, uint32_t output_index, const uint32_t* words, uint64_t num_words);
   // LLMC_READY_ bits; 0 after the timeout.

@@ -41,7 +41,7 @@ class CpuProgram {
   };
 
   CpuProgram() = default;
-  static Status Make(std::shared_ptr<const Artifact> artifact, std::shared_ptr<const CpuCode> code,
+  static Status Make(std::shared_ptr<const Artifact> of, std::shared_ptr<const CpuCode> code,
                      const WeightMemory& weights, const KvPool& pool, uint32_t num_threads, CpuProgram* out);
 
   const Artifact& artifact() const { return *artifact_; }

@@ -152,7 +152,8 @@ __attribute__((target("avx512f,avx512bw,avx512vnni"))) double Int8Avx512(const c
     step(3, 5, 7);                                             \
   }                                                            \
   _tile_release();                                             \
-  return 2.0 * 16 * 16 * (64 / sizeof(factor)) * 4 * kRounds
+  const uint64_t depth = 64 / sizeof(factor);  /* of a row */  \
+  return 2.0 * 16 * 16 * depth * 4 * kRounds
 
 __attribute__((target("amx-tile,amx-bf16"))) double Bf16Amx(const char*) {
   LLMC_PROBE_TILES(uint16_t{0x3f00}, _tile_dpbf16ps);  // 0.5

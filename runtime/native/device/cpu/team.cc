@@ -206,7 +206,7 @@ void Team::Enter(uint32_t thread, const QueuedTime* queued) {
     self.num_rounds = NumRounds(size);
   }
   self.epoch = epoch_;
-  if (restarts_) self.queued_ns = clock_->QueuedNs(thread, *queued);
+  if (restarts_ && queued != nullptr) self.queued_ns = clock_->QueuedNs(thread, *queued);
 }
 
 void Team::JudgeLateness(uint32_t thread, const QueuedTime& queued) {

@@ -71,6 +71,7 @@ Status SimulatedDevice::Wait(Fence, const float** logits) {
 
 std::vector<SimulatedLoad> SimulatedDevice::Loads() const {
   std::vector<SimulatedLoad> all;
+  all.reserve(loads_.size());
   for (const auto& [key, load] : loads_) all.push_back(load);
   std::sort(all.begin(), all.end(), [](const SimulatedLoad& a, const SimulatedLoad& b) {
     return std::tie(a.graph, a.num_seqs, a.length) < std::tie(b.graph, b.num_seqs, b.length);
