@@ -35,9 +35,9 @@ from llmc.buckets.recorded_use import read_bucket_use, read_missed
 from llmc.buckets.trace import read_trace
 from llmc.buckets.trace_text import TraceError
 from llmc.compiler.config import CompileError
-from llmc.compiler.described import read_described
 from llmc.compiler.store.bundle import BundleError, create_bundle, read_bundle, tables_of
 from llmc.compiler.store.cache import CacheError, GraphCache, key_of
+from llmc.compiler.store.described import read_described
 from llmc.compiler.store.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.manifest import NAME, write_manifest
 from llmc.runtime.chat.session import ChatError, Session

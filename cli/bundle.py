@@ -101,16 +101,14 @@ def apply(
     from llmc.cache_root import cost_folder
     from llmc.cli.render.compile_progress import progress_bar
     from llmc.compiler.bundle_apply import apply_bundle
-    from llmc.compiler.hub import locate
     from llmc.compiler.store.bundle import read_bundle
 
     found = read_bundle(bundle)
     with progress_bar() as progress:
-        located = locate(model, lambda done, total: progress("download", done, total))
         report = apply_bundle(
-            found, located.path, output, target=target, jobs=jobs or len(os.sched_getaffinity(0)),
+            found, model, output, target=target, jobs=jobs or len(os.sched_getaffinity(0)),
             cost_folder=cost_folder(), tokenizer="required" if tokenizer else "none", overwrite=overwrite,
-            progress=progress, source=located.source,
+            progress=progress,
         )  # fmt: skip
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))

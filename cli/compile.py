@@ -88,14 +88,12 @@ def compile_command(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON on stdout."),
 ) -> None:
-    if add and dump is not None:
-        raise typer.BadParameter("--dump shows a whole compilation, not what is added to one; leave out one of them")
     if add and tune:
         raise typer.BadParameter("--tune measures a whole artifact, not what is added to one; leave out one of them")
     if add:
         from llmc.cli.compile_add import add_command
 
-        return add_command(context, model, output, add, jobs, cache_dir, overwrite, as_json)
+        return add_command(context, model, output, add, jobs, cache_dir, overwrite, dump, as_json)
     if output is None:
         raise typer.BadParameter("-o or --output OUT is missing: name the artifact directory to write")
     config = options.config(model, output, needs="llmc compile needs the compiler", jobs=jobs, cache_dir=cache_dir)

@@ -17,12 +17,12 @@ from llmc.units import format_bytes
 if TYPE_CHECKING:
     from llmc.compiler.extend import AddReport
 
-_TAKEN = frozenset({"model", "output", "add", "jobs", "cache_dir", "overwrite", "as_json"})
+_TAKEN = frozenset({"model", "output", "add", "jobs", "cache_dir", "overwrite", "dump", "as_json"})
 
 
 def add_command(
     context: typer.Context, artifact: Path, output: Path | None, add: Sequence[str], jobs: int, cache_dir: Path | None,
-    overwrite: bool, as_json: bool,
+    overwrite: bool, dump: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Raises BadParameter for what is no bucket, and for flags that only a whole compilation takes."""
     buckets = parse_buckets(add)
@@ -38,7 +38,7 @@ def add_command(
 
     with progress_bar() as progress:
         report = add_buckets(
-            artifact, buckets, output, cache_dir=cache_dir, jobs=jobs, overwrite=overwrite, progress=progress
+            artifact, buckets, output, cache_dir=cache_dir, jobs=jobs, overwrite=overwrite, dump=dump, progress=progress
         )
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))

@@ -28,6 +28,10 @@ class BuiltKernel:
     components: dict[str, str]
     cached: bool
 
+    def described(self) -> dict[str, object]:
+        """As the manifest lists it."""
+        return {"symbol": self.spec.symbol(), "op": self.spec.op, "key": self.key, "components": self.components}
+
 
 def build_kernels(
     specs: Sequence[KernelSpec],

@@ -6,33 +6,23 @@ Needs neither torch nor TVM nor a linker.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from llmc.buckets.cost_table import CostTableError, artifact_key, table_name
-from llmc.cache_root import cache_root
-from llmc.compiler.config import HubSource, Progress, no_progress
-from llmc.compiler.phases import PhaseClock
-from llmc.compiler.pipeline import (
-    manifest_source,
-    manifest_weights,
-    model_parameters,
-    model_record,
-    weight_shapes,
-)
-from llmc.compiler.store import keys
-from llmc.compiler.store.artifact import copied_files, copy_files, reuse_weights
+from llmc.compiler import pipeline
+from llmc.compiler.config import CompileConfig, Progress, no_progress
+from llmc.compiler.phases import OnStep, PhaseClock, chosen, drive
+from llmc.compiler.pipeline import PHASES
+from llmc.compiler.state import CompileState, compilation
+from llmc.compiler.store import described, keys
 from llmc.compiler.store.bundle import Bundle, BundleError, Variant, tables_of
-from llmc.compiler.store.cache import key_of
-from llmc.compiler.store.output import check_output, refuse_another
-from llmc.compiler.store.packed import record_weights, recorded_weights
-from llmc.compiler.store.staging import staged_directory
-from llmc.compiler.store.weights import plan_weights, write_weights
+from llmc.compiler.store.graphs_patch import GraphsPatch
+from llmc.compiler.store.weights import plan_weights
 from llmc.compiler.targets.registry import native_target
-from llmc.manifest import listed_files, write_manifest
 from llmc.models.config import ModelConfig
-from llmc.models.loader import Checkpoint, check_checkpoint
 from llmc.models.read_config import load_config
 
 
@@ -64,72 +54,59 @@ def apply_bundle(
     tokenizer: str = "auto",
     overwrite: bool = False,
     progress: Progress = no_progress,
-    source: HubSource | None = None,
 ) -> ApplyReport:
     """Compiles `model`, a checkpoint of the bundle's architecture, into `output`, which is as before on a failure.
 
-    target: of the variant, "native" for the best one that this machine runs. tokenizer, overwrite, source: as in
-    CompileConfig. Raises BundleError, CompileError and ModelError.
+    target: of the variant, "native" for the best one that this machine runs. Others: as in CompileConfig. Raises
+    BundleError, CompileError, HubError and ModelError.
     """
-    clock = PhaseClock(progress)
-    with clock.phase("load"):
-        there = check_output(output)
-        variant = choose_variant(bundle, target)
-        config = load_config(model)
-        _check_architecture(bundle, variant, model, config)
-        resolved = replace(variant.resolved, model=config)
-        names = copied_files(model, tokenizer)
-        described = {
-            # Where the bundle's own model came from says nothing of this one.
-            **{name: value for name, value in variant.described.manifest.items() if name != "source"},
-            **manifest_source(source),
-            "model": asdict(config),
-            "files": names,
-            "weights": manifest_weights(resolved),
-        }
-        if not overwrite:
-            refuse_another(output, there, described, model)
-        checkpoint = Checkpoint(model)
-        check_checkpoint(config, checkpoint)
-        patch, code = tables_of(bundle, variant), bundle.read(variant, "kernels.so")
-        _check_weights(bundle, variant, config)
-        layout = plan_weights(variant.requests, resolved.target)
-    with staged_directory(output) as staging:
-        with clock.phase("weights") as on_weight:
-            packed = staging / "weights.safetensors"
-            quantized = bool(resolved.recipe.schemes)
-            components = keys.weights_components(
-                checkpoint.path,
-                config,
-                resolved.max_model_len,
-                resolved.target,
-                layout.header,
-                quantized=quantized,
-            )
-            weights_key = key_of(components)
-            records = cache_root(cache_dir)
-            crcs = reuse_weights(output, recorded_weights(records, weights_key), layout, packed)
-            if crcs is None:
-                parameters = model_parameters(resolved, checkpoint)
-                crcs = write_weights(layout, parameters, resolved.target, packed, on_weight, jobs)
-                record_weights(records, weights_key, crcs)
-            if not overwrite:
-                refuse_another(output, there, {"weights_crc32": crcs})
-        with clock.phase("publish"):
-            (staging / "graphs.bin").write_bytes(patch.with_weights(model_record(resolved), crcs))
-            (staging / resolved.target.code_name).write_bytes(code)
-            copy_files(model, staging, names)
-            manifest = {**described, "files": listed_files(staging, names), "weights_crc32": crcs}
-            write_manifest(staging / "manifest.json", manifest)
+    config = CompileConfig(
+        model, output, target=target, jobs=jobs, cache_dir=cache_dir, tokenizer=tokenizer, overwrite=overwrite
+    )
+    application, clock = _Application(bundle), PhaseClock(progress)
+    with compilation(config) as state:
+        names = ("download", "load", "weights", "link", "publish")
+        drive(chosen(PHASES, names, load=application.load, link=application.link), state, clock)
     return ApplyReport(
         artifact=output,
-        target=resolved.target.name,
-        num_graphs=len(variant.described.buckets),
-        num_kernels=len(variant.described.kernels),
-        weight_bytes=layout.total_bytes,
-        costs=_keep_costs(bundle, manifest, cost_folder),
+        target=state.resolved.target.name,
+        num_graphs=len(state.manifest["buckets"]),
+        num_kernels=len(state.manifest["kernels"]),
+        weight_bytes=state.layout.total_bytes,
+        costs=_keep_costs(bundle, state.manifest, cost_folder),
         phase_seconds=clock.seconds,
     )
+
+
+@dataclass
+class _Application:
+    """The phases of a compilation that take graphs and kernels from a bundle."""
+
+    bundle: Bundle
+    tables: GraphsPatch = field(init=False)
+
+    def load(self, state: CompileState, _: OnStep) -> None:
+        """The variant stands for what a compilation resolves, and for its graphs and kernels."""
+        config, bundle = state.config, self.bundle
+        variant = choose_variant(bundle, config.target)
+        model = load_config(config.model)
+        _check_architecture(bundle, config.model, model)
+        resolved = state.resolved = replace(variant.resolved, model=model)
+        pipeline.open_checkpoint(state)
+        # Where the bundle's own model came from says nothing of this one.
+        own = {name: value for name, value in variant.described.manifest.items() if name != "source"}
+        of_model = {"model": asdict(model), "weights": described.weights(resolved)}
+        pipeline.settle(state, {**own, **described.origin(config.source), **of_model})
+        self.tables, state.code = tables_of(bundle, variant), bundle.read(variant, "kernels.so")
+        _check_weights(bundle, variant, resolved.weight_shapes())
+        state.layout = plan_weights(variant.requests, resolved.target)
+
+    def link(self, state: CompileState, _: OnStep) -> None:
+        """Nothing but the facts of the weights changes in what the bundle has."""
+        resolved = state.resolved
+        (state.staging / "graphs.bin").write_bytes(self.tables.with_weights(resolved.model_record(), state.crcs))
+        (state.staging / resolved.target.code_name).write_bytes(state.code or b"")
+        pipeline.write_files(state)
 
 
 def choose_variant(bundle: Bundle, target: str = "native") -> Variant:
@@ -147,7 +124,7 @@ def choose_variant(bundle: Bundle, target: str = "native") -> Variant:
     return max(able, key=lambda v: (v.resolved.target == here, v.resolved.target.level))
 
 
-def _check_architecture(bundle: Bundle, variant: Variant, model: Path, config: ModelConfig) -> None:
+def _check_architecture(bundle: Bundle, model: Path, config: ModelConfig) -> None:
     wanted = json.loads(bundle.architecture["architecture"])
     found = json.loads(keys.architecture(config))
     differ = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
@@ -156,8 +133,7 @@ def _check_architecture(bundle: Bundle, variant: Variant, model: Path, config: M
         raise BundleError(f"{model} is no model of the architecture of {bundle.path}: {facts}")
 
 
-def _check_weights(bundle: Bundle, variant: Variant, config: ModelConfig) -> None:
-    shapes = weight_shapes(config, variant.resolved.max_model_len)
+def _check_weights(bundle: Bundle, variant: Variant, shapes: Mapping[str, tuple[int, ...]]) -> None:
     for request in variant.requests:
         if shapes.get(request.name) != request.shape:
             raise BundleError(

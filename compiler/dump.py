@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def settings(state: CompileState, folder: Path) -> None:
     """settings.json: what was asked for, with everything that was chosen."""
-    (folder / "settings.json").write_text(json.dumps(state.asked_for, indent=1, default=str) + "\n", encoding="utf-8")
+    (folder / "settings.json").write_text(json.dumps(state.manifest, indent=1, default=str) + "\n", encoding="utf-8")
 
 
 def traced(state: CompileState, folder: Path) -> None:

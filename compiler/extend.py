@@ -6,36 +6,24 @@ replaced in one step; who has it open keeps what they opened.
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmc.buckets import Bucket
 from llmc.buckets.bucket import beyond
-from llmc.cache_root import cache_root
-from llmc.compiler.build import BuiltKernel, build_kernels
-from llmc.compiler.config import CompileError, Progress, no_progress
-from llmc.compiler.described import Described, ladder_of, most_tokens, read_described
-from llmc.compiler.graph.commands import CommandList, GraphShape
-from llmc.compiler.graph.plan import plan_graphs
-from llmc.compiler.graph.tracer import Tracer
+from llmc.compiler import pipeline
+from llmc.compiler.config import CompileConfig, CompileError, Progress, no_progress
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.phases import PhaseClock
-from llmc.compiler.pipeline import manifest_kernel, model_record, weight_requests, weight_shapes
-from llmc.compiler.store.artifact import graphs_bin
-from llmc.compiler.store.cache import GraphCache
-from llmc.compiler.store.graphs_writer import FileSums
-from llmc.compiler.store.output import OWN_FILES, check_output, is_artifact, refuse_another
-from llmc.compiler.store.staging import staged_directory
-from llmc.compiler.store.weights import WeightLayout, plan_weights
-from llmc.manifest import write_manifest
-
-_FICLONE = 0x40049409  # Linux: ioctl_ficlone(2)
-Graphs = Mapping[Bucket, tuple[GraphShape, CommandList]]
+from llmc.compiler.phases import OnStep, PhaseClock, chosen, drive
+from llmc.compiler.pipeline import PHASES
+from llmc.compiler.state import CompileState, compilation
+from llmc.compiler.store.carried import copy_others, place
+from llmc.compiler.store.described import Described, ladder_of, most_tokens, read_described
+from llmc.compiler.store.output import OWN_FILES, is_artifact
+from llmc.compiler.store.staging import locked
+from llmc.manifest import ManifestError, check_listed
 
 
 @dataclass(frozen=True)
@@ -68,101 +56,38 @@ def add_buckets(
     cache_dir: Path | None = None,
     jobs: int = 0,
     overwrite: bool = False,
+    dump: Path | None = None,
     progress: Progress = no_progress,
 ) -> AddReport:
     """Adds the buckets that `artifact` lacks, in place, or into a new artifact `output`.
 
     Concurrent calls on one artifact wait for each other. In place, files that are not llmc's stay where they are.
-    overwrite: `output` may be an artifact of another model or other options. Raises CompileError, with the artifact as
-    it was, for a bucket beyond its limits and for an artifact that other sources, tools or kernels made: its graphs
-    would not all compute the same bits.
+    overwrite: `output` may be an artifact of another model or other options. dump: as in CompileConfig. Raises
+    CompileError, with the artifact as it was, for a bucket beyond its limits and for an artifact that other sources,
+    tools or kernels made: its graphs would not all compute the same bits.
     """
-    if output is None or (output.exists() and output.samefile(artifact)):
-        output = artifact
-    with _locked(artifact) if output == artifact else nullcontext():
-        return _add(artifact, buckets, output, cache_dir, jobs or len(os.sched_getaffinity(0)), overwrite, progress)
-
-
-def _add(
-    artifact: Path,
-    buckets: Sequence[Bucket],
-    output: Path,
-    cache_dir: Path | None,
-    jobs: int,
-    overwrite: bool,
-    progress: Progress,
-) -> AddReport:
-    clock, cache = PhaseClock(progress), GraphCache(cache_root(cache_dir))
-    with clock.phase("load"):
-        if not is_artifact(artifact):
-            raise CompileError(f"{artifact} is not an artifact; give the directory that llmc compile wrote")
-        for name in sorted(OWN_FILES):
-            if not (artifact / name).is_file():
-                raise CompileError(f"{artifact / name} is missing or no regular file; compile the model again")
-        old = read_described(artifact)
-        common = old.resolved.graph_components()
-        _check_components(artifact, old.manifest.get("graph_components"), common)
-        added = [bucket for bucket in dict.fromkeys(buckets) if bucket not in old.buckets]
-        for bucket in added:
-            check_bucket(bucket, old)
-        every = [*old.buckets, *added]
-        named = {
-            **old.manifest,
-            "max_num_batched_tokens": max(old.resolved.max_num_batched_tokens, most_tokens(every)),
-            "buckets": [str(bucket) for bucket in every],
-        }
-        if output != artifact and not overwrite:
-            refuse_another(output, check_output(output), named)
-    present = tuple(str(bucket) for bucket in dict.fromkeys(buckets) if bucket not in added)
-    if not added and output == artifact:
-        return AddReport(artifact, (), present, len(old.buckets), len(old.kernels), 0, 0,
-                         old.manifest["bytes"]["code"], old.manifest["bytes"]["arena"], "kept",
-                         clock.seconds)  # fmt: skip
-    tracer = Tracer(old.resolved, cache)
-    with clock.phase("trace"):
-        tracer.prepare(every)
-    with clock.phase("graphs") as on_graph:
-        graphs = plan_graphs(every, old.resolved.graph_params(), common, cache, tracer.bind, on_graph)
-        lists = list({id(c): c for _, c in graphs.values()}.values())
-    with clock.phase("kernels") as on_kernel:
-        specs = _specs_in_order(artifact, old, lists)
-        kernels = build_kernels(specs, old.resolved.target, cache, jobs, on_kernel, _variants(old, specs))
-        _check_kernels(artifact, old, kernels)
-    with staged_directory(output, keeps_others=output == artifact) as staging:
-        with clock.phase("weights"):
-            layout = _layout(old, lists)
-            weights = _place(artifact / "weights.safetensors", staging / "weights.safetensors")
-            _copy_others(artifact, staging, old.manifest["files"] if output != artifact else None)
-        with clock.phase("link"):
-            code_name = old.resolved.target.code_name
-            old_code = (artifact / code_name).read_bytes()
-            before = {bucket: graphs[bucket] for bucket in old.buckets}
-            _check_tables(artifact, old, specs[: len(old.kernels)], layout, before, old_code)
-            if len(specs) == len(old.kernels):
-                (staging / code_name).write_bytes(old_code)
-                code = old_code
-            else:
-                old.resolved.target.link([k.code for k in kernels], staging / code_name)
-                code = (staging / code_name).read_bytes()
-            (staging / "graphs.bin").write_bytes(_tables(old, specs, layout, graphs, code))
-            arena = max(of.arena_bytes for of in lists)
-            described = {
-                **named,
-                "bytes": {**old.manifest["bytes"], "code": len(code), "arena": arena},
-                "kernels": [*old.kernels, *(manifest_kernel(k) for k in kernels[len(old.kernels) :])],
-            }
-            write_manifest(staging / "manifest.json", described)
+    in_place = output is None or (output.exists() and output.samefile(artifact))
+    output = artifact if output is None or in_place else output
+    config = CompileConfig(artifact, output, cache_dir=cache_dir, jobs=jobs, overwrite=overwrite, dump=dump)
+    addition, clock = _Addition(tuple(dict.fromkeys(buckets))), PhaseClock(progress)
+    with locked(artifact) if in_place else nullcontext(), compilation(config, in_place=in_place) as state:
+        drive(chosen(PHASES, ("load",), load=addition.load), state, clock, dump)
+        if addition.new or not in_place:
+            names = ("trace", "graphs", "kernels", "weights", "link", "publish")
+            variants = {"kernels": addition.kernels, "weights": addition.weights, "link": addition.link}
+            drive(chosen(PHASES, names, **variants), state, clock, dump)
+    kernels, sizes = state.manifest["kernels"], state.manifest["bytes"]
     return AddReport(
         artifact=output,
-        added=tuple(map(str, added)),
-        present=present,
-        num_graphs=len(every),
+        added=tuple(map(str, addition.new)),
+        present=tuple(str(bucket) for bucket in addition.wanted if bucket not in addition.new),
+        num_graphs=len(state.buckets),
         num_kernels=len(kernels),
-        kernels_added=len(kernels) - len(old.kernels),
-        kernels_compiled=sum(not k.cached for k in kernels),
-        code_bytes=len(code),
-        arena_bytes=arena,
-        weights=weights,
+        kernels_added=len(kernels) - len(addition.old.kernels),
+        kernels_compiled=sum(not kernel.cached for kernel in state.kernels),
+        code_bytes=sizes["code"],
+        arena_bytes=sizes["arena"],
+        weights=addition.placed,
         phase_seconds=clock.seconds,
     )
 
@@ -184,22 +109,102 @@ def check_bucket(bucket: Bucket, artifact: Described) -> None:
     ladder_of((*artifact.buckets, bucket))
 
 
-@contextmanager
-def _locked(artifact: Path) -> Iterator[None]:
-    """Holds the lock of an artifact's directory; who waited for one that was replaced meanwhile takes the new one."""
-    while True:
+@dataclass
+class _Addition:
+    """The phases of a compilation that begin with an artifact. new: of the wanted buckets, those that it lacks."""
+
+    wanted: tuple[Bucket, ...]
+    old: Described = field(init=False)
+    new: tuple[Bucket, ...] = ()
+    placed: str = "kept"
+
+    def load(self, state: CompileState, _: OnStep) -> None:
+        """The artifact stands for what a compilation resolves; it must be one that this compiler would make."""
+        artifact = state.config.model
+        if not is_artifact(artifact):
+            raise CompileError(f"{artifact} is not an artifact; give the directory that llmc compile wrote")
+        for name in sorted(OWN_FILES):
+            if not (artifact / name).is_file():
+                raise CompileError(f"{artifact / name} is missing or no regular file; compile the model again")
+        old = self.old = read_described(artifact)
+        state.resolved = old.resolved
+        _check_components(artifact, old.manifest.get("graph_components"), old.resolved.graph_components())
         try:
-            lock = os.open(artifact, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError as error:
-            raise CompileError(f"{artifact} is not an artifact: {error.strerror or error}") from None
+            check_listed(artifact)
+        except ManifestError as error:
+            raise CompileError(str(error)) from None
+        self.new = tuple(bucket for bucket in self.wanted if bucket not in old.buckets)
+        for bucket in self.new:
+            check_bucket(bucket, old)
+        state.buckets = (*old.buckets, *self.new)
+        state.copied, state.crcs = list(old.manifest["files"]), old.manifest.get("weights_crc32") or {}
+        most = max(old.resolved.max_num_batched_tokens, most_tokens(state.buckets))
+        ladder = [str(bucket) for bucket in state.buckets]
+        pipeline.settle(state, {**old.manifest, "max_num_batched_tokens": most, "buckets": ladder})
+
+    def kernels(self, state: CompileState, on_step: OnStep) -> None:
+        """The artifact's kernels as they are numbered and tuned, then the new ones."""
+        artifact, old = state.config.model, self.old.kernels
+        by_symbol = {spec.symbol(): spec for spec in state.specs}
+        known = [str(kernel["symbol"]) for kernel in old]
+        missing = [symbol for symbol in known if symbol not in by_symbol]
+        if missing:
+            raise CompileError(
+                f"{artifact} has kernel {missing[0]}, which no graph of it needs; compile the model again"
+            )
+        state.specs = [by_symbol[symbol] for symbol in dict.fromkeys((*known, *by_symbol))]
+        state.variants = self._variants(state)
+        pipeline.make_kernels(state, on_step)
+        templates = {str(kernel["op"]): kernel["components"] for kernel in old}
+        for index, kernel in enumerate(state.kernels):
+            if index < len(old):
+                same = kernel.key == old[index]["key"]
+            else:
+                # A new kernel of an op computes what the old ones compute when the same template makes it.
+                of_op = templates.get(kernel.spec.op, kernel.components)
+                same = all(of_op.get(name) == kernel.components[name] for name in ("template", "target", "tvm"))
+            if not same:
+                raise CompileError(
+                    f"the kernels of {artifact} were made by another version of the compiler ({kernel.spec.op} "
+                    "differs), and might not compute the same bits as new ones; compile the model again"
+                )
+
+    def _variants(self, state: CompileState) -> dict[KernelSpec, str]:
+        """Those schedules that were measured when the artifact's kernels were compiled."""
+        tuned = {}
+        for spec, kernel in zip(state.specs, self.old.kernels, strict=False):
+            text = kernel["components"].get("schedule")
+            if text is not None:
+                try:
+                    tuned[spec] = state.resolved.target.check_variant(text)
+                except ValueError as error:
+                    raise CompileError(
+                        f"kernel {kernel['symbol']} of the artifact: {error}; compile the model again"
+                    ) from None
+        return tuned
+
+    def weights(self, state: CompileState, _: OnStep) -> None:
+        """The artifact's, which are not even read."""
+        artifact, staging = state.config.model, pipeline.stage(state)
+        self.placed = place(artifact / "weights.safetensors", staging / "weights.safetensors")
+        if state.in_place:
+            copy_others(artifact, staging, {*OWN_FILES, *state.copied})
+
+    def link(self, state: CompileState, on_step: OnStep) -> None:
+        """What is about to be written begins with what is there: the old graphs, made anew, are the artifact's."""
+        artifact, count = state.config.model, len(self.old.kernels)
+        code = (artifact / state.resolved.target.code_name).read_bytes()
         try:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if artifact.is_dir() and os.path.samestat(os.fstat(lock), artifact.stat()):
-                yield
-                return
-        finally:
-            os.close(lock)
+            made = pipeline.tables(state, state.specs[:count], self.old.buckets, code)
+        except KeyError as error:
+            raise CompileError(f"{artifact} does not record the checksum of {error}; compile the model again") from None
+        if made != (artifact / "graphs.bin").read_bytes():
+            raise CompileError(
+                f"{artifact / 'graphs.bin'} is damaged or was written by another version of the compiler; compile the "
+                "model again"
+            )
+        state.code = code if len(state.specs) == count else None
+        pipeline.link(state, on_step)
 
 
 def _check_components(artifact: Path, recorded: object, now: Mapping[str, str]) -> None:
@@ -211,99 +216,3 @@ def _check_components(artifact: Path, recorded: object, now: Mapping[str, str]) 
             f"{artifact} was compiled by another version of the compiler ({', '.join(differ)} differ), and graphs of "
             "two versions may not compute the same bits; compile the model again with the bucket in --buckets"
         )
-
-
-def _specs_in_order(artifact: Path, old: Described, lists: Sequence[CommandList]) -> list[KernelSpec]:
-    """The artifact's kernels as they are numbered, then the new ones."""
-    by_symbol = {c.spec.symbol(): c.spec for of in lists for c in of.commands}
-    known = [str(kernel["symbol"]) for kernel in old.kernels]
-    missing = [symbol for symbol in known if symbol not in by_symbol]
-    if missing:
-        raise CompileError(f"{artifact} has kernel {missing[0]}, which no graph of it needs; compile the model again")
-    return [by_symbol[symbol] for symbol in (*known, *sorted(by_symbol.keys() - set(known)))]
-
-
-def _variants(old: Described, specs: Sequence[KernelSpec]) -> dict[KernelSpec, str]:
-    """Those schedules that were measured when the artifact's kernels were compiled."""
-    tuned = {}
-    for spec, kernel in zip(specs, old.kernels, strict=False):
-        text = kernel["components"].get("schedule")
-        if text is not None:
-            try:
-                tuned[spec] = old.resolved.target.check_variant(text)
-            except ValueError as error:
-                raise CompileError(
-                    f"kernel {kernel['symbol']} of the artifact: {error}; compile the model again"
-                ) from None
-    return tuned
-
-
-def _check_kernels(artifact: Path, old: Described, kernels: Sequence[BuiltKernel]) -> None:
-    templates = {str(k["op"]): k["components"] for k in old.kernels}
-    for index, kernel in enumerate(kernels):
-        if index < len(old.kernels):
-            same = kernel.key == old.kernels[index]["key"]
-        else:
-            # A new kernel of an op computes what the old ones compute when the same template makes it.
-            of_op = templates.get(kernel.spec.op, kernel.components)
-            same = all(of_op.get(name) == kernel.components[name] for name in ("template", "target", "tvm"))
-        if not same:
-            raise CompileError(
-                f"the kernels of {artifact} were made by another version of the compiler ({kernel.spec.op} differs), "
-                "and might not compute the same bits as new ones; compile the model again"
-            )
-
-
-def _layout(old: Described, lists: Sequence[CommandList]) -> WeightLayout:
-    resolved = old.resolved
-    shapes = weight_shapes(resolved.model, resolved.max_model_len)
-    requests = weight_requests(shapes, lists, resolved.act_dtype, resolved.recipe)
-    return plan_weights(requests, resolved.target)
-
-
-def _tables(old: Described, specs: Sequence[KernelSpec], layout: WeightLayout, graphs: Graphs, code: bytes) -> bytes:
-    sums = FileSums.of({old.resolved.target.code_name: code}, layout.header, layout.total_bytes)
-    crcs = old.manifest["weights_crc32"]
-    return graphs_bin(model_record(old.resolved), specs, layout, crcs, graphs, old.resolved.target, sums)
-
-
-def _check_tables(
-    artifact: Path, old: Described, specs: Sequence[KernelSpec], layout: WeightLayout, graphs: Graphs, code: bytes
-) -> None:
-    """What is about to be written begins with what is there: the old graphs, made anew, are the artifact's bytes."""
-    try:
-        same = _tables(old, specs, layout, graphs, code) == (artifact / "graphs.bin").read_bytes()
-    except (KeyError, TypeError) as error:
-        raise CompileError(f"{artifact} does not record the checksum of {error}; compile the model again") from None
-    if not same:
-        raise CompileError(
-            f"{artifact / 'graphs.bin'} is damaged or was written by another version of the compiler; compile the "
-            "model again"
-        )
-
-
-def _place(source: Path, target: Path) -> str:
-    """Puts a large file into another directory without copying it where the file system can; says how."""
-    try:
-        with source.open("rb") as read, target.open("xb") as write:
-            fcntl.ioctl(write.fileno(), _FICLONE, read.fileno())
-        return "cloned"
-    except OSError:
-        target.unlink(missing_ok=True)
-        try:
-            os.link(source, target)
-            return "linked"
-        except OSError:
-            shutil.copyfile(source, target)
-            return "copied"
-
-
-def _copy_others(artifact: Path, staging: Path, names: Collection[str] | None) -> None:
-    """Tokenizer and the other files of the model; names: of those, None: whatever else lies in the artifact."""
-    for one in artifact.iterdir():
-        if one.name in OWN_FILES or (names is not None and one.name not in names):
-            continue
-        if one.is_dir() and not one.is_symlink():
-            shutil.copytree(one, staging / one.name, symlinks=True)
-        else:
-            shutil.copy2(one, staging / one.name, follow_symlinks=False)

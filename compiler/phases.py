@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -42,6 +42,10 @@ def _always(state: object) -> bool:
     return True
 
 
+def _never(state: object) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Phase(Generic[State]):
     """A step of a compilation.
@@ -54,6 +58,18 @@ class Phase(Generic[State]):
     run: Callable[[State, OnStep], None]
     wanted: Callable[[State], bool] = _always
     dump: Callable[[State, Path], None] | None = None
+
+
+def chosen(
+    phases: Sequence[Phase[State]], names: Collection[str], **variants: Callable[[State, OnStep], None]
+) -> tuple[Phase[State], ...]:
+    """The phases, of which only those of these names run. variants: what some of them do instead, by name."""
+    unknown = {*names, *variants} - {phase.name for phase in phases}
+    assert not unknown, unknown
+    return tuple(
+        replace(phase, run=variants.get(phase.name, phase.run), wanted=phase.wanted if phase.name in names else _never)
+        for phase in phases
+    )
 
 
 def drive(phases: Sequence[Phase[State]], state: State, clock: PhaseClock, dump: Path | None = None) -> None:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llmc.buckets import BucketError, BucketLadder, LadderVariables, Limits, default_ladder, parse_spec
 from llmc.buckets.bucket import beyond
 from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS, default_tokens
 from llmc.compiler.config import MAX_NUM_SEQS, CompileConfig, CompileError
+from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph.commands import GraphShape
 from llmc.compiler.ops.definition import GraphParams
 from llmc.compiler.store import keys
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.registry import resolve_target
+from llmc.graphs_records import ModelRecord
 from llmc.models.config import ModelConfig
 from llmc.models.context import sound_scaling, trained_length
+from llmc.models.loader import Checkpoint, Parameter, load_parameters
 from llmc.models.read_config import load_config
 from llmc.models.registry import get_family
+from llmc.models.rope import cos_sin_table
 from llmc.quantize import QuantConfig, Recipe
 
 DEFAULT_MAX_MODEL_LEN = 4096
 EMBEDDING, HEAD = "embed.weight", "lm_head.weight"
+ROPE_TABLE = "rope.cos_sin"
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,40 @@ class Resolved:
     def trace_components(self) -> dict[str, str]:
         """Key components of the lowered model."""
         return keys.trace_components(self.model, self.max_model_len, self.act_dtype)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Logical shapes of all that graphs may read as a weight, by name."""
+        targets = get_family(self.model.model_type).weight_map(self.model).targets
+        rope = (self.max_model_len, self.model.rotary_dim)
+        return {**{target.name: target.shape for target in targets}, ROPE_TABLE: rope}
+
+    def parameters(self, checkpoint: Checkpoint) -> Iterator[Parameter]:
+        """The values of `weight_shapes`."""
+        yield from load_parameters(self.model, checkpoint, self.act_dtype)
+        yield Parameter(ROPE_TABLE, "f32", (cos_sin_table(self.model, self.max_model_len),))
+
+    def model_record(self) -> ModelRecord:
+        """What graphs.bin says of the model."""
+        model = self.model
+        keys_bytes, values_bytes = self.target.kv_block_bytes(
+            model.num_kv_heads, model.head_dim, self.block_size, self.kv_dtype
+        )
+        return ModelRecord(
+            num_layers=model.num_layers,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            block_size=self.block_size,
+            kv_dtype=DTYPES[self.kv_dtype].code,
+            vocab_size=model.vocab_size,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            act_dtype=DTYPES[self.act_dtype].code,
+            sliding_window=model.sliding_window or 0,
+            eos=tuple(model.eos_token_ids),
+            bos=-1 if model.bos_token_id is None else model.bos_token_id,
+            key_block_bytes=keys_bytes,
+            value_block_bytes=values_bytes,
+        )
 
 
 def resolve(config: CompileConfig) -> Resolved:

@@ -197,6 +197,53 @@ def test_a_plain_checkout_is_importable(tmp_path: Path) -> None:
     assert [file for file in files if not file.startswith(f"{tmp_path}/llmc/")] == []
 
 
+COMPILER_BASE = {"config", "dtypes", "kernel_spec", "tvm_import", "weight_request"}
+"""Of the compiler, what all of it may import; they import only each other."""
+_PARTS = {"graph", "ops", "store", "targets"}
+_PHASES = {"phases", "state", *_PARTS}
+COMPILER_ALLOWED: dict[str, set[str]] = {
+    **{name: set() for name in COMPILER_BASE},
+    "ops": {"graph", "targets"},
+    "targets": {"graph", "store", "build"},
+    "graph": {"ops", "store", "targets", "resolve"},
+    "store": {"graph", "ops", "targets", "resolve"},
+    "resolve": _PARTS,
+    "workers": {"targets"},
+    "build": {"store", "targets", "workers"},
+    "hub": {"store"},
+    "phases": set(),
+    "state": {"phases", "build", "resolve", *_PARTS},
+    "dump": {"graph", "state"},
+    "pipeline": {"dump", "build", "hub", "resolve", "resources", *_PHASES},
+    # The drivers, which nothing of the compiler imports.
+    "extend": {"pipeline", *_PHASES},
+    "bundle_apply": {"pipeline", *_PHASES},
+    "wanted": {"resolve", *_PARTS},
+    "rounding": {"resolve"},
+    "compile_times": set(),
+    "resources": set(),
+}
+"""Folders and files of the compiler: nothing below the list of phases knows that there is one."""
+
+
+def test_inside_the_compiler_nothing_imports_what_is_above_it() -> None:
+    wrong: list[str] = []
+    found: set[str] = set()
+    for path in sources("compiler"):
+        part = path.relative_to(ROOT / "compiler").with_suffix("").parts[0]
+        if part == "__init__":
+            continue
+        found.add(part)
+        package = ".".join(["llmc", *path.relative_to(ROOT).parent.parts])
+        for module in imported_modules(path, package):
+            _, _, other = module.partition("llmc.compiler.")
+            other = other.partition(".")[0]
+            if other in COMPILER_ALLOWED and other not in {part, *COMPILER_BASE, *COMPILER_ALLOWED[part]}:
+                wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert not wrong
+    assert found == COMPILER_ALLOWED.keys()
+
+
 NATIVE = ROOT / "runtime" / "native"
 NATIVE_FOLDERS = ("core", "artifact", "sampling", "device", "engine", "capi")
 """Each includes itself and those before it. The simulation runs an engine on a device of its own, so it may see it."""

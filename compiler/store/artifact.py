@@ -1,15 +1,11 @@
-"""What goes into an artifact directory: the tables of graphs.bin, weights that are there already, copied files."""
+"""What goes into an artifact directory beside weights and code: the tables of graphs.bin, copied files."""
 
 from __future__ import annotations
 
 import json
 import math
-import mmap
-import os
 import shutil
-import zlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,24 +14,13 @@ from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph.commands import CommandList, GraphShape, Operand, round_up
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.store.graphs_writer import (
-    CommandRecord,
-    FileSums,
-    GraphRecord,
-    KernelRecord,
-    ModelRecord,
-    OperandRecord,
-    TargetRecord,
-    WeightRecord,
-    write_graphs,
-)
+from llmc.compiler.store.graphs_writer import CommandRecord, FileSums, GraphRecord, write_graphs
 from llmc.compiler.store.output import COPIED_FILES
 from llmc.compiler.store.weights import WeightLayout
 from llmc.compiler.targets.base import Target
 from llmc.graphs_format import FAMILIES, INPUTS, OPERAND_KINDS, PHASES, input_shape
-from llmc.manifest import MAX_BYTES
+from llmc.graphs_records import KernelRecord, ModelRecord, OperandRecord, TargetRecord, WeightRecord
 from llmc.models.files import has_file, open_file
-from llmc.regular_file import parse_json, read_regular
 
 _OPERAND_KINDS = {name: code for code, name in enumerate(OPERAND_KINDS)}
 
@@ -141,48 +126,6 @@ def graphs_bin(
         [graph(bucket, shape, of) for bucket, (shape, of) in graphs.items()],
         files,
     )
-
-
-def reuse_weights(
-    previous: Path, crcs: Mapping[str, int] | None, layout: WeightLayout, packed: Path
-) -> dict[str, int] | None:
-    """Links the weights of the artifact about to be replaced when they are those with the checksums `crcs`, by name.
-
-    Returns the checksums, or None when there is nothing to reuse. Not when the file was changed or rotted since:
-    compiling again is what mends a damaged artifact.
-    """
-    weights = previous / "weights.safetensors"
-    try:
-        manifest = parse_json(read_regular(previous / "manifest.json", MAX_BYTES))
-        if crcs is None or manifest.get("weights_crc32") != crcs or weights.stat().st_size != layout.total_bytes:
-            return None
-        if crcs != file_crcs(weights, layout):
-            return None
-        os.link(weights, packed)
-    except (OSError, ValueError, AttributeError):
-        return None
-    return dict(crcs)
-
-
-def file_crcs(path: Path, layout: WeightLayout) -> dict[str, int]:
-    """CRC-32 of every weight in a packed file, read once by all CPUs.
-
-    Raises OSError if it cannot be read, ValueError if its header or padding is not the layout's.
-    """
-    starts = [w.file_offset for w in layout.weights]
-    ends = [w.file_offset + w.nbytes for w in layout.weights]
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        padding = zip([len(layout.header), *ends], [*starts, layout.total_bytes], strict=True)
-        if mapped[: len(layout.header)] != layout.header or any(any(mapped[begin:end]) for begin, end in padding):
-            raise ValueError(f"{path} does not have the planned layout")
-        with memoryview(mapped) as data, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-
-            def crc(start: int, end: int) -> int:
-                with data[start:end] as tensor:
-                    return zlib.crc32(tensor)
-
-            names = [w.name for w in layout.weights]
-            return dict(zip(names, pool.map(crc, starts, ends), strict=True))
 
 
 def copied_files(model: Path, tokenizer: str) -> list[str]:

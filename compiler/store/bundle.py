@@ -29,14 +29,13 @@ from llmc.buckets.cost_table import (
     table_name,
 )
 from llmc.compiler.config import CompileError
-from llmc.compiler.described import Described, described, read_described
 from llmc.compiler.dtypes import BY_CODE
-from llmc.compiler.pipeline import model_record, weight_shapes
 from llmc.compiler.resolve import Resolved
 from llmc.compiler.store import bundle_schema as schema
 from llmc.compiler.store import keys
 from llmc.compiler.store.bundle_archive import Archive, ArchiveError, opened
 from llmc.compiler.store.cache import key_of
+from llmc.compiler.store.described import Described, described, read_described
 from llmc.compiler.store.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.compiler.store.graphs_writer import GraphsWriteError, pack_model
 from llmc.compiler.store.output import is_artifact
@@ -214,7 +213,7 @@ def _check_same(first: Path, expected: Mapping[str, str], artifact: Path, found:
 
 def _requests(artifact: Path, resolved: Resolved, graphs: bytes) -> list[WeightRequest]:
     """The weights that were packed, found from their tables: a packed matrix is stored in another shape."""
-    shapes = weight_shapes(resolved.model, resolved.max_model_len)
+    shapes = resolved.weight_shapes()
     schemes = resolved.recipe.schemes
     try:
         patch = GraphsPatch(graphs)
@@ -248,7 +247,7 @@ def tables_of(bundle: Bundle, variant: Variant) -> GraphsPatch:
     """graphs.bin of a variant, which is of its manifest's model and weights. Raises BundleError."""
     try:
         patch = GraphsPatch(bundle.read(variant, "graphs.bin"))
-        same = patch.model == pack_model(model_record(variant.resolved))
+        same = patch.model == pack_model(variant.resolved.model_record())
     except (GraphsPatchError, GraphsWriteError) as error:
         raise BundleError(f"graphs.bin of {bundle.path} cannot be read: {error}; create the bundle again") from None
     if not same:

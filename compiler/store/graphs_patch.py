@@ -6,8 +6,9 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmc.compiler.store.graphs_writer import ModelRecord, pack_model
+from llmc.compiler.store.graphs_writer import pack_model
 from llmc.graphs_format import MAGIC, SECTIONS, VERSION, layout, tables_crc32
+from llmc.graphs_records import ModelRecord
 
 _HEADER, _SECTION, _MODEL_RECORD, _WEIGHT = map(layout, ("header", "section", "model", "weight"))
 _STRINGS, _MODEL, _WEIGHTS = SECTIONS["strings"], SECTIONS["model"], SECTIONS["weight"]

@@ -19,6 +19,14 @@ from llmc.graphs_format import (
     layout,
     tables_crc32,
 )
+from llmc.graphs_records import (
+    CodeRecord,
+    KernelRecord,
+    ModelRecord,
+    OperandRecord,
+    TargetRecord,
+    WeightRecord,
+)
 
 _HEADER, _SECTION, _MODEL, _KERNEL, _WEIGHT = map(layout, ("header", "section", "model", "kernel", "weight"))
 _GRAPH, _COMMAND, _OPERAND, _TARGET, _CODE = map(layout, ("graph", "command", "operand", "target", "code"))
@@ -26,68 +34,6 @@ _GRAPH, _COMMAND, _OPERAND, _TARGET, _CODE = map(layout, ("graph", "command", "o
 
 class GraphsWriteError(ValueError):
     """A record that graphs.bin cannot hold."""
-
-
-@dataclass(frozen=True)
-class TargetRecord:
-    """What the code is for. kind: of the device that loads it; level: that the device must have, or a higher one;
-    layout: the tag of how activations and KV cache lie."""
-
-    kind: str
-    name: str
-    level: int
-    layout: str
-
-
-@dataclass(frozen=True)
-class CodeRecord:
-    """A file of machine code in the artifact, for the device alone: name, size in bytes, CRC-32."""
-
-    name: str
-    size: int
-    crc32: int
-
-    @classmethod
-    def of(cls, name: str, code: bytes) -> CodeRecord:
-        return cls(name, len(code), zlib.crc32(code))
-
-
-@dataclass(frozen=True)
-class KernelRecord:
-    """A symbol of a code file, `code` by index; family is an index into FAMILIES; launch: at most MAX_LAUNCH_FACTS
-    numbers for the device, as the target defines them."""
-
-    symbol: str
-    num_buffers: int
-    family: int
-    code: int = 0
-    launch: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class WeightRecord:
-    """A packed tensor: dtype code, packed shape (rank at most 4), byte range in weights.safetensors, its CRC-32, and
-    the tag of its layout, which the target defines."""
-
-    name: str
-    dtype: int
-    shape: tuple[int, ...]
-    file_offset: int
-    bytes: int
-    crc32: int
-    layout: str
-
-
-class OperandRecord(NamedTuple):
-    """A buffer of a command. kind: 0 arena, 1 weight, 2 input, 3 K pool, 4 V pool, 5 output; offset in the arena.
-
-    bytes: what the kernel may touch, never 0; of a pool, one block.
-    """
-
-    kind: int
-    index: int  # type: ignore[assignment]  # it hides a method of tuples
-    offset: int
-    bytes: int
 
 
 class CommandRecord(NamedTuple):
@@ -117,29 +63,6 @@ class GraphRecord:
 
 
 @dataclass(frozen=True)
-class ModelRecord:
-    """What the engine must know of the model. sliding_window 0: none; eos: at most 8 ids; bos -1: none.
-
-    key_block_bytes, value_block_bytes: of one KV block of one layer.
-    """
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    block_size: int
-    kv_dtype: int
-    vocab_size: int
-    max_model_len: int
-    max_num_seqs: int
-    act_dtype: int
-    sliding_window: int
-    eos: tuple[int, ...]
-    bos: int
-    key_block_bytes: int
-    value_block_bytes: int
-
-
-@dataclass(frozen=True)
 class FileSums:
     """What graphs.bin says of the files beside it: of code, and of weights.safetensors its size and the CRC-32 of its
     header."""
@@ -151,7 +74,7 @@ class FileSums:
     @classmethod
     def of(cls, code: Mapping[str, bytes], weights_header: bytes, weights_bytes: int) -> FileSums:
         """code: files by name; weights_header: with its length prefix; weights_bytes: of the whole file."""
-        files = tuple(CodeRecord.of(name, content) for name, content in code.items())
+        files = tuple(CodeRecord(name, len(content), zlib.crc32(content)) for name, content in code.items())
         return cls(files, weights_bytes, zlib.crc32(weights_header))
 
 
@@ -275,7 +198,7 @@ def write_graphs(
         )  # fmt: skip
     target_data = _target(target, strings)
     code_data = b"".join(
-        _pack(_CODE, f"code file {c.name!r}", *strings.add(c.name), c.crc32, c.size) for c in files.code
+        _pack(_CODE, f"code file {c.name!r}", *strings.add(c.name), c.crc32, c.bytes) for c in files.code
     )
     sections: tuple[tuple[str, int, int, bytes], ...] = (
         ("strings", 1, len(strings.data), bytes(strings.data)),

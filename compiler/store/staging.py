@@ -61,6 +61,24 @@ def staged_directory(output: Path, *, keeps_others: bool = False) -> Iterator[Pa
         os.close(lock)
 
 
+@contextmanager
+def locked(artifact: Path) -> Iterator[None]:
+    """Holds the lock of an artifact's directory; who waited for one that was replaced meanwhile takes the new one."""
+    while True:
+        try:
+            lock = os.open(artifact, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise CompileError(f"{artifact} is not an artifact: {error.strerror or error}") from None
+        try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if artifact.is_dir() and os.path.samestat(os.fstat(lock), artifact.stat()):
+                yield
+                return
+        finally:
+            os.close(lock)
+
+
 def _unwritable(output: Path, error: OSError) -> CompileError:
     return CompileError(f"cannot write {output}: {error.strerror or error}; free space or choose another -o")
 

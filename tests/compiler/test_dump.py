@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from llmc.buckets import Bucket
 from llmc.cli import main as cli
 from llmc.compiler.config import CompileError, no_progress
-from llmc.compiler.phases import Phase, PhaseClock, check_dump, drive
+from llmc.compiler.extend import add_buckets
+from llmc.compiler.phases import Phase, PhaseClock, check_dump, chosen, drive
 from llmc.compiler.pipeline import PHASES
 from llmc.runtime.graphs_file import read_graphs
 
@@ -74,9 +77,26 @@ def test_a_dump_replaces_nothing(
     check_dump(tmp_path / "new", tmp_path / "out")
     with pytest.raises(CompileError, match="beside it"):
         check_dump(tmp_path / "out" / "dump", tmp_path / "out")
-    assert (
-        cli.main(["compile", str(tiny_artifact.artifact), "--add", "decode:1x64", "--dump", str(tmp_path / "d")]) == 2
-    )
+
+
+def test_an_added_bucket_is_shown_too(tiny_artifact: TinyArtifact, tmp_path: Path) -> None:
+    cache = shutil.copytree(tiny_artifact.cache, tmp_path / "cache")
+    argv = ["compile", str(tiny_artifact.artifact), "--add", "prefill:1x48", "--cache-dir", str(cache)]
+    assert cli.main([*argv, "-o", str(tmp_path / "with"), "--dump", str(tmp_path / "dump")]) == 0
+    assert cli.main([*argv, "-o", str(tmp_path / "without")]) == 0
+    assert_same_bytes(tmp_path / "with", tmp_path / "without")
+
+    dump = tmp_path / "dump"
+    assert sorted(path.name for path in dump.iterdir()) == ["2-load", "3-trace", "4-graphs", "6-kernels", "7-weights"]
+    settings = json.loads((dump / "2-load" / "settings.json").read_text())
+    assert settings["buckets"][-1] == "prefill:1x48"
+    assert "torch.ops.llmc" in (dump / "3-trace" / "exported.txt").read_text()
+    listed = {path.name for path in (dump / "4-graphs").iterdir()}
+    assert {"decode-1x64.commands.txt", "prefill-1x48.commands.txt", "prefill-1x48.bound.txt"} <= listed
+    kernels = {kernel.symbol for kernel in read_graphs(tmp_path / "with").kernels}
+    assert {path.name.partition(".")[0] for path in (dump / "6-kernels").iterdir()} == kernels
+    with pytest.raises(CompileError, match="which holds the artifact alone"):
+        add_buckets(tiny_artifact.artifact, [Bucket("decode", 1, 16)], dump=tiny_artifact.artifact / "dump")
 
 
 def test_phases_run_in_order_when_they_are_wanted(tmp_path: Path) -> None:
@@ -93,10 +113,19 @@ def test_phases_run_in_order_when_they_are_wanted(tmp_path: Path) -> None:
 
     state: list[str] = []
     clock = PhaseClock(no_progress)
-    drive([note("first"), note("never"), note("last")], state, clock, tmp_path / "dump")
+    phases = [note("first"), note("never"), note("last")]
+    drive(phases, state, clock, tmp_path / "dump")
     assert state == ["first", "last"] == list(clock.seconds)
     found = {path.parent.name: path.read_text() for path in (tmp_path / "dump").rglob("state.txt")}
     assert found == {"1-first": "first", "3-last": "first,last"}
+    # A driver's choice of them keeps their order and numbers, and may do something else in one.
+    state.clear()
+    names = ("last", "never")
+    drive(chosen(phases, names, last=lambda state, _: state.append("other")), state, clock, tmp_path / "chosen")
+    assert state == ["other"]
+    assert [path.name for path in (tmp_path / "chosen").iterdir()] == ["3-last"]
+    with pytest.raises(AssertionError, match="nowhere"):
+        chosen(phases, ("first", "nowhere"))
 
 
 def test_the_pages_have_the_phases() -> None:

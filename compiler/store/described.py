@@ -1,26 +1,76 @@
-"""An artifact's manifest, read back: what it was compiled from and for, as the compiler's own objects."""
+"""What a manifest says of an artifact, for people and tools: written from the compiler's own objects, and read back.
+
+The runtime reads none of it. Nothing of when, where and how fast: the same inputs make the same bytes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from llmc import __version__
 from llmc.buckets import Bucket, BucketError, BucketLadder
 from llmc.buckets.bucket import PHASES
-from llmc.compiler.config import CompileError
+from llmc.compiler.config import CompileError, HubSource
 from llmc.compiler.resolve import Resolved
+from llmc.compiler.store import keys
+from llmc.compiler.store.cache import key_of
 from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.registry import target_of
+from llmc.graphs_format import VERSION as FORMAT_VERSION
 from llmc.manifest import ManifestError, read_manifest
+from llmc.models import weight_map
 from llmc.models.config import ModelConfig, RopeScaling
+from llmc.models.registry import get_family
 from llmc.quantize import QuantizeError, Recipe, Scheme, WeightFormat, get_scheme
 
 _NEEDED = (
     "model", "target", "act_dtype", "kv_dtype", "max_model_len", "max_num_seqs", "block_size", "buckets", "weights",
     "files", "bytes", "kernels",
 )  # fmt: skip
+
+
+def settings(resolved: Resolved) -> dict[str, object]:
+    """What was asked for, and what made it."""
+    components = resolved.graph_components()
+    return {
+        "format_version": FORMAT_VERSION,
+        "llmc_version": __version__,
+        "fingerprint": key_of(components),
+        "model": asdict(resolved.model),
+        "target": resolved.target.record(),
+        "act_dtype": resolved.act_dtype,
+        "kv_dtype": resolved.kv_dtype,
+        "max_model_len": resolved.max_model_len,
+        "context": {"model_len": resolved.model_len, "cut_by": resolved.cut_by},
+        "max_num_seqs": resolved.max_num_seqs,
+        "block_size": resolved.block_size,
+        "max_num_batched_tokens": resolved.max_num_batched_tokens,
+        "buckets": [str(b) for b in resolved.ladder],
+        "tools": {name: keys.tool_version(name) for name in ("torch", "apache-tvm")},
+        "weights": weights(resolved),
+        "graph_components": components,
+    }
+
+
+def origin(source: HubSource | None) -> dict[str, object]:
+    """Which commit of the hub a model is; nothing for a directory, whose place says nothing elsewhere."""
+    return {} if source is None else {"source": asdict(source)}
+
+
+def weights(resolved: Resolved) -> dict[str, object]:
+    """Every weight, by name."""
+    schemes = resolved.recipe.schemes
+    targets = get_family(resolved.model.model_type).weight_map(resolved.model).targets
+    return {target.name: _weight(target, schemes.get(target.name)) for target in targets}
+
+
+def _weight(target: weight_map.Target, scheme: Scheme | None) -> dict[str, object]:
+    """Where a weight comes from, its logical shape and, where it is quantized, how."""
+    entry: dict[str, object] = {"sources": [source.name for source in target.sources], "shape": list(target.shape)}
+    return entry if scheme is None else {**entry, "scheme": scheme.name, "format": asdict(scheme.weight)}
 
 
 @dataclass(frozen=True)

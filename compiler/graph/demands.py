@@ -1,0 +1,49 @@
+"""What command lists ask for: weights as they are to be stored, and kernels for so many rows. Imports no tvm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from llmc.compiler.graph.commands import CommandList, GraphShape
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.ops.definition import NUM_SAMPLES, NUM_TOKENS
+from llmc.compiler.weight_request import WeightRequest
+from llmc.quantize import Recipe
+
+
+def weight_requests(
+    shapes: Mapping[str, tuple[int, ...]], graphs: Iterable[CommandList], act_dtype: str, recipe: Recipe
+) -> list[WeightRequest]:
+    """The weights that commands read: matrices of linear layers packed, in the activation dtype or quantized; the
+    rest f32.
+    """
+    used: dict[str, KernelSpec] = {}
+    for commands in graphs:
+        for command in commands.commands:
+            for operand in command.operands:
+                # A part of a quantized weight comes with the weight.
+                if operand.kind == "weight" and operand.name in shapes:
+                    used.setdefault(operand.name, command.spec)
+                    if command.spec.op == "linear":
+                        used[operand.name] = command.spec
+    requests = []
+    for name, spec in used.items():
+        shape, parts = shapes[name], 2 if spec.as_dict().get("gated") else 1
+        if name in recipe.schemes:
+            requests.append(WeightRequest(name, shape, "u8", True, recipe.schemes[name].weight, parts))
+            continue
+        matrix, packed = len(shape) == 2 and spec.op in ("linear", "embedding"), spec.op == "linear"
+        requests.append(WeightRequest(name, shape, act_dtype if matrix else "f32", matrix and packed, parts=parts))
+    return requests
+
+
+def most_rows(graphs: Iterable[tuple[GraphShape, CommandList]]) -> dict[KernelSpec, int]:
+    """The most rows of tokens or samples that any graph calls a kernel with; of those that have rows."""
+    most: dict[KernelSpec, int] = {}
+    for shape, commands in graphs:
+        by_scalar = {NUM_TOKENS: shape.tokens, NUM_SAMPLES: shape.samples}
+        for spec in {command.spec for command in commands.commands}:
+            rows = by_scalar.get(int(spec.as_dict().get("rows", -1)))
+            if rows is not None:
+                most[spec] = max(most.get(spec, 0), rows)
+    return most

@@ -1,0 +1,88 @@
+"""What an artifact takes over from one that is there: its packed weights, and the files that are not llmc's."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import shutil
+import zlib
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from llmc.compiler.store.weights import WeightLayout
+from llmc.manifest import MAX_BYTES
+from llmc.regular_file import parse_json, read_regular
+
+_FICLONE = 0x40049409  # Linux: ioctl_ficlone(2)
+
+
+def reuse_weights(
+    previous: Path, crcs: Mapping[str, int] | None, layout: WeightLayout, packed: Path
+) -> dict[str, int] | None:
+    """Links the weights of the artifact about to be replaced when they are those with the checksums `crcs`, by name.
+
+    Returns the checksums, or None when there is nothing to reuse. Not when the file was changed or rotted since:
+    compiling again is what mends a damaged artifact.
+    """
+    weights = previous / "weights.safetensors"
+    try:
+        manifest = parse_json(read_regular(previous / "manifest.json", MAX_BYTES))
+        if crcs is None or manifest.get("weights_crc32") != crcs or weights.stat().st_size != layout.total_bytes:
+            return None
+        if crcs != file_crcs(weights, layout):
+            return None
+        os.link(weights, packed)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return dict(crcs)
+
+
+def file_crcs(path: Path, layout: WeightLayout) -> dict[str, int]:
+    """CRC-32 of every weight in a packed file, read once by all CPUs.
+
+    Raises OSError if it cannot be read, ValueError if its header or padding is not the layout's.
+    """
+    starts = [w.file_offset for w in layout.weights]
+    ends = [w.file_offset + w.nbytes for w in layout.weights]
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        padding = zip([len(layout.header), *ends], [*starts, layout.total_bytes], strict=True)
+        if mapped[: len(layout.header)] != layout.header or any(any(mapped[begin:end]) for begin, end in padding):
+            raise ValueError(f"{path} does not have the planned layout")
+        with memoryview(mapped) as data, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+
+            def crc(start: int, end: int) -> int:
+                with data[start:end] as tensor:
+                    return zlib.crc32(tensor)
+
+            names = [w.name for w in layout.weights]
+            return dict(zip(names, pool.map(crc, starts, ends), strict=True))
+
+
+def place(source: Path, target: Path) -> str:
+    """Puts a large file into another directory without copying it where the file system can; says how: "cloned",
+    "linked" or "copied"."""
+    try:
+        with source.open("rb") as read, target.open("xb") as write:
+            fcntl.ioctl(write.fileno(), _FICLONE, read.fileno())
+        return "cloned"
+    except OSError:
+        target.unlink(missing_ok=True)
+        try:
+            os.link(source, target)
+            return "linked"
+        except OSError:
+            shutil.copyfile(source, target)
+            return "copied"
+
+
+def copy_others(artifact: Path, staging: Path, but: Collection[str]) -> None:
+    """Whatever lies in an artifact under other names than `but`."""
+    for one in artifact.iterdir():
+        if one.name in but:
+            continue
+        if one.is_dir() and not one.is_symlink():
+            shutil.copytree(one, staging / one.name, symlinks=True)
+        else:
+            shutil.copy2(one, staging / one.name, follow_symlinks=False)

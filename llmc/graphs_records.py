@@ -1,0 +1,100 @@
+"""What graphs.bin says, as values: the records of FORMAT.md that compiler and runtime share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from llmc.graphs_format import DTYPE_BYTES
+
+
+@dataclass(frozen=True)
+class TargetRecord:
+    """What the code is for. kind: of the device that loads it; level: that the device must have, or a higher one;
+    layout: the tag of how activations and KV cache lie."""
+
+    kind: str
+    name: str
+    level: int
+    layout: str
+
+
+@dataclass(frozen=True)
+class CodeRecord:
+    """A file of machine code beside graphs.bin, for the device alone: name, size in bytes, CRC-32."""
+
+    name: str
+    bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """What the engine must know of the model. sliding_window 0: none; eos: at most 8 ids; bos -1: none; dtypes are
+    codes of DTYPES.
+
+    key_block_bytes, value_block_bytes: of one KV block of one layer.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    kv_dtype: int
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    act_dtype: int
+    sliding_window: int
+    eos: tuple[int, ...]
+    bos: int
+    key_block_bytes: int
+    value_block_bytes: int
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """Of a KV block, keys and values of all layers."""
+        return self.num_layers * (self.key_block_bytes + self.value_block_bytes)
+
+    def kv_widths(self) -> tuple[int, int]:
+        """Elements that a token takes of a head's keys and values, padding included."""
+        rows = self.num_kv_heads * self.block_size * DTYPE_BYTES[self.kv_dtype]
+        return self.key_block_bytes // rows, self.value_block_bytes // rows
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """A symbol of a code file, `code` by index; family is an index into FAMILIES; launch: at most MAX_LAUNCH_FACTS
+    numbers for the device, as the target defines them."""
+
+    symbol: str
+    num_buffers: int
+    family: int
+    code: int = 0
+    launch: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class WeightRecord:
+    """A packed tensor: dtype code, packed shape (rank at most 4), byte range in weights.safetensors, its CRC-32, and
+    the tag of its layout, which the target defines."""
+
+    name: str
+    dtype: int
+    shape: tuple[int, ...]
+    file_offset: int
+    bytes: int
+    crc32: int
+    layout: str
+
+
+class OperandRecord(NamedTuple):
+    """A buffer of a command: kind is an index into OPERAND_KINDS; offset in the arena.
+
+    bytes: what the kernel may touch, never 0; of a pool, one block.
+    """
+
+    kind: int
+    index: int  # type: ignore[assignment]  # it hides a method of tuples
+    offset: int
+    bytes: int
