@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from llmc.cli.options.cache import AsJson, CacheDir, open_cache, print_json
+from llmc.compiler.store.collect import collect
 from llmc.units import format_bytes, parse_age, parse_size
 
 
@@ -49,7 +50,8 @@ def gc(
     """
     if max_size is None and older_than is None:
         raise typer.BadParameter("say what to remove: --max-size, --older-than or both")
-    report = open_cache(cache_dir).gc(
+    report = collect(
+        open_cache(cache_dir),
         parse_size(max_size) if max_size is not None else None,
         parse_age(older_than) if older_than is not None else None,
         dry_run,

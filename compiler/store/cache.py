@@ -24,7 +24,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from llmc.compiler.store.cached_artifacts import cached_artifacts, drop_leftovers, remove_artifact
 from llmc.regular_file import open_regular, parse_json, read_regular
 
 _MAGIC = b"LLMCENT1"
@@ -82,16 +81,6 @@ class VerifyReport:
     checked: int
     damaged: tuple[str, ...]
     unreadable: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class GcReport:
-    """Keys removed (or, in a dry run, that would be), bytes freed, entries and bytes left; artifacts count, too."""
-
-    removed: tuple[str, ...]
-    freed_bytes: int
-    kept: int
-    kept_bytes: int
 
 
 @dataclass(frozen=True)
@@ -300,42 +289,18 @@ class GraphCache:
             checked += 1
         return VerifyReport(checked, tuple(damaged), tuple(unreadable))
 
-    def gc(self, max_size: int | None = None, older_than: float | None = None, dry_run: bool = False) -> GcReport:
-        """Remove entries unused for `older_than` seconds, then the least recently used until `max_size` bytes remain.
-
-        So with cached artifacts. Leftovers of interrupted writers go too. With `dry_run` only the report is made.
-        """
-        now = time.time()
-        if not dry_run:
-            self._drop_stale_temporaries(now)
-            drop_leftovers(self.root)
-        files = self._collectable()
-        left_bytes, left = sum(size for _, _, size, _ in files), len(files)
-        removed, freed = [], 0
-        for last_used, key, size, remove in files:
-            too_old = older_than is not None and now - last_used > older_than
-            too_much = max_size is not None and left_bytes > max_size
-            if not too_old and not too_much:
-                continue
-            if dry_run or remove():
-                removed.append(key)
-                freed += size
-                left_bytes -= size
-                left -= 1
-        return GcReport(tuple(removed), freed, left, left_bytes)
-
-    def _collectable(self) -> list[tuple[float, str, int, Callable[[], bool]]]:
-        """(last use, key, bytes, how it is removed) of all entries and artifacts, the least recently used first."""
+    def removable(self) -> list[tuple[float, str, int, Callable[[], bool]]]:
+        """(last use, key, bytes, how it is removed) of all entries."""
         found: list[tuple[float, str, int, Callable[[], bool]]] = []
         for key, path in self._files():
             with contextlib.suppress(OSError):
                 info = path.stat()
                 found.append((info.st_mtime, key, info.st_size, partial(_unlink, path)))
-        for one in cached_artifacts(self.root):
-            found.append((one.last_used, one.key, one.file_bytes, partial(remove_artifact, one)))
-        return sorted(found, key=lambda item: item[:2])
+        return found
 
-    def _drop_stale_temporaries(self, now: float) -> None:
+    def drop_stale_temporaries(self) -> None:
+        """Removes what interrupted writers left."""
+        now = time.time()
         for shard in self._listing(self._base):
             for path in self._listing(shard):
                 try:

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from llmc.cache_root import cache_root
 from llmc.cli import cache as cli
 from llmc.compiler.store.cache import CacheError, GraphCache, key_of
+from llmc.compiler.store.collect import collect
 from llmc.manifest import ManifestError
 
 COMPONENTS = {"kind": "kernel", "op": "linear", "ir": "abc", "target": "znver4", "tvm": "0.27.0"}
@@ -152,7 +153,7 @@ def test_junk_in_the_directory_is_ignored(tmp_path: Path) -> None:
     assert cache.get(f"{key[:2]}{'0' * 62}") is None
     assert cache.why({**COMPONENTS, "ir": "x"}) is not None
     assert f"{key[:2]}{'1' * 62}" in cache.verify().damaged
-    cache.gc(max_size=10**9)
+    collect(cache, max_size=10**9)
     assert cache.export(None, tmp_path / "x.tar") == 1
     assert cache.get(key) == b"code"
 
@@ -229,13 +230,13 @@ def test_collection_is_by_last_use(tmp_path: Path) -> None:
         os.utime(file_of(cache, key), (time.time() - age,) * 2)
     assert cache.get(keys[0]) is not None
     size = cache.entries()[0].file_bytes
-    dry = cache.gc(max_size=3 * size + 10, dry_run=True)
+    dry = collect(cache, max_size=3 * size + 10, dry_run=True)
     assert dry.removed == (keys[1],)
     assert len(cache.entries()) == 4
-    assert cache.gc(max_size=3 * size + 10) == dry
-    assert cache.gc(older_than=150.0).removed == (keys[2],)
+    assert collect(cache, max_size=3 * size + 10) == dry
+    assert collect(cache, older_than=150.0).removed == (keys[2],)
     assert {e.key for e in cache.entries()} == {keys[0], keys[3]}
-    assert cache.gc(max_size=0).kept == 0
+    assert collect(cache, max_size=0).kept == 0
 
 
 def test_leftovers_of_killed_writers_are_collected(tmp_path: Path) -> None:
@@ -245,7 +246,7 @@ def test_leftovers_of_killed_writers_are_collected(tmp_path: Path) -> None:
     old.write_text("")
     young.write_text("")
     os.utime(old, (1, 1))
-    cache.gc(older_than=1e9)
+    collect(cache, older_than=1e9)
     assert (old.exists(), young.exists()) == (False, True)
 
 

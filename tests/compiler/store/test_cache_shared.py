@@ -18,6 +18,7 @@ from llmc.cli.main import main
 from llmc.compiler.store import cache as module
 from llmc.compiler.store.cache import CacheError, GraphCache, key_of
 from llmc.compiler.store.cached_artifacts import cached_artifacts, mark_used
+from llmc.compiler.store.collect import collect
 from llmc.regular_file import read_regular
 
 PROCESSES = 16
@@ -112,7 +113,7 @@ def test_killed_processes_leave_whole_entries_and_no_lock(tmp_path: Path) -> Non
     assert GraphCache(shared).verify().damaged == ()
     for stale in shared.rglob(".tmp-*"):
         os.utime(stale, (0, 0))
-    GraphCache(shared).gc(older_than=1e9)
+    collect(GraphCache(shared), older_than=1e9)
     assert [file.name for file in shared.rglob(".tmp-*")] == []
     assert len(GraphCache(shared).entries()) == len(keys)
 
@@ -171,16 +172,16 @@ def test_artifacts_are_listed_and_collected(tmp_path: Path, capsys: pytest.Captu
     assert "2 artifacts, 117.2 KiB" in capsys.readouterr().out
     assert main(["cache", "ls", "--cache-dir", str(tmp_path), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["artifacts"]) == 2
-    assert set(cache.gc(older_than=1e5, dry_run=True).removed) == {old.name}
+    assert set(collect(cache, older_than=1e5, dry_run=True).removed) == {old.name}
     assert old.exists()
     held = (old / "graphs.bin").open("rb")
-    report = cache.gc(older_than=1e5)
+    report = collect(cache, older_than=1e5)
     assert (report.removed, report.kept) == ((old.name,), 2)
     assert not old.exists()
     assert len(held.read()) == 70_000
     held.close()
     assert cache.entry(key) is not None
-    report = cache.gc(max_size=10_000)
+    report = collect(cache, max_size=10_000)
     assert report.removed == (used.name,) or key in report.removed
     assert not used.exists()
     assert [file.name for file in (tmp_path / "artifacts").iterdir()] == ["notes"]
@@ -193,7 +194,7 @@ def test_what_interrupted_collections_and_compilations_left(tmp_path: Path) -> N
     (going / "kernels.so").write_bytes(b"x")
     staging = artifact.with_name(f"{artifact.name}.tmp-01234567")
     staging.mkdir()
-    assert GraphCache(tmp_path).gc(older_than=1e9).removed == ()
+    assert collect(GraphCache(tmp_path), older_than=1e9).removed == ()
     assert [file.name for file in (tmp_path / "artifacts").iterdir()] == [artifact.name]
 
 
