@@ -10,9 +10,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from llmc.graphs_format import PHASES
 from llmc.shown import shown
 
-PHASES = ("prefill", "decode", "mixed")
 REQUIRED_PHASES = ("prefill", "decode")
 MAX_DIM = 1 << 24
 MAX_BUCKETS = 4096

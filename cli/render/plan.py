@@ -11,6 +11,7 @@ from llmc.buckets.demand import ServerModel
 from llmc.buckets.evidence import Blur
 from llmc.buckets.held_out import HeldOut
 from llmc.buckets.planner import LadderScore, PhasePlan, Resources
+from llmc.graphs_format import PHASES
 from llmc.runtime.simulation.plan import SimulatedPlan
 
 
@@ -96,9 +97,7 @@ def plan_data(
                 for one in simulated.tried
             ],
         },
-        "ladder": {
-            phase: [[b.batch, b.seq] for b in getattr(plan.ladder, phase)] for phase in ("prefill", "decode", "mixed")
-        },
+        "ladder": {phase: [[b.batch, b.seq] for b in getattr(plan.ladder, phase)] for phase in PHASES},
     }
 
 

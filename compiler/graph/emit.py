@@ -11,13 +11,11 @@ from llmc.compiler.config import CompileError
 from llmc.compiler.graph.commands import Command, CommandList, Operand, Site, round_up
 from llmc.compiler.graph.ir_spec import verify_operand
 from llmc.compiler.graph.lowered import SITE_PREFIX, Lowered
-from llmc.compiler.graph.passes.fuse import MAX_BUFFERS, NAME, PROGRAM
+from llmc.compiler.graph.passes.fuse import NAME, PROGRAM
 from llmc.compiler.ops.definition import BufferSource, GraphParams
 from llmc.compiler.ops.fused import fused_spec
 from llmc.compiler.ops.registry import get_op
-from llmc.graphs_format import INPUTS
-
-ARENA_ALIGNMENT = 64
+from llmc.graphs_format import ALIGNMENT, INPUTS, MAX_BUFFERS
 
 
 def _nbytes(shape: relax.Expr, dtype: str) -> int:
@@ -59,7 +57,7 @@ def emit(module: tvm.IRModule, lowered: Lowered, graph: GraphParams) -> CommandL
         op = call.op.name if isinstance(call.op, tvm.ir.Op) else str(call.op)
         if op == "relax.memory.alloc_storage":
             storages[binding.var] = arena
-            arena += round_up(int(call.args[0].values[0]), ARENA_ALIGNMENT)
+            arena += round_up(int(call.args[0].values[0]), ALIGNMENT)
         elif op == "relax.memory.alloc_tensor":
             offset = storages[call.args[0]] + int(call.args[1].value)
             shape, dtype = call.args[2], str(call.args[3].value)
@@ -77,7 +75,7 @@ def emit(module: tvm.IRModule, lowered: Lowered, graph: GraphParams) -> CommandL
     # Behind the planned values: what the commands of one site pass to each other, the same place for all sites.
     scratch = max(get_op(site.op).scratch_bytes(site, graph) for site in lowered.sites)
     commands = [replace(c, operands=tuple(_placed(o, arena) for o in c.operands)) for c in commands]
-    return CommandList(tuple(commands), arena + round_up(scratch, ARENA_ALIGNMENT))
+    return CommandList(tuple(commands), arena + round_up(scratch, ALIGNMENT))
 
 
 def _site(call: relax.Call, lowered: Lowered) -> tuple[Site, dict[str, relax.Var]]:

@@ -18,11 +18,11 @@ from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import DTYPES, U8
 from llmc.compiler.targets.base import Target
 from llmc.compiler.weight_request import WeightRequest, WeightTensor
+from llmc.graphs_format import ALIGNMENT
 from llmc.models.convert import DTYPES as NUMPY_DTYPES
 from llmc.models.loader import Parameter
 from llmc.quantize import QuantizeError
 
-ALIGNMENT = 64
 _PIECE_BYTES = 2 << 20
 _EARLY_WRITE_BYTES = 64 << 10
 # Linux: sync_file_range(2); None elsewhere, where the sync at the end does all of it.

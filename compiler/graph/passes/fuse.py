@@ -13,12 +13,12 @@ from tvm import relax
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph.lowered import SITE_PREFIX
 from llmc.compiler.graph.passes.rowwise import RowwiseError, is_cheap_to_join, row_program, rows_of
+from llmc.graphs_format import MAX_BUFFERS
 
 PROGRAM = "llmc.row_program"
 """Attribute of a fused PrimFunc: its row program, JSON."""
 NAME = "llmc.name"
 """Attribute of a fused PrimFunc: the names of its ops, for people."""
-MAX_BUFFERS = 12
 _INJECTIVE = 2
 _FUSE_DEPTHS = (256, 8, 4, 2, 1)
 _MAX_NAME = 60

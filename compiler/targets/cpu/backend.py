@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import FLOATS
-from llmc.compiler.graph.commands import GraphShape, round_up
+from llmc.compiler.graph.commands import GraphShape
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.targets import base
@@ -81,7 +81,7 @@ class CpuTarget(base.Target):
 
     def kv_block_bytes(self, num_kv_heads: int, head_dim: int, block_size: int, dtype: str) -> tuple[int, int]:
         rows = num_kv_heads * block_size * FLOATS[dtype].item_bytes
-        return rows * head_dim, rows * round_up(head_dim, layouts.HEAD_DIM_ALIGNMENT)
+        return rows * head_dim, rows * layouts.value_width(head_dim)
 
     def weight_params(self) -> Mapping[str, Param]:
         return {"panel_columns": self.cpu.panel_columns}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from llmc.compiler.graph.commands import GraphShape, round_up
-from llmc.compiler.targets.cpu.kernels.attention_split import num_segments, partial_floats
+from llmc.compiler.targets.cpu.kernels.attention_split import STATE_LANES, num_segments, partial_floats
 from llmc.compiler.targets.cpu.target import Target
 
-HEAD_DIM_ALIGNMENT = 16
-"""Rows of V are padded to whole vectors of any level."""
 _SPLIT_TOKENS = 64
 _MOST_PARTIALS = 1024  # of a query head: 20 MiB where there are 32 heads of 128
 
@@ -34,6 +32,11 @@ def _segments(tokens: int, longest_context: int, max_context: int, block_size: i
     segments = num_segments(max_context, block_size)
     few = tokens <= _SPLIT_TOKENS and tokens * segments <= _MOST_PARTIALS
     return segments if few and num_segments(longest_context, block_size) > 1 else 0
+
+
+def value_width(head_dim: int) -> int:
+    """Elements of a row of V in the KV cache: whole vectors of any level, as in partial results."""
+    return partial_floats(head_dim) - STATE_LANES
 
 
 def attention_scratch_bytes(rows: int, num_heads: int, head_dim: int, segments: int) -> int:

@@ -24,15 +24,14 @@ from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.targets import base
 from llmc.compiler.targets.base import Choice, Compare, OnStep
 from llmc.compiler.targets.elf.link import link_shared
+from llmc.compiler.targets.reference.kernels.padding import VALUES, number_bytes
 from llmc.compiler.tvm_import import import_tvm
 from llmc.compiler.weight_request import ROWS, WeightRequest, WeightTensor
 from llmc.models.loader import Parameter
 
 KIND = "reference"
 _HERE = Path(__file__).parent
-_ROW_ALIGNMENT = 16
 _WORDS_BESIDE_NUMBERS = 1  # of an int8 row: its scale
-_LINE = 8
 # LLVM's triple and the CPU whose instructions every one of its architecture has, by machine.
 _MACHINES = {
     "x86_64": ("x86_64-unknown-linux-gnu", "x86-64"),
@@ -80,7 +79,7 @@ class ReferenceTarget(base.Target):
         return {}
 
     def int8_row_words(self, width: int, groups: int) -> int:
-        return round_up(width, _LINE) // 4 + _WORDS_BESIDE_NUMBERS + groups
+        return number_bytes(width, 8) // 4 + _WORDS_BESIDE_NUMBERS + groups
 
     def attention_scratch_bytes(self, rows: int, num_heads: int, head_dim: int, segments: int) -> int:
         return 0
@@ -90,7 +89,7 @@ class ReferenceTarget(base.Target):
 
     def kv_block_bytes(self, num_kv_heads: int, head_dim: int, block_size: int, dtype: str) -> tuple[int, int]:
         rows = num_kv_heads * block_size * FLOATS[dtype].item_bytes
-        return rows * head_dim, rows * round_up(head_dim, _ROW_ALIGNMENT)
+        return rows * head_dim, rows * round_up(head_dim, VALUES)
 
     def weight_params(self) -> Mapping[str, Param]:
         return {}
@@ -106,10 +105,10 @@ class ReferenceTarget(base.Target):
         return weight_pieces(request, parameter)
 
     def graph_sources(self) -> Sequence[Path]:
-        return [_HERE / "backend.py"]
+        return [_HERE / "backend.py", _HERE / "kernels" / "padding.py"]
 
     def weight_sources(self, *, quantized: bool) -> Sequence[Path]:
-        return [_HERE / "weights.py"]
+        return [_HERE / "weights.py", _HERE / "kernels" / "padding.py"]
 
     def template_digest(self, op: str) -> str:
         return _sources_digest(brought_sources(op, KIND))

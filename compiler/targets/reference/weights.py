@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from llmc.compiler.dtypes import F32, FLOATS, U8
+from llmc.compiler.targets.reference.kernels.padding import number_bytes
 from llmc.compiler.weight_request import WeightRequest, WeightTensor
 from llmc.models.convert import DTYPES as NUMPY_DTYPES
 from llmc.models.loader import Parameter
@@ -14,13 +15,7 @@ from llmc.quantize import WeightFormat
 from llmc.quantize.rtn import quantize_rows
 from llmc.quantize.scheme import SCALE
 
-LINE = 8
-"""Quantized numbers of a row are padded to a multiple."""
 _PIECE_BYTES = 2 << 20
-
-
-def _number_bytes(k: int, bits: int) -> int:
-    return -(-k // LINE) * LINE * bits // 8
 
 
 def weight_tensors(request: WeightRequest) -> list[WeightTensor]:
@@ -31,7 +26,7 @@ def weight_tensors(request: WeightRequest) -> list[WeightTensor]:
         per_word = FLOATS[request.dtype].per_word
         return [WeightTensor(request.name, request.dtype, (n, -(-k // per_word) * per_word))]
     tensors = [
-        WeightTensor(request.name, U8.name, (n, _number_bytes(k, format.bits))),
+        WeightTensor(request.name, U8.name, (n, number_bytes(k, format.bits))),
         WeightTensor(request.name + SCALE, F32.name, (n, format.scales(k))),
     ]
     if format.of_group:
@@ -55,7 +50,7 @@ def weight_pieces(request: WeightRequest, parameter: Parameter) -> Iterator[tupl
 
 def _quantized_pieces(format: WeightFormat, parameter: Parameter) -> Iterator[tuple[memoryview, ...]]:
     n, k = parameter.shape
-    padded = _number_bytes(k, 8)
+    padded = number_bytes(k, 8)
     count = max(1, _PIECE_BYTES // padded)
     for first in range(0, n, count):
         rows = min(count, n - first)

@@ -19,10 +19,8 @@ from llmc.compiler.targets.reference.kernels.frame import (
     when,
 )
 from llmc.compiler.targets.reference.kernels.functions import exp
+from llmc.compiler.targets.reference.kernels.padding import VALUES
 from llmc.compiler.targets.reference.kernels.rows import write_activation
-
-ROW_ALIGNMENT = 16
-"""Rows of V are padded to a multiple."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class _Pools:
         return self._row(kv_block, head, offset) * self.head_dim
 
     def value(self, kv_block: Expr, head: Expr, offset: Expr) -> Expr:
-        width = -(-self.head_dim // ROW_ALIGNMENT) * ROW_ALIGNMENT
+        width = -(-self.head_dim // VALUES) * VALUES
         return self._row(kv_block, head, offset) * width
 
 

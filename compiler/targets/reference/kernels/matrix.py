@@ -9,14 +9,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import Param
 from llmc.compiler.targets.reference.kernels.frame import Expr, Frame
-
-LINE = 8
-"""Numbers of a row are padded to a multiple."""
-
-
-def number_bytes(width: int, bits: int) -> int:
-    """Bytes of a row of numbers: two of 4 bits a byte, the even one in its low half."""
-    return -(-width // LINE) * LINE * bits // 8
+from llmc.compiler.targets.reference.kernels.padding import number_bytes
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kernel_spec import Param
 from llmc.compiler.targets.reference.kernels.frame import Array, Cell, Expr, Frame, is_nan, let, when
 from llmc.compiler.targets.reference.kernels.functions import nearest
+from llmc.compiler.targets.reference.kernels.padding import number_bytes
 
-LINE = 8
-"""Numbers of a row are padded to a multiple."""
 _SMALLEST = 1e-36  # a row of smaller numbers is as good as zero; 127 over it is finite
 
 
@@ -25,7 +24,7 @@ class Int8Rows:
 
     @property
     def number_words(self) -> int:
-        return -(-self.width // LINE) * LINE // 4
+        return number_bytes(self.width, 8) // 4
 
     @property
     def words(self) -> int:
