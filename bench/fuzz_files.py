@@ -41,7 +41,8 @@ from llmc.compiler.store.described import read_described
 from llmc.compiler.store.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.manifest import NAME, write_manifest
 from llmc.runtime.chat.session import ChatError, Session
-from llmc.runtime.graphs_file import FormatError, read_graphs
+from llmc.runtime.graphs_checks import FormatError
+from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.offline.prompts import PromptError
 from llmc.runtime.offline.prompts import read_file as read_prompts
 

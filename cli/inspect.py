@@ -16,10 +16,11 @@ from llmc.cli.options.verify import check_bytes
 from llmc.cli.render.graph_formats import InspectError, graph_data, graph_dot, graph_onnx
 from llmc.cli.render.text_columns import table
 from llmc.graphs_format import DTYPES, FAMILIES
+from llmc.graphs_records import Graph, ModelRecord, Tables
 from llmc.manifest import read_manifest
 from llmc.runtime.context_limit import DEFAULT_KV_BYTES
 from llmc.runtime.graph_view import commands_of, memory_plan, op_of
-from llmc.runtime.graphs_file import Graph, ModelRecord, Tables, read_graphs
+from llmc.runtime.graphs_file import read_graphs
 from llmc.units import format_bytes
 
 

@@ -13,7 +13,7 @@ import typer
 from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
 
 if TYPE_CHECKING:
-    from llmc.runtime.graphs_file import Tables
+    from llmc.graphs_records import Tables
 
 _HELP = """Replay one bucket with the clock on: time by kernel family, kernel and command, achieved GB/s and GFLOP/s
 beside the machine's limits measured in the same run, and how long each thread waits at barriers.

@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from llmc.graphs_format import DTYPE_BYTES
+from llmc.graphs_format import DTYPE_BYTES, INPUTS, PHASES, input_shape
+
+
+@dataclass(frozen=True)
+class Header:
+    """version, size of graphs.bin in bytes, its CRC-32; of weights.safetensors the size and the CRC-32 of its
+    header."""
+
+    version: int
+    file_bytes: int
+    crc32: int
+    weights_bytes: int
+    weights_header_crc32: int
 
 
 @dataclass(frozen=True)
@@ -98,3 +110,68 @@ class OperandRecord(NamedTuple):
     index: int  # type: ignore[assignment]  # it hides a method of tuples
     offset: int
     bytes: int
+
+
+@dataclass(frozen=True)
+class Command:
+    """One kernel call on operands[first_operand : first_operand + num_operands]; layer -1: none."""
+
+    kernel: int
+    first_operand: int
+    num_operands: int
+    barrier: bool
+    layer: int
+    family: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One bucket; its commands are commands[first_command : first_command + num_commands].
+
+    row_unit: rows of tokens are held, and computed, in multiples of it.
+    """
+
+    phase: int
+    batch: int
+    seq: int
+    max_tokens: int
+    max_seqs: int
+    max_samples: int
+    max_blocks_per_seq: int
+    row_unit: int
+    first_command: int
+    num_commands: int
+    arena_bytes: int
+
+    @property
+    def name(self) -> str:
+        """`phase:batchxseq`, as in `decode:4x512`."""
+        return f"{PHASES[self.phase]}:{self.batch}x{self.seq}"
+
+    def input_shape(self, index: int) -> tuple[int, ...]:
+        """Shape of the int32 input INPUTS[index]."""
+        limits = (self.max_tokens, self.max_seqs, self.max_samples, self.max_blocks_per_seq)
+        return input_shape(INPUTS[index], *limits)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Everything in graphs.bin."""
+
+    header: Header
+    target: TargetRecord
+    code: tuple[CodeRecord, ...]
+    model: ModelRecord
+    kernels: tuple[KernelRecord, ...]
+    weights: tuple[WeightRecord, ...]
+    graphs: tuple[Graph, ...]
+    commands: tuple[Command, ...]
+    operands: tuple[OperandRecord, ...]
+
+    def commands_of(self, graph: Graph) -> tuple[Command, ...]:
+        """The command list of `graph`, in the order of execution."""
+        return self.commands[graph.first_command : graph.first_command + graph.num_commands]
+
+    def operands_of(self, command: Command) -> tuple[OperandRecord, ...]:
+        """The buffers of `command`, in the order of the kernel's arguments."""
+        return self.operands[command.first_operand : command.first_operand + command.num_operands]

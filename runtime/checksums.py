@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmc.graphs_records import Tables
 from llmc.manifest import ManifestError, check_listed
 from llmc.regular_file import open_regular
-from llmc.runtime.graphs_file import FormatError, Tables
+from llmc.runtime.graphs_checks import FormatError
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all)."""

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from llmc.graphs_format import DTYPE_BYTES, DTYPES, FAMILIES, INPUTS, OPERAND_KINDS
-from llmc.runtime.graphs_file import Command, Graph, Tables, input_shape
+from llmc.graphs_records import Command, Graph, Tables
 
 Dim = int | str
 
@@ -117,7 +117,7 @@ def _buffers(
             weight = tables.weights[index]
             name, dtype, shape = weight.name, DTYPES[weight.dtype], weight.shape
         elif kind == "input":
-            name, dtype, shape = INPUTS[index], "i32", input_shape(graph, index)
+            name, dtype, shape = INPUTS[index], "i32", graph.input_shape(index)
         elif kind == "output":
             name, shape = "logits", (graph.max_samples, model.vocab_size)
         else:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from llmc.graphs_records import Tables
 from llmc.runtime.checksums import verify_artifact
-from llmc.runtime.graphs_file import FormatError, Tables, read_graphs
+from llmc.runtime.graphs_checks import FormatError
+from llmc.runtime.graphs_file import read_graphs
 from llmc.units import format_bytes
 
 _SHOW_PROGRESS_AFTER_S = 2.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from llmc.graphs_records import Graph, Tables
 from llmc.runtime.graph_view import BufferView, CommandView, commands_of, memory_plan, role_of
-from llmc.runtime.graphs_file import Graph, Tables
 
 _COLOURS = {"linear": "#cfe2ff", "attention": "#ffd9c7", "rope": "#fff3bf", "norm": "#d8f5d0", "activation": "#e7dcf7"}
 

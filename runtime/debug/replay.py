@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.graphs_format import INPUTS, OPERAND_KINDS
+from llmc.graphs_format import ALIGNMENT, INPUTS, OPERAND_KINDS, PHASES
+from llmc.graphs_records import Command, Graph, OperandRecord
 from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.debug.values import Floats, ValueLayout, written_values
-from llmc.runtime.graphs_file import Command, Graph, Operand, input_shape, read_graphs
+from llmc.runtime.graphs_file import read_graphs
 
-_ALIGNMENT = 64
 _NUM_SCALARS = 8
-_DECODE = 1
+_DECODE = PHASES.index("decode")
 
 
 class DebugError(ValueError):
@@ -46,8 +46,8 @@ class _Memory:
     """Bytes that begin a cache line."""
 
     def __init__(self, size: int) -> None:
-        raw = np.zeros(size + _ALIGNMENT, np.uint8)
-        skip = -raw.ctypes.data % _ALIGNMENT
+        raw = np.zeros(size + ALIGNMENT, np.uint8)
+        skip = -raw.ctypes.data % ALIGNMENT
         self.bytes = raw[skip : skip + size]
 
     def address(self, offset: int = 0) -> int:
@@ -124,7 +124,7 @@ class CommandReplay:
         }
         inputs = []
         for index, name in enumerate(INPUTS):
-            shape = input_shape(graph, index)
+            shape = graph.input_shape(index)
             memory = _Memory(4 * int(np.prod(shape)))
             content = np.asarray(given[name], np.int32)
             memory.bytes.view(np.int32)[: len(content)] = content
@@ -132,7 +132,7 @@ class CommandReplay:
         arena, output = _Memory(graph.arena_bytes), _Memory(4 * graph.max_samples * model.vocab_size)
         scalars = (ctypes.c_int64 * _NUM_SCALARS)(count, 1, 1, stride, self._num_blocks, 1)
 
-        def place(operand: Operand, layer: int) -> NDArray[np.uint8]:
+        def place(operand: OperandRecord, layer: int) -> NDArray[np.uint8]:
             """The bytes of an operand; of a pool, all of them."""
             kind = OPERAND_KINDS[operand.kind]
             if kind in self._pools:

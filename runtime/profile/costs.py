@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmc.graphs_format import FAMILIES, OPERAND_KINDS
-from llmc.runtime.graphs_file import Command, Graph, Tables
+from llmc.graphs_records import Command, Graph, Tables
 from llmc.runtime.profile.steps import Step
 
 Params = dict[str, Any]

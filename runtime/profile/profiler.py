@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.graphs_format import FAMILIES
+from llmc.graphs_records import Graph, Tables
 from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.binding.machine_limits import LIMITS, Probe
 from llmc.runtime.graph_view import op_of
-from llmc.runtime.graphs_file import Graph, Tables
 from llmc.runtime.profile.costs import Cost, arithmetic, command_cost, kernel_params
 from llmc.runtime.profile.steps import Step
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from llmc.graphs_records import Graph, Tables
     from llmc.runtime.binding import Replayer
-    from llmc.runtime.graphs_file import Graph, Tables
 
 Sequence = tuple[int, int]
 

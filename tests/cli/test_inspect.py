@@ -18,7 +18,7 @@ from llmc.cli.render.graph_formats import InspectError
 from llmc.compiler.store import graphs_writer as w
 from llmc.graphs_format import FAMILIES
 from llmc.manifest import ManifestError
-from llmc.runtime.graphs_file import FormatError
+from llmc.runtime.graphs_checks import FormatError
 
 VOCAB, DIM = 100, 32
 F = {name: i for i, name in enumerate(FAMILIES)}

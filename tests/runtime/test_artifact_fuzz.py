@@ -23,7 +23,8 @@ CHILD = r"""
 import collections, json, random, resource, struct, sys, zlib
 from pathlib import Path
 from llmc.runtime.binding import Artifact, Engine, LlmcError
-from llmc.runtime.graphs_file import FormatError, read_graphs
+from llmc.runtime.graphs_checks import FormatError
+from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.checksums import verify_artifact
 
 root, name, kind, seed, rounds = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])

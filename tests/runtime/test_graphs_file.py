@@ -15,26 +15,36 @@ from hypothesis import strategies as st
 
 from llmc import graphs_format as f
 from llmc.compiler.store import graphs_writer as w
+from llmc.graphs_records import (
+    CodeRecord,
+    KernelRecord,
+    ModelRecord,
+    OperandRecord,
+    Tables,
+    TargetRecord,
+    WeightRecord,
+)
 from llmc.runtime import graphs_file as r
+from llmc.runtime.graphs_checks import FormatError
 
 from support.paths import ROOT
 
-TARGET = w.TargetRecord("cpu", "znver4", 4, "tiles")
-MODEL = w.ModelRecord(2, 1, 8, 16, 1, 100, 64, 4, 1, 0, (2, 3), 1, 256, 512)
+TARGET = TargetRecord("cpu", "znver4", 4, "tiles")
+MODEL = ModelRecord(2, 1, 8, 16, 1, 100, 64, 4, 1, 0, (2, 3), 1, 256, 512)
 KERNELS = (
-    w.KernelRecord("embedding_0", 3, 0),
-    w.KernelRecord("linear_0", 3, 2, 0, (50, 2)),
-    w.KernelRecord("linear_ü", 3, 2),
+    KernelRecord("embedding_0", 3, 0),
+    KernelRecord("linear_0", 3, 2, 0, (50, 2)),
+    KernelRecord("linear_ü", 3, 2),
 )
 WEIGHTS = (
-    w.WeightRecord("embed", 1, (7, 4, 16, 2), 64, 1792, 7, "panels16"),
-    w.WeightRecord("scale", 0, (8,), 1856, 32, 2**32 - 1, "rows"),
+    WeightRecord("embed", 1, (7, 4, 16, 2), 64, 1792, 7, "panels16"),
+    WeightRecord("scale", 0, (8,), 1856, 32, 2**32 - 1, "rows"),
 )
-FILES = w.FileSums((w.CodeRecord("kernels.so", 4096, 0xC0DE),), 1888, 0xABC)
+FILES = w.FileSums((CodeRecord("kernels.so", 4096, 0xC0DE),), 1888, 0xABC)
 
 
-def op(kind: int, index: int = 0, offset: int = 0, size: int = 64) -> w.OperandRecord:
-    return w.OperandRecord(kind, index, offset, size)
+def op(kind: int, index: int = 0, offset: int = 0, size: int = 64) -> OperandRecord:
+    return OperandRecord(kind, index, offset, size)
 
 
 COMMANDS = (
@@ -71,15 +81,13 @@ def poke_record(section: str, offset: int, layout: str, *values: int) -> bytes:
     return poke(section_of(DATA, section) + offset, layout, *values)
 
 
-def assert_same(tables: r.Tables) -> None:
-    assert dataclasses.asdict(tables.model) == dataclasses.asdict(MODEL)
-    assert dataclasses.asdict(tables.target) == dataclasses.asdict(TARGET)
-    assert [dataclasses.astuple(c) for c in tables.code] == [dataclasses.astuple(c) for c in FILES.code]
+def assert_same(tables: Tables) -> None:
+    assert (tables.model, tables.target, tables.code) == (MODEL, TARGET, FILES.code)
     facts = [(*k.launch, *(0,) * (f.MAX_LAUNCH_FACTS - len(k.launch))) for k in KERNELS]
-    assert [dataclasses.astuple(k) for k in tables.kernels] == [
-        dataclasses.astuple(dataclasses.replace(k, launch=launch)) for k, launch in zip(KERNELS, facts, strict=True)
-    ]
-    assert [dataclasses.astuple(x) for x in tables.weights] == [dataclasses.astuple(x) for x in WEIGHTS]
+    assert tables.kernels == tuple(
+        dataclasses.replace(k, launch=launch) for k, launch in zip(KERNELS, facts, strict=True)
+    )
+    assert tables.weights == WEIGHTS
     assert len(tables.graphs) == len(GRAPHS)
     for got, want in zip(tables.graphs, GRAPHS, strict=True):
         for field in dataclasses.fields(want):
@@ -89,8 +97,7 @@ def assert_same(tables: r.Tables) -> None:
             assert (command.kernel, command.barrier, command.layer, command.family) == (
                 wanted.kernel, wanted.barrier, wanted.layer, wanted.family,
             )  # fmt: skip
-            operands = tables.operands_of(command)
-            assert [dataclasses.astuple(o) for o in operands] == list(map(tuple, wanted.operands))
+            assert tables.operands_of(command) == wanted.operands
 
 
 def test_round_trip() -> None:
@@ -207,7 +214,7 @@ def test_unknown_sections_are_ignored() -> None:
     ],
 )
 def test_what_is_wrong_is_named(data: bytes, message: str) -> None:
-    with pytest.raises(r.FormatError, match=message) as caught:
+    with pytest.raises(FormatError, match=message) as caught:
         r.parse_graphs(data)
     assert "\n" not in str(caught.value)
 
@@ -215,7 +222,7 @@ def test_what_is_wrong_is_named(data: bytes, message: str) -> None:
 def parse_or_refuse(data: bytes) -> None:
     try:
         tables = r.parse_graphs(data)
-    except r.FormatError:
+    except FormatError:
         return
     for graph in tables.graphs:
         for command in tables.commands_of(graph):
@@ -226,13 +233,13 @@ def parse_or_refuse(data: bytes) -> None:
 def test_a_flipped_byte_is_always_noticed(position: int, flip: int) -> None:
     data = bytearray(DATA)
     data[position] ^= flip
-    with pytest.raises(r.FormatError):
+    with pytest.raises(FormatError):
         r.parse_graphs(bytes(data))
 
 
 @given(st.integers(0, len(DATA) - 1))
 def test_a_truncated_file_is_always_noticed(length: int) -> None:
-    with pytest.raises(r.FormatError):
+    with pytest.raises(FormatError):
         r.parse_graphs(DATA[:length])
 
 
@@ -254,9 +261,9 @@ def test_a_cut_file_with_a_right_header_raises_nothing_else(length: int, tail: b
 
 @given(st.binary(max_size=300))
 def test_junk_raises_nothing_else(data: bytes) -> None:
-    with pytest.raises(r.FormatError):
+    with pytest.raises(FormatError):
         r.parse_graphs(data)
-    with pytest.raises(r.FormatError):
+    with pytest.raises(FormatError):
         r.parse_graphs(b"LLMCGRPH" + data)
 
 
@@ -280,25 +287,48 @@ def test_the_writer_refuses_what_does_not_fit() -> None:
     with pytest.raises(w.GraphsWriteError, match="9 end-of-sequence"):
         w.write_graphs(TARGET, dataclasses.replace(MODEL, eos=tuple(range(9))), KERNELS, WEIGHTS, GRAPHS, FILES)
     with pytest.raises(w.GraphsWriteError, match="rank 5"):
-        w.write_graphs(TARGET, MODEL, KERNELS, [w.WeightRecord("x", 0, (1,) * 5, 0, 4, 0, "rows")], GRAPHS, FILES)
+        w.write_graphs(TARGET, MODEL, KERNELS, [WeightRecord("x", 0, (1,) * 5, 0, 4, 0, "rows")], GRAPHS, FILES)
     with pytest.raises(w.GraphsWriteError, match="kernel 1, there are 1"):
         w.write_graphs(TARGET, MODEL, KERNELS[:1], WEIGHTS, GRAPHS, FILES)
     with pytest.raises(w.GraphsWriteError, match="does not fit"):
         w.write_graphs(TARGET, dataclasses.replace(MODEL, vocab_size=2**31), KERNELS, WEIGHTS, GRAPHS, FILES)
     with pytest.raises(w.GraphsWriteError, match="8 launch facts"):
-        w.write_graphs(TARGET, MODEL, [w.KernelRecord("x", 1, 0, 0, (1,) * 8)], WEIGHTS, (), FILES)
+        w.write_graphs(TARGET, MODEL, [KernelRecord("x", 1, 0, 0, (1,) * 8)], WEIGHTS, (), FILES)
     with pytest.raises(w.GraphsWriteError, match="code file 1, there are 1"):
-        w.write_graphs(TARGET, MODEL, [w.KernelRecord("x", 1, 0, 1)], WEIGHTS, (), FILES)
+        w.write_graphs(TARGET, MODEL, [KernelRecord("x", 1, 0, 1)], WEIGHTS, (), FILES)
 
 
 def test_read_from_a_directory(tmp_path: Path) -> None:
-    with pytest.raises(r.FormatError, match="cannot read"):
+    with pytest.raises(FormatError, match="cannot read"):
         r.read_graphs(tmp_path)
     (tmp_path / "graphs.bin").write_bytes(DATA)
     assert_same(r.read_graphs(tmp_path))
     (tmp_path / "weights.safetensors").write_bytes(bytes(100))
-    with pytest.raises(r.FormatError, match=r"has 100 bytes, graphs\.bin says 1888"):
+    with pytest.raises(FormatError, match=r"has 100 bytes, graphs\.bin says 1888"):
         r.read_graphs(tmp_path)
+
+
+def test_the_native_reader_knows_the_same_codes_and_limits() -> None:
+    artifact = ROOT / "runtime" / "native" / "artifact"
+    text = (artifact / "artifact.h").read_text() + (artifact / "model_shape.h").read_text()
+
+    def members(enum: str) -> list[tuple[str, int]]:
+        body = re.search(rf"enum (?:class )?{enum} : uint32_t {{([^}}]*)}}", text)
+        assert body is not None
+        return [(name, int(code)) for name, code in re.findall(r"k(\w+) = (\d+)", body[1])]
+
+    def spelt(name: str) -> str:
+        return "".join(map(str.capitalize, name.split("_")))
+
+    pools = {"k_pool": "KeyPool", "v_pool": "ValuePool"}
+    assert members("Phase") == [(spelt(name), code) for code, name in enumerate(f.PHASES)]
+    assert members("Input") == [(spelt(name), code) for code, name in enumerate(f.INPUTS)]
+    assert members("OperandKind") == [(pools.get(name, spelt(name)), code) for code, name in enumerate(f.OPERAND_KINDS)]
+    limits = {name: int(value) for name, value in re.findall(r"constexpr uint\d+_t k(\w+) = (\d+);", text)}
+    assert limits == {
+        "MaxBuffers": f.MAX_BUFFERS, "NumFamilies": len(f.FAMILIES), "NumInputs": len(f.INPUTS),
+        "Alignment": f.ALIGNMENT, "MaxLaunchFacts": f.MAX_LAUNCH_FACTS,
+    }  # fmt: skip
 
 
 def test_documents_name_the_version_that_is_written_and_read() -> None:

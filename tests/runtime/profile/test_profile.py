@@ -12,10 +12,11 @@ import pytest
 
 from llmc.cli import main as cli
 from llmc.graphs_format import FAMILIES
+from llmc.graphs_records import Tables
 from llmc.runtime.binding import Artifact, LlmcError, Replayer
 from llmc.runtime.binding.handle import isa_level
 from llmc.runtime.binding.machine_limits import LIMITS, Probe
-from llmc.runtime.graphs_file import Tables, read_graphs
+from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.profile.costs import Cost, visible_keys
 from llmc.runtime.profile.profiler import as_replay, bound
 from llmc.runtime.profile.steps import Step, full_step

@@ -1,0 +1,178 @@
+"""What FORMAT.md demands of the tables in graphs.bin, as the native reader checks it: codes, indices, sizes, reach."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from llmc.graphs_format import (
+    ALIGNMENT,
+    DTYPE_BYTES,
+    DTYPES,
+    FAMILIES,
+    INPUTS,
+    MAX_BUFFERS,
+    MAX_CODE_FILES,
+    OPERAND_KINDS,
+    PHASES,
+)
+from llmc.graphs_records import CodeRecord, Graph, ModelRecord, OperandRecord, Tables
+
+_MAX_BLOCK_BYTES = 1 << 51
+_ARENA, _WEIGHT, _INPUT, _K_POOL, _V_POOL, _OUTPUT = range(len(OPERAND_KINDS))
+_CODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+"""A plain file name: no artifact makes anybody look outside of itself."""
+
+
+class FormatError(ValueError):
+    """A file that is not a valid graphs.bin of this version; the message is one sentence."""
+
+
+def need(condition: bool, message: str) -> None:
+    if not condition:
+        raise FormatError(message)
+
+
+def check_tables(tables: Tables) -> None:
+    """Raises FormatError with one sentence for the first thing that FORMAT.md does not allow."""
+    _check_code(tables.code)
+    _check_model(tables.model)
+    _check_kernels(tables)
+    _check_weights(tables)
+    _check_operands(tables)
+    _check_commands(tables)
+    _check_graphs(tables)
+
+
+def _check_code(files: Sequence[CodeRecord]) -> None:
+    for i, file in enumerate(files):
+        is_name = _CODE_NAME.fullmatch(file.name) is not None
+        need(is_name, f"code file {i} is called {file.name!r}, which is no file name")
+    within = 1 <= len(files) <= MAX_CODE_FILES
+    need(within, f"graphs.bin names {len(files)} code files, outside 1 to {MAX_CODE_FILES}")
+
+
+def _check_model(model: ModelRecord) -> None:
+    what = "the model record has"
+    for name in ("num_layers", "num_kv_heads", "head_dim", "block_size", "vocab_size", "max_model_len", "max_num_seqs"):
+        value = getattr(model, name)
+        need(value >= 1, f"{what} {name} {value}, at least 1 is needed")
+    need(model.block_size % 16 == 0, f"{what} block_size {model.block_size}, not a multiple of 16")
+    for name in ("kv_dtype", "act_dtype"):
+        code = getattr(model, name)
+        need(0 <= code < len(DTYPES), f"{what} the unknown {name} code {code}")
+    for name in ("key_block_bytes", "value_block_bytes"):
+        value = getattr(model, name)
+        need(1 <= value <= _MAX_BLOCK_BYTES, f"{what} {name} {value}, outside 1 to {_MAX_BLOCK_BYTES}")
+    need(model.sliding_window >= 0, f"{what} sliding_window {model.sliding_window}")
+    for token in model.eos:
+        need(0 <= token < model.vocab_size, f"end-of-sequence id {token} is outside of the vocabulary")
+    need(-1 <= model.bos < model.vocab_size, f"beginning-of-sequence id {model.bos} is outside of the vocabulary")
+
+
+def _check_kernels(tables: Tables) -> None:
+    num_codes = len(tables.code)
+    for kernel in tables.kernels:
+        what, count = f"kernel {kernel.symbol}", kernel.num_buffers
+        need(count <= MAX_BUFFERS, f"{what} has {count} buffers, at most {MAX_BUFFERS} fit")
+        need(kernel.family < len(FAMILIES), f"{what} has the unknown family {kernel.family}")
+        need(kernel.code < num_codes, f"{what} is in code file {kernel.code} of {num_codes}")
+
+
+def _check_weights(tables: Tables) -> None:
+    end, limit = 8, tables.header.weights_bytes  # the length of the safetensors header comes first
+    for weight in tables.weights:
+        what, shape, start = f"weight {weight.name!r}", list(weight.shape), weight.file_offset
+        need(weight.dtype < len(DTYPES), f"{what} has the unknown dtype code {weight.dtype}")
+        need(all(d >= 1 for d in shape), f"{what} has the invalid shape {shape}")
+        wanted = math.prod(shape) * DTYPE_BYTES[weight.dtype]
+        need(weight.bytes == wanted, f"{what} has {weight.bytes} bytes, its shape {shape} takes {wanted}")
+        need(start % ALIGNMENT == 0, f"{what} is at byte {start}, not a multiple of {ALIGNMENT}")
+        need(start >= end, f"{what} is at byte {start}, before byte {end} where the one before ends")
+        end = start + weight.bytes
+        need(end <= limit, f"{what} ends at byte {end} of weights.safetensors, which has {limit}")
+
+
+def _check_operands(tables: Tables) -> None:
+    model, weights = tables.model, tables.weights
+    limits = (1, len(weights), len(INPUTS), model.num_layers, model.num_layers, 1)
+    blocks = {_K_POOL: model.key_block_bytes, _V_POOL: model.value_block_bytes}
+    for i, (kind, index, offset, size) in enumerate(tables.operands):
+        need(kind < len(OPERAND_KINDS), f"operand {i} has the unknown kind {kind}")
+        name = OPERAND_KINDS[kind]
+        # The index means nothing for the arena.
+        need(kind == _ARENA or index < limits[kind], f"operand {i} names {name} {index} of {limits[kind]}")
+        what = f"operand {i}, {name}"
+        need(offset % ALIGNMENT == 0, f"{what}, is at byte {offset}, not a multiple of {ALIGNMENT}")
+        need(size > 0, f"{what}, has no bytes")
+        if kind == _WEIGHT:
+            weight, end = weights[index], offset + size
+            need(end <= weight.bytes, f"{what}, reaches byte {end} of {weight.name!r}, which has {weight.bytes}")
+        elif kind in blocks:
+            wanted = blocks[kind]
+            need(offset == 0, f"{what}, starts at byte {offset} of the pool instead of 0")
+            need(size == wanted, f"{what}, has blocks of {size} bytes, the model's have {wanted}")
+
+
+def _check_commands(tables: Tables) -> None:
+    kernels, num_operands, num_layers = tables.kernels, len(tables.operands), tables.model.num_layers
+    for i, command in enumerate(tables.commands):
+        first, count = command.first_operand, command.num_operands
+        need(command.kernel < len(kernels), f"command {i} names kernel {command.kernel} of {len(kernels)}")
+        kernel = kernels[command.kernel]
+        needed = kernel.num_buffers
+        need(count == needed, f"command {i} has {count} operands, {kernel.symbol} takes {needed}")
+        need(first + count <= num_operands, f"command {i} has operands from {first}, {count} of {num_operands}")
+        need(-1 <= command.layer < num_layers, f"command {i} names layer {command.layer} of {num_layers}")
+        need(command.family < len(FAMILIES), f"command {i} has the unknown family {command.family}")
+
+
+def _check_graphs(tables: Tables) -> None:
+    reach = [_reach(tables.operands_of(command)) for command in tables.commands]
+    needs: dict[tuple[int, int], dict[_Buffer, int]] = {}
+    for i, graph in enumerate(tables.graphs):
+        need(graph.phase < len(PHASES), f"graph {i} has the unknown phase {graph.phase}")
+        for name in ("batch", "seq", "max_tokens", "max_seqs", "max_samples", "max_blocks_per_seq", "row_unit"):
+            value = getattr(graph, name)
+            need(1 <= value <= 0x7FFFFFFF, f"graph {graph.name} has {name} {value}")
+        first, last = graph.first_command, graph.first_command + graph.num_commands
+        need(last <= len(reach), f"graph {graph.name} has commands {first} to {last} of {len(reach)}")
+        if (first, last) not in needs:
+            needs[first, last] = _merged(reach[first:last])
+        for (kind, index), end in needs[first, last].items():
+            what = INPUTS[index] if kind == _INPUT else OPERAND_KINDS[kind]
+            capacity = _capacity(graph, tables.model, kind, index)
+            need(end <= capacity, f"graph {graph.name} touches byte {end} of its {what}, which has {capacity}")
+    need(bool(tables.graphs), "graphs.bin has no graph")
+
+
+_Buffer = tuple[int, int]
+"""Kind and index of a buffer whose size is the graph's own: arena, input or output."""
+
+
+def _reach(operands: tuple[OperandRecord, ...]) -> dict[_Buffer, int]:
+    """How far a command's operands reach into the graph's buffers, in bytes."""
+    ends: dict[_Buffer, int] = {}
+    for o in operands:
+        if o.kind in (_ARENA, _INPUT, _OUTPUT):
+            key = (o.kind, 0 if o.kind == _ARENA else o.index)
+            ends[key] = max(ends.get(key, 0), o.offset + o.bytes)
+    return ends
+
+
+def _merged(reaches: list[dict[_Buffer, int]]) -> dict[_Buffer, int]:
+    ends: dict[_Buffer, int] = {}
+    for reach in reaches:
+        for key, end in reach.items():
+            ends[key] = max(ends.get(key, 0), end)
+    return ends
+
+
+def _capacity(graph: Graph, model: ModelRecord, kind: int, index: int) -> int:
+    """Bytes of a buffer of the graph."""
+    if kind == _ARENA:
+        return graph.arena_bytes
+    if kind == _OUTPUT:
+        return graph.max_samples * model.vocab_size * 4
+    return math.prod(graph.input_shape(index)) * 4
