@@ -101,15 +101,15 @@ def read_described(artifact: Path) -> Described:
         raise CompileError(str(error)) from None
 
 
-def described(manifest: dict[str, Any], origin: str) -> Described:
-    """What a manifest says that `checked_manifest` let pass. Raises CompileError that begins with `origin`."""
+def described(manifest: dict[str, Any], where: str) -> Described:
+    """What a manifest says that `checked_manifest` let pass. Raises CompileError that begins with `where`."""
     missing = [name for name in _NEEDED if manifest.get(name) is None]
     try:
         if missing:
             raise BucketError(f"it has no {missing[0]}")
         return _described(manifest)
     except (BucketError, QuantizeError, TargetError) as error:
-        raise CompileError(f"{origin} does not describe an artifact of this llmc ({error}); compile it again") from None
+        raise CompileError(f"{where} does not describe an artifact of this llmc ({error}); compile it again") from None
 
 
 def _described(manifest: dict[str, Any]) -> Described:
