@@ -12,9 +12,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from llmc.graphs_format import PHASES
 from llmc.regular_file import parse_json, read_text
 
-from .bucket import PHASES, BucketError, BucketLadder
+from .bucket import BucketError, BucketLadder
 from .gaudi import parse_gaudi
 from .grids import (
     Limits,

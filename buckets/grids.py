@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
+from llmc.graphs_format import PHASES
 from llmc.shown import shown
 
-from .bucket import MAX_BUCKETS, MAX_DIM, PHASES, BucketError
+from .bucket import MAX_BUCKETS, MAX_DIM, BucketError
 from .ladder import default_limit, exponential, padding_bounded, ramp_up
 
 _AXIS_FORMS = "MIN:STEP:MAX, MIN:STEP:MAX:pad:PERCENT, MIN:STEP:MAX:exp:LIMIT, [1,2,4] or one number"

@@ -20,10 +20,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from llmc.graphs_format import PHASES
 from llmc.regular_file import JsonError, parse_json, read_text
 from llmc.shown import shown
 
-from .bucket import MAX_DIM, PHASES, Bucket, BucketError
+from .bucket import MAX_DIM, Bucket, BucketError
 
 HEADER = {"llmc_misses": 1}
 _FIELDS = ("time", "phase", "batch", "tokens", "context", "bucket", "count")

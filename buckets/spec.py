@@ -27,7 +27,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from .bucket import MAX_BUCKETS, PHASES, REQUIRED_PHASES, Bucket, BucketError, BucketLadder
+from llmc.graphs_format import PHASES
+
+from .bucket import MAX_BUCKETS, REQUIRED_PHASES, Bucket, BucketError, BucketLadder
 from .files import read_file
 from .grids import Limits, Pairs, check_phase, parse_grid, short
 

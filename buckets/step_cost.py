@@ -15,7 +15,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .bucket import MAX_DIM, PHASES, Bucket, BucketError
+from llmc.graphs_format import PHASES
+
+from .bucket import MAX_DIM, Bucket, BucketError
 from .cost import BucketCost, CostModel, Ints, MeasuredCost
 from .cost_bounds import bounds
 from .cost_table import CostTable, ReplayCost, full_costs

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .bucket import PHASES, Bucket, BucketError
+from llmc.graphs_format import PHASES
+
+from .bucket import Bucket, BucketError
 from .demand import ServerModel, demands
 from .trace import Trace
 from .usage import Usage, usage

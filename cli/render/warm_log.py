@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from llmc.buckets.bucket import PHASES
+from llmc.graphs_format import PHASES
 from llmc.runtime.warm_up.budget import graph_set_bytes
 from llmc.units import format_bytes
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from llmc import __version__
 from llmc.buckets import Bucket, BucketError, BucketLadder
-from llmc.buckets.bucket import PHASES
 from llmc.compiler.config import CompileError, HubSource
 from llmc.compiler.resolve import Resolved
 from llmc.compiler.store import keys
 from llmc.compiler.store.cache import key_of
 from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.registry import target_of
+from llmc.graphs_format import PHASES
 from llmc.graphs_format import VERSION as FORMAT_VERSION
 from llmc.manifest import ManifestError, read_manifest
 from llmc.models import weight_map

@@ -17,6 +17,7 @@ from llmc.cli import inspect as cli
 from llmc.cli.render.graph_formats import InspectError
 from llmc.compiler.store import graphs_writer as w
 from llmc.graphs_format import FAMILIES
+from llmc.graphs_records import KernelRecord, ModelRecord, OperandRecord, TargetRecord, WeightRecord
 from llmc.manifest import ManifestError
 from llmc.runtime.graphs_checks import FormatError
 
@@ -27,13 +28,13 @@ SHAPES = ((VOCAB, DIM), (DIM,), (6, 16, 16, 2), (64, 8), (2, 16, 16, 2), (7, 16,
 DTYPES = (0, 0, 1, 0, 1, 1)
 
 
-def _weights() -> list[w.WeightRecord]:
+def _weights() -> list[WeightRecord]:
     records, offset = [], 64
     for name, shape, dtype in zip(NAMES, SHAPES, DTYPES, strict=True):
         size = 2 if dtype else 4
         for dim in shape:
             size *= dim
-        records.append(w.WeightRecord(name, dtype, shape, offset, size, zlib.crc32(bytes(size)), "panels16"))
+        records.append(WeightRecord(name, dtype, shape, offset, size, zlib.crc32(bytes(size)), "panels16"))
         offset += -(-size // 64) * 64
     return records
 
@@ -41,7 +42,7 @@ def _weights() -> list[w.WeightRecord]:
 WEIGHTS = _weights()
 CODE = bytes(range(256)) * 4
 KERNELS = [
-    w.KernelRecord(f"{op}_{'0' * 11}{i}", buffers, F[family])
+    KernelRecord(f"{op}_{'0' * 11}{i}", buffers, F[family])
     for i, (op, family, buffers) in enumerate(
         (
             ("embedding", "embedding", 3),
@@ -56,21 +57,21 @@ KERNELS = [
 ]
 
 
-def arena(offset: int, size: int) -> w.OperandRecord:
-    return w.OperandRecord(0, 0, offset, size)
+def arena(offset: int, size: int) -> OperandRecord:
+    return OperandRecord(0, 0, offset, size)
 
 
-def weight(name: str) -> w.OperandRecord:
+def weight(name: str) -> OperandRecord:
     index = NAMES.index(name)
-    return w.OperandRecord(1, index, 0, WEIGHTS[index].bytes)
+    return OperandRecord(1, index, 0, WEIGHTS[index].bytes)
 
 
-def rows(index: int, count: int) -> w.OperandRecord:
+def rows(index: int, count: int) -> OperandRecord:
     """An int32 input."""
-    return w.OperandRecord(2, index, 0, 4 * count)
+    return OperandRecord(2, index, 0, 4 * count)
 
 
-K_POOL, V_POOL = w.OperandRecord(3, 0, 0, 2 * 16 * 8 * 2), w.OperandRecord(4, 0, 0, 2 * 16 * 16 * 2)
+K_POOL, V_POOL = OperandRecord(3, 0, 0, 2 * 16 * 8 * 2), OperandRecord(4, 0, 0, 2 * 16 * 16 * 2)
 
 
 def graph(phase: int, batch: int, seq: int, tokens: int, row_unit: int) -> w.GraphRecord:
@@ -86,15 +87,15 @@ def graph(phase: int, batch: int, seq: int, tokens: int, row_unit: int) -> w.Gra
         (5, (arena(b, act), weight("o_proj"), arena(a, x), arena(a, x)), 0),
         (6, (arena(a, x), rows(6, batch), sampled), -1),
         (1, (sampled, weight("norm"), arena(c, batch * DIM * 2)), -1),
-        (2, (arena(c, batch * DIM * 2), weight("head"), w.OperandRecord(5, 0, 0, batch * VOCAB * 4)), -1),
+        (2, (arena(c, batch * DIM * 2), weight("head"), OperandRecord(5, 0, 0, batch * VOCAB * 4)), -1),
     )
     records = tuple(w.CommandRecord(k, o, True, layer, KERNELS[k].family) for k, o, layer in commands)
     return w.GraphRecord(phase, batch, seq, tokens, batch, batch, 4, row_unit, x + qkv + x, records)
 
 
 GRAPHS = [graph(0, 1, 16, 16, 8), graph(0, 2, 16, 32, 8), graph(1, 4, 64, 4, 4)]
-MODEL = w.ModelRecord(1, 2, 8, 16, 1, VOCAB, 64, 4, 1, 0, (2,), 1, 2 * 16 * 8 * 2, 2 * 16 * 16 * 2)
-TARGET = w.TargetRecord("cpu", "cooperlake", 4, "tiles")
+MODEL = ModelRecord(1, 2, 8, 16, 1, VOCAB, 64, 4, 1, 0, (2,), 1, 2 * 16 * 8 * 2, 2 * 16 * 16 * 2)
+TARGET = TargetRecord("cpu", "cooperlake", 4, "tiles")
 
 
 @pytest.fixture
