@@ -204,7 +204,7 @@ _PHASES = {"phases", "state", *_PARTS}
 COMPILER_ALLOWED: dict[str, set[str]] = {
     **{name: set() for name in COMPILER_BASE},
     "ops": {"graph", "targets"},
-    "targets": {"graph", "store", "build"},
+    "targets": {"graph", "ops", "store", "build"},
     "graph": {"ops", "store", "targets", "resolve"},
     "store": {"graph", "ops", "targets", "resolve"},
     "resolve": _PARTS,
