@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.graphs_format import INPUTS, OPERAND_KINDS
+from llmc.graphs_records import Command, OperandRecord
 from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, Replayer
-from llmc.runtime.graphs_file import Command, Operand, input_shape, read_graphs
+from llmc.runtime.graphs_file import read_graphs
 
 from support.kernel_harness import Guarded
 
@@ -70,7 +71,7 @@ class GuardedReplay:
         by_name = dict(zip(INPUTS, (*given, np.repeat(np.arange(len(lengths)), lengths)), strict=True))
         memory: dict[Any, Guarded] = {**self._pools, "weight": self._weights, "arena": self._memory(found.arena_bytes)}
         for index, name in enumerate(INPUTS):
-            memory["input", index] = buffer = self._memory(4 * int(np.prod(input_shape(found, index))))
+            memory["input", index] = buffer = self._memory(4 * int(np.prod(found.input_shape(index))))
             content = np.asarray(by_name[name], np.int32).ravel()
             buffer.array.view(np.int32)[: content.size] = content
         memory["output"] = self._memory(4 * found.max_samples * vocab)
@@ -84,7 +85,7 @@ class GuardedReplay:
             self.num_commands += 1
         return memory["output"].array.view(np.float32)[: len(sample_index) * vocab].reshape(-1, vocab).copy()
 
-    def _place(self, operand: Operand) -> tuple[Any, int]:
+    def _place(self, operand: OperandRecord) -> tuple[Any, int]:
         """The memory of an operand, and where it begins there."""
         kind = OPERAND_KINDS[operand.kind]
         match kind:
@@ -105,7 +106,7 @@ class GuardedReplay:
         for task in reversed(range(num_tasks)):
             function(*addresses, scalars, ctypes.c_int32(task), ctypes.c_int32(num_tasks))
 
-    def _outputs(self, command: Command) -> Iterator[Operand]:
+    def _outputs(self, command: Command) -> Iterator[OperandRecord]:
         """The operands that a command writes, pools not among them: the last one, and what goes before it where a
         kernel has several."""
         op, params = self._ops[command.kernel]
