@@ -191,10 +191,10 @@ _DOTS = {"s8u8": _dot_s8u8, "bf16": _dot_bf16}
 
 
 def instructions(kind: str, dots: Iterable[tuple[int, int, int]]) -> str:
-    """What `tile_ir.instructions` gives, without AMX."""
-    from llmc.compiler.targets.cpu.kernels import tile_ir
+    """What `ir.tiles.instructions` gives, without AMX."""
+    from llmc.compiler.targets.cpu.kernels.ir import tiles
 
-    shape = ", ".join(f"i8 {value}" for value in tile_ir._shape())
+    shape = ", ".join(f"i8 {value}" for value in tiles._shape())
     head = "define linkonce_odr hidden i32 @llmc_tile_"
     parts = [
         f"@llmc_tile_shape = private unnamed_addr constant <64 x i8> <{shape}>, align 64\n",

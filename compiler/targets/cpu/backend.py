@@ -19,7 +19,7 @@ from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.targets import base
 from llmc.compiler.targets.base import Choice, Compare, OnStep, TargetError
 from llmc.compiler.targets.cpu import layouts, target
-from llmc.compiler.targets.cpu.kernels.schedule import Schedule
+from llmc.compiler.targets.cpu.kernels.linear.schedule import Schedule
 from llmc.compiler.targets.cpu.kernels.sources import source_digest
 from llmc.compiler.targets.cpu.kernels.tasks import max_tasks, weight_parts
 from llmc.compiler.targets.elf.link import link_shared

@@ -45,26 +45,17 @@ class Call:
 
 def linear_call(spec: KernelSpec, target: Target, rows: int) -> Call:
     """The operands of a `linear` or `linear_quant` kernel for so many rows."""
-    from llmc.compiler.targets.cpu.kernels import builder as b
-    from llmc.compiler.targets.cpu.kernels.quant_layer import QuantLayer
-    from llmc.compiler.targets.cpu.kernels.registry import kernel_buffers
+    from llmc.compiler.targets.cpu.kernels.linear.plan import operands
+    from llmc.compiler.targets.cpu.kernels.linear.problem import Problem, buffers
 
-    p = spec.as_dict()
-    tile, n, columns, parts = int(p["row_tile"]), int(p["n"]), target.panel_columns, 2 if p["gated"] else 1
-    tiles, width = -(-rows // tile), n // parts
-    panels = parts * -(-width // columns)
-    if spec.op == "linear_quant":
-        layer = QuantLayer(spec, target)
-        of_groups = panels * layer.number_groups * columns
-        sizes = {"x": tiles * layer.tile_words * 4, "scale": panels * layer.groups * columns * 4}
-        sizes |= {"zero": of_groups, "step": of_groups}
-        sizes["w"] = panels * layer.weight().panel_words * columns * 4
-    else:
-        words = -(-int(p["k"]) // b.lanes_of(str(p["act_dtype"])))
-        sizes = {"x": tiles * tile * words * 4, "w": panels * words * columns * 4}
-    rows_bytes = tiles * tile * round_up(width, columns) * 4
-    sizes |= {"bias": n * 4, "residual": rows_bytes, "y": rows_bytes}
-    return Call({name: sizes[name] for name in kernel_buffers(spec)}, rows)
+    p = Problem(spec, target)
+    tiles, panels = -(-rows // p.tile), p.parts * p.panels
+    of_groups = panels * p.number_groups * p.columns
+    sizes = {"x": tiles * p.tile_words * 4, "w": panels * operands(p)[0].panel_words * p.columns * 4}
+    sizes |= {"scale": panels * p.groups * p.columns * 4, "zero": of_groups, "step": of_groups}
+    rows_bytes = tiles * p.tile * round_up(p.width, p.columns) * 4
+    sizes |= {"bias": p.n * 4, "residual": rows_bytes, "y": rows_bytes}
+    return Call({name: sizes[name] for name in buffers(spec)}, rows)
 
 
 def last_cache_bytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:

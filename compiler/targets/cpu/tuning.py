@@ -17,7 +17,7 @@ from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.store import keys
 from llmc.compiler.store.cache import GraphCache, key_of
 from llmc.compiler.targets.base import Choice, Compare, Target
-from llmc.compiler.targets.cpu.kernels.schedule import Schedule, neighbours
+from llmc.compiler.targets.cpu.kernels.linear.schedule import Schedule, neighbours
 from llmc.compiler.targets.cpu.target import Target as Cpu
 from llmc.compiler.tvm_import import import_tvm
 
@@ -29,7 +29,8 @@ SECONDS = 0.3
 _GAIN = 1.03  # below it is noise
 
 
-_SEARCH = tuple(Path(__file__).parent / name for name in ("tuning.py", "kernel_timing.py", "kernels/schedule.py"))
+_SOURCES = ("tuning.py", "kernel_timing.py", "kernels/linear/schedule.py")
+_SEARCH = tuple(Path(__file__).parent / name for name in _SOURCES)
 
 
 def _to_json(choice: Choice) -> bytes:

@@ -20,10 +20,10 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels import vector_ir
 from llmc.compiler.targets.cpu.kernels.attention_fetch import Fetches
 from llmc.compiler.targets.cpu.kernels.attention_split import partition_keys, segment_keys
 from llmc.compiler.targets.cpu.kernels.attention_state import FLOOR, Partials, Rows, write_row
+from llmc.compiler.targets.cpu.kernels.ir import vector
 from llmc.compiler.targets.cpu.target import Target
 
 _NEVER = -3.0e38  # score of a key out of sight; so far below FLOOR that its weight is 0
@@ -476,7 +476,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     types = {"q": "float32", "k_pool": pool, "v_pool": pool, "partials": "float32", "out": b.word_dtype(plan.act)}
     counts = {count for _, count in b.pieces(plan.dim)}
     puts = tuple((plan.act, plan.row_tile, count) for count in counts)
-    helpers = vector_ir.helpers(target.mcpu, bf16_dot=plan.dot, puts=puts)
+    helpers = vector.helpers(target.mcpu, bf16_dot=plan.dot, puts=puts)
     kernel = b.Kernel(spec.symbol(), [(name, types.get(name, "int32")) for name in buffers(spec)], helpers)
     with kernel as k:
         plan.run(k)

@@ -7,9 +7,9 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels import vector_ir
 from llmc.compiler.targets.cpu.kernels.attention_split import segment_keys
 from llmc.compiler.targets.cpu.kernels.attention_state import Partials, Rows, write_row
+from llmc.compiler.targets.cpu.kernels.ir import vector
 from llmc.compiler.targets.cpu.target import Target
 
 
@@ -23,7 +23,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     row_tile, segment = int(p["row_tile"]), segment_keys(int(p["block_size"]))
     puts = tuple((act, row_tile, count) for _, count in b.pieces(dim))
     types = [("positions", "int32"), ("partials", "float32"), ("out", b.word_dtype(act))]
-    kernel = b.Kernel(spec.symbol(), types, vector_ir.helpers(target.mcpu, puts=puts))
+    kernel = b.Kernel(spec.symbol(), types, vector.helpers(target.mcpu, puts=puts))
     with kernel as k:
         partials = Partials(k["partials"], heads, int(p["segments"]), dim)
         result = Rows(1, partials.vectors)

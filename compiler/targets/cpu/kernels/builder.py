@@ -11,7 +11,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpecError
-from llmc.compiler.targets.cpu.kernels import vector_ir
+from llmc.compiler.targets.cpu.kernels.ir import stores, vector
 from llmc.compiler.targets.cpu.target import Target
 
 Expr = Any
@@ -122,6 +122,13 @@ class Vectors:
         return self.buffer[index]
 
 
+def kept(value: Expr, dtype: str = "float32") -> Expr:
+    """A vector that stays in a register."""
+    register = Vectors(1, dtype)
+    register[0] = value
+    return register[0]
+
+
 @contextmanager
 def when(condition: Expr) -> Iterator[None]:
     with T.If(condition), T.Then():
@@ -150,7 +157,7 @@ class Kernel:
     @classmethod
     def of(cls, symbol: str, buffers: Sequence[tuple[str, str]], target: Target) -> Kernel:
         """One with the vector helpers of a target, and no others."""
-        return cls(symbol, buffers, vector_ir.helpers(target.mcpu))
+        return cls(symbol, buffers, vector.helpers(target.mcpu))
 
     def __enter__(self) -> Kernel:
         enter = self._stack.enter_context
@@ -202,4 +209,4 @@ def packed_position(row: Expr, row_tile: int, words: int) -> Expr:
 def put(buffer: Expr, value: Expr, base: Expr, element: Expr, dtype: str, row_tile: int, count: int) -> None:
     """Write elements [element, element + count) of a row whose word 0 is at `base`; `element` is a whole word."""
     word = element if dtype == "f32" else T.truncdiv(element, 2)
-    do(vector_ir.put_name(dtype, row_tile, count), value, at(buffer, base + word * row_tile))
+    do(stores.put_name(dtype, row_tile, count), value, at(buffer, base + word * row_tile))

@@ -7,7 +7,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels import vector_ir
+from llmc.compiler.targets.cpu.kernels.ir import vector
 from llmc.compiler.targets.cpu.target import Target
 
 _WORD, _LINE = 4, 8  # numbers of a word; K is padded to whole lines
@@ -27,7 +27,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     kernel = b.Kernel(
         spec.symbol(),
         [("ids", "int32"), ("weight", "uint8"), ("scale", "float32"), ("out", "float32")],
-        vector_ir.helpers(target.mcpu),
+        vector.helpers(target.mcpu),
     )
     with kernel as k:
         ids, weight, scale, out = k["ids"], k["weight"], k["scale"], k["out"]

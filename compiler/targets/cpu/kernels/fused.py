@@ -18,7 +18,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels import vector_ir, vector_math
+from llmc.compiler.targets.cpu.kernels.ir import elementary, vector
 from llmc.compiler.targets.cpu.target import Target
 
 _BLOCK = 256  # columns of one unit of work, so that one row feeds several tasks
@@ -27,7 +27,7 @@ _VECTOR = {"f32": "float32", "bf16": "float32", "i32": "int32", "bool": "int32"}
 _IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
 _COMBINE = {"sum": "add", "max": "maximum", "min": "minimum"}
 _FOLD = {"sum": "sum_lanes", "max": "maximum_lanes", "min": "minimum_lanes"}
-_INTRINSICS = tuple(name for name, _ in vector_math.UNARY_INTRINSICS)
+_INTRINSICS = tuple(name for name, _ in elementary.UNARY_INTRINSICS)
 _UNARY = ("exp", "tanh", "erf", "log", "sigmoid", "sqrt", "to_bf16", *_INTRINSICS)
 _BINARY = ("add", "sub", "mul", "div", "max", "min")
 # Where the helpers of llmc ops, which know their arguments, are not torch's functions for every float.
@@ -375,7 +375,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
         (f"out{i}", b.word_dtype(out["dtype"]) if out["packed"] else _TIR[out["dtype"]])
         for i, out in enumerate(outputs)
     ]
-    helpers = vector_ir.helpers(target.mcpu, puts=tuple(sorted(puts))) + vector_math.helpers()
+    helpers = vector.helpers(target.mcpu, puts=tuple(sorted(puts))) + elementary.helpers()
     kernel = b.Kernel(spec.symbol(), arguments, helpers)
     with kernel as k:
         emitter = _Emitter(k, program, row_tile)

@@ -7,7 +7,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels import vector_ir
+from llmc.compiler.targets.cpu.kernels.ir import vector
 from llmc.compiler.targets.cpu.kernels.quantize_rows import RowQuantizer
 from llmc.compiler.targets.cpu.target import Target
 
@@ -25,9 +25,9 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     quantizer = RowQuantizer(dim, spec) if act == "i8" else None
     if quantizer is None:
         words = b.ceil_div(dim, b.lanes_of(act))
-        helpers = vector_ir.helpers(target.mcpu, puts=((act, row_tile, 16), (act, row_tile, max(tail, 1))))
+        helpers = vector.helpers(target.mcpu, puts=((act, row_tile, 16), (act, row_tile, max(tail, 1))))
     else:
-        helpers = vector_ir.helpers(target.mcpu) + quantizer.helpers()
+        helpers = vector.helpers(target.mcpu) + quantizer.helpers()
     packed = "int32" if quantizer is not None else b.word_dtype(act)
     kernel = b.Kernel(spec.symbol(), [("x", "float32"), ("weight", "float32"), ("out", packed)], helpers)
     with kernel as k:

@@ -12,7 +12,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels import quant_ir, vector_ir
+from llmc.compiler.targets.cpu.kernels.ir import int8, vector
 from llmc.compiler.targets.cpu.target import Target
 
 _LINE = 8  # K is padded to a multiple
@@ -43,7 +43,7 @@ class RowQuantizer:
 
     def helpers(self) -> str:
         """IR text of the helpers this uses."""
-        return quant_ir.rounding_helpers(((self.row_tile, 4), (self.row_tile, self._words_of(self.full))))
+        return int8.rounding_helpers(((self.row_tile, 4), (self.row_tile, self._words_of(self.full))))
 
     def _words_of(self, vector: int) -> int:
         return max(1, min(4, self.words - vector * 4))
@@ -82,7 +82,7 @@ class RowQuantizer:
             number = b.Vectors(1, "int32")
             number[0] = T.call_extern("int32x16", "llmc_rounded", values, inverse[0])
             total[0] = total[0] + number[0]
-            b.do(quant_ir.put_name(tile, words), number[0], b.at(out, base + index * (4 * tile)))
+            b.do(int8.put_name(tile, words), number[0], b.at(out, base + index * (4 * tile)))
 
         with T.serial(self.groups) as group:
             total[0] = T.broadcast(T.int32(0), b.WIDTH)
@@ -112,7 +112,7 @@ def _row_tiles(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     words, tile_words = dim // lanes, (quantizer.words + 1 + groups) * _TILE
     steps = dim // 4
     group_steps = steps if groups == 1 else int(p["group_size"]) // 4
-    helpers = vector_ir.helpers(target.mcpu) + quant_ir.tile_rounding_helpers()
+    helpers = vector.helpers(target.mcpu) + int8.tile_rounding_helpers()
     kernel = b.Kernel(spec.symbol(), [("x", b.word_dtype(act)), ("out", "int32")], helpers)
     with kernel as k:
         x, out = k["x"], k["out"]
@@ -167,7 +167,7 @@ def _single_rows(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     dim, row_tile, act = int(p["dim"]), int(p["row_tile"]), str(p["act_dtype"])
     lanes, rows = b.lanes_of(act), RowQuantizer(dim, spec)
     words = b.ceil_div(dim, lanes)
-    helpers = vector_ir.helpers(target.mcpu) + rows.helpers()
+    helpers = vector.helpers(target.mcpu) + rows.helpers()
     kernel = b.Kernel(spec.symbol(), [("x", b.word_dtype(act)), ("out", "int32")], helpers)
     with kernel as k:
         x, out = k["x"], k["out"]

@@ -9,7 +9,7 @@ from tvm import tirx
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.ops.registry import brought_template
-from llmc.compiler.targets.cpu.kernels.schedule import Schedule
+from llmc.compiler.targets.cpu.kernels.linear.schedule import Schedule
 from llmc.compiler.targets.cpu.kernels.sources import KIND, TEMPLATE_FILES, template_file
 from llmc.compiler.targets.cpu.target import Target
 

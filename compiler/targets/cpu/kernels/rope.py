@@ -7,7 +7,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels import vector_ir
+from llmc.compiler.targets.cpu.kernels.ir import stores, vector
 from llmc.compiler.targets.cpu.target import Target
 
 
@@ -31,7 +31,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     if head_dim % lanes:
         raise KernelSpecError(f"rope_kv_write: a bf16 KV cache needs an even head_dim, got {head_dim}")
     written = [*rotated, *((half + start, count) for start, count in rotated), *rest]
-    helpers = vector_ir.helpers(
+    helpers = vector.helpers(
         target.mcpu,
         scatters=tuple((kv, block, count, start % lanes) for start, count in written),
         halves=tuple(count for _, count in b.pieces(head_dim)) if lanes == 2 else (),
@@ -56,7 +56,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                     b.store_vector(k["q_out"], value, (token * heads + head) * head_dim + start, count)
                     return
                 at = ((kv_block * kv_heads + (head - heads)) * (head_dim // lanes) + start // lanes) * block + offset
-                b.do(vector_ir.scatter_name(kv, block, count, start % lanes), value, b.at(k["k_pool"], at))
+                b.do(stores.scatter_name(kv, block, count, start % lanes), value, b.at(k["k_pool"], at))
 
             def rotate(what: str) -> None:
                 scale = None
@@ -102,5 +102,5 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                         b.store_vector(k["v_pool"], value_read, at + start, count)
                     else:
                         place = b.at(k["v_pool"], at + start)
-                        b.do(vector_ir.half_name(count), value_read, place, T.truncmod(offset, 2))
+                        b.do(stores.half_name(count), value_read, place, T.truncmod(offset, 2))
     return kernel.function()

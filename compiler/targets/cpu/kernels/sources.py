@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 from functools import cache
 from pathlib import Path
@@ -11,12 +12,15 @@ from llmc.compiler.kernel_spec import KernelSpecError
 from llmc.compiler.ops.registry import brought_sources
 
 KIND = "cpu"
+_FOLDER = Path(__file__).parent
+_PACKAGE = str(__package__)
+
 TEMPLATE_FILES: dict[str, str] = {
     "embedding": "embedding",
     "embedding_quant": "embedding_quant",
     "rms_norm": "norm",
-    "linear": "linear",
-    "linear_quant": "linear_quant",
+    "linear": "linear.kernel",
+    "linear_quant": "linear.kernel",
     "quantize_rows": "quantize_rows",
     "rope_kv_write": "rope",
     "paged_attention": "attention",
@@ -25,33 +29,6 @@ TEMPLATE_FILES: dict[str, str] = {
     "fused": "fused",
 }
 """Module of this package by exact op name."""
-_EXTRA = {
-    "fused": ("vector_math",),
-    "linear": ("schedule", "chunks", "widening", "linear_amx", "linear_layer", "sums", "tile_registers", "tile_ir"),
-    "linear_quant": (
-        "schedule",
-        "chunks",
-        "quant_layer",
-        "quant_place",
-        "quant_tile",
-        "quant_weight",
-        "quant_steps",
-        "quant_streams",
-        "quant_widened",
-        "widening",
-        "quant_amx",
-        "sums",
-        "quant_ir",
-        "tile_registers",
-        "tile_ir",
-    ),
-    "paged_attention": ("attention_split", "attention_fetch", "attention_state"),
-    "merge_attention": ("attention_split", "attention_state"),
-    "quantize_rows": ("quant_ir",),
-    "rms_norm": ("quantize_rows", "quant_ir"),
-}
-"""Further modules that a template is made of."""
-_SHARED = ("builder", "pipeline", "vector_ir", "ir_text")
 
 
 def template_file(op: str) -> str:
@@ -61,18 +38,47 @@ def template_file(op: str) -> str:
     return TEMPLATE_FILES[op]
 
 
-def template_modules(op: str) -> tuple[str, ...]:
-    """The modules of this package that decide a kernel's code: the template and what it is made of."""
-    return (template_file(op), *_EXTRA.get(op, ()), *_SHARED)
+@cache
+def source_files(op: str, folder: Path = _FOLDER) -> tuple[str, ...]:
+    """The files below `folder`, this package, that decide a kernel's code: its template and all that is imported from
+    there on, and how TIR becomes code."""
+    found: set[str] = set()
+    brought = _brought(op)
+    waiting = ["builder.py", "pipeline.py"] if brought else [_module_file(template_file(op)), "pipeline.py"]
+    waiting += [name for file in brought for name in _imported(folder, str(file))]
+    while waiting:
+        if (name := waiting.pop()) not in found:
+            found.add(name)
+            waiting += _imported(folder, name)
+    return tuple(sorted(found))
+
+
+def _brought(op: str) -> tuple[Path, ...]:
+    """Files of an op that another package brings."""
+    return () if op in TEMPLATE_FILES else brought_sources(op, KIND)
+
+
+def _module_file(module: str) -> str:
+    return f"{module.replace('.', '/')}.py"
+
+
+def _imported(folder: Path, name: str) -> list[str]:
+    """Files of `folder` that the file `name` imports from."""
+    files = []
+    for node in ast.walk(ast.parse((folder / name).read_bytes())):
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{_PACKAGE}."):
+            within = str(node.module).removeprefix(_PACKAGE).removeprefix(".")
+            for module in ([within] if within else []) + [f"{within}.{a.name}".removeprefix(".") for a in node.names]:
+                files += [_module_file(module), _module_file(f"{module}.__init__")]
+    return [file for file in files if (folder / file).is_file()]
 
 
 @cache
-def source_digest(op: str, folder: Path = Path(__file__).parent) -> str:
-    """sha256 of the sources that decide a kernel's code: the template and what all templates share."""
-    brought = () if op in TEMPLATE_FILES else brought_sources(op, KIND)
-    modules = _SHARED if brought else template_modules(op)
-    digest = hashlib.sha256()
-    for file in (Path(kernel_spec.__file__), *(folder / f"{name}.py" for name in modules), *brought):
+def source_digest(op: str, folder: Path = _FOLDER) -> str:
+    """sha256 of the op and of the sources that decide its kernels' code."""
+    digest = hashlib.sha256(op.encode())
+    files = [folder / name for name in source_files(op, folder)]
+    for file in (Path(kernel_spec.__file__), *files, *_brought(op)):
         data = file.read_bytes()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmc.compiler.targets.cpu.kernels import tile_ir
-from llmc.compiler.targets.cpu.kernels.linear_spec import linear_quant_spec, linear_spec
+from llmc.compiler.targets.cpu.kernels.ir import tiles
+from llmc.compiler.targets.cpu.kernels.linear.spec import linear_quant_spec, linear_spec
 from llmc.compiler.targets.cpu.kernels.pipeline import llvm_text
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear, unpack_activation
@@ -42,7 +42,7 @@ def random(*shape: int, seed: int = 0) -> NDArray[np.float32]:
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tile_ir, "instructions", emulated_tiles.instructions)
+    monkeypatch.setattr(tiles, "instructions", emulated_tiles.instructions)
 
 
 # (format, N, K): K within a step, of whole steps, past one; in several blocks, of unpacked weights and of others.

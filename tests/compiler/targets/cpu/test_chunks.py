@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels import vector_ir
-from llmc.compiler.targets.cpu.kernels.chunks import Chunks
+from llmc.compiler.targets.cpu.kernels.ir import vector
+from llmc.compiler.targets.cpu.kernels.linear.chunks import Chunks
 from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
 from llmc.compiler.targets.cpu.target import native_target
 from llmc.compiler.targets.elf.link import link_shared
@@ -25,7 +25,7 @@ PANELS, MOST = 19, 12
 def shares(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Any]:
     """(unit, kernel that tells of each of its units the first row tile, their number and the panel)."""
     target, unit = native_target(), request.param
-    kernel = b.Kernel("shares", [("out", "int32"), ("count", "int32")], vector_ir.helpers(target.mcpu))
+    kernel = b.Kernel("shares", [("out", "int32"), ("count", "int32")], vector.helpers(target.mcpu))
     with kernel as k:
         from tvm.script.ir_builder import tirx as T
 

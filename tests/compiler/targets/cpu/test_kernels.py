@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
-from llmc.compiler.targets.cpu.kernels.linear_spec import linear_spec
+from llmc.compiler.targets.cpu.kernels.linear.spec import linear_spec
 from llmc.compiler.targets.cpu.kernels.pipeline import compile_object, llvm_text
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel, kernel_buffers
 from llmc.compiler.targets.cpu.kernels.sources import TEMPLATE_FILES, source_digest

@@ -16,8 +16,8 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels import vector_ir
 from llmc.compiler.targets.cpu.kernels.attention_split import num_segments, partial_floats
+from llmc.compiler.targets.cpu.kernels.ir import bf16, vector
 from llmc.compiler.targets.cpu.kernels.pipeline import compile_object, llvm_text
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 from llmc.compiler.targets.cpu.packing import pack_activation, unpack_activation
@@ -383,7 +383,7 @@ def test_kernel_of_bf16_dots(
     base = TARGETS["x86-64-v4"] if NATIVE.isa_level > 1 else TARGETS["x86-64-v3"]
     target = replace(base, name=f"{base.name}-dot", instruction_sets=(*base.instruction_sets, "avx512bf16"))
     assert target.bf16_dot
-    monkeypatch.setattr(vector_ir, "_DOT", _EMULATED_DOT)
+    monkeypatch.setattr(bf16, "dot", lambda: _EMULATED_DOT)
     check_attention(target, heads, kv_heads, dim, "f32", "bf16", block, window, tolerance_of(target, "f32", "bf16"))
 
 
@@ -404,7 +404,7 @@ def test_bf16_dots_are_used(target: Target) -> None:
 @on_cpus
 def test_powers_of_two(target: Target) -> None:
     """The weights of attention, by a kernel that does nothing else."""
-    kernel = b.Kernel("powers", [("x", "float32"), ("y", "float32")], vector_ir.helpers(target.mcpu))
+    kernel = b.Kernel("powers", [("x", "float32"), ("y", "float32")], vector.helpers(target.mcpu))
     with kernel as k, T.serial(k.scalar(0)) as i:
         b.store_vector(k["y"], b.call("exp2", b.load_vector(k["x"], i * 16)), i * 16)
     x = -np.concatenate([np.linspace(0, 126, 100_000), [0, 126.99, 127, 128, 1e30, 3e38]]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Helpers in LLVM IR text for AMX's tile registers: eight of 16 lines of 64 bytes, all of that shape.
+"""AMX's tile registers: eight of 16 lines of 64 bytes, all of that shape.
 
 The instructions name registers by constants, so there is a helper for each use of one. A kernel configures the
 registers before it uses them and releases them before it returns: threads of the runtime know nothing of tiles.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llmc.compiler.targets.cpu.kernels.ir_text import I32, block, constant, define
+from llmc.compiler.targets.cpu.kernels.ir.text import I32, block, constant, define
 
 LINES = 16
 """Lines of a tile register: rows of activations and of sums, words of K of weights."""

@@ -1,14 +1,14 @@
-"""Helpers in LLVM IR text for quantized numbers; they go with those of `vector_ir.py`. Integer sums are exact."""
+"""Quantized numbers: products of bytes, numbers as floats, floats as numbers. Integer sums are exact."""
 
 from __future__ import annotations
 
-from llmc.compiler.targets.cpu.kernels.ir_text import F32, I32, block, constant, define, splat
+from llmc.compiler.targets.cpu.kernels.ir.text import F32, I32, block, constant, define, splat
 from llmc.compiler.targets.cpu.target import Target
 
 _B = "<64 x i8>"
 
 
-def _dot(target: Target) -> str:
+def dot(target: Target) -> str:
     """acc + Σ of 4 products of unsigned bytes of w and signed bytes of x, in each lane."""
     args = f"{I32} %acc, {I32} %w, {I32} %x"
     if target.int8_dot:
@@ -69,7 +69,12 @@ def _byte(place: int) -> str:
     return define(F32, f"byte_{place}", f"{I32} %w", block(lines))
 
 
-def _nibble(target: Target) -> str:
+def bytes_to_floats() -> str:
+    """byte_0 … byte_3."""
+    return "".join(_byte(place) for place in range(4))
+
+
+def nibble(target: Target) -> str:
     """table[the low 4 bits of each lane]."""
     args = f"{I32} %w, {F32} %table"
     if target.lanes == 16:
@@ -166,7 +171,7 @@ def _tiles() -> str:
     return text + define("i32", "put_rows", f"{I32} %even, {I32} %odd, ptr %p", block(lines))
 
 
-def _steps() -> str:
+def steps() -> str:
     """step_times, step_plus: of 16 columns whose bytes step + 16 zero are at p; stepped: numbers · times + plus, by
     bytes, none of which is too large."""
     words, halves = "<64 x i8>", "<32 x i16>"
@@ -205,11 +210,6 @@ def _steps() -> str:
         + define(I32, "step_plus", "ptr %p", block(plus))
         + define(I32, "stepped", args, block(stepped))
     )
-
-
-def matmul_helpers(target: Target) -> str:
-    """dot_u8s8, byte_0 … byte_3, nibble, and those of steps."""
-    return _dot(target) + "".join(_byte(place) for place in range(4)) + _nibble(target) + _steps()
 
 
 def rounding_helpers(puts: tuple[tuple[int, int], ...]) -> str:

@@ -1,4 +1,4 @@
-"""Sums of a tile of rows between two passes, and what becomes of those of a gated linear layer in the end."""
+"""What becomes of the sums of a gated linear layer in the end: silu(gate) · up, packed for the next layer."""
 
 from __future__ import annotations
 
@@ -7,34 +7,12 @@ from collections.abc import Callable
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.linear.sums import Sums
 
 GATED = ("", *b.LANES)
 """The dtype of the packed activation silu(gate) · up; empty: the layer has no gate."""
 
 _ROWS_AT_ONCE = 8  # of put_tile_bf16
-
-
-class Sums:
-    """Vectors of sums on the stack, [places][tiles][row_tile][columns]: a layer's output is far apart in memory, row
-    by row, and would not stay in cache until the next pass."""
-
-    def __init__(self, places: int, tiles: int, row_tile: int, columns: int) -> None:
-        self._tiles, self._row_tile, self._columns = tiles, row_tile, columns
-        self._memory = b.Scratch(places * tiles * row_tile * columns, "float32")
-
-    def _at(self, place: b.Expr, t: b.Expr, r: b.Expr, v: b.Expr) -> b.Expr:
-        return ((place * self._tiles + t) * self._row_tile + r) * self._columns + v * b.WIDTH
-
-    def address(self, place: b.Expr, t: b.Expr, r: b.Expr, v: b.Expr) -> b.Expr:
-        """Address of a vector; those of the next row, also of the next tile's, are `columns` further."""
-        return self._memory.at(self._at(place, t, r, v))
-
-    def load(self, place: b.Expr, t: b.Expr, r: b.Expr, v: b.Expr) -> b.Expr:
-        """Vector v of row r of tile t."""
-        return self._memory.vector(self._at(place, t, r, v))
-
-    def store(self, value: b.Expr, place: b.Expr, t: b.Expr, r: b.Expr, v: b.Expr) -> None:
-        self._memory.store(value, self._at(place, t, r, v))
 
 
 class GatedOutput:
@@ -50,7 +28,7 @@ class GatedOutput:
         return b.word_dtype(self.act)
 
     def puts(self) -> tuple[tuple[str, int, int], ...]:
-        """What `vector_ir.helpers` is asked for."""
+        """What `ir.vector.helpers` is asked for."""
         return tuple((self.act, self.row_tile, count) for count in (b.WIDTH, self.tail) if count)
 
     def write(

@@ -1,4 +1,4 @@
-"""What all helpers in LLVM IR text are spelt with: vector types of 16 lanes, constants, definitions, fma."""
+"""What all helpers are spelt with: vector types of 16 lanes, constants, definitions, fma."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elementary functions of generic kernels in LLVM IR text, beside the helpers of vector_ir: 16 float32 lanes each.
+"""Elementary functions of generic kernels, beside the helpers of `vector`: 16 float32 lanes each.
 
 Only fma, products behind a fence, sums and quotients: the code generator has no contraction left to choose.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from llmc.compiler.targets.cpu.kernels.ir_text import F32, FMA, I1, I16, I32, block, define, float_bits, splat
-from llmc.compiler.targets.cpu.kernels.vector_ir import fold
+from llmc.compiler.targets.cpu.kernels.ir.text import F32, FMA, I1, I16, I32, block, define, float_bits, splat
+from llmc.compiler.targets.cpu.kernels.ir.vector import fold
 
 _DECLARATIONS = "".join(f"declare {F32} @llvm.{name}.v16f32({F32})\n" for name in ("fabs", "floor", "ceil"))
 _DECLARATIONS += "".join(f"declare {F32} @llvm.{name}.v16f32({F32}, {F32})\n" for name in ("maximum", "minimum"))
@@ -172,7 +172,7 @@ def _extreme_lanes(name: str) -> str:
 
 
 def helpers() -> str:
-    """The IR text, to be joined to that of `vector_ir.helpers`."""
+    """The IR text, to be joined to that of `vector.helpers`."""
     return "".join(
         (
             _DECLARATIONS,

@@ -1,0 +1,105 @@
+"""Stores of what lies apart in memory: elements of packed activations and of the KV cache."""
+
+from __future__ import annotations
+
+from llmc.compiler.targets.cpu.kernels.ir.text import F32, I1, I16, I32, block, constant, define
+
+
+def put_name(dtype: str, row_tile: int, count: int) -> str:
+    """Helper that stores `count` consecutive elements of one row of a packed activation."""
+    return f"put_{dtype}_{row_tile}_{count}"
+
+
+def put(dtype: str, row_tile: int, count: int) -> str:
+    """Lanes past `count` are ignored; for bf16 an odd last element gets a zero partner."""
+    name = put_name(dtype, row_tile, count)
+    words = count if dtype == "f32" else (count + 1) // 2
+    lanes = 16 if dtype == "f32" else 8
+    kind = "float" if dtype == "f32" else "i32"
+    body = ""
+    if dtype == "bf16":
+        body += f"  %h0 = call {I16} @llmc_round_bf16({F32} %v)\n"
+        keep = constant(("true" if lane < count else "false" for lane in range(16)), "i1")
+        body += f"  %h = select {I1} {keep}, {I16} %h0, {I16} zeroinitializer\n"
+        body += f"  %w = bitcast {I16} %h to <8 x i32>\n"
+    source = "%v" if dtype == "f32" else "%w"
+    if row_tile == 1 and words == lanes:
+        body += f"  store <{lanes} x {kind}> {source}, ptr %p, align 4\n"
+    else:
+        for lane in range(words):
+            body += f"  %e{lane} = extractelement <{lanes} x {kind}> {source}, i32 {lane}\n"
+            body += f"  %a{lane} = getelementptr {kind}, ptr %p, i64 {lane * row_tile}\n"
+            body += f"  store {kind} %e{lane}, ptr %a{lane}, align 4\n"
+    return define("i32", name, f"{F32} %v, ptr %p", body + "  ret i32 0\n")
+
+
+def put_tile() -> str:
+    """put_tile_bf16 of 16 elements of each of 8 rows, %v0 … %v7: 8 words of 8 rows, a row tile of a packed activation.
+
+    Two rows a vector, then words of four rows, then of eight.
+    """
+    lines = []
+    for row in range(8):
+        lines.append(f"%h{row} = call {I16} @llmc_round_bf16({F32} %v{row})")
+        lines.append(f"%w{row} = bitcast {I16} %h{row} to <8 x i32>")
+    for row in range(0, 8, 2):
+        both = f"<8 x i32> %w{row}, <8 x i32> %w{row + 1}"
+        lines.append(f"%p{row} = shufflevector {both}, {I32} {constant(range(16))}")
+    for half in range(2):
+        order = constant(row * 8 + half * 4 + word for word in range(4) for row in range(4))
+        for row in (0, 4):
+            lines.append(f"%q{half}{row} = shufflevector {I32} %p{row}, {I32} %p{row + 2}, {I32} {order}")
+    for pair in range(4):
+        half, word = divmod(2 * pair, 4)
+        order = constant(side * 16 + w * 4 + row for w in (word, word + 1) for side in range(2) for row in range(4))
+        lines.append(f"%r{pair} = shufflevector {I32} %q{half}0, {I32} %q{half}4, {I32} {order}")
+        lines.append(f"%a{pair} = getelementptr i32, ptr %p, i64 {16 * pair}")
+        lines.append(f"store {I32} %r{pair}, ptr %a{pair}, align 4")
+    args = ", ".join(f"{F32} %v{row}" for row in range(8))
+    return define("i32", "put_tile_bf16", f"{args}, ptr %p", block([*lines, "ret i32 0"]))
+
+
+def scatter_name(dtype: str, stride: int, count: int, odd: int = 0) -> str:
+    """Helper that stores `count` elements of one row, words of one or two elements `stride` words apart.
+
+    odd: the first element is the second one of its word.
+    """
+    return f"scatter_{dtype}_{stride}_{count}_{odd}"
+
+
+def scatter(dtype: str, stride: int, count: int, odd: int) -> str:
+    """Whole words where two elements of one are at hand."""
+    lanes = 1 if dtype == "f32" else 2
+    kind, source = ("float", f"{F32} %v") if lanes == 1 else ("i16", f"{I16} %h")
+    body = ""
+    if lanes == 2:
+        body = f"  %h = call {I16} @llmc_round_bf16({F32} %v)\n  %w = bitcast {I16} %h to <8 x i32>\n"
+    lane = 0
+    while lane < count:
+        word, half = divmod(lane + odd, lanes)
+        pair = lanes == 2 and not odd and lane % 2 == 0 and lane + 1 < count
+        stored = "i32" if pair else kind
+        from_, index = ("<8 x i32> %w", lane // 2) if pair else (source, lane)
+        body += f"  %e{lane} = extractelement {from_}, i32 {index}\n"
+        body += f"  %a{lane} = getelementptr {kind}, ptr %p, i64 {word * stride * lanes + half}\n"
+        body += f"  store {stored} %e{lane}, ptr %a{lane}, align {2 if stored == 'i16' else 4}\n"
+        lane += 2 if pair else 1
+    return define("i32", scatter_name(dtype, stride, count, odd), f"{F32} %v, ptr %p", body + "  ret i32 0\n")
+
+
+def half_name(count: int) -> str:
+    """Helper that stores `count` bf16 as one half of as many neighbouring words: (values, first word, half)."""
+    return f"half_bf16_{count}"
+
+
+def half(count: int) -> str:
+    """Leaves the other halves alone, which another thread may be writing."""
+    lanes = constant(lane // 2 if lane % 2 == 0 else "undef" for lane in range(32))
+    mask = constant(("true" if lane % 2 == 0 and lane // 2 < count else "false" for lane in range(32)), "i1")
+    body = (
+        f"  %h = call {I16} @llmc_round_bf16({F32} %v)\n"
+        f"  %w = shufflevector {I16} %h, {I16} undef, <32 x i32> {lanes}\n"
+        "  %a = getelementptr i16, ptr %p, i32 %half\n"
+        f"  call void @llvm.masked.store.v32i16.p0(<32 x i16> %w, ptr %a, i32 2, <32 x i1> {mask})\n  ret i32 0\n"
+    )
+    return define("i32", half_name(count), f"{F32} %v, ptr %p, i32 %half", body)

@@ -1,0 +1,174 @@
+"""Helpers that all kernels have: every operation whose rounding matters is spelt out here or beside.
+
+All vectors are 16 float32 wide; LLVM splits them on AVX2. Products that feed a sum are either a fused fma or pass
+through an arithmetic fence, so the code generator never chooses between fused and unfused.
+"""
+
+from __future__ import annotations
+
+from llmc.compiler.targets.cpu.kernels.ir import bf16, exponentials, stores
+from llmc.compiler.targets.cpu.kernels.ir.text import F32, FMA, I1, I16, I32, constant, define, splat
+
+_IOTA = constant(range(16))
+
+
+def _broadcast(result: str, kind: str, scalar: str) -> str:
+    vector = f"<16 x {kind}>"
+    return (
+        f"  {result}.i = insertelement {vector} undef, {kind} {scalar}, i32 0\n"
+        f"  {result} = shufflevector {vector} {result}.i, {vector} undef, {I32} zeroinitializer\n"
+    )
+
+
+def _mask() -> str:
+    return _broadcast("%ns", "i32", "%n") + f"  %m = icmp slt {I32} {_IOTA}, %ns\n"
+
+
+def _load(name: str, kind: str) -> str:
+    vector = f"<16 x {kind}>"
+    align = 2 if kind == "i16" else 4
+    suffix = {"float": "v16f32", "i16": "v16i16", "i32": "v16i32"}[kind]
+    call = f"call {vector} @llvm.masked.load.{suffix}.p0(ptr %p, i32 {align}, {I1} %m, {vector} zeroinitializer)"
+    return define(vector, name, "ptr %p, i32 %n", f"{_mask()}  %r = {call}\n  ret {vector} %r\n")
+
+
+def _store(name: str, kind: str) -> str:
+    vector = f"<16 x {kind}>"
+    align = 2 if kind == "i16" else 4
+    suffix = {"float": "v16f32", "i16": "v16i16", "i32": "v16i32"}[kind]
+    call = f"call void @llvm.masked.store.{suffix}.p0({vector} %v, ptr %p, i32 {align}, {I1} %m)"
+    return define("i32", name, f"{vector} %v, ptr %p, i32 %n", f"{_mask()}  {call}\n  ret i32 0\n")
+
+
+_DECLARATIONS = f"""
+declare {F32} @llvm.fma.v16f32({F32}, {F32}, {F32})
+declare {F32} @llvm.sqrt.v16f32({F32})
+declare {F32} @llvm.roundeven.v16f32({F32})
+declare {F32} @llvm.maxnum.v16f32({F32}, {F32})
+declare {F32} @llvm.minnum.v16f32({F32}, {F32})
+declare {F32} @llvm.arithmetic.fence.v16f32({F32})
+declare {F32} @llvm.masked.load.v16f32.p0(ptr, i32, {I1}, {F32})
+declare {I16} @llvm.masked.load.v16i16.p0(ptr, i32, {I1}, {I16})
+declare {I32} @llvm.masked.load.v16i32.p0(ptr, i32, {I1}, {I32})
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+declare void @llvm.masked.store.v16f32.p0({F32}, ptr, i32, {I1})
+declare void @llvm.masked.store.v16i16.p0({I16}, ptr, i32, {I1})
+declare void @llvm.masked.store.v16i32.p0({I32}, ptr, i32, {I1})
+declare void @llvm.masked.store.v32i16.p0(<32 x i16>, ptr, i32, <32 x i1>)
+"""
+
+
+def _binary(name: str, op: str, fence: bool) -> str:
+    body = f"  %r = {op} {F32} %a, %b\n"
+    if fence:
+        body += f"  %f = call {F32} @llvm.arithmetic.fence.v16f32({F32} %r)\n"
+    return define(F32, name, f"{F32} %a, {F32} %b", body + f"  ret {F32} {'%f' if fence else '%r'}\n")
+
+
+def fold(name: str, step: str) -> str:
+    """Reduce 16 lanes by halves, lane i with lane i + 8, 4, 2, 1: one fixed tree. The result is in every lane."""
+    body, value = "", "%v"
+    for half in (8, 4, 2, 1):
+        order = constant((lane + half) % 16 for lane in range(16))
+        body += f"  %s{half} = shufflevector {F32} {value}, {F32} undef, {I32} {order}\n"
+        body += f"  %r{half} = {step.format(a=value, b=f'%s{half}')}\n"
+        value = f"%r{half}"
+    return define(F32, name, f"{F32} %v", body + f"  ret {F32} {value}\n")
+
+
+def _simple() -> str:
+    fma = f"  %r = {FMA.format('%a', '%b', '%c')}\n  ret {F32} %r\n"
+    neg = f"  %n = fneg {F32} %a\n  %r = {FMA.format('%n', '%b', '%c')}\n  ret {F32} %r\n"
+    low = f"  %s = shl {I32} %w, {splat(16)}\n  %r = bitcast {I32} %s to {F32}\n  ret {F32} %r\n"
+    high = f"  %s = and {I32} %w, {splat(-65536)}\n  %r = bitcast {I32} %s to {F32}\n  ret {F32} %r\n"
+    wide = (
+        f"  %h = call {I16} @llmc_load_i16(ptr %p, i32 %n)\n  %z = zext {I16} %h to {I32}\n"
+        f"  %s = shl {I32} %z, {splat(16)}\n  %r = bitcast {I32} %s to {F32}\n  ret {F32} %r\n"
+    )
+    narrow = (
+        f"  %h = call {I16} @llmc_round_bf16({F32} %v)\n"
+        f"  %r = call i32 @llmc_store_i16({I16} %h, ptr %p, i32 %n)\n  ret i32 0\n"
+    )
+    root = f"  %r = call {F32} @llvm.sqrt.v16f32({F32} %a)\n  ret {F32} %r\n"
+    larger = f"  %r = call {F32} @llvm.maxnum.v16f32({F32} %a, {F32} %b)\n  ret {F32} %r\n"
+    wins = f"  %c = fcmp ogt {F32} %a, %b\n  %r = select {I1} %c, {F32} %a, {F32} %b\n  ret {F32} %r\n"  # b for a NaN
+    select = (
+        _broadcast("%bs", "i32", "%base")
+        + _broadcast("%los", "i32", "%lo")
+        + _broadcast("%his", "i32", "%hi")
+        + f"  %k = add {I32} %bs, {_IOTA}\n  %above = icmp sge {I32} %k, %los\n  %below = icmp sle {I32} %k, %his\n"
+        f"  %in = and {I1} %above, %below\n  %r = select {I1} %in, {F32} %v, {F32} %other\n  ret {F32} %r\n"
+    )
+    sigmoid = (
+        f"  %n = fneg {F32} %v\n  %e = call {F32} @llmc_exp({F32} %n)\n"
+        f"  %d = fadd {F32} %e, {splat('1.0', 'float')}\n  %r = fdiv {F32} %v, %d\n  ret {F32} %r\n"
+    )
+    clobbers = ",".join(f"~{{xmm{i}}}" for i in range(32))
+    forget = f'  call void asm sideeffect "", "{clobbers}"()\n  ret i32 0\n'
+    reread = '  call void asm sideeffect "", "r,~{memory}"(ptr %p)\n  ret i32 0\n'
+    share = (
+        "  %t = sext i32 %task to i64\n  %u = sext i32 %total to i64\n  %n = sext i32 %num to i64\n"
+        "  %p = mul i64 %t, %u\n  %q = sdiv i64 %p, %n\n  %r = trunc i64 %q to i32\n  ret i32 %r\n"
+    )
+    return "".join(
+        (
+            define("i32", "share", "i32 %task, i32 %total, i32 %num", share),
+            define(F32, "fma", f"{F32} %a, {F32} %b, {F32} %c", fma),
+            define(F32, "fnma", f"{F32} %a, {F32} %b, {F32} %c", neg),
+            define(F32, "bf16_low", f"{I32} %w", low),
+            define(F32, "bf16_high", f"{I32} %w", high),
+            define(F32, "load_bf16", "ptr %p, i32 %n", wide),
+            define("i32", "store_bf16", f"{F32} %v, ptr %p, i32 %n", narrow),
+            define(F32, "sqrt", f"{F32} %a", root),
+            define(F32, "max", f"{F32} %a, {F32} %b", larger),
+            define(F32, "larger", f"{F32} %a, {F32} %b", wins),
+            define(F32, "in_range", f"{F32} %v, {F32} %other, i32 %base, i32 %lo, i32 %hi", select),
+            define(F32, "silu", f"{F32} %v", sigmoid),
+            define("i32", "forget_registers", "", forget),
+            define("i32", "forget_memory", "ptr %p", reread),
+            *(
+                define(
+                    "i32",
+                    name,
+                    "ptr %p",
+                    f"  call void @llvm.prefetch.p0(ptr %p, i32 {write}, i32 {level}, i32 1)\n  ret i32 0\n",
+                )
+                for name, write, level in (("prefetch", 0, 3), ("prefetch_l2", 0, 2), ("prefetch_write", 1, 3))
+            ),
+        )
+    )
+
+
+def helpers(
+    mcpu: str,
+    bf16_dot: bool = False,
+    puts: tuple[tuple[str, int, int], ...] = (),
+    scatters: tuple[tuple[str, int, int, int], ...] = (),
+    halves: tuple[int, ...] = (),
+) -> str:
+    """The IR text of all helpers, and of those that `put_name`, `scatter_name` and `half_name` of `stores` name by
+    these arguments."""
+    parts = [
+        _DECLARATIONS,
+        _load("load_f32", "float"),
+        _load("load_i16", "i16"),
+        _store("store_f32", "float"),
+        _store("store_i16", "i16"),
+        _binary("mul", "fmul", True),
+        _binary("add", "fadd", False),
+        _binary("sub", "fsub", False),
+        _binary("div", "fdiv", False),
+        fold("sum_lanes", f"fadd {F32} {{a}}, {{b}}"),
+        fold("max_lanes", f"call {F32} @llvm.maxnum.v16f32({F32} {{a}}, {F32} {{b}})"),
+        exponentials.exp(),
+        exponentials.exp2(),
+        bf16.round_bf16(),
+        _simple(),
+        bf16.dot() if bf16_dot else "",
+        *(stores.put(*p) for p in sorted(set(puts))),
+        stores.put_tile() if ("bf16", 8, 16) in puts else "",
+        *(stores.scatter(*s) for s in sorted(set(scatters))),
+        *(stores.half(count) for count in sorted(set(halves))),
+        f'attributes #0 = {{ alwaysinline nounwind "target-cpu"="{mcpu}" }}\n',
+    ]
+    return "".join(parts)

@@ -1,0 +1,1 @@
+"""The linear kernels: problem × reader of the weight × micro-kernel × loops × epilogue."""

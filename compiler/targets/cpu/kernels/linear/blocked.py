@@ -1,0 +1,176 @@
+"""Many rows: chunks of row tiles × panels × blocks of K × row tiles. A block stays in cache for all tiles of a chunk,
+who fetch the next one meanwhile, each its share.
+
+`by_panels`: each panel for itself, in vectors or in tile registers. `by_groups`: a block of K of some panels in turn,
+for rows of which a block stays in cache for all these, or becomes float32 once for all.
+"""
+
+from __future__ import annotations
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.linear.chunks import Chunks
+from llmc.compiler.targets.cpu.kernels.linear.fetch import Fetches
+from llmc.compiler.targets.cpu.kernels.linear.micro.fma import Fma
+from llmc.compiler.targets.cpu.kernels.linear.places import Fetch, Walk
+from llmc.compiler.targets.cpu.kernels.linear.plan import FEW_TILES, Plan
+from llmc.compiler.targets.cpu.kernels.linear.problem import TURN
+from llmc.compiler.targets.cpu.kernels.linear.register_tiles import RegisterTiles
+from llmc.compiler.targets.cpu.kernels.linear.sums import Sums
+from llmc.compiler.targets.cpu.kernels.linear.vector_tiles import VectorTiles
+from llmc.compiler.targets.cpu.kernels.linear.widened import WideRows
+
+
+class PanelByPanel:
+    """Emits the loops of a kernel. registers: what computes the rows, None: vectors."""
+
+    def __init__(self, tiles: VectorTiles, plan: Plan, fetches: Fetches, registers: RegisterTiles | None) -> None:
+        self.p, self.tiles, self.plan, self.fetches, self.registers = tiles.p, tiles, plan, fetches, registers
+
+    def run(self, row_tiles: b.Expr, walk: Walk) -> None:
+        p, registers = self.p, self.registers
+        chunks = Chunks(self.tiles.k, row_tiles, p.panels, self.plan.chunk_tiles, self.plan.chunk_unit)
+        unit0, unit1 = chunks.bounds()
+        last = b.let(unit1 * (p.parts * walk.count) - 1)
+        if registers:
+            b.do("tile_configure")
+        with T.serial(unit0, unit1) as unit:
+            chunk, panel = b.let(T.truncdiv(unit, p.panels)), b.let(T.truncmod(unit, p.panels))
+            tile0, here = chunks.span(chunk)
+            if registers:
+                with b.when(T.Or(unit == unit0, panel == 0)):
+                    registers.registers.copy_rows(tile0, here)
+            with T.serial(p.parts) as i, T.serial(walk.count) as block:
+                part, kb = (i, block) if p.quantized else (b.let(i), b.let(block))
+                if walk.unpacked:
+                    line0 = b.let(kb * walk.lines)
+                    length = b.let(T.min(p.lines - line0, walk.lines))
+                    self.tiles.reader.unpack(self.tiles.wide, b.let(p.panel(part, panel)), line0, length)
+                following = b.let(T.min((unit * p.parts + part) * walk.count + kb + 1, last))
+                self._block(tile0, here, panel, part, kb, walk, self._start(following, walk))
+            if p.gated:
+                with T.serial(here) as t:
+                    self.tiles.write_gated(panel, (0, 1), b.let(tile0 + t), b.let(t))
+        if registers:
+            b.do("tile_release")
+
+    def _block(
+        self, tile0: b.Expr, here: b.Expr, panel: b.Expr, part: b.Expr, kb: b.Expr, walk: Walk, following: b.Expr
+    ) -> None:
+        """Row tiles [tile0, + here) times block kb of a panel. following: where the block starts that comes next."""
+        if self.registers:
+
+            def fetch_of(turns: b.Expr) -> Fetch:
+                return self.fetches.share(following, walk, turns, self.p.step_lines)
+
+            self.registers.block(tile0, here, panel, part, kb, fetch_of)
+            return
+        fetch = self.fetches.share(following, walk, here, self.p.group_lines if self.p.groups > 1 else TURN)
+        with T.serial(here) as t:
+            self.tiles.row_tile(tile0 + t, t, [panel], part, [part], walk, kb, fetch)
+
+    def _start(self, number: b.Expr, walk: Walk) -> b.Expr:
+        """Where a block starts in the weight. number: of blocks before it, in the order in which they are walked."""
+        p = self.p
+        unit_part = b.let(T.truncdiv(number, walk.count))
+        kb = b.let(number - unit_part * walk.count)
+        unit = b.let(T.truncdiv(unit_part, p.parts))
+        panel = p.let(p.panel(unit_part - unit * p.parts, T.truncmod(unit, p.panels)))
+        return b.let(self.tiles.reader.position(panel, kb * walk.lines))
+
+
+class GroupsOfPanels:
+    """Emits the loops of a kernel. wide: of an unpacked block."""
+
+    def __init__(self, k: b.Kernel, num_rows: b.Expr, plan: Plan, fetches: Fetches, wide: b.Scratch | None) -> None:
+        self.p, self.plan, self.walk, self.fetches = plan.reader.p, plan, plan.many, fetches
+        p, micro = self.p, plan.micro
+        self.rows = WideRows(p, plan.chunk_tiles, self.walk.lines) if plan.widens else None
+        if self.rows:
+            micro = Fma(p, self.rows)
+            micro.bind(k)
+        if wide is None and plan.many.unpacked:
+            wide = b.Scratch(plan.many.lines * p.columns * plan.reader.units, plan.reader.dtype)
+        sums = Sums(plan.group * p.parts, plan.chunk_tiles, p.tile, p.columns)
+        self.tiles = VectorTiles(p, k, num_rows, plan.reader, micro, sums, wide)
+
+    def run(self, row_tiles: b.Expr) -> None:
+        """Chunks of row tiles × groups of panels × blocks of K × panels × row tiles."""
+        p, most, let = self.p, self.plan.group, self.p.let
+        chunks = Chunks(self.tiles.k, row_tiles, p.panels, self.plan.chunk_tiles)
+        unit0, unit1 = chunks.bounds()
+        chunk0, chunk1 = b.let(T.truncdiv(unit0, p.panels)), b.let(T.truncdiv(unit1 + (p.panels - 1), p.panels))
+        with T.serial(chunk0, chunk1) as chunk:
+            panel0 = b.let(T.max(unit0 - chunk * p.panels, 0))
+            panel1 = b.let(T.min(unit1 - chunk * p.panels, p.panels))
+            tile0, here = chunks.span(let(chunk))
+            with T.serial(T.truncdiv(panel1 - panel0 + (most - 1), most)) as group:
+                first = b.let(panel0 + group * most)
+                count = b.let(T.min(most, panel1 - first))
+                with T.serial(self.walk.count) as block:
+                    kb = let(block)
+                    line0 = let(kb * self.walk.lines)
+                    length = b.let(T.min(p.lines - line0, self.walk.lines))
+                    if self.rows:
+                        with T.serial(here) as t:
+                            self.rows.widen(self.tiles.micro.x, let(tile0 + t), let(t), kb, length)
+                    if p.quantized:
+                        self._panels_of_parts(tile0, here, first, count, kb, line0, length)
+                    else:
+                        with T.serial(count * p.parts) as turn:
+                            self._float_panel(tile0, here, first, count, turn, kb, line0, length)
+                if p.gated:
+                    with T.serial(count) as i, T.serial(here) as t:
+                        self.tiles.write_gated(first + i, (i, most + i), tile0 + t, t)
+
+    def _panels_of_parts(
+        self, tile0: b.Expr, here: b.Expr, first: b.Expr, count: b.Expr, kb: b.Expr, line0: b.Expr, length: b.Expr
+    ) -> None:
+        """Row tiles [tile0, + here) times block kb of panels [first, + count) of all parts."""
+        p, walk, reader = self.p, self.walk, self.plan.reader
+        with T.serial(p.parts) as part, T.serial(count) as i:
+            panel = b.let(p.panel(part, first + i))
+            reader.unpack(self.tiles.wide, panel, line0, length)
+            past = b.let(T.Cast("int32", i + 1 == count))  # the group's last panel of the part: K goes on at its first
+            following = b.let(T.min(kb + past, walk.count - 1))
+            ahead = reader.position(p.panel(part, first + (i + 1) * (1 - past)), following * walk.lines)
+            turn_lines = p.group_lines if p.groups > 1 else TURN
+            fetch, place = self.fetches.share(b.let(ahead), walk, here, turn_lines), b.let(part * self.plan.group + i)
+            with T.serial(here) as t:
+                self.tiles.row_tile(tile0 + t, t, [first + i], part, [place], walk, kb, fetch)
+
+    def _float_panel(
+        self, tile0: b.Expr, here: b.Expr, first: b.Expr, count: b.Expr, turn: b.Expr, kb: b.Expr, line0: b.Expr,
+        length: b.Expr,
+    ) -> None:  # fmt: skip
+        """The same of one panel of the group, that of a turn: the panels of the first part first."""
+        p, reader = self.p, self.plan.reader
+        unit, part, place = self._turned(first, count, turn)
+        last = T.Cast("int32", turn + 1 == count * p.parts)
+        next_unit, next_part, _ = self._turned(first, count, b.let((turn + 1) * (1 - last)))
+        following = p.panel(next_part, next_unit)
+        ahead = b.let(following * p.lines + (kb + last) * self.walk.lines) * p.columns
+
+        def row_tile(t: b.Expr, walk: Walk, fetch: Fetch) -> None:
+            self.tiles.row_tile(tile0 + t, t, [unit], part, [place], walk, kb, fetch, length)
+
+        with T.If(here <= FEW_TILES):
+            with T.Then():
+                row_tile(0, self.plan.few, self.fetches.all_lines(ahead, length))
+                with T.serial(1, here) as t:
+                    row_tile(t, self.plan.few, Fetch())
+            with T.Else():
+                if self.walk.unpacked:
+                    reader.unpack(self.tiles.wide, 0, b.let(p.panel(part, unit) * p.lines + line0), length)
+                lines = b.let(T.truncdiv(length * p.vectors + (here - 1), here))
+                with T.serial(here) as t:
+                    row_tile(t, self.walk, self.fetches.share_of_lines(ahead, t * lines))
+
+    def _turned(self, first: b.Expr, count: b.Expr, turn: b.Expr) -> tuple[b.Expr, b.Expr, b.Expr]:
+        """(panel, part, place of its sums) of a turn of the group [first, + count)."""
+        if self.p.parts == 1:
+            return b.let(first + turn), 0, turn
+        part = b.let(T.truncdiv(turn, count))
+        place = b.let(turn - part * count)
+        return b.let(first + place), part, b.let(part * self.plan.group + place)

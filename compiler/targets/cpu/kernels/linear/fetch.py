@@ -1,0 +1,114 @@
+"""What is brought into the cache while a tile is computed: what few rows read a little later, or the next block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.linear.places import Fetch, Tile, Walk
+from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
+from llmc.compiler.targets.cpu.kernels.linear.readers.base import Reader
+
+_GROUPS_AHEAD = 3
+_ROWS_OF_STREAMS = 2  # more rows read too few panels side by side to fetch all they need from these
+
+
+class Fetches:
+    """Of one kernel `k`. ahead_bytes: of its schedule."""
+
+    def __init__(self, p: Problem, k: b.Kernel, reader: Reader, ahead_bytes: int) -> None:
+        self.p, self.k, self.reader, self.ahead = p, k, reader, ahead_bytes // 4
+
+    # ---- few rows ---------------------------------------------------------------------------------------------------
+
+    def streams(self, panels: Sequence[b.Expr]) -> Fetch:
+        """Few rows fetch what comes a while after a line of each panel. More rows read fewer panels, and fetch as much
+        of the panels behind them, at as many places as a line has vectors: few streams are slow."""
+        p, reader = self.p, self.reader
+
+        def fetch(line: b.Expr, v: int) -> None:
+            panel, of_panel = panels[v // p.vectors], v % p.vectors
+            for i in range(reader.line_words):
+                if p.tile <= _ROWS_OF_STREAMS:
+                    at = reader.position(panel, line) + (i * p.columns + of_panel * b.WIDTH + self.ahead)
+                else:
+                    place = (of_panel * reader.line_words + i) * p.lines
+                    at = reader.position(panel + len(panels), 0) + (line + place) * b.WIDTH
+                reader.fetch(at)
+
+        def all_of(line: b.Expr) -> None:
+            for v in range(len(panels) * p.vectors):
+                fetch(line, v)
+
+        if not p.quantized:
+            return Fetch(before_line=all_of)
+        return Fetch(at_line=fetch, at_group=self.groups(panels, len(panels)))
+
+    def groups(self, panels: Sequence[b.Expr], stride: int) -> Callable[[b.Expr], None] | None:
+        """With the steps of a group of `panels`, those a few groups later, and of panels `stride` further."""
+        fetch_group = self.reader.fetch_group
+        if fetch_group is None:
+            return None
+
+        def fetch(group: b.Expr) -> None:
+            for panel in panels:
+                fetch_group(panel, group + _GROUPS_AHEAD)
+                fetch_group(panel + stride, group)
+
+        return fetch
+
+    # ---- the next block of many rows --------------------------------------------------------------------------------
+
+    def all_lines(self, ahead: b.Expr, length: b.Expr) -> Fetch:
+        """One row tile of floats fetches the whole block at `ahead`, from several places at once."""
+
+        def fetch(line: b.Expr) -> None:
+            for v in range(self.p.vectors):
+                self.reader.fetch(ahead + (v * length + line) * b.WIDTH)
+
+        return Fetch(before_line=fetch)
+
+    def share_of_lines(self, ahead: b.Expr, first: b.Expr) -> Fetch:
+        """Every row tile of floats fetches its share of lines (and, harmlessly, the start of the next one's)."""
+        return Fetch(before_line=lambda line: self.reader.fetch(ahead + (first + line) * b.WIDTH))
+
+    def share(self, ahead: b.Expr, walk: Walk, tiles: b.Expr, turn_lines: int) -> Fetch:
+        """Each of `tiles` tiles fetches its share of the block at `ahead`, at several places of it, and what it is
+        going to write. turn_lines: lines of a turn."""
+        p, turns = self.p, b.ceil_div(walk.lines, turn_lines)
+        share = b.let(T.truncdiv(walk.lines + (tiles - 1), tiles))
+        of_turn = b.let(T.truncdiv(share + (turns - 1), turns))
+
+        def lines(start: b.Expr, first: b.Expr) -> None:
+            with T.serial(of_turn) as i:
+                at = b.let(start + (first + i) * b.WIDTH)
+                for place in range(self.reader.line_vectors):
+                    self.reader.fetch(at + place * (walk.lines * b.WIDTH), level=2)
+
+        def fetch(tile: Tile, turn: b.Expr) -> None:
+            if tile.rows.start == 0:
+                with b.when(turn * of_turn < share):
+                    lines(ahead, tile.t_local * share + turn * of_turn)
+            if not p.gated:
+                self._output(tile, turn, turns)
+
+        def of_tile(t_local: b.Expr) -> Fetch:
+            mine = b.let(ahead + t_local * share * b.WIDTH)
+            return Fetch(at_turn=lambda _, turn: lines(mine, turn * of_turn))
+
+        return Fetch(at_turn=fetch) if p.quantized else Fetch(of_tile=of_tile)
+
+    def _output(self, tile: Tile, turn: b.Expr, turns: int) -> None:
+        """A share of the rows of y that a tile will write, and of what it will add to them. turns: of a block."""
+        p = self.p
+        share = b.ceil_div(len(tile.rows), turns)
+        with b.when(T.And(tile.kb == tile.walk.count - 1, turn * share < len(tile.rows))):
+            for i in range(share):
+                row = tile.t * p.tile + (tile.rows.start + i) + turn * share
+                at = b.let(row * p.width + tile.units[0] * p.columns)
+                for v in range(p.vectors):
+                    b.do("prefetch_write", b.at(self.k["y"], at + v * b.WIDTH))
+                    if p.residual:
+                        b.do("prefetch", b.at(self.k["residual"], at + v * b.WIDTH))

@@ -1,0 +1,13 @@
+"""Micro-kernels, in order of preference: a problem takes the first one that suits it and whose operands its weight can
+become. A new instruction set is a file here and a line below.
+"""
+
+from llmc.compiler.targets.cpu.kernels.linear.micro.amx import AmxBf16, AmxInt8, TileRegisters
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import MicroKernel
+from llmc.compiler.targets.cpu.kernels.linear.micro.dot_bf16 import DotBf16
+from llmc.compiler.targets.cpu.kernels.linear.micro.dot_u8s8 import DotU8S8
+from llmc.compiler.targets.cpu.kernels.linear.micro.fma import Fma
+
+MICRO_KERNELS: tuple[type[MicroKernel], ...] = (DotU8S8, DotBf16, Fma)
+TILE_KERNELS: tuple[type[TileRegisters], ...] = (AmxBf16, AmxInt8)
+"""Of tile registers, for the rows that they suit; vectors do the rest."""

@@ -1,0 +1,135 @@
+"""Products in AMX tile registers: 32 rows × a panel of columns, 64 bytes of K a step.
+
+Six registers hold sums, one 16 rows, one 16 columns. A panel's words lie as the instruction takes columns. Activations
+lie word by word too and are needed row by row: those of a chunk are copied once, for all panels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.ir import tiles as ir
+from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
+from llmc.compiler.targets.cpu.kernels.linear.sums import Sums
+
+ROWS = 2 * ir.LINES
+"""Rows that are computed at a time."""
+_A, _B = 6, 7  # registers of rows and of columns
+_TILE_WORDS = ir.LINES * ir.WORDS
+
+
+class TileRegisters(ABC):
+    """Emits their instructions in a kernel of a problem, for chunks of at most `chunk_tiles` row tiles, which fill
+    whole registers. kind: of products (`ir.tiles.instructions`)."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, p: Problem, x: b.Expr, chunk_tiles: int) -> None:
+        self.p, self.chunk_tiles, self._x, self._stride = p, chunk_tiles, x, p.columns * 4
+        self.of_register = ir.LINES // p.tile
+        """Row tiles of a register."""
+        self.whole_steps, self.tail = divmod(p.x_words, ir.WORDS)
+        """Steps of K without padding, and the words past them."""
+        self.steps = b.ceil_div(p.x_words, ir.WORDS)
+        self._rows = b.Scratch(chunk_tiles // self.of_register * self.steps * _TILE_WORDS, "int32")
+
+    @staticmethod
+    @abstractmethod
+    def suits(p: Problem) -> bool:
+        """Whether rows of a problem go through tile registers."""
+
+    @classmethod
+    def helpers(cls, p: Problem) -> str:
+        """The IR text that they need."""
+        dots = [(m * p.vectors + v, _A, _B) for m in range(2) for v in range(p.vectors)]
+        copies = {ir.WORDS, p.x_words % ir.WORDS or ir.WORDS}
+        return ir.instructions(cls.kind, dots) + ir.rows_helpers(p.tile, copies)
+
+    def _place(self, t: b.Expr, step: b.Expr) -> b.Expr:
+        """Where a step's copy of row tile t of the chunk is."""
+        register = T.truncdiv(t, self.of_register)
+        line = (t - register * self.of_register) * self.p.tile
+        return b.let((register * self.steps + step) * _TILE_WORDS + line * ir.WORDS)
+
+    def copy_rows(self, tile0: b.Expr, tiles: b.Expr) -> None:
+        """Starts a chunk: row tiles [tile0, tile0 + tiles), K padded with zeros."""
+
+        def copy(t: b.Expr, step: b.Expr, words: int) -> None:
+            at = b.let((tile0 + t) * self.p.tile_words + step * (ir.WORDS * self.p.tile))
+            b.do(f"tile_rows_{words}", b.at(self._x, at), self._rows.at(self._place(t, step)))
+
+        with T.serial(tiles) as t:
+            with T.serial(self.whole_steps) as step:
+                copy(t, b.let(step), ir.WORDS)
+            if self.tail:
+                copy(t, T.int32(self.whole_steps), self.tail)
+
+    def begin(self, registers: int, kb: b.Expr, blocks: int, sums: Sums, place: b.Expr, t: b.Expr) -> None:
+        """The sums before block kb of K, of `blocks`: none, or those of row tiles from t on that were stored."""
+        if blocks == 1:
+            self.zero(registers)
+            return
+        with T.If(kb == 0):
+            with T.Then():
+                self.zero(registers)
+            with T.Else():
+                self._move("load", registers, sums, place, t)
+
+    def zero(self, registers: int) -> None:
+        """The sums of `registers` registers of rows, 1 or 2."""
+        for i in range(registers * self.p.vectors):
+            b.do(f"tile_zero_{i}")
+
+    def store(self, registers: int, sums: Sums, place: b.Expr, t: b.Expr) -> None:
+        """The sums of row tiles from t on; rows that a chunk lacks to fill registers are written too."""
+        self._move("store", registers, sums, place, t)
+
+    def _move(self, name: str, registers: int, sums: Sums, place: b.Expr, t: b.Expr) -> None:
+        for m in range(registers):
+            for v in range(self.p.vectors):
+                where = sums.address(place, t + m * self.of_register, 0, v)
+                b.do(f"tile_{name}_{m * self.p.vectors + v}", where, self._stride)
+
+    def step(self, registers: int, first: b.Expr, step: b.Expr, columns: Callable[[int], b.Expr]) -> None:
+        """Adds a step of K, of row tiles from `first` of the chunk on. columns: address of the first word of a vector
+        of the panel, whose other words follow each a line of the panel later."""
+        order = list(range(self.p.vectors))
+        for m in range(registers):
+            rows = self._place(b.let(first + m * self.of_register), step)
+            b.do(f"tile_load_{_A}", self._rows.at(rows), ir.LINE_BYTES)
+            for i, v in enumerate(order):
+                if i or not m:  # the last columns of the first rows are the first of the others
+                    b.do(f"tile_load_{_B}", columns(v), self._stride)
+                b.do(f"tile_dot_{self.kind}_{m * self.p.vectors + v}_{_A}_{_B}")
+            order.reverse()
+
+
+class AmxBf16(TileRegisters):
+    """bf16, whatever the number of rows: the arithmetic is the instruction's own.
+
+    TDPBF16PS sums products of even and of odd elements of a step in two chains of fma from 0, ascending, adds these,
+    and adds that to the sum so far; denormals are 0. K starts at 0 for every row and ascends.
+    """
+
+    kind = "bf16"
+
+    @staticmethod
+    def suits(p: Problem) -> bool:
+        return p.target.bf16_tiles and p.format == "bf16"
+
+
+class AmxInt8(TileRegisters):
+    """Many rows of int8: sums are exact integers, with the bits of every other way. Groups, if several, are whole
+    steps, and their sums are stored and merged as floats."""
+
+    kind = "s8u8"
+
+    @staticmethod
+    def suits(p: Problem) -> bool:
+        steps = p.groups == 1 or p.group_lines % p.step_lines == 0
+        return p.target.int8_tiles and p.integer and p.tile == p.target.row_tile and steps

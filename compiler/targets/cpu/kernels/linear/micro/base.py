@@ -1,0 +1,68 @@
+"""Micro-kernels: what one operand of the weight and one of an activation do to sums of 16 columns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.linear.places import Tile
+from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
+from llmc.compiler.targets.cpu.target import Target
+
+F32, BF16X2, U8X4 = "f32", "bf16x2", "u8x4"
+"""Operands of the weight, in each lane: a float32, two bf16 of a word, four unsigned bytes of a word."""
+DTYPE = {F32: "float32", BF16X2: "int32", U8X4: "int32"}
+
+
+class MicroKernel(ABC):
+    """For one problem. `bind` comes before all that emits code.
+
+    operand: of the weight; sums: TIR dtype of a lane of the sums of one group.
+    """
+
+    operand: ClassVar[str]
+    sums: ClassVar[str] = "float32"
+
+    def __init__(self, p: Problem) -> None:
+        self.p = p
+
+    @staticmethod
+    @abstractmethod
+    def suits(p: Problem) -> bool:
+        """Whether it takes a problem's activations, and the target has its instructions."""
+
+    @staticmethod
+    def helpers(target: Target) -> str:
+        """The IR text that it needs beside `ir.vector`'s."""
+        return ""
+
+    def bind(self, k: b.Kernel) -> None:
+        """Takes the buffers of the kernel that is being written."""
+        self.x = k["x"]
+
+    def start(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
+        """A sum of a group of row r before its first product."""
+        return b.splat(0.0)
+
+    @abstractmethod
+    def multiply(self, acc: b.Expr, weight: b.Expr, value: b.Expr) -> b.Expr:
+        """acc + weight · value."""
+
+    @abstractmethod
+    def values(self, tile: Tile, line: b.Expr, local: b.Expr) -> Callable[[int, int], b.Expr]:
+        """The activations that a line of the weight is multiplied by: of a row and an operand of the line, in every
+        lane. local: the line within its block."""
+
+    def rereads(self, unit: int) -> bool:
+        """Whether activations for operand `unit` of a line had better be read from memory again."""
+        return False
+
+    def as_float(self, value: b.Expr, zero: b.Expr | None, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
+        """A finished sum of a group of row r. zero: the zero points that it lacks, if any."""
+        return value
+
+    def row_factor(self, x0: b.Expr, r: b.Expr) -> b.Expr | None:
+        """What the sums of row r are multiplied by in the end, in every lane."""
+        return None

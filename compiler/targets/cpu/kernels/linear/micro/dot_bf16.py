@@ -1,0 +1,30 @@
+"""bf16 by bf16, two products a lane, where vectors have an instruction for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.ir import bf16
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import BF16X2, MicroKernel
+from llmc.compiler.targets.cpu.kernels.linear.places import Tile
+from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
+from llmc.compiler.targets.cpu.target import Target
+
+
+class DotBf16(MicroKernel):
+    operand = BF16X2
+
+    @staticmethod
+    def suits(p: Problem) -> bool:
+        return p.act == "bf16" and p.target.bf16_dot
+
+    @staticmethod
+    def helpers(target: Target) -> str:
+        return bf16.dot()
+
+    def multiply(self, acc: b.Expr, weight: b.Expr, value: b.Expr) -> b.Expr:
+        return b.call("dot_bf16", acc, value, weight)
+
+    def values(self, tile: Tile, line: b.Expr, local: b.Expr) -> Callable[[int, int], b.Expr]:
+        return lambda r, unit: b.splat(self.x[tile.x0 + (line * self.p.x_line + unit) * self.p.tile + r])

@@ -1,0 +1,54 @@
+"""Unsigned bytes of the weight by signed ones of activations, four products a lane: sums are exact integers.
+
+One instruction where there is one for it, else some with the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.ir import int8
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import U8X4, MicroKernel
+from llmc.compiler.targets.cpu.kernels.linear.places import Tile
+from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
+from llmc.compiler.targets.cpu.target import Target
+
+
+class DotU8S8(MicroKernel):
+    operand, sums = U8X4, "int32"
+
+    @staticmethod
+    def suits(p: Problem) -> bool:
+        return p.integer
+
+    @staticmethod
+    def helpers(target: Target) -> str:
+        return int8.dot(target)
+
+    def _sum_of(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
+        """Σ of the quantized activations of a row in a group, times WeightFormat.sum_factor."""
+        return T.broadcast(self.x[x0 + (group + (self.p.x_words + 1)) * self.p.tile + r], b.WIDTH)
+
+    def start(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
+        """What a fixed zero point takes off, or 0."""
+        return T.broadcast(T.int32(0), b.WIDTH) if self.p.asymmetric else self._sum_of(x0, r, group)
+
+    def multiply(self, acc: b.Expr, weight: b.Expr, value: b.Expr) -> b.Expr:
+        return T.call_extern("int32x16", "llmc_dot_u8s8", acc, weight, value)
+
+    def values(self, tile: Tile, line: b.Expr, local: b.Expr) -> Callable[[int, int], b.Expr]:
+        def value(r: int, unit: int) -> b.Expr:
+            return T.broadcast(self.x[tile.x0 + (line * self.p.x_line + unit) * self.p.tile + r], b.WIDTH)
+
+        return value
+
+    def as_float(self, value: b.Expr, zero: b.Expr | None, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
+        if zero is not None:
+            value = value + zero * self._sum_of(x0, r, group)
+        return T.Cast("float32x16", value)
+
+    def row_factor(self, x0: b.Expr, r: b.Expr) -> b.Expr:
+        return b.splat(T.reinterpret("float32", self.x[x0 + self.p.x_words * self.p.tile + r]))

@@ -1,0 +1,43 @@
+"""Floats: a fused multiply-add, in every instruction set. Activations are float32, or bf16 that becomes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, MicroKernel
+from llmc.compiler.targets.cpu.kernels.linear.places import Tile
+from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
+from llmc.compiler.targets.cpu.kernels.linear.widened import WideRows
+
+
+class Fma(MicroKernel):
+    """wide: bf16 activations of a block as float32, where they were made so once for all panels."""
+
+    operand = F32
+
+    def __init__(self, p: Problem, wide: WideRows | None = None) -> None:
+        super().__init__(p)
+        self.wide = wide
+
+    @staticmethod
+    def suits(p: Problem) -> bool:
+        return not p.integer
+
+    def multiply(self, acc: b.Expr, weight: b.Expr, value: b.Expr) -> b.Expr:
+        return b.call("fma", value, weight, acc)
+
+    def values(self, tile: Tile, line: b.Expr, local: b.Expr) -> Callable[[int, int], b.Expr]:
+        p = self.p
+        if self.wide is not None:
+            return self.wide.values(tile, local)
+
+        def value(r: int, unit: int) -> b.Expr:
+            word = self.x[tile.x0 + (line * p.x_line + unit // p.lanes) * p.tile + r]
+            return b.splat(word) if p.lanes == 1 else b.call(("bf16_low", "bf16_high")[unit % 2], b.splat(word))
+
+        return value
+
+    def rereads(self, unit: int) -> bool:
+        # A word read again is free, as part of the operation; kept from its first half on it takes a register.
+        return self.p.lanes == 2 and unit % 2 == 1 and self.wide is None

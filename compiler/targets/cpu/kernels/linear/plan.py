@@ -1,0 +1,222 @@
+"""How a kernel walks its operands: what is chosen from the table of micro-kernels, and how far blocks and chunks go."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from llmc.compiler.kernel_spec import KernelSpecError
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.linear.micro import MICRO_KERNELS, TILE_KERNELS
+from llmc.compiler.targets.cpu.kernels.linear.micro.amx import ROWS, TileRegisters
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, MicroKernel
+from llmc.compiler.targets.cpu.kernels.linear.places import Walk
+from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
+from llmc.compiler.targets.cpu.kernels.linear.readers import READERS
+from llmc.compiler.targets.cpu.kernels.linear.readers.base import Reader
+from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import Numbers
+from llmc.compiler.targets.cpu.kernels.linear.schedule import Schedule
+
+FEW_TILES = 4
+"""Row tiles that do not pay for unpacking a block."""
+_REGISTERS = {16: 32, 8: 8}  # how many vectors they hold, by lanes of a register
+_WIDE_ROWS = 256  # of bf16 made float32: a block of K of theirs and the sums of a group of panels stay in L2
+_WIDE_PANELS = 8  # of a group
+_MAX_ROWS = 1024  # of a chunk: their sums are on the stack
+
+
+class Loops(Enum):
+    """stream.py: SIDE_BY_SIDE, STREAMED_BLOCKS; blocked.py: the others."""
+
+    SIDE_BY_SIDE = auto()
+    STREAMED_BLOCKS = auto()
+    PANELS_OF_FEW = auto()
+    PANELS = auto()
+    GROUPS_OF_PANELS = auto()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """reader, micro, registers: chosen for the problem; the last for tile registers, None where vectors do it all.
+
+    few, many: how each of few and of many row tiles walks K. chunk_tiles: row tiles of a chunk; chunk_unit: of them,
+    that are computed at a time. side_by_side: panels that one row tile reads at once; streams, ahead_bytes: as of a
+    `Schedule`. group: panels whose sums wait in cache while K is walked, 1: each panel for itself. widens: many rows
+    become float32 once for all panels of a group. loops: what computes at most so many row tiles; None: any number.
+    """
+
+    reader: Reader
+    micro: MicroKernel
+    registers: type[TileRegisters] | None
+    few: Walk
+    many: Walk
+    chunk_tiles: int
+    loops: tuple[tuple[int | None, Loops], ...]
+    chunk_unit: int = 1
+    side_by_side: int = 1
+    streams: int = 1
+    ahead_bytes: int = 0
+    group: int = 1
+    widens: bool = False
+
+    @property
+    def chunked(self) -> bool:
+        """Whether some loops pass over chunks of rows."""
+        return self.loops[-1][1] in (Loops.PANELS, Loops.GROUPS_OF_PANELS)
+
+
+def default_schedule(p: Problem) -> Schedule | None:
+    """What suits most machines of a target; None where tile registers leave nothing to choose."""
+    registers = _registers(p)
+    if p.quantized:
+        return _quantized_schedule(p, registers)
+    return None if registers else _float_schedule(p)
+
+
+def plan(p: Problem, schedule: Schedule | None) -> Plan:
+    """schedule: None for the default."""
+    registers = _registers(p)
+    if p.quantized:
+        return _quantized(p, registers, schedule or _quantized_schedule(p, registers))
+    if registers is not None:
+        return _float_registers(p, registers)
+    return _float(p, schedule or _float_schedule(p))
+
+
+def _registers(p: Problem) -> type[TileRegisters] | None:
+    return next((kind for kind in TILE_KERNELS if kind.suits(p)), None)
+
+
+def operands(p: Problem) -> tuple[Reader, MicroKernel]:
+    """The reader of the problem's weight and the micro-kernel for its rows in vectors."""
+    if p.format not in READERS:
+        raise KernelSpecError(f"{p.spec.op}: weights of {p.format} have no layout; use {', '.join(READERS)}")
+    reader = READERS[p.format]
+    micro = next(kind for kind in MICRO_KERNELS if kind.suits(p) and kind.operand in reader.units_of)
+    return reader(p, micro.operand), micro(p)
+
+
+# ---- floats ---------------------------------------------------------------------------------------------------------
+
+_ROW_CHUNK = 128  # rows that share one pass over the panels
+_K_BLOCK, _WIDE_K_BLOCK = 128, 64  # words of K in one pass: with 48 columns 24 KiB, half of L1
+_GROUP = 4  # panels whose partial sums stay in cache while K is walked
+_FLOAT_STREAMS = 8  # panels of one row at once: a core reads memory faster from several places
+_FLOAT_AHEAD = 1536  # between what one row reads of a stream and what is fetched meanwhile: over the page's end in time
+# Of activations in tile registers, which are copied to the stack: what stays in L2 while panels pass.
+_COPIED_ROWS, COPIED_BYTES = 512, 512 << 10
+_BLOCK_STEPS = 8  # steps of K in one pass: with 48 columns 24 KiB of weights, half of L1
+
+
+def _expands(p: Problem, micro: MicroKernel) -> bool:
+    """Whether bf16 rows become float32 once for all panels."""
+    return p.lanes == 2 and micro.operand == F32 and p.tile > 1
+
+
+def _word_bytes(p: Problem, *, widens: bool) -> int:
+    """Of a word of K of all columns, as many row tiles read it."""
+    return (8 if widens else 4) * p.columns
+
+
+def _float_schedule(p: Problem) -> Schedule:
+    widens = _expands(p, operands(p)[1])
+    words, rows = (_WIDE_K_BLOCK, _WIDE_ROWS) if widens else (_K_BLOCK, _ROW_CHUNK)
+    return Schedule(_FLOAT_STREAMS, _FLOAT_AHEAD, words * _word_bytes(p, widens=widens), rows)
+
+
+def _float(p: Problem, schedule: Schedule) -> Plan:
+    reader, micro = operands(p)
+    widens = _expands(p, micro)
+    lines = min(p.lines, max(1, schedule.block_bytes // _word_bytes(p, widens=widens)))
+    few = Walk(lines, b.ceil_div(p.lines, lines))
+    return Plan(
+        reader, micro, None,
+        few=few,
+        many=Walk(few.lines, few.count, unpacked=widens),
+        chunk_tiles=max(1, schedule.chunk_rows // p.tile),
+        loops=((None, Loops.SIDE_BY_SIDE if p.tile == 1 else Loops.GROUPS_OF_PANELS),),
+        side_by_side=min(schedule.streams, p.panels),
+        ahead_bytes=schedule.ahead_bytes,
+        group=(_WIDE_PANELS if widens else _GROUP) // p.parts,
+        widens=widens,
+    )  # fmt: skip
+
+
+def _float_registers(p: Problem, registers: type[TileRegisters]) -> Plan:
+    rows = min(_COPIED_ROWS, COPIED_BYTES // (p.x_words * 4)) // ROWS * ROWS
+    # Graphs of a smaller row tile have no more rows than that.
+    chunk_tiles = max(ROWS // 2, rows if p.tile == p.target.row_tile else 0) // p.tile
+    lines = _BLOCK_STEPS * p.step_lines
+    walk = Walk(lines, b.ceil_div(p.lines, lines))
+    loops = ((None, Loops.PANELS),)
+    return Plan(*operands(p), registers, walk, walk, chunk_tiles, loops, chunk_unit=min(ROWS // p.tile, chunk_tiles))
+
+
+# ---- quantized weights ----------------------------------------------------------------------------------------------
+
+_AHEAD_BYTES = 3072  # between a line of a stream and what is fetched with it
+_ROW_CHUNK_BYTES = 768 << 10  # of activations that stay in L2 while panels pass
+_ROWS_OF_STREAMS = 2  # more rows of exact sums leave registers for one panel at a time
+_PACKED_BYTES = 128 << 10  # of a panel's block in L2
+_UNPACKED_BYTES = 24 << 10  # of a panel's block, unpacked, in L1
+
+
+def _quantized_schedule(p: Problem, registers: type[TileRegisters] | None) -> Schedule:
+    """block_bytes: of what many row tiles read, packed or unpacked."""
+    reader = operands(p)[0]
+    assert isinstance(reader, Numbers)
+    block = _PACKED_BYTES if p.exact or reader.as_it_lies else _UNPACKED_BYTES
+    fit = (COPIED_BYTES if registers else _ROW_CHUNK_BYTES) // (p.x_words * 4)
+    rows = _WIDE_ROWS if p.lanes == 2 else min(_MAX_ROWS, fit)
+    return Schedule(reader.streams, _AHEAD_BYTES, block, max(1 if registers else (FEW_TILES + 1) * p.tile, rows))
+
+
+def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Schedule) -> Plan:
+    reader, micro = operands(p)
+
+    def walk(*, unpacked: bool) -> Walk:
+        """Blocks of whole groups."""
+        line_bytes = p.columns * 4 * reader.units if unpacked else reader.line_bytes
+        # What few tiles read packed, and many do not, is no part of a schedule.
+        block_bytes = schedule.block_bytes if unpacked or reader.as_it_lies else _PACKED_BYTES
+        unit = p.step_lines if registers else 1
+        unit = math.lcm(unit, p.number_group_lines) if p.number_groups > 1 else unit
+        return Walk.of_lines(p.lines, block_bytes // (line_bytes * unit), unit, unpacked=unpacked)
+
+    many = walk(unpacked=not reader.as_it_lies)
+    few = many if registers else walk(unpacked=reader.unpacked_for_few)
+    fit, turn = schedule.chunk_rows // p.tile, ROWS // p.tile
+    chunk_tiles = max(turn // 2, fit // turn * turn) if registers else max(FEW_TILES + 1, fit)
+    widens = p.lanes == 2 and p.tile == p.target.row_tile
+    one = Loops.STREAMED_BLOCKS if p.exact and p.tile > _ROWS_OF_STREAMS else Loops.SIDE_BY_SIDE
+    loops: list[tuple[int | None, Loops]] = [(None, one)]
+    if p.tile == p.target.row_tile:  # the widest tile is for many rows; of others there is one
+        loops = [(1, one)]
+        if few != many:
+            loops.append((FEW_TILES, Loops.PANELS_OF_FEW))
+        loops.append((None, Loops.GROUPS_OF_PANELS if widens else Loops.PANELS))
+    return Plan(
+        reader, micro, registers,
+        few=few,
+        many=many,
+        chunk_tiles=chunk_tiles,
+        loops=tuple(loops),
+        chunk_unit=min(turn, chunk_tiles) if registers else 1,
+        side_by_side=_side_by_side(p, schedule, reader),
+        streams=schedule.streams,
+        ahead_bytes=schedule.ahead_bytes,
+        group=_WIDE_PANELS // p.parts if widens else 1,
+        widens=widens,
+    )  # fmt: skip
+
+
+def _side_by_side(p: Problem, schedule: Schedule, reader: Reader) -> int:
+    """How many panels one row tile reads at once: as streams are fast, and as the registers hold sums."""
+    registers = _REGISTERS[p.target.lanes]
+    if p.tile == 1:
+        streams = min(schedule.streams, registers * 3 // 4 // p.vectors)
+    else:
+        weights = 1 if reader.as_it_lies else 2  # as they lie in memory, and as numbers
+        streams = (registers - 2) // (p.tile + weights) // p.vectors
+    return max(1, min(streams, p.panels))

@@ -1,0 +1,23 @@
+"""Weights of floats: a line is a word of K, one float32 or two bf16."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import BF16X2, F32
+from llmc.compiler.targets.cpu.kernels.linear.readers.base import OfGroup, Reader
+
+
+class Float32(Reader):
+    units_of: ClassVar = {F32: 1}
+
+    def operand_of(self, word: b.Expr, unit: int, of_group: OfGroup | None, v: int) -> b.Expr:
+        return word
+
+
+class Bfloat16(Reader):
+    units_of: ClassVar = {BF16X2: 1, F32: 2}
+
+    def operand_of(self, word: b.Expr, unit: int, of_group: OfGroup | None, v: int) -> b.Expr:
+        return word if self.operand == BF16X2 else b.call(("bf16_low", "bf16_high")[unit], word)

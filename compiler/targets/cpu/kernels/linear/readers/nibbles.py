@@ -1,0 +1,38 @@
+"""Weights of 4-bit numbers: a word a line, the low halves of its bytes first."""
+
+from __future__ import annotations
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.ir import int8
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32
+from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import Numbers
+from llmc.compiler.targets.cpu.target import Target
+
+_MASK = 0x0F0F0F0F
+_MIDDLE = 8
+
+
+class FourBits(Numbers):
+    """As floats they are looked up in a table, less the middle of their range unless a zero point is stored."""
+
+    @staticmethod
+    def helpers(target: Target) -> str:
+        return int8.nibble(target)
+
+    def bind(self, k: b.Kernel) -> None:
+        super().bind(k)
+        if self.operand == F32:
+            self.table = T.alloc_buffer((b.WIDTH,), "float32", scope="local")
+            for i in range(b.WIDTH):
+                b.store(self.table, T.float32(i - (0 if self.p.asymmetric else _MIDDLE)), i)
+
+    def bytes_of(self, word: b.Expr, half: int) -> b.Expr:
+        bits = T.shift_right(word, T.broadcast(T.int32(4), b.WIDTH)) if half else word
+        return T.bitwise_and(bits, T.broadcast(T.int32(_MASK), b.WIDTH))
+
+    def element(self, word: b.Expr, place: int) -> b.Expr:
+        bit = (place % 4) * 8 + (place // 4) * 4
+        shifted = T.shift_right(word, T.broadcast(T.int32(bit), b.WIDTH)) if bit else word
+        return b.call("nibble", shifted, self.table[T.ramp(0, 1, b.WIDTH)])

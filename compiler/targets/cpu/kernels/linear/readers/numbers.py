@@ -1,0 +1,117 @@
+"""Weights of unsigned numbers with a scale for each group of them along K, and maybe a byte: a zero point.
+
+A line is 8 elements of K; bytes of it, for integer sums, are four numbers of a half.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.ir import int8
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, U8X4
+from llmc.compiler.targets.cpu.kernels.linear.problem import LINE, Problem
+from llmc.compiler.targets.cpu.kernels.linear.readers.base import OfGroup, Reader
+from llmc.compiler.targets.cpu.target import Target
+
+
+class Numbers(Reader):
+    """What 8-bit and 4-bit numbers share.
+
+    streams: panels that are read at once; in turn, a block of about stream_bytes of each, fetched stream_vectors at a
+    time into the cache of stream_level.
+    """
+
+    units_of: ClassVar = {U8X4: 2, F32: LINE}
+    kept = True
+    streams = 6  # a core reads memory faster from several places at once
+    stream_bytes: ClassVar[int] = 3072
+    stream_vectors, stream_level = 1, 2
+
+    def bind(self, k: b.Kernel) -> None:
+        super().bind(k)
+        self.k, p = k, self.p
+        self.bytes_of_group: b.Expr = k["step"] if p.steps else k["zero"] if p.asymmetric else None
+
+    @property
+    def by_group(self) -> bool:
+        return self.p.asymmetric and self.operand == F32
+
+    def group_of(self, panels: Sequence[b.Expr], group: b.Expr) -> OfGroup | None:
+        return self.zeros(panels, group) if self.by_group else None
+
+    def zeros_of_sums(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors | None:
+        return self.zeros(panels, group) if self.p.asymmetric and self.operand == U8X4 else None
+
+    def operand_of(self, word: b.Expr, unit: int, of_group: OfGroup | None, v: int) -> b.Expr:
+        if self.operand == U8X4:
+            return self.bytes_of(word, unit)
+        value = self.element(word, unit)
+        return value if of_group is None else b.call("sub", value, of_group[v])
+
+    @abstractmethod
+    def bytes_of(self, word: b.Expr, half: int) -> b.Expr:
+        """Four numbers of a half of a line as unsigned bytes; word: where they are."""
+
+    @abstractmethod
+    def element(self, word: b.Expr, place: int) -> b.Expr:
+        """Number `place` of a line as a float that only lacks its zero point, if that is stored. word: where it is."""
+
+    def zeros(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors:
+        """The zero points of a group of some panels, as numbers of the kind that sums or `element` have."""
+        p = self.p
+        found = b.Vectors(len(panels) * p.vectors, self.dtype)
+        for i, panel in enumerate(panels):
+            for v in range(p.vectors):
+                at = (panel * p.number_groups + group) * p.columns + v * b.WIDTH
+                value = T.Cast(f"{self.dtype}x{b.WIDTH}", self.bytes_of_group[T.ramp(at, 1, b.WIDTH)])
+                found[i * p.vectors + v] = value if self.operand == U8X4 else self.zero(value)
+        return found
+
+    def zero(self, value: b.Expr) -> b.Expr:
+        """A stored zero point as `element` gives numbers."""
+        return value
+
+    def scales(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors:
+        p = self.p
+        found = b.Vectors(len(panels) * p.vectors)
+        for i, panel in enumerate(panels):
+            for v in range(p.vectors):
+                at = (panel * p.groups + group) * p.columns + v * b.WIDTH
+                found[i * p.vectors + v] = b.load_vector(self.k["scale"], at)
+        return found
+
+
+class EightBits(Numbers):
+    """Two words a line. As floats, numbers are 2²⁴ times too large: exact, and made up for in the end."""
+
+    line_words = 2
+    stream_bytes = 1536  # in L1 when they are read, with the sums
+
+    def __init__(self, p: Problem, operand: str) -> None:
+        super().__init__(p, operand)
+        self.as_it_lies, self.unpacked_for_few = operand == U8X4, operand == F32
+        self.stream_vectors, self.stream_level = self.line_vectors, 1
+        if operand == F32:
+            self.streams = 4  # bytes that become floats take registers
+
+    @staticmethod
+    def helpers(target: Target) -> str:
+        return int8.bytes_to_floats()
+
+    def bytes_of(self, word: b.Expr, half: int) -> b.Expr:
+        return word
+
+    def element(self, word: b.Expr, place: int) -> b.Expr:
+        return b.call(f"byte_{place % 4}", word)
+
+    def zero(self, value: b.Expr) -> b.Expr:
+        return b.call("mul", b.call("sub", value, b.splat(128.0)), b.splat(2.0**24))
+
+    @property
+    def factor(self) -> float | None:
+        return 2.0**-24 if self.operand == F32 else None

@@ -1,0 +1,296 @@
+"""Tiles in vector registers: some rows times some panels over a block of K."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.linear.epilogue import Epilogue
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import MicroKernel
+from llmc.compiler.targets.cpu.kernels.linear.places import Fetch, Tile, Walk
+from llmc.compiler.targets.cpu.kernels.linear.problem import TURN, Problem
+from llmc.compiler.targets.cpu.kernels.linear.readers.base import OfGroup, Reader
+from llmc.compiler.targets.cpu.kernels.linear.sums import Sums
+
+_ROWS_OF_GROUPS = 4  # rows whose sums of a group and of all groups fit the registers, with what a dot product needs
+
+
+def merges_in_memory(p: Problem, walk: Walk) -> bool:
+    """Whether sums of all groups stay in memory, so that those of a group have the registers: as many chains of dot
+    products as hide an instruction's latency. One that is emulated needs registers itself."""
+    return p.groups > 1 and walk.unpacked and (p.target.int8_dot or not p.integer)
+
+
+class VectorTiles:
+    """Emits tiles of a kernel. sums: of tiles between blocks, or for the gate; wide: the unpacked block."""
+
+    def __init__(
+        self, p: Problem, k: b.Kernel, num_rows: b.Expr, reader: Reader, micro: MicroKernel, sums: Sums | None,
+        wide: b.Scratch | None,
+    ) -> None:  # fmt: skip
+        self.p, self.k, self.num_rows, self.reader, self.micro = p, k, num_rows, reader, micro
+        self.epilogue = Epilogue(p, k, reader, micro, sums)
+        self._sums, self._wide = sums, wide
+
+    @property
+    def sums(self) -> Sums:
+        assert self._sums is not None
+        return self._sums
+
+    @property
+    def wide(self) -> b.Scratch:
+        assert self._wide is not None
+        return self._wide
+
+    def with_sums(self, places: int) -> VectorTiles:
+        """The same, and sums of one row tile in so many places if the gate needs them and has none yet."""
+        p = self.p
+        if self._sums is not None or not p.gated:
+            return self
+        sums = Sums(places, 1, p.tile, p.columns)
+        return VectorTiles(p, self.k, self.num_rows, self.reader, self.micro, sums, self._wide)
+
+    def row_tile(
+        self, t: b.Expr, t_local: b.Expr, units: Sequence[b.Expr], part: b.Expr, places: Sequence[b.Expr], walk: Walk,
+        kb: b.Expr, fetch: Fetch, length: b.Expr | None = None,
+    ) -> None:  # fmt: skip
+        """Row tile t times block kb of panels `units` of a part of the weight.
+
+        places: of each panel's sums between passes, t_local: the row tile's in them. length: of the block, if not all.
+        """
+        p, let = self.p, self.p.let
+        t, t_local, units = let(t), let(t_local), [let(unit) for unit in units]
+        columns = [p.name(unit * p.columns) for unit in units]
+        length = p.lines if length is None else length
+        panels = [b.let(p.panel(part, unit)) for unit in units]
+        x0 = b.let(t * p.tile_words) if p.quantized else t * p.lines * p.tile
+        split = p.integer and p.groups > 1 and walk.unpacked and not merges_in_memory(p, walk)
+        step = min(p.tile, _ROWS_OF_GROUPS) if split else p.tile
+        for first in range(0, p.tile, step):
+            rows = range(first, first + step)
+            tile = Tile(t, t_local, rows, units, part, panels, list(places), columns, x0, walk, kb, fetch, length)
+            if first:
+                with b.when(t * p.tile + first < self.num_rows):
+                    self._tile(tile)
+            else:
+                self._tile(tile)
+
+    def write_gated(
+        self, unit: b.Expr, places: tuple[b.Expr, b.Expr], t: b.Expr, t_local: b.Expr,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """As `GatedOutput.write`."""
+        assert self.p.gate is not None
+        self.p.gate.write(
+            self.k["y"], self.sums, places, self.p.let(unit), self.p.let(t), t_local, self.num_rows, meanwhile
+        )
+
+    def _tile(self, tile: Tile) -> None:
+        p, kb, walk = self.p, tile.kb, tile.walk
+        if p.quantized:
+            # Or constants of other loops, which LLVM would keep in registers, leave too few for the sums.
+            b.do("forget_registers")
+        vectors = len(tile.panels) * p.vectors
+        line0 = self.p.let(kb * walk.lines)
+        line1 = self.p.let(T.min(line0 + walk.lines, p.lines))
+        acc = b.Vectors(len(tile.rows) * vectors, self.micro.sums)
+        total = b.Vectors(len(tile.rows) * vectors) if p.groups > 1 else acc
+        lines = None if walk.unpacked else self.reader.lines(self.micro)
+        in_memory = merges_in_memory(p, walk)
+        if lines is not None:
+            lines.start(tile, acc)
+        elif p.groups == 1:
+            self.start(tile, acc, T.int32(0))
+        elif in_memory:
+            with b.when(kb == 0):
+                self._each(tile, lambda at, where: self.sums.store(b.splat(0.0), *where))
+        else:
+            for i in range(len(tile.rows) * vectors):
+                total[i] = b.splat(0.0)
+        if walk.count > 1 and not in_memory:
+            with b.when(kb > 0):
+                self._reload(tile, total)
+        if lines is not None:
+            lines.add(tile, acc, line0, line1)
+        elif p.groups == 1:
+            self._chain(tile, acc, line0, line1, T.int32(0), line0)
+        else:
+            self._groups(tile, acc, None if in_memory else total, line0, line1)
+        if in_memory:
+            with b.when(kb == walk.count - 1):
+                self._finish(tile, total, in_memory=True)
+        elif walk.count > 1:
+            # Which of the two comes first in memory is as the machine code of each kind was measured.
+            hold, finish = (partial(branch, tile, total) for branch in (self._hold, self._finish))
+            with T.If(kb < walk.count - 1 if p.quantized else kb == walk.count - 1):
+                with T.Then():
+                    (hold if p.quantized else finish)()
+                with T.Else():
+                    (finish if p.quantized else hold)()
+        else:
+            self._finish(tile, total)
+
+    # ---- sums between blocks ----------------------------------------------------------------------------------------
+
+    def _each(self, tile: Tile, body: Callable[[int, tuple[b.Expr, ...]], None], rows: Sequence[int] = ()) -> None:
+        """Each vector of sums of a tile: its number and its place in memory."""
+        of_row = [(place, v) for place in tile.places for v in range(self.p.vectors)]
+        for i, r in enumerate(tile.rows):
+            for at, (place, v) in enumerate(of_row):
+                if not rows or i in rows:
+                    body(i * len(of_row) + at, (place, tile.t_local, r, v))
+
+    def _reload(self, tile: Tile, total: b.Vectors, rows: Sequence[int] = ()) -> None:
+        def load(at: int, where: tuple[b.Expr, ...]) -> None:
+            value = self.sums.load(*where)
+            total[at] = T.reinterpret("int32x16", value) if self.p.exact else value
+
+        self._each(tile, load, rows)
+
+    def _hold(self, tile: Tile, total: b.Vectors) -> None:
+        def store(at: int, where: tuple[b.Expr, ...]) -> None:
+            self.sums.store(T.reinterpret("float32x16", total[at]) if self.p.exact else total[at], *where)
+
+        self._each(tile, store)
+
+    def _finish(self, tile: Tile, total: b.Vectors, *, in_memory: bool = False) -> None:
+        p = self.p
+        if not p.quantized:
+            self.epilogue.add_bias(tile, total)
+            if p.gated:
+                self._hold(tile, total)
+                return
+        for i, r in enumerate(tile.rows):
+            with b.when(tile.t * p.tile + r < self.num_rows) if p.tile > 1 else nullcontext():
+                if in_memory:
+                    self._reload(tile, total, [i])
+                self.epilogue.row(tile, i, r, total, biased=not p.quantized)
+
+    # ---- groups of numbers ------------------------------------------------------------------------------------------
+
+    def start(self, tile: Tile, acc: b.Vectors, group: b.Expr, rows: Sequence[b.Expr] | None = None) -> None:
+        """The sums of a group before the first element. rows: the tile's, if not all."""
+        vectors = len(tile.panels) * self.p.vectors
+        for i, r in enumerate(tile.rows if rows is None else rows):
+            for v in range(vectors):
+                acc[i * vectors + v] = self.micro.start(tile.x0, r, group)
+
+    def _groups(self, tile: Tile, acc: b.Vectors, total: b.Vectors | None, line0: b.Expr, line1: b.Expr) -> None:
+        lines = self.p.group_lines
+        group0, group1 = b.let(T.truncdiv(line0, lines)), b.let(T.truncdiv(line1 + (lines - 1), lines))
+        with T.serial(group0, group1) as g:
+            group = b.let(g)
+            first = b.let(group * lines)
+            last = b.let(T.min(first + lines, line1))
+            self.start(tile, acc, group)
+            self._chain(tile, acc, first, last, group, line0)
+            self.merge(tile, total, acc, group)
+
+    def merge(self, tile: Tile, total: b.Vectors | None, acc: b.Vectors | list[b.Expr], group: b.Expr) -> None:
+        """total += scale · acc; total: None where it is in memory."""
+        if total is None:
+            # Or LLVM keeps them in registers, and spills.
+            b.do("forget_memory", self.sums.address(tile.places[0], tile.t_local, 0, 0))
+        vectors = len(tile.panels) * self.p.vectors
+        scales, zeros = self.reader.scales(tile.panels, group), self.reader.zeros_of_sums(tile.panels, group)
+        assert scales is not None
+
+        def merge(at: int, where: tuple[b.Expr, ...]) -> None:
+            v, r = at % vectors, where[2]
+            value = self.micro.as_float(acc[at], None if zeros is None else zeros[v], tile.x0, r, group)
+            if total is not None:
+                total[at] = b.call("fma", value, scales[v], total[at])
+            else:
+                self.sums.store(b.call("fma", value, scales[v], self.sums.load(*where)), *where)
+
+        self._each(tile, merge)
+
+    # ---- lines ------------------------------------------------------------------------------------------------------
+
+    def _chain(self, tile: Tile, acc: b.Vectors, first: b.Expr, last: b.Expr, group: b.Expr, block0: b.Expr) -> None:
+        """Adds lines [first, last) of one group to `acc`. block0: first line of the block."""
+        p, fetch = self.p, tile.fetch
+        of_group = None if tile.walk.unpacked else self.reader.group_of(tile.panels, group)
+
+        def step(line: b.Expr, units: int = self.reader.units) -> None:
+            self._step(tile, acc, line, line - block0, units, of_group)
+
+        def turn(line: b.Expr, lines: int) -> None:
+            if fetch.at_turn is not None:
+                fetch.at_turn(tile, b.let(T.truncdiv(line - block0, lines)))
+
+        if not p.quantized:
+            with T.serial(tile.length) as q:
+                if fetch.before_line is not None:
+                    fetch.before_line(q)
+                self._step(tile, acc, q + tile.kb * tile.walk.lines, q, self.reader.units, of_group)
+            return
+        if p.groups > 1:
+            turn(first, p.group_lines)
+        if p.integer and p.groups > 1 and p.lines % p.group_lines == 0:
+            # Every group is whole: a known, small number of turns is a loop whose end the CPU foresees. Where the sums
+            # take the registers, a turn is a line: of a longer one LLVM moves loads ahead, and spills.
+            at_once = 1 if merges_in_memory(p, tile.walk) else TURN
+            with T.serial(p.group_lines // at_once) as i:
+                for line in range(at_once):
+                    step(b.let(first + (i * at_once + line)))
+            return
+        whole = b.let(T.min(last, p.whole_lines)) if p.tail else last
+        if p.groups > 1 or fetch.at_turn is None:
+            with T.serial(first, whole) as line:
+                step(line)
+        else:
+            with T.serial(T.truncdiv(whole - first + (TURN - 1), TURN)) as i:
+                start = b.let(first + i * TURN)
+                turn(start, TURN)
+                with T.serial(start, b.let(T.min(start + TURN, whole))) as line:
+                    step(line)
+        if p.tail:
+            with b.when(last == p.lines):
+                step(b.let(T.int32(p.whole_lines)), p.tail)
+
+    def _step(
+        self, tile: Tile, acc: b.Vectors, line: b.Expr, local: b.Expr, units: int, of_group: OfGroup | None
+    ) -> None:
+        """The first `units` operands of one line, line `local` of the block."""
+        p, reader, micro, unpacked = self.p, self.reader, self.micro, tile.walk.unpacked
+        where = [(panel, v) for panel in tile.panels for v in range(p.vectors)]
+        vectors, of_word = len(where), reader.units // reader.line_words
+        if p.tile == 1 and p.quantized:
+            # The line's activations stay in registers, not its weights: there are fewer.
+            values, value = b.Vectors(units, reader.dtype), micro.values(tile, line, local)
+            for unit in range(units):
+                values[unit] = value(0, unit)
+            for at, (panel, v) in enumerate(where):
+                if tile.fetch.at_line is not None:
+                    tile.fetch.at_line(line, at)
+                of_line = [reader.word(panel, line, v, i) for i in range(reader.line_words)]
+                for unit in range(units):
+                    weight = reader.operand_of(of_line[unit // of_word], unit, of_group, at)
+                    acc[at] = micro.multiply(acc[at], weight, values[unit])
+            return
+        value = micro.values(tile, line, local)
+        if tile.fetch.at_line is not None:
+            for at in range(vectors):
+                tile.fetch.at_line(line, at)
+        words: list[b.Expr] = []
+        for unit in range(units):
+            if p.tile > 1 and micro.rereads(unit):
+                b.do("forget_memory", b.at(micro.x, 0))
+            # An operand that is a word as it lies is part of the operation.
+            weights = [None] * vectors if reader.units == 1 else b.Vectors(vectors, reader.dtype)
+            if not unpacked and unit % of_word == 0:
+                # A word at a time: those of a whole line leave no register for the sums.
+                words = [reader.word(panel, line, v, unit // of_word) for panel, v in where]
+            for at in range(vectors):
+                if unpacked:
+                    weights[at] = self.wide.vector((local * reader.units + unit) * p.columns + at * b.WIDTH)
+                else:
+                    weights[at] = reader.operand_of(words[at], unit, of_group, at)
+            for i, r in enumerate(tile.rows):
+                for at in range(vectors):
+                    acc[i * vectors + at] = micro.multiply(acc[i * vectors + at], weights[at], value(r, unit))

@@ -1,0 +1,55 @@
+"""bf16 activations of a block as float32, where no instruction multiplies bf16: made so once for all panels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.linear.places import Tile
+from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
+
+
+class WideRows:
+    """A block of `lines` lines of K of `tiles` row tiles on the stack, [row tile][half of a word][words][rows]."""
+
+    def __init__(self, p: Problem, tiles: int, lines: int) -> None:
+        self._p, self._words = p, lines * p.x_line
+        self._memory = T.alloc_buffer((tiles * 2 * self._words * p.tile,), "float32", scope="local")
+
+    def widen(self, x: b.Expr, t: b.Expr, t_local: b.Expr, kb: b.Expr, length: b.Expr) -> None:
+        """Block kb, of so many lines, of row tile t: first all low halves, then all high ones."""
+        p, words = self._p, self._words
+        source = b.let((t * p.x_words + kb * words) * p.tile)
+        low = self._low(t_local, 0)
+        here = b.let(T.min(p.x_words - kb * words, words) * p.tile) if p.quantized else length * p.tile
+        self._widen_words(x, source, here, low, self._high(t_local, 0, low))
+
+    def _low(self, t_local: b.Expr, word: b.Expr) -> b.Expr:
+        """Where a word of a row tile starts, of low halves."""
+        return self._p.let((t_local * 2 * self._words + word) * self._p.tile)
+
+    def _high(self, t_local: b.Expr, word: b.Expr, low: b.Expr) -> b.Expr:
+        """The same of high halves."""
+        p, words = self._p, self._words
+        return b.let(low + words * p.tile) if p.quantized else ((t_local * 2 + 1) * words + word) * p.tile
+
+    def _widen_words(self, x: b.Expr, source: b.Expr, count: b.Expr, low: b.Expr, high: b.Expr) -> None:
+        """`count` words of x from `source` on: their low halves to `low` and on, the high ones to `high` and on."""
+        wide, vectors = self._memory, b.let(T.truncdiv(count, b.WIDTH))
+        with T.serial(vectors) as i:
+            read = x[T.ramp(source + i * b.WIDTH, 1, b.WIDTH)]
+            b.store(wide, b.call("bf16_low", read), T.ramp(low + i * b.WIDTH, 1, b.WIDTH))
+            b.store(wide, b.call("bf16_high", read), T.ramp(high + i * b.WIDTH, 1, b.WIDTH))
+        with T.serial(vectors * b.WIDTH, count) as i:
+            value = x[source + i]
+            b.store(wide, T.reinterpret("float32", T.shift_left(value, 16)), low + i)
+            b.store(wide, T.reinterpret("float32", T.bitwise_and(value, T.int32(-65536))), high + i)
+
+    def values(self, tile: Tile, local: b.Expr) -> Callable[[int, int], b.Expr]:
+        """As `MicroKernel.values`."""
+        p = self._p
+        low = self._low(tile.t_local, local * p.x_line)
+        halves = low, self._high(tile.t_local, local * p.x_line, low)
+        return lambda r, unit: b.splat(self._memory[halves[unit % 2] + (unit // 2 * p.tile + r)])
