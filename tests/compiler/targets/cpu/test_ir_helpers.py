@@ -1,0 +1,366 @@
+"""Every helper of `kernels/ir`, compiled by itself, beside numpy; for other targets, that it assembles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmc.compiler.targets.cpu.kernels.ir import bf16, elementary, int8, stores, vector
+from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
+
+from support.ir_probe import assembly, call, signatures
+from support.kernel_harness import targets_here
+
+pytestmark = pytest.mark.native
+
+Array = NDArray[Any]
+HERE = targets_here("x86-64-v3", "x86-64-v4", "icelake-server")
+LEVELS = [TARGETS[name] for name in ("x86-64-v3", "x86-64-v4", "icelake-server", "znver4", "sapphirerapids")]
+on_targets = pytest.mark.parametrize("target", HERE, ids=lambda target: target.name)
+BF16 = np.dtype(ml_dtypes.bfloat16)
+RNG = np.random.default_rng(7)
+TILES, COUNTS = (1, 2, 8), (1, 5, 16)
+PUTS = tuple((dtype, tile, count) for dtype in ("f32", "bf16") for tile in TILES for count in COUNTS)
+SCATTERS = tuple(
+    (d, s, c, o) for d in ("f32", "bf16") for s in (1, 3) for c in (5, 16) for o in (0, 1) if o == 0 or d == "bf16"
+)
+BYTE_PUTS = tuple((tile, words) for tile in TILES for words in (1, 3, 4))
+
+
+def base_text(target: Target) -> str:
+    return vector.helpers(target.mcpu, puts=PUTS, scatters=SCATTERS, halves=COUNTS)
+
+
+def int8_text(target: Target) -> str:
+    texts = int8.dot(target), int8.bytes_to_floats(), int8.nibble(target), int8.steps()
+    return vector.helpers(target.mcpu) + "".join(texts) + int8.rounding_helpers(BYTE_PUTS)
+
+
+def rows_text(target: Target) -> str:
+    return vector.helpers(target.mcpu) + int8.tile_rounding_helpers()
+
+
+def elementary_text(target: Target) -> str:
+    return vector.helpers(target.mcpu) + elementary.helpers()
+
+
+def floats(scale: float = 1.0) -> NDArray[np.float32]:
+    return (RNG.standard_normal(16) * scale).astype(np.float32)
+
+
+def ints(low: int = -(1 << 31), high: int = 1 << 31) -> NDArray[np.int32]:
+    return RNG.integers(low, high, 16).astype(np.int32)
+
+
+def bits_of_bf16(x: Array) -> NDArray[np.int16]:
+    return x.astype(BF16).view(np.int16)
+
+
+def same(found: Array, expected: Any) -> None:
+    np.testing.assert_array_equal(found, expected)
+
+
+def low(w: Array) -> NDArray[np.float32]:
+    return (w << 16).view(np.float32)
+
+
+def high(w: Array) -> NDArray[np.float32]:
+    return (w & -65536).view(np.float32)
+
+
+def fused(a: Array, b: Array, c: Array) -> NDArray[np.float32]:
+    """a · b + c with one rounding: the product is exact in float64, and so, but for very different sizes, the sum."""
+    return (a.astype(np.float64) * b + c).astype(np.float32)
+
+
+def tree(x: Array, step: Callable[[Array, Array], Array]) -> Array:
+    for half in (8, 4, 2, 1):
+        x = step(x, np.roll(x, -half))
+    return x
+
+
+def silu(x: Array) -> Array:
+    return np.asarray(x / (1 + np.exp(-x.astype(np.float64))))
+
+
+# ---- numbers to numbers ---------------------------------------------------------------------------------------------
+
+A, B, C = floats(), floats(), floats()
+EDGES = np.array(
+    [0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 0.5, 1.5, 2.5, -2.5, 3e38, -3e38, 1e-30, 7.3, -7.3], np.float32
+)
+EXACT: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
+    "mul": (lambda a, b: a * b, [(A, B)]),
+    "add": (lambda a, b: a + b, [(A, B)]),
+    "sub": (lambda a, b: a - b, [(A, B)]),
+    "div": (lambda a, b: a / b, [(A, B)]),
+    "sqrt": (np.sqrt, [(np.abs(A),)]),
+    "max": (np.fmax, [(A, B)]),
+    "larger": (lambda a, b: np.where(a > b, a, b), [(A, B), (EDGES, A), (A, EDGES)]),
+    "fma": (fused, [(A, B, C)]),
+    "fnma": (lambda a, b, c: fused(-a, b, c), [(A, B, C)]),
+    "sum_lanes": (lambda a: tree(a, np.add), [(A,)]),
+    "max_lanes": (lambda a: np.full(16, a.max()), [(A,)]),
+    "bf16_low": (low, [(ints(-(1 << 30), 1 << 30),)]),
+    "bf16_high": (high, [(ints(-(1 << 30), 1 << 30),)]),
+    "round_bf16": (bits_of_bf16, [(A,), (floats(1e30),), (np.where(np.isnan(EDGES), 1, EDGES).astype(np.float32),)]),
+    "share": (lambda task, total, num: [task * total // num], [(2, 1 << 30, 3), (3, 29, 7), (0, 5, 1)]),
+    "in_range": (
+        lambda v, other, base, lo, hi: np.where((base + np.arange(16) >= lo) & (base + np.arange(16) <= hi), v, other),
+        [(A, B, 10, 12, 20), (A, B, 0, 16, 40), (A, B, 5, 0, 40)],
+    ),
+    "forget_registers": (lambda: [0], [()]),
+}
+
+
+@on_targets
+@pytest.mark.parametrize("name", EXACT)
+def test_exact(name: str, target: Target) -> None:
+    expected, cases = EXACT[name]
+    for args in cases:
+        with np.errstate(all="ignore"):
+            same(call(base_text(target), name, target, *args), expected(*args))
+
+
+@on_targets
+@pytest.mark.parametrize(
+    ("name", "expected", "x", "rtol"),
+    [
+        ("exp", np.exp, np.linspace(-87, 88, 16), 2e-7),
+        ("exp2", np.exp2, np.linspace(-125, 0, 16), 2e-7),
+        ("silu", silu, np.linspace(-20, 20, 16), 1e-6),
+    ],
+)
+def test_functions_of_all_kernels(
+    name: str, expected: Callable[[Array], Array], x: Array, rtol: float, target: Target
+) -> None:
+    x = x.astype(np.float32)
+    np.testing.assert_allclose(call(base_text(target), name, target, x), expected(x.astype(np.float64)), rtol=rtol)
+
+
+SMOOTH: dict[str, tuple[Callable[[Array], Array], Array]] = {
+    "tanh": (np.tanh, np.linspace(-9, 9, 16)),
+    "erf": (np.vectorize(math.erf), np.linspace(-5, 5, 16)),
+    "log": (np.log, np.geomspace(1e-30, 1e30, 16)),
+    "exp_any": (np.exp, np.linspace(-87, 88.7, 16)),
+    "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), np.linspace(-80, 80, 16)),
+}
+STEPS_OF_LANES: dict[str, Callable[..., Array]] = {
+    "to_bf16": lambda a: a.astype(BF16).astype(np.float32),
+    "abs": np.abs,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "maximum_lanes": lambda a: np.full(16, a.max()),
+    "minimum_lanes": lambda a: np.full(16, a.min()),
+}
+
+
+@on_targets
+@pytest.mark.parametrize("name", [*SMOOTH, *STEPS_OF_LANES])
+def test_functions_of_generic_kernels(name: str, target: Target) -> None:
+    text = elementary_text(target)
+    if name in SMOOTH:
+        expected, points = SMOOTH[name]
+        x = points.astype(np.float32)
+        np.testing.assert_allclose(call(text, name, target, x), expected(x.astype(np.float64)), rtol=2e-6, atol=1e-7)
+        return
+    binary = len(signatures(text)[name][1]) == 2
+    for a, b in ((A, B), (EDGES, A)):
+        args = (a, b) if binary else (a,)
+        with np.errstate(all="ignore"):
+            same(call(text, name, target, *args), STEPS_OF_LANES[name](*args))
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+@on_targets
+@pytest.mark.parametrize("count", [0, 1, 7, 16, 20])
+def test_masked_loads_and_stores(count: int, target: Target) -> None:
+    text, n = base_text(target), min(count, 16)
+    memory, halves = floats(), RNG.integers(-30000, 30000, 16).astype(np.int16)
+    wanted = np.arange(16) < n
+    same(call(text, "load_f32", target, memory, count), np.where(wanted, memory, 0))
+    same(call(text, "load_i16", target, halves, count), np.where(wanted, halves, 0))
+    same(call(text, "load_bf16", target, bits_of_bf16(memory), count), np.where(wanted, memory.astype(BF16), 0))
+    for name, value, stored in (("store_f32", A, A), ("store_i16", halves, halves), ("store_bf16", A, bits_of_bf16(A))):
+        out = np.full(16, 77, stored.dtype)
+        call(text, name, target, value, out, count)
+        same(out, np.where(wanted, stored, np.array(77, stored.dtype)))
+
+
+@on_targets
+@pytest.mark.parametrize("name", ["prefetch", "prefetch_l2", "prefetch_write", "forget_memory"])
+def test_hints_change_nothing(name: str, target: Target) -> None:
+    memory = floats()
+    before = memory.copy()
+    same(call(base_text(target), name, target, memory), [0])
+    same(memory, before)
+
+
+def words_of(x: Array, dtype: str) -> NDArray[np.int32]:
+    """Elements as packed words; an odd last bf16 has a zero beside it."""
+    if dtype == "f32":
+        return x.astype(np.float32).view(np.int32)
+    return bits_of_bf16(np.append(x, np.zeros(len(x) % 2, np.float32))).view(np.int32)
+
+
+@on_targets
+@pytest.mark.parametrize(("dtype", "tile", "count"), PUTS)
+def test_puts(dtype: str, tile: int, count: int, target: Target) -> None:
+    out = np.full(16 * tile, 77, np.int32)
+    expected, words = out.copy(), words_of(A[:count], dtype)
+    expected[: len(words) * tile : tile] = words
+    call(base_text(target), stores.put_name(dtype, tile, count), target, A, out)
+    same(out, expected)
+
+
+@on_targets
+def test_a_whole_row_tile(target: Target) -> None:
+    rows, out = [floats() for _ in range(8)], np.zeros(64, np.int32)
+    call(base_text(target), "put_tile_bf16", target, *rows, out)
+    same(out.reshape(8, 8), np.stack([words_of(row, "bf16") for row in rows], axis=1))
+
+
+@on_targets
+@pytest.mark.parametrize(("dtype", "stride", "count", "odd"), SCATTERS)
+def test_scatters(dtype: str, stride: int, count: int, odd: int, target: Target) -> None:
+    kind, lanes = (np.int32, 1) if dtype == "f32" else (np.int16, 2)
+    out = np.full(17 * stride * lanes, 77, kind)
+    expected, values = out.copy(), A.view(np.int32) if dtype == "f32" else bits_of_bf16(A)
+    for lane in range(count):
+        word, half = divmod(lane + odd, lanes)
+        expected[(word * stride) * lanes + half] = values[lane]
+    call(base_text(target), stores.scatter_name(dtype, stride, count, odd), target, A, out)
+    same(out, expected)
+
+
+@on_targets
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("half", [0, 1])
+def test_halves_leave_the_others_alone(count: int, half: int, target: Target) -> None:
+    out = np.full(34, 77, np.int16)
+    expected = out.copy()
+    expected[half : half + 2 * count : 2] = bits_of_bf16(A)[:count]
+    call(base_text(target), stores.half_name(count), target, A, out, half)
+    same(out, expected)
+
+
+# ---- bytes and nibbles ----------------------------------------------------------------------------------------------
+
+W, X = ints(), ints()
+ALL_255, ALL_128 = np.full(16, -1, np.int32), np.full(16, -2139062144, np.int32)  # bytes; the latter -128 as signed
+CENTRED = np.arange(-8, 8, dtype=np.float32)
+NUMBERS = np.repeat(np.arange(16, dtype=np.uint8), 4)  # a byte each, 0 … 15
+STEPS, ZEROS = RNG.integers(1, 16, 16), RNG.integers(0, 16, 16)
+OF_GROUP = (STEPS + 16 * ZEROS).astype(np.uint8)
+TIMES, PLUS = (STEPS * 0x10001).astype(np.int32), (np.repeat(128 - STEPS * ZEROS, 4) % 256).astype(np.uint8)
+
+
+def dot(acc: Array, w: Array, x: Array) -> Array:
+    products = w.view(np.uint8).astype(np.int64) * x.view(np.int8)
+    return np.asarray(acc + products.reshape(16, 4).sum(1), np.int32)
+
+
+def rounded(v: Array, inverse: Array) -> Array:
+    limited = np.fmin(np.fmax(v * inverse, np.float32(-127)), np.float32(127))
+    return np.asarray(np.rint(limited), np.int32)
+
+
+BYTES: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
+    "dot_u8s8": (dot, [(ints(-1000, 1000), W, X), (ints(-9, 9), ALL_255, ALL_128)]),
+    **{
+        f"byte_{i}": (lambda w, i=i: (w.view(np.uint8).reshape(16, 4)[:, i].astype(np.float64) - 128) * 2.0**24, [(W,)])
+        for i in range(4)
+    },
+    "nibble": (lambda w, table: table[w & 15], [(W, CENTRED), (X, CENTRED + 8)]),
+    "step_times": (lambda p: TIMES, [(OF_GROUP,)]),
+    "step_plus": (lambda p: PLUS.view(np.int32), [(OF_GROUP,)]),
+    "stepped": (
+        lambda n, t, p: (n.view(np.uint8) * np.repeat(STEPS, 4) + PLUS).astype(np.uint8).view(np.int32),
+        [(numbers.view(np.int32), TIMES, PLUS.view(np.int32)) for numbers in (NUMBERS, NUMBERS[::-1].copy())],
+    ),
+    "rounded": (rounded, [(floats(50), np.full(16, 1.7, np.float32)), (EDGES, np.ones(16, np.float32))]),
+    "lanes_max": (lambda v: [v.max()], [(W,)]),
+    "lanes_sum": (lambda v: [v.sum()], [(ints(-1000, 1000),)]),
+}
+
+
+@on_targets
+@pytest.mark.parametrize("name", BYTES)
+def test_bytes(name: str, target: Target) -> None:
+    expected, cases = BYTES[name]
+    for args in cases:
+        with np.errstate(all="ignore"):
+            same(call(int8_text(target), name, target, *args), expected(*args))
+
+
+@on_targets
+@pytest.mark.parametrize(("tile", "words"), BYTE_PUTS)
+def test_puts_of_bytes(tile: int, words: int, target: Target) -> None:
+    numbers, out = ints(-128, 128), np.full(4 * tile, 77, np.int32)
+    expected = out.copy()
+    expected[: words * tile : tile] = numbers.astype(np.int8).view(np.int32)[:words]
+    call(int8_text(target), int8.put_name(tile, words), target, numbers, out)
+    same(out, expected)
+
+
+ROWS: dict[str, Callable[..., Any]] = {
+    "rows_max": lambda v: np.maximum(v, np.roll(v, 8)),
+    "rows_sum": lambda v: v + np.roll(v, 8),
+    "join_even": lambda a, b: np.concatenate([a[:8], b[:8]]),
+    "join_odd": lambda a, b: np.concatenate([a[8:], b[8:]]),
+}
+
+
+@on_targets
+def test_rows_in_the_lanes(target: Target) -> None:
+    text, v, w = rows_text(target), ints(-1000, 1000), ints(-128, 128)
+    for name, expected in ROWS.items():
+        args = (v, w)[: len(signatures(text)[name][1])]
+        same(call(text, name, target, *args), expected(*args))
+    out = np.zeros(8, np.int32)
+    call(text, "store_rows", target, v, out)
+    same(out, v[:8])
+    call(text, "put_rows", target, w, v, out)
+    elements = np.stack([w[:8], v[:8], w[8:], v[8:]], axis=1)
+    same(out, elements.astype(np.int8).view(np.int32)[:, 0])
+
+
+# ---- all of them ----------------------------------------------------------------------------------------------------
+
+
+def test_no_helper_is_forgotten() -> None:
+    target = native_target()
+    tested = {*EXACT, *BYTES, *ROWS, *SMOOTH, *STEPS_OF_LANES, "exp", "exp2", "silu", "store_rows", "put_rows"}
+    tested |= {f"{kind}_{dtype}" for kind in ("load", "store") for dtype in ("f32", "i16", "bf16")}
+    tested |= {"prefetch", "prefetch_l2", "prefetch_write", "forget_memory", "put_tile_bf16"}
+    tested |= {stores.put_name(*put) for put in PUTS} | {stores.scatter_name(*scatter) for scatter in SCATTERS}
+    tested |= {stores.half_name(count) for count in COUNTS} | {int8.put_name(*put) for put in BYTE_PUTS}
+    texts = base_text(target), int8_text(target), rows_text(target), elementary_text(target)
+    assert {name for text in texts for name in signatures(text)} == tested
+
+
+@pytest.mark.parametrize("target", LEVELS, ids=lambda target: target.name)
+def test_products_of_bytes_assemble_everywhere(target: Target) -> None:
+    code = assembly(int8_text(target), "dot_u8s8", target)
+    assert ("vpdpbusd" in code) == target.int8_dot
+    assert ("vpmaddwd" in code) != target.int8_dot
+    assert ("vpermps" in assembly(int8_text(target), "nibble", target)) == (target.lanes == 16)
+
+
+def test_products_of_bf16_assemble_where_there_are_any() -> None:
+    target = TARGETS["znver4"]
+    text = vector.helpers(target.mcpu, bf16_dot=True)
+    assert signatures(text).keys() - signatures(vector.helpers(target.mcpu)).keys() == signatures(bf16.dot()).keys()
+    assert "vdpbf16ps" in assembly(text, "dot_bf16", target)
+    assert "vcvtneps2bf16" in assembly(text, "narrow_bf16", target)
