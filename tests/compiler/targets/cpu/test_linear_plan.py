@@ -1,0 +1,97 @@
+"""What a linear kernel is put together from, by problem and target, and that more can be listed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import pytest
+
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.linear import plan as plans
+from llmc.compiler.targets.cpu.kernels.linear.micro import MICRO_KERNELS
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32
+from llmc.compiler.targets.cpu.kernels.linear.micro.fma import Fma
+from llmc.compiler.targets.cpu.kernels.linear.plan import Loops
+from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
+from llmc.compiler.targets.cpu.kernels.linear.readers import READERS
+from llmc.compiler.targets.cpu.kernels.linear.readers.base import OfGroup, Reader
+from llmc.compiler.targets.cpu.kernels.linear.spec import linear_quant_spec, linear_spec
+from llmc.compiler.targets.cpu.kernels.registry import build_kernel
+from llmc.compiler.targets.cpu.target import TARGETS
+from llmc.quantize import WeightFormat
+
+W8, W4, W4_128 = WeightFormat(8), WeightFormat(4), WeightFormat(4, 128)
+STEPS = WeightFormat(4, 64, steps=True)
+SIDE, STREAMED = Loops.SIDE_BY_SIDE, Loops.STREAMED_BLOCKS
+FEW, PANELS, GROUPS = Loops.PANELS_OF_FEW, Loops.PANELS, Loops.GROUPS_OF_PANELS
+
+
+def floats(tile: int, act: str) -> KernelSpec:
+    return linear_spec(96, 1024, tile, act)
+
+
+def quantized(tile: int, act: str, format: WeightFormat) -> KernelSpec:
+    return linear_quant_spec(96, 1024, tile, act, format)
+
+
+@pytest.mark.parametrize(
+    ("target", "spec", "parts", "loops"),
+    [
+        ("x86-64-v3", floats(1, "f32"), ("Float32", "Fma", None), [SIDE]),
+        ("x86-64-v3", floats(4, "bf16"), ("Bfloat16", "Fma", None), [GROUPS]),
+        ("znver4", floats(8, "bf16"), ("Bfloat16", "DotBf16", None), [GROUPS]),
+        ("sapphirerapids", floats(1, "bf16"), ("Bfloat16", "Fma", "AmxBf16"), [PANELS]),
+        ("sapphirerapids", floats(8, "f32"), ("Float32", "Fma", None), [GROUPS]),
+        ("x86-64-v3", quantized(2, "i8", W8), ("EightBits", "DotU8S8", None), [SIDE]),
+        ("x86-64-v3", quantized(4, "i8", W8), ("EightBits", "DotU8S8", None), [STREAMED, PANELS]),
+        ("znver4", quantized(8, "i8", W4_128), ("FourBits", "DotU8S8", None), [SIDE, FEW, PANELS]),
+        ("znver4", quantized(8, "bf16", W4), ("FourBits", "Fma", None), [SIDE, FEW, GROUPS]),
+        ("icelake-server", quantized(8, "f32", W8), ("EightBits", "Fma", None), [SIDE, PANELS]),
+        ("sapphirerapids", quantized(8, "i8", STEPS), ("Stepped", "DotU8S8", "AmxInt8"), [STREAMED, PANELS]),
+        ("sapphirerapids", quantized(4, "i8", STEPS), ("Stepped", "DotU8S8", None), [STREAMED]),
+    ],
+)
+def test_choices(target: str, spec: KernelSpec, parts: tuple[str | None, ...], loops: list[Loops]) -> None:
+    plan = plans.plan(Problem(spec, TARGETS[target]), None)
+    registers = plan.registers.__name__ if plan.registers else None
+    assert (type(plan.reader).__name__, type(plan.micro).__name__, registers) == parts
+    assert [loop for _, loop in plan.loops] == loops
+    assert plan.loops[-1][0] is None  # any number of rows
+
+
+class _Negated(Reader):
+    """A format of its own: every number is the negative of a float32."""
+
+    units_of: ClassVar = {F32: 1}
+
+    def operand_of(self, word: b.Expr, unit: int, of_group: OfGroup | None, v: int) -> b.Expr:
+        return b.call("sub", b.splat(0.0), word)
+
+
+class _Unfused(Fma):
+    """An instruction set of its own: one without fma."""
+
+    def multiply(self, acc: b.Expr, weight: b.Expr, value: b.Expr) -> b.Expr:
+        return b.call("add", acc, b.call("mul", value, weight))
+
+
+@pytest.mark.parametrize("tile", [1, 4])
+def test_a_format_and_an_instruction_set_are_one_entry_each(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, target = floats(tile, "f32"), TARGETS["x86-64-v3"]
+    fused = str(build_kernel(spec, target).script())
+    monkeypatch.setattr(plans, "MICRO_KERNELS", (_Unfused, *MICRO_KERNELS))
+    monkeypatch.setitem(READERS, "f32", _Negated)
+    other = str(build_kernel(spec, target).script())
+    assert "llmc_fma" in fused
+    assert "llmc_sub" not in fused
+    assert "llmc_fma" not in other
+    assert other.count("llmc_mul") == fused.count("llmc_fma")
+    assert other.count("llmc_sub") > 0
+
+
+def test_a_format_that_is_not_listed_is_refused() -> None:
+    format: Any = dataclasses.replace(W8, bits=5)
+    with pytest.raises(KernelSpecError, match="weights of q5 have no layout"):
+        build_kernel(quantized(1, "i8", format), TARGETS["x86-64-v3"])
