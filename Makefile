@@ -8,7 +8,7 @@ NATIVE := runtime/native
 NATIVE_FILES = $(shell find $(NATIVE) examples -name "*.cc" -o -name "*.h" -o -name "*.c")
 NATIVE_UNITS = $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -name "*.cc" -print)
 
-.PHONY: all demo bench test test-slow test-all test-levels load-test lint native-test sanitize wheel clean
+.PHONY: all demo bench test test-slow test-all test-levels load-test lint lint-python lint-native native-test sanitize wheel clean
 
 all: test
 
@@ -38,10 +38,12 @@ test-slow: $(STAMP)
 
 test-all: test test-slow test-levels
 
-# What depends on the machine's instruction sets, as if it were one of each lower ISA level.
+# What depends on the machine's instruction sets, as if it were one of the lowest ISA level; as one of each other lower
+# level what its kernels compute.
+LEVEL_TESTS := tests/compiler/targets tests/compiler/test_parity.py tests/compiler/test_quant_models.py
 test-levels: $(STAMP)
-	@for target in $$($(BIN)/python tests/support/lower_levels.py); do \
-	  echo "as $$target:"; LLMC_NATIVE_TARGET=$$target $(PYTEST) -m native || exit 1; done
+	@tests=; for target in $$($(BIN)/python tests/support/lower_levels.py); do \
+	  echo "as $$target:"; LLMC_NATIVE_TARGET=$$target $(PYTEST) -m native $$tests || exit 1; tests="$(LEVEL_TESTS)"; done
 
 # 2000 good, cut-off and malformed requests against a server whose KV pool is too small.
 load-test: $(STAMP)
@@ -58,10 +60,14 @@ sanitize: $(STAMP)
 	  $(BIN)/cmake -S $(NATIVE) -B $$dir -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLLMC_BUILD_TESTS=ON -DLLMC_SANITIZE=$$kind >/dev/null \
 	  && $(BIN)/cmake --build $$dir >/dev/null && $(BIN)/ctest --test-dir $$dir --output-on-failure || exit 1; done
 
-lint: $(STAMP)
+lint: lint-python lint-native
+
+lint-python: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+lint-native: $(STAMP)
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE_FILES)
 	@$(BIN)/cmake -S $(NATIVE) -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
 	printf "%s\n" $(NATIVE_UNITS) | xargs -P 2 -n 3 $(BIN)/clang-tidy -p build/native --quiet
