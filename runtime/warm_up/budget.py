@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from llmc.runtime.binding import ArtifactInfo, GraphInfo
 
-# A command with its pointers resolved (cpu_device.h), and a row's int32 inputs: id, position, slot, sequence.
+# A command with its pointers resolved (cpu_program.h), and a row's int32 inputs: id, position, slot, sequence.
 _COMMAND_BYTES = 128
 _TOKEN_INPUT_BYTES = 16
 _FLOAT_BYTES = _INT_BYTES = 4
