@@ -125,10 +125,10 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Graph:
-    """One bucket; its commands are commands[first_command : first_command + num_commands].
+class GraphSizes:
+    """One bucket, and the most that its graph holds.
 
-    row_unit: rows of tokens are held, and computed, in multiples of it.
+    phase: an index into PHASES; row_unit: rows of tokens are held, and computed, in multiples of it.
     """
 
     phase: int
@@ -139,9 +139,6 @@ class Graph:
     max_samples: int
     max_blocks_per_seq: int
     row_unit: int
-    first_command: int
-    num_commands: int
-    arena_bytes: int
 
     @property
     def name(self) -> str:
@@ -152,6 +149,15 @@ class Graph:
         """Shape of the int32 input INPUTS[index]."""
         limits = (self.max_tokens, self.max_seqs, self.max_samples, self.max_blocks_per_seq)
         return input_shape(INPUTS[index], *limits)
+
+
+@dataclass(frozen=True)
+class Graph(GraphSizes):
+    """A graph of the tables; its commands are commands[first_command : first_command + num_commands]."""
+
+    first_command: int
+    num_commands: int
+    arena_bytes: int
 
 
 @dataclass(frozen=True)

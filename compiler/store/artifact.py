@@ -18,7 +18,7 @@ from llmc.compiler.store.graphs_writer import CommandRecord, FileSums, GraphReco
 from llmc.compiler.store.output import COPIED_FILES
 from llmc.compiler.store.weights import WeightLayout
 from llmc.compiler.targets.base import Target
-from llmc.graphs_format import FAMILIES, INPUTS, OPERAND_KINDS, PHASES, input_shape
+from llmc.graphs_format import FAMILIES, INPUTS, OPERAND_KINDS, PHASES
 from llmc.graphs_records import KernelRecord, ModelRecord, OperandRecord, TargetRecord, WeightRecord
 from llmc.models.files import has_file, open_file
 
@@ -36,8 +36,7 @@ def kv_block_bytes(spec: KernelSpec, pool: str, target: Target) -> int:
 
 def _input_bytes(graph: GraphRecord) -> dict[str, int]:
     """Bytes of each int32 input of a graph."""
-    limits = (graph.max_tokens, graph.max_seqs, graph.max_samples, graph.max_blocks_per_seq)
-    return {name: 4 * math.prod(input_shape(name, *limits)) for name in INPUTS}
+    return {name: 4 * math.prod(graph.input_shape(i)) for i, name in enumerate(INPUTS)}
 
 
 class _Commands:

@@ -21,6 +21,7 @@ from llmc.graphs_format import (
 )
 from llmc.graphs_records import (
     CodeRecord,
+    GraphSizes,
     KernelRecord,
     ModelRecord,
     OperandRecord,
@@ -47,17 +48,9 @@ class CommandRecord(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GraphRecord:
-    """One bucket. phase: an index into PHASES; row_unit: rows are held, and computed, in multiples of it."""
+class GraphRecord(GraphSizes):
+    """A graph to write, with its commands."""
 
-    phase: int
-    batch: int
-    seq: int
-    max_tokens: int
-    max_seqs: int
-    max_samples: int
-    max_blocks_per_seq: int
-    row_unit: int
     arena_bytes: int
     commands: tuple[CommandRecord, ...]
 
