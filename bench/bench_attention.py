@@ -22,7 +22,7 @@ from bench.bench_linear import aligned, load
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.backend import named, native
 from llmc.compiler.targets.cpu.kernels.attention_split import num_segments, partial_floats
-from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
+from llmc.compiler.targets.cpu.kernels.codegen import compile_object
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel, kernel_buffers
 from llmc.compiler.targets.cpu.target import Target
 from llmc.runtime.binding.machine_limits import Probe

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.targets.cpu.backend import named, native
+from llmc.compiler.targets.cpu.kernels.codegen import compile_object
 from llmc.compiler.targets.cpu.kernels.linear.spec import linear_spec
-from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear
 from llmc.compiler.targets.cpu.target import Target, enable

@@ -15,8 +15,8 @@ import numpy as np
 
 from bench.bench_linear import SHAPES, aligned, best_time, load
 from llmc.compiler.targets.cpu.backend import named, native
+from llmc.compiler.targets.cpu.kernels.codegen import compile_object
 from llmc.compiler.targets.cpu.kernels.linear.spec import linear_quant_spec
-from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 from llmc.compiler.targets.cpu.packing import pack_activation
 from llmc.compiler.targets.cpu.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels.pipeline import compile_object, llvm_text
+from llmc.compiler.targets.cpu.kernels.codegen import compile_object, llvm_text
 from llmc.compiler.targets.cpu.target import Target, enable
 from llmc.compiler.targets.elf.link import link_shared
 

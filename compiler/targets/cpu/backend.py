@@ -112,7 +112,7 @@ class CpuTarget(base.Target):
 
     def compile(self, spec: KernelSpec, variant: str | None) -> bytes:
         import_tvm()
-        from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
+        from llmc.compiler.targets.cpu.kernels.codegen import compile_object
         from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 
         schedule = None if variant is None else Schedule.parse(variant)
@@ -120,7 +120,7 @@ class CpuTarget(base.Target):
 
     def listings(self, spec: KernelSpec, variant: str | None) -> dict[str, str]:
         import_tvm()
-        from llmc.compiler.targets.cpu.kernels.pipeline import llvm_text
+        from llmc.compiler.targets.cpu.kernels.codegen import llvm_text
         from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 
         function = build_kernel(spec, self.cpu, None if variant is None else Schedule.parse(variant))

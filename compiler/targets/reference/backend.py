@@ -23,6 +23,7 @@ from llmc.compiler.ops.registry import brought_sources
 from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.targets import base
 from llmc.compiler.targets.base import Choice, Compare, OnStep
+from llmc.compiler.targets.elf import CODE_SOURCES
 from llmc.compiler.targets.elf.link import link_shared
 from llmc.compiler.targets.reference.kernels.padding import VALUES, number_bytes
 from llmc.compiler.tvm_import import import_tvm
@@ -120,7 +121,7 @@ class ReferenceTarget(base.Target):
         if variant is not None:
             raise KernelSpecError(f"kernels of {self.name} have one schedule; {variant!r} is another")
         import_tvm()
-        from llmc.compiler.targets.reference.codegen import compile_object
+        from llmc.compiler.targets.elf.codegen import compile_object
 
         return compile_object(self.kernel(spec), *_MACHINES[self.machine])
 
@@ -160,7 +161,8 @@ class ReferenceTarget(base.Target):
 def _sources_digest(brought: tuple[Path, ...]) -> str:
     """Of all that decides a kernel's code: the kernels are few and share their parts. brought: by its op."""
     digest = hashlib.sha256()
-    for file in (Path(kernel_spec.__file__), _HERE / "codegen.py", *sorted((_HERE / "kernels").glob("*.py")), *brought):
+    kernels = sorted((_HERE / "kernels").glob("*.py"))
+    for file in (Path(kernel_spec.__file__), *CODE_SOURCES, *kernels, *brought):
         data = file.read_bytes()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()

@@ -21,6 +21,8 @@ from llmc.compiler.targets.cpu import backend
 from llmc.compiler.targets.cpu import target as cpu
 from llmc.compiler.targets.cpu.backend import CpuTarget
 from llmc.compiler.targets.cpu.kernels import sources
+from llmc.compiler.targets.elf import CODE_SOURCES
+from llmc.compiler.targets.reference import backend as reference
 from llmc.compiler.wanted import Wanted, wanted_entries
 
 from support.compiled import assert_same_bytes
@@ -224,8 +226,9 @@ for op, name in TEMPLATE_FILES.items():
     for module in [module for module in sys.modules if module.startswith(package)]:
         del sys.modules[module]
     importlib.import_module(f"{package}.{name}")
-    importlib.import_module(f"{package}.pipeline")
-    found[op] = [module.__file__ for name, module in sys.modules.items() if name.startswith(f"{package}.")]
+    importlib.import_module(f"{package}.codegen")
+    prefixes = (f"{package}.", "llmc.compiler.targets.elf.")
+    found[op] = [module.__file__ for name, module in sys.modules.items() if name.startswith(prefixes)]
 print(json.dumps(found))
 """
 
@@ -234,8 +237,27 @@ def test_a_digest_covers_every_module_that_a_template_imports() -> None:
     folder = Path(sources.__file__).parent
     answer = subprocess.run([sys.executable, "-c", _LOADED], capture_output=True, text=True, check=True)
     for op, files in json.loads(answer.stdout).items():
-        loaded = {Path(file).resolve().relative_to(folder.resolve()).as_posix() for file in files}
-        assert loaded == set(sources.source_files(op)), op
+        digested = {*(folder / name for name in sources.source_files(op)), *CODE_SOURCES}
+        assert {Path(file).resolve() for file in files} == {file.resolve() for file in digested}, op
+
+
+def test_how_tir_becomes_code_is_in_the_digest_of_every_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without what they remember.
+    monkeypatch.setattr(backend, "source_digest", sources.source_digest.__wrapped__)
+    monkeypatch.setattr(reference, "_sources_digest", reference._sources_digest.__wrapped__)
+
+    def digests() -> list[str]:
+        return [target.template_digest("linear") for target in (backend.named("haswell"), reference.named("reference"))]
+
+    before = digests()
+    assert digests() == before
+    (file,) = CODE_SOURCES
+    edited = tmp_path / file.name
+    edited.write_bytes(file.read_bytes() + b"# edited\n")
+    for module in (sources, reference):
+        monkeypatch.setattr(module, "CODE_SOURCES", (edited,))
+    after = digests()
+    assert all(one != other for one, other in zip(before, after, strict=True))
 
 
 def test_sets_that_a_target_withholds_change_its_kernels(

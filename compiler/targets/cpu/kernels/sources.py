@@ -10,6 +10,7 @@ from pathlib import Path
 from llmc.compiler import kernel_spec
 from llmc.compiler.kernel_spec import KernelSpecError
 from llmc.compiler.ops.registry import brought_sources
+from llmc.compiler.targets.elf import CODE_SOURCES
 
 KIND = "cpu"
 _FOLDER = Path(__file__).parent
@@ -41,10 +42,10 @@ def template_file(op: str) -> str:
 @cache
 def source_files(op: str, folder: Path = _FOLDER) -> tuple[str, ...]:
     """The files below `folder`, this package, that decide a kernel's code: its template and all that is imported from
-    there on, and how TIR becomes code."""
+    there on, and what the code is for."""
     found: set[str] = set()
     brought = _brought(op)
-    waiting = ["builder.py", "pipeline.py"] if brought else [_module_file(template_file(op)), "pipeline.py"]
+    waiting = ["builder.py", "codegen.py"] if brought else [_module_file(template_file(op)), "codegen.py"]
     waiting += [name for file in brought for name in _imported(folder, str(file))]
     while waiting:
         if (name := waiting.pop()) not in found:
@@ -78,7 +79,7 @@ def source_digest(op: str, folder: Path = _FOLDER) -> str:
     """sha256 of the op and of the sources that decide its kernels' code."""
     digest = hashlib.sha256(op.encode())
     files = [folder / name for name in source_files(op, folder)]
-    for file in (Path(kernel_spec.__file__), *files, *_brought(op)):
+    for file in (Path(kernel_spec.__file__), *files, *CODE_SOURCES, *_brought(op)):
         data = file.read_bytes()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmc.compiler.targets.cpu.kernels.codegen import llvm_text
 from llmc.compiler.targets.cpu.kernels.ir import tiles
 from llmc.compiler.targets.cpu.kernels.linear.spec import linear_quant_spec, linear_spec
-from llmc.compiler.targets.cpu.kernels.pipeline import llvm_text
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear, unpack_activation
 from llmc.compiler.targets.cpu.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.codegen import compile_object
 from llmc.compiler.targets.cpu.kernels.ir import vector
 from llmc.compiler.targets.cpu.kernels.linear.chunks import Chunks
-from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
 from llmc.compiler.targets.cpu.target import native_target
 from llmc.compiler.targets.elf.link import link_shared
 

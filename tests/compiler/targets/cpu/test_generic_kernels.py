@@ -228,7 +228,7 @@ def test_an_op_that_mixes_tokens_is_refused(name: str) -> None:
 
 @on_cpus
 def test_kernels_need_no_library(target: Target, tmp_path: Path) -> None:
-    from llmc.compiler.targets.cpu.kernels.pipeline import compile_object
+    from llmc.compiler.targets.cpu.kernels.codegen import compile_object
     from llmc.compiler.targets.cpu.kernels.registry import build_kernel
     from llmc.compiler.targets.elf.link import link_shared
 

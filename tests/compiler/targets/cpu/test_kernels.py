@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
+from llmc.compiler.targets.cpu.kernels.codegen import compile_object, llvm_text
 from llmc.compiler.targets.cpu.kernels.linear.spec import linear_spec
-from llmc.compiler.targets.cpu.kernels.pipeline import compile_object, llvm_text
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel, kernel_buffers
 from llmc.compiler.targets.cpu.kernels.sources import TEMPLATE_FILES, source_digest
 from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear, unpack_activation, unpack_linear

@@ -17,8 +17,8 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.attention_split import num_segments, partial_floats
+from llmc.compiler.targets.cpu.kernels.codegen import compile_object, llvm_text
 from llmc.compiler.targets.cpu.kernels.ir import bf16, vector
-from llmc.compiler.targets.cpu.kernels.pipeline import compile_object, llvm_text
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 from llmc.compiler.targets.cpu.packing import pack_activation, unpack_activation
 from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
+from llmc.compiler.targets.cpu.kernels.codegen import llvm_text
 from llmc.compiler.targets.cpu.kernels.linear.spec import linear_quant_spec
-from llmc.compiler.targets.cpu.kernels.pipeline import llvm_text
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 from llmc.compiler.targets.cpu.packing import pack_activation, unpack_activation
 from llmc.compiler.targets.cpu.quant_packing import (

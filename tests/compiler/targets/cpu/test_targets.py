@@ -21,7 +21,7 @@ from llmc.compiler.pipeline import compile_model
 from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.cpu import target as cpu
 from llmc.compiler.targets.cpu.kernels import builder
-from llmc.compiler.targets.cpu.kernels.pipeline import llvm_text
+from llmc.compiler.targets.cpu.kernels.codegen import llvm_text
 from llmc.compiler.targets.cpu.target import NATIVE_TARGET, TARGETS, enable, native_target, runs_here
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer, isa
 from llmc.runtime.binding.abi import library_candidates

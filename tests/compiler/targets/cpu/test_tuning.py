@@ -27,9 +27,9 @@ from llmc.compiler.targets.base import Choice
 from llmc.compiler.targets.cpu import tuning
 from llmc.compiler.targets.cpu.backend import CpuTarget
 from llmc.compiler.targets.cpu.kernel_timing import KernelTimer, last_cache_bytes, linear_call
+from llmc.compiler.targets.cpu.kernels.codegen import llvm_text
 from llmc.compiler.targets.cpu.kernels.linear.schedule import Schedule, neighbours
 from llmc.compiler.targets.cpu.kernels.linear.spec import linear_quant_spec, linear_spec
-from llmc.compiler.targets.cpu.kernels.pipeline import llvm_text
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel, default_schedule
 from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear
 from llmc.compiler.targets.cpu.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation

@@ -21,8 +21,8 @@ from llmc.compiler.extend import add_buckets
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.ops.registry import OPS
 from llmc.compiler.pipeline import compile_model
+from llmc.compiler.targets.elf.codegen import compile_object
 from llmc.compiler.targets.reference.backend import named
-from llmc.compiler.targets.reference.codegen import compile_object
 from llmc.compiler.targets.reference.kernels import functions
 from llmc.compiler.targets.reference.kernels.frame import Frame
 from llmc.compiler.targets.reference.kernels.registry import KERNELS

@@ -1,16 +1,19 @@
-"""From TIR to machine code: plain C symbols without TVM's calling convention or its runtime."""
+"""From TIR to machine code: plain C symbols without TVM's calling convention or its runtime.
+
+An architecture and a CPU are named as LLVM does: triple; cpu: the one whose timings it schedules for, with the
+instruction sets that it has; features: sets added to those ("+avx2") or taken from them ("-avx512fp16").
+"""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
 from tvm.tirx import compilation_pipeline
-
-from llmc.compiler.targets.cpu.target import Target
 
 PIPELINE = "llmc_plain_c"
 
@@ -47,22 +50,17 @@ def _plain_c_pipeline() -> tuple[Any, Any, Any]:
 compilation_pipeline.PIPELINE_MAP[PIPELINE] = _plain_c_pipeline
 
 
-def _build(func: tirx.PrimFunc, target: Target) -> Any:
-    symbol = str(func.attrs["global_symbol"])
-    machine = {
-        "kind": "llvm",
-        "mcpu": target.mcpu,
-        "mattr": list(target.mattr),
-        "mtriple": "x86_64-unknown-linux-gnu",
-    }
-    return tvm.tirx.build(tvm.IRModule({symbol: func}), target=tvm.target.Target(machine), pipeline=PIPELINE)
+def _built(func: tirx.PrimFunc, triple: str, cpu: str, features: Sequence[str]) -> list[Any]:
+    """The modules that TVM makes of a kernel; one of them is LLVM's."""
+    machine = {"kind": "llvm", "mcpu": cpu, "mattr": list(features), "mtriple": triple}
+    module = tvm.IRModule({str(func.attrs["global_symbol"]): func})
+    built = tvm.tirx.build(module, target=tvm.target.Target(machine), pipeline=PIPELINE)
+    return [built, *getattr(built, "imports", [])]
 
 
-def llvm_text(func: tirx.PrimFunc, target: Target, form: str = "ll") -> str:
+def llvm_text(func: tirx.PrimFunc, triple: str, cpu: str, features: Sequence[str] = (), form: str = "ll") -> str:
     """Optimised LLVM IR (`ll`) or assembly (`asm`) of one kernel, for people."""
-    built = _build(func, target)
-    inner = [built, *getattr(built, "imports", [])]
-    for module in inner:
+    for module in _built(func, triple, cpu, features):
         try:
             return str(module.inspect_source(form))
         except (tvm.error.InternalError, RuntimeError):
@@ -70,13 +68,11 @@ def llvm_text(func: tirx.PrimFunc, target: Target, form: str = "ll") -> str:
     raise KernelBuildError("the built module has no LLVM source to show")
 
 
-def compile_object(func: tirx.PrimFunc, target: Target) -> bytes:
-    """An ELF object in `target.instruction_sets` that defines the kernel's symbol and needs no library of TVM."""
-    built = _build(func, target)
-    inner = [built, *getattr(built, "imports", [])]
+def compile_object(func: tirx.PrimFunc, triple: str, cpu: str, features: Sequence[str] = ()) -> bytes:
+    """An ELF object that defines the kernel's symbol and needs no library of TVM."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.o"
-        for module in inner:
+        for module in _built(func, triple, cpu, features):
             if module.kind == "llvm":
                 module.write_to_file(str(path), "o")
                 return path.read_bytes()
