@@ -1,7 +1,7 @@
 """What the compiler needs to know of hardware: an abstract target, which each kind of hardware implements once.
 
 A target owns its identity, the layouts of weights, activations and KV cache, kernel templates, code generation, linking
-and tuning. No other module of the compiler knows what a target is made of.
+and tuning. No other module of the compiler knows what a target is made of, but for templates that an op brings.
 """
 
 from __future__ import annotations
