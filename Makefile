@@ -7,13 +7,15 @@ NATIVE := runtime/native
 # What is formatted; what is tidied is without the tests, which would double the time.
 NATIVE_FILES = $(shell find $(NATIVE) examples -name "*.cc" -o -name "*.h" -o -name "*.c")
 NATIVE_UNITS = $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -name "*.cc" -print)
+# What the native library is built of.
+LIBRARY_FILES = $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -type f -not -name ".*" -print)
 
 .PHONY: all demo bench test test-slow test-all test-levels load-test lint lint-python lint-native native-test sanitize wheel clean
 
 all: test
 
 # Editable install of llmc with the compiler and the development tools; the native library is built on the way.
-$(STAMP): pyproject.toml $(NATIVE)/CMakeLists.txt $(wildcard $(NATIVE)/src/*) $(wildcard $(NATIVE)/include/llmc/*)
+$(STAMP): pyproject.toml $(LIBRARY_FILES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --upgrade pip "scikit-build-core>=0.11" "cmake>=3.20" ninja
 	@$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet "torch==2.13.*"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -111,3 +112,14 @@ def test_a_distribution_that_does_not_own_the_package_is_no_clash(other: Path, r
     assert name_clash() is None
     (other / "RECORD").unlink()
     assert name_clash() is None
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_make_installs_again_when_the_native_library_changes() -> None:
+    rules = subprocess.run(["make", "-C", ROOT, "-rpnq"], capture_output=True, text=True, check=False).stdout
+    (needed,) = re.findall(r"^\.venv/\.installed: (.*)$", rules, re.MULTILINE)
+    native = ROOT / "runtime" / "native"
+    sources = [path for path in native.rglob("*") if path.suffix in (".cc", ".h", ".map")]
+    built = {path.relative_to(ROOT).as_posix() for path in sources if native / "tests" not in path.parents}
+    assert len(built) > 50
+    assert {"pyproject.toml", "runtime/native/CMakeLists.txt"} | built == set(needed.split())
