@@ -51,16 +51,19 @@ test-levels: $(STAMP)
 load-test: $(STAMP)
 	$(BIN)/pytest -s -m slow tests/runtime/server/test_server_load.py
 
+# As many at once as there are cores: most have one thread.
+CTEST = $(BIN)/ctest --parallel $$(nproc) --output-on-failure
+
 native-test: $(STAMP)
 	@$(BIN)/cmake -S $(NATIVE) -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DLLMC_BUILD_TESTS=ON >/dev/null
 	@$(BIN)/cmake --build build/native >/dev/null || $(BIN)/cmake --build build/native
-	$(BIN)/ctest --test-dir build/native --output-on-failure
+	$(CTEST) --test-dir build/native
 
 sanitize: $(STAMP)
 	@for kind in address,undefined thread; do \
 	  dir=build/native-$$(echo $$kind | tr , -); \
 	  $(BIN)/cmake -S $(NATIVE) -B $$dir -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLLMC_BUILD_TESTS=ON -DLLMC_SANITIZE=$$kind >/dev/null \
-	  && $(BIN)/cmake --build $$dir >/dev/null && $(BIN)/ctest --test-dir $$dir --output-on-failure || exit 1; done
+	  && $(BIN)/cmake --build $$dir >/dev/null && $(CTEST) --test-dir $$dir || exit 1; done
 
 lint: lint-python lint-native
 

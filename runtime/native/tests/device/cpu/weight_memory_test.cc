@@ -27,6 +27,7 @@ using llmc::WeightMode;
 
 constexpr uint64_t kMiB = 1u << 20;
 constexpr uint64_t kBiasBytes = 7 * kMiB + 8;
+constexpr uint64_t kFewBytes = 2 * kMiB + 8;  // where a test moves them again and again
 constexpr int kReplaysBefore = 16;
 
 std::string WeightsPath() { return g_dir + "/weights.safetensors"; }
@@ -314,8 +315,10 @@ int main() {
   TestShortMemory();
   for (const uint32_t threads : {1u, 2u}) TestCutFile(threads);
   TestEngineCutFile();
-  TestFailedAllocations();
   TestAbi();
+  RemoveArtifact();
+  MakeArtifact(kFewBytes);
+  TestFailedAllocations();
   RemoveArtifact();
   return Finish("weight_memory_test");
 }
