@@ -73,6 +73,12 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def quirky_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for models of support.quirky_model.Quirky alone: a key says the architecture, and no test's classes."""
+    return shared(tmp_path_factory) / "quirky-cache"
+
+
+@pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> tuple[Path, Artifact]:
     """A model with blocks of 16 tokens and several graphs of each phase."""
     from llmc.runtime.binding import Artifact

@@ -36,12 +36,12 @@ class Sharing(Quirky):
 
 
 @pytest.fixture(scope="module")
-def quirky(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Artifact]:
+def quirky(tmp_path_factory: pytest.TempPathFactory, quirky_cache: Path) -> tuple[Path, Artifact]:
     root = tmp_path_factory.mktemp("quirky")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry.FAMILIES, "quirky", family(Quirky))
         model = checkpoint(root / "model")
-        return model, compile_tiny(model, root / "artifact", root / "cache", buckets=LADDER, dtype="f32")
+        return model, compile_tiny(model, root / "artifact", quirky_cache, buckets=LADDER, dtype="f32")
 
 
 def test_every_bucket_matches_eager(quirky: tuple[Path, Artifact], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,11 +30,13 @@ def commands() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
     """A directory that looks like the root to the README's relative paths, with the model compiled by its command."""
     path = tmp_path_factory.mktemp("readme")
     for name in ("examples", "runtime"):
         (path / name).symlink_to(ROOT / name)
+    kernel_cache.mkdir(exist_ok=True)
+    (path / "cache").symlink_to(kernel_cache)
     (path / "out").mkdir()
     run(commands()[0], path)
     return path

@@ -99,11 +99,11 @@ def test_quantized_layers_agree(name: str, kernel_cache: Path, tmp_path: Path) -
 
 
 @needs_reference
-def test_generic_ops_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generic_ops_agree(tmp_path: Path, quirky_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.FAMILIES, "quirky", family(Quirky))
     made = checkpoint(tmp_path / "model")
     for target in ("reference", "native"):
-        compile_tiny(made, tmp_path / target, tmp_path / "cache", buckets=LADDER, dtype="f32", target=target)
+        compile_tiny(made, tmp_path / target, quirky_cache, buckets=LADDER, dtype="f32", target=target)
     found = diff_artifacts(tmp_path / "reference", tmp_path / "native", TEXT)
     assert found.first(1e-4) is None
     assert any(tensor.op == "fused" for tensor in found.tensors)

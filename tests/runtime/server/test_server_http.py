@@ -105,7 +105,7 @@ def test_a_client_that_shuts_its_side_down_gets_its_answers(server: LiveServer) 
     """As netcat and scripts do: all is sent, the writing side is closed, and the answer is awaited."""
     request = JSON_HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
     chunked = CHUNKED + b"%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n"
-    long = json.dumps({"prompt": ["Hi"] * 64, "n": 64, "max_tokens": 20, "ignore_eos": True}).encode()
+    long = json.dumps({"prompt": ["Hi"] * 64, "n": 64, "max_tokens": 5, "ignore_eos": True}).encode()
     many = JSON_HEAD + b"Content-Length: %d\r\n\r\n" % len(long) + long
     stream = long[:-1] + b', "stream": true}'
     streamed = JSON_HEAD + b"Content-Length: %d\r\n\r\n" % len(stream) + stream

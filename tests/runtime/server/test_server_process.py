@@ -248,13 +248,12 @@ def test_a_bar_on_terminals(english_artifact: Path) -> None:
     assert b" ms\r\n" not in shown
 
 
-def test_a_model_directory_is_compiled_by_a_child(tmp_path: Path) -> None:
+def test_a_model_directory_is_compiled_by_a_child(tmp_path: Path, kernel_cache: Path) -> None:
     from support.tiny_models import make_tiny_model
 
     model = make_tiny_model(tmp_path / "model", "llama", num_hidden_layers=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        patch.delenv("LLMC_CACHE_DIR", raising=False)
+        patch.setenv("LLMC_CACHE_DIR", str(kernel_cache))
         with started(model, "--num-threads", "1") as served:
             url = url_of(served)
             maps = Path(f"/proc/{served.process.pid}/maps").read_text()

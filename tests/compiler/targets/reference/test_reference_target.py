@@ -70,11 +70,11 @@ def test_every_scheme_matches_the_dequantized_model(name: str, dtype: str, tmp_p
     assert_company_changes_no_bit(artifact)
 
 
-def test_generic_ops_match_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generic_ops_match_eager(tmp_path: Path, quirky_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.FAMILIES, "quirky", family(Quirky))
     model = checkpoint(tmp_path / "model")
     artifact = compile_tiny(
-        model, tmp_path / "out", tmp_path / "cache", buckets=GENERIC_LADDER, dtype="f32", target="reference"
+        model, tmp_path / "out", quirky_cache, buckets=GENERIC_LADDER, dtype="f32", target="reference"
     )
     tokens = random_tokens(artifact.info.vocab_size)
     check_every_bucket(artifact, tokens, eager_logits(model, tokens, "f32"))
