@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 import llmc
+from llmc.cli.render.flag_words import in_flags
 from llmc.cli.render.help_layout import SUMMARIES, lay_out
 from llmc.cli.render.terminal_text import escape_streams, escaped_streams
 from llmc.distribution import name_clash
@@ -132,7 +133,7 @@ def describe(error: BaseException) -> str:
     # A bare ImportError is the runtime's, about its native library; a missing module would be a bug.
     ours = type(error).__module__.startswith("llmc") or type(error) is ImportError
     if ours and text:
-        return text
+        return in_flags(text) if type(error).__name__ == "LlmcError" else text
     return f"internal error, {type(error).__name__}: {text or 'no message'} (run again with --debug for the traceback)"
 
 

@@ -225,6 +225,22 @@ def test_compile_for_another_isa(
         fails(capsys, 1, ["run", output, "--prompts", prompts], "AMX", "compile it for this machine")
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--max-num-seqs", "99"), "--max-num-seqs is 99 but"),
+        (("--kv-bytes", "1"), "--kv-bytes is 1 but"),
+        (("--kv-bytes", "500TiB"), "--kv-bytes is 549755813888000; use at most"),
+        (("--threads", "9999"), "--threads is '9999'; use"),
+    ],
+)
+def test_the_engine_names_flags(
+    artifact: Path, prompts: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, str], says: str
+) -> None:
+    """Its errors have the names of the API, which the command line does not know."""
+    fails(capsys, 1, ["run", artifact, "--prompts", prompts, *flags], says)
+
+
 # ---- requests --------------------------------------------------------------------------------------------------
 
 

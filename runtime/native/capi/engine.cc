@@ -68,9 +68,13 @@ Status PoolBlocks(const llmc::ModelShape& model, const llmc_engine_options& o, u
     blocks = std::max<uint64_t>(std::min(seqs * per_seq, kDefaultKvBytes / block_bytes), 1);
   }
   // Slots are int32.
-  if (blocks > kMost / block_size - 1) {
-    return Invalid("num_blocks is " + std::to_string(blocks) + "; use at most " +
-                   std::to_string(kMost / block_size - 1) + ".");
+  const uint64_t most = kMost / block_size - 1;
+  if (blocks > most && o.num_blocks == 0 && o.kv_bytes != 0) {
+    return Invalid("kv_bytes is " + std::to_string(o.kv_bytes) + "; use at most " +
+                   std::to_string((most + 1) * block_bytes) + ".");
+  }
+  if (blocks > most) {
+    return Invalid("num_blocks is " + std::to_string(blocks) + "; use at most " + std::to_string(most) + ".");
   }
   *out = static_cast<uint32_t>(blocks);
   return Status::Ok();

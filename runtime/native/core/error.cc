@@ -15,7 +15,7 @@ llmc_status ToC(const Status& status, llmc_error* error) noexcept {
   const char* text = status.message.c_str();
   size_t length = status.message.size();
   if (length == 0 && status.code == LLMC_ERR_OUT_OF_MEMORY) {
-    text = "Out of memory: lower kv_bytes, num_blocks or max_num_seqs.";
+    text = "Out of memory: lower max_num_seqs, or kv_bytes or num_blocks.";
     length = std::strlen(text);
   }
   CopyText(text, length, std::min<size_t>(error->struct_size - kHeader, sizeof(error->message)), error->message);

@@ -123,7 +123,7 @@ Status Pages::Allocate(uint64_t bytes, const char* what, Pages* out) {
     pages.mapped_ = 0;
     return Status::Error(LLMC_ERR_OUT_OF_MEMORY, std::string("cannot allocate ") + std::to_string(bytes) +
                                                      " bytes for the " + what +
-                                                     "; free memory or ask for fewer KV blocks");
+                                                     "; free memory, or lower kv_bytes or num_blocks");
   }
   pages.base_ = base;
   const uint64_t past = reinterpret_cast<uintptr_t>(base) % kHugePage;  // a boundary of huge pages

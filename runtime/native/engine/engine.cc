@@ -44,7 +44,7 @@ Status Engine::Create(std::unique_ptr<Device> device, const EngineOptions& optio
                    std::to_string(model.max_num_seqs) + "; lower it or build the artifact with a larger one.");
   }
   if (device->num_blocks() < 2 || static_cast<uint64_t>(device->num_blocks() - 1) * model.block_size < 2) {
-    return Invalid("The KV pool has no block besides the dummy block; raise num_blocks or kv_bytes.");
+    return Invalid("The KV pool has no block besides the dummy block; raise kv_bytes or num_blocks.");
   }
   out->reset(new Engine(std::move(device), options));
   return Status::Ok();
@@ -79,7 +79,7 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
     const bool pool = max_length_ < static_cast<uint32_t>(model_.max_model_len);
     return Invalid("The prompt has " + std::to_string(c.num_prompt_tokens) + " tokens but at most " +
                    std::to_string(max_length_ - 1) + " fit " +
-                   (pool ? "the KV pool; shorten it or raise num_blocks or kv_bytes."
+                   (pool ? "the KV pool; shorten it or raise kv_bytes or num_blocks."
                          : "max_model_len with one output token; shorten it."));
   }
   for (uint64_t i = 0; i < c.num_prompt_tokens; ++i) {

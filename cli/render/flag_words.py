@@ -1,0 +1,19 @@
+"""The engine's errors in the words of the command line, which has flags where the API has options."""
+
+from __future__ import annotations
+
+import re
+
+# As llmc.h and LLM call them; where two say the same, the command line has one flag.
+_FLAGS = {
+    "kv_bytes or num_blocks": "--kv-bytes",
+    "kv_bytes": "--kv-bytes",
+    "max_num_seqs": "--max-num-seqs",
+    "The option threads of a device of kind 'cpu'": "--threads",
+}
+_NAMES = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in _FLAGS))
+
+
+def in_flags(message: str) -> str:
+    """An error of the engine with flags in place of its options."""
+    return _NAMES.sub(lambda found: _FLAGS[found[0]], message)
