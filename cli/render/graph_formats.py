@@ -10,7 +10,7 @@ from llmc.runtime.graph_view import BufferView, CommandView, commands_of, memory
 
 _COLOURS = {"linear": "#cfe2ff", "attention": "#ffd9c7", "rope": "#fff3bf", "norm": "#d8f5d0", "activation": "#e7dcf7"}
 
-# As Netron calls them.
+# As Netron calls them. It shows the word beside a node, and colours by it only operators that it knows itself.
 _CATEGORIES = {
     "linear": "Layer",
     "attention": "Attention",

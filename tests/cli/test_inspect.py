@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -175,6 +176,16 @@ def test_onnx_passes_the_checker(artifact: Path, tmp_path: Path) -> None:
     assert [n.op_type for n in nodes][:3] == ["embedding", "rms_norm", "linear"]
     assert {n.domain for n in nodes} == {"llmc"}
     assert len(nodes) == 9
+    layers = {n.name: next(a.i for a in n.attribute if a.name == "layer") for n in nodes}
+    assert all(layer == 0 for name, layer in layers.items() if name.startswith("layers.0."))
+    assert sum(layer == 0 for layer in layers.values()) == 5
+    facts = [{fact.key: fact.value for fact in n.metadata_props} for n in nodes]
+    known = {"Layer", "Attention", "Transform", "Normalization", "Activation", "Tensor"}
+    assert {fact["category"] for fact in facts} <= known
+    for node, fact in zip(nodes, facts, strict=True):
+        names = ast.literal_eval(fact["input_names"])
+        assert len(names) == len(node.input), node.name
+        assert all(names), node.name
     assert [i.name for i in model.graph.input] == ["input_ids"]
     constants = {c.values.name: tuple(c.dims) for c in model.graph.sparse_initializer}
     assert {name: constants[name] for name in NAMES} == dict(zip(NAMES, SHAPES, strict=True))
