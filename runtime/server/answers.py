@@ -100,7 +100,8 @@ def check_end(delta: TokenDelta) -> None:
     if delta.error is not None:
         raise RequestFailed(delta.error)
     if delta.finish_reason == "timeout":
-        message = "the request took longer than its timeout: ask for fewer tokens, or raise the timeout"
+        raise_it = "raise X-Request-Timeout, or --request-timeout of the server"
+        message = f"the request took longer than its timeout: ask for fewer tokens, or {raise_it}"
         # A client that tries again would wait as long once more.
         raise ApiError(message, status=408, code="request_timeout", headers={"X-Should-Retry": "false"})
     if delta.finish_reason == "cancelled":

@@ -396,8 +396,8 @@ class AsyncEngine:
     def _queue_full(self) -> QueueFull:
         waiting, retry_after_s = self.num_waiting, self.retry_after_s()
         message = (
-            f"the queue is full: {waiting} requests wait, and --max-queue lets {self._max_queue}: "
-            f"try again in {retry_after_s} s"
+            f"the queue is full: {waiting} requests wait, the most allowed is {self._max_queue}: "
+            f"try again in {retry_after_s} s, or raise --max-queue"
         )
         return QueueFull(message, retry_after_s)
 

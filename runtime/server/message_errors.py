@@ -16,6 +16,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError, as_api_error
+from .refusals import CONTEXT
 
 PREFIX = "/v1/messages"
 _TYPES: Mapping[int, str] = {
@@ -37,8 +38,11 @@ def install(app: FastAPI) -> None:
 def error_body(status: int, error: Mapping[str, Any], request_id: str | None) -> dict[str, Any]:
     """The JSON of an error. error: the object of OpenAI's shape."""
     message = str(error["message"])
-    if error.get("code") == "context_length_exceeded":
-        message = f"prompt is too long: {message}"  # the words that clients look for
+    if error.get("code") == CONTEXT:
+        # The words that clients look for.
+        asked_too_much = error.get("param") == "max_tokens"
+        why = "input length and `max_tokens` exceed context limit" if asked_too_much else "prompt is too long"
+        message = f"{why}: {message}"
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     told = {"type": kind, "message": message, "code": error.get("code")}
     return {"type": "error", "error": told, "request_id": request_id}

@@ -138,6 +138,10 @@ def test_errors_have_anthropics_shape(running: Running, monkeypatch: pytest.Monk
     assert (bad["type"], "temperature" in bad["message"]) == ("invalid_request_error", True)
     long = error_of(running.post(PATH, messages=[{"role": "user", "content": "a " * 3000}]), 400)
     assert long["message"].startswith("prompt is too long: ")
+    for more in (4000, 511):
+        much = error_of(running.post(PATH, messages=said, max_tokens=more), 400)
+        assert much["message"].startswith("input length and `max_tokens` exceed context limit: ")
+        assert much["code"] == "context_length_exceeded"
     assert error_of(running.post(PATH, messages=said, model="claude"), 404)["type"] == "not_found_error"
     assert error_of(running.client.get(PATH), 405)["type"] == "invalid_request_error"
     assert error_of(running.client.get(f"{PATH}/x"), 404)["type"] == "not_found_error"
