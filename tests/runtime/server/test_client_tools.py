@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,14 +11,15 @@ import pytest
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams
 
+from support.client_tools import installed, make_environment, run
 from support.live_server import LiveServer, serving
 from support.paths import ROOT
 
 MODEL = ROOT / "examples" / "tiny-english"
-PATIENCE_S = 240
 DOCS = [
     {"start": "It is a truth universally acknowledged,", "a": " that a man must be in want of a wife.", "b": " cat."},
     {"start": "She was", "a": " very happy.", "b": " on the moon of."},
+    # After "He bowed." the likeliest token is the eos: sampled, it must have its entry, too.
     {"start": "The evening passed.", "a": " He bowed.", "b": " Bowed he"},
 ]
 
@@ -37,34 +34,7 @@ def server(english_artifact: Path) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment that sees this one's packages."""
-    folder = tmp_path_factory.mktemp("tools")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    (site,) = folder.glob("lib/python*/site-packages")
-    (site / "theirs.pth").write_text(sysconfig.get_path("purelib"))
-    return folder
-
-
-def installed(tool: str, environment: Path) -> Path:
-    """The folder of commands with those of `tool`; skips where the package index does not have it.
-
-    One after the other, for together they ask for versions that exclude each other, and run all the same.
-    """
-    bin_ = environment / "bin"
-    install: list[str | Path] = [bin_ / "python", "-m", "pip", "install", "--quiet", "--no-input", tool]
-    result = subprocess.run(install, capture_output=True, text=True, timeout=PATIENCE_S)
-    if result.returncode:
-        pytest.skip(f"{tool} does not install here: {result.stderr.strip().splitlines()[-1]}")
-    return bin_
-
-
-def run(tools: Path, command: list[str], folder: Path, **variables: str) -> str:
-    """Output of one of the tools, run in `folder`, with these environment variables."""
-    environment = {**os.environ, "HF_HOME": str(folder / "hub"), "COLUMNS": "200", **variables}
-    words: list[str | Path] = [tools / command[0], *command[1:]]
-    result = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    return result.stdout
+    return make_environment(tmp_path_factory.mktemp("tools"))
 
 
 def log_likelihood(llm: LLM, start: str, end: str) -> float:
@@ -142,18 +112,24 @@ def test_aiperf(server: LiveServer, environment: Path, tmp_path: Path) -> None:
     assert not report.get("error_summary")
 
 
-def test_litellm(server: LiveServer, environment: Path, tmp_path: Path) -> None:
-    tools = installed("litellm", environment)
-    code = (
-        "import litellm, sys\n"
-        "args = dict(model='text-completion-openai/tiny', api_base=sys.argv[1], api_key='x', temperature=0)\n"
-        "answer = litellm.text_completion(prompt='She was', max_tokens=4, **args)\n"
-        "assert answer.usage.completion_tokens == 4, answer\n"
-        "parts = litellm.text_completion(prompt='She was', max_tokens=4, stream=True, **args)\n"
-        "assert ''.join(p.choices[0].text or '' for p in parts) == answer.choices[0].text\n"
-        "try: litellm.text_completion(prompt='word ' * 9999, max_tokens=4, **args)\n"
-        "except litellm.ContextWindowExceededError: print('too long')\n"
+def test_locust(server: LiveServer, environment: Path, tmp_path: Path) -> None:
+    tools = installed("locust", environment)
+    (tmp_path / "locustfile.py").write_text(
+        "from locust import HttpUser, task\n"
+        "class Reader(HttpUser):\n"
+        "    @task\n"
+        "    def read(self):\n"
+        "        body = {'prompt': 'She was', 'max_tokens': 4, 'stream': True}\n"
+        "        with self.client.post('/v1/completions', json=body, stream=True, catch_response=True) as answer:\n"
+        "            lines = [line for line in answer.iter_lines() if line]\n"
+        "            if lines[-1] != b'data: [DONE]': answer.failure(lines[-1])\n"
     )
-    (tmp_path / "ask.py").write_text(code)
-    said = run(tools, ["python", "ask.py", f"{server.url}/v1"], tmp_path, LITELLM_LOCAL_MODEL_COST_MAP="True")
-    assert said.strip().endswith("too long")
+    said = run(
+        tools,
+        ["locust", "--headless", "--users", "3", "--spawn-rate", "3", "--host", server.url, "--json",
+         "--run-time", "3s", "--stop-timeout", "120", "--loglevel", "WARNING"],
+        tmp_path,
+    )  # fmt: skip
+    (endpoint,) = json.loads(said)
+    assert endpoint["num_requests"] >= 1
+    assert endpoint["num_failures"] == 0
