@@ -34,7 +34,8 @@ def bench(folder: Path, target: Target, scheme: Scheme, rows: int, k: int, n: in
     rng = np.random.default_rng(0)
     floats = rng.standard_normal((rows, k)).astype(np.float32)
     if act == "i8":
-        x: Any = pack_quantized_activation(*quantize_activation(floats), tile, format)
+        assert format.sums is not None
+        x: Any = pack_quantized_activation(*quantize_activation(floats), tile, format.sums)
     else:
         x = pack_activation(floats, tile)
     packed = pack_quantized(rng.standard_normal((n, k)).astype(np.float32), target.panel_columns, format)
@@ -43,7 +44,7 @@ def bench(folder: Path, target: Target, scheme: Scheme, rows: int, k: int, n: in
     weights = [{name: aligned(a) for name, a in packed.items()} for _ in range(copies)]
     x, y = aligned(x), aligned(np.zeros((rows, n), np.float32))
     scalars = (ctypes.c_int64 * 8)(rows)
-    names = ["numbers", "scale", *([format.of_group] if format.of_group else [])]
+    names = ["numbers", *(plane.name for plane in format.planes(k))]
 
     def call() -> None:
         for w in weights:
@@ -66,7 +67,7 @@ def main() -> None:
         folder = Path(name)
         for scheme_name in options.scheme:
             scheme = SCHEMES[scheme_name]
-            if scheme.weight.bits == 4:
+            if scheme.weight.is_regrouped:
                 scheme = scheme.with_weight(options.group_size, options.asymmetric)
             products = "int8" if scheme.act_bits == 8 and target.int8_dot else "f32"
             peak, memory = ((probe.measure(limit) or 0.0) / 1e9 for limit in (products, "read"))

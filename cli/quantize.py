@@ -102,7 +102,7 @@ def _config(name: str, group_size: int | None, asymmetric: bool | None, skip: st
     """Flags about groups are for the schemes that have them."""
     if name == NONE:
         return None
-    grouped = name not in SCHEMES or SCHEMES[name].weight.bits == 4
+    grouped = name not in SCHEMES or SCHEMES[name].weight.is_regrouped
     return quant_config(name, group_size if grouped else None, asymmetric if grouped else None, skip)
 
 

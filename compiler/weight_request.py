@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from llmc.quantize import WeightFormat
+from llmc.quantize.formats.registry import format_of
 
 ROWS = "rows"
 """The layout of a tensor that lies as it does in a checkpoint, row after row."""
@@ -15,7 +18,7 @@ class WeightRequest:
     """A weight the graphs use: logical shape [N, K] (or any rank when not packed) and stored dtype.
 
     packed: in the layout of the target's linear layers. format: of a packed weight that is quantized (dtype u8), with
-    scales, zero points and steps in tensors of their own. parts: of a packed weight, equal ones, each laid out alone.
+    what lies beside its numbers in tensors of their own. parts: of a packed weight, equal ones, each laid out alone.
     """
 
     name: str
@@ -24,6 +27,16 @@ class WeightRequest:
     packed: bool
     format: WeightFormat | None = None
     parts: int = 1
+
+    def record(self) -> dict[str, Any]:
+        """All of it, as JSON."""
+        return {**asdict(self), "format": None if self.format is None else self.format.record()}
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> WeightRequest:
+        """The request whose `record()` it is. Raises QuantizeError."""
+        format = None if record["format"] is None else format_of(record["format"])
+        return cls(**{**record, "shape": tuple(record["shape"]), "format": format})
 
 
 @dataclass(frozen=True)

@@ -111,11 +111,12 @@ class Context(Open):
     cut_by: Literal["default", "buckets", "option"] | None
 
 
-class WeightFormat(Closed):
-    bits: Literal[4, 8]
-    group_size: Literal[32, 64, 128, -1]
-    asymmetric: bool
-    steps: bool
+class WeightFormat(BaseModel):
+    """Of a kind that the compiler reads the rest of."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    __pydantic_extra__: dict[str, Text | int | bool]
+    kind: Text
 
 
 class Weight(Open):

@@ -1,7 +1,10 @@
 """Quantization: schemes by exact name, which layers get which, and rounding to nearest. Imports numpy alone."""
 
+from llmc.quantize.formats.base import QuantizeError, WeightFormat
+from llmc.quantize.formats.registry import SCHEMES
+from llmc.quantize.formats.scheme import Scheme
 from llmc.quantize.recipe import QuantConfig, Recipe, layer_kind
-from llmc.quantize.scheme import SCHEMES, QuantizeError, Scheme, WeightFormat, get_scheme
+from llmc.quantize.scheme import get_scheme
 
 __all__ = [
     "SCHEMES",

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.quantize.formats.base import WeightFormat
 from llmc.quantize.rtn import quantize
-from llmc.quantize.scheme import WeightFormat
 
 _PIECE = 1 << 20  # elements at a time
 

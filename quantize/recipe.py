@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from llmc.quantize.scheme import QuantizeError, Scheme, get_scheme
+from llmc.quantize.formats.base import QuantizeError
+from llmc.quantize.formats.scheme import Scheme
+from llmc.quantize.scheme import get_scheme, regrouped
 
 HEAD = "lm_head"
 """The kind of the output projection, also where it has the embedding's weight."""
@@ -32,7 +34,7 @@ class QuantConfig:
     @cached_property
     def layers(self) -> Scheme:
         """The scheme of every layer but the output projection."""
-        return get_scheme(self.scheme).with_weight(self.group_size, self.asymmetric)
+        return regrouped(self.scheme, self.group_size, self.asymmetric)
 
     @cached_property
     def head(self) -> Scheme:

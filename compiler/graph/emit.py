@@ -157,9 +157,8 @@ def _commands(
                 return Operand("v_pool", layer=site.layer)
             case BufferSource.SCRATCH:
                 return Operand("scratch", nbytes=op.scratch_bytes(site, graph))
-        if source in BufferSource.OF_WEIGHT:
-            return Operand("weight", tensors["weight"].name + source)
-        return tensors[source]
+        tensor, _, plane = source.partition(".")
+        return Operand("weight", f"{tensors[tensor].name}.{plane}") if plane else tensors[tensor]
 
     return [
         Command(call.spec, tuple(operand(source) for source in call.buffers), site.layer)

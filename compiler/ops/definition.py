@@ -11,7 +11,7 @@ from llmc.compiler.graph.commands import GraphShape, Site, round_up
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.targets.base import Target
 from llmc.quantize import WeightFormat
-from llmc.quantize.scheme import SCALE, STEP, ZERO
+from llmc.quantize.formats.registry import format_of
 
 NUM_TOKENS, NUM_SAMPLES = 0, 2
 """Indices into the kernel scalars: what bounds a kernel's rows."""
@@ -26,8 +26,11 @@ class BufferSource:
     V_POOL = "<v_pool>"
     SCRATCH = "<scratch>"
     """Memory that only the commands of one op use."""
-    OF_WEIGHT = (SCALE, ZERO, STEP)
-    """Stored beside the weight that the op reads, under its name and this."""
+
+    @staticmethod
+    def of_weight(plane: str) -> str:
+        """What is stored beside the numbers of the weight that the op reads."""
+        return f"weight.{plane}"
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,13 @@ class OpDef:
 
 def weight_format(site: Site) -> WeightFormat:
     """How the weight of a quantized site is stored."""
-    return WeightFormat(*(site.attributes[name] for name in ("bits", "group_size", "asymmetric", "steps")))
+    return format_of(site.attributes["format"])
+
+
+def weight_buffers(site: Site) -> tuple[str, ...]:
+    """The operands that the weight of a quantized site is, in order."""
+    planes = weight_format(site).planes(site.attributes["weight_shapes"]["weight"][1])
+    return "weight", *(BufferSource.of_weight(plane.name) for plane in planes)
 
 
 def int8_sums(site: Site) -> dict[str, int]:

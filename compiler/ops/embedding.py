@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.ops.definition import ANY_FLOAT, F32, I32, Argument, GraphParams, KernelCall, OpDef, weight_format
-from llmc.quantize.scheme import SCALE
+from llmc.compiler.ops.definition import (
+    ANY_FLOAT,
+    F32,
+    I32,
+    Argument,
+    GraphParams,
+    KernelCall,
+    OpDef,
+    weight_buffers,
+    weight_format,
+)
 
 _ARGUMENTS = {"ids": Argument(1, I32), "weight": Argument(2, ANY_FLOAT)}
 
@@ -34,9 +41,9 @@ def _embedding_quant(site: Site, graph: GraphParams) -> list[KernelCall]:
         dim=dim,
         vocab=vocab,
         **graph.target.weight_params(),
-        **asdict(weight_format(site)),
+        **weight_format(site).kernel_params(),
     )
-    return [KernelCall(spec, ("ids", "weight", SCALE, "out"))]
+    return [KernelCall(spec, ("ids", *weight_buffers(site), "out"))]
 
 
 EMBEDDING = OpDef(

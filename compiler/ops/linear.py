@@ -19,10 +19,10 @@ from llmc.compiler.ops.definition import (
     OpDef,
     int8_sums,
     makes_int8,
+    weight_buffers,
     weight_format,
 )
 from llmc.quantize import WeightFormat
-from llmc.quantize.scheme import SCALE
 
 
 def linear_spec(dtype: str, **params: Param) -> KernelSpec:
@@ -38,16 +38,7 @@ def linear_spec(dtype: str, **params: Param) -> KernelSpec:
 def linear_quant_spec(act_dtype: str, format: WeightFormat, **params: Param) -> KernelSpec:
     """As `linear_spec`, of a weight stored in `format`. act_dtype: f32, bf16 or i8."""
     given: dict[str, Param] = {"bias": False, "residual": False, "rows": 0, "gated": "", **params}
-    return KernelSpec.of(
-        "linear",
-        "linear_quant",
-        act_dtype=act_dtype,
-        bits=format.bits,
-        group_size=format.group_size,
-        asymmetric=format.asymmetric and not format.steps,  # of steps all zero points are stored
-        steps=format.steps,
-        **given,
-    )
+    return KernelSpec.of("linear", "linear_quant", act_dtype=act_dtype, **format.kernel_params(), **given)
 
 
 def _is_gated(site: Site) -> bool:
@@ -89,10 +80,8 @@ def _linear(site: Site, graph: GraphParams) -> list[KernelCall]:
 def _linear_quant(site: Site, graph: GraphParams) -> list[KernelCall]:
     params, optional = _params(site, graph)
     act = "i8" if site.attributes["int8"] else graph.act_dtype
-    format = weight_format(site)
-    spec = linear_quant_spec(act, format, **params)
-    of_group = (f".{format.of_group}",) if format.of_group else ()
-    return _with_int8(site, graph, spec, ("x", "weight", SCALE, *of_group, *optional))
+    spec = linear_quant_spec(act, weight_format(site), **params)
+    return _with_int8(site, graph, spec, ("x", *weight_buffers(site), *optional))
 
 
 def _quantize_spec(site: Site, graph: GraphParams, width: int) -> KernelSpec:

@@ -16,7 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,7 @@ from llmc.compiler.store.weights import plan_weights
 from llmc.compiler.weight_request import WeightRequest
 from llmc.manifest import OWN_SUM, ManifestError, checked_manifest
 from llmc.manifest_schema import complaint
-from llmc.quantize import WeightFormat
-from llmc.quantize.scheme import SCALE, STEP, ZERO
+from llmc.quantize import QuantizeError
 from llmc.regular_file import JsonError, parse_json, read_regular
 from llmc.shown import shown
 
@@ -133,7 +132,7 @@ def create_bundle(artifacts: Sequence[Path], path: Path, cost_folder: Path | Non
         variants.append(
             {
                 "manifest": {k: v for k, v in one.manifest.items() if not k.startswith("weights_") and k != OWN_SUM},
-                "requests": [asdict(r) for r in _requests(artifact, one.resolved, content["graphs.bin"])],
+                "requests": [r.record() for r in _requests(artifact, one.resolved, content["graphs.bin"])],
                 "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in content.items()},
                 "bytes": {name: len(data) for name, data in content.items()},
             }
@@ -230,7 +229,7 @@ def _requests(artifact: Path, resolved: Resolved, graphs: bytes) -> list[WeightR
             # Where one and two parts give the same shape they are the same layout.
             whole = not packed or resolved.target.weight_tensors(request)[0].shape == weight.shape
             requests.append(request if whole else replace(request, parts=2))
-        elif weight.name.removesuffix(SCALE).removesuffix(ZERO).removesuffix(STEP) not in schemes:
+        elif weight.name.rpartition(".")[0] not in schemes:
             raise BundleError(f"{artifact} has weight {weight.name}, which its model has not: compile the model again")
     check_layout(requests, resolved, patch, artifact)
     return requests
@@ -271,14 +270,10 @@ def _variant(index: int, entry: Mapping[str, Any], architecture: Mapping[str, st
     differ = [name for name in _FINGERPRINT if said.get(name) != architecture.get(name)]
     if differ:
         raise BundleError(f"{where} has another {differ[0]} than the bundle")
-    requests = tuple(
-        WeightRequest(**{
-            **request,
-            "shape": tuple(request["shape"]),
-            "format": None if request["format"] is None else WeightFormat(**request["format"]),
-        })
-        for request in entry["requests"]
-    )  # fmt: skip
+    try:
+        requests = tuple(WeightRequest.of_record(request) for request in entry["requests"])
+    except QuantizeError as error:
+        raise BundleError(f"{where} is not of this llmc: {error}; create the bundle again") from None
     return Variant(index, one, requests, entry["sha256"], entry["bytes"])
 
 

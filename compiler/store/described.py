@@ -24,7 +24,8 @@ from llmc.manifest import ManifestError, read_manifest
 from llmc.models import weight_map
 from llmc.models.config import ModelConfig, RopeScaling
 from llmc.models.registry import get_family
-from llmc.quantize import QuantizeError, Recipe, Scheme, WeightFormat, get_scheme
+from llmc.quantize import QuantizeError, Recipe, Scheme, get_scheme
+from llmc.quantize.formats.registry import format_of
 
 _NEEDED = (
     "model", "target", "act_dtype", "kv_dtype", "max_model_len", "max_num_seqs", "block_size", "buckets", "weights",
@@ -70,7 +71,7 @@ def weights(resolved: Resolved) -> dict[str, object]:
 def _weight(target: weight_map.Target, scheme: Scheme | None) -> dict[str, object]:
     """Where a weight comes from, its logical shape and, where it is quantized, how."""
     entry: dict[str, object] = {"sources": [source.name for source in target.sources], "shape": list(target.shape)}
-    return entry if scheme is None else {**entry, "scheme": scheme.name, "format": asdict(scheme.weight)}
+    return entry if scheme is None else {**entry, "scheme": scheme.name, "format": scheme.weight.record()}
 
 
 @dataclass(frozen=True)
@@ -140,4 +141,4 @@ def model_config(fields: Mapping[str, Any]) -> ModelConfig:
 def _scheme(name: str, entry: Mapping[str, Any]) -> Scheme:
     if entry.get("format") is None:
         raise QuantizeError(f"weight {name} has a scheme and no format")
-    return replace(get_scheme(entry["scheme"]), weight=WeightFormat(**entry["format"]))
+    return replace(get_scheme(entry["scheme"]), weight=format_of(entry["format"]))

@@ -40,9 +40,9 @@ _TRACE_SOURCES = (
     "ops",
     "dtypes.py",
 )
-_GRAPH_SOURCES = (*_TRACE_SOURCES, "graph/emit.py", "graph/plan.py", "kernel_spec.py")
+_GRAPH_SOURCES = (*_TRACE_SOURCES, "graph/emit.py", "graph/plan.py", "kernel_spec.py", "../quantize/formats/base.py")
 _WEIGHT_SOURCES = ("store/weights.py", "weight_request.py", "dtypes.py")
-_QUANTIZED_WEIGHT_SOURCES = (*_WEIGHT_SOURCES, "../quantize")
+_QUANTIZED_WEIGHT_SOURCES = (*_WEIGHT_SOURCES, "targets/quantized_rows.py", "../quantize/formats")
 # Fields of a config that no graph depends on.
 UNQUANTIZED = Recipe({})
 _NOT_ARCHITECTURE = ("eos_token_ids", "bos_token_id", "dtype")
@@ -131,7 +131,7 @@ def kernel_components(spec: KernelSpec, target: Target, variant: str | None = No
         "op": spec.op,
         "params": json.dumps(spec.params),
         "target": target.code_key(),
-        "template": target.template_digest(spec.op),
+        "template": target.template_digest(spec),
         "tvm": tool_version("apache-tvm"),
     }
 

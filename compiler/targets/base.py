@@ -137,8 +137,8 @@ class Target(ABC):
         """Sources of this kind of target that decide how weights are packed."""
 
     @abstractmethod
-    def template_digest(self, op: str) -> str:
-        """Digest of the sources that decide the code of kernels of an op. Raises KernelSpecError."""
+    def template_digest(self, spec: KernelSpec) -> str:
+        """Digest of the sources that decide a kernel's code. Raises KernelSpecError."""
 
     # Code
 

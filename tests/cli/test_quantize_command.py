@@ -15,6 +15,7 @@ from llmc.cli.main import main
 from llmc.models.eager import load_model
 from llmc.quantize import WeightFormat
 from llmc.quantize.error import weight_error
+from llmc.quantize.formats.integers import Integers
 from llmc.quantize.rtn import quantize
 from llmc.runtime.perplexity import windows
 from llmc.runtime.text.tokenizer import Tokenizer
@@ -101,7 +102,7 @@ def test_windows() -> None:
 
 def test_the_error_of_a_weight_does_not_depend_on_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = np.random.default_rng(0).standard_normal((37, 50)).astype(np.float32)
-    format = WeightFormat(4, 32, True)
+    format = Integers(4, 32, True)
 
     def read(first: int, out: np.ndarray) -> None:
         np.copyto(out, weight[first : first + len(out)])
@@ -113,7 +114,7 @@ def test_the_error_of_a_weight_does_not_depend_on_pieces(monkeypatch: pytest.Mon
         assert weight_error(weight.shape, read, format).relative == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("format", [WeightFormat(8), WeightFormat(4, 32), WeightFormat(4, 32, True), WeightFormat(4)])
+@pytest.mark.parametrize("format", [Integers(8), Integers(4, 32), Integers(4, 32, True), Integers(4)])
 def test_rounding_is_to_the_nearest_number(format: WeightFormat) -> None:
     weight = np.random.default_rng(0).standard_normal((5, 77)).astype(np.float32)
     weight[2] = 0

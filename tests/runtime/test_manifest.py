@@ -19,7 +19,6 @@ from llmc.cli.main import main
 from llmc.compiler.targets.cpu.target import Target
 from llmc.manifest import ManifestError, check_listed, read_listed, read_manifest
 from llmc.models.config import ModelConfig, RopeScaling
-from llmc.quantize import WeightFormat
 from llmc.regular_file import JsonError, parse_json, read_regular, read_text
 from llmc.runtime.text.tokenizer import Tokenizer, TokenizerError, artifact_tokenizer
 
@@ -48,7 +47,7 @@ def flip(file: Path, at: int, bit: int = 1) -> None:
 
 
 @pytest.mark.parametrize("model", [(ModelConfig, schema.Model), (RopeScaling, schema.RopeScaling),
-                                   (Target, schema.CpuTarget), (WeightFormat, schema.WeightFormat)])  # fmt: skip
+                                   (Target, schema.CpuTarget)])  # fmt: skip
 def test_the_schema_has_the_fields_that_are_written(model: tuple[Any, Any]) -> None:
     written, read = model
     assert {field.name for field in dataclasses.fields(written)} == set(read.model_fields)

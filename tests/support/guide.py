@@ -115,15 +115,15 @@ def followed(guide: Guide, folder: Path) -> Iterator[None]:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(changed((ROOT / name).read_text(encoding="utf-8"), diff), encoding="utf-8")
             installed, new = importlib.import_module(_module_of(name)), _load(_module_of(name), file)
-            registered = 0
+            registered: dict[str, int] = {}
             for variable, entries in vars(new).items():
                 known = vars(installed).get(variable)
                 if variable.isupper() and isinstance(entries, dict) and isinstance(known, dict):
                     for key in entries.keys() - known.keys():
                         known[key] = entries[key]
                         stack.callback(known.pop, key)
-                        registered += 1
-            assert registered == 1, f"the change of {name} registers {registered} things"
+                        registered[variable] = registered.get(variable, 0) + 1
+            assert set(registered.values()) == {1}, f"the change of {name} registers {registered}"
         yield
 
 

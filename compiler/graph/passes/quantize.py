@@ -12,7 +12,8 @@ from llmc.compiler.graph.commands import Site
 from llmc.compiler.graph.lowered import SITE_PREFIX, Lowered
 from llmc.compiler.ops.registry import get_op
 from llmc.compiler.targets.base import Target
-from llmc.quantize import Recipe, Scheme, WeightFormat
+from llmc.quantize import Recipe, Scheme
+from llmc.quantize.formats.base import Sums
 
 
 @dataclass(frozen=True)
@@ -72,33 +73,26 @@ def _scheme(step: _Step, schemes: dict[relax.Var, Scheme]) -> Scheme | None:
     return schemes.get(step.tensors["weight"])
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """How an int8 activation is summed for the weight that reads it."""
-
-    group_size: int
-    factor: int
-
-    @classmethod
-    def of(cls, format: WeightFormat) -> _Sums:
-        return cls(format.sums.group_size, format.sums.sum_factor)
-
-    @property
-    def attributes(self) -> dict[str, int]:
-        """Of the site that makes the activation."""
-        return {"int8_group_size": self.group_size, "int8_sum_factor": self.factor}
+def _int8_sums(scheme: Scheme) -> Sums | None:
+    """How the int8 activations of a scheme that has them are summed."""
+    return scheme.weight.sums if scheme.act_bits == 8 else None
 
 
-def _int8_producers(steps: list[_Step], output: relax.Expr, schemes: dict[relax.Var, Scheme]) -> dict[relax.Var, _Sums]:
+def _attributes(sums: Sums) -> dict[str, int]:
+    """Of the site that makes an int8 activation."""
+    return {"int8_group_size": sums.group_size, "int8_sum_factor": sums.factor}
+
+
+def _int8_producers(steps: list[_Step], output: relax.Expr, schemes: dict[relax.Var, Scheme]) -> dict[relax.Var, Sums]:
     """The activations that are made as int8, and how they are summed."""
-    wanted: dict[relax.Var, set[_Sums | None]] = defaultdict(set)
+    wanted: dict[relax.Var, set[Sums | None]] = defaultdict(set)
     wanted[output].add(None)
     for step in steps:
         scheme = _scheme(step, schemes)
         for var in _variables(step.value):
             # An embedding has no x; variables are equal, not identical, each time they are asked for.
-            int8 = scheme is not None and scheme.act_bits == 8 and var == step.tensors.get("x")
-            wanted[var].add(_Sums.of(scheme.weight) if scheme is not None and int8 else None)
+            reads = scheme is not None and var == step.tensors.get("x")
+            wanted[var].add(_int8_sums(scheme) if scheme is not None and reads else None)
     found = {}
     for step in steps:
         if step.site is not None and get_op(step.site.op).writes_int8 and len(wanted[step.var]) == 1:
@@ -114,14 +108,14 @@ class _Rewriter:
         lowered: Lowered,
         main: relax.Function,
         schemes: dict[relax.Var, Scheme],
-        int8: dict[relax.Var, _Sums],
+        int8: dict[relax.Var, Sums],
         target: Target,
     ) -> None:
         self._target = target
         self.sites = list(lowered.sites)
         self._main, self._schemes, self._int8 = main, schemes, int8
         self._new: dict[relax.Var, relax.Expr] = {}
-        self._quantized: dict[tuple[relax.Var, _Sums], relax.Var] = {}
+        self._quantized: dict[tuple[relax.Var, Sums], relax.Var] = {}
         self._builder = relax.BlockBuilder()
 
     def run(self, steps: list[_Step]) -> relax.Function:
@@ -151,24 +145,17 @@ class _Rewriter:
         tensors = {name: self._replaced(tensor) for name, tensor in step.tensors.items()}
         op, kind, attributes = step.site.op, step.var.ty, dict[str, Any]()
         if scheme is not None:
-            weight = scheme.weight
-            op = get_op(op).quantized or op
-            attributes |= {
-                "bits": weight.bits,
-                "group_size": weight.group_size,
-                "asymmetric": weight.asymmetric,
-                "steps": weight.steps,
-                "int8": scheme.act_bits == 8,
-            }
-            if get_op(step.site.op).reads_int8 and scheme.act_bits == 8:
-                tensors["x"] = self._int8_of(step, _Sums.of(weight))
+            op, sums = get_op(op).quantized or op, _int8_sums(scheme)
+            attributes |= {"format": scheme.weight.record(), "int8": sums is not None}
+            if get_op(step.site.op).reads_int8 and sums is not None:
+                tensors["x"] = self._int8_of(step, sums)
         if step.var in self._int8:
-            sums = self._int8[step.var]
-            attributes |= sums.attributes
-            kind = self._int8_type(step.var, _width(step), sums)
+            written = self._int8[step.var]
+            attributes |= _attributes(written)
+            kind = self._int8_type(step.var, _width(step), written)
         return self._call(step.site, op, attributes, tensors, kind) if attributes else self._replaced(step.value)
 
-    def _int8_of(self, linear: _Step, sums: _Sums) -> relax.Expr:
+    def _int8_of(self, linear: _Step, sums: Sums) -> relax.Expr:
         """The int8 form of the activation that `linear` reads."""
         assert linear.site is not None
         x = linear.tensors["x"]
@@ -177,7 +164,7 @@ class _Rewriter:
         if (x, sums) not in self._quantized:
             width = int(linear.site.attributes["weight_shapes"]["weight"][1])
             attributes = {
-                **sums.attributes,
+                **_attributes(sums),
                 "widths": {"x": width},
                 "on_samples": linear.site.attributes["on_samples"],
             }
@@ -186,10 +173,10 @@ class _Rewriter:
             self._quantized[x, sums] = self._builder.emit(call)
         return self._quantized[x, sums]
 
-    def _int8_type(self, x: relax.Var, width: int, sums: _Sums) -> relax.TensorType:
+    def _int8_type(self, x: relax.Var, width: int, sums: Sums) -> relax.TensorType:
         """Words of rows of `width` numbers, with their scale and sums."""
-        groups = WeightFormat(8, sums.group_size).groups(width)
-        return relax.TensorType((x.ty.shape[0], self._target.int8_row_words(width, groups)), "int32")
+        words = self._target.int8_row_words(width, sums.groups(width))
+        return relax.TensorType((x.ty.shape[0], words), "int32")
 
     def _call(
         self, site: Site, op: str, attributes: dict[str, Any], tensors: dict[str, relax.Expr], kind: relax.TensorType

@@ -26,6 +26,7 @@ from llmc.compiler.targets.elf.link import link_shared
 from llmc.compiler.tvm_import import import_tvm
 from llmc.compiler.weight_request import WeightRequest, WeightTensor
 from llmc.models.loader import Parameter
+from llmc.quantize.formats.registry import format_sources
 
 _HERE = Path(__file__).parent
 
@@ -104,8 +105,8 @@ class CpuTarget(base.Target):
         names = ("weights.py", "packing.py", *(("quant_packing.py",) if quantized else ()))
         return [_HERE / name for name in names]
 
-    def template_digest(self, op: str) -> str:
-        return source_digest(op)
+    def template_digest(self, spec: KernelSpec) -> str:
+        return source_digest(spec.op, of_format=format_sources(spec.as_dict().get("format")))
 
     def launch_facts(self, spec: KernelSpec) -> tuple[int, ...]:
         return max_tasks(spec, self.cpu.panel_columns), weight_parts(spec)

@@ -28,34 +28,34 @@ _LEAST_COLD_BYTES = 96 << 20
 _SLACK_BYTES = 1 << 20  # read ahead of the end of a buffer
 _CALL_S = 0.003  # about what one measurement takes: many calls of a small kernel
 _MIN_ROUNDS = 7
-_WEIGHT = ("w", "scale", "zero", "step")
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a kernel is measured with: bytes of each operand, in order, and the rows."""
+    """What a kernel is measured with: bytes of each operand, in order, and the rows. weight: operands that it is."""
 
     operands: Mapping[str, int]
     rows: int
+    weight: tuple[str, ...] = ("w",)
 
     @property
     def weight_bytes(self) -> int:
-        return sum(round_up(size, _LINE) for name, size in self.operands.items() if name in _WEIGHT)
+        return sum(round_up(size, _LINE) for name, size in self.operands.items() if name in self.weight)
 
 
 def linear_call(spec: KernelSpec, target: Target, rows: int) -> Call:
     """The operands of a `linear` or `linear_quant` kernel for so many rows."""
     from llmc.compiler.targets.cpu.kernels.linear.plan import operands
-    from llmc.compiler.targets.cpu.kernels.linear.problem import Problem, buffers
+    from llmc.compiler.targets.cpu.kernels.linear.spec import buffers, problem_of
 
-    p = Problem(spec, target)
+    p = problem_of(spec, target)
     tiles, panels = -(-rows // p.tile), p.parts * p.panels
-    of_groups = panels * p.number_groups * p.columns
     sizes = {"x": tiles * p.tile_words * 4, "w": panels * operands(p)[0].panel_words * p.columns * 4}
-    sizes |= {"scale": panels * p.groups * p.columns * 4, "zero": of_groups, "step": of_groups}
+    of_planes = {n: panels * plane.count * p.columns * plane.numpy_dtype.itemsize for n, plane in p.planes.items()}
+    sizes |= of_planes
     rows_bytes = tiles * p.tile * round_up(p.width, p.columns) * 4
     sizes |= {"bias": p.n * 4, "residual": rows_bytes, "y": rows_bytes}
-    return Call({name: sizes[name] for name in buffers(spec)}, rows)
+    return Call({name: sizes[name] for name in buffers(spec)}, rows, ("w", *of_planes))
 
 
 def last_cache_bytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
@@ -139,7 +139,7 @@ class KernelTimer:
         scalars = (ctypes.c_int64 * 8)(*[call.rows] * 8)
         at, shared = self._start, {}
         for name, size in call.operands.items():
-            if name not in _WEIGHT:
+            if name not in call.weight:
                 shared[name] = at
                 at += round_up(size, _LINE)
         end = self._start + self._size
@@ -147,7 +147,7 @@ class KernelTimer:
         while not copies or at + call.weight_bytes <= end:
             places = dict(shared)
             for name, size in call.operands.items():
-                if name in _WEIGHT:
+                if name in call.weight:
                     places[name] = at
                     at += round_up(size, _LINE)
             pointers = [ctypes.c_void_p(places[name]) for name in call.operands]

@@ -29,6 +29,7 @@ from llmc.compiler.targets.reference.kernels.padding import VALUES, number_bytes
 from llmc.compiler.tvm_import import import_tvm
 from llmc.compiler.weight_request import ROWS, WeightRequest, WeightTensor
 from llmc.models.loader import Parameter
+from llmc.quantize.formats.registry import format_sources
 
 KIND = "reference"
 _HERE = Path(__file__).parent
@@ -111,8 +112,9 @@ class ReferenceTarget(base.Target):
     def weight_sources(self, *, quantized: bool) -> Sequence[Path]:
         return [_HERE / "weights.py", _HERE / "kernels" / "padding.py"]
 
-    def template_digest(self, op: str) -> str:
-        return _sources_digest(brought_sources(op, KIND))
+    def template_digest(self, spec: KernelSpec) -> str:
+        of_format = format_sources(spec.as_dict().get("format"))
+        return _sources_digest((*brought_sources(spec.op, KIND), *of_format))
 
     def launch_facts(self, spec: KernelSpec) -> tuple[int, ...]:
         return ()
@@ -159,7 +161,7 @@ class ReferenceTarget(base.Target):
 
 @cache
 def _sources_digest(brought: tuple[Path, ...]) -> str:
-    """Of all that decides a kernel's code: the kernels are few and share their parts. brought: by its op."""
+    """Of all that decides a kernel's code: the kernels are few and share their parts. brought: by op and format."""
     digest = hashlib.sha256()
     kernels = sorted((_HERE / "kernels").glob("*.py"))
     for file in (Path(kernel_spec.__file__), *CODE_SOURCES, *kernels, *brought):

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from llmc.compiler.dtypes import F32, FLOATS, U8
+from llmc.compiler.dtypes import FLOATS, U8
+from llmc.compiler.targets.quantized_rows import quantized_rows
 from llmc.compiler.targets.reference.kernels.padding import number_bytes
 from llmc.compiler.weight_request import WeightRequest, WeightTensor
 from llmc.models.convert import DTYPES as NUMPY_DTYPES
 from llmc.models.loader import Parameter
 from llmc.quantize import WeightFormat
-from llmc.quantize.rtn import quantize_rows
-from llmc.quantize.scheme import SCALE
+from llmc.quantize.formats.base import Quantized
 
 _PIECE_BYTES = 2 << 20
 
@@ -25,13 +25,9 @@ def weight_tensors(request: WeightRequest) -> list[WeightTensor]:
     if format is None:
         per_word = FLOATS[request.dtype].per_word
         return [WeightTensor(request.name, request.dtype, (n, -(-k // per_word) * per_word))]
-    tensors = [
-        WeightTensor(request.name, U8.name, (n, number_bytes(k, format.bits))),
-        WeightTensor(request.name + SCALE, F32.name, (n, format.scales(k))),
-    ]
-    if format.of_group:
-        tensors.append(WeightTensor(f"{request.name}.{format.of_group}", U8.name, (n, format.groups(k))))
-    return tensors
+    numbers = WeightTensor(request.name, U8.name, (n, number_bytes(k, format.bits)))
+    planes = format.planes(k)
+    return [numbers, *(WeightTensor(f"{request.name}.{plane.name}", plane.dtype, (n, plane.count)) for plane in planes)]
 
 
 def weight_pieces(request: WeightRequest, parameter: Parameter) -> Iterator[tuple[memoryview, ...]]:
@@ -50,17 +46,13 @@ def weight_pieces(request: WeightRequest, parameter: Parameter) -> Iterator[tupl
 
 def _quantized_pieces(format: WeightFormat, parameter: Parameter) -> Iterator[tuple[memoryview, ...]]:
     n, k = parameter.shape
-    padded = number_bytes(k, 8)
+    padded, read_rows = number_bytes(k, 8), quantized_rows(parameter)
     count = max(1, _PIECE_BYTES // padded)
     for first in range(0, n, count):
         rows = min(count, n - first)
-        values = np.empty((rows, k), np.float32)
-        parameter.read(first, values)
         numbers = np.zeros((rows, padded), np.uint8)
-        scale = np.zeros((rows, format.scales(k)), np.float32)
-        of_group = np.zeros((rows, format.groups(k)), np.uint8) if format.of_group else None
-        quantize_rows(values, numbers[:, :k], scale, of_group, format)
+        some = Quantized(format, numbers[:, :k], Quantized.empty(format, rows, k).planes)
+        read_rows(first, some)
         if format.bits == 4:
             numbers = numbers[:, 0::2] | numbers[:, 1::2] << np.uint8(4)
-        parts = (numbers, scale) if of_group is None else (numbers, scale, of_group)
-        yield tuple(np.ascontiguousarray(part).data.cast("B") for part in parts)
+        yield tuple(np.ascontiguousarray(part).data.cast("B") for part in (numbers, *some.planes.values()))

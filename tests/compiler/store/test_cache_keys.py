@@ -14,6 +14,7 @@ import pytest
 
 from llmc.cli.main import main
 from llmc.compiler.config import CompileConfig, CompileReport
+from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.pipeline import compile_model
 from llmc.compiler.store import keys as keys_module
 from llmc.compiler.store.cache import GraphCache
@@ -179,7 +180,7 @@ def test_a_changed_template_changes_its_kernels_only(
     config, _ = compiled
     before = keys(config)
     real = sources.source_digest
-    monkeypatch.setattr(backend, "source_digest", lambda name: "changed" if name == op else real(name))
+    monkeypatch.setattr(backend, "source_digest", lambda name, **of: "changed" if name == op else real(name, **of))
     after = {w.name: w for w in wanted(config)}
     changed = {name for name, key in before.items() if after[name].key != key}
     assert changed == {name for name, w in after.items() if w.components.get("op") == op}
@@ -247,7 +248,8 @@ def test_how_tir_becomes_code_is_in_the_digest_of_every_target(tmp_path: Path, m
     monkeypatch.setattr(reference, "_sources_digest", reference._sources_digest.__wrapped__)
 
     def digests() -> list[str]:
-        return [target.template_digest("linear") for target in (backend.named("haswell"), reference.named("reference"))]
+        targets = backend.named("haswell"), reference.named("reference")
+        return [target.template_digest(KernelSpec.of("linear", "linear")) for target in targets]
 
     before = digests()
     assert digests() == before

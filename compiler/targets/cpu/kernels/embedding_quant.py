@@ -9,6 +9,8 @@ from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import vector
 from llmc.compiler.targets.cpu.target import Target
+from llmc.quantize.formats.integers import Integers
+from llmc.quantize.formats.registry import format_of_kernel
 
 _WORD, _LINE = 4, 8  # numbers of a word; K is padded to whole lines
 _MIDDLE = 128
@@ -21,7 +23,7 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     p = spec.as_dict()
     dim, vocab, columns = int(p["dim"]), int(p["vocab"]), int(p["panel_columns"])
-    if int(p["bits"]) != 8 or int(p["group_size"]) > 0 or p["asymmetric"] or p["steps"]:
+    if format_of_kernel(p) != Integers(8):
         raise KernelSpecError(f"embedding_quant: a table must have 8 bits and one scale a row, not {p}")
     words = b.ceil_div(dim, _LINE) * 2
     kernel = b.Kernel(

@@ -75,11 +75,11 @@ def _imported(folder: Path, name: str) -> list[str]:
 
 
 @cache
-def source_digest(op: str, folder: Path = _FOLDER) -> str:
-    """sha256 of the op and of the sources that decide its kernels' code."""
+def source_digest(op: str, folder: Path = _FOLDER, of_format: tuple[Path, ...] = ()) -> str:
+    """sha256 of the op and of the sources that decide its kernels' code. of_format: of the weight that they read."""
     digest = hashlib.sha256(op.encode())
     files = [folder / name for name in source_files(op, folder)]
-    for file in (Path(kernel_spec.__file__), *files, *CODE_SOURCES, *_brought(op)):
+    for file in (Path(kernel_spec.__file__), *files, *CODE_SOURCES, *_brought(op), *of_format):
         data = file.read_bytes()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()

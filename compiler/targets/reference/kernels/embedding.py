@@ -7,7 +7,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.reference.kernels.frame import NUM_TOKENS, Frame, let, row_width
-from llmc.compiler.targets.reference.kernels.matrix import QuantizedMatrix
+from llmc.compiler.targets.reference.kernels.matrices import matrix_of
 
 
 def embedding(spec: KernelSpec) -> tirx.PrimFunc:
@@ -25,15 +25,12 @@ def embedding(spec: KernelSpec) -> tirx.PrimFunc:
 def embedding_quant(spec: KernelSpec) -> tirx.PrimFunc:
     p = spec.as_dict()
     dim, vocab = int(p["dim"]), int(p["vocab"])
-    matrix = QuantizedMatrix.of(p, dim)
-    # Zero points and steps are no operand of this op: a head's scheme has none.
+    matrix = matrix_of(p, dim)
     with (
-        Frame(spec.symbol(), {"ids": "i32", "weight": "u8", "scale": "f32", "out": "f32"}) as k,
+        Frame(spec.symbol(), {"ids": "i32", **matrix.operands(), "out": "f32"}) as k,
         k.share(k.scalar(NUM_TOKENS)) as row,
     ):
         token = let(T.max(T.min(k.raw("ids", row), vocab - 1), 0))
         with T.serial(dim) as i:
-            number = matrix.number(k, token, i) - matrix.middle
-            scale = k.raw("scale", token * matrix.groups + matrix.group(i))
-            k.store("out", T.Cast("float32", number) * scale, row * dim + i)
+            k.store("out", matrix.value(k, token, i), row * dim + i)
     return k.function()

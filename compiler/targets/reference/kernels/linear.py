@@ -10,7 +10,8 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, row_width, when
 from llmc.compiler.targets.reference.kernels.functions import silu
-from llmc.compiler.targets.reference.kernels.matrix import QuantizedMatrix
+from llmc.compiler.targets.reference.kernels.matrices import matrix_of
+from llmc.compiler.targets.reference.kernels.matrix import IntegerMatrix
 from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
 
 Dot = Callable[[Frame, Expr, Expr], Expr]
@@ -34,18 +35,18 @@ def linear(spec: KernelSpec) -> tirx.PrimFunc:
 def linear_quant(spec: KernelSpec) -> tirx.PrimFunc:
     p = spec.as_dict()
     width, act = int(p["k"]), str(p["act_dtype"])
-    matrix = QuantizedMatrix.of(p, width)
-    rows = Int8Rows(width, 1 if matrix.steps else matrix.groups)
+    matrix = matrix_of(p, width)
+    rows = Int8Rows(width, matrix.scales)
 
     def dot_of_floats(k: Frame, row: Expr, column: Expr) -> Expr:
         stride, total = row_width(width, act), Cell(T.float32(0.0))
         with T.serial(width) as i:
-            weight = T.Cast("float32", matrix.whole(k, column, i)) * matrix.scale(k, column, matrix.group(i))
-            total.set(total.get() + k.load("x", row * stride + i) * weight)
+            total.set(total.get() + k.load("x", row * stride + i) * matrix.value(k, column, i))
         return total.get()
 
     def dot_of_int8(k: Frame, row: Expr, column: Expr) -> Expr:
         """Whole numbers are summed exactly as long as one scale holds."""
+        assert isinstance(matrix, IntegerMatrix)
         length = width if matrix.scales == 1 else matrix.group_size
         total = Cell(T.float32(0.0))
         with T.serial(matrix.scales) as group:

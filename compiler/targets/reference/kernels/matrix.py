@@ -1,51 +1,29 @@
-"""A quantized matrix as the reference target stores it: rows of numbers, scales and what its format has of groups."""
+"""A quantized matrix as the reference target stores it: rows of numbers, and of what lies beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernel_spec import Param
 from llmc.compiler.targets.reference.kernels.frame import Expr, Frame
 from llmc.compiler.targets.reference.kernels.padding import number_bytes
+from llmc.quantize.formats.base import WeightFormat
 
 
-@dataclass(frozen=True)
-class QuantizedMatrix:
+class Matrix(ABC):
     """[N, K] in unsigned numbers. groups: of a row; group_size: K where the whole row is one."""
 
-    width: int
-    bits: int
-    group_size: int
-    asymmetric: bool
-    steps: bool
-
-    @classmethod
-    def of(cls, p: Mapping[str, Param], width: int) -> QuantizedMatrix:
-        size = int(p["group_size"])
-        return cls(width, int(p["bits"]), width if size < 0 else size, bool(p["asymmetric"]), bool(p["steps"]))
-
-    @property
-    def middle(self) -> int:
-        return 1 << (self.bits - 1)
-
-    @property
-    def groups(self) -> int:
-        return -(-self.width // self.group_size)
-
-    @property
-    def scales(self) -> int:
-        return 1 if self.steps else self.groups
-
-    @property
-    def of_group(self) -> str:
-        """The operand with a byte for each group, or nothing."""
-        return "step" if self.steps else "zero" if self.asymmetric else ""
+    def __init__(self, format: Any, width: int) -> None:
+        base: WeightFormat = format
+        self.format, self.width, self.bits = format, width, base.bits
+        self.planes = base.planes(width)
+        self.groups, self.scales = base.groups(width), base.scales(width)
+        self.group_size = width if self.groups == 1 else base.group_size
 
     def operands(self) -> dict[str, str]:
-        return {"weight": "u8", "scale": "f32", **({self.of_group: "u8"} if self.of_group else {})}
+        return {"weight": "u8", **{plane.name: plane.dtype for plane in self.planes}}
 
     def group(self, element: Expr) -> Expr:
         return T.truncdiv(element, self.group_size)
@@ -58,15 +36,43 @@ class QuantizedMatrix:
         byte = T.Cast("int32", k.raw("weight", row * stride + T.truncdiv(element, 2)))
         return T.bitwise_and(T.shift_right(byte, T.truncmod(element, 2) * 4), T.int32(15))
 
-    def whole(self, k: Frame, row: Expr, element: Expr) -> Expr:
-        """(number − zero), times the step where there are steps: what the scale multiplies, as int32."""
-        number, at = self.number(k, row, element), row * self.groups + self.group(element)
-        if self.steps:
-            byte = T.Cast("int32", k.raw("step", at))
-            return (number - T.shift_right(byte, T.int32(4))) * T.bitwise_and(byte, T.int32(15))
-        if self.asymmetric:
-            return number - T.Cast("int32", k.raw("zero", at))
-        return number - self.middle
+    def of_group(self, k: Frame, plane: str, row: Expr, element: Expr) -> Expr:
+        """What a plane has for the group of an element."""
+        return k.raw(plane, row * self.groups + self.group(element))
 
     def scale(self, k: Frame, row: Expr, group: Expr) -> Expr:
         return k.raw("scale", row if self.scales == 1 else row * self.groups + group)
+
+    @abstractmethod
+    def float(self, k: Frame, row: Expr, element: Expr) -> Expr:
+        """What the scale multiplies, as float32."""
+
+    def value(self, k: Frame, row: Expr, element: Expr) -> Expr:
+        """What an element stands for."""
+        return self.float(k, row, element) * self.scale(k, row, self.group(element))
+
+
+class IntegerMatrix(Matrix):
+    """Of a format that is summed as integers."""
+
+    @abstractmethod
+    def whole(self, k: Frame, row: Expr, element: Expr) -> Expr:
+        """What the scale multiplies, as int32."""
+
+    def float(self, k: Frame, row: Expr, element: Expr) -> Expr:
+        return T.Cast("float32", self.whole(k, row, element))
+
+
+class Integers(IntegerMatrix):
+    def whole(self, k: Frame, row: Expr, element: Expr) -> Expr:
+        number = self.number(k, row, element)
+        if self.format.asymmetric:
+            return number - T.Cast("int32", self.of_group(k, "zero", row, element))
+        return number - self.format.middle
+
+
+class Steps(IntegerMatrix):
+    def whole(self, k: Frame, row: Expr, element: Expr) -> Expr:
+        byte = T.Cast("int32", self.of_group(k, "step", row, element))
+        number = self.number(k, row, element) - T.shift_right(byte, T.int32(4))
+        return number * T.bitwise_and(byte, T.int32(15))

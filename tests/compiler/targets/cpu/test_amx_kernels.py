@@ -19,6 +19,8 @@ from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear, unpa
 from llmc.compiler.targets.cpu.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation
 from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target, runs_here
 from llmc.quantize import WeightFormat
+from llmc.quantize.formats.integers import Integers
+from llmc.quantize.formats.steps import Steps
 
 from support import emulated_tiles
 from support.kernel_harness import libraries, run
@@ -30,9 +32,9 @@ AMX = TARGETS["sapphirerapids"]
 # Without tile registers, and the same with emulated ones.
 VECTORS = TARGETS[next((n for n in ("cooperlake", "icelake-server") if runs_here(TARGETS[n])), "x86-64-v4")]
 TILES = replace(VECTORS, name="emulated", instruction_sets=(*VECTORS.instruction_sets, "amx-tile", "amx-int8"))
-W8, W8_128, W4_ROW, W4_ROWZ = WeightFormat(8), WeightFormat(8, 128), WeightFormat(4), WeightFormat(4, -1, True)
-W4, W4_64, W4_64Z = WeightFormat(4, 128), WeightFormat(4, 64), WeightFormat(4, 64, True)
-STEPS, STEPS_32 = WeightFormat(4, 64, steps=True), WeightFormat(4, 32, steps=True)
+W8, W8_128, W4_ROW, W4_ROWZ = Integers(8), Integers(8, 128), Integers(4), Integers(4, -1, True)
+W4, W4_64, W4_64Z = Integers(4, 128), Integers(4, 64), Integers(4, 64, True)
+STEPS, STEPS_32 = Steps(64), Steps(32)
 needs_avx512 = pytest.mark.skipif(NATIVE.isa_level < 2, reason="the vectors around the tiles are AVX-512's")
 
 
@@ -73,11 +75,13 @@ def test_tiles_have_the_bits_of_vectors(emulated: None, format: WeightFormat, n:
     rows_most, width = max(rows for rows, _ in SIZES), n // 2 if gated else n
     packed = pack_quantized(random(n, k, seed=1), 48, format, 2 if gated else 1)
     numbers, row_scale = quantize_activation(random(rows_most, k))
+    sums = format.sums
+    assert sums is not None
     numbers[5], numbers[6] = -128, 127  # the lowest number, too, which rounding never gives
     spec = linear_quant_spec(n, k, 8, "i8", format, bias=True, residual=not gated, gated=gated)
-    arrays: dict[str, NDArray[Any]] = {"x": pack_quantized_activation(numbers, row_scale, 8, format)}
-    arrays |= {"w": packed["numbers"], "scale": packed["scale"], "bias": random(n, seed=2)}
-    arrays |= {format.of_group: packed[format.of_group]} if format.of_group else {}
+    arrays: dict[str, NDArray[Any]] = {"x": pack_quantized_activation(numbers, row_scale, 8, sums)}
+    arrays |= {"w": packed["numbers"], "bias": random(n, seed=2)}
+    arrays |= {plane.name: packed[plane.name] for plane in format.planes(k)}
     arrays |= {} if gated else {"residual": random(rows_most, n, seed=3)}
     empty = np.full((rows_most, width), np.nan, np.float32)
     arrays["y"] = pack_activation(empty, 8) if gated else empty
@@ -115,7 +119,7 @@ STEP = [
 """32 rows × 48 columns: the last columns of the first rows are the first of the others."""
 
 
-@pytest.mark.parametrize("format", [W8, W4_ROW, W4, W4_64Z, WeightFormat(4, 192), STEPS, STEPS_32], ids=str)
+@pytest.mark.parametrize("format", [W8, W4_ROW, W4, W4_64Z, Integers(4, 192), STEPS, STEPS_32], ids=str)
 def test_many_rows_use_tile_registers(format: WeightFormat) -> None:
     code = assembly(format)
     used = tile_instructions(code)
@@ -129,7 +133,7 @@ def test_many_rows_use_tile_registers(format: WeightFormat) -> None:
     assert "vpdpbusd" in code  # of few rows
 
 
-@pytest.mark.parametrize("format", [WeightFormat(4, 32), WeightFormat(4, 96)], ids=str)
+@pytest.mark.parametrize("format", [Integers(4, 32), Integers(4, 96)], ids=str)
 def test_groups_that_are_no_whole_steps_stay_with_vectors(format: WeightFormat) -> None:
     code = assembly(format)
     assert not tile_instructions(code)

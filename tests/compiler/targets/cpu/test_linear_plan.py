@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
-from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
+from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.linear import plan as plans
 from llmc.compiler.targets.cpu.kernels.linear.micro import MICRO_KERNELS
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32
 from llmc.compiler.targets.cpu.kernels.linear.micro.fma import Fma
 from llmc.compiler.targets.cpu.kernels.linear.plan import Loops
-from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
-from llmc.compiler.targets.cpu.kernels.linear.readers import READERS
+from llmc.compiler.targets.cpu.kernels.linear.readers import FLOATS
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import OfGroup, Reader
-from llmc.compiler.targets.cpu.kernels.linear.spec import linear_quant_spec, linear_spec
+from llmc.compiler.targets.cpu.kernels.linear.spec import linear_quant_spec, linear_spec, problem_of
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 from llmc.compiler.targets.cpu.target import TARGETS
-from llmc.quantize import WeightFormat
+from llmc.quantize import QuantizeError, WeightFormat
+from llmc.quantize.formats.integers import Integers
+from llmc.quantize.formats.steps import Steps
 
-W8, W4, W4_128 = WeightFormat(8), WeightFormat(4), WeightFormat(4, 128)
-STEPS = WeightFormat(4, 64, steps=True)
+W8, W4, W4_128 = Integers(8), Integers(4), Integers(4, 128)
+STEPS = Steps(64)
 SIDE, STREAMED = Loops.SIDE_BY_SIDE, Loops.STREAMED_BLOCKS
 FEW, PANELS, GROUPS = Loops.PANELS_OF_FEW, Loops.PANELS, Loops.GROUPS_OF_PANELS
 
@@ -54,7 +54,7 @@ def quantized(tile: int, act: str, format: WeightFormat) -> KernelSpec:
     ],
 )
 def test_choices(target: str, spec: KernelSpec, parts: tuple[str | None, ...], loops: list[Loops]) -> None:
-    plan = plans.plan(Problem(spec, TARGETS[target]), None)
+    plan = plans.plan(problem_of(spec, TARGETS[target]), None)
     registers = plan.registers.__name__ if plan.registers else None
     assert (type(plan.reader).__name__, type(plan.micro).__name__, registers) == parts
     assert [loop for _, loop in plan.loops] == loops
@@ -82,7 +82,7 @@ def test_a_format_and_an_instruction_set_are_one_entry_each(tile: int, monkeypat
     spec, target = floats(tile, "f32"), TARGETS["x86-64-v3"]
     fused = str(build_kernel(spec, target).script())
     monkeypatch.setattr(plans, "MICRO_KERNELS", (_Unfused, *MICRO_KERNELS))
-    monkeypatch.setitem(READERS, "f32", _Negated)
+    monkeypatch.setitem(FLOATS, "f32", _Negated)
     other = str(build_kernel(spec, target).script())
     assert "llmc_fma" in fused
     assert "llmc_sub" not in fused
@@ -92,6 +92,7 @@ def test_a_format_and_an_instruction_set_are_one_entry_each(tile: int, monkeypat
 
 
 def test_a_format_that_is_not_listed_is_refused() -> None:
-    format: Any = dataclasses.replace(W8, bits=5)
-    with pytest.raises(KernelSpecError, match="weights of q5 have no layout"):
-        build_kernel(quantized(1, "i8", format), TARGETS["x86-64-v3"])
+    spec = quantized(1, "i8", W8)
+    unknown = KernelSpec.of(spec.family, spec.op, **{**spec.as_dict(), "format": "ternary"})
+    with pytest.raises(QuantizeError, match="weight format 'ternary' is unknown; known: integers, steps"):
+        build_kernel(unknown, TARGETS["x86-64-v3"])

@@ -23,6 +23,9 @@ from llmc.compiler.targets.cpu.quant_packing import (
 )
 from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
 from llmc.quantize import WeightFormat
+from llmc.quantize.formats.base import Sums
+from llmc.quantize.formats.integers import Integers
+from llmc.quantize.formats.steps import Steps
 from llmc.quantize.rtn import quantize
 
 from support.kernel_harness import run, targets_here
@@ -31,11 +34,11 @@ pytestmark = pytest.mark.native
 
 NATIVE = native_target()
 LEVELS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3") or [NATIVE]
-W8, W8_64, W8_32Z = WeightFormat(8), WeightFormat(8, 64), WeightFormat(8, 32, True)
-W4, W4_32, W4_64Z, W4_ROW = WeightFormat(4, 128), WeightFormat(4, 32), WeightFormat(4, 64, True), WeightFormat(4)
-W4_ROWZ = WeightFormat(4, -1, True)
-STEPS, STEPS_32, STEPS_ROW = (WeightFormat(4, size, steps=True) for size in (64, 32, -1))
-STEPSZ = WeightFormat(4, 64, asymmetric=True, steps=True)
+W8, W8_64, W8_32Z = Integers(8), Integers(8, 64), Integers(8, 32, True)
+W4, W4_32, W4_64Z, W4_ROW = Integers(4, 128), Integers(4, 32), Integers(4, 64, True), Integers(4)
+W4_ROWZ = Integers(4, -1, True)
+STEPS, STEPS_32, STEPS_ROW = (Steps(size) for size in (64, 32, -1))
+STEPSZ = Steps(64, True)
 NUMPY = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
 ROWS = 70  # more row tiles than read packed weights
 on_levels = pytest.mark.parametrize("target", LEVELS, ids=lambda t: t.name)
@@ -43,7 +46,8 @@ on_levels = pytest.mark.parametrize("target", LEVELS, ids=lambda t: t.name)
 
 def name_of(value: Any) -> str:
     if isinstance(value, WeightFormat):
-        return f"{value.bits}bit-{value.group_size}{'-zero' * value.asymmetric}{'-steps' * value.steps}"
+        zero = "-zero" if getattr(value, "asymmetric", False) else ""
+        return f"{value.bits}bit-{value.group_size}{zero}{'-steps' * (value.kind == 'steps')}"
     return str(getattr(value, "name", value))
 
 
@@ -60,16 +64,19 @@ def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
 ACROSS, BLOCKS, DEEP, WHOLE, TINY, WIDE = (115, 172), (50, 1100), (50, 6000), (48, 1152), (7, 1), (450, 172)
 
 
-def sums_of(format: WeightFormat) -> dict[str, int]:
+def sums_of(format: WeightFormat) -> Sums:
+    assert format.sums is not None
+    return format.sums
+
+
+def sum_params(format: WeightFormat) -> dict[str, int]:
     """Parameters of a kernel that writes int8 activations for such a weight."""
-    return {"group_size": format.sums.group_size, "sum_factor": format.sums.sum_factor}
+    return {"group_size": sums_of(format).group_size, "sum_factor": sums_of(format).factor}
 
 
-def packed_tensors(packed: dict[str, NDArray[Any]], format: WeightFormat) -> dict[str, NDArray[Any]]:
+def packed_tensors(packed: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """The operands of a kernel that a weight is."""
-    return {"w": packed["numbers"], "scale": packed["scale"]} | {
-        name: packed[name] for name in (format.of_group,) if name
-    }
+    return {{"numbers": "w"}.get(name, name): array for name, array in packed.items()}
 
 
 CASES = [
@@ -116,10 +123,14 @@ def test_linear_quant(target: Target, act: str, format: WeightFormat, shape: tup
     expected = read @ value.T + (shift + start if extra else 0)
     first: NDArray[Any] | None = None
     for tile in tiles_of(target, shape):
-        given = pack_quantized_activation(numbers, row_scale, tile, format) if act == "i8" else pack_activation(x, tile)
+        given = (
+            pack_quantized_activation(numbers, row_scale, tile, sums_of(format))
+            if act == "i8"
+            else pack_activation(x, tile)
+        )
         spec = linear_quant_spec(n, k, tile, act, format, bias=extra, residual=extra)
         for rows, tasks in ((ROWS, 1), (ROWS, 3), (1, 2), (19, 2)):
-            arrays = {"x": given, **packed_tensors(packed, format)}
+            arrays = {"x": given, **packed_tensors(packed)}
             arrays |= {"bias": shift, "residual": start} if extra else {}
             arrays["y"] = np.full((ROWS, n), np.nan, np.float32)
             y = run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
@@ -144,8 +155,8 @@ def test_gated_linear_quant(target: Target, act: str, format: WeightFormat, shap
         spec = linear_quant_spec(n, k, tile, act, format, bias=biased, gated=gated)
         given = pack_activation(x, tile)
         if act == "i8":
-            given = pack_quantized_activation(*quantize_activation(x), tile, format)
-        arrays = {"x": given, **packed_tensors(packed, format)} | ({"bias": shift} if biased else {})
+            given = pack_quantized_activation(*quantize_activation(x), tile, sums_of(format))
+        arrays = {"x": given, **packed_tensors(packed)} | ({"bias": shift} if biased else {})
         empty = np.full((ROWS, width if gated else n), np.nan, NUMPY[gated] if gated else np.float32)
         arrays["y"] = pack_activation(empty, tile) if gated else empty
         y = run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
@@ -176,7 +187,7 @@ def test_more_rows_than_are_widened_at_a_time(target: Target, format: WeightForm
     results = []
     for tile, tasks in ((1, 1), (target.row_tile, 1), (target.row_tile, 3)):
         spec = linear_quant_spec(n, k, tile, "bf16", format)
-        arrays = {"x": pack_activation(x, tile), **packed_tensors(packed, format)}
+        arrays = {"x": pack_activation(x, tile), **packed_tensors(packed)}
         arrays["y"] = np.full((rows, n), np.nan, np.float32)
         results.append(run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"])
     assert all(same_bits(y, results[0]) for y in results)
@@ -194,7 +205,7 @@ def test_the_largest_numbers_do_not_overflow(target: Target) -> None:
     numbers, scale = quantize_activation(x)
     for tile in (1, target.row_tile):
         arrays = {
-            "x": pack_quantized_activation(numbers, scale, tile, W8),
+            "x": pack_quantized_activation(numbers, scale, tile, sums_of(W8)),
             "w": packed["numbers"],
             "scale": packed["scale"],
             "y": np.zeros((2, n), np.float32),
@@ -212,7 +223,7 @@ def test_levels_have_the_same_bits() -> None:
     results = []
     for target in LEVELS:
         packed = pack_quantized(weight, target.panel_columns, W4_64Z)
-        arrays = {"x": pack_quantized_activation(numbers, scale, 1, W4_64Z), "w": packed["numbers"]}
+        arrays = {"x": pack_quantized_activation(numbers, scale, 1, sums_of(W4_64Z)), "w": packed["numbers"]}
         arrays |= {"scale": packed["scale"], "zero": packed["zero"], "y": np.zeros((3, n), np.float32)}
         spec = linear_quant_spec(n, k, 1, "i8", W4_64Z)
         results.append(run(spec, target, arrays, written=("y",), scalars={0: 3})["y"])
@@ -228,9 +239,11 @@ def test_targets_use_their_dot_instruction(name: str, instruction: str) -> None:
 
 
 def test_a_layout_that_does_not_exist_is_refused() -> None:
-    for format in (WeightFormat(3), WeightFormat(4, 12)):
-        with pytest.raises(KernelSpecError, match="have no layout"):
+    for format, words in ((Integers(3), "no reader knows weights of .*'bits': 3"), (Integers(4, 12), "have no layout")):
+        with pytest.raises(KernelSpecError, match=words):
             build_kernel(linear_quant_spec(16, 64, 1, "i8", format), NATIVE)
+    with pytest.raises(KernelSpecError, match="weights of steps are not multiplied by activations of f32"):
+        build_kernel(linear_quant_spec(16, 64, 1, "f32", STEPS), NATIVE)
     with pytest.raises(KernelSpecError, match="may overflow; at most 131072"):
         build_kernel(linear_quant_spec(16, 131073, 1, "i8", W8), NATIVE)
 
@@ -255,9 +268,11 @@ def test_quantize_rows(target: Target, act: str, dim: int, format: WeightFormat)
     x = x.astype(NUMPY[act])
     groups = format.groups(dim)
     for tile in {1, target.row_tile}:
-        expected = pack_quantized_activation(*quantize_activation(x.astype(np.float32)), tile, format)
+        expected = pack_quantized_activation(*quantize_activation(x.astype(np.float32)), tile, sums_of(format))
         assert expected.shape[1] == quantized_row_words(dim, groups)
-        spec = KernelSpec.of("other", "quantize_rows", dim=dim, row_tile=tile, act_dtype=act, rows=0, **sums_of(format))
+        spec = KernelSpec.of(
+            "other", "quantize_rows", dim=dim, row_tile=tile, act_dtype=act, rows=0, **sum_params(format)
+        )
         for tasks in (1, 3):
             arrays = {"x": pack_activation(x, tile), "out": np.full(expected.shape, -1, np.int32)}
             out = run(spec, target, arrays, written=("out",), scalars={0: rows}, num_tasks=tasks)["out"]
@@ -269,7 +284,7 @@ def test_quantize_rows(target: Target, act: str, dim: int, format: WeightFormat)
 def test_what_is_no_number_does_not_get_lost(bad: float, tile: int) -> None:
     x = random(2, 40)
     x[1, 33] = bad
-    spec = KernelSpec.of("other", "quantize_rows", dim=40, row_tile=tile, act_dtype="f32", rows=0, **sums_of(W8))
+    spec = KernelSpec.of("other", "quantize_rows", dim=40, row_tile=tile, act_dtype="f32", rows=0, **sum_params(W8))
     out = np.zeros((2 // min(tile, 2), quantized_row_words(40, 1), tile), np.int32)
     arrays = {"x": pack_activation(x, tile), "out": out}
     words = rows_of(run(spec, NATIVE, arrays, written=("out",), scalars={0: 2})["out"], 2)
@@ -291,7 +306,7 @@ def test_rows_become_int8(target: Target, dim: int, format: WeightFormat) -> Non
     for op, (value, inputs, params) in cases.items():
         first = None
         for tile in {1, target.row_tile}:
-            spec = KernelSpec.of("norm", op, dim=dim, row_tile=tile, rows=0, **sums_of(format), **params)
+            spec = KernelSpec.of("norm", op, dim=dim, row_tile=tile, rows=0, **sum_params(format), **params)
             shape = (-(-rows // tile), quantized_row_words(dim, format.groups(dim)), tile)
             for tasks in (1, 3):
                 arrays = {**inputs, "out": np.full(shape, -1, np.int32)}
@@ -307,7 +322,7 @@ def test_rows_become_int8(target: Target, dim: int, format: WeightFormat) -> Non
         assert (numbers[:, dim:] == 0).all()
         # Half a step, and a little for values that are computed in float32.
         assert (np.abs(numbers[:, :dim] * scale[:, None] - value) <= 0.501 * scale[:, None]).all()
-        sums = pack_quantized_activation(numbers[:, :dim], scale, 1, format)[:, words + 1 :, 0]
+        sums = pack_quantized_activation(numbers[:, :dim], scale, 1, sums_of(format))[:, words + 1 :, 0]
         assert same_bits(first[:, words + 1 :], sums)
 
 
@@ -324,10 +339,7 @@ def test_embedding_quant(target: Target) -> None:
         dim=dim,
         vocab=vocab,
         panel_columns=target.panel_columns,
-        bits=8,
-        group_size=-1,
-        asymmetric=False,
-        steps=False,
+        **W8.kernel_params(),
     )
     arrays = {"ids": ids, "weight": packed["numbers"], "scale": packed["scale"]}
     arrays["out"] = np.full((rows, dim), np.nan, np.float32)

@@ -17,13 +17,15 @@ from llmc.compiler.targets.cpu.quant_packing import unpack_quantized
 from llmc.compiler.weight_request import WeightRequest
 from llmc.models.convert import DTYPES
 from llmc.models.loader import Parameter
-from llmc.quantize import WeightFormat
-from llmc.quantize.rtn import Quantized, quantize
+from llmc.quantize.formats.base import Quantized, WeightFormat
+from llmc.quantize.formats.integers import Integers
+from llmc.quantize.formats.steps import Steps
+from llmc.quantize.rtn import quantize
 
 TARGET = named("x86-64-v3")
 COLUMNS = TARGET.cpu.panel_columns
-FORMATS = [WeightFormat(8), WeightFormat(4, 32), WeightFormat(4, 32, True), WeightFormat(4, -1, True)]
-STEPPED = [WeightFormat(4, size, asymmetric, steps=True) for size in (32, -1) for asymmetric in (False, True)]
+FORMATS: list[WeightFormat] = [Integers(8), Integers(4, 32), Integers(4, 32, True), Integers(4, -1, True)]
+STEPPED = [Steps(size, asymmetric) for size in (32, -1) for asymmetric in (False, True)]
 SHAPES = [(64, 64), (50, 33), (1, 1), (17, 100)]
 
 
@@ -34,6 +36,7 @@ def packed_by_definition(value: Quantized) -> dict[str, np.ndarray]:
     numbers = np.zeros((panels, lines * bits // 4, COLUMNS, 4), np.uint8)
     scale = np.zeros((panels, value.scale.shape[1], COLUMNS), np.float32)
     of_group = np.zeros((panels, value.format.groups(k), COLUMNS), np.uint8)
+    (beside,) = [name for name in value.planes if name != "scale"] or [""]
     for row in range(n):
         panel, column = divmod(row, COLUMNS)
         for element in range(k):
@@ -44,10 +47,10 @@ def packed_by_definition(value: Quantized) -> dict[str, np.ndarray]:
                 high = element % 8 // 4
                 numbers[panel, element // 8, column, element % 4] |= number << 4 * high
         scale[panel, :, column] = value.scale[row]
-        if value.of_group is not None:
-            of_group[panel, :, column] = value.of_group[row]
+        if beside:
+            of_group[panel, :, column] = value.planes[beside][row]
     found = {"": numbers, ".scale": scale}
-    return found if value.of_group is None else {**found, f".{value.format.of_group}": of_group}
+    return {**found, f".{beside}": of_group} if beside else found
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -58,7 +61,7 @@ def test_every_number_is_where_it_should_be(
     monkeypatch.setattr(cpu_weights, "_PIECE_BYTES", piece_bytes)
     rng = np.random.default_rng(0)
     parameters, requests, formats = [], [], {}
-    for i, format in enumerate(FORMATS + STEPPED):
+    for i, format in enumerate([*FORMATS, *STEPPED]):
         for j, shape in enumerate(SHAPES):
             name = f"weight{i}{j}"
             source = DTYPES[("f32", "bf16", "f16")[j % 3]]
@@ -78,9 +81,7 @@ def test_every_number_is_where_it_should_be(
             found = {suffix: file.get_tensor(parameter.name + suffix) for suffix in expected}
             for suffix, array in expected.items():
                 assert np.array_equal(found[suffix], array), parameter.name + suffix
-            arrays = {"numbers": found[""], "scale": found[".scale"]} | (
-                {format.of_group: found[f".{format.of_group}"]} if format.of_group else {}
-            )
+            arrays = {suffix.removeprefix(".") or "numbers": array for suffix, array in found.items()}
             assert np.array_equal(
                 unpack_quantized(arrays, value.shape[0], value.shape[1], format).value(),
                 quantize(value, format).value(),
@@ -88,7 +89,7 @@ def test_every_number_is_where_it_should_be(
 
 
 @pytest.mark.parametrize("format", STEPPED, ids=str)
-def test_steps_and_zero_points_make_int8(format: WeightFormat) -> None:
+def test_steps_and_zero_points_make_int8(format: Steps) -> None:
     """Of groups of all kinds: far apart in size, of one sign, of zeros, of one value that matters."""
     rng = np.random.default_rng(2)
     weight = rng.standard_normal((64, 160)).astype(np.float32) * np.exp(3 * rng.standard_normal((64, 160)))
@@ -98,10 +99,10 @@ def test_steps_and_zero_points_make_int8(format: WeightFormat) -> None:
     weight[28:32, 32:] = 0
     weight[32:36] *= np.float32(1e-30)
     found = quantize(weight, format)
-    assert found.of_group is not None
+    of_group = found.planes["step"]
     assert found.scale.shape == (64, 1)
     group = np.arange(160) // (160 if format.group_size < 0 else format.group_size)
-    step, zero = (found.of_group & 15)[:, group].astype(int), (found.of_group >> 4)[:, group].astype(int)
+    step, zero = (of_group & 15)[:, group].astype(int), (of_group >> 4)[:, group].astype(int)
     stepped = (found.numbers - zero) * step
     assert stepped.min() >= -128
     assert stepped.max() <= 127
@@ -118,7 +119,7 @@ def test_parts_of_a_parameter_are_rounded_together(tmp_path: Path) -> None:
     """A fused projection has several tensors one below the other; panels go across them."""
     rng = np.random.default_rng(1)
     parts = tuple(rng.standard_normal((rows, 40)).astype(np.float32) for rows in (20, 7, 9))
-    format = WeightFormat(4, 32)
+    format = Integers(4, 32)
     layout = plan_weights([WeightRequest("w", (36, 40), "u8", True, format)], TARGET)
     write_weights(layout, [Parameter("w", "f32", parts)], TARGET, tmp_path / "w", lambda done, total: None)
     expected = packed_by_definition(quantize(np.concatenate(parts), format))
@@ -130,6 +131,6 @@ def test_parts_of_a_parameter_are_rounded_together(tmp_path: Path) -> None:
 def test_a_value_that_is_no_number_is_refused(tmp_path: Path) -> None:
     value = np.ones((40, 40), np.float32)
     value[33, 5] = np.inf
-    layout = plan_weights([WeightRequest("w", value.shape, "u8", True, WeightFormat(8))], TARGET)
+    layout = plan_weights([WeightRequest("w", value.shape, "u8", True, Integers(8))], TARGET)
     with pytest.raises(CompileError, match="cannot quantize w: a weight is infinite or not a number"):
         write_weights(layout, [Parameter("w", "f32", (value,))], TARGET, tmp_path / "w", lambda done, total: None)

@@ -35,7 +35,9 @@ from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear
 from llmc.compiler.targets.cpu.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation
 from llmc.compiler.targets.cpu.target import TARGETS, Target, enable, native_target, runs_here
 from llmc.machine import num_cores
-from llmc.quantize import WeightFormat
+from llmc.quantize.formats.integers import Integers
+from llmc.quantize.formats.registry import format_of_kernel
+from llmc.quantize.formats.steps import Steps
 from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.graphs_file import read_graphs
 
@@ -48,7 +50,7 @@ NATIVE = native_target()
 AVX2, AVX512 = TARGETS["x86-64-v3"], TARGETS["icelake-server"]
 MACHINE = {"processor": "a test", "cpus": "2", "threads": "2"}
 ROWS, N, K = 77, 2 * 115, 1500
-FORMATS = {"w8": WeightFormat(8), "w4": WeightFormat(4, 64), "steps": WeightFormat(4, 64, steps=True)}
+FORMATS = {"w8": Integers(8), "w4": Integers(4, 64), "steps": Steps(64)}
 
 
 def operands(spec: KernelSpec, target: Any) -> dict[str, NDArray[Any]]:
@@ -62,14 +64,16 @@ def operands(spec: KernelSpec, target: Any) -> dict[str, NDArray[Any]]:
         dtype = ml_dtypes.bfloat16 if p["act_dtype"] == "bf16" else np.float32
         parts = [pack_linear(part.astype(dtype), target.panel_columns) for part in np.split(weight, 1 + gated)]
         return {"x": pack_activation(x.astype(dtype), tile), "w": np.concatenate(parts), "y": y}
-    format = FORMATS["steps" if p["steps"] else f"w{p['bits']}"]
+    format = format_of_kernel(p)
     packed = pack_quantized(weight, target.panel_columns, format, 1 + gated)
     if p["act_dtype"] == "i8":
-        given = pack_quantized_activation(*quantize_activation(x), tile, format)
+        sums = format.sums
+        assert sums is not None
+        given = pack_quantized_activation(*quantize_activation(x), tile, sums)
     else:
         given = pack_activation(x.astype(ml_dtypes.bfloat16), tile)
-    of_group = {format.of_group: packed[format.of_group]} if format.of_group else {}
-    return {"x": given, "w": packed["numbers"], "scale": packed["scale"], **of_group, "y": y}
+    planes = {plane.name: packed[plane.name] for plane in format.planes(K)}
+    return {"x": given, "w": packed["numbers"], **planes, "y": y}
 
 
 def layer(kind: str, tile: int) -> KernelSpec:

@@ -21,9 +21,10 @@ from llmc.compiler.targets.cpu.kernels.linear.blocked import GroupsOfPanels, Pan
 from llmc.compiler.targets.cpu.kernels.linear.fetch import Fetches
 from llmc.compiler.targets.cpu.kernels.linear.micro.amx import ROWS
 from llmc.compiler.targets.cpu.kernels.linear.plan import Loops, Plan
-from llmc.compiler.targets.cpu.kernels.linear.problem import Problem, buffers
+from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 from llmc.compiler.targets.cpu.kernels.linear.register_tiles import RegisterTiles
 from llmc.compiler.targets.cpu.kernels.linear.schedule import Schedule
+from llmc.compiler.targets.cpu.kernels.linear.spec import buffers, problem_of
 from llmc.compiler.targets.cpu.kernels.linear.stream import StreamedBlocks, side_by_side
 from llmc.compiler.targets.cpu.kernels.linear.sums import Sums
 from llmc.compiler.targets.cpu.kernels.linear.vector_tiles import VectorTiles, merges_in_memory
@@ -33,13 +34,13 @@ __all__ = ["buffers", "build", "default_schedule"]
 
 
 def build(spec: KernelSpec, target: Target, schedule: Schedule | None = None) -> tirx.PrimFunc:
-    p = Problem(spec, target)
+    p = problem_of(spec, target)
     return _Linear(p, plans.plan(p, schedule)).function()
 
 
 def default_schedule(spec: KernelSpec, target: Target) -> Schedule | None:
     """What suits most machines of a target; None where tile registers leave nothing to choose."""
-    return plans.default_schedule(Problem(spec, target))
+    return plans.default_schedule(problem_of(spec, target))
 
 
 class _Linear:

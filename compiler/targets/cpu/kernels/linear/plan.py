@@ -13,7 +13,7 @@ from llmc.compiler.targets.cpu.kernels.linear.micro.amx import ROWS, TileRegiste
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, MicroKernel
 from llmc.compiler.targets.cpu.kernels.linear.places import Walk
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
-from llmc.compiler.targets.cpu.kernels.linear.readers import READERS
+from llmc.compiler.targets.cpu.kernels.linear.readers import reader_of
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import Reader
 from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import Numbers
 from llmc.compiler.targets.cpu.kernels.linear.schedule import Schedule
@@ -90,11 +90,13 @@ def _registers(p: Problem) -> type[TileRegisters] | None:
 
 def operands(p: Problem) -> tuple[Reader, MicroKernel]:
     """The reader of the problem's weight and the micro-kernel for its rows in vectors."""
-    if p.format not in READERS:
-        raise KernelSpecError(f"{p.spec.op}: weights of {p.format} have no layout; use {', '.join(READERS)}")
-    reader = READERS[p.format]
-    micro = next(kind for kind in MICRO_KERNELS if kind.suits(p) and kind.operand in reader.units_of)
-    return reader(p, micro.operand), micro(p)
+    reader = reader_of(p)
+    if reader is None:
+        raise KernelSpecError(f"{p.spec.op}: no reader knows weights of {p.format.record() if p.format else p.kind}")
+    for micro in MICRO_KERNELS:
+        if micro.suits(p) and micro.operand in reader.units_of:
+            return reader(p, micro.operand), micro(p)
+    raise KernelSpecError(f"{p.spec.op}: weights of {p.kind} are not multiplied by activations of {p.act}")
 
 
 # ---- floats ---------------------------------------------------------------------------------------------------------

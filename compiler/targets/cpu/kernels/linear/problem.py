@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError, Param
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.linear.gate import GATED, GatedOutput
 from llmc.compiler.targets.cpu.target import Target
+from llmc.quantize.formats.base import WeightFormat
 
 LINE = 8
 """Elements of K of a line of a quantized weight."""
@@ -14,44 +17,41 @@ STEP_WORDS = 16
 TURN = 4
 """Lines of one turn of a loop over lines of a quantized weight; those of a group are a multiple."""
 _MAX_K = 1 << 17  # 127 · 128 · K stays below 2³¹
-_OPTIONAL = {
-    "linear": (("bias", "bias"), ("residual", "residual")),
-    "linear_quant": (("asymmetric", "zero"), ("steps", "step"), ("bias", "bias"), ("residual", "residual")),
-}
+_DTYPES = {"f32": "float32", "u8": "uint8"}
 
 
-def buffers(spec: KernelSpec) -> tuple[str, ...]:
+def operand_names(spec: KernelSpec, planes: Iterable[str]) -> tuple[str, ...]:
+    """Operands of a kernel in order. planes: of the weight."""
     p = spec.as_dict()
-    scale = ("scale",) if spec.op == "linear_quant" else ()
-    return ("x", "w", *scale, *(name for flag, name in _OPTIONAL[spec.op] if p[flag]), "y")
+    return ("x", "w", *planes, *(name for name in ("bias", "residual") if p[name]), "y")
 
 
 class Problem:
     """The spec of a kernel for a target, and what follows from it.
 
     parts: of the weight, gate's and up's, each `panels` of `columns`, which cover `width` columns of y.
-    format: of the weight; a panel is `lines` of `line` elements of K. groups: of `group_lines` whose sums are merged;
-    of a weight with steps there is one, whatever the groups of its numbers (`number_groups`).
+    format: of a quantized weight, planes: what lies beside its numbers; kind: of the format, or the floats of the
+    weight. A panel is `lines` of `line` elements of K. groups: of `group_lines` whose sums are merged; where a row has
+    one scale there is one, whatever the groups of its numbers (`number_groups`). asymmetric: zero points are stored.
     integer: activations are int8. A word of x has `lanes` of them, a row x_words of K, x_line for each line of the
     weight; a row tile has tile_words in all. step_lines: of one step of tile registers. exact: a result is one sum of
     integers, scaled.
     rows: the scalar that counts valid rows. Raises KernelSpecError for what has no layout.
     """
 
-    def __init__(self, spec: KernelSpec, target: Target) -> None:
+    def __init__(self, spec: KernelSpec, target: Target, format: WeightFormat | None) -> None:
         p = spec.as_dict()
-        self.spec, self.target, self.quantized = spec, target, spec.op == "linear_quant"
+        self.spec, self.target, self.format, self.quantized = spec, target, format, format is not None
         self.kdim, self.n, self.tile, self.rows = int(p["k"]), int(p["n"]), int(p["row_tile"]), int(p["rows"])
         self.act, self.gated = str(p["act_dtype"]), str(p["gated"])
         self.bias, self.residual = bool(p["bias"]), bool(p["residual"])
-        self.bits = int(p["bits"]) if self.quantized else 0
-        self.asymmetric = self.quantized and bool(p["asymmetric"])
-        self.steps = self.quantized and bool(p["steps"])
-        group_size = int(p["group_size"]) if self.quantized else -1
+        self.kind = format.kind if format else self.act
+        self.planes = {plane.name: plane for plane in format.planes(self.kdim)} if format else {}
+        self.asymmetric = "zero" in self.planes
+        group_size = format.group_size if format else -1
         self._check(p, group_size)
         self.integer = self.quantized and self.act == "i8"
         self.lanes = 4 if self.integer else b.lanes_of(self.act)
-        self.format = "steps" if self.steps else f"q{self.bits}" if self.quantized else self.act
         self.parts = 2 if self.gated else 1
         self.width = self.n // self.parts
         self.columns = target.panel_columns
@@ -61,7 +61,7 @@ class Problem:
         self.step_lines = STEP_WORDS // self.x_line
         self.number_groups = 1 if group_size < 0 else b.ceil_div(self.kdim, group_size)
         self.number_group_lines = self.lines if self.number_groups == 1 else group_size // LINE
-        self.groups = 1 if self.steps else self.number_groups
+        self.groups = self.planes["scale"].count if self.planes else 1
         self.group_lines = self.lines if self.groups == 1 else self.number_group_lines
         # Elements past the last whole line: float activations end there.
         self.tail = 0 if self.integer or not self.quantized else self.kdim % LINE
@@ -75,11 +75,8 @@ class Problem:
         op = self.spec.op
         if not self.quantized and p["weight_dtype"] != self.act:
             raise KernelSpecError(f"linear: weight_dtype {p['weight_dtype']!r} must equal act_dtype {self.act!r}")
-        if self.quantized:
-            if group_size == 0 or (group_size > 0 and group_size % (TURN * LINE)):
-                raise KernelSpecError(f"linear_quant: {self.bits} bits in groups of {group_size} have no layout")
-            if self.steps and (self.bits != 4 or self.act != "i8" or self.asymmetric):
-                raise KernelSpecError(f"linear_quant: steps are of 4-bit numbers and int8 activations, not {p}")
+        if self.quantized and (group_size == 0 or (group_size > 0 and group_size % (TURN * LINE))):
+            raise KernelSpecError(f"linear_quant: {self.kind} in groups of {group_size} have no layout")
         if self.gated not in GATED or (self.gated and (self.residual or self.n % 2)):
             raise KernelSpecError(f"{op}: no layer of {self.n} columns is gated as {self.gated!r}")
         if self.quantized and self.act == "i8" and self.kdim > _MAX_K:
@@ -88,9 +85,10 @@ class Problem:
     def buffer_dtypes(self) -> list[tuple[str, str]]:
         """Names and TIR dtypes of the kernel's buffers."""
         x = "int32" if self.integer else b.word_dtype(self.act)
-        kinds = {"x": x, "w": "int32" if self.quantized else x, "zero": "uint8", "step": "uint8"}
+        kinds = {"x": x, "w": "int32" if self.quantized else x}
+        kinds |= {name: _DTYPES[plane.dtype] for name, plane in self.planes.items()}
         kinds |= {"y": self.gate.dtype()} if self.gate else {}
-        return [(name, kinds.get(name, "float32")) for name in buffers(self.spec)]
+        return [(name, kinds.get(name, "float32")) for name in operand_names(self.spec, self.planes)]
 
     def panel(self, part: b.Expr, unit: b.Expr) -> b.Expr:
         """Which panel of the weight is panel `unit` of a part."""

@@ -1,9 +1,12 @@
-"""Specs of the linear kernels."""
+"""Specs of the linear kernels, and the problem that a spec is."""
 
 from __future__ import annotations
 
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels.linear.problem import Problem, operand_names
+from llmc.compiler.targets.cpu.target import Target
 from llmc.quantize import WeightFormat
+from llmc.quantize.formats.registry import format_of_kernel
 
 
 def linear_spec(
@@ -56,12 +59,21 @@ def linear_quant_spec(
         k=k,
         row_tile=row_tile,
         act_dtype=act_dtype,
-        bits=format.bits,
-        group_size=format.group_size,
-        asymmetric=format.asymmetric and not format.steps,  # of steps all zero points are stored
-        steps=format.steps,
+        **format.kernel_params(),
         bias=bias,
         residual=residual,
         rows=rows,
         gated=gated,
     )
+
+
+def buffers(spec: KernelSpec) -> tuple[str, ...]:
+    """Names of the operands in order."""
+    p = spec.as_dict()
+    planes = format_of_kernel(p).planes(int(p["k"])) if spec.op == "linear_quant" else ()
+    return operand_names(spec, [plane.name for plane in planes])
+
+
+def problem_of(spec: KernelSpec, target: Target) -> Problem:
+    """Raises KernelSpecError for what has no layout, QuantizeError for an unknown format."""
+    return Problem(spec, target, format_of_kernel(spec.as_dict()) if spec.op == "linear_quant" else None)

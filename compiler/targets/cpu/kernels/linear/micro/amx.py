@@ -120,7 +120,7 @@ class AmxBf16(TileRegisters):
 
     @staticmethod
     def suits(p: Problem) -> bool:
-        return p.target.bf16_tiles and p.format == "bf16"
+        return p.target.bf16_tiles and p.kind == "bf16"
 
 
 class AmxInt8(TileRegisters):

@@ -29,7 +29,7 @@ class DotU8S8(MicroKernel):
         return int8.dot(target)
 
     def _sum_of(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
-        """Σ of the quantized activations of a row in a group, times WeightFormat.sum_factor."""
+        """Σ of the quantized activations of a row in a group, times the factor of the format's `Sums`."""
         return T.broadcast(self.x[x0 + (group + (self.p.x_words + 1)) * self.p.tile + r], b.WIDTH)
 
     def start(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:

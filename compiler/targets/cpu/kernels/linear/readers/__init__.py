@@ -1,18 +1,31 @@
-"""Readers of packed weights by the name of a format (`Problem.format`).
+"""Readers of packed weights: of floats by their dtype, of quantized ones by the kind of their format.
 
-A new format is a file here and a line below.
+A new format brings its reader, or has one in a file here and a line below.
 """
 
+from collections.abc import Callable
+from typing import Any
+
+from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import Reader
 from llmc.compiler.targets.cpu.kernels.linear.readers.floats import Bfloat16, Float32
 from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits
 from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import EightBits
 from llmc.compiler.targets.cpu.kernels.linear.readers.steps import Stepped
 
-READERS: dict[str, type[Reader]] = {
-    "f32": Float32,
-    "bf16": Bfloat16,
-    "q8": EightBits,
-    "q4": FourBits,
-    "steps": Stepped,
+KIND = "cpu"
+FLOATS: dict[str, type[Reader]] = {"f32": Float32, "bf16": Bfloat16}
+_INTEGERS: dict[int, type[Reader]] = {8: EightBits, 4: FourBits}
+FORMATS: dict[str, Callable[[Any], type[Reader] | None]] = {
+    "integers": lambda format: _INTEGERS.get(format.bits),
+    "steps": lambda format: Stepped,
 }
+"""Readers by kind, called with the format."""
+
+
+def reader_of(p: Problem) -> type[Reader] | None:
+    """The reader of a problem's weight; None where there is none."""
+    if p.format is None:
+        return FLOATS.get(p.kind)
+    found = FORMATS.get(p.kind) or p.format.templates.get(KIND)
+    return None if found is None else found(p.format)

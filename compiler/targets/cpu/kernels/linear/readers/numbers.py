@@ -6,7 +6,7 @@ A line is 8 elements of K; bytes of it, for integer sums, are four numbers of a 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from tvm.script.ir_builder import tirx as T
@@ -26,7 +26,7 @@ class Numbers(Reader):
     time into the cache of stream_level.
     """
 
-    units_of: ClassVar = {U8X4: 2, F32: LINE}
+    units_of: ClassVar[Mapping[str, int]] = {U8X4: 2, F32: LINE}
     kept = True
     streams = 6  # a core reads memory faster from several places at once
     stream_bytes: ClassVar[int] = 3072
@@ -34,8 +34,8 @@ class Numbers(Reader):
 
     def bind(self, k: b.Kernel) -> None:
         super().bind(k)
-        self.k, p = k, self.p
-        self.bytes_of_group: b.Expr = k["step"] if p.steps else k["zero"] if p.asymmetric else None
+        self.k = k
+        self.bytes_of_group: b.Expr = next((k[name] for name in self.p.planes if name != "scale"), None)
 
     @property
     def by_group(self) -> bool:
@@ -53,9 +53,10 @@ class Numbers(Reader):
         value = self.element(word, unit)
         return value if of_group is None else b.call("sub", value, of_group[v])
 
-    @abstractmethod
     def bytes_of(self, word: b.Expr, half: int) -> b.Expr:
-        """Four numbers of a half of a line as unsigned bytes; word: where they are."""
+        """Four numbers of a half of a line as unsigned bytes, of a format that is summed as integers; word: where they
+        are."""
+        raise NotImplementedError
 
     @abstractmethod
     def element(self, word: b.Expr, place: int) -> b.Expr:

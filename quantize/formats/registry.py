@@ -1,0 +1,45 @@
+"""The weight formats by exact kind: a format is added with its file and a line here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from llmc.quantize.formats import base, integers, steps
+from llmc.quantize.formats.base import QuantizeError, WeightFormat
+from llmc.quantize.formats.scheme import Scheme
+
+_FORMATS: tuple[tuple[type[WeightFormat], tuple[Scheme, ...]], ...] = (
+    (integers.Integers, integers.SCHEMES),
+    (steps.Steps, steps.SCHEMES),
+)
+"""Each with the schemes that users ask for it by."""
+FORMATS = {format.kind: format for format, _ in _FORMATS}
+SCHEMES = {scheme.name: scheme for _, schemes in _FORMATS for scheme in schemes}
+
+
+def format_of(record: Mapping[str, Any]) -> WeightFormat:
+    """The format whose `record` it is. Raises QuantizeError."""
+    return _made(str(record["kind"]), record)
+
+
+def format_of_kernel(params: Mapping[str, Any]) -> WeightFormat:
+    """The format whose `kernel_params` are among these, as kernels see it. Raises QuantizeError."""
+    return _made(str(params["format"]), params)
+
+
+def _made(kind: str, facts: Mapping[str, Any]) -> WeightFormat:
+    if kind not in FORMATS:
+        raise QuantizeError(f"weight format {kind!r} is unknown; known: {', '.join(FORMATS)}")
+    format = FORMATS[kind]
+    return format(**{field.name: facts[field.name] for field in fields(format) if field.name in facts})  # type: ignore[arg-type]
+
+
+def format_sources(kind: object) -> tuple[Path, ...]:
+    """The files that decide how a format lies and what kernels make of it, beside those of targets; none of no kind."""
+    return (
+        (Path(base.__file__), Path(inspect.getfile(FORMATS[kind]))) if isinstance(kind, str) and kind in FORMATS else ()
+    )
