@@ -1,0 +1,17 @@
+"""Reads checkpoints that others quantized: which modules, and their numbers, scales and zero points. Numpy alone."""
+
+from llmc.quantize.checkpoints.base import Activation, Rows, StoredFormat, StoredMatrix, StoredTensor
+from llmc.quantize.checkpoints.registry import READERS, find_stored, quantization_settings
+from llmc.quantize.checkpoints.result import StoredCheckpoint
+
+__all__ = [
+    "READERS",
+    "Activation",
+    "Rows",
+    "StoredCheckpoint",
+    "StoredFormat",
+    "StoredMatrix",
+    "StoredTensor",
+    "find_stored",
+    "quantization_settings",
+]

@@ -1,0 +1,51 @@
+"""Unpacks small numbers from the words that checkpoints pack them in: the first number in the lowest bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_WORD = 32
+
+
+def words_of(count: int, bits: int) -> int:
+    """Words of 32 bits that `count` numbers take, with no bit between them."""
+    return -(-count * bits // _WORD)
+
+
+def unpack(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
+    """The first `count` numbers along the last axis of int32 words [..., W]; a number may lie in two words."""
+    words = words.view(np.uint32)
+    out = np.empty((*words.shape[:-1], count), np.uint8)
+    mask = np.uint32((1 << bits) - 1)
+    if _WORD % bits == 0:
+        each = _WORD // bits
+        for i in range(min(each, count)):
+            wanted = out[..., i::each]
+            np.copyto(wanted, (words[..., : wanted.shape[-1]] >> np.uint32(i * bits)) & mask, casting="unsafe")
+        return out
+    for i in range(count):
+        word, shift = divmod(i * bits, _WORD)
+        number = words[..., word] >> np.uint32(shift)
+        if shift + bits > _WORD:
+            number = number | (words[..., word + 1] << np.uint32(_WORD - shift))
+        np.copyto(out[..., i], number & mask, casting="unsafe")
+    return out
+
+
+def unpack_slice(words: NDArray[Any], bits: int, first: int, count: int) -> NDArray[np.uint8]:
+    """Numbers [first, first + count) along the last axis of int32 words [..., W]."""
+    # Numbers begin at a word's first bit once in 32.
+    start = first - first % _WORD
+    part = words[..., words_of(start, bits) : words_of(first + count, bits)]
+    return unpack(part, bits, first + count - start)[..., first - start :]
+
+
+def nibbles(packed: NDArray[np.uint8], low_first: bool = True) -> NDArray[np.uint8]:
+    """[..., 2 B] 4-bit numbers of bytes [..., B]."""
+    out = np.empty((*packed.shape[:-1], 2 * packed.shape[-1]), np.uint8)
+    np.bitwise_and(packed, 15, out=out[..., 0 if low_first else 1 :: 2])
+    np.right_shift(packed, 4, out=out[..., 1 if low_first else 0 :: 2])
+    return out

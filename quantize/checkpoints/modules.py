@@ -1,0 +1,121 @@
+"""A checkpoint's tensors by module, and whether settings and tensors agree on which modules are quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from llmc.quantize.checkpoints.base import AGAIN, CARRIERS, Shape, StoredTensor
+from llmc.quantize.scheme import QuantizeError
+from llmc.shown import shown
+
+PLAIN = ("F32", "F16", "BF16")
+"""What weights and scales have that are not quantized."""
+HEAD = "lm_head"
+"""The last part of the output projection's name; most methods leave it unless told otherwise."""
+_MOST_NUMBERS = 1 << 40
+_MOST_CHARACTERS = 255  # of a name
+_KV_CACHE = frozenset({"k_scale", "v_scale", "k_zero_point", "v_zero_point", "q_scale", "output_scale",
+                       "output_zero_point", "kv_scale"})  # fmt: skip
+
+
+def last(prefix: str) -> str:
+    return prefix.rpartition(".")[2]
+
+
+class Tensors:
+    """The tensors of a checkpoint, looked up and checked. Raises QuantizeError."""
+
+    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
+        for name in tensors:
+            if not name.isprintable() or len(name) > _MOST_CHARACTERS:
+                raise QuantizeError(f"the checkpoint has a tensor named {shown(name)}; {AGAIN}")
+        self.all = tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.all
+
+    def prefixes(self, leaf: str, dtypes: tuple[str, ...] | None = None) -> list[str]:
+        """Modules that have a tensor `PREFIX.leaf`, of one of these dtypes."""
+        end = f".{leaf}"
+        names = (name for name in self.all if name.endswith(end) and len(name) > len(end))
+        return sorted(name.removesuffix(end) for name in names if not dtypes or self.all[name].dtype in dtypes)
+
+    def get(
+        self, prefix: str, leaf: str, dtypes: tuple[str, ...], shape: Shape | None = None, of: str = "weight"
+    ) -> StoredTensor:
+        """The tensor `PREFIX.leaf`, of one of these dtypes and, if told, of this shape. of: the leaf that needs it."""
+        name = f"{prefix}.{leaf}"
+        tensor = self.all.get(name)
+        if tensor is None:
+            raise QuantizeError(f"{name} is missing beside {prefix}.{of}; {AGAIN}")
+        if tensor.dtype not in dtypes or tensor.dtype not in CARRIERS:
+            raise QuantizeError(f"{name} has dtype {shown(tensor.dtype)}, not {' or '.join(dtypes)}; {AGAIN}")
+        if shape is not None and tensor.shape != shape:
+            raise QuantizeError(f"{name} has shape {shown(list(tensor.shape))}, not {list(shape)}; {AGAIN}")
+        return tensor
+
+    def matrix(self, prefix: str, leaf: str, dtypes: tuple[str, ...]) -> StoredTensor:
+        """The same of a tensor of two dimensions, neither of which is 0."""
+        tensor = self.get(prefix, leaf, dtypes)
+        if len(tensor.shape) != 2 or 0 in tensor.shape or tensor.shape[0] * tensor.shape[1] > _MOST_NUMBERS:
+            raise QuantizeError(f"{prefix}.{leaf} has shape {shown(list(tensor.shape))}, not that of a matrix; {AGAIN}")
+        return tensor
+
+    def scalar(self, prefix: str, leaf: str, dtypes: tuple[str, ...], of: str = "weight") -> StoredTensor:
+        """The same of a tensor with one element."""
+        tensor = self.get(prefix, leaf, dtypes, of=of)
+        if tensor.shape not in ((), (1,), (1, 1)):
+            raise QuantizeError(
+                f"{prefix}.{leaf} has shape {shown(list(tensor.shape))}, not that of one number; {AGAIN}"
+            )
+        return tensor
+
+    def of_kv_cache(self) -> frozenset[str]:
+        """Names of tensors that scale keys, values and outputs, which llmc keeps unrounded."""
+        return frozenset(name for name in self.all if last(name) in _KV_CACHE)
+
+
+def check_agreement(
+    tensors: Tensors,
+    found: Collection[str],
+    leaf: str,
+    wanted: Callable[[str], bool | None],
+    linears: Iterable[str] | None,
+    origin: str,
+) -> None:
+    """Raises QuantizeError unless the settings and the tensors mean the same modules.
+
+    found: prefixes of modules that are stored quantized, by their tensor `leaf`. wanted: whether the settings have a
+    module quantized; None: they do not say. linears: the model's linear layers; None: every matrix whose name ends like
+    that of a quantized one.
+    """
+    if not found:
+        raise QuantizeError(
+            f"{origin} says that weights are quantized, but the checkpoint has no tensor PREFIX.{leaf}; take the "
+            f"settings out of config.json if its weights are plain ones"
+        )
+    for prefix in found:
+        if wanted(prefix) is False:
+            raise QuantizeError(
+                f"{origin} leaves {shown(prefix)} as it is, but the checkpoint has {prefix}.{leaf}; mend config.json "
+                f"or download the checkpoint again"
+            )
+    if linears is None:
+        alike = {last(prefix) for prefix in found}
+        linears = [prefix for prefix in tensors.prefixes("weight", PLAIN) if last(prefix) in alike]
+    for prefix in linears:
+        plain = tensors.all.get(f"{prefix}.weight")
+        if prefix not in found and plain is not None and len(plain.shape) == 2 and wanted(prefix):
+            raise QuantizeError(
+                f"{origin} says that {shown(prefix)} is quantized, but the checkpoint has {prefix}.weight of dtype "
+                f"{shown(plain.dtype)} and no {prefix}.{leaf}; mend config.json or download the checkpoint again"
+            )
+
+
+def check_no_plain(tensors: Tensors, found: Iterable[str], leaf: str) -> None:
+    """Raises QuantizeError where a module has a plain weight beside the quantized one."""
+    for prefix in found:
+        if f"{prefix}.weight" in tensors:
+            raise QuantizeError(
+                f"the checkpoint has both {prefix}.weight and {prefix}.{leaf}; delete the one that is not meant"
+            )
