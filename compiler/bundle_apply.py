@@ -23,7 +23,7 @@ from llmc.compiler.store.graphs_patch import GraphsPatch
 from llmc.compiler.store.weights import plan_weights
 from llmc.compiler.targets.registry import native_target
 from llmc.models.config import ModelConfig
-from llmc.models.read_config import load_config
+from llmc.models.sources.registry import open_source
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ class _Application:
         """The variant stands for what a compilation resolves, and for its graphs and kernels."""
         config, bundle = state.config, self.bundle
         variant = choose_variant(bundle, config.target)
-        model = load_config(config.model)
+        model = open_source(config.model).config()
         _check_architecture(bundle, config.model, model)
         resolved = state.resolved = replace(variant.resolved, model=model)
-        pipeline.open_checkpoint(state)
+        pipeline.open_model(state)
         # Where the bundle's own model came from says nothing of this one.
         own = {name: value for name, value in variant.described.manifest.items() if name != "source"}
         of_model = {"model": asdict(model), "weights": described.weights(resolved)}

@@ -24,6 +24,7 @@ from llmc.compiler.store.described import Described, ladder_of, most_tokens, rea
 from llmc.compiler.store.output import OWN_FILES, is_artifact
 from llmc.compiler.store.staging import locked
 from llmc.manifest import ManifestError, check_listed
+from llmc.models.sources.base import FolderFiles
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,7 @@ class _Addition:
         for bucket in self.new:
             check_bucket(bucket, old)
         state.buckets = (*old.buckets, *self.new)
+        state.files = FolderFiles(artifact)
         state.copied, state.crcs = list(old.manifest["files"]), old.manifest.get("weights_crc32") or {}
         most = max(old.resolved.max_num_batched_tokens, most_tokens(state.buckets))
         ladder = [str(bucket) for bucket in state.buckets]

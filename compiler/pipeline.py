@@ -40,8 +40,9 @@ from llmc.compiler.store.staging import staged_directory
 from llmc.compiler.store.weights import plan_weights, write_weights
 from llmc.hub_id import hub_id
 from llmc.manifest import listed_files, write_manifest
-from llmc.models.loader import Checkpoint, check_checkpoint
+from llmc.models.loader import check_checkpoint
 from llmc.models.rope import checked_frequencies
+from llmc.models.sources.registry import open_source
 
 
 def _download(state: CompileState, on_step: OnStep) -> None:
@@ -53,21 +54,22 @@ def _load(state: CompileState, _: OnStep) -> None:
     config = state.config
     resolved = state.resolved = resolve(config)
     state.buckets = tuple(resolved.ladder)
-    open_checkpoint(state)
+    open_model(state)
     asked_for = {**described.settings(resolved), **described.origin(config.source)}
     settle(state, {**asked_for, "tuned": config.tune_for is not None})
     if config.tune_for is not None:
         resolved.target.check_tunes_here()
 
 
-def open_checkpoint(state: CompileState) -> None:
+def open_model(state: CompileState) -> None:
     """The headers of a checkpoint that has all that its config says: before anything is traced or made in the sizes
-    that config.json gives."""
+    that the config gives."""
     config, resolved = state.config, state.resolved
-    state.checkpoint = Checkpoint(config.model)
+    state.source = open_source(config.model)
+    state.checkpoint, state.files = state.source.checkpoint(), state.source.model_files()
     check_checkpoint(resolved.model, state.checkpoint)
     checked_frequencies(resolved.model, resolved.max_model_len)
-    state.copied = copied_files(config.model, config.tokenizer)
+    state.copied = copied_files(state.files, config.tokenizer)
 
 
 def settle(state: CompileState, asked_for: Mapping[str, object]) -> None:
@@ -111,7 +113,7 @@ def _weights(state: CompileState, on_step: OnStep) -> None:
     packed = stage(state) / "weights.safetensors"
     weights_key = key_of(
         keys.weights_components(
-            state.checkpoint.path,
+            state.source.weight_files(),
             resolved.model,
             resolved.max_model_len,
             resolved.target,
@@ -162,7 +164,7 @@ def tables(state: CompileState, specs: list[KernelSpec], buckets: Iterable[Bucke
 
 def write_files(state: CompileState) -> None:
     """The model's files, and then the manifest, which lists them."""
-    copy_files(state.config.model, state.staging, state.copied)
+    copy_files(state.files, state.staging, state.copied)
     state.manifest |= {"files": listed_files(state.staging, state.copied), "weights_crc32": state.crcs}
     write_manifest(state.staging / "manifest.json", state.manifest)
 
@@ -187,9 +189,9 @@ PHASES: tuple[Phase[CompileState], ...] = (
 
 
 def compile_model(config: CompileConfig, progress: Progress = no_progress) -> CompileReport:
-    """Compiles a checkpoint into an artifact. On failure `config.output` is as it was before.
+    """Compiles a model into an artifact. On failure `config.output` is as it was before.
 
-    config.model: a directory, or a name on the hub, which is downloaded.
+    config.model: a directory, a GGUF file, or a name on the hub, which is downloaded.
     """
     clock = PhaseClock(progress)
     with PeakMemory() as memory, compilation(config) as state:
@@ -217,12 +219,14 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
 
 
 def compile_cached(model: Path, progress: Progress = no_progress, source: HubSource | None = None) -> Path:
-    """Compiles a model directory for this machine with the default buckets, once; returns the cached artifact.
+    """Compiles a model for this machine with the default buckets, once; returns the cached artifact.
 
-    source: the commit of the hub that the directory holds.
+    source: the commit of the hub that it is.
     """
     target = resolve(CompileConfig(model=model, output=model)).target
-    output = artifacts_folder(cache_root(None)) / key_of(keys.artifact_components(model, target, source))
+    output = artifacts_folder(cache_root(None)) / key_of(
+        keys.artifact_components(open_source(model).all_files(), target, source)
+    )
     if not (output / "graphs.bin").is_file():
         output.parent.mkdir(parents=True, exist_ok=True)
         config = CompileConfig(model=model, output=output, source=source)

@@ -19,10 +19,11 @@ from llmc.compiler.targets.registry import resolve_target
 from llmc.graphs_records import ModelRecord
 from llmc.models.config import ModelConfig
 from llmc.models.context import sound_scaling, trained_length
-from llmc.models.loader import Checkpoint, Parameter, load_parameters
-from llmc.models.read_config import load_config
+from llmc.models.loader import Parameter, load_parameters
 from llmc.models.registry import get_family
 from llmc.models.rope import cos_sin_table
+from llmc.models.sources.base import Checkpoint
+from llmc.models.sources.registry import open_source
 from llmc.quantize import QuantConfig, Recipe
 
 DEFAULT_MAX_MODEL_LEN = 4096
@@ -99,7 +100,7 @@ class Resolved:
     def parameters(self, checkpoint: Checkpoint) -> Iterator[Parameter]:
         """The values of `weight_shapes`."""
         yield from load_parameters(self.model, checkpoint, self.act_dtype)
-        yield Parameter(ROPE_TABLE, "f32", (cos_sin_table(self.model, self.max_model_len),))
+        yield Parameter.of(ROPE_TABLE, "f32", cos_sin_table(self.model, self.max_model_len))
 
     def model_record(self) -> ModelRecord:
         """What graphs.bin says of the model."""
@@ -129,8 +130,7 @@ def resolve(config: CompileConfig) -> Resolved:
     """Decides dtypes, target, lengths and ladder. Raises CompileError, BucketError, QuantizeError, TargetError
     or ModelError.
     """
-    model = load_config(config.model)
-    get_family(model.model_type)
+    model = open_source(config.model).config()
     act_dtype = config.dtype if config.dtype != "auto" else ("f32" if model.dtype == "f32" else "bf16")
     default_len = min(model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)
     limits, ladder = resolve_ladder(config, default_len, trained_length(model))

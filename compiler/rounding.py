@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from llmc.compiler.config import CompileConfig
 from llmc.compiler.dtypes import FLOATS
 from llmc.compiler.resolve import resolve
-from llmc.models.loader import Checkpoint, load_parameters
+from llmc.models.loader import load_parameters
+from llmc.models.sources.registry import open_source
 from llmc.quantize.error import WeightError, weight_error
 
 
@@ -35,7 +36,7 @@ class Rounding:
 def rounding_of(config: CompileConfig, on_weight: Callable[[int, int], None]) -> Rounding:
     """Quantizes every matrix as `config` says, one after another. Raises what `resolve` raises for a bad model."""
     resolved = resolve(config)
-    parameters = load_parameters(resolved.model, Checkpoint(config.model), resolved.act_dtype)
+    parameters = load_parameters(resolved.model, open_source(config.model).checkpoint(), resolved.act_dtype)
     matrices = [p for p in parameters if len(p.shape) == 2]
     total, bits, elements = WeightError(0.0, 0.0), 0.0, 0
     layers = []

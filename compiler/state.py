@@ -21,16 +21,17 @@ from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.store.output import check_output
 from llmc.compiler.store.weights import WeightLayout
 from llmc.compiler.targets.base import Choice
-from llmc.models.loader import Checkpoint
+from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
 
 
 @dataclass
 class CompileState:
     """What phases leave for those behind them.
 
-    stack: what publishing closes; in_place: the output is the artifact that is extended, whose other files stay; there:
-    the manifest of what lies at the output; manifest: as much as is known; specs: kernels, in the order of the
-    artifact; variants: of kernels that have not the default schedule; code: None until it is linked or carried over.
+    stack: what publishing closes; files: what `copied` names some of; in_place: the output is the artifact that is
+    extended, whose other files stay; there: the manifest of what lies at the output; manifest: as much as is known;
+    specs: kernels, in the order of the artifact; variants: of kernels that have not the default schedule; code: None
+    until it is linked or carried over.
     """
 
     config: CompileConfig
@@ -40,7 +41,9 @@ class CompileState:
     there: dict[str, Any] | None
     resolved: Resolved = field(init=False)
     buckets: tuple[Bucket, ...] = field(init=False)
+    source: ModelSource = field(init=False)
     checkpoint: Checkpoint = field(init=False)
+    files: ModelFiles = field(init=False)
     copied: list[str] = field(init=False)
     manifest: dict[str, Any] = field(init=False)
     tracer: Tracer = field(init=False)

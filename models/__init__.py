@@ -4,20 +4,26 @@ Configs, checkpoints and weight maps need no torch; it is imported with the firs
 """
 
 from llmc.models.config import ModelConfig, ModelError, RopeScaling
-from llmc.models.loader import Checkpoint, Parameter, load_parameters
+from llmc.models.loader import Parameter, load_parameters
 from llmc.models.read_config import load_config
 from llmc.models.registry import build_model, get_family
 from llmc.models.rope import cos_sin_table
+from llmc.models.sources.base import ArrayTensor, Checkpoint, ModelSource, Tensor
+from llmc.models.sources.registry import open_source
 
 __all__ = [
+    "ArrayTensor",
     "Checkpoint",
     "ModelConfig",
     "ModelError",
+    "ModelSource",
     "Parameter",
     "RopeScaling",
+    "Tensor",
     "build_model",
     "cos_sin_table",
     "get_family",
     "load_config",
     "load_parameters",
+    "open_source",
 ]

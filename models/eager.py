@@ -8,10 +8,10 @@ import torch
 
 from llmc.models.blocks.decoder import Decoder
 from llmc.models.convert import DTYPES, Array
-from llmc.models.loader import Checkpoint, load_parameters
-from llmc.models.read_config import load_config
+from llmc.models.loader import load_parameters
 from llmc.models.registry import build_model
 from llmc.models.rope import cos_sin_table
+from llmc.models.sources.registry import open_source
 
 
 def as_tensor(array: Array) -> torch.Tensor:
@@ -23,11 +23,12 @@ def as_tensor(array: Array) -> torch.Tensor:
 
 def load_model(path: str | Path, act_dtype: str = "f32", max_len: int | None = None) -> Decoder:
     """The whole model on the CPU; max_len in tokens, None for max_position_embeddings."""
-    config = load_config(path)
+    source = open_source(path)
+    config = source.config()
     length = max_len or config.max_position_embeddings
     with torch.device("meta"):
         model = build_model(config, act_dtype, length)
-    state = {p.name: as_tensor(p.value()) for p in load_parameters(config, Checkpoint(path), act_dtype)}
+    state = {p.name: as_tensor(p.value()) for p in load_parameters(config, source.checkpoint(), act_dtype)}
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["embed.weight"]
     state["rope.cos_sin"] = as_tensor(cos_sin_table(config, length))

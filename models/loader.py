@@ -1,220 +1,48 @@
-"""Reads safetensors checkpoints: memory-mapped, as numpy arrays; nothing is read before it is asked for."""
+"""From a checkpoint's tensors to the parameters of a model; nothing is read before it is asked for."""
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from llmc.models.brief import brief, brief_name
 from llmc.models.config import ModelConfig
-from llmc.models.convert import DTYPES, Array, convert
-from llmc.models.errors import ModelError
-from llmc.models.fields import Fields
-from llmc.models.files import has_file, open_file
+from llmc.models.convert import DTYPES, Array
 from llmc.models.registry import get_family
+from llmc.models.sources.base import ArrayTensor, Checkpoint, Tensor
 from llmc.models.weight_map import WeightMap
-from llmc.regular_file import JsonError, parse_json
-
-_DTYPES = {name.upper(): dtype for name, dtype in DTYPES.items()}
-# Room for 100,000 tensors; as Python objects a header takes up to 30 times as much.
-_MAX_HEADER_BYTES = 16 << 20
-_MAX_DIMENSIONS, _MAX_DTYPE_LENGTH, _MAX_NAME_BYTES = 8, 16, 255
-_AGAIN = "download the checkpoint again"
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A tensor of a file. dtype: safetensors' name. begin, end: bytes from the start of the file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-
-def _is_plain(name: str) -> bool:
-    """Whether a shard may be called so. NUL and half of a surrogate pair, which no path can have, are not printable."""
-    return Path(name).name == name != "" and name.isprintable() and len(name.encode()) <= _MAX_NAME_BYTES
-
-
-class _File:
-    """One mapped safetensors file, its header fully checked."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            with open_file(path) as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except FileNotFoundError:
-            raise ModelError(f"{path} does not exist; {_AGAIN}") from None
-        except ValueError:
-            raise ModelError(f"{path} is empty; {_AGAIN}") from None
-        except OSError as error:
-            raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-        self.entries = self._read_header()
-        self._check_overlaps()
-
-    def _broken(self, why: str) -> ModelError:
-        return ModelError(f"{self.path} is truncated or corrupt ({why}); {_AGAIN}")
-
-    def _read_header(self) -> dict[str, _Entry]:
-        size = len(self._map)
-        header_bytes = int.from_bytes(self._map[:8], "little")
-        if size < 8 or header_bytes > size - 8:
-            raise self._broken(f"a header of {header_bytes} bytes in a file of {size}")
-        if header_bytes > _MAX_HEADER_BYTES:
-            raise self._broken(f"a header of {header_bytes} bytes, more than {_MAX_HEADER_BYTES}")
-        try:
-            header = parse_json(self._map[8 : 8 + header_bytes])
-        except JsonError as error:
-            raise self._broken(f"the header is not JSON: {error}") from error
-        if not isinstance(header, dict):
-            raise self._broken("the header is not a JSON object")
-        start = 8 + header_bytes
-        return {name: self._entry(name, value, start) for name, value in header.items() if name != "__metadata__"}
-
-    def _check_overlaps(self) -> None:
-        """No byte may belong to two tensors."""
-        by_place = sorted(self.entries.items(), key=lambda item: (item[1].begin, item[1].end))
-        for (name, entry), (next_name, next_entry) in pairwise(by_place):
-            if next_entry.begin < entry.end:
-                raise self._broken(
-                    f"tensor {brief_name(next_name)} begins at byte {next_entry.begin}, before tensor "
-                    f"{brief_name(name)} ends at {entry.end}"
-                )
-
-    def _entry(self, name: str, value: Any, start: int) -> _Entry:
-        malformed = self._broken(f"the header's entry of {brief_name(name)} is malformed")
-        try:
-            dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise malformed from error
-        numbers = (*shape, begin, end)
-        if not isinstance(dtype, str) or not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
-            raise malformed
-        if len(shape) > _MAX_DIMENSIONS or len(dtype) > _MAX_DTYPE_LENGTH or not dtype.isprintable():
-            raise malformed
-        if end < begin or start + end > len(self._map):
-            raise self._broken(f"tensor {brief_name(name)} ends at byte {start + end} of {len(self._map)}")
-        if dtype in _DTYPES and math.prod(shape) * _DTYPES[dtype].itemsize != end - begin:
-            raise self._broken(
-                f"tensor {brief_name(name)} of shape {list(shape)} and dtype {dtype} has {end - begin} bytes"
-            )
-        return _Entry(dtype, shape, start + begin, start + end)
-
-    def check_dtype(self, name: str) -> None:
-        """Raises ModelError on a dtype that is not supported."""
-        dtype = self.entries[name].dtype
-        if dtype not in _DTYPES:
-            raise ModelError(f"{self.path}: tensor {name} has dtype {dtype}, which is not one of {', '.join(_DTYPES)}")
-
-    def load(self, name: str) -> Array:
-        self.check_dtype(name)
-        entry = self.entries[name]
-        return np.ndarray(entry.shape, _DTYPES[entry.dtype], self._map, entry.begin)
-
-
-class Checkpoint:
-    """The tensors of a checkpoint directory: model.safetensors, or the shards of model.safetensors.index.json.
-
-    Opening reads headers only. Raises ModelError on a missing, truncated or corrupt file.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        if not self.path.is_dir():
-            raise ModelError(f"{self.path} is not a directory; pass the directory of a Hugging Face checkpoint")
-        single, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
-        if has_file(single):
-            file = _File(single)
-            self._files = dict.fromkeys(file.entries, file)
-        elif has_file(index):
-            self._files = self._open_shards(index)
-        elif any(self.path.glob("pytorch_model*.bin*")):
-            raise ModelError(
-                f"{self.path} holds pytorch_model.bin, which is not read because pickles can run code; convert it to "
-                f"model.safetensors (load it with transformers and save_pretrained)"
-            )
-        else:
-            raise ModelError(f"{self.path} holds neither model.safetensors nor model.safetensors.index.json; {_AGAIN}")
-
-    def _open_shards(self, index: Path) -> dict[str, _File]:
-        table = Fields.read(index, _MAX_HEADER_BYTES).raw("weight_map")
-        if not isinstance(table, dict) or not table or not all(isinstance(v, str) for v in table.values()):
-            raise ModelError(f"{index}: weight_map is not an object of file names; {_AGAIN}")
-        shards: dict[str, _File] = {}
-        for file_name in sorted(set(table.values())):
-            if not _is_plain(file_name):
-                raise ModelError(f"{index}: shard {brief(file_name)} is not a plain file name; {_AGAIN}")
-            shards[file_name] = _File(self.path / file_name)
-        # A tensor that only a shard knows is listed too, so that the weight map can object to it.
-        files = {name: shard for shard in shards.values() for name in shard.entries}
-        for name, file_name in table.items():
-            if name not in shards[file_name].entries:
-                raise ModelError(
-                    f"{shards[file_name].path} lacks the tensor {brief_name(name)} that {index.name} places in it; "
-                    f"{_AGAIN}"
-                )
-            files[name] = shards[file_name]
-        return files
-
-    def names(self) -> tuple[str, ...]:
-        """Names of all tensors, sorted."""
-        return tuple(sorted(self._files))
-
-    def _entry(self, name: str) -> _Entry:
-        if name not in self._files:
-            raise ModelError(f"{self.path} lacks the tensor {name}")
-        return self._files[name].entries[name]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._entry(name).shape
-
-    def dtype(self, name: str) -> str:
-        """One of f32, f16, bf16, or another safetensors dtype in lower case."""
-        return self._entry(name).dtype.lower()
-
-    def check_dtype(self, name: str) -> None:
-        """Raises ModelError unless the tensor is there in a supported dtype."""
-        self._entry(name)
-        self._files[name].check_dtype(name)
-
-    def load(self, name: str) -> Array:
-        """The tensor, a read-only view of the mapped file. Raises ModelError on an unsupported dtype."""
-        self._entry(name)
-        return self._files[name].load(name)
 
 
 @dataclass(frozen=True)
 class Parameter:
     """A parameter of the model whose value is still in the checkpoint.
 
-    dtype: what it is stored in, "f32" or "bf16". parts: f32, f16 or bf16 arrays, one below the other.
+    dtype: what it is stored in, "f32" or "bf16". parts: tensors, one below the other.
     """
 
     name: str
     dtype: str
-    parts: tuple[Array, ...]
+    parts: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, name: str, dtype: str, *arrays: Array) -> Parameter:
+        """One whose values are at hand, f32, f16 or bf16."""
+        return cls(name, dtype, tuple(map(ArrayTensor, arrays)))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (sum(len(part) for part in self.parts), *self.parts[0].shape[1:])
+        return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
 
     def read(self, first: int, out: Array) -> None:
         """Writes rows [first, first + len(out)) to `out`, which may be strided, converted to out's dtype."""
         start = 0
         for part in self.parts:
-            begin, end = max(first, start), min(first + len(out), start + len(part))
+            rows = part.shape[0]
+            begin, end = max(first, start), min(first + len(out), start + rows)
             if begin < end:
-                convert(part[begin - start : end - start], out[begin - first : end - first])
-            start += len(part)
+                part.read(begin - start, out[begin - first : end - first])
+            start += rows
 
     def value(self) -> Array:
         """The whole parameter in its dtype, in memory of its own."""
@@ -229,7 +57,8 @@ def check_checkpoint(config: ModelConfig, checkpoint: Checkpoint) -> WeightMap:
     Nothing of the model's size is allocated. Raises ModelError.
     """
     weights = get_family(config.model_type).weight_map(config)
-    weights.check({name: checkpoint.shape(name) for name in checkpoint.names()}, str(checkpoint.path))
+    shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
+    weights.check(shapes, str(checkpoint.path), checkpoint.config_name, checkpoint.called)
     for target in weights.targets:
         for source in target.sources:
             checkpoint.check_dtype(source.name)
@@ -244,4 +73,4 @@ def load_parameters(config: ModelConfig, checkpoint: Checkpoint, act_dtype: str)
     """
     for target in check_checkpoint(config, checkpoint).targets:
         dtype = act_dtype if target.dtype == "act" else "f32"
-        yield Parameter(target.name, dtype, tuple(checkpoint.load(source.name) for source in target.sources))
+        yield Parameter(target.name, dtype, tuple(checkpoint.tensor(source.name) for source in target.sources))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +11,6 @@ from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 
 Shape = tuple[int, ...]
-_AGAIN = "mend config.json or download the checkpoint again"
 
 
 @dataclass(frozen=True)
@@ -49,24 +48,36 @@ class WeightMap:
     targets: tuple[Target, ...]
     unused: frozenset[str]
 
-    def check(self, shapes: Mapping[str, Shape], origin: str) -> None:
-        """Raises ModelError if the checkpoint `origin` lacks a tensor, has one of another shape, or one unknown."""
+    def check(
+        self,
+        shapes: Mapping[str, Shape],
+        origin: str,
+        config_name: str = "config.json",
+        called: Callable[[str], str] = str,
+    ) -> None:
+        """Raises ModelError if the checkpoint `origin` lacks a tensor, has one of another shape, or one unknown.
+
+        config_name: what implies the shapes. called: from our name of a tensor to that of the checkpoint's files.
+        """
+        again = f"mend {config_name} or download the checkpoint again"
         sources = {source.name: source for target in self.targets for source in target.sources}
         for source in sources.values():
             found = shapes.get(source.name)
             if found is None:
-                raise ModelError(f"{origin} lacks the tensor {source.name} of shape {list(source.shape)}; {_AGAIN}")
+                raise ModelError(
+                    f"{origin} lacks the tensor {called(source.name)} of shape {list(source.shape)}; {again}"
+                )
             if found != source.shape:
                 raise ModelError(
-                    f"{origin}: tensor {source.name} has shape {list(found)} where config.json implies "
-                    f"{list(source.shape)}; {_AGAIN}"
+                    f"{origin}: tensor {called(source.name)} has shape {list(found)} where {config_name} "
+                    f"implies {list(source.shape)}; {again}"
                 )
         unknown = sorted(name for name in shapes if name not in sources and name not in self.unused)
         if unknown:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             raise ModelError(
-                f"{origin} has the tensor {brief_name(unknown[0])} of shape {list(shapes[unknown[0]])}{more}, which "
-                f"this architecture does not use; {_AGAIN}"
+                f"{origin} has the tensor {brief_name(called(unknown[0]))} of shape {list(shapes[unknown[0]])}{more}, "
+                f"which this architecture does not use; {again}"
             )
 
 

@@ -20,8 +20,9 @@ from llmc.compiler.store.weights import WeightLayout
 from llmc.compiler.targets.base import Target
 from llmc.graphs_format import FAMILIES, INPUTS, OPERAND_KINDS, PHASES
 from llmc.graphs_records import KernelRecord, ModelRecord, OperandRecord, TargetRecord, WeightRecord
-from llmc.models.files import has_file, open_file
+from llmc.models.sources.base import ModelFiles
 
+_TOKENIZER = "tokenizer.json"
 _OPERAND_KINDS = {name: code for code, name in enumerate(OPERAND_KINDS)}
 
 
@@ -127,44 +128,49 @@ def graphs_bin(
     )
 
 
-def copied_files(model: Path, tokenizer: str) -> list[str]:
-    """Names of the tokenizer and generation files that an artifact of `model` gets; tokenizer: as in CompileConfig.
+def copied_files(files: ModelFiles, tokenizer: str) -> list[str]:
+    """Names of the tokenizer and generation files that an artifact of a model gets; tokenizer: as in CompileConfig.
 
     Raises CompileError when one that must be there is missing or cannot be read, and ModelError for one that is no
     regular file of the model.
     """
     if tokenizer == "none":
-        return [name for name in COPIED_FILES if name == "generation_config.json" and has_file(model / name)]
-    names = [name for name in COPIED_FILES if has_file(model / name)]
-    if tokenizer == "required" or "tokenizer.json" in names:
-        _check_tokenizer(model, names)
+        return [name for name in COPIED_FILES if name == "generation_config.json" and files.has(name)]
+    names = [name for name in COPIED_FILES if files.has(name)]
+    if tokenizer == "required" or _TOKENIZER in names:
+        _check_tokenizer(files, names)
     return names
 
 
-def _check_tokenizer(model: Path, names: Sequence[str]) -> None:
+def _check_tokenizer(files: ModelFiles, names: Sequence[str]) -> None:
     meant = "mend it, or compile with --no-tokenizer an artifact that takes token ids alone"
-    file = model / "tokenizer.json"
-    if file.name not in names:
-        raise CompileError(f"{file} is missing: {meant.replace('mend', 'add')}")
+    place = files.place(_TOKENIZER)
+    if _TOKENIZER not in names:
+        raise CompileError(f"{place} is missing: {meant.replace('mend', 'add')}")
     from tokenizers import Tokenizer
 
     try:
-        Tokenizer.from_file(str(file))
+        Tokenizer.from_buffer(_content(files, _TOKENIZER))
     except Exception as error:  # the library raises bare Exception
-        raise CompileError(f"{file} is no tokenizer ({' '.join(str(error).split())[:200]}): {meant}") from None
+        raise CompileError(f"{place} is no tokenizer ({' '.join(str(error).split())[:200]}): {meant}") from None
     for name in names:
-        if name.endswith(".json") and name != file.name:
+        if name.endswith(".json") and name != _TOKENIZER:
             try:
-                sound = isinstance(json.loads((model / name).read_bytes()), dict)
+                sound = isinstance(json.loads(_content(files, name)), dict)
             except (OSError, ValueError, RecursionError):
                 sound = False
             if not sound:
-                raise CompileError(f"{model / name} is not a JSON object: {meant}")
+                raise CompileError(f"{files.place(name)} is not a JSON object: {meant}")
 
 
-def copy_files(model: Path, output: Path, names: Sequence[str]) -> list[str]:
+def _content(files: ModelFiles, name: str) -> bytes:
+    with files.open(name) as file:
+        return file.read()
+
+
+def copy_files(files: ModelFiles, output: Path, names: Sequence[str]) -> list[str]:
     """Copies files of the model into an artifact; returns their names."""
     for name in names:
-        with open_file(model / name) as source, (output / name).open("wb") as copy:
+        with files.open(name) as source, (output / name).open("wb") as copy:
             shutil.copyfileobj(source, copy)
     return list(names)

@@ -137,14 +137,21 @@ def kernel_components(spec: KernelSpec, target: Target, variant: str | None = No
 
 
 def weights_components(
-    checkpoint: Path, model: ModelConfig, max_model_len: int, target: Target, header: bytes, *, quantized: bool = False
+    weight_files: Iterable[Path],
+    model: ModelConfig,
+    max_model_len: int,
+    target: Target,
+    header: bytes,
+    *,
+    quantized: bool = False,
 ) -> dict[str, str]:
     """What packed weights are made of; a checkpoint's files count by place, size and time of change.
 
-    header: of the packed file, which is its layout. quantized: some weight of it is.
+    header: of the packed file, which is its layout. quantized: some weight of it is. The sources have all of models/,
+    so the readers of every format too.
     """
     # Copies may keep names, sizes and times; no two files have one inode, and none sets when that changed.
-    stats = [(file, file.stat()) for file in sorted(checkpoint.glob("*.safetensors"))]
+    stats = [(file, file.stat()) for file in weight_files]
     files = [(str(f.resolve()), s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_dev, s.st_ino) for f, s in stats]
     return {
         "kind": "weights",
@@ -158,12 +165,12 @@ def weights_components(
     }
 
 
-def artifact_components(model: Path, target: Target, source: HubSource | None = None) -> dict[str, str]:
-    """What an artifact of default settings depends on; every file of the model directory counts.
+def artifact_components(model_files: Iterable[Path], target: Target, source: HubSource | None = None) -> dict[str, str]:
+    """What an artifact of default settings depends on; every file of the model counts.
 
     source: the commit of the hub that it is, which says all of its files.
     """
-    files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(model.iterdir()) if f.is_file()]
+    files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in model_files]
     return {
         "kind": "artifact",
         "files": json.dumps(files if source is None else asdict(source)),

@@ -65,7 +65,8 @@ def load_llama(model: Path) -> Any:
 def test_a_checkpoint_with_a_second_norm_is_refused(tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
-    from llmc.models.loader import Checkpoint, check_checkpoint
+    from llmc.models.loader import check_checkpoint
+    from llmc.models.sources.registry import open_source
 
     with followed(read_guide("adding-a-model.md"), tmp_path):
         model = checkpoint_of(get_family("parallel"), tmp_path / "model")
@@ -73,4 +74,4 @@ def test_a_checkpoint_with_a_second_norm_is_refused(tmp_path: Path) -> None:
         tensors = load_file(model / "model.safetensors")
         save_file({**tensors, name: np.ones(60, np.float32)}, model / "model.safetensors")
         with pytest.raises(ModelError, match=f"the tensor {name} of shape"):
-            check_checkpoint(load_config(model), Checkpoint(model))
+            check_checkpoint(load_config(model), open_source(model).checkpoint())

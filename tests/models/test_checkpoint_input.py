@@ -18,9 +18,10 @@ from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.graph.tracer import Tracer
 from llmc.compiler.resolve import resolve
 from llmc.compiler.store.artifact import copied_files, copy_files
-from llmc.models import Checkpoint, ModelError, load_config
+from llmc.models import ModelError, load_config, open_source
 from llmc.models.loader import check_checkpoint
 from llmc.models.rope import checked_frequencies
+from llmc.models.sources.base import FolderFiles
 
 from support.artifacts import TinyArtifact
 from support.failing import edit_config, fails
@@ -42,10 +43,10 @@ def nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(model: Path) -> None:
     """All that a compilation does before it traces."""
     config = load_config(model)
-    check_checkpoint(config, Checkpoint(model))
+    check_checkpoint(config, open_source(model).checkpoint())
     resolved = resolve(CompileConfig(model=model, output=model, target="x86-64-v3"))
     checked_frequencies(config, resolved.max_model_len)
-    copied_files(model, "auto")
+    copied_files(FolderFiles(model), "auto")
 
 
 def replace_text(path: Path, old: str, new: str) -> None:
@@ -212,7 +213,7 @@ def test_only_own_regular_files_are_copied(
     # Also where it takes the place of a file that was looked at.
     (tmp_path / "out").mkdir()
     with pytest.raises(ModelError, match=r"outside the checkpoint|not a regular file|does not exist"):
-        copy_files(model, tmp_path / "out", [name])
+        copy_files(FolderFiles(model), tmp_path / "out", [name])
     assert not list((tmp_path / "out").iterdir())
 
 
@@ -227,10 +228,10 @@ def test_links_of_the_hubs_cache_are_followed_within_a_repository(model: Path, t
     check(snapshot)
     (blobs / "template").write_text("{{ messages }}")
     (snapshot / "chat_template.jinja").symlink_to("../../blobs/template")
-    names = copied_files(snapshot, "auto")
+    names = copied_files(FolderFiles(snapshot), "auto")
     assert "chat_template.jinja" in names
     (tmp_path / "out").mkdir()
-    copy_files(snapshot, tmp_path / "out", names)
+    copy_files(FolderFiles(snapshot), tmp_path / "out", names)
     assert (tmp_path / "out" / "chat_template.jinja").read_text() == "{{ messages }}"
     # A checkpoint may be linked to as a whole, and its files to one another.
     linked = tmp_path / "linked"

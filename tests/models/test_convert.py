@@ -67,7 +67,7 @@ def test_rows_across_parts() -> None:
     parts = tuple(
         np.random.default_rng(i).normal(size=(rows, 4)).astype(np.float16) for i, rows in enumerate((3, 1, 5))
     )
-    parameter = Parameter("w", "bf16", parts)
+    parameter = Parameter.of("w", "bf16", *parts)
     whole = torch.from_numpy(np.concatenate(parts)).to(torch.bfloat16)
     assert parameter.shape == (9, 4)
     assert torch.equal(as_tensor(parameter.value()), whole)

@@ -18,12 +18,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from llmc.models import (
-    Checkpoint,
+    ArrayTensor,
     ModelError,
     build_model,
     cos_sin_table,
     get_family,
     load_config,
+    open_source,
 )
 from llmc.models.eager import as_tensor, load_model
 from llmc.models.loader import load_parameters
@@ -260,7 +261,8 @@ def test_unknown_family() -> None:
 
 
 def parameters(path: Path, act_dtype: str = "f32") -> dict[str, torch.Tensor]:
-    return {p.name: as_tensor(p.value()) for p in load_parameters(load_config(path), Checkpoint(path), act_dtype)}
+    found = load_parameters(load_config(path), open_source(path).checkpoint(), act_dtype)
+    return {p.name: as_tensor(p.value()) for p in found}
 
 
 def test_sharded_checkpoint_is_the_same(tmp_path: Path) -> None:
@@ -275,14 +277,14 @@ def test_sharded_checkpoint_is_the_same(tmp_path: Path) -> None:
     shard = next(sharded.glob("model-00002*.safetensors"))
     shard.rename(tmp_path / "away")
     with pytest.raises(ModelError, match=r"model-00002.*does not exist"):
-        Checkpoint(sharded)
+        open_source(sharded).checkpoint()
     save_file({"other": torch.zeros(1)}, shard)
     with pytest.raises(ModelError, match=r"model-00002.* lacks the tensor model\."):
-        Checkpoint(sharded)
+        open_source(sharded).checkpoint()
     index = sharded / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"x": "../a/model.safetensors"}}))
     with pytest.raises(ModelError, match="is not a plain file name"):
-        Checkpoint(sharded)
+        open_source(sharded).checkpoint()
 
 
 def test_parameters_have_the_models_names_shapes_and_dtypes(tmp_path: Path) -> None:
@@ -301,9 +303,11 @@ def test_parameters_have_the_models_names_shapes_and_dtypes(tmp_path: Path) -> N
 
 def test_f16_checkpoint_is_cast(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path / "m", "llama", dtype=torch.float16)
-    checkpoint = Checkpoint(path)
+    checkpoint = open_source(path).checkpoint()
     assert checkpoint.dtype("model.norm.weight") == "f16"
-    weight = checkpoint.load("model.embed_tokens.weight")
+    tensor = checkpoint.tensor("model.embed_tokens.weight")
+    assert isinstance(tensor, ArrayTensor)
+    weight = tensor.array
     assert weight.dtype == np.float16
     assert torch.equal(parameters(path, "bf16")["embed.weight"], torch.from_numpy(weight.copy()).to(torch.bfloat16))
 
@@ -340,7 +344,7 @@ def test_truncated_file(tiny: Path, keep: int) -> None:
     file = tiny / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
     with pytest.raises(ModelError, match=r"model\.safetensors is (empty|truncated or corrupt).*download"):
-        Checkpoint(tiny)
+        open_source(tiny).checkpoint()
 
 
 @pytest.mark.parametrize(
@@ -359,16 +363,16 @@ def test_corrupt_header(tiny: Path, entry: Any) -> None:
     header = json.dumps({"x": entry}).encode()
     (tiny / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(ModelError, match="truncated or corrupt"):
-        Checkpoint(tiny)
+        open_source(tiny).checkpoint()
 
 
 def test_pickles_are_refused(tiny: Path) -> None:
     (tiny / "model.safetensors").rename(tiny / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"convert it to model\.safetensors"):
-        Checkpoint(tiny)
+        open_source(tiny).checkpoint()
     (tiny / "pytorch_model.bin").unlink()
     with pytest.raises(ModelError, match="holds neither"):
-        Checkpoint(tiny)
+        open_source(tiny).checkpoint()
 
 
 def test_export_has_symbolic_sizes_only(tiny: Path) -> None:

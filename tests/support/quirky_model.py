@@ -20,9 +20,10 @@ from llmc.models.config import ModelConfig
 from llmc.models.eager import as_tensor
 from llmc.models.families.family import Family
 from llmc.models.families.llama import LLAMA
-from llmc.models.loader import Checkpoint, load_parameters
+from llmc.models.loader import load_parameters
 from llmc.models.reference import ReferenceCache, use_cache
 from llmc.models.rope import cos_sin_table
+from llmc.models.sources.registry import open_source
 
 from support.tiny_models import ModelFields, make_tiny_model
 
@@ -109,11 +110,10 @@ def ints(*values: int) -> Tensor:
 
 def eager_logits(model: Path, tokens: list[int], act_dtype: str) -> np.ndarray:
     """float32 [T, V] of the eager module on the checkpoint's weights."""
-    from llmc.models.read_config import load_config
-
-    config, length = load_config(model), len(tokens)
+    source = open_source(model)
+    config, length = source.config(), len(tokens)
     module = registry.build_model(config, act_dtype, 128)
-    parameters = {p.name: as_tensor(p.value()) for p in load_parameters(config, Checkpoint(model), act_dtype)}
+    parameters = {p.name: as_tensor(p.value()) for p in load_parameters(config, source.checkpoint(), act_dtype)}
     module.load_state_dict({**parameters, "rope.cos_sin": as_tensor(cos_sin_table(config, 128))}, strict=True)
     cache = ReferenceCache(
         config.num_layers, 8, 32, config.num_kv_heads, config.head_dim, ops.torch_act_dtype(act_dtype)

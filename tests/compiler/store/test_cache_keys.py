@@ -25,6 +25,7 @@ from llmc.compiler.targets.cpu.kernels import sources
 from llmc.compiler.targets.elf import CODE_SOURCES
 from llmc.compiler.targets.reference import backend as reference
 from llmc.compiler.wanted import Wanted, wanted_entries
+from llmc.models.sources.registry import open_source
 
 from support.compiled import assert_same_bytes
 from support.tiny_models import make_tiny_model
@@ -279,7 +280,7 @@ def test_any_source_of_the_compiler_changes_a_cached_artifact(
 ) -> None:
     config, _ = compiled
     target = backend.named("haswell")
-    before = keys_module.artifact_components(config.model, target)
+    before = keys_module.artifact_components(open_source(config.model).all_files(), target)
     shutil.copytree(Path(keys_module.__file__).parent.parent, tmp_path / "compiler")
     real, copies = keys_module.compiler_digest, (tmp_path / "compiler", *keys_module._PACKAGES[1:])
     assert real(copies) == before["sources"]
@@ -287,7 +288,7 @@ def test_any_source_of_the_compiler_changes_a_cached_artifact(
         file.write("# edited\n")
     real.cache_clear()
     monkeypatch.setattr(keys_module, "compiler_digest", lambda: real(copies))
-    after = keys_module.artifact_components(config.model, target)
+    after = keys_module.artifact_components(open_source(config.model).all_files(), target)
     assert {part for part in before if before[part] != after[part]} == {"sources"}
 
 

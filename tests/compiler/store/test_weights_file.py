@@ -22,6 +22,7 @@ from llmc.compiler.weight_request import WeightRequest
 from llmc.models.convert import DTYPES
 from llmc.models.eager import as_tensor
 from llmc.models.loader import Parameter
+from llmc.models.sources.base import ArrayTensor
 
 TARGET = named("x86-64-v3")
 COLUMNS = TARGET.cpu.panel_columns
@@ -29,7 +30,11 @@ COLUMNS = TARGET.cpu.panel_columns
 
 def parameter(name: str, dtype: str, source: str, *parts: tuple[int, ...]) -> Parameter:
     rng = np.random.default_rng(len(name))
-    return Parameter(name, dtype, tuple(rng.normal(size=p).astype(DTYPES[source]) for p in parts))
+    return Parameter.of(name, dtype, *(rng.normal(size=p).astype(DTYPES[source]) for p in parts))
+
+
+def arrays_of(made: Parameter) -> list[ArrayTensor]:
+    return [part for part in made.parts if isinstance(part, ArrayTensor)]
 
 
 PARAMETERS = [
@@ -79,7 +84,7 @@ def test_every_weight_is_where_and_what_it_should_be(
     torch_dtypes = {"f32": torch.float32, "bf16": torch.bfloat16}
     with safe_open(tmp_path / "w.safetensors", "pt") as file:
         for p in PARAMETERS:
-            value = torch.cat([as_tensor(part) for part in p.parts]).to(torch_dtypes[p.dtype])
+            value = torch.cat([as_tensor(part.array) for part in arrays_of(p)]).to(torch_dtypes[p.dtype])
             expected = packed_by_definition(value) if p.name in PACKED else value
             assert torch.equal(file.get_tensor(p.name), expected), p.name
 
@@ -100,7 +105,7 @@ def test_a_missing_or_misshapen_weight_is_named(tmp_path: Path) -> None:
         write()
     value: NDArray[Any] = np.zeros((4, 5), np.float32)
     with pytest.raises(CompileError, match="weight a has 80 bytes where 64 were planned"):
-        write(Parameter("a", "f32", (value,)))
+        write(Parameter.of("a", "f32", value))
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

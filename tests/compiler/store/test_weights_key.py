@@ -21,7 +21,7 @@ def test_weights_key_follows_the_checkpoint_and_the_weight_map(tmp_path: Path, m
     cpu, reference = resolve_target("x86-64-v3"), resolve_target("reference")
 
     def components(max_model_len: int = 64, target: Target = cpu, header: bytes = b"header") -> dict[str, str]:
-        return keys.weights_components(model, config, max_model_len, target, header)
+        return keys.weights_components([file], config, max_model_len, target, header)
 
     def changed(**given: object) -> set[str]:
         found = components(**given)  # type: ignore[arg-type]

@@ -65,7 +65,7 @@ def test_every_number_is_where_it_should_be(
         for j, shape in enumerate(SHAPES):
             name = f"weight{i}{j}"
             source = DTYPES[("f32", "bf16", "f16")[j % 3]]
-            parameters.append(Parameter(name, "bf16", (rng.standard_normal(shape).astype(source),)))
+            parameters.append(Parameter.of(name, "bf16", rng.standard_normal(shape).astype(source)))
             requests.append(WeightRequest(name, shape, "u8", True, format))
             formats[name] = format
     layout = plan_weights(requests, TARGET)
@@ -76,7 +76,8 @@ def test_every_number_is_where_it_should_be(
     assert checksums == {w.name: zlib.crc32(data[w.file_offset :][: w.nbytes]) for w in layout.weights}
     with safe_open(path, "np") as file:
         for parameter in parameters:
-            format, value = formats[parameter.name], parameter.parts[0].astype(np.float32)
+            format, value = formats[parameter.name], np.empty(parameter.shape, np.float32)
+            parameter.read(0, value)
             expected = packed_by_definition(quantize(value, format))
             found = {suffix: file.get_tensor(parameter.name + suffix) for suffix in expected}
             for suffix, array in expected.items():
@@ -121,7 +122,7 @@ def test_parts_of_a_parameter_are_rounded_together(tmp_path: Path) -> None:
     parts = tuple(rng.standard_normal((rows, 40)).astype(np.float32) for rows in (20, 7, 9))
     format = Integers(4, 32)
     layout = plan_weights([WeightRequest("w", (36, 40), "u8", True, format)], TARGET)
-    write_weights(layout, [Parameter("w", "f32", parts)], TARGET, tmp_path / "w", lambda done, total: None)
+    write_weights(layout, [Parameter.of("w", "f32", *parts)], TARGET, tmp_path / "w", lambda done, total: None)
     expected = packed_by_definition(quantize(np.concatenate(parts), format))
     with safe_open(tmp_path / "w", "np") as file:
         for suffix, array in expected.items():
@@ -133,4 +134,4 @@ def test_a_value_that_is_no_number_is_refused(tmp_path: Path) -> None:
     value[33, 5] = np.inf
     layout = plan_weights([WeightRequest("w", value.shape, "u8", True, Integers(8))], TARGET)
     with pytest.raises(CompileError, match="cannot quantize w: a weight is infinite or not a number"):
-        write_weights(layout, [Parameter("w", "f32", (value,))], TARGET, tmp_path / "w", lambda done, total: None)
+        write_weights(layout, [Parameter.of("w", "f32", value)], TARGET, tmp_path / "w", lambda done, total: None)

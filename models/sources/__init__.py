@@ -1,0 +1,1 @@
+"""Where a model comes from: one file or folder per format, behind the classes of `base.py`."""

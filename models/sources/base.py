@@ -1,0 +1,132 @@
+"""What the compiler asks of a model, whatever format it lies in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from llmc.models.config import ModelConfig
+from llmc.models.convert import Array, convert
+from llmc.models.files import has_file, open_file
+
+
+class Tensor(ABC):
+    """A tensor whose values are still in the model's files."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]: ...
+
+    @abstractmethod
+    def read(self, first: int, out: Array) -> None:
+        """Writes rows [first, first + len(out)) to `out`, f32 or bf16 and maybe strided, rounded to its dtype.
+
+        Threads may read at once. Raises ModelError for values that are none.
+        """
+
+
+class ArrayTensor(Tensor):
+    """An f32, f16 or bf16 array, in memory or mapped."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    def read(self, first: int, out: Array) -> None:
+        convert(self.array[first : first + len(out)], out)
+
+
+class Checkpoint(ABC):
+    """The tensors of a model under the names that weight maps use, which are those of transformers.
+
+    Opening one reads headers only. path: what errors call it. config_name: what errors call its configuration.
+    """
+
+    path: Path
+    config_name: str
+
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """Names of all tensors, sorted."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    @abstractmethod
+    def dtype(self, name: str) -> str:
+        """How the tensor is stored: f32, f16, bf16, or the format's own name of another type in lower case."""
+
+    @abstractmethod
+    def check_dtype(self, name: str) -> None:
+        """Raises ModelError unless the tensor is there in a type that `tensor` reads."""
+
+    @abstractmethod
+    def tensor(self, name: str) -> Tensor:
+        """The tensor, not read yet. Raises ModelError, see `check_dtype`."""
+
+    def called(self, name: str) -> str:
+        """What the files call the tensor."""
+        return name
+
+
+class ModelFiles(ABC):
+    """The files beside the weights that an artifact copies: tokenizer, chat template, generation settings."""
+
+    @abstractmethod
+    def has(self, name: str) -> bool:
+        """Raises ModelError where something else has the name, or what the file is made of is damaged."""
+
+    @abstractmethod
+    def open(self, name: str) -> BinaryIO:
+        """The file to read from, at its start. Raises ModelError, and FileNotFoundError where there is none."""
+
+    @abstractmethod
+    def place(self, name: str) -> str:
+        """What errors call the file."""
+
+
+class FolderFiles(ModelFiles):
+    """Files that lie in a directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def has(self, name: str) -> bool:
+        return has_file(self._folder / name)
+
+    def open(self, name: str) -> BinaryIO:
+        return open_file(self._folder / name)
+
+    def place(self, name: str) -> str:
+        return str(self._folder / name)
+
+
+class ModelSource(ABC):
+    """A model at a path; nothing is read before it is asked for. Every method may raise ModelError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @abstractmethod
+    def config(self) -> ModelConfig:
+        """Raises ModelError on a missing or malformed field and on a model that is not supported."""
+
+    @abstractmethod
+    def checkpoint(self) -> Checkpoint:
+        """Its tensors, every header checked."""
+
+    @abstractmethod
+    def model_files(self) -> ModelFiles: ...
+
+    @abstractmethod
+    def weight_files(self) -> Iterator[Path]:
+        """Files that hold the tensors, for the key of packed weights."""
+
+    @abstractmethod
+    def all_files(self) -> Iterator[Path]:
+        """Files that have any part in an artifact of the model, for the key of a cached one."""
