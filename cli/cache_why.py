@@ -13,6 +13,7 @@ from llmc.cli.options.group import takes_option_groups
 from llmc.cli.render.cache_reasons import missing_lines, shortened, why_data
 from llmc.compiler.store.cache import CacheError, GraphCache
 from llmc.manifest import read_manifest
+from llmc.model_path import is_model
 
 if TYPE_CHECKING:
     from llmc.compiler.config import CompileConfig
@@ -52,13 +53,13 @@ def why(
         for flag in given_options(context, ("subject", "cache_dir", "as_json")):
             raise typer.BadParameter(f"{flag} is fixed by the artifact {subject}: give its model directory to vary it")
         wanted, target = _wanted_of_artifact(subject), ""
-    elif (subject / "config.json").is_file():
+    elif is_model(subject):
         config = options.config(subject, subject, needs="explaining a model needs the compiler")
         from llmc.compiler.targets.registry import resolve_target
 
         wanted, target = _wanted_of_model(config, cache), resolve_target(config.target).name
     else:
-        raise CacheError(f"{subject} is neither an artifact (manifest.json) nor a model directory (config.json)")
+        raise CacheError(f"{subject} is neither an artifact (manifest.json) nor a model (config.json, or a .gguf file)")
     answers = why_data(wanted, cache, target)
     if as_json:
         print_json(answers)

@@ -77,7 +77,7 @@ def settle(state: CompileState, asked_for: Mapping[str, object]) -> None:
     config = state.config
     state.manifest = {**asked_for, "files": state.copied}
     if not config.overwrite:
-        refuse_another(config.output, state.there, state.manifest, config.model)
+        refuse_another(config.output, state.there, state.manifest, state.files)
 
 
 def _trace(state: CompileState, _: OnStep) -> None:

@@ -1,7 +1,7 @@
 """llmc: ahead-of-time compiler and bucketed graph runtime for large language models.
 
-`LLM(path)` takes an artifact, a model directory or ORG/NAME of the Hugging Face hub; a model is compiled on the way,
-through the cache.
+`LLM(path)` takes an artifact, a model directory, a GGUF file or ORG/NAME of the Hugging Face hub; a model is compiled
+on the way, through the cache.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class ModelPathError(ValueError):
 def artifact_path(path: str | Path, progress: Callable[[str, int, int], None] | None = None) -> Path:
     """`path` if it is an artifact; for a model, the artifact compiled from it with default settings.
 
-    A model is a directory, or ORG/NAME[@REVISION] of the hub where nothing here has that name. progress is the
-    compiler's, called with (phase, done, total). Raises ModelPathError for anything else, and when a model has to be
-    compiled but the compiler is not installed; HubError when it cannot be downloaded.
+    A model is a directory, a GGUF file, or ORG/NAME[@REVISION] of the hub where nothing here has that name. progress is
+    the compiler's, called with (phase, done, total). Raises ModelPathError for anything else, and when a model has to
+    be compiled but the compiler is not installed; HubError when it cannot be downloaded.
     """
     path = Path(path)
     if (path / "graphs.bin").is_file():
@@ -60,14 +60,15 @@ def artifact_path(path: str | Path, progress: Callable[[str, int, int], None] | 
 def check_model(path: Path) -> None:
     """Raises ModelPathError for what is no model, and where the compiler is not installed; downloads nothing."""
     from llmc.hub_id import hub_id
+    from llmc.model_path import is_model
 
     if hub_id(path) is not None:
         return require_compiler(f"{path} is not here, and a model of the hub must be compiled first")
-    if not (path / "config.json").is_file():
+    if not is_model(path):
         from llmc.mistaken_path import meant
 
         raise ModelPathError(meant(path))
-    require_compiler(f"{path} is a model directory and must be compiled first")
+    require_compiler(f"{path} is a model and must be compiled first")
 
 
 def require_compiler(why: str) -> None:

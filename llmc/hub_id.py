@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmc.model_path import GGUF_SUFFIX
+
 _ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(@(?P<revision>[A-Za-z0-9][\w./-]{0,199}))?", re.A
 )
@@ -26,10 +28,10 @@ class HubId:
 def hub_id(model: str | Path) -> HubId | None:
     """The model of the hub that `model` names; None when it is no such name, or something here has it.
 
-    What is here comes first: no download ever replaces it.
+    What is here comes first: no download ever replaces it. A path of a GGUF file is no name, there or not.
     """
     text = str(model)
     found = _ID.fullmatch(text)
-    if found is None or ".." in text or os.path.lexists(text):
+    if found is None or ".." in text or text.endswith(GGUF_SUFFIX) or os.path.lexists(text):
         return None
     return HubId(found["repo"], found["revision"])

@@ -43,7 +43,7 @@ class Closed(BaseModel):
 
 
 class RopeScaling(Closed):
-    rope_type: Literal["linear", "dynamic", "llama3", "yarn"]
+    rope_type: Literal["linear", "dynamic", "llama3", "yarn", "factors"]
     factor: Positive
     original_max_position_embeddings: Count
     low_freq_factor: float | None = None
@@ -54,6 +54,7 @@ class RopeScaling(Closed):
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    frequency_factors: Annotated[list[Positive], Field(max_length=1 << 15)] | None = None
 
 
 class Model(Closed):

@@ -21,13 +21,13 @@ def meant(path: Path) -> str:
     if not path.exists():
         if _ADDRESS.fullmatch(text):
             return f"{text} does not exist; for a server, write llmc chat http://{text}"
-        return f"{path} does not exist: give an artifact, a model directory, or ORG/NAME of the Hugging Face hub"
+        return f"{path} does not exist: give an artifact, a model (a directory or a .gguf file), or ORG/NAME of the hub"
     if path.is_dir():
+        if found := sorted(path.glob("*.gguf")):
+            return f"{path} has no config.json, but GGUF files: give one of them, such as {found[0]}"
         return f"{path} is neither an artifact (no graphs.bin) nor a model directory (no config.json)"
     if path.name in _PARTS:
         return f"{path} is a part of an artifact or model: give its directory, {path.resolve().parent}"
-    if path.suffix == ".gguf":
-        return f"{path} is a GGUF file, which cannot be compiled: give the model in Hugging Face format, a directory"
     if path.suffix in _WEIGHTS:
         return f"{path} is a file of weights: give the directory of its model, with config.json"
     if zipfile.is_zipfile(path):

@@ -20,7 +20,8 @@ ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 class RopeScaling:
     """How rotary frequencies are stretched. A field that the type does not use is None (truncate: True).
 
-    rope_type: "linear", "dynamic", "llama3" or "yarn". original_max_position_embeddings: tokens of the pretraining
+    rope_type: "linear", "dynamic", "llama3", "yarn", or "factors" of a GGUF file, which divide the frequencies one by
+    one. original_max_position_embeddings: tokens of the pretraining
     context. attention_factor, mscale, mscale_all_dim: yarn's scale of cos and sin, resolved in `rope.py`.
     """
 
@@ -35,6 +36,7 @@ class RopeScaling:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    frequency_factors: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,11 @@ def _frequencies(config: ModelConfig, max_len: int) -> tuple[Array, float]:
             return _llama3(_inverse(theta, dim), scaling), 1.0
         case "yarn":
             return _yarn(theta, dim, scaling)
+        case "factors":
+            factors = np.array(scaling.frequency_factors, _F32)
+            if factors.shape != (dim // 2,):
+                raise ValueError(f"{factors.shape} factors of {dim // 2} frequencies")
+            return _inverse(theta, dim) / factors, 1.0
     raise ModelError(f"rope type {scaling.rope_type!r} is not supported; one of default, linear, dynamic, llama3, yarn")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from llmc.hub_id import hub_id
+from llmc.model_path import is_model as is_model_here
 from llmc.runtime.misses.options import MISS_POLICIES, parse_policy
 from llmc.runtime.request_error import RequestError
 
@@ -25,7 +26,7 @@ def parse_miss_policy(policy: str, model: Path, ready_after: str = "all") -> Mis
         found = parse_policy(policy, "--miss-policy")
     except RequestError as error:
         raise typer.BadParameter(str(error)) from error
-    is_model = hub_id(model) is not None or (model / "config.json").is_file()
+    is_model = hub_id(model) is not None or is_model_here(model)
     if found == "error" and is_model and not (model / "graphs.bin").is_file():
         raise typer.BadParameter(
             f"--miss-policy error compiles nothing and {model} is no artifact: compile it first, llmc compile {model} "

@@ -134,6 +134,8 @@ def _described(manifest: dict[str, Any]) -> Described:
 def model_config(fields: Mapping[str, Any]) -> ModelConfig:
     """The inverse of `asdict`, through JSON."""
     scaling = fields["rope_scaling"]
+    if scaling is not None and scaling.get("frequency_factors") is not None:
+        scaling = {**scaling, "frequency_factors": tuple(scaling["frequency_factors"])}
     lists = {name: tuple(fields[name]) for name in ("layer_windows", "eos_token_ids")}
     return ModelConfig(**{**fields, **lists, "rope_scaling": None if scaling is None else RopeScaling(**scaling)})
 

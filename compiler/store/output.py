@@ -10,6 +10,7 @@ from typing import Any
 
 from llmc.compiler.config import CompileError
 from llmc.manifest import MAX_BYTES, MAX_COPIED_BYTES
+from llmc.models.sources.base import ModelFiles
 from llmc.regular_file import parse_json, read_regular
 
 # Beside the files that the manifest lists.
@@ -68,12 +69,12 @@ def _manifest(artifact: Path) -> dict[str, Any]:
 
 
 def refuse_another(
-    output: Path, old: Mapping[str, Any] | None, new: Mapping[str, Any], model: Path | None = None
+    output: Path, old: Mapping[str, Any] | None, new: Mapping[str, Any], files: ModelFiles | None = None
 ) -> None:
     """Raises CompileError when `old`, the manifest at `output`, is of another model or other options than `new`.
 
-    new: a manifest, or as much of it as is known. model: where tokenizer and generation files are copied from, by the
-    names under "files" of `new`; None: they are not looked at.
+    new: a manifest, or as much of it as is known. files: where tokenizer and generation files are copied from,
+    by the names under "files" of `new`; None: they are not looked at.
     """
     if old is None:
         return
@@ -81,9 +82,9 @@ def refuse_another(
     now = json.loads(json.dumps(new, default=str))
     known = [name for name in (*_ASKED_FOR, "weights_crc32") if name in now and name in old]
     differ = [name for name in known if _differs(old[name], now[name])]
-    if model is not None:
+    if files is not None:
         gone_or_new = {*old["files"]} ^ {*now["files"]}
-        changed = {name for name in {*old["files"]} - gone_or_new if _bytes(output / name) != _bytes(model / name)}
+        changed = {name for name in {*old["files"]} - gone_or_new if _bytes(output / name) != _model_bytes(files, name)}
         differ += sorted(gone_or_new | changed)
     if differ:
         names = ", ".join("values of weights" if name == "weights_crc32" else name for name in differ)
@@ -98,6 +99,14 @@ def _differs(old: object, new: object) -> bool:
     if isinstance(old, dict) and isinstance(new, dict):
         return any(old[name] != new[name] for name in old.keys() & new.keys()) or not old.keys() & new.keys()
     return old != new
+
+
+def _model_bytes(files: ModelFiles, name: str) -> bytes | None:
+    try:
+        with files.open(name) as file:
+            return file.read(MAX_COPIED_BYTES)
+    except OSError:
+        return None
 
 
 def _bytes(file: Path) -> bytes | None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llmc.model_path import is_gguf
 from llmc.models.errors import ModelError
 from llmc.models.sources.base import ModelSource
+from llmc.models.sources.gguf.source import GgufSource
 from llmc.models.sources.safetensors import SafetensorsSource
 
 
 def open_source(path: str | Path) -> ModelSource:
-    """A directory is one in Hugging Face's format. Raises ModelError for a path that is nothing of the kind."""
+    """A .gguf file, or a directory in Hugging Face's format. Raises ModelError for a path that is neither."""
     path = Path(path)
+    if is_gguf(path):
+        return GgufSource(path)
     if path.is_dir():
         return SafetensorsSource(path)
-    raise ModelError(f"{path} is not a directory; pass the directory of a Hugging Face checkpoint")
+    raise ModelError(
+        f"{path} is not a directory and no .gguf file; pass the directory of a Hugging Face checkpoint, or a .gguf file"
+    )

@@ -1,0 +1,41 @@
+"""Blocks of 32 elements with one scale, of which some have a minimum: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llmc.models.convert import Array
+from llmc.models.sources.gguf.dequantize.fields import halves, nibbles
+
+
+def q4_0(blocks: Array, out: Array) -> None:
+    numbers = nibbles(blocks[:, 2:], 16).view(np.int8)
+    numbers -= 8
+    np.multiply(halves(blocks, 0), numbers, out=out)
+
+
+def q4_1(blocks: Array, out: Array) -> None:
+    np.multiply(halves(blocks, 0), nibbles(blocks[:, 4:], 16), out=out)
+    out += halves(blocks, 2)
+
+
+def _five_bits(blocks: Array, at: int) -> Array:
+    """Four bytes of fifth bits, then the others."""
+    numbers = nibbles(blocks[:, at + 4 :], 16)
+    numbers |= np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") << 4
+    return numbers
+
+
+def q5_0(blocks: Array, out: Array) -> None:
+    numbers = _five_bits(blocks, 2).view(np.int8)
+    numbers -= 16
+    np.multiply(halves(blocks, 0), numbers, out=out)
+
+
+def q5_1(blocks: Array, out: Array) -> None:
+    np.multiply(halves(blocks, 0), _five_bits(blocks, 4), out=out)
+    out += halves(blocks, 2)
+
+
+def q8_0(blocks: Array, out: Array) -> None:
+    np.multiply(halves(blocks, 0), blocks[:, 2:].view(np.int8), out=out)

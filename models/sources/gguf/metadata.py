@@ -1,0 +1,90 @@
+"""Typed reading of a GGUF file's metadata: every wrong or missing value is one clear sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from llmc.models.brief import brief
+from llmc.models.errors import ModelError
+from llmc.models.sources.gguf.values import ArrayValue
+
+_MAX_INTEGER = (1 << 31) - 1
+
+
+class Metadata:
+    """Values by key. origin: the file. Every accessor raises ModelError on a value of the wrong type or range, and on
+    a missing one without a default."""
+
+    def __init__(self, values: Mapping[str, Any], origin: str) -> None:
+        self._values = values
+        self.origin = origin
+
+    def has(self, key: str) -> bool:
+        return key in self._values
+
+    def all_keys(self) -> tuple[str, ...]:
+        return tuple(self._values)
+
+    def wrong(self, key: str, expected: str) -> ModelError:
+        value = self._values.get(key)
+        shown = value.brief() if isinstance(value, ArrayValue) else brief(value)
+        return ModelError(f"{self.origin}: metadata {key} is {shown} where {expected} was expected")
+
+    def missing(self, key: str) -> ModelError:
+        return ModelError(f"{self.origin} lacks the metadata {key}; take a file that a converter wrote whole")
+
+    def integer(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = _MAX_INTEGER) -> int:
+        value = self._values.get(key, default)
+        if value is None:
+            raise self.missing(key)
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self.wrong(key, f"an integer from {minimum} to {maximum}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number."""
+        value = self._values.get(key, default)
+        if value is None:
+            raise self.missing(key)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise self.wrong(key, "a finite number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._values.get(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._values.get(key, default)
+        if value is None:
+            raise self.missing(key)
+        if not isinstance(value, str):
+            raise self.wrong(key, "a string")
+        return value
+
+    def array(self, key: str) -> ArrayValue | None:
+        value = self._values.get(key)
+        if value is not None and not isinstance(value, ArrayValue):
+            raise self.wrong(key, "an array")
+        return value
+
+    def strings(self, key: str) -> list[str]:
+        array = self.array(key)
+        if array is None:
+            raise self.missing(key)
+        return array.strings()
+
+    def same_integer(self, key: str, default: int | None = None) -> int:
+        """An integer, or an array of one integer again and again: what may differ by layer, and does not."""
+        value = self._values.get(key, default)
+        if not isinstance(value, ArrayValue):
+            return self.integer(key, default)
+        found = set(value.integers())
+        if len(found) != 1:
+            raise self.wrong(key, "one integer for all layers")
+        (only,) = found
+        return Metadata({key: only}, self.origin).integer(key)

@@ -1,0 +1,140 @@
+"""A model in GGUF: its metadata, tensors and tokenizer as the compiler asks for them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from llmc.models.config import ModelConfig
+from llmc.models.convert import DTYPES, Array
+from llmc.models.errors import ModelError
+from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource, Tensor
+from llmc.models.sources.gguf.architectures import ROPE_FACTORS, Architecture, get_architecture, our_name, their_name
+from llmc.models.sources.gguf.config import read_config
+from llmc.models.sources.gguf.header import Entry, GgufFile
+from llmc.models.sources.gguf.metadata import Metadata
+from llmc.models.sources.gguf.shards import open_shards, shard_paths
+from llmc.models.sources.gguf.tensor import HeadRows, open_tensor
+from llmc.models.sources.gguf.tokenizer.files import TokenizerFiles
+from llmc.models.sources.gguf.tokenizer.vocabulary import Vocabulary, has_tokenizer, read_vocabulary
+
+_EMBEDDING = "token_embd.weight"
+
+
+class GgufCheckpoint(Checkpoint):
+    """The tensors of a model's files. rows: of q and k, where the file has them in another order."""
+
+    config_name = "its metadata"
+
+    def __init__(
+        self, path: Path, tensors: dict[str, GgufFile], architecture: Architecture, rows: HeadRows | None
+    ) -> None:
+        self.path = path
+        self._architecture, self._rows = architecture, rows
+        self._places = {our_name(name): (name, file) for name, file in tensors.items() if name != ROPE_FACTORS}
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._places))
+
+    def _entry(self, name: str) -> Entry:
+        if name not in self._places:
+            raise ModelError(f"{self.path} lacks the tensor {their_name(name)}")
+        theirs, file = self._places[name]
+        return file.tensors[theirs]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entry(name).shape
+
+    def dtype(self, name: str) -> str:
+        return self._entry(name).type.name.lower()
+
+    def check_dtype(self, name: str) -> None:
+        # Every type that a header may have is read.
+        self._entry(name)
+
+    def tensor(self, name: str) -> Tensor:
+        self._entry(name)
+        theirs, file = self._places[name]
+        return open_tensor(file, theirs, self._rows if self._architecture.has_paired_rows(theirs) else None)
+
+    def called(self, name: str) -> str:
+        return their_name(name)
+
+
+class GgufSource(ModelSource):
+    """A GGUF file, or the first of several."""
+
+    @cached_property
+    def _files(self) -> tuple[GgufFile, ...]:
+        return open_shards(self.path)
+
+    @cached_property
+    def _tensors(self) -> dict[str, GgufFile]:
+        """The file of every tensor."""
+        return {name: file for file in self._files for name in file.tensors}
+
+    @property
+    def _metadata(self) -> Metadata:
+        return self._files[0].metadata
+
+    @cached_property
+    def _architecture(self) -> Architecture:
+        return get_architecture(self._metadata.text("general.architecture"), str(self.path))
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary | None:
+        if not has_tokenizer(self._metadata):
+            return None
+        return read_vocabulary(self._metadata, self._shapes().get(_EMBEDDING, (0,))[0])
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: file.tensors[name].shape for name, file in self._tensors.items()}
+
+    @cached_property
+    def _config(self) -> ModelConfig:
+        architecture, vocabulary = self._architecture, self._vocabulary
+        ends, bos = (vocabulary.ends, vocabulary.bos) if vocabulary is not None else ((), None)
+        return read_config(self._metadata, architecture, self._shapes(), self._dtype(), ends, bos, self._rope_factors())
+
+    def config(self) -> ModelConfig:
+        return self._config
+
+    def _dtype(self) -> str:
+        """Of the type that most elements have; what is quantized has more bits than bf16 at most."""
+        elements: Counter[str] = Counter()
+        for name, file in self._tensors.items():
+            entry = file.tensors[name]
+            elements[entry.type.name.lower()] += math.prod(entry.shape)
+        most = max(elements, key=lambda name: elements[name], default="f32")
+        return most if most in DTYPES else "bf16"
+
+    def _rope_factors(self) -> Array | None:
+        file = self._tensors.get(ROPE_FACTORS)
+        if file is None:
+            return None
+        shape = file.tensors[ROPE_FACTORS].shape
+        # No head is as large; the shape is checked before anything of its size is made.
+        if len(shape) != 1 or shape[0] > 1 << 15:
+            raise ModelError(f"{file.path}: tensor {ROPE_FACTORS} has shape {list(shape)}, which is no list of factors")
+        factors = np.empty(shape, np.float32)
+        open_tensor(file, ROPE_FACTORS).read(0, factors)
+        return factors
+
+    def checkpoint(self) -> GgufCheckpoint:
+        config = self._config
+        rows = HeadRows(config.head_dim, config.rotary_dim)
+        return GgufCheckpoint(self.path, self._tensors, self._architecture, rows)
+
+    def model_files(self) -> ModelFiles:
+        return TokenizerFiles(self._metadata, self._vocabulary)
+
+    def weight_files(self) -> Iterator[Path]:
+        yield from shard_paths(self.path)
+
+    def all_files(self) -> Iterator[Path]:
+        yield from shard_paths(self.path)

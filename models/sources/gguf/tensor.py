@@ -1,0 +1,114 @@
+"""A tensor of a GGUF file: its rows in our order, dequantized some blocks at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmc.models.brief import brief_name
+from llmc.models.convert import DTYPES, Array, convert
+from llmc.models.errors import ModelError
+from llmc.models.sources.base import ArrayTensor, Tensor
+from llmc.models.sources.gguf.dequantize.registry import DEQUANTIZE
+from llmc.models.sources.gguf.header import GgufFile
+from llmc.models.sources.gguf.types import StoredType
+
+_PLAIN = {name.upper(): dtype for name, dtype in DTYPES.items()}
+_ELEMENTS = 1 << 16  # whose temporaries stay in cache
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """Rows of q and k as llama.cpp keeps them for rope of neighbours: pairs side by side, which are half of the
+    rotated elements apart with us.
+
+    head_dim: rows of a head; rotary_dim: of which the first so many are in pairs.
+    """
+
+    head_dim: int
+    rotary_dim: int
+
+    def stored(self, rows: Array) -> Array:
+        """Where rows of ours are in the file."""
+        head, within = np.divmod(rows, self.head_dim)
+        half = self.rotary_dim // 2
+        paired = np.where(within < half, 2 * within, 2 * (within - half) + 1)
+        found: Array = head * self.head_dim + np.where(within < self.rotary_dim, paired, within)
+        return found
+
+
+class QuantizedTensor(Tensor):
+    """A tensor of blocks. called: its name in errors. order: None where rows are as they should be."""
+
+    def __init__(
+        self, called: str, rows: Array, shape: tuple[int, ...], type: StoredType, order: HeadRows | None
+    ) -> None:
+        self._called, self._rows, self._shape, self._type, self._order = called, rows, shape, type, order
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    def read(self, first: int, out: Array) -> None:
+        if len(self._shape) == 1:
+            convert(self._values(0, np.arange(1))[0, first : first + len(out)], out)
+            return
+        columns = self._shape[-1]
+        step = max(1, _ELEMENTS // columns)
+        for at in range(0, len(out), step):
+            some = out[at : at + step]
+            rows = np.arange(first + at, first + at + len(some))
+            convert(self._values(first + at, rows), some)
+
+    def _values(self, first: int, rows: Array) -> Array:
+        """float32 [rows, columns] of some rows."""
+        stored = rows if self._order is None else self._order.stored(rows)
+        # Contiguous rows are a view of the file.
+        data = self._rows[first : first + len(rows)] if self._order is None else self._rows[stored]
+        blocks = data.reshape(-1, self._type.nbytes)
+        self._check_scales(blocks, stored)
+        values = np.empty((len(blocks), self._type.elements), np.float32)
+        # A scale of the largest size by a number may be infinite; that is the value, then.
+        with np.errstate(over="ignore"):
+            DEQUANTIZE[self._type.name](blocks, values)
+        found: Array = values.reshape(len(rows), -1)
+        return found
+
+    def _check_scales(self, blocks: Array, rows: Array) -> None:
+        for at in self._type.scales:
+            # Finite unless all bits of the exponent are set, which are in the second byte.
+            bad = (blocks[:, at + 1] & 0x7C) == 0x7C
+            if bad.any():
+                block = int(bad.argmax())
+                value = float(np.ascontiguousarray(blocks[block, at : at + 2]).view(np.float16)[0])
+                row = int(rows[block * len(rows) // len(blocks)])
+                raise ModelError(
+                    f"{self._called} of type {self._type.name} has a scale of {value} in row {row}; download it again"
+                )
+
+
+class _OrderedArray(Tensor):
+    """A tensor of numbers whose rows are in another order."""
+
+    def __init__(self, array: Array, order: HeadRows) -> None:
+        self._array, self._order = array, order
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._array.shape
+
+    def read(self, first: int, out: Array) -> None:
+        convert(self._array[self._order.stored(np.arange(first, first + len(out)))], out)
+
+
+def open_tensor(file: GgufFile, name: str, order: HeadRows | None = None) -> Tensor:
+    """The tensor `name` of a file, not read yet. order: of its rows, where it is not ours."""
+    entry, rows = file.tensors[name], file.rows(name)
+    if entry.type.name not in _PLAIN:
+        called = f"{file.path}: tensor {brief_name(name)}"
+        if order is not None and len(entry.shape) == 1:
+            raise ModelError(f"{called} is a vector of type {entry.type.name}; convert the model with F32 vectors")
+        return QuantizedTensor(called, rows, entry.shape, entry.type, order)
+    array = rows.view(_PLAIN[entry.type.name]).reshape(entry.shape)
+    return ArrayTensor(array) if order is None else _OrderedArray(array, order)

@@ -1,0 +1,45 @@
+"""What every tokenizer.json has, of whatever model: tokens that are found before a text is cut, and those around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmc.models.sources.gguf.tokenizer.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
+
+
+def added_tokens(vocabulary: Vocabulary) -> list[dict[str, Any]]:
+    """Control tokens, which decoding leaves out, and those that a model's authors added."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    found = []
+    for token, (text, kind) in enumerate(zip(vocabulary.texts, vocabulary.kinds, strict=True)):
+        if kind in (CONTROL, UNKNOWN, USER_DEFINED) and text:
+            found.append({"id": token, "content": text, **flags, "special": kind != USER_DEFINED})
+    return found
+
+
+def around(vocabulary: Vocabulary, *, bos: bool, eos: bool) -> dict[str, Any] | None:
+    """The post-processor that puts bos before a text and eos behind it."""
+    ends = [vocabulary.bos if bos else None, vocabulary.eos if eos else None]
+    if ends == [None, None]:
+        return None
+
+    def place(token: int | None, type_id: int) -> list[dict[str, Any]]:
+        return [] if token is None else [{"SpecialToken": {"id": vocabulary.texts[token], "type_id": type_id}}]
+
+    def text(name: str, type_id: int) -> list[dict[str, Any]]:
+        sequence = {"Sequence": {"id": name, "type_id": type_id}}
+        return [*place(ends[0], type_id), sequence, *place(ends[1], type_id)]
+
+    special = {
+        vocabulary.texts[token]: {
+            "id": vocabulary.texts[token], "ids": [token], "tokens": [vocabulary.texts[token]],
+        }
+        for token in ends
+        if token is not None
+    }  # fmt: skip
+    return {
+        "type": "TemplateProcessing",
+        "single": text("A", 0),
+        "pair": [*text("A", 0), *text("B", 1)],
+        "special_tokens": special,
+    }

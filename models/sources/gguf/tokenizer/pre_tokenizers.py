@@ -1,0 +1,90 @@
+"""Regular expressions that cut a text before its bytes are merged, by the name of `tokenizer.ggml.pre`.
+
+They are those of the models' own tokenizers. Each one cuts what the ones before it have left; what none matches stays
+whole between its matches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_CHINESE = r"[一-龥ࠀ-一가-퟿]+"
+
+
+def _modern(numbers: str) -> str:
+    """The expression of GPT-4's kind, which differs between models in how long a number is."""
+    return (
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|"
+        r"\s+(?!\S)|\s+"
+    )
+
+
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def _cased(contractions: str, numbers: str) -> str:
+    """Words end where lower case goes over to upper case."""
+    before = r"[^\r\n\p{L}\p{N}]?"
+    words = rf"{before}{_UPPER}*{_LOWER}+{contractions}|{before}{_UPPER}+{_LOWER}*{contractions}"
+    return rf"{words}|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """expressions: one after another. ignore_merges: a piece that is a token is one, whatever merges say. bos: whether
+    texts begin with the bos token where the file does not say."""
+
+    expressions: tuple[str, ...]
+    ignore_merges: bool = False
+    bos: bool = False
+
+
+_LLAMA3 = PreTokenizer((_modern(r"\p{N}{1,3}"),), ignore_merges=True, bos=True)
+_DIGITS = PreTokenizer((r"\p{N}", _GPT2))
+_PLAIN = PreTokenizer((_GPT2,))
+_QWEN2 = PreTokenizer((_modern(r"\p{N}"),))
+_DBRX = PreTokenizer((_modern(r"\p{N}{1,3}"),))
+# Letters of scripts with cases, by their code points.
+_CASED_LETTERS = (
+    r"A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼ"
+    r"ℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "gpt-2": _PLAIN,
+    "mpt": _PLAIN,
+    "olmo": _PLAIN,
+    "phi-2": _PLAIN,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "dbrx": _DBRX,
+    "smaug-bpe": _DBRX,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "stablelm2": _QWEN2,
+    "starcoder": _DIGITS,
+    "refact": _DIGITS,
+    "command-r": _DIGITS,
+    "smollm": _DIGITS,
+    "codeshell": _DIGITS,
+    "exaone": _DIGITS,
+    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+    "deepseek-llm": PreTokenizer(
+        ("[\r\n]", rf"\s?[{_CASED_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _CHINESE, r"\p{N}+")
+    ),
+    "deepseek-coder": PreTokenizer(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE, r"\p{N}")),
+    "deepseek-v3": PreTokenizer((
+        r"\p{N}{1,3}",
+        "[一-龥぀-ゟ゠-ヿ]+",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+        r""" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+    )),
+    "tekken": PreTokenizer((_cased("", r"\p{N}"),), ignore_merges=True, bos=True),
+    "gpt-4o": PreTokenizer((_cased(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),)),
+}  # fmt: skip
+"""By exact name."""

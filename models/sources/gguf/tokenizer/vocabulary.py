@@ -1,0 +1,85 @@
+"""Tokens of a GGUF file with their kinds, and which of them begin and end texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmc.models.brief import brief
+from llmc.models.errors import ModelError
+from llmc.models.sources.gguf.metadata import Metadata
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+MODEL = "tokenizer.ggml.model"
+TOKENS = "tokenizer.ggml.tokens"
+# Control tokens that end a turn or a text in every model that has them, as llama.cpp holds.
+_ENDS = frozenset({
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """texts, kinds: by token id. origin: the file. bos, eos, unknown, padding: ids, None where there is none.
+
+    ends: every token that ends a text, `eos` first.
+    """
+
+    texts: tuple[str, ...]
+    kinds: tuple[int, ...]
+    origin: str
+    bos: int | None
+    eos: int | None
+    unknown: int | None
+    padding: int | None
+    ends: tuple[int, ...]
+
+    def ids(self) -> dict[str, int]:
+        """Token ids by text, without tokens that only fill the embedding; of equal texts the first."""
+        found: dict[str, int] = {}
+        for token, (text, kind) in enumerate(zip(self.texts, self.kinds, strict=True)):
+            if kind != UNUSED:
+                found.setdefault(text, token)
+        return found
+
+
+def has_tokenizer(metadata: Metadata) -> bool:
+    """Whether the file has one: some are of models alone."""
+    return metadata.has(TOKENS) or metadata.text(MODEL, "none") not in ("none", "no_vocab")
+
+
+def read_vocabulary(metadata: Metadata, size: int) -> Vocabulary:
+    """size: rows of the embedding. Raises ModelError."""
+    texts = tuple(metadata.strings(TOKENS))
+    origin = metadata.origin
+    if not 1 <= len(texts) <= size:
+        raise ModelError(f"{origin}: metadata {TOKENS} has {len(texts)} tokens where token_embd.weight has {size} rows")
+    kinds = _kinds(metadata, len(texts))
+
+    def token(name: str) -> int | None:
+        key = f"tokenizer.ggml.{name}_token_id"
+        # The largest unsigned number is how llama.cpp writes that there is none.
+        if not metadata.has(key) or metadata.integer(key, minimum=-1, maximum=(1 << 32) - 1) in (-1, (1 << 32) - 1):
+            return None
+        return metadata.integer(key, minimum=0, maximum=len(texts) - 1)
+
+    eos = token("eos")
+    by_text = [i for i, (text, kind) in enumerate(zip(texts, kinds, strict=True)) if kind == CONTROL and text in _ENDS]
+    ends = [i for i in (eos, token("eot"), token("eom"), *by_text) if i is not None]
+    return Vocabulary(
+        texts, kinds, origin, token("bos"), eos, token("unknown"), token("padding"), tuple(dict.fromkeys(ends))
+    )
+
+
+def _kinds(metadata: Metadata, count: int) -> tuple[int, ...]:
+    key = "tokenizer.ggml.token_type"
+    array = metadata.array(key)
+    if array is None:
+        return (NORMAL,) * count
+    kinds = array.integers()
+    if len(kinds) != count:
+        raise metadata.wrong(key, f"a list of {count} types")
+    # 0 is what no converter means, and llama.cpp takes for no kind at all.
+    unknown = next((kind for kind in kinds if not 0 <= kind <= BYTE), None)
+    if unknown is not None:
+        raise ModelError(f"{metadata.origin}: metadata {key} has the type {brief(unknown)}, which is not one of 0 to 6")
+    return tuple(kinds)

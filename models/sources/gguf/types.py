@@ -1,0 +1,51 @@
+"""How tensors of a GGUF file are stored: types by their code, those that are read and those that are only known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+QK_K = 256
+"""Elements of a block of the K types."""
+
+
+@dataclass(frozen=True)
+class StoredType:
+    """elements: of a block; nbytes: of a block in the file. scales: where a block has f16 scales, in bytes."""
+
+    name: str
+    elements: int
+    nbytes: int
+    scales: tuple[int, ...] = ()
+
+    def row_bytes(self, columns: int) -> int:
+        return columns // self.elements * self.nbytes
+
+
+READ: dict[int, StoredType] = {
+    0: StoredType("F32", 1, 4),
+    1: StoredType("F16", 1, 2),
+    30: StoredType("BF16", 1, 2),
+    2: StoredType("Q4_0", 32, 18, (0,)),
+    3: StoredType("Q4_1", 32, 20, (0, 2)),
+    6: StoredType("Q5_0", 32, 22, (0,)),
+    7: StoredType("Q5_1", 32, 24, (0, 2)),
+    8: StoredType("Q8_0", 32, 34, (0,)),
+    10: StoredType("Q2_K", QK_K, 84, (80, 82)),
+    11: StoredType("Q3_K", QK_K, 110, (108,)),
+    12: StoredType("Q4_K", QK_K, 144, (0, 2)),
+    13: StoredType("Q5_K", QK_K, 176, (0, 2)),
+    14: StoredType("Q6_K", QK_K, 210, (208,)),
+    20: StoredType("IQ4_NL", 32, 18, (0,)),
+    23: StoredType("IQ4_XS", QK_K, 136, (0,)),
+}
+"""Types that llmc reads, by code."""
+
+_KNOWN = {
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8",
+    25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+}  # fmt: skip
+
+
+def type_name(code: int) -> str:
+    """What llama.cpp calls a type; its number where llmc has not heard of it."""
+    return READ[code].name if code in READ else _KNOWN.get(code, str(code))
