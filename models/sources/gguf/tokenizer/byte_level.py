@@ -37,7 +37,7 @@ def byte_level(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
     ids = vocabulary.ids()
     return {
         "added_tokens": added_tokens(vocabulary),
-        "normalizer": None,
+        "normalizer": {"type": "NFC"} if pre.nfc else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, bytes_level]},
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
         "model": {

@@ -33,10 +33,11 @@ def _cased(contractions: str, numbers: str) -> str:
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """expressions: one after another. ignore_merges: a piece that is a token is one, whatever merges say. bos: whether
-    texts begin with the bos token where the file does not say."""
+    """expressions: one after another. nfc: whether characters are composed first. ignore_merges: a piece that is a
+    token is one, whatever merges say. bos: whether texts begin with the bos token where the file does not say."""
 
     expressions: tuple[str, ...]
+    nfc: bool = False
     ignore_merges: bool = False
     bos: bool = False
 
@@ -44,12 +45,12 @@ class PreTokenizer:
 _LLAMA3 = PreTokenizer((_modern(r"\p{N}{1,3}"),), ignore_merges=True, bos=True)
 _DIGITS = PreTokenizer((r"\p{N}", _GPT2))
 _PLAIN = PreTokenizer((_GPT2,))
-_QWEN2 = PreTokenizer((_modern(r"\p{N}"),))
+_GPT4 = PreTokenizer((_modern(r"\p{N}"),))
 _DBRX = PreTokenizer((_modern(r"\p{N}{1,3}"),))
-# Letters of scripts with cases, by their code points.
+# Letters with cases, but those of some scripts: small Armenian ones, Georgian, parts of Latin, mathematical ones.
 _CASED_LETTERS = (
-    r"A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼ"
-    r"ℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+    r"[\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10C7}-\x{10FF}\x{1C80}-\x{1C8A}\x{2D00}-\x{2D2D}\x{A790}-\x{AB68}"
+    r"\x{10570}-\x{105BC}\x{10D50}-\x{10D85}\x{16E40}-\x{16E7F}\x{1D400}-\x{1DFFF}]]"
 )
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
@@ -64,9 +65,9 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "falcon3": _LLAMA3,
     "dbrx": _DBRX,
     "smaug-bpe": _DBRX,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "stablelm2": _QWEN2,
+    "qwen2": PreTokenizer(_GPT4.expressions, nfc=True),
+    "deepseek-r1-qwen": _GPT4,
+    "stablelm2": _GPT4,
     "starcoder": _DIGITS,
     "refact": _DIGITS,
     "command-r": _DIGITS,
@@ -75,7 +76,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "exaone": _DIGITS,
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
     "deepseek-llm": PreTokenizer(
-        ("[\r\n]", rf"\s?[{_CASED_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _CHINESE, r"\p{N}+")
+        ("[\r\n]", rf"\s?{_CASED_LETTERS}+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _CHINESE, r"\p{N}+")
     ),
     "deepseek-coder": PreTokenizer(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE, r"\p{N}")),
     "deepseek-v3": PreTokenizer((
