@@ -78,7 +78,7 @@ def inspect(
 def apply(
     bundle: Path = typer.Argument(..., metavar="BUNDLE", help="File that llmc bundle create wrote."),
     model: Path = typer.Argument(
-        ..., metavar="MODEL", help="Directory with config.json and safetensors, or ORG/NAME of the hub."
+        ..., metavar="MODEL", help="Directory with config.json and safetensors, .gguf file, or ORG/NAME of the hub."
     ),
     output: Path = typer.Option(..., "-o", "--output", metavar="OUT", help="Artifact directory to write."),
     target: str = typer.Option("native", metavar="NAME", help="CPU; native: the best in the bundle for this machine."),

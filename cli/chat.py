@@ -71,7 +71,9 @@ def register(app: typer.Typer) -> None:
 @takes_option_groups
 def chat_command(
     target: str = typer.Argument(
-        DEFAULT_URL, metavar="URL|ARTIFACT|MODEL", help="Server, artifact, model directory, or ORG/NAME of the hub."
+        DEFAULT_URL,
+        metavar="URL|ARTIFACT|MODEL",
+        help="Server, artifact, model directory, .gguf file, or ORG/NAME of the hub.",
     ),
     system: str | None = typer.Option(None, metavar="TEXT", help="System message."),
     load: Path | None = typer.Option(None, metavar="FILE", help="Go on with a conversation that /save wrote."),

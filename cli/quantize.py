@@ -58,7 +58,7 @@ def register(app: typer.Typer) -> None:
 
 def quantize_command(
     model: Path = typer.Argument(
-        ..., metavar="MODEL", help="Directory with config.json and safetensors, or ORG/NAME of the hub."
+        ..., metavar="MODEL", help="Directory with config.json and safetensors, .gguf file, or ORG/NAME of the hub."
     ),
     schemes: str = typer.Option(
         ",".join((NONE, *SCHEMES)), metavar="LIST", help="Schemes to compare; none: the model as it is."

@@ -61,7 +61,9 @@ def register(app: typer.Typer) -> None:
 
 @takes_option_groups
 def run_command(
-    model: Path = typer.Argument(..., metavar="ARTIFACT|MODEL", help="Artifact, model directory, or ORG/NAME (hub)."),
+    model: Path = typer.Argument(
+        ..., metavar="ARTIFACT|MODEL", help="Artifact, model directory, .gguf, or ORG/NAME (hub)."
+    ),
     prompt: list[str] = typer.Option([], metavar="TEXT", help="A prompt; may be repeated."),
     prompts: Path | None = typer.Option(
         None,

@@ -53,7 +53,9 @@ def register(app: typer.Typer) -> None:
 
 
 def serve_command(
-    model: Path = typer.Argument(..., metavar="ARTIFACT|MODEL", help="Artifact, model directory, or ORG/NAME (hub)."),
+    model: Path = typer.Argument(
+        ..., metavar="ARTIFACT|MODEL", help="Artifact, model directory, .gguf, or ORG/NAME (hub)."
+    ),
     host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0: all."),
     port: int = typer.Option(8000, min=0, max=65535, help="Port to listen on; 0: any that is free."),
     served_model_name: list[str] = typer.Option([], metavar="NAME", help="Name of the model; may be repeated."),
@@ -332,10 +334,13 @@ def read_keys(file: Path) -> Sequence[str]:
 
 
 def model_name(model: Path) -> str:
-    """What clients call it: its directory's name, or its name on the hub."""
+    """What clients call it: its directory's or its file's name, or its name on the hub."""
     from llmc.hub_id import hub_id
+    from llmc.model_path import is_gguf
 
     found = hub_id(model)
+    if is_gguf(model):
+        return model.resolve().stem
     return model.resolve().name if found is None else found.repo
 
 

@@ -42,7 +42,9 @@ def register(app: typer.Typer) -> None:
 
 
 def warmup_command(
-    model: Path = typer.Argument(..., metavar="ARTIFACT|MODEL", help="Artifact, model directory, or ORG/NAME (hub)."),
+    model: Path = typer.Argument(
+        ..., metavar="ARTIFACT|MODEL", help="Artifact, model directory, .gguf, or ORG/NAME (hub)."
+    ),
     trace: Path | None = typer.Option(
         None, metavar="FILE", help="Trace of requests, plain or .gz; -: stdin. Used buckets come first."
     ),

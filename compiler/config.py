@@ -95,7 +95,8 @@ class CompileReport:
 
     peak_memory_bytes: largest sum of the resident memory of the compiler and the processes it started. tuned: of
     kernels with a measured schedule, how many times as fast it was, by symbol. max_model_len, model_len: tokens of a
-    request, at most, and of the longest text that the model was made for. warnings: sentences.
+    request, at most, and of the longest text that the model was made for. warnings: sentences about what a user may not
+    have meant; notes: about what was done that the model does not say.
     """
 
     artifact: Path
@@ -115,6 +116,7 @@ class CompileReport:
     max_model_len: int = 0
     model_len: int = 0
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def num_graphs(self) -> int:

@@ -213,6 +213,7 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
         max_model_len=resolved.max_model_len,
         model_len=resolved.model_len,
         warnings=resolved.warnings(),
+        notes=resolved.notes(state.checkpoint),
         phase_seconds=clock.seconds,
         tuned={spec.symbol(): state.choices[spec].gain for spec in state.variants},
     )
@@ -230,7 +231,10 @@ def compile_cached(model: Path, progress: Progress = no_progress, source: HubSou
     if not (output / "graphs.bin").is_file():
         output.parent.mkdir(parents=True, exist_ok=True)
         config = CompileConfig(model=model, output=output, source=source)
-        for warning in compile_model(config, progress).warnings:
-            logging.getLogger(__name__).warning("llmc: warning: %s", warning)
+        report, log = compile_model(config, progress), logging.getLogger(__name__)
+        for warning in report.warnings:
+            log.warning("llmc: warning: %s", warning)
+        for note in report.notes:
+            log.warning("llmc: note: %s", note)
     mark_used(output)
     return output

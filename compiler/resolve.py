@@ -19,6 +19,7 @@ from llmc.compiler.targets.registry import resolve_target
 from llmc.graphs_records import ModelRecord
 from llmc.models.config import ModelConfig
 from llmc.models.context import sound_scaling, trained_length
+from llmc.models.convert import DTYPES as CHECKPOINT_DTYPES
 from llmc.models.loader import Parameter, load_parameters
 from llmc.models.registry import get_family
 from llmc.models.rope import cos_sin_table
@@ -70,6 +71,17 @@ class Resolved:
                 f"{self.model_len} compiles all of it",
             )
         return ()
+
+    def notes(self, checkpoint: Checkpoint) -> tuple[str, ...]:
+        """What becomes of numbers that are quantized already, in sentences."""
+        types = {checkpoint.dtype(name) for name in checkpoint.names()} - CHECKPOINT_DTYPES.keys()
+        if not types:
+            return ()
+        stored = f"weights of {checkpoint.path} are {', '.join(sorted(name.upper() for name in types))}"
+        schemes = sorted({scheme.name for scheme in self.recipe.schemes.values()})
+        if schemes:
+            return (f"{stored}: they are dequantized, and those that --quant means are rounded anew to {schemes[0]}",)
+        return (f"{stored}: they are dequantized to {self.act_dtype}; --quant SCHEME rounds them anew",)
 
     def graph_params(self) -> GraphParams:
         """What kernels depend on; the shape of a graph replaces the empty one."""

@@ -115,7 +115,8 @@ def test_the_completion_script_is_shown(monkeypatch: pytest.MonkeyPatch, capsys:
         ("http://localhost:9/v1", "llmc chat http://localhost:9/v1"),
         ("none", "none does not exist"),
         ("a.bundle", "llmc bundle apply"),
-        ("model.gguf", "GGUF"),
+        ("gone.gguf", "gone.gguf does not exist"),
+        ("weights", "give one of them, such as weights/a.gguf"),
         ("m/model.safetensors", "directory of its model"),
         ("m/config.json", "give its directory"),
         ("notes.txt", "notes.txt is a file"),
@@ -127,7 +128,8 @@ def test_a_mistaken_path_is_told_what_was_meant(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m").mkdir()
-    for name in ("model.gguf", "m/model.safetensors", "notes.txt"):
+    (tmp_path / "weights").mkdir()
+    for name in ("weights/a.gguf", "m/model.safetensors", "notes.txt"):
         (tmp_path / name).write_text("x")
     with zipfile.ZipFile(tmp_path / "a.bundle", "w") as archive:
         archive.writestr("bundle.json", "{}")

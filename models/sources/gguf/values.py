@@ -20,7 +20,7 @@ _SCALARS = {
 }  # fmt: skip
 """Format and name by code."""
 _SIZES = {code: struct.calcsize(format) for code, (format, _) in _SCALARS.items()}
-_BOOL = 7
+_FLOAT32, _BOOL = 6, 7
 _MAX_DEPTH = 4
 _MAX_KEY_BYTES = 256
 # Strings of an array are walked in Python: more than any vocabulary has merges.
@@ -76,6 +76,9 @@ class Cursor:
     def _typed(self, type: int, key: str) -> Any:
         if type in _SCALARS:
             value = self.number(_SCALARS[type][0], f"the value of {key}")
+            if type == _FLOAT32:
+                # The shortest decimal that rounds to it, which is what the model's authors wrote: 1e-6, say.
+                return float(str(np.float32(value)))
             return bool(value) if type == _BOOL else value
         if type == STRING:
             return self.text(f"the value of {key}")

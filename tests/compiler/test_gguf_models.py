@@ -1,0 +1,189 @@
+"""A GGUF file compiled and run: logits and tokens are those of transformers on the weights that it stands for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from llmc import LLM, SamplingParams
+from llmc.cli.main import main
+from llmc.compiler.config import CompileConfig
+from llmc.compiler.pipeline import compile_model
+from llmc.compiler.resolve import resolve
+from llmc.compiler.store import keys
+from llmc.models import open_source
+from llmc.runtime.binding import Artifact
+from llmc.runtime.text.tokenizer import Tokenizer
+
+from support.compiled import check_every_bucket, compile_tiny
+from support.failing import fails
+from support.gguf_models import write_gguf
+from support.gguf_tokenizers import byte_level_words
+from support.parity import reference_logits
+from support.paths import ROOT
+from support.tiny_models import make_tiny_model
+
+CHAT = ROOT / "examples" / "tiny-chat"
+LADDER = "prefill=[1]x[32],decode=[1]x[64]"
+# As a file of Q4_K_M mixes them, and others in the matrices that it leaves.
+MIXED = {"token_embd": "Q6_K", "attn_q": "Q4_K", "attn_k": "Q3_K", "attn_v": "Q8_0", "attn_output": "IQ4_XS",
+         "ffn_down": "Q5_K", "ffn_gate": "Q2_K", "ffn_up": "F16"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Model:
+    """gguf: of `mixed` types, with a tokenizer. dequantized: the checkpoint of its values."""
+
+    gguf: Path
+    dequantized: Path
+    artifact: Path
+
+
+def mixed(name: str) -> str:
+    return MIXED[name.removesuffix(".weight").rpartition(".")[2]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Model:
+    root = tmp_path_factory.mktemp("gguf")
+    document = json.loads((CHAT / "tokenizer.json").read_text(encoding="utf-8"))
+    checkpoint = make_tiny_model(
+        root / "checkpoint", "llama", vocab_size=len(document["model"]["vocab"]) + 3, hidden_size=256, head_dim=64,
+        intermediate_size=256, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        tie_word_embeddings=True, max_position_embeddings=64,
+    )  # fmt: skip
+    words = byte_level_words(
+        document, "gpt-2", roles={"bos": 0, "eos": 1}, flags={"add_bos_token": True},
+        template=(CHAT / "chat_template.jinja").read_text(encoding="utf-8"),
+    )  # fmt: skip
+    path = root / "model-q4_k_m.gguf"
+    write_gguf(checkpoint, path, mixed, dequantized=root / "dequantized", tokenizer=words.add)
+    compile_tiny(path, root / "artifact", kernel_cache, buckets=LADDER, dtype="f32").close()
+    return Model(path, root / "dequantized", root / "artifact")
+
+
+def greedy(model: Path, prompt: list[int], count: int) -> list[int]:
+    reference = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    ids = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            ids.append(int(reference(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def test_logits_and_tokens_are_those_of_transformers(model: Model) -> None:
+    tokens = [int(t) for t in np.random.default_rng(3).integers(3, 2000, 40)]
+    check_every_bucket(Artifact(model.artifact), tokens, reference_logits(model.dequantized, tokens))
+    params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+    (output,) = LLM(model.artifact, num_threads=1).generate([tokens[:20]], params)
+    found = output.outputs[0].token_ids
+    assert list(found) == greedy(model.dequantized, tokens[:20], 16)
+    assert len(set(found)) > 3
+
+
+def test_an_artifact_has_the_bytes_of_the_checkpoint_with_these_values(
+    model: Model, tmp_path: Path, kernel_cache: Path
+) -> None:
+    config = CompileConfig(
+        model.dequantized, tmp_path / "out", LADDER, dtype="f32", cache_dir=kernel_cache, jobs=1, tokenizer="none"
+    )
+    assert compile_model(config).notes == ()
+    for name in ("weights.safetensors", "kernels.so"):
+        assert (tmp_path / "out" / name).read_bytes() == (model.artifact / name).read_bytes()
+
+
+def test_text_files_are_those_of_the_tokenizer(model: Model) -> None:
+    ours, original = Tokenizer(model.artifact), json.loads((CHAT / "tokenizer.json").read_text(encoding="utf-8"))
+    from tokenizers import Tokenizer as Backend
+
+    text = "I am very unhappy; nobody comes!"
+    assert ours.encode(text) == [0, *Backend.from_str(json.dumps(original)).encode(text, add_special_tokens=False).ids]
+    assert (ours.bos_token, ours.eos_token, ours.eos_token_ids) == ("<s>", "</s>", (1,))
+    reference = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Backend.from_str(json.dumps(original)), bos_token="<s>", eos_token="</s>"
+    )
+    reference.chat_template = (CHAT / "chat_template.jinja").read_text(encoding="utf-8")
+    messages = [{"role": "user", "content": text}]
+    expected = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert ours.apply_chat_template(messages) == expected
+    info = Artifact(model.artifact).info
+    assert info.vocab_size == 2051
+
+
+def test_the_command_says_what_becomes_of_the_weights(
+    model: Model, tmp_path: Path, kernel_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["compile", str(model.gguf), "-o", str(tmp_path / "out"), "--buckets", LADDER, "--dtype", "f32",
+               "--cache-dir", str(kernel_cache), "--jobs", "1"]  # fmt: skip
+    assert main([*command, "--json"]) == 0
+    captured = capsys.readouterr()
+    types = "IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_0"
+    note = (
+        f"llmc: note: weights of {model.gguf} are {types}: they are dequantized to f32; --quant SCHEME rounds them anew"
+    )
+    assert note in captured.err
+    assert json.loads(captured.out)["notes"] == [note.removeprefix("llmc: note: ")]
+    # The same model again replaces the artifact without being asked to, another one does not.
+    assert main(command) == 0
+    capsys.readouterr()
+    other = shutil.copy(model.gguf, tmp_path / "other.gguf")
+    data = bytearray(other.read_bytes())
+    data[-100] ^= 1
+    other.write_bytes(data)
+    fails(capsys, 1, [command[0], other, *command[2:]], "values of weights", "--overwrite")
+
+
+def test_keys_follow_the_files_and_the_readers(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = shutil.copy(model.gguf, tmp_path / "m.gguf")
+    resolved = resolve(CompileConfig(path, path, LADDER))
+
+    def components() -> dict[str, Mapping[str, str]]:
+        source = open_source(path)
+        return {
+            "weights": keys.weights_components(
+                source.weight_files(), resolved.model, resolved.max_model_len, resolved.target, b"header"
+            ),
+            "artifact": keys.artifact_components(source.all_files(), resolved.target),
+        }
+
+    first = components()
+    assert components() == first
+    readers = {file.name for file in (keys._MODELS / "sources" / "gguf").rglob("*.py")}
+    assert {"header.py", "k_blocks.py", "byte_level.py"} <= readers
+    digested: list[str] = []
+    real = keys._digest
+
+    def listening(files: Iterable[Path]) -> str:
+        found = list(files)
+        digested.extend(file.name for file in found)
+        return real(found)
+
+    monkeypatch.setattr(keys, "_digest", listening)
+    keys.sources_digest.cache_clear()
+    keys.compiler_digest.cache_clear()
+    assert components() == first
+    assert readers <= set(digested)
+    path.write_bytes(path.read_bytes() + b" ")
+    changed = components()
+    for kind, parts in first.items():
+        assert {name for name in parts if parts[name] != changed[kind][name]} == {"files"}
+
+
+def test_a_file_without_a_tokenizer_needs_to_be_told(
+    model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = write_gguf(model.dequantized, tmp_path / "bare.gguf", "F32")
+    fails(
+        capsys, 1, ["compile", bare, "-o", tmp_path / "out"], f"tokenizer.json of {bare} is missing", "--no-tokenizer"
+    )
+    fails(capsys, 1, ["compile", tmp_path / "gone.gguf", "-o", tmp_path / "out"], "gone.gguf is not a directory and no")
+    fails(capsys, 1, ["run", tmp_path / "gone.gguf", "--prompt", "a"], "gone.gguf does not exist")
+    assert not (tmp_path / "out").exists()
