@@ -20,12 +20,13 @@ from llmc.graphs_records import ModelRecord
 from llmc.models.config import ModelConfig
 from llmc.models.context import sound_scaling, trained_length
 from llmc.models.convert import DTYPES as CHECKPOINT_DTYPES
-from llmc.models.loader import Parameter, load_parameters
+from llmc.models.loader import Parameter, check_checkpoint, load_parameters
 from llmc.models.registry import get_family
 from llmc.models.rope import cos_sin_table
-from llmc.models.sources.base import Checkpoint
+from llmc.models.sources.base import Checkpoint, ModelSource
 from llmc.models.sources.registry import open_source
-from llmc.quantize import QuantConfig, Recipe
+from llmc.quantize import QuantConfig, Recipe, layer_kind
+from llmc.quantize.scheme import stored_scheme
 
 DEFAULT_MAX_MODEL_LEN = 4096
 EMBEDDING, HEAD = "embed.weight", "lm_head.weight"
@@ -74,14 +75,24 @@ class Resolved:
 
     def notes(self, checkpoint: Checkpoint) -> tuple[str, ...]:
         """What becomes of numbers that are quantized already, in sentences."""
-        types = {checkpoint.dtype(name) for name in checkpoint.names()} - CHECKPOINT_DTYPES.keys()
-        if not types:
-            return ()
-        stored = f"weights of {checkpoint.path} are {', '.join(sorted(name.upper() for name in types))}"
-        schemes = sorted({scheme.name for scheme in self.recipe.schemes.values()})
-        if schemes:
-            return (f"{stored}: they are dequantized, and those that --quant means are rounded anew to {schemes[0]}",)
-        return (f"{stored}: they are dequantized to {self.act_dtype}; --quant SCHEME rounds them anew",)
+        becomes: dict[str, set[str]] = {}
+        sources = {target.name: target.sources for target in check_checkpoint(self.model, checkpoint).targets}
+        for parameter in load_parameters(self.model, checkpoint, self.act_dtype):
+            types = {checkpoint.dtype(source.name) for source in sources[parameter.name]} - CHECKPOINT_DTYPES.keys()
+            if types:
+                what = f"{layer_kind(parameter.name)} ({', '.join(sorted(types)).upper()})"
+                becomes.setdefault(self._becomes(parameter), set()).add(what)
+        found = [f"{', '.join(sorted(what))}: {how}" for how, what in sorted(becomes.items())]
+        return (*found, *checkpoint.notes())
+
+    def _becomes(self, parameter: Parameter) -> str:
+        """What becomes of a weight that is quantized already, in words."""
+        scheme, stored = self.recipe.schemes.get(parameter.name), parameter.stored
+        if scheme is None:
+            return f"dequantized to {self.act_dtype}; --quant SCHEME rounds them anew"
+        if stored is not None and stored.format == scheme.weight:
+            return f"kept as stored, {scheme.describe()}"
+        return f"dequantized and rounded anew to {scheme.describe()}"
 
     def graph_params(self) -> GraphParams:
         """What kernels depend on; the shape of a graph replaces the empty one."""
@@ -142,7 +153,8 @@ def resolve(config: CompileConfig) -> Resolved:
     """Decides dtypes, target, lengths and ladder. Raises CompileError, BucketError, QuantizeError, TargetError
     or ModelError.
     """
-    model = open_source(config.model).config()
+    source = open_source(config.model)
+    model = source.config()
     act_dtype = config.dtype if config.dtype != "auto" else ("f32" if model.dtype == "f32" else "bf16")
     default_len = min(model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)
     limits, ladder = resolve_ladder(config, default_len, trained_length(model))
@@ -160,7 +172,7 @@ def resolve(config: CompileConfig) -> Resolved:
         block_size=limits.block_size,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         ladder=ladder,
-        recipe=recipe_of(config.quant, model),
+        recipe=stored_recipe(source, model) if config.quant is None else recipe_of(config.quant, model),
         cut_by=cut_by,
     )
 
@@ -227,10 +239,20 @@ def _check_reach(config: CompileConfig, ladder: BucketLadder, trained_len: int) 
         )
 
 
-def recipe_of(quant: QuantConfig | None, model: ModelConfig) -> Recipe:
-    """The schemes of the model's linear layers. An embedding that no linear shares stays as it is."""
-    if quant is None:
+def stored_recipe(source: ModelSource, model: ModelConfig) -> Recipe:
+    """The schemes of the linear layers whose numbers a checkpoint stores as kernels read them."""
+    if not source.is_quantized:
         return Recipe({})
+    schemes = {}
+    for parameter in load_parameters(model, source.checkpoint(), "f32"):
+        stored = parameter.stored
+        if stored is not None and parameter.name != EMBEDDING:
+            schemes[parameter.name] = stored_scheme(stored.format, int8_inputs=stored.int8_inputs)
+    return Recipe(schemes)
+
+
+def recipe_of(quant: QuantConfig, model: ModelConfig) -> Recipe:
+    """The schemes of the model's linear layers. An embedding that no linear shares stays as it is."""
     matrices = [t.name for t in get_family(model.model_type).weight_map(model).targets if t.dtype == "act"]
     if model.tie_word_embeddings:
         return Recipe.of(quant, matrices, head=EMBEDDING)

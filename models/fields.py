@@ -54,6 +54,11 @@ class Fields:
         """Whether the field is there and not null."""
         return self._values.get(name) is not None
 
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """All of them."""
+        return self._values
+
     def mentions(self, name: str) -> bool:
         """Whether the field is there, null or not."""
         return name in self._values

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -11,7 +12,31 @@ from llmc.models.config import ModelConfig
 from llmc.models.convert import DTYPES, Array
 from llmc.models.registry import get_family
 from llmc.models.sources.base import ArrayTensor, Checkpoint, Tensor
+from llmc.models.sources.stored import Stored
 from llmc.models.weight_map import WeightMap
+from llmc.quantize.formats.base import Quantized
+
+
+def _of_parts(counts: Sequence[int], first: int, count: int) -> Iterator[tuple[int, int, slice]]:
+    """Rows [first, first + count) of parts one below the other: (part, first row of it, where its rows go)."""
+    start = 0
+    for index, rows in enumerate(counts):
+        begin, end = max(first, start), min(first + count, start + rows)
+        if begin < end:
+            yield index, begin - start, slice(begin - first, end - first)
+        start += rows
+
+
+class _Joined(Stored):
+    """Parts one below the other, of one format."""
+
+    def __init__(self, parts: Sequence[Stored], counts: Sequence[int]) -> None:
+        self._parts, self._counts = parts, counts
+        self.format, self.int8_inputs = parts[0].format, parts[0].int8_inputs
+
+    def read(self, first: int, out: Quantized) -> None:
+        for index, begin, rows in _of_parts(self._counts, first, len(out.numbers)):
+            self._parts[index].read(begin, out.rows(rows))
 
 
 @dataclass(frozen=True)
@@ -36,13 +61,17 @@ class Parameter:
 
     def read(self, first: int, out: Array) -> None:
         """Writes rows [first, first + len(out)) to `out`, which may be strided, converted to out's dtype."""
-        start = 0
-        for part in self.parts:
-            rows = part.shape[0]
-            begin, end = max(first, start), min(first + len(out), start + rows)
-            if begin < end:
-                part.read(begin - start, out[begin - first : end - first])
-            start += rows
+        for index, begin, rows in _of_parts([part.shape[0] for part in self.parts], first, len(out)):
+            self.parts[index].read(begin, out[rows])
+
+    @cached_property
+    def stored(self) -> Stored | None:
+        """The same matrix in the format that all of its parts are stored in; None where they differ in anything."""
+        found = [part.stored for part in self.parts]
+        parts = [part for part in found if part is not None]
+        if len(parts) < len(found) or len({(part.format, part.int8_inputs) for part in parts}) != 1:
+            return None
+        return _Joined(parts, [part.shape[0] for part in self.parts])
 
     def value(self) -> Array:
         """The whole parameter in its dtype, in memory of its own."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from llmc.quantize.formats.base import WHOLE_ROW, QuantizeError
+from dataclasses import replace
+
+from llmc.quantize.formats.base import WHOLE_ROW, QuantizeError, WeightFormat
 from llmc.quantize.formats.registry import SCHEMES
 from llmc.quantize.formats.scheme import Scheme
 
@@ -12,6 +14,14 @@ def get_scheme(name: str) -> Scheme:
     if name not in SCHEMES:
         raise QuantizeError(f"quantization scheme {name!r} is unknown: use {', '.join(SCHEMES)}")
     return SCHEMES[name]
+
+
+def stored_scheme(format: WeightFormat, *, int8_inputs: bool) -> Scheme:
+    """The scheme of a weight that a checkpoint stores in `format`, by the name of what comes closest."""
+    act_bits = 8 if int8_inputs else 16
+    alike = [scheme for scheme in SCHEMES.values() if (scheme.weight.bits, scheme.act_bits) == (format.bits, act_bits)]
+    own = [scheme for scheme in alike if scheme.weight.kind == format.kind]
+    return replace((own or alike)[0], weight=format)
 
 
 def regrouped(name: str, group_size: int | None, asymmetric: bool | None) -> Scheme:

@@ -19,7 +19,7 @@ ALLOWED = {
     "cli": {"compiler", "runtime", "buckets", "quantize"},
     "compiler": {"models", "quantize", "buckets"},
     "runtime": {"buckets"},
-    "models": set(),
+    "models": {"quantize"},
     "quantize": set(),
     "buckets": set(),
 }

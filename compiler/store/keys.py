@@ -42,7 +42,12 @@ _TRACE_SOURCES = (
 )
 _GRAPH_SOURCES = (*_TRACE_SOURCES, "graph/emit.py", "graph/plan.py", "kernel_spec.py", "../quantize/formats/base.py")
 _WEIGHT_SOURCES = ("store/weights.py", "weight_request.py", "dtypes.py")
-_QUANTIZED_WEIGHT_SOURCES = (*_WEIGHT_SOURCES, "targets/quantized_rows.py", "../quantize/formats")
+_QUANTIZED_WEIGHT_SOURCES = (
+    *_WEIGHT_SOURCES,
+    "targets/quantized_rows.py",
+    "../quantize/formats",
+    "../quantize/checkpoints",
+)
 # Fields of a config that no graph depends on.
 UNQUANTIZED = Recipe({})
 _NOT_ARCHITECTURE = ("eos_token_ids", "bos_token_id", "dtype")

@@ -7,14 +7,22 @@ from collections.abc import Callable
 import numpy as np
 
 from llmc.models.loader import Parameter
-from llmc.quantize.formats.base import Quantized
+from llmc.models.sources.stored import Stored
+from llmc.quantize.formats.base import Quantized, WeightFormat
+
+_AHEAD = 1024
+"""Rows that are read at a time of a checkpoint that stores numbers: some keep them by columns."""
 
 
-def quantized_rows(parameter: Parameter) -> Callable[[int, Quantized], None]:
-    """What writes rows [first, first + len(out.numbers)) of a matrix: rounded to the nearest numbers.
+def quantized_rows(parameter: Parameter, format: WeightFormat) -> Callable[[int, Quantized], None]:
+    """What writes rows [first, first + len(out.numbers)) of a matrix, in ascending order: as the checkpoint stores them
+    if it does so in `format`, otherwise rounded to the nearest numbers.
 
-    It holds memory for as many rows as it was asked for before; not shared between threads. Raises QuantizeError.
+    It holds memory for some rows; not shared between threads. Raises QuantizeError.
     """
+    stored = parameter.stored
+    if stored is not None and stored.format == format:
+        return _StoredRows(stored, parameter.shape).read
     held = np.empty((0, parameter.shape[1]), np.float32)
 
     def read(first: int, out: Quantized) -> None:
@@ -23,6 +31,27 @@ def quantized_rows(parameter: Parameter) -> Callable[[int, Quantized], None]:
         if rows > len(held):
             held = np.empty((rows, parameter.shape[1]), np.float32)
         parameter.read(first, held[:rows])
-        out.format.quantize_rows(held[:rows], out)
+        format.quantize_rows(held[:rows], out)
 
     return read
+
+
+class _StoredRows:
+    """Reads many rows at a time, and gives few."""
+
+    def __init__(self, stored: Stored, shape: tuple[int, ...]) -> None:
+        self._stored, (self._rows, k) = stored, shape
+        self._held = Quantized.empty(stored.format, min(_AHEAD, self._rows), k)
+        self._first = self._count = 0
+
+    def read(self, first: int, out: Quantized) -> None:
+        done, rows = 0, len(out.numbers)
+        while done < rows:
+            at = first + done
+            if not self._first <= at < self._first + self._count:
+                self._first, self._count = at, min(len(self._held.numbers), self._rows - at)
+                self._stored.read(at, self._held.rows(slice(self._count)))
+            some = min(rows - done, self._first + self._count - at)
+            source = slice(at - self._first, at - self._first + some)
+            self._held.rows(source).copy_to(out.rows(slice(done, done + some)))
+            done += some

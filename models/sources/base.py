@@ -10,6 +10,7 @@ from typing import BinaryIO
 from llmc.models.config import ModelConfig
 from llmc.models.convert import Array, convert
 from llmc.models.files import has_file, open_file
+from llmc.models.sources.stored import Stored
 
 
 class Tensor(ABC):
@@ -25,6 +26,11 @@ class Tensor(ABC):
 
         Threads may read at once. Raises ModelError for values that are none.
         """
+
+    @property
+    def stored(self) -> Stored | None:
+        """The same matrix in a format that kernels read; None where `read` is all there is."""
+        return None
 
 
 class ArrayTensor(Tensor):
@@ -73,6 +79,10 @@ class Checkpoint(ABC):
         """What the files call the tensor."""
         return name
 
+    def notes(self) -> tuple[str, ...]:
+        """What of the files is not taken as it is, in sentences."""
+        return ()
+
 
 class ModelFiles(ABC):
     """The files beside the weights that an artifact copies: tokenizer, chat template, generation settings."""
@@ -115,6 +125,11 @@ class ModelSource(ABC):
     @abstractmethod
     def config(self) -> ModelConfig:
         """Raises ModelError on a missing or malformed field and on a model that is not supported."""
+
+    @property
+    @abstractmethod
+    def is_quantized(self) -> bool:
+        """Whether some of its tensors may be; without them `Tensor.stored` need not be looked for."""
 
     @abstractmethod
     def checkpoint(self) -> Checkpoint:

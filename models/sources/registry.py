@@ -7,8 +7,8 @@ from pathlib import Path
 from llmc.model_path import is_gguf
 from llmc.models.errors import ModelError
 from llmc.models.sources.base import ModelSource
+from llmc.models.sources.folder import FolderSource
 from llmc.models.sources.gguf.source import GgufSource
-from llmc.models.sources.safetensors import SafetensorsSource
 
 
 def open_source(path: str | Path) -> ModelSource:
@@ -17,7 +17,7 @@ def open_source(path: str | Path) -> ModelSource:
     if is_gguf(path):
         return GgufSource(path)
     if path.is_dir():
-        return SafetensorsSource(path)
+        return FolderSource(path)
     raise ModelError(
         f"{path} is not a directory and no .gguf file; pass the directory of a Hugging Face checkpoint, or a .gguf file"
     )

@@ -1,10 +1,9 @@
-"""Directories in Hugging Face's format: config.json, and safetensors that are mapped and read when asked for."""
+"""The tensors of safetensors files, mapped and read when asked for."""
 
 from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from llmc.models.brief import brief, brief_name
-from llmc.models.config import ModelConfig
 from llmc.models.convert import DTYPES
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.files import has_file, open_file
-from llmc.models.registry import get_family
-from llmc.models.sources.base import ArrayTensor, Checkpoint, FolderFiles, ModelSource
+from llmc.models.sources.base import ArrayTensor, Checkpoint
+from llmc.quantize.checkpoints import CARRIERS, StoredTensor
 from llmc.regular_file import JsonError, parse_json
 
 _DTYPES = {name.upper(): dtype for name, dtype in DTYPES.items()}
@@ -103,7 +101,8 @@ class _File:
             raise malformed
         if end < begin or start + end > len(self._map):
             raise self._broken(f"tensor {brief_name(name)} ends at byte {start + end} of {len(self._map)}")
-        if dtype in _DTYPES and math.prod(shape) * _DTYPES[dtype].itemsize != end - begin:
+        carrier = CARRIERS.get(dtype)
+        if carrier is not None and math.prod(shape) * carrier.itemsize != end - begin:
             raise self._broken(
                 f"tensor {brief_name(name)} of shape {list(shape)} and dtype {dtype} has {end - begin} bytes"
             )
@@ -119,6 +118,12 @@ class _File:
         self.check_dtype(name)
         entry = self.entries[name]
         return ArrayTensor(np.ndarray(entry.shape, _DTYPES[entry.dtype], self._map, entry.begin))
+
+    def stored(self, name: str) -> StoredTensor:
+        """The tensor as bits, of any dtype."""
+        entry = self.entries[name]
+        carrier = CARRIERS.get(entry.dtype, np.dtype(np.uint8))
+        return StoredTensor(entry.dtype, entry.shape, lambda: np.ndarray(entry.shape, carrier, self._map, entry.begin))
 
 
 class SafetensorsCheckpoint(Checkpoint):
@@ -183,36 +188,11 @@ class SafetensorsCheckpoint(Checkpoint):
         self._entry(name)
         self._files[name].check_dtype(name)
 
+    def stored_tensors(self) -> dict[str, StoredTensor]:
+        """All of them by name, as bits; nothing but headers is read."""
+        return {name: file.stored(name) for name, file in self._files.items()}
+
     def tensor(self, name: str) -> ArrayTensor:
         """A read-only view of the mapped file."""
         self._entry(name)
         return self._files[name].load(name)
-
-
-class SafetensorsSource(ModelSource):
-    """A directory with config.json, safetensors and tokenizer files."""
-
-    def config(self) -> ModelConfig:
-        """From config.json and, where present, generation_config.json."""
-        fields = Fields.read(self.path / "config.json")
-        family = get_family(fields.text("model_type"))
-        if fields.has("quantization_config"):
-            method = (fields.table("quantization_config") or fields).raw("quant_method", "unknown")
-            raise ModelError(
-                f"{fields.origin}: the checkpoint is quantized (method {brief(method)}); pass one in f32, f16 or bf16"
-            )
-        generation_path = self.path / "generation_config.json"
-        generation = Fields.read(generation_path) if has_file(generation_path) else Fields({}, str(generation_path))
-        return family.read_config(fields, generation)
-
-    def checkpoint(self) -> SafetensorsCheckpoint:
-        return SafetensorsCheckpoint(self.path)
-
-    def model_files(self) -> FolderFiles:
-        return FolderFiles(self.path)
-
-    def weight_files(self) -> Iterator[Path]:
-        yield from sorted(self.path.glob("*.safetensors"))
-
-    def all_files(self) -> Iterator[Path]:
-        yield from (file for file in sorted(self.path.iterdir()) if file.is_file())

@@ -1,10 +1,11 @@
 """Reads checkpoints that others quantized: which modules, and their numbers, scales and zero points. Numpy alone."""
 
-from llmc.quantize.checkpoints.base import Activation, Rows, StoredFormat, StoredMatrix, StoredTensor
+from llmc.quantize.checkpoints.base import CARRIERS, Activation, Rows, StoredFormat, StoredMatrix, StoredTensor
 from llmc.quantize.checkpoints.registry import READERS, find_stored, quantization_settings
 from llmc.quantize.checkpoints.result import StoredCheckpoint
 
 __all__ = [
+    "CARRIERS",
     "READERS",
     "Activation",
     "Rows",

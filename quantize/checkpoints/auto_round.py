@@ -12,7 +12,7 @@ from llmc.quantize.checkpoints.modules import HEAD, check_agreement, check_no_pl
 from llmc.quantize.checkpoints.patterns import expression
 from llmc.quantize.checkpoints.result import Settings, StoredCheckpoint
 from llmc.quantize.checkpoints.section import Section
-from llmc.quantize.scheme import QuantizeError
+from llmc.quantize.formats.base import QuantizeError
 from llmc.shown import shown
 
 _LESS_ONE = {"auto_round:auto_gptq": True, "auto_round:gptqmodel": False, "auto_round": False}

@@ -19,7 +19,7 @@ from llmc.quantize.checkpoints.floats import widened
 from llmc.quantize.checkpoints.grouped import check_group_size
 from llmc.quantize.checkpoints.modules import HEAD, PLAIN, Tensors, check_agreement, check_no_plain, last
 from llmc.quantize.checkpoints.result import Settings, StoredCheckpoint
-from llmc.quantize.scheme import WHOLE_ROW, QuantizeError
+from llmc.quantize.formats.base import WHOLE_ROW, QuantizeError
 
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _PLACES = np.argsort(_ORDER)

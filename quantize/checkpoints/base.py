@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.quantize.checkpoints.floats import TABLES
-from llmc.quantize.scheme import WHOLE_ROW, QuantizeError
+from llmc.quantize.formats.base import WHOLE_ROW, QuantizeError
 
 Shape = tuple[int, ...]
 Bytes = NDArray[np.uint8]

@@ -19,7 +19,7 @@ from llmc.quantize.checkpoints.modules import HEAD, Tensors, check_agreement, la
 from llmc.quantize.checkpoints.planes import Int8Matrix, Scales
 from llmc.quantize.checkpoints.result import Settings, StoredCheckpoint
 from llmc.quantize.checkpoints.section import Section
-from llmc.quantize.scheme import WHOLE_ROW, QuantizeError
+from llmc.quantize.formats.base import WHOLE_ROW, QuantizeError
 from llmc.regular_file import JsonError, parse_json
 from llmc.shown import shown
 

@@ -26,7 +26,7 @@ from llmc.quantize.checkpoints.planes import E8M0, FloatMatrix, Int8Matrix, Scal
 from llmc.quantize.checkpoints.recipes import Args, Recipe, Scheme
 from llmc.quantize.checkpoints.result import Settings, StoredCheckpoint
 from llmc.quantize.checkpoints.section import Section
-from llmc.quantize.scheme import WHOLE_ROW, QuantizeError
+from llmc.quantize.formats.base import WHOLE_ROW, QuantizeError
 from llmc.shown import shown
 
 _FP8 = ("F8_E4M3",)

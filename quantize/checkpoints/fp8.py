@@ -14,7 +14,7 @@ from llmc.quantize.checkpoints.modules import HEAD, PLAIN, Tensors, check_agreem
 from llmc.quantize.checkpoints.planes import FloatMatrix, find_scales, number_of
 from llmc.quantize.checkpoints.result import Settings, StoredCheckpoint
 from llmc.quantize.checkpoints.section import Section
-from llmc.quantize.scheme import QuantizeError
+from llmc.quantize.formats.base import QuantizeError
 
 FP8 = ("F8_E4M3",)
 _FORMATS = ("e4m3", "float8_e4m3fn", "float8_e4m3")

@@ -19,7 +19,7 @@ from llmc.quantize.checkpoints.modules import HEAD, PLAIN, Tensors, check_agreem
 from llmc.quantize.checkpoints.patterns import Parts, expression
 from llmc.quantize.checkpoints.result import Settings, StoredCheckpoint
 from llmc.quantize.checkpoints.section import Section
-from llmc.quantize.scheme import WHOLE_ROW, QuantizeError
+from llmc.quantize.formats.base import WHOLE_ROW, QuantizeError
 from llmc.shown import shown
 
 BITS = (2, 3, 4, 8)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.quantize.checkpoints.base import AGAIN
-from llmc.quantize.scheme import WHOLE_ROW, QuantizeError
+from llmc.quantize.formats.base import WHOLE_ROW, QuantizeError
 from llmc.shown import shown
 
 _STEP = 32

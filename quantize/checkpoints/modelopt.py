@@ -13,7 +13,7 @@ from llmc.quantize.checkpoints.modules import HEAD, PLAIN, Tensors, check_agreem
 from llmc.quantize.checkpoints.planes import E8M0, FloatMatrix, find_scales, number_of
 from llmc.quantize.checkpoints.result import Settings, StoredCheckpoint
 from llmc.quantize.checkpoints.section import Section
-from llmc.quantize.scheme import QuantizeError
+from llmc.quantize.formats.base import QuantizeError
 from llmc.shown import shown
 
 _NVFP4_GROUP, _MX_GROUP = 16, 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from llmc.quantize.checkpoints.base import AGAIN, CARRIERS, Shape, StoredTensor
-from llmc.quantize.scheme import QuantizeError
+from llmc.quantize.formats.base import QuantizeError
 from llmc.shown import shown
 
 PLAIN = ("F32", "F16", "BF16")

@@ -9,7 +9,7 @@ from llmc.quantize.checkpoints.base import AGAIN, Rows, StoredFormat, StoredMatr
 from llmc.quantize.checkpoints.bits import nibbles
 from llmc.quantize.checkpoints.floats import e8m0
 from llmc.quantize.checkpoints.result import Settings, StoredCheckpoint
-from llmc.quantize.scheme import QuantizeError
+from llmc.quantize.formats.base import QuantizeError
 from llmc.shown import shown
 
 _BLOCKS, _SCALES = "_blocks", "_scales"

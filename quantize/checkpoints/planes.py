@@ -24,7 +24,7 @@ from llmc.quantize.checkpoints.base import (
 from llmc.quantize.checkpoints.bits import nibbles
 from llmc.quantize.checkpoints.floats import widened
 from llmc.quantize.checkpoints.modules import PLAIN, Tensors
-from llmc.quantize.scheme import WHOLE_ROW, QuantizeError
+from llmc.quantize.formats.base import WHOLE_ROW, QuantizeError
 from llmc.shown import shown
 
 E8M0 = ("U8", "F8_E8M0")

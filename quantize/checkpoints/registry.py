@@ -17,7 +17,7 @@ from llmc.quantize.checkpoints.modules import Tensors
 from llmc.quantize.checkpoints.mxfp4 import read_mxfp4
 from llmc.quantize.checkpoints.result import Settings, StoredCheckpoint
 from llmc.quantize.checkpoints.section import Section
-from llmc.quantize.scheme import QuantizeError
+from llmc.quantize.formats.base import QuantizeError
 from llmc.shown import shown
 
 READERS: dict[str, Callable[[Settings], StoredCheckpoint]] = {

@@ -12,7 +12,7 @@ from llmc.quantize.checkpoints.floats import widened
 from llmc.quantize.checkpoints.modules import PLAIN, Tensors
 from llmc.quantize.checkpoints.patterns import Parts
 from llmc.quantize.checkpoints.section import Section
-from llmc.quantize.scheme import QuantizeError
+from llmc.quantize.formats.base import QuantizeError
 
 
 @dataclass(frozen=True)

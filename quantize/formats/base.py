@@ -60,10 +60,15 @@ class Quantized:
         planes = {plane.name: np.empty((rows, plane.count), plane.numpy_dtype) for plane in format.planes(k)}
         return cls(format, np.empty((rows, k), np.uint8), planes)
 
-    def first(self, rows: int) -> Quantized:
-        """Its first rows, in the same memory."""
-        planes = {name: plane[:rows] for name, plane in self.planes.items()}
-        return Quantized(self.format, self.numbers[:rows], planes)
+    def rows(self, some: slice) -> Quantized:
+        """Some of its rows, in the same memory."""
+        planes = {name: plane[some] for name, plane in self.planes.items()}
+        return Quantized(self.format, self.numbers[some], planes)
+
+    def copy_to(self, out: Quantized) -> None:
+        np.copyto(out.numbers, self.numbers)
+        for name, plane in self.planes.items():
+            np.copyto(out.planes[name], plane)
 
     @property
     def scale(self) -> NDArray[np.float32]:

@@ -60,7 +60,7 @@ class QuantPanelPacker:
         for i in range(len(numbers)):
             of_panel = panel_rows(first_panel + i, self._n, self._columns, self._parts)
             rows = len(of_panel)
-            self._read_rows(of_panel.start, self._rows.first(rows))
+            self._read_rows(of_panel.start, self._rows.rows(slice(rows)))
             self._numbers[rows:] = 0
             words = self._numbers.view(np.uint32)
             if self._format.bits == 4:

@@ -53,7 +53,7 @@ def _quantized_pieces(
 ) -> Iterator[tuple[memoryview, ...]]:
     """Numbers, and the planes of the format."""
     n, k = parameter.shape
-    packer = QuantPanelPacker(n, k, panel_columns, format, quantized_rows(parameter), request.parts)
+    packer = QuantPanelPacker(n, k, panel_columns, format, quantized_rows(parameter, format), request.parts)
     shapes = QuantShapes.of(n, k, panel_columns, format, request.parts)
     panels, words = shapes.numbers[:2]
     count = min(panels, max(1, _PIECE_BYTES // (words * panel_columns * 4)))

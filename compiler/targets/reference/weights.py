@@ -46,7 +46,7 @@ def weight_pieces(request: WeightRequest, parameter: Parameter) -> Iterator[tupl
 
 def _quantized_pieces(format: WeightFormat, parameter: Parameter) -> Iterator[tuple[memoryview, ...]]:
     n, k = parameter.shape
-    padded, read_rows = number_bytes(k, 8), quantized_rows(parameter)
+    padded, read_rows = number_bytes(k, 8), quantized_rows(parameter, format)
     count = max(1, _PIECE_BYTES // padded)
     for first in range(0, n, count):
         rows = min(count, n - first)

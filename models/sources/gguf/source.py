@@ -104,6 +104,10 @@ class GgufSource(ModelSource):
     def config(self) -> ModelConfig:
         return self._config
 
+    @property
+    def is_quantized(self) -> bool:
+        return True
+
     def _dtype(self) -> str:
         """Of the type that most elements have; what is quantized has more bits than bf16 at most."""
         elements: Counter[str] = Counter()

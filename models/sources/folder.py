@@ -1,0 +1,71 @@
+"""Directories in Hugging Face's format: config.json, safetensors and tokenizer files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from llmc.models.config import ModelConfig
+from llmc.models.errors import ModelError
+from llmc.models.fields import Fields
+from llmc.models.files import has_file
+from llmc.models.registry import get_family
+from llmc.models.sources.base import Checkpoint, FolderFiles, ModelSource
+from llmc.models.sources.quantized import open_quantized
+from llmc.models.sources.safetensors import SafetensorsCheckpoint
+from llmc.quantize.checkpoints import quantization_settings
+from llmc.quantize.formats.base import QuantizeError
+
+_EMBEDDING = "embed.weight"
+
+
+class FolderSource(ModelSource):
+    @cached_property
+    def _fields(self) -> Fields:
+        return Fields.read(self.path / "config.json")
+
+    def _optional(self, name: str) -> Fields | None:
+        """A file of JSON that not every model has."""
+        return Fields.read(self.path / name) if has_file(self.path / name) else None
+
+    @cached_property
+    def _quant_config(self) -> Mapping[str, Any] | None:
+        """hf_quant_config.json, of tools that write one."""
+        found = self._optional("hf_quant_config.json")
+        return None if found is None else found.values
+
+    @property
+    def is_quantized(self) -> bool:
+        try:
+            return quantization_settings(self._fields.values, self._quant_config) is not None
+        except QuantizeError as error:
+            raise ModelError(f"{self.path}: {error}") from None
+
+    def config(self) -> ModelConfig:
+        """From config.json and, where present, generation_config.json."""
+        family = get_family(self._fields.text("model_type"))
+        empty = Fields({}, str(self.path / "generation_config.json"))
+        return family.read_config(self._fields, self._optional("generation_config.json") or empty)
+
+    def checkpoint(self) -> Checkpoint:
+        if not self.is_quantized:
+            return SafetensorsCheckpoint(self.path)
+        targets = get_family(self._fields.text("model_type")).weight_map(self.config()).targets
+        sources = {source.name for target in targets for source in target.sources}
+        matrices = (target for target in targets if target.dtype == "act" and target.name != _EMBEDDING)
+        linears = [source.name.removesuffix(".weight") for target in matrices for source in target.sources]
+        return open_quantized(self.path, self._fields.values, self._quant_config, linears, sources)
+
+    def model_files(self) -> FolderFiles:
+        return FolderFiles(self.path)
+
+    def weight_files(self) -> Iterator[Path]:
+        """What the numbers of a quantized one mean is said in config files."""
+        yield from sorted(self.path.glob("*.safetensors"))
+        if self.is_quantized:
+            yield from (file for file in sorted(self.path.glob("*config.json")) if file.is_file())
+
+    def all_files(self) -> Iterator[Path]:
+        yield from (file for file in sorted(self.path.iterdir()) if file.is_file())

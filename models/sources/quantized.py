@@ -1,0 +1,131 @@
+"""Checkpoints in safetensors that others quantized: their matrices, as the weights that weight maps name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmc.models.convert import Array, convert
+from llmc.models.errors import ModelError
+from llmc.models.sources.base import Checkpoint, Tensor
+from llmc.models.sources.safetensors import SafetensorsCheckpoint
+from llmc.models.sources.stored import Stored
+from llmc.quantize.checkpoints import StoredCheckpoint, StoredMatrix, find_stored
+from llmc.quantize.formats.base import WHOLE_ROW, Quantized, QuantizeError, WeightFormat
+from llmc.quantize.formats.integers import ZERO, Integers
+
+_WEIGHT = ".weight"
+_ROWS = 256  # that are dequantized at a time
+_GROUP_UNIT = 32
+
+
+def weight_format(matrix: StoredMatrix) -> WeightFormat | None:
+    """The format that has the numbers of a matrix as they are; None where there is none."""
+    format = matrix.format
+    if format.group_size != WHOLE_ROW and format.group_size % _GROUP_UNIT:
+        return None
+    if format.kind == "int":
+        return Integers(format.bits, format.group_size, format.asymmetric)
+    return None
+
+
+class _StoredIntegers(Stored):
+    def __init__(self, matrix: StoredMatrix, format: WeightFormat) -> None:
+        self._matrix, self.format = matrix, format
+        activation = matrix.activation
+        self.int8_inputs = activation is not None and activation.kind == "int8" and format.sums is not None
+
+    def read(self, first: int, out: Quantized) -> None:
+        rows = self._matrix.rows(first, len(out.numbers))
+        np.copyto(out.numbers, rows.numbers)
+        np.copyto(out.scale, rows.scale)
+        if rows.zero is not None:
+            np.copyto(out.planes[ZERO], rows.zero)
+
+
+class _MatrixTensor(Tensor):
+    def __init__(self, matrix: StoredMatrix) -> None:
+        self._matrix = matrix
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._matrix.shape
+
+    @property
+    def stored(self) -> Stored | None:
+        format = weight_format(self._matrix) if self._matrix.columns is None else None
+        return None if format is None else _StoredIntegers(self._matrix, format)
+
+    def read(self, first: int, out: Array) -> None:
+        for at in range(0, len(out), _ROWS):
+            some = out[at : at + _ROWS]
+            try:
+                values = self._matrix.values(first + at, len(some))
+            except QuantizeError as error:
+                raise ModelError(str(error)) from None
+            convert(values, some)
+
+
+class QuantizedCheckpoint(Checkpoint):
+    """A checkpoint whose `PREFIX.weight` are what its quantized matrices stand for; the others are as they are."""
+
+    config_name = "config.json"
+
+    def __init__(self, plain: SafetensorsCheckpoint, stored: StoredCheckpoint, unused: Iterable[str]) -> None:
+        self.path, self._plain, self._stored = plain.path, plain, stored
+        self._matrices = {f"{prefix}{_WEIGHT}": matrix for prefix, matrix in stored.matrices.items()}
+        hidden = {*stored.parts, *stored.unused, *unused}
+        self._names = tuple(sorted({*self._matrices, *(name for name in plain.names() if name not in hidden)}))
+
+    def names(self) -> tuple[str, ...]:
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._matrices[name].shape if name in self._matrices else self._plain.shape(name)
+
+    def dtype(self, name: str) -> str:
+        return self._stored.method if name in self._matrices else self._plain.dtype(name)
+
+    def check_dtype(self, name: str) -> None:
+        if name not in self._matrices:
+            self._plain.check_dtype(name)
+
+    def tensor(self, name: str) -> Tensor:
+        return _MatrixTensor(self._matrices[name]) if name in self._matrices else self._plain.tensor(name)
+
+    def notes(self) -> tuple[str, ...]:
+        """How inputs of layers are rounded otherwise than the checkpoint wants it."""
+        wanted: Counter[str] = Counter()
+        for matrix in self._matrices.values():
+            activation = matrix.activation
+            if activation is None or (activation.kind, activation.per, activation.dynamic) == ("int8", "token", True):
+                continue
+            how = f"{'dynamic' if activation.dynamic else 'static'} scale a {activation.per}"
+            wanted[f"{activation.kind} with one {how}"] += 1
+        said = []
+        for kind, count in sorted(wanted.items()):
+            instead = "int8 with a scale a token" if kind.startswith("int8") else "not at all"
+            said.append(f"the inputs of {count} layers are to be rounded to {kind}: they are rounded {instead}")
+        return tuple(said)
+
+
+def open_quantized(
+    path: Path, config: Mapping[str, Any], other: Mapping[str, Any] | None, linears: Iterable[str], known: set[str]
+) -> QuantizedCheckpoint:
+    """config, other: config.json and, where there is one, hf_quant_config.json. linears: prefixes of the model's linear
+    layers; known: names of its tensors. Raises ModelError."""
+    plain = SafetensorsCheckpoint(path)
+    tensors = plain.stored_tensors()
+    try:
+        stored = find_stored(config, tensors, linears, other)
+        if stored is None:
+            raise ModelError(f"{path}: config.json says nothing of quantization any more; try again")
+        if stored.experts:
+            raise ModelError(f"{path} has experts, which are not supported yet; pass a dense model")
+        return QuantizedCheckpoint(plain, stored, stored.empty_biases(tensors, known))
+    except QuantizeError as error:
+        raise ModelError(f"{path}: {error}") from None

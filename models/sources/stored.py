@@ -1,0 +1,24 @@
+"""Numbers that a checkpoint stores quantized, as they are: what the packer takes over without rounding anything."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from llmc.quantize.formats.base import Quantized, WeightFormat
+
+
+class Stored(ABC):
+    """A matrix [N, K] in a weight format.
+
+    format: of its numbers. int8_inputs: the checkpoint was made for inputs that are rounded to int8.
+    """
+
+    format: WeightFormat
+    int8_inputs: bool = False
+
+    @abstractmethod
+    def read(self, first: int, out: Quantized) -> None:
+        """Writes rows [first, first + len(out.numbers)). Threads may read at once.
+
+        Raises QuantizeError for what no weight has.
+        """
