@@ -40,7 +40,10 @@ class _StoredIntegers(Stored):
         self.int8_inputs = activation is not None and activation.kind == "int8" and format.sums is not None
 
     def read(self, first: int, out: Quantized) -> None:
-        rows = self._matrix.rows(first, len(out.numbers))
+        try:
+            rows = self._matrix.rows(first, len(out.numbers))
+        except QuantizeError as error:
+            raise ModelError(str(error)) from None
         np.copyto(out.numbers, rows.numbers)
         np.copyto(out.scale, rows.scale)
         if rows.zero is not None:

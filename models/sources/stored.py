@@ -20,5 +20,5 @@ class Stored(ABC):
     def read(self, first: int, out: Quantized) -> None:
         """Writes rows [first, first + len(out.numbers)). Threads may read at once.
 
-        Raises QuantizeError for what no weight has.
+        Raises ModelError for what no weight has.
         """

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
+from llmc.compiler.config import CompileConfig
+from llmc.compiler.resolve import resolve
 from llmc.compiler.targets.cpu.quant_packing import quantize_activation
 from llmc.models.blocks.layers import Projection
 from llmc.models.eager import load_model
@@ -67,10 +70,31 @@ def reference_logits(model: Path, config: QuantConfig, tokens: list[int]) -> np.
     return PagedRunner(eager).step([tokens])[0].numpy()
 
 
+def stored_logits(model: Path, tokens: list[int]) -> np.ndarray:
+    """float32 [T, V] of the eager model of what a quantized checkpoint's numbers stand for."""
+    eager = load_model(model)
+    recipe = resolve(CompileConfig(model=model, output=model)).recipe
+    for name, module in list(eager.named_modules()):
+        scheme = recipe.schemes.get(f"{name}.weight")
+        if scheme is not None and scheme.act_bits == 8 and isinstance(module, Projection):
+            parent, _, child = name.rpartition(".")
+            setattr(eager.get_submodule(parent), child, _Int8Input(module))
+    return PagedRunner(eager).step([tokens])[0].numpy()
+
+
 def logits_error(model: Path, config: QuantConfig, artifact: Artifact) -> float:
     """Largest difference from the reference, of its largest logit: a prompt in pieces, decode between them."""
+    return _error(artifact, lambda text: reference_logits(model, config, text))
+
+
+def stored_logits_error(model: Path, artifact: Artifact) -> float:
+    """The same of a checkpoint that is quantized already."""
+    return _error(artifact, lambda text: stored_logits(model, text))
+
+
+def _error(artifact: Artifact, reference: Callable[[list[int]], np.ndarray]) -> float:
     text = [int(t) for t in np.random.default_rng(3).integers(3, artifact.info.vocab_size, 40)]
-    expected = reference_logits(model, config, text)
+    expected = reference(text)
     graphs = artifact.graphs()
     rows, at = [], []
     replayer, pages = Replayer(artifact, num_threads=2, num_blocks=16), Pages(16, artifact.info.block_size)
