@@ -55,7 +55,8 @@ def make_gptq_model(folder: Path, bits: int = 4, group_size: int = 32, *, symmet
     """Random numbers: what they stand for is all that counts. Zero points are stored less 1."""
 
     def quantize(prefix: str, weight: np.ndarray) -> Tensors:
-        data = Integers.random(*weight.shape, bits, group_size, symmetric=symmetric, least_zero=1)
+        n, k = weight.shape
+        data = Integers.random(n, k, bits, group_size, symmetric=symmetric, least_zero=1)
         return gptq_tensors(data, bits, 1, prefix)
 
     return make_quantized_model(folder, gptq_config(bits=bits, group_size=group_size, sym=symmetric), quantize)
