@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.fuzz_gguf import mutated, read_gguf
+from bench.gguf_bytes import Gguf, small_model
 from llmc.buckets import BucketError, Limits, parse_spec
 from llmc.buckets.cost_table import CostTable, CostTableError
 from llmc.buckets.misses import read_misses
@@ -40,6 +42,7 @@ from llmc.compiler.store.cache import CacheError, GraphCache, key_of
 from llmc.compiler.store.described import read_described
 from llmc.compiler.store.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.manifest import NAME, write_manifest
+from llmc.models import ModelError
 from llmc.runtime.chat.session import ChatError, Session
 from llmc.runtime.graphs_checks import FormatError
 from llmc.runtime.graphs_file import read_graphs
@@ -279,6 +282,18 @@ def kinds(artifact: Path, work: Path) -> Iterator[tuple[str, Kind]]:
             raise AssertionError("another payload")
 
     yield "cache-entry", Kind("", entry.read_bytes(), read_entry, (), mutate_bytes)
+    for name, tokenizer in (("gguf", "gpt2"), ("gguf-pieces", "llama")):
+        model = small_model(tokenizer)
+        yield name, Kind(".gguf", model.encoded(), read_gguf, (ModelError, CompileError), mutate_gguf(model))
+
+
+def mutate_gguf(model: Gguf) -> Callable[[bytes, random.Random], bytes]:
+    """Bytes, or what they stand for."""
+
+    def mutate(data: bytes, rng: random.Random) -> bytes:
+        return mutate_bytes(data, rng) if rng.random() < 0.4 else mutated(model, rng)
+
+    return mutate
 
 
 def mutate_archive(data: bytes, rng: random.Random) -> bytes:

@@ -30,6 +30,6 @@ def meant(path: Path) -> str:
         return f"{path} is a part of an artifact or model: give its directory, {path.resolve().parent}"
     if path.suffix in _WEIGHTS:
         return f"{path} is a file of weights: give the directory of its model, with config.json"
-    if zipfile.is_zipfile(path):
+    if path.is_file() and zipfile.is_zipfile(path):
         return f"{path} is a bundle, without weights: make an artifact with llmc bundle apply {path} MODEL -o OUT"
     return f"{path} is a file, neither an artifact nor a model: give a directory with graphs.bin or config.json"

@@ -15,8 +15,8 @@ from llmc.models.sources.gguf.tokenizer.vocabulary import BYTE, NORMAL, UNKNOWN,
 _SCORES = "tokenizer.ggml.scores"
 _SPACE = "▁"
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
-# Merges are counted by the characters of pieces; real ones have some dozens.
-_MAX_PIECE = 1024
+# Real pieces have some dozens of characters, and their merges twice those of the vocabulary.
+_MAX_PIECE, _MOST_WRITTEN = 1024, 64
 
 
 def sentence_piece(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -71,7 +71,8 @@ def _scores(metadata: Metadata, count: int) -> list[float]:
 
 def _merges(vocabulary: Vocabulary, ids: dict[str, int], scores: list[float]) -> list[list[str]]:
     """Every way to make a piece of two, best score first; of one score the piece that comes first, as do its ways."""
-    found: list[tuple[float, int, int, int, str, str]] = []
+    texts, found, written = vocabulary.texts, list[tuple[float, int, int, int]](), 0
+    most = _MOST_WRITTEN * sum(map(len, texts)) + (1 << 20)
     for text, token in ids.items():
         if vocabulary.kinds[token] != NORMAL:
             continue
@@ -80,8 +81,13 @@ def _merges(vocabulary: Vocabulary, ids: dict[str, int], scores: list[float]) ->
                 f"{vocabulary.origin}: token {token} has {len(text)} characters, more than {_MAX_PIECE} of a piece"
             )
         for at in range(1, len(text)):
-            left, right = text[:at], text[at:]
-            if left in ids and right in ids:
-                found.append((-scores[token], token, ids[left], ids[right], left, right))
-    found.sort(key=lambda way: way[:4])
-    return [[left, right] for *_, left, right in found]
+            left, right = ids.get(text[:at]), ids.get(text[at:])
+            if left is not None and right is not None:
+                found.append((-scores[token], token, left, right))
+                written += len(text)
+        if written > most:
+            raise ModelError(
+                f"{vocabulary.origin}: its {len(texts)} tokens are made of one another in more than {len(found)} ways, "
+                "which no real vocabulary is"
+            )
+    return [[texts[left], texts[right]] for *_, left, right in sorted(found)]
