@@ -25,8 +25,9 @@ from bench.gguf_bytes import (
     Value,
 )  # fmt: skip
 from llmc.compiler.store.artifact import copied_files
-from llmc.models import load_parameters, open_source
+from llmc.models import load_parameters
 from llmc.models.rope import checked_frequencies
+from llmc.models.sources.gguf.source import GgufSource
 
 _LARGEST = (1 << 64) - 1
 # Bits of a number that is not negative.
@@ -39,7 +40,7 @@ _OTHERS = (
 
 def read_gguf(path: Path) -> None:
     """As a compilation does, down to every weight."""
-    source = open_source(path)
+    source = GgufSource(path)
     config = source.config()
     checkpoint = source.checkpoint()
     copied_files(source.model_files(), "auto")
@@ -61,7 +62,8 @@ def _value(value: Value, rng: random.Random) -> Value:
     if rng.random() < 0.25:
         return rng.choice(_OTHERS)
     if value.type == ARRAY:
-        return _array(*value.data, rng)
+        element, values = value.data
+        return _array(element, values, rng)
     if value.type in _BITS:
         bits = _BITS[value.type]
         number = rng.choice((0, 1, 2, 3, 7, 8, 64, (1 << bits) - 1, rng.getrandbits(bits)))

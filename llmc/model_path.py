@@ -8,8 +8,8 @@ GGUF_SUFFIX = ".gguf"
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether `path` is a file that is called one of GGUF."""
-    return path.suffix == GGUF_SUFFIX and path.is_file()
+    """Whether something that is no directory is called as a GGUF file is; a pipe is refused when it is opened."""
+    return path.suffix == GGUF_SUFFIX and path.exists() and not path.is_dir()
 
 
 def is_model(path: Path) -> bool:

@@ -134,7 +134,7 @@ def test_the_command_says_what_becomes_of_the_weights(
     # The same model again replaces the artifact without being asked to, another one does not.
     assert main(command) == 0
     capsys.readouterr()
-    other = shutil.copy(model.gguf, tmp_path / "other.gguf")
+    other = Path(shutil.copy(model.gguf, tmp_path / "other.gguf"))
     data = bytearray(other.read_bytes())
     data[-100] ^= 1
     other.write_bytes(data)
@@ -142,7 +142,7 @@ def test_the_command_says_what_becomes_of_the_weights(
 
 
 def test_keys_follow_the_files_and_the_readers(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = shutil.copy(model.gguf, tmp_path / "m.gguf")
+    path = Path(shutil.copy(model.gguf, tmp_path / "m.gguf"))
     resolved = resolve(CompileConfig(path, path, LADDER))
 
     def components() -> dict[str, Mapping[str, str]]:

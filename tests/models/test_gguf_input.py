@@ -305,5 +305,5 @@ def test_commands_say_it_in_one_sentence(
     monkeypatch.setattr(Tracer, "prepare", lambda *_: pytest.fail("an unchecked model was traced"))
     path = tmp_path / "m.gguf"
     path.write_bytes(small_model().encoded()[:-40])
-    rest = {"compile": ["-o", tmp_path / "out"], "quantize": [], "run": ["--prompt", "a"]}[command]
-    fails(capsys, 1, [command, path, *rest], f"{path} is truncated or corrupt", "ends at byte")
+    options: dict[str, list[object]] = {"compile": ["-o", tmp_path / "out"], "quantize": [], "run": ["--prompt", "a"]}
+    fails(capsys, 1, [command, path, *options[command]], f"{path} is truncated or corrupt", "ends at byte")

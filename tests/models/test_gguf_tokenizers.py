@@ -110,7 +110,8 @@ def test_qwen2(texts: list[str], tmp_path: Path) -> None:
     vocabulary = {text: token for text, token in whole.items() if token < PART}
     merges = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
     lines = [line for line in merges if line and not line.startswith("#version")][: PART - 256]
-    original = Qwen2Tokenizer(vocab=vocabulary, merges=[tuple(line.split(" ")) for line in lines])
+    pairs: Any = [tuple(line.split(" ")) for line in lines]
+    original = Qwen2Tokenizer(vocab=vocabulary, merges=pairs)
     special = [token["content"] for token in config["added_tokens_decoder"].values()]
     more = {PART + i: (text, Types.CONTROL) for i, text in enumerate(special)}
     words = Words(

@@ -109,6 +109,7 @@ SIZES: ModelFields = {
     "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 96,
 }  # fmt: skip
+ONE_LAYER: ModelFields = {**SIZES, "num_hidden_layers": 1}
 FAMILY_CASES: dict[str, tuple[str, ModelFields]] = {
     **{family: (family, {}) for family in FAMILIES},
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -132,7 +133,7 @@ def test_families_are_read_as_their_checkpoints(case: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("type", [*QUANTIZED, "F16", "BF16"])
 def test_types_are_read_as_the_values_they_stand_for(type: str, tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path / "m", "llama", **{**SIZES, "num_hidden_layers": 1})
+    model = make_tiny_model(tmp_path / "m", "llama", **ONE_LAYER)
     path = write_gguf(model, tmp_path / "m.gguf", type, dequantized=tmp_path / "d")
     config = check_same(path, tmp_path / "d")
     assert config.dtype == {"F16": "f16"}.get(type, "bf16")
@@ -149,8 +150,9 @@ def test_rope_scaling_is_that_of_the_model(kind: str, tmp_path: Path) -> None:
         "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                    "original_max_position_embeddings": 32},
     }[kind]  # fmt: skip
-    fields: ModelFields = {"rope_parameters": {"rope_theta": 10000.0, "rope_type": kind, **scaling}}
-    model = make_tiny_model(tmp_path / "m", "llama", **{**SIZES, "num_hidden_layers": 1, **fields})
+    rope = {"rope_theta": 10000.0, "rope_type": kind, **scaling}
+    fields: ModelFields = {**SIZES, "num_hidden_layers": 1, "rope_parameters": rope}
+    model = make_tiny_model(tmp_path / "m", "llama", **fields)
     path = write_gguf(model, tmp_path / "m.gguf", "F32", dequantized=tmp_path / "d")
     config, expected = check_same(path, tmp_path / "d"), open_source(model).config()
     assert config.rope_scaling is not None
@@ -209,7 +211,7 @@ def refusal(path: Path) -> str:
 
 
 def test_a_model_that_does_not_fit_is_told_in_its_own_names(tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path / "m", "llama", **{**SIZES, "num_hidden_layers": 1})
+    model = make_tiny_model(tmp_path / "m", "llama", **ONE_LAYER)
     fields = json.loads((model / "config.json").read_text())
 
     def error(**changes: object) -> str:

@@ -65,7 +65,7 @@ def stored(values: Array, type: str, rng: np.random.Generator) -> tuple[Array, T
     try:
         return gguf.quants.quantize(np.ascontiguousarray(values, np.float32), kind), kind
     except NotImplementedError:
-        return random_blocks(*values.shape, type, rng), kind
+        return random_blocks(values.shape[0], values.shape[1], type, rng), kind
 
 
 def add_config(writer: gguf.GGUFWriter, fields: dict[str, Any], model: Path) -> None:
