@@ -19,6 +19,10 @@ from llmc.quantize.checkpoints import quantization_settings
 from llmc.quantize.formats.base import QuantizeError
 
 _EMBEDDING = "embed.weight"
+_OF_MODEL_OPTIMIZER, _OF_AUTO_GPTQ = "hf_quant_config.json", "quantize_config.json"
+QUANT_FILES = (_OF_MODEL_OPTIMIZER, _OF_AUTO_GPTQ)
+"""Where some tools say how weights are quantized; others do so in config.json."""
+_SETTINGS = "quantization_config"
 
 
 class FolderSource(ModelSource):
@@ -32,14 +36,22 @@ class FolderSource(ModelSource):
 
     @cached_property
     def _quant_config(self) -> Mapping[str, Any] | None:
-        """hf_quant_config.json, of tools that write one."""
-        found = self._optional("hf_quant_config.json")
+        """What Model Optimizer writes beside config.json."""
+        found = self._optional(_OF_MODEL_OPTIMIZER)
         return None if found is None else found.values
+
+    @cached_property
+    def _values(self) -> Mapping[str, Any]:
+        """config.json, with the settings of AutoGPTQ's file in their place."""
+        found = None if self._fields.has(_SETTINGS) else self._optional(_OF_AUTO_GPTQ)
+        if found is None:
+            return self._fields.values
+        return {**self._fields.values, _SETTINGS: {"quant_method": "gptq", **found.values}}
 
     @property
     def is_quantized(self) -> bool:
         try:
-            return quantization_settings(self._fields.values, self._quant_config) is not None
+            return quantization_settings(self._values, self._quant_config) is not None
         except QuantizeError as error:
             raise ModelError(f"{self.path}: {error}") from None
 
@@ -56,7 +68,7 @@ class FolderSource(ModelSource):
         sources = {source.name for target in targets for source in target.sources}
         matrices = (target for target in targets if target.dtype == "act" and target.name != _EMBEDDING)
         linears = [source.name.removesuffix(".weight") for target in matrices for source in target.sources]
-        return open_quantized(self.path, self._fields.values, self._quant_config, linears, sources)
+        return open_quantized(self.path, self._values, self._quant_config, linears, sources)
 
     def model_files(self) -> FolderFiles:
         return FolderFiles(self.path)
@@ -65,7 +77,8 @@ class FolderSource(ModelSource):
         """What the numbers of a quantized one mean is said in config files."""
         yield from sorted(self.path.glob("*.safetensors"))
         if self.is_quantized:
-            yield from (file for file in sorted(self.path.glob("*config.json")) if file.is_file())
+            files = (self.path / name for name in ("config.json", *QUANT_FILES))
+            yield from (file for file in files if file.is_file())
 
     def all_files(self) -> Iterator[Path]:
         yield from (file for file in sorted(self.path.iterdir()) if file.is_file())

@@ -67,6 +67,18 @@ def test_what_is_kept_and_what_is_not_is_said(tmp_path: Path) -> None:
     )
 
 
+def test_settings_in_a_file_of_their_own(tmp_path: Path) -> None:
+    model = make_gptq_model(tmp_path / "model")
+    expected = resolve(CompileConfig(model=model, output=tmp_path / "out")).recipe
+    config = json.loads((model / "config.json").read_text())
+    settings = config.pop("quantization_config")
+    del settings["quant_method"]
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "quantize_config.json").write_text(json.dumps(settings))
+    assert resolve(CompileConfig(model=model, output=tmp_path / "out")).recipe == expected
+    assert model / "quantize_config.json" in set(open_source(model).weight_files())
+
+
 def test_a_damaged_scale_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = make_gptq_model(tmp_path / "model")
     file = model / "model.safetensors"
