@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import json
-import math
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 
 from llmc.cli.options.verify import check_bytes
 from llmc.cli.render.graph_formats import InspectError, graph_data, graph_dot, graph_onnx
+from llmc.cli.render.stored_weights import bits_per_weight, stored_weights, weights_by_class, weights_by_scheme
 from llmc.cli.render.text_columns import table
 from llmc.graphs_format import DTYPES, FAMILIES
 from llmc.graphs_records import Graph, ModelRecord, Tables
@@ -31,52 +31,6 @@ class Format(enum.StrEnum):
     json = "json"
     dot = "dot"
     onnx = "onnx"
-
-
-def _weights(tables: Tables, manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    known = manifest.get("weights") or {}
-    weights = []
-    for weight in tables.weights:
-        dtype = DTYPES[weight.dtype]
-        whole = known.get(weight.name.removesuffix(".scale").removesuffix(".zero").removesuffix(".step"), {})
-        weights.append(
-            {
-                "name": weight.name,
-                "scheme": whole.get("scheme") or dtype,
-                "dtype": dtype,
-                "shape": list(weight.shape),
-                "layout": weight.layout,
-                "file_offset": weight.file_offset,
-                "bytes": weight.bytes,
-                "sources": known.get(weight.name, {}).get("sources", []),
-            }
-        )
-    return weights
-
-
-def _schemes(weights: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    count: Counter[tuple[str, str]] = Counter()
-    size: Counter[tuple[str, str]] = Counter()
-    for weight in weights:
-        key = (str(weight["scheme"]), str(weight["dtype"]))
-        count[key] += 1
-        size[key] += weight["bytes"]
-    return [{"scheme": s, "dtype": d, "count": n, "bytes": size[s, d]} for (s, d), n in sorted(count.items())]
-
-
-def _bits_per_weight(weights: list[dict[str, Any]], manifest: dict[str, Any]) -> dict[str, float]:
-    """Bits that a number of the model takes by scheme, with scales and zero points, and in "all" matrices."""
-    size: Counter[str] = Counter()
-    elements: Counter[str] = Counter()
-    for name, entry in (manifest.get("weights") or {}).items():
-        shape = entry.get("shape")
-        parts = [w for w in weights if w["name"] in (name, *(f"{name}.{kind}" for kind in ("scale", "zero", "step")))]
-        if not (isinstance(shape, list) and len(shape) == 2 and parts):
-            continue
-        for key in (str(parts[0]["scheme"]), "all"):
-            size[key] += 8 * sum(w["bytes"] for w in parts)
-            elements[key] += math.prod(shape)
-    return {key: round(size[key] / elements[key], 3) for key in size if elements[key]}
 
 
 def _kernels(tables: Tables) -> list[dict[str, Any]]:
@@ -117,7 +71,7 @@ def _kv_text(model: ModelRecord, pool: dict[str, int]) -> str:
 
 def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
     """Plain data of the artifact: model, kernels, buckets, weights by scheme and one by one."""
-    weights = _weights(tables, manifest)
+    weights = stored_weights(tables, manifest)
     return {
         "format_version": tables.header.version,
         "target": asdict(tables.target),
@@ -141,8 +95,9 @@ def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
             for g in tables.graphs
         ],
         "kernels": _kernels(tables),
-        "weights_by_scheme": _schemes(weights),
-        "bits_per_weight": _bits_per_weight(weights, manifest),
+        "weights_by_scheme": weights_by_scheme(weights),
+        "weights_by_class": weights_by_class(weights, manifest),
+        "bits_per_weight": bits_per_weight(weights, manifest),
         "weights": weights,
     }
 
@@ -193,8 +148,11 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
         ),
         f"\nweights ({len(tables.weights)}), {format_bytes(total)}",
         table(
-            ("scheme", "dtype", "count", "bytes"),
-            [(s["scheme"], s["dtype"], s["count"], s["bytes"]) for s in data["weights_by_scheme"]],
+            ("weights of", "scheme", "numbers in", "method", "count", "bits a weight", "bytes"),
+            [
+                (w["class"], w["scheme"], w["groups"], w["method"], w["count"], f"{w['bits_per_weight']:g}", w["bytes"])
+                for w in data["weights_by_class"]
+            ],
         ),
         _bits_text(data["bits_per_weight"]),
         "",

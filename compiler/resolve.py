@@ -243,12 +243,14 @@ def stored_recipe(source: ModelSource, model: ModelConfig) -> Recipe:
     """The schemes of the linear layers whose numbers a checkpoint stores as kernels read them."""
     if not source.is_quantized:
         return Recipe({})
-    schemes = {}
-    for parameter in load_parameters(model, source.checkpoint(), "f32"):
-        stored = parameter.stored
-        if stored is not None and parameter.name != EMBEDDING:
-            schemes[parameter.name] = stored_scheme(stored.format, int8_inputs=stored.int8_inputs)
-    return Recipe(schemes)
+    checkpoint, schemes, methods = source.checkpoint(), {}, {}
+    sources = {target.name: target.sources for target in check_checkpoint(model, checkpoint).targets}
+    for parameter in load_parameters(model, checkpoint, "f32"):
+        stored, name = parameter.stored, parameter.name
+        if stored is not None and name != EMBEDDING:
+            schemes[name] = stored_scheme(stored.format, int8_inputs=stored.int8_inputs)
+            methods[name] = ", ".join(sorted({checkpoint.dtype(source.name) for source in sources[name]}))
+    return Recipe(schemes, methods)
 
 
 def recipe_of(quant: QuantConfig, model: ModelConfig) -> Recipe:

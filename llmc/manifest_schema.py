@@ -125,6 +125,7 @@ class Weight(Open):
     shape: Shape | None = None
     scheme: Text | None = None
     format: WeightFormat | None = None
+    method: Text | None = None
 
 
 class Kernel(Open):

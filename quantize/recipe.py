@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from llmc.quantize.formats.base import QuantizeError
@@ -13,6 +13,8 @@ from llmc.quantize.scheme import get_scheme, regrouped
 
 HEAD = "lm_head"
 """The kind of the output projection, also where it has the embedding's weight."""
+ROUNDED = "rtn"
+"""The method of rounding to nearest."""
 _LAYER = re.compile(r"^layers\.\d+\.")
 
 
@@ -48,9 +50,17 @@ def layer_kind(weight: str) -> str:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The schemes of a model's linear layers by the name of their weight; what is not in it is not quantized."""
+    """The schemes of a model's linear layers by the name of their weight; what is not in it is not quantized.
+
+    methods: how the numbers of a weight came about, where it was not by rounding to nearest: what its checkpoint says.
+    """
 
     schemes: Mapping[str, Scheme]
+    methods: Mapping[str, str] = field(default_factory=dict)
+
+    def method(self, weight: str) -> str:
+        """How its numbers came about."""
+        return self.methods.get(weight, ROUNDED)
 
     def describe(self) -> str:
         """Which weights have which scheme, in one line that tells this recipe from any other of the same model."""

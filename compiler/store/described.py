@@ -26,6 +26,7 @@ from llmc.models.config import ModelConfig, RopeScaling
 from llmc.models.registry import get_family
 from llmc.quantize import QuantizeError, Recipe, Scheme, get_scheme
 from llmc.quantize.formats.registry import format_of
+from llmc.quantize.recipe import ROUNDED
 
 _NEEDED = (
     "model", "target", "act_dtype", "kv_dtype", "max_model_len", "max_num_seqs", "block_size", "buckets", "weights",
@@ -63,15 +64,18 @@ def origin(source: HubSource | None) -> dict[str, object]:
 
 def weights(resolved: Resolved) -> dict[str, object]:
     """Every weight, by name."""
-    schemes = resolved.recipe.schemes
     targets = get_family(resolved.model.model_type).weight_map(resolved.model).targets
-    return {target.name: _weight(target, schemes.get(target.name)) for target in targets}
+    return {target.name: _weight(target, resolved.recipe) for target in targets}
 
 
-def _weight(target: weight_map.Target, scheme: Scheme | None) -> dict[str, object]:
+def _weight(target: weight_map.Target, recipe: Recipe) -> dict[str, object]:
     """Where a weight comes from, its logical shape and, where it is quantized, how."""
     entry: dict[str, object] = {"sources": [source.name for source in target.sources], "shape": list(target.shape)}
-    return entry if scheme is None else {**entry, "scheme": scheme.name, "format": scheme.weight.record()}
+    scheme = recipe.schemes.get(target.name)
+    if scheme is None:
+        return entry
+    how = {"scheme": scheme.name, "format": scheme.weight.record(), "method": recipe.method(target.name)}
+    return {**entry, **how}
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ def _described(manifest: dict[str, Any]) -> Described:
         block_size=int(manifest["block_size"]),
         max_num_batched_tokens=int(manifest.get("max_num_batched_tokens") or most_tokens(buckets)),
         ladder=ladder_of(buckets),
-        recipe=Recipe({n: _scheme(n, e) for n, e in manifest["weights"].items() if e.get("scheme") is not None}),
+        recipe=_recipe({n: e for n, e in manifest["weights"].items() if e.get("scheme") is not None}),
         cut_by=(manifest.get("context") or {}).get("cut_by"),
     )
     return Described(manifest, resolved, buckets, tuple(manifest["kernels"]))
@@ -138,6 +142,11 @@ def model_config(fields: Mapping[str, Any]) -> ModelConfig:
         scaling = {**scaling, "frequency_factors": tuple(scaling["frequency_factors"])}
     lists = {name: tuple(fields[name]) for name in ("layer_windows", "eos_token_ids")}
     return ModelConfig(**{**fields, **lists, "rope_scaling": None if scaling is None else RopeScaling(**scaling)})
+
+
+def _recipe(entries: Mapping[str, Mapping[str, Any]]) -> Recipe:
+    methods = {name: str(entry["method"]) for name, entry in entries.items() if entry.get("method", ROUNDED) != ROUNDED}
+    return Recipe({name: _scheme(name, entry) for name, entry in entries.items()}, methods)
 
 
 def _scheme(name: str, entry: Mapping[str, Any]) -> Scheme:

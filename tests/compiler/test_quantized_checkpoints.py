@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from llmc.cli.inspect import artifact_data
 from llmc.cli.main import main
 from llmc.compiler.config import CompileConfig
 from llmc.compiler.resolve import resolve
@@ -18,6 +19,7 @@ from llmc.compiler.targets.cpu.quant_packing import unpack_quantized
 from llmc.compiler.targets.registry import target_of
 from llmc.models.sources.registry import open_source
 from llmc.quantize.formats.integers import Integers
+from llmc.runtime.graphs_file import read_graphs
 
 from support.compiled import compile_tiny
 from support.new_family import targets_here
@@ -46,6 +48,11 @@ def test_numbers_are_kept(name: str, tmp_path: Path, kernel_cache: Path) -> None
         assert manifest["weights"]["layers.1.mlp.down.weight"]["scheme"] == scheme
         assert manifest["weights"]["layers.1.mlp.down.weight"]["format"] == format.record()
         assert "scheme" not in manifest["weights"]["lm_head.weight"]
+        classes = {one["class"]: one for one in artifact_data(read_graphs(out), manifest)["weights_by_class"]}
+        assert classes["mlp.down"]["method"] == name.replace("int8", "compressed-tensors").removesuffix("-8")
+        assert (classes["mlp.down"]["groups"], classes["mlp.down"]["count"]) == (format.describe(), 2)
+        assert classes["mlp.down"]["bits_per_weight"] == pytest.approx(format.bits_per_weight(96), abs=1e-3)
+        assert classes["lm_head"]["method"] == "-"
         found = target_of(manifest["target"])
         if isinstance(found, CpuTarget):
             with safe_open(out / "weights.safetensors", "np") as file:

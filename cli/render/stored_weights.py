@@ -1,0 +1,105 @@
+"""The weights of an artifact for people and tools: one by one, by scheme, and by what layers have in common."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from llmc.graphs_format import DTYPES
+from llmc.graphs_records import Tables
+from llmc.quantize import QuantizeError, layer_kind
+from llmc.quantize.formats.registry import format_of
+
+
+def stored_weights(tables: Tables, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every tensor that is stored, in the order of the file."""
+    known = manifest.get("weights") or {}
+    weights = []
+    for weight in tables.weights:
+        dtype, whole = DTYPES[weight.dtype], whole_name(weight.name, known)
+        weights.append(
+            {
+                "name": weight.name,
+                "of": whole,
+                "scheme": known.get(whole, {}).get("scheme") or dtype,
+                "dtype": dtype,
+                "shape": list(weight.shape),
+                "layout": weight.layout,
+                "file_offset": weight.file_offset,
+                "bytes": weight.bytes,
+                "sources": known.get(weight.name, {}).get("sources", []),
+            }
+        )
+    return weights
+
+
+def whole_name(name: str, known: Mapping[str, Any]) -> str:
+    """The weight that a tensor is, or lies beside as its scales do."""
+    base = name.rpartition(".")[0]
+    return base if name not in known and base in known else name
+
+
+def weights_by_scheme(weights: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    count: Counter[tuple[str, str]] = Counter()
+    size: Counter[tuple[str, str]] = Counter()
+    for weight in weights:
+        key = (str(weight["scheme"]), str(weight["dtype"]))
+        count[key] += 1
+        size[key] += weight["bytes"]
+    return [{"scheme": s, "dtype": d, "count": n, "bytes": size[s, d]} for (s, d), n in sorted(count.items())]
+
+
+def weights_by_class(weights: list[dict[str, Any]], manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Scheme, format, method, bits and bytes of the weights that layers have in common, in the order of the file.
+
+    bits_per_weight: with what lies beside the numbers; of a weight without a known shape, those of its dtype.
+    """
+    known = manifest.get("weights") or {}
+    found: dict[tuple[str, str, str, str], dict[str, Any]] = {}
+    for weight in weights:
+        entry = known.get(weight["of"], {})
+        scheme, groups, method = str(weight["scheme"]), _groups(entry), str(entry.get("method") or "-")
+        kind = layer_kind(weight["of"])
+        one = found.setdefault((kind, scheme, groups, method), {"names": set(), "bytes": 0, "elements": 0})
+        if weight["of"] not in one["names"]:
+            one["names"].add(weight["of"])
+            one["elements"] += math.prod(entry.get("shape") or weight["shape"])
+        one["bytes"] += weight["bytes"]
+    return [
+        {
+            "class": kind,
+            "scheme": scheme,
+            "groups": groups,
+            "method": method,
+            "count": len(one["names"]),
+            "bits_per_weight": round(8 * one["bytes"] / one["elements"], 3) if one["elements"] else 0,
+            "bytes": one["bytes"],
+        }
+        for (kind, scheme, groups, method), one in found.items()
+    ]
+
+
+def _groups(entry: Mapping[str, Any]) -> str:
+    if not entry.get("format"):
+        return "-"
+    try:
+        return format_of(entry["format"]).describe()
+    except (QuantizeError, TypeError):
+        return str(entry["format"].get("kind"))
+
+
+def bits_per_weight(weights: list[dict[str, Any]], manifest: Mapping[str, Any]) -> dict[str, float]:
+    """Bits that a number of the model takes by scheme, with scales and zero points, and in "all" matrices."""
+    size: Counter[str] = Counter()
+    elements: Counter[str] = Counter()
+    known = manifest.get("weights") or {}
+    for weight in weights:
+        shape = known.get(weight["of"], {}).get("shape")
+        if not isinstance(shape, list) or len(shape) != 2:
+            continue
+        for key in (str(weight["scheme"]), "all"):
+            size[key] += 8 * weight["bytes"]
+            elements[key] += math.prod(shape) if weight["name"] == weight["of"] else 0
+    return {key: round(size[key] / elements[key], 3) for key in size if elements[key]}
