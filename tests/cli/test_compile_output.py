@@ -336,7 +336,9 @@ def test_compiling_on_the_way_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(pipeline, "compile_model", lambda *_: SimpleNamespace(warnings=("the context is cut",)))
+    monkeypatch.setattr(
+        pipeline, "compile_model", lambda *_: SimpleNamespace(warnings=("the context is cut",), notes=())
+    )
     pipeline.compile_cached(english(tmp_path / "model"))
     assert [record.getMessage() for record in caplog.records] == ["llmc: warning: the context is cut"]
 

@@ -12,12 +12,14 @@ import gguf
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from llmc.models import ModelError
+from llmc.models import ModelError, open_source
+from llmc.models.eager import load_model
 from llmc.models.sources.gguf.header import GgufFile
 from llmc.models.sources.gguf.tokenizer.files import TokenizerFiles
 from llmc.models.sources.gguf.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from llmc.models.sources.gguf.tokenizer.vocabulary import read_vocabulary
 
+from support.gguf_models import write_gguf
 from support.gguf_tokenizers import (
     ODD,
     Types,
@@ -30,9 +32,10 @@ from support.gguf_tokenizers import (
     tiktoken_words,
     with_added,
 )
+from support.paged_reference import PagedRunner
 from support.paths import ROOT, SHARED
 
-TOKENIZERS = SHARED / "tokenizers"
+TOKENIZERS, STORIES = SHARED / "tokenizers", SHARED / "models" / "stories260k"
 PART = 20_000
 """Of a large vocabulary the first so many tokens are one, too."""
 real = pytest.mark.skipif(not TOKENIZERS.is_dir(), reason="the tokenizers of real models are not here")
@@ -183,6 +186,21 @@ def test_sentence_piece(name: str, texts: list[str], tmp_path: Path) -> None:
     for text in texts:
         ids = ours.encode(text).ids
         assert ours.decode(ids) == original.decode(ids)
+
+
+@pytest.mark.skipif(not STORIES.is_dir(), reason=f"{STORIES} is not on this machine")
+def test_a_real_model_writes_what_it_wrote(texts: list[str], tmp_path: Path) -> None:
+    """Its weights, its tokenizer and its configuration, all from one GGUF."""
+    words = sentence_piece_words(STORIES / "tokenizer.model", roles={"bos": 1, "eos": 2, "unk": 0})
+    path = write_gguf(STORIES, tmp_path / "s.gguf", "F32", tokenizer=words.add)
+    source = open_source(path)
+    assert source.config() == open_source(STORIES).config()
+    original = Tokenizer.from_file(str(STORIES / "tokenizer.json"))
+    with source.model_files().open("tokenizer.json") as file:
+        check_equal(Tokenizer.from_buffer(file.read()), ids_of(original), texts)
+    case = json.loads((STORIES / "golden_greedy.json").read_text())[0]
+    ids, _ = PagedRunner(load_model(path)).greedy(case["prompt_ids"], len(case["greedy_ids"]))
+    assert ids == case["greedy_ids"]
 
 
 def test_without_a_space_before_texts(tmp_path: Path) -> None:
