@@ -119,6 +119,7 @@ def _weights(state: CompileState, on_step: OnStep) -> None:
             resolved.target,
             layout.header,
             quantized=bool(resolved.recipe.schemes),
+            order=resolved.recipe.order(),
         )
     )
     crcs = reuse_weights(config.output, recorded_weights(records, weights_key), layout, packed)

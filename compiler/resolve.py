@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from llmc.buckets import BucketError, BucketLadder, LadderVariables, Limits, default_ladder, parse_spec
 from llmc.buckets.bucket import beyond
 from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS, default_tokens
@@ -88,10 +90,12 @@ class Resolved:
     def _becomes(self, parameter: Parameter) -> str:
         """What becomes of a weight that is quantized already, in words."""
         scheme, stored = self.recipe.schemes.get(parameter.name), parameter.stored
+        ordered = parameter.name in self.recipe.act_order
         if scheme is None:
-            return f"dequantized to {self.act_dtype}; --quant SCHEME rounds them anew"
-        if stored is not None and stored.format == scheme.weight:
-            return f"kept as stored, {scheme.describe()}"
+            why = ", for the columns of its parts lie in different orders" if parameter.has_other_orders else ""
+            return f"dequantized to {self.act_dtype}{why}; --quant SCHEME rounds them anew"
+        if stored is not None and stored.format == scheme.weight and (ordered or stored.columns is None):
+            return f"kept as stored, {scheme.describe()}{', act-order' if ordered else ''}"
         return f"dequantized and rounded anew to {scheme.describe()}"
 
     def graph_params(self) -> GraphParams:
@@ -121,8 +125,15 @@ class Resolved:
         return {**{target.name: target.shape for target in targets}, ROPE_TABLE: rope}
 
     def parameters(self, checkpoint: Checkpoint) -> Iterator[Parameter]:
-        """The values of `weight_shapes`."""
-        yield from load_parameters(self.model, checkpoint, self.act_dtype)
+        """The values of `weight_shapes`, rows and columns in the order that the recipe wants."""
+        found = {p.name: p for p in load_parameters(self.model, checkpoint, self.act_dtype)}
+        rows_of = self.recipe.rows_of
+        for name, parameter in found.items():
+            if name in self.recipe.act_order:
+                parameter = parameter.in_stored_order()
+            if name in rows_of and (order := found[rows_of[name]].in_stored_order().columns) is not None:
+                parameter = parameter.with_rows(np.concatenate((order, order + np.int32(len(order)))))
+            yield parameter
         yield Parameter.of(ROPE_TABLE, "f32", cos_sin_table(self.model, self.max_model_len))
 
     def model_record(self) -> ModelRecord:
@@ -243,14 +254,20 @@ def stored_recipe(source: ModelSource, model: ModelConfig) -> Recipe:
     """The schemes of the linear layers whose numbers a checkpoint stores as kernels read them."""
     if not source.is_quantized:
         return Recipe({})
-    checkpoint, schemes, methods = source.checkpoint(), {}, {}
-    sources = {target.name: target.sources for target in check_checkpoint(model, checkpoint).targets}
+    checkpoint, schemes, methods, act_order = source.checkpoint(), {}, {}, set()
+    targets = check_checkpoint(model, checkpoint).targets
+    sources = {target.name: target.sources for target in targets}
     for parameter in load_parameters(model, checkpoint, "f32"):
         stored, name = parameter.stored, parameter.name
         if stored is not None and name != EMBEDDING:
             schemes[name] = stored_scheme(stored.format, int8_inputs=stored.int8_inputs)
             methods[name] = ", ".join(sorted({checkpoint.dtype(source.name) for source in sources[name]}))
-    return Recipe(schemes, methods)
+            if stored.columns is not None:
+                act_order.add(name)
+    # Rows in another order cost nothing, where they are read as they are stored anyway.
+    made = {target.makes for target in targets if target.makes in act_order and target.name in schemes}
+    rows_of = {target.name: target.makes for target in targets if target.makes and target.makes in made}
+    return Recipe(schemes, methods, frozenset(act_order), rows_of)
 
 
 def recipe_of(quant: QuantConfig, model: ModelConfig) -> Recipe:

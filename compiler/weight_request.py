@@ -9,6 +9,8 @@ from typing import Any
 from llmc.quantize import WeightFormat
 from llmc.quantize.formats.registry import format_of
 
+COLUMNS = "columns"
+"""What is stored beside a weight in act-order: NAME.columns."""
 ROWS = "rows"
 """The layout of a tensor that lies as it does in a checkpoint, row after row."""
 
@@ -19,6 +21,7 @@ class WeightRequest:
 
     packed: in the layout of the target's linear layers. format: of a packed weight that is quantized (dtype u8), with
     what lies beside its numbers in tensors of their own. parts: of a packed weight, equal ones, each laid out alone.
+    columns: the order of its columns is stored too, in a tensor i32 [K].
     """
 
     name: str
@@ -27,6 +30,7 @@ class WeightRequest:
     packed: bool
     format: WeightFormat | None = None
     parts: int = 1
+    columns: bool = False
 
     def record(self) -> dict[str, Any]:
         """All of it, as JSON."""

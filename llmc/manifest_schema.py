@@ -126,6 +126,8 @@ class Weight(Open):
     scheme: Text | None = None
     format: WeightFormat | None = None
     method: Text | None = None
+    act_order: bool | None = None
+    rows_of: Text | None = None
 
 
 class Kernel(Open):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmc.models.config import ModelConfig
 from llmc.models.convert import DTYPES, Array
 from llmc.models.registry import get_family
 from llmc.models.sources.base import ArrayTensor, Checkpoint, Tensor
+from llmc.models.sources.reordered import ColumnsTaken, RowsTaken
 from llmc.models.sources.stored import Stored
 from llmc.models.weight_map import WeightMap
 from llmc.quantize.formats.base import Quantized
@@ -28,11 +30,12 @@ def _of_parts(counts: Sequence[int], first: int, count: int) -> Iterator[tuple[i
 
 
 class _Joined(Stored):
-    """Parts one below the other, of one format."""
+    """Parts one below the other, of one format and order of columns."""
 
     def __init__(self, parts: Sequence[Stored], counts: Sequence[int]) -> None:
         self._parts, self._counts = parts, counts
-        self.format, self.int8_inputs = parts[0].format, parts[0].int8_inputs
+        self.format, self.int8_inputs, self.columns = parts[0].format, parts[0].int8_inputs, parts[0].columns
+        self.is_scattered = any(part.is_scattered for part in parts)
 
     def read(self, first: int, out: Quantized) -> None:
         for index, begin, rows in _of_parts(self._counts, first, len(out.numbers)):
@@ -43,12 +46,14 @@ class _Joined(Stored):
 class Parameter:
     """A parameter of the model whose value is still in the checkpoint.
 
-    dtype: what it is stored in, "f32" or "bf16". parts: tensors, one below the other.
+    dtype: what it is stored in, "f32" or "bf16". parts: tensors, one below the other. columns: where they were put in
+    another order, column j is column columns[j] of the model's.
     """
 
     name: str
     dtype: str
     parts: tuple[Tensor, ...]
+    columns: NDArray[np.int32] | None = None
 
     @classmethod
     def of(cls, name: str, dtype: str, *arrays: Array) -> Parameter:
@@ -65,19 +70,45 @@ class Parameter:
             self.parts[index].read(begin, out[rows])
 
     @cached_property
+    def _stored_parts(self) -> tuple[Stored, ...]:
+        """All parts as they are stored, if that is in one format."""
+        found = [part.stored for part in self.parts]
+        parts = tuple(part for part in found if part is not None)
+        alike = len(parts) == len(found) and len({(part.format, part.int8_inputs) for part in parts}) == 1
+        return parts if alike else ()
+
+    @cached_property
+    def has_other_orders(self) -> bool:
+        """Whether nothing but the order of their columns keeps parts from being one stored matrix."""
+        return any(not _same_order(part.columns, self._stored_parts[0].columns) for part in self._stored_parts)
+
+    @cached_property
     def stored(self) -> Stored | None:
         """The same matrix in the format that all of its parts are stored in; None where they differ in anything."""
-        found = [part.stored for part in self.parts]
-        parts = [part for part in found if part is not None]
-        if len(parts) < len(found) or len({(part.format, part.int8_inputs) for part in parts}) != 1:
+        if not self._stored_parts or self.has_other_orders:
             return None
-        return _Joined(parts, [part.shape[0] for part in self.parts])
+        return _Joined(self._stored_parts, [part.shape[0] for part in self.parts])
+
+    def in_stored_order(self) -> Parameter:
+        """The matrix with its columns in the order in which they are stored."""
+        columns = None if self.stored is None else self.stored.columns
+        if columns is None:
+            return self
+        return replace(self, parts=(ColumnsTaken(self, self.stored, columns),), columns=columns)
+
+    def with_rows(self, order: NDArray[np.int32]) -> Parameter:
+        """The parameter whose row i is row order[i] of this one."""
+        return replace(self, parts=(RowsTaken(self, self.stored, order),))
 
     def value(self) -> Array:
         """The whole parameter in its dtype, in memory of its own."""
         out = np.empty(self.shape, DTYPES[self.dtype])
         self.read(0, out)
         return out
+
+
+def _same_order(a: NDArray[np.int32] | None, b: NDArray[np.int32] | None) -> bool:
+    return a is b or (a is not None and b is not None and np.array_equal(a, b))
 
 
 def check_checkpoint(config: ModelConfig, checkpoint: Checkpoint) -> WeightMap:

@@ -25,12 +25,14 @@ class Source:
 class Target:
     """A parameter and where it comes from: one tensor, or several one below the other.
 
-    dtype: "act" for weights in the activation dtype, "f32" for norms and biases.
+    dtype: "act" for weights in the activation dtype, "f32" for norms and biases. makes: of a gated layer whose result
+    one linear layer reads and nothing else, the name of that one's weight: row i of gate and of up is its column i.
     """
 
     name: str
     sources: tuple[Source, ...]
     dtype: Literal["act", "f32"]
+    makes: str | None = None
 
     @property
     def how(self) -> Literal["copy", "concat_rows"]:
@@ -82,12 +84,12 @@ class WeightMap:
 
 
 def _projection(
-    target: str, prefix: str, rows: tuple[tuple[str, int], ...], columns: int, bias: bool
+    target: str, prefix: str, rows: tuple[tuple[str, int], ...], columns: int, bias: bool, makes: str | None = None
 ) -> Iterator[Target]:
     """Weight and bias of a linear that fuses the projections `rows` (name, rows) below `prefix`."""
-    yield Target(f"{target}.weight", tuple(Source(f"{prefix}.{n}.weight", (r, columns)) for n, r in rows), "act")
+    yield Target(f"{target}.weight", tuple(Source(f"{prefix}.{n}.weight", (r, columns)) for n, r in rows), "act", makes)
     if bias:
-        yield Target(f"{target}.bias", tuple(Source(f"{prefix}.{n}.bias", (r,)) for n, r in rows), "f32")
+        yield Target(f"{target}.bias", tuple(Source(f"{prefix}.{n}.bias", (r,)) for n, r in rows), "f32", makes)
 
 
 def _norm(target: str, source: str, size: int) -> Target:
@@ -107,8 +109,11 @@ def _layer(config: ModelConfig, layer: int) -> Iterator[Target]:
     yield from _projection(f"{name}.attention.out", f"{prefix}.self_attn", (("o_proj", hidden),), q, config.o_bias)
     yield _norm(f"{name}.mlp_norm", f"{prefix}.post_attention_layernorm", hidden)
     gates = (("gate_proj", inner), ("up_proj", inner))
-    yield from _projection(f"{name}.mlp.gate_up", f"{prefix}.mlp", gates, hidden, config.mlp_bias)
-    yield from _projection(f"{name}.mlp.down", f"{prefix}.mlp", (("down_proj", hidden),), inner, config.mlp_bias)
+    down = f"{name}.mlp.down"
+    yield from _projection(
+        f"{name}.mlp.gate_up", f"{prefix}.mlp", gates, hidden, config.mlp_bias, makes=f"{down}.weight"
+    )
+    yield from _projection(down, f"{prefix}.mlp", (("down_proj", hidden),), inner, config.mlp_bias)
 
 
 def decoder_weight_map(config: ModelConfig) -> WeightMap:

@@ -53,21 +53,36 @@ class Recipe:
     """The schemes of a model's linear layers by the name of their weight; what is not in it is not quantized.
 
     methods: how the numbers of a weight came about, where it was not by rounding to nearest: what its checkpoint says.
+    act_order: weights whose columns are packed in the order in which a checkpoint stores them. rows_of: what is packed
+    with its rows in the order of the columns of such a weight, whose input it makes so; by name.
     """
 
     schemes: Mapping[str, Scheme]
     methods: Mapping[str, str] = field(default_factory=dict)
+    act_order: frozenset[str] = frozenset()
+    rows_of: Mapping[str, str] = field(default_factory=dict)
 
     def method(self, weight: str) -> str:
         """How its numbers came about."""
         return self.methods.get(weight, ROUNDED)
+
+    @property
+    def permuted(self) -> frozenset[str]:
+        """The weights of act_order whose input must be put in their order."""
+        return self.act_order.difference(self.rows_of.values())
+
+    def order(self) -> str:
+        """What is not packed in the order that the model computes with, in one line; empty: nothing."""
+        orders = [f"act-order: {' '.join(sorted(self.act_order))}"] if self.act_order else []
+        return "; ".join((*orders, *(f"{name} as columns of {of}" for name, of in sorted(self.rows_of.items()))))
 
     def describe(self) -> str:
         """Which weights have which scheme, in one line that tells this recipe from any other of the same model."""
         users: dict[str, list[str]] = {}
         for name, scheme in self.schemes.items():
             users.setdefault(scheme.describe(), []).append(name)
-        return "; ".join(f"{scheme}: {' '.join(sorted(names))}" for scheme, names in sorted(users.items()))
+        found = [f"{scheme}: {' '.join(sorted(names))}" for scheme, names in sorted(users.items())]
+        return "; ".join((*found, *filter(None, (self.order(),))))
 
     @classmethod
     def of(cls, config: QuantConfig, linears: Iterable[str], head: str) -> Recipe:

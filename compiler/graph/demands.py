@@ -30,7 +30,8 @@ def weight_requests(
     for name, spec in used.items():
         shape, parts = shapes[name], 2 if spec.as_dict().get("gated") else 1
         if name in recipe.schemes:
-            requests.append(WeightRequest(name, shape, "u8", True, recipe.schemes[name].weight, parts))
+            format, columns = recipe.schemes[name].weight, name in recipe.permuted
+            requests.append(WeightRequest(name, shape, "u8", True, format, parts, columns))
             continue
         matrix, packed = len(shape) == 2 and spec.op in ("linear", "embedding"), spec.op == "linear"
         requests.append(WeightRequest(name, shape, act_dtype if matrix else "f32", matrix and packed, parts=parts))

@@ -12,6 +12,7 @@ from llmc.compiler.ops.embedding import EMBEDDING, EMBEDDING_QUANT
 from llmc.compiler.ops.gather import GATHER_ROWS
 from llmc.compiler.ops.linear import GATED_LINEAR, GATED_LINEAR_QUANT, LINEAR, LINEAR_QUANT, QUANTIZE_ROWS
 from llmc.compiler.ops.norm import RMS_NORM
+from llmc.compiler.ops.permute import PERMUTE_COLUMNS
 from llmc.compiler.ops.rope import ROPE_KV_WRITE
 
 OPS: dict[str, OpDef] = {
@@ -25,6 +26,7 @@ OPS: dict[str, OpDef] = {
         GATED_LINEAR,
         GATED_LINEAR_QUANT,
         QUANTIZE_ROWS,
+        PERMUTE_COLUMNS,
         ROPE_KV_WRITE,
         PAGED_ATTENTION,
         GATHER_ROWS,

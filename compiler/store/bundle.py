@@ -213,7 +213,7 @@ def _check_same(first: Path, expected: Mapping[str, str], artifact: Path, found:
 def _requests(artifact: Path, resolved: Resolved, graphs: bytes) -> list[WeightRequest]:
     """The weights that were packed, found from their tables: a packed matrix is stored in another shape."""
     shapes = resolved.weight_shapes()
-    schemes = resolved.recipe.schemes
+    schemes, permuted = resolved.recipe.schemes, resolved.recipe.permuted
     try:
         patch = GraphsPatch(graphs)
     except GraphsPatchError as error:
@@ -225,7 +225,8 @@ def _requests(artifact: Path, resolved: Resolved, graphs: bytes) -> list[WeightR
             scheme = schemes.get(weight.name)
             form = None if scheme is None else scheme.weight
             packed = form is not None or weight.shape != shape
-            request = WeightRequest(weight.name, shape, BY_CODE[weight.dtype].name, packed, form)
+            dtype, columns = BY_CODE[weight.dtype].name, weight.name in permuted
+            request = WeightRequest(weight.name, shape, dtype, packed, form, columns=columns)
             # Where one and two parts give the same shape they are the same layout.
             whole = not packed or resolved.target.weight_tensors(request)[0].shape == weight.shape
             requests.append(request if whole else replace(request, parts=2))

@@ -24,6 +24,7 @@ class Request(Closed):
     packed: bool
     format: WeightFormat | None
     parts: Literal[1, 2]
+    columns: bool = False
 
     @model_validator(mode="after")
     def _can_be_packed(self) -> Request:

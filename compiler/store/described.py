@@ -69,13 +69,17 @@ def weights(resolved: Resolved) -> dict[str, object]:
 
 
 def _weight(target: weight_map.Target, recipe: Recipe) -> dict[str, object]:
-    """Where a weight comes from, its logical shape and, where it is quantized, how."""
+    """Where a weight comes from, its logical shape and, where it is quantized, how, and where it is in another order,
+    in which."""
     entry: dict[str, object] = {"sources": [source.name for source in target.sources], "shape": list(target.shape)}
     scheme = recipe.schemes.get(target.name)
-    if scheme is None:
-        return entry
-    how = {"scheme": scheme.name, "format": scheme.weight.record(), "method": recipe.method(target.name)}
-    return {**entry, **how}
+    if scheme is not None:
+        entry |= {"scheme": scheme.name, "format": scheme.weight.record(), "method": recipe.method(target.name)}
+    if target.name in recipe.act_order:
+        entry["act_order"] = True
+    if target.name in recipe.rows_of:
+        entry["rows_of"] = recipe.rows_of[target.name]
+    return entry
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ def _described(manifest: dict[str, Any]) -> Described:
         block_size=int(manifest["block_size"]),
         max_num_batched_tokens=int(manifest.get("max_num_batched_tokens") or most_tokens(buckets)),
         ladder=ladder_of(buckets),
-        recipe=_recipe({n: e for n, e in manifest["weights"].items() if e.get("scheme") is not None}),
+        recipe=_recipe(manifest["weights"]),
         cut_by=(manifest.get("context") or {}).get("cut_by"),
     )
     return Described(manifest, resolved, buckets, tuple(manifest["kernels"]))
@@ -144,9 +148,13 @@ def model_config(fields: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(**{**fields, **lists, "rope_scaling": None if scaling is None else RopeScaling(**scaling)})
 
 
-def _recipe(entries: Mapping[str, Mapping[str, Any]]) -> Recipe:
-    methods = {name: str(entry["method"]) for name, entry in entries.items() if entry.get("method", ROUNDED) != ROUNDED}
-    return Recipe({name: _scheme(name, entry) for name, entry in entries.items()}, methods)
+def _recipe(weights: Mapping[str, Mapping[str, Any]]) -> Recipe:
+    return Recipe(
+        {name: _scheme(name, entry) for name, entry in weights.items() if entry.get("scheme") is not None},
+        {name: str(entry["method"]) for name, entry in weights.items() if entry.get("method", ROUNDED) != ROUNDED},
+        frozenset(name for name, entry in weights.items() if entry.get("act_order")),
+        {name: str(entry["rows_of"]) for name, entry in weights.items() if entry.get("rows_of") is not None},
+    )
 
 
 def _scheme(name: str, entry: Mapping[str, Any]) -> Scheme:

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from llmc.compiler.config import CompileError
-from llmc.compiler.dtypes import DTYPES, U8
+from llmc.compiler.dtypes import DTYPES, I32, U8
 from llmc.compiler.targets.base import Target
-from llmc.compiler.weight_request import WeightRequest, WeightTensor
+from llmc.compiler.weight_request import COLUMNS, WeightRequest, WeightTensor
 from llmc.graphs_format import ALIGNMENT
 from llmc.models.convert import DTYPES as NUMPY_DTYPES
 from llmc.models.loader import Parameter
@@ -92,7 +92,8 @@ def plan_weights(requests: Iterable[WeightRequest], target: Target) -> WeightLay
 def _tensors(request: WeightRequest, target: Target) -> list[WeightTensor]:
     """Every tensor that a weight is stored in."""
     if request.packed:
-        return target.weight_tensors(request)
+        columns = [WeightTensor(f"{request.name}.{COLUMNS}", I32.name, request.shape[1:])] if request.columns else []
+        return [*target.weight_tensors(request), *columns]
     return [WeightTensor(request.name, request.dtype, request.shape)]
 
 
@@ -154,8 +155,11 @@ def _write_weight(fd: int, tensors: list[PackedWeight], parameter: Parameter, ta
 def _pieces(request: WeightRequest, parameter: Parameter, target: Target) -> Iterator[tuple[memoryview, ...]]:
     """The bytes of a weight's tensors in order; pieces are valid until the next ones are asked for."""
     if request.packed:
+        rest = [_columns(parameter)] if request.columns else []
         try:
-            yield from target.weight_pieces(request, parameter)
+            for pieces in target.weight_pieces(request, parameter):
+                yield (*pieces, *rest)
+                rest = [memoryview(b"")] * len(rest)
         except QuantizeError as error:
             raise CompileError(f"cannot quantize {request.name}: {error}") from None
         return
@@ -167,6 +171,13 @@ def _pieces(request: WeightRequest, parameter: Parameter, target: Target) -> Ite
         some = rows[: shape[0] - first]
         parameter.read(first, some)
         yield (some.view(np.uint8).data.cast("B"),)
+
+
+def _columns(parameter: Parameter) -> memoryview:
+    """The bytes of NAME.columns: which column of the model's weight each one is."""
+    k = parameter.shape[1]
+    columns = np.arange(k, dtype=np.int32) if parameter.columns is None else parameter.columns
+    return np.ascontiguousarray(columns, np.int32).data.cast("B")
 
 
 def _write(fd: int, data: bytes | memoryview, offset: int) -> None:

@@ -16,12 +16,12 @@ _AHEAD = 1024
 
 def quantized_rows(parameter: Parameter, format: WeightFormat) -> Callable[[int, Quantized], None]:
     """What writes rows [first, first + len(out.numbers)) of a matrix, in ascending order: as the checkpoint stores them
-    if it does so in `format`, otherwise rounded to the nearest numbers.
+    if it does so in `format` and in the order of the matrix, otherwise rounded to the nearest numbers.
 
     It holds memory for some rows; not shared between threads. Raises QuantizeError.
     """
     stored = parameter.stored
-    if stored is not None and stored.format == format:
+    if stored is not None and stored.format == format and stored.columns is None:
         return _StoredRows(stored, parameter.shape).read
     held = np.empty((0, parameter.shape[1]), np.float32)
 
@@ -41,7 +41,8 @@ class _StoredRows:
 
     def __init__(self, stored: Stored, shape: tuple[int, ...]) -> None:
         self._stored, (self._rows, k) = stored, shape
-        self._held = Quantized.empty(stored.format, min(_AHEAD, self._rows), k)
+        ahead = self._rows if stored.is_scattered else min(_AHEAD, self._rows)
+        self._held = Quantized.empty(stored.format, ahead, k)
         self._first = self._count = 0
 
     def read(self, first: int, out: Quantized) -> None:

@@ -35,7 +35,7 @@ def weight_format(matrix: StoredMatrix) -> WeightFormat | None:
 
 class _StoredIntegers(Stored):
     def __init__(self, matrix: StoredMatrix, format: WeightFormat) -> None:
-        self._matrix, self.format = matrix, format
+        self._matrix, self.format, self.columns = matrix, format, matrix.columns
         activation = matrix.activation
         self.int8_inputs = activation is not None and activation.kind == "int8" and format.sums is not None
 
@@ -60,7 +60,7 @@ class _MatrixTensor(Tensor):
 
     @property
     def stored(self) -> Stored | None:
-        format = weight_format(self._matrix) if self._matrix.columns is None else None
+        format = weight_format(self._matrix)
         return None if format is None else _StoredIntegers(self._matrix, format)
 
     def read(self, first: int, out: Array) -> None:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llmc.quantize.formats.base import Quantized, WeightFormat
 
 
 class Stored(ABC):
     """A matrix [N, K] in a weight format.
 
-    format: of its numbers. int8_inputs: the checkpoint was made for inputs that are rounded to int8.
+    format: of its numbers. int8_inputs: the checkpoint was made for inputs that are rounded to int8. columns: number j
+    of a row is that of column columns[j] of the weight; None: of column j. is_scattered: any read goes through the
+    whole matrix.
     """
 
     format: WeightFormat
     int8_inputs: bool = False
+    columns: NDArray[np.int32] | None = None
+    is_scattered: bool = False
 
     @abstractmethod
     def read(self, first: int, out: Quantized) -> None:

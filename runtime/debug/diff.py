@@ -18,7 +18,7 @@ _SAME = {
     "linear_quant": "linear",
     "merge_attention": "paged_attention",
 }
-_HELPER = "quantize_rows"  # writes the same values again
+_HELPERS = ("quantize_rows", "permute_columns")  # write the same values again
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _tensor_name(value: Value) -> str:
 
 
 def _aligned(graphs: tuple[str, str], a: list[Value], b: list[Value]) -> Diff:
-    a, b = ([value for value in values if value.op != _HELPER] for values in (a, b))
+    a, b = ([value for value in values if value.op not in _HELPERS] for values in (a, b))
     labels_a, labels_b = [_label(value) for value in a], [_label(value) for value in b]
     tensors: list[Compared] = []
     pairs_a, pairs_b = set[int](), set[int]()

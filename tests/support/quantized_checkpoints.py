@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,32 @@ def make_gptq_model(folder: Path, bits: int = 4, group_size: int = 32, *, symmet
         return gptq_tensors(data, bits, 1, prefix)
 
     return make_quantized_model(folder, gptq_config(bits=bits, group_size=group_size, sym=symmetric), quantize)
+
+
+def order_by_input(prefix: str) -> str:
+    """One order of columns for the layers that read one input, as calibration gives them."""
+    layer, _, name = prefix.rpartition(".")
+    return {"k_proj": f"{layer}.q_proj", "v_proj": f"{layer}.q_proj", "up_proj": f"{layer}.gate_proj"}.get(name, prefix)
+
+
+def make_act_order_model(
+    folder: Path, family: str = "llama", order_of: Callable[[str], str | None] = order_by_input
+) -> Path:
+    """GPTQ with desc_act: groups of 32 columns that lie apart. order_of: equal for prefixes whose columns are in the
+    same groups, None: neighbours are a group."""
+
+    def quantize(prefix: str, weight: np.ndarray) -> Tensors:
+        n, k = weight.shape
+        data = Integers.random(n, k, 4, 32, symmetric=True)
+        # Scales as large as the weights need, so that logits are those of a model.
+        data = replace(data, scale=np.float16(weight.std() / 4) * (1 + data.scale))
+        order = order_of(prefix)
+        if order is not None:
+            groups = np.random.default_rng(list(order.encode())).permutation(data.group)
+            data = replace(data, group=groups)
+        return gptq_tensors(data, 4, 1, prefix)
+
+    return make_quantized_model(folder, gptq_config(sym=True, desc_act=True), quantize, family)
 
 
 def make_int8_model(folder: Path) -> Path:

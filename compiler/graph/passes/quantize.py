@@ -1,19 +1,25 @@
-"""Quantized linears: sites of other kernels, and int8 activations written by whatever makes them."""
+"""Quantized linears: sites of other kernels, and activations as they read them: int8, or in the order of a weight."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import relax
 
+from llmc.compiler.config import CompileError
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.graph.lowered import SITE_PREFIX, Lowered
+from llmc.compiler.ops.linear import GATED_LINEAR, QUANTIZE_ROWS
+from llmc.compiler.ops.permute import PERMUTE_COLUMNS
 from llmc.compiler.ops.registry import get_op
 from llmc.compiler.targets.base import Target
 from llmc.quantize import Recipe, Scheme
 from llmc.quantize.formats.base import Sums
+
+_BY_ROWS = ("weight", "bias")
+"""Tensors of a linear that have a row for each element that it makes."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +36,17 @@ def quantize_linears(lowered: Lowered, recipe: Recipe, target: Target) -> Lowere
     """Gives the linears whose weights are in `recipe`, and an embedding that shares such a weight, quantized kernels.
 
     An activation that only int8 linears with equal groups read is made as int8, where the op that makes it can;
-    otherwise a `quantize_rows` goes between.
+    otherwise a `quantize_rows` goes between. A `permute_columns` goes before a linear whose weight is permuted. Raises
+    CompileError where what makes the input of a weight in act-order does not, or not for it alone, make it in its order.
     """
     main = lowered.module["main"]
-    schemes = {
-        param: recipe.schemes[name]
-        for param, name in zip(main.params, lowered.params, strict=True)
-        if name in recipe.schemes
-    }
+    names = dict(zip(main.params, lowered.params, strict=True))
+    schemes = {param: recipe.schemes[name] for param, name in names.items() if name in recipe.schemes}
+    permuted = {param for param, name in names.items() if name in recipe.permuted}
     steps = [_step(binding, lowered) for block in main.body.blocks for binding in block.bindings]
-    rewriter = _Rewriter(lowered, main, schemes, _int8_producers(steps, main.body.body, schemes), target)
+    _check_makers(steps, main.body.body, names, recipe)
+    int8 = _int8_producers(steps, main.body.body, schemes, permuted)
+    rewriter = _Rewriter(lowered, main, schemes, permuted, int8, target)
     module = lowered.module.clone()
     module["main"] = rewriter.run(steps)
     return replace(lowered, module=module, sites=tuple(rewriter.sites))
@@ -83,7 +90,30 @@ def _attributes(sums: Sums) -> dict[str, int]:
     return {"int8_group_size": sums.group_size, "int8_sum_factor": sums.factor}
 
 
-def _int8_producers(steps: list[_Step], output: relax.Expr, schemes: dict[relax.Var, Scheme]) -> dict[relax.Var, Sums]:
+def _check_makers(steps: list[_Step], output: relax.Expr, names: dict[relax.Var, str], recipe: Recipe) -> None:
+    """The rows of whatever is in `recipe.rows_of` are in the order in which one linear reads what they make."""
+    makers = {step.var: step for step in steps if step.site is not None and step.site.op == GATED_LINEAR.name}
+    readers = Counter(var for step in steps for var in _variables(step.value)) + Counter(_variables(output))
+    left = set(recipe.rows_of)
+    for step in steps:
+        weight = names.get(step.tensors["weight"]) if "weight" in step.tensors else None
+        if weight not in recipe.rows_of.values():
+            continue
+        x = step.tensors.get("x")
+        made_of = [] if x not in makers else [names.get(makers[x].tensors[t]) for t in _BY_ROWS if t in makers[x].tensors]
+        if not made_of or readers[x] > 1 or any(recipe.rows_of.get(str(name)) != weight for name in made_of):
+            raise CompileError(
+                f"the weight map says that rows of {', '.join(n for n, of in recipe.rows_of.items() if of == weight)} "
+                f"are columns of {weight} and of nothing else, which is not so in the graph; mend `makes` of the family"
+            )
+        left.difference_update(map(str, made_of))
+    if left:
+        raise CompileError(f"{min(left)} makes nothing that {recipe.rows_of[min(left)]} reads; mend `makes` of the family")
+
+
+def _int8_producers(
+    steps: list[_Step], output: relax.Expr, schemes: dict[relax.Var, Scheme], permuted: set[relax.Var]
+) -> dict[relax.Var, Sums]:
     """The activations that are made as int8, and how they are summed."""
     wanted: dict[relax.Var, set[Sums | None]] = defaultdict(set)
     wanted[output].add(None)
@@ -91,7 +121,7 @@ def _int8_producers(steps: list[_Step], output: relax.Expr, schemes: dict[relax.
         scheme = _scheme(step, schemes)
         for var in _variables(step.value):
             # An embedding has no x; variables are equal, not identical, each time they are asked for.
-            reads = scheme is not None and var == step.tensors.get("x")
+            reads = var == step.tensors.get("x") and step.tensors.get("weight") not in permuted
             wanted[var].add(_int8_sums(scheme) if scheme is not None and reads else None)
     found = {}
     for step in steps:
@@ -108,13 +138,15 @@ class _Rewriter:
         lowered: Lowered,
         main: relax.Function,
         schemes: dict[relax.Var, Scheme],
+        permuted: set[relax.Var],
         int8: dict[relax.Var, Sums],
         target: Target,
     ) -> None:
         self._target = target
         self.sites = list(lowered.sites)
-        self._main, self._schemes, self._int8 = main, schemes, int8
+        self._main, self._schemes, self._permuted, self._int8 = main, schemes, permuted, int8
         self._new: dict[relax.Var, relax.Expr] = {}
+        self._ordered: dict[tuple[relax.Var, relax.Var], relax.Var] = {}
         self._quantized: dict[tuple[relax.Var, Sums], relax.Var] = {}
         self._builder = relax.BlockBuilder()
 
@@ -147,30 +179,35 @@ class _Rewriter:
         if scheme is not None:
             op, sums = get_op(op).quantized or op, _int8_sums(scheme)
             attributes |= {"format": scheme.weight.record(), "int8": sums is not None}
+            if step.tensors["weight"] in self._permuted:
+                tensors["x"] = self._in_order_of(step)
             if get_op(step.site.op).reads_int8 and sums is not None:
-                tensors["x"] = self._int8_of(step, sums)
+                tensors["x"] = self._int8_of(step, tensors["x"], sums)
         if step.var in self._int8:
             written = self._int8[step.var]
             attributes |= _attributes(written)
             kind = self._int8_type(step.var, _width(step), written)
         return self._call(step.site, op, attributes, tensors, kind) if attributes else self._replaced(step.value)
 
-    def _int8_of(self, linear: _Step, sums: Sums) -> relax.Expr:
-        """The int8 form of the activation that `linear` reads."""
-        assert linear.site is not None
-        x = linear.tensors["x"]
-        if x in self._int8:
-            return self._new[x]
+    def _in_order_of(self, linear: _Step) -> relax.Expr:
+        """The activation that `linear` reads, in the order of the columns of its weight."""
+        x, weight = linear.tensors["x"], linear.tensors["weight"]
+        if (x, weight) not in self._ordered:
+            site = Site(PERMUTE_COLUMNS.name, {}, ("x", "weight"))
+            tensors = {"x": self._replaced(x), "weight": weight}
+            call = self._call(site, site.op, _of_rows(linear), tensors, x.ty)
+            self._ordered[x, weight] = self._builder.emit(call)
+        return self._ordered[x, weight]
+
+    def _int8_of(self, linear: _Step, x: relax.Expr, sums: Sums) -> relax.Expr:
+        """The int8 form of `x`, which is the activation that `linear` reads."""
+        if linear.tensors["x"] in self._int8:
+            return x
         if (x, sums) not in self._quantized:
-            width = int(linear.site.attributes["weight_shapes"]["weight"][1])
-            attributes = {
-                **_attributes(sums),
-                "widths": {"x": width},
-                "on_samples": linear.site.attributes["on_samples"],
-            }
-            site = Site("quantize_rows", {}, ("x",))
-            call = self._call(site, site.op, attributes, {"x": self._replaced(x)}, self._int8_type(x, width, sums))
-            self._quantized[x, sums] = self._builder.emit(call)
+            attributes = {**_attributes(sums), **_of_rows(linear)}
+            site = Site(QUANTIZE_ROWS.name, {}, ("x",))
+            kind = self._int8_type(x, attributes["widths"]["x"], sums)
+            self._quantized[x, sums] = self._builder.emit(self._call(site, site.op, attributes, {"x": x}, kind))
         return self._quantized[x, sums]
 
     def _int8_type(self, x: relax.Var, width: int, sums: Sums) -> relax.TensorType:
@@ -183,6 +220,13 @@ class _Rewriter:
     ) -> relax.Call:
         self.sites.append(Site(op, {**site.attributes, **attributes}, site.tensors))
         return relax.call_dps_packed(f"{SITE_PREFIX}{len(self.sites) - 1}", list(tensors.values()), kind)
+
+
+def _of_rows(linear: _Step) -> dict[str, Any]:
+    """Attributes of a site that makes what a linear reads of what it read before."""
+    assert linear.site is not None
+    width = int(linear.site.attributes["weight_shapes"]["weight"][1])
+    return {"widths": {"x": width}, "on_samples": linear.site.attributes["on_samples"]}
 
 
 def _width(step: _Step) -> int:

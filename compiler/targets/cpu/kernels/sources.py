@@ -23,6 +23,7 @@ TEMPLATE_FILES: dict[str, str] = {
     "linear": "linear.kernel",
     "linear_quant": "linear.kernel",
     "quantize_rows": "quantize_rows",
+    "permute_columns": "permute",
     "rope_kv_write": "rope",
     "paged_attention": "attention",
     "merge_attention": "attention_merge",

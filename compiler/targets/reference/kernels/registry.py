@@ -12,7 +12,7 @@ from llmc.compiler.targets.reference.kernels.attention import paged_attention, r
 from llmc.compiler.targets.reference.kernels.embedding import embedding, embedding_quant
 from llmc.compiler.targets.reference.kernels.fused import fused
 from llmc.compiler.targets.reference.kernels.linear import linear, linear_quant
-from llmc.compiler.targets.reference.kernels.rows import gather_rows, quantize_rows, rms_norm
+from llmc.compiler.targets.reference.kernels.rows import gather_rows, permute_columns, quantize_rows, rms_norm
 
 KIND = "reference"
 KERNELS: dict[str, Callable[[KernelSpec], tirx.PrimFunc]] = {
@@ -22,6 +22,7 @@ KERNELS: dict[str, Callable[[KernelSpec], tirx.PrimFunc]] = {
     "linear": linear,
     "linear_quant": linear_quant,
     "quantize_rows": quantize_rows,
+    "permute_columns": permute_columns,
     "rope_kv_write": rope_kv_write,
     "paged_attention": paged_attention,
     "gather_rows": gather_rows,

@@ -1,4 +1,4 @@
-"""rms_norm, quantize_rows and gather_rows: what is done to one row after the other."""
+"""rms_norm, quantize_rows, permute_columns and gather_rows: what is done to one row after the other."""
 
 from __future__ import annotations
 
@@ -45,6 +45,19 @@ def quantize_rows(spec: KernelSpec) -> tirx.PrimFunc:
     stride = row_width(dim, act)
     with Frame(spec.symbol(), {"x": act, "out": "i8"}) as k, k.share(k.scalar(int(p["rows"]))) as row:
         write_int8_row(k, row, dim, p, lambda i: k.load("x", row * stride + i))
+    return k.function()
+
+
+def permute_columns(spec: KernelSpec) -> tirx.PrimFunc:
+    p = spec.as_dict()
+    dim, act = int(p["dim"]), str(p["act_dtype"])
+    stride = row_width(dim, act)
+    with (
+        Frame(spec.symbol(), {"x": act, "columns": "i32", "out": act}) as k,
+        k.share(k.scalar(int(p["rows"]))) as row,
+        T.serial(dim) as i,
+    ):
+        write_activation(k, row, dim, act, i, k.load("x", row * stride + k.raw("columns", i)))
     return k.function()
 
 

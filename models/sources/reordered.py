@@ -1,0 +1,97 @@
+"""Matrices with their rows or columns in another order: what weights of linear layers in act-order are packed from."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.models.convert import Array
+from llmc.models.sources.base import Tensor
+from llmc.models.sources.stored import Stored
+from llmc.quantize.formats.base import Quantized
+
+_ROWS = 1024  # that are read at a time
+Order = NDArray[np.int32]
+
+
+class Readable(Protocol):
+    """What `Tensor` and parameters have in common."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def read(self, first: int, out: Array) -> None: ...
+
+
+class _InOwnOrder(Stored):
+    """Numbers as they lie, of the matrix whose columns are in that order."""
+
+    def __init__(self, stored: Stored) -> None:
+        self._stored, self.format, self.int8_inputs = stored, stored.format, stored.int8_inputs
+
+    def read(self, first: int, out: Quantized) -> None:
+        self._stored.read(first, out)
+
+
+class ColumnsTaken(Tensor):
+    """The matrix whose column j is column columns[j] of another one, in the order of its stored numbers."""
+
+    def __init__(self, whole: Readable, stored: Stored | None, columns: Order) -> None:
+        self._whole, self._stored, self._columns = whole, stored, columns
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._whole.shape
+
+    @property
+    def stored(self) -> Stored | None:
+        return None if self._stored is None else _InOwnOrder(self._stored)
+
+    def read(self, first: int, out: Array) -> None:
+        for at in range(0, len(out), _ROWS):
+            some = np.empty(out[at : at + _ROWS].shape, out.dtype)
+            self._whole.read(first + at, some)
+            np.copyto(out[at : at + _ROWS], some[:, self._columns])
+
+
+class _ScatteredRows(Stored):
+    is_scattered = True
+
+    def __init__(self, stored: Stored, order: Order) -> None:
+        self._stored, self._order = stored, order
+        self.format, self.int8_inputs, self.columns = stored.format, stored.int8_inputs, stored.columns
+
+    def read(self, first: int, out: Quantized) -> None:
+        """Goes through all rows in the order in which they are stored."""
+        wanted, k = self._order[first : first + len(out.numbers)], out.numbers.shape[1]
+        held = Quantized.empty(self.format, min(_ROWS, len(self._order)), k)
+        for begin in range(0, len(self._order), _ROWS):
+            places = np.flatnonzero((wanted >= begin) & (wanted < begin + _ROWS))
+            if len(places):
+                some = held.rows(slice(min(_ROWS, len(self._order) - begin)))
+                self._stored.read(begin, some)
+                rows = wanted[places] - begin
+                out.numbers[places] = some.numbers[rows]
+                for name, plane in some.planes.items():
+                    out.planes[name][places] = plane[rows]
+
+
+class RowsTaken(Tensor):
+    """The tensor whose row i is row order[i] of another one."""
+
+    def __init__(self, whole: Readable, stored: Stored | None, order: Order) -> None:
+        self._whole, self._stored, self._order = whole, stored, order
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._whole.shape
+
+    @property
+    def stored(self) -> Stored | None:
+        return None if self._stored is None else _ScatteredRows(self._stored, self._order)
+
+    def read(self, first: int, out: Array) -> None:
+        for i in range(len(out)):
+            self._whole.read(int(self._order[first + i]), out[i : i + 1])
