@@ -1,4 +1,4 @@
-"""permute_columns: a packed activation in the order of the columns of a weight, which lies as a checkpoint stores it."""
+"""permute_columns: a packed activation in the order in which the columns of a weight are stored."""
 
 from __future__ import annotations
 

@@ -14,10 +14,12 @@ from safetensors.numpy import load_file
 
 from llmc.quantize.checkpoints import StoredTensor
 
-from support.stored_checkpoints import Integers, bf16, gptq_config, gptq_tensors, named, tensor
+from support.stored_checkpoints import Integers, bf16, gptq_config, gptq_tensors, named, packed_rows, tensor
 from support.tiny_models import make_tiny_model
 
 Tensors = Mapping[str, StoredTensor]
+Change = Callable[[str, Integers], Integers]
+"""From the prefix of a layer and its numbers to those that are stored."""
 HIDDEN, INNER = 64, 96
 _LINEARS = ("_proj.weight",)
 
@@ -52,41 +54,52 @@ def make_quantized_model(
     return folder
 
 
-def make_gptq_model(folder: Path, bits: int = 4, group_size: int = 32, *, symmetric: bool = False) -> Path:
+def _as_it_is(prefix: str, data: Integers) -> Integers:
+    return data
+
+
+def make_gptq_model(
+    folder: Path, bits: int = 4, group_size: int = 32, *, symmetric: bool = False, change: Change = _as_it_is
+) -> Path:
     """Random numbers: what they stand for is all that counts. Zero points are stored less 1."""
 
     def quantize(prefix: str, weight: np.ndarray) -> Tensors:
         n, k = weight.shape
         data = Integers.random(n, k, bits, group_size, symmetric=symmetric, least_zero=1)
-        return gptq_tensors(data, bits, 1, prefix)
+        return gptq_tensors(change(prefix, data), bits, 1, prefix)
 
     return make_quantized_model(folder, gptq_config(bits=bits, group_size=group_size, sym=symmetric), quantize)
 
 
-def order_by_input(prefix: str) -> str:
-    """One order of columns for the layers that read one input, as calibration gives them."""
+def in_act_order(prefix: str, data: Integers) -> Integers:
+    """The same numbers with groups of columns that lie apart; those of layers that read one input lie alike."""
     layer, _, name = prefix.rpartition(".")
-    return {"k_proj": f"{layer}.q_proj", "v_proj": f"{layer}.q_proj", "up_proj": f"{layer}.gate_proj"}.get(name, prefix)
+    first = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}.get(name, name)
+    rng = np.random.default_rng(list(f"{layer}.{first}".encode()))
+    return replace(data, group=rng.permutation(data.group))
 
 
-def make_act_order_model(
-    folder: Path, family: str = "llama", order_of: Callable[[str], str | None] = order_by_input
-) -> Path:
-    """GPTQ with desc_act: groups of 32 columns that lie apart. order_of: equal for prefixes whose columns are in the
-    same groups, None: neighbours are a group."""
+def make_int4_model(folder: Path, change: Change = _as_it_is) -> Path:
+    """compressed-tensors' W4A8: int4 in groups of 32, inputs int8 with a scale a token."""
 
     def quantize(prefix: str, weight: np.ndarray) -> Tensors:
         n, k = weight.shape
-        data = Integers.random(n, k, 4, 32, symmetric=True)
-        # Scales as large as the weights need, so that logits are those of a model.
-        data = replace(data, scale=np.float16(weight.std() / 4) * (1 + data.scale))
-        order = order_of(prefix)
-        if order is not None:
-            groups = np.random.default_rng(list(order.encode())).permutation(data.group)
-            data = replace(data, group=groups)
-        return gptq_tensors(data, 4, 1, prefix)
+        data = change(prefix, Integers.random(n, k, 4, 32, symmetric=True))
+        packed, shape = packed_rows(data.numbers, 4), np.array([n, k])
+        return named(prefix, weight_packed=tensor(packed), weight_scale=tensor(data.scale), weight_shape=tensor(shape),
+                     weight_g_idx=tensor(data.group.astype(np.int32)))  # fmt: skip
 
-    return make_quantized_model(folder, gptq_config(sym=True, desc_act=True), quantize, family)
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32,
+               "dynamic": False, "actorder": "group"}  # fmt: skip
+    return make_quantized_model(folder, _compressed_tensors(weights, "pack-quantized"), quantize)
+
+
+def _compressed_tensors(weights: Mapping[str, Any], format: str) -> dict[str, Any]:
+    """Settings of layers whose inputs are int8 with a scale a token."""
+    inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": dict(weights), "input_activations": inputs}
+    return {"quant_method": "compressed-tensors", "format": format, "ignore": ["lm_head"],
+            "config_groups": {"group_0": group}, "quantization_status": "compressed"}  # fmt: skip
 
 
 def make_int8_model(folder: Path) -> Path:
@@ -98,8 +111,4 @@ def make_int8_model(folder: Path) -> Path:
         return named(prefix, weight=tensor(numbers), weight_scale=tensor(bf16(scale), "BF16"))
 
     weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
-    inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
-    settings = {"quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["lm_head"],
-                "config_groups": {"group_0": group}, "quantization_status": "compressed"}  # fmt: skip
-    return make_quantized_model(folder, settings, quantize)
+    return make_quantized_model(folder, _compressed_tensors(weights, "int-quantized"), quantize)

@@ -37,7 +37,7 @@ def quantize_linears(lowered: Lowered, recipe: Recipe, target: Target) -> Lowere
 
     An activation that only int8 linears with equal groups read is made as int8, where the op that makes it can;
     otherwise a `quantize_rows` goes between. A `permute_columns` goes before a linear whose weight is permuted. Raises
-    CompileError where what makes the input of a weight in act-order does not, or not for it alone, make it in its order.
+    CompileError where the input of a weight in act-order that is not permuted is not made in its order, for it alone.
     """
     main = lowered.module["main"]
     names = dict(zip(main.params, lowered.params, strict=True))
@@ -100,7 +100,9 @@ def _check_makers(steps: list[_Step], output: relax.Expr, names: dict[relax.Var,
         if weight not in recipe.rows_of.values():
             continue
         x = step.tensors.get("x")
-        made_of = [] if x not in makers else [names.get(makers[x].tensors[t]) for t in _BY_ROWS if t in makers[x].tensors]
+        made_of = (
+            [] if x not in makers else [names.get(makers[x].tensors[t]) for t in _BY_ROWS if t in makers[x].tensors]
+        )
         if not made_of or readers[x] > 1 or any(recipe.rows_of.get(str(name)) != weight for name in made_of):
             raise CompileError(
                 f"the weight map says that rows of {', '.join(n for n, of in recipe.rows_of.items() if of == weight)} "
@@ -108,7 +110,9 @@ def _check_makers(steps: list[_Step], output: relax.Expr, names: dict[relax.Var,
             )
         left.difference_update(map(str, made_of))
     if left:
-        raise CompileError(f"{min(left)} makes nothing that {recipe.rows_of[min(left)]} reads; mend `makes` of the family")
+        raise CompileError(
+            f"{min(left)} makes nothing that {recipe.rows_of[min(left)]} reads; mend `makes` of the family"
+        )
 
 
 def _int8_producers(
