@@ -24,6 +24,7 @@ def stored_weights(tables: Tables, manifest: Mapping[str, Any]) -> list[dict[str
                 "name": weight.name,
                 "of": whole,
                 "scheme": known.get(whole, {}).get("scheme") or dtype,
+                "act_order": bool(known.get(whole, {}).get("act_order")),
                 "dtype": dtype,
                 "shape": list(weight.shape),
                 "layout": weight.layout,
@@ -85,9 +86,10 @@ def _groups(entry: Mapping[str, Any]) -> str:
     if not entry.get("format"):
         return "-"
     try:
-        return format_of(entry["format"]).describe()
+        groups = format_of(entry["format"]).describe()
     except (QuantizeError, TypeError):
-        return str(entry["format"].get("kind"))
+        groups = str(entry["format"].get("kind"))
+    return f"{groups}, act-order" if entry.get("act_order") else groups
 
 
 def bits_per_weight(weights: list[dict[str, Any]], manifest: Mapping[str, Any]) -> dict[str, float]:

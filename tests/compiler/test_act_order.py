@@ -146,8 +146,11 @@ def test_the_artifact_says_so(model: Path, compiled: Path, capsys: pytest.Captur
     assert main(["inspect", str(compiled), "--verify", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     by_name = {weight["name"]: weight for weight in found["weights"]}
-    assert by_name[QKV]["scheme"] == by_name[f"{QKV}.columns"]["scheme"] == "w4a16, act-order"
-    assert {s["scheme"] for s in found["weights_by_scheme"]} == {"w4a16, act-order", "f32"}
+    assert by_name[QKV]["act_order"] is by_name[f"{QKV}.columns"]["act_order"] is True
+    assert by_name["lm_head.weight"]["act_order"] is False
+    assert by_name[f"{QKV}.columns"]["scheme"] == "w4a16"
+    groups = {one["class"]: one["groups"] for one in found["weights_by_class"] if one["scheme"] == "w4a16"}
+    assert set(groups.values()) == {"asymmetric groups of 32, act-order"}
     assert main(["inspect", str(compiled)]) == 0
     assert "act-order" in capsys.readouterr().out
     (note,) = resolved_of(model).notes(open_source(model).checkpoint())
