@@ -23,10 +23,12 @@ from llmc.graphs_format import VERSION as FORMAT_VERSION
 from llmc.manifest import ManifestError, read_manifest
 from llmc.models import weight_map
 from llmc.models.config import ModelConfig, RopeScaling
+from llmc.models.errors import ModelError
 from llmc.models.registry import get_family
 from llmc.quantize import QuantizeError, Recipe, Scheme, get_scheme
 from llmc.quantize.formats.registry import format_of
 from llmc.quantize.recipe import ROUNDED
+from llmc.shown import shown
 
 _NEEDED = (
     "model", "target", "act_dtype", "kv_dtype", "max_model_len", "max_num_seqs", "block_size", "buckets", "weights",
@@ -117,14 +119,15 @@ def described(manifest: dict[str, Any], where: str) -> Described:
         if missing:
             raise BucketError(f"it has no {missing[0]}")
         return _described(manifest)
-    except (BucketError, QuantizeError, TargetError) as error:
+    except (BucketError, ModelError, QuantizeError, TargetError) as error:
         raise CompileError(f"{where} does not describe an artifact of this llmc ({error}); compile it again") from None
 
 
 def _described(manifest: dict[str, Any]) -> Described:
     buckets = tuple(Bucket.parse(text) for text in manifest["buckets"])
+    model = model_config(manifest["model"])
     resolved = Resolved(
-        model=model_config(manifest["model"]),
+        model=model,
         target=target_of(manifest["target"]),
         act_dtype=str(manifest["act_dtype"]),
         kv_dtype=str(manifest["kv_dtype"]),
@@ -133,7 +136,7 @@ def _described(manifest: dict[str, Any]) -> Described:
         block_size=int(manifest["block_size"]),
         max_num_batched_tokens=int(manifest.get("max_num_batched_tokens") or most_tokens(buckets)),
         ladder=ladder_of(buckets),
-        recipe=_recipe(manifest["weights"]),
+        recipe=_recipe(manifest["weights"], model),
         cut_by=(manifest.get("context") or {}).get("cut_by"),
     )
     return Described(manifest, resolved, buckets, tuple(manifest["kernels"]))
@@ -148,13 +151,21 @@ def model_config(fields: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(**{**fields, **lists, "rope_scaling": None if scaling is None else RopeScaling(**scaling)})
 
 
-def _recipe(weights: Mapping[str, Mapping[str, Any]]) -> Recipe:
-    return Recipe(
+def _recipe(weights: Mapping[str, Mapping[str, Any]], model: ModelConfig) -> Recipe:
+    recipe = Recipe(
         {name: _scheme(name, entry) for name, entry in weights.items() if entry.get("scheme") is not None},
         {name: str(entry["method"]) for name, entry in weights.items() if entry.get("method", ROUNDED) != ROUNDED},
         frozenset(name for name, entry in weights.items() if entry.get("act_order")),
         {name: str(entry["rows_of"]) for name, entry in weights.items() if entry.get("rows_of") is not None},
     )
+    for name in sorted(recipe.act_order - recipe.schemes.keys()):
+        raise QuantizeError(f"weight {shown(name)} is in act-order and has no scheme")
+    if recipe.rows_of:
+        makes = {target.name: target.makes for target in get_family(model.model_type).weight_map(model).targets}
+        for name, of in recipe.rows_of.items():
+            if of not in recipe.act_order or makes.get(name) != of:
+                raise QuantizeError(f"rows of {shown(name)} are not columns of {shown(of)} in act-order")
+    return recipe
 
 
 def _scheme(name: str, entry: Mapping[str, Any]) -> Scheme:

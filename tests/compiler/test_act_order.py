@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,7 @@ from llmc.compiler.graph.tracer import Tracer
 from llmc.compiler.resolve import Resolved, resolve
 from llmc.compiler.store.bundle import create_bundle
 from llmc.compiler.store.cache import GraphCache
-from llmc.compiler.store.described import read_described
+from llmc.compiler.store.described import described, read_described
 from llmc.models.sources.registry import open_source
 from llmc.quantize import QuantConfig
 from llmc.runtime.binding import Artifact
@@ -209,6 +210,22 @@ def test_bundles_and_added_buckets(model: Path, compiled: Path, tmp_path: Path, 
         assert stored_logits_error(model, artifact) <= 2e-5
     for name in ("weights.safetensors", "kernels.so"):
         assert (tmp_path / "added" / name).read_bytes() == (compiled / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "why"),
+    [
+        ("lm_head.weight", {"act_order": True}, "'lm_head.weight' is in act-order and has no scheme"),
+        (GATE_UP, {"rows_of": QKV}, "are not columns of 'layers.1.attention.qkv.weight'"),
+        (QKV, {"rows_of": DOWN}, "rows of 'layers.1.attention.qkv.weight' are not columns of"),
+        (DOWN, {"act_order": None}, "rows of 'layers.1.mlp.gate_up.weight' are not columns of"),
+    ],
+)
+def test_a_manifest_of_orders_that_none_has(name: str, entry: dict[str, Any], why: str, compiled: Path) -> None:
+    manifest = json.loads((compiled / "manifest.json").read_text())
+    manifest["weights"][name] |= entry
+    with pytest.raises(CompileError, match=re.escape(why)):
+        described(manifest, "manifest.json")
 
 
 @pytest.mark.parametrize("makes", ["layers.0.mlp.down.weight", "layers.1.attention.out.weight"])
