@@ -15,7 +15,9 @@ from llmc.models.sources.base import Checkpoint, Tensor
 from llmc.models.sources.safetensors import SafetensorsCheckpoint
 from llmc.models.sources.stored import Stored
 from llmc.quantize.checkpoints import StoredCheckpoint, StoredMatrix, find_stored
-from llmc.quantize.formats.base import WHOLE_ROW, Quantized, QuantizeError, WeightFormat
+from llmc.quantize.formats.base import SCALE, WHOLE_ROW, Quantized, QuantizeError, WeightFormat
+from llmc.quantize.formats.codes import E8M0, Codes
+from llmc.quantize.formats.fp8 import Fp8
 from llmc.quantize.formats.integers import ZERO, Integers
 
 _WEIGHT = ".weight"
@@ -30,10 +32,13 @@ def weight_format(matrix: StoredMatrix) -> WeightFormat | None:
         return None
     if format.kind == "int":
         return Integers(format.bits, format.group_size, format.asymmetric)
-    return None
+    if format.kind == "e4m3":
+        return Fp8(format.group_size)
+    powers = format.scale_kind == E8M0 and "overall" not in matrix.tensors
+    return Codes(format.kind, format.group_size, E8M0 if powers else "f32")
 
 
-class _StoredIntegers(Stored):
+class _StoredNumbers(Stored):
     def __init__(self, matrix: StoredMatrix, format: WeightFormat) -> None:
         self._matrix, self.format, self.columns = matrix, format, matrix.columns
         activation = matrix.activation
@@ -45,7 +50,12 @@ class _StoredIntegers(Stored):
         except QuantizeError as error:
             raise ModelError(str(error)) from None
         np.copyto(out.numbers, rows.numbers)
-        np.copyto(out.scale, rows.scale)
+        scale = out.planes[SCALE]
+        if scale.dtype == np.uint8:
+            assert rows.scale_codes is not None
+            np.copyto(scale, rows.scale_codes)
+        else:
+            np.copyto(scale, rows.scale)
         if rows.zero is not None:
             np.copyto(out.planes[ZERO], rows.zero)
 
@@ -61,7 +71,7 @@ class _MatrixTensor(Tensor):
     @property
     def stored(self) -> Stored | None:
         format = weight_format(self._matrix)
-        return None if format is None else _StoredIntegers(self._matrix, format)
+        return None if format is None else _StoredNumbers(self._matrix, format)
 
     def read(self, first: int, out: Array) -> None:
         for at in range(0, len(out), _ROWS):

@@ -8,13 +8,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from llmc.quantize.formats import base, integers, steps
+from llmc.quantize.formats import base, codes, fp8, integers, steps
 from llmc.quantize.formats.base import QuantizeError, WeightFormat
 from llmc.quantize.formats.scheme import Scheme
 
 _FORMATS: tuple[tuple[type[WeightFormat], tuple[Scheme, ...]], ...] = (
     (integers.Integers, integers.SCHEMES),
     (steps.Steps, steps.SCHEMES),
+    (fp8.Fp8, fp8.SCHEMES),
+    (codes.Codes, codes.SCHEMES),
 )
 """Each with the schemes that users ask for it by."""
 FORMATS = {format.kind: format for format, _ in _FORMATS}

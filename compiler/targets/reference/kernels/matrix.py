@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.targets.reference.kernels.frame import Expr, Frame
+from llmc.compiler.targets.reference.kernels.frame import Expr, Frame, let
 from llmc.compiler.targets.reference.kernels.padding import number_bytes
 from llmc.quantize.formats.base import WeightFormat
 
@@ -76,3 +76,33 @@ class Steps(IntegerMatrix):
         byte = T.Cast("int32", self.of_group(k, "step", row, element))
         number = self.number(k, row, element) - T.shift_right(byte, T.int32(4))
         return number * T.bitwise_and(byte, T.int32(15))
+
+
+class Floats8(Matrix):
+    """E4M3: a sign, 4 bits of an exponent biased by 7, 3 of the mantissa."""
+
+    def float(self, k: Frame, row: Expr, element: Expr) -> Expr:
+        number = let(self.number(k, row, element))
+        magnitude = T.bitwise_and(number, T.int32(127))
+        normal = T.reinterpret("float32", T.shift_left(magnitude, T.int32(20)) + T.int32((127 - 7) << 23))
+        small = T.Cast("float32", magnitude) * T.float32(2.0**-9)
+        value = let(T.Select(magnitude < 8, small, normal), "float32")
+        return T.Select(number < 128, value, -value)
+
+
+class Codes(Matrix):
+    def float(self, k: Frame, row: Expr, element: Expr) -> Expr:
+        number = let(self.number(k, row, element))
+        value = T.float32(0.0)
+        for code, of_code in enumerate(self.format.values):
+            value = T.Select(number == code, T.float32(float(of_code)), value)
+        return value
+
+    def scale(self, k: Frame, row: Expr, group: Expr) -> Expr:
+        scale = super().scale(k, row, group)
+        if self.format.scale_kind == "f32":
+            return scale
+        power = let(T.Cast("int32", scale))
+        # 2^-127 has no exponent of its own.
+        bits = T.Select(power == 0, T.int32(1 << 22), T.shift_left(power, T.int32(23)))
+        return T.reinterpret("float32", bits)

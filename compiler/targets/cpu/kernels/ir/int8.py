@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llmc.compiler.targets.cpu.kernels.ir.lookup import lookup
 from llmc.compiler.targets.cpu.kernels.ir.text import F32, I32, block, constant, define, splat
 from llmc.compiler.targets.cpu.target import Target
 
@@ -75,13 +76,10 @@ def bytes_to_floats() -> str:
 
 
 def nibble(target: Target) -> str:
-    """table[the low 4 bits of each lane]."""
-    args = f"{I32} %w, {F32} %table"
+    """table[the low 4 bits of each lane], a table of 16 numbers one apart."""
     if target.lanes == 16:
-        intrinsic = f"{F32} @llvm.x86.avx512.permvar.sf.512"
-        lines = [f"%r = call {intrinsic}({F32} %table, {I32} %w)", f"ret {F32} %r"]
-        return f"declare {intrinsic}({F32}, {I32})\n" + define(F32, "nibble", args, block(lines))
-    # The table is 16 numbers one apart: its first one is all it tells.
+        return lookup(target, "nibble")
+    # Its first number is all that it tells.
     first = splat(0)
     lines = [
         f"%n = and {I32} %w, {splat(15)}",
@@ -90,7 +88,7 @@ def nibble(target: Target) -> str:
         f"%r = fadd {F32} %f, %z",
         f"ret {F32} %r",
     ]
-    return define(F32, "nibble", args, block(lines))
+    return define(F32, "nibble", f"{I32} %w, {F32} %table", block(lines))
 
 
 def _rounded() -> str:

@@ -8,7 +8,9 @@ from typing import Any
 
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import Reader
+from llmc.compiler.targets.cpu.kernels.linear.readers.codes import Looked
 from llmc.compiler.targets.cpu.kernels.linear.readers.floats import Bfloat16, Float32
+from llmc.compiler.targets.cpu.kernels.linear.readers.fp8 import E4m3
 from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits
 from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import EightBits
 from llmc.compiler.targets.cpu.kernels.linear.readers.steps import Stepped
@@ -19,6 +21,8 @@ _INTEGERS: dict[int, type[Reader]] = {8: EightBits, 4: FourBits}
 FORMATS: dict[str, Callable[[Any], type[Reader] | None]] = {
     "integers": lambda format: _INTEGERS.get(format.bits),
     "steps": lambda format: Stepped,
+    "fp8": lambda format: E4m3,
+    "codes": lambda format: Looked,
 }
 """Readers by kind, called with the format."""
 

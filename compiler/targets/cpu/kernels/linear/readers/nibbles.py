@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.cpu.kernels import builder as b
@@ -17,6 +20,9 @@ _MIDDLE = 8
 class FourBits(Numbers):
     """As floats they are looked up in a table, less the middle of their range unless a zero point is stored."""
 
+    look_up: ClassVar[str] = "nibble"
+    """The helper that reads the table."""
+
     @staticmethod
     def helpers(target: Target) -> str:
         return int8.nibble(target)
@@ -25,8 +31,12 @@ class FourBits(Numbers):
         super().bind(k)
         if self.operand == F32:
             self.table = T.alloc_buffer((b.WIDTH,), "float32", scope="local")
-            for i in range(b.WIDTH):
-                b.store(self.table, T.float32(i - (0 if self.p.asymmetric else _MIDDLE)), i)
+            for i, value in enumerate(self.table_values()):
+                b.store(self.table, T.float32(value), i)
+
+    def table_values(self) -> Sequence[float]:
+        """What the 16 numbers become as floats."""
+        return [i - (0 if self.p.asymmetric else _MIDDLE) for i in range(b.WIDTH)]
 
     def bytes_of(self, word: b.Expr, half: int) -> b.Expr:
         bits = T.shift_right(word, T.broadcast(T.int32(4), b.WIDTH)) if half else word
@@ -35,4 +45,4 @@ class FourBits(Numbers):
     def element(self, word: b.Expr, place: int) -> b.Expr:
         bit = (place % 4) * 8 + (place // 4) * 4
         shifted = T.shift_right(word, T.broadcast(T.int32(bit), b.WIDTH)) if bit else word
-        return b.call("nibble", shifted, self.table[T.ramp(0, 1, b.WIDTH)])
+        return b.call(self.look_up, shifted, self.table[T.ramp(0, 1, b.WIDTH)])

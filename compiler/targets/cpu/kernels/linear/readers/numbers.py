@@ -83,8 +83,12 @@ class Numbers(Reader):
         for i, panel in enumerate(panels):
             for v in range(p.vectors):
                 at = (panel * p.groups + group) * p.columns + v * b.WIDTH
-                found[i * p.vectors + v] = b.load_vector(self.k["scale"], at)
+                found[i * p.vectors + v] = self.scale(at)
         return found
+
+    def scale(self, at: b.Expr) -> b.Expr:
+        """The scales of 16 columns from `at` on."""
+        return b.load_vector(self.k["scale"], at)
 
 
 class EightBits(Numbers):

@@ -1,0 +1,31 @@
+"""Floats of 8 bits (E4M3) as float32, where no instruction knows them: through half precision, which all CPUs here do."""
+
+from __future__ import annotations
+
+from llmc.compiler.targets.cpu.kernels.ir.text import F32, I32, block, constant, define, splat
+
+_SIGN_AND_REST = 0xBF80 - (1 << 16)
+"""Where a half's sign is, and the seven bits below that of exponent and mantissa which E4M3 has."""
+
+
+def _element(place: int) -> str:
+    """The float in byte `place` of each lane, times 2⁻⁸: its bits are those of a half with a larger bias. The conversion
+    knows subnormal halves whatever the CPU's mode is. Not for NaN."""
+    halves = "<32 x i16>"
+    order = constant(range(place // 2, 32, 2))
+    lines = [
+        f"%b = bitcast {I32} %w to {halves}",
+        f"%t = shl {halves} %b, {splat(8 if place % 2 == 0 else 0, 'i16', 32)}",
+        f"%s = ashr {halves} %t, {splat(1, 'i16', 32)}",
+        f"%m = and {halves} %s, {splat(_SIGN_AND_REST, 'i16', 32)}",
+        f"%e = shufflevector {halves} %m, {halves} undef, <16 x i32> {order}",
+        "%h = bitcast <16 x i16> %e to <16 x half>",
+        f"%r = fpext <16 x half> %h to {F32}",
+        f"ret {F32} %r",
+    ]
+    return define(F32, f"e4m3_{place}", f"{I32} %w", block(lines))
+
+
+def elements() -> str:
+    """e4m3_0 … e4m3_3."""
+    return "".join(_element(place) for place in range(4))
