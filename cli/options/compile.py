@@ -13,10 +13,13 @@ import typer
 from llmc.buckets import BucketError, LadderVariables, Limits, parse_spec, read_environment
 from llmc.buckets.bucket import MAX_DIM
 from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS
+from llmc.quantize import SCHEMES, QuantConfig, QuantizeError
 
 if TYPE_CHECKING:
     from llmc.compiler.config import CompileConfig
-    from llmc.quantize import QuantConfig
+
+*_SOME, _LAST = SCHEMES
+_SCHEMES = f"{', '.join(_SOME)} or {_LAST}"
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,7 @@ class CompileOptions:
     block_size: Annotated[int, typer.Option(min=16, metavar="N", help="Tokens of a KV block, a multiple of 16.")] = 32
     quant: Annotated[
         str | None,
-        typer.Option(
-            metavar="SCHEME", help="Quantize linear weights: w8a16, w8a8, w4a16 or w4a8 (a8: int8 activations)."
-        ),
+        typer.Option(metavar="SCHEME", help=f"Quantize linear weights: {_SCHEMES} (a8: int8 activations)."),
     ] = None
     group_size: Annotated[
         int | None,
@@ -172,10 +173,8 @@ def quant_config(
         given = {"--group-size": group_size, "--asymmetric/--symmetric": asymmetric, "--skip": skip}
         for name, value in given.items():
             if value is not None:
-                raise typer.BadParameter(f"{name} says how to quantize; add --quant w8a16, w8a8, w4a16 or w4a8")
+                raise typer.BadParameter(f"{name} says how to quantize; add --quant {_SCHEMES}")
         return None
-    from llmc.quantize import QuantConfig, QuantizeError
-
     try:
         return QuantConfig(scheme, group_size, asymmetric, tuple(filter(None, (skip or "").split(","))))
     except QuantizeError as error:

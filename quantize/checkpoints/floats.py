@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from llmc.quantize.formats import codes, fp8
 
-
 TABLES: dict[str, NDArray[np.float32]] = {"e4m3": fp8.VALUES, **codes.TABLES}
 """Values of all codes of a kind of number, by the kind's name."""
 

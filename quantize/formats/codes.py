@@ -92,7 +92,7 @@ class Codes(WeightFormat):
 
 @cache
 def _thresholds(table: str) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """Codes by ascending values, and where one ends and the next begins; a value in the middle goes to the even code."""
+    """Codes by ascending values, and where the next one begins; a value in the middle goes to the even code."""
     values, codes = np.unique(TABLES[table], return_index=True)
     middle = (values[1:] + values[:-1]) / np.float32(2)
     upwards = np.nextafter(middle, np.float32(-np.inf))

@@ -143,7 +143,7 @@ def test_weights_are_shared_by_schemes_that_differ_in_activations(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--quant", "w3a16"], "quantization scheme 'w3a16' is unknown: use w8a16, w8a8, w4a16, w4a8"),
+        (["--quant", "w3a16"], "quantization scheme 'w3a16' is unknown: use w8a16, w8a8, w4a16, w4a8, fp8, mxfp4"),
         (["--quant", "w4a16", "--group-size", "48"], "group size 48 is not one of 32, 64, 128, -1"),
         (["--quant", "w8a8", "--group-size", "64"], "--group-size cannot be combined with w8a8"),
         (["--quant", "w8a8", "--asymmetric"], "cannot be combined with w8a8"),
