@@ -20,9 +20,8 @@ def stored_scheme(format: WeightFormat, *, int8_inputs: bool) -> Scheme:
     """The scheme of a weight that a checkpoint stores in `format`, by the name of what comes closest."""
     act_bits = 8 if int8_inputs else 16
     alike = [scheme for scheme in SCHEMES.values() if (scheme.weight.bits, scheme.act_bits) == (format.bits, act_bits)]
-    facts = format.record().items()
-    closest = max(alike, key=lambda s: (s.weight.kind == format.kind, len(s.weight.record().items() & facts)))
-    return replace(closest, weight=format)
+    own = [scheme for scheme in alike if scheme.weight.resembles(format)]
+    return replace((own or alike)[0], weight=format)
 
 
 def regrouped(name: str, group_size: int | None, asymmetric: bool | None) -> Scheme:

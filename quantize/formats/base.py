@@ -112,6 +112,10 @@ class WeightFormat(ABC):
         """What int8 activations need beside their numbers; None: this format is not multiplied as integers."""
         return None
 
+    def resembles(self, other: WeightFormat) -> bool:
+        """Whether numbers of both mean the same, so that a weight of `other` has the scheme that has this."""
+        return self.kind == other.kind
+
     @property
     def is_regrouped(self) -> bool:
         """Whether it has other group sizes, and zero points at will: fields `group_size` and `asymmetric`."""

@@ -58,6 +58,9 @@ class Codes(WeightFormat):
     def planes(self, k: int) -> tuple[Plane, ...]:
         return (Plane(SCALE, "u8" if self.scale_kind == E8M0 else "f32", self.groups(k)),)
 
+    def resembles(self, other: WeightFormat) -> bool:
+        return isinstance(other, Codes) and other.table == self.table
+
     def describe(self) -> str:
         return f"{super().describe()}{' that share a power of two' if self.scale_kind == E8M0 else ''}"
 

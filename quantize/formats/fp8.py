@@ -72,7 +72,7 @@ def nearest(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     magnitude = bits & np.uint32(0x7FFFFFFF)
     half = np.uint32((1 << (_MANTISSA - 1)) - 1) + (magnitude >> np.uint32(_MANTISSA) & np.uint32(1))
     normal = np.minimum(((magnitude + half) >> np.uint32(_MANTISSA)) - np.uint32(_REBIAS), np.uint32(_LARGEST_CODE))
-    small = np.rint(np.abs(values) * np.float32(512)).astype(np.uint32)
+    small = np.rint(np.minimum(np.abs(values), np.float32(1)) * np.float32(512)).astype(np.uint32)
     code = np.where(magnitude < np.uint32(_LEAST_NORMAL << 23), small, normal)
     signed: NDArray[np.uint8] = (code | (bits >> np.uint32(31)) << np.uint32(7)).astype(np.uint8)
     return signed

@@ -13,7 +13,7 @@ import torch
 
 from llmc.cli.main import main
 from llmc.models.eager import load_model
-from llmc.quantize import WeightFormat
+from llmc.quantize import SCHEMES, WeightFormat
 from llmc.quantize.error import weight_error
 from llmc.quantize.formats.integers import Integers
 from llmc.quantize.rtn import quantize
@@ -34,7 +34,7 @@ def results(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, di
 
 def test_sizes_and_errors(capsys: pytest.CaptureFixture[str]) -> None:
     found = results(capsys, "--group-size", "32", "--skip", "mlp.down")
-    assert list(found) == ["none", "w8a16", "w8a8", "w4a16", "w4a8"]
+    assert list(found) == ["none", *SCHEMES]
     assert found["none"]["bits_per_weight"] == 16
     assert found["none"]["error"] == 0
     for name, bits, error in (("w8a8", 8, 0.01), ("w4a8", 4, 0.12)):

@@ -17,26 +17,43 @@ from llmc.compiler.resolve import resolve
 from llmc.compiler.targets.cpu.backend import CpuTarget
 from llmc.compiler.targets.cpu.quant_packing import unpack_quantized
 from llmc.compiler.targets.registry import target_of
+from llmc.models.loader import load_parameters
 from llmc.models.sources.registry import open_source
+from llmc.quantize.formats.base import Quantized, WeightFormat
+from llmc.quantize.formats.codes import E8M0, Codes
+from llmc.quantize.formats.fp8 import Fp8
 from llmc.quantize.formats.integers import Integers
 from llmc.runtime.graphs_file import read_graphs
 
 from support.compiled import compile_tiny
 from support.new_family import targets_here
-from support.quantized_checkpoints import make_gptq_model, make_int8_model
+from support.quantized_checkpoints import (
+    make_blocks_model,
+    make_gptq_model,
+    make_int8_model,
+    make_mixed_floats_model,
+    make_nf4_model,
+)
 from support.quantized_model import LADDER, assert_company_changes_no_bit, stored_logits_error
 
 pytestmark = pytest.mark.native
-MODELS: dict[str, tuple[Callable[[Path], Path], str, Integers]] = {
-    "gptq": (make_gptq_model, "w4a16", Integers(4, 32, True)),
-    "gptq-8": (lambda path: make_gptq_model(path, 8, -1, symmetric=True), "w8a16", Integers(8)),
-    "int8": (make_int8_model, "w8a8", Integers(8)),
+Kept = dict[str, tuple[str, WeightFormat]]
+DOWN, OUT, QKV = "mlp.down", "attention.out", "attention.qkv"
+MXFP4 = Codes("e2m1", 32, E8M0)
+CT = "compressed-tensors"
+MODELS: dict[str, tuple[Callable[[Path], Path], str, Kept]] = {
+    "gptq": (make_gptq_model, "gptq", {DOWN: ("w4a16", Integers(4, 32, True))}),
+    "gptq-8": (lambda path: make_gptq_model(path, 8, -1, symmetric=True), "gptq", {DOWN: ("w8a16", Integers(8))}),
+    "int8": (make_int8_model, CT, {DOWN: ("w8a8", Integers(8))}),
+    "fp8-blocks": (make_blocks_model, "fp8", {DOWN: ("fp8", Fp8(128)), QKV: ("fp8", Fp8(128))}),
+    "mixed": (make_mixed_floats_model, CT, {DOWN: ("mxfp4", MXFP4), OUT: ("fp8", Fp8()), QKV: ("fp8", Fp8())}),
+    "nf4": (make_nf4_model, "bitsandbytes", {DOWN: ("nf4", Codes("nf4", 32)), QKV: ("nf4", Codes("nf4", 32))}),
 }
 
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_numbers_are_kept(name: str, tmp_path: Path, kernel_cache: Path) -> None:
-    make, scheme, format = MODELS[name]
+    make, method, kept = MODELS[name]
     model = make(tmp_path / "model")
     for target in targets_here():
         out = tmp_path / target
@@ -45,22 +62,36 @@ def test_numbers_are_kept(name: str, tmp_path: Path, kernel_cache: Path) -> None
         assert_company_changes_no_bit(artifact)
         artifact.close()
         manifest = json.loads((out / "manifest.json").read_text())
-        assert manifest["weights"]["layers.1.mlp.down.weight"]["scheme"] == scheme
-        assert manifest["weights"]["layers.1.mlp.down.weight"]["format"] == format.record()
+        for kind, (scheme, format) in kept.items():
+            said = manifest["weights"][f"layers.1.{kind}.weight"]
+            assert (said["scheme"], said["format"]) == (scheme, format.record())
         assert "scheme" not in manifest["weights"]["lm_head.weight"]
         classes = {one["class"]: one for one in artifact_data(read_graphs(out), manifest)["weights_by_class"]}
-        assert classes["mlp.down"]["method"] == name.replace("int8", "compressed-tensors").removesuffix("-8")
-        assert (classes["mlp.down"]["groups"], classes["mlp.down"]["count"]) == (format.describe(), 2)
-        assert classes["mlp.down"]["bits_per_weight"] == pytest.approx(format.bits_per_weight(96), abs=1e-3)
+        for kind, (_, format) in kept.items():
+            found, k = classes[kind], manifest["weights"][f"layers.1.{kind}.weight"]["shape"][1]
+            assert (found["method"], found["groups"], found["count"]) == (method, format.describe(), 2)
+            assert found["bits_per_weight"] == pytest.approx(format.bits_per_weight(k), abs=1e-3)
         assert classes["lm_head"]["method"] == "-"
-        found = target_of(manifest["target"])
-        if isinstance(found, CpuTarget):
-            with safe_open(out / "weights.safetensors", "np") as file:
-                names = {"numbers": "", **{plane.name: f".{plane.name}" for plane in format.planes(96)}}
-                arrays = {n: file.get_tensor(f"layers.1.mlp.down.weight{suffix}") for n, suffix in names.items()}
-            value = np.empty((64, 96), np.float32)
-            open_source(model).checkpoint().tensor("model.layers.1.mlp.down_proj.weight").read(0, value)
-            assert np.array_equal(unpack_quantized(arrays, 64, 96, format).value().astype(np.float32), value)
+        if isinstance(target_of(manifest["target"]), CpuTarget):
+            check_numbers(model, out, kept)
+
+
+def check_numbers(model: Path, out: Path, kept: Kept) -> None:
+    """The artifact has the numbers of the checkpoint, and what lies beside them, bit for bit."""
+    source = open_source(model)
+    parameters = {p.name: p for p in load_parameters(source.config(), source.checkpoint(), "f32")}
+    for kind, (_, format) in kept.items():
+        name = f"layers.1.{kind}.weight"
+        (n, k), stored = parameters[name].shape, parameters[name].stored
+        assert stored is not None
+        with safe_open(out / "weights.safetensors", "np") as file:
+            names = {"numbers": "", **{plane.name: f".{plane.name}" for plane in format.planes(k)}}
+            found = unpack_quantized({n: file.get_tensor(name + suffix) for n, suffix in names.items()}, n, k, format)
+        wanted = Quantized.empty(format, n, k)
+        stored.read(0, wanted)
+        assert np.array_equal(found.numbers, wanted.numbers)
+        assert all(np.array_equal(found.planes[plane], array) for plane, array in wanted.planes.items())
+        assert np.array_equal(found.value().astype(np.float32), parameters[name].value())
 
 
 def test_what_is_kept_and_what_is_not_is_said(tmp_path: Path) -> None:
@@ -71,6 +102,15 @@ def test_what_is_kept_and_what_is_not_is_said(tmp_path: Path) -> None:
     assert note == (
         "attention.out (GPTQ), attention.qkv (GPTQ), mlp.down (GPTQ), mlp.gate_up (GPTQ): kept as stored, w4a16 in "
         "asymmetric groups of 32"
+    )
+
+
+def test_floats_are_said_to_be_kept(tmp_path: Path) -> None:
+    model = make_mixed_floats_model(tmp_path / "model")
+    assert resolve(CompileConfig(model=model, output=tmp_path / "out")).notes(open_source(model).checkpoint()) == (
+        "attention.out (COMPRESSED-TENSORS), attention.qkv (COMPRESSED-TENSORS): kept as stored, fp8 in channels",
+        "mlp.down (COMPRESSED-TENSORS), mlp.gate_up (COMPRESSED-TENSORS): kept as stored, mxfp4 in groups of 32 that "
+        "share a power of two",
     )
 
 

@@ -13,14 +13,25 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from llmc.quantize.checkpoints import StoredTensor
+from llmc.quantize.checkpoints.floats import TABLES
 
-from support.stored_checkpoints import Integers, bf16, gptq_config, gptq_tensors, named, packed_rows, tensor
+from support.stored_checkpoints import (
+    Integers,
+    bf16,
+    gptq_config,
+    gptq_tensors,
+    named,
+    packed_rows,
+    tensor,
+    text_tensor,
+)
 from support.tiny_models import make_tiny_model
 
 Tensors = Mapping[str, StoredTensor]
 Change = Callable[[str, Integers], Integers]
 """From the prefix of a layer and its numbers to those that are stored."""
-HIDDEN, INNER = 64, 96
+HIDDEN, INNER = 64, 160
+_BLOCK = 128
 _LINEARS = ("_proj.weight",)
 
 
@@ -112,3 +123,76 @@ def make_int8_model(folder: Path) -> Path:
 
     weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
     return make_quantized_model(folder, _compressed_tensors(weights, "int-quantized"), quantize)
+
+
+def _fp8(rng: np.random.Generator, shape: tuple[int, ...]) -> StoredTensor:
+    """All numbers but NaN, alike often."""
+    numbers = rng.integers(0, 256, shape).astype(np.uint8)
+    return tensor(np.where(numbers & 127 == 127, 0, numbers).astype(np.uint8), "F8_E4M3")
+
+
+def _scales(rng: np.random.Generator, *shape: int) -> StoredTensor:
+    """For such numbers."""
+    return tensor(bf16(rng.uniform(0.0003, 0.001, shape).astype(np.float32)), "BF16")
+
+
+def make_blocks_model(folder: Path) -> Path:
+    """As DeepSeek and Qwen publish FP8: blocks of 128 x 128, the last ones cut."""
+
+    def quantize(prefix: str, weight: np.ndarray) -> Tensors:
+        rng = np.random.default_rng(len(prefix))
+        scale = _scales(rng, *(-(-size // _BLOCK) for size in weight.shape))
+        return named(prefix, weight=_fp8(rng, weight.shape), weight_scale_inv=scale)
+
+    settings = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [_BLOCK] * 2}
+    return make_quantized_model(folder, settings, quantize)
+
+
+def make_mixed_floats_model(folder: Path) -> Path:
+    """Of compressed-tensors: FP8 of a scale a tensor, FP8 of a scale a channel, and MXFP4."""
+
+    def quantize(prefix: str, weight: np.ndarray) -> Tensors:
+        rng, (n, k) = np.random.default_rng(len(prefix)), weight.shape
+        if prefix.endswith("o_proj"):
+            return named(prefix, weight=_fp8(rng, weight.shape), weight_scale=_scales(rng, n, 1))
+        if ".self_attn." in prefix:
+            return named(prefix, weight=_fp8(rng, weight.shape), weight_scale=_scales(rng, 1))
+        packed, powers = rng.integers(0, 256, (n, k // 2)), rng.integers(120, 124, (n, k // 32))
+        return named(
+            prefix, weight_packed=tensor(packed.astype(np.uint8)), weight_scale=tensor(powers.astype(np.uint8))
+        )
+
+    fp8 = {"num_bits": 8, "type": "float", "symmetric": True}
+    mxfp4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32,
+             "scale_dtype": "torch.uint8"}  # fmt: skip
+    groups = {
+        "tensors": ("float-quantized", r"re:.*self_attn\.[qkv]_proj$", {**fp8, "strategy": "tensor"}),
+        "channels": ("float-quantized", r"re:.*self_attn\.o_proj$", {**fp8, "strategy": "channel"}),
+        "mx": ("mxfp4-pack-quantized", r"re:.*mlp.*", mxfp4),
+    }
+    settings = {
+        "quant_method": "compressed-tensors", "format": "mixed-precision", "ignore": ["lm_head"],
+        "quantization_status": "compressed",
+        "config_groups": {name: {"format": format, "targets": [target], "weights": weights, "input_activations": None}
+                          for name, (format, target, weights) in groups.items()},
+    }  # fmt: skip
+    return make_quantized_model(folder, settings, quantize)
+
+
+def make_nf4_model(folder: Path) -> Path:
+    """Of bitsandbytes, in groups of 32."""
+
+    def quantize(prefix: str, weight: np.ndarray) -> Tensors:
+        rng, (n, k) = np.random.default_rng(len(prefix)), weight.shape
+        state = {"quant_type": "nf4", "blocksize": 32, "dtype": "bfloat16", "shape": [n, k]}
+        parts = {
+            "": tensor(rng.integers(0, 256, (n * k // 2, 1)).astype(np.uint8)),
+            ".absmax": tensor(rng.uniform(0.1, 0.2, n * k // 32).astype(np.float32)),
+            ".quant_map": tensor(TABLES["nf4"]),
+            ".quant_state.bitsandbytes__nf4": text_tensor(state),
+        }
+        return {f"{prefix}.weight{leaf}": part for leaf, part in parts.items()}
+
+    settings = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False,
+                "bnb_4bit_quant_type": "nf4"}  # fmt: skip
+    return make_quantized_model(folder, settings, quantize)

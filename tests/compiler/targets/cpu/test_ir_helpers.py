@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmc.compiler.targets.cpu.kernels.ir import bf16, elementary, int8, stores, vector
+from llmc.compiler.targets.cpu.kernels.ir import bf16, elementary, fp8, int8, lookup, stores, vector
 from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
 
 from support.ir_probe import assembly, call, signatures
@@ -40,6 +40,10 @@ def base_text(target: Target) -> str:
 def int8_text(target: Target) -> str:
     texts = int8.dot(target), int8.bytes_to_floats(), int8.nibble(target), int8.steps()
     return vector.helpers(target.mcpu) + "".join(texts) + int8.rounding_helpers(BYTE_PUTS)
+
+
+def codes_text(target: Target) -> str:
+    return vector.helpers(target.mcpu) + fp8.elements() + lookup.lookup(target)
 
 
 def rows_text(target: Target) -> str:
@@ -314,6 +318,29 @@ def test_puts_of_bytes(tile: int, words: int, target: Target) -> None:
     same(out, expected)
 
 
+# Every code in every byte of some word.
+ALL_CODES = [(((first + np.arange(16))[:, None] + 64 * np.arange(4)) % 256) for first in range(0, 256, 16)]
+CODE_WORDS = [(codes.astype(np.uint8).view(np.int32)[:, 0],) for codes in ALL_CODES]
+E4M3 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+E4M3[[127, 255]] = 480, -480  # NaN, which no weight has
+CODES: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
+    **{
+        f"e4m3_{i}": (lambda w, i=i: E4M3[w.view(np.uint8).reshape(16, 4)[:, i]] * np.float32(2**-8), CODE_WORDS)
+        for i in range(4)
+    },
+    "lookup": (lambda w, table: table[w & 15], [(W, A), (X, B), (np.arange(-8, 8, dtype=np.int32), A)]),
+}
+
+
+@on_targets
+@pytest.mark.parametrize("name", CODES)
+def test_codes(name: str, target: Target) -> None:
+    expected, cases = CODES[name]
+    for args in cases:
+        found = call(codes_text(target), name, target, *args)
+        same(found.view(np.int32), expected(*args).view(np.int32))
+
+
 ROWS: dict[str, Callable[..., Any]] = {
     "rows_max": lambda v: np.maximum(v, np.roll(v, 8)),
     "rows_sum": lambda v: v + np.roll(v, 8),
@@ -341,12 +368,12 @@ def test_rows_in_the_lanes(target: Target) -> None:
 
 def test_no_helper_is_forgotten() -> None:
     target = native_target()
-    tested = {*EXACT, *BYTES, *ROWS, *SMOOTH, *STEPS_OF_LANES, "exp", "exp2", "silu", "store_rows", "put_rows"}
+    tested = {*EXACT, *BYTES, *CODES, *ROWS, *SMOOTH, *STEPS_OF_LANES, "exp", "exp2", "silu", "store_rows", "put_rows"}
     tested |= {f"{kind}_{dtype}" for kind in ("load", "store") for dtype in ("f32", "i16", "bf16")}
     tested |= {"prefetch", "prefetch_l2", "prefetch_write", "forget_memory", "put_tile_bf16"}
     tested |= {stores.put_name(*put) for put in PUTS} | {stores.scatter_name(*scatter) for scatter in SCATTERS}
     tested |= {stores.half_name(count) for count in COUNTS} | {int8.put_name(*put) for put in BYTE_PUTS}
-    texts = base_text(target), int8_text(target), rows_text(target), elementary_text(target)
+    texts = base_text(target), int8_text(target), codes_text(target), rows_text(target), elementary_text(target)
     assert {name for text in texts for name in signatures(text)} == tested
 
 
@@ -356,6 +383,14 @@ def test_products_of_bytes_assemble_everywhere(target: Target) -> None:
     assert ("vpdpbusd" in code) == target.int8_dot
     assert ("vpmaddwd" in code) != target.int8_dot
     assert ("vpermps" in assembly(int8_text(target), "nibble", target)) == (target.lanes == 16)
+
+
+@pytest.mark.parametrize("target", LEVELS, ids=lambda target: target.name)
+def test_codes_assemble_everywhere(target: Target) -> None:
+    assert "vcvtph2ps" in assembly(codes_text(target), "e4m3_2", target)
+    found = assembly(codes_text(target), "lookup", target)
+    assert ("vblendvps" in found) == (target.lanes == 8)
+    assert "vperm" in found
 
 
 def test_products_of_bf16_assemble_where_there_are_any() -> None:

@@ -1,4 +1,4 @@
-"""Floats of 8 bits (E4M3) as float32, where no instruction knows them: through half precision, which all CPUs here do."""
+"""Floats of 8 bits (E4M3) as float32, by way of half precision, which all CPUs here convert."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ _SIGN_AND_REST = 0xBF80 - (1 << 16)
 
 
 def _element(place: int) -> str:
-    """The float in byte `place` of each lane, times 2⁻⁸: its bits are those of a half with a larger bias. The conversion
-    knows subnormal halves whatever the CPU's mode is. Not for NaN."""
+    """The float in byte `place` of each lane, times 2⁻⁸: a half of the same bits, whose exponent has another bias.
+
+    Subnormal ones too, for the conversion has no mode that takes them for 0. NaN becomes 480 · 2⁻⁸.
+    """
     halves = "<32 x i16>"
     order = constant(range(place // 2, 32, 2))
     lines = [

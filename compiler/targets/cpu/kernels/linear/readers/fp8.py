@@ -1,5 +1,5 @@
-"""Weights of 8-bit floats (E4M3): two words a line. As float32, numbers are 2⁸ times too small, which is exact, and made
-up for in the end."""
+"""Weights of 8-bit floats (E4M3): two words a line. As float32, numbers are 2⁸ times too small: exact, and made up for
+in the end."""
 
 from __future__ import annotations
 
