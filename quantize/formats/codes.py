@@ -90,7 +90,8 @@ class Codes(WeightFormat):
         part, exponent = np.frexp(largest)
         power = np.clip(exponent - 1 + (part >= 0.875) - int(np.log2(most)) + _BIAS, 0, _MOST_POWER)
         np.copyto(scale, power, casting="unsafe")
-        return np.ldexp(np.float32(1), _BIAS - power)
+        inverse: NDArray[np.float32] = np.ldexp(np.float32(1), _BIAS - power)
+        return inverse
 
 
 @cache

@@ -22,6 +22,7 @@ from llmc.runtime.text.tokenizer import Tokenizer
 
 from support.paged_reference import PagedRunner
 from support.paths import ROOT
+from support.quantized_checkpoints import make_gptq_model
 
 MODEL = ROOT / "examples" / "tiny-english"
 TEXT = "It was a truth which nobody at Longbourn cared to deny, that a walk before dinner does no harm. " * 3
@@ -84,11 +85,14 @@ def test_the_commands_of_the_documentation_run(
         "examples/tiny-english": str(MODEL),
         "held-out.txt": str(tmp_path / "held-out.txt"),
         "out/tiny-w4a8": str(tmp_path / "out"),
+        "ORG/MODEL-GPTQ-Int4": str(make_gptq_model(tmp_path / "gptq")),
+        "model.llmc": str(tmp_path / "kept"),
     }
     for command in commands:
         arguments = [places.get(argument, argument) for argument in command]
         if command[0] == "compile":
             arguments += ["--buckets", "prefill=[1]x[16],decode=[1]x[64]", "--cache-dir", str(kernel_cache)]
+            arguments += ["--no-tokenizer"] if "ORG/" in command[1] else []
         elif "--text" in command:
             arguments += ["--schemes", "none", "--cache-dir", str(kernel_cache)]
         assert main(arguments) == 0, command

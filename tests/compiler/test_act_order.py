@@ -31,7 +31,7 @@ from llmc.runtime.graphs_file import read_graphs
 
 from support.compiled import assert_same_bytes, compile_tiny
 from support.new_family import targets_here
-from support.quantized_checkpoints import in_act_order, make_gptq_model, make_int4_model
+from support.quantized_checkpoints import HIDDEN, INNER, in_act_order, make_gptq_model, make_int4_model
 from support.quantized_model import LADDER, assert_company_changes_no_bit, logits_error, stored_logits_error
 from support.stored_checkpoints import Integers
 from support.tiny_models import make_tiny_model
@@ -105,7 +105,7 @@ def test_bytes_are_those_of_columns_sorted_by_hand(tmp_path: Path, kernel_cache:
         return in_act_order(prefix, data) if prefix == down_of(prefix) else data
 
     def by_hand(prefix: str, data: Integers) -> Integers:
-        down = in_act_order(down_of(prefix), Integers.random(64, 96, 4, 32, symmetric=False))
+        down = in_act_order(down_of(prefix), Integers.random(HIDDEN, INNER, 4, 32, symmetric=False))
         columns = np.argsort(down.group, kind="stable")
         if prefix == down_of(prefix):
             return replace(data, numbers=data.numbers[:, columns])
@@ -198,7 +198,7 @@ def test_bundles_and_added_buckets(model: Path, compiled: Path, tmp_path: Path, 
     compile_tiny(tuned, tmp_path / "compiled", kernel_cache, **options).close()
     assert_same_bytes(tmp_path / "applied", tmp_path / "compiled")
     # A model that has no order of its own is in the order that it has.
-    plain = make_tiny_model(tmp_path / "plain", "llama", hidden_size=64, intermediate_size=96, head_dim=32,
+    plain = make_tiny_model(tmp_path / "plain", "llama", hidden_size=HIDDEN, intermediate_size=INNER, head_dim=32,
                             num_attention_heads=2, num_hidden_layers=2)  # fmt: skip
     apply_bundle(bundle, plain, tmp_path / "of-plain", target=PLAIN)
     with Artifact(tmp_path / "of-plain") as artifact:

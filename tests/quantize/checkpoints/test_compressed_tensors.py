@@ -11,6 +11,9 @@ import pytest
 
 from llmc.quantize import QuantizeError
 from llmc.quantize.checkpoints import Activation, StoredTensor
+from llmc.quantize.checkpoints.floats import TABLES
+from llmc.quantize.formats.codes import E8M0, Codes
+from llmc.quantize.rtn import quantize
 
 from support.stored_checkpoints import PREFIX, Tensors, check_rows, find, find_one, named, tensor, whole
 
@@ -157,6 +160,17 @@ def test_scales_that_are_powers_of_two_keep_their_codes() -> None:
     assert matrix.format.scale_kind == "e8m0"
     assert rows.scale_codes is not None
     np.testing.assert_array_equal(rows.scale, np.exp2(rows.scale_codes.astype(np.float64) - 127))
+
+
+def test_rounding_to_mxfp4_is_that_of_the_library() -> None:
+    format, weights = "mxfp4-pack-quantized", {**MX, "num_bits": 4}
+    tensors, _, _ = compress(format, weights)
+    rows = find_one(settings(format, weights), tensors).rows(0, N)
+    weight = torch.randn(N, K, generator=torch.Generator().manual_seed(7)) * 0.05
+    found = quantize(weight.numpy(), Codes("e2m1", 32, E8M0))
+    assert rows.scale_codes is not None
+    np.testing.assert_array_equal(found.planes["scale"], rows.scale_codes)
+    np.testing.assert_array_equal(TABLES["e2m1"][found.numbers], TABLES["e2m1"][rows.numbers])  # one of the zeros
 
 
 def test_nvfp4_keeps_the_codes_of_its_scales() -> None:
