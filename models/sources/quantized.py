@@ -22,13 +22,14 @@ from llmc.quantize.formats.integers import ZERO, Integers
 
 _WEIGHT = ".weight"
 _ROWS = 256  # that are dequantized at a time
-_GROUP_UNIT = 32
+_GROUP_UNIT, _FLOAT_GROUP_UNIT = 32, 16
 
 
 def weight_format(matrix: StoredMatrix) -> WeightFormat | None:
     """The format that has the numbers of a matrix as they are; None where there is none."""
     format = matrix.format
-    if format.group_size != WHOLE_ROW and format.group_size % _GROUP_UNIT:
+    unit = _GROUP_UNIT if format.kind == "int" else _FLOAT_GROUP_UNIT
+    if format.group_size != WHOLE_ROW and format.group_size % unit:
         return None
     if format.kind == "int":
         return Integers(format.bits, format.group_size, format.asymmetric)

@@ -84,7 +84,7 @@ class WeightFormat(ABC):
     `registry.py`.
 
     bits: of a number, 8 or 4; numbers are unsigned. group_size: elements along K that share what lies beside the
-    numbers: a multiple of 32, or WHOLE_ROW. The last group may be short.
+    numbers: a multiple of 32, of 8 if there are no `sums`, or WHOLE_ROW. The last group may be short.
     """
 
     kind: ClassVar[str]

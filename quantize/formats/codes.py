@@ -1,7 +1,7 @@
 """Codes of 4 bits that stand for the floats of a table: value = table[code] · scale.
 
 Tables: e2m1, the floats of 4 bits of OCP's microscaling formats; nf4 and fp4 of bitsandbytes. A group's scale is a
-float32, or, as MXFP4 has it, a power of two in a byte (E8M0): 2^(byte − 127).
+float32, or, as MXFP4 has it, a power of two in a byte (E8M0): 2^(byte − 127). The two scales of NVFP4 are one float32.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Codes(WeightFormat):
         return (Plane(SCALE, "u8" if self.scale_kind == E8M0 else "f32", self.groups(k)),)
 
     def resembles(self, other: WeightFormat) -> bool:
-        return isinstance(other, Codes) and other.table == self.table
+        return isinstance(other, Codes) and (other.table, other.scale_kind) == (self.table, self.scale_kind)
 
     def describe(self) -> str:
         return f"{super().describe()}{' that share a power of two' if self.scale_kind == E8M0 else ''}"
@@ -105,6 +105,7 @@ def _thresholds(table: str) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
 
 SCHEMES = (
     Scheme("mxfp4", Codes("e2m1", 32, E8M0), 16, head="w8a16"),
+    Scheme("nvfp4", Codes("e2m1", 16), 16, head="w8a16"),
     Scheme("nf4", Codes("nf4", 64), 16, head="w8a16"),
     Scheme("fp4", Codes("fp4", 64), 16, head="w8a16"),
 )

@@ -39,14 +39,14 @@ from support.quantized_model import LADDER, assert_company_changes_no_bit, store
 pytestmark = pytest.mark.native
 Kept = dict[str, tuple[str, WeightFormat]]
 DOWN, OUT, QKV = "mlp.down", "attention.out", "attention.qkv"
-MXFP4 = Codes("e2m1", 32, E8M0)
+MXFP4, NVFP4 = Codes("e2m1", 32, E8M0), Codes("e2m1", 16)
 CT = "compressed-tensors"
 MODELS: dict[str, tuple[Callable[[Path], Path], str, Kept]] = {
     "gptq": (make_gptq_model, "gptq", {DOWN: ("w4a16", Integers(4, 32, True))}),
     "gptq-8": (lambda path: make_gptq_model(path, 8, -1, symmetric=True), "gptq", {DOWN: ("w8a16", Integers(8))}),
     "int8": (make_int8_model, CT, {DOWN: ("w8a8", Integers(8))}),
     "fp8-blocks": (make_blocks_model, "fp8", {DOWN: ("fp8", Fp8(128)), QKV: ("fp8", Fp8(128))}),
-    "mixed": (make_mixed_floats_model, CT, {DOWN: ("mxfp4", MXFP4), OUT: ("fp8", Fp8()), QKV: ("fp8", Fp8())}),
+    "mixed": (make_mixed_floats_model, CT, {DOWN: ("mxfp4", MXFP4), OUT: ("nvfp4", NVFP4), QKV: ("fp8", Fp8())}),
     "nf4": (make_nf4_model, "bitsandbytes", {DOWN: ("nf4", Codes("nf4", 32)), QKV: ("nf4", Codes("nf4", 32))}),
 }
 
@@ -108,7 +108,8 @@ def test_what_is_kept_and_what_is_not_is_said(tmp_path: Path) -> None:
 def test_floats_are_said_to_be_kept(tmp_path: Path) -> None:
     model = make_mixed_floats_model(tmp_path / "model")
     assert resolve(CompileConfig(model=model, output=tmp_path / "out")).notes(open_source(model).checkpoint()) == (
-        "attention.out (COMPRESSED-TENSORS), attention.qkv (COMPRESSED-TENSORS): kept as stored, fp8 in channels",
+        "attention.out (COMPRESSED-TENSORS): kept as stored, nvfp4 in groups of 16",
+        "attention.qkv (COMPRESSED-TENSORS): kept as stored, fp8 in channels",
         "mlp.down (COMPRESSED-TENSORS), mlp.gate_up (COMPRESSED-TENSORS): kept as stored, mxfp4 in groups of 32 that "
         "share a power of two",
     )

@@ -149,25 +149,30 @@ def make_blocks_model(folder: Path) -> Path:
 
 
 def make_mixed_floats_model(folder: Path) -> Path:
-    """Of compressed-tensors: FP8 of a scale a tensor, FP8 of a scale a channel, and MXFP4."""
+    """Of compressed-tensors: FP8 of a scale a tensor and of one a channel, NVFP4 and MXFP4."""
 
     def quantize(prefix: str, weight: np.ndarray) -> Tensors:
         rng, (n, k) = np.random.default_rng(len(prefix)), weight.shape
-        if prefix.endswith("o_proj"):
-            return named(prefix, weight=_fp8(rng, weight.shape), weight_scale=_scales(rng, n, 1))
-        if ".self_attn." in prefix:
+        if prefix.endswith("q_proj"):
             return named(prefix, weight=_fp8(rng, weight.shape), weight_scale=_scales(rng, 1))
-        packed, powers = rng.integers(0, 256, (n, k // 2)), rng.integers(120, 124, (n, k // 32))
-        return named(
-            prefix, weight_packed=tensor(packed.astype(np.uint8)), weight_scale=tensor(powers.astype(np.uint8))
-        )
+        if prefix.endswith(("k_proj", "v_proj")):
+            return named(prefix, weight=_fp8(rng, weight.shape), weight_scale=_scales(rng, n, 1))
+        packed = tensor(rng.integers(0, 256, (n, k // 2)).astype(np.uint8))
+        if prefix.endswith("o_proj"):
+            scale = tensor(rng.integers(30, 62, (n, k // 16)).astype(np.uint8), "F8_E4M3")
+            overall = tensor(np.array([20], np.float32))
+            return named(prefix, weight_packed=packed, weight_scale=scale, weight_global_scale=overall)
+        powers = rng.integers(120, 124, (n, k // 32)).astype(np.uint8)
+        return named(prefix, weight_packed=packed, weight_scale=tensor(powers))
 
     fp8 = {"num_bits": 8, "type": "float", "symmetric": True}
+    nvfp4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
     mxfp4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32,
              "scale_dtype": "torch.uint8"}  # fmt: skip
     groups = {
-        "tensors": ("float-quantized", r"re:.*self_attn\.[qkv]_proj$", {**fp8, "strategy": "tensor"}),
-        "channels": ("float-quantized", r"re:.*self_attn\.o_proj$", {**fp8, "strategy": "channel"}),
+        "tensors": ("float-quantized", r"re:.*q_proj$", {**fp8, "strategy": "tensor"}),
+        "channels": ("float-quantized", r"re:.*[kv]_proj$", {**fp8, "strategy": "channel"}),
+        "nv": ("nvfp4-pack-quantized", r"re:.*o_proj$", nvfp4),
         "mx": ("mxfp4-pack-quantized", r"re:.*mlp.*", mxfp4),
     }
     settings = {

@@ -60,12 +60,14 @@ def test_rounding_to_mxfp4() -> None:
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("format", [Fp8(64), MXFP4], ids=str)
+@pytest.mark.parametrize("format", [Fp8(64), MXFP4, Codes("e2m1", 16)], ids=str)
 def test_kernels(format: Fp8 | Codes) -> None:
     check_kernels(format)
 
 
-@pytest.mark.parametrize(("scheme", "model"), [("fp8", "tied"), ("mxfp4", "plain"), ("nf4", "plain"), ("fp4", "plain")])
+@pytest.mark.parametrize(
+    ("scheme", "model"), [("fp8", "tied"), ("mxfp4", "plain"), ("nvfp4", "plain"), ("nf4", "plain"), ("fp4", "plain")]
+)
 def test_models_are_rounded_to_them(scheme: str, model: str, tmp_path: Path, kernel_cache: Path) -> None:
     """Of the plain kernels; those of this machine read the same in tests/compiler/test_quantized_checkpoints.py."""
     config, path = QuantConfig(scheme), make_model(tmp_path / "model", model)
@@ -77,7 +79,13 @@ def test_models_are_rounded_to_them(scheme: str, model: str, tmp_path: Path, ker
 
 
 def test_a_stored_format_has_the_scheme_that_is_closest() -> None:
-    names = {"fp8": Fp8(128), "mxfp4": Codes("e2m1", 64), "nf4": Codes("nf4", 32), "fp4": Codes("fp4", 64)}
+    names = {
+        "fp8": Fp8(128),
+        "mxfp4": Codes("e2m1", 64, E8M0),
+        "nvfp4": Codes("e2m1", 32),
+        "nf4": Codes("nf4", 32),
+        "fp4": Codes("fp4", 64),
+    }
     for name, format in names.items():
         scheme = stored_scheme(format, int8_inputs=False)
         assert (scheme.name, scheme.weight, scheme.act_bits) == (name, format, 16)

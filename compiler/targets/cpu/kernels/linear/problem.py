@@ -15,7 +15,8 @@ LINE = 8
 STEP_WORDS = 16
 """Words of K of one step of tile registers."""
 TURN = 4
-"""Lines of one turn of a loop over lines of a quantized weight; those of a group are a multiple."""
+"""Lines of one turn of a loop over lines of a quantized weight; those of a group are a multiple where integers are
+summed."""
 _MAX_K = 1 << 17  # 127 · 128 · K stays below 2³¹
 _DTYPES = {"f32": "float32", "u8": "uint8"}
 
@@ -75,7 +76,8 @@ class Problem:
         op = self.spec.op
         if not self.quantized and p["weight_dtype"] != self.act:
             raise KernelSpecError(f"linear: weight_dtype {p['weight_dtype']!r} must equal act_dtype {self.act!r}")
-        if self.quantized and (group_size == 0 or (group_size > 0 and group_size % (TURN * LINE))):
+        unit = TURN * LINE if self.format and self.format.sums else LINE
+        if self.quantized and (group_size == 0 or (group_size > 0 and group_size % unit)):
             raise KernelSpecError(f"linear_quant: {self.kind} in groups of {group_size} have no layout")
         if self.gated not in GATED or (self.gated and (self.residual or self.n % 2)):
             raise KernelSpecError(f"{op}: no layer of {self.n} columns is gated as {self.gated!r}")
