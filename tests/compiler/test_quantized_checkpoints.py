@@ -108,10 +108,10 @@ def test_what_is_kept_and_what_is_not_is_said(tmp_path: Path) -> None:
 def test_floats_are_said_to_be_kept(tmp_path: Path) -> None:
     model = make_mixed_floats_model(tmp_path / "model")
     assert resolve(CompileConfig(model=model, output=tmp_path / "out")).notes(open_source(model).checkpoint()) == (
-        "attention.out (COMPRESSED-TENSORS): kept as stored, nvfp4 in groups of 16",
         "attention.qkv (COMPRESSED-TENSORS): kept as stored, fp8 in channels",
         "mlp.down (COMPRESSED-TENSORS), mlp.gate_up (COMPRESSED-TENSORS): kept as stored, mxfp4 in groups of 32 that "
         "share a power of two",
+        "attention.out (COMPRESSED-TENSORS): kept as stored, nvfp4 in groups of 16",
     )
 
 

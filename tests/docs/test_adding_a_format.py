@@ -10,11 +10,10 @@ from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.registry import resolve_target
 from llmc.quantize import SCHEMES
 from llmc.quantize.formats.integers import Integers
-from llmc.quantize.formats.registry import FORMATS, format_of
+from llmc.quantize.formats.registry import FORMATS
 
 from support.guide import followed, read_guide, run_tests
 from support.new_family import targets_here
-from support.new_format import check_kernels, check_rounding
 
 pytestmark = pytest.mark.native
 
@@ -32,10 +31,3 @@ def test_the_page_is_followed(tmp_path: Path) -> None:
             assert target.template_digest(plain) == digest != target.template_digest(powers)
     assert "p8a16" not in SCHEMES
     assert "powers" not in FORMATS
-
-
-def test_the_judge_judges() -> None:
-    """What the page's test asserts holds of a format that is there."""
-    check_rounding(Integers(8, 32))
-    check_kernels(Integers(8, 64))
-    assert format_of(Integers(8, 64).record()) == Integers(8, 64)
