@@ -1,0 +1,64 @@
+"""AWQ: input channels that matter are made larger before rounding, and their inputs smaller by as much.
+
+Lin et al., arXiv 2306.00978. The scales are a power of the inputs' magnitudes; the power is the one with the least error
+of the layer's outputs. Then the range of every group is shrunk while that makes the outputs better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from llmc.quantize.formats.base import Quantized
+from llmc.quantize.formats.integers import Integers
+from llmc.quantize.methods.grids import ONE, SHRINKS, Floats, find_grid, group_grams, round_to_nearest
+
+ALPHAS = tuple(step / 20 for step in range(20))
+_LEAST = np.float32(1e-4)
+
+
+def channel_scales(magnitude: Floats, alpha: float) -> Floats:
+    """[K], around 1. magnitude: [K], the mean of the inputs' magnitudes."""
+    scales = np.maximum(magnitude, np.float32(1e-8)) ** np.float32(alpha)
+    scales /= np.sqrt(scales.max() * scales.min())
+    return np.maximum(scales, _LEAST)
+
+
+def search_scales(
+    weight: Floats,
+    gram: Floats,
+    magnitude: Floats,
+    format: Integers,
+    *,
+    dtype: str = "f32",
+    alphas: Sequence[float] = ALPHAS,
+) -> Floats:
+    """What the columns of a weight [N, K] are best multiplied by, and its inputs divided.
+
+    gram: [K, K], the sum of x xᵀ of the inputs, or a multiple of it. magnitude: see `channel_scales`; 0 is among the
+    powers, so that no scales at all are tried, too.
+    """
+    best, least = np.ones(len(magnitude), np.float32), np.inf
+    for alpha in alphas:
+        scales = channel_scales(magnitude, alpha)
+        scaled = weight * scales
+        grid = find_grid(scaled, format, dtype=dtype, shrinks=ONE)
+        change = round_to_nearest(scaled, format, grid).value().astype(np.float32)
+        change /= scales
+        change -= weight
+        error = float(np.vdot(change @ gram, change))
+        if error < least:
+            best, least = scales, error
+    return best
+
+
+def quantize_rows(
+    weight: Floats, gram: Floats, format: Integers, *, dtype: str = "f32", shrinks: Sequence[float] = SHRINKS
+) -> Quantized:
+    """Rows [R, K] rounded to nearest, each group in the range that is best for the outputs.
+
+    weight, gram: scaled already.
+    """
+    grid = find_grid(weight, format, dtype=dtype, shrinks=shrinks, gram=group_grams(gram, format))
+    return round_to_nearest(weight, format, grid)

@@ -1,0 +1,119 @@
+"""GPTQ: columns are rounded one after another, and those behind take up what each one lost.
+
+Frantar et al., arXiv 2210.17323. With H = XᵀX of a layer's inputs and W its weight, tr((W - Q) H (W - Q)ᵀ) is the squared
+error of the outputs. Groups are neighbours and keep the grids that are found before anything is rounded, so that the
+order of rounding needs no place in the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.quantize.formats.base import Quantized, QuantizeError, inverse_of
+from llmc.quantize.formats.integers import Integers
+from llmc.quantize.methods.grids import SHRINKS, Floats, find_grid, grouped
+
+DAMPING = 0.01
+_COLUMNS = 16  # that are rounded one by one; wider runs are halved
+_BASE = 64  # columns of a triangle that LAPACK inverts
+_MOST_DAMPING = 1e3
+
+
+@dataclass(frozen=True)
+class Factor:
+    """order: of rounding, columns of the weight. upper: float32 [K, K] in that order, UᵀU being the inverse of H."""
+
+    order: NDArray[np.int64]
+    upper: Floats
+
+    @property
+    def cost(self) -> Floats:
+        """What a squared error of each column costs that those behind it cannot take up, in the weight's order."""
+        cost = np.empty(len(self.order), np.float32)
+        cost[self.order] = 1 / np.square(np.diagonal(self.upper))
+        return cost
+
+
+def _inverse(upper: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of an upper triangle, by halves."""
+    size = len(upper)
+    if size <= _BASE:
+        return np.triu(np.linalg.inv(upper))
+    half = size // 2
+    out = np.zeros_like(upper)
+    out[:half, :half], out[half:, half:] = _inverse(upper[:half, :half]), _inverse(upper[half:, half:])
+    out[:half, half:] = -(out[:half, :half] @ upper[:half, half:]) @ out[half:, half:]
+    return out
+
+
+def factor(hessian: NDArray[Any], damping: float = DAMPING, act_order: bool = True) -> Factor:
+    """hessian: [K, K], the sum of x xᵀ of a layer's inputs, or a multiple of it. damping: of its mean diagonal, added
+    to the diagonal; more where that is not enough. act_order: columns that matter most are rounded first.
+
+    Raises QuantizeError unless it is finite.
+    """
+    if not np.isfinite(hessian).all():
+        raise QuantizeError("inputs of a layer are infinite or not numbers; calibrate with a model in which they are")
+    diagonal = np.diagonal(hessian).astype(np.float64)
+    mean = float(diagonal.mean()) or 1.0
+    order = np.argsort(-diagonal, kind="stable") if act_order else np.arange(len(diagonal))
+    share = damping
+    while True:
+        # Reversed, the factor of H comes out as an upper triangle whose inverse is that of the inverse of H.
+        wide = hessian[np.ix_(order[::-1], order[::-1])].astype(np.float64)
+        wide[np.diag_indices_from(wide)] += share * mean
+        try:
+            lower = np.linalg.cholesky(wide)
+        except np.linalg.LinAlgError:
+            share = max(10 * share, 1e-6)
+            if share > _MOST_DAMPING:
+                raise QuantizeError("inputs of a layer have no sensible second moments; use other text") from None
+            continue
+        del wide
+        return Factor(order, _inverse(lower[::-1, ::-1]).astype(np.float32))
+
+
+def quantize_rows(
+    weight: Floats, factor: Factor, format: Integers, *, dtype: str = "f32", shrinks: Sequence[float] = SHRINKS
+) -> Quantized:
+    """Rows [R, K] of a weight, whose numbers depend on no other row. dtype: what scales are stored in."""
+    grid = find_grid(weight, format, dtype=dtype, shrinks=shrinks, importance=factor.cost)
+    width = grouped(weight, format).shape[2]
+    # A row a column, in the order of rounding: each is one run of memory.
+    columns = np.ascontiguousarray(weight.T[factor.order])
+    numbers = np.empty_like(columns)
+    errors = np.empty_like(columns)
+    scale = np.ascontiguousarray(grid.scale.T)
+    inverse, zero = inverse_of(scale), np.ascontiguousarray(grid.zero.T)
+    upper, group = factor.upper, factor.order // width
+
+    def solve(first: int, last: int) -> None:
+        if last - first > _COLUMNS:
+            middle = (first + last) // 2
+            solve(first, middle)
+            columns[middle:last] -= upper[first:middle, middle:last].T @ errors[first:middle]
+            return solve(middle, last)
+        for j in range(first, last):
+            of = group[j]
+            rounded = np.rint(columns[j] * inverse[of])
+            rounded += zero[of]
+            np.clip(rounded, 0, grid.top, out=numbers[j])
+            value = (numbers[j] - zero[of]) * scale[of]
+            np.divide(columns[j] - value, upper[j, j], out=errors[j])
+            columns[j + 1 : last] -= upper[j, j + 1 : last, None] * errors[j]
+
+    solve(0, len(columns))
+    in_place = np.empty_like(numbers)
+    in_place[factor.order] = numbers
+    return grid.quantized(grouped(np.ascontiguousarray(in_place.T), format), format)
+
+
+def output_error(change: NDArray[Any], hessian: NDArray[Any]) -> float:
+    """tr(C H Cᵀ) of a change [N, K] of a weight: the squared change of the layer's outputs."""
+    wide = change.astype(np.float64)
+    return float(np.vdot(wide @ hessian.astype(np.float64), wide))
