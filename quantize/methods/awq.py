@@ -1,12 +1,12 @@
 """AWQ: input channels that matter are made larger before rounding, and their inputs smaller by as much.
 
-Lin et al., arXiv 2306.00978. The scales are a power of the inputs' magnitudes; the power is the one with the least error
-of the layer's outputs. Then the range of every group is shrunk while that makes the outputs better.
+Lin et al., arXiv 2306.00978. The scales are a power of the inputs' magnitudes; the power is the one with the least
+error of the layer's outputs. Then the range of every group is shrunk while that makes the outputs better.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -33,24 +33,25 @@ def search_scales(
     *,
     dtype: str = "f32",
     alphas: Sequence[float] = ALPHAS,
+    each: Callable[[Callable[[float], float], Sequence[float]], Iterable[float]] = map,
 ) -> Floats:
     """What the columns of a weight [N, K] are best multiplied by, and its inputs divided.
 
     gram: [K, K], the sum of x xᵀ of the inputs, or a multiple of it. magnitude: see `channel_scales`; 0 is among the
-    powers, so that no scales at all are tried, too.
+    powers, so that no scales at all are tried, too. each: like map, and may try several powers at once.
     """
-    best, least = np.ones(len(magnitude), np.float32), np.inf
-    for alpha in alphas:
+
+    def error(alpha: float) -> float:
         scales = channel_scales(magnitude, alpha)
         scaled = weight * scales
         grid = find_grid(scaled, format, dtype=dtype, shrinks=ONE)
         change = round_to_nearest(scaled, format, grid).value().astype(np.float32)
         change /= scales
         change -= weight
-        error = float(np.vdot(change @ gram, change))
-        if error < least:
-            best, least = scales, error
-    return best
+        return float(np.vdot(change @ gram, change))
+
+    errors = list(each(error, alphas))
+    return channel_scales(magnitude, alphas[int(np.argmin(errors))])
 
 
 def quantize_rows(

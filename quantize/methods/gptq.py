@@ -1,8 +1,8 @@
 """GPTQ: columns are rounded one after another, and those behind take up what each one lost.
 
-Frantar et al., arXiv 2210.17323. With H = XᵀX of a layer's inputs and W its weight, tr((W - Q) H (W - Q)ᵀ) is the squared
-error of the outputs. Groups are neighbours and keep the grids that are found before anything is rounded, so that the
-order of rounding needs no place in the checkpoint.
+Frantar et al., arXiv 2210.17323. With H = XᵀX of a layer's inputs and W its weight, tr((W - Q) H (W - Q)ᵀ) is the
+squared error of the outputs. Groups are neighbours and keep the grids that are found before anything is rounded, so
+that the order of rounding needs no place in the checkpoint.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class Factor:
         return cost
 
 
-def _inverse(upper: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of an upper triangle, by halves."""
+def _invert(upper: NDArray[np.float64]) -> None:
+    """Inverts an upper triangle in its place, by halves."""
     size = len(upper)
     if size <= _BASE:
-        return np.triu(np.linalg.inv(upper))
+        upper[...] = np.triu(np.linalg.inv(upper))
+        return
     half = size // 2
-    out = np.zeros_like(upper)
-    out[:half, :half], out[half:, half:] = _inverse(upper[:half, :half]), _inverse(upper[half:, half:])
-    out[:half, half:] = -(out[:half, :half] @ upper[:half, half:]) @ out[half:, half:]
-    return out
+    _invert(upper[:half, :half])
+    _invert(upper[half:, half:])
+    upper[:half, half:] = -(upper[:half, :half] @ upper[:half, half:]) @ upper[half:, half:]
 
 
 def factor(hessian: NDArray[Any], damping: float = DAMPING, act_order: bool = True) -> Factor:
@@ -68,14 +68,16 @@ def factor(hessian: NDArray[Any], damping: float = DAMPING, act_order: bool = Tr
         wide = hessian[np.ix_(order[::-1], order[::-1])].astype(np.float64)
         wide[np.diag_indices_from(wide)] += share * mean
         try:
-            lower = np.linalg.cholesky(wide)
+            lower: NDArray[np.float64] = np.linalg.cholesky(wide)
         except np.linalg.LinAlgError:
             share = max(10 * share, 1e-6)
             if share > _MOST_DAMPING:
                 raise QuantizeError("inputs of a layer have no sensible second moments; use other text") from None
             continue
         del wide
-        return Factor(order, _inverse(lower[::-1, ::-1]).astype(np.float32))
+        upper = lower[::-1, ::-1]
+        _invert(upper)
+        return Factor(order, upper.astype(np.float32))
 
 
 def quantize_rows(

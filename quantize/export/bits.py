@@ -1,0 +1,26 @@
+"""Packs small numbers into words: the first number in the lowest bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def pack(numbers: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
+    """int32 [..., words] of the last axis; bits: 4 or 8. What a row lacks of whole words is 0."""
+    each = 32 // bits
+    count = numbers.shape[-1]
+    words = np.zeros((*numbers.shape[:-1], -(-count // each)), np.uint32)
+    for i in range(min(each, count)):
+        some = numbers[..., i::each]
+        words[..., : some.shape[-1]] |= some.astype(np.uint32) << np.uint32(i * bits)
+    return words.view(np.int32)
+
+
+def stored_scale(scale: NDArray[Any], dtype: str) -> tuple[NDArray[Any], str]:
+    """Scales as bits of `dtype`, in which they are exact, and safetensors' name of it."""
+    if dtype == "bf16":
+        return (np.ascontiguousarray(scale).view(np.uint32) >> 16).astype(np.uint16), "BF16"
+    return (scale.astype(np.float16), "F16") if dtype == "f16" else (np.ascontiguousarray(scale), "F32")
