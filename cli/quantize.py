@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from llmc.cli.options.compile import quant_config
+from llmc.cli.options.calibration import WriteOptions, read_sample
+from llmc.cli.options.compile import given_options, quant_config
 from llmc.cli.render.compile_progress import progress_bar
 from llmc.quantize import SCHEMES, QuantConfig
-from llmc.regular_file import read_text
 
 if TYPE_CHECKING:
     from llmc.compiler.config import Progress
     from llmc.compiler.rounding import Rounding
 
-_HELP = """Compare quantization schemes on a model: size, rounding errors, perplexity on a text. Writes no artifact.
+_HELP = """Compare quantization schemes on a model, or with -o write a quantized checkpoint.
 
-Perplexity is measured with the engine on what `llmc compile --quant SCHEME` makes, in windows of --window tokens; the
-scheme "none" is the model as it is. Without --text only sizes and errors are told, which takes seconds.
+Without -o: size, rounding errors, and perplexity on a text; nothing is written. Perplexity is measured with the engine
+on what `llmc compile --quant SCHEME` makes, in windows of --window tokens; the scheme "none" is the model as it is.
+Without --text only sizes and errors are told, which takes seconds.
 
 \b
 Examples:
@@ -32,8 +33,24 @@ Examples:
   llmc quantize models/qwen2.5-0.5b --text held-out.txt --tokens 20000
   llmc quantize models/llama --schemes w4a16,w4a8 --group-size 32 --asymmetric --text held-out.txt
   llmc quantize models/llama --schemes w4a8 --layers
+
+With -o: a checkpoint in Hugging Face's format, for llmc compile and for other programs. rtn rounds to nearest; gptq,
+awq and smoothquant look at what the layers' inputs are like on the text of --calibration, a layer at a time. The output
+projection and the embedding stay as they are. A command that was killed goes on where it was, and gives the same bytes.
+
+\b
+Examples:
+  llmc quantize models/llama -o llama-w4a16 --scheme w4a16 --calibration text.txt
+  llmc quantize models/llama -o llama-awq --scheme w4a16 --method awq --group-size 128 --calibration text.txt
+  llmc quantize models/llama -o llama-w8a8 --scheme w8a8 --calibration text.txt
+  llmc quantize models/llama -o llama-gptq --scheme w4a16 --format gptq --calibration text.txt --dry-run
 """
 NONE = "none"
+_OF_WRITING = {
+    "--scheme", "--method", "--format", "--calibration", "--samples", "--sample-tokens", "--damping", "--jobs",
+    "--dry-run",
+}  # fmt: skip
+_OF_COMPARING = {"--schemes", "--text", "--tokens", "--window", "--dtype", "--layers", "--cache-dir"}
 _SEQS = 64  # windows that are scored at once
 
 
@@ -57,12 +74,31 @@ def register(app: typer.Typer) -> None:
 
 
 def quantize_command(
+    context: typer.Context,
     model: Path = typer.Argument(
         ..., metavar="MODEL", help="Directory with config.json and safetensors, .gguf file, or ORG/NAME of the hub."
     ),
     schemes: str = typer.Option(
         ",".join((NONE, *SCHEMES)), metavar="LIST", help="Schemes to compare; none: the model as it is."
     ),
+    output: Path | None = typer.Option(None, "-o", "--output", metavar="OUT", help="Checkpoint directory to write."),
+    scheme: str | None = typer.Option(None, metavar="SCHEME", help="What to write: w4a16, w8a16, w8a8 or w4a8."),
+    method: str | None = typer.Option(
+        None,
+        metavar="METHOD",
+        help="rtn, gptq, awq or smoothquant; default: gptq of w4a16 and w4a8, smoothquant of w8a8, rtn of w8a16.",
+    ),
+    format: str = typer.Option(
+        "compressed-tensors", "--format", metavar="FORMAT", help="compressed-tensors, gptq or awq."
+    ),
+    calibration: Path | None = typer.Option(
+        None, metavar="FILE", help="UTF-8 text that layers' inputs are taken from."
+    ),
+    samples: int = typer.Option(128, min=1, metavar="N", help="Windows of the text; fewer where it is short."),
+    sample_tokens: int = typer.Option(512, min=2, metavar="N", help="Tokens of a window."),
+    damping: float = typer.Option(0.01, min=0, max=1, metavar="X", help="Of gptq: share of the mean diagonal."),
+    jobs: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: one a CPU. The bytes are the same."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Say what time, memory and disk it takes; write nothing."),
     group_size: int | None = typer.Option(None, metavar="N", help="As of llmc compile, for the w4 schemes."),
     asymmetric: bool | None = typer.Option(None, "--asymmetric/--symmetric", help="As of llmc compile."),
     skip: str | None = typer.Option(None, metavar="LIST", help="As of llmc compile."),
@@ -74,11 +110,17 @@ def quantize_command(
     cache_dir: Path | None = typer.Option(None, envvar="LLMC_CACHE_DIR", metavar="DIR", help="Graph cache."),
     as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
 ) -> None:
+    _check_kind(context, output)
+    if output is not None:
+        from llmc.cli.quantize_write import write_command
+
+        options = WriteOptions(method, format, calibration, samples, sample_tokens, damping, jobs, dry_run, as_json)
+        return write_command(model, output, scheme, group_size, asymmetric, skip, options)
     names = [name.strip() for name in schemes.split(",") if name.strip()]
     configs = {name: _config(name, group_size, asymmetric, skip) for name in names}
     if not configs:
         raise typer.BadParameter(f"--schemes is empty; name some of {NONE}, {', '.join(SCHEMES)}")
-    sample = _read(text) if text is not None else None
+    sample = read_sample(text, "--text") if text is not None else None
     from llmc import require_compiler
 
     require_compiler("llmc quantize needs the compiler")
@@ -98,24 +140,21 @@ def quantize_command(
         _print_layers(results)
 
 
+def _check_kind(context: typer.Context, output: Path | None) -> None:
+    """Flags are of the comparison, of what is written, or of both."""
+    given = set(given_options(context))
+    if output is None and (wrong := sorted(given & _OF_WRITING)):
+        raise typer.BadParameter(f"{wrong[0]} says how to write a checkpoint; add -o OUT, or leave it out")
+    if output is not None and (wrong := sorted(given & _OF_COMPARING)):
+        raise typer.BadParameter(f"{wrong[0]} is of the comparison, which -o does not make; leave out one of them")
+
+
 def _config(name: str, group_size: int | None, asymmetric: bool | None, skip: str | None) -> QuantConfig | None:
     """Flags about groups are for the schemes that have them."""
     if name == NONE:
         return None
     grouped = name not in SCHEMES or SCHEMES[name].weight.is_regrouped
     return quant_config(name, group_size if grouped else None, asymmetric if grouped else None, skip)
-
-
-def _read(path: Path) -> str:
-    try:
-        sample = read_text(path, 1 << 30)
-    except OSError as error:
-        raise typer.BadParameter(f"--text: cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise typer.BadParameter(f"--text: {path} is not UTF-8 text") from None
-    if not sample.strip():
-        raise typer.BadParameter(f"--text: {path} is empty")
-    return sample
 
 
 def _result(

@@ -28,7 +28,7 @@ SUMMARIES: Mapping[str, str] = {
     "buckets show": "Show a ladder as a grid.",
     "buckets misses": "Show which steps no bucket held.",
     "buckets import": "Import the ladder of a vLLM environment.",
-    "quantize": "Compare quantization schemes on a model.",
+    "quantize": "Compare quantization schemes, or write a quantized model.",
     "cache": "List, explain, check and trim the compile cache.",
     "cache ls": "List the entries.",
     "cache show": "Show what an entry's key is made of.",
@@ -54,6 +54,13 @@ _PLAN_COSTS = (
     "cost", "cost_table", "model", "gflops", "bandwidth", "overhead_us", "prefill_rate", "decode_step_ms"
 )  # fmt: skip
 HEADINGS: Mapping[str, Headings] = {
+    "quantize": {
+        "Numbers": ("group_size", "asymmetric", "skip"),
+        "Comparing": ("schemes", "text", "tokens", "window", "dtype", "layers"),
+        "Writing": (
+            "output", "scheme", "method", "format", "calibration", "samples", "sample_tokens", "damping", "dry_run",
+        ),
+    },
     "compile": {
         "Buckets and limits": (
             "buckets", "add", "max_model_len", "max_num_seqs", "block_size"

@@ -68,7 +68,7 @@ def factor(hessian: NDArray[Any], damping: float = DAMPING, act_order: bool = Tr
         wide = hessian[np.ix_(order[::-1], order[::-1])].astype(np.float64)
         wide[np.diag_indices_from(wide)] += share * mean
         try:
-            lower: NDArray[np.float64] = np.linalg.cholesky(wide)
+            lower: NDArray[Any] = np.linalg.cholesky(wide)
         except np.linalg.LinAlgError:
             share = max(10 * share, 1e-6)
             if share > _MOST_DAMPING:

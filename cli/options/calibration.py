@@ -1,0 +1,38 @@
+"""The options of `llmc quantize -o`, and text that is named on the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from llmc.regular_file import read_text
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """As the command line gives them. method: None: the scheme's own."""
+
+    method: str | None
+    layout: str
+    calibration: Path | None
+    samples: int
+    sample_tokens: int
+    damping: float
+    jobs: int
+    dry_run: bool
+    as_json: bool
+
+
+def read_sample(path: Path, flag: str) -> str:
+    """The text of a file. Raises typer.BadParameter."""
+    try:
+        sample = read_text(path, 1 << 30)
+    except OSError as error:
+        raise typer.BadParameter(f"{flag}: cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"{flag}: {path} is not UTF-8 text") from None
+    if not sample.strip():
+        raise typer.BadParameter(f"{flag}: {path} is empty")
+    return sample

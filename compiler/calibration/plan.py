@@ -1,0 +1,88 @@
+"""Which linear layers of a model are quantized, what tensors they are made of, and what takes their scales."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmc.compiler.calibration.request import CalibrationConfig
+from llmc.models.config import ModelConfig
+from llmc.models.weight_map import WeightMap
+from llmc.quantize.export.base import Layout
+from llmc.quantize.formats.integers import Integers
+from llmc.quantize.recipe import HEAD, Recipe
+
+_EMBEDDING, _HEAD_WEIGHT = "embed.weight", "lm_head.weight"
+BEFORE = {
+    "attention.qkv": "attention_norm",
+    "attention.out": "attention.qkv",
+    "mlp.gate_up": "mlp_norm",
+    "mlp.down": "mlp.gate_up",
+}
+"""The linear layers of a decoder layer, in order, and what makes the input of each, up to what mixes no channels."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """parts: prefixes of the checkpoint's layers and their rows, one below the other. format: None: left as it is."""
+
+    kind: str
+    k: int
+    parts: tuple[tuple[str, int], ...]
+    format: Integers | None
+
+    @property
+    def n(self) -> int:
+        return sum(rows for _, rows in self.parts)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """layers: of each decoder layer the linear layers by kind. sources: of every parameter, the checkpoint's names."""
+
+    layers: tuple[Mapping[str, Linear], ...]
+    sources: Mapping[str, tuple[str, ...]]
+
+    @property
+    def formats(self) -> dict[str, Integers]:
+        """Of every quantized layer of the checkpoint, by prefix."""
+        linears = [linear for layer in self.layers for linear in layer.values()]
+        return {prefix: linear.format for linear in linears if linear.format for prefix, _ in linear.parts}
+
+    @property
+    def left(self) -> list[str]:
+        """Prefixes of linear layers that stay as they are, the output projection among them."""
+        linears = [linear for layer in self.layers for linear in layer.values()]
+        return [HEAD, *(prefix for linear in linears if not linear.format for prefix, _ in linear.parts)]
+
+    def notes(self, layout: Layout) -> tuple[str, ...]:
+        """What is not as it was asked for."""
+        whole = sum(format != layout.wanted.format for format in self.formats.values())
+        said = []
+        if whole:
+            said.append(
+                f"{whole} layers have rows that are no whole groups of {layout.wanted.format.group_size}: each row is "
+                "one group there"
+            )
+        return tuple(said)
+
+
+def plan_of(config: CalibrationConfig, model: ModelConfig, weights: WeightMap, layout: Layout) -> Plan:
+    """Raises QuantizeError when `config` skips what the model does not have."""
+    head = _EMBEDDING if model.tie_word_embeddings else _HEAD_WEIGHT
+    matrices = [t for t in weights.targets if t.dtype == "act" and (t.name != _EMBEDDING or t.name == head)]
+    recipe = Recipe.of(config.quant, [target.name for target in matrices], head)
+    by_name = {target.name: target for target in weights.targets}
+    layers = []
+    for index in range(model.num_layers):
+        found = {}
+        for kind in BEFORE:
+            target = by_name[f"layers.{index}.{kind}.weight"]
+            parts = tuple((source.name.removesuffix(".weight"), source.shape[0]) for source in target.sources)
+            k = target.shape[1]
+            formats = [layout.format_of(rows, k) for _, rows in parts]
+            format = formats[0] if target.name in recipe.schemes and None not in formats else None
+            found[kind] = Linear(kind, k, parts, format)
+        layers.append(found)
+    sources = {target.name: tuple(source.name for source in target.sources) for target in weights.targets}
+    return Plan(tuple(layers), sources)

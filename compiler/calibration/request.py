@@ -1,0 +1,88 @@
+"""What `llmc quantize -o` is asked to do, and what it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmc.compiler.config import CompileError
+from llmc.quantize.formats.base import WHOLE_ROW
+from llmc.quantize.formats.integers import Integers
+from llmc.quantize.recipe import QuantConfig
+
+METHODS = ("rtn", "gptq", "awq", "smoothquant")
+DEFAULT_METHODS = {"w4a16": "gptq", "w4a8": "gptq", "w8a16": "rtn", "w8a8": "smoothquant"}
+"""What is used of a scheme where nothing is asked for."""
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class CalibrationConfig:
+    """quant: scheme, groups, and which layers are left. method: one of METHODS. text: what inputs are taken from, None
+    for rtn alone. layout: of the files, see `quantize/export/registry.py`. samples, sample_tokens: windows of the text,
+    and their length. damping: of GPTQ, a share of the mean diagonal. jobs: threads, 0: one a CPU. Raises CompileError.
+    """
+
+    model: Path
+    output: Path
+    quant: QuantConfig
+    method: str
+    text: str | None = None
+    layout: str = "compressed-tensors"
+    samples: int = 128
+    sample_tokens: int = 512
+    damping: float = 0.01
+    jobs: int = 0
+
+    def __post_init__(self) -> None:
+        scheme = self.quant.scheme
+        if self.method not in METHODS:
+            raise CompileError(f"--method {self.method!r} is unknown: use {', '.join(METHODS)}")
+        if self.method == "awq" and self.act_bits == 8:
+            raise CompileError(
+                f"--method awq does not know that {scheme} rounds activations; use gptq or smoothquant, or w4a16"
+            )
+        if self.method == "smoothquant" and self.act_bits == 16:
+            raise CompileError(
+                f"--method smoothquant is for rounded activations, which {scheme} has not; use gptq or awq"
+            )
+        if self.method != "rtn" and self.text is None:
+            raise CompileError(f"--method {self.method} needs --calibration FILE: text like that the model will read")
+
+    @property
+    def act_bits(self) -> int:
+        return self.quant.layers.act_bits
+
+    @property
+    def format(self) -> Integers:
+        """Of the weights. The steps of w4a8 become scales of groups, which checkpoints have."""
+        weight = self.quant.layers.weight
+        size = weight.group_size if weight.bits == 4 else WHOLE_ROW
+        return Integers(weight.bits, size, bool(getattr(weight, "asymmetric", False)))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a request takes, roughly: seconds on this machine, bytes of memory, of work files and of the output."""
+
+    seconds: float
+    memory_bytes: int
+    work_bytes: int
+    output_bytes: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """output_bytes: of the weights. resumed: layers that an earlier call had finished. notes: sentences."""
+
+    output: Path
+    method: str
+    scheme: str
+    layers: int
+    resumed: int
+    tokens: int
+    seconds: float
+    output_bytes: int
+    notes: tuple[str, ...]

@@ -1,0 +1,142 @@
+"""Rounds the linear layers of a decoder layer by one of the methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from llmc.compiler.calibration.plan import BEFORE, Linear
+from llmc.compiler.calibration.request import CalibrationConfig
+from llmc.compiler.calibration.running import Floats, Moments, Values
+from llmc.compiler.calibration.threads import Workers
+from llmc.models.config import ModelConfig
+from llmc.quantize.export.base import Layout
+from llmc.quantize.formats.base import Quantized
+from llmc.quantize.formats.integers import Integers
+from llmc.quantize.methods import awq, gptq
+from llmc.quantize.methods.grids import ONE, find_grid, round_to_nearest, rounded_scale
+from llmc.quantize.methods.smoothquant import smooth_scales
+
+_ROWS = 512  # that are rounded at a time
+Vectors = Mapping[str, str]
+"""What norms and biases are stored in, by their names in the layer: f32, f16 or bf16."""
+
+
+@dataclass
+class RoundedLayer:
+    """matrices: by kind. changed: norms and biases that took scales. values: what all parameters stand for now."""
+
+    values: Values
+    matrices: dict[str, Quantized] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
+
+
+class Rounder:
+    def __init__(self, config: CalibrationConfig, model: ModelConfig, layout: Layout, workers: Workers) -> None:
+        self._config, self._model, self._workers = config, model, workers
+        self._dtype = layout.scale_dtype
+
+    @property
+    def wants_grams(self) -> bool:
+        return self._config.method in ("gptq", "awq")
+
+    def round(
+        self, linears: Mapping[str, Linear], values: Values, moments: dict[str, Moments], vectors: Vectors
+    ) -> RoundedLayer:
+        """moments: of the quantized kinds, but for rtn; used up. values: overwritten."""
+        layer = RoundedLayer(values)
+        wanted = [linear for linear in linears.values() if linear.format is not None]
+        if self._config.method in ("awq", "smoothquant"):
+            for linear in wanted:
+                self._scale(linear, linears, layer, moments[linear.kind], vectors)
+        for linear in wanted:
+            assert linear.format is not None
+            name = f"{linear.kind}.weight"
+            found = self._quantized(values[name], linear.format, moments.pop(linear.kind, None))
+            layer.matrices[linear.kind] = found
+            for first in range(0, linear.n, _ROWS):
+                rows = slice(first, first + _ROWS)
+                values[name][rows] = found.rows(rows).value()
+        return layer
+
+    def _quantized(self, weight: Floats, format: Integers, moments: Moments | None) -> Quantized:
+        method, dtype = self._config.method, self._dtype
+        work: Callable[[Floats], Quantized]
+        if method == "gptq":
+            assert moments is not None
+            assert moments.gram is not None
+            factor = gptq.factor(moments.gram.numpy(), self._config.damping)
+            moments.gram = None
+            work = lambda rows: gptq.quantize_rows(rows, factor, format, dtype=dtype)  # noqa: E731
+        elif method == "awq":
+            assert moments is not None
+            assert moments.gram is not None
+            gram = moments.gram.numpy()
+            work = lambda rows: awq.quantize_rows(rows, gram, format, dtype=dtype)  # noqa: E731
+        else:
+            work = lambda rows: round_to_nearest(rows, format, find_grid(rows, format, dtype=dtype, shrinks=ONE))  # noqa: E731
+        return _joined(self._workers.map(work, [weight[at : at + _ROWS] for at in range(0, len(weight), _ROWS)]))
+
+    def _scale(
+        self, linear: Linear, linears: Mapping[str, Linear], layer: RoundedLayer, moments: Moments, vectors: Vectors
+    ) -> None:
+        """Makes columns of the weight larger, and what makes its inputs smaller by as much."""
+        before = BEFORE[linear.kind]
+        if before in linears and linears[before].format is None:
+            return  # its weight would be rounded to what it is stored in
+        weight = layer.values[f"{linear.kind}.weight"]
+        shares = self._model.num_heads // self._model.num_kv_heads if linear.kind == "attention.out" else 1
+        assert linear.format is not None
+        if self._config.method == "awq":
+            assert moments.gram is not None
+            magnitude = self._shared(moments.mean, shares, np.mean)
+            gram = moments.gram.numpy()
+            scales = awq.search_scales(
+                weight, gram, magnitude, linear.format, dtype=self._dtype, each=self._workers.map
+            )
+        else:
+            inputs = self._shared(moments.largest, shares, np.max)
+            scales = smooth_scales(inputs, self._shared(np.abs(weight).max(0), shares, np.max))
+        scales = self._fold(before, scales, shares, layer, vectors)
+        weight *= scales
+        if moments.gram is not None:
+            moments.gram.numpy()[...] /= np.outer(scales, scales)
+
+    def _shared(self, channels: Floats, shares: int, how: Callable[..., Floats]) -> Floats:
+        """Of input channels that are one channel of what makes them, `shares` heads apart: the same for each."""
+        heads = channels.reshape(-1, shares, self._model.head_dim) if shares > 1 else channels.reshape(-1, 1, 1)
+        return np.broadcast_to(how(heads, axis=1, keepdims=True), heads.shape).reshape(-1).astype(np.float32)
+
+    def _fold(self, before: str, scales: Floats, shares: int, layer: RoundedLayer, vectors: Vectors) -> Floats:
+        """Divides what makes the input by the scales, and gives back by how much it did, in all that it stores."""
+        values = layer.values
+        own = scales
+        if shares > 1:
+            own = np.ascontiguousarray(scales.reshape(-1, shares, self._model.head_dim)[:, 0]).reshape(-1)
+        matrix, vector = f"{before}.weight", f"{before}.bias"
+        if before not in BEFORE:
+            matrix, vector = "", f"{before}.weight"
+        if vector in values:
+            rows = slice(len(values[vector]) - len(own), None)
+            old = values[vector][rows]
+            new = rounded_scale(old / own, vectors[vector])
+            # Vectors are rounded to what they are stored in: the scale is what became of them.
+            kept = (old != 0) & (new != 0)
+            own = np.divide(old, new, out=own.copy(), where=kept)
+            values[vector][rows] = new
+            layer.changed.add(vector)
+        if matrix:
+            rows = slice(len(values[matrix]) - len(own), None)
+            values[matrix][rows] /= own[:, None]
+        if shares > 1:
+            heads = own.reshape(-1, 1, self._model.head_dim)
+            return np.repeat(heads, shares, axis=1).reshape(-1)
+        return own
+
+
+def _joined(pieces: list[Quantized]) -> Quantized:
+    numbers = np.concatenate([piece.numbers for piece in pieces])
+    planes = {name: np.concatenate([piece.planes[name] for piece in pieces]) for name in pieces[0].planes}
+    return Quantized(pieces[0].format, numbers, planes)

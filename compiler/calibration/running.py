@@ -1,0 +1,170 @@
+"""Runs one decoder layer after another over the calibration text, and looks at what goes into its linear layers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from llmc.compiler.calibration.plan import BEFORE
+from llmc.compiler.calibration.threads import Workers
+from llmc.compiler.config import CompileError
+from llmc.models.blocks.attention import StepInputs
+from llmc.models.blocks.decoder import DecoderLayer
+from llmc.models.blocks.mlp import Mlp
+from llmc.models.config import ModelConfig
+from llmc.models.eager import as_tensor
+from llmc.models.loader import Parameter
+from llmc.models.reference import ReferenceCache, use_cache
+from llmc.models.registry import build_model
+from llmc.models.rope import cos_sin_table
+
+Floats = NDArray[np.float32]
+Values = dict[str, Floats]
+"""Parameters of a decoder layer, by their names in it."""
+_BLOCK = 16
+# Sums are of pieces of these sizes, whatever the number of threads.
+_WINDOWS, _GRAM_ROWS, _ROWS = 8, 512, 4096
+
+
+@dataclass
+class Moments:
+    """Of a linear layer's inputs. gram: the mean of x xᵀ, float32 [K, K], where it is wanted; mean, largest: of their
+    magnitudes, [K]."""
+
+    gram: Tensor | None
+    mean: Floats
+    largest: Floats
+
+
+class _OneLayerCache(ReferenceCache):
+    """Keys and values of the layer that is running."""
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        super().write(0, slots, keys, values)
+
+    def read(self, layer: int, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        return super().read(0, blocks, length)
+
+
+class LayerRunner:
+    """length: tokens of every window."""
+
+    def __init__(self, config: ModelConfig, length: int, workers: Workers) -> None:
+        self._config, self._length, self._workers = config, length, workers
+        with torch.device("meta"):
+            self._layers = build_model(config, "f32", length).layers
+        for layer in self._layers:
+            if type(layer) is not DecoderLayer or type(layer.mlp) is not Mlp:
+                raise CompileError(
+                    f"layers of {config.model_type} are of a kind that llmc quantize -o does not know; llmc compile "
+                    "--quant rounds their weights"
+                )
+        blocks = -(-length // _BLOCK)
+
+        def ints(*values: int) -> Tensor:
+            return torch.tensor(values, dtype=torch.int32)
+
+        rows = torch.arange(length, dtype=torch.int32)
+        self._step = StepInputs(
+            positions=rows,
+            slot_mapping=rows,
+            block_tables=torch.arange(blocks, dtype=torch.int32)[None],
+            context_lens=ints(length),
+            query_start=ints(0, length),
+            token_seq=torch.zeros_like(rows),
+            cos_sin=as_tensor(cos_sin_table(config, length)),
+        )
+        self._caught = threading.local()
+
+    def embed(self, windows: NDArray[np.int32], embedding: Parameter) -> Floats:
+        """float32 [windows, T, D], what goes into the first layer."""
+        rows, width = embedding.shape
+        out = np.empty((*windows.shape, width), np.float32)
+        for first in range(0, rows, _ROWS):
+            some = np.empty((min(_ROWS, rows - first), width), np.float32)
+            embedding.read(first, some)
+            here = (windows >= first) & (windows < first + len(some))
+            out[here] = some[windows[here] - first]
+        return out
+
+    @contextmanager
+    def loaded(self, index: int, values: Mapping[str, Floats]) -> Iterator[DecoderLayer]:
+        """The layer with its parameters, which share the arrays' memory."""
+        layer = self._layers[index]
+        assert isinstance(layer, DecoderLayer)
+        layer.load_state_dict({name: as_tensor(value) for name, value in values.items()}, strict=True, assign=True)
+        try:
+            yield layer
+        finally:
+            layer.to_empty(device="meta")
+
+    def _forward(self, layer: DecoderLayer, x: Floats) -> Tensor:
+        config = self._config
+        blocks = self._step.block_tables.shape[1]
+        cache = _OneLayerCache(1, blocks, _BLOCK, config.num_kv_heads, config.head_dim)
+        with torch.no_grad(), use_cache(cache):
+            return layer(torch.from_numpy(x), self._step)
+
+    def run(self, layer: DecoderLayer, stream: Floats) -> None:
+        """Puts what comes out of the layer in the place of what goes in."""
+
+        def work(index: int) -> None:
+            stream[index] = self._forward(layer, stream[index]).numpy()
+
+        self._workers.map(work, range(len(stream)))
+
+    def _catch(self, layer: DecoderLayer, x: Floats, kinds: Sequence[str]) -> dict[str, Tensor]:
+        self._caught.inputs = {}
+        self._forward(layer, x)
+        inputs: dict[str, Tensor] = self._caught.inputs
+        return {kind: inputs[kind] for kind in kinds}
+
+    def moments(self, layer: DecoderLayer, stream: Floats, kinds: Sequence[str], grams: bool) -> dict[str, Moments]:
+        """Of the inputs of linear layers of these kinds, with those of `grams` or magnitudes alone."""
+
+        def catcher(kind: str) -> Any:
+            return lambda module, inputs: self._caught.inputs.__setitem__(kind, inputs[0])
+
+        hooks = [layer.get_submodule(kind).register_forward_pre_hook(catcher(kind)) for kind in BEFORE]
+        found: dict[str, Moments] = {}
+        try:
+            for first in range(0, len(stream), _WINDOWS):
+                batch = self._workers.map(lambda x: self._catch(layer, x, kinds), stream[first : first + _WINDOWS])
+                for kind in kinds:
+                    self._add(found, kind, torch.cat([inputs.pop(kind) for inputs in batch]).float(), grams)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        tokens = stream.shape[0] * stream.shape[1]
+        for moments in found.values():
+            moments.mean /= np.float32(tokens)
+            if moments.gram is not None:
+                moments.gram /= tokens
+        return found
+
+    def _add(self, found: dict[str, Moments], kind: str, x: Tensor, grams: bool) -> None:
+        k = x.shape[1]
+        if kind not in found:
+            gram = torch.zeros(k, k) if grams else None
+            found[kind] = Moments(gram, np.zeros(k, np.float32), np.zeros(k, np.float32))
+        moments = found[kind]
+        magnitude = x.abs()
+        moments.mean += magnitude.sum(0).numpy()
+        np.maximum(moments.largest, magnitude.amax(0).numpy(), out=moments.largest)
+        gram = moments.gram
+        if gram is None:
+            return
+
+        def work(row: int) -> None:
+            rows = slice(row, row + _GRAM_ROWS)
+            gram[rows].addmm_(x[:, rows].T, x)
+
+        self._workers.map(work, range(0, k, _GRAM_ROWS))

@@ -1,0 +1,47 @@
+"""The calibration text as windows of tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.compiler.config import CompileError
+from llmc.models.errors import ModelError
+from llmc.models.sources.base import ModelFiles
+
+_CHARS_A_TOKEN = 64  # more of a text than this many for each token wanted is not read
+
+
+def calibration_windows(files: ModelFiles, text: str, samples: int, length: int, longest: int) -> NDArray[np.int32]:
+    """[windows, tokens] of the text, spread over it evenly, each beginning as prompts of the model do.
+
+    longest: tokens that the model can read at once. A text too short for one window is one as long as it is.
+    Raises CompileError.
+    """
+    from tokenizers import Tokenizer
+
+    if not files.has("tokenizer.json"):
+        raise CompileError(
+            f"{files.place('tokenizer.json')} does not exist, and calibration text needs it; put the tokenizer "
+            "there or use --method rtn"
+        )
+    with files.open("tokenizer.json") as file:
+        try:
+            tokenizer = Tokenizer.from_buffer(file.read())
+        except Exception as error:  # the library raises bare Exception
+            why = " ".join(str(error).split())[:200]
+            raise ModelError(f"{files.place('tokenizer.json')} is no tokenizer ({why}); download it again") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    first = tokenizer.encode("").ids
+    length = min(length, longest)
+    kept = text[: samples * length * _CHARS_A_TOKEN]
+    tokens = tokenizer.encode(kept, add_special_tokens=False).ids
+    each = max(1, length - len(first))
+    if len(tokens) < 2:
+        raise CompileError("--calibration: the text has less than two tokens; give a longer one")
+    count = len(tokens) // each
+    if not count:
+        return np.array([first + tokens], np.int32)
+    chosen = range(count) if count <= samples else [i * count // samples for i in range(samples)]
+    return np.array([first + tokens[i * each : (i + 1) * each] for i in chosen], np.int32)

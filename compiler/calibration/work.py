@@ -1,0 +1,109 @@
+"""Finished layers beside the output, so that a request that was killed goes on where it was."""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.compiler.calibration.tensor_files import read_tensors, write_tensors
+from llmc.compiler.config import CompileError
+from llmc.quantize.checkpoints import StoredTensor
+
+_SUFFIX = re.compile(r"\.quantize-[0-9a-f]{16}")
+
+
+class Work:
+    """A folder of one request. Layer i is done once what goes into the next one lies there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _layer(self, index: int) -> Path:
+        return self._folder / f"layer-{index:05}.safetensors"
+
+    def _stream(self, index: int) -> Path:
+        return self._folder / f"stream-{index:05}.npy"
+
+    def done(self) -> int:
+        """Layers that are."""
+        index = 0
+        while self._layer(index).is_file():
+            index += 1
+        while index and not self._stream(index).is_file():
+            index -= 1
+        return index
+
+    def stream(self, index: int) -> NDArray[np.float32]:
+        """What goes into layer `index`."""
+        found: NDArray[np.float32] = np.load(self._stream(index))
+        return found
+
+    def keep(self, index: int, tensors: Mapping[str, StoredTensor], stream: NDArray[np.float32]) -> None:
+        """Layer `index` is done, and `stream` is what goes into the next one."""
+        write_tensors(self._layer(index), tensors)
+        path = self._stream(index + 1)
+        partial = path.with_name(f"{path.name}.partial")
+        with partial.open("wb") as file:
+            np.save(file, stream)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+        self._stream(index).unlink(missing_ok=True)
+
+    def layer(self, index: int) -> dict[str, StoredTensor]:
+        return read_tensors(self._layer(index))
+
+
+@contextmanager
+def work_folder(output: Path, key: str) -> Iterator[Work]:
+    """The folder of the request `key`, which vanishes when the block succeeds, with those that nobody works in.
+
+    Raises CompileError where another process has it, and where the disk does not take it.
+    """
+    folder = output.with_name(f"{output.name}.quantize-{key[:16]}")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise CompileError(f"cannot write {folder}: {error.strerror}; choose another -o") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CompileError(f"another process quantizes to {output} already; wait for it or stop it") from None
+        except OSError:  # a file system without locks
+            pass
+        try:
+            yield Work(folder)
+        except OSError as error:
+            raise CompileError(
+                f"cannot write {folder}: {error.strerror or error}; free space and run the same command again"
+            ) from None
+        shutil.rmtree(folder, ignore_errors=True)
+        _drop_abandoned(output)
+    finally:
+        os.close(lock)
+
+
+def _drop_abandoned(output: Path) -> None:
+    """Folders of other requests for `output`, which is there now."""
+    for left in output.parent.glob(f"{glob.escape(output.name)}.quantize-*"):
+        if not _SUFFIX.fullmatch(left.name[len(output.name) :]):
+            continue
+        with suppress(OSError):
+            lock = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(lock)

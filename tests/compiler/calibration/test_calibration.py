@@ -1,0 +1,246 @@
+"""`llmc quantize -o`: what is written, that it is what the methods promise, and that it is always the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoModelForCausalLM
+
+from llmc.cli.main import main
+from llmc.compiler.calibration import driver
+from llmc.compiler.calibration.request import CalibrationConfig
+from llmc.compiler.calibration.work import Work
+from llmc.compiler.config import CompileError
+from llmc.models.eager import load_model
+from llmc.models.sources.registry import open_source
+from llmc.quantize import QuantConfig
+
+from support.compiled import assert_same_bytes, check_every_bucket, compile_tiny, random_tokens, relative_error
+from support.paged_reference import PagedRunner
+from support.tiny_models import make_tiny_model
+
+TEXT = "It was a truth which nobody cared to deny, that a walk before dinner does no harm at all. " * 12
+W4A16 = QuantConfig("w4a16", group_size=32)
+LADDER = "prefill=[4]x[12],decode=[4]x[64]"
+
+
+def make_model(folder: Path, family: str = "llama", dtype: torch.dtype = torch.float32) -> Path:
+    """A tiny random model whose heads share keys, with a tokenizer of bytes."""
+    make_tiny_model(
+        folder, family, dtype=dtype, num_hidden_layers=2, hidden_size=64, intermediate_size=96,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    )  # fmt: skip
+    tokenizer = Tokenizer(BPE({char: index for index, char in enumerate(sorted(ByteLevel.alphabet()))}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()  # type: ignore[attr-defined]
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("calibrated") / "model")
+
+
+def request_of(
+    model: Path, output: Path, quant: QuantConfig = W4A16, method: str = "gptq", **more: Any
+) -> CalibrationConfig:
+    more = {"text": TEXT, "samples": 8, "sample_tokens": 64, "jobs": 1, **more}
+    return CalibrationConfig(model, output, quant, method, **more)
+
+
+def written(model: Path, output: Path, *given: Any, **more: Any) -> Path:
+    driver.quantize_checkpoint(request_of(model, output, *given, **more))
+    return output
+
+
+def logits(path: Path, tokens: list[int] | None = None) -> np.ndarray:
+    tokens = tokens or list(Tokenizer.from_file(str(path / "tokenizer.json")).encode(TEXT[:90]).ids)
+    found: np.ndarray = PagedRunner(load_model(path)).step([tokens])[0].numpy()
+    return found
+
+
+def divergence(path: Path, model: Path) -> float:
+    """The mean KL divergence of a checkpoint from its model, on text like that it was calibrated with."""
+    ours, theirs = (torch.log_softmax(torch.from_numpy(logits(p)).double(), -1) for p in (path, model))
+    return float((theirs.exp() * (theirs - ours)).sum(-1).mean())
+
+
+def test_methods_that_look_at_text_are_closer_to_the_model(model: Path, tmp_path: Path) -> None:
+    nearest = divergence(written(model, tmp_path / "rtn", W4A16, "rtn"), model)
+    assert divergence(written(model, tmp_path / "gptq"), model) < 0.6 * nearest
+    assert divergence(written(model, tmp_path / "awq", W4A16, "awq"), model) < 0.8 * nearest
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("scheme", "method"), [("w8a16", "awq"), ("w8a8", "smoothquant")])
+def test_scales_that_move_between_layers_change_nothing(
+    scheme: str, method: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """With 8 bits what is left is rounding: biases, heads that share keys, and norms in bf16 included."""
+    model = make_model(tmp_path / "model", "qwen2", dtype)
+    output = written(model, tmp_path / "out", QuantConfig(scheme), method)
+    assert relative_error(logits(output), logits(model)) < 0.05
+    folded, plain = (open_source(path).checkpoint() for path in (output, model))
+    name = "model.layers.0.input_layernorm.weight"
+    assert folded.dtype(name) == plain.dtype(name)
+    assert np.asarray(folded.tensor(name).array != plain.tensor(name).array).any()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("quant", "method", "layout"),
+    [
+        (W4A16, "gptq", "compressed-tensors"),
+        (replace(W4A16, asymmetric=True), "awq", "compressed-tensors"),
+        (QuantConfig("w8a16"), "rtn", "compressed-tensors"),
+        (replace(W4A16, group_size=64), "rtn", "compressed-tensors"),  # mlp.down has rows of 96
+        (replace(W4A16, skip=("mlp.down",)), "rtn", "compressed-tensors"),
+    ],
+    ids=["gptq", "awq-asymmetric", "w8a16", "whole-rows", "skip"],
+)
+def test_transformers_reads_what_is_written(
+    quant: QuantConfig, method: str, layout: str, model: Path, tmp_path: Path
+) -> None:
+    output = written(model, tmp_path / "out", quant, method, layout=layout)
+    try:
+        theirs = AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32)
+    except ImportError as error:
+        pytest.skip(f"transformers cannot read compressed-tensors here: {error}")
+    tokens = random_tokens(515)
+    with torch.no_grad():
+        expected = theirs(torch.tensor([tokens])).logits[0].float().numpy()
+    assert relative_error(logits(output, tokens), expected) < 1e-4
+    assert relative_error(logits(model, tokens), expected) > 1e-3
+
+
+@pytest.mark.parametrize("layout", ["gptq", "awq"])
+def test_other_layouts_have_the_same_numbers(layout: str, model: Path, tmp_path: Path) -> None:
+    plain = written(model, tmp_path / "plain", W4A16, "rtn")
+    other = written(model, tmp_path / "other", W4A16, "rtn", layout=layout)
+    # Scales are float16 there.
+    assert 0 < relative_error(logits(other), logits(plain)) < 0.05
+    settings = json.loads((other / "config.json").read_text())["quantization_config"]
+    assert (settings["quant_method"], settings["bits"], settings["group_size"]) == (layout, 4, 32)
+
+
+@pytest.mark.native
+def test_a_written_checkpoint_compiles(model: Path, tmp_path: Path, kernel_cache: Path) -> None:
+    output = written(model, tmp_path / "out")
+    artifact = compile_tiny(output, tmp_path / "artifact", kernel_cache, buckets=LADDER, dtype="f32")
+    tokens = random_tokens(515)
+    check_every_bucket(artifact, tokens, logits(output, tokens))
+    kinds = {w["format"]["bits"] for w in json.loads((tmp_path / "artifact" / "manifest.json").read_text())["weights"]
+             if w.get("format")}  # fmt: skip
+    assert 4 in kinds
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_the_bytes_depend_neither_on_threads_nor_on_when_it_was_killed(
+    method: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = written(model, tmp_path / "one", W4A16, method)
+    assert_same_bytes(expected, written(model, tmp_path / "three", W4A16, method, jobs=3))
+    keep = Work.keep
+
+    def killed(self: Work, index: int, *given: Any) -> None:
+        keep(self, index, *given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Work, "keep", killed)
+        with pytest.raises(KeyboardInterrupt):
+            written(model, tmp_path / "out", W4A16, method)
+    assert not (tmp_path / "out").exists()
+    report = driver.quantize_checkpoint(request_of(model, tmp_path / "out", W4A16, method))
+    assert report.resumed == 1
+    assert_same_bytes(expected, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "out", "three"]
+
+
+def test_a_killed_process_leaves_what_the_next_one_goes_on_with(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    words = ["quantize", str(model), "-o", str(tmp_path / "out"), "--scheme", "w4a16", "--group-size", "32",
+             "--calibration", str(tmp_path / "text.txt"), "--samples", "8", "--sample-tokens", "64", "--json"]  # fmt: skip
+    code = """
+import os, signal, sys
+from llmc.compiler.calibration import work
+write = work.write_tensors
+def killed(path, tensors):
+    if path.name == "layer-00001.safetensors":
+        path.with_name(path.name + ".partial").write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(path, tensors)
+work.write_tensors = killed
+from llmc.cli.main import main
+main(sys.argv[1:])
+"""
+    child = subprocess.run([sys.executable, "-P", "-c", code, *words], capture_output=True)
+    assert child.returncode == -9, child.stderr
+    assert main(words) == 0
+    expected = written(model, tmp_path / "expected")
+    assert_same_bytes(expected, tmp_path / "out")
+
+
+def test_a_dry_run_writes_nothing(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["quantize", str(model), "-o", str(tmp_path / "out"), "--scheme", "w4a16", "--method", "rtn"]
+    assert main([*words, "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert not list(tmp_path.iterdir())
+    assert main([*words, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert told["output_bytes"] == pytest.approx(report["output_bytes"], rel=0.02)
+    assert main([*words, "--dry-run"]) == 1
+    assert f"{tmp_path / 'out'} exists; choose another -o or remove it" in capsys.readouterr().err
+    assert main(["quantize", str(tmp_path / "out"), "-o", str(tmp_path / "again"), *words[4:]]) == 1
+    assert "is quantized already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"method": "hqq"}, "--method 'hqq' is unknown: use rtn, gptq, awq, smoothquant"),
+        ({"method": "awq", "quant": QuantConfig("w4a8")}, "does not know that w4a8 rounds activations"),
+        ({"method": "smoothquant"}, "smoothquant is for rounded activations, which w4a16 has not"),
+        ({"text": None}, "--method gptq needs --calibration FILE"),
+        ({"text": "a"}, "the text has less than two tokens"),
+        (
+            {"quant": replace(W4A16, group_size=128), "layout": "gptq"},
+            "holds none of this model's layers in groups of 128",
+        ),
+        ({"quant": QuantConfig("w8a8"), "method": "rtn", "layout": "gptq"}, "holds no rounded activations"),
+        ({"quant": replace(W4A16, skip=("mlp.sideways",))}, "--skip 'mlp.sideways' is no linear layer"),
+    ],
+)
+def test_requests_that_make_no_sense(more: dict[str, Any], sentence: str, model: Path, tmp_path: Path) -> None:
+    given = {"quant": W4A16, "method": "gptq", **more}
+    with pytest.raises((CompileError, ValueError), match=sentence):
+        driver.quantize_checkpoint(request_of(model, tmp_path / "out", **given))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--method", "gptq"], "--method says how to write a checkpoint; add -o OUT"),
+        (["-o", "out"], "--scheme is missing"),
+        (["-o", "out", "--scheme", "w5a5"], "scheme 'w5a5' is unknown"),
+        (["-o", "out", "--scheme", "w4a16", "--layers"], "--layers is of the comparison"),
+        (["-o", "out", "--scheme", "w4a16", "--calibration", "nowhere.txt"], "cannot read nowhere.txt"),
+    ],
+)
+def test_options_that_do_not_fit(
+    words: list[str], sentence: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quantize", str(model), *words]) == 2
+    assert sentence in capsys.readouterr().err
