@@ -80,13 +80,15 @@ def test_the_commands_of_the_documentation_run(
     lines = (MODEL.parent.parent / "docs" / "quantization.md").read_text().splitlines()
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("    llmc ")]
     assert {command[0] for command in commands} == {"compile", "inspect", "quantize"}
-    (tmp_path / "held-out.txt").write_text(TEXT)
+    for name in ("held-out.txt", "text.txt"):
+        (tmp_path / name).write_text(TEXT)
     places = {
         "examples/tiny-english": str(MODEL),
         "held-out.txt": str(tmp_path / "held-out.txt"),
-        "out/tiny-w4a8": str(tmp_path / "out"),
+        "text.txt": str(tmp_path / "text.txt"),
         "ORG/MODEL-GPTQ-Int4": str(make_gptq_model(tmp_path / "gptq")),
         "model.llmc": str(tmp_path / "kept"),
+        **{f"out/{name}": str(tmp_path / name) for name in ("tiny-w4a8", "tiny-gptq", "tiny-gptq.llmc")},
     }
     for command in commands:
         arguments = [places.get(argument, argument) for argument in command]

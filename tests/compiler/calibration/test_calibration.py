@@ -126,7 +126,11 @@ def test_transformers_reads_what_is_written(quant: QuantConfig, method: str, mod
 
 @pytest.mark.parametrize(
     ("quant", "method"),
-    [(replace(W4A16, asymmetric=True), "awq"), (QuantConfig("w8a8"), "rtn"), (QuantConfig("w4a8"), "rtn")],
+    [
+        (replace(W4A16, asymmetric=True), "awq"),
+        (QuantConfig("w8a8"), "rtn"),
+        (QuantConfig("w4a8", group_size=32), "rtn"),
+    ],
 )
 def test_the_library_reads_what_is_written(quant: QuantConfig, method: str, model: Path, tmp_path: Path) -> None:
     """As it unpacks weights; transformers makes no room for packed zero points, and rounds inputs of int8 layers."""
