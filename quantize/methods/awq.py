@@ -12,9 +12,11 @@ import numpy as np
 
 from llmc.quantize.formats.base import Quantized
 from llmc.quantize.formats.integers import Integers
-from llmc.quantize.methods.grids import ONE, SHRINKS, Floats, find_grid, group_grams, round_to_nearest
+from llmc.quantize.methods.grids import SHRINKS, Floats, find_grid, group_grams, round_to_nearest
 
 ALPHAS = tuple(step / 20 for step in range(20))
+_COARSE = (1.0, 0.92, 0.84)
+"""What ranges are multiplied by while scales are looked for."""
 _LEAST = np.float32(1e-4)
 
 
@@ -41,10 +43,14 @@ def search_scales(
     powers, so that no scales at all are tried, too. each: like map, and may try several powers at once.
     """
 
+    groups = group_grams(gram, format)
+
     def error(alpha: float) -> float:
         scales = channel_scales(magnitude, alpha)
         scaled = weight * scales
-        grid = find_grid(scaled, format, dtype=dtype, shrinks=ONE)
+        of_groups = scales.reshape(len(groups), -1)
+        blocks = groups / (of_groups[:, :, None] * of_groups[:, None, :])
+        grid = find_grid(scaled, format, dtype=dtype, shrinks=_COARSE, gram=blocks)
         change = round_to_nearest(scaled, format, grid).value().astype(np.float32)
         change /= scales
         change -= weight

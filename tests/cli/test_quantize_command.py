@@ -88,7 +88,7 @@ def test_the_commands_of_the_documentation_run(
         "text.txt": str(tmp_path / "text.txt"),
         "ORG/MODEL-GPTQ-Int4": str(make_gptq_model(tmp_path / "gptq")),
         "model.llmc": str(tmp_path / "kept"),
-        **{f"out/{name}": str(tmp_path / name) for name in ("tiny-w4a8", "tiny-gptq", "tiny-gptq.llmc")},
+        **{f"out/{name}": str(tmp_path / name) for name in ("tiny-w4a8", "tiny-gptq")},
     }
     for command in commands:
         arguments = [places.get(argument, argument) for argument in command]

@@ -20,7 +20,8 @@ FORMATS = [Integers(4, 32), Integers(4, 32, True), Integers(4), Integers(8)]
 def inputs(rng: np.random.Generator, tokens: int, k: int) -> np.ndarray:
     """Correlated, with channels of very different size."""
     mixed = rng.standard_normal((tokens, k)) @ rng.standard_normal((k, k)) / np.sqrt(k)
-    return ((mixed + 0.3 * rng.standard_normal((tokens, k))) * np.exp(rng.standard_normal(k))).astype(np.float32)
+    found: np.ndarray = (mixed + 0.3 * rng.standard_normal((tokens, k))) * np.exp(rng.standard_normal(k))
+    return found.astype(np.float32)
 
 
 def case(seed: int, n: int = 40, k: int = 96) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -106,7 +107,7 @@ def test_awq_moves_outputs_less_than_rounding_to_nearest(format: Integers) -> No
     for seed in range(6):
         weight, x, gram = case(seed)
         scales = awq.search_scales(weight, gram, np.abs(x).mean(0), format)
-        scaled = awq.quantize_rows(weight * scales, gram / np.outer(scales, scales), format)
+        scaled = awq.quantize_rows(weight * scales, (gram / np.outer(scales, scales)).astype(np.float32), format)
         nearest = gptq.output_error(quantize(weight, format).value() - weight, gram)
         ratios.append(gptq.output_error(scaled.value() / scales - weight, gram) / nearest)
         alone = awq.quantize_rows(weight, gram, format)
@@ -119,7 +120,8 @@ def test_awq_moves_outputs_less_than_rounding_to_nearest(format: Integers) -> No
 def grid_costs(change: np.ndarray, gram: np.ndarray, format: Integers) -> np.ndarray:
     """Of every group by itself, which is what the search of its range looks at."""
     groups = change.reshape(len(change), format.groups(change.shape[1]), -1)
-    return np.einsum("rgw,gwv,rgv->rg", groups, group_grams(gram, format), groups)
+    costs: np.ndarray = np.einsum("rgw,gwv,rgv->rg", groups, group_grams(gram, format), groups)
+    return costs
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=Integers.describe)
