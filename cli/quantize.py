@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from llmc.cli.options.calibration import WriteOptions, read_sample
+from llmc.cli.options.calibration import WriteOptions
 from llmc.cli.options.compile import given_options, quant_config
+from llmc.cli.options.sample import read_sample
 from llmc.cli.render.compile_progress import progress_bar
 from llmc.quantize import SCHEMES, QuantConfig
 
@@ -120,7 +121,7 @@ def quantize_command(
     configs = {name: _config(name, group_size, asymmetric, skip) for name in names}
     if not configs:
         raise typer.BadParameter(f"--schemes is empty; name some of {NONE}, {', '.join(SCHEMES)}")
-    sample = read_sample(text, "--text") if text is not None else None
+    sample = read_sample(text) if text is not None else None
     from llmc import require_compiler
 
     require_compiler("llmc quantize needs the compiler")
@@ -193,7 +194,7 @@ def _perplexity(
 ) -> float:
     from llmc.compiler.config import CompileConfig
     from llmc.compiler.pipeline import compile_model
-    from llmc.runtime.perplexity import perplexity
+    from llmc.runtime.eval.perplexity import perplexity
 
     most, window = extent
     # One more position for the token that every request makes.
@@ -216,7 +217,7 @@ def _perplexity(
             window=window,
             max_tokens=most,
             on_window=lambda done, count: progress(f"{name}: score", done, count),
-        ).value
+        ).perplexity
 
 
 def _print_table(results: list[SchemeResult]) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from llmc.cli.options.calibration import WriteOptions, read_sample
+from llmc.cli.options.calibration import WriteOptions
+from llmc.cli.options.sample import read_sample
 from llmc.cli.options.compile import quant_config
 from llmc.cli.render.compile_progress import progress_bar
 from llmc.quantize import SCHEMES

@@ -23,16 +23,3 @@ class WriteOptions:
     jobs: int
     dry_run: bool
     as_json: bool
-
-
-def read_sample(path: Path, flag: str) -> str:
-    """The text of a file. Raises typer.BadParameter."""
-    try:
-        sample = read_text(path, 1 << 30)
-    except OSError as error:
-        raise typer.BadParameter(f"{flag}: cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise typer.BadParameter(f"{flag}: {path} is not UTF-8 text") from None
-    if not sample.strip():
-        raise typer.BadParameter(f"{flag}: {path} is empty")
-    return sample

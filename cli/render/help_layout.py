@@ -29,6 +29,8 @@ SUMMARIES: Mapping[str, str] = {
     "buckets misses": "Show which steps no bucket held.",
     "buckets import": "Import the ladder of a vLLM environment.",
     "quantize": "Compare quantization schemes, or write a quantized model.",
+    "eval": "Measure how accurate an artifact is.",
+    "eval perplexity": "Measure how well an artifact predicts a text.",
     "cache": "List, explain, check and trim the compile cache.",
     "cache ls": "List the entries.",
     "cache show": "Show what an entry's key is made of.",

@@ -17,7 +17,7 @@ from llmc.quantize import SCHEMES, WeightFormat
 from llmc.quantize.error import weight_error
 from llmc.quantize.formats.integers import Integers
 from llmc.quantize.rtn import quantize
-from llmc.runtime.perplexity import windows
+from llmc.runtime.eval.windows import windows
 from llmc.runtime.text.tokenizer import Tokenizer
 
 from support.paged_reference import PagedRunner

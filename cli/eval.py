@@ -1,0 +1,21 @@
+"""`llmc eval`: how accurate an artifact is; one file a subcommand."""
+
+from __future__ import annotations
+
+import typer
+
+from llmc.cli.eval_perplexity import PERPLEXITY_HELP, perplexity_command
+
+_HELP = """Measure how accurate an artifact is: how well it predicts a text.
+
+\b
+Examples:
+  llmc eval perplexity qwen.llmc --text held-out.txt
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to `app`."""
+    group = typer.Typer(no_args_is_help=True, help=_HELP, rich_markup_mode=None)
+    group.command("perplexity", help=PERPLEXITY_HELP)(perplexity_command)
+    app.add_typer(group, name="eval")

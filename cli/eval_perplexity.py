@@ -1,0 +1,63 @@
+"""`llmc eval perplexity`: how well an artifact predicts a text."""
+
+# ruff: noqa: B008 (typer declares options as argument defaults)
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+
+from llmc.cli.options.sample import read_sample
+from llmc.cli.render.compile_progress import progress_bar
+
+PERPLEXITY_HELP = """Measure the perplexity of a text with the engine, in windows of --window tokens.
+
+Every token but the first of a window is predicted from those before it in the window. The standard error takes tokens
+for independent. A model is compiled on the way, through the cache.
+
+\b
+Examples:
+  llmc eval perplexity qwen.llmc --text held-out.txt
+  llmc eval perplexity Qwen/Qwen3-0.6B --text held-out.txt --tokens 20000 --window 1024
+  llmc eval perplexity qwen.llmc --text held-out.txt --json
+"""
+TEXT = typer.Option(..., metavar="FILE", help="UTF-8 text to predict.")
+TOKENS = typer.Option(None, min=2, metavar="N", help="Most tokens of the text; all of them unless given.")
+WINDOW = typer.Option(None, min=2, metavar="N", help="Tokens of a window; 512, or what the artifact holds.")
+THREADS = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use.")
+JSON = typer.Option(False, "--json", help="Print the result as JSON on stdout.")
+
+
+def perplexity_command(
+    model: Path = typer.Argument(
+        ..., metavar="ARTIFACT|MODEL", help="Artifact, model directory, .gguf, or ORG/NAME (hub)."
+    ),
+    text: Path = TEXT,
+    tokens: int | None = TOKENS,
+    window: int | None = WINDOW,
+    threads: int = THREADS,
+    as_json: bool = JSON,
+) -> None:
+    sample = read_sample(text)
+    from llmc import artifact_path
+    from llmc.runtime.eval.perplexity import perplexity
+
+    with progress_bar() as progress:
+        found = perplexity(
+            artifact_path(model, progress),
+            sample,
+            window=window,
+            max_tokens=tokens,
+            num_threads=threads,
+            on_window=lambda done, total: progress("score", done, total),
+        )
+    if as_json:
+        print(json.dumps({**asdict(found), "tokens_per_s": found.tokens_per_s}, indent=2))
+        return
+    print(f"perplexity {found.perplexity:.4f} ± {found.standard_error:.4f}")
+    print(
+        f"{found.tokens:,} tokens predicted in {found.windows:,} windows of {found.window}, "
+        f"{found.seconds:.1f} s, {found.tokens_per_s:,.0f} tokens/s"
+    )

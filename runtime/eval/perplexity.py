@@ -1,0 +1,61 @@
+"""Perplexity of an artifact on a text: how well its engine predicts each token, in windows of equal length."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmc.runtime.eval.windows import mean_and_error, text_windows, window_length
+from llmc.runtime.llm import LLM
+from llmc.runtime.params import SamplingParams
+from llmc.runtime.request_error import RequestError
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """perplexity: exp of the mean of −ln p over `tokens` predicted tokens. standard_error: of it, as if tokens were
+    independent. window: tokens of a window at most; seconds: that scoring took."""
+
+    perplexity: float
+    standard_error: float
+    tokens: int
+    windows: int
+    window: int
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+def perplexity(
+    artifact: Path,
+    text: str,
+    *,
+    window: int | None = None,
+    max_tokens: int | None = None,
+    num_threads: int = 0,
+    on_window: Callable[[int, int], None] = lambda done, total: None,
+) -> Perplexity:
+    """Predicts every token of `text` but the first of each window of `window` tokens from those before it.
+
+    window None: 512, or what the artifact holds. Each window starts with the model's BOS where its tokenizer adds one,
+    and then every token of the text is predicted. Raises RequestError and the binding's errors.
+    """
+    with LLM(artifact, num_threads=num_threads, prefix_cache=False) as llm:
+        length = window_length(window, llm.limit.tokens)
+        prompts = text_windows(llm.tokenizer, text, length, max_tokens)
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        start = time.perf_counter()
+        outputs = llm.generate(prompts, params, progress=lambda done, total, _: on_window(done, total))
+        seconds = time.perf_counter() - start
+    for output in outputs:
+        if output.error is not None:
+            raise RequestError(output.error.message)
+    losses = [-entry.logprob for output in outputs for entry in output.prompt_logprobs or ()]
+    mean, error = mean_and_error(losses)
+    value = math.exp(mean)
+    return Perplexity(value, value * error, len(losses), len(prompts), length, seconds)
