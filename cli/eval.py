@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import typer
 
+from llmc.cli.eval_kl import KL_HELP, kl_command
 from llmc.cli.eval_perplexity import PERPLEXITY_HELP, perplexity_command
 
-_HELP = """Measure how accurate an artifact is: how well it predicts a text.
+_HELP = """Measure how accurate an artifact is: perplexity of a text, divergence from a reference, tasks.
 
 \b
 Examples:
   llmc eval perplexity qwen.llmc --text held-out.txt
+  llmc eval kl w4a8.llmc --against f32.llmc --text held-out.txt
 """
 
 
@@ -18,4 +20,5 @@ def register(app: typer.Typer) -> None:
     """Adds the commands to `app`."""
     group = typer.Typer(no_args_is_help=True, help=_HELP, rich_markup_mode=None)
     group.command("perplexity", help=PERPLEXITY_HELP)(perplexity_command)
+    group.command("kl", help=KL_HELP)(kl_command)
     app.add_typer(group, name="eval")

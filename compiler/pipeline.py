@@ -220,18 +220,24 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
     )
 
 
-def compile_cached(model: Path, progress: Progress = no_progress, source: HubSource | None = None) -> Path:
+def compile_cached(
+    model: Path,
+    progress: Progress = no_progress,
+    source: HubSource | None = None,
+    dtype: str = "auto",
+    cache_dir: Path | None = None,
+) -> Path:
     """Compiles a model for this machine with the default buckets, once; returns the cached artifact.
 
-    source: the commit of the hub that it is.
+    source: the commit of the hub that it is. dtype: as of CompileConfig. cache_dir None: the user's cache.
     """
     target = resolve(CompileConfig(model=model, output=model)).target
-    output = artifacts_folder(cache_root(None)) / key_of(
-        keys.artifact_components(open_source(model).all_files(), target, source)
+    output = artifacts_folder(cache_root(cache_dir)) / key_of(
+        keys.artifact_components(open_source(model).all_files(), target, source, dtype)
     )
     if not (output / "graphs.bin").is_file():
         output.parent.mkdir(parents=True, exist_ok=True)
-        config = CompileConfig(model=model, output=output, source=source)
+        config = CompileConfig(model=model, output=output, source=source, dtype=dtype, cache_dir=cache_dir)
         report, log = compile_model(config, progress), logging.getLogger(__name__)
         for warning in report.warnings:
             log.warning("llmc: warning: %s", warning)

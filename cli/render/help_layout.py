@@ -31,6 +31,7 @@ SUMMARIES: Mapping[str, str] = {
     "quantize": "Compare quantization schemes, or write a quantized model.",
     "eval": "Measure how accurate an artifact is.",
     "eval perplexity": "Measure how well an artifact predicts a text.",
+    "eval kl": "Measure how far an artifact is from a reference.",
     "cache": "List, explain, check and trim the compile cache.",
     "cache ls": "List the entries.",
     "cache show": "Show what an entry's key is made of.",

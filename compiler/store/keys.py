@@ -172,8 +172,10 @@ def weights_components(
     }
 
 
-def artifact_components(model_files: Iterable[Path], target: Target, source: HubSource | None = None) -> dict[str, str]:
-    """What an artifact of default settings depends on; every file of the model counts.
+def artifact_components(
+    model_files: Iterable[Path], target: Target, source: HubSource | None = None, dtype: str = "auto"
+) -> dict[str, str]:
+    """What an artifact of default settings but for `dtype` depends on; every file of the model counts.
 
     source: the commit of the hub that it is, which says all of its files.
     """
@@ -182,6 +184,7 @@ def artifact_components(model_files: Iterable[Path], target: Target, source: Hub
         "kind": "artifact",
         "files": json.dumps(files if source is None else asdict(source)),
         "target": target.code_key(),
+        "dtype": dtype,
         "sources": compiler_digest(),
         "torch": tool_version("torch"),
         "tvm": tool_version("apache-tvm"),

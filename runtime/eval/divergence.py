@@ -1,0 +1,137 @@
+"""How far the predictions of an artifact are from those of another one, token by token, over the whole vocabulary."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.runtime.binding import Artifact
+from llmc.runtime.eval.lockstep import Lockstep
+from llmc.runtime.eval.windows import mean_and_error, text_windows, window_length
+from llmc.runtime.request_error import RequestError
+from llmc.runtime.text.tokenizer import Tokenizer
+
+Doubles = npt.NDArray[np.float64]
+_TOGETHER = 32  # windows; the logits of a step are a few times 32 × vocabulary × 8 bytes
+_QUANTILE = 0.999
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """KL(reference ‖ artifact) in nats over `tokens` predictions; quantile_999: 99.9 % are at most that.
+
+    top1_agreement: the share of predictions whose likeliest token is the same. The perplexities are of the text's own
+    tokens, for reference and artifact. standard_error: of the mean, as if tokens were independent.
+    """
+
+    kl_mean: float
+    standard_error: float
+    kl_max: float
+    kl_quantile_999: float
+    top1_agreement: float
+    reference_perplexity: float
+    perplexity: float
+    tokens: int
+    windows: int
+    window: int
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+def divergence(
+    artifact: Path,
+    reference: Path,
+    text: str,
+    *,
+    window: int | None = None,
+    max_tokens: int | None = None,
+    num_threads: int = 0,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
+) -> Divergence:
+    """Compares what two artifacts with one vocabulary predict of `text`; arguments as those of `perplexity`.
+
+    Raises RequestError where they have different tokenizers, and the binding's errors.
+    """
+    length = window_length(window, min(_max_model_len(artifact), _max_model_len(reference)))
+    found = text_windows(Tokenizer(artifact), text, length, max_tokens)
+    if text_windows(Tokenizer(reference), text, length, max_tokens) != found:
+        raise RequestError(
+            f"{artifact} and {reference} read the text as different tokens; compare artifacts of a model"
+        )
+    start = time.perf_counter()
+    with (
+        Lockstep(reference, length, _TOGETHER, num_threads) as expected,
+        Lockstep(artifact, length, _TOGETHER, num_threads) as compared,
+    ):
+        if expected.vocab_size != compared.vocab_size:
+            raise RequestError(
+                f"{reference} has a vocabulary of {expected.vocab_size} and {artifact} one of {compared.vocab_size}; "
+                "compare artifacts of a model"
+            )
+        rows = _compare(expected, compared, found, on_step)
+    seconds = time.perf_counter() - start
+    kl, same, loss, reference_loss = np.concatenate(rows, axis=1)
+    mean, error = mean_and_error(kl.tolist())
+    return Divergence(
+        kl_mean=mean,
+        standard_error=error,
+        kl_max=float(kl.max()),
+        kl_quantile_999=float(np.quantile(kl, _QUANTILE)),
+        top1_agreement=float(same.mean()),
+        reference_perplexity=math.exp(float(reference_loss.mean())),
+        perplexity=math.exp(float(loss.mean())),
+        tokens=kl.size,
+        windows=len(found),
+        window=length,
+        seconds=seconds,
+    )
+
+
+def _compare(
+    expected: Lockstep, compared: Lockstep, found: Sequence[list[int]], on_step: Callable[[int, int], None]
+) -> list[Doubles]:
+    """A [4, windows] array a step: KL, whether the likeliest tokens agree, and −ln p of the text's token twice."""
+    width = min(expected.width, compared.width)
+    total, done = sum(len(window) - 1 for window in found), 0
+    rows = []
+    for first in range(0, len(found), width):
+        # The longest first, so that those that have ended are at the end.
+        group = sorted(found[first : first + width], key=len, reverse=True)
+        for position in range(len(group[0]) - 1):
+            running = [window for window in group if len(window) > position + 1]
+            tokens = [window[position] for window in running]
+            p, q = (_log_softmax(side.step(position, tokens)) for side in (expected, compared))
+            follows = [window[position + 1] for window in running]
+            each = np.arange(len(running))
+            rows.append(
+                np.stack([
+                    (np.exp(p) * (p - q)).sum(axis=1),
+                    (p.argmax(axis=1) == q.argmax(axis=1)).astype(np.float64),
+                    -q[each, follows],
+                    -p[each, follows],
+                ])
+            )  # fmt: skip
+            done += len(running)
+            on_step(done, total)
+    return rows
+
+
+def _log_softmax(logits: npt.NDArray[np.float32]) -> Doubles:
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return shifted
+
+
+def _max_model_len(path: Path) -> int:
+    with Artifact(path) as artifact:
+        return artifact.info.max_model_len
