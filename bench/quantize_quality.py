@@ -17,7 +17,7 @@ import torch
 from llmc.models.blocks.decoder import Decoder
 from llmc.models.eager import load_model
 from llmc.models.reference import ReferenceCache, use_cache
-from llmc.runtime.perplexity import windows
+from llmc.runtime.eval.windows import windows
 from llmc.runtime.text.tokenizer import Tokenizer
 
 _BLOCK = 16

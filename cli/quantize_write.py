@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from llmc.cli.options.calibration import WriteOptions
-from llmc.cli.options.sample import read_sample
 from llmc.cli.options.compile import quant_config
+from llmc.cli.options.sample import read_sample
 from llmc.cli.render.compile_progress import progress_bar
 from llmc.quantize import SCHEMES
 from llmc.units import format_bytes

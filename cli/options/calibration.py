@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import typer
-
-from llmc.regular_file import read_text
-
 
 @dataclass(frozen=True)
 class WriteOptions:

@@ -20,6 +20,7 @@ SOURCES = (".py", ".cc", ".c", ".h")
 # What readers make as they follow a guide, and a folder of a user's.
 NOT_OURS = {
     "adding-a-device.md": {"runtime/native/device/toy/toy_device.cc"},
+    "adding-a-format.md": {"quantize/formats/powers.py", "tests/quantize/formats/test_powers.py"},
     "adding-a-kernel.md": {"compiler/ops/running_mean.py", "tests/compiler/ops/test_running_mean.py"},
     "adding-a-model.md": {"models/families/parallel.py", "tests/models/test_parallel.py"},
     "adding-a-target.md": {"compiler/targets/twofold/backend.py", "tests/compiler/targets/test_twofold.py"},

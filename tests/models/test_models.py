@@ -225,7 +225,6 @@ def tiny(tmp_path: Path) -> Path:
         ({"rope_parameters": {"rope_type": "linear"}}, r"lacks the field 'factor'"),
         ({"head_dim": 15}, r"rotates 15 elements"),
         ({"dtype": "int8"}, r"dtype 'int8'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"quantized \(method 'gptq'\)"),
         ({"tie_word_embeddings": 1}, r"'tie_word_embeddings' is 1 where true or false"),
     ],
 )

@@ -46,7 +46,7 @@ def make_model(folder: Path, family: str = "llama", dtype: torch.dtype = torch.f
         num_attention_heads=4, num_key_value_heads=2, head_dim=16,
     )  # fmt: skip
     tokenizer = Tokenizer(BPE({char: index for index, char in enumerate(sorted(ByteLevel.alphabet()))}, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()  # type: ignore[attr-defined]
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
@@ -142,7 +142,8 @@ def test_the_library_reads_what_is_written(quant: QuantConfig, method: str, mode
     tensors = {name.removeprefix(f"{prefix}."): value for name, value in load_file(output / "model.safetensors").items()
                if name.startswith(prefix)}  # fmt: skip
     expected = library.decompress(tensors, scheme)["weight"].float().numpy()
-    found = load_model(output).layers[1].mlp.down.weight.numpy()  # type: ignore[union-attr]
+    layer: Any = load_model(output).get_submodule("layers.1.mlp.down")
+    found = layer.weight.detach().numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert (scheme.input_activations is not None) == (settings["format"] == "int-quantized")
 

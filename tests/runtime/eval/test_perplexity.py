@@ -71,5 +71,5 @@ def test_a_text_of_one_token_predicts_nothing(chat_artifact: Path) -> None:
 
 
 def test_the_error_of_a_mean() -> None:
-    assert mean_and_error([1.0, 2.0, 3.0]) == (2.0, pytest.approx(1 / math.sqrt(3)))
+    assert mean_and_error([1.0, 2.0, 3.0]) == pytest.approx((2.0, 1 / math.sqrt(3)))
     assert mean_and_error([4.0]) == (4.0, 0.0)
