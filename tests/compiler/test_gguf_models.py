@@ -125,9 +125,9 @@ def test_the_command_says_what_becomes_of_the_weights(
                "--cache-dir", str(kernel_cache), "--jobs", "1"]  # fmt: skip
     assert main([*command, "--json"]) == 0
     captured = capsys.readouterr()
-    types = "IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_0"
     note = (
-        f"llmc: note: weights of {model.gguf} are {types}: they are dequantized to f32; --quant SCHEME rounds them anew"
+        "llmc: note: attention.out (IQ4_XS), attention.qkv (Q3_K, Q4_K, Q8_0), embed (Q6_K), mlp.down (Q5_K), "
+        "mlp.gate_up (Q2_K): dequantized to f32; --quant SCHEME rounds them anew"
     )
     assert note in captured.err
     assert json.loads(captured.out)["notes"] == [note.removeprefix("llmc: note: ")]
