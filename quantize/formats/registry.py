@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from llmc.quantize.formats import base, codes, fp8, integers, steps
+from llmc.quantize.formats import affine, base, codes, fp8, integers, steps
 from llmc.quantize.formats.base import QuantizeError, WeightFormat
 from llmc.quantize.formats.scheme import Scheme
 
@@ -17,6 +17,7 @@ _FORMATS: tuple[tuple[type[WeightFormat], tuple[Scheme, ...]], ...] = (
     (steps.Steps, steps.SCHEMES),
     (fp8.Fp8, fp8.SCHEMES),
     (codes.Codes, codes.SCHEMES),
+    (affine.Affine, affine.SCHEMES),
 )
 """Each with the schemes that users ask for it by."""
 FORMATS = {format.kind: format for format, _ in _FORMATS}

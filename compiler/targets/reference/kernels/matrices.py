@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llmc.compiler.kernel_spec import KernelSpecError, Param
-from llmc.compiler.targets.reference.kernels.matrix import Codes, Floats8, Integers, Matrix, Steps
+from llmc.compiler.targets.reference.kernels.matrix import Affine, Codes, Floats8, Integers, Matrix, Steps
 from llmc.quantize.formats.registry import format_of_kernel
 
 KIND = "reference"
-MATRICES: dict[str, type[Matrix]] = {"integers": Integers, "steps": Steps, "fp8": Floats8, "codes": Codes}
+MATRICES: dict[str, type[Matrix]] = {"integers": Integers, "steps": Steps, "fp8": Floats8, "codes": Codes, "affine": Affine}
 
 
 def matrix_of(p: Mapping[str, Param], width: int) -> Matrix:

@@ -9,7 +9,8 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.reference.kernels.frame import Expr, Frame, let
 from llmc.compiler.targets.reference.kernels.padding import number_bytes
-from llmc.quantize.formats.base import WeightFormat
+from llmc.quantize.formats.affine import MIDDLE
+from llmc.quantize.formats.base import WeightFormat, groups_of
 
 
 class Matrix(ABC):
@@ -106,3 +107,25 @@ class Codes(Matrix):
         # 2^-127 has no exponent of its own.
         bits = T.Select(power == 0, T.int32(1 << 22), T.shift_left(power, T.int32(23)))
         return T.reinterpret("float32", bits)
+
+
+class Affine(Matrix):
+    def float(self, k: Frame, row: Expr, element: Expr) -> Expr:
+        return T.Cast("float32", self.number(k, row, element) - self.format.middle)
+
+    def scale(self, k: Frame, row: Expr, group: Expr) -> Expr:
+        return self._of_block(k, row, group, "scale", "step")
+
+    def value(self, k: Frame, row: Expr, element: Expr) -> Expr:
+        value = super().value(k, row, element)
+        if not self.format.offsets:
+            return value
+        return value - self._of_block(k, row, self.group(element), "offset", "shift")
+
+    def _of_block(self, k: Frame, row: Expr, group: Expr, of_block: str, of_group: str) -> Expr:
+        """What a block has, times what a group of it has."""
+        blocks = groups_of(self.width, self.format.block)
+        found = k.raw(of_block, row * blocks + T.truncdiv(group, self.format.block // self.format.group_size))
+        if not self.format.stepped:
+            return found
+        return found * T.Cast("float32", T.Cast("int32", k.raw(of_group, row * self.groups + group)) - MIDDLE)

@@ -62,7 +62,7 @@ class Problem:
         self.step_lines = STEP_WORDS // self.x_line
         self.number_groups = 1 if group_size < 0 else b.ceil_div(self.kdim, group_size)
         self.number_group_lines = self.lines if self.number_groups == 1 else group_size // LINE
-        self.groups = self.planes["scale"].count if self.planes else 1
+        self.groups = format.scales(self.kdim) if format else 1
         self.group_lines = self.lines if self.groups == 1 else self.number_group_lines
         # Elements past the last whole line: float activations end there.
         self.tail = 0 if self.integer or not self.quantized else self.kdim % LINE

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
+from llmc.compiler.targets.cpu.kernels.linear.readers.affine import AffineBytes, AffineNibbles
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import Reader
 from llmc.compiler.targets.cpu.kernels.linear.readers.codes import Looked
 from llmc.compiler.targets.cpu.kernels.linear.readers.floats import Bfloat16, Float32
@@ -18,11 +19,13 @@ from llmc.compiler.targets.cpu.kernels.linear.readers.steps import Stepped
 KIND = "cpu"
 FLOATS: dict[str, type[Reader]] = {"f32": Float32, "bf16": Bfloat16}
 _INTEGERS: dict[int, type[Reader]] = {8: EightBits, 4: FourBits}
+_AFFINE: dict[int, type[Reader]] = {8: AffineBytes, 4: AffineNibbles}
 FORMATS: dict[str, Callable[[Any], type[Reader] | None]] = {
     "integers": lambda format: _INTEGERS.get(format.bits),
     "steps": lambda format: Stepped,
     "fp8": lambda format: E4m3,
     "codes": lambda format: Looked,
+    "affine": lambda format: _AFFINE.get(format.bits),
 }
 """Readers by kind, called with the format."""
 

@@ -36,7 +36,12 @@ class FourBits(Numbers):
 
     def table_values(self) -> Sequence[float]:
         """What the 16 numbers become as floats."""
-        return [i - (0 if self.p.asymmetric else _MIDDLE) for i in range(b.WIDTH)]
+        return [i - self.middle for i in range(b.WIDTH)]
+
+    @property
+    def middle(self) -> int:
+        """What floats are lowered by."""
+        return 0 if self.p.asymmetric else _MIDDLE
 
     def bytes_of(self, word: b.Expr, half: int) -> b.Expr:
         bits = T.shift_right(word, T.broadcast(T.int32(4), b.WIDTH)) if half else word

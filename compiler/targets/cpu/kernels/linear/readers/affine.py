@@ -1,0 +1,104 @@
+"""Weights of numbers whose groups share the scales and offsets of blocks (`quantize/formats/affine.py`).
+
+Without offsets the sum of a group is one of whole numbers, and is multiplied by step · scale. With offsets numbers
+become values, by one fma each, before they are multiplied; their sums are merged as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32
+from llmc.compiler.targets.cpu.kernels.linear.problem import LINE, Problem
+from llmc.compiler.targets.cpu.kernels.linear.readers.base import OfGroup
+from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits
+from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import EightBits, Numbers
+from llmc.quantize.formats.affine import MIDDLE, OFFSET, SHIFT, STEP, Affine
+from llmc.quantize.formats.base import SCALE
+
+
+@dataclass(frozen=True)
+class _ValuesOfGroup:
+    """By vectors of columns: a value is number · scale + negated."""
+
+    scale: b.Vectors
+    negated: b.Vectors
+
+    def __getitem__(self, v: int) -> b.Expr:
+        return self.scale[v]
+
+
+class _OfBlocks(Numbers):
+    """What both widths of numbers share."""
+
+    units_of: ClassVar[Mapping[str, int]] = {F32: LINE}
+
+    def __init__(self, p: Problem, operand: str) -> None:
+        super().__init__(p, operand)
+        assert isinstance(p.format, Affine)
+        self.affine = p.format
+        self.number_blocks = p.planes[SCALE].count
+        if self.affine.offsets:
+            self.streams = 3  # scales and offsets of their groups take registers, too
+
+    @property
+    def by_group(self) -> bool:
+        return self.affine.offsets
+
+    def group_of(self, panels: Sequence[b.Expr], group: b.Expr) -> OfGroup | None:
+        if not self.affine.offsets:
+            return None
+        scale = self._of_blocks(panels, group, SCALE, STEP, 1.0)
+        return _ValuesOfGroup(scale, self._of_blocks(panels, group, OFFSET, SHIFT, -1.0 / (self.factor or 1.0)))
+
+    def operand_of(self, word: b.Expr, unit: int, of_group: OfGroup | None, v: int) -> b.Expr:
+        value = self.element(word, unit)
+        if of_group is None:
+            return value
+        assert isinstance(of_group, _ValuesOfGroup)
+        return b.call("fma", value, of_group.scale[v], of_group.negated[v])
+
+    def scales(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors:
+        if not self.affine.offsets:
+            return self._of_blocks(panels, group, SCALE, STEP, 1.0)
+        found = b.Vectors(len(panels) * self.p.vectors)
+        for i in range(len(panels) * self.p.vectors):
+            found[i] = b.splat(1.0)
+        return found
+
+    def _of_blocks(
+        self, panels: Sequence[b.Expr], group: b.Expr, of_block: str, of_group: str, times: float
+    ) -> b.Vectors:
+        """What the block of a group has, times what the group has, of each vector of columns."""
+        p, affine = self.p, self.affine
+        found = b.Vectors(len(panels) * p.vectors)
+        block = T.truncdiv(group, affine.block // affine.group_size)
+        for i, panel in enumerate(panels):
+            for v in range(p.vectors):
+                at = (panel * self.number_blocks + block) * p.columns + v * b.WIDTH
+                value = b.load_vector(self.k[of_block], at)
+                if times != 1.0:
+                    value = b.call("mul", value, b.splat(times))
+                if affine.stepped:
+                    at = (panel * p.number_groups + group) * p.columns + v * b.WIDTH
+                    step = T.Cast(f"float32x{b.WIDTH}", self.k[of_group][T.ramp(at, 1, b.WIDTH)])
+                    value = b.call("mul", value, b.call("sub", step, b.splat(float(MIDDLE))))
+                found[i * p.vectors + v] = value
+        return found
+
+
+class AffineBytes(_OfBlocks, EightBits):
+    """Numbers less 128."""
+
+
+class AffineNibbles(_OfBlocks, FourBits):
+    """Numbers less their middle, looked up in the table of `FourBits`."""
+
+    @property
+    def middle(self) -> int:
+        return self.affine.middle

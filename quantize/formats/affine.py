@@ -1,0 +1,111 @@
+"""Numbers of groups that share what their block has: value = (number − middle) · step · scale − shift · offset.
+
+A block has a scale and, with offsets, an offset, both f32; a group of it has a step and a shift of −128 … 127, bytes. A
+group that is a block of its own has neither: its steps are 1. The formats of llama.cpp fit with every bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.quantize.formats.base import SCALE, Plane, Quantized, WeightFormat, check_finite, groups_of, inverse_of
+from llmc.quantize.formats.scheme import Scheme
+
+STEP, OFFSET, SHIFT = "step", "offset", "shift"
+MIDDLE = 128
+"""What bytes of steps and shifts are larger by."""
+_LARGEST = 63  # step or shift that rounding makes; formats of others have larger ones
+
+
+@dataclass(frozen=True)
+class Affine(WeightFormat):
+    """block: elements, a multiple of group_size. offsets: an offset is stored beside each scale."""
+
+    bits: int
+    group_size: int = 32
+    block: int = 256
+    offsets: bool = True
+    kind: ClassVar[str] = "affine"
+
+    @property
+    def middle(self) -> int:
+        """Of 4-bit numbers with offsets, 0."""
+        if self.bits == 8:
+            return 128
+        return 0 if self.offsets else 8
+
+    @property
+    def stepped(self) -> bool:
+        """Whether a block has several groups, each with a step."""
+        return self.block != self.group_size
+
+    def planes(self, k: int) -> tuple[Plane, ...]:
+        blocks, groups = groups_of(k, self.block), self.groups(k)
+        found = [(SCALE, "f32", blocks, True), (OFFSET, "f32", blocks, self.offsets),
+                 (STEP, "u8", groups, self.stepped), (SHIFT, "u8", groups, self.offsets and self.stepped)]  # fmt: skip
+        return tuple(Plane(name, dtype, count) for name, dtype, count, has in found if has)
+
+    def scales(self, k: int) -> int:
+        return self.groups(k)
+
+    def describe(self) -> str:
+        offsets, blocks = (
+            " with offsets" if self.offsets else "",
+            f", in blocks of {self.block}" if self.stepped else "",
+        )
+        return f"{super().describe()}{offsets}{blocks}"
+
+    def value(self, quantized: Quantized) -> NDArray[np.float64]:
+        k, planes = quantized.numbers.shape[1], quantized.planes
+        element = np.arange(k)
+        group, block = element // self.group_size, element // self.block
+
+        def scaled(of_block: str, of_group: str) -> NDArray[np.float64]:
+            found = planes[of_block][:, block].astype(np.float64)
+            return found * (planes[of_group][:, group].astype(np.float64) - MIDDLE) if self.stepped else found
+
+        wide: NDArray[np.float64] = (quantized.numbers.astype(np.float64) - self.middle) * scaled(SCALE, STEP)
+        return wide - scaled(OFFSET, SHIFT) if self.offsets else wide
+
+    def quantize_rows(self, weight: NDArray[np.float32], out: Quantized) -> None:
+        k, top = weight.shape[1], np.float32((1 << self.bits) - 1)
+        starts = np.arange(0, k, self.group_size)
+        low, high = np.minimum.reduceat(weight, starts, 1), np.maximum.reduceat(weight, starts, 1)
+        check_finite(low, high)
+        if self.offsets:
+            low, high = np.minimum(low, 0), np.maximum(high, 0)
+            scale = (high - low) / top
+            offset = self._of_blocks(-(low + np.float32(self.middle) * scale), out, OFFSET, SHIFT)
+        else:
+            scale = np.maximum(-low, high) / np.float32(self.middle - 1)
+        scale = self._of_blocks(scale, out, SCALE, STEP)
+        group = self.group_of(k)
+        if self.offsets:
+            weight += offset[:, group]
+        weight *= inverse_of(scale)[:, group]
+        np.rint(weight, out=weight)
+        weight += np.float32(self.middle)
+        np.clip(weight, 0, top, out=weight)
+        np.copyto(out.numbers, weight, casting="unsafe")
+
+    def _of_blocks(self, wanted: NDArray[Any], out: Quantized, of_block: str, of_group: str) -> Any:
+        """Writes what comes closest to what groups want, [R, groups]; returns what it stands for."""
+        if not self.stepped:
+            np.copyto(out.planes[of_block], wanted)
+            return wanted
+        of = self.block // self.group_size
+        starts = np.arange(0, wanted.shape[1], of)
+        block = np.arange(wanted.shape[1]) // of
+        np.divide(np.maximum.reduceat(np.abs(wanted), starts, 1), np.float32(_LARGEST), out=out.planes[of_block])
+        whole = out.planes[of_block][:, block]
+        steps = np.rint(wanted * inverse_of(whole))
+        np.copyto(out.planes[of_group], steps + np.float32(MIDDLE), casting="unsafe")
+        return steps * whole
+
+
+SCHEMES: tuple[Scheme, ...] = ()
+"""None: checkpoints bring such weights, and are named by what comes closest."""
