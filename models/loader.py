@@ -71,11 +71,11 @@ class Parameter:
 
     @cached_property
     def _stored_parts(self) -> tuple[Stored, ...]:
-        """All parts as they are stored, if that is in one format."""
+        """All parts as they are stored, in one format; none where there is no such format."""
         found = [part.stored for part in self.parts]
-        parts = tuple(part for part in found if part is not None)
-        alike = len(parts) == len(found) and len({(part.format, part.int8_inputs) for part in parts}) == 1
-        return parts if alike else ()
+        stored = [part for part in found if part is not None]
+        parts = stored[0].alike(stored[1:]) if len(stored) == len(found) else None
+        return tuple(parts or ())
 
     @cached_property
     def has_other_orders(self) -> bool:
@@ -84,7 +84,7 @@ class Parameter:
 
     @cached_property
     def stored(self) -> Stored | None:
-        """The same matrix in the format that all of its parts are stored in; None where they differ in anything."""
+        """The same matrix in a format that holds all of its parts as they are stored; None where there is none."""
         if not self._stored_parts or self.has_other_orders:
             return None
         return _Joined(self._stored_parts, [part.shape[0] for part in self.parts])

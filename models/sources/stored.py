@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,3 +30,8 @@ class Stored(ABC):
 
         Raises ModelError for what no weight has.
         """
+
+    def alike(self, others: Sequence[Stored]) -> Sequence[Stored] | None:
+        """This matrix and others, all in one format that holds them exactly; None where there is none."""
+        all_of = (self, *others)
+        return all_of if len({(one.format, one.int8_inputs) for one in all_of}) == 1 else None

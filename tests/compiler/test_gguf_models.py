@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 
 from llmc import LLM, SamplingParams
 from llmc.cli.main import main
@@ -19,7 +20,11 @@ from llmc.compiler.config import CompileConfig
 from llmc.compiler.pipeline import compile_model
 from llmc.compiler.resolve import resolve
 from llmc.compiler.store import keys
+from llmc.compiler.targets.cpu.quant_packing import unpack_quantized
 from llmc.models import open_source
+from llmc.models.loader import load_parameters
+from llmc.quantize.formats.affine import Affine
+from llmc.quantize.formats.registry import format_of
 from llmc.runtime.binding import Artifact
 from llmc.runtime.text.tokenizer import Tokenizer
 
@@ -35,7 +40,7 @@ CHAT = ROOT / "examples" / "tiny-chat"
 LADDER = "prefill=[1]x[32],decode=[1]x[64]"
 # As a file of Q4_K_M mixes them, and others in the matrices that it leaves.
 MIXED = {"token_embd": "Q6_K", "attn_q": "Q4_K", "attn_k": "Q3_K", "attn_v": "Q8_0", "attn_output": "IQ4_XS",
-         "ffn_down": "Q5_K", "ffn_gate": "Q2_K", "ffn_up": "F16"}  # fmt: skip
+         "ffn_down": "Q5_K", "ffn_gate": "Q2_K", "ffn_up": "Q4_K"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,15 +94,45 @@ def test_logits_and_tokens_are_those_of_transformers(model: Model) -> None:
     assert len(set(found)) > 3
 
 
-def test_an_artifact_has_the_bytes_of_the_checkpoint_with_these_values(
-    model: Model, tmp_path: Path, kernel_cache: Path
-) -> None:
+def test_an_artifact_has_every_bit_of_the_values(model: Model, tmp_path: Path, kernel_cache: Path) -> None:
+    """What is kept stands for the values of the gguf package; the rest has the bytes of a checkpoint of them."""
+    out = tmp_path / "out"
     config = CompileConfig(
-        model.dequantized, tmp_path / "out", LADDER, dtype="f32", cache_dir=kernel_cache, jobs=1, tokenizer="none"
+        model.dequantized, out, LADDER, dtype="f32", cache_dir=kernel_cache, jobs=1, tokenizer="none"
     )
     assert compile_model(config).notes == ()
-    for name in ("weights.safetensors", "kernels.so"):
-        assert (tmp_path / "out" / name).read_bytes() == (model.artifact / name).read_bytes()
+    weights = json.loads((model.artifact / "manifest.json").read_text())["weights"]
+    source, kept = open_source(model.dequantized), {}
+    with (
+        safe_open(model.artifact / "weights.safetensors", "np") as ours,
+        safe_open(out / "weights.safetensors", "np") as theirs,
+    ):
+        for parameter in load_parameters(source.config(), source.checkpoint(), "f32"):
+            name = parameter.name
+            if "format" not in weights[name]:
+                assert ours.get_tensor(name).tobytes() == theirs.get_tensor(name).tobytes(), name
+                continue
+            format = format_of(weights[name]["format"])
+            n, k = parameter.shape
+            names = {"numbers": name, **{plane.name: f"{name}.{plane.name}" for plane in format.planes(k)}}
+            arrays = {part: ours.get_tensor(tensor) for part, tensor in names.items()}
+            parts = 2 if "gate_up" in name else 1
+            halves = ({part: np.split(array, parts)[i] for part, array in arrays.items()} for i in range(parts))
+            value = np.concatenate([unpack_quantized(half, n // parts, k, format).value() for half in halves])
+            assert np.array_equal(value.astype(np.float32), parameter.value()), name
+            kept[name.removeprefix("layers.0.").removesuffix(".weight")] = weights[name]["method"], format
+    assert kept == {
+        "attention.qkv": ("q3_k, q4_k, q8_0", Affine(8, 16, block=32)),
+        "mlp.gate_up": ("q2_k, q4_k", Affine(4, 16)),
+        "mlp.down": ("q5_k", Affine(8, 32)),
+    }
+
+
+def test_the_reference_target_has_the_same_logits(model: Model, tmp_path: Path, kernel_cache: Path) -> None:
+    tokens = [int(t) for t in np.random.default_rng(4).integers(3, 2000, 40)]
+    artifact = compile_tiny(model.gguf, tmp_path / "out", kernel_cache, buckets=LADDER, dtype="f32", target="reference")
+    check_every_bucket(artifact, tokens, reference_logits(model.dequantized, tokens))
+    artifact.close()
 
 
 def test_text_files_are_those_of_the_tokenizer(model: Model) -> None:
@@ -125,12 +160,14 @@ def test_the_command_says_what_becomes_of_the_weights(
                "--cache-dir", str(kernel_cache), "--jobs", "1"]  # fmt: skip
     assert main([*command, "--json"]) == 0
     captured = capsys.readouterr()
-    note = (
-        "llmc: note: attention.out (IQ4_XS), attention.qkv (Q3_K, Q4_K, Q8_0), embed (Q6_K), mlp.down (Q5_K), "
-        "mlp.gate_up (Q2_K): dequantized to f32; --quant SCHEME rounds them anew"
-    )
-    assert note in captured.err
-    assert json.loads(captured.out)["notes"] == [note.removeprefix("llmc: note: ")]
+    notes = [
+        "attention.out (IQ4_XS), embed (Q6_K): dequantized to f32; --quant SCHEME rounds them anew",
+        "mlp.gate_up (Q2_K, Q4_K): kept as stored, w4a16 in groups of 16 with offsets, in blocks of 256",
+        "attention.qkv (Q3_K, Q4_K, Q8_0): kept as stored, w8a16 in groups of 16 with offsets, in blocks of 32",
+        "mlp.down (Q5_K): kept as stored, w8a16 in groups of 32 with offsets, in blocks of 256",
+    ]
+    assert all(f"llmc: note: {note}" in captured.err for note in notes)
+    assert json.loads(captured.out)["notes"] == notes
     # The same model again replaces the artifact without being asked to, another one does not.
     assert main(command) == 0
     capsys.readouterr()

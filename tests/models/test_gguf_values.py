@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import gguf
@@ -17,8 +18,12 @@ from llmc.models.convert import DTYPES
 from llmc.models.loader import Parameter, check_checkpoint, load_parameters
 from llmc.models.rope import cos_sin_table
 from llmc.models.sources.gguf.architectures import our_name, their_name
+from llmc.models.sources.gguf.stored import LAYOUTS
 from llmc.models.sources.gguf.tensor import HeadRows, QuantizedTensor
 from llmc.models.sources.gguf.types import READ
+from llmc.models.sources.stored import Stored
+from llmc.quantize.formats.base import Quantized
+from llmc.quantize.formats.integers import Integers
 
 from support.gguf_models import QUANTIZED, gguf_name, paired, random_blocks, write_gguf
 from support.tiny_models import FAMILIES, ModelFields, make_tiny_model
@@ -33,15 +38,7 @@ def tensor_of(data: np.ndarray, type: str, order: HeadRows | None = None) -> Qua
 @pytest.mark.parametrize("type", QUANTIZED)
 def test_every_bit_is_that_of_the_gguf_package(type: str) -> None:
     """Of random bytes, so of every number and every scale, negative ones too, and of any cut in rows."""
-    rng = np.random.default_rng(READ[Type[type].value].nbytes)
-    columns = 512
-    data = random_blocks(300, columns, type, rng)
-    blocks = data.reshape(-1, READ[Type[type].value].nbytes)
-    for at in READ[Type[type].value].scales:
-        half = len(blocks) // 2
-        blocks[:half, at : at + 2] = rng.integers(0, 256, (half, 2), dtype=np.uint8)
-        # All but those that are infinite or no numbers.
-        blocks[:half, at + 1] &= 0xFB
+    columns, data = 512, half_random(type, 300)
     with np.errstate(over="ignore"):
         expected = gguf.quants.dequantize(data, Type[type])
     tensor = tensor_of(data, type)
@@ -56,6 +53,63 @@ def test_every_bit_is_that_of_the_gguf_package(type: str) -> None:
         assert (wide[:, :8] == 7).all()
 
 
+def half_random(type: str, rows: int) -> np.ndarray:
+    """Blocks of 512 elements a row, half of them with scales of any bits but infinite ones."""
+    rng = np.random.default_rng(READ[Type[type].value].nbytes)
+    data = random_blocks(rows, 512, type, rng)
+    blocks = data.reshape(-1, READ[Type[type].value].nbytes)
+    for at in READ[Type[type].value].scales:
+        half = len(blocks) // 2
+        blocks[:half, at : at + 2] = rng.integers(0, 256, (half, 2), dtype=np.uint8)
+        # All but those that are infinite or no numbers.
+        blocks[:half, at + 1] &= 0xFB
+    return data
+
+
+def check_stored(stored: Stored, data: np.ndarray, type: str) -> None:
+    """Of any cut in rows. Zeros may differ in their sign, beside offsets."""
+    expected = gguf.quants.dequantize(data, Type[type])
+    for first, count in ((0, len(data)), (7, 20), (len(data) - 1, 1)):
+        found = Quantized.empty(stored.format, count, 512)
+        stored.read(first, found)
+        assert np.array_equal(found.value().astype(np.float32), expected[first : first + count]), type
+
+
+@pytest.mark.parametrize("type", LAYOUTS)
+def test_numbers_that_are_kept_are_those_values(type: str) -> None:
+    stored, data = tensor_of(half_random(type, 300), type).stored, half_random(type, 300)
+    assert stored is not None
+    check_stored(stored, data, type)
+
+
+@pytest.mark.parametrize("types", list(combinations(LAYOUTS, 2)))
+def test_two_types_have_a_format_that_keeps_both(types: tuple[str, str]) -> None:
+    data = [half_random(type, 40) for type in types]
+    first, second = (tensor_of(some, type).stored for some, type in zip(data, types, strict=True))
+    assert first is not None
+    assert second is not None
+    alike = first.alike([second])
+    assert alike is not None
+    assert alike[0].format == alike[1].format
+    for stored, some, type in zip(alike, data, types, strict=True):
+        check_stored(stored, some, type)
+
+
+def test_what_is_not_kept() -> None:
+    for type in set(QUANTIZED) - LAYOUTS.keys():
+        assert tensor_of(half_random(type, 2), type).stored is None
+    kept = tensor_of(half_random("Q8_0", 2), "Q8_0").stored
+    assert kept is not None
+    matrix = Integers(8, 32)
+
+    class Other(Stored):
+        format = matrix
+
+        def read(self, first: int, out: Quantized) -> None: ...
+
+    assert kept.alike([Other()]) is None
+
+
 @pytest.mark.parametrize("type", ["Q8_0", "Q4_K"])
 def test_rows_of_heads_are_put_in_our_order(type: str) -> None:
     rng = np.random.default_rng(1)
@@ -67,6 +121,11 @@ def test_rows_of_heads_are_put_in_our_order(type: str) -> None:
         out = np.empty((count, 256), np.float32)
         tensor.read(first, out)
         assert np.array_equal(out, expected[first : first + count])
+        stored = tensor.stored
+        assert stored is not None
+        numbers = Quantized.empty(stored.format, count, 256)
+        stored.read(first, numbers)
+        assert np.array_equal(numbers.value().astype(np.float32), out)
     # Rows that are not rotated stay where they are.
     rows = HeadRows(8, 4).stored(np.arange(16))
     assert rows.tolist() == [0, 2, 1, 3, 4, 5, 6, 7, 8, 10, 9, 11, 12, 13, 14, 15]
@@ -85,6 +144,9 @@ def test_a_scale_that_is_no_finite_number_is_named(type: str, value: float) -> N
         message = f"x.gguf: tensor x of type {type} has a scale of {value} in row 13"
         with pytest.raises(ModelError, match=message):
             tensor.read(0, np.empty((20, 512), np.float32))
+        if (kept := tensor.stored) is not None:
+            with pytest.raises(ModelError, match=message):
+                kept.read(0, Quantized.empty(kept.format, 20, 512))
 
 
 def values(parameters: list[Parameter]) -> dict[str, np.ndarray]:

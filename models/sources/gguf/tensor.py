@@ -10,9 +10,12 @@ from llmc.models.brief import brief_name
 from llmc.models.convert import DTYPES, Array, convert
 from llmc.models.errors import ModelError
 from llmc.models.sources.base import ArrayTensor, Tensor
-from llmc.models.sources.gguf.dequantize.registry import DEQUANTIZE
+from llmc.models.sources.gguf.dequantize.parts import Parts
+from llmc.models.sources.gguf.dequantize.registry import PARTS, dequantize
 from llmc.models.sources.gguf.header import GgufFile
+from llmc.models.sources.gguf.stored import LAYOUTS, StoredBlocks
 from llmc.models.sources.gguf.types import StoredType
+from llmc.models.sources.stored import Stored
 
 _PLAIN = {name.upper(): dtype for name, dtype in DTYPES.items()}
 _ELEMENTS = 1 << 16  # whose temporaries stay in cache
@@ -52,28 +55,45 @@ class QuantizedTensor(Tensor):
 
     def read(self, first: int, out: Array) -> None:
         if len(self._shape) == 1:
-            convert(self._values(0, np.arange(1))[0, first : first + len(out)], out)
+            convert(self._values(0, 1)[0, first : first + len(out)], out)
             return
-        columns = self._shape[-1]
-        step = max(1, _ELEMENTS // columns)
-        for at in range(0, len(out), step):
-            some = out[at : at + step]
-            rows = np.arange(first + at, first + at + len(some))
-            convert(self._values(first + at, rows), some)
+        for at in range(0, len(out), self._rows_at_once):
+            some = out[at : at + self._rows_at_once]
+            convert(self._values(first + at, len(some)), some)
 
-    def _values(self, first: int, rows: Array) -> Array:
-        """float32 [rows, columns] of some rows."""
-        stored = rows if self._order is None else self._order.stored(rows)
-        # Contiguous rows are a view of the file.
-        data = self._rows[first : first + len(rows)] if self._order is None else self._rows[stored]
-        blocks = data.reshape(-1, self._type.nbytes)
-        self._check_scales(blocks, stored)
+    @property
+    def stored(self) -> Stored | None:
+        layout = LAYOUTS.get(self._type.name)
+        if layout is None or len(self._shape) != 2:
+            return None
+        return StoredBlocks(self._parts, self._rows_at_once, layout, layout)
+
+    @property
+    def _rows_at_once(self) -> int:
+        return max(1, _ELEMENTS // self._shape[-1])
+
+    def _parts(self, first: int, count: int) -> Parts:
+        return PARTS[self._type.name](self._blocks(first, count))
+
+    def _values(self, first: int, count: int) -> Array:
+        """float32 [count, columns] of some rows."""
+        blocks = self._blocks(first, count)
         values = np.empty((len(blocks), self._type.elements), np.float32)
         # A scale of the largest size by a number may be infinite; that is the value, then.
         with np.errstate(over="ignore"):
-            DEQUANTIZE[self._type.name](blocks, values)
-        found: Array = values.reshape(len(rows), -1)
+            dequantize(self._type.name, blocks, values)
+        found: Array = values.reshape(count, -1)
         return found
+
+    def _blocks(self, first: int, count: int) -> Array:
+        """uint8 [blocks, bytes of one] of some rows in our order. Raises ModelError."""
+        rows = np.arange(first, first + count)
+        stored = rows if self._order is None else self._order.stored(rows)
+        # Contiguous rows are a view of the file.
+        data = self._rows[first : first + count] if self._order is None else self._rows[stored]
+        blocks = data.reshape(-1, self._type.nbytes)
+        self._check_scales(blocks, stored)
+        return blocks
 
     def _check_scales(self, blocks: Array, rows: Array) -> None:
         for at in self._type.scales:

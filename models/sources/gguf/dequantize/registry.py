@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from llmc.models.convert import Array
 from llmc.models.sources.gguf.dequantize import k_blocks, small_blocks, table_blocks
+from llmc.models.sources.gguf.dequantize.parts import Parts
 
-DEQUANTIZE: dict[str, Callable[[Array, Array], None]] = {
+PARTS: dict[str, Callable[[Array], Parts]] = {
     "Q4_0": small_blocks.q4_0,
     "Q4_1": small_blocks.q4_1,
     "Q5_0": small_blocks.q5_0,
@@ -18,6 +19,17 @@ DEQUANTIZE: dict[str, Callable[[Array, Array], None]] = {
     "Q4_K": k_blocks.q4_k,
     "Q5_K": k_blocks.q5_k,
     "Q6_K": k_blocks.q6_k,
+}
+"""Of types that numbers and scales say all of."""
+_VALUES: dict[str, Callable[[Array, Array], None]] = {
     "IQ4_NL": table_blocks.iq4_nl,
     "IQ4_XS": table_blocks.iq4_xs,
 }
+
+
+def dequantize(type: str, blocks: Array, out: Array) -> None:
+    """Writes the values of blocks of a type to float32 [blocks, elements of a block]."""
+    if type in PARTS:
+        PARTS[type](blocks).write(out)
+    else:
+        _VALUES[type](blocks, out)

@@ -6,36 +6,35 @@ import numpy as np
 
 from llmc.models.convert import Array
 from llmc.models.sources.gguf.dequantize.fields import halves, nibbles
+from llmc.models.sources.gguf.dequantize.parts import Parts
 
 
-def q4_0(blocks: Array, out: Array) -> None:
+def q4_0(blocks: Array) -> Parts:
     numbers = nibbles(blocks[:, 2:], 16).view(np.int8)
     numbers -= 8
-    np.multiply(halves(blocks, 0), numbers, out=out)
+    return Parts(numbers, halves(blocks, 0))
 
 
-def q4_1(blocks: Array, out: Array) -> None:
-    np.multiply(halves(blocks, 0), nibbles(blocks[:, 4:], 16), out=out)
-    out += halves(blocks, 2)
+def q4_1(blocks: Array) -> Parts:
+    return Parts(nibbles(blocks[:, 4:], 16).view(np.int8), halves(blocks, 0), offset=-halves(blocks, 2))
 
 
 def _five_bits(blocks: Array, at: int) -> Array:
     """Four bytes of fifth bits, then the others."""
     numbers = nibbles(blocks[:, at + 4 :], 16)
     numbers |= np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") << 4
-    return numbers
+    return numbers.view(np.int8)
 
 
-def q5_0(blocks: Array, out: Array) -> None:
-    numbers = _five_bits(blocks, 2).view(np.int8)
+def q5_0(blocks: Array) -> Parts:
+    numbers = _five_bits(blocks, 2)
     numbers -= 16
-    np.multiply(halves(blocks, 0), numbers, out=out)
+    return Parts(numbers, halves(blocks, 0))
 
 
-def q5_1(blocks: Array, out: Array) -> None:
-    np.multiply(halves(blocks, 0), _five_bits(blocks, 4), out=out)
-    out += halves(blocks, 2)
+def q5_1(blocks: Array) -> Parts:
+    return Parts(_five_bits(blocks, 4), halves(blocks, 0), offset=-halves(blocks, 2))
 
 
-def q8_0(blocks: Array, out: Array) -> None:
-    np.multiply(halves(blocks, 0), blocks[:, 2:].view(np.int8), out=out)
+def q8_0(blocks: Array) -> Parts:
+    return Parts(blocks[:, 2:].view(np.int8), halves(blocks, 0))

@@ -1,0 +1,81 @@
+"""Blocks whose numbers are kept: the weight format that each type fits with every bit, and rows in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmc.models.convert import Array
+from llmc.models.sources.gguf.dequantize.parts import Parts
+from llmc.models.sources.stored import Stored
+from llmc.quantize.formats.affine import MIDDLE, OFFSET, SHIFT, STEP, Affine
+from llmc.quantize.formats.base import SCALE, Quantized
+
+LAYOUTS: dict[str, Affine] = {
+    "Q4_0": Affine(4, 32, 32, offsets=False),
+    "Q4_1": Affine(4, 32, 32),
+    "Q5_0": Affine(8, 32, 32, offsets=False),
+    "Q5_1": Affine(8, 32, 32),
+    "Q8_0": Affine(8, 32, 32, offsets=False),
+    "Q2_K": Affine(4, 16),
+    "Q3_K": Affine(4, 16, offsets=False),
+    "Q4_K": Affine(4, 32),
+    "Q5_K": Affine(8, 32),
+    "Q6_K": Affine(8, 16, offsets=False),
+}
+"""Numbers of 2 and 3 bits take 4, those of 5 and 6 bits 8."""
+
+
+@dataclass(frozen=True)
+class StoredBlocks(Stored):
+    """A matrix of one type. parts: of rows [first, first + count); at_once: rows that are read at a time.
+
+    layout: that of its type. format: the same, or one that holds other types, too.
+    """
+
+    parts: Callable[[int, int], Parts]
+    at_once: int
+    layout: Affine
+    format: Affine
+
+    def read(self, first: int, out: Quantized) -> None:
+        for at in range(0, len(out.numbers), self.at_once):
+            some = out.rows(slice(at, at + self.at_once))
+            self._write(self.parts(first + at, len(some.numbers)), some)
+
+    def _write(self, parts: Parts, out: Quantized) -> None:
+        format = self.format
+        np.add(parts.numbers.reshape(out.numbers.shape), np.int16(format.middle), out=out.numbers, casting="unsafe")
+        self._write_pair(parts.scale, parts.step, out, SCALE, STEP)
+        if format.offsets:
+            offset = np.zeros_like(parts.scale) if parts.offset is None else parts.offset
+            self._write_pair(offset, parts.shift, out, OFFSET, SHIFT)
+
+    def _write_pair(self, of_block: Array, of_group: Array | None, out: Quantized, whole: str, times: str) -> None:
+        """What a block has, and what its groups multiply that by. of_group: None for ones."""
+        format, layout, rows = self.format, self.layout, len(out.numbers)
+        groups = np.ones((len(of_block), layout.block // layout.group_size), np.int16) if of_group is None else of_group
+        if format.stepped:
+            bytes_ = groups.astype(np.int16).reshape(rows, -1) + np.int16(MIDDLE)
+            np.copyto(out.planes[times], np.repeat(bytes_, layout.group_size // format.group_size, 1), casting="unsafe")
+            found = np.repeat(of_block.reshape(rows, -1), layout.block // format.block, 1)
+        else:
+            # A half by a byte is a float32 with every bit.
+            products = (of_block * groups.astype(np.float32)).reshape(rows, -1)
+            found = np.repeat(products, layout.group_size // format.group_size, 1)
+        np.copyto(out.planes[whole], found)
+
+    def alike(self, others: Sequence[Stored]) -> Sequence[Stored] | None:
+        """Matrices of other types are held in the smaller of both groups, with offsets where one has them; 4-bit
+        numbers of both signs and of one do not go together."""
+        blocks = [other for other in others if isinstance(other, StoredBlocks)]
+        if len(blocks) < len(others):
+            return None
+        layouts = [one.layout for one in (self, *blocks)]
+        signs = {layout.offsets for layout in layouts}
+        bits = 4 if len(signs) == 1 and all(layout.bits == 4 for layout in layouts) else 8
+        group, block = (min(getattr(layout, name) for layout in layouts) for name in ("group_size", "block"))
+        format = Affine(bits, group, block, offsets=any(signs))
+        return [StoredBlocks(one.parts, one.at_once, one.layout, format) for one in (self, *blocks)]
