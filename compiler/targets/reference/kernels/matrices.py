@@ -9,7 +9,13 @@ from llmc.compiler.targets.reference.kernels.matrix import Affine, Codes, Floats
 from llmc.quantize.formats.registry import format_of_kernel
 
 KIND = "reference"
-MATRICES: dict[str, type[Matrix]] = {"integers": Integers, "steps": Steps, "fp8": Floats8, "codes": Codes, "affine": Affine}
+MATRICES: dict[str, type[Matrix]] = {
+    "integers": Integers,
+    "steps": Steps,
+    "fp8": Floats8,
+    "codes": Codes,
+    "affine": Affine,
+}
 
 
 def matrix_of(p: Mapping[str, Param], width: int) -> Matrix:
