@@ -13,7 +13,7 @@ from llmc.quantize.formats.integers import ZERO, Integers
 
 Floats = NDArray[np.float32]
 
-SHRINKS = tuple(1 - 0.04 * step for step in range(12))
+SHRINKS = tuple((54 - step) / 50 for step in range(26))
 """What ranges are multiplied by when the best one is looked for."""
 ONE = (1.0,)
 SCALE_DTYPES = ("f32", "f16", "bf16")
