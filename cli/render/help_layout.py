@@ -32,6 +32,7 @@ SUMMARIES: Mapping[str, str] = {
     "eval": "Measure how accurate an artifact is.",
     "eval perplexity": "Measure how well an artifact predicts a text.",
     "eval kl": "Measure how far an artifact is from a reference.",
+    "eval tasks": "Run tasks of lm-evaluation-harness.",
     "cache": "List, explain, check and trim the compile cache.",
     "cache ls": "List the entries.",
     "cache show": "Show what an entry's key is made of.",

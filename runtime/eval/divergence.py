@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from llmc.runtime.binding import Artifact
 from llmc.runtime.eval.lockstep import Lockstep
+from llmc.runtime.eval.softmax import log_softmax
 from llmc.runtime.eval.windows import mean_and_error, text_windows, window_length
 from llmc.runtime.request_error import RequestError
 from llmc.runtime.text.tokenizer import Tokenizer
@@ -109,7 +110,7 @@ def _compare(
         for position in range(len(group[0]) - 1):
             running = [window for window in group if len(window) > position + 1]
             tokens = [window[position] for window in running]
-            p, q = (_log_softmax(side.step(position, tokens)) for side in (expected, compared))
+            p, q = (log_softmax(side.step(position, tokens)) for side in (expected, compared))
             follows = [window[position + 1] for window in running]
             each = np.arange(len(running))
             rows.append(
@@ -123,13 +124,6 @@ def _compare(
             done += len(running)
             on_step(done, total)
     return rows
-
-
-def _log_softmax(logits: npt.NDArray[np.float32]) -> Doubles:
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max(axis=1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return shifted
 
 
 def _max_model_len(path: Path) -> int:

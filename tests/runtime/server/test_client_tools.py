@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +16,7 @@ import pytest
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams
 
+from support.artifacts import TinyArtifact
 from support.client_tools import installed, make_environment, run
 from support.live_server import LiveServer, serving
 from support.paths import ROOT
@@ -76,6 +82,62 @@ def test_lm_eval_scores_are_the_models(
             doc = one["doc"]
             for end, ((score, _),) in zip((doc["a"], doc["b"]), one["resps"], strict=True):
                 assert float(score) == pytest.approx(log_likelihood(llm, doc["start"], end), abs=1e-3), (doc, end)
+
+
+def with_tools(environment: Path, *arguments: str | Path) -> str:
+    """Output of this interpreter, which sees this tree, with what is installed there."""
+    (site,) = environment.glob("lib/python*/site-packages")
+    variables = {**os.environ, "PYTHONPATH": str(site), "HF_HUB_OFFLINE": "1", "HF_HOME": str(environment / "hub")}
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=variables, timeout=240)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_lm_eval_in_process_agrees_with_transformers(
+    chat_artifact: Path, tiny_artifact: TinyArtifact, environment: Path, tmp_path: Path
+) -> None:
+    installed("lm_eval", environment)
+    installed("accelerate", environment)  # the harness' own model of transformers imports it
+    model = tmp_path / "model"
+    shutil.copytree(tiny_artifact.model, model)
+    shutil.copy(chat_artifact / "tokenizer.json", model)
+    config = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    script = ROOT / "tests" / "support" / "harness_scores.py"
+    theirs, ours = json.loads(with_tools(environment, script, model, chat_artifact))
+    assert len(ours["pairs"]) == 5
+    for (score, likely), (expected, expected_likely) in zip(ours["pairs"], theirs["pairs"], strict=True):
+        assert score == pytest.approx(expected, abs=1e-4)
+        assert likely is expected_likely
+    assert ours["rolling"] == pytest.approx(theirs["rolling"], abs=1e-3), "sums of a hundred"
+    # The last character may lack bytes, which theirs tells.
+    assert ours["texts"] == [text.rstrip("\ufffd") for text in theirs["texts"]]
+
+
+def test_llmc_eval_tasks(server: LiveServer, english_artifact: Path, environment: Path, tmp_path: Path) -> None:
+    """Choices and generation in this process; the same choices, and a task of the user's, asked of a server."""
+    installed("lm_eval", environment)
+    for split in ("test", "dev"):
+        file = tmp_path / "mmlu" / split / f"manners_{split}.csv"
+        file.parent.mkdir(parents=True)
+        file.write_text("question,choice0,choice1,choice2,choice3,answer\n" + "Was she happy?,very,not,so,now,1\n" * 5)
+    (tmp_path / "humaneval").mkdir()
+    doc = {"task_id": "0", "prompt": "pass\n#", "test": "def check(f):\n    f(1)", "entry_point": "print"}
+    with gzip.open(tmp_path / "humaneval" / "HumanEval.jsonl.gz", "wt") as packed:
+        packed.write(json.dumps(doc))
+    command = ["-m", "llmc.cli.main", "eval", "tasks", "--data", str(tmp_path), "--num-fewshot", "0", "--json"]
+    names = "local_mmlu,local_humaneval"
+    local = json.loads(
+        with_tools(environment, *command, str(english_artifact), "--tasks", names, "--limit", "3", "--run-code")
+    )
+    values = {one["task"]: one for one in local}
+    assert set(values) == {"local_mmlu", "local_humaneval", "local_mmlu_manners"}
+    assert values["local_mmlu"]["value"] in (0, 1)
+    assert values["local_mmlu"]["samples"] == 3
+    assert (values["local_humaneval"]["metric"], values["local_humaneval"]["samples"]) == ("pass_at_1", 1)
+    asked = ["--base-url", server.url, "--tokenizer", str(MODEL)]
+    remote = json.loads(with_tools(environment, *command, *asked, "--tasks", "local_mmlu", "--limit", "3"))
+    assert [one["value"] for one in remote if one["task"] == "local_mmlu"] == [values["local_mmlu"]["value"]]
 
 
 def test_guidellm(server: LiveServer, environment: Path, tmp_path: Path) -> None:

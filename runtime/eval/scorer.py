@@ -1,0 +1,109 @@
+"""Log-likelihoods of continuations: one sequence in the KV pool, of which what the next one shares is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.runtime.binding import Artifact, GraphInfo, Replayer
+from llmc.runtime.eval.softmax import log_softmax
+from llmc.runtime.request_error import RequestError
+
+
+class Scorer:
+    """An artifact that scores; a context manager, or close it.
+
+    The engine's prompt logprobs would be the same to rounding, but each token of the context would be scored, too.
+    """
+
+    def __init__(self, path: Path, num_threads: int = 0) -> None:
+        """Raises LlmcError."""
+        self.path = path
+        self._artifact = Artifact(path)
+        try:
+            info = self._artifact.info
+            self.max_model_len, self._block_size = info.max_model_len, info.block_size
+            graphs = enumerate(self._artifact.graphs())
+            self._graphs = [(index, graph) for index, graph in graphs if graph.phase != "decode"]
+            self._num_blocks = -(-info.max_model_len // info.block_size)
+            self._replayer = Replayer(self._artifact, num_threads, self._num_blocks)
+        except BaseException:
+            self._artifact.close()
+            raise
+        self._cached: list[int] = []
+
+    def score(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
+        """The log-likelihood of `continuation` after `context`, and whether each of its tokens is the likeliest.
+
+        Raises RequestError for an empty context and for more tokens than the artifact holds.
+        """
+        tokens = [*context, *continuation[:-1]]
+        if not context:
+            raise RequestError("a continuation needs a context of at least one token")
+        if len(tokens) > self.max_model_len:
+            raise RequestError(f"{len(tokens)} tokens are more than the {self.max_model_len} that {self.path} holds")
+        if not continuation:
+            return 0.0, True
+        scored = len(context) - 1
+        done = _common(self._cached, tokens, scored)
+        self._cached = []  # until all of it is there
+        while done < scored:
+            done += self._chunk(tokens[:scored], done, False)[0]
+        rows: list[npt.NDArray[np.float32]] = []
+        while done < len(tokens):
+            count, logits = self._chunk(tokens, done, True)
+            rows.append(logits)
+            done += count
+        self._cached = tokens
+        scores, wanted = log_softmax(np.concatenate(rows)), np.asarray(continuation)
+        likely = bool((scores.argmax(axis=1) == wanted).all())
+        return float(scores[np.arange(len(wanted)), wanted].sum()), likely
+
+    def _chunk(self, tokens: Sequence[int], start: int, sampled: bool) -> tuple[int, npt.NDArray[np.float32]]:
+        """Runs the next tokens: how many, and the logits of each of them, or of none."""
+
+        def room(graph: GraphInfo) -> int:
+            most = min(graph.max_tokens, graph.max_samples) if sampled else graph.max_tokens
+            return min(most, graph.max_blocks_per_seq * self._block_size - start, len(tokens) - start)
+
+        index, graph = min(self._graphs, key=lambda one: (-room(one[1]), one[1].max_tokens, one[1].max_blocks_per_seq))
+        count = room(graph)
+        if count < 1:
+            raise RequestError(f"{self.path} has no graph for a prompt of {start + 1} tokens; compile larger buckets")
+        positions = np.arange(start, start + count, dtype=np.int32)
+        blocks = np.arange(1, self._num_blocks + 1, dtype=np.int32)  # block 0 is the dummy one
+        logits = self._replayer.run(
+            index,
+            input_ids=np.asarray(tokens[start : start + count], np.int32),
+            positions=positions,
+            slot_mapping=blocks[positions // self._block_size] * self._block_size + positions % self._block_size,
+            block_tables=blocks[None, : -(-(start + count) // self._block_size)],
+            context_lens=np.asarray([start + count], np.int32),
+            query_start=np.asarray([0, count], np.int32),
+            sample_index=np.arange(count if sampled else 0, dtype=np.int32),
+        )
+        return count, logits
+
+    def close(self) -> None:
+        """Releases replayer and artifact."""
+        self._replayer.close()
+        self._artifact.close()
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _common(a: Sequence[int], b: Sequence[int], most: int) -> int:
+    """How many leading tokens two sequences share, at most `most`."""
+    count = 0
+    for left, right in zip(a, b, strict=False):
+        if count == most or left != right:
+            break
+        count += 1
+    return count

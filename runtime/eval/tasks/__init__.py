@@ -1,0 +1,1 @@
+"""Templates of tasks with local data, and what they run."""
