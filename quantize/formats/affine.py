@@ -53,11 +53,8 @@ class Affine(WeightFormat):
         return self.groups(k)
 
     def describe(self) -> str:
-        offsets, blocks = (
-            " with offsets" if self.offsets else "",
-            f", in blocks of {self.block}" if self.stepped else "",
-        )
-        return f"{super().describe()}{offsets}{blocks}"
+        offsets = " with offsets" if self.offsets else ""
+        return super().describe() + offsets + (f", in blocks of {self.block}" if self.stepped else "")
 
     def value(self, quantized: Quantized) -> NDArray[np.float64]:
         k, planes = quantized.numbers.shape[1], quantized.planes
