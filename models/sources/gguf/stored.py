@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from llmc.models.sources.gguf.dequantize.parts import Parts
 from llmc.models.sources.stored import Stored
 from llmc.quantize.formats.affine import MIDDLE, OFFSET, SHIFT, STEP, Affine
 from llmc.quantize.formats.base import SCALE, Quantized
+from llmc.quantize.formats.integers import Integers
 
 LAYOUTS: dict[str, Affine] = {
     "Q4_0": Affine(4, 32, 32, offsets=False),
@@ -25,20 +25,19 @@ LAYOUTS: dict[str, Affine] = {
     "Q5_K": Affine(8, 32),
     "Q6_K": Affine(8, 16, offsets=False),
 }
-"""Numbers of 2 and 3 bits take 4, those of 5 and 6 bits 8."""
+"""Numbers of 2 and 3 bits take 4, those of 5 and 6 bits 8. Groups that are blocks, without offsets, are `Integers`."""
 
 
-@dataclass(frozen=True)
 class StoredBlocks(Stored):
     """A matrix of one type. parts: of rows [first, first + count); at_once: rows that are read at a time.
 
-    layout: that of its type. format: the same, or one that holds other types, too.
+    layout: that of its type. held: the same, or one that holds other types, too.
     """
 
-    parts: Callable[[int, int], Parts]
-    at_once: int
-    layout: Affine
-    format: Affine
+    def __init__(self, parts: Callable[[int, int], Parts], at_once: int, layout: Affine, held: Affine) -> None:
+        self.parts, self.at_once, self.layout, self.held = parts, at_once, layout, held
+        integers = not held.stepped and not held.offsets
+        self.format = Integers(held.bits, held.group_size) if integers else held
 
     def read(self, first: int, out: Quantized) -> None:
         for at in range(0, len(out.numbers), self.at_once):
@@ -46,7 +45,7 @@ class StoredBlocks(Stored):
             self._write(self.parts(first + at, len(some.numbers)), some)
 
     def _write(self, parts: Parts, out: Quantized) -> None:
-        format = self.format
+        format = self.held
         np.add(parts.numbers.reshape(out.numbers.shape), np.int16(format.middle), out=out.numbers, casting="unsafe")
         self._write_pair(parts.scale, parts.step, out, SCALE, STEP)
         if format.offsets:
@@ -55,7 +54,7 @@ class StoredBlocks(Stored):
 
     def _write_pair(self, of_block: Array, of_group: Array | None, out: Quantized, whole: str, times: str) -> None:
         """What a block has, and what its groups multiply that by. of_group: None for ones."""
-        format, layout, rows = self.format, self.layout, len(out.numbers)
+        format, layout, rows = self.held, self.layout, len(out.numbers)
         groups = np.ones((len(of_block), layout.block // layout.group_size), np.int16) if of_group is None else of_group
         if format.stepped:
             bytes_ = groups.astype(np.int16).reshape(rows, -1) + np.int16(MIDDLE)
