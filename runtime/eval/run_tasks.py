@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib.metadata
 import json
 import tempfile
 import urllib.error
@@ -47,8 +47,10 @@ class Score:
 
 def require_harness() -> None:
     """Raises EvalError where lm_eval is not installed."""
-    if importlib.util.find_spec("lm_eval") is None:
-        raise EvalError(f"llmc eval tasks needs lm-evaluation-harness, which is not installed: {_INSTALL}")
+    try:
+        importlib.metadata.version("lm_eval")
+    except importlib.metadata.PackageNotFoundError:
+        raise EvalError(f"llmc eval tasks needs lm-evaluation-harness, which is not installed: {_INSTALL}") from None
 
 
 def run_on_artifact(artifact: Path, run: TaskRun, num_threads: int = 0) -> list[Score]:
