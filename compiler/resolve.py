@@ -107,7 +107,6 @@ class Resolved:
             act_dtype=self.act_dtype,
             kv_dtype=self.kv_dtype,
             block_size=self.block_size,
-            packed_embedding=self.model.tie_word_embeddings,
         )
 
     def graph_components(self) -> dict[str, str]:

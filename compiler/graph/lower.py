@@ -18,7 +18,7 @@ from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import F32, FLOATS
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.graph.export import Exported
-from llmc.compiler.graph.importer import Importer, arguments_of
+from llmc.compiler.graph.importer import Importer, arguments_of, llmc_op
 from llmc.compiler.graph.ir_spec import verify_lowered, verify_site
 from llmc.compiler.graph.lowered import SITE_PREFIX, Lowered
 from llmc.compiler.graph.passes import row_symbol
@@ -52,6 +52,12 @@ def _converter(op: str, sites: list[Site], samples: str) -> Callable[[fx.Node, A
         }
         attributes["widths"] = {name: shape[-1] for name, shape in shapes.items() if isinstance(shape[-1], int)}
         out_type = _result_type(get_op(op), values, tensors)
+        # Names of tensors that ops of another kind read as well.
+        attributes["shared"] = [
+            name
+            for name, value in values.items()
+            if isinstance(value, fx.Node) and any(llmc_op(user) not in (None, op) for user in value.users)
+        ]
         attributes["on_samples"] = str(node.meta["val"].shape[0]) == samples
         verify_site(op, node.name, tensors)
         sites.append(Site(op, attributes, tuple(tensors)))

@@ -60,10 +60,7 @@ class Call:
 
 @dataclass(frozen=True)
 class GraphParams:
-    """What the kernels of an op depend on beside the op.
-
-    packed_embedding: the embedding shares its (packed) weight with the output projection.
-    """
+    """What the kernels of an op depend on beside the op."""
 
     target: Target
     shape: GraphShape
@@ -71,7 +68,6 @@ class GraphParams:
     act_dtype: str
     kv_dtype: str
     block_size: int
-    packed_embedding: bool
 
     def row_params(self, *, on_samples: bool = False) -> dict[str, Param]:
         """Parameters of a kernel that depend on how rows lie."""

@@ -27,7 +27,7 @@ def _embedding(site: Site, graph: GraphParams) -> list[KernelCall]:
         dim=dim,
         vocab=vocab,
         weight_dtype=graph.act_dtype,
-        packed=graph.packed_embedding,
+        packed="weight" in site.attributes["shared"],
         **graph.target.weight_params(),
     )
     return [KernelCall(spec, ("ids", "weight", "out"))]

@@ -50,7 +50,7 @@ class _Site:
             "on_samples": False,
         }
         site = Site(op.name, attributes, (*rows, *weights))
-        params = GraphParams(found, shape, 64, "f32", "f32", 16, packed_embedding=False)
+        params = GraphParams(found, shape, 64, "f32", "f32", 16)
         self._calls, self._scratch_bytes = op.kernels(site, params), op.scratch_bytes(site, params)
         found.link([found.compile(call.spec, None) for call in self._calls], path)
         self._library = ctypes.CDLL(str(path))
@@ -115,7 +115,7 @@ def check_in_a_model(op: OpDef, folder: Path) -> None:
 
     def build(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:
         model = Decoder(config, act_dtype, max_len)
-        model.embed = Embedded(config, act_dtype)
+        model.embed = Embedded(config.vocab_size, config.hidden_size, act_dtype)
         return model
 
     check_family(Family(f"with_{op.name}", LLAMA.read_config, LLAMA.weight_map, build), folder)

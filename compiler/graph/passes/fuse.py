@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph.lowered import SITE_PREFIX
@@ -19,6 +19,7 @@ PROGRAM = "llmc.row_program"
 """Attribute of a fused PrimFunc: its row program, JSON."""
 NAME = "llmc.name"
 """Attribute of a fused PrimFunc: the names of its ops, for people."""
+_ROWS = "llmc.rows"
 _INJECTIVE = 2
 _FUSE_DEPTHS = (256, 8, 4, 2, 1)
 _MAX_NAME = 60
@@ -97,6 +98,46 @@ def _fused(module: tvm.IRModule) -> tvm.IRModule:
     raise CompileError(f"an op has more than {MAX_BUFFERS} tensors, which is what a kernel can take; split it")
 
 
+def _rows_of_call(var: relax.Var) -> str:
+    """The symbol that counts the rows of what a call writes; empty where they are counted."""
+    made = var.ty.fields[0] if isinstance(var.ty, tvm.ir.TupleType) else var.ty
+    rows = made.shape[0]
+    return "" if isinstance(rows, tirx.IntImm) else str(rows.name)
+
+
+@relax.expr_functor.mutator
+class _Apart(relax.PyExprMutator):  # type: ignore[misc]
+    """Calls copies of functions, one for each kind of rows."""
+
+    def __init__(self, module: tvm.IRModule, shared: frozenset[str]) -> None:
+        super().__init__(module)
+        self._module, self._shared = module, shared
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        call = binding.value
+        if isinstance(call, relax.Call) and call.op == tvm.ir.Op.get("relax.call_tir"):
+            name = call.args[0].name_hint
+            if name in self._shared:
+                func = self._module[call.args[0]].with_attr(_ROWS, _rows_of_call(binding.var))
+                copy = self.builder_.add_func(func, name)
+                call = relax.Call(call.op, [copy, *call.args[1:]], call.attrs, call.ty_args, ret_ty=call.ty)
+                binding = relax.VarBinding(binding.var, call)
+        super().visit_var_binding_(binding)
+
+
+def _apart(module: tvm.IRModule) -> tvm.IRModule:
+    """No function is called with several kinds of rows; TVM shares one where nothing else differs."""
+    kinds: dict[str, set[str]] = {}
+    for var, call in calls_of_tir(module["main"]):
+        kinds.setdefault(call.args[0].name_hint, set()).add(_rows_of_call(var))
+    shared = frozenset(name for name, rows in kinds.items() if len(rows) > 1)
+    if not shared:
+        return module
+    mutator = _Apart(module, shared)
+    mutator.builder_.update_func(module.get_global_var("main"), mutator.visit_expr(module["main"]))
+    return relax.transform.DeadCodeElimination()(mutator.builder_.get())
+
+
 def kernel_name(name: str) -> str:
     """A C identifier from the name that TVM gives a fused function: the ops in order, without counters."""
     words = [re.sub(r"\d+$", "", word.removeprefix("tir_")) for word in name.replace("tir_", "").split("_")]
@@ -114,7 +155,7 @@ def fuse_rows(module: tvm.IRModule, symbols: Mapping[str, str], describe: Descri
     """
     module = relax.transform.LegalizeOps()(relax.transform.DeadCodeElimination()(module))
     _check(module, describe)
-    module = _fused(module)
+    module = _apart(_fused(module))
     for var, call in list(calls_of_tir(module["main"])):
         func = module[call.args[0]]
         name = kernel_name(call.args[0].name_hint)
@@ -122,8 +163,7 @@ def fuse_rows(module: tvm.IRModule, symbols: Mapping[str, str], describe: Descri
             program = _program(module, call)
         except RowwiseError as error:
             raise CompileError(f"{name}, which ends in {describe(var.name)}, {error}") from None
-        rows = rows_of(func)
-        symbol = "" if rows is None else str(rows.name)
+        symbol = _rows_of_call(var)
         if symbol not in symbols:
             raise CompileError(f"{describe(var.name)} has rows that are neither tokens nor samples")
         program["rows"] = symbols[symbol]

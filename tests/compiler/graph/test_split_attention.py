@@ -47,7 +47,6 @@ def test_which_graphs_split(bucket: Bucket, max_model_len: int, segments: int) -
         act_dtype="f32",
         kv_dtype="f32",
         block_size=32,
-        packed_embedding=False,
     )
     assert graph_shape(bucket, params).segments == segments
 
