@@ -46,7 +46,7 @@ def read_gguf(path: Path) -> None:
     copied_files(source.model_files(), "auto")
     for parameter in load_parameters(config, checkpoint, "bf16"):
         parameter.value()
-    checked_frequencies(config, min(config.max_position_embeddings, 4096))
+    checked_frequencies(config.rope, min(config.max_position_embeddings, 4096))
 
 
 def mutated(model: Gguf, rng: random.Random) -> bytes:

@@ -68,7 +68,8 @@ def open_model(state: CompileState) -> None:
     state.source = open_source(config.model)
     state.checkpoint, state.files = state.source.checkpoint(), state.source.model_files()
     check_checkpoint(resolved.model, state.checkpoint)
-    checked_frequencies(resolved.model, resolved.max_model_len)
+    for rope in resolved.model.ropes:
+        checked_frequencies(rope, resolved.max_model_len)
     state.copied = copied_files(state.files, config.tokenizer)
 
 

@@ -32,7 +32,6 @@ from llmc.quantize.scheme import stored_scheme
 
 DEFAULT_MAX_MODEL_LEN = 4096
 EMBEDDING, HEAD = "embed.weight", "lm_head.weight"
-ROPE_TABLE = "rope.cos_sin"
 
 
 @dataclass(frozen=True)
@@ -120,8 +119,8 @@ class Resolved:
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Logical shapes of all that graphs may read as a weight, by name."""
         targets = get_family(self.model.model_type).weight_map(self.model).targets
-        rope = (self.max_model_len, self.model.rotary_dim)
-        return {**{target.name: target.shape for target in targets}, ROPE_TABLE: rope}
+        tables = {name: (self.max_model_len, rope.dim) for name, rope in self.model.rope_tables.items()}
+        return {**{target.name: target.shape for target in targets}, **tables}
 
     def parameters(self, checkpoint: Checkpoint) -> Iterator[Parameter]:
         """The values of `weight_shapes`, rows and columns in the order that the recipe wants."""
@@ -133,7 +132,8 @@ class Resolved:
             if name in rows_of and (order := found[rows_of[name]].in_stored_order().columns) is not None:
                 parameter = parameter.with_rows(np.concatenate((order, order + np.int32(len(order)))))
             yield parameter
-        yield Parameter.of(ROPE_TABLE, "f32", cos_sin_table(self.model, self.max_model_len))
+        for name, rope in self.model.rope_tables.items():
+            yield Parameter.of(name, "f32", cos_sin_table(rope, self.max_model_len))
 
     def model_record(self) -> ModelRecord:
         """What graphs.bin says of the model."""
@@ -168,6 +168,11 @@ def resolve(config: CompileConfig) -> Resolved:
     act_dtype = config.dtype if config.dtype != "auto" else ("f32" if model.dtype == "f32" else "bf16")
     default_len = min(model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)
     limits, ladder = resolve_ladder(config, default_len, trained_length(model))
+    if model.learned_positions and limits.max_model_len > model.learned_positions:
+        raise CompileError(
+            f"max-model-len is {limits.max_model_len}, but the model has a table of {model.learned_positions} "
+            "positions; lower --max-model-len"
+        )
     cut_by = None
     if limits.max_model_len < trained_length(model):
         by_ladder = "default" if limits.max_model_len == default_len else "buckets"

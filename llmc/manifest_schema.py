@@ -25,6 +25,7 @@ Bytes = Annotated[int, Field(ge=0, le=1 << 46)]
 Crc = Annotated[int, Field(ge=0, le=0xFFFFFFFF)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Positive = Annotated[float, Field(gt=0, le=1e30)]
+Factors = Annotated[list[Positive], Field(max_length=1 << 15)]
 Shape = Annotated[list[Annotated[int, Field(ge=1, le=1 << 32)]], Field(max_length=4)]
 Float = Literal["f32", "bf16", "f16"]
 Components = Annotated[dict[Text, Long], Field(max_length=256)]
@@ -43,7 +44,7 @@ class Closed(BaseModel):
 
 
 class RopeScaling(Closed):
-    rope_type: Literal["linear", "dynamic", "llama3", "yarn", "factors"]
+    rope_type: Literal["linear", "dynamic", "llama3", "yarn", "longrope", "factors"]
     factor: Positive
     original_max_position_embeddings: Count
     low_freq_factor: float | None = None
@@ -54,7 +55,14 @@ class RopeScaling(Closed):
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
-    frequency_factors: Annotated[list[Positive], Field(max_length=1 << 15)] | None = None
+    frequency_factors: Factors | None = None
+    long_factors: Factors | None = None
+
+
+class Rope(Closed):
+    theta: Positive | None
+    dim: Annotated[int, Field(ge=2, le=1 << 16)]
+    scaling: RopeScaling | None
 
 
 class Model(Closed):
@@ -66,21 +74,37 @@ class Model(Closed):
     num_heads: Annotated[int, Field(ge=1, le=1 << 16)]
     num_kv_heads: Annotated[int, Field(ge=1, le=1 << 16)]
     head_dim: Annotated[int, Field(ge=1, le=1 << 16)]
-    rms_norm_eps: Annotated[float, Field(ge=0, le=1)]
-    rope_theta: Positive
-    rope_scaling: RopeScaling | None
-    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)]
+    norm_eps: Annotated[float, Field(ge=0, le=1)]
+    rope: Rope
     max_position_embeddings: Annotated[int, Field(ge=1, le=1 << 40)]
     tie_word_embeddings: bool
     attention_bias: bool
     o_bias: bool
     mlp_bias: bool
-    qk_norm: bool
+    qk_norm: Literal["none", "head", "each_head", "whole"]
+    attention_scale: Positive
     sliding_window: Annotated[int, Field(ge=1, le=1 << 31)] | None
     layer_windows: Annotated[list[Annotated[int, Field(ge=0, le=1 << 31)]], Field(max_length=1 << 16)]
     eos_token_ids: Annotated[list[TokenId], Field(max_length=1024)]
     bos_token_id: TokenId | None
     dtype: Float
+    norm: Literal["rms", "layer"]
+    norm_weight: bool
+    norm_bias: bool
+    residual: Literal["pre", "parallel", "sandwich", "post"]
+    parallel_norms: Annotated[int, Field(ge=1, le=2)]
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu"]
+    gated: bool
+    local_rope: Rope | None
+    unrotated_layers: Annotated[list[Annotated[int, Field(ge=0, le=1 << 16)]], Field(max_length=1 << 16)]
+    learned_positions: Annotated[int, Field(ge=0, le=1 << 31)]
+    embed_norm: bool
+    head_bias: bool
+    clip_qkv: Positive | None
+    embedding_multiplier: Positive
+    residual_multiplier: Positive
+    logit_multiplier: Positive
+    logit_cap: Positive | None
 
     @model_validator(mode="after")
     def _one_window_a_layer(self) -> Model:

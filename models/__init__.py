@@ -3,7 +3,8 @@
 Configs, checkpoints and weight maps need no torch; it is imported with the first module that is built.
 """
 
-from llmc.models.config import ModelConfig, ModelError, RopeScaling
+from llmc.models.config import ModelConfig, Rope, RopeScaling
+from llmc.models.errors import ModelError
 from llmc.models.loader import Parameter, load_parameters
 from llmc.models.read_config import load_config
 from llmc.models.registry import build_model, get_family
@@ -18,6 +19,7 @@ __all__ = [
     "ModelError",
     "ModelSource",
     "Parameter",
+    "Rope",
     "RopeScaling",
     "Tensor",
     "build_model",

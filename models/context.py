@@ -13,11 +13,11 @@ _YARN_FAMILIES = frozenset({"qwen2", "qwen3"})
 def trained_length(config: ModelConfig) -> int:
     """Tokens of the longest text that the model's rotary embeddings are made for, its rope scaling counted in.
 
-    Linear, dynamic and yarn scaling stretch their original length by the factor; llama3's, and that of factors one by
-    one, is part of max_position_embeddings, as in the checkpoints that have it.
+    Linear, dynamic and yarn scaling stretch their original length by the factor; llama3's, longrope's, and that of
+    factors one by one, is part of max_position_embeddings, as in the checkpoints that have it.
     """
-    scaling = config.rope_scaling
-    if scaling is None or scaling.rope_type in ("llama3", "factors"):
+    scaling = config.rope.scaling
+    if scaling is None or scaling.rope_type in ("llama3", "factors", "longrope"):
         return config.max_position_embeddings
     stretched = int(scaling.original_max_position_embeddings * scaling.factor)
     return max(config.max_position_embeddings, stretched)
@@ -29,12 +29,12 @@ def sound_scaling(config: ModelConfig, length: int) -> dict[str, object]:
     A scaling that the model has gets a larger factor. Without one: yarn where the family's authors recommend it, else
     dynamic, which changes nothing up to the trained length.
     """
-    scaling = config.rope_scaling
+    scaling = config.rope.scaling
     original = config.max_position_embeddings if scaling is None else scaling.original_max_position_embeddings
     kind = "yarn" if config.model_type in _YARN_FAMILIES else "dynamic"
     if scaling is not None:
         # The bands of llama3, which factors are as well, were trained; yarn keeps high frequencies as they do.
-        kind = "yarn" if scaling.rope_type in ("llama3", "factors") else scaling.rope_type
+        kind = "yarn" if scaling.rope_type in ("llama3", "factors", "longrope") else scaling.rope_type
     factor = math.ceil(2 * length / original) / 2
     entry: dict[str, object] = {"rope_type": kind, "factor": factor}
     if kind == "yarn":

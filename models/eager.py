@@ -31,7 +31,7 @@ def load_model(path: str | Path, act_dtype: str = "f32", max_len: int | None = N
     state = {p.name: as_tensor(p.value()) for p in load_parameters(config, source.checkpoint(), act_dtype)}
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["embed.weight"]
-    state["rope.cos_sin"] = as_tensor(cos_sin_table(config, length))
+    state |= {name: as_tensor(cos_sin_table(rope, length)) for name, rope in config.rope_tables.items()}
     model.load_state_dict(state, strict=True, assign=True)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.embed.weight

@@ -50,6 +50,15 @@ class Fields:
             raise ModelError(f"{path} holds a JSON {type(values).__name__} where an object was expected")
         return cls(values, str(path))
 
+    def renamed(self, **theirs: str) -> Fields:
+        """The same with fields under names of ours too: `theirs` is what the object calls them."""
+        ours = {name: self._values[their] for name, their in theirs.items() if their in self._values}
+        return Fields({**ours, **self._values}, self.origin)
+
+    def with_values(self, **values: Any) -> Fields:
+        """The same with other values of some fields."""
+        return Fields({**self._values, **values}, self.origin)
+
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
         return self._values.get(name) is not None
@@ -118,6 +127,22 @@ class Fields:
         if not isinstance(value, list) or len(value) != count or not all(isinstance(v, str) for v in value):
             raise self._wrong(name, value, f"a list of {count} strings")
         return tuple(value)
+
+    def integers(self, name: str, count: int) -> tuple[int, ...]:
+        """A list of exactly `count` integers of at least 0."""
+        value = self.raw(name)
+        if not isinstance(value, list) or len(value) != count:
+            raise self._wrong(name, value, f"a list of {count} integers")
+        entries = Fields({str(i): number for i, number in enumerate(value)}, f"{self.origin}: {name}")
+        return tuple(entries.integer(str(i), minimum=0) for i in range(count))
+
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """A list of exactly `count` positive numbers."""
+        value = self.raw(name)
+        if not isinstance(value, list) or len(value) != count:
+            raise self._wrong(name, value, f"a list of {count} numbers")
+        entries = Fields({str(i): number for i, number in enumerate(value)}, f"{self.origin}: {name}")
+        return tuple(entries.number(str(i)) for i in range(count))
 
     def token_ids(self, name: str) -> tuple[int, ...]:
         """One token id or a list of them; empty where missing."""

@@ -14,8 +14,9 @@ from llmc.models.convert import DTYPES, Array
 from llmc.models.registry import get_family
 from llmc.models.sources.base import ArrayTensor, Checkpoint, Tensor
 from llmc.models.sources.reordered import ColumnsTaken, RowsTaken
+from llmc.models.sources.reshaped import Flattened, Shifted, Transposed
 from llmc.models.sources.stored import Stored
-from llmc.models.weight_map import WeightMap
+from llmc.models.weight_map import Source, WeightMap
 from llmc.quantize.formats.base import Quantized
 
 
@@ -126,11 +127,22 @@ def check_checkpoint(config: ModelConfig, checkpoint: Checkpoint) -> WeightMap:
 
 
 def load_parameters(config: ModelConfig, checkpoint: Checkpoint, act_dtype: str) -> Iterator[Parameter]:
-    """Every parameter in order; the buffer rope.cos_sin is not among them.
+    """Every parameter in order; the buffers of rotary tables are not among them.
 
     Linear and embedding weights are stored in act_dtype ("f32" or "bf16"), norms and biases in float32. Raises
     ModelError before the first one if the checkpoint does not fit.
     """
     for target in check_checkpoint(config, checkpoint).targets:
         dtype = act_dtype if target.dtype == "act" else "f32"
-        yield Parameter(target.name, dtype, tuple(checkpoint.tensor(source.name) for source in target.sources))
+        parameter = Parameter(target.name, dtype, tuple(_tensor(checkpoint, source) for source in target.sources))
+        if target.plus:
+            parameter = replace(parameter, parts=(Shifted(parameter, target.plus),))
+        yield parameter if target.rows is None else parameter.with_rows(target.rows)
+
+
+def _tensor(checkpoint: Checkpoint, source: Source) -> Tensor:
+    """In the shape that the model has it in."""
+    tensor = checkpoint.tensor(source.name)
+    if source.stored is None:
+        return tensor
+    return Flattened(tensor) if len(source.shape) == 1 else Transposed(tensor)

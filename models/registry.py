@@ -7,11 +7,28 @@ from typing import TYPE_CHECKING
 from llmc.models.brief import brief
 from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
+from llmc.models.families.cohere import COHERE, COHERE2
+from llmc.models.families.exaone4 import EXAONE4
+from llmc.models.families.falcon import FALCON
 from llmc.models.families.family import Family
+from llmc.models.families.gemma import GEMMA, GEMMA3_TEXT
+from llmc.models.families.glm import GLM, GLM4
+from llmc.models.families.gpt2 import GPT2, GPT_BIGCODE
+from llmc.models.families.gpt_neox import GPT_NEOX
+from llmc.models.families.gptj import CODEGEN, GPTJ
+from llmc.models.families.granite import GRANITE
 from llmc.models.families.llama import LLAMA
+from llmc.models.families.llama_relatives import ARCEE, ERNIE4_5, HELIUM, NEMOTRON, SEED_OSS
 from llmc.models.families.mistral import MISTRAL
+from llmc.models.families.olmo import OLMO, OLMO2
+from llmc.models.families.opt import OPT
+from llmc.models.families.phi import PHI
+from llmc.models.families.phi3 import PHI3
 from llmc.models.families.qwen2 import QWEN2
 from llmc.models.families.qwen3 import QWEN3
+from llmc.models.families.smollm3 import SMOLLM3
+from llmc.models.families.stablelm import STABLELM
+from llmc.models.families.starcoder2 import STARCODER2
 
 if TYPE_CHECKING:
     from llmc.models.blocks.decoder import Decoder
@@ -23,6 +40,33 @@ FAMILIES: dict[str, Family] = {
         MISTRAL,
         QWEN2,
         QWEN3,
+        ARCEE,
+        CODEGEN,
+        COHERE,
+        COHERE2,
+        ERNIE4_5,
+        EXAONE4,
+        FALCON,
+        GEMMA,
+        GEMMA3_TEXT,
+        GLM,
+        GLM4,
+        GPT2,
+        GPTJ,
+        GPT_BIGCODE,
+        GPT_NEOX,
+        GRANITE,
+        HELIUM,
+        NEMOTRON,
+        OLMO,
+        OLMO2,
+        OPT,
+        PHI,
+        PHI3,
+        SEED_OSS,
+        SMOLLM3,
+        STABLELM,
+        STARCODER2,
     )
 }
 

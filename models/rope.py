@@ -10,28 +10,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.models.config import ModelConfig, RopeScaling
+from llmc.models.config import Rope, RopeScaling
 from llmc.models.errors import ModelError
+from llmc.models.rope_fields import ROPE_TYPES
 
 _F32 = np.float32
 Array = NDArray[Any]
 
 
-def cos_sin_table(config: ModelConfig, max_len: int) -> Array:
-    """float32 [max_len, rotary_dim]: cosines in the first half of a row, sines in the second, for positions 0, 1, ….
+def cos_sin_table(rope: Rope, max_len: int) -> Array:
+    """float32 [max_len, dim]: cosines in the first half of a row, sines in the second, for positions 0, 1, ….
 
-    Yarn's attention factor is folded in. Dynamic (NTK) scaling is fixed by max_len: plain up to
-    max_position_embeddings, else the frequencies of a text of max_len tokens; docs/adding-a-model.md says why.
+    The attention factor of yarn and longrope is folded in. Dynamic (NTK) scaling is fixed by max_len: plain up to the
+    original context, else the frequencies of a text of max_len tokens, and longrope takes its long factors beyond it;
+    docs/adding-a-model.md says why.
     Raises ModelError on an unknown rope type.
     """
-    inv_freq, factor = checked_frequencies(config, max_len)
+    inv_freq, factor = checked_frequencies(rope, max_len)
     # float32 angles; only their cosines and sines are taken in float64, then rounded once.
     angles = (np.arange(max_len, dtype=_F32)[:, None] * inv_freq).astype(np.float64)
     return np.concatenate((np.cos(angles).astype(_F32), np.sin(angles).astype(_F32)), axis=-1) * _F32(factor)
 
 
-def checked_frequencies(config: ModelConfig, max_len: int) -> tuple[Array, float]:
-    """(inverse frequencies float32 [rotary_dim / 2], factor of cos and sin).
+def checked_frequencies(rope: Rope, max_len: int) -> tuple[Array, float]:
+    """(inverse frequencies float32 [dim / 2], factor of cos and sin).
 
     Raises ModelError where they or an angle below position max_len are not finite.
     """
@@ -39,13 +41,13 @@ def checked_frequencies(config: ModelConfig, max_len: int) -> tuple[Array, float
         raise ModelError(f"a rotary table of {max_len} positions was asked for; it needs at least 1")
     try:
         with np.errstate(all="ignore"):
-            inv_freq, factor = _frequencies(config, max_len)
+            inv_freq, factor = _frequencies(rope, max_len)
             finite = bool(np.isfinite(inv_freq * _F32(max_len)).all()) and bool(np.isfinite(_F32(factor)))
     except (ArithmeticError, ValueError):
         finite = False
     if not finite:
         raise ModelError(
-            f"config.json: rope_theta {config.rope_theta} with rope scaling {config.rope_scaling} gives angles that "
+            f"config.json: rope_theta {rope.theta} with rope scaling {rope.scaling} gives angles that "
             f"are no finite numbers; mend its rope fields"
         )
     return inv_freq, factor
@@ -61,9 +63,11 @@ def _inverse(base: float, dim: int) -> Array:
     return _F32(1) / _powers(base, dim)
 
 
-def _frequencies(config: ModelConfig, max_len: int) -> tuple[Array, float]:
-    """(inverse frequencies float32 [rotary_dim / 2], factor of cos and sin)."""
-    theta, dim, scaling = config.rope_theta, config.rotary_dim, config.rope_scaling
+def _frequencies(rope: Rope, max_len: int) -> tuple[Array, float]:
+    """(inverse frequencies float32 [dim / 2], factor of cos and sin)."""
+    theta, dim, scaling = rope.theta, rope.dim, rope.scaling
+    if theta is None:
+        return np.zeros(dim // 2, _F32), 1.0
     if scaling is None:
         return _inverse(theta, dim), 1.0
     match scaling.rope_type:
@@ -76,11 +80,27 @@ def _frequencies(config: ModelConfig, max_len: int) -> tuple[Array, float]:
         case "yarn":
             return _yarn(theta, dim, scaling)
         case "factors":
-            factors = np.array(scaling.frequency_factors, _F32)
-            if factors.shape != (dim // 2,):
-                raise ValueError(f"{factors.shape} factors of {dim // 2} frequencies")
-            return _inverse(theta, dim) / factors, 1.0
-    raise ModelError(f"rope type {scaling.rope_type!r} is not supported; one of default, linear, dynamic, llama3, yarn")
+            return _inverse(theta, dim) / _factors(scaling.frequency_factors, dim), 1.0
+        case "longrope":
+            is_long = max_len > scaling.original_max_position_embeddings
+            factors = _factors(scaling.long_factors if is_long else scaling.frequency_factors, dim)
+            return _F32(1) / (factors * _powers(theta, dim)), _longrope_factor(scaling)
+    raise ModelError(f"rope type {scaling.rope_type!r} is not supported; one of {', '.join(ROPE_TYPES)}")
+
+
+def _factors(factors: tuple[float, ...] | None, dim: int) -> Array:
+    found = np.array(factors, _F32)
+    if found.shape != (dim // 2,):
+        raise ValueError(f"{found.shape} factors of {dim // 2} frequencies")
+    return found
+
+
+def _longrope_factor(scaling: RopeScaling) -> float:
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.factor <= 1.0:
+        return 1.0
+    return math.sqrt(1 + math.log(scaling.factor) / math.log(scaling.original_max_position_embeddings))
 
 
 def _dynamic_base(theta: float, dim: int, scaling: RopeScaling, max_len: int) -> float:

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llmc.models.brief import brief_name
-from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 
 Shape = tuple[int, ...]
+Rows = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A tensor that the checkpoint must have, with its shape."""
+    """A tensor that the checkpoint must have, with its shape.
+
+    stored: the shape that it has there, where that is another: a matrix [columns, rows], or one whose rows are a vector
+    one after the other.
+    """
 
     name: str
     shape: Shape
+    stored: Shape | None = None
+
+    @property
+    def stored_shape(self) -> Shape:
+        """As the checkpoint has it."""
+        return self.shape if self.stored is None else self.stored
 
 
 @dataclass(frozen=True)
@@ -27,20 +40,20 @@ class Target:
 
     dtype: "act" for weights in the activation dtype, "f32" for norms and biases. makes: of a gated layer whose result
     one linear layer reads and nothing else, the name of that one's weight: row i of gate and of up is its column i.
+    rows: int32, its row i is row rows[i] of the sources; None: all in their order. plus: is added to every value.
     """
 
     name: str
     sources: tuple[Source, ...]
     dtype: Literal["act", "f32"]
     makes: str | None = None
-
-    @property
-    def how(self) -> Literal["copy", "concat_rows"]:
-        return "copy" if len(self.sources) == 1 else "concat_rows"
+    rows: Rows | None = field(default=None, compare=False)
+    plus: float = 0.0
 
     @property
     def shape(self) -> Shape:
-        return (sum(s.shape[0] for s in self.sources), *self.sources[0].shape[1:])
+        rows = sum(s.shape[0] for s in self.sources) if self.rows is None else len(self.rows)
+        return (rows, *self.sources[0].shape[1:])
 
 
 @dataclass(frozen=True)
@@ -67,12 +80,12 @@ class WeightMap:
             found = shapes.get(source.name)
             if found is None:
                 raise ModelError(
-                    f"{origin} lacks the tensor {called(source.name)} of shape {list(source.shape)}; {again}"
+                    f"{origin} lacks the tensor {called(source.name)} of shape {list(source.stored_shape)}; {again}"
                 )
-            if found != source.shape:
+            if found != source.stored_shape:
                 raise ModelError(
                     f"{origin}: tensor {called(source.name)} has shape {list(found)} where {config_name} "
-                    f"implies {list(source.shape)}; {again}"
+                    f"implies {list(source.stored_shape)}; {again}"
                 )
         unknown = sorted(name for name in shapes if name not in sources and name not in self.unused)
         if unknown:
@@ -81,52 +94,3 @@ class WeightMap:
                 f"{origin} has the tensor {brief_name(called(unknown[0]))} of shape {list(shapes[unknown[0]])}{more}, "
                 f"which this architecture does not use; {again}"
             )
-
-
-def _projection(
-    target: str, prefix: str, rows: tuple[tuple[str, int], ...], columns: int, bias: bool, makes: str | None = None
-) -> Iterator[Target]:
-    """Weight and bias of a linear that fuses the projections `rows` (name, rows) below `prefix`."""
-    yield Target(f"{target}.weight", tuple(Source(f"{prefix}.{n}.weight", (r, columns)) for n, r in rows), "act", makes)
-    if bias:
-        yield Target(f"{target}.bias", tuple(Source(f"{prefix}.{n}.bias", (r,)) for n, r in rows), "f32", makes)
-
-
-def _norm(target: str, source: str, size: int) -> Target:
-    return Target(f"{target}.weight", (Source(f"{source}.weight", (size,)),), "f32")
-
-
-def _layer(config: ModelConfig, layer: int) -> Iterator[Target]:
-    name, prefix = f"layers.{layer}", f"model.layers.{layer}"
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    yield _norm(f"{name}.attention_norm", f"{prefix}.input_layernorm", hidden)
-    heads = (("q_proj", q), ("k_proj", kv), ("v_proj", kv))
-    yield from _projection(f"{name}.attention.qkv", f"{prefix}.self_attn", heads, hidden, config.attention_bias)
-    if config.qk_norm:
-        yield _norm(f"{name}.attention.q_norm", f"{prefix}.self_attn.q_norm", config.head_dim)
-        yield _norm(f"{name}.attention.k_norm", f"{prefix}.self_attn.k_norm", config.head_dim)
-    yield from _projection(f"{name}.attention.out", f"{prefix}.self_attn", (("o_proj", hidden),), q, config.o_bias)
-    yield _norm(f"{name}.mlp_norm", f"{prefix}.post_attention_layernorm", hidden)
-    gates = (("gate_proj", inner), ("up_proj", inner))
-    down = f"{name}.mlp.down"
-    yield from _projection(
-        f"{name}.mlp.gate_up", f"{prefix}.mlp", gates, hidden, config.mlp_bias, makes=f"{down}.weight"
-    )
-    yield from _projection(down, f"{prefix}.mlp", (("down_proj", hidden),), inner, config.mlp_bias)
-
-
-def decoder_weight_map(config: ModelConfig) -> WeightMap:
-    """The map of `blocks.decoder.Decoder` for checkpoints with Llama's names, in the order of the parameters."""
-    vocabulary = (config.vocab_size, config.hidden_size)
-    targets = [Target("embed.weight", (Source("model.embed_tokens.weight", vocabulary),), "act")]
-    for layer in range(config.num_layers):
-        targets.extend(_layer(config, layer))
-    targets.append(_norm("norm", "model.norm", config.hidden_size))
-    unused = {"model.rotary_emb.inv_freq"}
-    unused |= {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(config.num_layers)}
-    if config.tie_word_embeddings:
-        unused.add("lm_head.weight")
-    else:
-        targets.append(Target("lm_head.weight", (Source("lm_head.weight", vocabulary),), "act"))
-    return WeightMap(tuple(targets), frozenset(unused))

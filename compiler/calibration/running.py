@@ -54,6 +54,19 @@ class _OneLayerCache(ReferenceCache):
         return super().read(0, blocks, length)
 
 
+def _is_plain(config: ModelConfig) -> bool:
+    """Whether the model is built as a Llama: what scales may move to, and what goes into the first layer, is known."""
+    return (
+        config.residual == "pre"
+        and config.norm == "rms"
+        and config.gated
+        and config.activation == "silu"
+        and config.qk_norm in ("none", "head")
+        and not (config.learned_positions or config.embed_norm)
+        and config.embedding_multiplier == config.residual_multiplier == 1.0
+    )
+
+
 class LayerRunner:
     """length: tokens of every window."""
 
@@ -62,7 +75,7 @@ class LayerRunner:
         with torch.device("meta"):
             self._layers = build_model(config, "f32", length).layers
         for layer in self._layers:
-            if type(layer) is not DecoderLayer or type(layer.mlp) is not Mlp:
+            if type(layer) is not DecoderLayer or type(layer.mlp) is not Mlp or not _is_plain(config):
                 raise CompileError(
                     f"layers of {config.model_type} are of a kind that llmc quantize -o does not know; llmc compile "
                     "--quant rounds their weights"
@@ -80,7 +93,7 @@ class LayerRunner:
             context_lens=ints(length),
             query_start=ints(0, length),
             token_seq=torch.zeros_like(rows),
-            cos_sin=as_tensor(cos_sin_table(config, length)),
+            cos_sin=tuple(as_tensor(cos_sin_table(rope, length)) for rope in config.ropes),
         )
         self._caught = threading.local()
 

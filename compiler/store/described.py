@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from llmc import __version__
 from llmc.buckets import Bucket, BucketError, BucketLadder
 from llmc.compiler.config import CompileError, HubSource
@@ -22,7 +24,7 @@ from llmc.graphs_format import PHASES
 from llmc.graphs_format import VERSION as FORMAT_VERSION
 from llmc.manifest import ManifestError, read_manifest
 from llmc.models import weight_map
-from llmc.models.config import ModelConfig, RopeScaling
+from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.registry import get_family
 from llmc.quantize import QuantizeError, Recipe, Scheme, get_scheme
@@ -144,11 +146,7 @@ def _described(manifest: dict[str, Any]) -> Described:
 
 def model_config(fields: Mapping[str, Any]) -> ModelConfig:
     """The inverse of `asdict`, through JSON."""
-    scaling = fields["rope_scaling"]
-    if scaling is not None and scaling.get("frequency_factors") is not None:
-        scaling = {**scaling, "frequency_factors": tuple(scaling["frequency_factors"])}
-    lists = {name: tuple(fields[name]) for name in ("layer_windows", "eos_token_ids")}
-    return ModelConfig(**{**fields, **lists, "rope_scaling": None if scaling is None else RopeScaling(**scaling)})
+    return TypeAdapter(ModelConfig).validate_python(fields)
 
 
 def _recipe(weights: Mapping[str, Mapping[str, Any]], model: ModelConfig) -> Recipe:

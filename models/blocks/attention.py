@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from llmc.models import ops
-from llmc.models.blocks.layers import Block, Linear, RmsNorm
+from llmc.models.blocks.layers import Block, Linear, empty
+from llmc.models.blocks.norms import centred, over_root_mean_square
 from llmc.models.config import ModelConfig
 
 
@@ -16,7 +18,7 @@ class StepInputs:
     """What every layer of one step reads; int32 except cos_sin.
 
     positions, slot_mapping, token_seq [T]; block_tables [B, max_blocks]; context_lens [B]; query_start [B+1];
-    cos_sin float32 [max_len, rotary_dim].
+    cos_sin float32 [max_len, rotated elements] for each of `ModelConfig.ropes`.
     """
 
     positions: Tensor
@@ -25,7 +27,15 @@ class StepInputs:
     context_lens: Tensor
     query_start: Tensor
     token_seq: Tensor
-    cos_sin: Tensor
+    cos_sin: tuple[Tensor, ...]
+
+
+class HeadNorm(Block):
+    """weight float32 [hd] for every head, or [heads hd]."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = empty(size)
 
 
 class Attention(Block):
@@ -35,22 +45,28 @@ class Attention(Block):
         super().__init__()
         self.layer = layer
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.scale = config.head_dim**-0.5
+        self.scale = config.attention_scale
         self.window = config.layer_windows[layer]
-        self.eps = config.rms_norm_eps
+        self.rope = config.ropes.index(config.layer_rope(layer))
+        self.norm, self.qk_norm, self.eps, self.clip = config.norm, config.qk_norm, config.norm_eps, config.clip_qkv
         self.act_dtype = act_dtype
         self.qkv = Linear(config.qkv_size, config.hidden_size, config.attention_bias, act_dtype)
-        self.q_norm = RmsNorm(config.head_dim, config.rms_norm_eps, act_dtype) if config.qk_norm else None
-        self.k_norm = RmsNorm(config.head_dim, config.rms_norm_eps, act_dtype) if config.qk_norm else None
+        self.q_norm = self.k_norm = None
+        if config.qk_norm != "none":
+            each = config.qk_norm != "head"
+            self.q_norm = HeadNorm(config.head_dim * (config.num_heads if each else 1))
+            self.k_norm = HeadNorm(config.head_dim * (config.num_kv_heads if each else 1))
         self.out = Linear(config.hidden_size, config.num_heads * config.head_dim, config.o_bias, act_dtype)
 
-    def forward(self, x: Tensor, residual: Tensor, step: StepInputs) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None, step: StepInputs) -> Tensor:
         """act [T, D], residual float32 [T, D] → float32 [T, D]."""
+        q_norm, k_norm = self.q_norm, self.k_norm
+        norms_heads = q_norm is not None and k_norm is not None and self._is_fused
         q = ops.rope_kv_write(
-            self.qkv(x),
-            self.q_norm.weight if self.q_norm is not None else None,
-            self.k_norm.weight if self.k_norm is not None else None,
-            step.cos_sin,
+            self._prepared(self.qkv(x)),
+            q_norm.weight if norms_heads and q_norm is not None else None,
+            k_norm.weight if norms_heads and k_norm is not None else None,
+            step.cos_sin[self.rope],
             step.positions,
             step.slot_mapping,
             self.layer,
@@ -75,3 +91,27 @@ class Attention(Block):
             act_dtype=self.act_dtype,
         )
         return self.out(attended, residual)
+
+    @property
+    def _is_fused(self) -> bool:
+        """Whether the rotation does the norm."""
+        return self.qk_norm == "head" and self.norm == "rms"
+
+    def _prepared(self, qkv: Tensor) -> Tensor:
+        """float32 [T, (H + 2 Hkv) hd]: bounded and normed."""
+        if self.clip is not None:
+            qkv = qkv.clamp(min=-self.clip, max=self.clip)
+        if self.q_norm is None or self.k_norm is None or self._is_fused:
+            return qkv
+        sizes = [self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim]
+        q, k, v = qkv.split([*sizes, sizes[1]], dim=-1)
+        return torch.cat((self._normed(q, self.q_norm.weight), self._normed(k, self.k_norm.weight), v), dim=-1)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        """float32 [T, heads hd]."""
+        normed = over_root_mean_square if self.norm == "rms" else centred
+        if self.qk_norm == "whole":
+            return normed(x, self.eps) * weight
+        heads = normed(x.view(x.shape[0], -1, self.head_dim), self.eps)
+        weight = weight.view(-1, self.head_dim)
+        return (heads * weight).reshape(x.shape)

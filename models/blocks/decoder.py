@@ -1,4 +1,4 @@
-"""The decoder: embedding, pre-norm layers, final norm and logits of the sampled rows."""
+"""The decoder: embedding, layers, final norm and logits of the sampled rows."""
 
 from __future__ import annotations
 
@@ -7,66 +7,113 @@ from torch import Tensor, nn
 
 from llmc.models import ops
 from llmc.models.blocks.attention import Attention, StepInputs
-from llmc.models.blocks.layers import Block, Linear, RmsNorm, empty
+from llmc.models.blocks.layers import Block, Linear, empty
 from llmc.models.blocks.mlp import Mlp
-from llmc.models.config import ModelConfig
+from llmc.models.blocks.norms import Rounded, norm
+from llmc.models.config import ModelConfig, Rope
 
 
 class Embedding(Block):
     """weight [V, D] of the activation dtype."""
 
-    def __init__(self, config: ModelConfig, act_dtype: str) -> None:
+    def __init__(self, count: int, hidden_size: int, act_dtype: str) -> None:
         super().__init__()
-        self.weight = empty(config.vocab_size, config.hidden_size, dtype=ops.torch_act_dtype(act_dtype))
+        self.weight = empty(count, hidden_size, dtype=ops.torch_act_dtype(act_dtype))
 
     def forward(self, ids: Tensor) -> Tensor:
         """int32 [T] → float32 [T, D]."""
         return ops.embedding(ids, self.weight)
 
 
-class Rope(nn.Module):
-    """Holds the buffer cos_sin, float32 [max_len, rotary_dim]; its value is `rope.cos_sin_table`."""
+class RopeTable(nn.Module):
+    """Holds the buffer cos_sin, float32 [max_len, rope.dim]; its value is `rope.cos_sin_table`."""
 
     cos_sin: Tensor
 
-    def __init__(self, config: ModelConfig, max_len: int) -> None:
+    def __init__(self, rope: Rope, max_len: int) -> None:
         super().__init__()
-        self.register_buffer("cos_sin", torch.empty((max_len, config.rotary_dim), dtype=torch.float32))
+        self.register_buffer("cos_sin", torch.empty((max_len, rope.dim), dtype=torch.float32))
 
 
 class DecoderLayer(Block):
-    """One layer; both residual adds happen inside the linear that ends a block."""
+    """Attention and feed-forward block around norms that stand where `ModelConfig.residual` says.
+
+    A residual that is added as it is, is added inside the linear that ends a block.
+    """
 
     def __init__(self, config: ModelConfig, layer: int, act_dtype: str) -> None:
         super().__init__()
-        self.attention_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, act_dtype)
+        self.residual = config.residual
+        self.multiplier = config.residual_multiplier
+        before, after = config.residual != "post", config.residual in ("sandwich", "post")
+        two = config.residual != "parallel" or config.parallel_norms > 1
+        self.attention_norm = norm(config, act_dtype) if before else Rounded(act_dtype)
         self.attention = Attention(config, layer, act_dtype)
-        self.mlp_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, act_dtype)
+        self.attention_post_norm = norm(config, "f32") if after else None
+        self.mlp_norm = None if not two else norm(config, act_dtype) if before else Rounded(act_dtype)
         self.mlp: Block = Mlp(config, act_dtype)
+        self.mlp_post_norm = norm(config, "f32") if after else None
 
     def forward(self, x: Tensor, step: StepInputs) -> Tensor:
         """float32 [T, D] → float32 [T, D]."""
-        x = self.attention(self.attention_norm(x), x, step)
-        return self.mlp(self.mlp_norm(x), x)
+        if self.residual == "parallel":
+            normed = self.attention_norm(x)
+            other = normed if self.mlp_norm is None else self.mlp_norm(x)
+            x = self._add(x, self.attention, normed, None, step)
+            return self._add(x, self.mlp, other, None)
+        assert self.mlp_norm is not None
+        x = self._add(x, self.attention, self.attention_norm(x), self.attention_post_norm, step)
+        return self._add(x, self.mlp, self.mlp_norm(x), self.mlp_post_norm)
+
+    def _add(self, x: Tensor, block: Block, block_input: Tensor, after: Block | None, *step: StepInputs) -> Tensor:
+        """x plus what a block makes of its input."""
+        if after is None and self.multiplier == 1.0:
+            return block(block_input, x, *step)
+        made = block(block_input, None, *step)
+        if after is not None:
+            made = after(made)
+        return x + (made if self.multiplier == 1.0 else made * self.multiplier)
 
 
 class Decoder(Block):
     """A whole model. Parameters are frozen and without values until they are loaded.
 
     act_dtype: "f32" or "bf16", of activations that feed a linear and of linear weights. max_len: positions of the
-    rotary table. With tied embeddings lm_head.weight is the embedding's parameter and has no name of its own.
+    rotary tables. With tied embeddings lm_head.weight is the embedding's parameter and has no name of its own.
     """
 
     def __init__(self, config: ModelConfig, act_dtype: str, max_len: int) -> None:
         super().__init__()
         self.config = config
-        self.embed = Embedding(config, act_dtype)
-        self.rope = Rope(config, max_len)
+        self.embed = Embedding(config.vocab_size, config.hidden_size, act_dtype)
+        self.positions = None
+        if config.learned_positions:
+            self.positions = Embedding(config.learned_positions, config.hidden_size, act_dtype)
+        self.embed_norm = norm(config, "f32") if config.embed_norm else None
+        self.ropes = nn.ModuleList(RopeTable(rope, max_len) for rope in config.ropes)
         self.layers = nn.ModuleList(DecoderLayer(config, i, act_dtype) for i in range(config.num_layers))
-        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, act_dtype)
-        self.lm_head = Linear(config.vocab_size, config.hidden_size, False, act_dtype)
+        self.norm = norm(config, act_dtype)
+        self.lm_head = Linear(config.vocab_size, config.hidden_size, config.head_bias, act_dtype)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed.weight
+
+    def embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """int32 [T] → float32 [T, D]: what the first layer reads."""
+        x = self.embed(input_ids)
+        if self.config.embedding_multiplier != 1.0:
+            x = x * self.config.embedding_multiplier
+        if self.positions is not None:
+            x = x + self.positions(positions)
+        return x if self.embed_norm is None else self.embed_norm(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """float32 [S, D] → float32 [S, V]."""
+        logits = self.lm_head(self.norm(x))
+        if self.config.logit_multiplier != 1.0:
+            logits = logits * self.config.logit_multiplier
+        if self.config.logit_cap is not None:
+            logits = torch.tanh(logits / self.config.logit_cap) * self.config.logit_cap
+        return logits
 
     def forward(
         self,
@@ -80,10 +127,9 @@ class Decoder(Block):
         token_seq: Tensor,
     ) -> Tensor:
         """int32 inputs of one packed step (see StepInputs; sample_index [S]) → logits float32 [S, V]."""
-        step = StepInputs(
-            positions, slot_mapping, block_tables, context_lens, query_start, token_seq, self.rope.cos_sin
-        )
-        x = self.embed(input_ids)
+        tables = tuple(self.get_buffer(name) for name in self.config.rope_tables)
+        step = StepInputs(positions, slot_mapping, block_tables, context_lens, query_start, token_seq, tables)
+        x = self.embedded(input_ids, positions)
         for layer in self.layers:
             x = layer(x, step)
-        return self.lm_head(self.norm(ops.gather_rows(x, sample_index)))
+        return self.logits(ops.gather_rows(x, sample_index))

@@ -1,4 +1,4 @@
-"""Parameters of linear layers and of a norm: weights in the activation dtype, norms and biases float32."""
+"""Linear layers: weights in the activation dtype, biases float32."""
 
 from __future__ import annotations
 
@@ -51,17 +51,3 @@ class GatedLinear(Projection):
     def forward(self, x: Tensor) -> Tensor:
         """act [T, K] → act [T, I]: silu(gate) times up."""
         return ops.gated_linear(x, self.weight, self.bias, act_dtype=self.act_dtype)
-
-
-class RmsNorm(Block):
-    """weight float32 [D]."""
-
-    def __init__(self, size: int, eps: float, act_dtype: str) -> None:
-        super().__init__()
-        self.weight = empty(size)
-        self.eps = eps
-        self.act_dtype = act_dtype
-
-    def forward(self, x: Tensor) -> Tensor:
-        """float32 [T, D] → act [T, D]."""
-        return ops.rms_norm(x, self.weight, self.eps, act_dtype=self.act_dtype)

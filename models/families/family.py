@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING
 
 from llmc.models.config import ModelConfig
 from llmc.models.fields import Fields
+from llmc.models.layout import LLAMA_LAYOUT
 from llmc.models.weight_map import WeightMap
 
 if TYPE_CHECKING:
     from llmc.models.blocks.decoder import Decoder
+
+
+def build_decoder(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:
+    """`Family.build` of the families that are one `Decoder`."""
+    # Here, so that reading configs and weights imports no torch.
+    from llmc.models.blocks.decoder import Decoder
+
+    return Decoder(config, act_dtype, max_len)
 
 
 @dataclass(frozen=True)
@@ -22,13 +31,5 @@ class Family:
 
     model_type: str
     read_config: Callable[[Fields, Fields], ModelConfig]
-    weight_map: Callable[[ModelConfig], WeightMap]
-    build: Callable[[ModelConfig, str, int], Decoder]
-
-
-def build_decoder(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:
-    """`Family.build` of the families that are one `Decoder`."""
-    # Here, so that reading configs and weights imports no torch.
-    from llmc.models.blocks.decoder import Decoder
-
-    return Decoder(config, act_dtype, max_len)
+    weight_map: Callable[[ModelConfig], WeightMap] = LLAMA_LAYOUT.weight_map
+    build: Callable[[ModelConfig, str, int], Decoder] = build_decoder

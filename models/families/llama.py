@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from llmc.models.config import ModelConfig, standard_config
-from llmc.models.families.family import Family, build_decoder
+from llmc.models.config import ModelConfig
+from llmc.models.families.family import Family
 from llmc.models.fields import Fields
-from llmc.models.weight_map import decoder_weight_map
+from llmc.models.standard import standard_config
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
@@ -15,4 +15,4 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     return standard_config(fields, generation, attention_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
 
 
-LLAMA = Family("llama", read_config, decoder_weight_map, build_decoder)
+LLAMA = Family("llama", read_config)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from llmc.models.config import ModelConfig, layer_count, standard_config
+from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
-from llmc.models.families.family import Family, build_decoder
+from llmc.models.families.family import Family
 from llmc.models.fields import Fields
-from llmc.models.weight_map import decoder_weight_map
+from llmc.models.standard import layer_count, standard_config
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
@@ -20,4 +20,4 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     return standard_config(fields, generation, attention_bias=False, o_bias=False, layer_windows=(window,) * num_layers)
 
 
-MISTRAL = Family("mistral", read_config, decoder_weight_map, build_decoder)
+MISTRAL = Family("mistral", read_config)

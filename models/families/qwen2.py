@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from llmc.models.config import ModelConfig, standard_config, windows_by_layer
-from llmc.models.families.family import Family, build_decoder
+from llmc.models.config import ModelConfig
+from llmc.models.families.family import Family
 from llmc.models.fields import Fields
-from llmc.models.weight_map import decoder_weight_map
+from llmc.models.standard import standard_config, windows_by_layer
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
@@ -14,4 +14,4 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     return standard_config(fields, generation, attention_bias=True, o_bias=False, layer_windows=windows)
 
 
-QWEN2 = Family("qwen2", read_config, decoder_weight_map, build_decoder)
+QWEN2 = Family("qwen2", read_config)

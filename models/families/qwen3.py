@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from llmc.models.config import ModelConfig, standard_config, windows_by_layer
-from llmc.models.families.family import Family, build_decoder
+from llmc.models.config import ModelConfig
+from llmc.models.families.family import Family
 from llmc.models.fields import Fields
-from llmc.models.weight_map import decoder_weight_map
+from llmc.models.standard import standard_config, windows_by_layer
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
@@ -13,8 +13,8 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     bias = fields.flag("attention_bias", False)
     windows = windows_by_layer(fields)
     return standard_config(
-        fields, generation, attention_bias=bias, o_bias=bias, qk_norm=True, head_dim=128, layer_windows=windows
+        fields, generation, attention_bias=bias, o_bias=bias, qk_norm="head", head_dim=128, layer_windows=windows
     )
 
 
-QWEN3 = Family("qwen3", read_config, decoder_weight_map, build_decoder)
+QWEN3 = Family("qwen3", read_config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Protocol
 
 import numpy as np
@@ -86,12 +87,16 @@ class RowsTaken(Tensor):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self._whole.shape
+        return (len(self._order), *self._whole.shape[1:])
 
     @property
     def stored(self) -> Stored | None:
         return None if self._stored is None else _ScatteredRows(self._stored, self._order)
 
     def read(self, first: int, out: Array) -> None:
-        for i in range(len(out)):
-            self._whole.read(int(self._order[first + i]), out[i : i + 1])
+        wanted = self._order[first : first + len(out)]
+        # Rows that follow each other in both orders are read at once.
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(wanted) != 1) + 1, [len(wanted)]))
+        for begin, end in itertools.pairwise(starts.tolist()):
+            if end > begin:
+                self._whole.read(int(wanted[begin]), out[begin:end])

@@ -163,7 +163,7 @@ def test_costs_come_along(tiny_artifact: TinyArtifact, tuned: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("changes", "why"),
-    [({"num_hidden_layers": 3}, "num_layers 3 where it has 2"), ({"rms_norm_eps": 1e-3}, "rms_norm_eps 0.001 where")],
+    [({"num_hidden_layers": 3}, "num_layers 3 where it has 2"), ({"rms_norm_eps": 1e-3}, "norm_eps 0.001 where")],
 )
 def test_another_architecture(changes: dict[str, object], why: str, bundle: Path, tmp_path: Path) -> None:
     model = fine_tune(tmp_path / "other")

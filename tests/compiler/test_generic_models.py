@@ -31,7 +31,7 @@ class Sharing(Quirky):
     """A generic op reads the weight of a norm."""
 
     def forward(self, input_ids: Tensor, *inputs: Tensor) -> Tensor:
-        x = self.norm(self.embed(input_ids)).float() * self.norm.weight
+        x = self.norm(self.embed(input_ids)).float() * self.get_parameter("norm.weight")
         return self.lm_head(ops.gather_rows(x, inputs[5]).to(ops.torch_act_dtype("f32")))
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from llmc.models.config import ModelError
+from llmc.models.errors import ModelError
 from llmc.models.read_config import load_config
 from llmc.models.registry import FAMILIES, get_family
 

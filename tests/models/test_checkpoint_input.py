@@ -45,7 +45,7 @@ def check(model: Path) -> None:
     config = load_config(model)
     check_checkpoint(config, open_source(model).checkpoint())
     resolved = resolve(CompileConfig(model=model, output=model, target="x86-64-v3"))
-    checked_frequencies(config, resolved.max_model_len)
+    checked_frequencies(config.rope, resolved.max_model_len)
     copied_files(FolderFiles(model), "auto")
 
 

@@ -219,14 +219,14 @@ def test_rope_scaling_is_that_of_the_model(kind: str, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "m", "llama", **fields)
     path = write_gguf(model, tmp_path / "m.gguf", "F32", dequantized=tmp_path / "d")
     config, expected = check_same(path, tmp_path / "d"), open_source(model).config()
-    assert config.rope_scaling is not None
-    assert config.rope_scaling.rope_type == {"llama3": "factors"}.get(kind, kind)
+    assert config.rope.scaling is not None
+    assert config.rope.scaling.rope_type == {"llama3": "factors"}.get(kind, kind)
     assert trained_length(config) == trained_length(expected)
-    found, wanted = cos_sin_table(config, 128), cos_sin_table(expected, 128)
+    found, wanted = cos_sin_table(config.rope, 128), cos_sin_table(expected.rope, 128)
     if kind == "llama3":
         # Factors are what was rounded once more.
         assert np.abs(found - wanted).max() < 1e-4
-        assert np.abs(found - cos_sin_table(replace(expected, rope_scaling=None), 128)).max() > 0.1
+        assert np.abs(found - cos_sin_table(replace(expected.rope, scaling=None), 128)).max() > 0.1
     else:
         assert np.array_equal(found, wanted)
 

@@ -14,12 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.export import Dim
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from llmc.models import (
     ArrayTensor,
     ModelError,
+    Rope,
     build_model,
     cos_sin_table,
     get_family,
@@ -31,7 +32,7 @@ from llmc.models.loader import load_parameters
 
 from support.paged_reference import PagedRunner
 from support.paths import SHARED
-from support.tiny_models import FAMILIES, ModelFields, make_tiny_model
+from support.tiny_models import FAMILIES, ModelFields, greedy_of_transformers, make_tiny_model
 
 STORIES = SHARED / "models" / "stories260k"
 
@@ -96,20 +97,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def greedy_of_transformers(path: Path, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
-    """Ids and logits [count, V] without a cache: every step runs the whole text.
-
-    transformers' cache for a window of w keeps `keys[:, :, -w + 1 :]`, which for 1 is all of them.
-    """
-    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
-    ids, rows = list(prompt), []
-    with torch.no_grad():
-        for _ in range(count):
-            rows.append(model(torch.tensor([ids]), use_cache=False).logits[0, -1].float())
-            ids.append(int(rows[-1].argmax()))
-    return ids[len(prompt) :], torch.stack(rows)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_equals_transformers(case: str, tmp_path: Path) -> None:
     family, overrides = CASES[case]
@@ -169,7 +156,7 @@ def test_rope_table_equals_transformers(kind: str, max_len: int, tmp_path: Path)
     reference = LlamaRotaryEmbedding(LlamaConfig.from_pretrained(path))
     cos, sin = reference(torch.zeros(1), torch.arange(max_len)[None])
     expected = torch.cat((cos[0, :, :10], sin[0, :, :10]), dim=-1)
-    table = cos_sin_table(load_config(path), max_len)
+    table = cos_sin_table(load_config(path).rope, max_len)
     assert table.dtype == np.float32
     # transformers' cosines are torch's, within one unit of the last place of the exact ones, which the table has.
     assert np.abs(table - expected.numpy()).max() <= 2**-23 * max(1.0, float(np.abs(table).max()))
@@ -186,15 +173,15 @@ def test_old_and_new_rope_spellings_agree(tmp_path: Path) -> None:
     fields["torch_dtype"] = fields.pop("dtype")
     (path / "config.json").write_text(json.dumps(fields))
     assert load_config(path) == new
-    assert new.rope_scaling is not None
-    assert new.rope_scaling.factor == 8.0
+    assert new.rope.scaling is not None
+    assert new.rope.scaling.factor == 8.0
 
 
 def test_partial_rotary_factor_rotates_the_leading_elements(tmp_path: Path) -> None:
-    config = load_config(make_tiny_model(tmp_path / "m", "llama"))
-    half = replace(config, partial_rotary_factor=0.5)
-    assert half.rotary_dim == 10
-    assert np.array_equal(cos_sin_table(half, 40), cos_sin_table(replace(config, head_dim=10), 40))
+    path = make_tiny_model(tmp_path / "m", "llama")
+    assert load_config(path).rope == Rope(10000.0, 20)
+    edit_config(path, partial_rotary_factor=0.5)
+    assert load_config(path).rope == Rope(10000.0, 10)
 
 
 def edit_config(path: Path, **changes: Any) -> None:
@@ -219,9 +206,9 @@ def tiny(tmp_path: Path) -> Path:
         ({"num_hidden_layers": True}, r"'num_hidden_layers' is True"),
         ({"vocab_size": 0}, r"'vocab_size' is 0"),
         ({"num_key_value_heads": 2}, r"3 is not a multiple of num_key_value_heads 2"),
-        ({"hidden_act": "gelu"}, r"hidden_act 'gelu'"),
+        ({"hidden_act": "mish"}, r"hidden_act 'mish'"),
         ({"rms_norm_eps": -1.0}, r"'rms_norm_eps' is -1.0"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, r"rope type 'longrope' is not supported"),
+        ({"rope_parameters": {"rope_type": "short"}}, r"rope type 'short' is not supported"),
         ({"rope_parameters": {"rope_type": "linear"}}, r"lacks the field 'factor'"),
         ({"head_dim": 15}, r"rotates 15 elements"),
         ({"dtype": "int8"}, r"dtype 'int8'"),

@@ -88,7 +88,7 @@ def add_config(writer: gguf.GGUFWriter, fields: dict[str, Any], model: Path) -> 
     kind = rope.get("rope_type", "default")
     if kind == "llama3":
         config = load_config(model)
-        scaled, _ = checked_frequencies(config, config.max_position_embeddings)
+        scaled, _ = checked_frequencies(config.rope, config.max_position_embeddings)
         plain = 1.0 / rope["rope_theta"] ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
         writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
     elif kind in ("linear", "yarn"):

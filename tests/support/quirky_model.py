@@ -56,6 +56,7 @@ class QuirkyLayer(DecoderLayer):
         self.mlp = QuirkyMlp(config, act_dtype)
 
     def forward(self, x: Tensor, step: StepInputs) -> Tensor:
+        assert self.mlp_norm is not None
         normed = self.attention_norm(x)
         x = self.attention(normed, x + 0.1 * normed.float(), step)
         weights = torch.softmax(x.view(x.shape[0], 3, -1), dim=-1).reshape(x.shape)
@@ -81,9 +82,8 @@ class Quirky(Decoder):
         sample_index: Tensor,
         token_seq: Tensor,
     ) -> Tensor:
-        step = StepInputs(
-            positions, slot_mapping, block_tables, context_lens, query_start, token_seq, self.rope.cos_sin
-        )
+        tables = tuple(self.get_buffer(name) for name in self.config.rope_tables)
+        step = StepInputs(positions, slot_mapping, block_tables, context_lens, query_start, token_seq, tables)
         x = self.embed(input_ids) * self.config.hidden_size**0.5
         for layer in self.layers:
             x = layer(x, step)
@@ -114,7 +114,8 @@ def eager_logits(model: Path, tokens: list[int], act_dtype: str) -> np.ndarray:
     config, length = source.config(), len(tokens)
     module = registry.build_model(config, act_dtype, 128)
     parameters = {p.name: as_tensor(p.value()) for p in load_parameters(config, source.checkpoint(), act_dtype)}
-    module.load_state_dict({**parameters, "rope.cos_sin": as_tensor(cos_sin_table(config, 128))}, strict=True)
+    ropes = {name: as_tensor(cos_sin_table(rope, 128)) for name, rope in config.rope_tables.items()}
+    module.load_state_dict({**parameters, **ropes}, strict=True)
     cache = ReferenceCache(
         config.num_layers, 8, 32, config.num_kv_heads, config.head_dim, ops.torch_act_dtype(act_dtype)
     )

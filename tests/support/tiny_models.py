@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -42,7 +42,7 @@ def make_tiny_model(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     max_shard_size: str | int = "1GB",
-    **overrides: Unpack[ModelFields],
+    **overrides: Any,
 ) -> Path:
     """Saves a random model of `family` to the directory `path` and returns it.
 
@@ -61,15 +61,18 @@ def make_tiny_model(
         "tie_word_embeddings": False,
         "bos_token_id": 1,
         "eos_token_id": 2,
+        "pad_token_id": 0,
         **({"sliding_window": None} if family == "mistral" else {}),
-        **overrides,
     }
+    kind = CONFIG_MAPPING[family]
+    known = {*kind.__dataclass_fields__, *kind.attribute_map}
+    fields = {**{name: value for name, value in fields.items() if name in known}, **overrides}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**fields))
+        model = AutoModelForCausalLM.from_config(kind(**fields))
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if parameter.dim() == 1 and name.endswith("norm.weight"):
+                if parameter.dim() == 1 and name.endswith(".weight"):
                     parameter.uniform_(0.5, 1.5)
                 else:
                     parameter.normal_(std=0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
@@ -78,3 +81,17 @@ def make_tiny_model(
             model.get_output_embeddings().weight.mul_(0.25 if model.config.tie_word_embeddings else 2.0)
     model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
     return Path(path)
+
+
+def greedy_of_transformers(path: Path, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
+    """Ids and logits [count, V] without a cache: every step runs the whole text.
+
+    transformers' cache for a window of w keeps `keys[:, :, -w + 1 :]`, which for 1 is all of them.
+    """
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+    ids, rows = list(prompt), []
+    with torch.no_grad():
+        for _ in range(count):
+            rows.append(model(torch.tensor([ids]), use_cache=False).logits[0, -1].float())
+            ids.append(int(rows[-1].argmax()))
+    return ids[len(prompt) :], torch.stack(rows)

@@ -72,7 +72,7 @@ def read_config(
     }
     config = get_family(fields["model_type"]).read_config(Fields(fields, f"{origin} (metadata)"), Fields({}, origin))
     if factors is not None:
-        config = replace(config, rope_scaling=_of_factors(config, factors, origin))
+        config = replace(config, rope=replace(config.rope, scaling=_of_factors(config, factors, origin)))
     return replace(
         config,
         attention_bias=config.attention_bias or "blk.0.attn_q.bias" in shapes,
@@ -132,19 +132,19 @@ def _window(metadata: Metadata, key: str) -> dict[str, Any]:
 
 def _of_factors(config: ModelConfig, factors: Array, origin: str) -> RopeScaling | None:
     """Divisors of the frequencies, which other scaling there is none beside."""
-    if factors.shape != (config.rotary_dim // 2,):
+    if factors.shape != (config.rope.dim // 2,):
         raise ModelError(
             f"{origin}: tensor rope_freqs.weight has shape {list(factors.shape)} where the metadata imply "
-            f"[{config.rotary_dim // 2}]; download the file again"
+            f"[{config.rope.dim // 2}]; download the file again"
         )
     if not bool((np.isfinite(factors) & (factors > 0)).all()):
         bad = float(factors[~(np.isfinite(factors) & (factors > 0))][0])
         raise ModelError(f"{origin}: tensor rope_freqs.weight has the factor {bad}; download the file again")
     if bool((factors == 1).all()):
-        return config.rope_scaling
-    if config.rope_scaling is not None:
+        return config.rope.scaling
+    if config.rope.scaling is not None:
         raise ModelError(
-            f"{origin} has both rope_freqs.weight and rope scaling {config.rope_scaling.rope_type}, of which llmc "
+            f"{origin} has both rope_freqs.weight and rope scaling {config.rope.scaling.rope_type}, of which llmc "
             "knows no order; convert the model again"
         )
     length = config.max_position_embeddings

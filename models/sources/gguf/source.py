@@ -131,7 +131,7 @@ class GgufSource(ModelSource):
 
     def checkpoint(self) -> GgufCheckpoint:
         config = self._config
-        rows = HeadRows(config.head_dim, config.rotary_dim)
+        rows = HeadRows(config.head_dim, config.rope.dim)
         return GgufCheckpoint(self.path, self._tensors, self._architecture, rows)
 
     def model_files(self) -> ModelFiles:

@@ -1,0 +1,77 @@
+"""Norms over the hidden size, and over heads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llmc.models import ops
+from llmc.models.blocks.layers import Block, empty
+from llmc.models.config import ModelConfig
+
+
+class RmsNorm(Block):
+    """weight float32 [D]."""
+
+    def __init__(self, size: int, eps: float, act_dtype: str) -> None:
+        super().__init__()
+        self.weight = empty(size)
+        self.eps = eps
+        self.act_dtype = act_dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32 [T, D] → act [T, D]."""
+        return ops.rms_norm(x, self.weight, self.eps, act_dtype=self.act_dtype)
+
+
+class LayerNorm(Block):
+    """weight and bias float32 [D], either of which there may not be."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, size: int, eps: float, act_dtype: str, *, weight: bool, bias: bool) -> None:
+        super().__init__()
+        self.register_parameter("weight", empty(size) if weight else None)
+        self.register_parameter("bias", empty(size) if bias else None)
+        self.eps = eps
+        self.act_dtype = act_dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32 [T, D] → act [T, D]."""
+        x = centred(x, self.eps)
+        if self.weight is not None:
+            x = x * self.weight
+        if self.bias is not None:
+            x = x + self.bias
+        return x.to(ops.torch_act_dtype(self.act_dtype))
+
+
+class Rounded(Block):
+    """In the place of a norm where there is none."""
+
+    def __init__(self, act_dtype: str) -> None:
+        super().__init__()
+        self.act_dtype = act_dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32 [T, D] → act [T, D]."""
+        return x.to(ops.torch_act_dtype(self.act_dtype))
+
+
+def centred(x: Tensor, eps: float) -> Tensor:
+    """x less its mean over the last axis, over its standard deviation."""
+    x = x - x.mean(-1, keepdim=True)
+    return over_root_mean_square(x, eps)
+
+
+def over_root_mean_square(x: Tensor, eps: float) -> Tensor:
+    """x over the root of its mean square over the last axis."""
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
+
+
+def norm(config: ModelConfig, act_dtype: str) -> Block:
+    """The model's kind of norm over the hidden size; act_dtype: of its result."""
+    if config.norm == "rms":
+        return RmsNorm(config.hidden_size, config.norm_eps, act_dtype)
+    return LayerNorm(config.hidden_size, config.norm_eps, act_dtype, weight=config.norm_weight, bias=config.norm_bias)

@@ -1,0 +1,54 @@
+"""Command R (cohere) and Command R7B and A (cohere2): both blocks read one layer norm without bias; scaled logits."""
+
+from __future__ import annotations
+
+from llmc.models.config import ModelConfig, QkNorm
+from llmc.models.families.family import Family
+from llmc.models.fields import Fields
+from llmc.models.layout import Layout
+from llmc.models.standard import layer_count, standard_config, windows_by_type
+
+_LAYOUT = Layout(interleaved=True)
+_PERIOD = 4  # of layers, the last of which has no window
+
+
+def _read(
+    fields: Fields, generation: Fields, windows: tuple[int, ...], unrotated: tuple[int, ...], qk_norm: QkNorm
+) -> ModelConfig:
+    bias = fields.flag("attention_bias", False)
+    return standard_config(
+        fields,
+        generation,
+        attention_bias=bias,
+        o_bias=bias,
+        qk_norm=qk_norm,
+        layer_windows=windows,
+        eps="layer_norm_eps",
+        tie_word_embeddings=True,
+        norm="layer",
+        residual="parallel",
+        logit_multiplier=fields.number("logit_scale", 0.0625),
+        unrotated_layers=unrotated,
+    )
+
+
+def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    """use_qk_norm: every head of q and k has a norm of its own."""
+    qk_norm: QkNorm = "each_head" if fields.flag("use_qk_norm", False) else "none"
+    return _read(fields, generation, (0,) * layer_count(fields), (), qk_norm)
+
+
+def read_config_2(fields: Fields, generation: Fields) -> ModelConfig:
+    """Layers without a window have no positions."""
+    window = fields.integer("sliding_window", 4096)
+    if fields.has("layer_types"):
+        windows = windows_by_type(fields, window)
+    else:
+        period = fields.integer("sliding_window_pattern", _PERIOD)
+        windows = tuple(window if (i + 1) % period else 0 for i in range(layer_count(fields)))
+    unrotated = tuple(i for i, own in enumerate(windows) if not own)
+    return _read(fields, generation, windows, unrotated, "none")
+
+
+COHERE = Family("cohere", read_config, _LAYOUT.weight_map)
+COHERE2 = Family("cohere2", read_config_2, _LAYOUT.weight_map)

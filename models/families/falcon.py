@@ -1,0 +1,67 @@
+"""Falcon with rotary positions: fused q, k and v by group, both blocks side by side, a tied head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmc.models.config import ModelConfig
+from llmc.models.errors import ModelError
+from llmc.models.families.family import Family
+from llmc.models.fields import Fields
+from llmc.models.layout import Layout, by_group
+from llmc.models.standard import read_activation, standard_config
+from llmc.models.weight_map import WeightMap
+
+_LAYOUT = Layout(
+    embed="transformer.word_embeddings",
+    layer="transformer.h.{}",
+    qkv=("self_attention.query_key_value",),
+    qkv_rows=by_group,
+    out="self_attention.dense",
+    up="mlp.dense_h_to_4h",
+    down="mlp.dense_4h_to_h",
+    norm="transformer.ln_f",
+    unused=("transformer.h.{}.self_attention.rotary_emb.inv_freq",),
+)
+
+
+def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    """num_ln_in_parallel_attn: 2 of the new decoder architecture unless told, 1 else."""
+    fields = fields.renamed(num_hidden_layers="n_layer", num_attention_heads="n_head", num_kv_heads="n_head_kv")
+    if fields.flag("alibi", False):
+        raise ModelError(f"{fields.origin}: a falcon model with alibi is not supported")
+    new, bias = fields.flag("new_decoder_architecture", False), fields.flag("bias", False)
+    heads = fields.integer("num_attention_heads")
+    if new:
+        kv_heads = fields.integer("num_kv_heads", heads)
+    else:
+        kv_heads = 1 if fields.flag("multi_query", True) else heads
+    parallel = new or fields.flag("parallel_attn", True)
+    return standard_config(
+        fields.with_values(
+            num_key_value_heads=kv_heads, max_position_embeddings=fields.integer("max_position_embeddings", 2048)
+        ),
+        generation,
+        attention_bias=bias,
+        o_bias=bias,
+        mlp_bias=bias,
+        eps="layer_norm_epsilon",
+        default_eps=1e-5,
+        activation=read_activation(fields, "activation", "gelu"),
+        intermediate_size=fields.integer("ffn_hidden_size", 4 * fields.integer("hidden_size")),
+        tie_word_embeddings=True,
+        norm="layer",
+        norm_bias=True,
+        gated=False,
+        residual="parallel" if parallel else "pre",
+        parallel_norms=fields.integer("num_ln_in_parallel_attn", 2, maximum=2) if new else 1,
+    )
+
+
+def weight_map(config: ModelConfig) -> WeightMap:
+    if config.parallel_norms == 2:
+        return replace(_LAYOUT, attention_norm="ln_attn", mlp_norm="ln_mlp").weight_map(config)
+    return _LAYOUT.weight_map(config)
+
+
+FALCON = Family("falcon", read_config, weight_map)

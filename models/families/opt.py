@@ -1,0 +1,57 @@
+"""OPT: a table of positions that begins at the third row, layer norms, ReLU."""
+
+from __future__ import annotations
+
+from llmc.models.config import NO_ROPE, ModelConfig
+from llmc.models.errors import ModelError
+from llmc.models.families.family import Family
+from llmc.models.fields import Fields
+from llmc.models.layout import Layout
+from llmc.models.standard import read_activation, standard_config
+
+_LAYOUT = Layout(
+    embed="model.decoder.embed_tokens",
+    positions="model.decoder.embed_positions",
+    skipped_positions=2,
+    layer="model.decoder.layers.{}",
+    attention_norm="self_attn_layer_norm",
+    out="self_attn.out_proj",
+    mlp_norm="final_layer_norm",
+    up="fc1",
+    down="fc2",
+    norm="model.decoder.final_layer_norm",
+    unused=(),
+)
+_EPS = 1e-5  # of torch's layer norm, as config.json does not say
+
+
+def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    fields = fields.renamed(intermediate_size="ffn_dim")
+    width = fields.integer("word_embed_proj_dim", fields.integer("hidden_size"))
+    if width != fields.integer("hidden_size") or not fields.flag("do_layer_norm_before", True):
+        raise ModelError(
+            f"{fields.origin}: an opt model with word_embed_proj_dim {width}, or whose norms follow its blocks, is "
+            "not supported"
+        )
+    bias = fields.flag("enable_bias", True)
+    affine = fields.flag("layer_norm_elementwise_affine", True)
+    return standard_config(
+        fields,
+        generation,
+        attention_bias=bias,
+        o_bias=bias,
+        mlp_bias=bias,
+        eps="layer_norm_eps",
+        default_eps=_EPS,
+        activation=read_activation(fields, "activation_function", "relu"),
+        tie_word_embeddings=True,
+        rope=NO_ROPE,
+        learned_positions=fields.integer("max_position_embeddings"),
+        norm="layer",
+        norm_weight=affine,
+        norm_bias=affine,
+        gated=False,
+    )
+
+
+OPT = Family("opt", read_config, _LAYOUT.weight_map)

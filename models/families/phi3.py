@@ -1,0 +1,20 @@
+"""Phi-3, 3.5 and 4: Llama with fused projections, a window on every layer, and long rotary factors."""
+
+from __future__ import annotations
+
+from llmc.models.config import ModelConfig
+from llmc.models.families.family import Family
+from llmc.models.fields import Fields
+from llmc.models.layout import Layout
+from llmc.models.standard import layer_count, standard_config
+
+_LAYOUT = Layout(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
+
+
+def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    window = fields.integer("sliding_window") if fields.has("sliding_window") else 0
+    windows = (window,) * layer_count(fields)
+    return standard_config(fields, generation, attention_bias=False, o_bias=False, layer_windows=windows)
+
+
+PHI3 = Family("phi3", read_config, _LAYOUT.weight_map)

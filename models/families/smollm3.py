@@ -1,0 +1,37 @@
+"""SmolLM3: Llama with layers that have no positions."""
+
+from __future__ import annotations
+
+from llmc.models.config import ModelConfig
+from llmc.models.families.family import Family
+from llmc.models.fields import Fields
+from llmc.models.standard import layer_count, standard_config, windows_by_type
+
+
+def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    """no_rope_layers is 1 for layers that are rotated."""
+    count, bias = layer_count(fields), fields.flag("attention_bias", False)
+    if fields.has("no_rope_layers"):
+        rotated = fields.integers("no_rope_layers", count)
+    else:
+        period = fields.integer("no_rope_layer_interval", 4)
+        rotated = tuple(int((i + 1) % period != 0) for i in range(count))
+    unrotated = tuple(i for i, is_rotated in enumerate(rotated) if not is_rotated)
+    window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else 0
+    if fields.has("layer_types"):
+        windows = windows_by_type(fields, window)
+    else:
+        windows = tuple(window if i in unrotated else 0 for i in range(count))
+    return standard_config(
+        fields,
+        generation,
+        attention_bias=bias,
+        o_bias=bias,
+        mlp_bias=fields.flag("mlp_bias", False),
+        layer_windows=windows,
+        tie_word_embeddings=True,
+        unrotated_layers=unrotated,
+    )
+
+
+SMOLLM3 = Family("smollm3", read_config)

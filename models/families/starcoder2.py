@@ -1,0 +1,33 @@
+"""StarCoder2: layer norms, biases, a plain MLP, a window on every layer."""
+
+from __future__ import annotations
+
+from llmc.models.config import ModelConfig
+from llmc.models.families.family import Family
+from llmc.models.fields import Fields
+from llmc.models.layout import Layout
+from llmc.models.standard import layer_count, read_activation, standard_config
+
+_LAYOUT = Layout(up="mlp.c_fc", down="mlp.c_proj")
+
+
+def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    bias = fields.flag("use_bias", True)
+    window = fields.integer("sliding_window") if fields.has("sliding_window") else 0
+    return standard_config(
+        fields,
+        generation,
+        attention_bias=bias,
+        o_bias=bias,
+        mlp_bias=bias,
+        layer_windows=(window,) * layer_count(fields),
+        eps="norm_epsilon",
+        activation=read_activation(fields, default="gelu_pytorch_tanh"),
+        tie_word_embeddings=True,
+        norm="layer",
+        norm_bias=True,
+        gated=False,
+    )
+
+
+STARCODER2 = Family("starcoder2", read_config, _LAYOUT.weight_map)

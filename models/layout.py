@@ -1,0 +1,208 @@
+"""Where checkpoints have the parts of a decoder: names by family, orders of rows, and the weight map of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmc.models.config import ModelConfig
+from llmc.models.weight_map import Rows, Source, Target, WeightMap
+
+RowOrder = Callable[[ModelConfig], Rows]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names in a checkpoint, without `.weight` and `.bias`; {} is the number of the layer.
+
+    The defaults are those of Llama and most others. Several names are tensors one below the other. Those of a layer
+    follow `layer` and a dot. qkv_rows: row i of our q, k and v is row qkv_rows[i] of the checkpoint's; None: in that
+    order. interleaved: neighbours in a head are rotated together, where ours are half a head apart. transposed:
+    matrices of layers are stored [columns, rows]. norm_plus: what a checkpoint's norm weights are short of.
+    skipped_positions: rows of the table of positions before that of position 0. unused: tensors, whole names, that a
+    checkpoint may have in vain.
+    """
+
+    embed: str = "model.embed_tokens"
+    positions: str = ""
+    embed_norm: str = ""
+    layer: str = "model.layers.{}"
+    attention_norm: str = "input_layernorm"
+    post_attention_norm: str = "post_attention_layernorm"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    out: str = "self_attn.o_proj"
+    mlp_norm: str = "post_attention_layernorm"
+    post_mlp_norm: str = "post_feedforward_layernorm"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    qkv_rows: RowOrder | None = None
+    interleaved: bool = False
+    transposed: bool = False
+    norm_plus: float = 0.0
+    skipped_positions: int = 0
+    unused: tuple[str, ...] = (
+        "model.rotary_emb.inv_freq",
+        "model.layers.{}.self_attn.rotary_emb.inv_freq",
+    )
+
+    def weight_map(self, config: ModelConfig) -> WeightMap:
+        """The map of `blocks.decoder.Decoder`, in the order of its parameters."""
+        return WeightMap(tuple(_targets(self, config)), frozenset(_unused(self, config)))
+
+
+LLAMA_LAYOUT = Layout()
+
+
+def by_head(config: ModelConfig) -> Rows:
+    """`Layout.qkv_rows` of checkpoints that have q, k and v of a head one below the other, head by head."""
+    return by_group(config)
+
+
+def by_group(config: ModelConfig) -> Rows:
+    """`Layout.qkv_rows` of checkpoints that have, for each head of k, its heads of q, then k, then v."""
+    per_group = config.num_heads // config.num_kv_heads
+    heads = np.arange(config.num_kv_heads * (per_group + 2)).reshape(config.num_kv_heads, per_group + 2)
+    order = np.concatenate((heads[:, :-2].ravel(), heads[:, -2], heads[:, -1]))
+    return heads_to_rows(order, config.head_dim)
+
+
+def heads_to_rows(heads: np.ndarray, head_dim: int) -> Rows:
+    """The rows of heads, in the order in which these are named."""
+    return (heads[:, None] * head_dim + np.arange(head_dim)).ravel().astype(np.int32)
+
+
+def halved(config: ModelConfig) -> np.ndarray:
+    """The order in which elements of a head are taken, so that rotated neighbours are half the rotated part apart."""
+    dim = config.rope.dim
+    return np.concatenate((np.arange(0, dim, 2), np.arange(1, dim, 2), np.arange(dim, config.head_dim)))
+
+
+def _qkv_rows(layout: Layout, config: ModelConfig) -> Rows | None:
+    if not layout.interleaved:
+        return layout.qkv_rows(config) if layout.qkv_rows else None
+    rows = np.arange(config.qkv_size, dtype=np.int32) if layout.qkv_rows is None else layout.qkv_rows(config)
+    heads = rows.reshape(-1, config.head_dim)
+    rotated = config.num_heads + config.num_kv_heads
+    return np.concatenate((heads[:rotated, halved(config)], heads[rotated:])).ravel()
+
+
+def _unused(layout: Layout, config: ModelConfig) -> Iterator[str]:
+    for name in layout.unused:
+        yield from (name.format(i) for i in range(config.num_layers if "{}" in name else 1))
+    if config.tie_word_embeddings:
+        yield f"{layout.head}.weight"
+
+
+class _Parts:
+    """Targets of one checkpoint."""
+
+    def __init__(self, layout: Layout, config: ModelConfig) -> None:
+        self.layout, self.config = layout, config
+
+    def norm(self, target: str, source: str) -> Iterator[Target]:
+        """Over the hidden size."""
+        size = self.config.hidden_size
+        if self.config.norm_weight:
+            yield Target(f"{target}.weight", (Source(f"{source}.weight", (size,)),), "f32", plus=self.layout.norm_plus)
+        if self.config.norm_bias:
+            yield Target(f"{target}.bias", (Source(f"{source}.bias", (size,)),), "f32")
+
+    def linear(
+        self,
+        target: str,
+        sources: tuple[str, ...],
+        sizes: tuple[int, ...],
+        columns: int,
+        bias: bool,
+        *,
+        makes: str | None = None,
+        rows: Rows | None = None,
+    ) -> Iterator[Target]:
+        """A linear of rows `sizes`, which are one source or one each."""
+        found = sizes if len(sources) == len(sizes) else (sum(sizes),)
+        parts = tuple(zip(sources, found, strict=True))
+        turned = self.layout.transposed
+        weights = tuple(Source(f"{n}.weight", (r, columns), (columns, r) if turned else None) for n, r in parts)
+        yield Target(f"{target}.weight", weights, "act", makes, rows)
+        if bias:
+            yield Target(f"{target}.bias", tuple(Source(f"{n}.bias", (r,)) for n, r in parts), "f32", makes, rows)
+
+
+def _targets(layout: Layout, config: ModelConfig) -> Iterator[Target]:
+    parts = _Parts(layout, config)
+    vocabulary = (config.vocab_size, config.hidden_size)
+    yield Target("embed.weight", (Source(f"{layout.embed}.weight", vocabulary),), "act")
+    if count := config.learned_positions:
+        skipped = layout.skipped_positions
+        table = (Source(f"{layout.positions}.weight", (count + skipped, config.hidden_size)),)
+        rows = np.arange(skipped, skipped + count, dtype=np.int32) if skipped else None
+        yield Target("positions.weight", table, "act", rows=rows)
+    if config.embed_norm:
+        yield from parts.norm("embed_norm", layout.embed_norm)
+    for layer in range(config.num_layers):
+        yield from _layer(parts, f"layers.{layer}", layout.layer.format(layer))
+    yield from parts.norm("norm", layout.norm)
+    if not config.tie_word_embeddings:
+        yield Target("lm_head.weight", (Source(f"{layout.head}.weight", vocabulary),), "act")
+    if config.head_bias:
+        yield Target("lm_head.bias", (Source(f"{layout.head}.bias", vocabulary[:1]),), "f32")
+
+
+def _layer(parts: _Parts, name: str, prefix: str) -> Iterator[Target]:
+    layout, config = parts.layout, parts.config
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+    def at(*names: str) -> tuple[str, ...]:
+        return tuple(f"{prefix}.{n}" for n in names)
+
+    if config.residual != "post":
+        yield from parts.norm(f"{name}.attention_norm", f"{prefix}.{layout.attention_norm}")
+    rows = _qkv_rows(layout, config)
+    yield from parts.linear(
+        f"{name}.attention.qkv", at(*layout.qkv), (q, kv, kv), hidden, config.attention_bias, rows=rows
+    )
+    for norm, source, heads in (
+        ("q_norm", layout.q_norm, config.num_heads),
+        ("k_norm", layout.k_norm, config.num_kv_heads),
+    ):
+        yield from _head_norm(parts, f"{name}.attention.{norm}.weight", f"{prefix}.{source}.weight", heads)
+    yield from parts.linear(f"{name}.attention.out", at(layout.out), (hidden,), q, config.o_bias)
+    if config.residual in ("sandwich", "post"):
+        yield from parts.norm(f"{name}.attention_post_norm", f"{prefix}.{layout.post_attention_norm}")
+    if config.residual in ("pre", "sandwich") or (config.residual == "parallel" and config.parallel_norms > 1):
+        yield from parts.norm(f"{name}.mlp_norm", f"{prefix}.{layout.mlp_norm}")
+    down = f"{name}.mlp.down"
+    if config.gated:
+        gates = at(*layout.gate_up)
+        makes = f"{down}.weight"
+        yield from parts.linear(f"{name}.mlp.gate_up", gates, (inner, inner), hidden, config.mlp_bias, makes=makes)
+    else:
+        yield from parts.linear(f"{name}.mlp.up", at(layout.up), (inner,), hidden, config.mlp_bias)
+    yield from parts.linear(down, at(layout.down), (hidden,), inner, config.mlp_bias)
+    if config.residual in ("sandwich", "post"):
+        yield from parts.norm(f"{name}.mlp_post_norm", f"{prefix}.{layout.post_mlp_norm}")
+
+
+def _head_norm(parts: _Parts, target: str, source: str, heads: int) -> Iterator[Target]:
+    """What q or k is normed with: one head's weights, or those of all heads. {} in a name counts heads."""
+    config, layout = parts.config, parts.layout
+    if config.qk_norm == "none":
+        return
+    count = 1 if config.qk_norm == "head" else heads
+    size = count * config.head_dim
+    if "{}" in source:
+        sources = tuple(Source(source.format(i), (config.head_dim,)) for i in range(count))
+    else:
+        sources = (Source(source, (size,), (count, config.head_dim) if config.qk_norm == "each_head" else None),)
+    rows = None
+    if layout.interleaved:
+        rows = np.arange(size, dtype=np.int32).reshape(count, -1)[:, halved(config)].ravel()
+    yield Target(target, sources, "f32", rows=rows, plus=layout.norm_plus)

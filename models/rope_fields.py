@@ -1,0 +1,92 @@
+"""The rotary fields of config.json, of today and of older checkpoints."""
+
+from __future__ import annotations
+
+from llmc.models.brief import brief
+from llmc.models.config import Rope, RopeScaling
+from llmc.models.errors import ModelError
+from llmc.models.fields import Fields
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_OLD_NAMES = {"su": "longrope"}
+
+
+def rope_table(fields: Fields) -> Fields:
+    """`rope_parameters`, or the older `rope_scaling`; empty where there is neither."""
+    return fields.table("rope_parameters") or fields.table("rope_scaling") or Fields({}, fields.origin)
+
+
+def read_rope(
+    fields: Fields, max_positions: int, head_dim: int, *, theta: float = 10000.0, partial: float = 1.0
+) -> Rope:
+    """From `rope_parameters` or from the older rope_theta and rope_scaling. theta, partial: the family's defaults."""
+    table = rope_table(fields)
+    if nested := table.nested_names():
+        raise ModelError(
+            f"{table.origin} differs by layer type ({', '.join(map(brief, nested[:4]))}), which is not supported"
+        )
+    return rope_of(fields, table, max_positions, head_dim, theta=theta, partial=partial)
+
+
+def rope_of(
+    fields: Fields, table: Fields, max_positions: int, head_dim: int, *, theta: float = 10000.0, partial: float = 1.0
+) -> Rope:
+    """What `table` says, and `fields` around it where that says nothing."""
+    theta = (table if table.has("rope_theta") else fields).number("rope_theta", theta)
+    name = "partial_rotary_factor"
+    partial = (table if table.has(name) else fields).number(name, partial)
+    dim = int(head_dim * partial)
+    if partial > 1 or dim < 2 or dim % 2:
+        raise ModelError(
+            f"{fields.origin}: head_dim {head_dim} with partial_rotary_factor {partial} rotates {dim} elements, "
+            f"which is not an even number from 2 to head_dim"
+        )
+    return Rope(theta, dim, _read_scaling(fields, table, max_positions, dim))
+
+
+def _read_scaling(fields: Fields, table: Fields, max_positions: int, dim: int) -> RopeScaling | None:
+    rope_type = table.text("rope_type" if table.has("rope_type") else "type", "default")
+    rope_type = _OLD_NAMES.get(rope_type, rope_type)
+    if rope_type not in ROPE_TYPES:
+        raise ModelError(
+            f"{table.origin}: rope type {brief(rope_type)} is not supported; one of {', '.join(ROPE_TYPES)}"
+        )
+    if rope_type == "default":
+        return None
+    original = max_positions
+    if rope_type in ("llama3", "yarn", "longrope"):
+        # A value beside the table wins over one inside it, as in transformers.
+        name = "original_max_position_embeddings"
+        original = (fields if fields.has(name) else table).integer(name, max_positions)
+    if rope_type in ("yarn", "longrope") and not table.has("factor"):
+        factor = max_positions / original
+    else:
+        factor = table.number("factor")
+    match rope_type:
+        case "llama3":
+            low, high = table.number("low_freq_factor"), table.number("high_freq_factor")
+            if low >= high:
+                raise ModelError(f"{table.origin}: low_freq_factor {low} must be below high_freq_factor {high}")
+            return RopeScaling("llama3", factor, original, low, high)
+        case "longrope":
+            return RopeScaling(
+                "longrope",
+                factor,
+                original,
+                attention_factor=table.optional_number("attention_factor"),
+                frequency_factors=table.numbers("short_factor", dim // 2),
+                long_factors=table.numbers("long_factor", dim // 2),
+            )
+        case "yarn":
+            return RopeScaling(
+                "yarn",
+                factor,
+                original,
+                attention_factor=table.optional_number("attention_factor"),
+                beta_fast=table.optional_number("beta_fast"),
+                beta_slow=table.optional_number("beta_slow"),
+                mscale=table.optional_number("mscale"),
+                mscale_all_dim=table.optional_number("mscale_all_dim"),
+                truncate=table.flag("truncate", True),
+            )
+    return RopeScaling(rope_type, factor, original)

@@ -1,0 +1,63 @@
+"""Tensors that a checkpoint has in another shape than the model, or short of a constant."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from llmc.models.convert import Array, convert
+from llmc.models.sources.base import Tensor
+from llmc.models.sources.reordered import Readable
+
+
+@lru_cache(maxsize=4)
+def _whole(tensor: Tensor) -> Array:
+    """f32, kept for the next rows: these lie all over the file."""
+    out = np.empty(tensor.shape, np.float32)
+    tensor.read(0, out)
+    return out
+
+
+class Transposed(Tensor):
+    """The matrix that is stored [columns, rows]."""
+
+    def __init__(self, stored: Tensor) -> None:
+        self._stored = stored
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._stored.shape[::-1]
+
+    def read(self, first: int, out: Array) -> None:
+        convert(_whole(self._stored)[:, first : first + len(out)].T, out)
+
+
+class Flattened(Tensor):
+    """The rows of a matrix one after the other."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self._matrix = matrix
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, columns = self._matrix.shape
+        return (rows * columns,)
+
+    def read(self, first: int, out: Array) -> None:
+        convert(_whole(self._matrix).reshape(-1)[first : first + len(out)], out)
+
+
+class Shifted(Tensor):
+    """A tensor of float32 with a constant added."""
+
+    def __init__(self, whole: Readable, plus: float) -> None:
+        self._whole, self._plus = whole, np.float32(plus)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._whole.shape
+
+    def read(self, first: int, out: Array) -> None:
+        self._whole.read(first, out)
+        out += self._plus

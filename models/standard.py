@@ -1,0 +1,176 @@
+"""The fields of config.json that most families share, and what a family decides of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict, Unpack
+
+from llmc.models.brief import brief
+from llmc.models.config import Activation, ModelConfig, Norm, QkNorm, Residual, Rope
+from llmc.models.errors import ModelError
+from llmc.models.fields import Fields
+from llmc.models.rope_fields import read_rope
+
+_DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+MAX_LAYERS = 4096
+"""Lists of layers are made before the checkpoint says how many there are."""
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+"""By the names of transformers."""
+
+
+class Choices(TypedDict, total=False):
+    """Fields of ModelConfig that have no name of their own in most config.json files."""
+
+    norm: Norm
+    norm_weight: bool
+    norm_bias: bool
+    residual: Residual
+    parallel_norms: int
+    gated: bool
+    local_rope: Rope | None
+    unrotated_layers: tuple[int, ...]
+    learned_positions: int
+    embed_norm: bool
+    head_bias: bool
+    clip_qkv: float | None
+    embedding_multiplier: float
+    residual_multiplier: float
+    logit_multiplier: float
+    logit_cap: float | None
+
+
+def layer_count(fields: Fields) -> int:
+    return fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+
+
+def windows_by_layer(fields: Fields) -> tuple[int, ...]:
+    """Per-layer windows of a family with use_sliding_window, max_window_layers and layer_types; 0 for none."""
+    num_layers = layer_count(fields)
+    window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else 0
+    first = fields.integer("max_window_layers", 28, minimum=0)
+    if not fields.has("layer_types"):
+        return tuple(window if i >= first else 0 for i in range(num_layers))
+    return windows_by_type(fields, window)
+
+
+def windows_by_type(fields: Fields, window: int) -> tuple[int, ...]:
+    """Per-layer windows as layer_types says: `window` or 0. Raises ModelError on an unknown type."""
+    kinds = fields.texts("layer_types", layer_count(fields))
+    for kind in kinds:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ModelError(
+                f"{fields.origin}: layer type {brief(kind)} is not one of full_attention, sliding_attention"
+            )
+    if "sliding_attention" in kinds and not window:
+        raise ModelError(f"{fields.origin}: layer_types has sliding_attention, but use_sliding_window is not true")
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def read_activation(fields: Fields, name: str = "hidden_act", default: str = "silu") -> Activation:
+    """Raises ModelError on one that llmc does not know."""
+    activation = fields.text(name, default)
+    if activation not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise ModelError(f"{fields.origin}: {name} {brief(activation)} is not supported; one of {known}")
+    return ACTIVATIONS[activation]
+
+
+def head_sizes(fields: Fields, head_dim: int | None = None) -> tuple[int, int, int]:
+    """(query heads, key and value heads, head_dim). head_dim: the family's default, None for hidden_size / heads."""
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    kv_heads = fields.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ModelError(
+            f"{fields.origin}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
+        )
+    if not fields.has("head_dim") and head_dim is None and hidden % heads:
+        raise ModelError(f"{fields.origin}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+    return heads, kv_heads, fields.integer("head_dim", head_dim or hidden // heads)
+
+
+def standard_config(
+    fields: Fields,
+    generation: Fields,
+    *,
+    attention_bias: bool,
+    o_bias: bool,
+    mlp_bias: bool = False,
+    qk_norm: QkNorm = "none",
+    head_dim: int | None = None,
+    layer_windows: tuple[int, ...] | None = None,
+    eps: str = "rms_norm_eps",
+    default_eps: float | None = None,
+    activation: Activation | None = None,
+    intermediate_size: int | None = None,
+    tie_word_embeddings: bool = False,
+    rope: Rope | None = None,
+    attention_scale: float | None = None,
+    **choices: Unpack[Choices],
+) -> ModelConfig:
+    """The fields that all families share; the keywords are what a family decides.
+
+    head_dim: the family's default, None for hidden_size / num_heads. layer_windows: None for full attention. eps: the
+    name of the field. activation: None for that of hidden_act. intermediate_size, tie_word_embeddings: where
+    config.json does not say. rope: None for what the usual fields say. attention_scale: None for 1 / √head_dim.
+    """
+    activation = read_activation(fields) if activation is None else activation
+    heads, kv_heads, head_dim = head_sizes(fields, head_dim)
+    num_layers = layer_count(fields)
+    max_positions = fields.integer("max_position_embeddings")
+    dtype = fields.text("dtype" if fields.has("dtype") else "torch_dtype", "float32").removeprefix("torch.")
+    if dtype not in _DTYPES:
+        raise ModelError(f"{fields.origin}: dtype {brief(dtype)} is not one of {', '.join(_DTYPES)}")
+    windows = layer_windows or (0,) * num_layers
+    vocab = fields.integer("vocab_size")
+    eos, bos = _special_tokens(fields, generation, vocab)
+    inner: dict[str, Any] = {} if intermediate_size is None else {"default": intermediate_size}
+    least: dict[str, Any] = {} if default_eps is None else {"default": default_eps}
+    return ModelConfig(
+        model_type=fields.text("model_type"),
+        vocab_size=vocab,
+        hidden_size=fields.integer("hidden_size"),
+        intermediate_size=fields.integer("intermediate_size", **inner),
+        num_layers=num_layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        norm_eps=fields.number(eps, **least),
+        rope=rope or read_rope(fields, max_positions, head_dim),
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", tie_word_embeddings),
+        attention_bias=attention_bias,
+        o_bias=o_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+        attention_scale=head_dim**-0.5 if attention_scale is None else attention_scale,
+        sliding_window=max(windows) or None,
+        layer_windows=windows,
+        eos_token_ids=eos,
+        bos_token_id=bos,
+        dtype=_DTYPES[dtype],
+        activation=activation,
+        **choices,
+    )
+
+
+def _special_tokens(fields: Fields, generation: Fields, vocab: int) -> tuple[tuple[int, ...], int | None]:
+    """(ends of a text, its beginning). generation_config.json is what the authors generate with, so its ids win."""
+
+    def ids(name: Literal["eos_token_id", "bos_token_id"]) -> tuple[int, ...]:
+        return (generation if generation.has(name) else fields).token_ids(name)
+
+    eos, bos = ids("eos_token_id"), ids("bos_token_id")
+    for token in (*eos, *bos[:1]):
+        if token >= vocab:
+            raise ModelError(f"{fields.origin}: token id {token} is outside the vocabulary of {vocab} tokens")
+    return eos, bos[0] if bos else None

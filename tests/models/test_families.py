@@ -1,0 +1,77 @@
+"""Every family against transformers on the same weights, in float32, eagerly, over a paged cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llmc.compiler.config import CompileConfig, CompileError
+from llmc.compiler.resolve import resolve
+from llmc.models import ModelError, load_config
+from llmc.models.eager import load_model
+from llmc.models.registry import FAMILIES
+
+from support.families import CASES, LONG
+from support.paged_reference import PagedRunner
+from support.paths import ROOT
+from support.tiny_models import greedy_of_transformers, make_tiny_model
+
+
+def test_every_family_has_a_case() -> None:
+    assert {family for family, _ in CASES.values()} == FAMILIES.keys()
+
+
+def test_the_list_of_models_names_the_families() -> None:
+    rows = (ROOT / "docs" / "models.md").read_text().splitlines()
+    assert [row.split("`")[1] for row in rows if row.startswith("| `")] == sorted(FAMILIES)
+
+
+def test_no_text_is_longer_than_the_table_of_positions(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "m", "gpt2", num_hidden_layers=1)
+    with pytest.raises(CompileError, match="max-model-len is 129, but the model has a table of 128 positions"):
+        resolve(CompileConfig(model=path, output=tmp_path / "out", max_model_len=129))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_transformers(case: str, tmp_path: Path) -> None:
+    family, overrides = CASES[case]
+    path = make_tiny_model(tmp_path / "m", family, **overrides)
+    prompt = torch.randint(3, 515, (23,), generator=torch.Generator().manual_seed(1)).tolist()
+    expected_ids, expected = greedy_of_transformers(path, prompt, 32)
+    ids, logits = PagedRunner(load_model(path)).greedy(prompt, 32)
+    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+    assert ids == expected_ids
+    assert len(set(ids)) > 3, "the model repeats itself, so equal ids say little"
+
+
+def test_longrope_takes_the_long_factors_beyond_its_original_context(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "m", "phi3", rope_parameters=LONG, max_position_embeddings=256)
+    prompt = torch.randint(3, 515, (70,), generator=torch.Generator().manual_seed(1)).tolist()
+    expected_ids, expected = greedy_of_transformers(path, prompt, 4)
+    short, _ = PagedRunner(load_model(path, max_len=64)).greedy(prompt[:20], 4)
+    ids, logits = PagedRunner(load_model(path, max_len=256)).greedy(prompt, 4)
+    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+    assert (ids, len(short)) == (expected_ids, 4)
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "falcon-alibi": ("falcon", {"alibi": True}, "alibi"),
+    "gpt2-layers": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+    "opt-width": ("opt", {"word_embed_proj_dim": 30}, "word_embed_proj_dim 30"),
+    "phi-norms": ("phi", {"qk_layernorm": True}, "qk_layernorm"),
+    "gemma3-cap": ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_out_of_reach_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    family, changes, named = REFUSED[case]
+    path = make_tiny_model(tmp_path / "m", family, num_hidden_layers=1)
+    fields = {**json.loads((path / "config.json").read_text()), **changes}
+    (path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ModelError, match=named):
+        load_config(path)
