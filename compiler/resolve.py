@@ -255,7 +255,7 @@ def _check_reach(config: CompileConfig, ladder: BucketLadder, trained_len: int) 
 
 
 def stored_recipe(source: ModelSource, model: ModelConfig) -> Recipe:
-    """The schemes of the linear layers whose numbers a checkpoint stores as kernels read them."""
+    """The schemes of the matrices whose numbers a checkpoint stores as kernels read them."""
     if not source.is_quantized:
         return Recipe({})
     checkpoint, schemes, methods, act_order = source.checkpoint(), {}, {}, set()
@@ -263,7 +263,8 @@ def stored_recipe(source: ModelSource, model: ModelConfig) -> Recipe:
     sources = {target.name: target.sources for target in targets}
     for parameter in load_parameters(model, checkpoint, "f32"):
         stored, name = parameter.stored, parameter.name
-        if stored is not None and name != EMBEDDING:
+        # An embedding is read row by row, in the order of the model.
+        if stored is not None and (name != EMBEDDING or stored.columns is None):
             schemes[name] = stored_scheme(stored.format, int8_inputs=stored.int8_inputs)
             methods[name] = ", ".join(sorted({checkpoint.dtype(source.name) for source in sources[name]}))
             if stored.columns is not None:

@@ -75,12 +75,26 @@ def pack_quantized(
     weight: NDArray[Any], panel_columns: int, format: WeightFormat, parts: int = 1
 ) -> dict[str, NDArray[Any]]:
     """Quantizes and packs [N, K]: arrays "numbers" and the planes of the format."""
-    n, k = weight.shape
-    shapes = QuantShapes.of(n, k, panel_columns, format, parts)
 
     def read_rows(first: int, out: Quantized) -> None:
         format.quantize_rows(np.array(weight[first : first + len(out.numbers)], np.float32), out)
 
+    return _packed(*weight.shape, panel_columns, format, read_rows, parts)
+
+
+def pack_rows(weight: Quantized, panel_columns: int) -> dict[str, NDArray[Any]]:
+    """The same of a weight that is quantized already."""
+
+    def read_rows(first: int, out: Quantized) -> None:
+        weight.rows(slice(first, first + len(out.numbers))).copy_to(out)
+
+    return _packed(*weight.numbers.shape, panel_columns, weight.format, read_rows, 1)
+
+
+def _packed(
+    n: int, k: int, panel_columns: int, format: WeightFormat, read_rows: ReadQuantized, parts: int
+) -> dict[str, NDArray[Any]]:
+    shapes = QuantShapes.of(n, k, panel_columns, format, parts)
     words = np.empty(shapes.numbers[:3], np.uint32)
     planes = {p.name: np.empty(shapes.planes[p.name], p.numpy_dtype) for p in format.planes(k)}
     QuantPanelPacker(n, k, panel_columns, format, read_rows, parts).pack(0, words, planes)

@@ -17,16 +17,20 @@ from llmc.compiler.targets.cpu.packing import pack_activation, unpack_activation
 from llmc.compiler.targets.cpu.quant_packing import (
     pack_quantized,
     pack_quantized_activation,
+    pack_rows,
     quantize_activation,
     quantized_row_words,
     unpack_quantized,
 )
 from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
 from llmc.quantize import WeightFormat
-from llmc.quantize.formats.base import Sums
+from llmc.quantize.formats.affine import Affine
+from llmc.quantize.formats.base import Quantized, Sums
+from llmc.quantize.formats.codes import E8M0, Codes
+from llmc.quantize.formats.fp8 import Fp8
 from llmc.quantize.formats.integers import Integers
+from llmc.quantize.formats.registry import FORMATS
 from llmc.quantize.formats.steps import Steps
-from llmc.quantize.rtn import quantize
 
 from support.kernel_harness import run, targets_here
 
@@ -326,24 +330,60 @@ def test_rows_become_int8(target: Target, dim: int, format: WeightFormat) -> Non
         assert same_bits(first[:, words + 1 :], sums)
 
 
+def random_numbers(format: WeightFormat, n: int, k: int) -> Quantized:
+    """Any numbers, and scales of half precision, as checkpoints have them: values are float32 with every bit."""
+    rng = np.random.default_rng((n, k))
+    found = Quantized.empty(format, n, k)
+    found.numbers[...] = rng.integers(0, 1 << format.bits, (n, k))
+    if format.kind == "fp8":
+        found.numbers[found.numbers & 127 == 127] = 0  # no numbers
+    for plane in found.planes.values():
+        if plane.dtype == np.float32:
+            plane[...] = rng.standard_normal(plane.shape).astype(np.float16)
+        elif format.kind == "steps":
+            # (number − zero) · step is an int8.
+            plane[...] = rng.integers(1, 9, plane.shape) + 16 * rng.integers(0, 16, plane.shape)
+        else:
+            plane[...] = rng.integers(0, 250, plane.shape) % (
+                16 if (format.kind, format.bits) == ("integers", 4) else 256
+            )
+    return found
+
+
+TABLES = [
+    W8, W8_32Z, W4_32, W4_ROW, W4_64Z, STEPS_32, STEPSZ, Fp8(), Fp8(32), Codes("nf4", 64), Codes("e2m1", 32, E8M0),
+    Codes("e2m1", 16), Affine(4, 32), Affine(8, 16, offsets=False), Affine(4, 16, offsets=False), Affine(8, 32, 32),
+]  # fmt: skip
+"""Of every kind of format, with one scale a row and several, zero points, offsets, blocks."""
+
+
 @on_levels
-def test_embedding_quant(target: Target) -> None:
-    vocab, dim, rows = 515, 66, 19
-    table = random(vocab, dim)
-    packed = pack_quantized(table, target.panel_columns, W8)
+@pytest.mark.parametrize("table", TABLES, ids=str)
+def test_embedding_quant(target: Target, table: WeightFormat) -> None:
+    """Rows are what numbers stand for, bit for bit in float32 but for the sign of a zero, and shared with a linear."""
+    vocab, rows = 515, 19
     ids = np.random.default_rng(1).integers(0, vocab, rows).astype(np.int32)
     ids[:2] = 0, vocab - 1
-    spec = KernelSpec.of(
-        "embedding",
-        "embedding_quant",
-        dim=dim,
-        vocab=vocab,
-        panel_columns=target.panel_columns,
-        **W8.kernel_params(),
-    )
-    arrays = {"ids": ids, "weight": packed["numbers"], "scale": packed["scale"]}
-    arrays["out"] = np.full((rows, dim), np.nan, np.float32)
-    for tasks in (1, 3):
-        out = run(spec, target, arrays, written=("out",), scalars={0: rows - 2}, num_tasks=tasks)["out"]
-        assert same_bits(out[:-2], quantize(table, W8).value()[ids[:-2]].astype(np.float32))
-        assert np.isnan(out[-2:]).all()
+    ids[2:4] = -5, vocab + 7  # of some row of the table
+    for dim in (66, 640):
+        wanted = random_numbers(table, vocab, dim)
+        packed = pack_rows(wanted, target.panel_columns)
+        spec = KernelSpec.of(
+            "embedding",
+            "embedding_quant",
+            dim=dim,
+            vocab=vocab,
+            panel_columns=target.panel_columns,
+            **table.kernel_params(),
+        )
+        arrays = {{"numbers": "weight"}.get(name, name): array for name, array in packed.items()}
+        arrays = {"ids": ids, **arrays, "out": np.full((rows, dim), np.nan, np.float32)}
+        expected = wanted.value()[np.clip(ids[:-2], 0, vocab - 1)].astype(np.float32)
+        for tasks in (1, 3):
+            out = run(spec, target, arrays, written=("out",), scalars={0: rows - 2}, num_tasks=tasks)["out"]
+            assert np.array_equal(out[:-2], expected)
+            assert np.isnan(out[-2:]).all()
+
+
+def test_every_kind_of_format_is_a_table() -> None:
+    assert {table.kind for table in TABLES} == set(FORMATS)
