@@ -84,6 +84,13 @@ class Resolved:
                 what = f"{layer_kind(parameter.name)} ({', '.join(sorted(types)).upper()})"
                 becomes.setdefault(self._becomes(parameter), set()).add(what)
         found = [f"{', '.join(sorted(what))}: {how}" for how, what in sorted(becomes.items())]
+        if self.model.tie_word_embeddings and HEAD in checkpoint.names():
+            kind = checkpoint.dtype(HEAD)
+            if kind not in CHECKPOINT_DTYPES:
+                found.append(
+                    f"{layer_kind(HEAD)} ({kind.upper()}): not read, for {checkpoint.config_name} ties it to the "
+                    f"embedding; set tie_word_embeddings to false there to have it"
+                )
         return (*found, *checkpoint.notes())
 
     def _becomes(self, parameter: Parameter) -> str:

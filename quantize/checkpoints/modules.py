@@ -12,6 +12,8 @@ PLAIN = ("F32", "F16", "BF16")
 """What weights and scales have that are not quantized."""
 HEAD = "lm_head"
 """The last part of the output projection's name; most methods leave it unless told otherwise."""
+EMBEDDING = "embed_tokens"
+"""The last part of the embedding's name."""
 _MOST_NUMBERS = 1 << 40
 _MOST_CHARACTERS = 255  # of a name
 _KV_CACHE = frozenset({"k_scale", "v_scale", "k_zero_point", "v_zero_point", "q_scale", "output_scale",

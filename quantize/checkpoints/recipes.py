@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from llmc.quantize.checkpoints.modules import EMBEDDING, last
 from llmc.quantize.checkpoints.patterns import matches
 from llmc.quantize.checkpoints.section import Section
 
-_LINEAR = "Linear"
-"""The class whose weights are read; targets that name other classes mean no linear layer."""
+_LINEAR, _EMBEDDING = "Linear", "Embedding"
+"""The classes whose weights are read; targets that name other classes mean none of them."""
 _STRATEGIES = ("tensor", "channel", "group", "block", "token", "tensor_group")
 _MIXED, _NAIVE = "mixed-precision", "naive-quantized"
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
@@ -86,7 +87,7 @@ class Recipe:
         # Exact names come first, then regular expressions, then classes.
         self._exact: dict[str, Scheme] = {}
         self._patterns: dict[str, Scheme] = {}
-        self._linear: Scheme | None = None
+        self._classes: dict[str, Scheme] = {}
         overall = section.text("format", _NAIVE)
         groups = section.table("config_groups")
         for name in groups.values:
@@ -97,15 +98,15 @@ class Recipe:
 
     def _add(self, scheme: Scheme) -> None:
         for target in scheme.targets:
-            if target == _LINEAR:
-                self._linear = self._linear or scheme
+            if target in (_LINEAR, _EMBEDDING):
+                self._classes.setdefault(target, scheme)
             elif target.startswith("re:"):
                 self._patterns.setdefault(target, scheme)
             else:
                 self._exact.setdefault(target, scheme)
 
     def find(self, prefix: str) -> Scheme | None:
-        """The scheme of a linear layer; None: it is not quantized."""
+        """The scheme of a linear layer or of the embedding; None: it is not quantized."""
         if any(matches(prefix, pattern, self._origin) for pattern in self._ignore):
             return None
         if prefix in self._exact:
@@ -113,7 +114,7 @@ class Recipe:
         for pattern, scheme in self._patterns.items():
             if matches(prefix, pattern, self._origin):
                 return scheme
-        return self._linear
+        return self._classes.get(_EMBEDDING if last(prefix) == EMBEDDING else _LINEAR)
 
 
 def _scheme(group: Section, overall: str) -> Scheme | None:

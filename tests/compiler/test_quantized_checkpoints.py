@@ -28,17 +28,21 @@ from llmc.runtime.graphs_file import read_graphs
 from support.compiled import compile_tiny
 from support.new_family import targets_here
 from support.quantized_checkpoints import (
+    make_awq_head_model,
     make_blocks_model,
+    make_gptq_head_model,
     make_gptq_model,
     make_int8_model,
     make_mixed_floats_model,
     make_nf4_model,
+    make_tied_model,
 )
 from support.quantized_model import LADDER, assert_company_changes_no_bit, stored_logits_error
 
 pytestmark = pytest.mark.native
 Kept = dict[str, tuple[str, WeightFormat]]
 DOWN, OUT, QKV = "mlp.down", "attention.out", "attention.qkv"
+HEAD, EMBED = "lm_head", "embed"
 MXFP4, NVFP4 = Codes("e2m1", 32, E8M0), Codes("e2m1", 16)
 CT = "compressed-tensors"
 MODELS: dict[str, tuple[Callable[[Path], Path], str, Kept]] = {
@@ -47,6 +51,9 @@ MODELS: dict[str, tuple[Callable[[Path], Path], str, Kept]] = {
     "int8": (make_int8_model, CT, {DOWN: ("w8a8", Integers(8))}),
     "fp8-blocks": (make_blocks_model, "fp8", {DOWN: ("fp8", Fp8(128)), QKV: ("fp8", Fp8(128))}),
     "mixed": (make_mixed_floats_model, CT, {DOWN: ("mxfp4", MXFP4), OUT: ("nvfp4", NVFP4), QKV: ("fp8", Fp8())}),
+    "gptq-head": (make_gptq_head_model, "gptq", {HEAD: ("w8a16", Integers(8, 32, True))}),
+    "awq-head": (make_awq_head_model, "awq", {HEAD: ("w4a16", Integers(4, 32, True))}),
+    "tied": (make_tied_model, CT, {EMBED: ("w8a16", Integers(8, 32, True)), DOWN: ("w4a16", Integers(4, 32, True))}),
     "nf4": (make_nf4_model, "bitsandbytes", {DOWN: ("nf4", Codes("nf4", 32)), QKV: ("nf4", Codes("nf4", 32))}),
 }
 
@@ -63,17 +70,22 @@ def test_numbers_are_kept(name: str, tmp_path: Path, kernel_cache: Path) -> None
         artifact.close()
         manifest = json.loads((out / "manifest.json").read_text())
         for kind, (scheme, format) in kept.items():
-            said = manifest["weights"][f"layers.1.{kind}.weight"]
+            said = manifest["weights"][weight_name(kind)]
             assert (said["scheme"], said["format"]) == (scheme, format.record())
-        assert "scheme" not in manifest["weights"]["lm_head.weight"]
+        for kind in (HEAD, EMBED):
+            assert ("scheme" in manifest["weights"].get(weight_name(kind), {})) == (kind in kept)
         classes = {one["class"]: one for one in artifact_data(read_graphs(out), manifest)["weights_by_class"]}
         for kind, (_, format) in kept.items():
-            found, k = classes[kind], manifest["weights"][f"layers.1.{kind}.weight"]["shape"][1]
-            assert (found["method"], found["groups"], found["count"]) == (method, format.describe(), 2)
+            found, k = classes[kind], manifest["weights"][weight_name(kind)]["shape"][1]
+            count = 1 if kind in (HEAD, EMBED) else 2
+            assert (found["method"], found["groups"], found["count"]) == (method, format.describe(), count)
             assert found["bits_per_weight"] == pytest.approx(format.bits_per_weight(k), abs=1e-3)
-        assert classes["lm_head"]["method"] == "-"
         if isinstance(target_of(manifest["target"]), CpuTarget):
             check_numbers(model, out, kept)
+
+
+def weight_name(kind: str) -> str:
+    return f"{kind}.weight" if kind in (HEAD, EMBED) else f"layers.1.{kind}.weight"
 
 
 def check_numbers(model: Path, out: Path, kept: Kept) -> None:
@@ -81,7 +93,7 @@ def check_numbers(model: Path, out: Path, kept: Kept) -> None:
     source = open_source(model)
     parameters = {p.name: p for p in load_parameters(source.config(), source.checkpoint(), "f32")}
     for kind, (_, format) in kept.items():
-        name = f"layers.1.{kind}.weight"
+        name = weight_name(kind)
         (n, k), stored = parameters[name].shape, parameters[name].stored
         assert stored is not None
         with safe_open(out / "weights.safetensors", "np") as file:
@@ -112,6 +124,17 @@ def test_floats_are_said_to_be_kept(tmp_path: Path) -> None:
         "mlp.down (COMPRESSED-TENSORS), mlp.gate_up (COMPRESSED-TENSORS): kept as stored, mxfp4 in groups of 32 that "
         "share a power of two",
         "attention.out (COMPRESSED-TENSORS): kept as stored, nvfp4 in groups of 16",
+    )
+
+
+def test_a_head_that_is_tied_and_stored_apart_is_said_to_be_left(tmp_path: Path) -> None:
+    model = make_gptq_head_model(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    resolved = resolve(CompileConfig(model=model, output=tmp_path / "out"))
+    assert resolved.notes(open_source(model).checkpoint())[-1] == (
+        "lm_head (GPTQ): not read, for config.json ties it to the embedding; set tie_word_embeddings to false there to "
+        "have it"
     )
 
 

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from safetensors.numpy import load_file
@@ -18,6 +18,7 @@ from llmc.quantize.checkpoints.floats import TABLES
 from support.stored_checkpoints import (
     Integers,
     bf16,
+    gemm_tensors,
     gptq_config,
     gptq_tensors,
     named,
@@ -25,12 +26,12 @@ from support.stored_checkpoints import (
     tensor,
     text_tensor,
 )
-from support.tiny_models import make_tiny_model
+from support.tiny_models import ModelFields, make_tiny_model
 
 Tensors = Mapping[str, StoredTensor]
 Change = Callable[[str, Integers], Integers]
 """From the prefix of a layer and its numbers to those that are stored."""
-HIDDEN, INNER = 64, 160
+HIDDEN, INNER, VOCABULARY = 64, 160, 528
 _BLOCK = 128
 _LINEARS = ("_proj.weight",)
 
@@ -48,14 +49,19 @@ def save_tensors(path: Path, tensors: Tensors) -> None:
 
 
 def make_quantized_model(
-    folder: Path, settings: Mapping[str, Any], quantize: Callable[[str, np.ndarray], Tensors], family: str = "llama"
-) -> Path:
-    """A model whose linear layers but the output projection are what `quantize` makes of their prefix and weight."""
-    make_tiny_model(folder, family, hidden_size=HIDDEN, intermediate_size=INNER, head_dim=32, num_attention_heads=2,
-                    num_hidden_layers=2)  # fmt: skip
+    folder: Path, settings: Mapping[str, Any], quantize: Callable[[str, np.ndarray], Tensors], family: str = "llama",
+    also: str | None = None, **fields: Unpack[ModelFields],
+) -> Path:  # fmt: skip
+    """A model whose linear layers but the output projection are what `quantize` makes of their prefix and weight.
+
+    also: the prefix of another matrix that is.
+    """
+    fields = {"hidden_size": HIDDEN, "intermediate_size": INNER, "head_dim": 32, "num_attention_heads": 2,
+              "num_hidden_layers": 2, **fields}  # fmt: skip
+    make_tiny_model(folder, family, **fields)
     found: dict[str, StoredTensor] = {}
     for name, value in load_file(folder / "model.safetensors").items():
-        if name.endswith(_LINEARS):
+        if name.endswith(_LINEARS) or name == f"{also}.weight":
             found |= quantize(name.removesuffix(".weight"), value)
         else:
             found[name] = tensor(value)
@@ -103,6 +109,49 @@ def make_int4_model(folder: Path, change: Change = _as_it_is) -> Path:
     weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32,
                "dynamic": False, "actorder": "group"}  # fmt: skip
     return make_quantized_model(folder, _compressed_tensors(weights, "pack-quantized"), quantize)
+
+
+def make_gptq_head_model(folder: Path) -> Path:
+    """GPTQ of 8 bits whose output projection is rounded, too."""
+
+    def quantize(prefix: str, weight: np.ndarray) -> Tensors:
+        return gptq_tensors(Integers.random(*weight.shape, 8, 32, symmetric=False, least_zero=1), 8, 1, prefix)
+
+    settings = gptq_config(bits=8, lm_head=True)
+    return make_quantized_model(folder, settings, quantize, also="lm_head", vocab_size=VOCABULARY)
+
+
+def make_awq_head_model(folder: Path) -> Path:
+    """AWQ that leaves nothing as it is."""
+
+    def quantize(prefix: str, weight: np.ndarray) -> Tensors:
+        return gemm_tensors(Integers.random(*weight.shape, 4, 32, symmetric=False), prefix)
+
+    settings = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    return make_quantized_model(folder, settings, quantize, also="lm_head", vocab_size=VOCABULARY)
+
+
+def make_tied_model(folder: Path) -> Path:
+    """compressed-tensors: linear layers of 4 bits in groups, and one matrix of 8 bits that embeds and projects."""
+
+    def quantize(prefix: str, weight: np.ndarray) -> Tensors:
+        (n, k), bits = weight.shape, 8 if prefix.endswith("embed_tokens") else 4
+        data = Integers.random(n, k, bits, 32, symmetric=False)
+        zeros = packed_rows(data.zero.T, bits).T
+        return named(prefix, weight_packed=tensor(packed_rows(data.numbers, bits)), weight_scale=tensor(data.scale),
+                     weight_zero_point=tensor(zeros), weight_shape=tensor(np.array([n, k])))  # fmt: skip
+
+    def group(target: str, bits: int) -> dict[str, Any]:
+        weights = {"num_bits": bits, "type": "int", "symmetric": False, "strategy": "group", "group_size": 32}
+        return {"targets": [target], "weights": weights}
+
+    settings = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+        "config_groups": {"group_0": group("Linear", 4), "group_1": group("Embedding", 8)},
+    }  # fmt: skip
+    return make_quantized_model(
+        folder, settings, quantize, also="model.embed_tokens", vocab_size=VOCABULARY, tie_word_embeddings=True
+    )
 
 
 def _compressed_tensors(weights: Mapping[str, Any], format: str) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def gptq_tensors(data: Integers, bits: int, minus_one: int, prefix: str = PREFIX
     )
 
 
-def gemm_tensors(data: Integers) -> Tensors:
+def gemm_tensors(data: Integers, prefix: str = PREFIX) -> Tensors:
     """AWQ's first layout. Eight columns of [K, N] in a word: the one in place i is column ORDER[i] of them."""
     order = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -126,7 +126,7 @@ def gemm_tensors(data: Integers) -> Tensors:
             rows.append(placed)
         return packed_rows(np.array(rows), 4)
 
-    return named(PREFIX, qweight=tensor(interleaved(data.numbers.T)), qzeros=tensor(interleaved(data.zero.T)),
+    return named(prefix, qweight=tensor(interleaved(data.numbers.T)), qzeros=tensor(interleaved(data.zero.T)),
                  scales=tensor(data.scale.T))  # fmt: skip
 
 
