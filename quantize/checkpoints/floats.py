@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.quantize.formats import codes, fp8
+from llmc.quantize.formats import fp8, tables
 
-TABLES: dict[str, NDArray[np.float32]] = {"e4m3": fp8.VALUES, **codes.TABLES}
+TABLES: dict[str, NDArray[np.float32]] = {"e4m3": fp8.VALUES, **tables.TABLES}
 """Values of all codes of a kind of number, by the kind's name."""
 
 

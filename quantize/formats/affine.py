@@ -1,7 +1,8 @@
 """Numbers of groups that share what their block has: value = (number − middle) · step · scale − shift · offset.
 
 A block has a scale and, with offsets, an offset, both f32; a group of it has a step and a shift of −128 … 127, bytes. A
-group that is a block of its own has neither: its steps are 1. The formats of llama.cpp fit with every bit.
+group that is a block of its own has neither: its steps are 1. Numbers of 4 bits may be codes of a table instead
+(`tables.py`): value = table[code] · step · scale. The formats of llama.cpp fit with every bit.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from llmc.quantize.formats.base import SCALE, Plane, Quantized, WeightFormat, check_finite, groups_of, inverse_of
 from llmc.quantize.formats.scheme import Scheme
+from llmc.quantize.formats.tables import TABLES, nearest, wanted_scale
 
 STEP, OFFSET, SHIFT = "step", "offset", "shift"
 MIDDLE = 128
@@ -23,12 +25,14 @@ _LARGEST = 63  # step or shift that rounding makes; formats of others have large
 
 @dataclass(frozen=True)
 class Affine(WeightFormat):
-    """block: elements, a multiple of group_size. offsets: an offset is stored beside each scale."""
+    """block: elements, a multiple of group_size. offsets: an offset is stored beside each scale. table: of `TABLES`, of
+    codes without offsets; empty: numbers are numbers."""
 
     bits: int
     group_size: int = 32
     block: int = 256
     offsets: bool = True
+    table: str = ""
     kind: ClassVar[str] = "affine"
 
     @property
@@ -65,7 +69,9 @@ class Affine(WeightFormat):
             found = planes[of_block][:, block].astype(np.float64)
             return found * (planes[of_group][:, group].astype(np.float64) - MIDDLE) if self.stepped else found
 
-        wide: NDArray[np.float64] = (quantized.numbers.astype(np.float64) - self.middle) * scaled(SCALE, STEP)
+        numbers = np.take(TABLES[self.table], quantized.numbers) if self.table else quantized.numbers
+        middle = 0 if self.table else self.middle
+        wide: NDArray[np.float64] = (numbers.astype(np.float64) - middle) * scaled(SCALE, STEP)
         return wide - scaled(OFFSET, SHIFT) if self.offsets else wide
 
     def quantize_rows(self, weight: NDArray[np.float32], out: Quantized) -> None:
@@ -73,6 +79,11 @@ class Affine(WeightFormat):
         starts = np.arange(0, k, self.group_size)
         low, high = np.minimum.reduceat(weight, starts, 1), np.maximum.reduceat(weight, starts, 1)
         check_finite(low, high)
+        if self.table:
+            scale = self._of_blocks(wanted_scale(self.table, low, high), out, SCALE, STEP)
+            weight *= inverse_of(scale)[:, self.group_of(k)]
+            np.copyto(out.numbers, nearest(self.table, weight))
+            return
         if self.offsets:
             low, high = np.minimum(low, 0), np.maximum(high, 0)
             scale = (high - low) / top

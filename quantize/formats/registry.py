@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from llmc.quantize.formats import affine, base, codes, fp8, integers, steps
+from llmc.quantize.formats import affine, base, codes, fp8, integers, steps, tables
 from llmc.quantize.formats.base import QuantizeError, WeightFormat
 from llmc.quantize.formats.scheme import Scheme
 
@@ -43,6 +43,6 @@ def _made(kind: str, facts: Mapping[str, Any]) -> WeightFormat:
 
 def format_sources(kind: object) -> tuple[Path, ...]:
     """The files that decide how a format lies and what kernels make of it, beside those of targets; none of no kind."""
-    return (
-        (Path(base.__file__), Path(inspect.getfile(FORMATS[kind]))) if isinstance(kind, str) and kind in FORMATS else ()
-    )
+    if not isinstance(kind, str) or kind not in FORMATS:
+        return ()
+    return Path(base.__file__), Path(tables.__file__), Path(inspect.getfile(FORMATS[kind]))

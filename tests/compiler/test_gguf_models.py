@@ -24,6 +24,7 @@ from llmc.compiler.targets.cpu.quant_packing import unpack_quantized
 from llmc.models import open_source
 from llmc.models.loader import load_parameters
 from llmc.quantize.formats.affine import Affine
+from llmc.quantize.formats.codes import Codes
 from llmc.quantize.formats.registry import format_of
 from llmc.runtime.binding import Artifact
 from llmc.runtime.text.tokenizer import Tokenizer
@@ -32,6 +33,7 @@ from support.compiled import check_every_bucket, compile_tiny
 from support.failing import fails
 from support.gguf_models import write_gguf
 from support.gguf_tokenizers import byte_level_words
+from support.new_family import targets_here
 from support.parity import reference_logits
 from support.paths import ROOT
 from support.tiny_models import make_tiny_model
@@ -73,6 +75,26 @@ def model(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Model
     write_gguf(checkpoint, path, mixed, dequantized=root / "dequantized", tokenizer=words.add)
     compile_tiny(path, root / "artifact", kernel_cache, buckets=LADDER, dtype="f32").close()
     return Model(path, root / "dequantized", root / "artifact")
+
+
+def test_an_embedding_of_its_own_and_its_head_keep_their_types(tmp_path: Path, kernel_cache: Path) -> None:
+    checkpoint = make_tiny_model(
+        tmp_path / "checkpoint", "qwen2", hidden_size=256, head_dim=64, intermediate_size=256, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    types = {"token_embd.weight": "Q4_K", "output.weight": "IQ4_NL"}
+    path, dequantized = tmp_path / "model.gguf", tmp_path / "dequantized"
+    write_gguf(checkpoint, path, lambda name: types.get(name, "Q8_0"), dequantized=dequantized)
+    tokens = [int(t) for t in np.random.default_rng(5).integers(3, 500, 40)]
+    expected = reference_logits(dequantized, tokens)
+    for target in targets_here():
+        out = tmp_path / target
+        artifact = compile_tiny(path, out, kernel_cache, buckets=LADDER, dtype="f32", target=target)
+        check_every_bucket(artifact, tokens, expected)
+        artifact.close()
+        weights = json.loads((out / "manifest.json").read_text())["weights"]
+        assert weights["embed.weight"]["format"] == Affine(4).record()
+        assert weights["lm_head.weight"]["format"] == Codes("iq4_nl", 32).record()
 
 
 def greedy(model: Path, prompt: list[int], count: int) -> list[int]:
@@ -122,6 +144,8 @@ def test_an_artifact_has_every_bit_of_the_values(model: Model, tmp_path: Path, k
             assert np.array_equal(value.astype(np.float32), parameter.value()), name
             kept[name.removeprefix("layers.0.").removesuffix(".weight")] = weights[name]["method"], format
     assert kept == {
+        "embed": ("q6_k", Affine(8, 16, offsets=False)),
+        "attention.out": ("iq4_xs", Affine(4, 32, offsets=False, table="iq4_nl")),
         "attention.qkv": ("q3_k, q4_k, q8_0", Affine(8, 16, block=32)),
         "mlp.gate_up": ("q2_k, q4_k", Affine(4, 16)),
         "mlp.down": ("q5_k", Affine(8, 32)),
@@ -161,9 +185,10 @@ def test_the_command_says_what_becomes_of_the_weights(
     assert main([*command, "--json"]) == 0
     captured = capsys.readouterr()
     notes = [
-        "attention.out (IQ4_XS), embed (Q6_K): dequantized to f32; --quant SCHEME rounds them anew",
+        "attention.out (IQ4_XS): kept as stored, iq4_nl in groups of 32, in blocks of 256",
         "mlp.gate_up (Q2_K, Q4_K): kept as stored, w4a16 in groups of 16 with offsets, in blocks of 256",
         "attention.qkv (Q3_K, Q4_K, Q8_0): kept as stored, w8a16 in groups of 16 with offsets, in blocks of 32",
+        "embed (Q6_K): kept as stored, w8a16 in groups of 16, in blocks of 256",
         "mlp.down (Q5_K): kept as stored, w8a16 in groups of 32 with offsets, in blocks of 256",
     ]
     assert all(f"llmc: note: {note}" in captured.err for note in notes)

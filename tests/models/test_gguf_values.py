@@ -23,6 +23,7 @@ from llmc.models.sources.gguf.tensor import HeadRows, QuantizedTensor
 from llmc.models.sources.gguf.types import READ
 from llmc.models.sources.stored import Stored
 from llmc.quantize.formats.base import Quantized
+from llmc.quantize.formats.codes import Codes
 from llmc.quantize.formats.integers import Integers
 
 from support.gguf_models import QUANTIZED, gguf_name, paired, random_blocks, write_gguf
@@ -80,8 +81,8 @@ def test_numbers_that_are_kept_are_those_values(type: str) -> None:
     stored, data = tensor_of(half_random(type, 300), type).stored, half_random(type, 300)
     assert stored is not None
     check_stored(stored, data, type)
-    integers = {"Q4_0": Integers(4, 32), "Q5_0": Integers(8, 32), "Q8_0": Integers(8, 32)}
-    assert stored.format == integers.get(type, LAYOUTS[type])
+    whole = {"Q4_0": Integers(4, 32), "Q5_0": Integers(8, 32), "Q8_0": Integers(8, 32), "IQ4_NL": Codes("iq4_nl", 32)}
+    assert stored.format == whole.get(type, LAYOUTS[type])
 
 
 @pytest.mark.parametrize("types", list(combinations(LAYOUTS, 2)))
@@ -97,9 +98,18 @@ def test_two_types_have_a_format_that_keeps_both(types: tuple[str, str]) -> None
         check_stored(stored, some, type)
 
 
+def test_both_types_of_codes_go_together() -> None:
+    data = half_random("IQ4_NL", 4), half_random("IQ4_XS", 4)
+    nl, xs = (tensor_of(some, type).stored for some, type in zip(data, ("IQ4_NL", "IQ4_XS"), strict=True))
+    assert nl is not None
+    assert xs is not None
+    alike = nl.alike([xs])
+    assert alike is not None
+    assert [one.format for one in alike] == [Codes("iq4_nl", 32)] * 2
+
+
 def test_what_is_not_kept() -> None:
-    for type in set(QUANTIZED) - LAYOUTS.keys():
-        assert tensor_of(half_random(type, 2), type).stored is None
+    assert set(QUANTIZED) == LAYOUTS.keys()
     kept = tensor_of(half_random("Q8_0", 2), "Q8_0").stored
     assert kept is not None
     matrix = Integers(8, 32)

@@ -8,16 +8,16 @@ from llmc.quantize.formats.affine import Affine
 
 from support.new_format import check_kernels, check_rounding
 
-KERNELS = (Affine(4), Affine(8, 16, offsets=False))
+KERNELS = (Affine(4), Affine(8, 16, offsets=False), Affine(4, 32, offsets=False, table="iq4_nl"))
 OTHERS = (Affine(8), Affine(4, 16), Affine(4, 16, offsets=False), Affine(4, block=32), Affine(8, 16, 16))
 
 
-@pytest.mark.parametrize("format", [*KERNELS, *OTHERS], ids=lambda format: f"{format.bits}-{format.describe()}")
+@pytest.mark.parametrize("format", [*KERNELS, *OTHERS], ids=str)
 def test_numbers_are_the_nearest(format: Affine) -> None:
     check_rounding(format)
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("format", KERNELS, ids=Affine.describe)
+@pytest.mark.parametrize("format", KERNELS, ids=str)
 def test_kernels(format: Affine) -> None:
     check_kernels(format)

@@ -9,10 +9,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels.linear.spec import linear_quant_spec
 from llmc.compiler.targets.cpu.packing import pack_activation
 from llmc.compiler.targets.cpu.quant_packing import pack_quantized, unpack_quantized
-from llmc.compiler.targets.cpu.target import native_target
+from llmc.compiler.targets.cpu.target import Target, native_target
 from llmc.quantize import QuantConfig, WeightFormat
 from llmc.quantize.formats.base import Quantized
 from llmc.quantize.formats.registry import format_of
@@ -45,7 +46,8 @@ def check_rounding(format: WeightFormat) -> None:
 
 
 def check_kernels(format: WeightFormat) -> None:
-    """Kernels of every level of this CPU give the sums of float64, the same bits for any rows and tasks."""
+    """Kernels of every level of this CPU give the sums of float64, the same bits for any rows and tasks, and the rows of
+    a table."""
     for target in targets_here("x86-64-v4", "x86-64-v3") or [native_target()]:
         for n, k in _SHAPES:
             rng = np.random.default_rng((n, k))
@@ -53,6 +55,7 @@ def check_kernels(format: WeightFormat) -> None:
             packed = pack_quantized(weight, target.panel_columns, format)
             value = unpack_quantized(packed, n, k, format).value()
             assert np.array_equal(value, quantize(weight, format).value())
+            _check_table(format, target, packed, value)
             operands = {{"numbers": "w"}.get(name, name): array for name, array in packed.items()}
             for act, dtype in (("f32", np.float32), ("bf16", ml_dtypes.bfloat16)):
                 read = x.astype(dtype)
@@ -67,6 +70,17 @@ def check_kernels(format: WeightFormat) -> None:
                         assert y[:rows].tobytes() == first[:rows].tobytes(), f"tile {tile}, {rows} rows, {tasks} tasks"
                 assert first is not None
                 assert np.abs(first - expected).max() <= 3e-7 * max(k, 16) ** 0.5 * np.abs(expected).max()
+
+
+def _check_table(format: WeightFormat, target: Target, packed: dict[str, NDArray[Any]], value: NDArray[Any]) -> None:
+    vocab, dim = value.shape
+    columns = {"panel_columns": target.panel_columns}
+    spec = KernelSpec.of("embedding", "embedding_quant", dim=dim, vocab=vocab, **columns, **format.kernel_params())
+    ids = np.arange(vocab, dtype=np.int32)[::-1].copy()
+    arrays = {"ids": ids, **{{"numbers": "weight"}.get(name, name): array for name, array in packed.items()}}
+    arrays["out"] = np.full((vocab, dim), np.nan, np.float32)
+    rows = run(spec, target, arrays, written=("out",), scalars={0: vocab})["out"]
+    assert np.abs(rows - value[ids]).max() <= 2e-7 * np.abs(value).max()
 
 
 def check_in_a_model(scheme: str, folder: Path) -> None:

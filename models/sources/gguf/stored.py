@@ -10,8 +10,10 @@ from llmc.models.convert import Array
 from llmc.models.sources.gguf.dequantize.parts import Parts
 from llmc.models.sources.stored import Stored
 from llmc.quantize.formats.affine import MIDDLE, OFFSET, SHIFT, STEP, Affine
-from llmc.quantize.formats.base import SCALE, Quantized
+from llmc.quantize.formats.base import SCALE, Quantized, WeightFormat
+from llmc.quantize.formats.codes import Codes
 from llmc.quantize.formats.integers import Integers
+from llmc.quantize.formats.tables import codes_of
 
 LAYOUTS: dict[str, Affine] = {
     "Q4_0": Affine(4, 32, 32, offsets=False),
@@ -24,8 +26,11 @@ LAYOUTS: dict[str, Affine] = {
     "Q4_K": Affine(4, 32),
     "Q5_K": Affine(8, 32),
     "Q6_K": Affine(8, 16, offsets=False),
+    "IQ4_NL": Affine(4, 32, 32, offsets=False, table="iq4_nl"),
+    "IQ4_XS": Affine(4, 32, offsets=False, table="iq4_nl"),
 }
-"""Numbers of 2 and 3 bits take 4, those of 5 and 6 bits 8. Groups that are blocks, without offsets, are `Integers`."""
+"""Numbers of 2 and 3 bits take 4, those of 5 and 6 bits 8. Groups that are blocks, without offsets, are `Integers`, or
+`Codes` where they have a table."""
 
 
 class StoredBlocks(Stored):
@@ -36,8 +41,10 @@ class StoredBlocks(Stored):
 
     def __init__(self, parts: Callable[[int, int], Parts], at_once: int, layout: Affine, held: Affine) -> None:
         self.parts, self.at_once, self.layout, self.held = parts, at_once, layout, held
-        integers = not held.stepped and not held.offsets
-        self.format = Integers(held.bits, held.group_size) if integers else held
+        self.format: WeightFormat = held
+        if not held.stepped and not held.offsets:
+            size = held.group_size
+            self.format = Codes(held.table, size) if held.table else Integers(held.bits, size)
 
     def read(self, first: int, out: Quantized) -> None:
         for at in range(0, len(out.numbers), self.at_once):
@@ -46,7 +53,11 @@ class StoredBlocks(Stored):
 
     def _write(self, parts: Parts, out: Quantized) -> None:
         format = self.held
-        np.add(parts.numbers.reshape(out.numbers.shape), np.int16(format.middle), out=out.numbers, casting="unsafe")
+        numbers = parts.numbers.reshape(out.numbers.shape)
+        if format.table:
+            np.copyto(out.numbers, codes_of(format.table, numbers))
+        else:
+            np.add(numbers, np.int16(format.middle), out=out.numbers, casting="unsafe")
         self._write_pair(parts.scale, parts.step, out, SCALE, STEP)
         if format.offsets:
             offset = np.zeros_like(parts.scale) if parts.offset is None else parts.offset
@@ -68,13 +79,14 @@ class StoredBlocks(Stored):
 
     def alike(self, others: Sequence[Stored]) -> Sequence[Stored] | None:
         """Matrices of other types are held in the smaller of both groups, with offsets where one has them; 4-bit
-        numbers of both signs and of one do not go together."""
+        numbers of both signs, of one, and codes do not go together: all take 8 bits."""
         blocks = [other for other in others if isinstance(other, StoredBlocks)]
         if len(blocks) < len(others):
             return None
         layouts = [one.layout for one in (self, *blocks)]
-        signs = {layout.offsets for layout in layouts}
-        bits = 4 if len(signs) == 1 and all(layout.bits == 4 for layout in layouts) else 8
+        signs, tables = ({getattr(layout, name) for layout in layouts} for name in ("offsets", "table"))
+        bits = 4 if len(signs) == len(tables) == 1 and all(layout.bits == 4 for layout in layouts) else 8
+        table = layouts[0].table if bits == 4 else ""
         group, block = (min(getattr(layout, name) for layout in layouts) for name in ("group_size", "block"))
-        format = Affine(bits, group, block, offsets=any(signs))
+        format = Affine(bits, group, block, offsets=any(signs), table=table)
         return [StoredBlocks(one.parts, one.at_once, one.layout, format) for one in (self, *blocks)]

@@ -211,9 +211,9 @@ def test_source_digests_are_each_templates_own(tmp_path: Path) -> None:
     assert len(set(before.values())) == len(before)
     assert {op for op, digest in edit("norm.py").items() if digest != before[op]} == {"rms_norm"}
     assert {op for op, digest in edit("builder.py").items() if digest != before[op]} == set(before)
-    linear = {"linear", "linear_quant"}
-    assert {op for op, digest in edit("linear/readers/nibbles.py").items() if digest != before[op]} == linear
-    by_int8 = linear | {"quantize_rows", "rms_norm"}
+    readers = {"linear", "linear_quant", "embedding_quant"}
+    assert {op for op, digest in edit("linear/readers/nibbles.py").items() if digest != before[op]} == readers
+    by_int8 = readers | {"quantize_rows", "rms_norm"}
     assert {op for op, digest in edit("ir/int8.py").items() if digest != before[op]} == by_int8
 
 

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from llmc.quantize import SCHEMES, QuantConfig, QuantizeError
-from llmc.quantize.formats.codes import E8M0, TABLES, Codes
+from llmc.quantize.formats.affine import Affine
+from llmc.quantize.formats.codes import E8M0, Codes
 from llmc.quantize.formats.fp8 import VALUES, Fp8, nearest
+from llmc.quantize.formats.tables import TABLES
 from llmc.quantize.rtn import quantize
 from llmc.quantize.scheme import stored_scheme
 
@@ -18,10 +20,12 @@ from support.compiled import compile_tiny
 from support.new_format import check_kernels, check_rounding
 from support.quantized_model import LADDER, logits_error, make_model
 
-MXFP4 = Codes("e2m1", 32, E8M0)
+MXFP4, IQ4 = Codes("e2m1", 32, E8M0), Codes("iq4_nl", 32)
 
 
-@pytest.mark.parametrize("format", [Fp8(), Fp8(32), Codes("nf4", 64), Codes("fp4", 32), Codes("e2m1", -1)], ids=str)
+@pytest.mark.parametrize(
+    "format", [Fp8(), Fp8(32), Codes("nf4", 64), Codes("fp4", 32), Codes("e2m1", -1), IQ4], ids=str
+)
 def test_the_nearest_number(format: Fp8 | Codes) -> None:
     check_rounding(format)
 
@@ -59,14 +63,24 @@ def test_rounding_to_mxfp4() -> None:
     assert MXFP4.bits_per_weight(64) == 4.25
 
 
+def test_the_furthest_value_is_the_end_of_a_table_that_is_longer_on_one_side() -> None:
+    weight = np.zeros((2, 32), np.float32)
+    weight[0, :3], weight[1, :3] = (127, -100, 0), (-254, 226, 2)
+    found = quantize(weight, IQ4)
+    assert list(found.scale[:, 0]) == [-1, 2]
+    assert list(found.value()[0, :3]) == [127, -89, -1]
+    assert list(found.value()[1, :3]) == [-254, 226, 2]
+
+
 @pytest.mark.native
-@pytest.mark.parametrize("format", [Fp8(64), MXFP4, Codes("e2m1", 16)], ids=str)
+@pytest.mark.parametrize("format", [Fp8(64), IQ4, MXFP4, Codes("e2m1", 16)], ids=str)
 def test_kernels(format: Fp8 | Codes) -> None:
     check_kernels(format)
 
 
 @pytest.mark.parametrize(
-    ("scheme", "model"), [("fp8", "tied"), ("mxfp4", "plain"), ("nvfp4", "plain"), ("nf4", "plain"), ("fp4", "plain")]
+    ("scheme", "model"),
+    [("fp8", "tied"), ("mxfp4", "plain"), ("nvfp4", "plain"), ("nf4", "plain"), ("fp4", "plain"), ("iq4_nl", "plain")],
 )
 def test_models_are_rounded_to_them(scheme: str, model: str, tmp_path: Path, kernel_cache: Path) -> None:
     """Of the plain kernels; those of this machine read the same in tests/compiler/test_quantized_checkpoints.py."""
@@ -85,6 +99,7 @@ def test_a_stored_format_has_the_scheme_that_is_closest() -> None:
         "nvfp4": Codes("e2m1", 32),
         "nf4": Codes("nf4", 32),
         "fp4": Codes("fp4", 64),
+        "iq4_nl": Affine(4, 32, offsets=False, table="iq4_nl"),
     }
     for name, format in names.items():
         scheme = stored_scheme(format, int8_inputs=False)

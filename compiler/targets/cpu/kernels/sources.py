@@ -65,12 +65,14 @@ def _module_file(module: str) -> str:
 
 
 def _imported(folder: Path, name: str) -> list[str]:
-    """Files of `folder` that the file `name` imports from."""
+    """Files of `folder` that the file `name` imports from, with those of the packages that they are in."""
     files = []
     for node in ast.walk(ast.parse((folder / name).read_bytes())):
         if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{_PACKAGE}."):
             within = str(node.module).removeprefix(_PACKAGE).removeprefix(".")
-            for module in ([within] if within else []) + [f"{within}.{a.name}".removeprefix(".") for a in node.names]:
+            parts = within.split(".") if within else []
+            packages = [".".join(parts[: i + 1]) for i in range(len(parts))]
+            for module in packages + [f"{within}.{a.name}".removeprefix(".") for a in node.names]:
                 files += [_module_file(module), _module_file(f"{module}.__init__")]
     return [file for file in files if (folder / file).is_file()]
 

@@ -11,6 +11,7 @@ from llmc.compiler.targets.reference.kernels.frame import Expr, Frame, let
 from llmc.compiler.targets.reference.kernels.padding import number_bytes
 from llmc.quantize.formats.affine import MIDDLE
 from llmc.quantize.formats.base import WeightFormat, groups_of
+from llmc.quantize.formats.tables import TABLES
 
 
 class Matrix(ABC):
@@ -91,13 +92,16 @@ class Floats8(Matrix):
         return T.Select(number < 128, value, -value)
 
 
+def _of_table(table: str, number: Expr) -> Expr:
+    value = T.float32(0.0)
+    for code, of_code in enumerate(TABLES[table]):
+        value = T.Select(number == code, T.float32(float(of_code)), value)
+    return value
+
+
 class Codes(Matrix):
     def float(self, k: Frame, row: Expr, element: Expr) -> Expr:
-        number = let(self.number(k, row, element))
-        value = T.float32(0.0)
-        for code, of_code in enumerate(self.format.values):
-            value = T.Select(number == code, T.float32(float(of_code)), value)
-        return value
+        return _of_table(self.format.table, let(self.number(k, row, element)))
 
     def scale(self, k: Frame, row: Expr, group: Expr) -> Expr:
         scale = super().scale(k, row, group)
@@ -111,7 +115,10 @@ class Codes(Matrix):
 
 class Affine(Matrix):
     def float(self, k: Frame, row: Expr, element: Expr) -> Expr:
-        return T.Cast("float32", self.number(k, row, element) - self.format.middle)
+        number = self.number(k, row, element)
+        if self.format.table:
+            return _of_table(self.format.table, let(number))
+        return T.Cast("float32", number - self.format.middle)
 
     def scale(self, k: Frame, row: Expr, group: Expr) -> Expr:
         return self._of_block(k, row, group, "scale", "step")

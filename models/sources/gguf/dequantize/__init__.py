@@ -1,5 +1,4 @@
 """From blocks of a quantized tensor to float32, bit for bit as the gguf package of llama.cpp has it.
 
-A function takes blocks, uint8 [blocks, bytes of a block], and gives their `Parts`; where a table is needed it writes
-float32 [blocks, elements of a block]. One file for a kind of blocks.
+A function takes blocks, uint8 [blocks, bytes of a block], and gives their `Parts`. One file for a kind of blocks.
 """

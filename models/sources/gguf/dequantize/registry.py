@@ -19,9 +19,6 @@ PARTS: dict[str, Callable[[Array], Parts]] = {
     "Q4_K": k_blocks.q4_k,
     "Q5_K": k_blocks.q5_k,
     "Q6_K": k_blocks.q6_k,
-}
-"""Of types that numbers and scales say all of."""
-_VALUES: dict[str, Callable[[Array, Array], None]] = {
     "IQ4_NL": table_blocks.iq4_nl,
     "IQ4_XS": table_blocks.iq4_xs,
 }
@@ -29,7 +26,4 @@ _VALUES: dict[str, Callable[[Array, Array], None]] = {
 
 def dequantize(type: str, blocks: Array, out: Array) -> None:
     """Writes the values of blocks of a type to float32 [blocks, elements of a block]."""
-    if type in PARTS:
-        PARTS[type](blocks).write(out)
-    else:
-        _VALUES[type](blocks, out)
+    PARTS[type](blocks).write(out)

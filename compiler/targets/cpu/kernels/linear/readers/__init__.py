@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
-from llmc.compiler.targets.cpu.kernels.linear.readers.affine import AffineBytes, AffineNibbles
+from llmc.compiler.targets.cpu.kernels.linear.readers.affine import AffineBytes, AffineCodes, AffineNibbles
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import Reader
 from llmc.compiler.targets.cpu.kernels.linear.readers.codes import Looked
 from llmc.compiler.targets.cpu.kernels.linear.readers.floats import Bfloat16, Float32
@@ -25,7 +25,7 @@ FORMATS: dict[str, Callable[[Any], type[Reader] | None]] = {
     "steps": lambda format: Stepped,
     "fp8": lambda format: E4m3,
     "codes": lambda format: Looked,
-    "affine": lambda format: _AFFINE.get(format.bits),
+    "affine": lambda format: AffineCodes if format.table else _AFFINE.get(format.bits),
 }
 """Readers by kind, called with the format."""
 

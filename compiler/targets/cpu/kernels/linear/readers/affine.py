@@ -1,7 +1,7 @@
 """Weights of numbers whose groups share the scales and offsets of blocks (`quantize/formats/affine.py`).
 
-Without offsets the sum of a group is one of whole numbers, and is multiplied by step · scale. With offsets numbers
-become values, by one fma each, before they are multiplied; their sums are merged as they are.
+Without offsets the sum of a group is one of numbers, whole ones or those of a table, and is multiplied by step · scale.
+With offsets numbers become values, by one fma each, before they are multiplied; their sums are merged as they are.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from typing import ClassVar
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.ir import lookup
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32
 from llmc.compiler.targets.cpu.kernels.linear.problem import LINE, Problem
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import OfGroup
 from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits
 from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import EightBits, Numbers
+from llmc.compiler.targets.cpu.target import Target
 from llmc.quantize.formats.affine import MIDDLE, OFFSET, SHIFT, STEP, Affine
 from llmc.quantize.formats.base import SCALE
+from llmc.quantize.formats.tables import TABLES
 
 
 @dataclass(frozen=True)
@@ -102,3 +105,16 @@ class AffineNibbles(_OfBlocks, FourBits):
     @property
     def middle(self) -> int:
         return self.affine.middle
+
+
+class AffineCodes(_OfBlocks, FourBits):
+    """Codes of a table of their own."""
+
+    look_up = "lookup"
+
+    @staticmethod
+    def helpers(target: Target) -> str:
+        return lookup.lookup(target)
+
+    def table_values(self) -> Sequence[float]:
+        return [float(value) for value in TABLES[self.affine.table]]
