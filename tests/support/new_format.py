@@ -46,8 +46,8 @@ def check_rounding(format: WeightFormat) -> None:
 
 
 def check_kernels(format: WeightFormat) -> None:
-    """Kernels of every level of this CPU give the sums of float64, the same bits for any rows and tasks, and the rows of
-    a table."""
+    """Kernels of every level of this CPU give the sums of float64, the same bits for any rows and tasks, and a table's
+    rows."""
     for target in targets_here("x86-64-v4", "x86-64-v3") or [native_target()]:
         for n, k in _SHAPES:
             rng = np.random.default_rng((n, k))
