@@ -13,7 +13,13 @@ import typer
 
 from llmc.cli.options.verify import check_bytes
 from llmc.cli.render.graph_formats import InspectError, graph_data, graph_dot, graph_onnx
-from llmc.cli.render.stored_weights import bits_per_weight, stored_weights, weights_by_class, weights_by_scheme
+from llmc.cli.render.stored_weights import (
+    bits_per_weight,
+    error_column,
+    stored_weights,
+    weights_by_class,
+    weights_by_scheme,
+)
 from llmc.cli.render.text_columns import table
 from llmc.graphs_format import DTYPES, FAMILIES
 from llmc.graphs_records import Graph, ModelRecord, Tables
@@ -148,9 +154,18 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
         ),
         f"\nweights ({len(tables.weights)}), {format_bytes(total)}",
         table(
-            ("weights of", "scheme", "numbers in", "method", "count", "bits a weight", "bytes"),
+            ("weights of", "scheme", "numbers in", "method", "error", "count", "bits a weight", "bytes"),
             [
-                (w["class"], w["scheme"], w["groups"], w["method"], w["count"], f"{w['bits_per_weight']:g}", w["bytes"])
+                (
+                    w["class"],
+                    w["scheme"],
+                    w["groups"],
+                    w["method"],
+                    error_column(w),
+                    w["count"],
+                    f"{w['bits_per_weight']:g}",
+                    w["bytes"],
+                )
                 for w in data["weights_by_class"]
             ],
         ),

@@ -140,6 +140,7 @@ class _Addition:
         state.buckets = (*old.buckets, *self.new)
         state.files = FolderFiles(artifact)
         state.copied, state.crcs = list(old.manifest["files"]), old.manifest.get("weights_crc32") or {}
+        state.conversions = old.manifest.get("weights_converted")
         most = max(old.resolved.max_num_batched_tokens, most_tokens(state.buckets))
         ladder = [str(bucket) for bucket in state.buckets]
         pipeline.settle(state, {**old.manifest, "max_num_batched_tokens": most, "buckets": ladder})

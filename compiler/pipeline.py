@@ -24,6 +24,7 @@ from llmc.compiler.graph.plan import plan_graphs
 from llmc.compiler.graph.tracer import Tracer
 from llmc.compiler.hub import locate
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.notes import notes
 from llmc.compiler.phases import OnStep, Phase, PhaseClock, drive
 from llmc.compiler.resolve import resolve
 from llmc.compiler.resources import PeakMemory
@@ -33,9 +34,10 @@ from llmc.compiler.store.artifact import copied_files, copy_files, graphs_bin
 from llmc.compiler.store.cache import key_of
 from llmc.compiler.store.cached_artifacts import artifacts_folder, mark_used
 from llmc.compiler.store.carried import reuse_weights
+from llmc.compiler.store.conversions import conversions, types_of
 from llmc.compiler.store.graphs_writer import FileSums
 from llmc.compiler.store.output import refuse_another
-from llmc.compiler.store.packed import record_weights, recorded_weights
+from llmc.compiler.store.packed import Packed, record_weights, recorded_weights
 from llmc.compiler.store.staging import staged_directory
 from llmc.compiler.store.weights import plan_weights, write_weights
 from llmc.hub_id import hub_id
@@ -111,7 +113,7 @@ def make_kernels(state: CompileState, on_step: OnStep) -> None:
 
 def _weights(state: CompileState, on_step: OnStep) -> None:
     config, resolved, layout, records = state.config, state.resolved, state.layout, state.cache.root
-    packed = stage(state) / "weights.safetensors"
+    file = stage(state) / "weights.safetensors"
     weights_key = key_of(
         keys.weights_components(
             state.source.weight_files(),
@@ -123,14 +125,18 @@ def _weights(state: CompileState, on_step: OnStep) -> None:
             order=resolved.recipe.order(),
         )
     )
-    crcs = reuse_weights(config.output, recorded_weights(records, weights_key), layout, packed)
-    if crcs is None:
-        parameters = resolved.parameters(state.checkpoint)
-        crcs = write_weights(layout, parameters, resolved.target, packed, on_step, config.num_jobs())
-        record_weights(records, weights_key, crcs)
+    known = recorded_weights(records, weights_key)
+    if known is None or reuse_weights(config.output, known.crcs, layout, file) is None:
+        parameters = list(resolved.parameters(state.checkpoint))
+        crcs = write_weights(layout, parameters, resolved.target, file, on_step, config.num_jobs())
+        types = types_of(check_checkpoint(resolved.model, state.checkpoint), state.checkpoint)
+        requests = (weight.request for weight in layout.weights)
+        known = Packed(crcs, conversions(requests, parameters, types, config.num_jobs()))
+        record_weights(records, weights_key, known)
     if not config.overwrite:
-        refuse_another(config.output, state.there, {"weights_crc32": crcs})
-    state.crcs = crcs
+        refuse_another(config.output, state.there, {"weights_crc32": known.crcs})
+    state.crcs = known.crcs
+    state.conversions = {name: one.record() for name, one in known.conversions.items()}
 
 
 def stage(state: CompileState) -> Path:
@@ -168,6 +174,8 @@ def write_files(state: CompileState) -> None:
     """The model's files, and then the manifest, which lists them."""
     copy_files(state.files, state.staging, state.copied)
     state.manifest |= {"files": listed_files(state.staging, state.copied), "weights_crc32": state.crcs}
+    if state.conversions is not None:
+        state.manifest["weights_converted"] = state.conversions
     write_manifest(state.staging / "manifest.json", state.manifest)
 
 
@@ -215,7 +223,7 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
         max_model_len=resolved.max_model_len,
         model_len=resolved.model_len,
         warnings=resolved.warnings(),
-        notes=resolved.notes(state.checkpoint),
+        notes=notes(resolved, state.checkpoint, state.conversions),
         phase_seconds=clock.seconds,
         tuned={spec.symbol(): state.choices[spec].gain for spec in state.variants},
     )
@@ -242,7 +250,7 @@ def compile_cached(
         report, log = compile_model(config, progress), logging.getLogger(__name__)
         for warning in report.warnings:
             log.warning("llmc: warning: %s", warning)
-        for note in report.notes:
-            log.warning("llmc: note: %s", note)
+        for said in report.notes:
+            log.warning("llmc: note: %s", said)
     mark_used(output)
     return output

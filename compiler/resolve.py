@@ -21,13 +21,12 @@ from llmc.compiler.targets.registry import resolve_target
 from llmc.graphs_records import ModelRecord
 from llmc.models.config import ModelConfig
 from llmc.models.context import sound_scaling, trained_length
-from llmc.models.convert import DTYPES as CHECKPOINT_DTYPES
 from llmc.models.loader import Parameter, check_checkpoint, load_parameters
 from llmc.models.registry import get_family
 from llmc.models.rope import cos_sin_table
 from llmc.models.sources.base import Checkpoint, ModelSource
 from llmc.models.sources.registry import open_source
-from llmc.quantize import QuantConfig, Recipe, layer_kind
+from llmc.quantize import QuantConfig, Recipe
 from llmc.quantize.scheme import stored_scheme
 
 DEFAULT_MAX_MODEL_LEN = 4096
@@ -73,36 +72,6 @@ class Resolved:
                 f"{self.model_len} compiles all of it",
             )
         return ()
-
-    def notes(self, checkpoint: Checkpoint) -> tuple[str, ...]:
-        """What becomes of numbers that are quantized already, in sentences."""
-        becomes: dict[str, set[str]] = {}
-        sources = {target.name: target.sources for target in check_checkpoint(self.model, checkpoint).targets}
-        for parameter in load_parameters(self.model, checkpoint, self.act_dtype):
-            types = {checkpoint.dtype(source.name) for source in sources[parameter.name]} - CHECKPOINT_DTYPES.keys()
-            if types:
-                what = f"{layer_kind(parameter.name)} ({', '.join(sorted(types)).upper()})"
-                becomes.setdefault(self._becomes(parameter), set()).add(what)
-        found = [f"{', '.join(sorted(what))}: {how}" for how, what in sorted(becomes.items())]
-        if self.model.tie_word_embeddings and HEAD in checkpoint.names():
-            kind = checkpoint.dtype(HEAD)
-            if kind not in CHECKPOINT_DTYPES:
-                found.append(
-                    f"{layer_kind(HEAD)} ({kind.upper()}): not read, for {checkpoint.config_name} ties it to the "
-                    f"embedding; set tie_word_embeddings to false there to have it"
-                )
-        return (*found, *checkpoint.notes())
-
-    def _becomes(self, parameter: Parameter) -> str:
-        """What becomes of a weight that is quantized already, in words."""
-        scheme, stored = self.recipe.schemes.get(parameter.name), parameter.stored
-        ordered = parameter.name in self.recipe.act_order
-        if scheme is None:
-            why = ", for the columns of its parts lie in different orders" if parameter.has_other_orders else ""
-            return f"dequantized to {self.act_dtype}{why}; --quant SCHEME rounds them anew"
-        if stored is not None and stored.format == scheme.weight and (ordered or stored.columns is None):
-            return f"kept as stored, {scheme.describe()}{', act-order' if ordered else ''}"
-        return f"dequantized and rounded anew to {scheme.describe()}"
 
     def graph_params(self) -> GraphParams:
         """What kernels depend on; the shape of a graph replaces the empty one."""

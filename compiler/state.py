@@ -30,6 +30,7 @@ class CompileState:
 
     stack: what publishing closes; files: what `copied` names some of; in_place: the output is the artifact that is
     extended, whose other files stay; there: the manifest of what lies at the output; manifest: as much as is known;
+    conversions: as in the manifest, None: nobody knows;
     specs: kernels, in the order of the artifact; variants: of kernels that have not the default schedule; code: None
     until it is linked or carried over.
     """
@@ -55,6 +56,7 @@ class CompileState:
     kernels: list[BuiltKernel] = field(default_factory=list)
     staging: Path = field(init=False)
     crcs: dict[str, int] = field(init=False)
+    conversions: dict[str, Any] | None = None
     code: bytes | None = None
 
     @property

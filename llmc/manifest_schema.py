@@ -22,6 +22,7 @@ FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}\z")]
 Symbol = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,254}\z")]
 Count = Annotated[int, Field(ge=1, le=1 << 24)]
 Bytes = Annotated[int, Field(ge=0, le=1 << 46)]
+Error = Annotated[float, Field(ge=0)]
 Crc = Annotated[int, Field(ge=0, le=0xFFFFFFFF)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Positive = Annotated[float, Field(gt=0, le=1e30)]
@@ -154,6 +155,13 @@ class Weight(Open):
     rows_of: Text | None = None
 
 
+class Conversion(Open):
+    types: Text
+    error: Error
+    most: Error
+    norm: Error
+
+
 class Kernel(Open):
     symbol: Symbol
     key: Hash
@@ -194,6 +202,7 @@ class Manifest(Open):
     tools: dict[Text, Text | None] | None = None
     weights: Annotated[dict[Text, Weight], Field(max_length=1 << 20)] | None = None
     weights_crc32: Annotated[dict[Text, Crc], Field(max_length=1 << 20)] | None = None
+    weights_converted: Annotated[dict[Text, Conversion], Field(max_length=1 << 20)] | None = None
     graph_components: Components | None = None
     tuned: bool | None = None
     files: (

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from llmc.graphs_format import DTYPES
 from llmc.graphs_records import Tables
 from llmc.quantize import QuantizeError, layer_kind
+from llmc.quantize.conversion import conversion_of, error_of, error_text
 from llmc.quantize.formats.registry import format_of
 
 
@@ -53,11 +54,13 @@ def weights_by_scheme(weights: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def weights_by_class(weights: list[dict[str, Any]], manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Scheme, format, method, bits and bytes of the weights that layers have in common, in the order of the file.
+    """Scheme, format, method, bits, bytes and error of the weights that layers share, in the order of the file.
 
-    bits_per_weight: with what lies beside the numbers; of a weight without a known shape, those of its dtype.
+    bits_per_weight: with what lies beside the numbers; of a weight without a known shape, those of its dtype. error,
+    max_error: relative to what the checkpoint has, see `Conversion`; 0: exact, None: nobody measured it. types: of what
+    was converted, in the checkpoint.
     """
-    known = manifest.get("weights") or {}
+    known, lost = manifest.get("weights") or {}, manifest.get("weights_converted")
     found: dict[tuple[str, str, str, str], dict[str, Any]] = {}
     for weight in weights:
         entry = known.get(weight["of"], {})
@@ -77,9 +80,27 @@ def weights_by_class(weights: list[dict[str, Any]], manifest: Mapping[str, Any])
             "count": len(one["names"]),
             "bits_per_weight": round(8 * one["bytes"] / one["elements"], 3) if one["elements"] else 0,
             "bytes": one["bytes"],
+            **_errors(one["names"], lost),
         }
         for (kind, scheme, groups, method), one in found.items()
     ]
+
+
+def _errors(names: Collection[str], lost: Mapping[str, Any] | None) -> dict[str, Any]:
+    if lost is None:
+        return {"error": None, "max_error": None, "types": None}
+    conversions = [conversion_of(lost[name]) for name in sorted(names) if name in lost]
+    types = ", ".join(sorted({one.types for one in conversions})) or None
+    most = max((one.most for one in conversions), default=0.0)
+    return {"error": float(f"{error_of(conversions):.4g}"), "max_error": most, "types": types}
+
+
+def error_column(of_class: Mapping[str, Any]) -> str:
+    """As in `0.17 % of F16`, `exact`, `-`."""
+    if of_class["error"] is None:
+        return "-"
+    types = f" of {str(of_class['types']).upper()}" if of_class["types"] else ""
+    return f"{error_text(of_class['error'])}{types}"
 
 
 def _groups(entry: Mapping[str, Any]) -> str:

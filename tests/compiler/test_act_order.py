@@ -19,6 +19,7 @@ from llmc.compiler.bundle_apply import apply_bundle
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.extend import add_buckets
 from llmc.compiler.graph.tracer import Tracer
+from llmc.compiler.notes import notes
 from llmc.compiler.resolve import Resolved, resolve
 from llmc.compiler.store.bundle import create_bundle
 from llmc.compiler.store.cache import GraphCache
@@ -154,7 +155,7 @@ def test_the_artifact_says_so(model: Path, compiled: Path, capsys: pytest.Captur
     assert set(groups.values()) == {"asymmetric groups of 32, act-order"}
     assert main(["inspect", str(compiled)]) == 0
     assert "act-order" in capsys.readouterr().out
-    (note,) = resolved_of(model).notes(open_source(model).checkpoint())
+    (note,) = notes(resolved_of(model), open_source(model).checkpoint())
     assert note.endswith(": kept as stored, w4a16 in asymmetric groups of 32, act-order")
 
 
@@ -166,8 +167,7 @@ def test_parts_in_different_orders_are_dequantized(tmp_path: Path) -> None:
     resolved = resolved_of(model)
     assert {name for name in resolved.recipe.schemes if "qkv" in name} == set()
     assert not resolved.recipe.act_order
-    notes = resolved.notes(open_source(model).checkpoint())
-    assert notes[0] == (
+    assert notes(resolved, open_source(model).checkpoint())[0] == (
         "attention.qkv (GPTQ): dequantized to f32, for the columns of its parts lie in different orders; "
         "--quant SCHEME rounds them anew"
     )
@@ -178,7 +178,7 @@ def test_rounding_anew_is_in_the_order_of_the_model(model: Path, tmp_path: Path,
     config = QuantConfig("w4a16", group_size=32, asymmetric=True, skip=("lm_head",))
     resolved = resolved_of(model, quant=config)
     assert not resolved.recipe.order()
-    assert "rounded anew" in resolved.notes(open_source(model).checkpoint())[0]
+    assert "rounded anew" in notes(resolved, open_source(model).checkpoint())[0]
     options: dict[str, Any] = {"buckets": LADDER, "dtype": "f32", "target": PLAIN, "overwrite": True}
     compile_tiny(model, tmp_path / "out", kernel_cache, **options).close()
     artifact = compile_tiny(model, tmp_path / "out", kernel_cache, **options, quant=config)

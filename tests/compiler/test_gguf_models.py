@@ -185,11 +185,11 @@ def test_the_command_says_what_becomes_of_the_weights(
     assert main([*command, "--json"]) == 0
     captured = capsys.readouterr()
     notes = [
-        "attention.out (IQ4_XS): kept as stored, iq4_nl in groups of 32, in blocks of 256",
-        "mlp.gate_up (Q2_K, Q4_K): kept as stored, w4a16 in groups of 16 with offsets, in blocks of 256",
-        "attention.qkv (Q3_K, Q4_K, Q8_0): kept as stored, w8a16 in groups of 16 with offsets, in blocks of 32",
-        "embed (Q6_K): kept as stored, w8a16 in groups of 16, in blocks of 256",
-        "mlp.down (Q5_K): kept as stored, w8a16 in groups of 32 with offsets, in blocks of 256",
+        "attention.out (IQ4_XS): kept as stored, iq4_nl in groups of 32, in blocks of 256, exact",
+        "mlp.gate_up (Q2_K, Q4_K): kept as stored, w4a16 in groups of 16 with offsets, in blocks of 256, exact",
+        "attention.qkv (Q3_K, Q4_K, Q8_0): kept as stored, w8a16 in groups of 16 with offsets, in blocks of 32, exact",
+        "embed (Q6_K): kept as stored, w8a16 in groups of 16, in blocks of 256, exact",
+        "mlp.down (Q5_K): kept as stored, w8a16 in groups of 32 with offsets, in blocks of 256, exact",
     ]
     assert all(f"llmc: note: {note}" in captured.err for note in notes)
     assert json.loads(captured.out)["notes"] == notes
@@ -201,6 +201,53 @@ def test_the_command_says_what_becomes_of_the_weights(
     data[-100] ^= 1
     other.write_bytes(data)
     fails(capsys, 1, [command[0], other, *command[2:]], "values of weights", "--overwrite")
+
+
+def test_what_is_lost_is_said_by_kind_of_layer(
+    model: Model, tmp_path: Path, kernel_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Matrices that are joined with one of F16 become bf16; the manifest and llmc inspect keep what that costs."""
+    path, values = tmp_path / "m.gguf", tmp_path / "values"
+    types = {"blk.0.attn_k.weight": "F16", "token_embd.weight": "F16"}
+    write_gguf(model.dequantized, path, lambda name: types.get(name, "Q8_0"), dequantized=values)
+    out = tmp_path / "out"
+    command = ["compile", str(path), "-o", str(out), "--buckets", LADDER, "--no-tokenizer", "--json",
+               "--cache-dir", str(kernel_cache), "--jobs", "2"]  # fmt: skip
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)["notes"]
+    source = open_source(values)
+    parameters = {p.name: p.value() for p in load_parameters(source.config(), source.checkpoint(), "f32")}
+
+    def error(name: str) -> float:
+        value = torch.from_numpy(parameters[name]).double()
+        return float((value.bfloat16().double() - value).norm() / value.norm())
+
+    qkv, embed = error("layers.0.attention.qkv.weight"), error("embed.weight")
+    assert found == [
+        "attention.out (Q8_0), mlp.down (Q8_0), mlp.gate_up (Q8_0): kept as stored, w8a16 in symmetric groups of 32, "
+        "exact",
+        f"attention.qkv (Q8_0): dequantized to bf16, relative error {100 * qkv:.2f} %; --quant SCHEME rounds them anew",
+        f"embed (F16): rounded to bf16, relative error {100 * embed:.2f} %",
+    ]
+    conversions = json.loads((out / "manifest.json").read_text())["weights_converted"]
+    assert {name: one["types"] for name, one in conversions.items()} == {
+        "embed.weight": "f16", "layers.0.attention.qkv.weight": "f16, q8_0"
+    }  # fmt: skip
+    assert conversions["embed.weight"]["error"] == pytest.approx(embed, rel=1e-3)
+    assert main(["inspect", str(out), "--format", "json"]) == 0
+    classes = {one["class"]: one for one in json.loads(capsys.readouterr().out)["weights_by_class"]}
+    assert (classes["mlp.down"]["error"], classes["mlp.down"]["types"]) == (0, None)
+    assert classes["attention.qkv"]["error"] == pytest.approx(qkv, rel=1e-3)
+    assert 0 < classes["embed"]["max_error"] <= 2**-8
+    assert main(["inspect", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert f"{100 * embed:.2f} % of F16" in text
+    assert "exact" in text
+    # Weights that are taken over, and an artifact that grows, keep it.
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == found
+    assert main(["compile", str(out), "--add", "decode:1x32", "--cache-dir", str(kernel_cache)]) == 0
+    assert json.loads((out / "manifest.json").read_text())["weights_converted"] == conversions
 
 
 def test_keys_follow_the_files_and_the_readers(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from llmc.cli.inspect import artifact_data
 from llmc.cli.main import main
 from llmc.compiler.config import CompileConfig
+from llmc.compiler.notes import notes
 from llmc.compiler.resolve import resolve
 from llmc.compiler.targets.cpu.backend import CpuTarget
 from llmc.compiler.targets.cpu.quant_packing import unpack_quantized
@@ -110,7 +111,7 @@ def test_what_is_kept_and_what_is_not_is_said(tmp_path: Path) -> None:
     model = make_gptq_model(tmp_path / "model")
     source = open_source(model)
     kept = resolve(CompileConfig(model=model, output=tmp_path / "out"))
-    (note,) = kept.notes(source.checkpoint())
+    (note,) = notes(kept, source.checkpoint())
     assert note == (
         "attention.out (GPTQ), attention.qkv (GPTQ), mlp.down (GPTQ), mlp.gate_up (GPTQ): kept as stored, w4a16 in "
         "asymmetric groups of 32"
@@ -119,7 +120,7 @@ def test_what_is_kept_and_what_is_not_is_said(tmp_path: Path) -> None:
 
 def test_floats_are_said_to_be_kept(tmp_path: Path) -> None:
     model = make_mixed_floats_model(tmp_path / "model")
-    assert resolve(CompileConfig(model=model, output=tmp_path / "out")).notes(open_source(model).checkpoint()) == (
+    assert notes(resolve(CompileConfig(model=model, output=tmp_path / "out")), open_source(model).checkpoint()) == (
         "attention.qkv (COMPRESSED-TENSORS): kept as stored, fp8 in channels",
         "mlp.down (COMPRESSED-TENSORS), mlp.gate_up (COMPRESSED-TENSORS): kept as stored, mxfp4 in groups of 32 that "
         "share a power of two",
@@ -132,7 +133,7 @@ def test_a_head_that_is_tied_and_stored_apart_is_said_to_be_left(tmp_path: Path)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
     resolved = resolve(CompileConfig(model=model, output=tmp_path / "out"))
-    assert resolved.notes(open_source(model).checkpoint())[-1] == (
+    assert notes(resolved, open_source(model).checkpoint())[-1] == (
         "lm_head (GPTQ): not read, for config.json ties it to the embedding; set tie_word_embeddings to false there to "
         "have it"
     )

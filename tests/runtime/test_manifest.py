@@ -120,6 +120,10 @@ def test_flipped_bits_of_the_manifest_are_noticed(artifact: Path) -> None:
         ({"files": ["/etc/passwd"]}, r"files.*/etc/passwd"),
         ({"kernels": [{}]}, r"kernels\.0\.symbol is missing"),
         ({"weights_crc32": {"embed": 1 << 32}}, r"weights_crc32\.embed is 4294967296"),
+        (
+            {"weights_converted": {"embed": {"types": "f16", "error": -1.0}}},
+            r"weights_converted\.embed\.error is -1\.0",
+        ),
         ({"buckets": "decode:1x1"}, r"buckets is 'decode:1x1'"),
         ({"act_dtype": "\x1b[2J"}, r"act_dtype is '\\x1b\[2J'"),
     ],

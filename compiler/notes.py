@@ -1,0 +1,75 @@
+"""What became of a checkpoint's numbers, in sentences: what is kept, what is converted, and what that costs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from llmc.compiler.resolve import HEAD, Resolved
+from llmc.compiler.store.conversions import types_of
+from llmc.models.convert import DTYPES
+from llmc.models.loader import Parameter, check_checkpoint, load_parameters
+from llmc.models.sources.base import Checkpoint
+from llmc.quantize import layer_kind
+from llmc.quantize.conversion import Conversion, conversion_of, error_of, error_text
+
+
+def notes(resolved: Resolved, checkpoint: Checkpoint, conversions: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    """One sentence for all kinds of layers that are kept alike, and one for each kind that is converted.
+
+    Numbers that were not quantized are worth one where something is lost. conversions: as the manifest has them; None:
+    nothing was measured.
+    """
+    lost = {name: conversion_of(record) for name, record in (conversions or {}).items()}
+    types = types_of(check_checkpoint(resolved.model, checkpoint), checkpoint)
+    kept: dict[tuple[str, str], set[str]] = defaultdict(set)
+    changed: dict[tuple[str, str, str], list[Conversion]] = defaultdict(list)
+    for parameter in load_parameters(resolved.model, checkpoint, resolved.act_dtype):
+        name = parameter.name
+        every = types[name].split(", ")
+        quantized = [one for one in every if one not in DTYPES]
+        if not quantized and name not in lost:
+            continue
+        what = f"{layer_kind(name)} ({', '.join(quantized or every).upper()})"
+        becomes, advice = _becomes(resolved, parameter) if quantized else (_rounded(resolved, name), "")
+        if name in lost:
+            changed[what, becomes, advice].append(lost[name])
+        else:
+            kept[becomes, advice].add(what)
+    exact = "" if conversions is None else ", exact"
+    found = [f"{', '.join(sorted(what))}: {how}{exact}{advice}" for (how, advice), what in sorted(kept.items())]
+    for (one, how, advice), matrices in sorted(changed.items()):
+        found.append(f"{one}: {how}, relative error {error_text(error_of(matrices))}{advice}")
+    return (*found, *_left_head(resolved, checkpoint), *checkpoint.notes())
+
+
+def _rounded(resolved: Resolved, name: str) -> str:
+    """What becomes of a weight that is not quantized."""
+    scheme = resolved.recipe.schemes.get(name)
+    return f"rounded to {resolved.act_dtype if scheme is None else scheme.describe()}"
+
+
+def _becomes(resolved: Resolved, parameter: Parameter) -> tuple[str, str]:
+    """What becomes of a weight that is quantized already, in words, and what else can be had."""
+    recipe, stored = resolved.recipe, parameter.stored
+    scheme, ordered = recipe.schemes.get(parameter.name), parameter.name in recipe.act_order
+    if scheme is None:
+        why = ", for the columns of its parts lie in different orders" if parameter.has_other_orders else ""
+        return f"dequantized to {resolved.act_dtype}{why}", "; --quant SCHEME rounds them anew"
+    if stored is not None and stored.format == scheme.weight and (ordered or stored.columns is None):
+        return f"kept as stored, {scheme.describe()}{', act-order' if ordered else ''}", ""
+    return f"dequantized and rounded anew to {scheme.describe()}", ""
+
+
+def _left_head(resolved: Resolved, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """An output projection that is stored quantized, and not read."""
+    if not resolved.model.tie_word_embeddings or HEAD not in checkpoint.names():
+        return ()
+    kind = checkpoint.dtype(HEAD)
+    if kind in DTYPES:
+        return ()
+    return (
+        f"{layer_kind(HEAD)} ({kind.upper()}): not read, for {checkpoint.config_name} ties it to the embedding; set "
+        "tie_word_embeddings to false there to have it",
+    )

@@ -1,0 +1,107 @@
+"""How far stored weights are from what a checkpoint has: measured on its tensors, some rows at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from llmc.compiler.dtypes import F32
+from llmc.compiler.weight_request import WeightRequest
+from llmc.models.convert import DTYPES, Array
+from llmc.models.loader import Parameter
+from llmc.models.sources.base import Checkpoint
+from llmc.models.weight_map import WeightMap
+from llmc.quantize import QuantizeError
+from llmc.quantize.conversion import Conversion
+from llmc.quantize.formats.base import Quantized, WeightFormat
+
+_BLOCK = 1 << 16  # elements whose temporaries stay in cache
+_MOST_ROUNDED = 1 << 22
+"""Elements of a matrix that are rounded once more to be measured, in blocks of rows evenly apart."""
+
+
+def types_of(weights: WeightMap, checkpoint: Checkpoint) -> dict[str, str]:
+    """What a checkpoint stores the parts of each weight in, by the weight's name."""
+    found = {t.name: {checkpoint.dtype(source.name) for source in t.sources} for t in weights.targets}
+    return {name: ", ".join(sorted(types)) for name, types in found.items()}
+
+
+def conversions(
+    requests: Iterable[WeightRequest], parameters: Iterable[Parameter], types: Mapping[str, str], num_threads: int = 1
+) -> dict[str, Conversion]:
+    """Of every weight that is not stored exactly, by name. types: of the checkpoint's tensors, by weight.
+
+    Rounding to a format is measured on rows evenly apart, anything else on all of them.
+    """
+    values = {parameter.name: parameter for parameter in parameters}
+    wanted = [
+        request
+        for request in {request.name: request for request in requests}.values()
+        if request.name in types and not _is_kept(request, values[request.name], types[request.name])
+    ]
+    with ThreadPoolExecutor(max(1, num_threads)) as pool:
+        measured = pool.map(lambda request: _measured(request, values[request.name], types[request.name]), wanted)
+        found = zip(wanted, measured, strict=True)
+        return {request.name: one for request, one in found if one.error}
+
+
+def _is_kept(request: WeightRequest, parameter: Parameter, types: str) -> bool:
+    """Whether a weight is stored with every bit, whatever its values are."""
+    if request.format is None:
+        return request.dtype in (F32.name, types)
+    stored = parameter.stored
+    return stored is not None and stored.format == request.format and stored.columns is None
+
+
+def _measured(request: WeightRequest, parameter: Parameter, types: str) -> Conversion:
+    squares = of_values = 0.0
+    most = largest = 0.0
+    for value, stored in _pairs(request, parameter):
+        with np.errstate(invalid="ignore", over="ignore"):
+            difference = stored - value
+        # What overflowed or is no number tells nothing of the others.
+        difference[~np.isfinite(difference)] = 0
+        finite = np.where(np.isfinite(value), value, 0)
+        squares += float(np.square(difference, dtype=np.float64).sum())
+        of_values += float(np.square(finite, dtype=np.float64).sum())
+        most = max(most, float(np.abs(difference).max(initial=0)))
+        largest = max(largest, float(np.abs(finite).max(initial=0)))
+    error = math.sqrt(squares / of_values) if of_values else 0.0
+    # Few digits, for that many a reader wants.
+    return Conversion(types, _brief(error), _brief(most / largest if largest else 0.0), _brief(math.sqrt(of_values)))
+
+
+def _brief(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _pairs(request: WeightRequest, parameter: Parameter) -> Iterator[tuple[Array, Array]]:
+    """Rows as the checkpoint has them and as they are stored, both float32."""
+    n, k = parameter.shape[0], math.prod(parameter.shape[1:])
+    rows = max(1, min(n, _BLOCK // max(1, k)))
+    blocks = -(-n // rows)
+    count = blocks if request.format is None else min(blocks, max(1, _MOST_ROUNDED // (rows * k)))
+    for index in range(count):
+        first = index * blocks // count * rows
+        value = np.empty((min(rows, n - first), *parameter.shape[1:]), np.float32)
+        parameter.read(first, value)
+        if request.format is not None:
+            yield value, _rounded(value, request.format)
+            continue
+        stored = np.empty(value.shape, DTYPES[request.dtype])
+        parameter.read(first, stored)
+        yield value, stored.astype(np.float32)
+
+
+def _rounded(value: Array, format: WeightFormat) -> Array:
+    out = Quantized.empty(format, *value.shape)
+    try:
+        format.quantize_rows(value.copy(), out)
+    except QuantizeError:
+        # Who packs it says what is wrong.
+        return value
+    found: Array = out.value().astype(np.float32)
+    return found
