@@ -79,7 +79,8 @@ def pack_quantized(
     def read_rows(first: int, out: Quantized) -> None:
         format.quantize_rows(np.array(weight[first : first + len(out.numbers)], np.float32), out)
 
-    return _packed(*weight.shape, panel_columns, format, read_rows, parts)
+    n, k = weight.shape
+    return _packed(n, k, panel_columns, format, read_rows, parts)
 
 
 def pack_rows(weight: Quantized, panel_columns: int) -> dict[str, NDArray[Any]]:
@@ -88,7 +89,8 @@ def pack_rows(weight: Quantized, panel_columns: int) -> dict[str, NDArray[Any]]:
     def read_rows(first: int, out: Quantized) -> None:
         weight.rows(slice(first, first + len(out.numbers))).copy_to(out)
 
-    return _packed(*weight.numbers.shape, panel_columns, weight.format, read_rows, 1)
+    n, k = weight.numbers.shape
+    return _packed(n, k, panel_columns, weight.format, read_rows, 1)
 
 
 def _packed(
