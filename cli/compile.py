@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _HELP = """Compile a model in Hugging Face's format or in GGUF into an artifact.
 
 MODEL is a directory, a .gguf file (of a split model the first), or ORG/NAME[@REVISION] on the Hugging Face hub, which
-is downloaded into the hub's cache: HF_HOME, HF_TOKEN and HF_HUB_OFFLINE count. The artifact records the commit. Weights
-of a GGUF are dequantized; --quant rounds them anew.
+is downloaded into the hub's cache: HF_HOME, HF_TOKEN and HF_HUB_OFFLINE count. The artifact records the commit. Numbers
+that are quantized already are kept; --quant rounds them anew. Notes tell what is kept, and what is lost.
 
 SPEC of --buckets is batch x sequence for each phase, prefill, decode and, if wanted, mixed (sequences x tokens of a
 step, decodes beside chunks of prompts). A size is a ramp-up range MIN:STEP:MAX, bounded padding

@@ -27,11 +27,10 @@ def notes(resolved: Resolved, checkpoint: Checkpoint, conversions: Mapping[str, 
     changed: dict[tuple[str, str, str], list[Conversion]] = defaultdict(list)
     for parameter in load_parameters(resolved.model, checkpoint, resolved.act_dtype):
         name = parameter.name
-        every = types[name].split(", ")
-        quantized = [one for one in every if one not in DTYPES]
+        quantized = any(one not in DTYPES for one in types[name].split(", "))
         if not quantized and name not in lost:
             continue
-        what = f"{layer_kind(name)} ({', '.join(quantized or every).upper()})"
+        what = f"{layer_kind(name)} ({types[name].upper()})"
         becomes, advice = _becomes(resolved, parameter) if quantized else (_rounded(resolved, name), "")
         if name in lost:
             changed[what, becomes, advice].append(lost[name])

@@ -36,8 +36,10 @@ READERS: dict[str, Callable[[Settings], StoredCheckpoint]] = {
 _REFUSED = {
     "eetq": "its weights are tiled for the GPU that wrote them",
     "hqq": "its zero points are no whole numbers",
+    **dict.fromkeys(("w8a8", "w4a8"), "inputs have a scale for each of their channels (in_scales)"),
 }
 """Why checkpoints of a method are not read."""
+_OF_INPUTS = ".in_scales"
 _INSTEAD = "compile the model that is not quantized with --quant, or take one quantized by another method"
 # Where settings are in config.json; nested ones are of the language model in a larger one.
 _FIELDS = ("quantization_config", "compression_config")
@@ -84,6 +86,9 @@ def find_stored(
     section = Section(settings, "quantization_config")
     # Early releases of Model Optimizer leave the method out.
     method = section.text("quant_method", "modelopt" if section.has("quant_algo") else None)
+    if any(name.endswith(_OF_INPUTS) for name in tensors):
+        # As exports for Enflame's cards have them, whose settings do not always name a method.
+        method = "w8a8"
     if method in _REFUSED:
         raise QuantizeError(f"quant_method {method} is not read: {_REFUSED[method]}; {_INSTEAD}")
     if method not in READERS:

@@ -48,6 +48,7 @@ def test_settings_of_config_json_come_first() -> None:
             "eetq is not read: its weights are tiled for the GPU that wrote them; compile the model",
         ),
         ({"quant_method": "hqq"}, "hqq is not read: its zero points are no whole numbers"),
+        ({"quant_method": "w8a8"}, "w8a8 is not read: inputs have a scale for each of their channels"),
         (
             {"quant_method": "GPTQ"},
             "quant_method is 'GPTQ', which is not one of auto-round, awq, bitsandbytes, compressed-tensors",
@@ -60,6 +61,12 @@ def test_settings_of_config_json_come_first() -> None:
 def test_refused(settings: Any, message: str) -> None:
     with pytest.raises(QuantizeError, match=message):
         find_stored({"quantization_config": settings}, TENSORS)
+
+
+def test_a_scale_for_each_channel_of_inputs_is_refused_whatever_the_method_is_called() -> None:
+    scales = named(PREFIX, in_scales=tensor(np.ones(128, np.float16)), out_scales=tensor(np.ones(40, np.float32)))
+    with pytest.raises(QuantizeError, match=r"w8a8 is not read: inputs have a scale for each of their channels"):
+        find_stored({"quantization_config": {"quant_method": "gptq", "group_size": -1}}, TENSORS | scales)
 
 
 def test_a_file_without_settings() -> None:
