@@ -226,7 +226,8 @@ def test_what_is_lost_is_said_by_kind_of_layer(
     assert found == [
         "attention.out (Q8_0), mlp.down (Q8_0), mlp.gate_up (Q8_0): kept as stored, w8a16 in symmetric groups of 32, "
         "exact",
-        f"attention.qkv (F16, Q8_0): dequantized to bf16, relative error {100 * qkv:.2f} %; --quant SCHEME rounds them anew",
+        f"attention.qkv (F16, Q8_0): dequantized to bf16, relative error {100 * qkv:.2f} %; --quant SCHEME rounds them "
+        "anew",
         f"embed (F16): rounded to bf16, relative error {100 * embed:.2f} %",
     ]
     conversions = json.loads((out / "manifest.json").read_text())["weights_converted"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -358,7 +359,8 @@ TABLES = [
 """Of every kind of format, with one scale a row and several, zero points, offsets, blocks."""
 
 
-@on_levels
+# Panels of several vectors, whatever the level.
+@pytest.mark.parametrize("target", [*LEVELS, replace(LEVELS[-1], panel_columns=48)], ids=lambda t: str(t.panel_columns))
 @pytest.mark.parametrize("table", TABLES, ids=str)
 def test_embedding_quant(target: Target, table: WeightFormat) -> None:
     """Rows are what numbers stand for, bit for bit in float32 but for the sign of a zero, and shared with a linear."""
