@@ -78,7 +78,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 def test_fuzz(tmp_path: Path) -> None:
     """Whatever is changed, only QuantizeError comes out; bytes that are cut or flipped, too."""
     rng, path, taken, said = random.Random(7), tmp_path / "x.json", 0, list[str]()
-    junk = [None, True, -1, 0.0, 10**400, 1e308, "", "\x1b[2J", "0" * 5000, [], [1], {}, {"0": {}}]
+    junk: list[Any] = [None, True, -1, 0.0, 10**400, 1e308, "", "\x1b[2J", "0" * 5000, [], [1], {}, {"0": {}}]
     for _ in range(600):
         value = copy.deepcopy(content())
         for _ in range(rng.randint(0, 2)):
