@@ -84,7 +84,7 @@ def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
         "fingerprint": manifest.get("fingerprint"),
         "model": {
             **asdict(tables.model),
-            "kv_dtype": DTYPES[tables.model.kv_dtype],
+            "kv_dtype": tables.model.kv.name,
             "act_dtype": DTYPES[tables.model.act_dtype],
         },
         "context": manifest.get("context"),
@@ -139,8 +139,7 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
         f"model: {model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}, vocabulary "
         f"{model.vocab_size}, up to {model.max_model_len} tokens{_context(model.max_model_len, manifest)} and "
         f"{model.max_num_seqs} sequences",
-        f"dtypes: activations {DTYPES[model.act_dtype]}, KV cache {DTYPES[model.kv_dtype]}, "
-        f"blocks of {model.block_size} tokens",
+        f"dtypes: activations {DTYPES[model.act_dtype]}, KV cache {model.kv.name}, blocks of {model.block_size} tokens",
         _kv_text(tables.model, data["kv_pool"]),
         f"\nbuckets ({len(tables.graphs)}); largest arena {format_bytes(max(g.arena_bytes for g in tables.graphs))}",
         table(

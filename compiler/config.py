@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from llmc.buckets import LadderVariables
+from llmc.kv_dtypes import KV_DTYPES
 from llmc.quantize import QuantConfig
 
 MAX_NUM_SEQS = 4096
@@ -37,8 +38,8 @@ class HubSource:
 class CompileConfig:
     """One call of the compiler.
 
-    dtype, kv_dtype: "auto", "f32" or "bf16"; auto follows the checkpoint (f32 → f32, f16 and bf16 → bf16), kv_dtype
-    auto follows dtype. quant: how linear weights are quantized, None: not. buckets: a spec, variables of the
+    dtype: "auto", "f32" or "bf16"; auto follows the checkpoint (f32 → f32, f16 and bf16 → bf16). kv_dtype: "auto", as
+    dtype, or one of KV_DTYPES. quant: how linear weights are quantized, None: not. buckets: a spec, variables of the
     environment, or None: the default ladder. max_model_len in tokens, None: the longest context of the ladder, at most
     the model's; where nothing says otherwise the model's, at most 4096. max_num_seqs None: the largest decode batch, or
     16. max_num_batched_tokens: most new tokens of a prefill or mixed bucket, None: any number in a spec, elsewhere
@@ -69,9 +70,12 @@ class CompileConfig:
     dump: Path | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("dtype", self.dtype), ("kv_dtype", self.kv_dtype)):
-            if value not in ("auto", "f32", "bf16"):
-                raise CompileError(f"{name} {value!r} is not one of auto, f32, bf16")
+        for name, value, known in (
+            ("dtype", self.dtype, ("auto", "f32", "bf16")),
+            ("kv_dtype", self.kv_dtype, ("auto", *KV_DTYPES)),
+        ):
+            if value not in known:
+                raise CompileError(f"{name} {value!r} is not one of {', '.join(known)}")
         if self.tokenizer not in ("auto", "required", "none"):
             raise CompileError(f"tokenizer {self.tokenizer!r} is not one of auto, required, none")
         if self.block_size < 16 or self.block_size % 16:

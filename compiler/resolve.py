@@ -19,6 +19,7 @@ from llmc.compiler.store import keys
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.registry import resolve_target
 from llmc.graphs_records import ModelRecord
+from llmc.kv_dtypes import KV_DTYPES
 from llmc.models.config import ModelConfig
 from llmc.models.context import sound_scaling, trained_length
 from llmc.models.loader import Parameter, check_checkpoint, load_parameters
@@ -122,7 +123,7 @@ class Resolved:
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
             block_size=self.block_size,
-            kv_dtype=DTYPES[self.kv_dtype].code,
+            kv_dtype=KV_DTYPES[self.kv_dtype].code,
             vocab_size=model.vocab_size,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from llmc.graphs_format import DTYPE_BYTES, INPUTS, PHASES, input_shape
+from llmc.graphs_format import INPUTS, PHASES, input_shape
+from llmc.kv_dtypes import BY_CODE, KvDtype
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,18 @@ class ModelRecord:
     value_block_bytes: int
 
     @property
+    def kv(self) -> KvDtype:
+        """Numbers of the KV cache."""
+        return BY_CODE[self.kv_dtype]
+
+    @property
     def kv_block_bytes(self) -> int:
         """Of a KV block, keys and values of all layers."""
         return self.num_layers * (self.key_block_bytes + self.value_block_bytes)
 
     def kv_widths(self) -> tuple[int, int]:
         """Elements that a token takes of a head's keys and values, padding included."""
-        rows = self.num_kv_heads * self.block_size * DTYPE_BYTES[self.kv_dtype]
+        rows = self.num_kv_heads * self.block_size * self.kv.item_bytes
         return self.key_block_bytes // rows, self.value_block_bytes // rows
 
 

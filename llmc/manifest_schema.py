@@ -29,6 +29,7 @@ Positive = Annotated[float, Field(gt=0, le=1e30)]
 Factors = Annotated[list[Positive], Field(max_length=1 << 15)]
 Shape = Annotated[list[Annotated[int, Field(ge=1, le=1 << 32)]], Field(max_length=4)]
 Float = Literal["f32", "bf16", "f16"]
+KvName = Literal["f32", "bf16", "f16"]
 Components = Annotated[dict[Text, Long], Field(max_length=256)]
 
 
@@ -192,7 +193,7 @@ class Manifest(Open):
     model: Model | None = None
     target: CpuTarget | NamedTarget | None = None
     act_dtype: Float | None = None
-    kv_dtype: Float | None = None
+    kv_dtype: KvName | None = None
     max_model_len: Count | None = None
     max_num_seqs: Count | None = None
     block_size: Annotated[int, Field(ge=16, le=1 << 16, multiple_of=16)] | None = None

@@ -121,8 +121,7 @@ def _buffers(
         elif kind == "output":
             name, shape = "logits", (graph.max_samples, model.vocab_size)
         else:
-            name, dtype = f"{kind}_{index}", DTYPES[model.kv_dtype]
-            lanes = 4 // DTYPE_BYTES[model.kv_dtype]
+            name, dtype, lanes = f"{kind}_{index}", model.kv.name, model.kv.per_word
             keys, values = model.kv_widths()
             width = (keys, model.block_size) if kind == "k_pool" else (model.block_size, values)
             shape = ("num_blocks", model.num_kv_heads, width[0] // lanes, width[1], lanes)

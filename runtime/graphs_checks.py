@@ -18,6 +18,7 @@ from llmc.graphs_format import (
     PHASES,
 )
 from llmc.graphs_records import CodeRecord, Graph, ModelRecord, OperandRecord, Tables
+from llmc.kv_dtypes import BY_CODE as KV_BY_CODE
 
 _MAX_BLOCK_BYTES = 1 << 51
 _ARENA, _WEIGHT, _INPUT, _K_POOL, _V_POOL, _OUTPUT = range(len(OPERAND_KINDS))
@@ -59,9 +60,8 @@ def _check_model(model: ModelRecord) -> None:
         value = getattr(model, name)
         need(value >= 1, f"{what} {name} {value}, at least 1 is needed")
     need(model.block_size % 16 == 0, f"{what} block_size {model.block_size}, not a multiple of 16")
-    for name in ("kv_dtype", "act_dtype"):
-        code = getattr(model, name)
-        need(0 <= code < len(DTYPES), f"{what} the unknown {name} code {code}")
+    need(0 <= model.act_dtype < len(DTYPES), f"{what} the unknown act_dtype code {model.act_dtype}")
+    need(model.kv_dtype in KV_BY_CODE, f"{what} the unknown kv_dtype code {model.kv_dtype}")
     for name in ("key_block_bytes", "value_block_bytes"):
         value = getattr(model, name)
         need(1 <= value <= _MAX_BLOCK_BYTES, f"{what} {name} {value}, outside 1 to {_MAX_BLOCK_BYTES}")

@@ -13,6 +13,7 @@ import typer
 from llmc.buckets import BucketError, LadderVariables, Limits, parse_spec, read_environment
 from llmc.buckets.bucket import MAX_DIM
 from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS
+from llmc.kv_dtypes import KV_DTYPES
 from llmc.quantize import SCHEMES, QuantConfig, QuantizeError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 *_SOME, _LAST = SCHEMES
 _SCHEMES = f"{', '.join(_SOME)} or {_LAST}"
+_KV_DTYPES = f"{', '.join([*KV_DTYPES][:-1])} or {[*KV_DTYPES][-1]}"
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class CompileOptions:
         ),
     ] = "native"
     dtype: Annotated[str, typer.Option(help="Weights and activations: auto, f32 or bf16.")] = "auto"
-    kv_dtype: Annotated[str, typer.Option(help="KV cache: auto (as dtype), f32 or bf16.")] = "auto"
+    kv_dtype: Annotated[str, typer.Option(help=f"KV cache: auto (as dtype), {_KV_DTYPES}.")] = "auto"
     max_model_len: Annotated[
         int | None,
         typer.Option(
@@ -147,9 +149,10 @@ def _variables() -> LadderVariables | None:
 
 def _check_usage(buckets: str | LadderVariables | None, limits: Limits, dtype: str, kv_dtype: str) -> None:
     """What is wrong whatever the model is: reported before anything heavy is imported."""
-    for name, value in (("--dtype", dtype), ("--kv-dtype", kv_dtype)):
-        if value not in ("auto", "f32", "bf16"):
-            raise typer.BadParameter(f"{name} {value!r} is unknown: use auto, f32 or bf16")
+    if dtype not in ("auto", "f32", "bf16"):
+        raise typer.BadParameter(f"--dtype {dtype!r} is unknown: use auto, f32 or bf16")
+    if kv_dtype not in ("auto", *KV_DTYPES):
+        raise typer.BadParameter(f"--kv-dtype {kv_dtype!r} is unknown: use auto, {_KV_DTYPES}")
     if limits.block_size is not None and limits.block_size % 16:
         raise typer.BadParameter(f"--block-size {limits.block_size} is not a multiple of 16")
     # What only the model knows is checked once the model is read.

@@ -16,7 +16,7 @@ from pathlib import Path
 import llmc.buckets
 import llmc.models
 import llmc.quantize
-from llmc import graphs_format
+from llmc import graphs_format, kv_dtypes
 from llmc.compiler.config import HubSource
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.definition import GraphParams
@@ -25,8 +25,8 @@ from llmc.models.config import ModelConfig
 from llmc.quantize import Recipe
 
 _COMPILER = Path(__file__).parent.parent
-_FORMAT = Path(graphs_format.__file__)
-"""Order of inputs, codes of dtypes."""
+_FORMAT = (Path(graphs_format.__file__), Path(kv_dtypes.__file__))
+"""Order of inputs, codes and bytes of dtypes."""
 _MODELS = Path(str(llmc.models.__file__)).parent
 _PACKAGES = (_COMPILER, _MODELS, *(Path(str(package.__file__)).parent for package in (llmc.buckets, llmc.quantize)))
 _TRACE_SOURCES = (
@@ -102,7 +102,7 @@ def trace_components(model: ModelConfig, max_model_len: int, act_dtype: str) -> 
     return {
         "kind": "trace",
         **_model_components(model, max_model_len, act_dtype),
-        "sources": sources_digest(_TRACE_SOURCES, (_FORMAT,)),
+        "sources": sources_digest(_TRACE_SOURCES, _FORMAT),
     }
 
 
@@ -118,7 +118,7 @@ def graph_components(
         "kv_dtype": params.kv_dtype,
         "block_size": str(params.block_size),
         "layouts": params.target.layout_key(),
-        "sources": sources_digest(_GRAPH_SOURCES, (_FORMAT, *params.target.graph_sources())),
+        "sources": sources_digest(_GRAPH_SOURCES, (*_FORMAT, *params.target.graph_sources())),
     }
 
 

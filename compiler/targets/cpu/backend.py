@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from llmc.compiler.config import CompileError
-from llmc.compiler.dtypes import FLOATS
 from llmc.compiler.graph.commands import GraphShape
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.store.cache import GraphCache
@@ -25,6 +24,7 @@ from llmc.compiler.targets.cpu.kernels.tasks import max_tasks, weight_parts
 from llmc.compiler.targets.elf.link import link_shared
 from llmc.compiler.tvm_import import import_tvm
 from llmc.compiler.weight_request import WeightRequest, WeightTensor
+from llmc.kv_dtypes import kv_block_bytes
 from llmc.models.loader import Parameter
 from llmc.quantize.formats.registry import format_sources
 
@@ -81,8 +81,7 @@ class CpuTarget(base.Target):
         return layout
 
     def kv_block_bytes(self, num_kv_heads: int, head_dim: int, block_size: int, dtype: str) -> tuple[int, int]:
-        rows = num_kv_heads * block_size * FLOATS[dtype].item_bytes
-        return rows * head_dim, rows * layouts.value_width(head_dim)
+        return kv_block_bytes(dtype, num_kv_heads, block_size, head_dim, layouts.value_width(head_dim))
 
     def weight_params(self) -> Mapping[str, Param]:
         return {"panel_columns": self.cpu.panel_columns}

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 from llmc.compiler import kernel_spec
 from llmc.compiler.config import CompileError
-from llmc.compiler.dtypes import FLOATS
 from llmc.compiler.graph.commands import GraphShape, round_up
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError, Param
 from llmc.compiler.ops.registry import brought_sources
@@ -28,6 +27,7 @@ from llmc.compiler.targets.elf.link import link_shared
 from llmc.compiler.targets.reference.kernels.padding import VALUES, number_bytes
 from llmc.compiler.tvm_import import import_tvm
 from llmc.compiler.weight_request import ROWS, WeightRequest, WeightTensor
+from llmc.kv_dtypes import kv_block_bytes
 from llmc.models.loader import Parameter
 from llmc.quantize.formats.registry import format_sources
 
@@ -90,8 +90,7 @@ class ReferenceTarget(base.Target):
         return 1
 
     def kv_block_bytes(self, num_kv_heads: int, head_dim: int, block_size: int, dtype: str) -> tuple[int, int]:
-        rows = num_kv_heads * block_size * FLOATS[dtype].item_bytes
-        return rows * head_dim, rows * round_up(head_dim, VALUES)
+        return kv_block_bytes(dtype, num_kv_heads, block_size, head_dim, round_up(head_dim, VALUES))
 
     def weight_params(self) -> Mapping[str, Param]:
         return {}

@@ -88,7 +88,7 @@ Status Artifact::CheckModel() {
       {"num_kv_heads", m.num_kv_heads, 1, 1 << 16},
       {"head_dim", m.head_dim, 1, 1 << 16},
       {"block_size", m.block_size, 16, 1 << 16},
-      {"kv_dtype", m.kv_dtype, kF32, kBF16},
+      {"kv_dtype", m.kv_dtype, kF32, kF16},
       {"vocab_size", m.vocab_size, 1, 1 << 28},
       {"max_model_len", m.max_model_len, 1, 1 << 28},
       {"max_num_seqs", m.max_num_seqs, 1, 1 << 20},

@@ -23,7 +23,8 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.attention_fetch import Fetches
 from llmc.compiler.targets.cpu.kernels.attention_split import partition_keys, segment_keys
 from llmc.compiler.targets.cpu.kernels.attention_state import FLOOR, Partials, Rows, write_row
-from llmc.compiler.targets.cpu.kernels.ir import vector
+from llmc.compiler.targets.cpu.kernels.ir import f16, vector
+from llmc.compiler.targets.cpu.kernels.kv_pools import KvPools
 from llmc.compiler.targets.cpu.target import Target
 
 _NEVER = -3.0e38  # score of a key out of sight; so far below FLOOR that its weight is 0
@@ -54,11 +55,12 @@ class _Attention:
         self.heads, self.kv_heads, self.dim = int(p["num_heads"]), int(p["num_kv_heads"]), int(p["head_dim"])
         self.block, self.window, self.segments = int(p["block_size"]), int(p["window"]), int(p["segments"])
         self.kv, self.act, self.row_tile = str(p["kv_dtype"]), str(p["act_dtype"]), int(p["row_tile"])
-        self.lanes = b.lanes_of(self.kv)
-        if self.heads % self.kv_heads or self.block % b.WIDTH or self.dim % max(self.lanes, b.lanes_of(self.act)):
+        self.pools = KvPools(self.kv, self.kv_heads, self.dim, self.block)
+        self.lanes = self.pools.lanes
+        if self.heads % self.kv_heads or self.dim % b.lanes_of(self.act):
             raise KernelSpecError(f"paged_attention: heads, block_size or head_dim do not fit: {p}")
         self.scale = float(p["scale"]) * math.log2(math.e)
-        self.dot = self.lanes == 2 and target.bf16_dot
+        self.dot = self.kv == "bf16" and target.bf16_dot
         self.query = "bf16" if self.dot else "f32"
         self.query_words = b.ceil_div(self.dim, b.WIDTH) * b.WIDTH // b.lanes_of(self.query)
         self.vectors = b.ceil_div(self.dim, b.WIDTH)
@@ -344,7 +346,7 @@ class _Attention:
         if self.lanes == 1 or self.dot:
             return [(0, raw)]
         found = []
-        for half, part in enumerate(("bf16_low", "bf16_high")):
+        for half, part in enumerate((f"{self.kv}_low", f"{self.kv}_high")):
             values = b.Vectors(len(at))
             for j, word in enumerate(raw):
                 values[j] = b.call(part, word)
@@ -472,11 +474,11 @@ class _Attention:
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     plan = _Attention(spec, target)
-    pool = b.word_dtype(plan.kv)
+    pool = plan.pools.word_dtype
     types = {"q": "float32", "k_pool": pool, "v_pool": pool, "partials": "float32", "out": b.word_dtype(plan.act)}
     counts = {count for _, count in b.pieces(plan.dim)}
     puts = tuple((plan.act, plan.row_tile, count) for count in counts)
-    helpers = vector.helpers(target.mcpu, bf16_dot=plan.dot, puts=puts)
+    helpers = vector.helpers(target.mcpu, bf16_dot=plan.dot, puts=puts) + (f16.halves() if plan.kv == "f16" else "")
     kernel = b.Kernel(spec.symbol(), [(name, types.get(name, "int32")) for name in buffers(spec)], helpers)
     with kernel as k:
         plan.run(k)

@@ -7,7 +7,8 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels.ir import stores, vector
+from llmc.compiler.targets.cpu.kernels.ir import vector
+from llmc.compiler.targets.cpu.kernels.kv_pools import KvPools, Writer
 from llmc.compiler.targets.cpu.target import Target
 
 
@@ -22,22 +23,16 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     rotary, qk_norm, kv, block = int(p["rotary_dim"]), bool(p["qk_norm"]), str(p["kv_dtype"]), int(p["block_size"])
     if p.get("interleaved", False):
         raise KernelSpecError("rope_kv_write: interleaved rotation has no template; use half-split weights")
-    if rotary % 2 or rotary > head_dim or block % b.WIDTH:
-        raise KernelSpecError(f"rope_kv_write: bad rotary_dim {rotary}, head_dim {head_dim} or block_size {block}")
-    half, padded = rotary // 2, b.ceil_div(head_dim, b.WIDTH) * b.WIDTH
+    if rotary % 2 or rotary > head_dim:
+        raise KernelSpecError(f"rope_kv_write: bad rotary_dim {rotary} or head_dim {head_dim}")
+    half, pools = rotary // 2, KvPools(kv, kv_heads, head_dim, block)
     rotated = b.pieces(half)
     rest = [(rotary + start, count) for start, count in b.pieces(head_dim - rotary)]
-    lanes = b.lanes_of(kv)
-    if head_dim % lanes:
-        raise KernelSpecError(f"rope_kv_write: a bf16 KV cache needs an even head_dim, got {head_dim}")
-    written = [*rotated, *((half + start, count) for start, count in rotated), *rest]
-    helpers = vector.helpers(
-        target.mcpu,
-        scatters=tuple((kv, block, count, start % lanes) for start, count in written),
-        halves=tuple(count for _, count in b.pieces(head_dim)) if lanes == 2 else (),
-    )
-    pool = b.word_dtype(kv)
+    keys = [*rotated, *((half + start, count) for start, count in rotated), *rest]
+    writer = Writer(pools, keys, b.pieces(head_dim))
+    pool = pools.word_dtype
     types = {"positions": "int32", "slot_mapping": "int32", "k_pool": pool, "v_pool": pool}
+    helpers = vector.helpers(target.mcpu) + writer.helpers()
     kernel = b.Kernel(spec.symbol(), [(name, types.get(name, "float32")) for name in buffers(spec)], helpers)
     width, all_heads = (heads + 2 * kv_heads) * head_dim, heads + 2 * kv_heads
     with kernel as k:
@@ -55,8 +50,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                 if what == "q":
                     b.store_vector(k["q_out"], value, (token * heads + head) * head_dim + start, count)
                     return
-                at = ((kv_block * kv_heads + (head - heads)) * (head_dim // lanes) + start // lanes) * block + offset
-                b.do(stores.scatter_name(kv, block, count, start % lanes), value, b.at(k["k_pool"], at))
+                writer.key(k["k_pool"], pools.keys(kv_block, head - heads), offset, value, start, count)
 
             def rotate(what: str) -> None:
                 scale = None
@@ -94,13 +88,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
             with b.when(T.And(head >= heads, head < heads + kv_heads)):
                 rotate("k")
             with b.when(head >= heads + kv_heads):
-                first = (kv_block * kv_heads + (head - heads - kv_heads)) * (block // lanes)
-                at = b.let((first + T.truncdiv(offset, lanes)) * padded)
+                base = b.let(pools.values(kv_block, head - heads - kv_heads))
                 for start, count in b.pieces(head_dim):
-                    value_read = b.load_vector(qkv, source + start, count)
-                    if lanes == 1:
-                        b.store_vector(k["v_pool"], value_read, at + start, count)
-                    else:
-                        place = b.at(k["v_pool"], at + start)
-                        b.do(stores.half_name(count), value_read, place, T.truncmod(offset, 2))
+                    writer.value(k["v_pool"], base, offset, b.load_vector(qkv, source + start, count), start, count)
     return kernel.function()

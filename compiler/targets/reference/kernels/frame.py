@@ -15,8 +15,17 @@ from llmc.compiler.dtypes import FLOATS
 Expr = Any
 _UNBOUNDED = 1 << 30  # shapes of whole buffers are not known to a kernel; nothing is derived from this
 NUM_TOKENS, BLOCK_TABLE_STRIDE = 0, 3
-TIR_DTYPE = {"f32": "float32", "bf16": "uint16", "i8": "int32", "i32": "int32", "u8": "uint8", "bool": "uint8"}
-"""How a buffer of each dtype is declared: bfloat16 as its bits, int8 activations as the words of their rows."""
+TIR_DTYPE = {
+    "f32": "float32",
+    "bf16": "uint16",
+    "f16": "uint16",
+    "i8": "int32",
+    "i32": "int32",
+    "u8": "uint8",
+    "bool": "uint8",
+}
+"""How a buffer of each dtype is declared: bfloat16 and half precision as their bits, int8 activations as the
+words of their rows."""
 
 
 class Cell:
@@ -74,6 +83,36 @@ def bf16_of_f32(value: Expr) -> Expr:
     nan = T.bitwise_or(T.shift_right(bits, T.int32(16)), T.int32(0x40))
     magnitude = T.bitwise_and(bits, T.int32(0x7FFFFFFF))
     return T.Cast("uint16", T.Select(magnitude > T.int32(0x7F800000), nan, rounded))
+
+
+def f32_of_f16(bits: Expr) -> Expr:
+    """Without the CPU's conversion, which not every machine has."""
+    word = let(T.Cast("int32", bits))
+    magnitude = let(T.shift_left(T.bitwise_and(word, T.int32(0x7FFF)), T.int32(13)))
+    finite = T.reinterpret("float32", magnitude) * T.float32(2.0**112)
+    special = T.reinterpret("float32", T.bitwise_or(magnitude, T.int32(0x7F800000)))
+    value = let(T.Select(magnitude >= T.int32(0x0F800000), special, finite), "float32")
+    sign = T.shift_left(T.bitwise_and(word, T.int32(0x8000)), T.int32(16))
+    return T.reinterpret("float32", T.bitwise_or(T.reinterpret("int32", value), sign))
+
+
+def f16_of_f32(value: Expr) -> Expr:
+    """The bits of the nearest half, ties to even; what is too large becomes infinite, what is not a number stays so."""
+    bits = let(T.reinterpret("int32", value))
+    magnitude = let(T.bitwise_and(bits, T.int32(0x7FFFFFFF)))
+    odd = T.bitwise_and(T.shift_right(magnitude, T.int32(13)), T.int32(1))
+    normal = T.shift_right(magnitude + (odd + T.int32(0xFFF)), T.int32(13)) - T.int32(112 << 10)
+    # Numbers below 2⁻¹⁴ are multiples of 2⁻²⁴, which is the unit of the last place of 0.5.
+    small = T.reinterpret("int32", T.reinterpret("float32", magnitude) + T.float32(0.5)) - T.int32(0x3F000000)
+    finite = T.Select(magnitude < T.int32(0x38800000), small, normal)
+    large = T.Select(magnitude > T.int32(0x7F800000), T.int32(0x7E00), T.int32(0x7C00))
+    rounded = let(T.Select(magnitude >= T.int32(0x477FF000), large, finite))
+    sign = T.bitwise_and(T.shift_right(bits, T.int32(16)), T.int32(0x8000))
+    return T.Cast("uint16", T.bitwise_or(rounded, sign))
+
+
+_TO_F32 = {"bf16": f32_of_bf16, "f16": f32_of_f16}
+_OF_F32 = {"bf16": bf16_of_f32, "f16": f16_of_f32}
 
 
 def row_width(width: int, dtype: str) -> int:
@@ -134,9 +173,10 @@ class Frame:
 
     def load(self, name: str, index: Expr) -> Expr:
         """A float of a buffer, as float32."""
-        value = self.raw(name, index)
-        return f32_of_bf16(value) if self._dtypes[name] == "bf16" else value
+        value, widen = self.raw(name, index), _TO_F32.get(self._dtypes[name])
+        return value if widen is None else widen(value)
 
     def store(self, name: str, value: Expr, index: Expr) -> None:
         """Rounds a float32 to the buffer's dtype."""
-        self.put_raw(name, bf16_of_f32(value) if self._dtypes[name] == "bf16" else value, index)
+        narrow = _OF_F32.get(self._dtypes[name])
+        self.put_raw(name, value if narrow is None else narrow(value), index)

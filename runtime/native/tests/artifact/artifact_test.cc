@@ -243,7 +243,7 @@ void TestDamage(const Tables& good) {
   const size_t command = good.offset[6], operand = good.offset[7];
   corrupt(model, int32_t{0});
   corrupt(model + 12, int32_t{24});   // block_size
-  corrupt(model + 16, int32_t{2});    // kv_dtype
+  corrupt(model + 16, int32_t{5});    // kv_dtype
   corrupt(model + 40, int32_t{9});    // num_eos
   corrupt(model + 80, uint64_t{0});   // bytes of keys
   corrupt(model + 88, ~uint64_t{0});  // bytes of values

@@ -27,14 +27,11 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 RNG = np.random.default_rng(7)
 TILES, COUNTS = (1, 2, 8), (1, 5, 16)
 PUTS = tuple((dtype, tile, count) for dtype in ("f32", "bf16") for tile in TILES for count in COUNTS)
-SCATTERS = tuple(
-    (d, s, c, o) for d in ("f32", "bf16") for s in (1, 3) for c in (5, 16) for o in (0, 1) if o == 0 or d == "bf16"
-)
 BYTE_PUTS = tuple((tile, words) for tile in TILES for words in (1, 3, 4))
 
 
 def base_text(target: Target) -> str:
-    return vector.helpers(target.mcpu, puts=PUTS, scatters=SCATTERS, halves=COUNTS)
+    return vector.helpers(target.mcpu, puts=PUTS)
 
 
 def int8_text(target: Target) -> str:
@@ -235,30 +232,6 @@ def test_a_whole_row_tile(target: Target) -> None:
     same(out.reshape(8, 8), np.stack([words_of(row, "bf16") for row in rows], axis=1))
 
 
-@on_targets
-@pytest.mark.parametrize(("dtype", "stride", "count", "odd"), SCATTERS)
-def test_scatters(dtype: str, stride: int, count: int, odd: int, target: Target) -> None:
-    kind, lanes = (np.int32, 1) if dtype == "f32" else (np.int16, 2)
-    out = np.full(17 * stride * lanes, 77, kind)
-    expected, values = out.copy(), A.view(np.int32) if dtype == "f32" else bits_of_bf16(A)
-    for lane in range(count):
-        word, half = divmod(lane + odd, lanes)
-        expected[(word * stride) * lanes + half] = values[lane]
-    call(base_text(target), stores.scatter_name(dtype, stride, count, odd), target, A, out)
-    same(out, expected)
-
-
-@on_targets
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("half", [0, 1])
-def test_halves_leave_the_others_alone(count: int, half: int, target: Target) -> None:
-    out = np.full(34, 77, np.int16)
-    expected = out.copy()
-    expected[half : half + 2 * count : 2] = bits_of_bf16(A)[:count]
-    call(base_text(target), stores.half_name(count), target, A, out, half)
-    same(out, expected)
-
-
 # ---- bytes and nibbles ----------------------------------------------------------------------------------------------
 
 W, X = ints(), ints()
@@ -371,8 +344,7 @@ def test_no_helper_is_forgotten() -> None:
     tested = {*EXACT, *BYTES, *CODES, *ROWS, *SMOOTH, *STEPS_OF_LANES, "exp", "exp2", "silu", "store_rows", "put_rows"}
     tested |= {f"{kind}_{dtype}" for kind in ("load", "store") for dtype in ("f32", "i16", "bf16")}
     tested |= {"prefetch", "prefetch_l2", "prefetch_write", "forget_memory", "put_tile_bf16"}
-    tested |= {stores.put_name(*put) for put in PUTS} | {stores.scatter_name(*scatter) for scatter in SCATTERS}
-    tested |= {stores.half_name(count) for count in COUNTS} | {int8.put_name(*put) for put in BYTE_PUTS}
+    tested |= {stores.put_name(*put) for put in PUTS} | {int8.put_name(*put) for put in BYTE_PUTS}
     texts = base_text(target), int8_text(target), codes_text(target), rows_text(target), elementary_text(target)
     assert {name for text in texts for name in signatures(text)} == tested
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.native
 Array = NDArray[Any]
 NATIVE = native_target()
 CPUS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3")
-NUMPY = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
+NUMPY = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16)}
 on_cpus = pytest.mark.parametrize("target", CPUS, ids=lambda t: t.name)
 
 
@@ -68,7 +68,7 @@ def rotate(x: Array, cos: Array, sin: Array, rotary: int) -> Array:
 
 
 @on_cpus
-@pytest.mark.parametrize("kv", ["f32", "bf16"])
+@pytest.mark.parametrize("kv", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "rotary", "norm"),
     [(7, 1, 20, 20, True), (6, 2, 80, 20, False), (2, 2, 64, 64, True), (1, 1, 12, 6, False)],
@@ -277,6 +277,8 @@ def check_attention(
         (14, 2, 64, "bf16", "bf16", 32, 0),
         (16, 1, 16, "f32", "bf16", 32, 0),
         (4, 1, 128, "f32", "f32", 32, 17),
+        (6, 2, 24, "bf16", "f16", 16, 40),
+        (14, 2, 64, "f32", "f16", 32, 0),
     ],
 )
 def test_paged_attention(
@@ -294,6 +296,7 @@ def test_paged_attention(
         (4, 2, 16, "bf16", "f32", 16, 0),
         (2, 2, 32, "f32", "f32", 32, 1100),
         (13, 1, 8, "f32", "bf16", 48, 0),
+        (4, 1, 16, "f32", "f16", 16, 1100),
     ],
 )
 def test_split_context(
@@ -345,6 +348,7 @@ def check_bad_token(target: Target, heads: int, kv_heads: int, dim: int, kv: str
         (6, 6, 16, "f32", 0, np.nan),
         (6, 6, 16, "bf16", 0, np.inf),
         (6, 2, 24, "bf16", 9, np.nan),
+        (6, 2, 24, "f16", 9, np.inf),
         (3, 1, 20, "f32", 6, -np.inf),
     ],
 )

@@ -1,4 +1,4 @@
-"""Stores of what lies apart in memory: elements of packed activations and of the KV cache."""
+"""Stores of elements of packed activations, which lie apart in memory."""
 
 from __future__ import annotations
 
@@ -57,49 +57,3 @@ def put_tile() -> str:
         lines.append(f"store {I32} %r{pair}, ptr %a{pair}, align 4")
     args = ", ".join(f"{F32} %v{row}" for row in range(8))
     return define("i32", "put_tile_bf16", f"{args}, ptr %p", block([*lines, "ret i32 0"]))
-
-
-def scatter_name(dtype: str, stride: int, count: int, odd: int = 0) -> str:
-    """Helper that stores `count` elements of one row, words of one or two elements `stride` words apart.
-
-    odd: the first element is the second one of its word.
-    """
-    return f"scatter_{dtype}_{stride}_{count}_{odd}"
-
-
-def scatter(dtype: str, stride: int, count: int, odd: int) -> str:
-    """Whole words where two elements of one are at hand."""
-    lanes = 1 if dtype == "f32" else 2
-    kind, source = ("float", f"{F32} %v") if lanes == 1 else ("i16", f"{I16} %h")
-    body = ""
-    if lanes == 2:
-        body = f"  %h = call {I16} @llmc_round_bf16({F32} %v)\n  %w = bitcast {I16} %h to <8 x i32>\n"
-    lane = 0
-    while lane < count:
-        word, half = divmod(lane + odd, lanes)
-        pair = lanes == 2 and not odd and lane % 2 == 0 and lane + 1 < count
-        stored = "i32" if pair else kind
-        from_, index = ("<8 x i32> %w", lane // 2) if pair else (source, lane)
-        body += f"  %e{lane} = extractelement {from_}, i32 {index}\n"
-        body += f"  %a{lane} = getelementptr {kind}, ptr %p, i64 {word * stride * lanes + half}\n"
-        body += f"  store {stored} %e{lane}, ptr %a{lane}, align {2 if stored == 'i16' else 4}\n"
-        lane += 2 if pair else 1
-    return define("i32", scatter_name(dtype, stride, count, odd), f"{F32} %v, ptr %p", body + "  ret i32 0\n")
-
-
-def half_name(count: int) -> str:
-    """Helper that stores `count` bf16 as one half of as many neighbouring words: (values, first word, half)."""
-    return f"half_bf16_{count}"
-
-
-def half(count: int) -> str:
-    """Leaves the other halves alone, which another thread may be writing."""
-    lanes = constant(lane // 2 if lane % 2 == 0 else "undef" for lane in range(32))
-    mask = constant(("true" if lane % 2 == 0 and lane // 2 < count else "false" for lane in range(32)), "i1")
-    body = (
-        f"  %h = call {I16} @llmc_round_bf16({F32} %v)\n"
-        f"  %w = shufflevector {I16} %h, {I16} undef, <32 x i32> {lanes}\n"
-        "  %a = getelementptr i16, ptr %p, i32 %half\n"
-        f"  call void @llvm.masked.store.v32i16.p0(<32 x i16> %w, ptr %a, i32 2, <32 x i1> {mask})\n  ret i32 0\n"
-    )
-    return define("i32", half_name(count), f"{F32} %v, ptr %p, i32 %half", body)

@@ -143,11 +143,8 @@ def helpers(
     mcpu: str,
     bf16_dot: bool = False,
     puts: tuple[tuple[str, int, int], ...] = (),
-    scatters: tuple[tuple[str, int, int, int], ...] = (),
-    halves: tuple[int, ...] = (),
 ) -> str:
-    """The IR text of all helpers, and of those that `put_name`, `scatter_name` and `half_name` of `stores` name by
-    these arguments."""
+    """The IR text of all helpers, and of those that `stores.put_name` names by these arguments."""
     parts = [
         _DECLARATIONS,
         _load("load_f32", "float"),
@@ -167,8 +164,6 @@ def helpers(
         bf16.dot() if bf16_dot else "",
         *(stores.put(*p) for p in sorted(set(puts))),
         stores.put_tile() if ("bf16", 8, 16) in puts else "",
-        *(stores.scatter(*s) for s in sorted(set(scatters))),
-        *(stores.half(count) for count in sorted(set(halves))),
         f'attributes #0 = {{ alwaysinline nounwind "target-cpu"="{mcpu}" }}\n',
     ]
     return "".join(parts)
