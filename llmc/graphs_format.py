@@ -42,8 +42,8 @@ SECTIONS = {
 
 PHASES = ("prefill", "decode", "mixed")
 FAMILIES = ("embedding", "norm", "linear", "rope", "attention", "activation", "gather", "other")
-DTYPES = ("f32", "bf16", "f16", "i8", "u8", "i32")
-DTYPE_BYTES = (4, 2, 2, 1, 1, 4)
+DTYPES = ("f32", "bf16", "f16", "i8", "u8", "i32", "fp8_e4m3", "fp8_e5m2")
+DTYPE_BYTES = (4, 2, 2, 1, 1, 4, 1, 1)
 OPERAND_KINDS = ("arena", "weight", "input", "k_pool", "v_pool", "output")
 INPUTS = (
     "input_ids",

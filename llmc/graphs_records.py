@@ -75,9 +75,10 @@ class ModelRecord:
         return self.num_layers * (self.key_block_bytes + self.value_block_bytes)
 
     def kv_widths(self) -> tuple[int, int]:
-        """Elements that a token takes of a head's keys and values, padding included."""
-        rows = self.num_kv_heads * self.block_size * self.kv.item_bytes
-        return self.key_block_bytes // rows, self.value_block_bytes // rows
+        """Elements that a token takes of a head's keys and values, padding included, scales not."""
+        rows, kv = self.num_kv_heads * self.block_size, self.kv
+        keys, values = self.key_block_bytes // rows, self.value_block_bytes // rows
+        return (keys - kv.scale_bytes) // kv.item_bytes, (values - kv.scale_bytes) // kv.item_bytes
 
 
 @dataclass(frozen=True)

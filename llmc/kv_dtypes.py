@@ -6,13 +6,18 @@ from dataclasses import dataclass
 
 from llmc.graphs_format import DTYPE_BYTES, DTYPES
 
+SCALE_BYTES = 4
+"""Of the float32 that the numbers of one token and KV head have beside them, in keys and in values."""
+
 
 @dataclass(frozen=True)
 class KvDtype:
-    """name: as users write it, in manifests and in kernel specs; code: in graphs.bin."""
+    """name: as users write it, in manifests and in kernel specs; code: in graphs.bin. largest: of numbers that have a
+    scale, None: they have none."""
 
     name: str
     code: int
+    largest: float | None = None
 
     @property
     def item_bytes(self) -> int:
@@ -23,16 +28,31 @@ class KvDtype:
         """Elements of a word of 4 bytes."""
         return 4 // self.item_bytes
 
+    @property
+    def scale_bytes(self) -> int:
+        """Beside the numbers of one token and KV head."""
+        return 0 if self.largest is None else SCALE_BYTES
 
-def _dtype(name: str, code: str) -> KvDtype:
-    return KvDtype(name, DTYPES.index(code))
+
+def _dtype(name: str, code: str, largest: float | None = None) -> KvDtype:
+    return KvDtype(name, DTYPES.index(code), largest)
 
 
-KV_DTYPES = {dtype.name: dtype for dtype in (_dtype("f32", "f32"), _dtype("bf16", "bf16"), _dtype("f16", "f16"))}
+KV_DTYPES = {
+    dtype.name: dtype
+    for dtype in (
+        _dtype("f32", "f32"),
+        _dtype("bf16", "bf16"),
+        _dtype("f16", "f16"),
+        _dtype("int8", "i8", 127.0),
+        _dtype("fp8_e4m3", "fp8_e4m3", 448.0),
+        _dtype("fp8_e5m2", "fp8_e5m2", 57344.0),
+    )
+}
 BY_CODE = {dtype.code: dtype for dtype in KV_DTYPES.values()}
 
 
 def kv_block_bytes(dtype: str, num_kv_heads: int, block_size: int, key_width: int, value_width: int) -> tuple[int, int]:
     """Bytes of the keys, and of the values, of one KV block of one layer; widths: elements of a key and of a value."""
-    rows = num_kv_heads * block_size * KV_DTYPES[dtype].item_bytes
-    return rows * key_width, rows * value_width
+    kv, rows = KV_DTYPES[dtype], num_kv_heads * block_size
+    return rows * (key_width * kv.item_bytes + kv.scale_bytes), rows * (value_width * kv.item_bytes + kv.scale_bytes)

@@ -29,7 +29,7 @@ Positive = Annotated[float, Field(gt=0, le=1e30)]
 Factors = Annotated[list[Positive], Field(max_length=1 << 15)]
 Shape = Annotated[list[Annotated[int, Field(ge=1, le=1 << 32)]], Field(max_length=4)]
 Float = Literal["f32", "bf16", "f16"]
-KvName = Literal["f32", "bf16", "f16"]
+KvName = Literal["f32", "bf16", "f16", "int8", "fp8_e4m3", "fp8_e5m2"]
 Components = Annotated[dict[Text, Long], Field(max_length=256)]
 
 

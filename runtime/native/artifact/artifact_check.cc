@@ -20,8 +20,18 @@ constexpr uint64_t kMaxArenaBytes = 1ull << 42;
 constexpr uint64_t kMaxBlockBytes = 1ull << 51;  // of one layer
 constexpr uint64_t kMaxReplayedCommands = 1ull << 26;
 
-enum DType : uint32_t { kF32 = 0, kBF16 = 1, kF16 = 2, kI8 = 3, kU8 = 4, kI32 = 5, kNumDTypes = 6 };
-constexpr uint64_t kDTypeBytes[kNumDTypes] = {4, 2, 2, 1, 1, 4};
+enum DType : uint32_t {
+  kF32 = 0,
+  kBF16 = 1,
+  kF16 = 2,
+  kI8 = 3,
+  kU8 = 4,
+  kI32 = 5,
+  kFp8E4m3 = 6,
+  kFp8E5m2 = 7,
+  kNumDTypes = 8
+};
+constexpr uint64_t kDTypeBytes[kNumDTypes] = {4, 2, 2, 1, 1, 4, 1, 1};
 
 bool Between(int64_t value, int64_t low, int64_t high) { return value >= low && value <= high; }
 
@@ -88,7 +98,7 @@ Status Artifact::CheckModel() {
       {"num_kv_heads", m.num_kv_heads, 1, 1 << 16},
       {"head_dim", m.head_dim, 1, 1 << 16},
       {"block_size", m.block_size, 16, 1 << 16},
-      {"kv_dtype", m.kv_dtype, kF32, kF16},
+      {"kv_dtype", m.kv_dtype, 0, kNumDTypes - 1},
       {"vocab_size", m.vocab_size, 1, 1 << 28},
       {"max_model_len", m.max_model_len, 1, 1 << 28},
       {"max_num_seqs", m.max_num_seqs, 1, 1 << 20},
@@ -101,6 +111,9 @@ Status Artifact::CheckModel() {
       return Corrupt("graphs.bin", std::string("the model's ") + field.name + " is " + Str(field.value) + ", outside " +
                                        Str(field.low) + " … " + Str(field.high));
     }
+  }
+  if (m.kv_dtype == kU8 || m.kv_dtype == kI32) {
+    return Corrupt("graphs.bin", "the model's kv_dtype is " + Str(m.kv_dtype) + ", which no KV cache has");
   }
   if (m.block_size % 16 != 0) {
     return Corrupt("graphs.bin", "block_size " + Str(m.block_size) + " is no multiple of 16");

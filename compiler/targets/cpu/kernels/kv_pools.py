@@ -1,22 +1,27 @@
-"""Where a token's keys and values lie in the pools of layout `tiles` (FORMAT.md), in words of 4 bytes."""
+"""Where keys and values lie in the pools of layout `tiles` (FORMAT.md), in words of 4 bytes, and who writes them."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels.ir import f16, kv_stores
+from llmc.compiler.targets.cpu.kernels.ir import f16, kv_numbers, kv_stores
 from llmc.kv_dtypes import KV_DTYPES
+
+SMALLEST = 1e-30  # numbers of a smaller magnitude are as good as zero; the largest number of a dtype over it is finite
 
 
 class KvPools:
-    """Blocks of both pools. lanes: elements of a word; key_words, value_words: of one head's part of a block."""
+    """Blocks of both pools. lanes: elements of a word; key_words, value_words: of one head's part of a block, in which
+    scales, one of each token, come behind the numbers."""
 
     def __init__(self, dtype: str, kv_heads: int, head_dim: int, block: int) -> None:
         if dtype not in KV_DTYPES:
             raise KernelSpecError(f"kv_dtype {dtype!r} is not one of {', '.join(KV_DTYPES)}")
-        self.dtype, self.lanes = dtype, KV_DTYPES[dtype].per_word
+        self.dtype, self.lanes, self.largest = dtype, KV_DTYPES[dtype].per_word, KV_DTYPES[dtype].largest
         if head_dim % self.lanes or block % b.WIDTH:
             raise KernelSpecError(
                 f"a KV cache of {dtype} needs a head_dim that is a multiple of {self.lanes} and blocks of a multiple "
@@ -25,8 +30,10 @@ class KvPools:
         self._kv_heads, self.block = kv_heads, block
         self.width = b.ceil_div(head_dim, b.WIDTH) * b.WIDTH
         """Elements of a value, padding included."""
-        self.key_words = head_dim // self.lanes * block
-        self.value_words = block // self.lanes * self.width
+        scales = 0 if self.largest is None else block
+        self.key_scales, self.value_scales = head_dim // self.lanes * block, block // self.lanes * self.width
+        """Where the scales begin in a head's part."""
+        self.key_words, self.value_words = self.key_scales + scales, self.value_scales + scales
 
     @property
     def word_dtype(self) -> str:
@@ -42,8 +49,54 @@ class KvPools:
         return (kv_block * self._kv_heads + head) * self.value_words
 
 
+class Head:
+    """One head of a token on its way to a pool: put all of its elements, then finish. Numbers that have a scale are
+    kept until all are known."""
+
+    def __init__(
+        self, pool: b.Expr, pools: KvPools, store: Callable[[b.Expr, int, int], None], scale_at: b.Expr, pieces: int
+    ) -> None:
+        self._pool, self._pools, self._store, self._scale_at = pool, pools, store, scale_at
+        self._pieces: list[tuple[int, int]] = []
+        if pools.largest is not None:
+            self._kept, self._widest = b.Vectors(pieces), b.Vectors(1)
+            self._widest[0] = b.splat(0.0)
+
+    def put(self, value: b.Expr, start: int, count: int) -> None:
+        """Elements [start, start + count); other lanes are 0."""
+        if self._pools.largest is None:
+            self._store(value, start, count)
+            return
+        kept = len(self._pieces)
+        self._kept[kept] = value
+        self._widest[0] = b.call("widest", self._widest[0], self._kept[kept])
+        self._pieces.append((start, count))
+
+    def finish(self, scale: b.Expr | None) -> None:
+        """scale: one float32 that the checkpoint states, None: the largest magnitude over the largest number."""
+        largest = self._pools.largest
+        if largest is None:
+            return
+        factors = b.Vectors(2)
+        if scale is None:
+            factors[0] = b.call("widest_lane", self._widest[0])
+            factors[1] = b.call("div", b.splat(largest), b.call("max", factors[0], b.splat(SMALLEST)))
+            factors[0] = b.call("div", factors[0], b.splat(largest))
+        else:
+            factors[0] = b.splat(scale)
+        for kept, (start, count) in enumerate(self._pieces):
+            value = self._kept[kept]
+            self._store(
+                b.call("mul", value, factors[1]) if scale is None else b.call("div", value, factors[0]), start, count
+            )
+        if scale is not None:
+            # What is infinite or not a number is told by the scale alone.
+            factors[0] = b.call("spoilt", factors[0], b.call("widest_lane", self._widest[0]))
+        b.do("store_f32", factors[0], b.at(self._pool, self._scale_at), 1)
+
+
 class Writer:
-    """Stores the elements of one token. keys, values: (start, count) of the vectors that they are written in."""
+    """Stores the heads of tokens. keys, values: (start, count) of the vectors that they are written in."""
 
     def __init__(self, pools: KvPools, keys: list[tuple[int, int]], values: list[tuple[int, int]]) -> None:
         self._pools, self._keys, self._values = pools, keys, values
@@ -52,17 +105,27 @@ class Writer:
         """IR text of the helpers this uses."""
         pools, dtype = self._pools, self._pools.dtype
         scatters = [(pools.block, count, start % pools.lanes) for start, count in self._keys]
-        rounding = f16.round_f16() if dtype == "f16" else ""
-        return rounding + kv_stores.stores(dtype, scatters, [count for _, count in self._values])
+        stores = kv_stores.stores(dtype, scatters, [count for _, count in self._values])
+        if pools.largest is not None:
+            return kv_numbers.rounding(dtype) + stores
+        return f16.round_f16() + stores if dtype == "f16" else stores
 
-    def key(self, pool: b.Expr, base: b.Expr, token: b.Expr, value: b.Expr, start: int, count: int) -> None:
-        """Elements [start, start + count) of the key of a token of the block; base: see `KvPools.keys`."""
+    def key(self, pool: b.Expr, base: b.Expr, token: b.Expr) -> Head:
+        """The key of a token of the block; base: see `KvPools.keys`."""
         pools = self._pools
-        at = base + start // pools.lanes * pools.block + token
-        b.do(kv_stores.scatter_name(pools.dtype, pools.block, count, start % pools.lanes), value, b.at(pool, at))
 
-    def value(self, pool: b.Expr, base: b.Expr, token: b.Expr, value: b.Expr, start: int, count: int) -> None:
-        """Elements of the value of a token of the block; base: see `KvPools.values`."""
+        def store(value: b.Expr, start: int, count: int) -> None:
+            at = base + start // pools.lanes * pools.block + token
+            b.do(kv_stores.scatter_name(pools.dtype, pools.block, count, start % pools.lanes), value, b.at(pool, at))
+
+        return Head(pool, pools, store, base + pools.key_scales + token, len(self._keys))
+
+    def value(self, pool: b.Expr, base: b.Expr, token: b.Expr) -> Head:
+        """The value of a token of the block; base: see `KvPools.values`."""
         pools = self._pools
-        at = base + T.truncdiv(token, pools.lanes) * pools.width + start
-        b.do(kv_stores.spread_name(pools.dtype, count), value, b.at(pool, at), T.truncmod(token, pools.lanes))
+
+        def store(value: b.Expr, start: int, count: int) -> None:
+            at = base + T.truncdiv(token, pools.lanes) * pools.width + start
+            b.do(kv_stores.spread_name(pools.dtype, count), value, b.at(pool, at), T.truncmod(token, pools.lanes))
+
+        return Head(pool, pools, store, base + pools.value_scales + token, len(self._values))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
@@ -14,7 +16,8 @@ from llmc.compiler.targets.cpu.target import Target
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
     norms = ("q_norm", "k_norm") if spec.as_dict()["qk_norm"] else ()
-    return ("qkv", *norms, "cos_sin", "positions", "slot_mapping", "k_pool", "v_pool", "q_out")
+    scales = ("kv_scales",) if spec.as_dict().get("kv_scales", False) else ()
+    return ("qkv", *norms, *scales, "cos_sin", "positions", "slot_mapping", "k_pool", "v_pool", "q_out")
 
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
@@ -25,7 +28,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
         raise KernelSpecError("rope_kv_write: interleaved rotation has no template; use half-split weights")
     if rotary % 2 or rotary > head_dim:
         raise KernelSpecError(f"rope_kv_write: bad rotary_dim {rotary} or head_dim {head_dim}")
-    half, pools = rotary // 2, KvPools(kv, kv_heads, head_dim, block)
+    half, pools, stated = rotary // 2, KvPools(kv, kv_heads, head_dim, block), bool(p.get("kv_scales", False))
     rotated = b.pieces(half)
     rest = [(rotary + start, count) for start, count in b.pieces(head_dim - rotary)]
     keys = [*rotated, *((half + start, count) for start, count in rotated), *rest]
@@ -46,13 +49,10 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
             kv_block, offset = b.let(T.truncdiv(slot, block)), b.let(T.truncmod(slot, block))
             angle = b.let(k["positions"][token] * rotary)
 
-            def put(what: str, value: b.Expr, start: int, count: int) -> None:
-                if what == "q":
-                    b.store_vector(k["q_out"], value, (token * heads + head) * head_dim + start, count)
-                    return
-                writer.key(k["k_pool"], pools.keys(kv_block, head - heads), offset, value, start, count)
+            def put_query(value: b.Expr, start: int, count: int) -> None:
+                b.store_vector(k["q_out"], value, (token * heads + head) * head_dim + start, count)
 
-            def rotate(what: str) -> None:
+            def rotate(what: str, put: Callable[[b.Expr, int, int], None]) -> None:
                 scale = None
                 if qk_norm:
                     total = b.Vectors(1)
@@ -78,17 +78,23 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                     pair[3] = b.load_vector(cos_sin, angle + half + start, count)
                     low = b.call("fnma", b.splat(1.0), b.call("mul", pair[1], pair[3]), b.call("mul", pair[0], pair[2]))
                     high = b.call("add", b.call("mul", pair[1], pair[2]), b.call("mul", pair[0], pair[3]))
-                    put(what, low, start, count)
-                    put(what, high, half + start, count)
+                    put(low, start, count)
+                    put(high, half + start, count)
                 for start, count in rest:
-                    put(what, value(start, count), start, count)
+                    put(value(start, count), start, count)
 
+            # Scales of keys, then of values, a head after the other.
+            scale = k["kv_scales"][head - heads] if stated else None
             with b.when(head < heads):
-                rotate("q")
+                rotate("q", put_query)
             with b.when(T.And(head >= heads, head < heads + kv_heads)):
-                rotate("k")
+                key = writer.key(k["k_pool"], b.let(pools.keys(kv_block, head - heads)), offset)
+                rotate("k", key.put)
+                key.finish(scale)
             with b.when(head >= heads + kv_heads):
                 base = b.let(pools.values(kv_block, head - heads - kv_heads))
+                taken = writer.value(k["v_pool"], base, offset)
                 for start, count in b.pieces(head_dim):
-                    writer.value(k["v_pool"], base, offset, b.load_vector(qkv, source + start, count), start, count)
+                    taken.put(b.load_vector(qkv, source + start, count), start, count)
+                taken.finish(scale)
     return kernel.function()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
@@ -19,39 +17,21 @@ from llmc.compiler.targets.reference.kernels.frame import (
     when,
 )
 from llmc.compiler.targets.reference.kernels.functions import exp
-from llmc.compiler.targets.reference.kernels.padding import VALUES
+from llmc.compiler.targets.reference.kernels.kv_pools import key_pool, value_pool
 from llmc.compiler.targets.reference.kernels.rows import write_activation
-
-
-@dataclass(frozen=True)
-class _Pools:
-    """Where keys and values lie in their pools."""
-
-    kv_heads: int
-    head_dim: int
-    block: int
-
-    def _row(self, kv_block: Expr, head: Expr, offset: Expr) -> Expr:
-        return (kv_block * self.kv_heads + head) * self.block + offset
-
-    def key(self, kv_block: Expr, head: Expr, offset: Expr) -> Expr:
-        """Index of the first element of a key."""
-        return self._row(kv_block, head, offset) * self.head_dim
-
-    def value(self, kv_block: Expr, head: Expr, offset: Expr) -> Expr:
-        width = -(-self.head_dim // VALUES) * VALUES
-        return self._row(kv_block, head, offset) * width
 
 
 def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
     p = spec.as_dict()
     heads, kv_heads, head_dim = int(p["num_heads"]), int(p["num_kv_heads"]), int(p["head_dim"])
     rotary, kv, block, qk_norm = int(p["rotary_dim"]), str(p["kv_dtype"]), int(p["block_size"]), bool(p["qk_norm"])
-    half, all_heads, pools = rotary // 2, heads + 2 * kv_heads, _Pools(kv_heads, head_dim, block)
+    half, all_heads = rotary // 2, heads + 2 * kv_heads
+    keys, values = key_pool(kv, kv_heads, head_dim, block), value_pool(kv, kv_heads, head_dim, block)
     norms = {"q_norm": "f32", "k_norm": "f32"} if qk_norm else {}
-    inputs = {"qkv": "f32", **norms, "cos_sin": "f32", "positions": "i32", "slot_mapping": "i32"}
+    scales = {"kv_scales": "f32"} if p.get("kv_scales", False) else {}
+    inputs = {"qkv": "f32", **norms, **scales, "cos_sin": "f32", "positions": "i32", "slot_mapping": "i32"}
     with (
-        Frame(spec.symbol(), {**inputs, "k_pool": kv, "v_pool": kv, "out": "f32"}) as k,
+        Frame(spec.symbol(), {**inputs, "k_pool": keys.buffer_dtype, "v_pool": values.buffer_dtype, "out": "f32"}) as k,
         k.share(k.scalar(NUM_TOKENS) * all_heads) as unit,
     ):
         token, head = let(T.truncdiv(unit, all_heads)), let(T.truncmod(unit, all_heads))
@@ -83,19 +63,20 @@ def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
             with T.serial(rotary, head_dim) as i:
                 turned[i] = value(i)
 
+        def stated() -> Expr | None:
+            """The scale of the checkpoint: those of keys, then of values, a head after the other."""
+            return let(k.raw("kv_scales", head - heads), "float32") if scales else None
+
         with when(head < heads):
             turn("q_norm")
             with T.serial(head_dim) as i:
                 k.store("out", turned[i], (token * heads + head) * head_dim + i)
         with when(T.And(head >= heads, head < heads + kv_heads)):
             turn("k_norm")
-            key = let(pools.key(kv_block, head - heads, offset))
-            with T.serial(head_dim) as i:
-                k.store("k_pool", turned[i], key + i)
+            keys.write(k, kv_block, let(head - heads), offset, lambda i: turned[i], stated())
         with when(head >= heads + kv_heads):
-            place = let(pools.value(kv_block, head - (heads + kv_heads), offset))
-            with T.serial(head_dim) as i:
-                k.store("v_pool", k.raw("qkv", source + i), place + i)
+            own = let(head - (heads + kv_heads))
+            values.write(k, kv_block, own, offset, lambda i: k.raw("qkv", source + i), stated())
     return k.function()
 
 
@@ -105,9 +86,10 @@ def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
     block, window, kv, act = int(p["block_size"]), int(p["window"]), str(p["kv_dtype"]), str(p["act_dtype"])
     if p["segments"]:
         raise KernelSpecError("paged_attention of the reference target does not cut contexts")
-    pools, group = _Pools(kv_heads, head_dim, block), heads // kv_heads
+    group = heads // kv_heads
+    keys, values = key_pool(kv, kv_heads, head_dim, block), value_pool(kv, kv_heads, head_dim, block)
     inputs = {"q": "f32", "block_tables": "i32", "token_seq": "i32", "positions": "i32"}
-    with Frame(spec.symbol(), {**inputs, "k_pool": kv, "v_pool": kv, "out": act}) as k:
+    with Frame(spec.symbol(), {**inputs, "k_pool": keys.buffer_dtype, "v_pool": values.buffer_dtype, "out": act}) as k:
         stride = k.scalar(BLOCK_TABLE_STRIDE)
         with k.share(k.scalar(NUM_TOKENS) * heads) as unit:
             token, head = let(T.truncdiv(unit, heads)), let(T.truncmod(unit, heads))
@@ -116,13 +98,17 @@ def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
             first = let(T.max(last - (window - 1), 0)) if window else T.int32(0)
             totals = Array(head_dim)
 
+            def place_of(position: Expr) -> tuple[Expr, Expr, Expr]:
+                """Block, head and place in the block."""
+                kv_block = let(k.raw("block_tables", table + T.truncdiv(position, block)))
+                return kv_block, kv_head, let(T.truncmod(position, block))
+
             def score(position: Expr) -> Expr:
-                kv_block = k.raw("block_tables", table + T.truncdiv(position, block))
-                key = let(pools.key(kv_block, kv_head, T.truncmod(position, block)))
-                total = Cell(T.float32(0.0))
+                place = place_of(position)
+                key, total = keys.row(*place), Cell(T.float32(0.0))
                 with T.serial(head_dim) as i:
-                    total.set(total.get() + k.raw("q", unit * head_dim + i) * k.load("k_pool", key + i))
-                return let(total.get() * T.float32(float(p["scale"])), "float32")
+                    total.set(total.get() + k.raw("q", unit * head_dim + i) * keys.number(k, key + i))
+                return let(total.get() * (keys.scale(k, *place) * T.float32(float(p["scale"]))), "float32")
 
             most, weights = Cell(T.float32(-3.0e38)), Cell(T.float32(0.0))
             with T.serial(first, let(last + 1)) as position:
@@ -132,10 +118,10 @@ def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
             with T.serial(first, let(last + 1)) as position:
                 weight = exp(score(position) - most.get())
                 weights.set(weights.get() + weight)
-                kv_block = k.raw("block_tables", table + T.truncdiv(position, block))
-                value = let(pools.value(kv_block, kv_head, T.truncmod(position, block)))
+                place = place_of(position)
+                value, factor = values.row(*place), let(weight * values.scale(k, *place), "float32")
                 with T.serial(head_dim) as i:
-                    totals[i] = totals[i] + weight * k.load("v_pool", value + i)
+                    totals[i] = totals[i] + factor * values.number(k, value + i)
             with T.serial(head_dim) as i:
                 element = let(head * head_dim + i)
                 write_activation(k, token, heads * head_dim, act, element, totals[i] / weights.get())

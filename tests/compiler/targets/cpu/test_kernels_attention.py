@@ -25,6 +25,7 @@ from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
 from llmc.compiler.targets.elf.link import link_shared
 
 from support.kernel_harness import Guarded, Tolerance, run, targets_here
+from support.kv_pools import key_pool, pair_rows, stands_for, unpair_rows, value_pool
 
 pytestmark = pytest.mark.native
 
@@ -41,19 +42,6 @@ def random(*shape: int, seed: int = 0) -> Array:
 
 def same_bits(a: Array, b: Array) -> bool:
     return bool((np.ascontiguousarray(a).view(np.uint8) == np.ascontiguousarray(b).view(np.uint8)).all())
-
-
-def pair_rows(x: Array) -> Array:
-    """A pool as FORMAT.md lays it out: neighbours along the last axis but one share a word where two fit one."""
-    lanes = 4 // x.dtype.itemsize
-    *outer, rows, columns = x.shape
-    return np.ascontiguousarray(x.reshape(*outer, rows // lanes, lanes, columns).swapaxes(-1, -2))
-
-
-def unpair_rows(packed: Array) -> Array:
-    """The inverse of `pair_rows`."""
-    *outer, words, columns, lanes = packed.shape
-    return packed.swapaxes(-1, -2).reshape(*outer, words * lanes, columns)
 
 
 def rms(x: Array, weight: Array, eps: float) -> Array:
@@ -141,22 +129,23 @@ class Cache:
         self.stride = max(needed) + 1
         order = np.random.default_rng(1).permutation(np.arange(1, sum(needed) + 1))
         self.tables = np.zeros((len(lengths), self.stride), np.int32)
-        self.k_pool = (random(sum(needed) + 1, kv_heads, dim, block, seed=7) * 50).astype(NUMPY[kv])
-        self.v_pool = np.zeros((sum(needed) + 1, kv_heads, block, padded), NUMPY[kv])
+        self.kv, kind = kv, NUMPY.get(kv, NUMPY["f32"])
+        self.k_pool = (random(sum(needed) + 1, kv_heads, dim, block, seed=7) * 50).astype(kind)
+        self.v_pool = np.zeros((sum(needed) + 1, kv_heads, block, padded), kind)
         self.v_pool[..., :dim] = np.nan  # a value nobody may see spoils every sum it enters
         self.keys, self.values, self.queries = [], [], []
         used = 0
         for s, n in enumerate(lengths):
             self.tables[s, : needed[s]] = order[used : used + needed[s]]
             used += needed[s]
-            key = (random(n, kv_heads, dim, seed=10 + s) * 2).astype(NUMPY[kv])
-            value = random(n, kv_heads, dim, seed=20 + s).astype(NUMPY[kv])
+            key = (random(n, kv_heads, dim, seed=10 + s) * 2).astype(kind)
+            value = random(n, kv_heads, dim, seed=20 + s).astype(kind)
             for t in range(n):
                 at = self.tables[s, t // block]
                 self.k_pool[at, :, :, t % block] = key[t]
                 self.v_pool[at, :, t % block, :dim] = value[t]
-            self.keys.append(key.astype(np.float64))
-            self.values.append(value.astype(np.float64))
+            self.keys.append(stands_for(key, kv))
+            self.values.append(stands_for(value, kv))
             self.queries.append(random(n, heads * dim, seed=30 + s))
 
     def expected(self, s: int, t: int, scale: float, window: int) -> Array:
@@ -187,8 +176,8 @@ class Cache:
             "block_tables": np.stack([self.tables[s] for s, _, _ in chunks]),
             "token_seq": np.concatenate([np.full(e - a, i, np.int32) for i, (_, a, e) in enumerate(chunks)]),
             "positions": np.concatenate([np.arange(a, e, dtype=np.int32) for _, a, e in chunks]),
-            "k_pool": pair_rows(self.k_pool),
-            "v_pool": pair_rows(self.v_pool),
+            "k_pool": key_pool(self.k_pool, kv=self.kv),
+            "v_pool": value_pool(self.v_pool, self.dim, kv=self.kv),
             "out": pack_activation(np.full((-(-rows // tile) * tile, width), np.nan, NUMPY[act]), tile),
         }
         spec = KernelSpec.of("attention", "paged_attention", **params, row_tile=tile, segments=segments)
@@ -226,6 +215,9 @@ def merge_params(params: dict[str, Any]) -> dict[str, Any]:
 
 def tolerance_of(target: Target, act: str, kv: str) -> Tolerance:
     """bf16 dot products round queries and weights by up to 2^-9 each, and cancel."""
+    if kv == "int8":
+        # Queries are rounded by 2⁻¹⁶ of their largest element, weights by 2⁻¹⁶ of a partition's largest.
+        return {"rtol": 2.0**-8, "atol": 1e-3}
     if kv == "bf16" and target.bf16_dot:
         return {"rtol": 2.0**-6, "atol": 2.0**-6}
     return {"rtol": 2e-5, "atol": 3e-6} if act == "f32" else {"rtol": 2.0**-8, "atol": 1e-5}
@@ -279,6 +271,13 @@ def check_attention(
         (4, 1, 128, "f32", "f32", 32, 17),
         (6, 2, 24, "bf16", "f16", 16, 40),
         (14, 2, 64, "f32", "f16", 32, 0),
+        (7, 1, 20, "f32", "int8", 16, 0),
+        (14, 2, 64, "bf16", "int8", 32, 0),
+        (6, 2, 24, "f32", "int8", 48, 40),
+        (4, 4, 128, "f32", "int8", 32, 300),
+        (7, 1, 20, "bf16", "fp8_e4m3", 16, 0),
+        (4, 2, 64, "f32", "fp8_e4m3", 32, 40),
+        (6, 2, 24, "f32", "fp8_e5m2", 32, 0),
     ],
 )
 def test_paged_attention(
@@ -297,6 +296,10 @@ def test_paged_attention(
         (2, 2, 32, "f32", "f32", 32, 1100),
         (13, 1, 8, "f32", "bf16", 48, 0),
         (4, 1, 16, "f32", "f16", 16, 1100),
+        (7, 1, 20, "f32", "int8", 32, 0),
+        (4, 2, 16, "bf16", "int8", 16, 1100),
+        (4, 2, 16, "f32", "fp8_e4m3", 16, 0),
+        (2, 2, 32, "f32", "fp8_e5m2", 48, 1100),
     ],
 )
 def test_split_context(
@@ -349,6 +352,10 @@ def check_bad_token(target: Target, heads: int, kv_heads: int, dim: int, kv: str
         (6, 6, 16, "bf16", 0, np.inf),
         (6, 2, 24, "bf16", 9, np.nan),
         (6, 2, 24, "f16", 9, np.inf),
+        (6, 2, 24, "int8", 9, np.nan),
+        (6, 6, 16, "int8", 0, np.inf),
+        (3, 1, 20, "fp8_e4m3", 6, np.nan),
+        (6, 2, 24, "fp8_e5m2", 0, -np.inf),
         (3, 1, 20, "f32", 6, -np.inf),
     ],
 )

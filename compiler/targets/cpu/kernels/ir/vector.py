@@ -55,6 +55,7 @@ declare void @llvm.masked.store.v16f32.p0({F32}, ptr, i32, {I1})
 declare void @llvm.masked.store.v16i16.p0({I16}, ptr, i32, {I1})
 declare void @llvm.masked.store.v16i32.p0({I32}, ptr, i32, {I1})
 declare void @llvm.masked.store.v32i16.p0(<32 x i16>, ptr, i32, <32 x i1>)
+declare void @llvm.masked.store.v64i8.p0(<64 x i8>, ptr, i32, <64 x i1>)
 """
 
 

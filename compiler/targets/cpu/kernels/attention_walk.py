@@ -1,0 +1,361 @@
+"""The reduction of paged_attention, one for prefill and decode, whatever keys and values are made of.
+
+Keys are cut into partitions of a fixed size counted from position 0, partitions into segments. A score is a chain over
+head_dim; a partition has its softmax against its own maximum, and its values are weighed by a chain over keys.
+Partitions are folded in order into their segment, segments in order into the result: so any thread may compute a
+segment. A key that a query does not see has weight exactly 0, which leaves every chain as it was: so queries may be
+processed together.
+
+Queries are scaled by log2(e) · scale beforehand, weights are powers of two.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.attention_fetch import Fetches
+from llmc.compiler.targets.cpu.kernels.attention_split import partition_keys, segment_keys
+from llmc.compiler.targets.cpu.kernels.attention_state import FLOOR, Partials, Rows, write_row
+from llmc.compiler.targets.cpu.kernels.kv_pools import KvPools
+from llmc.compiler.targets.cpu.target import Target
+
+NEVER = -3.0e38  # score of a key out of sight; so far below FLOOR that its weight is 0
+_TOGETHER = 56  # query rows, about, of head_dim 128 or less, that share what is read of K and V
+
+
+def _cell(value: b.Expr) -> b.Expr:
+    """An int32 variable."""
+    cell = T.alloc_buffer((1,), "int32", scope="local")
+    b.store(cell, value, 0)
+    return cell
+
+
+class Attention(ABC):
+    """What does not depend on how keys and values are multiplied.
+
+    most: rows of a register tile. beside: registers that it needs beside its sums, where values are weighed.
+    """
+
+    def __init__(self, spec: KernelSpec, target: Target, most: int, beside: int) -> None:
+        p = spec.as_dict()
+        self.heads, self.kv_heads, self.dim = int(p["num_heads"]), int(p["num_kv_heads"]), int(p["head_dim"])
+        self.block, self.window, self.segments = int(p["block_size"]), int(p["window"]), int(p["segments"])
+        self.kv, self.act, self.row_tile = str(p["kv_dtype"]), str(p["act_dtype"]), int(p["row_tile"])
+        self.pools = KvPools(self.kv, self.kv_heads, self.dim, self.block)
+        self.lanes = self.pools.lanes
+        if self.heads % self.kv_heads or self.dim % b.lanes_of(self.act):
+            raise KernelSpecError(f"paged_attention: heads, block_size or head_dim do not fit: {p}")
+        self.scale = float(p["scale"]) * math.log2(math.e)
+        self.vectors = b.ceil_div(self.dim, b.WIDTH)
+        self.words = self.dim // self.lanes  # of one key
+        self.partition, self.segment = partition_keys(self.block), segment_keys(self.block)
+        self.blocks = self.partition // self.block  # of a partition
+        self.group = self.heads // self.kv_heads
+        wide = target.lanes == 16
+        self.key_vectors = 2 if wide and self.block % 32 == 0 else 1
+        self.registers = 31 if wide else 9
+        # Rows of a register tile: of one token, and of several.
+        self.most, self.beside = most, beside
+        self.single = b.ceil_div(self.group, b.ceil_div(self.group, self.most))
+        unit = self.most // math.gcd(self.most, self.group)  # tokens whose rows fill whole tiles
+        rows = _TOGETHER * 128 // max(self.vectors * b.WIDTH, 128)
+        self.together = unit * max(1, rows // (unit * self.group))
+        self.rows = max(self.together * self.group, b.ceil_div(self.group, self.single) * self.single)
+
+    def run(self, k: b.Kernel) -> None:
+        self.k, self.stride = k, k.scalar(3)
+        self.num_rows = k.scalar(0)
+        self.first = T.alloc_buffer((self.rows,), "int32", scope="local")
+        self.last = T.alloc_buffer((self.rows,), "int32", scope="local")
+        self.scores = b.Vectors(self.most * self.partition // b.WIDTH)
+        if self.pools.largest is not None:
+            self.value_scales = b.Vectors(self.partition // b.WIDTH)
+        self.allocate()
+        self.values = Fetches(self.blocks, b.ceil_div(self.pools.value_words, b.WIDTH))
+        self.keys = Fetches(self.blocks, b.ceil_div(self.pools.key_words, b.WIDTH))
+        self.part = Rows(self.rows, self.vectors)
+        if self.segments:
+            self.partials = Partials(k["partials"], self.heads, self.segments, self.dim)
+            self.run_segments()
+        else:
+            self.result = Rows(self.rows, self.vectors)
+            self.run_whole()
+
+    # ---- who does what ----------------------------------------------------------------------------------------------
+
+    def each_run(self, body: Callable[[b.Expr, b.Expr, b.Expr, b.Expr], None]) -> None:
+        """Neighbouring tokens of one sequence: body(first token, count, first segment, end)."""
+        k = self.k
+        start = _cell(T.int32(0))
+        with T.serial(self.num_rows) as token, b.when(token == start[0]):
+            count = _cell(T.int32(1))
+            most = b.let(T.min(self.num_rows - token, self.together))
+            with T.serial(1, most) as i, b.when(k["token_seq"][token + i] == k["token_seq"][token]):
+                b.store(count, i + 1, 0)
+            b.store(start, token + count[0], 0)
+            first = self.first_key(k["positions"][token])
+            last = k["positions"][token + count[0] - 1]
+            body(token, count[0], b.let(T.truncdiv(first, self.segment)), b.let(T.truncdiv(last, self.segment) + 1))
+
+    def run_whole(self) -> None:
+        """Every num_tasks-th (run, kv head): later tokens see more keys, so contiguous shares would be uneven."""
+        units = _cell(T.int32(0))
+
+        def body(token: b.Expr, count: b.Expr, segment0: b.Expr, segment1: b.Expr) -> None:
+            with T.serial(self.kv_heads) as kv_head:
+                mine = T.truncmod(units[0] + kv_head, self.k.num_tasks) == self.k.task
+                with b.when(mine):
+                    self.attend(token, count, b.let(kv_head), segment0, segment1)
+            b.store(units, units[0] + self.kv_heads, 0)
+
+        self.each_run(body)
+
+    def run_segments(self) -> None:
+        """A contiguous share of all (run, kv head, segment)."""
+        units = _cell(T.int32(0))
+
+        def add(_token: b.Expr, _count: b.Expr, segment0: b.Expr, segment1: b.Expr) -> None:
+            b.store(units, units[0] + (segment1 - segment0) * self.kv_heads, 0)
+
+        self.each_run(add)
+        begin, end = self.k.share_bounds(units[0])
+        b.store(units, T.int32(0), 0)
+
+        def body(token: b.Expr, count: b.Expr, segment0: b.Expr, segment1: b.Expr) -> None:
+            segments = b.let(segment1 - segment0)
+            first, last = b.let(T.max(begin - units[0], 0)), b.let(T.min(end - units[0], segments * self.kv_heads))
+            with T.serial(first, last) as unit:
+                kv_head, segment = b.let(T.truncdiv(unit, segments)), b.let(segment0 + T.truncmod(unit, segments))
+                self.attend(token, count, kv_head, segment, segment + 1)
+            b.store(units, units[0] + segments * self.kv_heads, 0)
+
+        self.each_run(body)
+
+    def first_key(self, position: b.Expr) -> b.Expr:
+        return b.let(T.max(position - self.window + 1, 0)) if self.window else T.int32(0)
+
+    # ---- one run of tokens, one kv head ------------------------------------------------------------------------------
+
+    def attend(self, token: b.Expr, count: b.Expr, kv_head: b.Expr, segment0: b.Expr, segment1: b.Expr) -> None:
+        with T.If(count == 1):
+            with T.Then():
+                self.tiles(token, count, kv_head, segment0, segment1, self.single, fetch=True)
+            with T.Else():
+                self.tiles(token, count, kv_head, segment0, segment1, self.most, fetch=False)
+
+    def tiles(
+        self, token: b.Expr, count: b.Expr, kv_head: b.Expr, segment0: b.Expr, segment1: b.Expr, m: int, *, fetch: bool
+    ) -> None:
+        """Tiles of m rows; a row is a head of a token. Rows past the last one repeat it."""
+        rows = b.let(count * self.group)
+        tiles = b.let(T.truncdiv(rows + (m - 1), m))
+        self.table = b.let(self.k["token_seq"][token] * self.stride)
+        self.kv_head = kv_head
+        if fetch:
+            self.look_ahead(token, kv_head)
+        with T.serial(tiles * m) as i:
+            row = b.let(T.min(i, rows - 1))
+            self.prepare_row(i, b.let(token + T.truncdiv(row, self.group)), b.let(T.truncmod(row, self.group)))
+        low, high = b.let(self.first[0]), b.let(self.last[rows - 1])
+        self.last_block = b.let(T.truncdiv(high, self.block))
+        one = b.let(T.Cast("int32", segment1 - segment0 == 1))  # segment: its result is the final one
+        if not self.segments:
+            with b.when(one == 0):
+                self.result.clear(rows)
+        per_segment = self.segment // self.partition
+        with T.serial(segment0, segment1) as segment:
+            self.part.clear(tiles * m)
+            begin = b.let(T.max(T.truncdiv(low, self.partition), segment * per_segment))
+            end = b.let(T.min(T.truncdiv(high, self.partition), segment * per_segment + (per_segment - 1)) + 1)
+            with T.serial(begin, end) as part, T.serial(tiles) as tile:
+                self.tile(b.let(tile * m), b.let(part * self.partition), m, fetch=fetch)
+            if self.segments:
+                with T.serial(rows) as row:
+                    self.store_row(token, row, segment)
+            else:
+                with T.If(one == 1):
+                    with T.Then(), T.serial(rows) as row:
+                        self.write_row(self.part, token, row)
+                    with T.Else(), T.serial(rows) as row:
+                        self.result.fold_row(row, self.part)
+        if not self.segments:
+            with b.when(one == 0), T.serial(rows) as row:
+                self.write_row(self.result, token, row)
+
+    def prepare_row(self, row: b.Expr, token: b.Expr, head: b.Expr) -> None:
+        """The keys that a row sees, and its scaled query."""
+        k = self.k
+        b.store(self.last, k["positions"][token], row)
+        b.store(self.first, self.first_key(k["positions"][token]), row)
+        source = b.let((token * self.heads + self.kv_head * self.group + head) * self.dim)
+        self.prepare_query(row, source)
+
+    def store_row(self, token0: b.Expr, row: b.Expr, segment: b.Expr) -> None:
+        """A segment's result: the final one where the row sees no other segment."""
+        first, last = b.let(T.truncdiv(self.first[row], self.segment)), b.let(T.truncdiv(self.last[row], self.segment))
+        with b.when(T.And(first <= segment, segment <= last)), T.If(first == last):
+            with T.Then():
+                self.write_row(self.part, token0, row)
+            with T.Else():
+                token, head = self.token_head(token0, row)
+                self.partials.store(self.partials.at(token, head, segment), self.part, row)
+
+    def write_row(self, rows: Rows, token0: b.Expr, row: b.Expr) -> None:
+        token, head = self.token_head(token0, row)
+        write_row(self.k["out"], rows, row, token, head, self.heads, self.dim, self.act, self.row_tile)
+
+    def token_head(self, token0: b.Expr, row: b.Expr) -> tuple[b.Expr, b.Expr]:
+        head = self.kv_head * self.group + T.truncmod(row, self.group)
+        return b.let(token0 + T.truncdiv(row, self.group)), b.let(head)
+
+    # ---- one tile, one partition -----------------------------------------------------------------------------------
+
+    def tile(self, row0: b.Expr, key0: b.Expr, m: int, *, fetch: bool) -> None:
+        """Later rows are of the same token or of a later one: they begin and end no earlier."""
+        low = b.let(T.max(self.first[row0], key0))
+        high = b.let(T.min(self.last[row0 + (m - 1)], key0 + (self.partition - 1)))
+        with b.when(low <= high):
+            step = self.key_vectors * b.WIDTH
+            step0, step1 = b.let(T.truncdiv(low - key0, step)), b.let(T.truncdiv(high - key0, step) + 1)
+            top = b.Vectors(m)
+            for i in range(m):
+                top[i] = b.splat(FLOOR)
+            if fetch:
+                self.plan_fetches(key0)
+            with T.serial(step0, step1) as s:
+                self.score(row0, key0, b.let(s * step), top, m, fetch=fetch)
+            if self.pools.largest is not None:
+                self.read_value_scales(key0, step0 * self.key_vectors, step1 * self.key_vectors)
+            keep, gain, total = b.Vectors(m), b.Vectors(m), b.Vectors(m)
+            # One loop for each step of all rows: they do not wait for each other.
+            with T.serial(m) as i:
+                top[i] = b.call("max_lanes", top[i])
+            with T.serial(m) as i:
+                total[i] = self.weights_of(i, top[i], step0 * self.key_vectors, step1 * self.key_vectors)
+            with T.serial(m) as i:
+                keep[i], gain[i] = self.part.fold_totals(row0 + i, top[i], b.call("sum_lanes", total[i]))
+            most = max(1, (self.registers - 1) // (m + self.beside))
+            for columns in _groups(self.vectors, most):
+                self.weigh(row0, (low, high, key0), columns, keep, gain, m, fetch=fetch)
+
+    def look_ahead(self, token: b.Expr, kv_head: b.Expr) -> None:
+        """Where the keys are that are probably read next: those of another head, or of the token after; at the end of a
+        task those that the thread's next task begins with."""
+        k = self.k
+        unit = b.let(kv_head + token * self.kv_heads + (1 if self.segments else k.num_tasks))
+        if not self.segments:
+            task = b.let(k.task + k.scalar(5))
+            task = b.let(T.Select(task < k.num_tasks, task, unit))
+            unit = b.let(T.Select(unit < self.num_rows * self.kv_heads, unit, task))
+        ahead = b.let(T.truncdiv(unit, self.kv_heads))
+        self.next_head = b.let(T.truncmod(unit, self.kv_heads))
+        known = b.let(T.Cast("int32", ahead < self.num_rows))
+        ahead = b.let(T.min(ahead, self.num_rows - 1))
+        first = T.truncdiv(self.first_key(k["positions"][ahead]), self.partition) * self.blocks
+        self.next_table = b.let(k["token_seq"][ahead] * self.stride + first)
+        self.next_count = b.let((T.truncdiv(k["positions"][ahead], self.block) + 1 - first) * known)
+
+    def plan_fetches(self, key0: b.Expr) -> None:
+        """The values of this partition, and the keys of the one that is read after it."""
+        block0 = b.let(T.truncdiv(key0, self.block))
+        keys, values = self.pools.key_words, self.pools.value_words
+        self.values.begin(self.last_block + 1 - block0, lambda i: self.block_base(block0 + i, values))
+        later = b.let(block0 + self.blocks)
+        with T.If(later <= self.last_block):
+            with T.Then():
+                self.keys.begin(self.last_block + 1 - later, lambda i: self.block_base(later + i, keys))
+            with T.Else():
+                table, head = self.next_table, self.next_head
+                self.keys.begin(self.next_count, lambda i: self.base_of(table + i, head, keys))
+
+    def block_base(self, block: b.Expr, words: int) -> b.Expr:
+        """Where this kv head's part, of `words` words, of a block of the sequence begins in a pool."""
+        return self.base_of(self.table + block, self.kv_head, words)
+
+    def base_of(self, entry: b.Expr, kv_head: b.Expr, words: int) -> b.Expr:
+        """The same of an entry of the block tables."""
+        return b.let((self.k["block_tables"][entry] * self.kv_heads + kv_head) * words)
+
+    def key_place(self, key: b.Expr) -> tuple[b.Expr, b.Expr]:
+        """Where this kv head's part of a key's block begins, and the key's place in it."""
+        block = b.let(T.truncdiv(key, self.block))
+        return self.block_base(block, self.pools.key_words), b.let(key - block * self.block)
+
+    def read_value_scales(self, key0: b.Expr, vector0: b.Expr, vector1: b.Expr) -> None:
+        """Those of the partition that starts at key0, some vectors of keys."""
+        with T.serial(vector0, vector1) as v:
+            key = b.let(key0 + v * b.WIDTH)
+            block = b.let(T.truncdiv(key, self.block))
+            at = self.block_base(block, self.pools.value_words) + self.pools.value_scales + (key - block * self.block)
+            self.value_scales[v] = b.call("load_f32", b.at(self.k["v_pool"], at), b.WIDTH)
+
+    def keep_scores(self, row0: b.Expr, key: b.Expr, offset: b.Expr, scores: b.Vectors, top: b.Vectors, m: int) -> None:
+        """Takes in the scores of the keys of one step: of m rows, `key_vectors` vectors each, from `key` on.
+
+        offset: of that key in its partition."""
+        n = self.key_vectors
+
+        def keep(i: int, j: int, value: b.Expr) -> None:
+            scores[i * n + j] = value
+            top[i] = b.call("larger", scores[i * n + j], top[i])
+            self.scores[T.truncdiv(offset, b.WIDTH) + (i * self.partition // b.WIDTH + j)] = scores[i * n + j]
+
+        seen_by_all = T.And(self.first[row0 + (m - 1)] <= key, key + (n * b.WIDTH - 1) <= self.last[row0])
+        with T.If(seen_by_all):
+            with T.Then():
+                for i in range(m):
+                    for j in range(n):
+                        keep(i, j, scores[i * n + j])
+            with T.Else():
+                for i in range(m):
+                    bounds = self.first[row0 + i], self.last[row0 + i]
+                    for j in range(n):
+                        keep(i, j, b.call("in_range", scores[i * n + j], b.splat(NEVER), key + j * b.WIDTH, *bounds))
+
+    # ---- by what keys and values are made of -----------------------------------------------------------------------
+
+    @abstractmethod
+    def helpers(self, target: Target) -> str:
+        """IR text of the helpers this uses beside those of all kernels."""
+
+    @abstractmethod
+    def allocate(self) -> None:
+        """Memory on the stack."""
+
+    @abstractmethod
+    def prepare_query(self, row: b.Expr, source: b.Expr) -> None:
+        """Keeps the query of a row, which is at `source`, scaled."""
+
+    @abstractmethod
+    def score(self, row0: b.Expr, key0: b.Expr, offset: b.Expr, top: b.Vectors, m: int, *, fetch: bool) -> None:
+        """Scores of the keys key0 + offset … of one step; see `keep_scores`."""
+
+    @abstractmethod
+    def weights_of(self, i: b.Expr, top: b.Expr, vector0: b.Expr, vector1: b.Expr) -> b.Expr:
+        """Scores of row i of the tile become weights; returns their sums by lane."""
+
+    @abstractmethod
+    def weigh(
+        self,
+        row0: b.Expr,
+        span: tuple[b.Expr, b.Expr, b.Expr],
+        columns: list[int],
+        keep: b.Vectors,
+        gain: b.Vectors,
+        m: int,
+        *,
+        fetch: bool,
+    ) -> None:
+        """Σ weight · value over the keys low … high of the partition that starts at key0, in some vectors of a row."""
+
+
+def _groups(total: int, most: int) -> list[list[int]]:
+    """0 … total-1 in the fewest groups of at most `most`."""
+    size = b.ceil_div(total, b.ceil_div(total, most))
+    return [list(range(start, min(start + size, total))) for start in range(0, total, size)]

@@ -1,0 +1,126 @@
+"""The pools of keys and values: block, KV head, place in the block, element; behind a head's numbers of one byte the
+scale of each place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernel_spec import KernelSpecError
+from llmc.compiler.targets.reference.kernels.frame import Array, Cell, Expr, Frame, f32_of_f16, is_nan, let, when
+from llmc.compiler.targets.reference.kernels.functions import nearest
+from llmc.compiler.targets.reference.kernels.padding import VALUES
+from llmc.kv_dtypes import KV_DTYPES, SCALE_BYTES
+
+_SMALLEST = 1e-30  # numbers of a smaller magnitude are as good as zero; the largest number of a dtype over it is finite
+_FLOATS = {"fp8_e4m3": (3, 7), "fp8_e5m2": (2, 15)}
+"""Bits of mantissa, bias of the exponent."""
+
+
+class Pool:
+    """One of the two. width: elements of a place, padding included."""
+
+    def __init__(self, name: str, dtype: str, kv_heads: int, head_dim: int, block: int, width: int) -> None:
+        if dtype not in KV_DTYPES:
+            raise KernelSpecError(f"kv_dtype {dtype!r} is not one of {', '.join(KV_DTYPES)}")
+        self.name, self.dtype, self.largest = name, dtype, KV_DTYPES[dtype].largest
+        self._kv_heads, self._head_dim, self._block, self._width = kv_heads, head_dim, block, width
+        self._part = block * width + (0 if self.largest is None else block * SCALE_BYTES)
+
+    @property
+    def buffer_dtype(self) -> str:
+        """Of `Frame`."""
+        return self.dtype if self.largest is None else "u8"
+
+    def _part_of(self, kv_block: Expr, head: Expr) -> Expr:
+        return let((kv_block * self._kv_heads + head) * self._part)
+
+    def row(self, kv_block: Expr, head: Expr, offset: Expr) -> Expr:
+        """Index of the first element of a place."""
+        return let(self._part_of(kv_block, head) + offset * self._width)
+
+    def _scale_at(self, kv_block: Expr, head: Expr, offset: Expr) -> Expr:
+        return let(self._part_of(kv_block, head) + self._block * self._width + offset * SCALE_BYTES)
+
+    def number(self, k: Frame, index: Expr) -> Expr:
+        """An element, before it is multiplied by its scale."""
+        if self.largest is None:
+            return k.load(self.name, index)
+        byte = let(T.Cast("int32", k.raw(self.name, index)))
+        if self.dtype == "int8":
+            return T.Cast("float32", byte - 128)
+        if self.dtype == "fp8_e5m2":
+            return f32_of_f16(T.shift_left(byte, T.int32(8)))
+        magnitude = T.reinterpret("float32", T.shift_left(T.bitwise_and(byte, T.int32(0x7F)), T.int32(20)))
+        value = let(magnitude * T.float32(2.0**120), "float32")
+        return T.Select(byte >= 128, -value, value)
+
+    def scale(self, k: Frame, kv_block: Expr, head: Expr, offset: Expr) -> Expr:
+        """What the numbers of a place are multiplied by."""
+        if self.largest is None:
+            return T.float32(1.0)
+        at, bits = self._scale_at(kv_block, head, offset), T.int32(0)
+        for byte in range(SCALE_BYTES):
+            bits = T.bitwise_or(bits, T.shift_left(T.Cast("int32", k.raw(self.name, at + byte)), T.int32(8 * byte)))
+        return let(T.reinterpret("float32", let(bits)), "float32")
+
+    def write(
+        self, k: Frame, kv_block: Expr, head: Expr, offset: Expr, value: Callable[[Expr], Expr], stated: Expr | None
+    ) -> None:
+        """The elements of a place. stated: its scale, None: the largest magnitude over the largest number."""
+        row = self.row(kv_block, head, offset)
+        if self.largest is None:
+            with T.serial(self._head_dim) as i:
+                k.store(self.name, value(i), row + i)
+            return
+        largest, widest = T.float32(self.largest), Cell(T.float32(0.0))
+        values = Array(self._head_dim)
+        with T.serial(self._head_dim) as i:
+            values[i] = value(i)
+            magnitude = let(T.abs(values[i]), "float32")
+            with when(T.Or(magnitude > widest.get(), is_nan(magnitude))):
+                widest.set(magnitude)
+        inverse = let(largest / T.max(widest.get(), T.float32(_SMALLEST)), "float32")
+        with T.serial(self._head_dim) as i:
+            number = let(values[i] * inverse if stated is None else values[i] / stated, "float32")
+            k.put_raw(self.name, T.Cast("uint8", self._stored(number)), row + i)
+        scale = widest.get() / largest
+        if stated is not None:
+            # What is infinite or not a number is told by the scale alone.
+            infinite = let(T.reinterpret("int32", widest.get())) >= T.int32(0x7F800000)
+            scale = T.Select(infinite, widest.get() * T.float32(0.0), stated)
+        bits, at = let(T.reinterpret("int32", let(scale, "float32"))), self._scale_at(kv_block, head, offset)
+        for byte in range(SCALE_BYTES):
+            taken = T.bitwise_and(T.shift_right(bits, T.int32(8 * byte)), T.int32(255))
+            k.put_raw(self.name, T.Cast("uint8", taken), at + byte)
+
+    def _stored(self, number: Expr) -> Expr:
+        """The byte of a number, rounded to nearest, ties to even, and saturating."""
+        largest = float(self.largest or 0)
+        if self.dtype == "int8":
+            whole = nearest(T.max(T.min(number, T.float32(largest)), T.float32(-largest)))
+            return let(T.Cast("int32", T.Select(is_nan(whole), T.float32(0.0), whole))) + 128
+        mantissa, bias = _FLOATS[self.dtype]
+        shift, normal = 23 - mantissa, 2.0 ** (1 - bias)
+        bits = let(T.reinterpret("int32", number))
+        given = let(T.bitwise_and(bits, T.int32(0x7FFFFFFF)))
+        most = let(T.reinterpret("int32", T.float32(largest)))
+        magnitude = let(T.min(given, most))
+        odd = T.bitwise_and(T.shift_right(magnitude, T.int32(shift)), T.int32(1))
+        half = T.int32((1 << (shift - 1)) - 1)
+        rounded = T.shift_right(magnitude + (odd + half), T.int32(shift)) - T.int32((127 - bias) << mantissa)
+        # Below `normal` all floats are multiples of one unit, which a sum with this keeps and nothing finer.
+        rounder = T.float32(normal / 2.0**mantissa * 2.0**23)
+        low = T.reinterpret("int32", T.reinterpret("float32", magnitude) + rounder) - T.reinterpret("int32", rounder)
+        small = T.reinterpret("float32", magnitude) < T.float32(normal)
+        sign = T.bitwise_and(T.shift_right(bits, T.int32(24)), T.int32(0x80))
+        return T.bitwise_or(let(T.Select(small, low, rounded)), sign)
+
+
+def key_pool(dtype: str, kv_heads: int, head_dim: int, block: int) -> Pool:
+    return Pool("k_pool", dtype, kv_heads, head_dim, block, head_dim)
+
+
+def value_pool(dtype: str, kv_heads: int, head_dim: int, block: int) -> Pool:
+    return Pool("v_pool", dtype, kv_heads, head_dim, block, -(-head_dim // VALUES) * VALUES)
