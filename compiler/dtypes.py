@@ -35,11 +35,14 @@ def _dtype(name: str, long_name: str) -> Dtype:
 
 F32 = _dtype("f32", "float32")
 BF16 = _dtype("bf16", "bfloat16")
+F16 = _dtype("f16", "float16")
 U8 = _dtype("u8", "uint8")
 I32 = _dtype("i32", "int32")
 
-DTYPES = {dtype.name: dtype for dtype in (F32, BF16, U8, I32)}
+DTYPES = {dtype.name: dtype for dtype in (F32, BF16, F16, U8, I32)}
 BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
-FLOATS = {dtype.name: dtype for dtype in (F32, BF16)}
-"""What activations, the KV cache and weights that are not quantized may be."""
+FLOATS = {dtype.name: dtype for dtype in (F32, BF16, F16)}
+"""What activations and weights that are not quantized may be."""
+HALVES = tuple(name for name, dtype in FLOATS.items() if dtype.per_word == 2)
+"""Floats of 16 bits: widened to float32 in registers, rounded to the nearest, ties to even, where they are stored."""
 FLOATS_BY_LONG_NAME = {dtype.long_name: dtype for dtype in FLOATS.values()}

@@ -36,7 +36,7 @@ def linear_spec(dtype: str, **params: Param) -> KernelSpec:
 
 
 def linear_quant_spec(act_dtype: str, format: WeightFormat, **params: Param) -> KernelSpec:
-    """As `linear_spec`, of a weight stored in `format`. act_dtype: f32, bf16 or i8."""
+    """As `linear_spec`, of a weight stored in `format`. act_dtype: f32, bf16, f16 or i8."""
     given: dict[str, Param] = {"bias": False, "residual": False, "rows": 0, "gated": "", **params}
     return KernelSpec.of("linear", "linear_quant", act_dtype=act_dtype, **format.kernel_params(), **given)
 

@@ -22,6 +22,7 @@ from support.kernel_harness import Guarded
 
 _DEFINITION = re.compile(r"^define linkonce_odr hidden (.+?) @llmc_(\w+)\((.*?)\) #0", re.MULTILINE)
 _VECTORS = {"<16 x float>": "float32", "<16 x i32>": "int32", "<16 x i16>": "int16"}
+_SCALARS = {"i32": "int32", "float": "float32"}
 _folder = tempfile.TemporaryDirectory(prefix="llmc-helpers-")
 
 
@@ -37,7 +38,7 @@ def _kernel(text: str, name: str) -> Any:
     """Buffers a0, a1, … hold the arguments, r takes the result."""
     result, args = signatures(text)[name]
     buffers = [(f"a{i}", _VECTORS.get(kind, "int32")) for i, kind in enumerate(args)]
-    kernel = b.Kernel(f"probe_{name}", [*buffers, ("r", _VECTORS.get(result, "int32"))], text)
+    kernel = b.Kernel(f"probe_{name}", [*buffers, ("r", {**_VECTORS, **_SCALARS}[result])], text)
     with kernel as k:
         given = []
         for i, kind in enumerate(args):
@@ -48,7 +49,7 @@ def _kernel(text: str, name: str) -> Any:
             value = T.call_extern(f"{_VECTORS[result]}x16", f"llmc_{name}", *given)
             b.store(k["r"], value, T.ramp(0, 1, b.WIDTH))
         else:
-            b.store(k["r"], T.call_extern("int32", f"llmc_{name}", *given), 0)
+            b.store(k["r"], T.call_extern(_SCALARS[result], f"llmc_{name}", *given), 0)
     return kernel.function()
 
 
@@ -70,7 +71,7 @@ def call(text: str, name: str, target: Target, *args: NDArray[Any] | int) -> NDA
     arrays = [np.array([arg], np.int32) if isinstance(arg, int) else arg for arg in args]
     for array, kind in zip(arrays, kinds, strict=True):
         assert kind not in _VECTORS or (array.shape, array.dtype) == ((16,), np.dtype(_VECTORS[kind]))
-    buffers = [Guarded(array) for array in (*arrays, np.zeros(16, _VECTORS.get(result, "int32")))]
+    buffers = [Guarded(array) for array in (*arrays, np.zeros(16, {**_VECTORS, **_SCALARS}[result]))]
     pointers = [ctypes.c_void_p(buffer.address) for buffer in buffers]
     _compiled(text, name, target)(*pointers, (ctypes.c_int64 * 8)(), ctypes.c_int32(0), ctypes.c_int32(1))
     for array, buffer in zip(arrays, buffers, strict=False):

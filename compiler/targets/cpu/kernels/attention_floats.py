@@ -11,7 +11,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.attention_walk import Attention
-from llmc.compiler.targets.cpu.kernels.ir import bf16, f16, fp8, kv_numbers
+from llmc.compiler.targets.cpu.kernels.ir import bf16, fp8, kv_numbers
 from llmc.compiler.targets.cpu.target import Target
 
 _PARTS = {
@@ -37,8 +37,6 @@ class FloatAttention(Attention):
 
     def helpers(self, target: Target) -> str:
         match self.kv:
-            case "f16":
-                return f16.halves()
             case "fp8_e4m3":
                 return fp8.elements()
             case "fp8_e5m2":

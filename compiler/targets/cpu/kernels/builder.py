@@ -10,6 +10,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from llmc.compiler.dtypes import FLOATS, HALVES
 from llmc.compiler.kernel_spec import KernelSpecError
 from llmc.compiler.targets.cpu.kernels.ir import stores, vector
 from llmc.compiler.targets.cpu.target import Target
@@ -18,8 +19,10 @@ Expr = Any
 _LINE_BYTES = 64
 WIDTH = 16  # float32 values of one vector, on every target
 _UNBOUNDED = 1 << 30  # shapes of whole buffers are not known to a kernel; nothing is derived from this
-LANES = {"f32": 1, "bf16": 2}  # elements of one packed word
-TIR_DTYPE = {"f32": "float32", "bf16": "uint16", "i32": "int32"}
+LANES = {name: dtype.per_word for name, dtype in FLOATS.items()}  # elements of one packed word
+TIR_DTYPE = {"f32": "float32", **dict.fromkeys(HALVES, "uint16"), "i32": "int32"}
+
+HALF = ("low", "high")
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -33,7 +36,7 @@ def lanes_of(dtype: str) -> int:
 
 
 def word_dtype(dtype: str) -> str:
-    """TIR dtype of one word of a packed tensor: one float32 or two bf16."""
+    """TIR dtype of one word of a packed tensor: one float32 or two of 16 bits."""
     return "float32" if lanes_of(dtype) == 1 else "int32"
 
 
@@ -45,6 +48,21 @@ def call(name: str, *args: Expr) -> Expr:
 def do(name: str, *args: Expr) -> None:
     """A helper called for its effect."""
     T.evaluate(T.call_extern("int32", f"llmc_{name}", *args))
+
+
+def half_of(dtype: str, word: Expr, which: int) -> Expr:
+    """The float in half `which` of a word, 0 the low one."""
+    return T.call_extern("float32", f"llmc_{dtype}_{HALF[which]}_one", word)
+
+
+def half_in_all(dtype: str, word: Expr, which: int) -> Expr:
+    """The same in every lane."""
+    return call(f"{dtype}_{HALF[which]}_all", word)
+
+
+def halves_of(dtype: str, words: Expr, which: int) -> Expr:
+    """16 floats: half `which` of as many words."""
+    return call(f"{dtype}_{HALF[which]}", words)
 
 
 def splat(value: Expr) -> Expr:

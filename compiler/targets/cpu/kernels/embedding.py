@@ -33,13 +33,11 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                     if lanes == 1:
                         b.store(out, value, row * dim + word)
                     else:
-                        low = T.reinterpret("float32", T.shift_left(value, 16))
-                        high = T.reinterpret("float32", T.bitwise_and(value, T.int32(-65536)))
-                        b.store(out, low, row * dim + word * 2)
-                        b.store(out, high, row * dim + word * 2 + 1)
+                        for half in range(lanes):
+                            b.store(out, b.half_of(dtype, value, half), row * dim + word * 2 + half)
                 if dim % lanes:
                     last = weight[base + (words - 1) * columns]
-                    b.store(out, T.reinterpret("float32", T.shift_left(last, 16)), row * dim + dim - 1)
+                    b.store(out, b.half_of(dtype, last, 0), row * dim + dim - 1)
             else:
                 full, tail = dim // b.WIDTH, dim % b.WIDTH
                 with T.serial(full) as step:

@@ -16,6 +16,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from llmc.compiler.dtypes import HALVES
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import elementary, vector
@@ -23,12 +24,12 @@ from llmc.compiler.targets.cpu.target import Target
 
 _BLOCK = 256  # columns of one unit of work, so that one row feeds several tasks
 _TIR = {**b.TIR_DTYPE, "bool": "uint8"}
-_VECTOR = {"f32": "float32", "bf16": "float32", "i32": "int32", "bool": "int32"}
+_VECTOR = {**dict.fromkeys(b.LANES, "float32"), "i32": "int32", "bool": "int32"}
 _IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
 _COMBINE = {"sum": "add", "max": "maximum", "min": "minimum"}
 _FOLD = {"sum": "sum_lanes", "max": "maximum_lanes", "min": "minimum_lanes"}
 _INTRINSICS = tuple(name for name, _ in elementary.UNARY_INTRINSICS)
-_UNARY = ("exp", "tanh", "erf", "log", "sigmoid", "sqrt", "to_bf16", *_INTRINSICS)
+_UNARY = ("exp", "tanh", "erf", "log", "sigmoid", "sqrt", *(f"to_{dtype}" for dtype in HALVES), *_INTRINSICS)
 _BINARY = ("add", "sub", "mul", "div", "max", "min")
 # Where the helpers of llmc ops, which know their arguments, are not torch's functions for every float.
 _HELPERS = {"exp": "exp_any", "max": "maximum", "min": "minimum"}
@@ -210,8 +211,8 @@ class _Emitter:
             value = buffer[self._position(source, T.max(T.min(offset, size - 1), 0) if guarded else offset)]
             if dtype == "bool":
                 return T.Cast("int32", value)
-            if dtype == "bf16":
-                return T.reinterpret("float32", T.shift_left(T.Cast("int32", value), T.int32(16)))
+            if dtype in HALVES:
+                return b.half_of(dtype, T.Cast("int32", value), 0)
             return value
 
         if index.step == 0:

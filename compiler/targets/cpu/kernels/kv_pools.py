@@ -8,7 +8,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels.ir import f16, kv_numbers, kv_stores
+from llmc.compiler.targets.cpu.kernels.ir import kv_numbers, kv_stores
 from llmc.kv_dtypes import KV_DTYPES
 
 SMALLEST = 1e-30  # numbers of a smaller magnitude are as good as zero; the largest number of a dtype over it is finite
@@ -106,9 +106,7 @@ class Writer:
         pools, dtype = self._pools, self._pools.dtype
         scatters = [(pools.block, count, start % pools.lanes) for start, count in self._keys]
         stores = kv_stores.stores(dtype, scatters, [count for _, count in self._values])
-        if pools.largest is not None:
-            return kv_numbers.rounding(dtype) + stores
-        return f16.round_f16() + stores if dtype == "f16" else stores
+        return stores if pools.largest is None else kv_numbers.rounding(dtype) + stores
 
     def key(self, pool: b.Expr, base: b.Expr, token: b.Expr) -> Head:
         """The key of a token of the block; base: see `KvPools.keys`."""

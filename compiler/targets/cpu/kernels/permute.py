@@ -37,7 +37,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                 return value if tile == 1 else T.broadcast(value, tile)
 
             def half(element: b.Expr) -> b.Expr:
-                """bf16 bits of column columns[element]."""
+                """The 16 bits of column columns[element]."""
                 column = b.let(columns[element])
                 down = T.shift_left(T.bitwise_and(column, T.int32(1)), T.int32(4))
                 word = x[at(T.shift_right(column, T.int32(1)))]

@@ -125,8 +125,8 @@ def _row_tiles(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                 read = b.Vectors(2, "int32")
                 if lanes == 2:
                     read[0] = x[T.ramp(x0 + step * b.WIDTH, 1, b.WIDTH)]
-                    sixteen = T.broadcast(T.int32(16), b.WIDTH)
-                    return T.shift_left(read[0], sixteen), T.bitwise_and(read[0], T.broadcast(T.int32(-65536), b.WIDTH))
+                    low, high = (b.halves_of(act, read[0], half) for half in range(2))
+                    return T.reinterpret("int32x16", low), T.reinterpret("int32x16", high)
                 for i in range(2):
                     floats = x[T.ramp(x0 + (step * 2 + i) * b.WIDTH, 1, b.WIDTH)]
                     read[i] = T.reinterpret("int32x16", floats)
@@ -184,8 +184,7 @@ def _single_rows(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                         continue
                     word = x[base + (T.truncdiv(index, lanes) + i // lanes) * row_tile]
                     if lanes == 2:
-                        bits = T.shift_left(word, 16) if i % 2 == 0 else T.bitwise_and(word, T.int32(-65536))
-                        word = T.reinterpret("float32", bits)
+                        word = b.half_of(act, word, i % 2)
                     b.store(piece, word, i)
                 rows.keep(b.load_vector(piece, 0), index)
 

@@ -136,6 +136,9 @@ FUNCTIONS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "masked": (lambda t, m: t.masked_fill(m, -1.0), (x(ROWS, 37), x(ROWS, 37, seed=1) > 0)),
     "to_bf16": (lambda t: (t * 0.5).to(torch.bfloat16), (x(ROWS, 37),)),
     "from_bf16": (lambda t: t.float() * 2.0, (x(ROWS, 37).to(torch.bfloat16),)),
+    "to_f16": (lambda t: (t * 5e4).to(torch.float16), (x(ROWS, 37),)),
+    "from_f16": (lambda t: t.float() * 2.0, (x(ROWS, 37).to(torch.float16),)),
+    "by_f16": (lambda t: t.to(torch.float16).float() + 1.0, (x(ROWS, 37, scale=1e-5),)),
 }
 
 
@@ -149,7 +152,7 @@ def test_function_of_rows(target: Target, name: str) -> None:
     found = computed(spec, target, *(arguments[i] for i in order), like=expected)
     exact = function(*(a.double() if a.dtype == torch.float32 else a for a in arguments))
     wanted = exact[:SEEN].float().numpy()
-    if expected.dtype == torch.bfloat16:
+    if expected.dtype in (torch.bfloat16, torch.float16):
         assert (found == expected[:SEEN].float().numpy()).all()
     else:
         np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-6 * float(np.abs(wanted).max()))
@@ -166,7 +169,7 @@ def with_layouts(spec: KernelSpec, row_tile: int, inputs: bool, outputs: bool) -
 
 
 @on_cpus
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["f32", "bf16", "f16"])
 @pytest.mark.parametrize("width", [64, 38])
 def test_packed_layouts_change_no_bit(target: Target, dtype: torch.dtype, width: int) -> None:
     value = x(ROWS, width).to(dtype)

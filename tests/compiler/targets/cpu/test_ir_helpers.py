@@ -23,10 +23,10 @@ Array = NDArray[Any]
 HERE = targets_here("x86-64-v3", "x86-64-v4", "icelake-server")
 LEVELS = [TARGETS[name] for name in ("x86-64-v3", "x86-64-v4", "icelake-server", "znver4", "sapphirerapids")]
 on_targets = pytest.mark.parametrize("target", HERE, ids=lambda target: target.name)
-BF16 = np.dtype(ml_dtypes.bfloat16)
+HALVES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16)}
 RNG = np.random.default_rng(7)
 TILES, COUNTS = (1, 2, 8), (1, 5, 16)
-PUTS = tuple((dtype, tile, count) for dtype in ("f32", "bf16") for tile in TILES for count in COUNTS)
+PUTS = tuple((dtype, tile, count) for dtype in ("f32", *HALVES) for tile in TILES for count in COUNTS)
 BYTE_PUTS = tuple((tile, words) for tile in TILES for words in (1, 3, 4))
 
 
@@ -59,20 +59,18 @@ def ints(low: int = -(1 << 31), high: int = 1 << 31) -> NDArray[np.int32]:
     return RNG.integers(low, high, 16).astype(np.int32)
 
 
-def bits_of_bf16(x: Array) -> NDArray[np.int16]:
-    return x.astype(BF16).view(np.int16)
+def bits_of(x: Array, dtype: str) -> NDArray[np.int16]:
+    with np.errstate(over="ignore"):
+        return x.astype(HALVES[dtype]).view(np.int16)
+
+
+def half_of(dtype: str, which: int) -> Callable[[Array], NDArray[np.float32]]:
+    """The low or the high halves of words, as floats."""
+    return lambda words: np.ascontiguousarray(words).view(HALVES[dtype])[which::2].astype(np.float32)
 
 
 def same(found: Array, expected: Any) -> None:
     np.testing.assert_array_equal(found, expected)
-
-
-def low(w: Array) -> NDArray[np.float32]:
-    return (w << 16).view(np.float32)
-
-
-def high(w: Array) -> NDArray[np.float32]:
-    return (w & -65536).view(np.float32)
 
 
 def fused(a: Array, b: Array, c: Array) -> NDArray[np.float32]:
@@ -96,7 +94,50 @@ A, B, C = floats(), floats(), floats()
 EDGES = np.array(
     [0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 0.5, 1.5, 2.5, -2.5, 3e38, -3e38, 1e-30, 7.3, -7.3], np.float32
 )
-EXACT: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
+# Ties and what is beside them, the largest float16 and what rounds to it or beyond, the smallest and its half.
+NARROW_EDGES = np.array(
+    [1 + 2**-11, 1 + 3 * 2**-11, 1 + 2**-11 + 2**-20, 65504, 65519.9, 65520, -65520, 1e9, -np.inf, 2**-14, 2**-24,
+     2**-25, -(2**-25) * 1.5, 1e-7, 2**-14 - 2**-26, 1 + 2**-8],
+    np.float32,
+)  # fmt: skip
+WORDS_OF_HALVES = ints()
+WORDS_OF_HALVES &= 0x3BFFBBFF  # finite as either dtype
+# Subnormal numbers, the smallest normal one, the largest and infinity of float16.
+F16_EDGES = np.array([0x83FF0001, 0x04008400, 0x7BFFFBFF, 0x7C00FC00] * 4, np.uint32).view(np.int32)
+WORDS = {"bf16": [WORDS_OF_HALVES], "f16": [WORDS_OF_HALVES, F16_EDGES]}
+ROUNDED = [A, floats(1e30), np.where(np.isnan(EDGES), 1, EDGES).astype(np.float32), NARROW_EDGES]
+
+
+def of_one_word(half: Callable[[Array], Array], lanes: int) -> Callable[[int], Array]:
+    return lambda word: half(np.full(lanes, word, np.int32))
+
+
+Cases = dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]]
+
+
+def cases_of(dtype: str) -> Cases:
+    """Of the helpers of a 16-bit float."""
+
+    def widened(bits: Array) -> Any:
+        return bits.view(HALVES[dtype]).astype(np.float32)
+
+    words, rounded = WORDS[dtype], [(x,) for x in ROUNDED]
+    some = [(int(word),) for of_words in words for word in of_words[:4]]
+    found: Cases = {
+        f"round_{dtype}": (lambda x: bits_of(x, dtype), rounded),
+        f"to_{dtype}": (lambda x: widened(bits_of(x, dtype)), rounded),
+        f"widen_{dtype}": (widened, [(of_words.view(np.int16)[:16],) for of_words in words]),
+    }
+    for name, half in (("low", half_of(dtype, 0)), ("high", half_of(dtype, 1))):
+        found |= {
+            f"{dtype}_{name}": (half, [(of_words,) for of_words in words]),
+            f"{dtype}_{name}_one": (of_one_word(half, 1), some),
+            f"{dtype}_{name}_all": (of_one_word(half, 16), some),
+        }
+    return found
+
+
+EXACT: Cases = {
     "mul": (lambda a, b: a * b, [(A, B)]),
     "add": (lambda a, b: a + b, [(A, B)]),
     "sub": (lambda a, b: a - b, [(A, B)]),
@@ -108,9 +149,8 @@ EXACT: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
     "fnma": (lambda a, b, c: fused(-a, b, c), [(A, B, C)]),
     "sum_lanes": (lambda a: tree(a, np.add), [(A,)]),
     "max_lanes": (lambda a: np.full(16, a.max()), [(A,)]),
-    "bf16_low": (low, [(ints(-(1 << 30), 1 << 30),)]),
-    "bf16_high": (high, [(ints(-(1 << 30), 1 << 30),)]),
-    "round_bf16": (bits_of_bf16, [(A,), (floats(1e30),), (np.where(np.isnan(EDGES), 1, EDGES).astype(np.float32),)]),
+    **cases_of("bf16"),
+    **cases_of("f16"),
     "share": (lambda task, total, num: [task * total // num], [(2, 1 << 30, 3), (3, 29, 7), (0, 5, 1)]),
     "in_range": (
         lambda v, other, base, lo, hi: np.where((base + np.arange(16) >= lo) & (base + np.arange(16) <= hi), v, other),
@@ -153,7 +193,6 @@ SMOOTH: dict[str, tuple[Callable[[Array], Array], Array]] = {
     "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), np.linspace(-80, 80, 16)),
 }
 STEPS_OF_LANES: dict[str, Callable[..., Array]] = {
-    "to_bf16": lambda a: a.astype(BF16).astype(np.float32),
     "abs": np.abs,
     "floor": np.floor,
     "ceil": np.ceil,
@@ -192,8 +231,12 @@ def test_masked_loads_and_stores(count: int, target: Target) -> None:
     wanted = np.arange(16) < n
     same(call(text, "load_f32", target, memory, count), np.where(wanted, memory, 0))
     same(call(text, "load_i16", target, halves, count), np.where(wanted, halves, 0))
-    same(call(text, "load_bf16", target, bits_of_bf16(memory), count), np.where(wanted, memory.astype(BF16), 0))
-    for name, value, stored in (("store_f32", A, A), ("store_i16", halves, halves), ("store_bf16", A, bits_of_bf16(A))):
+    stores_of: list[tuple[str, Array, Array]] = [("store_f32", A, A), ("store_i16", halves, halves)]
+    for dtype, numpy in HALVES.items():
+        expected = np.where(wanted, memory.astype(numpy).astype(np.float32), 0)
+        same(call(text, f"load_{dtype}", target, bits_of(memory, dtype), count), expected)
+        stores_of.append((f"store_{dtype}", A, bits_of(A, dtype)))
+    for name, value, stored in stores_of:
         out = np.full(16, 77, stored.dtype)
         call(text, name, target, value, out, count)
         same(out, np.where(wanted, stored, np.array(77, stored.dtype)))
@@ -209,10 +252,10 @@ def test_hints_change_nothing(name: str, target: Target) -> None:
 
 
 def words_of(x: Array, dtype: str) -> NDArray[np.int32]:
-    """Elements as packed words; an odd last bf16 has a zero beside it."""
+    """Elements as packed words; an odd last one of 16 bits has a zero beside it."""
     if dtype == "f32":
         return x.astype(np.float32).view(np.int32)
-    return bits_of_bf16(np.append(x, np.zeros(len(x) % 2, np.float32))).view(np.int32)
+    return bits_of(np.append(x, np.zeros(len(x) % 2, np.float32)), dtype).view(np.int32)
 
 
 @on_targets
@@ -226,10 +269,11 @@ def test_puts(dtype: str, tile: int, count: int, target: Target) -> None:
 
 
 @on_targets
-def test_a_whole_row_tile(target: Target) -> None:
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_whole_row_tile(dtype: str, target: Target) -> None:
     rows, out = [floats() for _ in range(8)], np.zeros(64, np.int32)
-    call(base_text(target), "put_tile_bf16", target, *rows, out)
-    same(out.reshape(8, 8), np.stack([words_of(row, "bf16") for row in rows], axis=1))
+    call(base_text(target), stores.tile_name(dtype), target, *rows, out)
+    same(out.reshape(8, 8), np.stack([words_of(row, dtype) for row in rows], axis=1))
 
 
 # ---- bytes and nibbles ----------------------------------------------------------------------------------------------
@@ -342,8 +386,8 @@ def test_rows_in_the_lanes(target: Target) -> None:
 def test_no_helper_is_forgotten() -> None:
     target = native_target()
     tested = {*EXACT, *BYTES, *CODES, *ROWS, *SMOOTH, *STEPS_OF_LANES, "exp", "exp2", "silu", "store_rows", "put_rows"}
-    tested |= {f"{kind}_{dtype}" for kind in ("load", "store") for dtype in ("f32", "i16", "bf16")}
-    tested |= {"prefetch", "prefetch_l2", "prefetch_write", "forget_memory", "put_tile_bf16"}
+    tested |= {f"{kind}_{dtype}" for kind in ("load", "store") for dtype in ("f32", "i16", *HALVES)}
+    tested |= {"prefetch", "prefetch_l2", "prefetch_write", "forget_memory", *map(stores.tile_name, HALVES)}
     tested |= {stores.put_name(*put) for put in PUTS} | {int8.put_name(*put) for put in BYTE_PUTS}
     texts = base_text(target), int8_text(target), codes_text(target), rows_text(target), elementary_text(target)
     assert {name for text in texts for name in signatures(text)} == tested
@@ -363,6 +407,19 @@ def test_codes_assemble_everywhere(target: Target) -> None:
     found = assembly(codes_text(target), "lookup", target)
     assert ("vblendvps" in found) == (target.lanes == 8)
     assert "vperm" in found
+
+
+@pytest.mark.parametrize("target", LEVELS, ids=lambda target: target.name)
+def test_float16_is_converted_by_instructions(target: Target) -> None:
+    text = base_text(target)
+    for name in ("f16_low", "f16_high", "f16_low_one", "f16_high_all", "load_f16", "widen_f16"):
+        assert "vcvtph2ps" in assembly(text, name, target)
+    for name in ("round_f16", "store_f16", stores.put_name("f16", 2, 16), stores.tile_name("f16")):
+        assert "vcvtps2ph" in assembly(text, name, target)
+    widest = "zmm" if target.lanes == 16 else "ymm"
+    code = assembly(text, "to_f16", target)
+    assert f"%{widest}" in code
+    assert "call" not in code
 
 
 def test_products_of_bf16_assemble_where_there_are_any() -> None:

@@ -28,9 +28,9 @@ pytestmark = pytest.mark.native
 NATIVE = native_target()
 CPUS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3")
 BF16 = np.dtype(ml_dtypes.bfloat16)
-NUMPY = {"f32": np.dtype(np.float32), "bf16": BF16}
+NUMPY = {"f32": np.dtype(np.float32), "bf16": BF16, "f16": np.dtype(np.float16)}
 on_cpus = pytest.mark.parametrize("target", CPUS, ids=lambda t: t.name)
-dtypes = pytest.mark.parametrize("dtype", ["f32", "bf16"])
+dtypes = pytest.mark.parametrize("dtype", list(NUMPY))
 
 
 def random(*shape: int, seed: int = 0, dtype: str = "f32") -> NDArray[Any]:
@@ -60,7 +60,7 @@ def padding_is_zero(packed: NDArray[Any], rows: int, width: int) -> bool:
 def test_packing_round_trip(n: int, k: int, dtype: str) -> None:
     weight = random(n, k, dtype=dtype)
     packed = pack_linear(weight, 48)
-    lanes = 2 if dtype == "bf16" else 1
+    lanes = 1 if dtype == "f32" else 2
     assert packed.shape == (-(-n // 48), -(-k // lanes), 48, lanes)
     assert same_bits(unpack_linear(packed, n, k), weight)
     assert packed[0, 0, 0, 0] == weight[0, 0]
@@ -126,7 +126,8 @@ def test_gather_rows(target: Target, dim: int) -> None:
 
 
 def act_tolerance(dtype: str) -> Tolerance:
-    return {"rtol": 2e-6, "atol": 1e-6} if dtype == "f32" else {"rtol": 2.0**-8, "atol": 1e-6}
+    rounding = {"f32": 2e-6, "bf16": 2.0**-8, "f16": 2.0**-11}
+    return {"rtol": rounding[dtype], "atol": 1e-6}
 
 
 def check_rows(
@@ -214,7 +215,7 @@ def test_gated_linear(target: Target, dtype: str, n: int, k: int, bias: bool) ->
     expected = wide[:, :width] / (1 + np.exp(-wide[:, :width])) * wide[:, width:]
     inputs["w"] = pack_linear(weight, target.panel_columns, 2)
     results: dict[str, NDArray[Any]] = {}
-    for gated, tile in itertools.product(("f32", "bf16"), sorted({1, 2, 4, target.row_tile})):
+    for gated, tile in itertools.product(NUMPY, sorted({1, 2, 4, target.row_tile})):
         spec = linear_spec(n, k, tile, dtype, bias=bias, gated=gated)
         for rows, tasks in ((19, 1), (19, 3), (1, 2), (8, 5), (9, 2)):
             arrays = {**inputs, "x": pack_activation(x, tile), "y": empty_act(rows_most, width, tile, gated)}
@@ -224,7 +225,8 @@ def test_gated_linear(target: Target, dtype: str, n: int, k: int, bias: bool) ->
             first = results.setdefault(gated, y)
             assert same_bits(y[:rows], first[:rows]), f"{gated}, tile {tile}, {rows} rows, {tasks} tasks"
             assert np.isnan(y[rows:].astype(np.float32)).all()
-    assert same_bits(results["bf16"], results["f32"].astype(BF16))
+    for half in ("bf16", "f16"):
+        assert same_bits(results[half], results["f32"].astype(NUMPY[half]))
     np.testing.assert_allclose(results["f32"], expected, rtol=2e-6, atol=1e-30)
 
 
@@ -237,7 +239,7 @@ def test_what_cannot_be_gated_is_refused() -> None:
 @on_cpus
 def test_linear_rows_beyond_one_chunk(target: Target) -> None:
     rows, n, k = 300, 64, 40
-    for dtype in ("f32", "bf16"):
+    for dtype in NUMPY:
         x, weight = random(rows, k, dtype=dtype), random(n, k, seed=1, dtype=dtype)
         results = []
         for tile, tasks in ((1, 1), (target.row_tile, 1), (target.row_tile, 3)):
@@ -251,6 +253,29 @@ def test_linear_rows_beyond_one_chunk(target: Target) -> None:
         assert same_bits(results[0], results[1])
         assert same_bits(results[0], results[2])
         np.testing.assert_allclose(results[0], x.astype(np.float64) @ weight.astype(np.float64).T, rtol=1e-5, atol=1e-4)
+
+
+@on_cpus
+def test_float16_beyond_its_range_is_infinite(target: Target) -> None:
+    """As IEEE and torch have it: 65519 still rounds to 65504, 65520 does not; nothing is cut off at the largest."""
+    factor = np.array([65519, 65520, -1e9, 2.0**-25, 3e38, 65504] + [0.0] * 10, np.float32)
+    spec = KernelSpec.of("norm", "rms_norm", dim=16, eps=0.0, row_tile=1, act_dtype="f16", rows=0)
+    arrays = {"x": np.ones((1, 16), np.float32), "weight": factor, "out": empty_act(1, 16, 1, "f16")}
+    out = unpack_activation(run(spec, target, arrays, written=("out",), scalars={0: 1})["out"], 1, 16)[0]
+    assert list(out[:6]) == [65504, np.inf, -np.inf, 0, np.inf, 65504]
+    assert not out[6:].any()
+
+
+@pytest.mark.parametrize("target", [TARGETS["x86-64-v3"], TARGETS["x86-64-v4"], TARGETS["sapphirerapids"]])
+def test_float16_layers_convert_by_instructions(target: Target) -> None:
+    """Weights and activations become float32 in registers as wide as the level's; there are no products of float16."""
+    for tile in (1, target.row_tile):
+        code = llvm_text(build_kernel(linear_spec(96, 64, tile, "f16", gated="f16"), target), target, "asm")
+        assert "vcvtph2ps" in code
+        assert "vcvtps2ph" in code
+        assert "vfmadd" in code
+        assert ("%zmm" in code) == (target.lanes == 16)
+        assert not any(word in code for word in ("call", "tdp", "vdpbf16ps", "vfmadd213ph", "vfmadd231ph"))
 
 
 @pytest.mark.parametrize("name", ["cooperlake", "znver4", "znver5"])

@@ -220,7 +220,7 @@ def tolerance_of(target: Target, act: str, kv: str) -> Tolerance:
         return {"rtol": 2.0**-8, "atol": 1e-3}
     if kv == "bf16" and target.bf16_dot:
         return {"rtol": 2.0**-6, "atol": 2.0**-6}
-    return {"rtol": 2e-5, "atol": 3e-6} if act == "f32" else {"rtol": 2.0**-8, "atol": 1e-5}
+    return {"rtol": {"f32": 2e-5, "bf16": 2.0**-8, "f16": 2.0**-11}[act], "atol": 3e-6 if act == "f32" else 1e-5}
 
 
 def check_attention(
@@ -278,6 +278,8 @@ def check_attention(
         (7, 1, 20, "bf16", "fp8_e4m3", 16, 0),
         (4, 2, 64, "f32", "fp8_e4m3", 32, 40),
         (6, 2, 24, "f32", "fp8_e5m2", 32, 0),
+        (14, 2, 64, "f16", "f16", 32, 0),
+        (2, 1, 64, "f16", "bf16", 16, 300),
     ],
 )
 def test_paged_attention(
@@ -300,6 +302,7 @@ def test_paged_attention(
         (4, 2, 16, "bf16", "int8", 16, 1100),
         (4, 2, 16, "f32", "fp8_e4m3", 16, 0),
         (2, 2, 32, "f32", "fp8_e5m2", 48, 1100),
+        (4, 2, 16, "f16", "f16", 16, 0),
     ],
 )
 def test_split_context(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmc.compiler.targets.cpu.kernels.ir import f16, kv_stores, vector
+from llmc.compiler.targets.cpu.kernels.ir import kv_stores, vector
 from llmc.compiler.targets.cpu.target import TARGETS, Target
 from llmc.kv_dtypes import KV_DTYPES
 
@@ -33,7 +33,7 @@ VALUES = (RNG.standard_normal(16) * 3).astype(np.float32)
 
 def text_of(target: Target) -> str:
     stores = [kv_stores.stores(d, [s[1:] for s in SCATTERS if s[0] == d], COUNTS) for d in KV_DTYPES]
-    return vector.helpers(target.mcpu) + f16.round_f16() + f16.halves() + "".join(stores)
+    return vector.helpers(target.mcpu) + "".join(stores)
 
 
 def bits_of(values: Array, dtype: str) -> Array:
@@ -93,6 +93,6 @@ def test_halves(target: Target) -> None:
 def test_all_assemble_everywhere(target: Target) -> None:
     text = text_of(target)
     added = signatures(text).keys() - signatures(vector.helpers(target.mcpu)).keys()
-    assert len(added) == len(SCATTERS) + len(SPREADS) + 3
+    assert len(added) == len(SCATTERS) + len(SPREADS)
     assert "vcvtps2ph" in assembly(text, "round_f16", target)
     assert "vcvtph2ps" in assembly(text, "f16_high", target)

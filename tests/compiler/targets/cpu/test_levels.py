@@ -20,7 +20,16 @@ LADDER = "prefill=[1,3]x[32],decode=[1,3]x[64]"
 
 @pytest.mark.native
 @pytest.mark.parametrize(
-    ("dtype", "quant"), [("f32", None), ("bf16", None), ("bf16", "w8a8"), ("bf16", "w4a8"), ("f32", "w4a16")]
+    ("dtype", "quant"),
+    [
+        ("f32", None),
+        ("bf16", None),
+        ("bf16", "w8a8"),
+        ("bf16", "w4a8"),
+        ("f32", "w4a16"),
+        ("f16", None),
+        ("f16", "w4a16"),
+    ],
 )
 def test_levels_without_bf16_dots_give_the_same_bits(
     dtype: str, quant: str | None, tmp_path: Path, kernel_cache: Path

@@ -44,7 +44,7 @@ W4, W4_32, W4_64Z, W4_ROW = Integers(4, 128), Integers(4, 32), Integers(4, 64, T
 W4_ROWZ = Integers(4, -1, True)
 STEPS, STEPS_32, STEPS_ROW = (Steps(size) for size in (64, 32, -1))
 STEPSZ = Steps(64, True)
-NUMPY = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
+NUMPY = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16)}
 ROWS = 70  # more row tiles than read packed weights
 on_levels = pytest.mark.parametrize("target", LEVELS, ids=lambda t: t.name)
 
@@ -94,6 +94,10 @@ CASES = [
     *((NATIVE, act, format, TINY) for act, format in (("i8", W8), ("f32", W4_32), ("bf16", W4_64Z))),
     *((level, *case, ACROSS) for level in LEVELS[1:] for case in (("i8", W8), ("i8", W4_64Z), ("f32", W4_32))),
     (LEVELS[-1], "bf16", W8, BLOCKS),
+    *((NATIVE, "f16", format, ACROSS) for format in (W8, W4_32, W4_64Z)),
+    *((NATIVE, "f16", format, WIDE) for format in (W8, W4_64Z)),
+    (NATIVE, "f16", W4_64Z, TINY),
+    (LEVELS[-1], "f16", W8, BLOCKS),
     *((NATIVE, "i8", format, BLOCKS) for format in (STEPS_32, STEPS_ROW)),
     *((NATIVE, "i8", format, DEEP) for format in (STEPS, STEPSZ)),
     *((NATIVE, "i8", format, ACROSS) for format in (STEPS_32, STEPSZ)),
@@ -170,7 +174,7 @@ def test_gated_linear_quant(target: Target, act: str, format: WeightFormat, shap
     sums = result("", target.row_tile, ROWS, 1).astype(np.float64)
     expected = sums[:, :width] / (1 + np.exp(-sums[:, :width])) * sums[:, width:]
     # The smallest tile and the largest: those between have the same last step, and loops that are tested above.
-    ways = (("f32", 1), ("f32", target.row_tile), ("bf16", target.row_tile))
+    ways = (("f32", 1), *((gated, target.row_tile) for gated in NUMPY))
     first: dict[str, NDArray[Any]] = {}
     for gated, tile in ways:
         for rows, tasks in ((ROWS, 1), (ROWS, 3), (1, 2), (19, 2)):
@@ -179,19 +183,21 @@ def test_gated_linear_quant(target: Target, act: str, format: WeightFormat, shap
             assert same_bits(y[:rows], first[gated][:rows]), f"{gated}, tile {tile}, {rows} rows, {tasks} tasks"
             assert np.isnan(y[rows:].astype(np.float32)).all()
     np.testing.assert_allclose(first["f32"], expected, rtol=2e-6, atol=1e-30)
-    assert same_bits(first["bf16"], first["f32"].astype(NUMPY["bf16"]))
+    for half in ("bf16", "f16"):
+        assert same_bits(first[half], first["f32"].astype(NUMPY[half]))
 
 
 @on_levels
+@pytest.mark.parametrize("act", ["bf16", "f16"])
 @pytest.mark.parametrize("format", [W8, W4_64Z], ids=name_of)
-def test_more_rows_than_are_widened_at_a_time(target: Target, format: WeightFormat) -> None:
+def test_more_rows_than_are_widened_at_a_time(target: Target, format: WeightFormat, act: str) -> None:
     rows, (n, k) = 300, WIDE
-    weight, x = random(n, k, seed=1), random(rows, k).astype(NUMPY["bf16"])
+    weight, x = random(n, k, seed=1), random(rows, k).astype(NUMPY[act])
     packed = pack_quantized(weight, target.panel_columns, format)
     expected = x.astype(np.float64) @ unpack_quantized(packed, n, k, format).value().T
     results = []
     for tile, tasks in ((1, 1), (target.row_tile, 1), (target.row_tile, 3)):
-        spec = linear_quant_spec(n, k, tile, "bf16", format)
+        spec = linear_quant_spec(n, k, tile, act, format)
         arrays = {"x": pack_activation(x, tile), **packed_tensors(packed)}
         arrays["y"] = np.full((rows, n), np.nan, np.float32)
         results.append(run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"])
@@ -262,7 +268,7 @@ def rows_of(packed: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
 
 
 @on_levels
-@pytest.mark.parametrize("act", ["f32", "bf16"])
+@pytest.mark.parametrize("act", list(NUMPY))
 @pytest.mark.parametrize(
     ("dim", "format"), [(66, W8), (66, W4_32), (172, W4), (7, W8), (200, W8), (304, W4)], ids=name_of
 )

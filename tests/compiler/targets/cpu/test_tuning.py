@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -35,6 +34,7 @@ from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear
 from llmc.compiler.targets.cpu.quant_packing import pack_quantized, pack_quantized_activation, quantize_activation
 from llmc.compiler.targets.cpu.target import TARGETS, Target, enable, native_target, runs_here
 from llmc.machine import num_cores
+from llmc.models.convert import DTYPES
 from llmc.quantize.formats.integers import Integers
 from llmc.quantize.formats.registry import format_of_kernel
 from llmc.quantize.formats.steps import Steps
@@ -61,7 +61,7 @@ def operands(spec: KernelSpec, target: Any) -> dict[str, NDArray[Any]]:
     tile, gated = int(p["row_tile"]), bool(p["gated"])
     y = pack_activation(np.zeros((ROWS, N // 2), np.float32), tile) if gated else np.zeros((ROWS, N), np.float32)
     if spec.op == "linear":
-        dtype = ml_dtypes.bfloat16 if p["act_dtype"] == "bf16" else np.float32
+        dtype = DTYPES[str(p["act_dtype"])]
         parts = [pack_linear(part.astype(dtype), target.panel_columns) for part in np.split(weight, 1 + gated)]
         return {"x": pack_activation(x.astype(dtype), tile), "w": np.concatenate(parts), "y": y}
     format = format_of_kernel(p)
@@ -71,7 +71,7 @@ def operands(spec: KernelSpec, target: Any) -> dict[str, NDArray[Any]]:
         assert sums is not None
         given = pack_quantized_activation(*quantize_activation(x), tile, sums)
     else:
-        given = pack_activation(x.astype(ml_dtypes.bfloat16), tile)
+        given = pack_activation(x.astype(DTYPES[str(p["act_dtype"])]), tile)
     planes = {plane.name: packed[plane.name] for plane in format.planes(K)}
     return {"x": given, "w": packed["numbers"], **planes, "y": y}
 
@@ -84,7 +84,7 @@ def layer(kind: str, tile: int) -> KernelSpec:
 
 
 @pytest.mark.parametrize("target", targets_here("x86-64-v3"), ids=lambda t: t.name)
-@pytest.mark.parametrize("kind", ["f32", "bf16", "i8-w8", "i8-w4", "i8-steps", "bf16-w8", "bf16-w4"])
+@pytest.mark.parametrize("kind", ["f32", "bf16", "f16", "i8-w8", "i8-w4", "i8-steps", "bf16-w8", "bf16-w4", "f16-w4"])
 def test_no_schedule_changes_a_bit(kind: str, target: Any) -> None:
     for tile in (1, 2, target.row_tile):
         spec = layer(kind, tile)

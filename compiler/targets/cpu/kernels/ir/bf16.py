@@ -1,26 +1,8 @@
-"""bfloat16: rounding to it, and products of pairs."""
+"""Products of pairs of bfloat16."""
 
 from __future__ import annotations
 
-from llmc.compiler.targets.cpu.kernels.ir.text import F32, I1, I16, I32, block, define, splat
-
-
-def round_bf16() -> str:
-    """float32 to bfloat16 bits, round to nearest even; a NaN stays a (quiet) NaN."""
-    lines = [
-        f"%b = bitcast {F32} %v to {I32}",
-        f"%t = lshr {I32} %b, {splat(16)}",
-        f"%odd = and {I32} %t, {splat(1)}",
-        f"%bias = add {I32} %odd, {splat(32767)}",
-        f"%sum = add {I32} %b, %bias",
-        f"%up = lshr {I32} %sum, {splat(16)}",
-        f"%isnan = fcmp uno {F32} %v, %v",
-        f"%quiet = or {I32} %t, {splat(64)}",
-        f"%r = select {I1} %isnan, {I32} %quiet, {I32} %up",
-        f"%h = trunc {I32} %r to {I16}",
-        f"ret {I16} %h",
-    ]
-    return define(I16, "round_bf16", f"{F32} %v", block(lines))
+from llmc.compiler.targets.cpu.kernels.ir.text import F32, I32, block, define
 
 
 def dot() -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from llmc.compiler.targets.cpu.kernels.ir.text import F32, FMA, I1, I16, I32, block, define, float_bits, splat
+from llmc.compiler.targets.cpu.kernels.ir.text import F32, FMA, I1, I32, block, define, float_bits, splat
 from llmc.compiler.targets.cpu.kernels.ir.vector import fold
 
 _DECLARATIONS = "".join(f"declare {F32} @llvm.{name}.v16f32({F32})\n" for name in ("fabs", "floor", "ceil"))
@@ -121,18 +121,6 @@ def _intrinsic(name: str, intrinsic: str) -> str:
     return _define(name, [f"%r = call {F32} @llvm.{intrinsic}.v16f32({F32} %v)", f"ret {F32} %r"])
 
 
-def _to_bf16() -> str:
-    """The nearest bfloat16, as float32."""
-    lines = [
-        f"%h = call {I16} @llmc_round_bf16({F32} %v)",
-        f"%w = zext {I16} %h to {I32}",
-        f"%s = shl {I32} %w, {splat(16)}",
-        f"%r = bitcast {I32} %s to {F32}",
-        f"ret {F32} %r",
-    ]
-    return _define("to_bf16", lines)
-
-
 def _exp_any() -> str:
     """exp(x) for any x: inf where it is too large, NaN for NaN; 0 below -87.33."""
     lines = [
@@ -181,7 +169,6 @@ def helpers() -> str:
             _log(),
             _exp_any(),
             _sigmoid(),
-            _to_bf16(),
             *(text(name) for name in ("maximum", "minimum") for text in (_extreme, _extreme_lanes)),
             *(_intrinsic(name, intrinsic) for name, intrinsic in UNARY_INTRINSICS),
         )

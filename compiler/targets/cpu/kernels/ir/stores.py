@@ -11,14 +11,14 @@ def put_name(dtype: str, row_tile: int, count: int) -> str:
 
 
 def put(dtype: str, row_tile: int, count: int) -> str:
-    """Lanes past `count` are ignored; for bf16 an odd last element gets a zero partner."""
+    """Lanes past `count` are ignored; of 16 bits an odd last element gets a zero partner."""
     name = put_name(dtype, row_tile, count)
     words = count if dtype == "f32" else (count + 1) // 2
     lanes = 16 if dtype == "f32" else 8
     kind = "float" if dtype == "f32" else "i32"
     body = ""
-    if dtype == "bf16":
-        body += f"  %h0 = call {I16} @llmc_round_bf16({F32} %v)\n"
+    if dtype != "f32":
+        body += f"  %h0 = call {I16} @llmc_round_{dtype}({F32} %v)\n"
         keep = constant(("true" if lane < count else "false" for lane in range(16)), "i1")
         body += f"  %h = select {I1} {keep}, {I16} %h0, {I16} zeroinitializer\n"
         body += f"  %w = bitcast {I16} %h to <8 x i32>\n"
@@ -33,14 +33,23 @@ def put(dtype: str, row_tile: int, count: int) -> str:
     return define("i32", name, f"{F32} %v, ptr %p", body + "  ret i32 0\n")
 
 
-def put_tile() -> str:
-    """put_tile_bf16 of 16 elements of each of 8 rows, %v0 … %v7: 8 words of 8 rows, a row tile of a packed activation.
+TILE = (8, 16)
+"""Rows, and elements of each, that `put_tile` stores."""
+
+
+def tile_name(dtype: str) -> str:
+    """Helper that stores 16 elements of each of 8 rows as a row tile of a packed activation of 16-bit floats."""
+    return f"put_tile_{dtype}"
+
+
+def put_tile(dtype: str) -> str:
+    """Of rows %v0 … %v7: 8 words of 8 rows.
 
     Two rows a vector, then words of four rows, then of eight.
     """
     lines = []
     for row in range(8):
-        lines.append(f"%h{row} = call {I16} @llmc_round_bf16({F32} %v{row})")
+        lines.append(f"%h{row} = call {I16} @llmc_round_{dtype}({F32} %v{row})")
         lines.append(f"%w{row} = bitcast {I16} %h{row} to <8 x i32>")
     for row in range(0, 8, 2):
         both = f"<8 x i32> %w{row}, <8 x i32> %w{row + 1}"
@@ -56,4 +65,4 @@ def put_tile() -> str:
         lines.append(f"%a{pair} = getelementptr i32, ptr %p, i64 {16 * pair}")
         lines.append(f"store {I32} %r{pair}, ptr %a{pair}, align 4")
     args = ", ".join(f"{F32} %v{row}" for row in range(8))
-    return define("i32", "put_tile_bf16", f"{args}, ptr %p", block([*lines, "ret i32 0"]))
+    return define("i32", tile_name(dtype), f"{args}, ptr %p", block([*lines, "ret i32 0"]))

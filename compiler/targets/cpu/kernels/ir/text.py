@@ -32,6 +32,17 @@ def block(lines: Iterable[str]) -> str:
     return "".join(f"  {line}\n" for line in lines)
 
 
+def broadcast(result: str, kind: str, scalar: str) -> str:
+    """`result` has a scalar in every lane."""
+    vector = f"<16 x {kind}>"
+    return block(
+        [
+            f"{result}.i = insertelement {vector} undef, {kind} {scalar}, i32 0",
+            f"{result} = shufflevector {vector} {result}.i, {vector} undef, {I32} zeroinitializer",
+        ]
+    )
+
+
 def define(result: str, name: str, args: str, body: str) -> str:
     """The function llmc_`name`, which kernels inline."""
     return f"define linkonce_odr hidden {result} @llmc_{name}({args}) #0 {{\n{body}}}\n"

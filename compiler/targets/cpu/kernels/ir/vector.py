@@ -6,22 +6,16 @@ through an arithmetic fence, so the code generator never chooses between fused a
 
 from __future__ import annotations
 
+from llmc.compiler.dtypes import HALVES
 from llmc.compiler.targets.cpu.kernels.ir import bf16, exponentials, stores
-from llmc.compiler.targets.cpu.kernels.ir.text import F32, FMA, I1, I16, I32, constant, define, splat
+from llmc.compiler.targets.cpu.kernels.ir.halves import helpers as half_helpers
+from llmc.compiler.targets.cpu.kernels.ir.text import F32, FMA, I1, I16, I32, broadcast, constant, define, splat
 
 _IOTA = constant(range(16))
 
 
-def _broadcast(result: str, kind: str, scalar: str) -> str:
-    vector = f"<16 x {kind}>"
-    return (
-        f"  {result}.i = insertelement {vector} undef, {kind} {scalar}, i32 0\n"
-        f"  {result} = shufflevector {vector} {result}.i, {vector} undef, {I32} zeroinitializer\n"
-    )
-
-
 def _mask() -> str:
-    return _broadcast("%ns", "i32", "%n") + f"  %m = icmp slt {I32} {_IOTA}, %ns\n"
+    return broadcast("%ns", "i32", "%n") + f"  %m = icmp slt {I32} {_IOTA}, %ns\n"
 
 
 def _load(name: str, kind: str) -> str:
@@ -80,23 +74,13 @@ def fold(name: str, step: str) -> str:
 def _simple() -> str:
     fma = f"  %r = {FMA.format('%a', '%b', '%c')}\n  ret {F32} %r\n"
     neg = f"  %n = fneg {F32} %a\n  %r = {FMA.format('%n', '%b', '%c')}\n  ret {F32} %r\n"
-    low = f"  %s = shl {I32} %w, {splat(16)}\n  %r = bitcast {I32} %s to {F32}\n  ret {F32} %r\n"
-    high = f"  %s = and {I32} %w, {splat(-65536)}\n  %r = bitcast {I32} %s to {F32}\n  ret {F32} %r\n"
-    wide = (
-        f"  %h = call {I16} @llmc_load_i16(ptr %p, i32 %n)\n  %z = zext {I16} %h to {I32}\n"
-        f"  %s = shl {I32} %z, {splat(16)}\n  %r = bitcast {I32} %s to {F32}\n  ret {F32} %r\n"
-    )
-    narrow = (
-        f"  %h = call {I16} @llmc_round_bf16({F32} %v)\n"
-        f"  %r = call i32 @llmc_store_i16({I16} %h, ptr %p, i32 %n)\n  ret i32 0\n"
-    )
     root = f"  %r = call {F32} @llvm.sqrt.v16f32({F32} %a)\n  ret {F32} %r\n"
     larger = f"  %r = call {F32} @llvm.maxnum.v16f32({F32} %a, {F32} %b)\n  ret {F32} %r\n"
     wins = f"  %c = fcmp ogt {F32} %a, %b\n  %r = select {I1} %c, {F32} %a, {F32} %b\n  ret {F32} %r\n"  # b for a NaN
     select = (
-        _broadcast("%bs", "i32", "%base")
-        + _broadcast("%los", "i32", "%lo")
-        + _broadcast("%his", "i32", "%hi")
+        broadcast("%bs", "i32", "%base")
+        + broadcast("%los", "i32", "%lo")
+        + broadcast("%his", "i32", "%hi")
         + f"  %k = add {I32} %bs, {_IOTA}\n  %above = icmp sge {I32} %k, %los\n  %below = icmp sle {I32} %k, %his\n"
         f"  %in = and {I1} %above, %below\n  %r = select {I1} %in, {F32} %v, {F32} %other\n  ret {F32} %r\n"
     )
@@ -116,10 +100,6 @@ def _simple() -> str:
             define("i32", "share", "i32 %task, i32 %total, i32 %num", share),
             define(F32, "fma", f"{F32} %a, {F32} %b, {F32} %c", fma),
             define(F32, "fnma", f"{F32} %a, {F32} %b, {F32} %c", neg),
-            define(F32, "bf16_low", f"{I32} %w", low),
-            define(F32, "bf16_high", f"{I32} %w", high),
-            define(F32, "load_bf16", "ptr %p, i32 %n", wide),
-            define("i32", "store_bf16", f"{F32} %v, ptr %p, i32 %n", narrow),
             define(F32, "sqrt", f"{F32} %a", root),
             define(F32, "max", f"{F32} %a, {F32} %b", larger),
             define(F32, "larger", f"{F32} %a, {F32} %b", wins),
@@ -160,11 +140,11 @@ def helpers(
         fold("max_lanes", f"call {F32} @llvm.maxnum.v16f32({F32} {{a}}, {F32} {{b}})"),
         exponentials.exp(),
         exponentials.exp2(),
-        bf16.round_bf16(),
+        half_helpers(),
         _simple(),
         bf16.dot() if bf16_dot else "",
         *(stores.put(*p) for p in sorted(set(puts))),
-        stores.put_tile() if ("bf16", 8, 16) in puts else "",
+        *(stores.put_tile(dtype) for dtype in HALVES if (dtype, *stores.TILE) in puts),
         f'attributes #0 = {{ alwaysinline nounwind "target-cpu"="{mcpu}" }}\n',
     ]
     return "".join(parts)

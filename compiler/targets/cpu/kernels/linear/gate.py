@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from tvm.script.ir_builder import tirx as T
 
+from llmc.compiler.dtypes import HALVES
 from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.ir import stores
 from llmc.compiler.targets.cpu.kernels.linear.sums import Sums
 
 GATED = ("", *b.LANES)
 """The dtype of the packed activation silu(gate) · up; empty: the layer has no gate."""
-
-_ROWS_AT_ONCE = 8  # of put_tile_bf16
 
 
 class GatedOutput:
@@ -53,11 +53,11 @@ class GatedOutput:
             if meanwhile:
                 meanwhile()
             first = b.let(panel * self.columns + v * b.WIDTH)
-            if self.act == "bf16" and self.row_tile == _ROWS_AT_ONCE:
+            if (self.row_tile, b.WIDTH) == stores.TILE and self.act in HALVES:
                 with T.If(T.And(rows == self.row_tile, first + b.WIDTH <= self.width)):
                     with T.Then():
                         at = (t * b.ceil_div(self.width, 2) + T.truncdiv(first, 2)) * self.row_tile
-                        b.do("put_tile_bf16", *(value(r, v) for r in range(self.row_tile)), b.at(y, at))
+                        b.do(stores.tile_name(self.act), *(value(r, v) for r in range(self.row_tile)), b.at(y, at))
                     with T.Else():
                         row_by_row(v, first)
             else:

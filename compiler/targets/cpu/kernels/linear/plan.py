@@ -21,7 +21,7 @@ from llmc.compiler.targets.cpu.kernels.linear.schedule import Schedule
 FEW_TILES = 4
 """Row tiles that do not pay for unpacking a block."""
 _REGISTERS = {16: 32, 8: 8}  # how many vectors they hold, by lanes of a register
-_WIDE_ROWS = 256  # of bf16 made float32: a block of K of theirs and the sums of a group of panels stay in L2
+_WIDE_ROWS = 256  # of 16 bits made float32: a block of K of theirs and the sums of a group of panels stay in L2
 _WIDE_PANELS = 8  # of a group
 _MAX_ROWS = 1024  # of a chunk: their sums are on the stack
 
@@ -112,7 +112,7 @@ _BLOCK_STEPS = 8  # steps of K in one pass: with 48 columns 24 KiB of weights, h
 
 
 def _expands(p: Problem, micro: MicroKernel) -> bool:
-    """Whether bf16 rows become float32 once for all panels."""
+    """Whether 16-bit rows become float32 once for all panels."""
     return p.lanes == 2 and micro.operand == F32 and p.tile > 1
 
 

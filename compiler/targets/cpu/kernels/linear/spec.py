@@ -51,7 +51,7 @@ def linear_quant_spec(
     rows: int = 0,
     gated: str = "",
 ) -> KernelSpec:
-    """As `linear_spec`, of a weight stored in `format`. act_dtype: f32, bf16 or i8."""
+    """As `linear_spec`, of a weight stored in `format`. act_dtype: f32, bf16, f16 or i8."""
     return KernelSpec.of(
         "linear",
         "linear_quant",

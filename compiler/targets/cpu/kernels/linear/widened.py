@@ -1,4 +1,4 @@
-"""bf16 activations of a block as float32, where no instruction multiplies bf16: made so once for all panels."""
+"""16-bit activations of a block as float32, where no instruction multiplies them: made so once for all panels."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class WideRows:
         wide, vectors = self._memory, b.let(T.truncdiv(count, b.WIDTH))
         with T.serial(vectors) as i:
             read = x[T.ramp(source + i * b.WIDTH, 1, b.WIDTH)]
-            b.store(wide, b.call("bf16_low", read), T.ramp(low + i * b.WIDTH, 1, b.WIDTH))
-            b.store(wide, b.call("bf16_high", read), T.ramp(high + i * b.WIDTH, 1, b.WIDTH))
+            for half, start in enumerate((low, high)):
+                b.store(wide, b.halves_of(self._p.act, read, half), T.ramp(start + i * b.WIDTH, 1, b.WIDTH))
         with T.serial(vectors * b.WIDTH, count) as i:
             value = x[source + i]
-            b.store(wide, T.reinterpret("float32", T.shift_left(value, 16)), low + i)
-            b.store(wide, T.reinterpret("float32", T.bitwise_and(value, T.int32(-65536))), high + i)
+            for half, start in enumerate((low, high)):
+                b.store(wide, b.half_of(self._p.act, value, half), start + i)
 
     def values(self, tile: Tile, local: b.Expr) -> Callable[[int, int], b.Expr]:
         """As `MicroKernel.values`."""

@@ -1,4 +1,4 @@
-"""Floats: a fused multiply-add, in every instruction set. Activations are float32, or bf16 that becomes it."""
+"""Floats: a fused multiply-add, in every instruction set. Activations are float32, or of 16 bits and become it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmc.compiler.targets.cpu.kernels.linear.widened import WideRows
 
 
 class Fma(MicroKernel):
-    """wide: bf16 activations of a block as float32, where they were made so once for all panels."""
+    """wide: 16-bit activations of a block as float32, where they were made so once for all panels."""
 
     operand = F32
 
@@ -34,7 +34,7 @@ class Fma(MicroKernel):
 
         def value(r: int, unit: int) -> b.Expr:
             word = self.x[tile.x0 + (line * p.x_line + unit // p.lanes) * p.tile + r]
-            return b.splat(word) if p.lanes == 1 else b.call(("bf16_low", "bf16_high")[unit % 2], b.splat(word))
+            return b.splat(word) if p.lanes == 1 else b.half_in_all(p.act, word, unit % 2)
 
         return value
 

@@ -10,14 +10,14 @@ from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 from llmc.compiler.targets.cpu.kernels.linear.readers.affine import AffineBytes, AffineCodes, AffineNibbles
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import Reader
 from llmc.compiler.targets.cpu.kernels.linear.readers.codes import Looked
-from llmc.compiler.targets.cpu.kernels.linear.readers.floats import Bfloat16, Float32
+from llmc.compiler.targets.cpu.kernels.linear.readers.floats import Bfloat16, Float32, Halves
 from llmc.compiler.targets.cpu.kernels.linear.readers.fp8 import E4m3
 from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits
 from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import EightBits
 from llmc.compiler.targets.cpu.kernels.linear.readers.steps import Stepped
 
 KIND = "cpu"
-FLOATS: dict[str, type[Reader]] = {"f32": Float32, "bf16": Bfloat16}
+FLOATS: dict[str, type[Reader]] = {"f32": Float32, "bf16": Bfloat16, "f16": Halves}
 _INTEGERS: dict[int, type[Reader]] = {8: EightBits, 4: FourBits}
 _AFFINE: dict[int, type[Reader]] = {8: AffineBytes, 4: AffineNibbles}
 FORMATS: dict[str, Callable[[Any], type[Reader] | None]] = {

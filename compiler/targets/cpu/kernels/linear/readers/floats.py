@@ -1,4 +1,4 @@
-"""Weights of floats: a line is a word of K, one float32 or two bf16."""
+"""Weights of floats: a line is a word of K, one float32 or two of 16 bits."""
 
 from __future__ import annotations
 
@@ -16,8 +16,17 @@ class Float32(Reader):
         return word
 
 
-class Bfloat16(Reader):
+class Halves(Reader):
+    """Floats of 16 bits."""
+
+    units_of: ClassVar = {F32: 2}
+
+    def operand_of(self, word: b.Expr, unit: int, of_group: OfGroup | None, v: int) -> b.Expr:
+        return b.halves_of(self.p.kind, word, unit)
+
+
+class Bfloat16(Halves):
     units_of: ClassVar = {BF16X2: 1, F32: 2}
 
     def operand_of(self, word: b.Expr, unit: int, of_group: OfGroup | None, v: int) -> b.Expr:
-        return word if self.operand == BF16X2 else b.call(("bf16_low", "bf16_high")[unit], word)
+        return word if self.operand == BF16X2 else super().operand_of(word, unit, of_group, v)
