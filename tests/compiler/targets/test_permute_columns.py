@@ -22,7 +22,7 @@ from support.new_family import targets_here
 
 pytestmark = pytest.mark.native
 ROWS = 19
-DTYPES = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
+DTYPES = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16)}
 TARGETS = [(name, 1) for name in targets_here() if name.startswith("reference")]
 TARGETS += [(cpu.name, tile) for cpu in cpus_here("x86-64-v4", "x86-64-v3") for tile in (1, 2, cpu.row_tile)]
 

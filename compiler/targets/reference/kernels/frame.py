@@ -10,22 +10,15 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.dtypes import FLOATS
+from llmc.compiler.dtypes import BF16, F16, FLOATS, HALVES
 
 Expr = Any
 _UNBOUNDED = 1 << 30  # shapes of whole buffers are not known to a kernel; nothing is derived from this
 NUM_TOKENS, BLOCK_TABLE_STRIDE = 0, 3
 TIR_DTYPE = {
-    "f32": "float32",
-    "bf16": "uint16",
-    "f16": "uint16",
-    "i8": "int32",
-    "i32": "int32",
-    "u8": "uint8",
-    "bool": "uint8",
-}
-"""How a buffer of each dtype is declared: bfloat16 and half precision as their bits, int8 activations as the
-words of their rows."""
+    "f32": "float32", **dict.fromkeys(HALVES, "uint16"), "i8": "int32", "i32": "int32", "u8": "uint8", "bool": "uint8",
+}  # fmt: skip
+"""How a buffer of each dtype is declared: 16-bit floats as their bits, int8 activations as the words of their rows."""
 
 
 class Cell:
@@ -71,11 +64,11 @@ def is_nan(value: Expr) -> Expr:
     return T.bitwise_and(T.reinterpret("int32", value), T.int32(0x7FFFFFFF)) > T.int32(0x7F800000)
 
 
-def f32_of_bf16(bits: Expr) -> Expr:
+def _f32_of_bf16(bits: Expr) -> Expr:
     return T.reinterpret("float32", T.shift_left(T.Cast("int32", bits), T.int32(16)))
 
 
-def bf16_of_f32(value: Expr) -> Expr:
+def _bf16_of_f32(value: Expr) -> Expr:
     """The bits of the nearest bfloat16, ties to even; what is not a number stays so."""
     bits = let(T.reinterpret("int32", value))
     odd = T.bitwise_and(T.shift_right(bits, T.int32(16)), T.int32(1))
@@ -85,34 +78,48 @@ def bf16_of_f32(value: Expr) -> Expr:
     return T.Cast("uint16", T.Select(magnitude > T.int32(0x7F800000), nan, rounded))
 
 
-def f32_of_f16(bits: Expr) -> Expr:
-    """Without the CPU's conversion, which not every machine has."""
-    word = let(T.Cast("int32", bits))
-    magnitude = let(T.shift_left(T.bitwise_and(word, T.int32(0x7FFF)), T.int32(13)))
-    finite = T.reinterpret("float32", magnitude) * T.float32(2.0**112)
-    special = T.reinterpret("float32", T.bitwise_or(magnitude, T.int32(0x7F800000)))
-    value = let(T.Select(magnitude >= T.int32(0x0F800000), special, finite), "float32")
-    sign = T.shift_left(T.bitwise_and(word, T.int32(0x8000)), T.int32(16))
-    return T.reinterpret("float32", T.bitwise_or(T.reinterpret("int32", value), sign))
+def _f32_of_f16(bits: Expr) -> Expr:
+    """By integers: not every machine of the target has instructions for float16."""
+    half = let(T.Cast("int32", bits))
+    magnitude = let(T.bitwise_and(half, T.int32(0x7FFF)))
+    shifted = T.shift_left(magnitude, T.int32(13))
+    normal = shifted + T.int32((127 - 15) << 23)
+    # Infinity and what is not a number have the largest exponent there, too.
+    special = T.bitwise_or(shifted, T.Select(magnitude > T.int32(0x7C00), T.int32(0x7FC00000), T.int32(0x7F800000)))
+    subnormal = T.reinterpret("int32", T.Cast("float32", magnitude) * T.float32(2.0**-24))
+    found = T.Select(magnitude >= T.int32(0x7C00), special, T.Select(magnitude < T.int32(0x400), subnormal, normal))
+    sign = T.shift_left(T.bitwise_and(half, T.int32(0x8000)), T.int32(16))
+    return T.reinterpret("float32", T.bitwise_or(found, sign))
 
 
-def f16_of_f32(value: Expr) -> Expr:
-    """The bits of the nearest half, ties to even; what is too large becomes infinite, what is not a number stays so."""
+def _f16_of_f32(value: Expr) -> Expr:
+    """The bits of the nearest float16, ties to even; infinite beyond 65504; what is not a number stays so."""
     bits = let(T.reinterpret("int32", value))
     magnitude = let(T.bitwise_and(bits, T.int32(0x7FFFFFFF)))
     odd = T.bitwise_and(T.shift_right(magnitude, T.int32(13)), T.int32(1))
-    normal = T.shift_right(magnitude + (odd + T.int32(0xFFF)), T.int32(13)) - T.int32(112 << 10)
-    # Numbers below 2⁻¹⁴ are multiples of 2⁻²⁴, which is the unit of the last place of 0.5.
-    small = T.reinterpret("int32", T.reinterpret("float32", magnitude) + T.float32(0.5)) - T.int32(0x3F000000)
-    finite = T.Select(magnitude < T.int32(0x38800000), small, normal)
-    large = T.Select(magnitude > T.int32(0x7F800000), T.int32(0x7E00), T.int32(0x7C00))
-    rounded = let(T.Select(magnitude >= T.int32(0x477FF000), large, finite))
+    normal = T.shift_right(magnitude - T.int32((127 - 15) << 23) + (odd + T.int32(0xFFF)), T.int32(13))
+    # A sum with 0.5 has the bits of a subnormal number at its end, rounded.
+    subnormal = T.reinterpret("int32", T.reinterpret("float32", magnitude) + T.float32(0.5)) - T.int32(0x3F000000)
+    nan = T.bitwise_or(T.bitwise_and(T.shift_right(magnitude, T.int32(13)), T.int32(0x3FF)), T.int32(0x7E00))
+    found = T.Select(magnitude < T.int32(0x38800000), subnormal, normal)
+    found = T.Select(magnitude >= T.int32(0x47800000), T.int32(0x7C00), found)
+    found = T.Select(magnitude > T.int32(0x7F800000), nan, found)
     sign = T.bitwise_and(T.shift_right(bits, T.int32(16)), T.int32(0x8000))
-    return T.Cast("uint16", T.bitwise_or(rounded, sign))
+    return T.Cast("uint16", T.bitwise_or(found, sign))
 
 
-_TO_F32 = {"bf16": f32_of_bf16, "f16": f32_of_f16}
-_OF_F32 = {"bf16": bf16_of_f32, "f16": f16_of_f32}
+_WIDENED = {BF16.name: _f32_of_bf16, F16.name: _f32_of_f16}
+_ROUNDED = {BF16.name: _bf16_of_f32, F16.name: _f16_of_f32}
+
+
+def widened(dtype: str, stored: Expr) -> Expr:
+    """The float32 of a float as it is stored."""
+    return _WIDENED[dtype](stored) if dtype in _WIDENED else stored
+
+
+def rounded(dtype: str, value: Expr) -> Expr:
+    """A float32 as it is stored in `dtype`."""
+    return _ROUNDED[dtype](value) if dtype in _ROUNDED else value
 
 
 def row_width(width: int, dtype: str) -> int:
@@ -173,10 +180,8 @@ class Frame:
 
     def load(self, name: str, index: Expr) -> Expr:
         """A float of a buffer, as float32."""
-        value, widen = self.raw(name, index), _TO_F32.get(self._dtypes[name])
-        return value if widen is None else widen(value)
+        return widened(self._dtypes[name], self.raw(name, index))
 
     def store(self, name: str, value: Expr, index: Expr) -> None:
         """Rounds a float32 to the buffer's dtype."""
-        narrow = _OF_F32.get(self._dtypes[name])
-        self.put_raw(name, value if narrow is None else narrow(value), index)
+        self.put_raw(name, rounded(self._dtypes[name], value), index)

@@ -11,6 +11,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from llmc.compiler.dtypes import HALVES
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.reference.kernels import functions
 from llmc.compiler.targets.reference.kernels.frame import (
@@ -18,13 +19,18 @@ from llmc.compiler.targets.reference.kernels.frame import (
     Cell,
     Expr,
     Frame,
-    bf16_of_f32,
-    f32_of_bf16,
     is_nan,
     let,
+    rounded,
     row_width,
     when,
+    widened,
 )
+
+
+def _rounder(dtype: str) -> Callable[[Expr], Expr]:
+    return lambda x: widened(dtype, rounded(dtype, x))
+
 
 _IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
 _FLOAT: dict[str, Callable[..., Expr]] = {
@@ -45,7 +51,7 @@ _FLOAT: dict[str, Callable[..., Expr]] = {
     "floor": functions.floor,
     "ceil": functions.ceil,
     "round": functions.nearest,
-    "to_bf16": lambda x: f32_of_bf16(bf16_of_f32(x)),
+    **{f"to_{dtype}": _rounder(dtype) for dtype in HALVES},
 }
 _COMPARE: dict[str, Callable[[Expr, Expr], Expr]] = {
     "lt": lambda x, y: x < y,

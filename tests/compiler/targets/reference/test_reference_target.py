@@ -22,11 +22,12 @@ from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.ops.registry import OPS
 from llmc.compiler.pipeline import compile_model
 from llmc.compiler.targets.elf.codegen import compile_object
-from llmc.compiler.targets.reference.backend import named
+from llmc.compiler.targets.reference.backend import _MACHINES, named, names
 from llmc.compiler.targets.reference.kernels import functions
 from llmc.compiler.targets.reference.kernels.frame import Frame
 from llmc.compiler.targets.reference.kernels.registry import KERNELS
 from llmc.models import registry
+from llmc.models.convert import DTYPES
 from llmc.runtime.binding import Artifact
 from llmc.runtime.graphs_file import read_graphs
 
@@ -44,28 +45,31 @@ pytestmark = pytest.mark.skipif(not HERE, reason="the reference target's code is
 
 
 @pytest.mark.parametrize("name", list(FAMILIES))
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_every_family_matches_transformers(name: str, dtype: str, tmp_path: Path, kernel_cache: Path) -> None:
     kind, overrides = FAMILIES[name]
     model = make_tiny_model(tmp_path / "model", kind, **overrides)
     artifact = compile_tiny(model, tmp_path / "out", kernel_cache, buckets=LADDER, dtype=dtype, target="reference")
     tokens = random_tokens(artifact.info.vocab_size, 48)
+    expected = reference_logits(model, tokens)
     if dtype == "f32":
-        check_every_bucket(artifact, tokens, reference_logits(model, tokens))
+        check_every_bucket(artifact, tokens, expected)
     else:
-        check_every_bucket(artifact, tokens, reference_logits(model, tokens), 4e-2)
+        check_every_bucket(artifact, tokens, expected, {"bf16": 4e-2, "f16": 5e-3}[dtype])
     check_bits(artifact)
 
 
 @pytest.mark.parametrize("name", list(REQUESTS))
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_every_scheme_matches_the_dequantized_model(name: str, dtype: str, tmp_path: Path, kernel_cache: Path) -> None:
     model, config = make_model(tmp_path / "model", name), REQUESTS[name]
     artifact = compile_tiny(
         model, tmp_path / "out", kernel_cache, buckets=QUANT_LADDER, dtype=dtype, quant=config, target="reference"
     )
-    # Int8 activations that lie between two numbers may round either way; bf16 keeps 8 bits of mantissa.
-    bound = 4e-2 if dtype == "bf16" else 2e-2 if "a8" in name else 1e-4
+    # Int8 activations that lie between two numbers may round either way, and weights that are rounded beforehand, too;
+    # bf16 keeps 8 bits of mantissa, float16 11.
+    bounds = {"f32": 2e-2, "bf16": 4e-2, "f16": 4e-2} if "a8" in name else {"f32": 1e-4, "bf16": 4e-2, "f16": 5e-3}
+    bound = bounds[dtype]
     assert logits_error(model, config, artifact) <= bound
     assert_company_changes_no_bit(artifact)
 
@@ -100,6 +104,49 @@ def compiled_function(function: Callable[[Any], Any], folder: Path) -> Callable[
         return out
 
     return run
+
+
+def converter(dtype: str, *, widens: bool, folder: Path) -> Callable[[np.ndarray], np.ndarray]:
+    """What plain kernels do where a 16-bit float is read, or written."""
+    kinds = {"x": dtype if widens else "f32", "out": "f32" if widens else dtype}
+    with Frame("f", kinds) as k, k.share(k.scalar(0)) as i:
+        k.store("out", k.load("x", i), i)
+    for machine in ("x86_64", "aarch64") if shutil.which("aarch64-linux-gnu-gcc") else ("x86_64",):
+        target = next(target for name in names() if (target := named(name)).machine == machine)
+        # Refuses code that calls a library's conversion.
+        target.link([compile_object(k.function(), *_MACHINES[machine])], folder / f"{machine}.so")
+    call = ctypes.CDLL(str(folder / "x86_64.so")).f
+
+    def run(x: np.ndarray) -> np.ndarray:
+        out = np.empty(x.shape, np.float32 if widens else np.uint16)
+        call(*(ctypes.c_void_p(a.ctypes.data) for a in (x, out, np.full(8, len(x), np.int64))), 0, 1)
+        return out
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_16_bit_floats_are_converted_by_integers(dtype: str, tmp_path: Path) -> None:
+    """Every one of them to float32 and back; between each two neighbours the tie, and what is beside it."""
+    every = np.arange(1 << 16).astype(np.uint16)
+    wide = converter(dtype, widens=True, folder=tmp_path)(every)
+    expected = every.view(DTYPES[dtype]).astype(np.float32)
+    nan = np.isnan(expected)
+    assert (np.isnan(wide) == nan).all()
+    assert (wide[~nan].view(np.uint32) == expected[~nan].view(np.uint32)).all()
+    (tmp_path / "narrow").mkdir()
+    narrow = converter(dtype, widens=False, folder=tmp_path / "narrow")
+    finite = np.sort(expected[np.isfinite(expected)].astype(np.float64))
+    ties = ((finite[:-1] + finite[1:]) / 2).astype(np.float32)
+    largest = np.float32(finite[-1] + (finite[-1] - finite[-2]) / 2)
+    x = np.concatenate(
+        [wide[~nan], ties, [largest, -largest], np.array([3.4e38, -3.4e38, 1e-45, 0, np.inf], np.float32)]
+    )
+    x = np.concatenate([x, np.nextafter(x, np.float32(np.inf)), np.nextafter(x, np.float32(-np.inf))])
+    with np.errstate(over="ignore"):
+        assert (narrow(x) == x.astype(DTYPES[dtype]).view(np.uint16)).all()
+    odd = np.array([0x7FC00000, 0x7F800001, 0xFFFFFFFF, 0x7F802000], np.uint32).view(np.float32)
+    assert np.isnan(narrow(odd).view(DTYPES[dtype]).astype(np.float32)).all()
 
 
 @pytest.mark.parametrize(
