@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from llmc.buckets import LadderVariables
+from llmc.compiler.dtypes import FLOATS
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.quantize import QuantConfig
 
@@ -38,16 +39,17 @@ class HubSource:
 class CompileConfig:
     """One call of the compiler.
 
-    dtype: "auto", "f32" or "bf16"; auto follows the checkpoint (f32 → f32, f16 and bf16 → bf16). kv_dtype: "auto", as
-    dtype, or one of KV_DTYPES. quant: how linear weights are quantized, None: not. buckets: a spec, variables of the
-    environment, or None: the default ladder. max_model_len in tokens, None: the longest context of the ladder, at most
-    the model's; where nothing says otherwise the model's, at most 4096. max_num_seqs None: the largest decode batch, or
-    16. max_num_batched_tokens: most new tokens of a prefill or mixed bucket, None: any number in a spec, elsewhere
-    max(2048, max_model_len). jobs: compiling processes, 0: one a CPU. tune_for: what the speed of this machine depends
-    on, by name, where schedules of kernels are to be measured on it; None: they are not. tokenizer: "required", "auto"
-    (copied where the model has one, which must be sound) or "none" (the artifact takes token ids alone). overwrite: an
-    artifact of another model or other options at `output` is replaced. source: what of the hub `model` holds, None
-    where it does not come from there. dump: a new directory for what each phase makes, as text; None: nothing.
+    dtype: "auto", "f32", "bf16" or "f16"; auto follows the checkpoint (f32 → f32, f16 and bf16 → bf16). kv_dtype:
+    "auto", as dtype, or one of KV_DTYPES. quant: how linear weights are quantized, None: not. buckets: a spec,
+    variables of the environment, or None: the default ladder. max_model_len in tokens, None: the longest context of the
+    ladder, at most the model's; where nothing says otherwise the model's, at most 4096. max_num_seqs None: the largest
+    decode batch, or 16. max_num_batched_tokens: most new tokens of a prefill or mixed bucket, None: any number in a
+    spec, elsewhere max(2048, max_model_len). jobs: compiling processes, 0: one a CPU. tune_for: what the speed of this
+    machine depends on, by name, where schedules of kernels are to be measured on it; None: they are not. tokenizer:
+    "required", "auto" (copied where the model has one, which must be sound) or "none" (the artifact takes token ids
+    alone). overwrite: an artifact of another model or other options at `output` is replaced. source: what of the hub
+    `model` holds, None where it does not come from there. dump: a new directory for what each phase makes, as text;
+    None: nothing.
     """
 
     model: Path
@@ -71,7 +73,7 @@ class CompileConfig:
 
     def __post_init__(self) -> None:
         for name, value, known in (
-            ("dtype", self.dtype, ("auto", "f32", "bf16")),
+            ("dtype", self.dtype, ("auto", *FLOATS)),
             ("kv_dtype", self.kv_dtype, ("auto", *KV_DTYPES)),
         ):
             if value not in known:

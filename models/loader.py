@@ -47,8 +47,8 @@ class _Joined(Stored):
 class Parameter:
     """A parameter of the model whose value is still in the checkpoint.
 
-    dtype: what it is stored in, "f32" or "bf16". parts: tensors, one below the other. columns: where they were put in
-    another order, column j is column columns[j] of the model's.
+    dtype: what it is stored in, "f32", "bf16" or "f16". parts: tensors, one below the other. columns: where they were
+    put in another order, column j is column columns[j] of the model's.
     """
 
     name: str
@@ -129,7 +129,7 @@ def check_checkpoint(config: ModelConfig, checkpoint: Checkpoint) -> WeightMap:
 def load_parameters(config: ModelConfig, checkpoint: Checkpoint, act_dtype: str) -> Iterator[Parameter]:
     """Every parameter in order; the buffers of rotary tables are not among them.
 
-    Linear and embedding weights are stored in act_dtype ("f32" or "bf16"), norms and biases in float32. Raises
+    Linear and embedding weights are stored in act_dtype ("f32", "bf16" or "f16"), norms and biases in float32. Raises
     ModelError before the first one if the checkpoint does not fit.
     """
     for target in check_checkpoint(config, checkpoint).targets:

@@ -2,7 +2,8 @@
 
 The eager implementations are references: float32 arithmetic, activations rounded where the compiled kernels round.
 T tokens, S samples, B sequences, D hidden size, H and Hkv query and KV heads, hd head_dim. The argument `act_dtype`,
-"f32" or "bf16", is the dtype of an activation that feeds a linear; its packed layout exists only in compiled form.
+"f32", "bf16" or "f16", is the dtype of an activation that feeds a linear; its packed layout exists only in compiled
+form.
 """
 
 # torch reads the ops' schemas from the annotations, so they must be types and not strings.
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from llmc.models.reference import active_cache
 
-_ACT_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+_ACT_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _P = ParamSpec("_P")
 
 
@@ -34,7 +35,7 @@ def _op(name: str) -> Callable[[Callable[_P, Tensor]], _Op[_P]]:
 
 
 def torch_act_dtype(act_dtype: str) -> torch.dtype:
-    """torch dtype of "f32" or "bf16"; raises ValueError on another name."""
+    """torch dtype of "f32", "bf16" or "f16"; raises ValueError on another name."""
     if act_dtype not in _ACT_DTYPES:
         raise ValueError(f"activation dtype {act_dtype!r} is not one of {', '.join(_ACT_DTYPES)}")
     return _ACT_DTYPES[act_dtype]

@@ -82,6 +82,6 @@ def get_family(model_type: str) -> Family:
 def build_model(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:
     """The module of `config` without values, on the default device: use `with torch.device("meta")` to only trace it.
 
-    act_dtype: "f32" or "bf16". max_len: positions of the buffer rope.cos_sin.
+    act_dtype: "f32", "bf16" or "f16". max_len: positions of the buffer rope.cos_sin.
     """
     return get_family(config.model_type).build(config, act_dtype, max_len)

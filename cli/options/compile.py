@@ -38,7 +38,7 @@ class CompileOptions:
             "LLMC_NATIVE_TARGET names."
         ),
     ] = "native"
-    dtype: Annotated[str, typer.Option(help="Weights and activations: auto, f32 or bf16.")] = "auto"
+    dtype: Annotated[str, typer.Option(help="Weights and activations: auto, f32, bf16 or f16.")] = "auto"
     kv_dtype: Annotated[str, typer.Option(help=f"KV cache: auto (as dtype), {_KV_DTYPES}.")] = "auto"
     max_model_len: Annotated[
         int | None,
@@ -149,8 +149,8 @@ def _variables() -> LadderVariables | None:
 
 def _check_usage(buckets: str | LadderVariables | None, limits: Limits, dtype: str, kv_dtype: str) -> None:
     """What is wrong whatever the model is: reported before anything heavy is imported."""
-    if dtype not in ("auto", "f32", "bf16"):
-        raise typer.BadParameter(f"--dtype {dtype!r} is unknown: use auto, f32 or bf16")
+    if dtype not in ("auto", "f32", "bf16", "f16"):
+        raise typer.BadParameter(f"--dtype {dtype!r} is unknown: use auto, f32, bf16 or f16")
     if kv_dtype not in ("auto", *KV_DTYPES):
         raise typer.BadParameter(f"--kv-dtype {kv_dtype!r} is unknown: use auto, {_KV_DTYPES}")
     if limits.block_size is not None and limits.block_size % 16:

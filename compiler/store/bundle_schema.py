@@ -20,7 +20,7 @@ class Request(Closed):
 
     name: Text
     shape: Annotated[list[_Dim], Field(min_length=1, max_length=4)]
-    dtype: Literal["f32", "bf16", "u8"]
+    dtype: Literal["f32", "bf16", "f16", "u8"]
     packed: bool
     format: WeightFormat | None
     parts: Literal[1, 2]

@@ -78,8 +78,8 @@ class DecoderLayer(Block):
 class Decoder(Block):
     """A whole model. Parameters are frozen and without values until they are loaded.
 
-    act_dtype: "f32" or "bf16", of activations that feed a linear and of linear weights. max_len: positions of the
-    rotary tables. With tied embeddings lm_head.weight is the embedding's parameter and has no name of its own.
+    act_dtype: "f32", "bf16" or "f16", of activations that feed a linear and of linear weights. max_len: positions of
+    the rotary tables. With tied embeddings lm_head.weight is the embedding's parameter and has no name of its own.
     """
 
     def __init__(self, config: ModelConfig, act_dtype: str, max_len: int) -> None:

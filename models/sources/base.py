@@ -22,7 +22,7 @@ class Tensor(ABC):
 
     @abstractmethod
     def read(self, first: int, out: Array) -> None:
-        """Writes rows [first, first + len(out)) to `out`, f32 or bf16 and maybe strided, rounded to its dtype.
+        """Writes rows [first, first + len(out)) to `out`, f32, bf16 or f16 and maybe strided, rounded to its dtype.
 
         Threads may read at once. Raises ModelError for values that are none.
         """

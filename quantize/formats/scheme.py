@@ -11,9 +11,9 @@ from llmc.quantize.formats.base import QuantizeError, WeightFormat
 class Scheme:
     """name: as users write it.
 
-    act_bits: 16: activations stay as they are (bf16 or f32); 8: int8 with one scale a token. head: the scheme of the
-    output projection, whose errors go straight to the logits. Raises QuantizeError for a format that is not multiplied
-    by int8 activations.
+    act_bits: 16: activations stay as they are (f32, bf16 or f16); 8: int8 with one scale a token. head: the scheme of
+    the output projection, whose errors go straight to the logits. Raises QuantizeError for a format that is not
+    multiplied by int8 activations.
     """
 
     name: str

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 _NUM_SAMPLES = 2  # the kernel scalar
 _LINE = 8  # numbers of an int8 row are padded to a multiple
-_ITEM_BYTES = {"f32": 4, "bf16": 2, "i32": 4, "bool": 1}
+_ITEM_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "bool": 1}
 
 Floats = NDArray[np.float32]
 
@@ -25,7 +25,7 @@ Floats = NDArray[np.float32]
 @dataclass(frozen=True)
 class ValueLayout:
     """One tensor that a command writes. operand: index among its operands; on_samples: rows are samples, not tokens;
-    shape: of a row; dtype: f32, bf16, i8, i32 or bool; groups: of an int8 row, those that are summed."""
+    shape: of a row; dtype: f32, bf16, f16, i8, i32 or bool; groups: of an int8 row, those that are summed."""
 
     operand: int
     on_samples: bool
@@ -69,6 +69,8 @@ def _floats(data: NDArray[np.uint8], dtype: str) -> Floats:
             return data.view(np.float32).copy()
         case "bf16":
             return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        case "f16":
+            return data.view(np.float16).astype(np.float32)
         case "i32":
             return data.view(np.int32).astype(np.float32)
     return data.astype(np.float32)

@@ -79,17 +79,18 @@ def test_bits_depend_on_the_request_alone(quirky: tuple[Path, Artifact]) -> None
     assert {s: len(bits) for s, bits in seen.items()} == {0: 1, 1: 1}
 
 
-def test_bf16_is_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dtype", "bound"), [("bf16", 2e-2), ("f16", 2.5e-3)])
+def test_16_bits_are_close(dtype: str, bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.FAMILIES, "quirky", family(Quirky))
-    # An odd hidden size: the last word of a packed bf16 row is half padding.
+    # An odd hidden size: the last word of a packed row is half padding.
     model = checkpoint(tmp_path / "model", intermediate_size=101)
-    artifact = compile_tiny(model, tmp_path / "out", tmp_path / "cache", buckets=LADDER, dtype="bf16")
+    artifact = compile_tiny(model, tmp_path / "out", tmp_path / "cache", buckets=LADDER, dtype=dtype)
     tokens = random_tokens(artifact.info.vocab_size, 24)
-    expected = eager_logits(model, tokens, "bf16")
+    expected = eager_logits(model, tokens, dtype)
     replayer = Replayer(artifact, num_threads=2, num_blocks=16)
     graph = next(i for i, g in enumerate(artifact.graphs()) if g.phase == "prefill" and g.max_tokens >= 24)
     logits = replay(replayer, graph, Pages(16, artifact.info.block_size), [(0, tokens, 0)])
-    assert relative_error(logits, expected[-1:]) < 2e-2
+    assert relative_error(logits, expected[-1:]) < bound
 
 
 def test_a_model_that_mixes_tokens_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,9 @@ from llmc.models.loader import Parameter
 TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # Zeros, subnormals, ties and their neighbours, the edge of overflow, infinities, quiet and signalling NaNs.
 PATTERNS = [0, 1, 0x007FFFFF, 0x3F808000, 0x3F807FFF, 0x3F808001, 0x3F818000, 0x7F7F7FFF, 0x7F7F8000, 0x7F7FFFFF]
+# The same of f16: the least subnormal number and its half, the least normal one, and 65504 to 65536.
+PATTERNS += [0x33800000, 0x33000000, 0x33000001, 0x33C00000, 0x387FC000, 0x387FE000, 0x38800000, 0x477FE000]
+PATTERNS += [0x477FEFFF, 0x477FF000, 0x47800000, 0x3F801000, 0x3F801001, 0x3F803000]
 PATTERNS += [0x7F800000, 0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0x7F80FFFF, 0x7FA12345]
 
 
@@ -32,7 +35,7 @@ def all_patterns(dtype: str) -> NDArray[Any]:
     return np.concatenate((chosen, chosen | 0x80000000, random)).view(np.float32)
 
 
-@pytest.mark.parametrize("out_dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("out_dtype", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_same_bits_as_torch(dtype: str, out_dtype: str) -> None:
     source = all_patterns(dtype)
@@ -57,10 +60,19 @@ def test_strided_rows_are_converted_in_place() -> None:
     assert not bits(scratch)[:, 7:].any()
 
 
-@pytest.mark.parametrize(("out_dtype", "shape"), [("f16", (2, 3)), ("f32", (3, 2))])
+@pytest.mark.parametrize(("out_dtype", "shape"), [("float64", (2, 3)), ("float32", (3, 2))])
 def test_other_dtypes_and_shapes_are_refused(out_dtype: str, shape: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="cannot convert float32"):
-        convert(np.zeros((2, 3), np.float32), np.zeros(shape, DTYPES[out_dtype]))
+        convert(np.zeros((2, 3), np.float32), np.zeros(shape, out_dtype))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_what_f16_cannot_hold_is_infinite(dtype: str) -> None:
+    source = np.array([65504.0, 65536.0, -1e5, 3e38], np.float32).astype(DTYPES[dtype])
+    out = np.empty(4, DTYPES["f16"])
+    convert(source, out)
+    largest = 65504.0 if dtype == "f32" else np.inf  # the nearest bf16 is 65536
+    assert np.array_equal(out.astype(np.float32), np.array([largest, np.inf, -np.inf, np.inf], np.float32))
 
 
 def test_rows_across_parts() -> None:

@@ -29,6 +29,7 @@ from llmc.models import (
 )
 from llmc.models.eager import as_tensor, load_model
 from llmc.models.loader import load_parameters
+from llmc.models.ops import torch_act_dtype
 
 from support.paged_reference import PagedRunner
 from support.paths import SHARED
@@ -140,12 +141,13 @@ def test_window_of_one_sees_its_own_token_alone(tmp_path: Path) -> None:
     torch.testing.assert_close(first[1], second[1], rtol=1e-4, atol=1e-4)
 
 
-def test_bf16_is_close_to_f32(tmp_path: Path) -> None:
-    path = make_tiny_model(tmp_path / "m", "qwen3", dtype=torch.bfloat16)
-    assert load_config(path).dtype == "bf16"
-    exact, rounded = (PagedRunner(load_model(path, act)).step([[3, 4, 5, 6]])[0] for act in ("f32", "bf16"))
+@pytest.mark.parametrize(("dtype", "bound"), [("bf16", 0.03), ("f16", 0.004)])
+def test_16_bits_are_close_to_f32(dtype: str, bound: float, tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "m", "qwen3", dtype=torch_act_dtype(dtype))
+    assert load_config(path).dtype == dtype
+    exact, rounded = (PagedRunner(load_model(path, act)).step([[3, 4, 5, 6]])[0] for act in ("f32", dtype))
     assert not torch.equal(exact, rounded)
-    assert (exact - rounded).norm() < 0.03 * exact.norm()
+    assert (exact - rounded).norm() < bound * exact.norm()
 
 
 @pytest.mark.parametrize("kind", ROPE_KINDS)
@@ -287,7 +289,7 @@ def test_parameters_have_the_models_names_shapes_and_dtypes(tmp_path: Path) -> N
             assert (model.lm_head.weight is model.embed.weight) is tied
 
 
-def test_f16_checkpoint_is_cast(tmp_path: Path) -> None:
+def test_f16_checkpoint_is_cast_or_read_as_it_is(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path / "m", "llama", dtype=torch.float16)
     checkpoint = open_source(path).checkpoint()
     assert checkpoint.dtype("model.norm.weight") == "f16"
@@ -296,6 +298,7 @@ def test_f16_checkpoint_is_cast(tmp_path: Path) -> None:
     weight = tensor.array
     assert weight.dtype == np.float16
     assert torch.equal(parameters(path, "bf16")["embed.weight"], torch.from_numpy(weight.copy()).to(torch.bfloat16))
+    assert torch.equal(parameters(path, "f16")["embed.weight"], torch.from_numpy(weight.copy()))
 
 
 def rewrite(path: Path, **changes: torch.Tensor | None) -> None:

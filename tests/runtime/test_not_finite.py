@@ -62,3 +62,29 @@ def test_a_failed_prompt_leaves_its_prefix_usable(artifact: Artifact, bad: int, 
             assert failed == ([], "failed")
             assert beside == want[1]
         assert serve(engine, [good, other]) == want
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_what_float16_cannot_hold_fails_a_request_and_is_not_cut_off(
+    dtype: str, tmp_path: Path, kernel_cache: Path
+) -> None:
+    """The activation between the halves of an MLP is too large for float16 after one token, and for nothing else."""
+    model = make_tiny_model(tmp_path / "model", "llama", num_hidden_layers=2)
+    weights = load_file(model / "model.safetensors")
+    # The token's direction alone makes large sums.
+    large = torch.zeros(60)
+    large[7] = 1.0
+    embedding = weights["model.embed_tokens.weight"]
+    embedding[:, 7] = 0.0
+    embedding[INFINITE] = 8.0 * large
+    for part in ("gate", "up"):
+        weights[f"model.layers.0.mlp.{part}_proj.weight"][:, 7] = 200.0
+    weights["model.layers.0.self_attn.o_proj.weight"][7] = 0.0
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    ladder = "prefill=[1,4]x[32],decode=[1,4]x[64]"
+    artifact = compile_tiny(model, tmp_path / "artifact", kernel_cache, buckets=ladder, dtype=dtype, block_size=16)
+    good, bad = random_ids(6, 20, NAN), [*random_ids(5, 9, NAN), INFINITE]
+    with Engine(artifact, num_threads=2, num_blocks=40) as engine:
+        failed, beside = serve(engine, [bad, good])
+    assert beside[1] == "finished"
+    assert failed[1] == ("failed" if dtype == "f16" else "finished")

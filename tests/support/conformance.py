@@ -20,6 +20,7 @@ LADDER = "prefill=[1,3]x[16,80],decode=[1,5]x[32,80],mixed=[4]x[48]"
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "f32": ("llama", {}, {"dtype": "f32"}),
     "bf16, norms of q and k": ("qwen3", {}, {"dtype": "bf16"}),
+    "f16": ("qwen2", {"tie_word_embeddings": True}, {"dtype": "f16"}),
     "a window": ("mistral", {"sliding_window": 24}, {"dtype": "bf16"}),
     "w8a8": ("llama", {}, {"dtype": "bf16", "quant": QuantConfig("w8a8")}),
     "w4a16": ("qwen2", {}, {"dtype": "f32", "quant": QuantConfig("w4a16")}),

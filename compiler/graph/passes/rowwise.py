@@ -21,10 +21,11 @@ from typing import Any
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir.prim import expr as prim
 
-from llmc.compiler.dtypes import BF16, F32, I32
+from llmc.compiler.dtypes import FLOATS, FLOATS_BY_LONG_NAME, HALVES, I32
 
-DTYPES = {**{dtype.long_name: dtype.name for dtype in (F32, BF16, I32)}, "bool": "bool"}
-_KINDS = {"float32": "float", "bfloat16": "float", "int32": "int", "int64": "int", "bool": "bool"}
+DTYPES = {**{dtype.long_name: dtype.name for dtype in (*FLOATS.values(), I32)}, "bool": "bool"}
+_KINDS = {**dict.fromkeys(FLOATS_BY_LONG_NAME, "float"), "int32": "int", "int64": "int", "bool": "bool"}
+_FLOATS = ", ".join(FLOATS_BY_LONG_NAME)
 # Rows stand for these in proofs about indices: what holds for a small and a large prime, holds.
 _ROWS = (7, 1_048_583)
 _ON_ROWS = "depends on the number of token rows in the batch"
@@ -169,7 +170,7 @@ class _Converter:
             raise RowwiseError(f"has the token rows on axis {axis} of a tensor {_sizes(buffer.shape)}; keep them first")
         dtype = str(buffer.dtype)
         if dtype not in DTYPES:
-            raise RowwiseError(f"has a {dtype} tensor; float32, bfloat16, int32 and bool are supported")
+            raise RowwiseError(f"has a {dtype} tensor; {_FLOATS}, int32 and bool are supported")
         shape = [int(extent) for extent in buffer.shape[(0 if axis is None else 1) :]]
         return {"dtype": DTYPES[dtype], "shape": shape, "row": axis is not None, "packed": False}
 
@@ -212,7 +213,7 @@ class _Converter:
         if stage.reduced:
             reduce, value = self._reduction(stage)
             if kind != "float":
-                raise RowwiseError(f"reduces {stage.buffer.dtype} values; float32 and bfloat16 are supported")
+                raise RowwiseError(f"reduces {stage.buffer.dtype} values; {_FLOATS} are supported")
             if 4 * prod(shape) > _MAX_KEPT_BYTES:
                 raise RowwiseError(
                     f"keeps {prod(shape)} sums a row, at most {_MAX_KEPT_BYTES // 4} fit; use llmc.linear for a matrix"
@@ -302,7 +303,7 @@ class _Converter:
             return ["const", float(e.value)]
         dtype = str(e.ty)
         if dtype not in _KINDS:
-            raise RowwiseError(f"computes {dtype} values; float32, bfloat16, int32 and bool are supported")
+            raise RowwiseError(f"computes {dtype} values; {_FLOATS}, int32 and bool are supported")
         kind = _KINDS[dtype]
         if isinstance(e, tirx.IntImm):
             return ["int", int(e)] if kind == "int" else ["ne", ["int", int(e)], ["int", 0]]
@@ -338,7 +339,9 @@ class _Converter:
     def _cast(self, e: Any, dtype: str) -> Any:
         value, source = self._value(e.value), str(e.value.ty)
         forms: dict[tuple[str, str], Callable[[Any], Any]] = {
-            ("float", "float"): lambda v: ["to_bf16", v] if dtype == "bfloat16" and source != dtype else v,
+            ("float", "float"): lambda v: (
+                [f"to_{DTYPES[dtype]}", v] if DTYPES[dtype] in HALVES and source != dtype else v
+            ),
             ("int", "int"): lambda v: v,
             ("bool", "bool"): lambda v: v,
             ("int", "float"): lambda v: ["float_of_int", v],
@@ -386,7 +389,7 @@ def _like(var: Any, value: int) -> Any:
 def _kind(buffer: Any) -> str:
     dtype = str(buffer.dtype)
     if dtype not in _KINDS:
-        raise RowwiseError(f"has a {dtype} tensor; float32, bfloat16, int32 and bool are supported")
+        raise RowwiseError(f"has a {dtype} tensor; {_FLOATS}, int32 and bool are supported")
     return _KINDS[dtype]
 
 

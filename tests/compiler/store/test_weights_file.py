@@ -41,16 +41,18 @@ PARAMETERS = [
     parameter("square", "bf16", "bf16", (64, 32)),
     parameter("ragged", "bf16", "f32", (50, 33)),
     parameter("fused", "bf16", "f16", (40, 6), (3, 6), (7, 6)),
+    parameter("half", "f16", "f16", (50, 33)),
+    parameter("narrowed", "f16", "bf16", (5, 12), (9, 12)),
     parameter("wide", "f32", "f32", (33, 5)),
     parameter("rows", "bf16", "f32", (17, 9)),
     parameter("bias", "f32", "bf16", (4,), (9,)),
 ]
-PACKED = {"square", "ragged", "fused", "wide"}
+PACKED = {"square", "ragged", "fused", "half", "wide"}
 
 
 def packed_by_definition(value: torch.Tensor) -> torch.Tensor:
     """[panel][word][column][lane], one element at a time."""
-    lanes = 2 if value.dtype == torch.bfloat16 else 1
+    lanes = 4 // value.element_size()
     n, k = value.shape
     out = torch.zeros((-(-n // COLUMNS), -(-k // lanes), COLUMNS, lanes), dtype=value.dtype)
     for row in range(n):
@@ -81,7 +83,7 @@ def test_every_weight_is_where_and_what_it_should_be(
     monkeypatch.setattr(cpu_weights, "_PIECE_BYTES", piece_bytes)
     monkeypatch.setattr(weights, "_PIECE_BYTES", piece_bytes)
     written(tmp_path / "w.safetensors", threads)
-    torch_dtypes = {"f32": torch.float32, "bf16": torch.bfloat16}
+    torch_dtypes = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
     with safe_open(tmp_path / "w.safetensors", "pt") as file:
         for p in PARAMETERS:
             value = torch.cat([as_tensor(part.array) for part in arrays_of(p)]).to(torch_dtypes[p.dtype])

@@ -76,11 +76,13 @@ def test_another_ladder_changes_no_bit(model: Path, artifact: Path, kernel_cache
 
 
 @needs_reference
-def test_the_reference_target_agrees(model: Path, artifact: Path, kernel_cache: Path, tmp_path: Path) -> None:
-    compile_tiny(model, tmp_path / "plain", kernel_cache, buckets=LADDER, dtype="bf16", target="reference")
+@pytest.mark.parametrize(("dtype", "bound"), [("bf16", 2e-2), ("f16", 2.5e-3)])
+def test_the_reference_target_agrees(dtype: str, bound: float, model: Path, kernel_cache: Path, tmp_path: Path) -> None:
+    for target in ("reference", "native"):
+        compile_tiny(model, tmp_path / target, kernel_cache, buckets=LADDER, dtype=dtype, target=target)
     for step in (0, 1, 5):
-        found = diff_artifacts(tmp_path / "plain", artifact, TEXT, step)
-        assert found.first(2e-2) is None
+        found = diff_artifacts(tmp_path / "reference", tmp_path / "native", TEXT, step)
+        assert found.first(bound) is None
         assert not found.only_a + found.only_b
 
 
