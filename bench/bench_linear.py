@@ -1,6 +1,6 @@
 """Speed of the linear kernel on one thread, beside the limits of one thread measured right before.
 
-Run: python -m bench.bench_linear [--target native] [--dtype f32 bf16]
+Run: python -m bench.bench_linear [--target native] [--dtype f32 bf16 f16]
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +22,7 @@ from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear
 from llmc.compiler.targets.cpu.target import Target, enable
 from llmc.compiler.targets.elf.link import link_shared
+from llmc.models.convert import DTYPES
 from llmc.runtime.binding.machine_limits import Probe
 
 SHAPES = ((896, 9728), (4864, 896))
@@ -59,7 +59,7 @@ def bench(folder: Path, target: Target, dtype: str, rows: int, k: int, n: int) -
     tile = target.row_tile_for(rows)
     spec = linear_spec(n, k, tile, dtype)
     function = load(folder, spec.symbol(), compile_object(build_kernel(spec, target), target))
-    numpy_dtype = np.dtype(np.float32) if dtype == "f32" else np.dtype(ml_dtypes.bfloat16)
+    numpy_dtype = DTYPES[dtype]
     rng = np.random.default_rng(0)
     x = aligned(pack_activation(rng.standard_normal((rows, k)).astype(np.float32).astype(numpy_dtype), tile))
     weight = pack_linear(rng.standard_normal((n, k)).astype(np.float32).astype(numpy_dtype), target.panel_columns)
@@ -79,7 +79,7 @@ def bench(folder: Path, target: Target, dtype: str, rows: int, k: int, n: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default="native")
-    parser.add_argument("--dtype", nargs="+", default=["f32", "bf16"], choices=["f32", "bf16"])
+    parser.add_argument("--dtype", nargs="+", default=["f32", "bf16"], choices=list(DTYPES))
     options = parser.parse_args()
     target = (native() if options.target == "native" else named(options.target)).cpu
     enable(target)
