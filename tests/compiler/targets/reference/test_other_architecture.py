@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 import sys
@@ -65,20 +66,26 @@ def test_a_whole_model_writes_the_same_on_another_architecture(tmp_path: Path, k
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
     model = make_tiny_model(tmp_path / "model", "llama")
-    for target in ("reference", "reference-aarch64"):
-        compile_tiny(model, tmp_path / target, kernel_cache, buckets=LADDER, target=target).close()
+    targets, dtypes = ("reference", "reference-aarch64"), ("f32", "f16")
+    for target, dtype in itertools.product(targets, dtypes):
+        out = tmp_path / f"{target}-{dtype}"
+        compile_tiny(model, out, kernel_cache, buckets=LADDER, target=target, dtype=dtype).close()
     here = embed("cc", next(path for path in library_candidates() if path.is_file()), tmp_path / "here")
     there = embed("aarch64-linux-gnu-gcc", cross_build(tmp_path / "build"), tmp_path / "there")
     emulator: list[str | Path] = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]
-    wrote = []
-    for command, target in (([here], "reference"), ([*emulator, there], "reference-aarch64")):
-        done = subprocess.run([*command, tmp_path / target, *PROMPT], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        wrote.append(done.stdout.split())
-    assert len(wrote[0]) > 0
-    assert wrote[0] == wrote[1]
+    commands: list[list[str | Path]] = [[here], [*emulator, there]]
+    for dtype in dtypes:
+        wrote = []
+        for command, target in zip(commands, targets, strict=True):
+            artifact = tmp_path / f"{target}-{dtype}"
+            done = subprocess.run([*command, artifact, *PROMPT], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            wrote.append(done.stdout.split())
+        assert len(wrote[0]) > 0
+        assert wrote[0] == wrote[1]
     # And neither takes the other's.
-    done = subprocess.run([str(here), str(tmp_path / "reference-aarch64"), *PROMPT], capture_output=True, text=True)
+    foreign = tmp_path / "reference-aarch64-f32"
+    done = subprocess.run([str(here), str(foreign), *PROMPT], capture_output=True, text=True)
     assert done.returncode == 1
     assert "aarch64" in done.stderr or "reference" in done.stderr, done.stderr
 
