@@ -44,6 +44,7 @@ Examples:
   llmc quantize models/llama -o llama-w4a16 --scheme w4a16 --calibration text.txt
   llmc quantize models/llama -o llama-awq --scheme w4a16 --method awq --group-size 128 --calibration text.txt
   llmc quantize models/llama -o llama-w8a8 --scheme w8a8 --calibration text.txt
+  llmc quantize models/llama -o llama-fp8 --scheme fp8
   llmc quantize models/llama -o llama-gptq --scheme w4a16 --format gptq --calibration text.txt --dry-run
 """
 NONE = "none"
@@ -83,11 +84,13 @@ def quantize_command(
         ",".join((NONE, *SCHEMES)), metavar="LIST", help="Schemes to compare; none: the model as it is."
     ),
     output: Path | None = typer.Option(None, "-o", "--output", metavar="OUT", help="Checkpoint directory to write."),
-    scheme: str | None = typer.Option(None, metavar="SCHEME", help="What to write: w4a16, w8a16, w8a8 or w4a8."),
+    scheme: str | None = typer.Option(
+        None, metavar="SCHEME", help="What to write: w4a16, w8a16, w8a8, w4a8, fp8 or mxfp4."
+    ),
     method: str | None = typer.Option(
         None,
         metavar="METHOD",
-        help="rtn, gptq, awq or smoothquant; default: gptq of w4a16 and w4a8, smoothquant of w8a8, rtn of w8a16.",
+        help="rtn, gptq, awq or smoothquant; default: gptq of w4a16, w4a8 and mxfp4, smoothquant of w8a8, else rtn.",
     ),
     format: str = typer.Option(
         "compressed-tensors", "--format", metavar="FORMAT", help="compressed-tensors, gptq or awq."

@@ -34,7 +34,7 @@ from llmc.models.sources.safetensors import SafetensorsCheckpoint
 from llmc.quantize.checkpoints import StoredTensor
 from llmc.quantize.export.base import Wanted
 from llmc.quantize.export.bits import stored_scale
-from llmc.quantize.export.registry import get_layout
+from llmc.quantize.export.registry import get_layout, layout_class
 
 
 class _Task:
@@ -56,11 +56,12 @@ class _Task:
         checkpoint = source.checkpoint()
         assert isinstance(checkpoint, SafetensorsCheckpoint)
         self.checkpoint = checkpoint
-        self.layout = get_layout(config.layout, Wanted(config.format, config.act_bits, self.model.dtype))
+        format = layout_class(config.layout).format_for(config.quant)
+        self.layout = get_layout(config.layout, Wanted(format, config.act_bits, self.model.dtype))
         self.plan: Plan = plan_of(config, self.model, check_checkpoint(self.model, checkpoint), self.layout)
         if not self.plan.formats:
             raise CompileError(
-                f"--format {config.layout} holds none of this model's layers in groups of {config.format.group_size}, "
+                f"--format {config.layout} holds none of this model's layers in groups of {format.group_size}, "
                 "or all are skipped; use --format compressed-tensors or another --group-size"
             )
         self.parameters: dict[str, Parameter] = {p.name: p for p in load_parameters(self.model, checkpoint, "f32")}

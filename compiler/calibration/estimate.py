@@ -15,7 +15,6 @@ from llmc.compiler.calibration.threads import workers
 from llmc.models.config import ModelConfig
 from llmc.quantize.checkpoints import StoredTensor
 from llmc.quantize.export.base import Layout
-from llmc.quantize.formats.base import SCALE
 from llmc.quantize.methods.awq import ALPHAS
 from llmc.quantize.methods.grids import SHRINKS
 
@@ -80,7 +79,7 @@ def estimate(
             planes = linear.format.planes(linear.k)
             output += linear.n * linear.k * linear.format.bits // 8
             output += sum(
-                linear.n * p.count * (_SCALE_BYTES[layout.scale_dtype] if p.name == SCALE else 1) for p in planes
+                linear.n * p.count * (_SCALE_BYTES[layout.scale_dtype] if p.dtype == "f32" else 1) for p in planes
             )
             output -= sum(byte_count(tensors[f"{prefix}.weight"]) for prefix, _ in linear.parts)
     return Estimate(

@@ -9,7 +9,7 @@ from llmc.compiler.calibration.request import CalibrationConfig
 from llmc.models.config import ModelConfig
 from llmc.models.weight_map import WeightMap
 from llmc.quantize.export.base import Layout
-from llmc.quantize.formats.integers import Integers
+from llmc.quantize.formats.base import WHOLE_ROW, WeightFormat
 from llmc.quantize.recipe import HEAD, Recipe
 
 _EMBEDDING, _HEAD_WEIGHT = "embed.weight", "lm_head.weight"
@@ -29,7 +29,7 @@ class Linear:
     kind: str
     k: int
     parts: tuple[tuple[str, int], ...]
-    format: Integers | None
+    format: WeightFormat | None
 
     @property
     def n(self) -> int:
@@ -38,13 +38,15 @@ class Linear:
 
 @dataclass(frozen=True)
 class Plan:
-    """layers: of each decoder layer the linear layers by kind. sources: of every parameter, the checkpoint's names."""
+    """layers: of each decoder layer the linear layers by kind. sources: of every parameter, the checkpoint's names.
+    unfit: how many of the checkpoint's layers were to be quantized, but the layout does not hold them."""
 
     layers: tuple[Mapping[str, Linear], ...]
     sources: Mapping[str, tuple[str, ...]]
+    unfit: int = 0
 
     @property
-    def formats(self) -> dict[str, Integers]:
+    def formats(self) -> dict[str, WeightFormat]:
         """Of every quantized layer of the checkpoint, by prefix."""
         linears = [linear for layer in self.layers for linear in layer.values()]
         return {prefix: linear.format for linear in linears if linear.format for prefix, _ in linear.parts}
@@ -57,12 +59,16 @@ class Plan:
 
     def notes(self, layout: Layout) -> tuple[str, ...]:
         """What is not as it was asked for."""
-        whole = sum(format != layout.wanted.format for format in self.formats.values())
+        formats = self.formats.values()
+        whole = sum(format.group_size == WHOLE_ROW != layout.wanted.format.group_size for format in formats)
+        size = layout.wanted.format.group_size
         said = []
         if whole:
+            said.append(f"{whole} layers have rows that are no whole groups of {size}: each row is one group there")
+        if self.unfit:
             said.append(
-                f"{whole} layers have rows that are no whole groups of {layout.wanted.format.group_size}: each row is "
-                "one group there"
+                f"{self.unfit} layers have rows that are no whole groups of {size}: they stay as they are, for "
+                f"{layout.name} has no such groups"
             )
         return tuple(said)
 
@@ -73,16 +79,20 @@ def plan_of(config: CalibrationConfig, model: ModelConfig, weights: WeightMap, l
     matrices = [t for t in weights.targets if t.dtype == "act" and (t.name != _EMBEDDING or t.name == head)]
     recipe = Recipe.of(config.quant, [target.name for target in matrices], head)
     by_name = {target.name: target for target in weights.targets}
-    layers = []
+    layers, unfit = [], 0
     for index in range(model.num_layers):
         found = {}
         for kind in BEFORE:
             target = by_name[f"layers.{index}.{kind}.weight"]
             parts = tuple((source.name.removesuffix(".weight"), source.shape[0]) for source in target.sources)
             k = target.shape[1]
-            formats = [layout.format_of(rows, k) for _, rows in parts]
-            format = formats[0] if target.name in recipe.schemes and None not in formats else None
+            wanted = recipe.schemes.get(target.name)
+            format: WeightFormat | None = None
+            if wanted is not None:
+                formats = [layout.format_of(rows, k, layout.wanted.format) for _, rows in parts]
+                format = None if None in formats else formats[0]
+                unfit += len(parts) if format is None else 0
             found[kind] = Linear(kind, k, parts, format)
         layers.append(found)
     sources = {target.name: tuple(source.name for source in target.sources) for target in weights.targets}
-    return Plan(tuple(layers), sources)
+    return Plan(tuple(layers), sources, unfit)

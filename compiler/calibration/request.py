@@ -7,14 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.compiler.config import CompileError
-from llmc.quantize.formats.base import WHOLE_ROW
-from llmc.quantize.formats.integers import Integers
 from llmc.quantize.recipe import QuantConfig
+from llmc.quantize.scheme import get_scheme
 
 METHODS = ("rtn", "gptq", "awq", "smoothquant")
-DEFAULT_METHODS = {"w4a16": "gptq", "w4a8": "gptq", "w8a16": "rtn", "w8a8": "smoothquant"}
-"""What is used of a scheme where nothing is asked for."""
+DEFAULT_METHODS = {
+    "w4a16": "gptq", "w4a8": "gptq", "w8a16": "rtn", "w8a8": "smoothquant", "fp8": "rtn", "mxfp4": "gptq",
+}  # fmt: skip
+"""The schemes that are written, and what is used of each where nothing is asked for."""
 Progress = Callable[[str, int, int], None]
+
+
+def methods_of(scheme: str) -> tuple[str, ...]:
+    """The methods that round weights to a scheme. Raises QuantizeError."""
+    other = "smoothquant" if get_scheme(scheme).act_bits == 8 else "awq"
+    return ("rtn", "gptq", other) if scheme in DEFAULT_METHODS else ("rtn",)
 
 
 @dataclass(frozen=True)
@@ -53,13 +60,6 @@ class CalibrationConfig:
     @property
     def act_bits(self) -> int:
         return self.quant.layers.act_bits
-
-    @property
-    def format(self) -> Integers:
-        """Of the weights. The steps of w4a8 become scales of groups, which checkpoints have."""
-        weight = self.quant.layers.weight
-        size = weight.group_size if weight.bits == 4 else WHOLE_ROW
-        return Integers(weight.bits, size, bool(getattr(weight, "asymmetric", False)))
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from llmc.compiler.calibration.running import Floats, Moments, Values
 from llmc.compiler.calibration.threads import Workers
 from llmc.models.config import ModelConfig
 from llmc.quantize.export.base import Layout
-from llmc.quantize.formats.base import Quantized
-from llmc.quantize.formats.integers import Integers
+from llmc.quantize.formats.base import Quantized, WeightFormat
 from llmc.quantize.methods import awq, gptq
-from llmc.quantize.methods.grids import ONE, find_grid, round_to_nearest, rounded_scale
+from llmc.quantize.methods.grid import rounded_scale
+from llmc.quantize.methods.grids import ONE, find_grid, round_to_nearest
 from llmc.quantize.methods.smoothquant import smooth_scales
 
 _ROWS = 512  # that are rounded at a time
@@ -61,7 +61,7 @@ class Rounder:
                 values[name][rows] = found.rows(rows).value()
         return layer
 
-    def _quantized(self, weight: Floats, format: Integers, moments: Moments | None) -> Quantized:
+    def _quantized(self, weight: Floats, format: WeightFormat, moments: Moments | None) -> Quantized:
         method, dtype = self._config.method, self._dtype
         work: Callable[[Floats], Quantized]
         if method == "gptq":

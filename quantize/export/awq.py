@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.quantize.export.base import Layout, Tensors, check_plain_inputs, has_whole_groups, tensor, zero_points
+from llmc.quantize.export.base import Layout, Tensors, has_whole_groups, integers_of, tensor, zero_points
 from llmc.quantize.export.bits import pack
-from llmc.quantize.formats.base import Quantized, QuantizeError
+from llmc.quantize.formats.base import Quantized, QuantizeError, WeightFormat
 from llmc.quantize.formats.integers import Integers
 
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -21,16 +21,14 @@ class Awq(Layout):
     name = "awq"
 
     def check(self) -> None:
-        check_plain_inputs(self.name, self.wanted)
-        if self.wanted.format.bits != 4:
+        if integers_of(self.name, self.wanted).bits != 4:
             raise QuantizeError("--format awq holds numbers of 4 bits alone; use --scheme w4a16 or another format")
 
     @property
     def scale_dtype(self) -> str:
         return "f16"
 
-    def format_of(self, n: int, k: int) -> Integers | None:
-        format = self.wanted.format
+    def format_of(self, n: int, k: int, format: WeightFormat) -> WeightFormat | None:
         return format if has_whole_groups(k, format) and k % _UNIT == 0 and n % _UNIT == 0 else None
 
     def tensors(self, prefix: str, quantized: Quantized) -> Tensors:
@@ -43,7 +41,7 @@ class Awq(Layout):
         }
         return {f"{prefix}.{leaf}": value for leaf, value in found.items()}
 
-    def settings(self, formats: Mapping[str, Integers], left: Collection[str]) -> dict[str, Any]:
+    def settings(self, formats: Mapping[str, WeightFormat], left: Collection[str]) -> dict[str, Any]:
         return {
             "quant_method": self.name,
             "bits": self.wanted.format.bits,

@@ -11,20 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.quantize.checkpoints import StoredTensor
-from llmc.quantize.formats.base import WHOLE_ROW, Quantized, QuantizeError
+from llmc.quantize.formats.base import WHOLE_ROW, Quantized, QuantizeError, WeightFormat
 from llmc.quantize.formats.integers import ZERO, Integers
+from llmc.quantize.formats.steps import Steps
+from llmc.quantize.recipe import QuantConfig
 
 Tensors = dict[str, StoredTensor]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """How all layers of a model are quantized. act_bits: 16, or 8 for inputs that are rounded to int8, by token.
+    """How layers of a model are quantized. format: of those that no recipe gives another one. act_bits: 16, or 8 for
+    inputs that are rounded to int8, by token.
 
     scale_dtype: what the checkpoint's other weights are stored in: f32, f16 or bf16.
     """
 
-    format: Integers
+    format: WeightFormat
     act_bits: int
     scale_dtype: str
 
@@ -42,25 +45,31 @@ class Layout(ABC):
     def check(self) -> None:
         """Raises QuantizeError when the layout does not hold what is wanted."""
 
+    @classmethod
+    def format_for(cls, quant: QuantConfig) -> WeightFormat:
+        """Of a scheme's weights in this layout. The steps of w4a8 become scales of groups, which checkpoints have."""
+        weight = quant.layers.weight
+        return Integers(4, weight.group_size, weight.asymmetric) if isinstance(weight, Steps) else weight
+
     @property
     @abstractmethod
     def scale_dtype(self) -> str:
         """What scales are stored in."""
 
     @abstractmethod
-    def format_of(self, n: int, k: int) -> Integers | None:
-        """The format of a matrix [n, k]; None: it stays as it is."""
+    def format_of(self, n: int, k: int, format: WeightFormat) -> WeightFormat | None:
+        """The format of a matrix [n, k] that is to have `format`; None: it stays as it is."""
 
     @abstractmethod
     def tensors(self, prefix: str, quantized: Quantized) -> Tensors:
         """The tensors of the linear layer `prefix`, by their names in the checkpoint."""
 
     @abstractmethod
-    def settings(self, formats: Mapping[str, Integers], left: Collection[str]) -> dict[str, Any]:
+    def settings(self, formats: Mapping[str, WeightFormat], left: Collection[str]) -> dict[str, Any]:
         """quantization_config of config.json. formats: of the quantized layers by prefix; left: other linear layers."""
 
 
-def has_whole_groups(k: int, format: Integers) -> bool:
+def has_whole_groups(k: int, format: WeightFormat) -> bool:
     return format.group_size == WHOLE_ROW or k % format.group_size == 0
 
 
@@ -76,8 +85,12 @@ def zero_points(quantized: Quantized, format: Integers) -> NDArray[np.uint8]:
     return np.full(quantized.scale.shape, format.middle, np.uint8)
 
 
-def check_plain_inputs(name: str, wanted: Wanted) -> None:
+def integers_of(name: str, wanted: Wanted) -> Integers:
+    """The format that is wanted, of a layout that has nothing else. Raises QuantizeError."""
+    if not isinstance(wanted.format, Integers):
+        raise QuantizeError(f"--format {name} holds integers alone; use --format compressed-tensors")
     if wanted.act_bits != 16:
         raise QuantizeError(
             f"--format {name} holds no rounded activations; use --scheme w4a16 or --format compressed-tensors"
         )
+    return wanted.format

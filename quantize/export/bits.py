@@ -19,6 +19,11 @@ def pack(numbers: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
     return words.view(np.int32)
 
 
+def nibble_pairs(numbers: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Bytes [..., K / 2] of numbers of 4 bits, the first of two in the low half."""
+    return numbers[..., ::2] | (numbers[..., 1::2] << np.uint8(4))
+
+
 def stored_scale(scale: NDArray[Any], dtype: str) -> tuple[NDArray[Any], str]:
     """Scales as bits of `dtype`, in which they are exact, and safetensors' name of it."""
     if dtype == "bf16":

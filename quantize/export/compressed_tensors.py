@@ -1,10 +1,12 @@
-"""The layout of compressed-tensors: pack-quantized where inputs stay as they are, otherwise int-quantized.
+"""The layout of compressed-tensors. Of integers: pack-quantized where inputs stay as they are, otherwise int-quantized.
 
-See `quantize/checkpoints/compressed_tensors.py` for the tensors.
+See `quantize/checkpoints/compressed_tensors.py` for the tensors. A model may have layers of several formats: each is a
+group of its config.json.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,76 +14,103 @@ from typing import Any
 import numpy as np
 
 from llmc.quantize.export.base import Layout, Tensors, has_whole_groups, tensor, zero_points
-from llmc.quantize.export.bits import pack, stored_scale
-from llmc.quantize.formats.base import WHOLE_ROW, Quantized
+from llmc.quantize.export.bits import nibble_pairs, pack, stored_scale
+from llmc.quantize.formats.base import WHOLE_ROW, Quantized, QuantizeError, WeightFormat
+from llmc.quantize.formats.codes import E8M0, Codes
+from llmc.quantize.formats.fp8 import Fp8
 from llmc.quantize.formats.integers import Integers
 
-_INPUTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+_INT8_INPUTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+_FP8_INPUTS = {**_INT8_INPUTS, "type": "float"}
 
 
 class CompressedTensors(Layout):
-    """Rows that are no whole groups are one group each."""
+    """Rows of integers that are no whole groups are one group each."""
 
     name = "compressed-tensors"
 
     def check(self) -> None:
-        pass
+        format = self.wanted.format
+        if isinstance(format, Integers | Fp8) or (isinstance(format, Codes) and format.scale_kind == E8M0):
+            return
+        raise QuantizeError(
+            "--scheme nvfp4, nf4 and fp4 are not written; use mxfp4, or llmc compile --quant, which rounds to them"
+        )
 
     @property
     def scale_dtype(self) -> str:
         return self.wanted.scale_dtype
 
-    @property
-    def _is_packed(self) -> bool:
-        return self.wanted.act_bits == 16
-
-    def format_of(self, n: int, k: int) -> Integers | None:
-        format = self.wanted.format
-        return format if has_whole_groups(k, format) else replace(format, group_size=WHOLE_ROW)
+    def format_of(self, n: int, k: int, format: WeightFormat) -> WeightFormat | None:
+        if has_whole_groups(k, format):
+            return format
+        return replace(format, group_size=WHOLE_ROW) if isinstance(format, Integers) else None
 
     def tensors(self, prefix: str, quantized: Quantized) -> Tensors:
         format = quantized.format
-        assert isinstance(format, Integers)
-        n, k = quantized.numbers.shape
-        found = {"weight_scale": tensor(*stored_scale(quantized.scale, self.scale_dtype))}
-        zero = zero_points(quantized, format)
-        if self._is_packed:
+        if isinstance(format, Codes):
+            found = {
+                "weight_packed": tensor(nibble_pairs(quantized.numbers), "U8"),
+                "weight_scale": tensor(quantized.scale, "U8"),
+            }
+        else:
+            found = {"weight_scale": tensor(*stored_scale(quantized.scale, self.scale_dtype))}
+            if isinstance(format, Fp8):
+                found["weight"] = tensor(quantized.numbers, "F8_E4M3")
+            else:
+                assert isinstance(format, Integers)
+                found |= self._integers(quantized, format)
+        return {f"{prefix}.{leaf}": value for leaf, value in found.items()}
+
+    def _integers(self, quantized: Quantized, format: Integers) -> Tensors:
+        zero, middle = zero_points(quantized, format), format.middle
+        found = {}
+        if self.wanted.act_bits == 16:
             found["weight_packed"] = tensor(pack(quantized.numbers, format.bits), "I32")
-            found["weight_shape"] = tensor(np.array([n, k], np.int64), "I64")
+            found["weight_shape"] = tensor(np.array(quantized.numbers.shape, np.int64), "I64")
             if format.asymmetric:
                 found["weight_zero_point"] = tensor(pack(zero.T, format.bits).T, "I32")
         else:
-            middle = format.middle
             found["weight"] = tensor((quantized.numbers.astype(np.int16) - middle).astype(np.int8), "I8")
             if format.asymmetric:
                 found["weight_zero_point"] = tensor((zero.astype(np.int16) - middle).astype(np.int8), "I8")
-        return {f"{prefix}.{leaf}": value for leaf, value in found.items()}
+        return found
 
-    def settings(self, formats: Mapping[str, Integers], left: Collection[str]) -> dict[str, Any]:
-        layout = "pack-quantized" if self._is_packed else "int-quantized"
-        wholes = sorted(prefix for prefix, format in formats.items() if format != self.wanted.format)
-        groups = {"group_0": self._group(self.wanted.format, ["Linear"], layout)}
-        if wholes:
-            groups["group_1"] = self._group(formats[wholes[0]], wholes, layout)
+    def settings(self, formats: Mapping[str, WeightFormat], left: Collection[str]) -> dict[str, Any]:
+        """The format that most layers have is that of the class; others name their layers."""
+        counts = Counter(formats.values())
+        users = {format: sorted(p for p, of in formats.items() if of == format) for format in counts}
+        order = sorted(counts, key=lambda format: (-counts[format], users[format]))
+        groups = [self._group(format, users[format] if place else ["Linear"]) for place, format in enumerate(order)]
+        layouts = sorted({str(group["format"]) for group in groups})
         return {
             "quant_method": self.name,
-            "format": layout,
+            "format": layouts[0] if len(layouts) == 1 else "mixed-precision",
             "quantization_status": "compressed",
-            "config_groups": groups,
+            "config_groups": {f"group_{place}": group for place, group in enumerate(groups)},
             "ignore": sorted(left),
             "kv_cache_scheme": None,
             "global_compression_ratio": None,
         }
 
-    def _group(self, format: Integers, targets: list[str], layout: str) -> dict[str, Any]:
+    def _group(self, format: WeightFormat, targets: list[str]) -> dict[str, Any]:
         whole = format.group_size == WHOLE_ROW
-        weights = {
+        weights: dict[str, Any] = {
             "num_bits": format.bits,
-            "type": "int",
-            "symmetric": not format.asymmetric,
+            "type": "int" if isinstance(format, Integers) else "float",
+            "symmetric": not getattr(format, "asymmetric", False),
             "strategy": "channel" if whole else "group",
             "group_size": None if whole else format.group_size,
             "dynamic": False,
         }
-        inputs = None if self._is_packed else _INPUTS
+        inputs = None
+        if isinstance(format, Codes):
+            layout = "mxfp4-pack-quantized"
+            weights |= {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
+        elif isinstance(format, Fp8):
+            layout, inputs = "float-quantized", _FP8_INPUTS
+        elif self.wanted.act_bits == 16:
+            layout = "pack-quantized"
+        else:
+            layout, inputs = "int-quantized", _INT8_INPUTS
         return {"targets": targets, "weights": weights, "input_activations": inputs, "format": layout}

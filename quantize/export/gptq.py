@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from llmc.quantize.export.base import Layout, Tensors, check_plain_inputs, has_whole_groups, tensor, zero_points
+from llmc.quantize.export.base import Layout, Tensors, has_whole_groups, integers_of, tensor, zero_points
 from llmc.quantize.export.bits import pack
-from llmc.quantize.formats.base import WHOLE_ROW, Quantized
+from llmc.quantize.formats.base import WHOLE_ROW, Quantized, WeightFormat
 from llmc.quantize.formats.integers import Integers
 
 _UNIT = 32  # what kernels want K and N to be multiples of
@@ -20,7 +20,7 @@ class Gptq(Layout):
     name = "gptq"
 
     def check(self) -> None:
-        check_plain_inputs(self.name, self.wanted)
+        integers_of(self.name, self.wanted)
 
     @property
     def scale_dtype(self) -> str:
@@ -29,10 +29,9 @@ class Gptq(Layout):
     @property
     def _minus_one(self) -> bool:
         """Zero points less one have no 0, which symmetric numbers do not need."""
-        return not self.wanted.format.asymmetric
+        return not integers_of(self.name, self.wanted).asymmetric
 
-    def format_of(self, n: int, k: int) -> Integers | None:
-        format = self.wanted.format
+    def format_of(self, n: int, k: int, format: WeightFormat) -> WeightFormat | None:
         return format if has_whole_groups(k, format) and k % _UNIT == 0 and n % _UNIT == 0 else None
 
     def tensors(self, prefix: str, quantized: Quantized) -> Tensors:
@@ -49,8 +48,8 @@ class Gptq(Layout):
         }
         return {f"{prefix}.{leaf}": value for leaf, value in found.items()}
 
-    def settings(self, formats: Mapping[str, Integers], left: Collection[str]) -> dict[str, Any]:
-        format = self.wanted.format
+    def settings(self, formats: Mapping[str, WeightFormat], left: Collection[str]) -> dict[str, Any]:
+        format = integers_of(self.name, self.wanted)
         inside = sorted(prefix for prefix in left if prefix != "lm_head")
         return {
             "quant_method": self.name,

@@ -11,8 +11,13 @@ from llmc.quantize.formats.base import QuantizeError
 LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in (CompressedTensors, Gptq, Awq)}
 
 
-def get_layout(name: str, wanted: Wanted) -> Layout:
-    """Raises QuantizeError for a name that there is not, and for what the layout does not hold."""
+def layout_class(name: str) -> type[Layout]:
+    """Raises QuantizeError for a name that there is not."""
     if name not in LAYOUTS:
         raise QuantizeError(f"--format {name!r} is unknown: use {', '.join(LAYOUTS)}")
-    return LAYOUTS[name](wanted)
+    return LAYOUTS[name]
+
+
+def get_layout(name: str, wanted: Wanted) -> Layout:
+    """Raises QuantizeError for a name that there is not, and for what the layout does not hold."""
+    return layout_class(name)(wanted)

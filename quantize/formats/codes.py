@@ -18,7 +18,7 @@ from llmc.quantize.formats.tables import TABLES, nearest, wanted_scale
 
 E8M0 = "e8m0"
 _BIAS = 127
-_MOST_POWER = 254
+MOST_POWER = 254
 """255 is NaN."""
 
 
@@ -64,18 +64,31 @@ class Codes(WeightFormat):
         self, low: NDArray[np.float32], high: NDArray[np.float32], scale: NDArray[np.uint8 | np.float32]
     ) -> NDArray[np.float32]:
         """Writes the scales of groups with these least and largest values; what these are to be multiplied by."""
-        check_finite(low, high)
         if self.scale_kind != E8M0:
+            check_finite(low, high)
             np.copyto(scale, wanted_scale(self.table, low, high))
             return inverse_of(scale.astype(np.float32, copy=False))
+        power = self.powers(np.maximum(-low, high))
+        np.copyto(scale, power)
+        inverse: NDArray[np.float32] = np.ldexp(np.float32(1), _BIAS - power.astype(np.int32))
+        return inverse
+
+    def powers(self, largest: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """The bytes of scales that are powers of two, of groups with these largest magnitudes."""
+        check_finite(largest)
         # The power of the largest magnitude, rounded to one bit behind the point as compressed-tensors does: the
         # largest of a group is seldom beyond the table.
-        part, exponent = np.frexp(np.maximum(-low, high))
+        part, exponent = np.frexp(largest)
         most = int(np.log2(np.abs(self.values).max()))
-        power = np.clip(exponent - 1 + (part >= 0.875) - most + _BIAS, 0, _MOST_POWER)
-        np.copyto(scale, power, casting="unsafe")
-        inverse: NDArray[np.float32] = np.ldexp(np.float32(1), _BIAS - power)
-        return inverse
+        power = exponent - 1 + (part >= 0.875) - most + _BIAS
+        found: NDArray[np.uint8] = np.clip(power, 0, MOST_POWER).astype(np.uint8)
+        return found
+
+
+def power_of(byte: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """What bytes of scales that are powers of two stand for."""
+    found: NDArray[np.float32] = np.ldexp(np.float32(1), byte.astype(np.int32) - _BIAS)
+    return found
 
 
 SCHEMES = (

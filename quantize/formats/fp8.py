@@ -20,7 +20,7 @@ from llmc.quantize.formats.base import (
 )
 from llmc.quantize.formats.scheme import Scheme
 
-_LARGEST = 448
+LARGEST = 448
 _LARGEST_CODE = 0x7E
 _MANTISSA = 23 - 3
 """Bits that a float32's mantissa has more."""
@@ -60,7 +60,7 @@ class Fp8(WeightFormat):
     def quantize_rows(self, weight: NDArray[np.float32], out: Quantized) -> None:
         for elements, groups, width in in_groups(weight.shape[1], self.group_size):
             some, scale = weight[:, elements].reshape(len(weight), -1, width), out.scale[:, groups]
-            np.divide(np.abs(some).max(-1), np.float32(_LARGEST), out=scale)
+            np.divide(np.abs(some).max(-1), np.float32(LARGEST), out=scale)
             check_finite(scale)
             some *= inverse_of(scale)[..., None]
             out.numbers[:, elements] = nearest(some).reshape(len(weight), -1)

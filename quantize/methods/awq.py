@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from llmc.quantize.formats.base import Quantized
-from llmc.quantize.formats.integers import Integers
-from llmc.quantize.methods.grids import SHRINKS, Floats, find_grid, group_grams, round_to_nearest
+from llmc.quantize.formats.base import Quantized, WeightFormat
+from llmc.quantize.methods.grid import Floats
+from llmc.quantize.methods.grids import SHRINKS, find_grid, group_grams, round_to_nearest
 
 ALPHAS = tuple(step / 20 for step in range(20))
 _COARSE = (1.0, 0.92, 0.84)
@@ -31,7 +31,7 @@ def search_scales(
     weight: Floats,
     gram: Floats,
     magnitude: Floats,
-    format: Integers,
+    format: WeightFormat,
     *,
     dtype: str = "f32",
     alphas: Sequence[float] = ALPHAS,
@@ -61,7 +61,7 @@ def search_scales(
 
 
 def quantize_rows(
-    weight: Floats, gram: Floats, format: Integers, *, dtype: str = "f32", shrinks: Sequence[float] = SHRINKS
+    weight: Floats, gram: Floats, format: WeightFormat, *, dtype: str = "f32", shrinks: Sequence[float] = SHRINKS
 ) -> Quantized:
     """Rows [R, K] rounded to nearest, each group in the range that is best for the outputs.
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.quantize.formats.base import Quantized, QuantizeError, inverse_of
-from llmc.quantize.formats.integers import Integers
-from llmc.quantize.methods.grids import SHRINKS, Floats, find_grid, grouped
+from llmc.quantize.formats.base import Quantized, QuantizeError, WeightFormat
+from llmc.quantize.methods.grid import Floats
+from llmc.quantize.methods.grids import SHRINKS, find_grid, grouped, quantized
 
 DAMPING = 0.01
 _COLUMNS = 16  # that are rounded one by one; wider runs are halved
@@ -81,7 +81,7 @@ def factor(hessian: NDArray[Any], damping: float = DAMPING, act_order: bool = Tr
 
 
 def quantize_rows(
-    weight: Floats, factor: Factor, format: Integers, *, dtype: str = "f32", shrinks: Sequence[float] = SHRINKS
+    weight: Floats, factor: Factor, format: WeightFormat, *, dtype: str = "f32", shrinks: Sequence[float] = SHRINKS
 ) -> Quantized:
     """Rows [R, K] of a weight, whose numbers depend on no other row. dtype: what scales are stored in."""
     grid = find_grid(weight, format, dtype=dtype, shrinks=shrinks, importance=factor.cost)
@@ -90,8 +90,7 @@ def quantize_rows(
     columns = np.ascontiguousarray(weight.T[factor.order])
     numbers = np.empty_like(columns)
     errors = np.empty_like(columns)
-    scale = np.ascontiguousarray(grid.scale.T)
-    inverse, zero = inverse_of(scale), np.ascontiguousarray(grid.zero.T)
+    grids = grid.of_groups()
     upper, group = factor.upper, factor.order // width
 
     def solve(first: int, last: int) -> None:
@@ -101,18 +100,16 @@ def quantize_rows(
             columns[middle:last] -= upper[first:middle, middle:last].T @ errors[first:middle]
             return solve(middle, last)
         for j in range(first, last):
-            of = group[j]
-            rounded = np.rint(columns[j] * inverse[of])
-            rounded += zero[of]
-            np.clip(rounded, 0, grid.top, out=numbers[j])
-            value = (numbers[j] - zero[of]) * scale[of]
+            of = grids[group[j]]
+            numbers[j] = of.rounded(columns[j])
+            value = of.values(numbers[j])
             np.divide(columns[j] - value, upper[j, j], out=errors[j])
             columns[j + 1 : last] -= upper[j, j + 1 : last, None] * errors[j]
 
     solve(0, len(columns))
     in_place = np.empty_like(numbers)
     in_place[factor.order] = numbers
-    return grid.quantized(grouped(np.ascontiguousarray(in_place.T), format), format)
+    return quantized(np.ascontiguousarray(in_place.T), grid, format)
 
 
 def output_error(change: NDArray[Any], hessian: NDArray[Any]) -> float:

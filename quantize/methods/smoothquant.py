@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmc.quantize.methods.grids import Floats
+from llmc.quantize.methods.grid import Floats
 
 ALPHA = 0.5
 _LEAST = np.float32(1e-5)

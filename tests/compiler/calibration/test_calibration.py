@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import QuantizationScheme
+from compressed_tensors.quantization import QuantizationScheme, disable_quantization
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from llmc.cli.main import main
 from llmc.compiler.calibration import driver
@@ -29,6 +29,8 @@ from llmc.compiler.config import CompileError
 from llmc.models.eager import load_model
 from llmc.models.sources.registry import open_source
 from llmc.quantize import QuantConfig
+from llmc.quantize.formats.base import Quantized
+from llmc.quantize.rtn import quantize
 
 from support.compiled import assert_same_bytes, check_every_bucket, compile_tiny, random_tokens, relative_error
 from support.paged_reference import PagedRunner
@@ -39,10 +41,12 @@ W4A16 = QuantConfig("w4a16", group_size=32)
 LADDER = "prefill=[4]x[12],decode=[4]x[64]"
 
 
-def make_model(folder: Path, family: str = "llama", dtype: torch.dtype = torch.float32) -> Path:
+def make_model(
+    folder: Path, family: str = "llama", dtype: torch.dtype = torch.float32, intermediate_size: int = 96
+) -> Path:
     """A tiny random model whose heads share keys, with a tokenizer of bytes."""
     make_tiny_model(
-        folder, family, dtype=dtype, num_hidden_layers=2, hidden_size=64, intermediate_size=96,
+        folder, family, dtype=dtype, num_hidden_layers=2, hidden_size=64, intermediate_size=intermediate_size,
         num_attention_heads=4, num_key_value_heads=2, head_dim=16,
     )  # fmt: skip
     tokenizer = Tokenizer(BPE({char: index for index, char in enumerate(sorted(ByteLevel.alphabet()))}, []))
@@ -108,13 +112,21 @@ def test_scales_that_move_between_layers_change_nothing(
         (QuantConfig("w8a16"), "rtn"),
         (replace(W4A16, group_size=64), "rtn"),  # mlp.down has rows of 96
         (replace(W4A16, skip=("mlp.down",)), "rtn"),
+        (QuantConfig("fp8"), "rtn"),
+        (QuantConfig("mxfp4"), "gptq"),
     ],
-    ids=["gptq", "w8a16", "whole-rows", "skip"],
+    ids=["gptq", "w8a16", "whole-rows", "skip", "fp8", "mxfp4"],
 )
 def test_transformers_reads_what_is_written(quant: QuantConfig, method: str, model: Path, tmp_path: Path) -> None:
     output = written(model, tmp_path / "out", quant, method)
     try:
-        theirs = AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32)
+        # MXFP4 becomes bf16 when it is first needed, unless it does so at once; then its values are those of f32, too.
+        if quant.scheme == "mxfp4":
+            how = CompressedTensorsConfig(run_compressed=False)
+            theirs = AutoModelForCausalLM.from_pretrained(output, quantization_config=how).float()
+        else:
+            theirs = AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32)
+        theirs.apply(disable_quantization)  # of inputs, which FP8 checkpoints want rounded
     except ImportError as error:
         pytest.skip(f"transformers cannot read compressed-tensors here: {error}")
     tokens = random_tokens(515)
@@ -130,6 +142,8 @@ def test_transformers_reads_what_is_written(quant: QuantConfig, method: str, mod
         (replace(W4A16, asymmetric=True), "awq"),
         (QuantConfig("w8a8"), "rtn"),
         (QuantConfig("w4a8", group_size=32), "rtn"),
+        (QuantConfig("fp8"), "rtn"),
+        (QuantConfig("mxfp4"), "rtn"),
     ],
 )
 def test_the_library_reads_what_is_written(quant: QuantConfig, method: str, model: Path, tmp_path: Path) -> None:
@@ -145,7 +159,36 @@ def test_the_library_reads_what_is_written(quant: QuantConfig, method: str, mode
     layer: Any = load_model(output).get_submodule("layers.1.mlp.down")
     found = layer.weight.detach().numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert (scheme.input_activations is not None) == (settings["format"] == "int-quantized")
+    assert (scheme.input_activations is not None) == (settings["format"] in ("int-quantized", "float-quantized"))
+
+
+def test_float_schemes_round_as_the_compiler_does(model: Path, tmp_path: Path) -> None:
+    """Of the numbers of a checkpoint that was rounded to nearest, and of what `llmc compile --quant` rounds to."""
+    plain = open_source(model).checkpoint()
+    name = "model.layers.1.mlp.down_proj.weight"
+    weight = np.empty(plain.shape(name), np.float32)
+    plain.tensor(name).read(0, weight)
+    for scheme in ("fp8", "mxfp4"):
+        stored = open_source(written(model, tmp_path / scheme, QuantConfig(scheme), "rtn")).checkpoint()
+        found = stored.tensor(name).stored
+        assert found is not None
+        expected = quantize(weight, QuantConfig(scheme).layers.weight)
+        assert found.format == expected.format
+        out = Quantized.empty(found.format, *weight.shape)
+        found.read(0, out)
+        assert np.array_equal(out.numbers, expected.numbers)
+        assert np.array_equal(out.scale, expected.scale)
+
+
+def test_rows_that_are_no_groups_of_mxfp4_stay_as_they_are(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", intermediate_size=80)
+    report = driver.quantize_checkpoint(request_of(model, tmp_path / "out", QuantConfig("mxfp4"), "rtn"))
+    (note,) = report.notes
+    assert note.startswith("2 layers have rows that are no whole groups of 32: they stay as they are")
+    stored = open_source(tmp_path / "out").checkpoint()
+    assert stored.tensor("model.layers.0.mlp.down_proj.weight").stored is None
+    assert stored.tensor("model.layers.0.mlp.up_proj.weight").stored is not None
+    assert relative_error(logits(tmp_path / "out"), logits(model)) < 1
 
 
 @pytest.mark.parametrize("layout", ["gptq", "awq"])
@@ -159,13 +202,20 @@ def test_other_layouts_have_the_same_numbers(layout: str, model: Path, tmp_path:
 
 
 @pytest.mark.native
-def test_a_written_checkpoint_compiles(model: Path, tmp_path: Path, kernel_cache: Path) -> None:
-    output = written(model, tmp_path / "out")
+@pytest.mark.parametrize(
+    ("quant", "kept"),
+    [(W4A16, "integers"), (QuantConfig("fp8"), "fp8"), (QuantConfig("mxfp4"), "codes")],
+    ids=["w4a16", "fp8", "mxfp4"],
+)
+def test_a_written_checkpoint_compiles(
+    quant: QuantConfig, kept: str, model: Path, tmp_path: Path, kernel_cache: Path
+) -> None:
+    output = written(model, tmp_path / "out", quant)
     artifact = compile_tiny(output, tmp_path / "artifact", kernel_cache, buckets=LADDER, dtype="f32")
     tokens = random_tokens(515)
     check_every_bucket(artifact, tokens, logits(output, tokens))
     weights = json.loads((tmp_path / "artifact" / "manifest.json").read_text())["weights"]
-    assert weights["layers.1.mlp.down.weight"]["format"]["bits"] == 4
+    assert weights["layers.1.mlp.down.weight"]["format"]["kind"] == kept
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
@@ -242,6 +292,8 @@ def test_a_dry_run_writes_nothing(model: Path, tmp_path: Path, capsys: pytest.Ca
             "holds none of this model's layers in groups of 128",
         ),
         ({"quant": QuantConfig("w8a8"), "method": "rtn", "layout": "gptq"}, "holds no rounded activations"),
+        ({"quant": QuantConfig("nf4"), "method": "rtn"}, "nvfp4, nf4 and fp4 are not written; use mxfp4"),
+        ({"quant": QuantConfig("fp8"), "layout": "gptq"}, "--format gptq holds integers alone"),
         ({"quant": replace(W4A16, skip=("mlp.sideways",))}, "--skip 'mlp.sideways' is no linear layer"),
     ],
 )
