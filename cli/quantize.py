@@ -45,6 +45,7 @@ Examples:
   llmc quantize models/llama -o llama-awq --scheme w4a16 --method awq --group-size 128 --calibration text.txt
   llmc quantize models/llama -o llama-w8a8 --scheme w8a8 --calibration text.txt
   llmc quantize models/llama -o llama-fp8 --scheme fp8
+  llmc quantize models/llama -o llama-q4.gguf --scheme w4a16 --format gguf --calibration text.txt
   llmc quantize models/llama -o llama-gptq --scheme w4a16 --format gptq --calibration text.txt --dry-run
 """
 NONE = "none"
@@ -93,7 +94,7 @@ def quantize_command(
         help="rtn, gptq, awq or smoothquant; default: gptq of w4a16, w4a8 and mxfp4, smoothquant of w8a8, else rtn.",
     ),
     format: str = typer.Option(
-        "compressed-tensors", "--format", metavar="FORMAT", help="compressed-tensors, gptq or awq."
+        "compressed-tensors", "--format", metavar="FORMAT", help="compressed-tensors, gptq, awq or gguf."
     ),
     calibration: Path | None = typer.Option(
         None, metavar="FILE", help="UTF-8 text that layers' inputs are taken from."

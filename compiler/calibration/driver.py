@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from llmc import __version__
 from llmc.compiler.calibration.checkpoint import write_checkpoint
 from llmc.compiler.calibration.estimate import estimate
+from llmc.compiler.calibration.gguf.file import check_writable, write_gguf
 from llmc.compiler.calibration.plan import Plan, plan_of
 from llmc.compiler.calibration.request import CalibrationConfig, CalibrationReport, Estimate, Progress
 from llmc.compiler.calibration.rounding import RoundedLayer, Rounder
@@ -34,6 +35,7 @@ from llmc.models.sources.safetensors import SafetensorsCheckpoint
 from llmc.quantize.checkpoints import StoredTensor
 from llmc.quantize.export.base import Wanted
 from llmc.quantize.export.bits import stored_scale
+from llmc.quantize.export.gguf import Gguf
 from llmc.quantize.export.registry import get_layout, layout_class
 
 
@@ -57,6 +59,8 @@ class _Task:
         assert isinstance(checkpoint, SafetensorsCheckpoint)
         self.checkpoint = checkpoint
         format = layout_class(config.layout).format_for(config.quant)
+        if config.layout == Gguf.name:
+            check_writable(self.model)
         self.layout = get_layout(config.layout, Wanted(format, config.act_bits, self.model.dtype))
         self.plan: Plan = plan_of(config, self.model, check_checkpoint(self.model, checkpoint), self.layout)
         if not self.plan.formats:
@@ -145,18 +149,11 @@ def quantize_checkpoint(config: CalibrationConfig, progress: Progress = no_progr
         resumed = work.done()
         with workers(config.jobs) as crew:
             _round_layers(task, work, resumed, crew, progress)
-        tensors = _all_tensors(task, work)
-        settings = task.layout.settings(task.plan.formats, task.plan.left)
-        values = Fields.read(config.model / "config.json").values
-        with staged_directory(config.output) as folder:
-            size = write_checkpoint(
-                folder, values, settings, tensors, task.source.model_files(),
-                lambda done, total: progress("write", done, total),
-            )  # fmt: skip
+        size = _write(task, work, progress)
     return CalibrationReport(
         output=config.output,
         method=config.method,
-        scheme=config.quant.layers.describe(),
+        scheme=f"{config.quant.scheme} in {task.layout.wanted.format.describe()}",
         layers=task.model.num_layers,
         resumed=resumed,
         tokens=task.windows.size,
@@ -164,6 +161,22 @@ def quantize_checkpoint(config: CalibrationConfig, progress: Progress = no_progr
         output_bytes=size,
         notes=task.plan.notes(task.layout),
     )
+
+
+def _write(task: _Task, work: Work, progress: Progress) -> int:
+    """The bytes of the weights."""
+    config, files = task.config, task.source.model_files()
+    tensors, settings = _all_tensors(task, work), task.layout.settings(task.plan.formats, task.plan.left)
+
+    def on_part(done: int, total: int) -> None:
+        progress("write", done, total)
+
+    if config.layout == Gguf.name:
+        names = [name for sources in task.plan.sources.values() for name in sources]
+        return write_gguf(config.output, config.model.name, task.model, files, names, tensors, settings, on_part)
+    values = Fields.read(config.model / "config.json").values
+    with staged_directory(config.output) as folder:
+        return write_checkpoint(folder, values, settings, tensors, files, on_part)
 
 
 def _round_layers(task: _Task, work: Work, first: int, crew: Workers, progress: Progress) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from llmc.quantize.export.awq import Awq
 from llmc.quantize.export.base import Layout, Wanted
 from llmc.quantize.export.compressed_tensors import CompressedTensors
+from llmc.quantize.export.gguf import Gguf
 from llmc.quantize.export.gptq import Gptq
 from llmc.quantize.formats.base import QuantizeError
 
-LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in (CompressedTensors, Gptq, Awq)}
+LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in (CompressedTensors, Gptq, Awq, Gguf)}
 
 
 def layout_class(name: str) -> type[Layout]:

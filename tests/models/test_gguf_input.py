@@ -101,7 +101,7 @@ CASES: dict[str, tuple[Callable[[Gguf], Gguf], str]] = {
         lambda g: g.with_tensor(NORM, type=77),
         r"tensor blk\.0\.attn_norm\.weight has type 77, which is not one of F32, F16, BF16, Q4_0, .*IQ4_XS",
     ),
-    "type of a tensor that is only known": (lambda g: g.with_tensor(NORM, type=39), "has type MXFP4, which is not one"),
+    "type of a tensor that is only known": (lambda g: g.with_tensor(NORM, type=40), "has type NVFP4, which is not one"),
     "five dimensions": (lambda g: g.with_tensor(NORM, dimensions=(1,) * 5), "has 5 dimensions, not 1 to 4"),
     "no dimensions": (lambda g: g.with_tensor(NORM, dimensions=()), "has 0 dimensions, not 1 to 4"),
     "size 0": (

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from llmc.models.convert import Array
+from llmc.models.sources.gguf.dequantize.fields import nibbles
 from llmc.models.sources.gguf.dequantize.parts import Parts
 from llmc.models.sources.stored import Stored
 from llmc.quantize.formats.affine import MIDDLE, OFFSET, SHIFT, STEP, Affine
 from llmc.quantize.formats.base import SCALE, Quantized, WeightFormat
-from llmc.quantize.formats.codes import Codes
+from llmc.quantize.formats.codes import E8M0, Codes
 from llmc.quantize.formats.integers import Integers
 from llmc.quantize.formats.tables import codes_of
 
@@ -90,3 +91,18 @@ class StoredBlocks(Stored):
         group, block = (min(getattr(layout, name) for layout in layouts) for name in ("group_size", "block"))
         format = Affine(bits, group, block, offsets=any(signs), table=table)
         return [StoredBlocks(one.parts, one.at_once, one.layout, format) for one in (self, *blocks)]
+
+
+class StoredCodes(Stored):
+    """A matrix of MXFP4. blocks: uint8 [blocks, bytes of one] of rows [first, first + count)."""
+
+    def __init__(self, blocks: Callable[[int, int], Array], at_once: int) -> None:
+        self._blocks, self._at_once = blocks, at_once
+        self.format = Codes("e2m1", 32, E8M0)
+
+    def read(self, first: int, out: Quantized) -> None:
+        for at in range(0, len(out.numbers), self._at_once):
+            some = out.rows(slice(at, at + self._at_once))
+            blocks = self._blocks(first + at, len(some.numbers))
+            np.copyto(some.numbers, nibbles(blocks[:, 1:], 16).reshape(some.numbers.shape), casting="unsafe")
+            np.copyto(some.planes[SCALE], blocks[:, 0].reshape(some.planes[SCALE].shape))

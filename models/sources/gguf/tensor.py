@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from llmc.models.sources.base import ArrayTensor, Tensor
 from llmc.models.sources.gguf.dequantize.parts import Parts
 from llmc.models.sources.gguf.dequantize.registry import PARTS, dequantize
 from llmc.models.sources.gguf.header import GgufFile
-from llmc.models.sources.gguf.stored import LAYOUTS, StoredBlocks
+from llmc.models.sources.gguf.stored import LAYOUTS, StoredBlocks, StoredCodes
 from llmc.models.sources.gguf.types import StoredType
 from llmc.models.sources.stored import Stored
 
@@ -64,6 +65,8 @@ class QuantizedTensor(Tensor):
     @property
     def stored(self) -> Stored | None:
         layout = LAYOUTS.get(self._type.name)
+        if len(self._shape) == 2 and self._type.name == "MXFP4":
+            return StoredCodes(self._blocks, self._rows_at_once)
         if layout is None or len(self._shape) != 2:
             return None
         return StoredBlocks(self._parts, self._rows_at_once, layout, layout)
@@ -102,10 +105,14 @@ class QuantizedTensor(Tensor):
             if bad.any():
                 block = int(bad.argmax())
                 value = float(np.ascontiguousarray(blocks[block, at : at + 2]).view(np.float16)[0])
-                row = int(rows[block * len(rows) // len(blocks)])
-                raise ModelError(
-                    f"{self._called} of type {self._type.name} has a scale of {value} in row {row}; download it again"
-                )
+                raise self._wrong_scale(value, int(rows[block * len(rows) // len(blocks)]))
+        if self._type.power is not None and (bad := blocks[:, self._type.power] == 255).any():
+            raise self._wrong_scale(math.nan, int(rows[int(bad.argmax()) * len(rows) // len(blocks)]))
+
+    def _wrong_scale(self, value: float, row: int) -> ModelError:
+        return ModelError(
+            f"{self._called} of type {self._type.name} has a scale of {value} in row {row}; download it again"
+        )
 
 
 class _OrderedArray(Tensor):

@@ -10,12 +10,14 @@ QK_K = 256
 
 @dataclass(frozen=True)
 class StoredType:
-    """elements: of a block; nbytes: of a block in the file. scales: where a block has f16 scales, in bytes."""
+    """elements: of a block; nbytes: of a block in the file. scales: where a block has f16 scales, in bytes. power:
+    where it has a power of two in a byte, biased by 127, of which 255 is no number; None: nowhere."""
 
     name: str
     elements: int
     nbytes: int
     scales: tuple[int, ...] = ()
+    power: int | None = None
 
     def row_bytes(self, columns: int) -> int:
         return columns // self.elements * self.nbytes
@@ -37,12 +39,13 @@ READ: dict[int, StoredType] = {
     14: StoredType("Q6_K", QK_K, 210, (208,)),
     20: StoredType("IQ4_NL", 32, 18, (0,)),
     23: StoredType("IQ4_XS", QK_K, 136, (0,)),
+    39: StoredType("MXFP4", 32, 17, power=0),
 }
 """Types that llmc reads, by code."""
 
 _KNOWN = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8",
-    25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+    25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
 }  # fmt: skip
 
 

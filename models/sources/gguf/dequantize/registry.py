@@ -21,6 +21,7 @@ PARTS: dict[str, Callable[[Array], Parts]] = {
     "Q6_K": k_blocks.q6_k,
     "IQ4_NL": table_blocks.iq4_nl,
     "IQ4_XS": table_blocks.iq4_xs,
+    "MXFP4": table_blocks.mxfp4,
 }
 
 

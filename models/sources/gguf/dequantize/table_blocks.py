@@ -1,4 +1,4 @@
-"""Blocks of 4 bits an element that stand for the numbers of one table: IQ4_NL and IQ4_XS."""
+"""Blocks of 4 bits an element that stand for the values of one table: IQ4_NL, IQ4_XS and MXFP4."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import numpy as np
 from llmc.models.convert import Array
 from llmc.models.sources.gguf.dequantize.fields import halves, nibbles
 from llmc.models.sources.gguf.dequantize.parts import Parts
+from llmc.quantize.formats.codes import power_of
 from llmc.quantize.formats.tables import TABLES
 
 _NUMBERS = TABLES["iq4_nl"].astype(np.int8)
+_TWICE_E2M1 = (2 * TABLES["e2m1"]).astype(np.int8)
 
 
 def iq4_nl(blocks: Array) -> Parts:
@@ -23,3 +25,9 @@ def iq4_xs(blocks: Array) -> Parts:
     scales = (nibbles(blocks[:, 4:8], 1) | (upper << 4)).view(np.int8)
     scales -= 32
     return Parts(_NUMBERS[nibbles(blocks[:, 8:], 16)], halves(blocks, 0), scales)
+
+
+def mxfp4(blocks: Array) -> Parts:
+    """A power of two, then floats of 4 bits, which are halves of whole numbers."""
+    half_power = power_of(blocks[:, :1]) / np.float32(2)
+    return Parts(_TWICE_E2M1[nibbles(blocks[:, 1:], 16)], half_power)

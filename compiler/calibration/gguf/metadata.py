@@ -1,0 +1,90 @@
+"""The configuration of a model as a GGUF file's metadata, under the keys that llama.cpp's converter gives it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.compiler.config import CompileError
+from llmc.models.config import ModelConfig, RopeScaling
+from llmc.models.rope import checked_frequencies
+from llmc.models.sources.gguf.architectures import ARCHITECTURES, Architecture
+
+_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+"""By model_type; llama.cpp's `llama` has Mistral's models, too."""
+_ROPE_SCALINGS = ("linear", "yarn", "llama3")
+
+
+def architecture_of(model: ModelConfig) -> Architecture:
+    """Raises CompileError for a model that a GGUF file of ours does not say all of."""
+    name = _ARCHITECTURES.get(model.model_type)
+    if name is None:
+        raise CompileError(
+            f"--format gguf does not know models of type {model.model_type}; use --format compressed-tensors"
+        )
+    windows = set(model.layer_windows)
+    if windows not in (set(), {0}) and (model.model_type != "mistral" or len(windows) > 1):
+        raise CompileError(
+            f"--format gguf has no place for the sliding windows of this {model.model_type} model; "
+            "use --format compressed-tensors"
+        )
+    scaling = model.rope_scaling
+    if scaling is not None and (scaling.rope_type not in _ROPE_SCALINGS or scaling.mscale is not None):
+        raise CompileError(
+            f"--format gguf has no place for rope scaling {scaling.rope_type} as this model has it; "
+            "use --format compressed-tensors"
+        )
+    return ARCHITECTURES[name]
+
+
+def add_config(writer: Any, model: ModelConfig) -> None:
+    """writer: a GGUFWriter of the model's architecture."""
+    writer.add_context_length(model.max_position_embeddings)
+    writer.add_embedding_length(model.hidden_size)
+    writer.add_block_count(model.num_layers)
+    writer.add_feed_forward_length(model.intermediate_size)
+    writer.add_head_count(model.num_heads)
+    writer.add_head_count_kv(model.num_kv_heads)
+    writer.add_key_length(model.head_dim)
+    writer.add_value_length(model.head_dim)
+    writer.add_rope_dimension_count(model.rotary_dim)
+    writer.add_rope_freq_base(model.rope_theta)
+    writer.add_layer_norm_rms_eps(model.rms_norm_eps)
+    writer.add_vocab_size(model.vocab_size)
+    if model.sliding_window is not None:
+        writer.add_sliding_window(model.sliding_window)
+    if model.rope_scaling is not None:
+        _add_scaling(writer, model.rope_scaling)
+
+
+def _add_scaling(writer: Any, scaling: RopeScaling) -> None:
+    from gguf import RopeScalingType
+
+    if scaling.rope_type == "llama3":
+        return  # a tensor
+    writer.add_rope_scaling_type(RopeScalingType(scaling.rope_type))
+    writer.add_rope_scaling_factor(scaling.factor)
+    if scaling.rope_type != "yarn":
+        return
+    writer.add_rope_scaling_orig_ctx_len(scaling.original_max_position_embeddings)
+    if scaling.beta_fast is not None:
+        writer.add_rope_scaling_yarn_beta_fast(scaling.beta_fast)
+    if scaling.beta_slow is not None:
+        writer.add_rope_scaling_yarn_beta_slow(scaling.beta_slow)
+    if scaling.attention_factor is not None:
+        plain = 1.0 + 0.1 * math.log(max(scaling.factor, 1.0))
+        writer.add_rope_scaling_attn_factors(scaling.attention_factor / plain)
+
+
+def rope_factors(model: ModelConfig) -> NDArray[np.float32] | None:
+    """Divisors of the rotary frequencies, for the scaling of Llama 3; None without it."""
+    scaling = model.rope_scaling
+    if scaling is None or scaling.rope_type != "llama3":
+        return None
+    scaled, _ = checked_frequencies(model, model.max_position_embeddings)
+    powers = np.power(model.rope_theta, np.arange(0, model.rotary_dim, 2, dtype=np.float64) / model.rotary_dim)
+    factors: NDArray[np.float32] = (1.0 / powers / scaled).astype(np.float32)
+    return factors
