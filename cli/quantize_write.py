@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +20,9 @@ from llmc.quantize import SCHEMES
 from llmc.units import format_bytes
 
 if TYPE_CHECKING:
-    from llmc.compiler.calibration.request import CalibrationConfig, CalibrationReport, Estimate
+    from llmc.compiler.calibration.request import CalibrationConfig, CalibrationReport, Estimate, RecipeReport
+
+_POINTS = 12  # of a recipe's curve that are printed
 
 
 def write_command(
@@ -31,8 +34,12 @@ def write_command(
     skip: str | None,
     options: WriteOptions,
 ) -> None:
+    if scheme is not None and options.target_kl is not None:
+        raise typer.BadParameter("--target-kl chooses the bits of each layer itself; leave out --scheme")
     if scheme is None:
-        raise typer.BadParameter(f"--scheme is missing: say what to write, one of {', '.join(SCHEMES)}")
+        if options.target_kl is None:
+            raise typer.BadParameter(f"--scheme is missing: say what to write, one of {', '.join(SCHEMES)}")
+        scheme = "w4a16"
     quant = quant_config(scheme, group_size, asymmetric, skip)
     assert quant is not None
     text = None if options.calibration is None else read_sample(options.calibration, "--calibration")
@@ -55,6 +62,7 @@ def write_command(
             sample_tokens=options.sample_tokens,
             damping=options.damping,
             jobs=options.jobs,
+            target_kl=options.target_kl,
         )
         if options.dry_run:
             estimate, notes = estimate_of(config)
@@ -69,6 +77,8 @@ def write_command(
         print(json.dumps({**asdict(report), "output": str(report.output)}, indent=2))
     else:
         _print_report(report)
+        if report.recipe is not None:
+            _print_recipe(report.recipe)
 
 
 def _say(notes: Sequence[str]) -> None:
@@ -101,3 +111,24 @@ def _print_report(report: CalibrationReport) -> None:
     table.add_row("weights", format_bytes(report.output_bytes))
     table.add_row("seconds", f"{report.seconds:.1f}")
     print_table(table)
+
+
+def _print_recipe(recipe: RecipeReport) -> None:
+    from rich.table import Table
+
+    from llmc.cli.render.tables import print_table
+
+    table = Table(title="bits against divergence", title_justify="left")
+    for column in ("bits a weight", "matrices, MiB", "KL, predicted", "KL, measured"):
+        table.add_column(column, justify="right")
+    places = {round(i * (len(recipe.curve) - 1) / (_POINTS - 1)) for i in range(_POINTS)}
+    for place in sorted({*places, recipe.curve.index(recipe.chosen)}):
+        point = recipe.curve[place]
+        measured = f"{recipe.kl:.6f}" if point == recipe.chosen else ""
+        size = f"{point.nbytes / (1 << 20):.2f}"
+        table.add_row(f"{point.bits_per_weight:.2f}", size, f"{point.predicted_kl:.6f}", measured)
+    print_table(table)
+    for format, count in sorted(Counter(recipe.layers.values()).items()):
+        print(f"{count:5} layers: {format}")
+    tried = f", after {len(recipe.tries)} tries" if len(recipe.tries) > 1 else ""
+    print(f"KL {recipe.kl:.6f} of at most {recipe.target_kl} on {recipe.measured_tokens:,} tokens{tried}")

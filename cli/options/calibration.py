@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """As the command line gives them. method: None: the scheme's own."""
+    """As the command line gives them. method: None: the scheme's own. target_kl: None: a scheme is asked for."""
 
     method: str | None
     layout: str
@@ -17,5 +17,6 @@ class WriteOptions:
     sample_tokens: int
     damping: float
     jobs: int
+    target_kl: float | None
     dry_run: bool
     as_json: bool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmc.compiler.calibration.request import CalibrationConfig
 from llmc.models.config import ModelConfig
@@ -50,6 +50,14 @@ class Plan:
         """Of every quantized layer of the checkpoint, by prefix."""
         linears = [linear for layer in self.layers for linear in layer.values()]
         return {prefix: linear.format for linear in linears if linear.format for prefix, _ in linear.parts}
+
+    def with_formats(self, formats: Mapping[tuple[int, str], WeightFormat | None]) -> Plan:
+        """The plan with other formats of its quantized layers, by index and kind."""
+        layers = tuple(
+            {kind: replace(linear, format=formats.get((index, kind), linear.format)) for kind, linear in layer.items()}
+            for index, layer in enumerate(self.layers)
+        )
+        return replace(self, layers=layers)
 
     @property
     def left(self) -> list[str]:

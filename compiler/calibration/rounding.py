@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,6 +39,11 @@ class Rounder:
         self._dtype = layout.scale_dtype
 
     @property
+    def wants_moments(self) -> bool:
+        """Whether the method looks at inputs at all."""
+        return self._config.method != "rtn"
+
+    @property
     def wants_grams(self) -> bool:
         return self._config.method in ("gptq", "awq")
 
@@ -54,21 +59,36 @@ class Rounder:
         for linear in wanted:
             assert linear.format is not None
             name = f"{linear.kind}.weight"
-            found = self._quantized(values[name], linear.format, moments.pop(linear.kind, None))
+            found = self.quantized(values[name], linear.format, moments.pop(linear.kind, None))
             layer.matrices[linear.kind] = found
-            for first in range(0, linear.n, _ROWS):
-                rows = slice(first, first + _ROWS)
-                values[name][rows] = found.rows(rows).value()
+            write_values(found, values[name])
         return layer
 
-    def _quantized(self, weight: Floats, format: WeightFormat, moments: Moments | None) -> Quantized:
+    def quantized(self, weight: Floats, format: WeightFormat, moments: Moments | None) -> Quantized:
+        """A matrix rounded by the method; GPTQ uses its moments up."""
+        if self._config.method != "gptq":
+            return self._rounded(weight, format, moments, None)
+        return self._rounded(weight, format, None, self._factor(moments))
+
+    def each(self, weight: Floats, formats: Sequence[WeightFormat], moments: Moments | None) -> Iterator[Quantized]:
+        """The same matrix rounded to several formats, by what is found of its inputs once."""
+        factor = self._factor(moments) if self._config.method == "gptq" else None
+        for format in formats:
+            yield self._rounded(weight, format, moments, factor)
+
+    def _factor(self, moments: Moments | None) -> gptq.Factor:
+        assert moments is not None
+        assert moments.gram is not None
+        found = gptq.factor(moments.gram.numpy(), self._config.damping)
+        moments.gram = None
+        return found
+
+    def _rounded(
+        self, weight: Floats, format: WeightFormat, moments: Moments | None, factor: gptq.Factor | None
+    ) -> Quantized:
         method, dtype = self._config.method, self._dtype
         work: Callable[[Floats], Quantized]
-        if method == "gptq":
-            assert moments is not None
-            assert moments.gram is not None
-            factor = gptq.factor(moments.gram.numpy(), self._config.damping)
-            moments.gram = None
+        if factor is not None:
             work = lambda rows: gptq.quantize_rows(rows, factor, format, dtype=dtype)  # noqa: E731
         elif method == "awq":
             assert moments is not None
@@ -134,6 +154,13 @@ class Rounder:
             heads = own.reshape(-1, 1, self._model.head_dim)
             return np.repeat(heads, shares, axis=1).reshape(-1)
         return own
+
+
+def write_values(quantized: Quantized, out: Floats) -> None:
+    """What its numbers stand for, some rows at a time."""
+    for first in range(0, len(out), _ROWS):
+        rows = slice(first, first + _ROWS)
+        out[rows] = quantized.rows(rows).value()
 
 
 def _joined(pieces: list[Quantized]) -> Quantized:

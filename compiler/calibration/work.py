@@ -59,6 +59,12 @@ class Work:
         partial.rename(path)
         self._stream(index).unlink(missing_ok=True)
 
+    def part(self, name: str) -> Work:
+        """A folder of its own within this one."""
+        folder = self._folder / name
+        folder.mkdir(exist_ok=True)
+        return Work(folder)
+
     def layer(self, index: int) -> dict[str, StoredTensor]:
         return read_tensors(self._layer(index))
 

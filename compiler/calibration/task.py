@@ -1,0 +1,137 @@
+"""All that is known of a request before anything heavy is done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from llmc import __version__
+from llmc.compiler.calibration.gguf.file import check_writable
+from llmc.compiler.calibration.plan import Plan, plan_of
+from llmc.compiler.calibration.request import CalibrationConfig
+from llmc.compiler.calibration.rounding import RoundedLayer
+from llmc.compiler.calibration.running import Values
+from llmc.compiler.calibration.text import calibration_windows
+from llmc.compiler.config import CompileError
+from llmc.models.loader import Parameter, check_checkpoint, load_parameters
+from llmc.models.sources.folder import FolderSource
+from llmc.models.sources.registry import open_source
+from llmc.models.sources.safetensors import SafetensorsCheckpoint
+from llmc.quantize.checkpoints import StoredTensor
+from llmc.quantize.export.base import Wanted
+from llmc.quantize.export.bits import stored_scale
+from llmc.quantize.export.gguf import Gguf
+from llmc.quantize.export.registry import get_layout, layout_class
+
+_MOST_MEASURED = 4096
+"""Tokens that divergences are measured on."""
+
+
+class Task:
+    """All that is known before anything heavy is done."""
+
+    def __init__(self, config: CalibrationConfig) -> None:
+        self.config = config
+        source = open_source(config.model)
+        if not isinstance(source, FolderSource):
+            raise CompileError(
+                f"{config.model} has no config.json to write on; pass a directory in Hugging Face's format"
+            )
+        if source.is_quantized:
+            raise CompileError(f"{config.model} is quantized already; pass the model that it was made of")
+        output = config.output
+        if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
+            raise CompileError(f"{output} exists; choose another -o or remove it")
+        self.source, self.model = source, source.config()
+        checkpoint = source.checkpoint()
+        assert isinstance(checkpoint, SafetensorsCheckpoint)
+        self.checkpoint = checkpoint
+        format = layout_class(config.layout).format_for(config.quant)
+        if config.layout == Gguf.name:
+            check_writable(self.model)
+        self.layout = get_layout(config.layout, Wanted(format, config.act_bits, self.model.dtype))
+        self.plan: Plan = plan_of(config, self.model, check_checkpoint(self.model, checkpoint), self.layout)
+        if not self.plan.formats:
+            raise CompileError(
+                f"--format {config.layout} holds none of this model's layers in groups of {format.group_size}, "
+                "or all are skipped; use --format compressed-tensors or another --group-size"
+            )
+        self.parameters: dict[str, Parameter] = {p.name: p for p in load_parameters(self.model, checkpoint, "f32")}
+
+    @cached_property
+    def windows(self) -> NDArray[np.int32]:
+        """Of the calibration text; none for a method without."""
+        config = self.config
+        if (config.method == "rtn" and config.target_kl is None) or config.text is None:
+            return np.empty((0, 1), np.int32)
+        files, longest = self.source.model_files(), self.model.max_position_embeddings
+        windows = calibration_windows(files, config.text, config.samples, config.sample_tokens, longest)
+        if windows.max() >= self.model.vocab_size:
+            raise CompileError(
+                f"the tokenizer makes token {windows.max()} of the text, but the model has {self.model.vocab_size}; "
+                "take the tokenizer of this model"
+            )
+        return windows
+
+    def key(self) -> str:
+        """Of everything that decides the bytes of the output."""
+        files = [(file.name, *_stamp(file.stat())) for file in self.source.all_files()]
+        config = {**asdict(self.config), "model": "", "output": "", "text": "", "jobs": 0}
+        tokens = hashlib.sha256(self.windows.tobytes()).hexdigest()
+        known = [__version__, torch.__version__, np.__version__, config, files, tokens, self.windows.shape]
+        return hashlib.sha256(json.dumps(known, default=str).encode()).hexdigest()
+
+    def layer_values(self, index: int) -> Values:
+        prefix = f"layers.{index}."
+        names = [name for name in self.parameters if name.startswith(prefix)]
+        return {name.removeprefix(prefix): self.parameters[name].value() for name in names}
+
+    def vectors(self, index: int) -> dict[str, str]:
+        """What norms and biases of a layer are stored in."""
+        prefix = f"layers.{index}."
+        return {
+            name.removeprefix(prefix): self.checkpoint.dtype(sources[-1])
+            for name, sources in self.plan.sources.items()
+            if name.startswith(prefix)
+        }
+
+    @property
+    def held_out(self) -> int:
+        """Windows at the end that divergences are measured on, and nothing is calibrated on; 0 without a target."""
+        if self.config.target_kl is None:
+            return 0
+        count, length = self.windows.shape
+        return min(count // 4, max(1, _MOST_MEASURED // length)) or 1
+
+    @property
+    def calibrated(self) -> int:
+        """Windows at the start that layers' inputs are taken from; the only one is measured on, too."""
+        return max(len(self.windows) - self.held_out, min(1, len(self.windows)))
+
+    def tensors(self, index: int, layer: RoundedLayer) -> dict[str, StoredTensor]:
+        """What a rounded layer puts in the place of the checkpoint's tensors."""
+        found: dict[str, StoredTensor] = {}
+        for kind, matrix in layer.matrices.items():
+            first = 0
+            for prefix, rows in self.plan.layers[index][kind].parts:
+                found |= self.layout.tensors(prefix, matrix.rows(slice(first, first + rows)))
+                first += rows
+        for name in sorted(layer.changed):
+            first = 0
+            for source in self.plan.sources[f"layers.{index}.{name}"]:
+                (rows,) = self.checkpoint.shape(source)
+                array, dtype = stored_scale(layer.values[name][first : first + rows], self.checkpoint.dtype(source))
+                found[source] = StoredTensor.of(array, dtype)
+                first += rows
+        return found
+
+
+def _stamp(found: os.stat_result) -> tuple[int, int]:
+    return found.st_size, found.st_mtime_ns
