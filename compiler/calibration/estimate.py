@@ -42,7 +42,7 @@ def _rounding_operations(config: CalibrationConfig, linear: Linear) -> float:
     if config.method == "gptq":
         return 2.0 * k**3 + 2 * n * k * k + grids * searched
     if config.method == "awq":
-        return len(ALPHAS) * (2.0 * n * k * k + searched) + grids * searched
+        return (len(ALPHAS) + 1) * 2.0 * n * k * k + (len(ALPHAS) + 2 * grids) * searched
     return float(searched)
 
 

@@ -1,7 +1,8 @@
 """AWQ: input channels that matter are made larger before rounding, and their inputs smaller by as much.
 
 Lin et al., arXiv 2306.00978. The scales are a power of the inputs' magnitudes; the power is the one with the least
-error of the layer's outputs. Then the range of every group is shrunk while that makes the outputs better.
+error of the layer's outputs. Then the range of every group is shrunk while that makes the outputs better, one group
+after another: what the groups before it change is taken into account.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 
 from llmc.quantize.formats.base import Quantized, WeightFormat
 from llmc.quantize.methods.grid import Floats
-from llmc.quantize.methods.grids import SHRINKS, find_grid, group_grams, round_to_nearest
+from llmc.quantize.methods.grids import SHRINKS, find_grid, group_grams, round_to_nearest, settle
 
 ALPHAS = tuple(step / 20 for step in range(20))
 _COARSE = (1.0, 0.92, 0.84)
@@ -63,9 +64,11 @@ def search_scales(
 def quantize_rows(
     weight: Floats, gram: Floats, format: WeightFormat, *, dtype: str = "f32", shrinks: Sequence[float] = SHRINKS
 ) -> Quantized:
-    """Rows [R, K] rounded to nearest, each group in the range that is best for the outputs.
+    """Rows [R, K] rounded to nearest, each group in the range that is best for the outputs, given those of the others.
 
     weight, gram: scaled already.
     """
-    grid = find_grid(weight, format, dtype=dtype, shrinks=shrinks, gram=group_grams(gram, format))
+    grid = find_grid(weight, format, dtype=dtype, shrinks=shrinks, gram=group_grams(gram, format), ends=True)
+    if format.groups(weight.shape[1]) > 1:
+        grid = settle(weight, format, grid, gram, dtype=dtype, shrinks=shrinks)
     return round_to_nearest(weight, format, grid)

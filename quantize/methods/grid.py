@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -39,6 +39,13 @@ class Grid(ABC):
     def planes(self) -> Mapping[str, NDArray[Any]]:
         """What lies beside the numbers, [R, G] each."""
 
+    def with_end_moved(self: _G, end: int, dtype: str) -> Iterator[_G]:
+        """The grid with the lower end (0) or the upper one (1) of its range elsewhere; none where ends go together.
+
+        dtype: what scales are stored in.
+        """
+        return iter(())
+
     def mapped(self: _G, how: Callable[[NDArray[Any]], NDArray[Any]]) -> _G:
         """The grid with each of its arrays changed."""
         return replace(self, **{name: how(array) for name, array in self._arrays().items()})
@@ -55,6 +62,11 @@ class Grid(ABC):
     def of_groups(self: _G) -> list[_G]:
         """Of each group by itself, for elements [R]."""
         return [self.mapped(lambda array, g=g: np.ascontiguousarray(array[:, g])) for g in range(self.scale.shape[1])]  # type: ignore[misc]
+
+    def joined(self: _G, groups: Sequence[_G]) -> _G:
+        """The grid of all groups again, of what `of_groups` gave."""
+        arrays = [group._arrays() for group in groups]
+        return replace(self, **{name: np.stack([of[name] for of in arrays], axis=1) for name in self._arrays()})
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         named = ((field.name, getattr(self, field.name)) for field in fields(self))

@@ -43,34 +43,82 @@ def find_grid(
     shrinks: Sequence[float] = SHRINKS,
     importance: Floats | None = None,
     gram: Floats | None = None,
+    ends: bool = False,
 ) -> Grid:
     """The grid of rows [R, K] with the least cost of rounding to nearest, of each group apart.
 
     importance: [K], what a squared error of a column costs. gram: [G, width, width], that of each group's columns
-    together. Neither: all columns are alike. dtype: what scales are stored in.
+    together. Neither: all columns are alike. dtype: what scales are stored in. ends: of the best one, either end of
+    groups that have two is then moved by itself.
     """
     groups = grouped(weight, format)
-    best: Grid | None = None
-    least = np.empty(0, np.float32)
     weights = None if importance is None else importance.reshape(groups.shape[1:])
-    for grid in _CANDIDATES[format.kind](groups, format, shrinks, dtype):
-        if len(shrinks) == 1:
-            return grid
-        wide = grid.wide()
-        error = wide.values(wide.rounded(groups)) - groups
+    if len(shrinks) == 1:
+        return next(_CANDIDATES[format.kind](groups, format, shrinks, dtype))
+
+    def cost(error: Floats) -> Floats:
         if gram is not None:
             across = np.matmul(error.transpose(1, 0, 2), gram).transpose(1, 0, 2)
-            cost = np.einsum("rgw,rgw->rg", across, error)
-        else:
-            np.square(error, out=error)
-            cost = error.sum(-1) if weights is None else np.einsum("rgw,gw->rg", error, weights)
-        if best is None:
-            best, least = grid, cost
-            continue
-        better = cost < least
-        best = grid.where(better, best)
-        least = np.where(better, cost, least)
-    assert best is not None
+            return np.asarray(np.einsum("rgw,rgw->rg", across, error))
+        np.square(error, out=error)
+        return np.asarray(error.sum(-1) if weights is None else np.einsum("rgw,gw->rg", error, weights))
+
+    return _cheapest(groups, format, dtype, shrinks, cost, ends=ends)
+
+
+def settle(weight: Floats, format: WeightFormat, grid: Grid, gram: Floats, *, dtype: str = "f32",
+           shrinks: Sequence[float] = SHRINKS) -> Grid:  # fmt: skip
+    """The grid of rows [R, K] with each group's chosen anew for what rounding to nearest costs all of them together.
+
+    One group after another, given what the others make of the outputs: what two groups change may cancel. gram: [K, K].
+    """
+    groups = grouped(weight, format)
+    count, width = groups.shape[1:]
+    wide = grid.wide()
+    change = (wide.values(wide.rounded(groups)) - groups).reshape(weight.shape)
+    found = grid.of_groups()
+    for g in range(count):
+        here = slice(g * width, (g + 1) * width)
+        own, some = gram[here, here], groups[:, g : g + 1]
+        others = 2 * (change @ gram[:, here] - change[:, here] @ own)
+
+        def cost(error: Floats, own: Floats = own, others: Floats = others) -> Floats:
+            return np.asarray(((error[:, 0] @ own + others) * error[:, 0]).sum(-1)[:, None])
+
+        start = found[g].mapped(lambda array: array[:, None])
+        best = _cheapest(some, format, dtype, shrinks, cost, ends=True, start=start)
+        wide = best.wide()
+        change[:, here] = (wide.values(wide.rounded(some)) - some)[:, 0]
+        found[g] = best.mapped(lambda array: np.ascontiguousarray(array[:, 0]))
+    return grid.joined(found)
+
+
+def _cheapest(
+    groups: Floats,
+    format: WeightFormat,
+    dtype: str,
+    shrinks: Sequence[float],
+    cost: Callable[[Floats], Floats],
+    *,
+    ends: bool,
+    start: Grid | None = None,
+) -> Grid:
+    """Of groups [R, G, width] each by itself. cost: [R, G], of errors [R, G, width], which it may overwrite."""
+
+    def cost_of(grid: Grid) -> Floats:
+        wide = grid.wide()
+        return cost(wide.values(wide.rounded(groups)) - groups)
+
+    candidates = _CANDIDATES[format.kind](groups, format, shrinks, dtype)
+    best = next(candidates) if start is None else start
+    least = cost_of(best)
+    moved = (grid for end in (0, 1) for grid in best.with_end_moved(end, dtype)) if ends else iter(())
+    for grids in (candidates, moved):
+        for grid in grids:
+            found = cost_of(grid)
+            better = found < least
+            best = grid.where(better, best)
+            least = np.where(better, found, least)
     return best
 
 

@@ -14,6 +14,9 @@ from llmc.quantize.formats.base import SCALE, check_finite, inverse_of
 from llmc.quantize.formats.integers import ZERO, Integers
 from llmc.quantize.methods.grid import Floats, Grid, rounded_scale
 
+_MOVES = (-0.08, -0.05, -0.02, 0.02, 0.04, 0.06, 0.08, 0.1, 0.13, 0.16, 0.2, 0.25)
+"""How far an end of a range is moved inwards, of the range's width."""
+
 
 @dataclass(frozen=True, eq=False)
 class IntegerGrid(Grid):
@@ -32,6 +35,12 @@ class IntegerGrid(Grid):
     def values(self, numbers: Floats) -> Floats:
         values: Floats = (numbers - self.zero) * self.scale
         return values
+
+    def with_end_moved(self, end: int, dtype: str) -> Iterator[IntegerGrid]:
+        if not self.asymmetric:
+            return
+        for low, high in _moved(-self.zero * self.scale, (self.top - self.zero) * self.scale, end):
+            yield _between(low, high, self.top, dtype)
 
     def planes(self) -> Mapping[str, NDArray[Any]]:
         return {SCALE: self.scale, **({ZERO: self.zero.astype(np.uint8)} if self.asymmetric else {})}
@@ -53,8 +62,27 @@ class OffsetGrid(Grid):
         values: Floats = numbers * self.scale - self.offset
         return values
 
+    def with_end_moved(self, end: int, dtype: str) -> Iterator[OffsetGrid]:
+        for low, high in _moved(-self.offset, self.top * self.scale - self.offset, end):
+            yield OffsetGrid(
+                rounded_scale((high - low) / np.float32(self.top), dtype), rounded_scale(-low, dtype), self.top
+            )
+
     def planes(self) -> Mapping[str, NDArray[Any]]:
         return {SCALE: self.scale, OFFSET: self.offset}
+
+
+def _moved(low: Floats, high: Floats, end: int) -> Iterator[tuple[Floats, Floats]]:
+    width = high - low
+    for move in _MOVES:
+        by = width * np.float32(move)
+        yield (np.minimum(low + by, 0), high) if end == 0 else (low, np.maximum(high - by, 0))
+
+
+def _between(low: Floats, high: Floats, top: int, dtype: str) -> IntegerGrid:
+    """The asymmetric grid of ranges that hold 0."""
+    scale = rounded_scale((high - low) / np.float32(top), dtype)
+    return IntegerGrid(scale, np.clip(np.rint(-low * inverse_of(scale)), 0, top), top, asymmetric=True)
 
 
 def integer_grids(weight: Floats, format: Integers, shrinks: Sequence[float], dtype: str) -> Iterator[Grid]:
@@ -65,10 +93,8 @@ def integer_grids(weight: Floats, format: Integers, shrinks: Sequence[float], dt
     top = (1 << format.bits) - 1
     for shrink in shrinks:
         if format.asymmetric:
-            least, most = np.minimum(low, 0) * np.float32(shrink), np.maximum(high, 0) * np.float32(shrink)
-            scale = rounded_scale((most - least) / np.float32(top), dtype)
-            zero = np.clip(np.rint(-least * inverse_of(scale)), 0, top)
-            yield IntegerGrid(scale, zero, top, asymmetric=True)
+            by = np.float32(shrink)
+            yield _between(np.minimum(low, 0) * by, np.maximum(high, 0) * by, top, dtype)
             continue
         middle = np.full(low.shape, format.middle, np.float32)
         if format.bits == 4:

@@ -15,7 +15,7 @@ from llmc.quantize.formats.fp8 import Fp8
 from llmc.quantize.formats.integers import Integers
 from llmc.quantize.methods import awq, gptq
 from llmc.quantize.methods.grid import rounded_scale
-from llmc.quantize.methods.grids import ONE, find_grid, group_grams, round_to_nearest
+from llmc.quantize.methods.grids import ONE, find_grid, group_grams, round_to_nearest, settle
 from llmc.quantize.methods.smoothquant import smooth_scales
 from llmc.quantize.rtn import quantize
 
@@ -118,10 +118,39 @@ def test_awq_moves_outputs_less_than_rounding_to_nearest(format: WeightFormat) -
         nearest = gptq.output_error(quantize(weight, format).value() - weight, gram)
         ratios.append(gptq.output_error(scaled.value() / scales - weight, gram) / nearest)
         alone = awq.quantize_rows(weight, gram, format)
-        assert np.all(grid_costs(alone.value() - weight, gram, format) <= 1.0001 * grid_costs(
+        assert gptq.output_error(alone.value() - weight, gram) <= 1.0001 * nearest
+        found = round_to_nearest(weight, format, find_grid(weight, format, gram=group_grams(gram, format)))
+        assert np.all(grid_costs(found.value() - weight, gram, format) <= 1.0001 * grid_costs(
             quantize(weight, format).value() - weight, gram, format))  # fmt: skip
     assert max(ratios) <= 1
     assert np.mean(ratios) < 0.9
+
+
+@pytest.mark.parametrize("format", [f for f in FORMATS if f.group_size == 32], ids=str)
+def test_groups_are_settled_with_a_view_to_one_another(format: WeightFormat) -> None:
+    """Never worse for the outputs than each group's best by itself. Scales that are powers of two have few choices."""
+    ratios = []
+    for seed in range(6):
+        weight, _, gram = case(seed)
+        alone = find_grid(weight, format, gram=group_grams(gram, format), ends=True)
+        costs = [
+            gptq.output_error(round_to_nearest(weight, format, grid).value() - weight, gram)
+            for grid in (alone, settle(weight, format, alone, gram))
+        ]
+        ratios.append(costs[1] / costs[0])
+    assert max(ratios) <= 1.0001
+    assert np.mean(ratios) < (0.99 if isinstance(format, Codes) else 0.95)
+
+
+@pytest.mark.parametrize("format", [Integers(4, 32, True), Affine(4, 32, 32)], ids=str)
+def test_either_end_of_an_asymmetric_range_moves_by_itself(format: WeightFormat) -> None:
+    weight, _, gram = case(3)
+    grams = group_grams(gram, format)
+    together, apart = (find_grid(weight, format, gram=grams, ends=ends) for ends in (False, True))
+    costs = [grid_costs(round_to_nearest(weight, format, grid).value() - weight, gram, format)
+             for grid in (together, apart)]  # fmt: skip
+    assert (costs[1] <= 1.0001 * costs[0]).all()
+    assert costs[1].sum() < 0.98 * costs[0].sum()
 
 
 def grid_costs(change: np.ndarray, gram: np.ndarray, format: WeightFormat) -> np.ndarray:
