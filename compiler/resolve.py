@@ -18,6 +18,7 @@ from llmc.compiler.ops.definition import GraphParams
 from llmc.compiler.store import keys
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.registry import resolve_target
+from llmc.compiler.weight_request import kv_scales_name
 from llmc.graphs_records import ModelRecord
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.models.config import ModelConfig
@@ -39,6 +40,7 @@ class Resolved:
     """A CompileConfig with every "auto" decided.
 
     cut_by: what made max_model_len less than the model's own: "default", "buckets" or "option"; None: nothing did.
+    kv_scales: those of the KV cache are the checkpoint's.
     """
 
     model: ModelConfig
@@ -52,6 +54,7 @@ class Resolved:
     ladder: BucketLadder
     recipe: Recipe
     cut_by: str | None = None
+    kv_scales: bool = False
 
     @property
     def model_len(self) -> int:
@@ -83,6 +86,7 @@ class Resolved:
             act_dtype=self.act_dtype,
             kv_dtype=self.kv_dtype,
             block_size=self.block_size,
+            kv_scales=self.kv_scales,
         )
 
     def graph_components(self) -> dict[str, str]:
@@ -97,7 +101,9 @@ class Resolved:
         """Logical shapes of all that graphs may read as a weight, by name."""
         targets = get_family(self.model.model_type).weight_map(self.model).targets
         tables = {name: (self.max_model_len, rope.dim) for name, rope in self.model.rope_tables.items()}
-        return {**{target.name: target.shape for target in targets}, **tables}
+        layers = range(self.model.num_layers if self.kv_scales else 0)
+        scales = {kv_scales_name(layer): (2 * self.model.num_kv_heads,) for layer in layers}
+        return {**{target.name: target.shape for target in targets}, **scales, **tables}
 
     def parameters(self, checkpoint: Checkpoint) -> Iterator[Parameter]:
         """The values of `weight_shapes`, rows and columns in the order that the recipe wants."""
@@ -109,6 +115,15 @@ class Resolved:
             if name in rows_of and (order := found[rows_of[name]].in_stored_order().columns) is not None:
                 parameter = parameter.with_rows(np.concatenate((order, order + np.int32(len(order)))))
             yield parameter
+        if self.kv_scales:
+            stated = checkpoint.kv_scales(self.kv_dtype, self.model.num_layers, self.model.num_kv_heads)
+            if stated is None:
+                raise CompileError(
+                    f"the checkpoint states no scales of a KV cache of {self.kv_dtype}, which the graphs read: "
+                    "compile the model by itself"
+                )
+            for layer, scales in enumerate(stated):
+                yield Parameter.of(kv_scales_name(layer), "f32", np.ascontiguousarray(scales.reshape(-1)))
         for name, rope in self.model.rope_tables.items():
             yield Parameter.of(name, "f32", cos_sin_table(rope, self.max_model_len))
 
@@ -150,6 +165,7 @@ def resolve(config: CompileConfig) -> Resolved:
             f"max-model-len is {limits.max_model_len}, but the model has a table of {model.learned_positions} "
             "positions; lower --max-model-len"
         )
+    kv_dtype = config.kv_dtype if config.kv_dtype != "auto" else act_dtype
     cut_by = None
     if limits.max_model_len < trained_length(model):
         by_ladder = "default" if limits.max_model_len == default_len else "buckets"
@@ -158,7 +174,7 @@ def resolve(config: CompileConfig) -> Resolved:
         model=model,
         target=resolve_target(config.target),
         act_dtype=act_dtype,
-        kv_dtype=config.kv_dtype if config.kv_dtype != "auto" else act_dtype,
+        kv_dtype=kv_dtype,
         max_model_len=limits.max_model_len,
         max_num_seqs=limits.max_num_seqs,
         block_size=limits.block_size,
@@ -166,7 +182,15 @@ def resolve(config: CompileConfig) -> Resolved:
         ladder=ladder,
         recipe=stored_recipe(source, model) if config.quant is None else recipe_of(config.quant, model),
         cut_by=cut_by,
+        kv_scales=_states_kv_scales(source, model, kv_dtype),
     )
+
+
+def _states_kv_scales(source: ModelSource, model: ModelConfig, kv_dtype: str) -> bool:
+    """Raises ModelError for scales that are none."""
+    if KV_DTYPES[kv_dtype].largest is None or not source.is_quantized:
+        return False
+    return source.checkpoint().kv_scales(kv_dtype, model.num_layers, model.num_kv_heads) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,11 @@ ROWS = "rows"
 """The layout of a tensor that lies as it does in a checkpoint, row after row."""
 
 
+def kv_scales_name(layer: int) -> str:
+    """The scales of a layer's keys, then of its values, a KV head after the other, where the checkpoint states them."""
+    return f"layers.{layer}.attention.kv_scales"
+
+
 @dataclass(frozen=True)
 class WeightRequest:
     """A weight the graphs use: logical shape [N, K] (or any rank when not packed) and stored dtype.

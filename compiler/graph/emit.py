@@ -15,6 +15,7 @@ from llmc.compiler.graph.passes.fuse import NAME, PROGRAM
 from llmc.compiler.ops.definition import BufferSource, GraphParams
 from llmc.compiler.ops.fused import fused_spec
 from llmc.compiler.ops.registry import get_op
+from llmc.compiler.weight_request import kv_scales_name
 from llmc.graphs_format import ALIGNMENT, INPUTS, MAX_BUFFERS
 
 
@@ -155,6 +156,8 @@ def _commands(
                 return Operand("k_pool", layer=site.layer)
             case BufferSource.V_POOL:
                 return Operand("v_pool", layer=site.layer)
+            case BufferSource.KV_SCALES:
+                return Operand("weight", kv_scales_name(site.layer))
             case BufferSource.SCRATCH:
                 return Operand("scratch", nbytes=op.scratch_bytes(site, graph))
         tensor, _, plane = source.partition(".")

@@ -24,6 +24,8 @@ class BufferSource:
 
     K_POOL = "<k_pool>"
     V_POOL = "<v_pool>"
+    KV_SCALES = "<kv_scales>"
+    """The scales that the checkpoint states of a layer's keys and values."""
     SCRATCH = "<scratch>"
     """Memory that only the commands of one op use."""
 
@@ -60,7 +62,7 @@ class Call:
 
 @dataclass(frozen=True)
 class GraphParams:
-    """What the kernels of an op depend on beside the op."""
+    """What the kernels of an op depend on beside the op. kv_scales: the checkpoint states the scales of the KV cache."""
 
     target: Target
     shape: GraphShape
@@ -68,6 +70,7 @@ class GraphParams:
     act_dtype: str
     kv_dtype: str
     block_size: int
+    kv_scales: bool = False
 
     def row_params(self, *, on_samples: bool = False) -> dict[str, Param]:
         """Parameters of a kernel that depend on how rows lie."""

@@ -21,10 +21,12 @@ def _rope_kv_write(site: Site, graph: GraphParams) -> list[KernelCall]:
         norm_eps=float(a.get("norm_eps", 0.0)),
         kv_dtype=graph.kv_dtype,
         block_size=graph.block_size,
+        **({"kv_scales": True} if graph.kv_scales else {}),
     )
     norms = ("q_norm", "k_norm") if qk_norm else ()
+    scales = (BufferSource.KV_SCALES,) if graph.kv_scales else ()
     pools = (BufferSource.K_POOL, BufferSource.V_POOL)
-    return [KernelCall(spec, ("qkv", *norms, "cos_sin", "positions", "slot_mapping", *pools, "out"))]
+    return [KernelCall(spec, ("qkv", *norms, *scales, "cos_sin", "positions", "slot_mapping", *pools, "out"))]
 
 
 ROPE_KV_WRITE = OpDef(

@@ -54,7 +54,7 @@ _MAX_INDEX_BYTES = 1 << 24
 _MOST_BYTES = {"graphs.bin": schema.MAX_TABLES_BYTES, "kernels.so": schema.MAX_CODE_BYTES}
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's first day: equal bundles are equal bytes
 # What graphs depend on that is neither the target nor the tools.
-_FINGERPRINT = ("architecture", "max_model_len", "act_dtype", "kv_dtype", "block_size", "quantization")
+_FINGERPRINT = ("architecture", "max_model_len", "act_dtype", "kv_dtype", "kv_scales", "block_size", "quantization")
 
 
 class BundleError(CompileError):
@@ -265,6 +265,7 @@ def _variant(index: int, entry: Mapping[str, Any], architecture: Mapping[str, st
         "max_model_len": str(resolved.max_model_len),
         "act_dtype": resolved.act_dtype,
         "kv_dtype": resolved.kv_dtype,
+        **({"kv_scales": "checkpoint"} if resolved.kv_scales else {}),
         "block_size": str(resolved.block_size),
         **({"quantization": resolved.recipe.describe()} if resolved.recipe.schemes else {}),
     }

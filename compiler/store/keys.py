@@ -116,6 +116,7 @@ def graph_components(
         "kind": "graph",
         **_model_components(model, max_model_len, params.act_dtype),
         "kv_dtype": params.kv_dtype,
+        **({"kv_scales": "checkpoint"} if params.kv_scales else {}),
         "block_size": str(params.block_size),
         "layouts": params.target.layout_key(),
         "sources": sources_digest(_GRAPH_SOURCES, (*_FORMAT, *params.target.graph_sources())),

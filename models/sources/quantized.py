@@ -111,6 +111,15 @@ class QuantizedCheckpoint(Checkpoint):
     def tensor(self, name: str) -> Tensor:
         return _MatrixTensor(self._matrices[name]) if name in self._matrices else self._plain.tensor(name)
 
+    def kv_scales(self, kv_dtype: str, num_layers: int, num_kv_heads: int) -> Array | None:
+        stated = self._stored.kv_scales
+        if stated is None or stated.dtype != kv_dtype:
+            return None
+        try:
+            return stated.read(num_layers, num_kv_heads)
+        except QuantizeError as error:
+            raise ModelError(f"{self.path}: {error}") from None
+
     def notes(self) -> tuple[str, ...]:
         """How inputs of layers are rounded otherwise than the checkpoint wants it."""
         wanted: Counter[str] = Counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmc.quantize.checkpoints.auto_round import read_auto_round
@@ -12,6 +13,7 @@ from llmc.quantize.checkpoints.bitsandbytes import read_bitsandbytes
 from llmc.quantize.checkpoints.compressed_tensors import read_compressed_tensors
 from llmc.quantize.checkpoints.fp8 import read_fbgemm_fp8, read_fp8
 from llmc.quantize.checkpoints.gptq import read_gptq
+from llmc.quantize.checkpoints.kv_cache import find_kv_scales
 from llmc.quantize.checkpoints.modelopt import read_modelopt
 from llmc.quantize.checkpoints.modules import Tensors
 from llmc.quantize.checkpoints.mxfp4 import read_mxfp4
@@ -93,4 +95,5 @@ def find_stored(
         raise QuantizeError(f"quant_method {method} is not read: {_REFUSED[method]}; {_INSTEAD}")
     if method not in READERS:
         raise QuantizeError(f"quant_method is {shown(method)}, which is not one of {', '.join(READERS)}; {_INSTEAD}")
-    return READERS[method](Settings(section, Tensors(tensors), None if linears is None else tuple(linears)))
+    found = READERS[method](Settings(section, Tensors(tensors), None if linears is None else tuple(linears)))
+    return replace(found, kv_scales=find_kv_scales(section, tensors))

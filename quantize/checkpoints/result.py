@@ -9,6 +9,7 @@ from typing import Any
 
 from llmc.quantize.checkpoints.base import AGAIN, Shape, StoredMatrix, StoredTensor
 from llmc.quantize.checkpoints.floats import widened
+from llmc.quantize.checkpoints.kv_cache import KvScales
 from llmc.quantize.checkpoints.modules import PLAIN, Tensors
 from llmc.quantize.checkpoints.patterns import Parts
 from llmc.quantize.checkpoints.section import Section
@@ -34,12 +35,14 @@ class StoredCheckpoint:
 
     method: the settings' quant_method. matrices: the quantized linear layers by their prefix. experts: stacks of
     matrices in one tensor, by its name without `_blocks`. unused: tensors that only scale keys, values or outputs.
+    kv_scales: those of them that a quantized KV cache may have.
     """
 
     method: str
     matrices: Mapping[str, StoredMatrix]
     experts: Mapping[str, tuple[StoredMatrix, ...]] = field(default_factory=dict)
     unused: frozenset[str] = frozenset()
+    kv_scales: KvScales | None = None
 
     @cached_property
     def parts(self) -> frozenset[str]:

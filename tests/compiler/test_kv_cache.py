@@ -1,39 +1,149 @@
-"""Whole models by the numbers of their KV cache, on both kinds of target: close to transformers, and their own bits."""
+"""Whole models by the numbers of their KV cache: close to transformers, alike on both kinds of target, and their own
+bits. Activations are f32, so that the cache alone rounds."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors import safe_open
 
+from llmc.cli.inspect import artifact_data
 from llmc.compiler.config import CompileConfig, CompileError
+from llmc.compiler.resolve import resolve
+from llmc.kv_dtypes import KV_DTYPES
 from llmc.manifest import read_manifest
+from llmc.models.errors import ModelError
+from llmc.runtime.binding import Artifact, Replayer
+from llmc.runtime.graphs_file import read_graphs
 
-from support.compiled import check_every_bucket, compile_tiny, random_tokens
+from support.compiled import Pages, check_every_bucket, compile_tiny, random_tokens, relative_error, replay
 from support.parity import FAMILIES, check_bits, reference_logits
+from support.quantized_checkpoints import make_int8_model, save_tensors
+from support.stored_checkpoints import tensor
 from support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.native
 
 LADDER = "prefill=[2]x[32],decode=[3]x[64]"
-BOUNDS = {"f32": 1e-4, "f16": 1e-3, "bf16": 8e-3}
-"""Of the relative error of logits, by what the cache rounds numbers to; activations are f32."""
+ROUNDING = {"f16": 2.0**-11, "bf16": 2.0**-8, "int8": 1 / 254, "fp8_e4m3": 2.0**-4, "fp8_e5m2": 2.0**-3}
+"""The most that a number is rounded by: of itself, of int8 of the largest one of its head."""
+LAYERS = 3
 
 
-@pytest.mark.parametrize("target", ["native", "reference"])
-@pytest.mark.parametrize("name", ["mistral-window", "qwen3-gqa7"])
-@pytest.mark.parametrize("kv_dtype", ["f16", "bf16"])
-def test_logits_and_bits(kv_dtype: str, name: str, target: str, tmp_path: Path, kernel_cache: Path) -> None:
+def logits_of(artifact: Artifact, tokens: list[int]) -> np.ndarray:
+    """[T, V], a token at a time."""
+    replayer, pages = Replayer(artifact, num_threads=1, num_blocks=8), Pages(8, artifact.info.block_size)
+    return np.concatenate([replay(replayer, 0, pages, [(0, [token], at)]) for at, token in enumerate(tokens)])
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"),
+    [
+        ("qwen3-gqa7", "f16"),
+        ("qwen3-gqa7", "int8"),
+        ("mistral-window", "int8"),
+        ("qwen3-gqa7", "fp8_e4m3"),
+        ("mistral-window", "fp8_e5m2"),
+    ],
+)
+def test_logits_and_bits(kv_dtype: str, name: str, tmp_path: Path, kernel_cache: Path) -> None:
     kind, overrides = FAMILIES[name]
     model = make_tiny_model(tmp_path / "model", kind, **overrides)
-    options = {"buckets": LADDER, "dtype": "f32", "kv_dtype": kv_dtype, "target": target}
-    artifact = compile_tiny(model, tmp_path / "out", kernel_cache, **options)
-    assert read_manifest(tmp_path / "out")["kv_dtype"] == kv_dtype
-    tokens = random_tokens(artifact.info.vocab_size, 48)
-    check_every_bucket(artifact, tokens, reference_logits(model, tokens), BOUNDS[kv_dtype])
-    check_bits(artifact)
+    options = {"buckets": LADDER, "dtype": "f32", "kv_dtype": kv_dtype}
+    plain = compile_tiny(model, tmp_path / "reference", kernel_cache, **options, target="reference")
+    fast = compile_tiny(model, tmp_path / "native", kernel_cache, **options)
+    tokens = random_tokens(fast.info.vocab_size, 48)
+    expected, alike = reference_logits(model, tokens), logits_of(plain, tokens)
+    # What a layer rounds, the next ones see.
+    bound = LAYERS * ROUNDING[kv_dtype]
+    assert relative_error(alike, expected) < bound
+    for artifact in (plain, fast):
+        check_every_bucket(artifact, tokens, expected, bound)
+        check_bits(artifact)
+    # Both store the same numbers, but for those that lie between two and round either way.
+    assert relative_error(logits_of(fast, tokens), alike) < bound / 4
+
+
+@pytest.mark.parametrize("kv_dtype", list(KV_DTYPES))
+def test_bytes_of_a_block(kv_dtype: str, tmp_path: Path) -> None:
+    """The scales are in every count of bytes."""
+    model = make_tiny_model(tmp_path / "model", "llama", num_key_value_heads=3, head_dim=24, num_attention_heads=6)
+    for target in ("x86-64-v3", "reference"):
+        config = CompileConfig(model=model, output=tmp_path / "out", kv_dtype=kv_dtype, target=target, block_size=16)
+        record = resolve(config).model_record()
+        item, scale = {"f32": (4, 0), "bf16": (2, 0), "f16": (2, 0)}.get(kv_dtype, (1, 4))
+        rows = 3 * 16
+        assert (record.key_block_bytes, record.value_block_bytes) == (
+            rows * (24 * item + scale),
+            rows * (32 * item + scale),
+        )
+        assert record.kv_widths() == (24, 32)
+        assert record.kv.name == kv_dtype
 
 
 def test_an_unknown_dtype_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(CompileError, match=r"^kv_dtype 'int4' is not one of auto, f32, bf16, f16$"):
+    known = "auto, f32, bf16, f16, int8, fp8_e4m3, fp8_e5m2"
+    with pytest.raises(CompileError, match=rf"^kv_dtype 'int4' is not one of {known}$"):
         CompileConfig(model=tmp_path, output=tmp_path / "out", kv_dtype="int4")
+
+
+def with_scales(model: Path, values: dict[str, np.ndarray], scheme: dict[str, object]) -> Path:
+    """A checkpoint of compressed-tensors that states scales of its KV cache."""
+    file, config = model / "model.safetensors", model / "config.json"
+    with safe_open(file, "np") as opened:
+        kept = {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
+    from llmc.models.sources.safetensors import SafetensorsCheckpoint
+
+    found = {name: value for name, value in SafetensorsCheckpoint(model).stored_tensors().items() if name in kept}
+    found = {name: type(value).of(np.array(value.load()), value.dtype) for name, value in found.items()}
+    save_tensors(file, found | {name: tensor(value) for name, value in values.items()})
+    settings = json.loads(config.read_text())
+    settings["quantization_config"]["kv_cache_scheme"] = scheme
+    config.write_text(json.dumps(settings))
+    return model
+
+
+FLOAT = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False, "symmetric": True}
+ATTENTION = "model.layers.{}.self_attn."
+
+
+def scales_of_layers() -> dict[str, np.ndarray]:
+    scales = {ATTENTION.format(layer) + "k_scale": np.float32([0.02 + 0.01 * layer]) for layer in range(2)}
+    return scales | {ATTENTION.format(layer) + "v_scale": np.float32([0.005]) for layer in range(2)}
+
+
+def test_scales_of_the_checkpoint(tmp_path: Path, kernel_cache: Path) -> None:
+    model = with_scales(make_int8_model(tmp_path / "model"), scales_of_layers(), FLOAT)
+    options = {"buckets": LADDER, "dtype": "f32"}
+    plain = compile_tiny(model, tmp_path / "f32", kernel_cache, **options)
+    tokens = random_tokens(plain.info.vocab_size, 40)
+    expected = logits_of(plain, tokens)
+    for target in ("native", "reference"):
+        out = tmp_path / target
+        artifact = compile_tiny(model, out, kernel_cache, **options, kv_dtype="fp8_e4m3", target=target)
+        assert relative_error(logits_of(artifact, tokens), expected) < LAYERS * ROUNDING["fp8_e4m3"]
+        check_bits(artifact)
+        manifest = read_manifest(out)
+        assert (manifest["kv_dtype"], manifest["kv_scales"]) == ("fp8_e4m3", "checkpoint")
+        assert artifact_data(read_graphs(out), manifest)["model"]["kv_dtype"] == "fp8_e4m3"
+        with safe_open(out / "weights.safetensors", "np") as weights:
+            heads = artifact_data(read_graphs(out), manifest)["model"]["num_kv_heads"]
+            for layer in range(2):
+                stated = np.float32([0.02 + 0.01 * layer] * heads + [0.005] * heads)
+                np.testing.assert_array_equal(weights.get_tensor(f"layers.{layer}.attention.kv_scales"), stated)
+    # Scales of floats are none of whole numbers.
+    assert not resolve(CompileConfig(model=model, output=tmp_path / "out", kv_dtype="int8")).kv_scales
+    assert not resolve(CompileConfig(model=model, output=tmp_path / "out", kv_dtype="f16")).kv_scales
+
+
+@pytest.mark.parametrize("value", [np.nan, -1.0, 0.0, np.inf])
+def test_scales_that_are_none_are_one_sentence(value: float, tmp_path: Path) -> None:
+    scales = scales_of_layers() | {ATTENTION.format(1) + "v_scale": np.float32([value])}
+    model = with_scales(make_int8_model(tmp_path / "model"), scales, FLOAT)
+    with pytest.raises(
+        ModelError, match=rf"layers\.1\.self_attn\.v_scale has the scale {value}, which is not positive"
+    ):
+        resolve(CompileConfig(model=model, output=tmp_path / "out", kv_dtype="fp8_e4m3"))

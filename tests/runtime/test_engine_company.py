@@ -10,29 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.runtime.binding import Artifact, Engine, EngineStats, SamplingParams
+from llmc.runtime.binding import Artifact, Engine, EngineStats
 
 from support.compiled import compile_tiny
-from support.engine_driver import MIXED_LADDER, Output, Request, bits, drive, random_ids
+from support.engine_driver import MIXED_LADDER, Output, bits, drive, mixed_requests
 
 pytestmark = pytest.mark.native
-
-
-def mixed_requests() -> list[Request]:
-    """Greedy and seeded sampling, n > 1, penalties; half of the prompts share a prefix of three blocks."""
-    shared = random_ids(20, 50)
-    requests = []
-    for i in range(9):
-        prompt = shared[: 48 + i % 3] + random_ids(30 + i, 3 + 4 * i) if i % 2 else random_ids(40 + i, 1 + 7 * i)
-        common: dict[str, Any] = {"max_tokens": 12 + 3 * (i % 4), "ignore_eos": True, "num_logprobs": i % 4}
-        if i % 3 == 0:
-            params = SamplingParams(temperature=0.0, **common)
-        elif i % 3 == 1:
-            params = SamplingParams(temperature=0.9, seed=i, n=1 + i % 4, top_p=0.95, **common)
-        else:
-            params = SamplingParams(temperature=1.2, seed=i, top_k=40, repetition_penalty=1.2, **common)
-        requests.append((prompt, params))
-    return requests
 
 
 @pytest.fixture(scope="module")

@@ -88,3 +88,20 @@ def assert_greedy(model: Path, prompt: list[int], ids: list[int]) -> None:
 def bits(output: Output) -> tuple[Any, ...]:
     # Logprobs are float32 values in Python floats: equal means the same bits.
     return output.ids, output.logprobs, output.top, output.reason
+
+
+def mixed_requests() -> list[Request]:
+    """Greedy and seeded sampling, n > 1, penalties; half of the prompts share a prefix of three blocks."""
+    shared = random_ids(20, 50)
+    requests = []
+    for i in range(9):
+        prompt = shared[: 48 + i % 3] + random_ids(30 + i, 3 + 4 * i) if i % 2 else random_ids(40 + i, 1 + 7 * i)
+        common: dict[str, Any] = {"max_tokens": 12 + 3 * (i % 4), "ignore_eos": True, "num_logprobs": i % 4}
+        if i % 3 == 0:
+            params = SamplingParams(temperature=0.0, **common)
+        elif i % 3 == 1:
+            params = SamplingParams(temperature=0.9, seed=i, n=1 + i % 4, top_p=0.95, **common)
+        else:
+            params = SamplingParams(temperature=1.2, seed=i, top_k=40, repetition_penalty=1.2, **common)
+        requests.append((prompt, params))
+    return requests
