@@ -28,8 +28,8 @@ from support.tiny_models import make_tiny_model
 pytestmark = pytest.mark.native
 
 LADDER = "prefill=[2]x[32],decode=[3]x[64]"
-ROUNDING = {"f16": 2.0**-11, "bf16": 2.0**-8, "int8": 1 / 254, "fp8_e4m3": 2.0**-4, "fp8_e5m2": 2.0**-3}
-"""The most that a number is rounded by: of itself, of int8 of the largest one of its head."""
+ROUNDING = {"f16": 2.0**-11, "bf16": 2.0**-8, "int8": 1 / 127, "fp8_e4m3": 2.0**-4, "fp8_e5m2": 2.0**-3}
+"""Of a number the most that it is rounded by; of int8 the unit of its head, whose numbers are smaller than the largest."""
 LAYERS = 3
 
 
