@@ -40,6 +40,8 @@ def notes(resolved: Resolved, checkpoint: Checkpoint, conversions: Mapping[str, 
     found = [f"{', '.join(sorted(what))}: {how}{exact}{advice}" for (how, advice), what in sorted(kept.items())]
     for (one, how, advice), matrices in sorted(changed.items()):
         found.append(f"{one}: {how}, relative error {error_text(error_of(matrices))}{advice}")
+    if resolved.kv_scales:
+        found.append(f"the KV cache has the scales that the checkpoint states for {resolved.kv_dtype}")
     return (*found, *_left_head(resolved, checkpoint), *checkpoint.notes())
 
 

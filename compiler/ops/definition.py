@@ -62,7 +62,10 @@ class Call:
 
 @dataclass(frozen=True)
 class GraphParams:
-    """What the kernels of an op depend on beside the op. kv_scales: the checkpoint states the scales of the KV cache."""
+    """What the kernels of an op depend on beside the op.
+
+    kv_scales: the checkpoint states the scales of the KV cache.
+    """
 
     target: Target
     shape: GraphShape

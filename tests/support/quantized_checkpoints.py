@@ -125,7 +125,8 @@ def make_awq_head_model(folder: Path) -> Path:
     """AWQ that leaves nothing as it is."""
 
     def quantize(prefix: str, weight: np.ndarray) -> Tensors:
-        return gemm_tensors(Integers.random(*weight.shape, 4, 32, symmetric=False), prefix)
+        rows, columns = weight.shape
+        return gemm_tensors(Integers.random(rows, columns, 4, 32, symmetric=False), prefix)
 
     settings = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
     return make_quantized_model(folder, settings, quantize, also="lm_head", vocab_size=VOCABULARY)

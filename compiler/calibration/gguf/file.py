@@ -117,7 +117,7 @@ class _Entry:
             found = widened(self._stored.dtype, found)
         if not self._paired:
             return found
-        rows = HeadRows(self._model.head_dim, self._model.rotary_dim).stored(np.arange(len(found)))
+        rows = HeadRows(self._model.head_dim, self._model.rope.dim).stored(np.arange(len(found)))
         ordered = np.empty_like(found)
         ordered[rows] = found
         return ordered

@@ -8,11 +8,7 @@ from collections.abc import Callable
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpecError
-<<<<<<< ours
-from llmc.compiler.targets.reference.kernels.frame import Array, Cell, Expr, Frame, f32_of_f16, is_nan, let, when
-=======
 from llmc.compiler.targets.reference.kernels.frame import Array, Cell, Expr, Frame, is_nan, let, when, widened
->>>>>>> theirs
 from llmc.compiler.targets.reference.kernels.functions import nearest
 from llmc.compiler.targets.reference.kernels.padding import VALUES
 from llmc.kv_dtypes import KV_DTYPES, SCALE_BYTES
@@ -55,11 +51,7 @@ class Pool:
         if self.dtype == "int8":
             return T.Cast("float32", byte - 128)
         if self.dtype == "fp8_e5m2":
-<<<<<<< ours
-            return f32_of_f16(T.shift_left(byte, T.int32(8)))
-=======
             return widened("f16", T.shift_left(byte, T.int32(8)))
->>>>>>> theirs
         magnitude = T.reinterpret("float32", T.shift_left(T.bitwise_and(byte, T.int32(0x7F)), T.int32(20)))
         value = let(magnitude * T.float32(2.0**120), "float32")
         return T.Select(byte >= 128, -value, value)

@@ -28,7 +28,9 @@ COUNTS = (1, 5, 16)
 LANES = {name: dtype.per_word for name, dtype in KV_DTYPES.items()}
 SCATTERS = tuple((d, s, c, o) for d in KV_DTYPES for s in (1, 3) for c in (5, 16) for o in range(LANES[d]))
 SPREADS = tuple((d, c) for d in KV_DTYPES for c in COUNTS)
-HALVES = np.float32([0, 1, -2.5, 65504, 65519, 65520, -1e9, 2**-14, 2**-24, 2**-25, 1.5 * 2**-24, np.inf, -np.inf, 0.1])
+HALVES = np.array(
+    [0, 1, -2.5, 65504, 65519, 65520, -1e9, 2**-14, 2**-24, 2**-25, 1.5 * 2**-24, np.inf, -np.inf, 0.1], np.float32
+)
 VALUES = (RNG.standard_normal(16) * 3).astype(np.float32)
 
 
@@ -85,7 +87,7 @@ def test_elements_of_a_value_leave_the_others_alone(dtype: str, count: int, targ
 
 @on_targets
 def test_halves(target: Target) -> None:
-    values = np.append(HALVES, np.float32([np.nan, 3.14159]))
+    values = np.append(HALVES, np.array([np.nan, 3.14159], np.float32))
     with np.errstate(over="ignore"):
         halves = values.astype(np.float16)
     got = call(text_of(target), "round_f16", target, values).view(np.float16)
