@@ -29,7 +29,7 @@ pytestmark = pytest.mark.native
 
 LADDER = "prefill=[2]x[32],decode=[3]x[64]"
 ROUNDING = {"f16": 2.0**-11, "bf16": 2.0**-8, "int8": 1 / 127, "fp8_e4m3": 2.0**-4, "fp8_e5m2": 2.0**-3}
-"""Of a number the most that it is rounded by; of int8 the unit of its head, whose numbers are smaller than the largest."""
+"""The most that a number is rounded by: of itself; of int8 of its head's unit, as most are far from the largest."""
 LAYERS = 3
 
 
@@ -124,7 +124,8 @@ def test_scales_of_the_checkpoint(tmp_path: Path, kernel_cache: Path) -> None:
     for target in ("native", "reference"):
         out = tmp_path / target
         artifact = compile_tiny(model, out, kernel_cache, **options, kv_dtype="fp8_e4m3", target=target)
-        assert relative_error(logits_of(artifact, tokens), expected) < LAYERS * ROUNDING["fp8_e4m3"]
+        # Inputs of its layers are int8: they round anew what the cache rounded.
+        assert relative_error(logits_of(artifact, tokens), expected) < 2 * LAYERS * ROUNDING["fp8_e4m3"]
         check_bits(artifact)
         manifest = read_manifest(out)
         assert (manifest["kv_dtype"], manifest["kv_scales"]) == ("fp8_e4m3", "checkpoint")
