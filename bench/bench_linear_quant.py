@@ -1,6 +1,6 @@
 """Speed of the quantized linear kernels on one thread, beside the limits of one thread measured right before.
 
-Run: python -m bench.bench_linear_quant [--scheme w8a8 w4a8] [--rows 1 8 512] [--group-size 64]
+Run: python -m bench.bench_linear_quant [--scheme w8a8 w4a8] [--rows 1 8 512] [--group-size 64] [--dtype bf16]
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from bench.bench_linear import SHAPES, aligned, best_time, load
@@ -25,10 +26,12 @@ from llmc.quantize import SCHEMES, Scheme
 from llmc.runtime.binding.machine_limits import Probe
 
 
-def bench(folder: Path, target: Target, scheme: Scheme, rows: int, k: int, n: int) -> tuple[float, float]:
-    """(GOP/s, GB/s of weights and scales). Few rows cycle through copies of the weights that no cache holds."""
+def bench(
+    folder: Path, target: Target, scheme: Scheme, dtype: str, rows: int, k: int, n: int
+) -> tuple[float, float]:
+    """dtype: of activations that are floats. Returns (GOP/s, GB/s of weights and scales). Few rows cycle through copies of the weights that no cache holds."""
     tile, format = target.row_tile_for(rows), scheme.weight
-    act = "i8" if scheme.act_bits == 8 else "f32"
+    act = "i8" if scheme.act_bits == 8 else dtype
     spec = linear_quant_spec(n, k, tile, act, format)
     function = load(folder, spec.symbol(), compile_object(build_kernel(spec, target), target))
     rng = np.random.default_rng(0)
@@ -37,7 +40,7 @@ def bench(folder: Path, target: Target, scheme: Scheme, rows: int, k: int, n: in
         assert format.sums is not None
         x: Any = pack_quantized_activation(*quantize_activation(floats), tile, format.sums)
     else:
-        x = pack_activation(floats, tile)
+        x = pack_activation(floats.astype(ml_dtypes.bfloat16) if act == "bf16" else floats, tile)
     packed = pack_quantized(rng.standard_normal((n, k)).astype(np.float32), target.panel_columns, format)
     nbytes = sum(a.nbytes for a in packed.values())
     copies = max(1, (256 << 20) // nbytes) if rows <= 16 else 1
@@ -59,6 +62,7 @@ def main() -> None:
     parser.add_argument("--target", default="native")
     parser.add_argument("--scheme", nargs="+", default=list(SCHEMES), choices=list(SCHEMES))
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 512])
+    parser.add_argument("--dtype", default="f32", choices=["f32", "bf16"], help="of the activations of a16 schemes")
     parser.add_argument("--group-size", type=int)
     parser.add_argument("--asymmetric", action="store_true", default=None)
     options = parser.parse_args()
@@ -75,7 +79,7 @@ def main() -> None:
             print(f"{'scheme':8}{'rows':>5}{'K':>6}{'N':>6}{'GOP/s':>8}{'% peak':>8}{'GB/s':>8}{'% read':>8}")
             for rows in options.rows:
                 for k, n in SHAPES:
-                    ops, gbytes = bench(folder, target, scheme, rows, k, n)
+                    ops, gbytes = bench(folder, target, scheme, options.dtype, rows, k, n)
                     shares = f"{100 * ops / peak:8.1f}{gbytes:8.2f}{100 * gbytes / memory:8.1f}"
                     print(f"{scheme_name:8}{rows:5}{k:6}{n:6}{ops:8.0f}{shares}", flush=True)
 

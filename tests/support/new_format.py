@@ -20,6 +20,7 @@ from llmc.quantize.formats.registry import format_of
 from llmc.quantize.rtn import quantize
 
 from support.compiled import compile_tiny
+from support.fixed_point import multiplied
 from support.kernel_harness import run, targets_here
 from support.new_family import targets_here as target_names
 from support.quantized_model import LADDER, assert_company_changes_no_bit, logits_error, make_model
@@ -59,7 +60,7 @@ def check_kernels(format: WeightFormat) -> None:
             operands = {{"numbers": "w"}.get(name, name): array for name, array in packed.items()}
             for act, dtype in (("f32", np.float32), ("bf16", ml_dtypes.bfloat16)):
                 read = x.astype(dtype)
-                expected, first = read.astype(np.float64) @ value.T, None
+                expected, first = multiplied(read, act, format, target) @ value.T, None
                 for tile in (1, target.row_tile):
                     spec = linear_quant_spec(n, k, tile, act, format)
                     for rows, tasks in ((_ROWS, 1), (_ROWS, 3), (1, 2)):

@@ -19,11 +19,12 @@ from llmc.compiler.targets.cpu.kernels.linear.spec import linear_quant_spec, lin
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 from llmc.compiler.targets.cpu.target import TARGETS
 from llmc.quantize import QuantizeError, WeightFormat
+from llmc.quantize.formats.codes import Codes
 from llmc.quantize.formats.integers import Integers
 from llmc.quantize.formats.steps import Steps
 
 W8, W4, W4_128 = Integers(8), Integers(4), Integers(4, 128)
-STEPS = Steps(64)
+STEPS, NF4 = Steps(64), Codes("nf4", 64)
 SIDE, STREAMED = Loops.SIDE_BY_SIDE, Loops.STREAMED_BLOCKS
 FEW, PANELS, GROUPS = Loops.PANELS_OF_FEW, Loops.PANELS, Loops.GROUPS_OF_PANELS
 
@@ -49,6 +50,9 @@ def quantized(tile: int, act: str, format: WeightFormat) -> KernelSpec:
         ("sapphirerapids", floats(8, "f32"), ("Float32", "Fma", None), [GROUPS]),
         ("x86-64-v3", quantized(2, "i8", W8), ("EightBits", "DotU8S8", None), [SIDE]),
         ("x86-64-v3", quantized(4, "i8", W8), ("EightBits", "DotU8S8", None), [STREAMED, PANELS]),
+        ("x86-64-v3", quantized(4, "bf16", W4), ("FourBits", "DotS16", None), [SIDE, FEW, PANELS]),
+        ("x86-64-v3", quantized(4, "f32", W4), ("FourBits", "Fma", None), [SIDE, FEW, PANELS]),
+        ("x86-64-v3", quantized(4, "bf16", NF4), ("Looked", "Fma", None), [SIDE, FEW, GROUPS]),
         ("znver4", quantized(8, "i8", W4_128), ("FourBits", "DotU8S8", None), [SIDE, FEW, PANELS]),
         ("znver4", quantized(8, "bf16", W4), ("FourBits", "Fma", None), [SIDE, FEW, GROUPS]),
         ("x86-64-v3", quantized(4, "f16", W8), ("EightBits", "Fma", None), [SIDE, GROUPS]),

@@ -33,6 +33,7 @@ from llmc.quantize.formats.integers import Integers
 from llmc.quantize.formats.registry import FORMATS
 from llmc.quantize.formats.steps import Steps
 
+from support.fixed_point import multiplied
 from support.kernel_harness import run, targets_here
 
 pytestmark = pytest.mark.native
@@ -93,7 +94,11 @@ CASES = [
     *((NATIVE, act, format, WHOLE) for act, format in (("i8", W4), ("i8", W4_64Z), ("f32", W4_64Z))),
     *((NATIVE, act, format, TINY) for act, format in (("i8", W8), ("f32", W4_32), ("bf16", W4_64Z))),
     *((level, *case, ACROSS) for level in LEVELS[1:] for case in (("i8", W8), ("i8", W4_64Z), ("f32", W4_32))),
-    (LEVELS[-1], "bf16", W8, BLOCKS),
+    *((LEVELS[-1], "bf16", format, BLOCKS) for format in (W8, W4_ROWZ, W4_64Z)),
+    *(
+        (LEVELS[-1], "bf16", format, shape)
+        for format, shape in ((W4_32, TINY), (W4, DEEP), (W8_32Z, WIDE), (W4, WHOLE))
+    ),
     *((NATIVE, "f16", format, ACROSS) for format in (W8, W4_32, W4_64Z)),
     *((NATIVE, "f16", format, WIDE) for format in (W8, W4_64Z)),
     (NATIVE, "f16", W4_64Z, TINY),
@@ -128,7 +133,7 @@ def test_linear_quant(target: Target, act: str, format: WeightFormat, shape: tup
         read = numbers * row_scale.astype(np.float64)[:, None]
     else:
         x = x.astype(NUMPY[act])
-        read = x.astype(np.float64)
+        read = multiplied(x, act, format, target)
     expected = read @ value.T + (shift + start if extra else 0)
     first: NDArray[Any] | None = None
     for tile in tiles_of(target, shape):
@@ -194,7 +199,7 @@ def test_more_rows_than_are_widened_at_a_time(target: Target, format: WeightForm
     rows, (n, k) = 300, WIDE
     weight, x = random(n, k, seed=1), random(rows, k).astype(NUMPY[act])
     packed = pack_quantized(weight, target.panel_columns, format)
-    expected = x.astype(np.float64) @ unpack_quantized(packed, n, k, format).value().T
+    expected = multiplied(x, act, format, target) @ unpack_quantized(packed, n, k, format).value().T
     results = []
     for tile, tasks in ((1, 1), (target.row_tile, 1), (target.row_tile, 3)):
         spec = linear_quant_spec(n, k, tile, act, format)

@@ -38,9 +38,9 @@ class PanelByPanel:
         with T.serial(unit0, unit1) as unit:
             chunk, panel = b.let(T.truncdiv(unit, p.panels)), b.let(T.truncmod(unit, p.panels))
             tile0, here = chunks.span(chunk)
-            if registers:
+            if registers or p.fixed:
                 with b.when(T.Or(unit == unit0, panel == 0)):
-                    registers.registers.copy_rows(tile0, here)
+                    (registers.registers.copy_rows if registers else self.tiles.micro.prepare)(tile0, here)
             with T.serial(p.parts) as i, T.serial(walk.count) as block:
                 part, kb = (i, block) if p.quantized else (b.let(i), b.let(block))
                 if walk.unpacked:
@@ -66,7 +66,7 @@ class PanelByPanel:
 
             self.registers.block(tile0, here, panel, part, kb, fetch_of)
             return
-        fetch = self.fetches.share(following, walk, here, self.p.group_lines if self.p.groups > 1 else TURN)
+        fetch = self.fetches.share(following, walk, here, self.p.group_lines if self.p.grouped else TURN)
         with T.serial(here) as t:
             self.tiles.row_tile(tile0 + t, t, [panel], part, [part], walk, kb, fetch)
 
@@ -135,7 +135,7 @@ class GroupsOfPanels:
             past = b.let(T.Cast("int32", i + 1 == count))  # the group's last panel of the part: K goes on at its first
             following = b.let(T.min(kb + past, walk.count - 1))
             ahead = reader.position(p.panel(part, first + (i + 1) * (1 - past)), following * walk.lines)
-            turn_lines = p.group_lines if p.groups > 1 else TURN
+            turn_lines = p.group_lines if p.grouped else TURN
             fetch, place = self.fetches.share(b.let(ahead), walk, here, turn_lines), b.let(part * self.plan.group + i)
             with T.serial(here) as t:
                 self.tiles.row_tile(tile0 + t, t, [first + i], part, [place], walk, kb, fetch)

@@ -52,8 +52,8 @@ class Epilogue:
     ) -> None:
         """Row r, the tile's i-th. biased: its sums have their bias. let: of positions."""
         p = self.p
-        scales = self.reader.scales(tile.panels, T.int32(0)) if p.groups == 1 else None
-        zeros = self.reader.zeros_of_sums(tile.panels, T.int32(0)) if p.groups == 1 else None
+        scales = self.reader.scales(tile.panels, T.int32(0)) if not p.grouped else None
+        zeros = self.reader.zeros_of_sums(tile.panels, T.int32(0)) if not p.grouped else None
         vectors = len(tile.panels) * p.vectors
         for at, place, v, first, count in self._vectors(tile, let):
             value = total[i * vectors + at]

@@ -33,6 +33,10 @@ class Fetches:
             for i in range(reader.line_words):
                 if p.tile <= _ROWS_OF_STREAMS:
                     at = reader.position(panel, line) + (i * p.columns + of_panel * b.WIDTH + self.ahead)
+                    if p.fixed:
+                        # Behind the panel's end comes what is read side by side already, and then what is not.
+                        past = T.Cast("int32", line >= p.lines - self.ahead // (reader.line_words * p.columns))
+                        at = at + past * ((len(panels) - 1) * reader.panel_words * p.columns)
                 else:
                     place = (of_panel * reader.line_words + i) * p.lines
                     at = reader.position(panel + len(panels), 0) + (line + place) * b.WIDTH

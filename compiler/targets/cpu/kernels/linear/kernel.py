@@ -50,7 +50,7 @@ class _Linear:
     def function(self) -> tirx.PrimFunc:
         p, plan = self.p, self.plan
         helpers = vector.helpers(p.target.mcpu, puts=p.gate.puts() if p.gate else ())
-        helpers += plan.reader.helpers(p.target) + plan.micro.helpers(p.target)
+        helpers += plan.reader.helpers(p.target) + plan.micro.helpers()
         helpers += plan.registers.helpers(p) if plan.registers else ""
         kernel = b.Kernel(p.spec.symbol(), p.buffer_dtypes(), helpers)
         with kernel as k:
@@ -66,6 +66,7 @@ class _Linear:
         """What the loops share of the stack: unpacked blocks, sums, rows as tile registers take them."""
         p, plan = self.p, self.plan
         self.wide = self.registers = sums = registers = None
+        plan.micro.hold(plan.chunk_tiles if plan.chunked else 1, plan.reader.middle)
         waits = plan.chunked and (max(plan.few.count, plan.many.count) > 1 or merges_in_memory(p, plan.many))
         if plan.registers and not p.quantized:
             registers = plan.registers(p, self.k["x"], plan.chunk_tiles)

@@ -169,8 +169,8 @@ def _quantized_schedule(p: Problem, registers: type[TileRegisters] | None) -> Sc
     reader = operands(p)[0]
     assert isinstance(reader, Numbers)
     block = _PACKED_BYTES if p.exact or reader.as_it_lies else _UNPACKED_BYTES
-    fit = (COPIED_BYTES if registers else _ROW_CHUNK_BYTES) // (p.x_words * 4)
-    rows = _WIDE_ROWS if p.lanes == 2 else min(_MAX_ROWS, fit)
+    fit = (COPIED_BYTES if registers or p.fixed else _ROW_CHUNK_BYTES) // (p.x_words * 4)
+    rows = _WIDE_ROWS if p.lanes == 2 and not p.fixed else min(_MAX_ROWS, fit)
     return Schedule(reader.streams, _AHEAD_BYTES, block, max(1 if registers else (FEW_TILES + 1) * p.tile, rows))
 
 
@@ -183,14 +183,15 @@ def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Sche
         # What few tiles read packed, and many do not, is no part of a schedule.
         block_bytes = schedule.block_bytes if unpacked or reader.as_it_lies else _PACKED_BYTES
         unit = p.step_lines if registers else 1
-        unit = math.lcm(unit, p.number_group_lines) if p.number_groups > 1 else unit
+        of_group = p.number_group_lines if p.number_groups > 1 else p.group_lines if p.fixed else 1
+        unit = math.lcm(unit, of_group)
         return Walk.of_lines(p.lines, block_bytes // (line_bytes * unit), unit, unpacked=unpacked)
 
     many = walk(unpacked=not reader.as_it_lies)
     few = many if registers else walk(unpacked=reader.unpacked_for_few)
     fit, turn = schedule.chunk_rows // p.tile, ROWS // p.tile
     chunk_tiles = max(turn // 2, fit // turn * turn) if registers else max(FEW_TILES + 1, fit)
-    widens = p.lanes == 2 and p.tile == p.target.row_tile
+    widens = p.lanes == 2 and not p.fixed and p.tile == p.target.row_tile
     one = Loops.STREAMED_BLOCKS if p.exact and p.tile > _ROWS_OF_STREAMS else Loops.SIDE_BY_SIDE
     loops: list[tuple[int | None, Loops]] = [(None, one)]
     if p.tile == p.target.row_tile:  # the widest tile is for many rows; of others there is one

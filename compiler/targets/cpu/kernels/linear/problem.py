@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+
+from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError, Param
 from llmc.compiler.targets.cpu.kernels import builder as b
@@ -17,6 +20,8 @@ STEP_WORDS = 16
 TURN = 4
 """Lines of one turn of a loop over lines of a quantized weight; those of a group are a multiple where integers are
 summed."""
+_FIXED = 32
+"""Elements of K of fixed-point numbers with one exponent, at most."""
 _MAX_K = 1 << 17  # 127 · 128 · K stays below 2³¹
 _DTYPES = {"f32": "float32", "u8": "uint8"}
 
@@ -33,14 +38,19 @@ class Problem:
     parts: of the weight, gate's and up's, each `panels` of `columns`, which cover `width` columns of y.
     format: of a quantized weight, planes: what lies beside its numbers; kind: of the format, or the floats of the
     weight. A panel is `lines` of `line` elements of K. groups: of `group_lines` whose sums are merged; where a row has
-    one scale there is one, whatever the groups of its numbers (`number_groups`). asymmetric: zero points are stored.
-    integer: activations are int8. A word of x has `lanes` of them, a row x_words of K, x_line for each line of the
-    weight; a row tile has tile_words in all. step_lines: of one step of tile registers. exact: a result is one sum of
-    integers, scaled.
+    one scale there is one, whatever the groups of its numbers (`number_groups`), and of fixed-point numbers those have
+    an exponent each. grouped: whether sums are merged; scale_groups: of stored scales. asymmetric: zero points are
+    stored.
+    integer: activations are int8; fixed: they are bf16 that become fixed-point numbers (`fixed_rows`). A word of x has
+    `lanes` of them, a row x_words of K, x_line for each line of the weight; a row tile has tile_words in all.
+    step_lines: of one step of tile registers. exact: a result is one sum of integers, scaled.
     rows: the scalar that counts valid rows. Raises KernelSpecError for what has no layout.
     """
 
-    def __init__(self, spec: KernelSpec, target: Target, format: WeightFormat | None) -> None:
+    def __init__(
+        self, spec: KernelSpec, target: Target, format: WeightFormat | None, *, in_pairs: bool = False
+    ) -> None:
+        """in_pairs: whether numbers of the weight can be pairs of s16."""
         p = spec.as_dict()
         self.spec, self.target, self.format, self.quantized = spec, target, format, format is not None
         self.kdim, self.n, self.tile, self.rows = int(p["k"]), int(p["n"]), int(p["row_tile"]), int(p["rows"])
@@ -52,6 +62,8 @@ class Problem:
         group_size = format.group_size if format else -1
         self._check(p, group_size)
         self.integer = self.quantized and self.act == "i8"
+        # An instruction for bf16 or wider registers serve floats as well.
+        self.fixed = in_pairs and self.quantized and self.act == "bf16" and target.lanes == b.WIDTH // 2
         self.lanes = 4 if self.integer else b.lanes_of(self.act)
         self.parts = 2 if self.gated else 1
         self.width = self.n // self.parts
@@ -62,10 +74,14 @@ class Problem:
         self.step_lines = STEP_WORDS // self.x_line
         self.number_groups = 1 if group_size < 0 else b.ceil_div(self.kdim, group_size)
         self.number_group_lines = self.lines if self.number_groups == 1 else group_size // LINE
-        self.groups = format.scales(self.kdim) if format else 1
+        self.groups = self.scale_groups = format.scales(self.kdim) if format else 1
         self.group_lines = self.lines if self.groups == 1 else self.number_group_lines
+        if self.fixed:
+            self.group_lines = (_FIXED if group_size < 0 else math.gcd(_FIXED, group_size)) // LINE
+            self.groups = b.ceil_div(self.lines, self.group_lines)
+        self.grouped = self.fixed or self.groups > 1
         # Elements past the last whole line: float activations end there.
-        self.tail = 0 if self.integer or not self.quantized else self.kdim % LINE
+        self.tail = 0 if self.integer or self.fixed or not self.quantized else self.kdim % LINE
         self.whole_lines = self.kdim // LINE if self.tail else self.lines
         self.x_words = 2 * self.lines if self.integer else b.ceil_div(self.kdim, self.lanes)
         self.tile_words = self.tile * (self.x_words + (1 + self.groups if self.integer else 0))
@@ -91,6 +107,12 @@ class Problem:
         kinds |= {name: _DTYPES[plane.dtype] for name, plane in self.planes.items()}
         kinds |= {"y": self.gate.dtype()} if self.gate else {}
         return [(name, kinds.get(name, "float32")) for name in operand_names(self.spec, self.planes)]
+
+    def scale_group(self, group: b.Expr) -> b.Expr:
+        """The group of numbers, in which their scale is, that a group of sums lies in."""
+        if not self.fixed:
+            return group
+        return T.truncdiv(group, b.ceil_div(self.number_group_lines, self.group_lines))
 
     def panel(self, part: b.Expr, unit: b.Expr) -> b.Expr:
         """Which panel of the weight is panel `unit` of a part."""

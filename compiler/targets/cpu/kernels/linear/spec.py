@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import S16X2
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem, operand_names
+from llmc.compiler.targets.cpu.kernels.linear.readers import quantized_reader
 from llmc.compiler.targets.cpu.target import Target
 from llmc.quantize import WeightFormat
 from llmc.quantize.formats.registry import format_of_kernel
@@ -76,4 +78,6 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
 
 def problem_of(spec: KernelSpec, target: Target) -> Problem:
     """Raises KernelSpecError for what has no layout, QuantizeError for an unknown format."""
-    return Problem(spec, target, format_of_kernel(spec.as_dict()) if spec.op == "linear_quant" else None)
+    format = format_of_kernel(spec.as_dict()) if spec.op == "linear_quant" else None
+    reader = quantized_reader(format) if format else None
+    return Problem(spec, target, format, in_pairs=reader is not None and S16X2 in reader.units_of)

@@ -38,18 +38,20 @@ def side_by_side(tiles: VectorTiles, row_tiles: b.Expr, most: int, fetches: Fetc
     p = tiles.p
     groups, whole = _PanelGroups(tiles.k, p.panels, most), Walk(p.lines, 1)
     tiles = tiles.with_sums(2 * most)
-    with T.serial(row_tiles) as t, T.serial(groups.count) as group:
-        first, size = groups.span(group)
-        with T.serial(p.parts) as part:
-            for some in range(1, most + 1):
-                with b.when(size == some):
-                    units = [b.let(first + i) for i in range(some)]
-                    places = [part * most + i for i in range(some)]
-                    fetch = fetches.streams([b.let(p.panel(part, unit)) for unit in units])
-                    tiles.row_tile(t, 0, units, part, places, whole, T.int32(0), fetch)
-        if p.gated:
-            with T.serial(size) as i:
-                tiles.write_gated(first + i, (i, most + i), t, 0)
+    with T.serial(row_tiles) as t:
+        tiles.micro.prepare(t, 1)
+        with T.serial(groups.count) as group:
+            first, size = groups.span(group)
+            with T.serial(p.parts) as part:
+                for some in range(1, most + 1):
+                    with b.when(size == some):
+                        units = [b.let(first + i) for i in range(some)]
+                        places = [part * most + i for i in range(some)]
+                        fetch = fetches.streams([b.let(p.panel(part, unit)) for unit in units])
+                        tiles.row_tile(t, 0, units, part, places, whole, T.int32(0), fetch)
+            if p.gated:
+                with T.serial(size) as i:
+                    tiles.write_gated(first + i, (i, most + i), t, 0)
 
 
 class StreamedBlocks:

@@ -22,7 +22,7 @@ _ROWS_OF_GROUPS = 4  # rows whose sums of a group and of all groups fit the regi
 def merges_in_memory(p: Problem, walk: Walk) -> bool:
     """Whether sums of all groups stay in memory, so that those of a group have the registers: as many chains of dot
     products as hide an instruction's latency. One that is emulated needs registers itself."""
-    return p.groups > 1 and walk.unpacked and (p.target.int8_dot or not p.integer)
+    return p.grouped and walk.unpacked and (p.target.int8_dot or not p.integer)
 
 
 class VectorTiles:
@@ -67,8 +67,8 @@ class VectorTiles:
         columns = [p.name(unit * p.columns) for unit in units]
         length = p.lines if length is None else length
         panels = [b.let(p.panel(part, unit)) for unit in units]
-        x0 = b.let(t * p.tile_words) if p.quantized else t * p.lines * p.tile
-        split = p.integer and p.groups > 1 and walk.unpacked and not merges_in_memory(p, walk)
+        x0 = b.let(self.micro.start_of(t, t_local)) if p.quantized else t * p.lines * p.tile
+        split = p.integer and p.grouped and walk.unpacked and not merges_in_memory(p, walk)
         step = min(p.tile, _ROWS_OF_GROUPS) if split else p.tile
         for first in range(0, p.tile, step):
             rows = range(first, first + step)
@@ -98,12 +98,12 @@ class VectorTiles:
         line0 = self.p.let(kb * walk.lines)
         line1 = self.p.let(T.min(line0 + walk.lines, p.lines))
         acc = b.Vectors(len(tile.rows) * vectors, self.micro.sums)
-        total = b.Vectors(len(tile.rows) * vectors) if p.groups > 1 else acc
+        total = b.Vectors(len(tile.rows) * vectors) if p.grouped else acc
         lines = None if walk.unpacked else self.reader.lines(self.micro)
         in_memory = merges_in_memory(p, walk)
         if lines is not None:
             lines.start(tile, acc)
-        elif p.groups == 1:
+        elif not p.grouped:
             self.start(tile, acc, T.int32(0))
         elif in_memory:
             with b.when(kb == 0):
@@ -116,7 +116,7 @@ class VectorTiles:
                 self._reload(tile, total)
         if lines is not None:
             lines.add(tile, acc, line0, line1)
-        elif p.groups == 1:
+        elif not p.grouped:
             self._chain(tile, acc, line0, line1, T.int32(0), line0)
         else:
             self._groups(tile, acc, None if in_memory else total, line0, line1)
@@ -191,21 +191,27 @@ class VectorTiles:
             self.merge(tile, total, acc, group)
 
     def merge(self, tile: Tile, total: b.Vectors | None, acc: b.Vectors | list[b.Expr], group: b.Expr) -> None:
-        """total += scale · acc; total: None where it is in memory."""
+        """total += scale · acc + offset · Σ x; total: None where it is in memory."""
+        p = self.p
         if total is None:
             # Or LLVM keeps them in registers, and spills.
             b.do("forget_memory", self.sums.address(tile.places[0], tile.t_local, 0, 0))
         vectors = len(tile.panels) * self.p.vectors
-        scales, zeros = self.reader.scales(tile.panels, group), self.reader.zeros_of_sums(tile.panels, group)
+        reader, of_scale = self.reader, p.scale_group(group)
+        scales, zeros = reader.scales(tile.panels, of_scale), reader.zeros_of_sums(tile.panels, of_scale)
+        offsets = reader.offsets(tile.panels, of_scale)
         assert scales is not None
 
         def merge(at: int, where: tuple[b.Expr, ...]) -> None:
             v, r = at % vectors, where[2]
             value = self.micro.as_float(acc[at], None if zeros is None else zeros[v], tile.x0, r, group)
-            if total is not None:
-                total[at] = b.call("fma", value, scales[v], total[at])
+            merged = b.call("fma", value, scales[v], self.sums.load(*where) if total is None else total[at])
+            if offsets is not None:
+                merged = b.call("fma", self.micro.sum_of_row(tile.x0, r, group), offsets[v], merged)
+            if total is None:
+                self.sums.store(merged, *where)
             else:
-                self.sums.store(b.call("fma", value, scales[v], self.sums.load(*where)), *where)
+                total[at] = merged
 
         self._each(tile, merge)
 
@@ -229,18 +235,18 @@ class VectorTiles:
                     fetch.before_line(q)
                 self._step(tile, acc, q + tile.kb * tile.walk.lines, q, self.reader.units, of_group)
             return
-        if p.groups > 1:
+        if p.grouped:
             turn(first, p.group_lines)
-        if p.integer and p.groups > 1 and p.lines % p.group_lines == 0:
+        if (p.integer or p.fixed) and p.grouped and p.lines % p.group_lines == 0:
             # Every group is whole: a known, small number of turns is a loop whose end the CPU foresees. Where the sums
             # take the registers, a turn is a line: of a longer one LLVM moves loads ahead, and spills.
-            at_once = 1 if merges_in_memory(p, tile.walk) else TURN
+            at_once = 1 if merges_in_memory(p, tile.walk) or p.fixed else min(TURN, p.group_lines)
             with T.serial(p.group_lines // at_once) as i:
                 for line in range(at_once):
                     step(b.let(first + (i * at_once + line)))
             return
         whole = b.let(T.min(last, p.whole_lines)) if p.tail else last
-        if p.groups > 1 or fetch.at_turn is None:
+        if p.grouped or fetch.at_turn is None:
             with T.serial(first, whole) as line:
                 step(line)
         else:

@@ -9,11 +9,11 @@ from typing import ClassVar
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.linear.places import Tile
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
-from llmc.compiler.targets.cpu.target import Target
 
-F32, BF16X2, U8X4 = "f32", "bf16x2", "u8x4"
-"""Operands of the weight, in each lane: a float32, two bf16 of a word, four unsigned bytes of a word."""
-DTYPE = {F32: "float32", BF16X2: "int32", U8X4: "int32"}
+F32, BF16X2, U8X4, S16X2 = "f32", "bf16x2", "u8x4", "s16x2"
+"""Operands of the weight, in each lane: a float32, two bf16 of a word, four unsigned bytes of a word, two signed 16-bit
+numbers of a word: elements 0 and 2 of a line, 1 and 3, 4 and 6, 5 and 7."""
+DTYPE = {F32: "float32", BF16X2: "int32", U8X4: "int32", S16X2: "int32"}
 
 
 class MicroKernel(ABC):
@@ -33,14 +33,23 @@ class MicroKernel(ABC):
     def suits(p: Problem) -> bool:
         """Whether it takes a problem's activations, and the target has its instructions."""
 
-    @staticmethod
-    def helpers(target: Target) -> str:
+    def helpers(self) -> str:
         """The IR text that it needs beside `ir.vector`'s."""
         return ""
 
     def bind(self, k: b.Kernel) -> None:
         """Takes the buffers of the kernel that is being written."""
         self.x = k["x"]
+
+    def hold(self, tiles: int, middle: int) -> None:  # noqa: B027
+        """Takes what so many row tiles need of the stack. middle: what the weight's numbers are too large by."""
+
+    def prepare(self, tile0: b.Expr, tiles: b.Expr) -> None:  # noqa: B027
+        """Comes before row tiles [tile0, tile0 + tiles) are multiplied."""
+
+    def start_of(self, t: b.Expr, t_local: b.Expr) -> b.Expr:
+        """Where row tile t starts in the activations, as number t_local of those that are held."""
+        return t * self.p.tile_words
 
     def start(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
         """A sum of a group of row r before its first product."""
@@ -62,6 +71,10 @@ class MicroKernel(ABC):
     def as_float(self, value: b.Expr, zero: b.Expr | None, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
         """A finished sum of a group of row r. zero: the zero points that it lacks, if any."""
         return value
+
+    def sum_of_row(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
+        """The activations of a group of row r added up, times −middle, or −1 where that is 0, in every lane."""
+        raise NotImplementedError
 
     def row_factor(self, x0: b.Expr, r: b.Expr) -> b.Expr | None:
         """What the sums of row r are multiplied by in the end, in every lane."""

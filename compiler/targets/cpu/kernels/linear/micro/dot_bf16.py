@@ -9,7 +9,6 @@ from llmc.compiler.targets.cpu.kernels.ir import bf16
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import BF16X2, MicroKernel
 from llmc.compiler.targets.cpu.kernels.linear.places import Tile
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
-from llmc.compiler.targets.cpu.target import Target
 
 
 class DotBf16(MicroKernel):
@@ -19,8 +18,7 @@ class DotBf16(MicroKernel):
     def suits(p: Problem) -> bool:
         return p.act == "bf16" and p.target.bf16_dot
 
-    @staticmethod
-    def helpers(target: Target) -> str:
+    def helpers(self) -> str:
         return bf16.dot()
 
     def multiply(self, acc: b.Expr, weight: b.Expr, value: b.Expr) -> b.Expr:

@@ -14,7 +14,6 @@ from llmc.compiler.targets.cpu.kernels.ir import int8
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import U8X4, MicroKernel
 from llmc.compiler.targets.cpu.kernels.linear.places import Tile
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
-from llmc.compiler.targets.cpu.target import Target
 
 
 class DotU8S8(MicroKernel):
@@ -24,9 +23,8 @@ class DotU8S8(MicroKernel):
     def suits(p: Problem) -> bool:
         return p.integer
 
-    @staticmethod
-    def helpers(target: Target) -> str:
-        return int8.dot(target)
+    def helpers(self) -> str:
+        return int8.dot(self.p.target)
 
     def _sum_of(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
         """Σ of the quantized activations of a row in a group, times the factor of the format's `Sums`."""

@@ -9,12 +9,13 @@ from typing import Any
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 from llmc.compiler.targets.cpu.kernels.linear.readers.affine import AffineBytes, AffineCodes, AffineNibbles
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import Reader
-from llmc.compiler.targets.cpu.kernels.linear.readers.codes import Looked
+from llmc.compiler.targets.cpu.kernels.linear.readers.codes import HalfUnits, Looked
 from llmc.compiler.targets.cpu.kernels.linear.readers.floats import Bfloat16, Float32, Halves
 from llmc.compiler.targets.cpu.kernels.linear.readers.fp8 import E4m3
 from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits
 from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import EightBits
 from llmc.compiler.targets.cpu.kernels.linear.readers.steps import Stepped
+from llmc.quantize import WeightFormat
 
 KIND = "cpu"
 FLOATS: dict[str, type[Reader]] = {"f32": Float32, "bf16": Bfloat16, "f16": Halves}
@@ -24,7 +25,7 @@ FORMATS: dict[str, Callable[[Any], type[Reader] | None]] = {
     "integers": lambda format: _INTEGERS.get(format.bits),
     "steps": lambda format: Stepped,
     "fp8": lambda format: E4m3,
-    "codes": lambda format: Looked,
+    "codes": lambda format: HalfUnits if format.table == "e2m1" else Looked,
     "affine": lambda format: AffineCodes if format.table else _AFFINE.get(format.bits),
 }
 """Readers by kind, called with the format."""
@@ -32,7 +33,10 @@ FORMATS: dict[str, Callable[[Any], type[Reader] | None]] = {
 
 def reader_of(p: Problem) -> type[Reader] | None:
     """The reader of a problem's weight; None where there is none."""
-    if p.format is None:
-        return FLOATS.get(p.kind)
-    found = FORMATS.get(p.kind) or p.format.templates.get(KIND)
-    return None if found is None else found(p.format)
+    return FLOATS.get(p.kind) if p.format is None else quantized_reader(p.format)
+
+
+def quantized_reader(format: WeightFormat) -> type[Reader] | None:
+    """The reader of a format; None where there is none."""
+    found = FORMATS.get(format.kind) or format.templates.get(KIND)
+    return None if found is None else found(format)

@@ -14,7 +14,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import lookup
-from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, S16X2
 from llmc.compiler.targets.cpu.kernels.linear.problem import LINE, Problem
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import OfGroup
 from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits
@@ -39,7 +39,7 @@ class _ValuesOfGroup:
 class _OfBlocks(Numbers):
     """What both widths of numbers share."""
 
-    units_of: ClassVar[Mapping[str, int]] = {F32: LINE}
+    units_of: ClassVar[Mapping[str, int]] = {S16X2: LINE // 2, F32: LINE}
 
     def __init__(self, p: Problem, operand: str) -> None:
         super().__init__(p, operand)
@@ -51,28 +51,33 @@ class _OfBlocks(Numbers):
 
     @property
     def by_group(self) -> bool:
-        return self.affine.offsets
+        return self.affine.offsets and self.operand == F32
 
     def group_of(self, panels: Sequence[b.Expr], group: b.Expr) -> OfGroup | None:
-        if not self.affine.offsets:
+        if not self.by_group:
             return None
         scale = self._of_blocks(panels, group, SCALE, STEP, 1.0)
         return _ValuesOfGroup(scale, self._of_blocks(panels, group, OFFSET, SHIFT, -1.0 / (self.factor or 1.0)))
 
     def operand_of(self, word: b.Expr, unit: int, of_group: OfGroup | None, v: int) -> b.Expr:
-        value = self.element(word, unit)
         if of_group is None:
-            return value
+            return super().operand_of(word, unit, of_group, v)
+        value = self.element(word, unit)
         assert isinstance(of_group, _ValuesOfGroup)
         return b.call("fma", value, of_group.scale[v], of_group.negated[v])
 
     def scales(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors:
-        if not self.affine.offsets:
+        if not self.by_group:
             return self._of_blocks(panels, group, SCALE, STEP, 1.0)
         found = b.Vectors(len(panels) * self.p.vectors)
         for i in range(len(panels) * self.p.vectors):
             found[i] = b.splat(1.0)
         return found
+
+    def offsets(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors | None:
+        if self.by_group or not self.affine.offsets:
+            return None
+        return self._of_blocks(panels, group, OFFSET, SHIFT, 1.0 / (self.middle or 1))
 
     def _of_blocks(
         self, panels: Sequence[b.Expr], group: b.Expr, of_block: str, of_group: str, times: float
@@ -110,6 +115,7 @@ class AffineNibbles(_OfBlocks, FourBits):
 class AffineCodes(_OfBlocks, FourBits):
     """Codes of a table of their own."""
 
+    units_of: ClassVar = {F32: LINE}
     look_up = "lookup"
 
     @staticmethod

@@ -103,6 +103,15 @@ class Reader(ABC):
         """Zero points that the sums of a group lack."""
         return None
 
+    def offsets(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors | None:
+        """What the sum of the activations of a group (`MicroKernel.sum_of_row`) is multiplied by, and sums lack."""
+        return None
+
+    @property
+    def middle(self) -> int:
+        """What numbers are too large by in pairs of s16; 0 where a zero point is stored."""
+        return 0
+
     @property
     def factor(self) -> float | None:
         """What the sums of a row are multiplied by in the end."""

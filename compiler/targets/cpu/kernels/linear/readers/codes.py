@@ -8,12 +8,13 @@ from typing import ClassVar
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels.ir import lookup
-from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32
+from llmc.compiler.targets.cpu.kernels.ir import fixed, lookup
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, S16X2
 from llmc.compiler.targets.cpu.kernels.linear.problem import LINE
 from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits
 from llmc.compiler.targets.cpu.target import Target
 from llmc.quantize.formats.codes import Codes
+from llmc.quantize.formats.tables import TABLES
 
 _LEAST = 1 << 22
 """2⁻¹²⁷, which has no exponent of its own."""
@@ -37,3 +38,27 @@ class Looked(FourBits):
         power = T.Cast(f"int32x{b.WIDTH}", self.k["scale"][T.ramp(at, 1, b.WIDTH)])
         bits = T.shift_left(power, T.broadcast(T.int32(23), b.WIDTH))
         return T.reinterpret(f"float32x{b.WIDTH}", T.max(bits, T.broadcast(T.int32(_LEAST), b.WIDTH)))
+
+
+class HalfUnits(Looked):
+    """e2m1, whose floats are whole numbers of halves: bytes are as many halves more than the lowest of them."""
+
+    units_of: ClassVar = {S16X2: LINE // 2, F32: LINE}
+    _halves: ClassVar[Sequence[int]] = [int(2 * value) for value in TABLES["e2m1"]]
+
+    @classmethod
+    def helpers(cls, target: Target) -> str:
+        bytes_of = fixed.table([half - min(cls._halves) for half in cls._halves]) if target.lanes == 8 else ""
+        return lookup.lookup(target) + bytes_of
+
+    @property
+    def middle(self) -> int:
+        return -min(self._halves)
+
+    @property
+    def factor(self) -> float | None:
+        return 0.5 if self.operand == S16X2 else None
+
+    def pair_of(self, word: b.Expr, half: int, odd: int) -> b.Expr:
+        found = b.kept(T.call_extern("int32x16", "llmc_byte_table", self.bytes_of(word, half)), "int32")
+        return T.call_extern("int32x16", f"llmc_bytes_{odd}", found)

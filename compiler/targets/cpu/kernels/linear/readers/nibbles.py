@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import int8
-from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, S16X2, U8X4
+from llmc.compiler.targets.cpu.kernels.linear.problem import LINE, Problem
 from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import Numbers
 from llmc.compiler.targets.cpu.target import Target
 
@@ -20,8 +21,14 @@ _MIDDLE = 8
 class FourBits(Numbers):
     """As floats they are looked up in a table, less the middle of their range unless a zero point is stored."""
 
+    units_of: ClassVar[Mapping[str, int]] = {U8X4: 2, S16X2: LINE // 2, F32: LINE}
     look_up: ClassVar[str] = "nibble"
     """The helper that reads the table."""
+
+    def __init__(self, p: Problem, operand: str) -> None:
+        super().__init__(p, operand)
+        if operand == S16X2:
+            self.streams = 4  # numbers on their way take registers
 
     @staticmethod
     def helpers(target: Target) -> str:
@@ -40,12 +47,15 @@ class FourBits(Numbers):
 
     @property
     def middle(self) -> int:
-        """What floats are lowered by."""
+        """What floats are lowered by, too."""
         return 0 if self.p.asymmetric else _MIDDLE
 
     def bytes_of(self, word: b.Expr, half: int) -> b.Expr:
         bits = T.shift_right(word, T.broadcast(T.int32(4), b.WIDTH)) if half else word
         return T.bitwise_and(bits, T.broadcast(T.int32(_MASK), b.WIDTH))
+
+    def pair_of(self, word: b.Expr, half: int, odd: int) -> b.Expr:
+        return T.call_extern("int32x16", f"llmc_nibbles_{half + 2 * odd}", word)
 
     def element(self, word: b.Expr, place: int) -> b.Expr:
         bit = (place % 4) * 8 + (place // 4) * 4

@@ -13,7 +13,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import int8
-from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, U8X4
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, S16X2, U8X4
 from llmc.compiler.targets.cpu.kernels.linear.problem import LINE, Problem
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import OfGroup, Reader
 from llmc.compiler.targets.cpu.target import Target
@@ -45,11 +45,13 @@ class Numbers(Reader):
         return self.zeros(panels, group) if self.by_group else None
 
     def zeros_of_sums(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors | None:
-        return self.zeros(panels, group) if self.p.asymmetric and self.operand == U8X4 else None
+        return self.zeros(panels, group) if self.p.asymmetric and self.operand != F32 else None
 
     def operand_of(self, word: b.Expr, unit: int, of_group: OfGroup | None, v: int) -> b.Expr:
         if self.operand == U8X4:
             return self.bytes_of(word, unit)
+        if self.operand == S16X2:
+            return self.pair_of(word, *divmod(unit, 2))
         value = self.element(word, unit)
         return value if of_group is None else b.call("sub", value, of_group[v])
 
@@ -57,6 +59,10 @@ class Numbers(Reader):
         """Four numbers of a half of a line as unsigned bytes, of a format that is summed as integers; word: where they
         are."""
         raise NotImplementedError
+
+    def pair_of(self, word: b.Expr, half: int, odd: int) -> b.Expr:
+        """The even or the odd numbers of a half of a line, of a format whose `units_of` has pairs."""
+        return T.call_extern("int32x16", f"llmc_bytes_{odd}", self.bytes_of(word, half))
 
     @abstractmethod
     def element(self, word: b.Expr, place: int) -> b.Expr:
@@ -70,7 +76,7 @@ class Numbers(Reader):
             for v in range(p.vectors):
                 at = (panel * p.number_groups + group) * p.columns + v * b.WIDTH
                 value = T.Cast(f"{self.dtype}x{b.WIDTH}", self.bytes_of_group[T.ramp(at, 1, b.WIDTH)])
-                found[i * p.vectors + v] = value if self.operand == U8X4 else self.zero(value)
+                found[i * p.vectors + v] = value if self.operand != F32 else self.zero(value)
         return found
 
     def zero(self, value: b.Expr) -> b.Expr:
@@ -82,7 +88,7 @@ class Numbers(Reader):
         found = b.Vectors(len(panels) * p.vectors)
         for i, panel in enumerate(panels):
             for v in range(p.vectors):
-                at = (panel * p.groups + group) * p.columns + v * b.WIDTH
+                at = (panel * p.scale_groups + group) * p.columns + v * b.WIDTH
                 found[i * p.vectors + v] = self.scale(at)
         return found
 
@@ -94,6 +100,7 @@ class Numbers(Reader):
 class EightBits(Numbers):
     """Two words a line. As floats, numbers are 2²⁴ times too large: exact, and made up for in the end."""
 
+    units_of: ClassVar[Mapping[str, int]] = {U8X4: 2, S16X2: LINE // 2, F32: LINE}
     line_words = 2
     stream_bytes = 1536  # in L1 when they are read, with the sums
 
@@ -101,8 +108,8 @@ class EightBits(Numbers):
         super().__init__(p, operand)
         self.as_it_lies, self.unpacked_for_few = operand == U8X4, operand == F32
         self.stream_vectors, self.stream_level = self.line_vectors, 1
-        if operand == F32:
-            self.streams = 4  # bytes that become floats take registers
+        if operand != U8X4:
+            self.streams = 4  # bytes that become others take registers
 
     @staticmethod
     def helpers(target: Target) -> str:
@@ -116,6 +123,10 @@ class EightBits(Numbers):
 
     def zero(self, value: b.Expr) -> b.Expr:
         return b.call("mul", b.call("sub", value, b.splat(128.0)), b.splat(2.0**24))
+
+    @property
+    def middle(self) -> int:
+        return 0 if self.p.asymmetric else 128
 
     @property
     def factor(self) -> float | None:
