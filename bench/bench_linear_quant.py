@@ -26,10 +26,10 @@ from llmc.quantize import SCHEMES, Scheme
 from llmc.runtime.binding.machine_limits import Probe
 
 
-def bench(
-    folder: Path, target: Target, scheme: Scheme, dtype: str, rows: int, k: int, n: int
-) -> tuple[float, float]:
-    """dtype: of activations that are floats. Returns (GOP/s, GB/s of weights and scales). Few rows cycle through copies of the weights that no cache holds."""
+def bench(folder: Path, target: Target, scheme: Scheme, dtype: str, rows: int, k: int, n: int) -> tuple[float, float]:
+    """(GOP/s, GB/s of weights and scales). Few rows cycle through copies of the weights that no cache holds.
+
+    dtype: of activations that are floats."""
     tile, format = target.row_tile_for(rows), scheme.weight
     act = "i8" if scheme.act_bits == 8 else dtype
     spec = linear_quant_spec(n, k, tile, act, format)
