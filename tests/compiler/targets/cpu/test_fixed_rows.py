@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -10,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmc.compiler.targets.cpu.kernels.codegen import llvm_text
+from llmc.compiler.targets.cpu.kernels.linear.kernel import default_schedule
 from llmc.compiler.targets.cpu.kernels.linear.spec import linear_quant_spec
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 from llmc.compiler.targets.cpu.packing import pack_activation
@@ -48,8 +51,9 @@ def multiply(x: NDArray[Any], packed: dict[str, NDArray[Any]], format: WeightFor
         arrays = {"x": pack_activation(x, of_tile), **operands, "y": np.full((rows, N), np.nan, np.float32)}
         spec = linear_quant_spec(N, k, of_tile, "bf16", format)
         found.append(run(spec, TARGET, arrays, written=("y",), scalars={0: rows})["y"])
-    assert np.array_equal(*(y.view(np.int32) for y in found))
-    return found[0]
+    of_tiles, of_rows = found
+    assert np.array_equal(of_tiles.view(np.int32), of_rows.view(np.int32))
+    return of_tiles
 
 
 def packed_of(format: WeightFormat, k: int, seed: int = 1) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
@@ -150,6 +154,19 @@ def test_the_largest_numbers_do_not_overflow(format: WeightFormat) -> None:
     wide = x.astype(np.float64)
     error = np.abs(multiply(x, packed, format) - wide @ value.T)
     assert (error <= 1e-6 * (np.abs(wide) @ np.abs(value).T)).all()
+
+
+@pytest.mark.parametrize("k", [896, 4864, 28672])
+def test_rows_on_the_stack(k: int) -> None:
+    """docs/c-abi.md: what hosts are told to give, also with the most rows that are tried."""
+    spec = linear_quant_spec(N, k, TARGET.row_tile, "bf16", W4, gated="bf16")
+    for rows, most in ((None, 0.8), (1024, 1.75)):
+        default = default_schedule(spec, TARGET)
+        assert default is not None
+        schedule = default if rows is None else replace(default, chunk_rows=rows)
+        code = llvm_text(build_kernel(spec, TARGET, schedule), TARGET, "asm")
+        frames = [int(size) for size in re.findall(r"subq?\s+\$(\d+), %rsp", code)]
+        assert 0 < max(frames) <= most * (1 << 20)
 
 
 def test_instructions() -> None:

@@ -44,23 +44,23 @@ def dot(acc: Array, w: Array, x: Array) -> Array:
 
 
 def numbers(w: Array, bits: int, i: int) -> Array:
-    return ((w.view(np.uint16) >> (i * bits)) & ((1 << bits) - 1)).astype(np.uint16).view(np.int32)
+    return np.asarray((w.view(np.uint16) >> (i * bits)) & ((1 << bits) - 1), np.uint16).view(np.int32)
 
 
 def largest(m: Array, w: Array) -> Array:
-    return np.maximum(m, np.maximum((w << 16) & 0x7FFFFFFF, w & 0x7FFF0000))
+    return np.asarray(np.maximum(m, np.maximum((w << 16) & 0x7FFFFFFF, w & 0x7FFF0000)))
 
 
 def exponent(m: Array) -> Array:
-    return np.maximum(m >> 23, 15)
+    return np.asarray(np.maximum(m >> 23, 15))
 
 
 def times(m: Array) -> Array:
-    return np.ldexp(np.float32(1), 14 + 127 - exponent(m)).astype(np.float32)
+    return np.asarray(np.ldexp(np.float32(1), 14 + 127 - exponent(m)), np.float32)
 
 
 def scale(m: Array) -> Array:
-    return np.where(m >= INF, np.float32(np.nan), np.ldexp(np.float32(1), exponent(m) - 14 - 127)).astype(np.float32)
+    return np.asarray(np.where(m >= INF, np.nan, np.ldexp(np.float32(1), exponent(m) - 14 - 127)), np.float32)
 
 
 W, X = words(), words()

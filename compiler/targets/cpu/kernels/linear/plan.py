@@ -171,7 +171,8 @@ def _quantized_schedule(p: Problem, registers: type[TileRegisters] | None) -> Sc
     block = _PACKED_BYTES if p.exact or reader.as_it_lies else _UNPACKED_BYTES
     fit = (COPIED_BYTES if registers or p.fixed else _ROW_CHUNK_BYTES) // (p.x_words * 4)
     rows = _WIDE_ROWS if p.lanes == 2 and not p.fixed else min(_MAX_ROWS, fit)
-    return Schedule(reader.streams, _AHEAD_BYTES, block, max(1 if registers else (FEW_TILES + 1) * p.tile, rows))
+    least = 1 if registers or p.fixed else (FEW_TILES + 1) * p.tile
+    return Schedule(reader.streams, _AHEAD_BYTES, block, max(least, rows))
 
 
 def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Schedule) -> Plan:
@@ -190,7 +191,12 @@ def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Sche
     many = walk(unpacked=not reader.as_it_lies)
     few = many if registers else walk(unpacked=reader.unpacked_for_few)
     fit, turn = schedule.chunk_rows // p.tile, ROWS // p.tile
-    chunk_tiles = max(turn // 2, fit // turn * turn) if registers else max(FEW_TILES + 1, fit)
+    if registers:
+        chunk_tiles = max(turn // 2, fit // turn * turn)
+    elif p.fixed:  # rows are on the stack, of which hosts give so much
+        chunk_tiles = max(1, min(fit, 2 * COPIED_BYTES // (p.tile_words * 4)))
+    else:
+        chunk_tiles = max(FEW_TILES + 1, fit)
     widens = p.lanes == 2 and not p.fixed and p.tile == p.target.row_tile
     one = Loops.STREAMED_BLOCKS if p.exact and p.tile > _ROWS_OF_STREAMS else Loops.SIDE_BY_SIDE
     loops: list[tuple[int | None, Loops]] = [(None, one)]
