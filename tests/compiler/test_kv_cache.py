@@ -111,8 +111,8 @@ ATTENTION = "model.layers.{}.self_attn."
 
 
 def scales_of_layers() -> dict[str, np.ndarray]:
-    scales = {ATTENTION.format(layer) + "k_scale": np.float32([0.02 + 0.01 * layer]) for layer in range(2)}
-    return scales | {ATTENTION.format(layer) + "v_scale": np.float32([0.005]) for layer in range(2)}
+    scales = {ATTENTION.format(layer) + "k_scale": np.array([0.02 + 0.01 * layer], np.float32) for layer in range(2)}
+    return scales | {ATTENTION.format(layer) + "v_scale": np.array([0.005], np.float32) for layer in range(2)}
 
 
 def test_scales_of_the_checkpoint(tmp_path: Path, kernel_cache: Path) -> None:
@@ -133,7 +133,7 @@ def test_scales_of_the_checkpoint(tmp_path: Path, kernel_cache: Path) -> None:
         with safe_open(out / "weights.safetensors", "np") as weights:
             heads = artifact_data(read_graphs(out), manifest)["model"]["num_kv_heads"]
             for layer in range(2):
-                stated = np.float32([0.02 + 0.01 * layer] * heads + [0.005] * heads)
+                stated = np.array([0.02 + 0.01 * layer] * heads + [0.005] * heads, np.float32)
                 np.testing.assert_array_equal(weights.get_tensor(f"layers.{layer}.attention.kv_scales"), stated)
     # Scales of floats are none of whole numbers.
     assert not resolve(CompileConfig(model=model, output=tmp_path / "out", kv_dtype="int8")).kv_scales
@@ -142,7 +142,7 @@ def test_scales_of_the_checkpoint(tmp_path: Path, kernel_cache: Path) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, -1.0, 0.0, np.inf])
 def test_scales_that_are_none_are_one_sentence(value: float, tmp_path: Path) -> None:
-    scales = scales_of_layers() | {ATTENTION.format(1) + "v_scale": np.float32([value])}
+    scales = scales_of_layers() | {ATTENTION.format(1) + "v_scale": np.array([value], np.float32)}
     model = with_scales(make_int8_model(tmp_path / "model"), scales, FLOAT)
     with pytest.raises(
         ModelError, match=rf"layers\.1\.self_attn\.v_scale has the scale {value}, which is not positive"

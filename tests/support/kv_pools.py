@@ -49,7 +49,8 @@ def floats_of(numbers: Array, kv: str) -> Array:
     """What stored numbers are before they are multiplied by their scale, float32."""
     if kv == "int8":
         return numbers.astype(np.float32) - 128
-    return numbers.view(FP8[kv]).astype(np.float32)
+    found: Array = numbers.view(FP8[kv]).astype(np.float32)
+    return found
 
 
 def stands_for(x: Array, kv: str) -> Array:

@@ -115,7 +115,8 @@ def make_gptq_head_model(folder: Path) -> Path:
     """GPTQ of 8 bits whose output projection is rounded, too."""
 
     def quantize(prefix: str, weight: np.ndarray) -> Tensors:
-        return gptq_tensors(Integers.random(*weight.shape, 8, 32, symmetric=False, least_zero=1), 8, 1, prefix)
+        rows, columns = weight.shape
+        return gptq_tensors(Integers.random(rows, columns, 8, 32, symmetric=False, least_zero=1), 8, 1, prefix)
 
     settings = gptq_config(bits=8, lm_head=True)
     return make_quantized_model(folder, settings, quantize, also="lm_head", vocab_size=VOCABULARY)

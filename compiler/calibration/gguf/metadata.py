@@ -31,7 +31,7 @@ def architecture_of(model: ModelConfig) -> Architecture:
             f"--format gguf has no place for the sliding windows of this {model.model_type} model; "
             "use --format compressed-tensors"
         )
-    scaling = model.rope_scaling
+    scaling = model.rope.scaling
     if scaling is not None and (scaling.rope_type not in _ROPE_SCALINGS or scaling.mscale is not None):
         raise CompileError(
             f"--format gguf has no place for rope scaling {scaling.rope_type} as this model has it; "
@@ -50,14 +50,14 @@ def add_config(writer: Any, model: ModelConfig) -> None:
     writer.add_head_count_kv(model.num_kv_heads)
     writer.add_key_length(model.head_dim)
     writer.add_value_length(model.head_dim)
-    writer.add_rope_dimension_count(model.rotary_dim)
-    writer.add_rope_freq_base(model.rope_theta)
-    writer.add_layer_norm_rms_eps(model.rms_norm_eps)
+    writer.add_rope_dimension_count(model.rope.dim)
+    writer.add_rope_freq_base(model.rope.theta)
+    writer.add_layer_norm_rms_eps(model.norm_eps)
     writer.add_vocab_size(model.vocab_size)
     if model.sliding_window is not None:
         writer.add_sliding_window(model.sliding_window)
-    if model.rope_scaling is not None:
-        _add_scaling(writer, model.rope_scaling)
+    if model.rope.scaling is not None:
+        _add_scaling(writer, model.rope.scaling)
 
 
 def _add_scaling(writer: Any, scaling: RopeScaling) -> None:
@@ -81,10 +81,11 @@ def _add_scaling(writer: Any, scaling: RopeScaling) -> None:
 
 def rope_factors(model: ModelConfig) -> NDArray[np.float32] | None:
     """Divisors of the rotary frequencies, for the scaling of Llama 3; None without it."""
-    scaling = model.rope_scaling
-    if scaling is None or scaling.rope_type != "llama3":
+    scaling = model.rope.scaling
+    theta, dim = model.rope.theta, model.rope.dim
+    if theta is None or scaling is None or scaling.rope_type != "llama3":
         return None
-    scaled, _ = checked_frequencies(model, model.max_position_embeddings)
-    powers = np.power(model.rope_theta, np.arange(0, model.rotary_dim, 2, dtype=np.float64) / model.rotary_dim)
+    scaled, _ = checked_frequencies(model.rope, model.max_position_embeddings)
+    powers = np.power(theta, np.arange(0, dim, 2, dtype=np.float64) / dim)
     factors: NDArray[np.float32] = (1.0 / powers / scaled).astype(np.float32)
     return factors

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llmc.compiler.calibration.running import Floats
 from llmc.compiler.calibration.threads import Workers
-from llmc.models.blocks.layers import RmsNorm
+from llmc.models.blocks.norms import RmsNorm
 from llmc.models.config import ModelConfig
 from llmc.models.eager import as_tensor
 from llmc.models.loader import Parameter
@@ -23,7 +23,7 @@ class Head:
     """The last norm and the output projection, which is read piece by piece and stays in the checkpoint."""
 
     def __init__(self, model: ModelConfig, parameters: Mapping[str, Parameter], workers: Workers) -> None:
-        self._norm = RmsNorm(model.hidden_size, model.rms_norm_eps, "f32")
+        self._norm = RmsNorm(model.hidden_size, model.norm_eps, "f32")
         self._norm.load_state_dict({"weight": as_tensor(parameters["norm.weight"].value())}, assign=True)
         self._weight = parameters["embed.weight" if model.tie_word_embeddings else "lm_head.weight"]
         self._workers = workers

@@ -37,14 +37,14 @@ def test_names_that_vllm_reads(key: str, value: str) -> None:
     found = find_kv_scales(section(), scales_of(key, value))
     assert found is not None
     assert found.dtype == "fp8_e4m3"
-    expected = np.float32([[[0.25] * 3, [0.5] * 3], [[0.5] * 3, [0.5] * 3]])
+    expected = np.array([[[0.25] * 3, [0.5] * 3], [[0.5] * 3, [0.5] * 3]], np.float32)
     np.testing.assert_array_equal(found.read(2, 3), expected)
 
 
 def test_one_scale_of_both_and_one_a_head() -> None:
     found = find_kv_scales(section(), {ATTENTION.format(0) + "kv_scale": stored([[1.0], [2.0]], np.float16)})
     assert found is not None
-    np.testing.assert_array_equal(found.read(1, 2), np.float32([[[1, 2], [1, 2]]]))
+    np.testing.assert_array_equal(found.read(1, 2), np.array([[[1, 2], [1, 2]]], np.float32))
 
 
 @pytest.mark.parametrize(
