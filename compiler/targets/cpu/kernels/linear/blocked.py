@@ -39,8 +39,9 @@ class PanelByPanel:
             chunk, panel = b.let(T.truncdiv(unit, p.panels)), b.let(T.truncmod(unit, p.panels))
             tile0, here = chunks.span(chunk)
             if registers or p.fixed:
+                prepare = registers.registers.copy_rows if registers else self.tiles.micro.prepare
                 with b.when(T.Or(unit == unit0, panel == 0)):
-                    (registers.registers.copy_rows if registers else self.tiles.micro.prepare)(tile0, here)
+                    prepare(tile0, here)
             with T.serial(p.parts) as i, T.serial(walk.count) as block:
                 part, kb = (i, block) if p.quantized else (b.let(i), b.let(block))
                 if walk.unpacked:
