@@ -80,7 +80,7 @@ def settle(weight: Floats, format: WeightFormat, grid: Grid, gram: Floats, *, dt
     for g in range(count):
         here = slice(g * width, (g + 1) * width)
         own, some = gram[here, here], groups[:, g : g + 1]
-        others: Floats = 2 * (change @ gram[:, here] - change[:, here] @ own).astype(np.float32)
+        others = np.float32(2) * (change @ gram[:, here] - change[:, here] @ own)
 
         def cost(error: Floats, own: Floats = own, others: Floats = others) -> Floats:
             return np.asarray(((error[:, 0] @ own + others) * error[:, 0]).sum(-1)[:, None])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from llmc.compiler.calibration.gguf.metadata import add_config, architecture_of, rope_factors
 from llmc.compiler.calibration.gguf.tokenizer import add_tokenizer
 from llmc.compiler.config import CompileError
+from llmc.distribution import NAME
 from llmc.models.config import ModelConfig
 from llmc.models.sources.base import ModelFiles
 from llmc.models.sources.gguf.architectures import ROPE_FACTORS, Architecture, their_name
@@ -29,7 +30,7 @@ def check_writable(model: ModelConfig) -> None:
     try:
         import gguf  # noqa: F401
     except ImportError:
-        raise CompileError("--format gguf needs the gguf package; pip install llmc-aot[gguf]") from None
+        raise CompileError(f"--format gguf needs the gguf package; pip install '{NAME}[gguf]'") from None
     architecture_of(model)
 
 
