@@ -7,7 +7,7 @@ import struct
 import zlib
 
 MAGIC = b"LLMCGRPH"
-VERSION = 4
+VERSION = 5
 ALIGNMENT = 64
 MAX_BUFFERS = 12
 MAX_EOS = 8

@@ -102,7 +102,7 @@ def assert_same(tables: Tables) -> None:
 
 def test_round_trip() -> None:
     tables = r.parse_graphs(DATA)
-    assert (tables.header.version, tables.header.file_bytes) == (4, len(DATA))
+    assert (tables.header.version, tables.header.file_bytes) == (5, len(DATA))
     for name in ("weights_bytes", "weights_header_crc32"):
         assert getattr(tables.header, name) == getattr(FILES, name)
     assert_same(tables)
@@ -117,7 +117,7 @@ def test_equal_lists_are_stored_once() -> None:
 
 
 def test_the_layout_is_the_documented_one() -> None:
-    assert DATA[:16] == b"LLMCGRPH" + struct.pack("<II", 4, 64)
+    assert DATA[:16] == b"LLMCGRPH" + struct.pack("<II", 5, 64)
     assert len(DATA) % 8 == 0
     entries = [struct.unpack_from("<IIQQ", DATA, 64 + 24 * i) for i in range(9)]
     assert [(kind, size) for kind, size, _, _ in entries] == [
@@ -160,7 +160,7 @@ def test_unknown_sections_are_ignored() -> None:
         (b"", "shorter than its header"),
         (b"X" + DATA[1:], "does not start with LLMCGRPH"),
         (poke(8, "I", 1), "format version 1"),
-        (poke(8, "I", 3), "format version 3, this llmc reads version 4: compile the model again"),
+        (poke(8, "I", 4), "format version 4, this llmc reads version 5: compile the model again"),
         (poke(8, "I", 5), "format version 5"),
         (DATA[:-8], "truncated"),
         (DATA[:-1] + b"\x01", "checksum"),

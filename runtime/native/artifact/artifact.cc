@@ -29,7 +29,7 @@ struct Section {
 };
 static_assert(sizeof(Header) == 64 && sizeof(Section) == 24, "sizes of FORMAT.md");
 
-constexpr uint32_t kVersion = 4;
+constexpr uint32_t kVersion = 5;
 constexpr uint32_t kNumKinds = 9;
 constexpr uint32_t kMaxSections = 1024;
 constexpr struct {

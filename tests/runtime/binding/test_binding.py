@@ -47,7 +47,7 @@ BATCH: Batch = {
 }
 
 
-def graphs_bin(code: bytes, weights: bytes, version: int = 4) -> bytes:
+def graphs_bin(code: bytes, weights: bytes, version: int = 5) -> bytes:
     strings = b"twice\0logits\0tablecpux86-64-v3tilesrowskernels.so"
     model = [1, 1, 4, BLOCK, 0, VOCAB, 64, 2, 0, 0, 1, 7, *[0] * 7, 1]
     pools = 4 * BLOCK * 4, 16 * BLOCK * 4
@@ -75,7 +75,7 @@ def graphs_bin(code: bytes, weights: bytes, version: int = 4) -> bytes:
     return start + struct.pack("<I", zlib.crc32(end, zlib.crc32(start))) + end
 
 
-def tables_of(path: Path, version: int = 4) -> bytes:
+def tables_of(path: Path, version: int = 5) -> bytes:
     """graphs.bin for the other files in `path`."""
     return graphs_bin((path / "kernels.so").read_bytes(), (path / "weights.safetensors").read_bytes(), version)
 
@@ -169,8 +169,8 @@ def test_bad_artifacts(artifact_path: Path, tmp_path: Path) -> None:
     assert caught.value.name == "not_found"
     copy = tmp_path / "copy"
     shutil.copytree(artifact_path, copy)
-    (copy / "graphs.bin").write_bytes(tables_of(copy, version=3))
-    with pytest.raises(LlmcError, match="format version 3") as caught:
+    (copy / "graphs.bin").write_bytes(tables_of(copy, version=4))
+    with pytest.raises(LlmcError, match="format version 4") as caught:
         Artifact(copy)
     assert caught.value.name == "version"
     (copy / "graphs.bin").write_bytes(tables_of(copy)[:-1])

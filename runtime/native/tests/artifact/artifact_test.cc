@@ -226,9 +226,9 @@ void TestDamage(const Tables& good) {
   };
   const auto corrupt = [&](size_t at, auto value) { fails(at, value, LLMC_ERR_CORRUPT); };
   corrupt(0, 'X');
-  fails(8, uint32_t{2}, LLMC_ERR_VERSION);
   fails(8, uint32_t{3}, LLMC_ERR_VERSION);
-  fails(8, uint32_t{5}, LLMC_ERR_VERSION);
+  fails(8, uint32_t{4}, LLMC_ERR_VERSION);
+  fails(8, uint32_t{6}, LLMC_ERR_VERSION);
   corrupt(12, uint32_t{72});
   corrupt(16, uint64_t{good.file.size() + 1});
   corrupt(24, uint32_t{6});           // a section is missing

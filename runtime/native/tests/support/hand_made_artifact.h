@@ -101,7 +101,7 @@ inline Tables MakeTables() {
   add(8, 32, &target, 1);
   add(9, 24, &code_file, 1);
   std::memcpy(t.file.data(), "LLMCGRPH", 8);
-  Put(&t.file, 8, uint32_t{4});
+  Put(&t.file, 8, uint32_t{5});
   Put(&t.file, 12, uint32_t{64});
   Put(&t.file, 16, uint64_t{t.file.size()});
   Put(&t.file, 24, uint32_t{9});
