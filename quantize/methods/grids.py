@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmc.quantize.formats.base import Quantized, QuantizeError, WeightFormat
 from llmc.quantize.methods.float_grids import code_grids, fp8_grids
@@ -82,7 +83,7 @@ def settle(weight: Floats, format: WeightFormat, grid: Grid, gram: Floats, *, dt
         own, some = gram[here, here], groups[:, g : g + 1]
         others = np.float32(2) * (change @ gram[:, here] - change[:, here] @ own)
 
-        def cost(error: Floats, own: Floats = own, others: Floats = others) -> Floats:
+        def cost(error: Floats, own: Floats = own, others: NDArray[Any] = others) -> Floats:
             return np.asarray(((error[:, 0] @ own + others) * error[:, 0]).sum(-1)[:, None])
 
         start = found[g].mapped(lambda array: array[:, None])
