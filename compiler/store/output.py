@@ -6,12 +6,15 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.config import CompileError
 from llmc.manifest import MAX_BYTES, MAX_COPIED_BYTES
-from llmc.models.sources.base import ModelFiles
 from llmc.regular_file import parse_json, read_regular
+
+if TYPE_CHECKING:
+    # Whoever reads a cache needs no numpy types of the compiler.
+    from llmc.models.sources.base import ModelFiles
 
 # Beside the files that the manifest lists.
 OWN_FILES = frozenset({"graphs.bin", "kernels.so", "manifest.json", "weights.safetensors"})

@@ -222,5 +222,5 @@ def test_what_needs_the_compiler_says_so(python: Path, tmp_path: Path) -> None:
     compiled = refusal(python, "compile", model, "-o", tmp_path / "out")
     assert compiled == f"llmc: error: llmc compile needs the compiler, but {expected}"
     served = refusal(python, "run", model, "--prompt", "Hi")
-    assert served == f"llmc: error: {model} is a model directory and must be compiled first, but {expected}"
+    assert served == f"llmc: error: {model} is a model and must be compiled first, but {expected}"
     assert not (tmp_path / "out").exists()

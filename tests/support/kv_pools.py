@@ -41,16 +41,15 @@ def rounded(scaled: Array, kv: str) -> Array:
     most = np.float32(SCALED[kv])
     clipped = np.fmin(np.fmax(scaled, -most), most)
     if kv == "int8":
-        return (np.rint(clipped) + 128).astype(np.uint8)
-    return clipped.astype(FP8[kv]).view(np.uint8)
+        return np.asarray(np.rint(clipped) + 128, np.uint8)
+    return np.asarray(clipped.astype(FP8[kv]).view(np.uint8))
 
 
 def floats_of(numbers: Array, kv: str) -> Array:
     """What stored numbers are before they are multiplied by their scale, float32."""
     if kv == "int8":
-        return numbers.astype(np.float32) - 128
-    found: Array = numbers.view(FP8[kv]).astype(np.float32)
-    return found
+        return np.asarray(numbers.astype(np.float32) - 128)
+    return np.asarray(numbers.view(FP8[kv]).astype(np.float32))
 
 
 def stands_for(x: Array, kv: str) -> Array:

@@ -415,6 +415,16 @@ def test_bf16_dots_are_used(target: Target) -> None:
     assert "vdpbf16ps" not in assembly("f32")
 
 
+@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4", "znver5"])
+def test_int8_is_multiplied_as_integers(name: str) -> None:
+    target = TARGETS[name]
+    params = attention_params(8, 2, 64, "f32", "int8", 32, 0)
+    spec = KernelSpec.of("attention", "paged_attention", **params, row_tile=1, segments=0)
+    code = llvm_text(build_kernel(spec, target), target, "asm")
+    assert ("vpdpwssd" in code) == target.int8_dot
+    assert "vpmaddwd" in code or target.int8_dot
+
+
 @on_cpus
 def test_powers_of_two(target: Target) -> None:
     """The weights of attention, by a kernel that does nothing else."""
