@@ -74,7 +74,7 @@ MODEL_DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated config": (lambda m: keep(m / "config.json", 90), "config.json is not valid JSON"),
     "config of zeros": (lambda m: (m / "config.json").write_bytes(b"\0" * 50), "config.json is not valid JSON"),
     "config is a list": (lambda m: (m / "config.json").write_text("[]"), "JSON list"),
-    "unknown model_type": (lambda m: edit_config(m, model_type="gpt2"), "'gpt2'"),
+    "unknown model_type": (lambda m: edit_config(m, model_type="gpt5"), "'gpt5'"),
     "hidden_size is text": (lambda m: edit_config(m, hidden_size="wide"), "'wide'"),
     "negative layers": (lambda m: edit_config(m, num_hidden_layers=-3), "-3"),
     "other vocabulary": (lambda m: edit_config(m, vocab_size=999), "999"),

@@ -161,7 +161,7 @@ def test_unknown_sections_are_ignored() -> None:
         (b"X" + DATA[1:], "does not start with LLMCGRPH"),
         (poke(8, "I", 1), "format version 1"),
         (poke(8, "I", 4), "format version 4, this llmc reads version 5: compile the model again"),
-        (poke(8, "I", 5), "format version 5"),
+        (poke(8, "I", 6), "format version 6"),
         (DATA[:-8], "truncated"),
         (DATA[:-1] + b"\x01", "checksum"),
         (poke(24, "I", 2**32 - 1), "sections"),

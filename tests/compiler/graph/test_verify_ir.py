@@ -51,7 +51,7 @@ def test_a_site_of_the_right_types_passes() -> None:
             "weight",
             tensor("float32", 8, 4, 2),
             "node rms_norm_3: argument weight of llmc::linear is float32 ['8', '4', '2']; "
-            "it must be float32 or bfloat16 of rank 2",
+            "it must be float32 or bfloat16 or float16 of rank 2",
         ),
         (
             "embedding",
