@@ -40,7 +40,8 @@ class CompileConfig:
     """One call of the compiler.
 
     dtype: "auto", "f32", "bf16" or "f16"; auto follows the checkpoint (f32 → f32, f16 and bf16 → bf16). kv_dtype:
-    "auto", as dtype, or one of KV_DTYPES. quant: how linear weights are quantized, None: not. buckets: a spec,
+    "auto", as dtype, or one of KV_DTYPES. kv_scales: a file with scales of the KV cache, None: those of the checkpoint,
+    or none. quant: how linear weights are quantized, None: not. buckets: a spec,
     variables of the environment, or None: the default ladder. max_model_len in tokens, None: the longest context of the
     ladder, at most the model's; where nothing says otherwise the model's, at most 4096. max_num_seqs None: the largest
     decode batch, or 16. max_num_batched_tokens: most new tokens of a prefill or mixed bucket, None: any number in a
@@ -58,6 +59,7 @@ class CompileConfig:
     target: str = "native"
     dtype: str = "auto"
     kv_dtype: str = "auto"
+    kv_scales: Path | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None

@@ -41,7 +41,7 @@ def notes(resolved: Resolved, checkpoint: Checkpoint, conversions: Mapping[str, 
     for (one, how, advice), matrices in sorted(changed.items()):
         found.append(f"{one}: {how}, relative error {error_text(error_of(matrices))}{advice}")
     if resolved.kv_scales:
-        found.append(f"the KV cache has the scales that the checkpoint states for {resolved.kv_dtype}")
+        found.append(f"the KV cache has the scales that the {resolved.kv_scales} states for {resolved.kv_dtype}")
     return (*found, *_left_head(resolved, checkpoint), *checkpoint.notes())
 
 

@@ -123,6 +123,7 @@ def _weights(state: CompileState, on_step: OnStep) -> None:
             layout.header,
             quantized=bool(resolved.recipe.schemes),
             order=resolved.recipe.order(),
+            kv_scales=resolved.kv_scale_values,
         )
     )
     known = recorded_weights(records, weights_key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -23,12 +24,14 @@ from llmc.graphs_records import ModelRecord
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.models.config import ModelConfig
 from llmc.models.context import sound_scaling, trained_length
+from llmc.models.convert import Array
 from llmc.models.loader import Parameter, check_checkpoint, load_parameters
 from llmc.models.registry import get_family
 from llmc.models.rope import cos_sin_table
 from llmc.models.sources.base import Checkpoint, ModelSource
 from llmc.models.sources.registry import open_source
 from llmc.quantize import QuantConfig, Recipe
+from llmc.quantize.kv_scales import FILE_KV_DTYPE, read_kv_scales
 from llmc.quantize.scheme import stored_scheme
 
 DEFAULT_MAX_MODEL_LEN = 4096
@@ -40,7 +43,8 @@ class Resolved:
     """A CompileConfig with every "auto" decided.
 
     cut_by: what made max_model_len less than the model's own: "default", "buckets" or "option"; None: nothing did.
-    kv_scales: those of the KV cache are the checkpoint's.
+    kv_scales: where those of the KV cache come from, None: they are found as it is written. kv_scale_values: what a
+    file gives, one for keys and values of each layer.
     """
 
     model: ModelConfig
@@ -54,7 +58,8 @@ class Resolved:
     ladder: BucketLadder
     recipe: Recipe
     cut_by: str | None = None
-    kv_scales: bool = False
+    kv_scales: Literal["checkpoint", "file"] | None = None
+    kv_scale_values: tuple[float, ...] = ()
 
     @property
     def model_len(self) -> int:
@@ -86,7 +91,7 @@ class Resolved:
             act_dtype=self.act_dtype,
             kv_dtype=self.kv_dtype,
             block_size=self.block_size,
-            kv_scales=self.kv_scales,
+            kv_scales=self.kv_scales is not None,
         )
 
     def graph_components(self) -> dict[str, str]:
@@ -116,16 +121,23 @@ class Resolved:
                 parameter = parameter.with_rows(np.concatenate((order, order + np.int32(len(order)))))
             yield parameter
         if self.kv_scales:
-            stated = checkpoint.kv_scales(self.kv_dtype, self.model.num_layers, self.model.num_kv_heads)
-            if stated is None:
-                raise CompileError(
-                    f"the checkpoint states no scales of a KV cache of {self.kv_dtype}, which the graphs read: "
-                    "compile the model by itself"
-                )
-            for layer, scales in enumerate(stated):
+            for layer, scales in enumerate(self._stated_kv_scales(checkpoint)):
                 yield Parameter.of(kv_scales_name(layer), "f32", np.ascontiguousarray(scales.reshape(-1)))
         for name, rope in self.model.rope_tables.items():
             yield Parameter.of(name, "f32", cos_sin_table(rope, self.max_model_len))
+
+    def _stated_kv_scales(self, checkpoint: Checkpoint) -> Array:
+        """float32 [layers, 2, heads], keys before values. Raises CompileError where they are not at hand."""
+        shape = self.model.num_layers, 2, self.model.num_kv_heads
+        if self.kv_scale_values:
+            return np.broadcast_to(np.array(self.kv_scale_values, np.float32)[:, None, None], shape)
+        stated = checkpoint.kv_scales(self.kv_dtype, shape[0], shape[2]) if self.kv_scales == "checkpoint" else None
+        if stated is None:
+            raise CompileError(
+                f"no scales of a KV cache of {self.kv_dtype} are stated, which the graphs read: compile the model by "
+                "itself"
+            )
+        return stated
 
     def model_record(self) -> ModelRecord:
         """What graphs.bin says of the model."""
@@ -166,6 +178,7 @@ def resolve(config: CompileConfig) -> Resolved:
             "positions; lower --max-model-len"
         )
     kv_dtype = config.kv_dtype if config.kv_dtype != "auto" else act_dtype
+    kv_scales, values = _kv_scales(config, source, model, kv_dtype)
     cut_by = None
     if limits.max_model_len < trained_length(model):
         by_ladder = "default" if limits.max_model_len == default_len else "buckets"
@@ -182,15 +195,27 @@ def resolve(config: CompileConfig) -> Resolved:
         ladder=ladder,
         recipe=stored_recipe(source, model) if config.quant is None else recipe_of(config.quant, model),
         cut_by=cut_by,
-        kv_scales=_states_kv_scales(source, model, kv_dtype),
+        kv_scales=kv_scales,
+        kv_scale_values=values,
     )
 
 
-def _states_kv_scales(source: ModelSource, model: ModelConfig, kv_dtype: str) -> bool:
-    """Raises ModelError for scales that are none."""
+def _kv_scales(
+    config: CompileConfig, source: ModelSource, model: ModelConfig, kv_dtype: str
+) -> tuple[Literal["checkpoint", "file"] | None, tuple[float, ...]]:
+    """Where the scales of the KV cache come from, and those of a file. Raises ModelError for scales that are none,
+    QuantizeError for such a file."""
+    if config.kv_scales is not None:
+        if kv_dtype != FILE_KV_DTYPE:
+            raise CompileError(
+                f"{config.kv_scales} has scales of a KV cache of {FILE_KV_DTYPE}, but this one is {kv_dtype}: give "
+                f"--kv-dtype {FILE_KV_DTYPE}"
+            )
+        return "file", read_kv_scales(config.kv_scales, model.num_layers, model.model_type)
     if KV_DTYPES[kv_dtype].largest is None or not source.is_quantized:
-        return False
-    return source.checkpoint().kv_scales(kv_dtype, model.num_layers, model.num_kv_heads) is not None
+        return None, ()
+    stated = source.checkpoint().kv_scales(kv_dtype, model.num_layers, model.num_kv_heads)
+    return None if stated is None else "checkpoint", ()
 
 
 @dataclass(frozen=True, slots=True)

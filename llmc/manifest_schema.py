@@ -194,7 +194,7 @@ class Manifest(Open):
     target: CpuTarget | NamedTarget | None = None
     act_dtype: Float | None = None
     kv_dtype: KvName | None = None
-    kv_scales: Literal["checkpoint"] | None = None
+    kv_scales: Literal["checkpoint", "file"] | None = None
     max_model_len: Count | None = None
     max_num_seqs: Count | None = None
     block_size: Annotated[int, Field(ge=16, le=1 << 16, multiple_of=16)] | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,15 @@ from llmc.shown import shown
 
 DTYPE = "float8_e4m3fn"
 """The one type of numbers that such a file is for."""
+FILE_KV_DTYPE = "fp8_e4m3"
+"""What llmc calls it."""
 _MOST_BYTES = 1 << 22
 _MOST_LAYERS = 1 << 16
 _LEAST, _LARGEST = 2.0**-126, 2.0**127
 
 
-@dataclass(frozen=True)
-class KvScales:
-    """model_type: whose scales they are, None where the file does not say. scales: of keys and values, by layer."""
-
-    model_type: str | None
-    dtype: str
-    scales: tuple[float, ...]
-
-
-def read_kv_scales(path: Path, num_layers: int, model_type: str | None = None) -> KvScales:
-    """The scales of a model of so many layers. model_type: of the model, None: any. Raises QuantizeError."""
+def read_kv_scales(path: Path, num_layers: int, model_type: str | None = None) -> tuple[float, ...]:
+    """The scales of keys and values, by layer. model_type: of the model, None: any. Raises QuantizeError."""
     try:
         content = parse_json(read_regular(path, _MOST_BYTES))
     except FileNotFoundError:
@@ -46,7 +38,7 @@ def read_kv_scales(path: Path, num_layers: int, model_type: str | None = None) -
     return kv_scales_of(content, str(path), num_layers, model_type)
 
 
-def kv_scales_of(content: Any, origin: str, num_layers: int, model_type: str | None = None) -> KvScales:
+def kv_scales_of(content: Any, origin: str, num_layers: int, model_type: str | None = None) -> tuple[float, ...]:
     """The same of what a file holds. origin: what errors call it. Raises QuantizeError."""
     of_model = _table(content, origin).get("model_type")
     if of_model is not None and not isinstance(of_model, str):
@@ -77,8 +69,7 @@ def kv_scales_of(content: Any, origin: str, num_layers: int, model_type: str | N
         raise QuantizeError(
             f"{origin}: scaling_factor 0 {what}, but the model has {num_layers} layers; name its own file"
         )
-    scales = tuple(_scale(by_layer[str(layer)], f"{origin}: layer {layer}") for layer in range(num_layers))
-    return KvScales(of_model, DTYPE, scales)
+    return tuple(_scale(by_layer[str(layer)], f"{origin}: layer {layer}") for layer in range(num_layers))
 
 
 def _table(value: Any, origin: str) -> Mapping[str, Any]:

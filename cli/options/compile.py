@@ -40,6 +40,10 @@ class CompileOptions:
     ] = "native"
     dtype: Annotated[str, typer.Option(help="Weights and activations: auto, f32, bf16 or f16.")] = "auto"
     kv_dtype: Annotated[str, typer.Option(help=f"KV cache: auto (as dtype), {_KV_DTYPES}.")] = "auto"
+    quantization_param_path: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON with the scales of a KV cache of fp8_e4m3, as vLLM took it."),
+    ] = None
     max_model_len: Annotated[
         int | None,
         typer.Option(
@@ -120,6 +124,7 @@ class CompileOptions:
             target=self.target,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
+            kv_scales=self.quantization_param_path,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

@@ -265,7 +265,7 @@ def _variant(index: int, entry: Mapping[str, Any], architecture: Mapping[str, st
         "max_model_len": str(resolved.max_model_len),
         "act_dtype": resolved.act_dtype,
         "kv_dtype": resolved.kv_dtype,
-        **({"kv_scales": "checkpoint"} if resolved.kv_scales else {}),
+        **({"kv_scales": resolved.kv_scales} if resolved.kv_scales else {}),
         "block_size": str(resolved.block_size),
         **({"quantization": resolved.recipe.describe()} if resolved.recipe.schemes else {}),
     }

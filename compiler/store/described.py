@@ -49,7 +49,7 @@ def settings(resolved: Resolved) -> dict[str, object]:
         "target": resolved.target.record(),
         "act_dtype": resolved.act_dtype,
         "kv_dtype": resolved.kv_dtype,
-        **({"kv_scales": "checkpoint"} if resolved.kv_scales else {}),
+        **({"kv_scales": resolved.kv_scales} if resolved.kv_scales else {}),
         "max_model_len": resolved.max_model_len,
         "context": {"model_len": resolved.model_len, "cut_by": resolved.cut_by},
         "max_num_seqs": resolved.max_num_seqs,
@@ -141,7 +141,7 @@ def _described(manifest: dict[str, Any]) -> Described:
         ladder=ladder_of(buckets),
         recipe=_recipe(manifest["weights"], model),
         cut_by=(manifest.get("context") or {}).get("cut_by"),
-        kv_scales=manifest.get("kv_scales") is not None,
+        kv_scales=manifest.get("kv_scales"),
     )
     return Described(manifest, resolved, buckets, tuple(manifest["kernels"]))
 

@@ -151,17 +151,19 @@ def weights_components(
     *,
     quantized: bool = False,
     order: str = "",
+    kv_scales: tuple[float, ...] = (),
 ) -> dict[str, str]:
     """What packed weights are made of; a checkpoint's files count by place, size and time of change.
 
-    header: of the packed file, which is its layout. quantized: some weight of it is. order: see `Recipe.order`. The
-    sources have all of models/, so the readers of every format too.
+    header: of the packed file, which is its layout. quantized: some weight of it is. order: see `Recipe.order`.
+    kv_scales: of a file beside the model. The sources have all of models/, so the readers of every format too.
     """
     # Copies may keep names, sizes and times; no two files have one inode, and none sets when that changed.
     stats = [(file, file.stat()) for file in weight_files]
     files = [(str(f.resolve()), s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_dev, s.st_ino) for f, s in stats]
     return {
         **({"order": order} if order else {}),
+        **({"kv_scales": json.dumps(kv_scales)} if kv_scales else {}),
         "kind": "weights",
         "files": json.dumps(files),
         "layout": hashlib.sha256(header).hexdigest(),

@@ -20,6 +20,7 @@ from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.graphs_file import read_graphs
 
 from support.compiled import Pages, check_every_bucket, compile_tiny, random_tokens, relative_error, replay
+from support.failing import fails
 from support.parity import FAMILIES, check_bits, reference_logits
 from support.quantized_checkpoints import make_int8_model, save_tensors
 from support.stored_checkpoints import tensor
@@ -148,3 +149,42 @@ def test_scales_that_are_none_are_one_sentence(value: float, tmp_path: Path) -> 
         ModelError, match=rf"layers\.1\.self_attn\.v_scale has the scale {value}, which is not positive"
     ):
         resolve(CompileConfig(model=model, output=tmp_path / "out", kv_dtype="fp8_e4m3"))
+
+
+def scales_file(folder: Path, model_type: str, scales: list[float]) -> Path:
+    """As vLLM wrote them."""
+    path = folder / "kv_cache_scales.json"
+    by_layer = {str(layer): scale for layer, scale in enumerate(scales)}
+    cache = {"dtype": "float8_e4m3fn", "scaling_factor": {"0": by_layer}}
+    path.write_text(json.dumps({"model_type": model_type, "kv_cache": cache}))
+    return path
+
+
+def test_scales_of_a_file(tmp_path: Path, kernel_cache: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "qwen2", num_hidden_layers=2)
+    options = {"buckets": LADDER, "dtype": "f32"}
+    plain = compile_tiny(model, tmp_path / "f32", kernel_cache, **options)
+    tokens = random_tokens(plain.info.vocab_size, 40)
+    expected = logits_of(plain, tokens)
+    fp8 = {**options, "kv_dtype": "fp8_e4m3"}
+    kept = []
+    # The second is of the same model, whose packed weights are known by then.
+    for scales in ([0.02, 0.03], [0.02, 0.04]):
+        file, out = scales_file(tmp_path, "qwen2", scales), tmp_path / f"fp8-{scales[1]}"
+        artifact = compile_tiny(model, out, kernel_cache, **fp8, kv_scales=file)
+        assert relative_error(logits_of(artifact, tokens), expected) < LAYERS * ROUNDING["fp8_e4m3"]
+        check_bits(artifact)
+        assert read_manifest(out)["kv_scales"] == "file"
+        with safe_open(out / "weights.safetensors", "np") as weights:
+            kept.append([float(weights.get_tensor(f"layers.{layer}.attention.kv_scales").max()) for layer in (0, 1)])
+    np.testing.assert_array_equal(np.array(kept, np.float32), np.array([[0.02, 0.03], [0.02, 0.04]], np.float32))
+
+
+def test_a_file_of_scales_needs_its_type_of_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = make_tiny_model(tmp_path / "model", "qwen2", num_hidden_layers=2)
+    command = ["compile", model, "-o", tmp_path / "out", "--quantization-param-path"]
+    file = scales_file(tmp_path, "qwen2", [0.02, 0.03])
+    fails(capsys, 1, [*command, file], "kv_cache_scales.json", "but this one is f32", "--kv-dtype fp8_e4m3")
+    other = [*command, scales_file(tmp_path, "llama", [0.02, 0.03]), "--kv-dtype", "fp8_e4m3"]
+    fails(capsys, 1, other, "scales of a model of type 'llama'")
+    fails(capsys, 1, [*command, tmp_path / "none.json", "--kv-dtype", "fp8_e4m3"], "none.json does not exist")
