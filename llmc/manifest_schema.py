@@ -100,7 +100,6 @@ class Model(Closed):
     local_rope: Rope | None
     unrotated_layers: Annotated[list[Annotated[int, Field(ge=0, le=1 << 16)]], Field(max_length=1 << 16)]
     learned_positions: Annotated[int, Field(ge=0, le=1 << 31)]
-    embed_norm: bool
     head_bias: bool
     clip_qkv: Positive | None
     embedding_multiplier: Positive

@@ -59,7 +59,7 @@ class ModelConfig:
     stand: before both blocks; before both, which run side by side (with parallel_norms norms); before and after each
     block; after each block. activation, gated: of the feed-forward block. rope, local_rope: of layers without and with
     a window, local_rope None where they are the same; unrotated_layers: without either. learned_positions: tokens of a
-    table that is added to the embedding, 0 for none; embed_norm: a norm follows. sliding_window: tokens a query of a
+    table that is added to the embedding, 0 for none. sliding_window: tokens a query of a
     windowed layer sees, itself included, None where no layer has one; layer_windows: the same per layer, 0 for full
     attention. attention_bias: of q, k and v; o_bias: of the output projection. attention_scale: of scores. clip_qkv:
     bound of q, k and v, None for none. logit_cap: tanh bounds the logits to it, None for not. bos_token_id: None where
@@ -98,7 +98,6 @@ class ModelConfig:
     local_rope: Rope | None = None
     unrotated_layers: tuple[int, ...] = ()
     learned_positions: int = 0
-    embed_norm: bool = False
     head_bias: bool = False
     clip_qkv: float | None = None
     embedding_multiplier: float = 1.0

@@ -27,7 +27,6 @@ class Layout:
 
     embed: str = "model.embed_tokens"
     positions: str = ""
-    embed_norm: str = ""
     layer: str = "model.layers.{}"
     attention_norm: str = "input_layernorm"
     post_attention_norm: str = "post_attention_layernorm"
@@ -60,13 +59,11 @@ class Layout:
 LLAMA_LAYOUT = Layout()
 
 
-def by_head(config: ModelConfig) -> Rows:
-    """`Layout.qkv_rows` of checkpoints that have q, k and v of a head one below the other, head by head."""
-    return by_group(config)
-
-
 def by_group(config: ModelConfig) -> Rows:
-    """`Layout.qkv_rows` of checkpoints that have, for each head of k, its heads of q, then k, then v."""
+    """`Layout.qkv_rows` of checkpoints that have, for each head of k, its heads of q, then k, then v.
+
+    Where every head of q has a k of its own, those are q, k and v of one head after the other.
+    """
     per_group = config.num_heads // config.num_kv_heads
     heads = np.arange(config.num_kv_heads * (per_group + 2)).reshape(config.num_kv_heads, per_group + 2)
     order = np.concatenate((heads[:, :-2].ravel(), heads[:, -2], heads[:, -1]))
@@ -144,8 +141,6 @@ def _targets(layout: Layout, config: ModelConfig) -> Iterator[Target]:
         table = (Source(f"{layout.positions}.weight", (count + skipped, config.hidden_size)),)
         rows = np.arange(skipped, skipped + count, dtype=np.int32) if skipped else None
         yield Target("positions.weight", table, "act", rows=rows)
-    if config.embed_norm:
-        yield from parts.norm("embed_norm", layout.embed_norm)
     for layer in range(config.num_layers):
         yield from _layer(parts, f"layers.{layer}", layout.layer.format(layer))
     yield from parts.norm("norm", layout.norm)

@@ -40,7 +40,6 @@ class Choices(TypedDict, total=False):
     local_rope: Rope | None
     unrotated_layers: tuple[int, ...]
     learned_positions: int
-    embed_norm: bool
     head_bias: bool
     clip_qkv: float | None
     embedding_multiplier: float
@@ -57,8 +56,8 @@ def windows_by_layer(fields: Fields) -> tuple[int, ...]:
     """Per-layer windows of a family with use_sliding_window, max_window_layers and layer_types; 0 for none."""
     num_layers = layer_count(fields)
     window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else 0
-    first = fields.integer("max_window_layers", 28, minimum=0)
     if not fields.has("layer_types"):
+        first = fields.integer("max_window_layers", 28, minimum=0)
         return tuple(window if i >= first else 0 for i in range(num_layers))
     return windows_by_type(fields, window)
 

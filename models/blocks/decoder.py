@@ -89,7 +89,6 @@ class Decoder(Block):
         self.positions = None
         if config.learned_positions:
             self.positions = Embedding(config.learned_positions, config.hidden_size, act_dtype)
-        self.embed_norm = norm(config, "f32") if config.embed_norm else None
         self.ropes = nn.ModuleList(RopeTable(rope, max_len) for rope in config.ropes)
         self.layers = nn.ModuleList(DecoderLayer(config, i, act_dtype) for i in range(config.num_layers))
         self.norm = norm(config, act_dtype)
@@ -104,7 +103,7 @@ class Decoder(Block):
             x = x * self.config.embedding_multiplier
         if self.positions is not None:
             x = x + self.positions(positions)
-        return x if self.embed_norm is None else self.embed_norm(x)
+        return x
 
     def logits(self, x: Tensor) -> Tensor:
         """float32 [S, D] → float32 [S, V]."""

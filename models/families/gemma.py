@@ -22,8 +22,10 @@ def _read(fields: Fields, generation: Fields, **more: Any) -> ModelConfig:
     bias = fields.flag("attention_bias", False)
     if fields.flag("use_bidirectional_attention", False):
         raise ModelError(f"{fields.origin}: use_bidirectional_attention is not supported")
-    # hidden_act of the first checkpoints says gelu and means this; hidden_activation came to say so.
-    activation = read_activation(fields, "hidden_activation", "gelu_pytorch_tanh")
+    # hidden_act of the first checkpoints says gelu and means gelu_pytorch_tanh; hidden_activation came to say so.
+    name = "hidden_activation" if fields.has("hidden_activation") else "hidden_act"
+    activation = read_activation(fields, name, "gelu_pytorch_tanh")
+    activation = "gelu_tanh" if activation == "gelu" else activation
     return standard_config(
         fields,
         generation,

@@ -8,7 +8,7 @@ from llmc.models.config import NO_ROPE, ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
-from llmc.models.layout import Layout, by_head
+from llmc.models.layout import Layout, by_group
 from llmc.models.standard import read_activation, standard_config
 from llmc.models.weight_map import WeightMap
 
@@ -70,7 +70,7 @@ def read_bigcode_config(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def bigcode_weight_map(config: ModelConfig) -> WeightMap:
-    return (_LAYOUT if config.num_kv_heads == 1 else replace(_LAYOUT, qkv_rows=by_head)).weight_map(config)
+    return (_LAYOUT if config.num_kv_heads == 1 else replace(_LAYOUT, qkv_rows=by_group)).weight_map(config)
 
 
 GPT2 = Family("gpt2", read_config, replace(_LAYOUT, transposed=True).weight_map)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
-from llmc.models.layout import Layout, by_head
+from llmc.models.layout import Layout, by_group
 from llmc.models.rope_fields import read_rope
 from llmc.models.standard import head_sizes, standard_config
 
@@ -13,7 +13,7 @@ _LAYOUT = Layout(
     embed="gpt_neox.embed_in",
     layer="gpt_neox.layers.{}",
     qkv=("attention.query_key_value",),
-    qkv_rows=by_head,
+    qkv_rows=by_group,
     out="attention.dense",
     up="mlp.dense_h_to_4h",
     down="mlp.dense_4h_to_h",

@@ -85,6 +85,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "phi": ("phi", {}),
     "phi-groups": ("phi", {"num_attention_heads": 6, "num_key_value_heads": 2, "partial_rotary_factor": 0.4}),
+    "phi-quick": ("phi", {"hidden_act": "quick_gelu"}),
     "phi3": ("phi3", {"sliding_window": 9}),
     "phi3-long": ("phi3", {"rope_parameters": LONG, "max_position_embeddings": 256}),
     "qwen2": ("qwen2", {}),

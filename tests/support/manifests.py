@@ -14,7 +14,7 @@ MODEL = {
     "mlp_bias": False, "qk_norm": "head", "attention_scale": 8**-0.5, "sliding_window": None, "layer_windows": [0],
     "eos_token_ids": [0], "bos_token_id": None, "dtype": "f32", "norm": "rms", "norm_weight": True, "norm_bias": False,
     "residual": "pre", "parallel_norms": 1, "activation": "silu", "gated": True, "local_rope": None,
-    "unrotated_layers": [], "learned_positions": 0, "embed_norm": False, "head_bias": False, "clip_qkv": None,
+    "unrotated_layers": [], "learned_positions": 0, "head_bias": False, "clip_qkv": None,
     "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logit_multiplier": 1.0, "logit_cap": None,
 }  # fmt: skip
 """`model` of a manifest that no compiler wrote."""
