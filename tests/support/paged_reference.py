@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from llmc.models.blocks.decoder import Decoder
+from llmc.models.eager import load_model
 from llmc.models.reference import ReferenceCache, use_cache
+
+from support.tiny_models import greedy_of_transformers
 
 
 class PagedRunner:
@@ -65,3 +69,13 @@ class PagedRunner:
         while len(rows) < count:
             rows.append(self.step([[int(rows[-1].argmax())]])[0][-1])
         return [int(r.argmax()) for r in rows], torch.stack(rows)
+
+
+def check_equals_transformers(path: Path) -> None:
+    """Logits of a float32 model to 1e-4 of the largest, and 32 greedy ids."""
+    prompt = torch.randint(3, 515, (23,), generator=torch.Generator().manual_seed(1)).tolist()
+    expected_ids, expected = greedy_of_transformers(path, prompt, 32)
+    ids, logits = PagedRunner(load_model(path)).greedy(prompt, 32)
+    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+    assert ids == expected_ids
+    assert len(set(ids)) > 3, "the model repeats itself, so equal ids say little"
