@@ -82,16 +82,23 @@ def test_the_commands_of_the_documentation_run(
     assert {command[0] for command in commands} == {"compile", "inspect", "quantize"}
     for name in ("held-out.txt", "text.txt"):
         (tmp_path / name).write_text(TEXT)
+    layers = json.loads((MODEL / "config.json").read_text())["num_hidden_layers"]
+    scales = {str(layer): 0.02 for layer in range(layers)}
+    kv_cache = {"dtype": "float8_e4m3fn", "scaling_factor": {"0": scales}}
+    (tmp_path / "kv_cache_scales.json").write_text(json.dumps({"model_type": "llama", "kv_cache": kv_cache}))
     places = {
         "examples/tiny-english": str(MODEL),
         "held-out.txt": str(tmp_path / "held-out.txt"),
         "text.txt": str(tmp_path / "text.txt"),
         "ORG/MODEL-GPTQ-Int4": str(make_gptq_model(tmp_path / "gptq")),
+        "kv_cache_scales.json": str(tmp_path / "kv_cache_scales.json"),
         "model.llmc": str(tmp_path / "kept"),
-        **{f"out/{name}": str(tmp_path / name) for name in ("tiny-w4a8", "tiny-gptq")},
     }
     for command in commands:
-        arguments = [places.get(argument, argument) for argument in command]
+        arguments = [
+            str(tmp_path / argument) if argument.startswith("out/") else places.get(argument, argument)
+            for argument in command
+        ]
         if command[0] == "compile":
             arguments += ["--buckets", "prefill=[1]x[16],decode=[1]x[64]", "--cache-dir", str(kernel_cache)]
             arguments += ["--no-tokenizer"] if "ORG/" in command[1] else []

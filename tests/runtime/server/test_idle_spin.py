@@ -19,8 +19,15 @@ WATCHED_S = 0.1  # a hundred times the default
 PATIENCE_S = 30
 
 
+def name(task: Path) -> str:
+    try:
+        return (task / "comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):  # a thread of another test ended after its folder was listed
+        return ""
+
+
 def workers() -> set[Path]:
-    return {task for task in TASKS.iterdir() if re.fullmatch(r"llmc-\d+", (task / "comm").read_text().strip())}
+    return {task for task in TASKS.iterdir() if re.fullmatch(r"llmc-\d+", name(task))}
 
 
 def sleeps(task: Path) -> bool:
