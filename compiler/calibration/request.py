@@ -21,8 +21,9 @@ Progress = Callable[[str, int, int], None]
 
 def methods_of(scheme: str) -> tuple[str, ...]:
     """The methods that round weights to a scheme. Raises QuantizeError."""
-    other = "smoothquant" if get_scheme(scheme).act_bits == 8 else "awq"
-    return ("rtn", "gptq", other) if scheme in DEFAULT_METHODS else ("rtn",)
+    if scheme not in DEFAULT_METHODS:
+        return ("rtn",)
+    return METHODS if get_scheme(scheme).act_bits == 8 else ("rtn", "gptq", "awq")
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,6 @@ class CalibrationConfig:
             self._check_target(self.target_kl)
         if self.method not in METHODS:
             raise CompileError(f"--method {self.method!r} is unknown: use {', '.join(METHODS)}")
-        if self.method == "awq" and self.act_bits == 8:
-            raise CompileError(
-                f"--method awq does not know that {scheme} rounds activations; use gptq or smoothquant, or w4a16"
-            )
         if self.method == "smoothquant" and self.act_bits == 16:
             raise CompileError(
                 f"--method smoothquant is for rounded activations, which {scheme} has not; use gptq or awq"

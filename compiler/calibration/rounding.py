@@ -111,10 +111,14 @@ class Rounder:
         assert linear.format is not None
         if self._config.method == "awq":
             assert moments.gram is not None
-            magnitude = self._shared(moments.mean, shares, np.mean)
-            gram = moments.gram.numpy()
             scales = awq.search_scales(
-                weight, gram, magnitude, linear.format, dtype=self._dtype, each=self._workers.map
+                weight,
+                moments.gram.numpy(),
+                self._shared(moments.mean, shares, np.mean),
+                linear.format,
+                dtype=self._dtype,
+                largest=moments.largest if self._config.act_bits == 8 else None,
+                each=self._workers.map,
             )
         else:
             inputs = self._shared(moments.largest, shares, np.max)

@@ -36,14 +36,15 @@ def search_scales(
     *,
     dtype: str = "f32",
     alphas: Sequence[float] = ALPHAS,
+    largest: Floats | None = None,
     each: Callable[[Callable[[float], float], Sequence[float]], Iterable[float]] = map,
 ) -> Floats:
     """What the columns of a weight [N, K] are best multiplied by, and its inputs divided.
 
     gram: [K, K], the sum of x xᵀ of the inputs, or a multiple of it. magnitude: see `channel_scales`; 0 is among the
-    powers, so that no scales at all are tried, too. each: like map, and may try several powers at once.
+    powers, so that no scales at all are tried, too. largest: the inputs' largest magnitudes, [K], where inputs are
+    rounded to int8; gram is a mean then. each: like map, and may try several powers at once.
     """
-
     groups = group_grams(gram, format)
 
     def error(alpha: float) -> float:
@@ -55,10 +56,18 @@ def search_scales(
         change = round_to_nearest(scaled, format, grid).value().astype(np.float32)
         change /= scales
         change -= weight
-        return float(np.vdot(change @ gram, change))
+        moved = float(np.vdot(change @ gram, change))
+        return moved if largest is None else moved + rounded_inputs_error(scaled, largest / scales)
 
     errors = list(each(error, alphas))
     return channel_scales(magnitude, alphas[int(np.argmin(errors))])
+
+
+def rounded_inputs_error(weight: Floats, largest: Floats) -> float:
+    """What rounding inputs to int8 adds to the squares of a token's outputs, at most: each input is off by a twelfth
+    of the square of a step, and a step is a 127th of the largest input."""
+    step = float(largest.max()) / 127
+    return step * step / 12 * float(np.vdot(weight, weight))
 
 
 def quantize_rows(

@@ -126,6 +126,28 @@ def test_awq_moves_outputs_less_than_rounding_to_nearest(format: WeightFormat) -
     assert np.mean(ratios) < 0.9
 
 
+def int8_inputs(x: np.ndarray) -> np.ndarray:
+    step = np.abs(x).max(1, keepdims=True) / 127
+    return np.asarray(np.rint(x / step) * step)
+
+
+def test_awq_scales_know_that_inputs_are_rounded() -> None:
+    """A few inputs are a hundred times the others: scales that shrink them help those that share their step."""
+    format = Integers(4, 32)
+    blind, aware = [], []
+    for seed in range(6):
+        weight, x, _ = case(seed)
+        x = x * np.where(np.arange(x.shape[1]) % 32 == 5, np.float32(100), np.float32(1))
+        weight = weight / np.where(np.arange(x.shape[1]) % 32 == 5, np.float32(30), np.float32(1))
+        gram, mean, largest = x.T @ x / len(x), np.abs(x).mean(0), np.abs(x).max(0)
+        for errors, told in ((blind, None), (aware, largest)):
+            scales = awq.search_scales(weight, gram, mean, format, largest=told)
+            scaled = awq.quantize_rows(weight * scales, (gram / np.outer(scales, scales)).astype(np.float32), format)
+            moved = int8_inputs(x / scales) @ scaled.value().T - x @ weight.T
+            errors.append(float(np.square(moved).sum()))
+    assert np.mean(aware) < np.mean(blind)
+
+
 @pytest.mark.parametrize("format", [f for f in FORMATS if f.group_size == 32], ids=str)
 def test_groups_are_settled_with_a_view_to_one_another(format: WeightFormat) -> None:
     """Never worse for the outputs than each group's best by itself. Scales that are powers of two have few choices."""
