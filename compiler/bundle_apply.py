@@ -78,6 +78,10 @@ def apply_bundle(
     )
 
 
+_ORIGIN = ("source", "merged_lora")
+"""What a manifest says of where weights come from."""
+
+
 @dataclass
 class _Application:
     """The phases of a compilation that take graphs and kernels from a bundle."""
@@ -89,14 +93,14 @@ class _Application:
         """The variant stands for what a compilation resolves, and for its graphs and kernels."""
         config, bundle = state.config, self.bundle
         variant = choose_variant(bundle, config.target)
-        model = open_source(config.model).config()
+        model = open_source(config.model, config.merge_lora).config()
         _check_architecture(bundle, config.model, model)
         resolved = state.resolved = replace(variant.resolved, model=model)
         pipeline.open_model(state)
         # Where the bundle's own model came from says nothing of this one.
-        own = {name: value for name, value in variant.described.manifest.items() if name != "source"}
+        own = {name: value for name, value in variant.described.manifest.items() if name not in _ORIGIN}
         of_model = {"model": asdict(model), "weights": described.weights(resolved)}
-        pipeline.settle(state, {**own, **described.origin(config.source), **of_model})
+        pipeline.settle(state, {**own, **described.origin(config.source, config.merge_lora), **of_model})
         self.tables, state.code = tables_of(bundle, variant), bundle.read(variant, "kernels.so")
         _check_weights(bundle, variant, resolved.weight_shapes())
         state.layout = plan_weights(variant.requests, resolved.target)

@@ -41,16 +41,16 @@ class CompileConfig:
 
     dtype: "auto", "f32", "bf16" or "f16"; auto follows the checkpoint (f32 → f32, f16 and bf16 → bf16). kv_dtype:
     "auto", as dtype, or one of KV_DTYPES. kv_scales: a file with scales of the KV cache, None: those of the checkpoint,
-    or none. quant: how linear weights are quantized, None: not. buckets: a spec,
-    variables of the environment, or None: the default ladder. max_model_len in tokens, None: the longest context of the
-    ladder, at most the model's; where nothing says otherwise the model's, at most 4096. max_num_seqs None: the largest
-    decode batch, or 16. max_num_batched_tokens: most new tokens of a prefill or mixed bucket, None: any number in a
-    spec, elsewhere max(2048, max_model_len). jobs: compiling processes, 0: one a CPU. tune_for: what the speed of this
-    machine depends on, by name, where schedules of kernels are to be measured on it; None: they are not. tokenizer:
-    "required", "auto" (copied where the model has one, which must be sound) or "none" (the artifact takes token ids
-    alone). overwrite: an artifact of another model or other options at `output` is replaced. source: what of the hub
-    `model` holds, None where it does not come from there. dump: a new directory for what each phase makes, as text;
-    None: nothing.
+    or none. merge_lora: directories of LoRA adapters that are merged into the weights. quant: how linear weights are
+    quantized, None: not. buckets: a spec, variables of the environment, or None: the default ladder. max_model_len in
+    tokens, None: the longest context of the ladder, at most the model's; where nothing says otherwise the model's, at
+    most 4096. max_num_seqs None: the largest decode batch, or 16. max_num_batched_tokens: most new tokens of a prefill
+    or mixed bucket, None: any number in a spec, elsewhere max(2048, max_model_len). jobs: compiling processes, 0: one a
+    CPU. tune_for: what the speed of this machine depends on, by name, where schedules of kernels are to be measured on
+    it; None: they are not. tokenizer: "required", "auto" (copied where the model has one, which must be sound) or
+    "none" (the artifact takes token ids alone). overwrite: an artifact of another model or other options at `output` is
+    replaced. source: what of the hub `model` holds, None where it does not come from there. dump: a new directory for
+    what each phase makes, as text; None: nothing.
     """
 
     model: Path
@@ -60,6 +60,7 @@ class CompileConfig:
     dtype: str = "auto"
     kv_dtype: str = "auto"
     kv_scales: Path | None = None
+    merge_lora: tuple[Path, ...] = ()
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None

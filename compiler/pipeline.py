@@ -57,7 +57,7 @@ def _load(state: CompileState, _: OnStep) -> None:
     resolved = state.resolved = resolve(config)
     state.buckets = tuple(resolved.ladder)
     open_model(state)
-    asked_for = {**described.settings(resolved), **described.origin(config.source)}
+    asked_for = {**described.settings(resolved), **described.origin(config.source, config.merge_lora)}
     settle(state, {**asked_for, "tuned": config.tune_for is not None})
     if config.tune_for is not None:
         resolved.target.check_tunes_here()
@@ -67,7 +67,7 @@ def open_model(state: CompileState) -> None:
     """The headers of a checkpoint that has all that its config says: before anything is traced or made in the sizes
     that the config gives."""
     config, resolved = state.config, state.resolved
-    state.source = open_source(config.model)
+    state.source = open_source(config.model, config.merge_lora)
     state.checkpoint, state.files = state.source.checkpoint(), state.source.model_files()
     check_checkpoint(resolved.model, state.checkpoint)
     for rope in resolved.model.ropes:

@@ -167,7 +167,7 @@ def resolve(config: CompileConfig) -> Resolved:
     """Decides dtypes, target, lengths and ladder. Raises CompileError, BucketError, QuantizeError, TargetError
     or ModelError.
     """
-    source = open_source(config.model)
+    source = open_source(config.model, config.merge_lora)
     model = source.config()
     act_dtype = config.dtype if config.dtype != "auto" else ("f32" if model.dtype == "f32" else "bf16")
     default_len = min(model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)

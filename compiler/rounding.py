@@ -36,7 +36,8 @@ class Rounding:
 def rounding_of(config: CompileConfig, on_weight: Callable[[int, int], None]) -> Rounding:
     """Quantizes every matrix as `config` says, one after another. Raises what `resolve` raises for a bad model."""
     resolved = resolve(config)
-    parameters = load_parameters(resolved.model, open_source(config.model).checkpoint(), resolved.act_dtype)
+    checkpoint = open_source(config.model, config.merge_lora).checkpoint()
+    parameters = load_parameters(resolved.model, checkpoint, resolved.act_dtype)
     matrices = [p for p in parameters if len(p.shape) == 2]
     total, bits, elements = WeightError(0.0, 0.0), 0.0, 0
     layers = []

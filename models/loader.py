@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from llmc.models.config import ModelConfig
 from llmc.models.convert import DTYPES, Array
+from llmc.models.errors import ModelError
 from llmc.models.registry import get_family
 from llmc.models.sources.base import ArrayTensor, Checkpoint, Tensor
 from llmc.models.sources.reordered import ColumnsTaken, RowsTaken
@@ -120,9 +121,14 @@ def check_checkpoint(config: ModelConfig, checkpoint: Checkpoint) -> WeightMap:
     weights = get_family(config.model_type).weight_map(config)
     shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
     weights.check(shapes, str(checkpoint.path), checkpoint.config_name, checkpoint.called)
-    for target in weights.targets:
-        for source in target.sources:
-            checkpoint.check_dtype(source.name)
+    read = {source.name for target in weights.targets for source in target.sources}
+    for name in sorted(checkpoint.adapted() - read):
+        raise ModelError(
+            f"an adapter changes {checkpoint.called(name)}, which the model does not read, as an output projection "
+            "that is tied to the embedding; merge it with PEFT, untied, and compile what it saves"
+        )
+    for name in sorted(read):
+        checkpoint.check_dtype(name)
     return weights
 
 

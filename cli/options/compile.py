@@ -44,6 +44,10 @@ class CompileOptions:
         Path | None,
         typer.Option(metavar="FILE", help="JSON with the scales of a KV cache of fp8_e4m3, as vLLM took it."),
     ] = None
+    merge_lora: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="LoRA adapter to merge into the weights, as PEFT saves it; repeatable."),
+    ] = None
     max_model_len: Annotated[
         int | None,
         typer.Option(
@@ -125,6 +129,7 @@ class CompileOptions:
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
             kv_scales=self.quantization_param_path,
+            merge_lora=tuple(self.merge_lora or ()),
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

@@ -5,7 +5,8 @@ The runtime reads none of it. Nothing of when, where and how fast: the same inpu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from llmc.models import weight_map
 from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.registry import get_family
+from llmc.models.sources.lora.adapter import WEIGHTS as LORA_WEIGHTS
 from llmc.quantize import QuantizeError, Recipe, Scheme, get_scheme
 from llmc.quantize.formats.registry import format_of
 from llmc.quantize.recipe import ROUNDED
@@ -62,9 +64,19 @@ def settings(resolved: Resolved) -> dict[str, object]:
     }
 
 
-def origin(source: HubSource | None) -> dict[str, object]:
-    """Which commit of the hub a model is; nothing for a directory, whose place says nothing elsewhere."""
-    return {} if source is None else {"source": asdict(source)}
+def origin(source: HubSource | None, adapters: Sequence[Path] = ()) -> dict[str, object]:
+    """Which commit of the hub a model is, and the LoRA adapters that are merged into it; nothing for a directory, whose
+    place says nothing elsewhere."""
+    merged = [{"name": path.name, "sha256": _sha256(path / LORA_WEIGHTS)} for path in adapters]
+    return {
+        **({} if source is None else {"source": asdict(source)}),
+        **({"merged_lora": merged} if merged else {}),
+    }
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def weights(resolved: Resolved) -> dict[str, object]:

@@ -75,6 +75,10 @@ class Checkpoint(ABC):
     def tensor(self, name: str) -> Tensor:
         """The tensor, not read yet. Raises ModelError, see `check_dtype`."""
 
+    def adapted(self) -> frozenset[str]:
+        """Names of tensors that adapters change: the model must read them."""
+        return frozenset()
+
     def kv_scales(self, kv_dtype: str, num_layers: int, num_kv_heads: int) -> Array | None:
         """float32 [layers, 2, heads]: what keys, and values, of a KV cache of this type are divided by; None where the
         model states nothing of it. Raises ModelError."""

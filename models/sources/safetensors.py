@@ -126,6 +126,12 @@ class _File:
         return StoredTensor(entry.dtype, entry.shape, lambda: np.ndarray(entry.shape, carrier, self._map, entry.begin))
 
 
+def open_safetensors(path: Path) -> dict[str, ArrayTensor]:
+    """All tensors of one file by name, not read yet. Raises ModelError."""
+    file = _File(path)
+    return {name: file.load(name) for name in sorted(file.entries)}
+
+
 class SafetensorsCheckpoint(Checkpoint):
     """The tensors of a checkpoint directory: model.safetensors, or the shards of model.safetensors.index.json.
 

@@ -1,0 +1,209 @@
+"""LoRA adapters as PEFT writes them: adapter_config.json, and adapter_model.safetensors beside it.
+
+Hu et al., arXiv 2106.09685: a linear's weight W [N, K] becomes W + scale B A, of A [r, K] and B [N, r]. DoRA (Liu et
+al., arXiv 2402.09353) then gives each row a length of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.models.brief import brief, brief_name
+from llmc.models.convert import Array, convert
+from llmc.models.errors import ModelError
+from llmc.models.fields import Fields
+from llmc.models.files import has_file
+from llmc.models.sources.base import Tensor
+from llmc.models.sources.safetensors import open_safetensors
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_PARTS = {
+    ".lora_A.weight": "a", ".lora_B.weight": "b", ".lora_magnitude_vector": "length",
+    ".lora_magnitude_vector.weight": "length", ".lora_embedding_A": "a", ".lora_embedding_B": "b",
+}  # fmt: skip
+_EMBEDDING_PART = ".lora_embedding_"
+# Those that change the weights that an adapter is added to, which a checkpoint of the model does not know.
+_OTHER_BASES = ("pissa", "olora", "corda", "loftq")
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What is added to one matrix of the model.
+
+    a: float32 [r, columns]; b: [rows, r]; scale: of their product. length: of DoRA, [rows], what each row becomes long.
+    turned: the product is transposed before it is added.
+    """
+
+    a: Array
+    b: Array
+    scale: float
+    length: Array | None = None
+    turned: bool = False
+
+    @property
+    def rank(self) -> int:
+        return len(self.a)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = len(self.b), self.a.shape[1]
+        return (columns, rows) if self.turned else (rows, columns)
+
+    def rows(self, first: int, count: int) -> NDArray[np.float64]:
+        """Rows [first, first + count) of the product, as the model has them."""
+        some = slice(first, first + count)
+        if self.turned:
+            return self.scale * (self.a[:, some].T.astype(np.float64) @ self.b.T.astype(np.float64))
+        return self.scale * (self.b[some].astype(np.float64) @ self.a.astype(np.float64))
+
+
+@dataclass(frozen=True)
+class LoraAdapter:
+    """low_rank: by the name of the weight that it changes. whole: tensors that stand in place of the model's. Names are
+    those of the class that was trained: a checkpoint may leave out what they begin with."""
+
+    path: Path
+    low_rank: Mapping[str, LowRank]
+    whole: Mapping[str, Tensor]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({change.rank for change in self.low_rank.values()}))
+
+    @classmethod
+    def read(cls, path: Path) -> LoraAdapter:
+        """Raises ModelError for what is no LoRA adapter, and for one of a kind that cannot be merged."""
+        if not has_file(path / CONFIG):
+            raise ModelError(f"{path} has no {CONFIG}; give the directory of a LoRA adapter as PEFT saves it")
+        config = Fields.read(path / CONFIG)
+        _check_kind(config)
+        if not has_file(path / WEIGHTS):
+            raise ModelError(
+                f"{path} has no {WEIGHTS}; save the adapter with PEFT's save_pretrained, for pickles are not read"
+            )
+        return _read(path, config)
+
+
+@dataclass
+class _Found:
+    parts: dict[str, Array] = field(default_factory=dict)
+    is_embedding: bool = False
+
+
+def _read(path: Path, config: Fields) -> LoraAdapter:
+    tensors = open_safetensors(path / WEIGHTS)
+    found: dict[str, _Found] = {}
+    whole: dict[str, Tensor] = {}
+    for full, tensor in tensors.items():
+        if not full.startswith(_PREFIX):
+            raise ModelError(f"{path / WEIGHTS}: tensor {brief_name(full)} does not begin with {_PREFIX}, as PEFT's do")
+        name = full.removeprefix(_PREFIX)
+        part = next((end for end in _PARTS if name.endswith(end)), None)
+        if part is None and ".lora_" in name:
+            raise ModelError(f"{path / WEIGHTS}: tensor {brief_name(full)} is a part of LoRA that llmc does not know")
+        if part is None:
+            whole[name.replace(".modules_to_save.", ".").replace(".base_layer.", ".")] = tensor
+            continue
+        module = found.setdefault(name.removesuffix(part), _Found())
+        module.parts[_PARTS[part]] = _values(tensor)
+        module.is_embedding |= part.startswith(_EMBEDDING_PART)
+    changes = {f"{module}.weight": _change(path, config, module, one) for module, one in found.items()}
+    if not changes and not whole:
+        raise ModelError(f"{path / WEIGHTS} has no tensors, so there is nothing to merge")
+    return LoraAdapter(path, changes, whole)
+
+
+def _change(path: Path, config: Fields, module: str, found: _Found) -> LowRank:
+    where = f"{path / WEIGHTS}: {brief_name(module)}"
+    a, b, length = (found.parts.get(part) for part in ("a", "b", "length"))
+    if a is None or b is None:
+        raise ModelError(f"{where} has one of lora_A and lora_B and not the other; save the adapter again")
+    if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
+        raise ModelError(f"{where} has lora_A of shape {list(a.shape)} and lora_B of {list(b.shape)}, which do not fit")
+    rank = int(_of_module(config, "rank_pattern", module, config.integer("r")))
+    alpha = float(_of_module(config, "alpha_pattern", module, config.number("lora_alpha", positive=False)))
+    if rank != len(a):
+        raise ModelError(f"{where} has rank {len(a)} where {CONFIG} says {rank}; save the adapter again")
+    if not all(np.isfinite(part).all() for part in found.parts.values()):
+        raise ModelError(f"{where} holds values that are infinite or not numbers; save the adapter again")
+    turned = found.is_embedding or config.flag("fan_in_fan_out", False)
+    if length is not None and (turned or length.shape != (len(b),)):
+        raise ModelError(f"{where} has lengths of DoRA for a matrix that llmc does not merge them into")
+    return LowRank(a, b, alpha / (math.sqrt(rank) if config.flag("use_rslora", False) else rank), length, turned)
+
+
+def _values(tensor: Tensor) -> Array:
+    out = np.empty(tensor.shape, np.float32)
+    tensor.read(0, out)
+    return out
+
+
+def _of_module(config: Fields, name: str, module: str, default: float) -> float:
+    """The number of the first pattern that is the end of a module's name, as PEFT looks it up."""
+    patterns = config.table(name)
+    for key in () if patterns is None else patterns.values:
+        assert patterns is not None
+        try:
+            fits = re.match(rf"(.*\.)?({key})$", module)
+        except re.error as error:
+            raise ModelError(f"{config.origin}: {name} has {brief(key)}, which is no pattern ({error})") from None
+        if fits:
+            return patterns.number(key, positive=False)
+    return default
+
+
+def _check_kind(config: Fields) -> None:
+    kind = config.text("peft_type")
+    if kind != "LORA":
+        raise ModelError(f"{config.origin}: peft_type is {brief(kind)}; of adapters only LORA can be merged")
+    start = config.raw("init_lora_weights", True)
+    if isinstance(start, str) and start.lower().startswith(_OTHER_BASES):
+        raise ModelError(
+            f"{config.origin}: init_lora_weights is {brief(start)}, which changes the model under the adapter too; "
+            "convert it to a plain LoRA with PEFT's path_initial_model_for_weight_conversion"
+        )
+    for name in ("lora_bias", "alora_invocation_tokens", "trainable_token_indices", "target_parameters"):
+        if config.raw(name, None):
+            raise ModelError(f"{config.origin}: {name} is {brief(config.raw(name))}, which llmc cannot merge")
+
+
+class Merged(Tensor):
+    """A matrix with low-rank changes added, in float32.
+
+    Rows are computed some at a time, always the same ones together: products of matrices are rounded otherwise in
+    other company.
+    """
+
+    _ROWS = 64
+
+    def __init__(self, base: Tensor, changes: tuple[LowRank, ...]) -> None:
+        self._base, self._changes = base, changes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._base.shape
+
+    def read(self, first: int, out: Array) -> None:
+        end, rows = first + len(out), self._ROWS
+        for at in range(first - first % rows, end, rows):
+            found = self._block(at, min(rows, self.shape[0] - at))
+            begin, stop = max(at, first), min(at + rows, end)
+            convert(found[begin - at : stop - at], out[begin - first : stop - first])
+
+    def _block(self, first: int, count: int) -> Array:
+        base = np.empty((count, self.shape[1]), np.float32)
+        self._base.read(first, base)
+        total = base.astype(np.float64)
+        for change in self._changes:
+            total += change.rows(first, count)
+            if change.length is not None:
+                total *= (change.length[first : first + count] / np.linalg.norm(total, axis=1))[:, None]
+        return total.astype(np.float32)

@@ -1,0 +1,209 @@
+"""LoRA adapters that are merged: values against the formula, PEFT's files, and adapters that cannot be merged."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from llmc.compiler.config import CompileConfig, CompileError
+from llmc.compiler.pipeline import compile_model
+from llmc.models.errors import ModelError
+from llmc.models.loader import load_parameters
+from llmc.models.sources.registry import open_source
+
+from support.tiny_models import make_tiny_model
+
+PREFIX = "base_model.model."
+Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
+RNG = np.random.default_rng(0)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def make_adapter(path: Path, tensors: dict[str, np.ndarray], **config: Any) -> Path:
+    path.mkdir()
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, **config}
+    (path / "adapter_config.json").write_text(json.dumps(settings))
+    save_file({PREFIX + name: value for name, value in tensors.items()}, path / "adapter_model.safetensors")
+    return path
+
+
+def low_rank(module: str, rows: int, columns: int, rank: int = 4) -> dict[str, np.ndarray]:
+    return {f"{module}.lora_A.weight": floats(rank, columns), f"{module}.lora_B.weight": floats(rows, rank)}
+
+
+def product(tensors: dict[str, np.ndarray], module: str) -> np.ndarray:
+    return tensors[f"{module}.lora_B.weight"].astype(np.float64) @ tensors[f"{module}.lora_A.weight"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("lora") / "model", "llama")
+
+
+def values(model: Path, *adapters: Path) -> dict[str, np.ndarray]:
+    source = open_source(model, adapters)
+    return {p.name: p.value() for p in load_parameters(source.config(), source.checkpoint(), "f32")}
+
+
+def weights(model: Path) -> dict[str, np.ndarray]:
+    return load_file(model / "model.safetensors")
+
+
+def test_products_are_added_and_the_rest_stays(model: Path, tmp_path: Path) -> None:
+    tensors = low_rank(Q, 60, 60) | low_rank(DOWN, 60, 100)
+    found, plain = values(model, make_adapter(tmp_path / "a", tensors)), values(model)
+    changed = {name for name in plain if not np.array_equal(found[name], plain[name])}
+    assert changed == {"layers.0.attention.qkv.weight", "layers.1.mlp.down.weight"}
+    for name, module in (("layers.0.attention.qkv.weight", Q), ("layers.1.mlp.down.weight", DOWN)):
+        expected = weights(model)[f"{module}.weight"] + 1.5 * product(tensors, module)
+        np.testing.assert_array_equal(found[name][:60], expected.astype(np.float32))
+    np.testing.assert_array_equal(
+        found["layers.0.attention.qkv.weight"][60:], plain["layers.0.attention.qkv.weight"][60:]
+    )
+
+
+def test_any_rows_are_the_same_rows(model: Path, tmp_path: Path) -> None:
+    """Weights are packed some rows at a time, by any number of threads."""
+    source = open_source(model, [make_adapter(tmp_path / "a", low_rank("lm_head", 515, 60))])
+    tensor = source.checkpoint().tensor("lm_head.weight")
+    whole = np.empty((515, 60), np.float32)
+    tensor.read(0, whole)
+    for first, count in ((0, 1), (63, 2), (100, 300), (514, 1)):
+        some = np.empty((count, 60), np.float32)
+        tensor.read(first, some)
+        np.testing.assert_array_equal(some, whole[first : first + count])
+
+
+def test_scales_and_ranks_of_patterns(model: Path, tmp_path: Path) -> None:
+    tensors = low_rank(Q, 60, 60, 2) | low_rank(DOWN, 60, 100, 9)
+    patterns = {"rank_pattern": {"q_proj": 2, r"layers\.1\.mlp\.down_proj": 9}, "alpha_pattern": {"down_proj": 12}}
+    found = values(model, make_adapter(tmp_path / "a", tensors, use_rslora=True, **patterns))
+    for name, module, scale in (
+        ("layers.0.attention.qkv.weight", Q, 6 / math.sqrt(2)),
+        ("layers.1.mlp.down.weight", DOWN, 12 / 3),
+    ):
+        expected = weights(model)[f"{module}.weight"] + scale * product(tensors, module)
+        np.testing.assert_allclose(found[name][:60], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_dora_gives_rows_their_lengths(model: Path, tmp_path: Path) -> None:
+    tensors = low_rank(DOWN, 60, 100) | {f"{DOWN}.lora_magnitude_vector": np.abs(floats(60)) + 1}
+    found = values(model, make_adapter(tmp_path / "a", tensors, use_dora=True))["layers.1.mlp.down.weight"]
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), tensors[f"{DOWN}.lora_magnitude_vector"], rtol=1e-6)
+    direction = weights(model)[f"{DOWN}.weight"] + 1.5 * product(tensors, DOWN)
+    cosine = np.sum(found * direction, 1) / np.linalg.norm(found, axis=1) / np.linalg.norm(direction, axis=1)
+    np.testing.assert_allclose(cosine, 1, atol=1e-6)
+
+
+def test_embeddings_whole_tensors_and_several_adapters(model: Path, tmp_path: Path) -> None:
+    a, b = floats(4, 515), floats(60, 4)
+    embedding = {"model.embed_tokens.lora_embedding_A": a, "model.embed_tokens.lora_embedding_B": b}
+    first = make_adapter(tmp_path / "first", embedding | {"lm_head.weight": floats(515, 60)})
+    second = make_adapter(tmp_path / "second", low_rank("lm_head", 515, 60))
+    found = values(model, first, second)
+    head, change = load_file(first / "adapter_model.safetensors"), load_file(second / "adapter_model.safetensors")
+    np.testing.assert_allclose(
+        found["embed.weight"], weights(model)["model.embed_tokens.weight"] + 1.5 * (b @ a).T, rtol=1e-5, atol=1e-5
+    )
+    expected = head[f"{PREFIX}lm_head.weight"] + 1.5 * product(change, f"{PREFIX}lm_head")
+    np.testing.assert_allclose(found["lm_head.weight"], expected, rtol=1e-6, atol=1e-6)
+    notes = open_source(model, [first, second]).checkpoint().notes()
+    assert notes == (
+        "the adapter first is merged (matrices of rank 4: 1; whole tensors: 1)",
+        "the adapter second is merged (matrices of rank 4: 1)",
+    )
+
+
+def test_transposed_matrices_of_gpt2(tmp_path: Path) -> None:
+    """Its checkpoints may leave out what the names of its class begin with, and its matrices lie [columns, rows]."""
+    model = make_tiny_model(tmp_path / "gpt2", "gpt2", n_embd=60, n_head=3, n_layer=1, n_inner=100)
+    tensors = low_rank("transformer.h.0.mlp.c_fc", 100, 60)
+    found = values(model, make_adapter(tmp_path / "a", tensors, fan_in_fan_out=True))["layers.0.mlp.up.weight"]
+    expected = values(model)["layers.0.mlp.up.weight"] + 1.5 * product(tensors, "transformer.h.0.mlp.c_fc")
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "sentence"),
+    [
+        ({}, {}, "has no tensors, so there is nothing to merge"),
+        ({}, {"peft_type": "IA3"}, r"peft_type is 'IA3'; of adapters only LORA can be merged"),
+        ({}, {"init_lora_weights": "pissa_niter_4"}, "path_initial_model_for_weight_conversion"),
+        ({}, {"lora_bias": True}, "lora_bias is True, which llmc cannot merge"),
+        (low_rank(Q, 60, 60), {"r": 8}, "has rank 4 where adapter_config.json says 8"),
+        (low_rank(Q, 60, 61), {}, r"changes \S+q_proj.weight as a tensor of shape \[60, 61\], which has \[60, 60\]"),
+        (low_rank("model.layers.7.mlp.up_proj", 100, 60), {}, r"model\.layers\.7\.mlp\.up_proj\.weight, which the"),
+        ({f"{Q}.lora_A.weight": floats(4, 60)}, {}, "has one of lora_A and lora_B and not the other"),
+        ({f"{Q}.lora_C.weight": floats(4, 60)}, {}, "is a part of LoRA that llmc does not know"),
+        ({f"{Q}.lora_A.weight": floats(4, 60), f"{Q}.lora_B.weight": floats(60, 4) * np.inf}, {}, "infinite or not"),
+        (low_rank(Q, 60, 60), {"rank_pattern": {"(": 3}}, r"rank_pattern has '\(', which is no pattern"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_merged_is_one_sentence(
+    tensors: dict[str, np.ndarray], config: dict[str, Any], sentence: str, model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        values(model, make_adapter(tmp_path / "a", tensors, **config))
+
+
+def test_directories_that_are_no_adapters(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no adapter_config\.json; give the directory of a LoRA adapter"):
+        values(model, tmp_path)
+    adapter = make_adapter(tmp_path / "a", low_rank(Q, 60, 60))
+    (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
+    with pytest.raises(ModelError, match="save_pretrained, for pickles are not read"):
+        values(model, adapter)
+
+
+def test_a_tied_output_projection_is_not_read(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "tied", "llama", tie_word_embeddings=True)
+    tensors = weights(model) | {"lm_head.weight": floats(515, 60)}
+    save_file(tensors, model / "model.safetensors")
+    with pytest.raises(ModelError, match=r"changes lm_head\.weight, which the model does not read"):
+        values(model, make_adapter(tmp_path / "a", low_rank("lm_head", 515, 60)))
+
+
+def test_an_artifact_says_what_is_merged(model: Path, tmp_path: Path, kernel_cache: Path) -> None:
+    """Its weights are those of the merged model; another adapter makes another artifact."""
+    tensors = low_rank(Q, 60, 60)
+    adapter = make_adapter(tmp_path / "a", tensors)
+    merged = weights(model)
+    merged[f"{Q}.weight"] = (merged[f"{Q}.weight"] + 1.5 * product(tensors, Q)).astype(np.float32)
+    by_hand = make_tiny_model(tmp_path / "by-hand", "llama")
+    save_file(merged, by_hand / "model.safetensors", metadata={"format": "pt"})
+
+    def compiled(name: str, source: Path, *adapters: Path) -> Path:
+        config = CompileConfig(
+            source, tmp_path / name, "prefill=[1]x[16],decode=[1]x[32]", dtype="f32", block_size=16, jobs=1,
+            cache_dir=kernel_cache, merge_lora=adapters,
+        )  # fmt: skip
+        report = compile_model(config)
+        assert any("the adapter a is merged" in note for note in report.notes) == bool(adapters)
+        return config.output
+
+    ours, theirs = compiled("ours", model, adapter), compiled("theirs", by_hand)
+    assert (ours / "weights.safetensors").read_bytes() == (theirs / "weights.safetensors").read_bytes()
+    manifest = json.loads((ours / "manifest.json").read_text())
+    assert [merged["name"] for merged in manifest["merged_lora"]] == ["a"]
+    assert "merged_lora" not in json.loads((theirs / "manifest.json").read_text())
+    with pytest.raises(CompileError, match="overwrite"):
+        compiled("ours", model)
+
+
+def test_values_are_rounded_once(model: Path, tmp_path: Path) -> None:
+    tensors = low_rank(Q, 60, 60)
+    source = open_source(model, [make_adapter(tmp_path / "a", tensors)])
+    found = np.empty((60, 60), ml_dtypes.bfloat16)
+    source.checkpoint().tensor(f"{Q}.weight").read(0, found)
+    exact = weights(model)[f"{Q}.weight"] + 1.5 * product(tensors, Q)
+    np.testing.assert_array_equal(found, exact.astype(np.float32).astype(ml_dtypes.bfloat16))
