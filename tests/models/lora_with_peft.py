@@ -1,0 +1,40 @@
+"""Makes adapters with PEFT and merges them with it. Run by test_lora_peft.py, where PEFT is installed.
+
+usage: lora_with_peft.py MODEL OUT: for each kind writes OUT/KIND, an adapter, and OUT/KIND.merged, a checkpoint.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"target_modules": ["q_proj", "v_proj"]},
+    "all": {"target_modules": "all-linear", "use_rslora": True, "rank_pattern": {"down_proj": 3}},
+    "dora": {"target_modules": ["o_proj", "up_proj"], "use_dora": True},
+    "embedding": {"target_modules": ["embed_tokens", "k_proj"], "modules_to_save": ["lm_head"]},
+}
+
+
+def main(model: str, out: Path) -> None:
+    for kind, settings in KINDS.items():
+        torch.manual_seed(7)
+        config = LoraConfig(r=5, lora_alpha=9, task_type="CAUSAL_LM", init_lora_weights=False, **settings)
+        adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), config)
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if "modules_to_save" in name:
+                    parameter.normal_()
+        adapted.save_pretrained(out / kind)
+        base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        merged = PeftModel.from_pretrained(base, out / kind).merge_and_unload()
+        merged.save_pretrained(out / f"{kind}.merged")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
