@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,6 +83,8 @@ def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
         "format_version": tables.header.version,
         "target": asdict(tables.target),
         "fingerprint": manifest.get("fingerprint"),
+        "source": manifest.get("source"),
+        "merged_lora": manifest.get("merged_lora") or [],
         "model": {
             **asdict(tables.model),
             "kv_dtype": tables.model.kv.name,
@@ -127,6 +130,14 @@ def _context(max_model_len: int, manifest: dict[str, Any]) -> str:
     return f" of the model's {model_len}" + (f" ({why})" if why else "")
 
 
+def _origin(data: dict[str, Any]) -> Iterator[str]:
+    """Lines that say where the weights come from, as far as anything is known."""
+    if source := data["source"]:
+        yield f"from the hub: {source['repo']} at {source['revision']}"
+    if merged := data["merged_lora"]:
+        yield f"LoRA adapters merged: {', '.join(adapter['name'] for adapter in merged)}"
+
+
 def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
     """The artifact for people."""
     data = artifact_data(tables, manifest)
@@ -141,6 +152,7 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
         f"{model.max_num_seqs} sequences",
         f"dtypes: activations {DTYPES[model.act_dtype]}, KV cache {model.kv.name}, blocks of {model.block_size} tokens",
         _kv_text(tables.model, data["kv_pool"]),
+        *_origin(data),
         f"\nbuckets ({len(tables.graphs)}); largest arena {format_bytes(max(g.arena_bytes for g in tables.graphs))}",
         table(
             ("bucket", "tokens", "sequences", "row unit", "commands", "arena bytes"),

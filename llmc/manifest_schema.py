@@ -185,6 +185,11 @@ class Source(Open):
     revision: Text
 
 
+class MergedLora(Closed):
+    name: Text
+    sha256: Hash
+
+
 class Manifest(Open):
     format_version: Annotated[int, Field(ge=0, le=1 << 16)] | None = None
     llmc_version: Text | None = None
@@ -214,6 +219,7 @@ class Manifest(Open):
     bytes: Sizes | None = None
     kernels: Annotated[list[Kernel], Field(max_length=1 << 16)] | None = None
     source: Source | None = None
+    merged_lora: Annotated[list[MergedLora], Field(max_length=256)] | None = None
 
 
 def complaint(schema: type[BaseModel], content: Mapping[str, Any]) -> str | None:
