@@ -248,7 +248,10 @@ def test_the_caches_of_a_machine_are_counted_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", dict.fromkeys([NATIVE, TARGETS["sapphirerapids"]]), ids=lambda t: t.name)
 @pytest.mark.parametrize("kind", ["f32", "bf16", "i8-w8", "i8-w4", "i8-steps", "bf16-w4"])
 def test_a_kernel_takes_no_more_stack_than_hosts_are_told_to_give(kind: str, target: Any) -> None:
-    """docs/c-abi.md: 2 MiB, of which the caller has some; the largest chunks and blocks of every number of elements."""
+    """docs/c-abi.md: 2 MiB, of which the caller has some; the largest chunks and blocks of every number of elements.
+
+    The wider layer is that of the larger frames; the narrower one is asked for the default alone.
+    """
     for k in (896, 4096):
         dtype, _, rest = kind.partition("-")
         if rest:
@@ -261,7 +264,7 @@ def test_a_kernel_takes_no_more_stack_than_hosts_are_told_to_give(kind: str, tar
             tried = dict(neighbours(default, target.row_tile, target.row_tile))  # the last value of each number
             largest = replace(default, block_bytes=tried["block_bytes"].block_bytes,
                               chunk_rows=tried["chunk_rows"].chunk_rows)  # fmt: skip
-        for schedule, most in ((None, 0.8), (largest, 1.75)):
+        for schedule, most in ((None, 0.8), (largest, 1.75))[: 1 if k == 896 else 2]:
             text = llvm_text(build_kernel(spec, target, schedule), target, "asm")
             frames = [int(size) for size in re.findall(r"subq?\s+\$(\d+), %rsp", text)]
             assert frames
