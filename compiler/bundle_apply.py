@@ -93,7 +93,7 @@ class _Application:
         """The variant stands for what a compilation resolves, and for its graphs and kernels."""
         config, bundle = state.config, self.bundle
         variant = choose_variant(bundle, config.target)
-        model = open_source(config.model, config.merge_lora).config()
+        model = open_source(config.model, config.merge_lora, allow_unknown_config=config.allow_unknown_config).config()
         _check_architecture(bundle, config.model, model)
         resolved = state.resolved = replace(variant.resolved, model=model)
         pipeline.open_model(state)

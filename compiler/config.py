@@ -50,7 +50,8 @@ class CompileConfig:
     it; None: they are not. tokenizer: "required", "auto" (copied where the model has one, which must be sound) or
     "none" (the artifact takes token ids alone). overwrite: an artifact of another model or other options at `output` is
     replaced. source: what of the hub `model` holds, None where it does not come from there. dump: a new directory for
-    what each phase makes, as text; None: nothing.
+    what each phase makes, as text; None: nothing. allow_unknown_config: what the model's configuration says that llmc
+    does not know is ignored, with a warning, not refused.
     """
 
     model: Path
@@ -73,6 +74,7 @@ class CompileConfig:
     overwrite: bool = False
     source: HubSource | None = None
     dump: Path | None = None
+    allow_unknown_config: bool = False
 
     def __post_init__(self) -> None:
         for name, value, known in (

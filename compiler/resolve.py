@@ -44,7 +44,8 @@ class Resolved:
 
     cut_by: what made max_model_len less than the model's own: "default", "buckets" or "option"; None: nothing did.
     kv_scales: where those of the KV cache come from, None: they are found as it is written. kv_scale_values: what a
-    file gives, one for keys and values of each layer.
+    file gives, one for keys and values of each layer. ignored_config: sentences about what the model says that llmc
+    does not know.
     """
 
     model: ModelConfig
@@ -60,6 +61,7 @@ class Resolved:
     cut_by: str | None = None
     kv_scales: Literal["checkpoint", "file"] | None = None
     kv_scale_values: tuple[float, ...] = ()
+    ignored_config: tuple[str, ...] = ()
 
     @property
     def model_len(self) -> int:
@@ -68,6 +70,9 @@ class Resolved:
 
     def warnings(self) -> tuple[str, ...]:
         """What a user may not have meant, in sentences."""
+        return (*self.ignored_config, *self._length_warnings())
+
+    def _length_warnings(self) -> tuple[str, ...]:
         if self.max_model_len > self.model_len:
             scaling = json.dumps(sound_scaling(self.model, self.max_model_len))
             return (
@@ -167,7 +172,7 @@ def resolve(config: CompileConfig) -> Resolved:
     """Decides dtypes, target, lengths and ladder. Raises CompileError, BucketError, QuantizeError, TargetError
     or ModelError.
     """
-    source = open_source(config.model, config.merge_lora)
+    source = open_source(config.model, config.merge_lora, allow_unknown_config=config.allow_unknown_config)
     model = source.config()
     act_dtype = config.dtype if config.dtype != "auto" else ("f32" if model.dtype == "f32" else "bf16")
     default_len = min(model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)
@@ -197,6 +202,7 @@ def resolve(config: CompileConfig) -> Resolved:
         cut_by=cut_by,
         kv_scales=kv_scales,
         kv_scale_values=values,
+        ignored_config=source.ignored_config(),
     )
 
 

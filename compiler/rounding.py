@@ -36,8 +36,8 @@ class Rounding:
 def rounding_of(config: CompileConfig, on_weight: Callable[[int, int], None]) -> Rounding:
     """Quantizes every matrix as `config` says, one after another. Raises what `resolve` raises for a bad model."""
     resolved = resolve(config)
-    checkpoint = open_source(config.model, config.merge_lora).checkpoint()
-    parameters = load_parameters(resolved.model, checkpoint, resolved.act_dtype)
+    source = open_source(config.model, config.merge_lora, allow_unknown_config=config.allow_unknown_config)
+    parameters = load_parameters(resolved.model, source.checkpoint(), resolved.act_dtype)
     matrices = [p for p in parameters if len(p.shape) == 2]
     total, bits, elements = WeightError(0.0, 0.0), 0.0, 0
     layers = []

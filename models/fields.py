@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,15 @@ class Fields:
     """Fields of one JSON object. origin: what an error calls the object, a path or `path: key`.
 
     A field that is null counts as missing. Every accessor raises ModelError on a missing field without a default and on
-    a value of the wrong type or range.
+    a value of the wrong type or range. It remembers which fields were asked for: `unread` has the others.
     """
 
     def __init__(self, values: Mapping[str, Any], origin: str) -> None:
         self._values = values
         self.origin = origin
+        self._read: set[str] = set()
+        self._tables: dict[str, Fields] = {}
+        self._names = {name: name for name in values}
 
     @classmethod
     def read(cls, path: Path, most_bytes: int = _MAX_BYTES) -> Fields:
@@ -53,15 +56,38 @@ class Fields:
     def renamed(self, **theirs: str) -> Fields:
         """The same with fields under names of ours too: `theirs` is what the object calls them."""
         ours = {name: self._values[their] for name, their in theirs.items() if their in self._values}
-        return Fields({**ours, **self._values}, self.origin)
+        return self._derived({**ours, **self._values}, {**{name: theirs[name] for name in ours}, **self._names})
 
     def with_values(self, **values: Any) -> Fields:
-        """The same with other values of some fields."""
-        return Fields({**self._values, **values}, self.origin)
+        """The same with other values of some fields, whose own are not read thereby."""
+        names = {name: theirs for name, theirs in self._names.items() if name not in values}
+        return self._derived({**self._values, **values}, names)
+
+    def _derived(self, values: Mapping[str, Any], names: dict[str, str]) -> Fields:
+        """Other values of the same object; names: what it calls those that are its own."""
+        derived = Fields(values, self.origin)
+        derived._read, derived._tables, derived._names = self._read, self._tables, names
+        return derived
+
+    def _get(self, name: str) -> Any:
+        """The value, or None; from now on it has been read."""
+        if name in self._names:
+            self._read.add(self._names[name])
+        return self._values.get(name)
+
+    def unread(self) -> Iterator[tuple[str, Any]]:
+        """Names and values of the fields that nobody asked for, null ones left out; of an object that was read, of its
+        fields, as `rope_scaling.factor`."""
+        for name, value in self._values.items():
+            if value is not None and name not in self._read:
+                yield name, value
+        for name, table in self._tables.items():
+            for inner, value in table.unread():
+                yield f"{name}.{inner}", value
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
-        return self._values.get(name) is not None
+        return self._get(name) is not None
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -70,11 +96,12 @@ class Fields:
 
     def mentions(self, name: str) -> bool:
         """Whether the field is there, null or not."""
+        self._get(name)
         return name in self._values
 
     def raw(self, name: str, default: Any = REQUIRED) -> Any:
         """The value as it is."""
-        value = self._values.get(name)
+        value = self._get(name)
         if value is not None:
             return value
         if default is REQUIRED:
@@ -154,12 +181,12 @@ class Fields:
 
     def table(self, name: str) -> Fields | None:
         """A nested object, None where it is missing."""
-        value = self._values.get(name)
+        value = self._get(name)
         if value is None:
             return None
         if not isinstance(value, dict):
             raise self._wrong(name, value, "an object")
-        return Fields(value, f"{self.origin}: {name}")
+        return self._tables.setdefault(name, Fields(value, f"{self.origin}: {name}"))
 
     def nested_names(self) -> tuple[str, ...]:
         """Names of the fields that are objects themselves."""

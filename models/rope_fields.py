@@ -13,7 +13,24 @@ _OLD_NAMES = {"su": "longrope"}
 
 def rope_table(fields: Fields) -> Fields:
     """`rope_parameters`, or the older `rope_scaling`; empty where there is neither."""
-    return fields.table("rope_parameters") or fields.table("rope_scaling") or Fields({}, fields.origin)
+    if fields.has("rope_parameters") and fields.has("rope_scaling"):
+        new, old = fields.raw("rope_parameters"), fields.raw("rope_scaling")
+        if new != old:
+            raise ModelError(
+                f"{fields.origin}: rope_parameters is {brief(new)}, rope_scaling {brief(old)}; take out the wrong one"
+            )
+    name = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
+    return fields.table(name) or Fields({}, fields.origin)
+
+
+def _number(fields: Fields, table: Fields, name: str, default: float) -> float:
+    """The table's, or the one beside it. Raises ModelError where they differ."""
+    if table.has(name) and fields.has(name) and table.number(name) != fields.number(name):
+        raise ModelError(
+            f"{fields.origin}: {name} is {fields.number(name):g}, and {table.number(name):g} in {table.origin}; take "
+            "out the wrong one"
+        )
+    return (table if table.has(name) else fields).number(name, default)
 
 
 def read_rope(
@@ -32,9 +49,8 @@ def rope_of(
     fields: Fields, table: Fields, max_positions: int, head_dim: int, *, theta: float = 10000.0, partial: float = 1.0
 ) -> Rope:
     """What `table` says, and `fields` around it where that says nothing."""
-    theta = (table if table.has("rope_theta") else fields).number("rope_theta", theta)
-    name = "partial_rotary_factor"
-    partial = (table if table.has(name) else fields).number(name, partial)
+    theta = _number(fields, table, "rope_theta", theta)
+    partial = _number(fields, table, "partial_rotary_factor", partial)
     dim = int(head_dim * partial)
     if partial > 1 or dim < 2 or dim % 2:
         raise ModelError(
@@ -45,8 +61,13 @@ def rope_of(
 
 
 def _read_scaling(fields: Fields, table: Fields, max_positions: int, dim: int) -> RopeScaling | None:
-    rope_type = table.text("rope_type" if table.has("rope_type") else "type", "default")
-    rope_type = _OLD_NAMES.get(rope_type, rope_type)
+    named = {table.text(name) for name in ("rope_type", "type") if table.has(name)} or {"default"}
+    rope_type, *others = sorted({_OLD_NAMES.get(name, name) for name in named})
+    if others:
+        raise ModelError(
+            f"{table.origin}: rope_type is {brief(table.raw('rope_type'))} and type "
+            f"{brief(table.raw('type'))}; take out the wrong one"
+        )
     if rope_type not in ROPE_TYPES:
         raise ModelError(
             f"{table.origin}: rope type {brief(rope_type)} is not supported; one of {', '.join(ROPE_TYPES)}"
@@ -57,7 +78,8 @@ def _read_scaling(fields: Fields, table: Fields, max_positions: int, dim: int) -
     if rope_type in ("llama3", "yarn", "longrope"):
         # A value beside the table wins over one inside it, as in transformers.
         name = "original_max_position_embeddings"
-        original = (fields if fields.has(name) else table).integer(name, max_positions)
+        inside = table.integer(name, max_positions)
+        original = fields.integer(name, inside)
     if rope_type in ("yarn", "longrope") and not table.has("factor"):
         factor = max_positions / original
     else:

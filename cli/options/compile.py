@@ -93,6 +93,13 @@ class CompileOptions:
             metavar="LIST", help="Layers left unquantized: kinds (lm_head, mlp.down, …) or weights, comma-separated."
         ),
     ] = None
+    allow_unknown_config: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unknown-config",
+            help="Ignore, with a warning, what the model's config says that llmc does not know and that may matter.",
+        ),
+    ] = False
 
     def config(
         self, model: Path, output: Path, *, needs: str, jobs: int = 0, cache_dir: Path | None = None
@@ -137,6 +144,7 @@ class CompileOptions:
             jobs=jobs,
             quant=quantization,
             cache_dir=cache_dir,
+            allow_unknown_config=self.allow_unknown_config,
         )
 
 

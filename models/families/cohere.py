@@ -24,6 +24,7 @@ def _read(
         qk_norm=qk_norm,
         layer_windows=windows,
         eps="layer_norm_eps",
+        default_eps=1e-5,
         tie_word_embeddings=True,
         norm="layer",
         residual="parallel",
@@ -51,4 +52,15 @@ def read_config_2(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 COHERE = Family("cohere", read_config, _LAYOUT.weight_map)
-COHERE2 = Family("cohere2", read_config_2, _LAYOUT.weight_map)
+# What the authors' own checkpoints say of what all of them do. The pattern is read where there are no layer types.
+_SAME_IN_ALL = {
+    "layer_switch": 4, "order_of_interleaved_layers": "local_attn_first", "position_embedding_type": "rope_gptj",
+    "rotary_pct": 1.0, "use_embedding_sharing": True, "use_gated_activation": True, "use_parallel_block": True,
+}  # fmt: skip
+COHERE2 = Family(
+    "cohere2",
+    read_config_2,
+    _LAYOUT.weight_map,
+    harmless=frozenset({"sliding_window_pattern", "_sliding_window_pattern", "use_parallel_embedding"}),
+    neutral=_SAME_IN_ALL,
+)

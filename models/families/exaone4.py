@@ -31,4 +31,5 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-EXAONE4 = Family("exaone4", read_config)
+# The pattern is read where there are windows and no layer types.
+EXAONE4 = Family("exaone4", read_config, harmless=frozenset({"sliding_window_pattern"}))

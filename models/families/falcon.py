@@ -64,4 +64,11 @@ def weight_map(config: ModelConfig) -> WeightMap:
     return _LAYOUT.weight_map(config)
 
 
-FALCON = Family("falcon", read_config, weight_map)
+# The two heads' keys are read where they decide; the others are of older and newer variants.
+FALCON = Family(
+    "falcon",
+    read_config,
+    weight_map,
+    harmless=frozenset({"multi_query", "num_kv_heads", "n_head_kv"}),
+    neutral={"parallel_attn": True, "apply_residual_connection_post_layernorm": False},
+)

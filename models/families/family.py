@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from llmc.models.config import ModelConfig
 from llmc.models.fields import Fields
@@ -26,10 +26,13 @@ def build_decoder(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:
 @dataclass(frozen=True)
 class Family:
     """model_type: exactly as in config.json. read_config: from config.json and generation_config.json.
-    build: (config, act_dtype, max_len) → a module on the default device, without values.
+    build: (config, act_dtype, max_len) → a module on the default device, without values. harmless, neutral: keys of
+    config.json that read_config may leave out: whatever they are, or if they are this (`known_keys.py` has everyone's).
     """
 
     model_type: str
     read_config: Callable[[Fields, Fields], ModelConfig]
     weight_map: Callable[[ModelConfig], WeightMap] = LLAMA_LAYOUT.weight_map
     build: Callable[[ModelConfig, str, int], Decoder] = build_decoder
+    harmless: frozenset[str] = frozenset()
+    neutral: Mapping[str, Any] = field(default_factory=dict)

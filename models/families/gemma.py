@@ -77,5 +77,11 @@ def read_config_3(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-GEMMA = Family("gemma", read_config, _LAYOUT.weight_map)
-GEMMA3_TEXT = Family("gemma3_text", read_config_3, _LAYOUT_3.weight_map)
+# hidden_act is read where there is no hidden_activation, the pattern where there are no layer types.
+GEMMA = Family("gemma", read_config, _LAYOUT.weight_map, harmless=frozenset({"hidden_act"}))
+GEMMA3_TEXT = Family(
+    "gemma3_text",
+    read_config_3,
+    _LAYOUT_3.weight_map,
+    harmless=frozenset({"hidden_act", "sliding_window_pattern", "_sliding_window_pattern"}),
+)

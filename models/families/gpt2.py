@@ -73,5 +73,15 @@ def bigcode_weight_map(config: ModelConfig) -> WeightMap:
     return (_LAYOUT if config.num_kv_heads == 1 else replace(_LAYOUT, qkv_rows=by_group)).weight_map(config)
 
 
-GPT2 = Family("gpt2", read_config, replace(_LAYOUT, transposed=True).weight_map)
-GPT_BIGCODE = Family("gpt_bigcode", read_bigcode_config, bigcode_weight_map)
+# How exactly scores are computed, and what an inference server of its authors wants to know.
+_OF_BIGCODE = """
+    attention_softmax_in_fp32 scale_attention_softmax_in_fp32 num_key_value_heads inference_runner max_batch_size
+    pad_key_length pre_allocate_kv_cache validate_runner_input
+    """
+GPT2 = Family(
+    "gpt2",
+    read_config,
+    replace(_LAYOUT, transposed=True).weight_map,
+    harmless=frozenset({"reorder_and_upcast_attn"}),
+)
+GPT_BIGCODE = Family("gpt_bigcode", read_bigcode_config, bigcode_weight_map, harmless=frozenset(_OF_BIGCODE.split()))

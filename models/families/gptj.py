@@ -60,5 +60,11 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-GPTJ = Family("gptj", read_config, _LAYOUT.weight_map)
-CODEGEN = Family("codegen", read_config, replace(_LAYOUT, qkv=("attn.qkv_proj",), qkv_rows=_of_shards).weight_map)
+_NEUTRAL = {"rotary": True, "scale_attn_weights": True}
+GPTJ = Family("gptj", read_config, _LAYOUT.weight_map, neutral=_NEUTRAL)
+CODEGEN = Family(
+    "codegen",
+    read_config,
+    replace(_LAYOUT, qkv=("attn.qkv_proj",), qkv_rows=_of_shards).weight_map,
+    neutral=_NEUTRAL,
+)

@@ -80,5 +80,12 @@ def read_seed_oss(fields: Fields, generation: Fields) -> ModelConfig:
 ARCEE = Family("arcee", read_arcee)
 ERNIE4_5 = Family("ernie4_5", read_ernie, _INTERLEAVED.weight_map)
 HELIUM = Family("helium", read_helium, _INTERLEAVED.weight_map)
-NEMOTRON = Family("nemotron", read_nemotron, Layout(norm_plus=1.0).weight_map)
+# Names of the share that is rotated and of head_dim in what made the first checkpoints; shapes tell the latter.
+NEMOTRON = Family(
+    "nemotron",
+    read_nemotron,
+    Layout(norm_plus=1.0).weight_map,
+    harmless=frozenset({"kv_channels"}),
+    neutral={"rope_percent": 0.5},
+)
 SEED_OSS = Family("seed_oss", read_seed_oss)

@@ -54,4 +54,4 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-OPT = Family("opt", read_config, _LAYOUT.weight_map)
+OPT = Family("opt", read_config, _LAYOUT.weight_map, neutral={"_remove_final_layer_norm": False})

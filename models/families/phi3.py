@@ -17,4 +17,6 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     return standard_config(fields, generation, attention_bias=False, o_bias=False, layer_windows=windows)
 
 
-PHI3 = Family("phi3", read_config, _LAYOUT.weight_map)
+# What Phi-4-mini's own code could do, and does not.
+_NEUTRAL = {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False}
+PHI3 = Family("phi3", read_config, _LAYOUT.weight_map, neutral=_NEUTRAL)

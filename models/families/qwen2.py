@@ -14,4 +14,5 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     return standard_config(fields, generation, attention_bias=True, o_bias=False, layer_windows=windows)
 
 
-QWEN2 = Family("qwen2", read_config)
+# Read where use_sliding_window is true, the second without layer types.
+QWEN2 = Family("qwen2", read_config, harmless=frozenset({"sliding_window", "max_window_layers"}))

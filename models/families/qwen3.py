@@ -17,4 +17,5 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-QWEN3 = Family("qwen3", read_config)
+# Read where use_sliding_window is true, the second without layer types.
+QWEN3 = Family("qwen3", read_config, harmless=frozenset({"sliding_window", "max_window_layers"}))

@@ -34,4 +34,9 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-SMOLLM3 = Family("smollm3", read_config)
+# Read where something newer or a flag does not say otherwise; the last never, as in transformers.
+SMOLLM3 = Family(
+    "smollm3",
+    read_config,
+    harmless=frozenset({"no_rope_layer_interval", "sliding_window", "max_window_layers"}),
+)

@@ -126,14 +126,23 @@ class FolderFiles(ModelFiles):
 
 
 class ModelSource(ABC):
-    """A model at a path; nothing is read before it is asked for. Every method may raise ModelError."""
+    """A model at a path; nothing is read before it is asked for. Every method may raise ModelError.
 
-    def __init__(self, path: Path) -> None:
+    allow_unknown_config: fields of its configuration that llmc does not know are ignored, not refused.
+    """
+
+    def __init__(self, path: Path, *, allow_unknown_config: bool = False) -> None:
         self.path = path
+        self.allow_unknown_config = allow_unknown_config
 
     @abstractmethod
     def config(self) -> ModelConfig:
-        """Raises ModelError on a missing or malformed field and on a model that is not supported."""
+        """Raises ModelError on a missing or malformed field, on one that may matter and is not known, and on a model
+        that is not supported."""
+
+    @abstractmethod
+    def ignored_config(self) -> tuple[str, ...]:
+        """Sentences about what the configuration says that is not known."""
 
     @property
     @abstractmethod

@@ -11,6 +11,7 @@ from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.files import has_file
+from llmc.models.known_keys import check_known
 from llmc.models.registry import get_family
 from llmc.models.sources.base import Checkpoint, FolderFiles, ModelSource
 from llmc.models.sources.quantized import open_quantized
@@ -57,9 +58,19 @@ class FolderSource(ModelSource):
 
     def config(self) -> ModelConfig:
         """From config.json and, where present, generation_config.json."""
+        return self._read_config[0]
+
+    def ignored_config(self) -> tuple[str, ...]:
+        return self._read_config[1]
+
+    @cached_property
+    def _read_config(self) -> tuple[ModelConfig, tuple[str, ...]]:
+        """(what it says, what of it is ignored)."""
         family = get_family(self._fields.text("model_type"))
         empty = Fields({}, str(self.path / "generation_config.json"))
-        return family.read_config(self._fields, self._optional("generation_config.json") or empty)
+        config = family.read_config(self._fields, self._optional("generation_config.json") or empty)
+        unread = self._fields.unread()
+        return config, check_known(self._fields.origin, unread, family, allow_unknown=self.allow_unknown_config)
 
     def checkpoint(self) -> Checkpoint:
         if not self.is_quantized:

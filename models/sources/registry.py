@@ -13,20 +13,22 @@ from llmc.models.sources.gguf.source import GgufSource
 from llmc.models.sources.lora.source import MergedSource
 
 
-def open_source(path: str | Path, adapters: Sequence[Path] = ()) -> ModelSource:
+def open_source(path: str | Path, adapters: Sequence[Path] = (), *, allow_unknown_config: bool = False) -> ModelSource:
     """A .gguf file, or a directory in Hugging Face's format. Raises ModelError for a path that is neither.
 
-    adapters: directories of LoRA adapters that are merged into the weights, in this order.
+    adapters: directories of LoRA adapters that are merged into the weights, in this order. allow_unknown_config: see
+    `ModelSource`.
     """
     path = Path(path)
-    return MergedSource(_open(path), adapters) if adapters else _open(path)
+    source = _open(path, allow_unknown_config)
+    return MergedSource(source, adapters) if adapters else source
 
 
-def _open(path: Path) -> ModelSource:
+def _open(path: Path, allow_unknown_config: bool) -> ModelSource:
     if is_gguf(path):
-        return GgufSource(path)
+        return GgufSource(path, allow_unknown_config=allow_unknown_config)
     if path.is_dir():
-        return FolderSource(path)
+        return FolderSource(path, allow_unknown_config=allow_unknown_config)
     raise ModelError(
         f"{path} is not a directory and no .gguf file; pass the directory of a Hugging Face checkpoint, or a .gguf file"
     )

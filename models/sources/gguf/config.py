@@ -14,6 +14,7 @@ from llmc.models.config import ModelConfig, RopeScaling
 from llmc.models.convert import Array
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
+from llmc.models.known_keys import check_known
 from llmc.models.registry import get_family
 from llmc.models.sources.gguf.architectures import Architecture
 from llmc.models.sources.gguf.metadata import Metadata
@@ -25,6 +26,12 @@ _WITHOUT_EFFECT = {
     "attention.clamp_kqv": 0.0, "attention.max_alibi_bias": 0.0, "attn_logit_softcapping": 0.0,
     "final_logit_softcapping": 0.0, "expert_count": 0,
 }  # fmt: skip
+# Of what else has a part in no logit: the tensors say the vocabulary, a factor or a type how frequencies are scaled.
+_HARMLESS = (
+    "vocab_size", "tensor_data_layout", "pooling_type", "expert_used_count", "rope.scaling.finetuned",
+    "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+    "rope.scaling.attn_factor",
+)  # fmt: skip
 
 
 def read_config(
@@ -35,9 +42,14 @@ def read_config(
     eos: tuple[int, ...],
     bos: int | None,
     factors: Array | None,
-) -> ModelConfig:
-    """shapes: of tensors by the file's names, which say what is tied and what has a bias. dtype: of the matrices, as
-    ModelConfig has it. factors: of the rotary frequencies, see `ROPE_FACTORS`. Raises ModelError."""
+    *,
+    allow_unknown: bool = False,
+) -> tuple[ModelConfig, tuple[str, ...]]:
+    """(the configuration, sentences about the metadata that are ignored).
+
+    shapes: of tensors by the file's names, which say what is tied and what has a bias. dtype: of the matrices, as
+    ModelConfig has it. factors: of the rotary frequencies, see `ROPE_FACTORS`. allow_unknown: metadata of the
+    architecture that nobody reads are no error. Raises ModelError."""
     origin = metadata.origin
     key = f"{architecture.name}.{{}}".format
     for name, neutral in _WITHOUT_EFFECT.items():
@@ -70,15 +82,19 @@ def read_config(
         "rope_scaling": _scaling(metadata, key("rope.scaling"), context),
         **_window(metadata, key("attention.sliding_window")),
     }
-    config = get_family(fields["model_type"]).read_config(Fields(fields, f"{origin} (metadata)"), Fields({}, origin))
+    family = get_family(fields["model_type"])
+    config = family.read_config(Fields(fields, f"{origin} (metadata)"), Fields({}, origin))
+    unread = ((name, value) for name, value in metadata.unread(key("")) if name not in map(key, _HARMLESS))
+    ignored = check_known(origin, unread, family, allow_unknown=allow_unknown)
     if factors is not None:
         config = replace(config, rope=replace(config.rope, scaling=_of_factors(config, factors, origin)))
-    return replace(
+    config = replace(
         config,
         attention_bias=config.attention_bias or "blk.0.attn_q.bias" in shapes,
         o_bias="blk.0.attn_output.bias" in shapes,
         mlp_bias="blk.0.ffn_gate.bias" in shapes,
     )
+    return config, ignored
 
 
 def _vocabulary(shapes: Mapping[str, tuple[int, ...]], origin: str) -> int:

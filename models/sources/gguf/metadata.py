@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmc.models.brief import brief
@@ -15,14 +15,27 @@ _MAX_INTEGER = (1 << 31) - 1
 
 class Metadata:
     """Values by key. origin: the file. Every accessor raises ModelError on a value of the wrong type or range, and on
-    a missing one without a default."""
+    a missing one without a default. It remembers which keys were asked for."""
 
     def __init__(self, values: Mapping[str, Any], origin: str) -> None:
         self._values = values
         self.origin = origin
+        self._read: set[str] = set()
 
     def has(self, key: str) -> bool:
+        self._read.add(key)
         return key in self._values
+
+    def _get(self, key: str, default: Any = None) -> Any:
+        self._read.add(key)
+        return self._values.get(key, default)
+
+    def unread(self, prefix: str) -> Iterator[tuple[str, Any]]:
+        """Keys that begin with `prefix` and that nobody asked for, with their values; an array as errors
+        show it."""
+        for key, value in self._values.items():
+            if key.startswith(prefix) and key not in self._read:
+                yield key, value.brief() if isinstance(value, ArrayValue) else value
 
     def all_keys(self) -> tuple[str, ...]:
         return tuple(self._values)
@@ -36,7 +49,7 @@ class Metadata:
         return ModelError(f"{self.origin} lacks the metadata {key}; take a file that a converter wrote whole")
 
     def integer(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = _MAX_INTEGER) -> int:
-        value = self._values.get(key, default)
+        value = self._get(key, default)
         if value is None:
             raise self.missing(key)
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
@@ -45,7 +58,7 @@ class Metadata:
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number."""
-        value = self._values.get(key, default)
+        value = self._get(key, default)
         if value is None:
             raise self.missing(key)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -53,13 +66,13 @@ class Metadata:
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        value = self._values.get(key, default)
+        value = self._get(key, default)
         if not isinstance(value, bool):
             raise self.wrong(key, "true or false")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        value = self._values.get(key, default)
+        value = self._get(key, default)
         if value is None:
             raise self.missing(key)
         if not isinstance(value, str):
@@ -67,7 +80,7 @@ class Metadata:
         return value
 
     def array(self, key: str) -> ArrayValue | None:
-        value = self._values.get(key)
+        value = self._get(key)
         if value is not None and not isinstance(value, ArrayValue):
             raise self.wrong(key, "an array")
         return value
@@ -80,7 +93,7 @@ class Metadata:
 
     def same_integer(self, key: str, default: int | None = None) -> int:
         """An integer, or an array of one integer again and again: what may differ by layer, and does not."""
-        value = self._values.get(key, default)
+        value = self._get(key, default)
         if not isinstance(value, ArrayValue):
             return self.integer(key, default)
         found = set(value.integers())

@@ -96,13 +96,26 @@ class GgufSource(ModelSource):
         return {name: file.tensors[name].shape for name, file in self._tensors.items()}
 
     @cached_property
-    def _config(self) -> ModelConfig:
+    def _config(self) -> tuple[ModelConfig, tuple[str, ...]]:
+        """(the configuration, what of the metadata is ignored)."""
         architecture, vocabulary = self._architecture, self._vocabulary
         ends, bos = (vocabulary.ends, vocabulary.bos) if vocabulary is not None else ((), None)
-        return read_config(self._metadata, architecture, self._shapes(), self._dtype(), ends, bos, self._rope_factors())
+        return read_config(
+            self._metadata,
+            architecture,
+            self._shapes(),
+            self._dtype(),
+            ends,
+            bos,
+            self._rope_factors(),
+            allow_unknown=self.allow_unknown_config,
+        )
 
     def config(self) -> ModelConfig:
-        return self._config
+        return self._config[0]
+
+    def ignored_config(self) -> tuple[str, ...]:
+        return self._config[1]
 
     @property
     def is_quantized(self) -> bool:
@@ -130,7 +143,7 @@ class GgufSource(ModelSource):
         return factors
 
     def checkpoint(self) -> GgufCheckpoint:
-        config = self._config
+        config = self.config()
         rows = HeadRows(config.head_dim, config.rope.dim)
         return GgufCheckpoint(self.path, self._tensors, self._architecture, rows)
 

@@ -82,11 +82,14 @@ class MergedCheckpoint(Checkpoint):
 
 class MergedSource(ModelSource):
     def __init__(self, base: ModelSource, adapters: Sequence[Path]) -> None:
-        super().__init__(base.path)
+        super().__init__(base.path, allow_unknown_config=base.allow_unknown_config)
         self._base, self._adapters = base, tuple(adapters)
 
     def config(self) -> ModelConfig:
         return self._base.config()
+
+    def ignored_config(self) -> tuple[str, ...]:
+        return self._base.ignored_config()
 
     @property
     def is_quantized(self) -> bool:

@@ -1,0 +1,150 @@
+"""A key of a config that may change what a model computes is read or refused, never ignored."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from transformers import CONFIG_MAPPING
+
+from llmc.compiler.config import CompileConfig
+from llmc.compiler.resolve import resolve
+from llmc.models import ModelError, open_source
+from llmc.models.families.family import Family
+from llmc.models.fields import Fields
+from llmc.models.known_keys import HARMLESS, NEUTRAL, check_known
+from llmc.models.registry import FAMILIES
+
+from support.paths import SHARED
+from support.tiny_models import make_tiny_model
+
+STRANGE: dict[str, Any] = {
+    "attention_chunk_size": 8192,
+    "attn_logit_softcap": 30.0,
+    "dual_chunk_attention_config": {"chunk_size": 262144},
+    "is_causal": False,
+    "num_experts": 8,
+    "per_layer_config": {"3": {"hidden_act": "relu"}},
+    "pruned_heads": {"0": [1]},
+    "text_config": {"hidden_size": 64},
+    "use_mrope": True,
+}
+# What the modelling code of transformers takes from a harmless key: nothing in inference, or what a head of another
+# kind does, or how exactly or for how many rows at once the same is computed.
+_NOT_IN_LOGITS = """
+    _attn_implementation attention_dropout attn_pdrop classifier_dropout dropout embd_pdrop embedding_dropout
+    hidden_dropout initializer_range is_decoder layerdrop num_labels output_attentions output_hidden_states pad_token_id
+    problem_type resid_pdrop residual_dropout return_dict summary_activation summary_first_dropout summary_last_dropout
+    summary_proj_to_labels summary_type summary_use_proj use_cache attention_softmax_in_fp32
+    scale_attention_softmax_in_fp32 reorder_and_upcast_attn
+    """
+NOT_IN_LOGITS = frozenset(_NOT_IN_LOGITS.split())
+# Keys that a family reads unless another one decides.
+READ_WHERE_THEY_DECIDE = {
+    ("falcon", "multi_query"), ("falcon", "num_kv_heads"), ("phi3", "original_max_position_embeddings"),
+    ("gemma", "hidden_act"), ("exaone4", "sliding_window_pattern"), ("qwen2", "sliding_window"),
+    ("qwen3", "sliding_window"), ("smollm3", "sliding_window"),
+}  # fmt: skip
+
+
+def default_config(model_type: str) -> dict[str, Any]:
+    """All keys that transformers writes for the family."""
+    config = json.loads(CONFIG_MAPPING[model_type](bos_token_id=1, eos_token_id=2).to_json_string(use_diff=False))
+    assert isinstance(config, dict)
+    assert len(config) > 20
+    return config
+
+
+def unknown(family: Family, config: dict[str, Any], *, allow: bool = False) -> tuple[str, ...]:
+    fields = Fields(config, "config.json")
+    family.read_config(fields, Fields({}, "generation_config.json"))
+    return check_known(fields.origin, fields.unread(), family, allow_unknown=allow)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_an_added_key_is_refused(model_type: str) -> None:
+    family, config = FAMILIES[model_type], default_config(model_type)
+    assert unknown(family, config) == ()
+    for name, value in STRANGE.items():
+        with pytest.raises(ModelError) as refusal:
+            unknown(family, {**config, name: value})
+        said = rf"config\.json: {name} is .*, which llmc does not know of {model_type} models"
+        assert re.match(said, str(refusal.value))
+        (warning,) = unknown(family, {**config, name: value}, allow=True)
+        assert re.match(f"{said} and ignores", warning)
+        assert unknown(family, {**config, name: NEUTRAL.get(name)}) == ()
+
+
+@pytest.mark.parametrize("model_type", [name for name in FAMILIES if "rope_parameters" in default_config(name)])
+def test_a_key_of_the_rope_scaling_counts_too(model_type: str) -> None:
+    config = default_config(model_type)
+    rope = config["rope_parameters"]
+    nested = next((name for name, value in rope.items() if isinstance(value, dict)), None)
+    changed = (
+        {**rope, nested: {**rope[nested], "mrope_section": [2, 3, 3]}} if nested else {**rope, "mrope_section": [2]}
+    )
+    with pytest.raises(ModelError, match=r"rope_parameters\..*mrope_section is \["):
+        unknown(FAMILIES[model_type], {**config, "rope_parameters": changed})
+
+
+def test_two_keys_that_contradict_each_other_are_refused() -> None:
+    config = default_config("llama")
+    config.pop("rope_theta", None)
+    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}
+    base = {**config, "rope_parameters": rope}
+    assert unknown(FAMILIES["llama"], {**base, "rope_theta": 5000, "rope_scaling": rope}) == ()
+    for changes, said in (
+        ({"rope_theta": 10000.0}, "rope_theta is 10000, and 5000 in config.json: rope_parameters"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_parameters is .*, rope_scaling"),
+        ({"rope_parameters": {**rope, "type": "dynamic"}}, "rope_type is 'linear' and type 'dynamic'"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            unknown(FAMILIES["llama"], {**base, **changes})
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_transformers_takes_nothing_from_a_harmless_key(model_type: str) -> None:
+    folder = CONFIG_MAPPING[model_type].__module__.split(".")[-2]
+    code = (Path(transformers.__path__[0]) / "models" / folder / f"modeling_{folder}.py").read_text()
+    asked = set(re.findall(r"\bconfig\.(\w+)", code)) | set(re.findall(r"""config, "(\w+)\"""", code))
+    assert {"hidden_size", "vocab_size"} <= asked
+    for name in asked & (HARMLESS | FAMILIES[model_type].harmless):
+        if name not in NOT_IN_LOGITS:
+            assert (model_type, name) in READ_WHERE_THEY_DECIDE, f"{model_type}: modelling code reads {name}"
+
+
+def test_the_command_refuses_and_warns(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "m", "llama", num_hidden_layers=1)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "attention_chunk_size": 64}))
+    with pytest.raises(ModelError, match=r"attention_chunk_size is 64.*llama models.*--allow-unknown-config"):
+        resolve(CompileConfig(model=path, output=tmp_path / "out"))
+    allowed = resolve(CompileConfig(model=path, output=tmp_path / "out", allow_unknown_config=True))
+    (warning,) = allowed.warnings()
+    assert "attention_chunk_size is 64" in warning
+    assert open_source(path, allow_unknown_config=True).config() == allowed.model
+
+
+def real_configs() -> list[Path]:
+    """Of families that llmc has."""
+    files = [*SHARED.glob("configs/**/*.json"), *SHARED.glob("tokenizers/*/config.json")]
+    return [file for file in sorted(files) if json.loads(file.read_text()).get("model_type") in FAMILIES]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no configs at {SHARED / 'configs'}")
+def test_real_configs_are_known() -> None:
+    """But for one that is no model of text: it sees what comes behind, and says so."""
+    refused = []
+    files = real_configs()
+    assert len(files) > 30
+    for file in files:
+        config = json.loads(file.read_text())
+        try:
+            unknown(FAMILIES[config["model_type"]], config)
+        except ModelError as error:
+            refused.append((file.name, str(error).partition(",")[0]))
+    assert refused == [("gte_qwen2_7b.json", "config.json: is_causal is False")]
