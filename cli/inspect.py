@@ -39,6 +39,10 @@ class Format(enum.StrEnum):
     dot = "dot"
     onnx = "onnx"
 
+    @property
+    def is_of_a_bucket(self) -> bool:
+        return self in (Format.dot, Format.onnx)
+
 
 def _kernels(tables: Tables) -> list[dict[str, Any]]:
     calls: Counter[int] = Counter()
@@ -261,7 +265,9 @@ def _render(tables: Tables, manifest: dict[str, Any], graph: Graph | None, outpu
 
 
 def inspect(
-    artifact: Annotated[Path, typer.Argument(help="Directory made by llmc compile.")],
+    artifact: Annotated[
+        Path, typer.Argument(help="Directory made by llmc compile; with --dry-run a config.json or a model.")
+    ],
     bucket: Annotated[str | None, typer.Option(help="One bucket, as in decode:4x512.")] = None,
     output_format: Annotated[Format, typer.Option("--format", help="dot and onnx show one bucket.")] = Format.text,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write instead of stdout.")] = None,
@@ -270,8 +276,18 @@ def inspect(
         Path | None,
         typer.Option(metavar="FILE", help="What padding costs in each bucket, by a saved /metrics or a trace."),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="What llmc compile would make of a model: its config.json is enough.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
+    allow_unknown_config: Annotated[
+        bool, typer.Option("--allow-unknown-config", help="With --dry-run: as of llmc compile.")
+    ] = False,
 ) -> None:
     """Show buckets, commands, kernels, the memory plan and weights of an artifact.
+
+    With --dry-run: show what llmc compile would make of a model, with the default buckets: parameters, FLOPs, bytes of
+    weights and of the KV cache, buckets, time. Weights are not read; a model out of reach is refused by name.
 
     \b
     Examples:
@@ -281,7 +297,20 @@ def inspect(
       llmc inspect qwen.llmc --bucket decode:1x512 --format dot | dot -Tsvg > decode.svg
       llmc inspect qwen.llmc --bucket decode:1x512 --format onnx -o decode.onnx
       llmc inspect qwen.llmc --waste metrics.txt
+      llmc inspect --dry-run config.json
     """
+    if as_json:
+        if output_format not in (Format.text, Format.json):
+            raise typer.BadParameter(f"--json is --format json, not {output_format.value}; leave out one of them")
+        output_format = Format.json
+    if dry_run:
+        if bucket is not None or output is not None or verify or waste is not None or output_format.is_of_a_bucket:
+            raise typer.BadParameter("--dry-run looks at a model, not at an artifact: --json is all it takes beside")
+        from llmc.cli.inspect_dry_run import dry_run_command
+
+        return dry_run_command(
+            artifact, as_json=output_format is Format.json, allow_unknown_config=allow_unknown_config
+        )
     tables = read_graphs(artifact)
     if verify:
         typer.echo(check_bytes(artifact, tables), err=True)

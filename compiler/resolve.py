@@ -168,11 +168,11 @@ class Resolved:
         )
 
 
-def resolve(config: CompileConfig) -> Resolved:
+def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolved:
     """Decides dtypes, target, lengths and ladder. Raises CompileError, BucketError, QuantizeError, TargetError
-    or ModelError.
+    or ModelError. source: of the model, None: that at config.model.
     """
-    source = open_source(config.model, config.merge_lora, allow_unknown_config=config.allow_unknown_config)
+    source = source or open_source(config.model, config.merge_lora, allow_unknown_config=config.allow_unknown_config)
     model = source.config()
     act_dtype = config.dtype if config.dtype != "auto" else ("f32" if model.dtype == "f32" else "bf16")
     default_len = min(model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)

@@ -63,14 +63,15 @@ def decoded(data: bytes, encoding: str = "utf-8") -> str:
     return data.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
 
 
-def parse_json(data: str | bytes) -> Any:
+def parse_json(data: str | bytes, *, infinity: bool = False) -> Any:
     """The value of JSON text as the standard has it: no NaN, no number beyond a double, no name twice,
     no half of a surrogate pair.
 
-    Raises JsonError.
+    infinity: it may have Infinity and -Infinity, as Python writes them. Raises JsonError.
     """
+    constant = _infinite if infinity else _constant
     try:
-        value = json.loads(data, parse_constant=_constant, parse_float=_finite, object_pairs_hook=_once)
+        value = json.loads(data, parse_constant=constant, parse_float=_finite, object_pairs_hook=_once)
         # Half of a character can be written in JSON, and nowhere else.
         if (b"\\ud" if isinstance(data, bytes) else "\\ud") in data.lower():  # type: ignore[operator]
             json.dumps(value, ensure_ascii=False).encode()
@@ -92,6 +93,12 @@ def _check(path: Path, info: os.stat_result) -> None:
 
 def _constant(text: str) -> NoReturn:
     raise JsonError(f"{text} is no JSON number")
+
+
+def _infinite(text: str) -> float:
+    if text == "NaN":
+        _constant(text)
+    return float(text)
 
 
 def _finite(text: str) -> float:

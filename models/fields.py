@@ -11,7 +11,7 @@ from llmc.models.errors import ModelError
 from llmc.models.files import read_file
 from llmc.regular_file import JsonError, parse_json
 
-_MAX_BYTES = 1 << 20  # of a config: real ones have a few KiB
+_MAX_BYTES = 4 << 20  # of a config: real ones have a few KiB, and 3 MiB where they list every module that is quantized
 _MAX_INTEGER = (1 << 31) - 1
 # Models compute with float32: what it cannot hold would become infinite or zero there.
 _LEAST_FLOAT, _LARGEST_FLOAT = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
@@ -42,7 +42,7 @@ class Fields:
     def read(cls, path: Path, most_bytes: int = _MAX_BYTES) -> Fields:
         """Reads a JSON file of a checkpoint that holds one object."""
         try:
-            values = parse_json(read_file(path, most_bytes))
+            values = parse_json(read_file(path, most_bytes), infinity=True)
         except FileNotFoundError:
             raise ModelError(f"{path} does not exist; pass the directory of a Hugging Face checkpoint") from None
         except OSError as error:

@@ -29,6 +29,8 @@ from llmc.models.families.qwen3 import QWEN3
 from llmc.models.families.smollm3 import SMOLLM3
 from llmc.models.families.stablelm import STABLELM
 from llmc.models.families.starcoder2 import STARCODER2
+from llmc.models.fields import Fields
+from llmc.models.unsupported import unsupported_parts
 
 if TYPE_CHECKING:
     from llmc.models.blocks.decoder import Decoder
@@ -77,6 +79,18 @@ def get_family(model_type: str) -> Family:
     if family is None:
         raise ModelError(f"model_type {brief(model_type)} is not supported; supported are {', '.join(FAMILIES)}")
     return family
+
+
+def family_of(fields: Fields) -> Family:
+    """The family of a config.json; raises ModelError that says what a model of none is built of."""
+    model_type = fields.text("model_type")
+    if model_type in FAMILIES:
+        return FAMILIES[model_type]
+    parts = ", ".join(unsupported_parts(fields.values))
+    raise ModelError(
+        f"{fields.origin}: model_type {brief(model_type)}{f' ({parts})' if parts else ''} is not supported; supported "
+        f"are {', '.join(FAMILIES)}"
+    )
 
 
 def build_model(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:

@@ -74,6 +74,14 @@ HEADINGS: Mapping[str, Headings] = {
         "Artifact": ("output", "overwrite", "tokenizer"),
         "Building": ("cache_dir", "jobs", "dump"),
     },
+    "cache why": {
+        "Buckets and limits": (
+            "buckets", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"
+        ),
+        "Precision": (
+            "dtype", "kv_dtype", "quantization_param_path", "quant", "group_size", "asymmetric", "skip"
+        ),
+    },
     "run": {
         "Prompts and results": ("prompt", "prompts", "chat", "output", "resume", "overwrite"),
         "Sampling": (

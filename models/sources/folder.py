@@ -12,7 +12,7 @@ from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.files import has_file
 from llmc.models.known_keys import check_known
-from llmc.models.registry import get_family
+from llmc.models.registry import family_of
 from llmc.models.sources.base import Checkpoint, FolderFiles, ModelSource
 from llmc.models.sources.quantized import open_quantized
 from llmc.models.sources.safetensors import SafetensorsCheckpoint
@@ -27,9 +27,13 @@ _SETTINGS = "quantization_config"
 
 
 class FolderSource(ModelSource):
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.json"
+
     @cached_property
     def _fields(self) -> Fields:
-        return Fields.read(self.path / "config.json")
+        return Fields.read(self.config_file)
 
     def _optional(self, name: str) -> Fields | None:
         """A file of JSON that not every model has."""
@@ -50,11 +54,16 @@ class FolderSource(ModelSource):
         return {**self._fields.values, _SETTINGS: {"quant_method": "gptq", **found.values}}
 
     @property
-    def is_quantized(self) -> bool:
+    def quantization(self) -> Mapping[str, Any] | None:
+        """What config files say of how weights are quantized."""
         try:
-            return quantization_settings(self._values, self._quant_config) is not None
+            return quantization_settings(self._values, self._quant_config)
         except QuantizeError as error:
             raise ModelError(f"{self.path}: {error}") from None
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.quantization is not None
 
     def config(self) -> ModelConfig:
         """From config.json and, where present, generation_config.json."""
@@ -66,7 +75,7 @@ class FolderSource(ModelSource):
     @cached_property
     def _read_config(self) -> tuple[ModelConfig, tuple[str, ...]]:
         """(what it says, what of it is ignored)."""
-        family = get_family(self._fields.text("model_type"))
+        family = family_of(self._fields)
         empty = Fields({}, str(self.path / "generation_config.json"))
         config = family.read_config(self._fields, self._optional("generation_config.json") or empty)
         unread = self._fields.unread()
@@ -75,7 +84,7 @@ class FolderSource(ModelSource):
     def checkpoint(self) -> Checkpoint:
         if not self.is_quantized:
             return SafetensorsCheckpoint(self.path)
-        targets = get_family(self._fields.text("model_type")).weight_map(self.config()).targets
+        targets = family_of(self._fields).weight_map(self.config()).targets
         sources = {source.name for target in targets for source in target.sources}
         matrices = (target for target in targets if target.dtype == "act" and target.name != _EMBEDDING)
         linears = [source.name.removesuffix(".weight") for target in matrices for source in target.sources]

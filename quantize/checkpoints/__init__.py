@@ -1,7 +1,7 @@
 """Reads checkpoints that others quantized: which modules, and their numbers, scales and zero points. Numpy alone."""
 
 from llmc.quantize.checkpoints.base import CARRIERS, Activation, Rows, StoredFormat, StoredMatrix, StoredTensor
-from llmc.quantize.checkpoints.registry import READERS, find_stored, quantization_settings
+from llmc.quantize.checkpoints.registry import READERS, find_stored, quantization_method, quantization_settings
 from llmc.quantize.checkpoints.result import StoredCheckpoint
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "StoredMatrix",
     "StoredTensor",
     "find_stored",
+    "quantization_method",
     "quantization_settings",
 ]

@@ -70,6 +70,21 @@ def quantization_settings(
     return {**section.table("quantization").values, "quant_method": "modelopt"}
 
 
+def quantization_method(settings: Mapping[str, Any], tensors: Iterable[str] = ()) -> str:
+    """One of READERS, as the settings and the names of tensors tell. Raises QuantizeError for one that is not read."""
+    section = Section(settings, "quantization_config")
+    # Early releases of Model Optimizer leave the method out.
+    method = section.text("quant_method", "modelopt" if section.has("quant_algo") else None)
+    if any(name.endswith(_OF_INPUTS) for name in tensors):
+        # As exports for Enflame's cards have them, whose settings do not always name a method.
+        method = "w8a8"
+    if method in _REFUSED:
+        raise QuantizeError(f"quant_method {method} is not read: {_REFUSED[method]}; {_INSTEAD}")
+    if method not in READERS:
+        raise QuantizeError(f"quant_method is {shown(method)}, which is not one of {', '.join(READERS)}; {_INSTEAD}")
+    return method
+
+
 def find_stored(
     config: Mapping[str, Any],
     tensors: Mapping[str, StoredTensor],
@@ -86,14 +101,6 @@ def find_stored(
     if settings is None:
         return None
     section = Section(settings, "quantization_config")
-    # Early releases of Model Optimizer leave the method out.
-    method = section.text("quant_method", "modelopt" if section.has("quant_algo") else None)
-    if any(name.endswith(_OF_INPUTS) for name in tensors):
-        # As exports for Enflame's cards have them, whose settings do not always name a method.
-        method = "w8a8"
-    if method in _REFUSED:
-        raise QuantizeError(f"quant_method {method} is not read: {_REFUSED[method]}; {_INSTEAD}")
-    if method not in READERS:
-        raise QuantizeError(f"quant_method is {shown(method)}, which is not one of {', '.join(READERS)}; {_INSTEAD}")
+    method = quantization_method(settings, tensors)
     found = READERS[method](Settings(section, Tensors(tensors), None if linears is None else tuple(linears)))
     return replace(found, kv_scales=find_kv_scales(section, tensors))

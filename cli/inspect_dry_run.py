@@ -1,0 +1,61 @@
+"""`llmc inspect --dry-run`: what a compilation would make of a model, from its config.json alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmc.units import format_bytes
+
+if TYPE_CHECKING:
+    from llmc.compiler.dry_run import DryRun
+
+
+def dry_run_command(model: Path, *, as_json: bool, allow_unknown_config: bool) -> None:
+    """Prints what is found of `model`; raises what a compilation raises before it compiles kernels."""
+    from llmc import require_compiler
+
+    require_compiler("llmc inspect --dry-run needs the compiler")
+    from llmc.compiler.config import CompileConfig
+    from llmc.compiler.dry_run import dry_run
+
+    found = dry_run(CompileConfig(model=model, output=model, allow_unknown_config=allow_unknown_config))
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2))
+        return
+    for note in found.notes:
+        print(f"llmc: note: {note}", file=sys.stderr)
+    _print_table(model, found)
+
+
+def _print_table(model: Path, found: DryRun) -> None:
+    from rich.table import Table
+
+    from llmc.cli.render.tables import print_table
+
+    table = Table(title=f"{model}", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    of_model = "" if found.max_model_len == found.model_len else f", the model's is {found.model_len:,}"
+    rows = {
+        "model_type": found.model_type,
+        "parameters": f"{found.parameters:,}",
+        "FLOPs a token": f"{found.flops_per_token:,}",
+        f"attention FLOPs a token, after {found.max_model_len:,}": f"{found.attention_flops_per_token:,}",
+        f"weights ({found.act_dtype})": format_bytes(found.weight_bytes),
+        f"KV cache a token ({found.kv_dtype})": format_bytes(found.kv_bytes_per_token),
+        "context": f"{found.max_model_len:,} tokens{of_model}",
+        "target": found.target,
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    table.add_section()
+    for phase, buckets in found.buckets.items():
+        if buckets:
+            range_ = buckets[0] if len(buckets) == 1 else f"{buckets[0]} to {buckets[-1]}"
+            table.add_row(f"{phase} buckets", f"{len(buckets)}, {range_}")
+    table.add_row("commands of a decode step", f"{found.commands:,}, of {found.kernels} kernels")
+    table.add_row("compile time, estimated", f"{found.compile_s:.0f} s")
+    print_table(table)

@@ -1,0 +1,138 @@
+"""What a compilation would make of a model, found from its configuration: its weights are not read.
+
+The model is traced in its full size on the meta device and bound to one bucket, so that whatever stops a compilation
+before its kernels stops this too, by the same sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from llmc.buckets.planner import Resources
+from llmc.cache_root import cache_root
+from llmc.compiler.compile_times import learned
+from llmc.compiler.config import CompileConfig
+from llmc.compiler.graph.commands import Site
+from llmc.compiler.graph.demands import weight_requests
+from llmc.compiler.graph.plan import plan_graphs
+from llmc.compiler.graph.tracer import Tracer
+from llmc.compiler.resolve import Resolved, resolve
+from llmc.compiler.store.cache import GraphCache
+from llmc.compiler.store.weights import plan_weights
+from llmc.models.config import ModelConfig
+from llmc.models.registry import get_family
+from llmc.models.rope import checked_frequencies
+from llmc.models.sources.base import ModelSource
+from llmc.models.sources.config_file import ConfigFileSource
+from llmc.models.sources.registry import open_source
+
+_MULTIPLIED = ("linear", "gated_linear", "linear_quant", "gated_linear_quant")
+"""Ops whose `weight` every row of theirs is multiplied by."""
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """flops_per_token: of the matrices, for a token whose logits are computed. attention_flops_per_token: of scores and
+    values, after max_model_len tokens. weight_bytes: of weights.safetensors. commands, kernels: of the smallest decode
+    bucket. compile_s: estimated, from an empty cache. notes: sentences."""
+
+    model_type: str
+    parameters: int
+    flops_per_token: int
+    attention_flops_per_token: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    act_dtype: str
+    kv_dtype: str
+    target: str
+    max_model_len: int
+    model_len: int
+    buckets: dict[str, tuple[str, ...]]
+    commands: int
+    kernels: int
+    compile_s: float
+    notes: tuple[str, ...]
+
+    @property
+    def num_buckets(self) -> int:
+        return sum(map(len, self.buckets.values()))
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "num_buckets": self.num_buckets}
+
+
+def describable(path: Path, *, allow_unknown_config: bool = False) -> ModelSource:
+    """The model at `path`: a config.json of any name, a folder with one, with or without weights, or a GGUF file.
+
+    Raises ModelError.
+    """
+    if path.is_file() and path.suffix == ".json":
+        return ConfigFileSource(path, allow_unknown_config=allow_unknown_config)
+    if path.is_dir() and not any(path.glob("*.safetensors*")):
+        return ConfigFileSource(path / "config.json", allow_unknown_config=allow_unknown_config)
+    return open_source(path, allow_unknown_config=allow_unknown_config)
+
+
+def dry_run(config: CompileConfig) -> DryRun:
+    """config.model: see `describable`; config.output is not looked at. Raises what a compilation raises before it
+    compiles kernels."""
+    source = describable(config.model, allow_unknown_config=config.allow_unknown_config)
+    resolved = resolve(config, source)
+    for rope in resolved.model.ropes:
+        checked_frequencies(rope, resolved.max_model_len)
+    quantized_by = source.quantized_by() if isinstance(source, ConfigFileSource) else None
+    smallest = min(resolved.ladder.decode, key=lambda bucket: (bucket.batch, bucket.seq))
+    cache = GraphCache(cache_root(config.cache_dir))
+    tracer = Tracer(resolved, cache)
+    graphs = plan_graphs(
+        [smallest], resolved.graph_params(), resolved.graph_components(), cache, tracer.bind, lambda done, count: None
+    )
+    (_, commands), *_ = graphs.values()
+    requests = weight_requests(resolved.weight_shapes(), [commands], resolved.act_dtype, resolved.recipe)
+    model, record, sites = resolved.model, resolved.model_record(), tracer.lowered.sites
+    return DryRun(
+        model_type=model.model_type,
+        parameters=_parameters(model),
+        flops_per_token=_matrix_flops(sites),
+        attention_flops_per_token=_attention_flops(sites, resolved.max_model_len),
+        weight_bytes=plan_weights(requests, resolved.target).total_bytes,
+        kv_bytes_per_token=record.kv_block_bytes // resolved.block_size,
+        act_dtype=resolved.act_dtype,
+        kv_dtype=resolved.kv_dtype,
+        target=resolved.target.name,
+        max_model_len=resolved.max_model_len,
+        model_len=resolved.model_len,
+        buckets={phase: tuple(map(str, getattr(resolved.ladder, phase))) for phase in ("prefill", "decode", "mixed")},
+        commands=len(commands.commands),
+        kernels=len({command.spec for command in commands.commands}),
+        compile_s=learned(Resources()).compile_s(len(tuple(resolved.ladder))),
+        notes=(*resolved.warnings(), *_quantized_notes(quantized_by, resolved)),
+    )
+
+
+def _parameters(model: ModelConfig) -> int:
+    """Elements of all weights that a checkpoint has."""
+    return sum(math.prod(target.shape) for target in get_family(model.model_type).weight_map(model).targets)
+
+
+def _matrix_flops(sites: Iterable[Site]) -> int:
+    """A multiplication and an addition for each element."""
+    return sum(2 * math.prod(site.attributes["weight_shapes"]["weight"]) for site in sites if site.op in _MULTIPLIED)
+
+
+def _attention_flops(sites: Iterable[Site], context: int) -> int:
+    """Of scores and of what values add up to, for one token that sees `context` others."""
+    found = (site.attributes for site in sites if site.op == "paged_attention")
+    return sum(4 * a["num_heads"] * a["head_dim"] * min(context, a["window"] or context) for a in found)
+
+
+def _quantized_notes(method: str | None, resolved: Resolved) -> tuple[str, ...]:
+    if method is None:
+        return ()
+    return (
+        f"the weights are quantized ({method}), and only their files tell how: their bytes are those of "
+        f"{resolved.act_dtype}",
+    )

@@ -1,0 +1,46 @@
+"""A config.json alone: what a model is can be told, and nothing of its tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llmc.models.errors import ModelError
+from llmc.models.fields import Fields
+from llmc.models.sources.base import Checkpoint
+from llmc.models.sources.folder import FolderSource
+from llmc.quantize.checkpoints import quantization_method
+from llmc.quantize.formats.base import QuantizeError
+
+_NAME = "config.json"
+
+
+class ConfigFileSource(FolderSource):
+    """The file may have any name; what stands beside it counts only where it is called config.json."""
+
+    def __init__(self, file: Path, *, allow_unknown_config: bool = False) -> None:
+        super().__init__(file.parent, allow_unknown_config=allow_unknown_config)
+        self._file = file
+
+    @property
+    def config_file(self) -> Path:
+        return self._file
+
+    def _optional(self, name: str) -> Fields | None:
+        return super()._optional(name) if self._file.name == _NAME else None
+
+    @property
+    def is_quantized(self) -> bool:
+        """No tensor is at hand that could be."""
+        return False
+
+    def quantized_by(self) -> str | None:
+        """The method by which its weights are quantized; None: they are not. Raises ModelError for one that is not
+        read."""
+        settings = self.quantization
+        try:
+            return None if settings is None else quantization_method(settings)
+        except QuantizeError as error:
+            raise ModelError(f"{self._file}: {error}") from None
+
+    def checkpoint(self) -> Checkpoint:
+        raise ModelError(f"{self._file} is a configuration without weights; pass the directory of a checkpoint")

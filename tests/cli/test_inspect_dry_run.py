@@ -1,0 +1,159 @@
+"""`llmc inspect --dry-run`: what a compilation would make of a model, from its config.json alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc.cli import main as cli
+from llmc.compiler.config import CompileConfig
+from llmc.compiler.dry_run import DryRun, describable, dry_run
+from llmc.manifest import read_manifest
+from llmc.models import ModelError
+from llmc.models.registry import FAMILIES
+
+from support.compiled import compile_tiny
+from support.paths import SHARED
+from support.tiny_models import make_tiny_model
+
+CONFIGS = SHARED / "configs"
+shared = pytest.mark.skipif(not CONFIGS.is_dir(), reason=f"no configs at {CONFIGS}")
+# Files beside configurations, which are none.
+_OTHERS = re.compile(r".*(quant_config|quantize_config|generation_config|\.index|config_sentence_transformers)\.json")
+
+
+def config_files() -> list[Path]:
+    return [file for file in sorted(CONFIGS.glob("**/*.json")) if not _OTHERS.fullmatch(file.name)]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[[Path], dict[str, Any]]:
+    """What the command says of a model, as JSON."""
+
+    def command(model: Path) -> dict[str, Any]:
+        assert cli.main(["inspect", "--dry-run", str(model), "--json"]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    return command
+
+
+def test_a_compilation_makes_what_it_says(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "m", "llama", num_hidden_layers=1)
+    buckets, cache = "prefill=[1]x[32],decode=[1]x[64]", tmp_path / "cache"
+    compile_tiny(path, tmp_path / "out", cache, buckets=buckets, max_model_len=64).close()
+    manifest = read_manifest(tmp_path / "out")
+
+    def found() -> DryRun:
+        return dry_run(CompileConfig(path, path, buckets=buckets, max_model_len=64, cache_dir=cache))
+
+    first = found()
+    assert first.weight_bytes == manifest["bytes"]["weights"]
+    assert [bucket for of in first.buckets.values() for bucket in of] == manifest["buckets"]
+    assert first.num_buckets == len(manifest["buckets"])
+    # Without weights a folder tells the same.
+    (path / "model.safetensors").unlink()
+    assert found() == first
+
+
+def test_the_command(run: Callable[[Path], dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_tiny_model(tmp_path / "m", "llama", num_hidden_layers=1) / "config.json"
+    found = run(path)
+    assert found["model_type"] == "llama"
+    assert found["num_buckets"] == sum(map(len, found["buckets"].values()))
+    assert cli.main(["inspect", "--dry-run", str(path)]) == 0
+    assert f"{found['parameters']:,}" in capsys.readouterr().out
+
+
+def test_numbers_of_a_known_model(tmp_path: Path) -> None:
+    hidden, inner, layers, vocab, heads, kv_heads, dim = 64, 160, 3, 500, 4, 2, 16
+    config = {
+        "model_type": "llama", "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+        "vocab_size": vocab, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 128, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    file = tmp_path / "any-name.json"
+    file.write_text(json.dumps(config))
+    found = dry_run(CompileConfig(model=file, output=file, cache_dir=tmp_path / "cache"))
+    matrices = layers * (hidden * dim * (2 * heads + 2 * kv_heads) + 3 * hidden * inner)
+    assert found.parameters == matrices + 2 * vocab * hidden + (2 * layers + 1) * hidden
+    assert found.flops_per_token == 2 * (matrices + vocab * hidden)
+    assert found.attention_flops_per_token == layers * 4 * heads * dim * 128
+    assert found.kv_bytes_per_token == layers * 2 * kv_heads * dim * 2
+    assert (found.act_dtype, found.kv_dtype, found.max_model_len, found.model_len) == ("bf16", "bf16", 128, 128)
+    assert found.compile_s > 0
+
+
+def test_out_of_reach_is_said_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    for config, said in (
+        (
+            {"model_type": "deepseek_v9", "kv_lora_rank": 512, "n_routed_experts": 8},
+            "(a mixture of experts, latent att",
+        ),
+        ({"model_type": "mine", "auto_map": {"AutoModel": "m.M"}}, r"'mine' (code of its own (auto_map)) is not"),
+        ({"model_type": "mine"}, "model_type 'mine' is not supported; supported are llama"),
+        ({"hidden_size": 4}, "lacks the field 'model_type'"),
+    ):
+        file.write_text(json.dumps(config))
+        with pytest.raises(ModelError, match=re.escape(said)):
+            dry_run(CompileConfig(model=file, output=file))
+    file.write_text(json.dumps({"model_type": "mine", "time_step_limit": [0.0, float("inf")]}))
+    with pytest.raises(ModelError, match="'mine' is not supported"):
+        describable(file).config()
+    with pytest.raises(ModelError, match="a configuration without weights"):
+        describable(file).checkpoint()
+
+
+def test_it_takes_no_artifact_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", "--dry-run", str(tmp_path), "--bucket", "decode:1x32"]) == 2
+    assert "--dry-run looks at a model" in capsys.readouterr().err
+
+
+@shared
+def test_every_config_resolves_or_is_refused_by_name() -> None:
+    """The file of one that is in another format than transformers' lacks model_type."""
+    resolved, refused = 0, 0
+    for file in config_files():
+        values = json.loads(file.read_text())
+        model_type, source = values.get("model_type"), describable(file)
+        try:
+            assert source.config().model_type == model_type
+            resolved += 1
+        except ModelError as error:
+            said = str(error)
+            named = f"model_type '{model_type}'" if model_type else "lacks the field 'model_type'"
+            assert named in said or "is_causal is False" in said, said
+            assert model_type not in FAMILIES or "is_causal is False" in said
+            refused += 1
+    assert resolved > 30
+    assert refused > 50
+
+
+@shared
+@pytest.mark.parametrize("name", ["llama3_2_1b"])
+def test_a_real_config_in_full_size(name: str, tmp_path: Path) -> None:
+    (file,) = CONFIGS.glob(f"**/{name}.json")
+    found = dry_run(CompileConfig(model=file, output=file, cache_dir=tmp_path))
+    assert found.parameters == 1_235_814_400
+    assert found.weight_bytes > 2 * found.parameters
+
+
+@shared
+@pytest.mark.slow
+def test_every_config_in_full_size(tmp_path: Path) -> None:
+    sizes = {}
+    for file in config_files():
+        try:
+            describable(file).config()
+        except ModelError:
+            continue
+        sizes[file.name] = dry_run(CompileConfig(model=file, output=file, cache_dir=tmp_path)).parameters
+    assert len(sizes) > 30
+    assert sizes["meta-llama--Meta-Llama-3.1-70B_config.json"] == 70_553_706_496
+    assert sizes["qwen2.5_7b.json"] == 7_615_616_512
