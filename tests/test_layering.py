@@ -219,6 +219,7 @@ COMPILER_ALLOWED: dict[str, set[str]] = {
     "extend": {"pipeline", *_PHASES},
     "bundle_apply": {"pipeline", *_PHASES},
     "wanted": {"resolve", *_PARTS},
+    "dry_run": {"compile_times", "resolve", *_PARTS},
     "calibration": {"store"},
     "rounding": {"resolve"},
     "compile_times": set(),

@@ -23,6 +23,8 @@ from llmc.graphs_records import KernelRecord, ModelRecord, OperandRecord, Target
 from llmc.models.sources.base import ModelFiles
 
 _TOKENIZER = "tokenizer.json"
+# What some tokenizers are saved as by themselves.
+_NOT_CONVERTED = ("vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _OPERAND_KINDS = {name: code for code, name in enumerate(OPERAND_KINDS)}
 
 
@@ -134,6 +136,13 @@ def copied_files(files: ModelFiles, tokenizer: str) -> list[str]:
     Raises CompileError when one that must be there is missing or cannot be read, and ModelError for one that is no
     regular file of the model.
     """
+    if tokenizer != "none" and not files.has(_TOKENIZER):
+        for name in filter(files.has, _NOT_CONVERTED):
+            raise CompileError(
+                f"{files.place(_TOKENIZER)} is missing, and llmc makes none of {name}: save one with transformers "
+                "(AutoTokenizer.from_pretrained, then save_pretrained), or compile with --no-tokenizer an artifact "
+                "that takes token ids alone"
+            )
     if tokenizer == "none":
         return [name for name in COPIED_FILES if name == "generation_config.json" and files.has(name)]
     names = [name for name in COPIED_FILES if files.has(name)]
@@ -149,8 +158,9 @@ def _check_tokenizer(files: ModelFiles, names: Sequence[str]) -> None:
         raise CompileError(f"{place} is missing: {meant.replace('mend', 'add')}")
     from tokenizers import Tokenizer
 
+    content = _content(files, _TOKENIZER)
     try:
-        Tokenizer.from_buffer(_content(files, _TOKENIZER))
+        Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exception
         raise CompileError(f"{place} is no tokenizer ({' '.join(str(error).split())[:200]}): {meant}") from None
     for name in names:

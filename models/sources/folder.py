@@ -13,9 +13,10 @@ from llmc.models.fields import Fields
 from llmc.models.files import has_file
 from llmc.models.known_keys import check_known
 from llmc.models.registry import family_of
-from llmc.models.sources.base import Checkpoint, FolderFiles, ModelSource
+from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
 from llmc.models.sources.quantized import open_quantized
 from llmc.models.sources.safetensors import SafetensorsCheckpoint
+from llmc.models.sources.tokenizer_files import TokenizerFolderFiles
 from llmc.quantize.checkpoints import quantization_settings
 from llmc.quantize.formats.base import QuantizeError
 
@@ -90,8 +91,8 @@ class FolderSource(ModelSource):
         linears = [source.name.removesuffix(".weight") for target in matrices for source in target.sources]
         return open_quantized(self.path, self._values, self._quant_config, linears, sources)
 
-    def model_files(self) -> FolderFiles:
-        return FolderFiles(self.path)
+    def model_files(self) -> ModelFiles:
+        return TokenizerFolderFiles(self.path)
 
     def weight_files(self) -> Iterator[Path]:
         """What the numbers of a quantized one mean is said in config files."""

@@ -138,7 +138,7 @@ HARM: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         lambda m: replace_text(m / "config.json", "{", '{"vocab_size": 7,'),
         ("'vocab_size' is there twice", "download it again"),
     ),
-    "huge config": (lambda m: (m / "config.json").write_bytes(b" " * (1 << 21)), ("2097152 bytes", "at most 1048576")),
+    "huge config": (lambda m: (m / "config.json").write_bytes(b" " * (1 << 23)), ("8388608 bytes", "at most 4194304")),
     "base of yarn": (rope(rope_theta=1.0, **YARN), ("rope_theta 1.0", "finite")),
     "negative beta": (rope(beta_fast=-1.0, **YARN), ("beta_fast=-1.0", "finite")),
     "tiny factor": (rope(rope_type="linear", factor=1.2e-38), ("1.2e-38", "finite")),

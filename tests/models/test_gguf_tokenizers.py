@@ -16,8 +16,8 @@ from llmc.models import ModelError, open_source
 from llmc.models.eager import load_model
 from llmc.models.sources.gguf.header import GgufFile
 from llmc.models.sources.gguf.tokenizer.files import TokenizerFiles
-from llmc.models.sources.gguf.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from llmc.models.sources.gguf.tokenizer.vocabulary import read_vocabulary
+from llmc.models.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 
 from support.gguf_models import write_gguf
 from support.gguf_tokenizers import (

@@ -11,8 +11,8 @@ from llmc.compiler.config import CompileError
 from llmc.manifest import MAX_COPIED_BYTES
 from llmc.models.config import ModelConfig
 from llmc.models.sources.base import ModelFiles
-from llmc.models.sources.gguf.tokenizer.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from llmc.models.sources.gguf.tokenizer.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from llmc.models.tokenizers.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from llmc.models.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 _OTHERWISE = "use --format compressed-tensors"
 _BYTE = re.compile("<0x[0-9A-F]{2}>")

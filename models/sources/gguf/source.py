@@ -21,7 +21,8 @@ from llmc.models.sources.gguf.metadata import Metadata
 from llmc.models.sources.gguf.shards import open_shards, shard_paths
 from llmc.models.sources.gguf.tensor import HeadRows, open_tensor
 from llmc.models.sources.gguf.tokenizer.files import TokenizerFiles
-from llmc.models.sources.gguf.tokenizer.vocabulary import Vocabulary, has_tokenizer, read_vocabulary
+from llmc.models.sources.gguf.tokenizer.vocabulary import has_tokenizer, read_vocabulary
+from llmc.models.tokenizers.vocabulary import Vocabulary
 
 _EMBEDDING = "token_embd.weight"
 

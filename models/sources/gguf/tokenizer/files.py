@@ -11,10 +11,12 @@ from llmc.models.brief import brief
 from llmc.models.errors import ModelError
 from llmc.models.sources.base import ModelFiles
 from llmc.models.sources.gguf.metadata import Metadata
-from llmc.models.sources.gguf.tokenizer.added import around
-from llmc.models.sources.gguf.tokenizer.byte_level import byte_level, pre_tokenizer
-from llmc.models.sources.gguf.tokenizer.sentence_piece import sentence_piece
-from llmc.models.sources.gguf.tokenizer.vocabulary import MODEL, Vocabulary
+from llmc.models.sources.gguf.tokenizer.merges import pre_tokenizer, read_merges, read_scores
+from llmc.models.sources.gguf.tokenizer.vocabulary import MODEL
+from llmc.models.tokenizers.byte_level import byte_level
+from llmc.models.tokenizers.document import whole
+from llmc.models.tokenizers.sentence_piece import Normalization, bpe
+from llmc.models.tokenizers.vocabulary import Vocabulary
 
 _TEMPLATE = "tokenizer.chat_template"
 # From general.sampling to generation_config.json.
@@ -58,16 +60,13 @@ class TokenizerFiles(ModelFiles):
     @cached_property
     def _tokenizer(self) -> str:
         assert self._vocabulary is not None
+        vocabulary, metadata = self._vocabulary, self._metadata
         bos, eos = self._surrounds()
-        build = byte_level if self._is_byte_level else sentence_piece
-        whole = {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            **build(self._metadata, self._vocabulary),
-            "post_processor": around(self._vocabulary, bos=bos, eos=eos),
-        }
-        return json.dumps(whole, ensure_ascii=False)
+        if self._is_byte_level:
+            pre, merges = pre_tokenizer(metadata), read_merges(metadata, vocabulary.ids())
+            return whole(byte_level(vocabulary, pre, merges), vocabulary, bos=bos, eos=eos)
+        by = Normalization(adds_space=metadata.flag("tokenizer.ggml.add_space_prefix", True))
+        return whole(bpe(vocabulary, read_scores(metadata, len(vocabulary.texts)), by), vocabulary, bos=bos, eos=eos)
 
     @property
     def _is_byte_level(self) -> bool:

@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from llmc.models.brief import brief
 from llmc.models.errors import ModelError
 from llmc.models.sources.gguf.metadata import Metadata
+from llmc.models.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, Vocabulary
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 MODEL = "tokenizer.ggml.model"
 TOKENS = "tokenizer.ggml.tokens"
 # Control tokens that end a turn or a text in every model that has them, as llama.cpp holds.
 _ENDS = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>",
 })  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """texts, kinds: by token id. origin: the file. bos, eos, unknown, padding: ids, None where there is none.
-
-    ends: every token that ends a text, `eos` first.
-    """
-
-    texts: tuple[str, ...]
-    kinds: tuple[int, ...]
-    origin: str
-    bos: int | None
-    eos: int | None
-    unknown: int | None
-    padding: int | None
-    ends: tuple[int, ...]
-
-    def ids(self) -> dict[str, int]:
-        """Token ids by text, without tokens that only fill the embedding; of equal texts the first."""
-        found: dict[str, int] = {}
-        for token, (text, kind) in enumerate(zip(self.texts, self.kinds, strict=True)):
-            if kind != UNUSED:
-                found.setdefault(text, token)
-        return found
 
 
 def has_tokenizer(metadata: Metadata) -> bool:

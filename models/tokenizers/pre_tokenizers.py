@@ -6,7 +6,7 @@ whole between its matches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -31,6 +31,15 @@ def _cased(contractions: str, numbers: str) -> str:
     return rf"{words}|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
+def _of_kimi() -> str:
+    """As gpt-4o's, but for Chinese characters, which are words of their own."""
+    no_han = r"&&[^\p{Han}]]"
+    upper, lower = _UPPER.replace("]", no_han), _LOWER.replace("]", no_han)
+    before = r"[^\r\n\p{L}\p{N}]?"
+    words = rf"{before}{upper}*{lower}+{_CONTRACTIONS}?|{before}{upper}+{lower}*{_CONTRACTIONS}?"
+    return rf"\p{{Han}}+|{words}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
 @dataclass(frozen=True)
 class PreTokenizer:
     """expressions: one after another. nfc: whether characters are composed first. ignore_merges: a piece that is a
@@ -40,6 +49,10 @@ class PreTokenizer:
     nfc: bool = False
     ignore_merges: bool = False
     bos: bool = False
+
+    def merging_whole_first(self) -> PreTokenizer:
+        """With ignore_merges."""
+        return replace(self, ignore_merges=True)
 
 
 _LLAMA3 = PreTokenizer((_modern(r"\p{N}{1,3}"),), ignore_merges=True, bos=True)
@@ -86,6 +99,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         r""" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
     )),
     "tekken": PreTokenizer((_cased("", r"\p{N}"),), ignore_merges=True, bos=True),
+    "kimi-k2": PreTokenizer((_of_kimi(),), ignore_merges=True),
     "gpt-4o": PreTokenizer((_cased(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),)),
 }  # fmt: skip
 """By exact name."""

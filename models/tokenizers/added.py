@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from llmc.models.sources.gguf.tokenizer.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
+from llmc.models.tokenizers.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
 
 
-def added_tokens(vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    """Control tokens, which decoding leaves out, and those that a model's authors added."""
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+def added_tokens(vocabulary: Vocabulary, normalized: Collection[int] = ()) -> list[dict[str, Any]]:
+    """Control tokens, which decoding leaves out, and those that a model's authors added.
+
+    normalized: those of the latter that are found in the normalized text, not in the text as it is.
+    """
+    flags = {"single_word": False, "lstrip": False, "rstrip": False}
     found = []
     for token, (text, kind) in enumerate(zip(vocabulary.texts, vocabulary.kinds, strict=True)):
         if kind in (CONTROL, UNKNOWN, USER_DEFINED) and text:
-            found.append({"id": token, "content": text, **flags, "special": kind != USER_DEFINED})
+            late, special = token in normalized and kind == USER_DEFINED, kind != USER_DEFINED
+            found.append({"id": token, "content": text, **flags, "normalized": late, "special": special})
     return found
 
 

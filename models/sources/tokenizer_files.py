@@ -1,0 +1,165 @@
+"""The tokenizer of a directory that has none in tokenizer.json: made of the file that it has."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from llmc.models.brief import brief
+from llmc.models.errors import ModelError
+from llmc.models.fields import Fields
+from llmc.models.files import has_file, read_file
+from llmc.models.sources.base import FolderFiles
+from llmc.models.tokenizers.byte_level import byte_level
+from llmc.models.tokenizers.document import whole
+from llmc.models.tokenizers.sentence_piece import bpe, unigram
+from llmc.models.tokenizers.spm_file import read_spm
+from llmc.models.tokenizers.tiktoken_file import (
+    ENCODINGS,
+    is_tiktoken,
+    read_ranks,
+    tiktoken_merges,
+    tiktoken_vocabulary,
+)
+from llmc.models.tokenizers.vocabulary import CONTROL, UNUSED, USER_DEFINED, Vocabulary
+
+_MADE = "tokenizer.json"
+_ADDED = "added_tokens.json"
+_NAMES = ("tokenizer.model", "qwen.tiktoken", "tiktoken.model")
+TOKENIZER_SOURCES = (*_NAMES, _ADDED)
+"""What tokenizer.json may be made of."""
+_MAX_BYTES = 64 << 20
+# Whose tokenizers are SentencePiece's and nothing more, and whether texts begin with the bos token by themselves.
+_SENTENCE_PIECE = {
+    "": True, "LlamaTokenizer": True, "LlamaTokenizerFast": True, "CodeLlamaTokenizer": True,
+    "CodeLlamaTokenizerFast": True, "GemmaTokenizer": True, "GemmaTokenizerFast": True, "BaichuanTokenizer": True,
+    "InternLMTokenizer": True, "InternLM2Tokenizer": True, "YiTokenizer": False,
+}  # fmt: skip
+_INSTEAD = (
+    "save one with transformers (AutoTokenizer.from_pretrained, then save_pretrained), or compile with --no-tokenizer "
+    "an artifact that takes token ids alone"
+)
+
+
+class TokenizerFolderFiles(FolderFiles):
+    """Files of a directory, and tokenizer.json, which is made of SentencePiece's or tiktoken's file where there is
+    one and no tokenizer.json."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._of = folder
+
+    def has(self, name: str) -> bool:
+        return super().has(name) or (name == _MADE and self._source is not None)
+
+    def open(self, name: str) -> BinaryIO:
+        if name != _MADE or super().has(name) or self._source is None:
+            return super().open(name)
+        return io.BytesIO(self._made.encode())
+
+    def place(self, name: str) -> str:
+        if name != _MADE or super().has(name) or self._source is None:
+            return super().place(name)
+        return str(self._source)
+
+    @cached_property
+    def _source(self) -> Path | None:
+        """What tokenizer.json is made of."""
+        return next((self._of / name for name in _NAMES if has_file(self._of / name)), None)
+
+    @cached_property
+    def _made(self) -> str:
+        assert self._source is not None
+        try:
+            data = read_file(self._source, _MAX_BYTES)
+        except OSError as error:
+            raise ModelError(f"{self._source} cannot be read: {error.strerror}") from None
+        settings = self._json("tokenizer_config.json")
+        name = settings.text("tokenizer_class", "")
+        made = self._of_tiktoken if is_tiktoken(data) else self._of_sentence_piece
+        return made(data, name, settings)
+
+    def _json(self, name: str) -> Fields:
+        path = self._of / name
+        return Fields.read(path) if has_file(path) else Fields({}, str(path))
+
+    def _unknown_class(self, name: str, known: Mapping[str, Any]) -> ModelError:
+        return ModelError(
+            f"{self._source} is of tokenizer_class {brief(name)}, not one of {', '.join(filter(None, known))}, "
+            f"and there is no tokenizer.json: {_INSTEAD}"
+        )
+
+    def _of_sentence_piece(self, data: bytes, name: str, settings: Fields) -> str:
+        if name not in _SENTENCE_PIECE:
+            raise self._unknown_class(name, _SENTENCE_PIECE)
+        model = read_spm(data, str(self._source))
+        vocabulary = self._with_added(model.vocabulary, settings)
+        # Tokens that were added are below every piece.
+        scores = (*model.scores, *(-1e4 for _ in vocabulary.texts[len(model.scores) :]))
+        parts = (bpe if model.is_bpe else unigram)(vocabulary, scores, model.normalization)
+        return self._whole(parts, vocabulary, settings, _SENTENCE_PIECE[name])
+
+    def _of_tiktoken(self, data: bytes, name: str, settings: Fields) -> str:
+        encoding = ENCODINGS.get(name)
+        if encoding is None and settings.has("added_tokens_decoder") and name == "PreTrainedTokenizerFast":
+            # As beside Llama 3's, whose tokens it lists.
+            encoding = ENCODINGS[""]
+        if encoding is None:
+            raise self._unknown_class(name, ENCODINGS)
+        origin = str(self._source)
+        ranks = read_ranks(data, origin)
+        vocabulary = self._with_added(tiktoken_vocabulary(ranks, encoding, origin), settings)
+        parts = byte_level(vocabulary, encoding.pre, tiktoken_merges(ranks))
+        return self._whole(parts, vocabulary, settings, encoding.bos is not None)
+
+    def _whole(self, parts: Mapping[str, Any], vocabulary: Vocabulary, settings: Fields, begins: bool) -> str:
+        bos = settings.flag("add_bos_token", begins) and vocabulary.bos is not None
+        eos = settings.flag("add_eos_token", False) and vocabulary.eos is not None
+        return whole(parts, vocabulary, bos=bos, eos=eos)
+
+    def _with_added(self, vocabulary: Vocabulary, settings: Fields) -> Vocabulary:
+        """With the tokens of tokenizer_config.json and added_tokens.json, and the roles that the former gives."""
+        found: dict[int, tuple[str, bool]] = {}
+        for text, token in self._json(_ADDED).values.items():
+            found[_id(token, self._of / _ADDED)] = (text, False)
+        listed = settings.table("added_tokens_decoder")
+        for token in listed.values if listed is not None else ():
+            assert listed is not None
+            one = listed.table(token)
+            if one is not None:
+                found[_id(token, settings.origin)] = (one.text("content"), one.flag("special", False))
+        texts, kinds = list(vocabulary.texts), list(vocabulary.kinds)
+        for token, (text, is_special) in sorted(found.items()):
+            while len(texts) <= token:
+                texts.append(f"[PAD{len(texts)}]")
+                kinds.append(UNUSED)
+            # Pieces that are listed as well are what they were.
+            if texts[token] != text or kinds[token] == UNUSED or is_special:
+                texts[token], kinds[token] = text, CONTROL if is_special else USER_DEFINED
+        names = {role: _text_of(settings.raw(f"{role}_token", None)) for role in ("bos", "eos")}
+        roles = {role: texts.index(name) for role, name in names.items() if name is not None and name in texts}
+        return replace(
+            vocabulary,
+            texts=tuple(texts),
+            kinds=tuple(kinds),
+            bos=roles.get("bos", vocabulary.bos if names["bos"] is None else None),
+            eos=roles.get("eos", vocabulary.eos if names["eos"] is None else None),
+        )
+
+
+def _text_of(token: Any) -> str | None:
+    """A token as config files have it: its text, or an object with that."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
+
+
+def _id(token: Any, origin: object) -> int:
+    """Raises ModelError for what is no token id."""
+    number = int(token) if isinstance(token, str) and token.isdecimal() and len(token) < 9 else token
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 21:
+        raise ModelError(f"{origin}: {brief(token)} is no token id; download it again")
+    return number

@@ -1,0 +1,89 @@
+"""tiktoken's files: one token a line, its bytes in base64 and its rank, by which bytes are merged."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmc.models.errors import ModelError
+from llmc.models.tokenizers.byte_level import BYTE_LETTERS
+from llmc.models.tokenizers.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from llmc.models.tokenizers.vocabulary import CONTROL, NORMAL, Vocabulary
+
+_MAX_TOKENS, _MAX_TOKEN_BYTES = 1 << 22, 1024
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What a tokenizer's own code has beside the file. special: control tokens behind those of the file."""
+
+    pre: PreTokenizer
+    special: tuple[str, ...]
+    bos: str | None = None
+
+
+def _llama3() -> tuple[str, ...]:
+    named = {0: "<|begin_of_text|>", 1: "<|end_of_text|>", 6: "<|start_header_id|>", 7: "<|end_header_id|>"}
+    named[9] = "<|eot_id|>"
+    reserved = (f"<|reserved_special_token_{i}|>" for i in range(256))
+    return tuple(named.get(i) or next(reserved) for i in range(256))
+
+
+_QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205)))
+ENCODINGS = {
+    "QWenTokenizer": Encoding(PRE_TOKENIZERS["qwen2"].merging_whole_first(), _QWEN),
+    "TikTokenTokenizer": Encoding(
+        PRE_TOKENIZERS["kimi-k2"], tuple(f"<|reserved_token_{i}|>" for i in range(256)), bos=None
+    ),
+    "": Encoding(PRE_TOKENIZERS["llama-bpe"], _llama3(), bos="<|begin_of_text|>"),
+}
+"""By tokenizer_class of tokenizer_config.json; without one, that of Llama 3, as Meta publishes it."""
+
+
+def is_tiktoken(data: bytes) -> bool:
+    """Whether a file called tokenizer.model is one: SentencePiece's begins with a byte that no base64 has."""
+    return data[:1] not in (b"", b"\n")
+
+
+def read_ranks(data: bytes, origin: str) -> list[bytes]:
+    """The bytes of tokens, by rank. Raises ModelError."""
+    found: dict[int, bytes] = {}
+    lines = [line for line in data.splitlines() if line.strip()]
+    for number, line in enumerate(lines, 1):
+        try:
+            token, rank = line.split()
+            found[int(rank)] = base64.b64decode(token, validate=True)
+        except (ValueError, binascii.Error):
+            raise ModelError(f"{origin}: line {number} is no token with its rank; download it again") from None
+        if len(found[int(rank)]) > _MAX_TOKEN_BYTES:
+            raise ModelError(f"{origin}: line {number} has a token of {len(found[int(rank)])} bytes; download it again")
+    if not 256 <= len(found) <= _MAX_TOKENS or set(found) != set(range(len(lines))):
+        raise ModelError(f"{origin}: the ranks of its {len(lines)} tokens are not 0, 1, 2, …; download it again")
+    ranks = [found[rank] for rank in range(len(found))]
+    if not {bytes([byte]) for byte in range(256)} <= set(ranks):
+        raise ModelError(f"{origin}: some byte is no token; download it again")
+    return ranks
+
+
+def tiktoken_vocabulary(ranks: Sequence[bytes], encoding: Encoding, origin: str) -> Vocabulary:
+    texts = (*map(_letters, ranks), *encoding.special)
+    kinds = (NORMAL,) * len(ranks) + (CONTROL,) * len(encoding.special)
+    bos = None if encoding.bos is None else texts.index(encoding.bos)
+    return Vocabulary(texts, kinds, origin, bos)
+
+
+def tiktoken_merges(ranks: Sequence[bytes]) -> list[tuple[str, str]]:
+    """Every way to make a token of two, by rank."""
+    known = set(ranks)
+    return [
+        (_letters(token[:at]), _letters(token[at:]))
+        for token in ranks
+        for at in range(1, len(token))
+        if token[:at] in known and token[at:] in known
+    ]
+
+
+def _letters(token: bytes) -> str:
+    return "".join([BYTE_LETTERS[byte] for byte in token])
