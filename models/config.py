@@ -61,8 +61,9 @@ class ModelConfig:
     a window, local_rope None where they are the same; unrotated_layers: without either. learned_positions: tokens of a
     table that is added to the embedding, 0 for none. sliding_window: tokens a query of a
     windowed layer sees, itself included, None where no layer has one; layer_windows: the same per layer, 0 for full
-    attention. attention_bias: of q, k and v; o_bias: of the output projection. attention_scale: of scores. clip_qkv:
-    bound of q, k and v, None for none. logit_cap: tanh bounds the logits to it, None for not. bos_token_id: None where
+    attention. attention_bias: of q, k and v; o_bias: of the output projection. attention_scale: of scores;
+    attention_cap: tanh bounds them to it, None for not. clip_qkv: bound of q, k and v, None for none. logit_cap: as
+    attention_cap, of logits. bos_token_id: None where
     the model has none. dtype: of the checkpoint, "f32", "f16" or "bf16" ("f32" where config.json does not say).
     """
 
@@ -99,6 +100,7 @@ class ModelConfig:
     unrotated_layers: tuple[int, ...] = ()
     learned_positions: int = 0
     head_bias: bool = False
+    attention_cap: float | None = None
     clip_qkv: float | None = None
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0

@@ -163,11 +163,13 @@ def paged_attention(
     scale: float,
     window: int,
     act_dtype: str = "f32",
+    score_cap: float = 0.0,
 ) -> Tensor:
     """Causal attention of q float32 [T, H hd] over each token's own sequence in the paged cache: act [T, H hd].
 
     A token at position p sees the keys max(0, p − window + 1) … p; window 0 is no limit. block_tables i32
-    [B, max_blocks], context_lens i32 [B], query_start i32 [B+1], token_seq and positions i32 [T].
+    [B, max_blocks], context_lens i32 [B], query_start i32 [B+1], token_seq and positions i32 [T]. score_cap: tanh
+    bounds the scores to it, 0 for not.
     """
     cache, groups = active_cache(), num_heads // num_kv_heads
     heads = q.float().view(q.shape[0], num_kv_heads, groups, head_dim)
@@ -181,6 +183,8 @@ def paged_attention(
         if window:
             seen &= key_at > at[:, None] - window
         scores = torch.einsum("tkgd,skd->kgts", heads[rows], keys) * scale
+        if score_cap:
+            scores = torch.tanh(scores / score_cap) * score_cap
         weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
         out[rows] = torch.einsum("kgts,skd->tkgd", weights, values)
     return out.view(q.shape[0], num_heads * head_dim).to(torch_act_dtype(act_dtype))
@@ -201,6 +205,7 @@ def _(
     scale: float,
     window: int,
     act_dtype: str = "f32",
+    score_cap: float = 0.0,
 ) -> Tensor:
     return q.new_empty(q.shape, dtype=torch_act_dtype(act_dtype))
 

@@ -11,7 +11,7 @@ from llmc.models.families.cohere import COHERE, COHERE2
 from llmc.models.families.exaone4 import EXAONE4
 from llmc.models.families.falcon import FALCON
 from llmc.models.families.family import Family
-from llmc.models.families.gemma import GEMMA, GEMMA3_TEXT
+from llmc.models.families.gemma import GEMMA, GEMMA2, GEMMA3_TEXT
 from llmc.models.families.glm import GLM, GLM4
 from llmc.models.families.gpt2 import GPT2, GPT_BIGCODE
 from llmc.models.families.gpt_neox import GPT_NEOX
@@ -50,6 +50,7 @@ FAMILIES: dict[str, Family] = {
         EXAONE4,
         FALCON,
         GEMMA,
+        GEMMA2,
         GEMMA3_TEXT,
         GLM,
         GLM4,

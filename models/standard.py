@@ -41,6 +41,7 @@ class Choices(TypedDict, total=False):
     unrotated_layers: tuple[int, ...]
     learned_positions: int
     head_bias: bool
+    attention_cap: float | None
     clip_qkv: float | None
     embedding_multiplier: float
     residual_multiplier: float

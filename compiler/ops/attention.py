@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmc.compiler.graph.commands import Site
-from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.ops.definition import F32, I32, Argument, BufferSource, GraphParams, KernelCall, OpDef
 
 
@@ -25,6 +25,7 @@ def _paged_attention(site: Site, graph: GraphParams) -> list[KernelCall]:
         scale=float(a["scale"]),
         kv_dtype=graph.kv_dtype,
         **both,
+        **_shape_of_scores(site),
     )
     inputs = ("q", "block_tables", "token_seq", "positions", BufferSource.K_POOL, BufferSource.V_POOL)
     if not segments:
@@ -34,6 +35,12 @@ def _paged_attention(site: Site, graph: GraphParams) -> list[KernelCall]:
         KernelCall(spec, (*inputs, BufferSource.SCRATCH, "out")),
         KernelCall(merge, ("positions", BufferSource.SCRATCH, "out")),
     ]
+
+
+def _shape_of_scores(site: Site) -> dict[str, Param]:
+    """Parameters of what becomes of a score. What a model does not have is left out: its kernels stay what they are."""
+    cap = float(site.attributes.get("score_cap", 0.0))
+    return {"score_cap": cap} if cap else {}
 
 
 def _scratch_bytes(site: Site, graph: GraphParams) -> int:

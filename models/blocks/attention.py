@@ -45,7 +45,7 @@ class Attention(Block):
         super().__init__()
         self.layer = layer
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.scale = config.attention_scale
+        self.scale, self.cap = config.attention_scale, config.attention_cap
         self.window = config.layer_windows[layer]
         self.rope = config.ropes.index(config.layer_rope(layer))
         self.norm, self.qk_norm, self.eps, self.clip = config.norm, config.qk_norm, config.norm_eps, config.clip_qkv
@@ -89,6 +89,7 @@ class Attention(Block):
             self.scale,
             self.window,
             act_dtype=self.act_dtype,
+            score_cap=self.cap or 0.0,
         )
         return self.out(attended, residual)
 

@@ -1,4 +1,5 @@
-"""Gemma: norm weights less one, a scaled embedding, GELU. Gemma 3: norms around both blocks, two rotary bases."""
+"""Gemma: norm weights less one, a scaled embedding, GELU. Gemma 2: norms around both blocks, windows, capped scores.
+Gemma 3: normed heads instead of caps, two rotary bases."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from llmc.models.rope_fields import read_rope, rope_of, rope_table
 from llmc.models.standard import layer_count, read_activation, standard_config, windows_by_type
 
 _LAYOUT = Layout(norm_plus=1.0)
-_LAYOUT_3 = Layout(norm_plus=1.0, mlp_norm="pre_feedforward_layernorm")
-_PERIOD = 6  # of layers, the last of which has no window
+_SANDWICH = Layout(norm_plus=1.0, mlp_norm="pre_feedforward_layernorm")
+_PERIOD_2, _PERIOD = 2, 6  # of layers, the last of which has no window
 _LOCAL_THETA = 10000.0
 
 
@@ -43,6 +44,33 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     return _read(fields, generation)
 
 
+def _windows(fields: Fields, period: int) -> tuple[int, ...]:
+    """By layer; period: of layers, the last of which has none, where no layer_types say."""
+    window = fields.integer("sliding_window", 4096)
+    if fields.has("layer_types"):
+        return windows_by_type(fields, window)
+    return tuple(window if (i + 1) % period else 0 for i in range(layer_count(fields)))
+
+
+def _cap(fields: Fields, name: str, default: float | None) -> float | None:
+    """A bound that null turns off."""
+    if fields.mentions(name):
+        default = None
+    return fields.number(name) if fields.has(name) else default
+
+
+def read_config_2(fields: Fields, generation: Fields) -> ModelConfig:
+    return _read(
+        fields,
+        generation,
+        layer_windows=_windows(fields, _PERIOD_2),
+        residual="sandwich",
+        attention_scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        attention_cap=_cap(fields, "attn_logit_softcapping", 50.0),
+        logit_cap=_cap(fields, "final_logit_softcapping", 30.0),
+    )
+
+
 def _ropes(fields: Fields) -> tuple[Rope, Rope]:
     """(of layers without a window, of layers with one)."""
     positions, head_dim = fields.integer("max_position_embeddings"), fields.integer("head_dim", 256)
@@ -56,32 +84,28 @@ def _ropes(fields: Fields) -> tuple[Rope, Rope]:
 
 def read_config_3(fields: Fields, generation: Fields) -> ModelConfig:
     if fields.has("attn_logit_softcapping"):
+        # transformers reads the field and does nothing with it.
         raise ModelError(f"{fields.origin}: attn_logit_softcapping is not supported")
-    window = fields.integer("sliding_window", 4096)
-    if fields.has("layer_types"):
-        windows = windows_by_type(fields, window)
-    else:
-        period = fields.integer("sliding_window_pattern", _PERIOD)
-        windows = tuple(window if (i + 1) % period else 0 for i in range(layer_count(fields)))
     rope, local = _ropes(fields)
     return _read(
         fields,
         generation,
         qk_norm="head",
-        layer_windows=windows,
+        layer_windows=_windows(fields, fields.integer("sliding_window_pattern", _PERIOD)),
         residual="sandwich",
         rope=rope,
         local_rope=local,
         attention_scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
-        logit_cap=fields.number("final_logit_softcapping") if fields.has("final_logit_softcapping") else None,
+        logit_cap=_cap(fields, "final_logit_softcapping", None),
     )
 
 
 # hidden_act is read where there is no hidden_activation, the pattern where there are no layer types.
 GEMMA = Family("gemma", read_config, _LAYOUT.weight_map, harmless=frozenset({"hidden_act"}))
+GEMMA2 = Family("gemma2", read_config_2, _SANDWICH.weight_map, harmless=frozenset({"hidden_act"}))
 GEMMA3_TEXT = Family(
     "gemma3_text",
     read_config_3,
-    _LAYOUT_3.weight_map,
+    _SANDWICH.weight_map,
     harmless=frozenset({"hidden_act", "sliding_window_pattern", "_sliding_window_pattern"}),
 )

@@ -36,6 +36,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-sequential": ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True}),
     "gemma": ("gemma", {}),
     "gemma-tied": ("gemma", {"tie_word_embeddings": True}),
+    "gemma2": ("gemma2", {"sliding_window": 6, "num_hidden_layers": 3, "attn_logit_softcapping": 2.0}),
+    "gemma2-uncapped": (
+        "gemma2",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": 4.0, "query_pre_attn_scalar": 33},
+    ),
     "gemma3_text": ("gemma3_text", {"sliding_window": 6, "num_hidden_layers": 7}),
     "gemma3_text-scaled": (
         "gemma3_text",

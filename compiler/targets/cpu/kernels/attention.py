@@ -27,7 +27,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     types = {"q": "float32", "k_pool": pool, "v_pool": pool, "partials": "float32", "out": b.word_dtype(plan.act)}
     counts = {count for _, count in b.pieces(plan.dim)}
     puts = tuple((plan.act, plan.row_tile, count) for count in counts)
-    helpers = vector.helpers(target.mcpu, puts=puts) + plan.helpers(target)
+    helpers = vector.helpers(target.mcpu, puts=puts) + plan.helpers(target) + plan.shaping.helpers()
     kernel = b.Kernel(spec.symbol(), [(name, types.get(name, "int32")) for name in buffers(spec)], helpers)
     with kernel as k:
         plan.run(k)

@@ -6,7 +6,8 @@ Partitions are folded in order into their segment, segments in order into the re
 segment. A key that a query does not see has weight exactly 0, which leaves every chain as it was: so queries may be
 processed together.
 
-Queries are scaled by log2(e) · scale beforehand, weights are powers of two.
+Queries are scaled by log2(e) · scale beforehand, weights are powers of two. `attention_scores.py` has what some models
+do to a score before the softmax.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.attention_fetch import Fetches
+from llmc.compiler.targets.cpu.kernels.attention_scores import Shaping
 from llmc.compiler.targets.cpu.kernels.attention_split import partition_keys, segment_keys
 from llmc.compiler.targets.cpu.kernels.attention_state import FLOOR, Partials, Rows, write_row
 from llmc.compiler.targets.cpu.kernels.kv_pools import KvPools
@@ -51,7 +53,8 @@ class Attention(ABC):
         self.lanes = self.pools.lanes
         if self.heads % self.kv_heads or self.dim % b.lanes_of(self.act):
             raise KernelSpecError(f"paged_attention: heads, block_size or head_dim do not fit: {p}")
-        self.scale = float(p["scale"]) * math.log2(math.e)
+        self.shaping = Shaping(p)
+        self.scale = self.shaping.query_factor
         self.vectors = b.ceil_div(self.dim, b.WIDTH)
         self.words = self.dim // self.lanes  # of one key
         self.partition, self.segment = partition_keys(self.block), segment_keys(self.block)
@@ -296,10 +299,11 @@ class Attention(ABC):
             self.value_scales[v] = b.call("load_f32", b.at(self.k["v_pool"], at), b.WIDTH)
 
     def keep_scores(self, row0: b.Expr, key: b.Expr, offset: b.Expr, scores: b.Vectors, top: b.Vectors, m: int) -> None:
-        """Takes in the scores of the keys of one step: of m rows, `key_vectors` vectors each, from `key` on.
+        """Takes in the products of queries and keys of one step: of m rows, `key_vectors` vectors each, from `key` on.
 
         offset: of that key in its partition."""
         n = self.key_vectors
+        scores = self.shaping.shaped(scores, m, n)
 
         def keep(i: int, j: int, value: b.Expr) -> None:
             scores[i * n + j] = value

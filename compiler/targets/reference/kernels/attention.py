@@ -16,7 +16,7 @@ from llmc.compiler.targets.reference.kernels.frame import (
     let,
     when,
 )
-from llmc.compiler.targets.reference.kernels.functions import exp
+from llmc.compiler.targets.reference.kernels.functions import exp, tanh
 from llmc.compiler.targets.reference.kernels.kv_pools import key_pool, value_pool
 from llmc.compiler.targets.reference.kernels.rows import write_activation
 
@@ -86,7 +86,7 @@ def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
     block, window, kv, act = int(p["block_size"]), int(p["window"]), str(p["kv_dtype"]), str(p["act_dtype"])
     if p["segments"]:
         raise KernelSpecError("paged_attention of the reference target does not cut contexts")
-    group = heads // kv_heads
+    group, cap = heads // kv_heads, float(p.get("score_cap", 0.0))
     keys, values = key_pool(kv, kv_heads, head_dim, block), value_pool(kv, kv_heads, head_dim, block)
     inputs = {"q": "f32", "block_tables": "i32", "token_seq": "i32", "positions": "i32"}
     with Frame(spec.symbol(), {**inputs, "k_pool": keys.buffer_dtype, "v_pool": values.buffer_dtype, "out": act}) as k:
@@ -108,7 +108,10 @@ def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
                 key, total = keys.row(*place), Cell(T.float32(0.0))
                 with T.serial(head_dim) as i:
                     total.set(total.get() + k.raw("q", unit * head_dim + i) * keys.number(k, key + i))
-                return let(total.get() * (keys.scale(k, *place) * T.float32(float(p["scale"]))), "float32")
+                value = let(total.get() * (keys.scale(k, *place) * T.float32(float(p["scale"]))), "float32")
+                if cap:
+                    value = let(tanh(value / T.float32(cap)) * T.float32(cap), "float32")
+                return value
 
             most, weights = Cell(T.float32(-3.0e38)), Cell(T.float32(0.0))
             with T.serial(first, let(last + 1)) as position:

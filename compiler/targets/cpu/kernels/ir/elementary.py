@@ -21,6 +21,7 @@ _TANH = (
      6.37261928875436e-04, 4.89352455891786e-03),
     (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03),
 )  # fmt: skip
+_TANH_FORM = ("tanh", 7.99881172180175781, 4e-4, _TANH)
 _ERF = (
     (-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05,
      -7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02),
@@ -159,12 +160,17 @@ def _extreme_lanes(name: str) -> str:
     return fold(f"{name}_lanes", f"call {F32} @llvm.{name}.v16f32({F32} {{a}}, {F32} {{b}})")
 
 
+def tanh() -> str:
+    """The IR text of that function alone, where `helpers` is not."""
+    return f"declare {F32} @llvm.fabs.v16f32({F32})\n" + _rational(*_TANH_FORM)
+
+
 def helpers() -> str:
     """The IR text, to be joined to that of `vector.helpers`."""
     return "".join(
         (
             _DECLARATIONS,
-            _rational("tanh", 7.99881172180175781, 4e-4, _TANH),
+            _rational(*_TANH_FORM),
             _rational("erf", 4.0, 0.0, _ERF),
             _log(),
             _exp_any(),

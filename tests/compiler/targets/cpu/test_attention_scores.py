@@ -1,0 +1,49 @@
+"""What some models do to scores: each by the same promises as plain attention, whole and in pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmc.compiler.targets.cpu.target import Target
+
+from support.kernel_harness import targets_here
+from support.paged_attention import check_attention, check_bad_token, check_split_context, tolerance_of
+
+pytestmark = pytest.mark.native
+
+on_cpus = pytest.mark.parametrize("target", targets_here("cooperlake", "x86-64-v4", "x86-64-v3"), ids=lambda t: t.name)
+
+Case = tuple[int, int, int, str, str, int, int, dict[str, Any]]
+CAP = {"score_cap": 3.0}
+CASES: tuple[Case, ...] = (
+    (7, 1, 20, "f32", "f32", 16, 0, CAP),
+    (6, 2, 24, "bf16", "bf16", 32, 40, CAP),
+    (4, 2, 16, "f32", "int8", 32, 0, CAP),
+    (4, 2, 16, "f32", "fp8_e4m3", 16, 40, CAP),
+)
+SPLIT: tuple[Case, ...] = ((4, 2, 16, "f32", "f32", 32, 1100, CAP),)
+
+
+@on_cpus
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_in_any_company(target: Target, case: Case) -> None:
+    *sizes, more = case
+    check_attention(target, *sizes, tolerance_of(target, case[3], case[4]), **more)
+
+
+@on_cpus
+@pytest.mark.parametrize("case", SPLIT, ids=str)
+def test_split_context(target: Target, case: Case) -> None:
+    *sizes, more = case
+    check_split_context(target, *sizes, **more)
+
+
+@on_cpus
+@pytest.mark.parametrize(
+    ("kv", "window", "bad", "more"), [("f32", 0, np.nan, CAP), ("bf16", 9, np.inf, CAP), ("int8", 9, np.nan, CAP)]
+)
+def test_a_token_that_is_not_finite(target: Target, kv: str, window: int, bad: float, more: dict[str, Any]) -> None:
+    check_bad_token(target, 6, 2, 24, kv, window, bad, **more)
