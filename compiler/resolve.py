@@ -27,9 +27,9 @@ from llmc.models.context import sound_scaling, trained_length
 from llmc.models.convert import Array
 from llmc.models.loader import Parameter, check_checkpoint, load_parameters
 from llmc.models.registry import get_family
-from llmc.models.rope import cos_sin_table
 from llmc.models.sources.base import Checkpoint, ModelSource
 from llmc.models.sources.registry import open_source
+from llmc.models.tables import table_shapes, tables
 from llmc.quantize import QuantConfig, Recipe
 from llmc.quantize.kv_scales import FILE_KV_DTYPE, read_kv_scales
 from llmc.quantize.scheme import stored_scheme
@@ -110,7 +110,7 @@ class Resolved:
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Logical shapes of all that graphs may read as a weight, by name."""
         targets = get_family(self.model.model_type).weight_map(self.model).targets
-        tables = {name: (self.max_model_len, rope.dim) for name, rope in self.model.rope_tables.items()}
+        tables = table_shapes(self.model, self.max_model_len)
         layers = range(self.model.num_layers if self.kv_scales else 0)
         scales = {kv_scales_name(layer): (2 * self.model.num_kv_heads,) for layer in layers}
         return {**{target.name: target.shape for target in targets}, **scales, **tables}
@@ -128,8 +128,8 @@ class Resolved:
         if self.kv_scales:
             for layer, scales in enumerate(self._stated_kv_scales(checkpoint)):
                 yield Parameter.of(kv_scales_name(layer), "f32", np.ascontiguousarray(scales.reshape(-1)))
-        for name, rope in self.model.rope_tables.items():
-            yield Parameter.of(name, "f32", cos_sin_table(rope, self.max_model_len))
+        for name, table in tables(self.model, self.max_model_len):
+            yield Parameter.of(name, "f32", table)
 
     def _stated_kv_scales(self, checkpoint: Checkpoint) -> Array:
         """float32 [layers, 2, heads], keys before values. Raises CompileError where they are not at hand."""

@@ -51,20 +51,29 @@ NO_ROPE = Rope(None, 2)
 
 
 @dataclass(frozen=True)
+class Alibi:
+    """Positions by a bias of scores: a head's slope times how far the key lies behind the query. slopes: by query head.
+    rounded: the bias is rounded and scaled as in Falcon, see `ops.paged_attention`."""
+
+    slopes: tuple[float, ...]
+    rounded: bool = False
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A decoder. Sizes in elements; max_position_embeddings in tokens.
 
-    norm, norm_eps, norm_weight, norm_bias: of all norms over the hidden size. qk_norm: what is normed of q and k before
-    they are rotated: each head by one weight, each head by its own, or all heads as one vector. residual: where norms
-    stand: before both blocks; before both, which run side by side (with parallel_norms norms); before and after each
-    block; after each block. activation, gated: of the feed-forward block. rope, local_rope: of layers without and with
-    a window, local_rope None where they are the same; unrotated_layers: without either. learned_positions: tokens of a
-    table that is added to the embedding, 0 for none. sliding_window: tokens a query of a
-    windowed layer sees, itself included, None where no layer has one; layer_windows: the same per layer, 0 for full
-    attention. attention_bias: of q, k and v; o_bias: of the output projection. attention_scale: of scores;
-    attention_cap: tanh bounds them to it, None for not. clip_qkv: bound of q, k and v, None for none. logit_cap: as
-    attention_cap, of logits. bos_token_id: None where
-    the model has none. dtype: of the checkpoint, "f32", "f16" or "bf16" ("f32" where config.json does not say).
+    norm, norm_eps, norm_weight, norm_bias: of all norms over the hidden size. embedding_norm: one more on the
+    embedding. qk_norm: what is normed of q and k before they are rotated: each head by one weight, each head by its
+    own, or all heads as one vector. residual: where norms stand: before both blocks; before both, which run side by
+    side (with parallel_norms norms); before and after each block; after each block. activation, gated: of the
+    feed-forward block. rope, local_rope: of layers without and with a window, local_rope None where they are the same;
+    unrotated_layers: without either. learned_positions: tokens of a table that is added to the embedding, 0 for none.
+    alibi: None for no such bias. sliding_window: tokens a query of a windowed layer sees, itself included, None where
+    no layer has one; layer_windows: the same per layer, 0 for full attention. attention_bias: of q, k and v; o_bias: of
+    the output projection. attention_scale: of scores; attention_cap: tanh bounds them to it, None for not. clip_qkv:
+    bound of q, k and v, None for none. logit_cap: as attention_cap, of logits. bos_token_id: None where the model has
+    none. dtype: of the checkpoint, "f32", "f16" or "bf16" ("f32" where config.json does not say).
     """
 
     model_type: str
@@ -99,9 +108,11 @@ class ModelConfig:
     local_rope: Rope | None = None
     unrotated_layers: tuple[int, ...] = ()
     learned_positions: int = 0
+    alibi: Alibi | None = None
     head_bias: bool = False
     attention_cap: float | None = None
     clip_qkv: float | None = None
+    embedding_norm: bool = False
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logit_multiplier: float = 1.0

@@ -10,8 +10,8 @@ from llmc.models.blocks.decoder import Decoder
 from llmc.models.convert import DTYPES, Array
 from llmc.models.loader import load_parameters
 from llmc.models.registry import build_model
-from llmc.models.rope import cos_sin_table
 from llmc.models.sources.registry import open_source
+from llmc.models.tables import tables
 
 
 def as_tensor(array: Array) -> torch.Tensor:
@@ -31,7 +31,7 @@ def load_model(path: str | Path, act_dtype: str = "f32", max_len: int | None = N
     state = {p.name: as_tensor(p.value()) for p in load_parameters(config, source.checkpoint(), act_dtype)}
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["embed.weight"]
-    state |= {name: as_tensor(cos_sin_table(rope, length)) for name, rope in config.rope_tables.items()}
+    state |= {name: as_tensor(value) for name, value in tables(config, length)}
     model.load_state_dict(state, strict=True, assign=True)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.embed.weight

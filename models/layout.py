@@ -26,6 +26,7 @@ class Layout:
     """
 
     embed: str = "model.embed_tokens"
+    embed_norm: str = ""
     positions: str = ""
     layer: str = "model.layers.{}"
     attention_norm: str = "input_layernorm"
@@ -141,6 +142,8 @@ def _targets(layout: Layout, config: ModelConfig) -> Iterator[Target]:
         table = (Source(f"{layout.positions}.weight", (count + skipped, config.hidden_size)),)
         rows = np.arange(skipped, skipped + count, dtype=np.int32) if skipped else None
         yield Target("positions.weight", table, "act", rows=rows)
+    if config.embedding_norm:
+        yield from parts.norm("embed_norm", layout.embed_norm)
     for layer in range(config.num_layers):
         yield from _layer(parts, f"layers.{layer}", layout.layer.format(layer))
     yield from parts.norm("norm", layout.norm)

@@ -148,6 +148,16 @@ def _(
     return qkv.new_empty((qkv.shape[0], num_heads * head_dim), dtype=torch.float32)
 
 
+def _bias(slopes: Tensor, at: Tensor, key_at: Tensor, scale: float, *, rounded: bool) -> Tensor:
+    """ALiBi, float32 [H, T or 1, keys]: a head's slope times how far a key lies behind the query, at most 0.
+
+    rounded: as Falcon has it: the slope times the key's position, in bf16, and scaled as scores are.
+    """
+    if rounded:
+        return (slopes.bfloat16()[:, None, None] * key_at.bfloat16()).float() * scale
+    return slopes[:, None, None] * (key_at - at[:, None]).float()
+
+
 @_op("paged_attention")
 def paged_attention(
     q: Tensor,
@@ -164,12 +174,14 @@ def paged_attention(
     window: int,
     act_dtype: str = "f32",
     score_cap: float = 0.0,
+    slopes: Tensor | None = None,
+    rounded_bias: bool = False,
 ) -> Tensor:
     """Causal attention of q float32 [T, H hd] over each token's own sequence in the paged cache: act [T, H hd].
 
     A token at position p sees the keys max(0, p − window + 1) … p; window 0 is no limit. block_tables i32
     [B, max_blocks], context_lens i32 [B], query_start i32 [B+1], token_seq and positions i32 [T]. score_cap: tanh
-    bounds the scores to it, 0 for not.
+    bounds the scores to it, 0 for not. slopes: f32 [H], of a bias by the place of the key (see `_bias`).
     """
     cache, groups = active_cache(), num_heads // num_kv_heads
     heads = q.float().view(q.shape[0], num_kv_heads, groups, head_dim)
@@ -185,6 +197,9 @@ def paged_attention(
         scores = torch.einsum("tkgd,skd->kgts", heads[rows], keys) * scale
         if score_cap:
             scores = torch.tanh(scores / score_cap) * score_cap
+        if slopes is not None:
+            bias = _bias(slopes, at, key_at, scale, rounded=rounded_bias)
+            scores = scores + bias.view(num_kv_heads, groups, -1, len(key_at))
         weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
         out[rows] = torch.einsum("kgts,skd->tkgd", weights, values)
     return out.view(q.shape[0], num_heads * head_dim).to(torch_act_dtype(act_dtype))
@@ -206,6 +221,8 @@ def _(
     window: int,
     act_dtype: str = "f32",
     score_cap: float = 0.0,
+    slopes: Tensor | None = None,
+    rounded_bias: bool = False,
 ) -> Tensor:
     return q.new_empty(q.shape, dtype=torch_act_dtype(act_dtype))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from llmc.models.brief import brief
 from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
+from llmc.models.families.bloom import BLOOM
 from llmc.models.families.cohere import COHERE, COHERE2
 from llmc.models.families.exaone4 import EXAONE4
 from llmc.models.families.falcon import FALCON
@@ -20,6 +21,7 @@ from llmc.models.families.granite import GRANITE
 from llmc.models.families.llama import LLAMA
 from llmc.models.families.llama_relatives import ARCEE, ERNIE4_5, HELIUM, NEMOTRON, SEED_OSS
 from llmc.models.families.mistral import MISTRAL
+from llmc.models.families.mpt import MPT
 from llmc.models.families.olmo import OLMO, OLMO2
 from llmc.models.families.opt import OPT
 from llmc.models.families.phi import PHI
@@ -43,6 +45,7 @@ FAMILIES: dict[str, Family] = {
         QWEN2,
         QWEN3,
         ARCEE,
+        BLOOM,
         CODEGEN,
         COHERE,
         COHERE2,
@@ -60,6 +63,7 @@ FAMILIES: dict[str, Family] = {
         GPT_NEOX,
         GRANITE,
         HELIUM,
+        MPT,
         NEMOTRON,
         OLMO,
         OLMO2,

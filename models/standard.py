@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, Unpack
 
 from llmc.models.brief import brief
-from llmc.models.config import Activation, ModelConfig, Norm, QkNorm, Residual, Rope
+from llmc.models.config import Activation, Alibi, ModelConfig, Norm, QkNorm, Residual, Rope
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.rope_fields import read_rope
@@ -40,9 +40,11 @@ class Choices(TypedDict, total=False):
     local_rope: Rope | None
     unrotated_layers: tuple[int, ...]
     learned_positions: int
+    alibi: Alibi | None
     head_bias: bool
     attention_cap: float | None
     clip_qkv: float | None
+    embedding_norm: bool
     embedding_multiplier: float
     residual_multiplier: float
     logit_multiplier: float

@@ -24,7 +24,7 @@ from llmc.models.eager import as_tensor
 from llmc.models.loader import Parameter
 from llmc.models.reference import ReferenceCache, use_cache
 from llmc.models.registry import build_model
-from llmc.models.rope import cos_sin_table
+from llmc.models.tables import tables
 
 Floats = NDArray[np.float32]
 Values = dict[str, Floats]
@@ -86,6 +86,7 @@ class LayerRunner:
             return torch.tensor(values, dtype=torch.int32)
 
         rows = torch.arange(length, dtype=torch.int32)
+        made = {name: as_tensor(value) for name, value in tables(config, length)}
         self._step = StepInputs(
             positions=rows,
             slot_mapping=rows,
@@ -93,7 +94,8 @@ class LayerRunner:
             context_lens=ints(length),
             query_start=ints(0, length),
             token_seq=torch.zeros_like(rows),
-            cos_sin=tuple(as_tensor(cos_sin_table(rope, length)) for rope in config.ropes),
+            cos_sin=tuple(made[name] for name in config.rope_tables),
+            slopes=made.get("slopes"),
         )
         self._caught = threading.local()
 

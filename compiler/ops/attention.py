@@ -28,6 +28,7 @@ def _paged_attention(site: Site, graph: GraphParams) -> list[KernelCall]:
         **_shape_of_scores(site),
     )
     inputs = ("q", "block_tables", "token_seq", "positions", BufferSource.K_POOL, BufferSource.V_POOL)
+    inputs += tuple(name for name in ("slopes",) if name in site.tensors)
     if not segments:
         return [KernelCall(spec, (*inputs, "out"))]
     merge = KernelSpec.of("attention", "merge_attention", **both)
@@ -39,8 +40,12 @@ def _paged_attention(site: Site, graph: GraphParams) -> list[KernelCall]:
 
 def _shape_of_scores(site: Site) -> dict[str, Param]:
     """Parameters of what becomes of a score. What a model does not have is left out: its kernels stay what they are."""
-    cap = float(site.attributes.get("score_cap", 0.0))
-    return {"score_cap": cap} if cap else {}
+    a, params = site.attributes, dict[str, Param]()
+    if cap := float(a.get("score_cap", 0.0)):
+        params["score_cap"] = cap
+    if "slopes" in site.tensors:
+        params["bias"] = "rounded" if a.get("rounded_bias", False) else "distance"
+    return params
 
 
 def _scratch_bytes(site: Site, graph: GraphParams) -> int:
@@ -57,6 +62,7 @@ PAGED_ATTENTION = OpDef(
         "query_start": Argument(1, I32),
         "token_seq": Argument(1, I32),
         "positions": Argument(1, I32),
+        "slopes": Argument(1, F32),
     },
     lambda call: ((call.shapes["q"][0], call.packed_width(call.shapes["q"][1])), call.act.long_name),
     _paged_attention,

@@ -167,7 +167,7 @@ def weights_components(
         "kind": "weights",
         "files": json.dumps(files),
         "layout": hashlib.sha256(header).hexdigest(),
-        "rope": f"{model.rope_tables} {max_model_len}",
+        "tables": f"{model.rope_tables} {model.alibi} {max_model_len}",
         "sources": sources_digest(
             _QUANTIZED_WEIGHT_SOURCES if quantized else _WEIGHT_SOURCES,
             tuple(target.weight_sources(quantized=quantized)),

@@ -18,7 +18,8 @@ class StepInputs:
     """What every layer of one step reads; int32 except cos_sin.
 
     positions, slot_mapping, token_seq [T]; block_tables [B, max_blocks]; context_lens [B]; query_start [B+1];
-    cos_sin float32 [max_len, rotated elements] for each of `ModelConfig.ropes`.
+    cos_sin float32 [max_len, rotated elements] for each of `ModelConfig.ropes`;
+    slopes float32 [H] with ALiBi, else None.
     """
 
     positions: Tensor
@@ -28,6 +29,7 @@ class StepInputs:
     query_start: Tensor
     token_seq: Tensor
     cos_sin: tuple[Tensor, ...]
+    slopes: Tensor | None = None
 
 
 class HeadNorm(Block):
@@ -46,6 +48,7 @@ class Attention(Block):
         self.layer = layer
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.scale, self.cap = config.attention_scale, config.attention_cap
+        self.rounded_bias = config.alibi is not None and config.alibi.rounded
         self.window = config.layer_windows[layer]
         self.rope = config.ropes.index(config.layer_rope(layer))
         self.norm, self.qk_norm, self.eps, self.clip = config.norm, config.qk_norm, config.norm_eps, config.clip_qkv
@@ -90,6 +93,8 @@ class Attention(Block):
             self.window,
             act_dtype=self.act_dtype,
             score_cap=self.cap or 0.0,
+            slopes=step.slopes,
+            rounded_bias=self.rounded_bias,
         )
         return self.out(attended, residual)
 

@@ -80,7 +80,10 @@ class Decoder(Block):
 
     act_dtype: "f32", "bf16" or "f16", of activations that feed a linear and of linear weights. max_len: positions of
     the rotary tables. With tied embeddings lm_head.weight is the embedding's parameter and has no name of its own.
+    The buffer slopes, float32 [H], is there with ALiBi.
     """
+
+    slopes: Tensor | None
 
     def __init__(self, config: ModelConfig, act_dtype: str, max_len: int) -> None:
         super().__init__()
@@ -89,7 +92,9 @@ class Decoder(Block):
         self.positions = None
         if config.learned_positions:
             self.positions = Embedding(config.learned_positions, config.hidden_size, act_dtype)
+        self.embed_norm = norm(config, "f32") if config.embedding_norm else None
         self.ropes = nn.ModuleList(RopeTable(rope, max_len) for rope in config.ropes)
+        self.register_buffer("slopes", None if config.alibi is None else torch.empty(config.num_heads))
         self.layers = nn.ModuleList(DecoderLayer(config, i, act_dtype) for i in range(config.num_layers))
         self.norm = norm(config, act_dtype)
         self.lm_head = Linear(config.vocab_size, config.hidden_size, config.head_bias, act_dtype)
@@ -103,7 +108,7 @@ class Decoder(Block):
             x = x * self.config.embedding_multiplier
         if self.positions is not None:
             x = x + self.positions(positions)
-        return x
+        return x if self.embed_norm is None else self.embed_norm(x)
 
     def logits(self, x: Tensor) -> Tensor:
         """float32 [S, D] → float32 [S, V]."""
@@ -126,8 +131,10 @@ class Decoder(Block):
         token_seq: Tensor,
     ) -> Tensor:
         """int32 inputs of one packed step (see StepInputs; sample_index [S]) → logits float32 [S, V]."""
-        tables = tuple(self.get_buffer(name) for name in self.config.rope_tables)
-        step = StepInputs(positions, slot_mapping, block_tables, context_lens, query_start, token_seq, tables)
+        ropes = tuple(self.get_buffer(name) for name in self.config.rope_tables)
+        step = StepInputs(
+            positions, slot_mapping, block_tables, context_lens, query_start, token_seq, ropes, self.slopes
+        )
         x = self.embedded(input_ids, positions)
         for layer in self.layers:
             x = layer(x, step)

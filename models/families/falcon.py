@@ -1,11 +1,11 @@
-"""Falcon with rotary positions: fused q, k and v by group, both blocks side by side, a tied head."""
+"""Falcon: rotary positions or ALiBi, fused q, k and v by group, blocks mostly side by side, a tied head."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from llmc.models.config import ModelConfig
-from llmc.models.errors import ModelError
+from llmc.models.alibi import paper_slopes
+from llmc.models.config import NO_ROPE, Alibi, ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout, by_group
@@ -28,8 +28,7 @@ _LAYOUT = Layout(
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     """num_ln_in_parallel_attn: 2 of the new decoder architecture unless told, 1 else."""
     fields = fields.renamed(num_hidden_layers="n_layer", num_attention_heads="n_head", num_kv_heads="n_head_kv")
-    if fields.flag("alibi", False):
-        raise ModelError(f"{fields.origin}: a falcon model with alibi is not supported")
+    alibi = fields.flag("alibi", False)
     new, bias = fields.flag("new_decoder_architecture", False), fields.flag("bias", False)
     heads = fields.integer("num_attention_heads")
     if new:
@@ -55,6 +54,8 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
         gated=False,
         residual="parallel" if parallel else "pre",
         parallel_norms=fields.integer("num_ln_in_parallel_attn", 2, maximum=2) if new else 1,
+        rope=NO_ROPE if alibi else None,
+        alibi=Alibi(paper_slopes(heads), rounded=True) if alibi else None,
     )
 
 

@@ -53,8 +53,10 @@ def test_longrope_takes_the_long_factors_beyond_its_original_context(tmp_path: P
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "falcon-alibi": ("falcon", {"alibi": True}, "alibi"),
+    "bloom-residual": ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection"),
     "gpt2-layers": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+    "mpt-positions": ("mpt", {"attn_config": {"alibi": False}}, "without ALiBi"),
+    "mpt-logits": ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale"),
     "opt-width": ("opt", {"word_embed_proj_dim": 30}, "word_embed_proj_dim 30"),
     "phi-norms": ("phi", {"qk_layernorm": True}, "qk_layernorm"),
     "gemma3-cap": ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),

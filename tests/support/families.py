@@ -16,6 +16,7 @@ EXAONE_WINDOWS = {"sliding_window": 7, "sliding_window_pattern": 3}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", {}),
     "arcee-biases": ("arcee", {"attention_bias": True, "mlp_bias": True}),
+    "bloom": ("bloom", {"num_attention_heads": 5, "tie_word_embeddings": False}),
     "codegen": ("codegen", {"rotary_dim": 6, "num_attention_heads": 4, "hidden_size": 80, "n_inner": 100}),
     "cohere": ("cohere", {}),
     "cohere-qk-norm": ("cohere", {"use_qk_norm": True, "attention_bias": True, "tie_word_embeddings": True}),
@@ -32,6 +33,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-new-one-norm": (
         "falcon",
         {"new_decoder_architecture": True, "num_kv_heads": 1, "num_ln_in_parallel_attn": 1, "bias": True},
+    ),
+    "falcon-alibi": (
+        "falcon",
+        {"multi_query": False, "parallel_attn": False, "bias": True, "alibi": True, "tie_word_embeddings": True},
     ),
     "falcon-sequential": ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True}),
     "gemma": ("gemma", {}),
@@ -74,6 +79,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "helium": ("helium", {}),
     "llama": ("llama", {}),
     "mistral": ("mistral", {}),
+    "mpt": ("mpt", {"hidden_size": 60, "num_attention_heads": 3, "num_hidden_layers": 3, "max_seq_len": 128}),
+    "mpt-clipped": (
+        "mpt",
+        {
+            "hidden_size": 64,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 2,
+            "max_seq_len": 128,
+            "attn_config": {"clip_qkv": 0.8, "softmax_scale": 0.4},
+        },
+    ),
     "nemotron": ("nemotron", {}),
     "olmo": ("olmo", {}),
     "olmo-clipped": ("olmo", {"clip_qkv": 0.7, "tie_word_embeddings": True}),

@@ -56,6 +56,7 @@ class Cache:
             self.keys.append(stands_for(key, kv))
             self.values.append(stands_for(value, kv))
             self.queries.append(random(n, heads * dim, seed=30 + s))
+        self.slopes = np.exp2(-np.arange(1, heads + 1) / 1.7).astype(np.float32)
 
     def expected(self, s: int, t: int, params: dict[str, Any]) -> Array:
         first, group = first_key(t, params), self.heads // self.kv_heads
@@ -63,10 +64,20 @@ class Cache:
         scores = np.einsum("hgd,khd->hgk", q, self.keys[s][first : t + 1]) * params["scale"]
         if cap := params.get("score_cap"):
             scores = np.tanh(scores / cap) * cap
+        if bias := params.get("bias"):
+            scores += self.bias(bias, np.arange(first, t + 1), t, params["scale"])
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         out: Array = np.einsum("hgk,khd->hgd", weights, self.values[s][first : t + 1])
         return out.reshape(-1)
+
+    def bias(self, kind: str, keys: Array, position: int, scale: float) -> Array:
+        """float64 [kv heads, group, keys]."""
+        slopes = self.slopes.astype(np.float64).reshape(self.kv_heads, -1, 1)
+        if kind == "distance":
+            return slopes * (keys - position)
+        bf16 = NUMPY["bf16"]
+        return (slopes.astype(bf16) * keys.astype(bf16)).astype(np.float64) * scale
 
     def attend(
         self,
@@ -88,6 +99,7 @@ class Cache:
             "positions": np.concatenate([np.arange(a, e, dtype=np.int32) for _, a, e in chunks]),
             "k_pool": key_pool(self.k_pool, kv=self.kv),
             "v_pool": value_pool(self.v_pool, self.dim, kv=self.kv),
+            **({"slopes": self.slopes} if "bias" in params else {}),
             "out": pack_activation(np.full((-(-rows // tile) * tile, width), np.nan, NUMPY[act]), tile),
         }
         spec = KernelSpec.of("attention", "paged_attention", **params, row_tile=tile, segments=segments)

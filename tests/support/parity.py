@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import transformers
 
 from llmc.runtime.binding import Artifact, Replayer
 
 from support.compiled import Pages, replay
-from support.tiny_models import ModelFields
+from support.tiny_models import ModelFields, reference_model
 
 LADDER = "prefill=[1,2,3]x[16,32],decode=[1,2,3,5]x[64,96]"
 
@@ -26,9 +25,8 @@ FAMILIES: dict[str, tuple[str, ModelFields]] = {
 
 def reference_logits(model: Path, tokens: list[int], dtype: torch.dtype = torch.float32) -> np.ndarray:
     """float32 [T, V] of transformers."""
-    reference = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="eager")
     with torch.no_grad():
-        logits: torch.Tensor = reference(torch.tensor([tokens])).logits
+        logits: torch.Tensor = reference_model(model, dtype)(torch.tensor([tokens])).logits
     return logits[0].float().numpy()
 
 

@@ -22,8 +22,8 @@ from llmc.models.families.family import Family
 from llmc.models.families.llama import LLAMA
 from llmc.models.loader import load_parameters
 from llmc.models.reference import ReferenceCache, use_cache
-from llmc.models.rope import cos_sin_table
 from llmc.models.sources.registry import open_source
+from llmc.models.tables import tables
 
 from support.tiny_models import ModelFields, make_tiny_model
 
@@ -82,8 +82,8 @@ class Quirky(Decoder):
         sample_index: Tensor,
         token_seq: Tensor,
     ) -> Tensor:
-        tables = tuple(self.get_buffer(name) for name in self.config.rope_tables)
-        step = StepInputs(positions, slot_mapping, block_tables, context_lens, query_start, token_seq, tables)
+        ropes = tuple(self.get_buffer(name) for name in self.config.rope_tables)
+        step = StepInputs(positions, slot_mapping, block_tables, context_lens, query_start, token_seq, ropes)
         x = self.embed(input_ids) * self.config.hidden_size**0.5
         for layer in self.layers:
             x = layer(x, step)
@@ -114,16 +114,16 @@ def eager_logits(model: Path, tokens: list[int], act_dtype: str) -> np.ndarray:
     config, length = source.config(), len(tokens)
     module = registry.build_model(config, act_dtype, 128)
     parameters = {p.name: as_tensor(p.value()) for p in load_parameters(config, source.checkpoint(), act_dtype)}
-    ropes = {name: as_tensor(cos_sin_table(rope, 128)) for name, rope in config.rope_tables.items()}
-    module.load_state_dict({**parameters, **ropes}, strict=True)
+    made = {name: as_tensor(value) for name, value in tables(config, 128)}
+    module.load_state_dict({**parameters, **made}, strict=True)
     cache = ReferenceCache(
         config.num_layers, 8, 32, config.num_kv_heads, config.head_dim, ops.torch_act_dtype(act_dtype)
     )
     with torch.no_grad(), use_cache(cache):
         at = torch.arange(length, dtype=torch.int32)
-        tables = torch.arange(1, 8, dtype=torch.int32)[None]
+        blocks = torch.arange(1, 8, dtype=torch.int32)[None]
         same = torch.zeros(length, dtype=torch.int32)
         logits: NDArray[np.float32] = module(
-            ints(*tokens), at, at + 32, tables, ints(length), ints(0, length), at, same
+            ints(*tokens), at, at + 32, blocks, ints(length), ints(0, length), at, same
         ).numpy()
     return logits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -83,12 +84,19 @@ def make_tiny_model(
     return Path(path)
 
 
+def reference_model(path: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """The model of transformers, by its plain code; of Falcon with ALiBi that adds the bias twice, torch's once."""
+    config = json.loads((path / "config.json").read_text())
+    code = "sdpa" if config["model_type"] == "falcon" and config.get("alibi") else "eager"
+    return AutoModelForCausalLM.from_pretrained(path, attn_implementation=code, dtype=dtype).eval()
+
+
 def greedy_of_transformers(path: Path, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
     """Ids and logits [count, V] without a cache: every step runs the whole text.
 
     transformers' cache for a window of w keeps `keys[:, :, -w + 1 :]`, which for 1 is all of them.
     """
-    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+    model = reference_model(path)
     ids, rows = list(prompt), []
     with torch.no_grad():
         for _ in range(count):

@@ -29,7 +29,7 @@ def test_weights_key_follows_the_checkpoint_and_the_weight_map(tmp_path: Path, m
 
     first = components()
     assert changed() == set()
-    assert changed(max_model_len=65) == {"rope"}
+    assert changed(max_model_len=65) == {"tables"}
     assert changed(header=b"another layout") == {"layout"}
     assert changed(target=reference) == {"sources"}
     monkeypatch.setattr(keys, "sources_digest", lambda *names: f"an edited weight map beside {names}")

@@ -14,8 +14,9 @@ from llmc.compiler.targets.cpu.target import Target
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
+    p = spec.as_dict()
     inputs = ("q", "block_tables", "token_seq", "positions", "k_pool", "v_pool")
-    return (*inputs, *(("partials",) if spec.as_dict()["segments"] else ()), "out")
+    return (*inputs, *(("slopes",) if "bias" in p else ()), *(("partials",) if p["segments"] else ()), "out")
 
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
@@ -24,7 +25,8 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
         of_kind = Int8Attention
     plan: Attention = of_kind(spec, target)
     pool = plan.pools.word_dtype
-    types = {"q": "float32", "k_pool": pool, "v_pool": pool, "partials": "float32", "out": b.word_dtype(plan.act)}
+    floats = dict.fromkeys(("q", "slopes", "partials"), "float32")
+    types = {**floats, "k_pool": pool, "v_pool": pool, "out": b.word_dtype(plan.act)}
     counts = {count for _, count in b.pieces(plan.dim)}
     puts = tuple((plan.act, plan.row_tile, count) for count in counts)
     helpers = vector.helpers(target.mcpu, puts=puts) + plan.helpers(target) + plan.shaping.helpers()

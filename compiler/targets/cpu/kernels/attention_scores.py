@@ -1,4 +1,4 @@
-"""What becomes of a score before the softmax where a model asks for it: a cap."""
+"""What becomes of a score before the softmax where a model asks for it: first a cap, then a bias by the key's place."""
 
 from __future__ import annotations
 
@@ -7,33 +7,58 @@ from collections.abc import Mapping
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernel_spec import Param
+from llmc.compiler.kernel_spec import KernelSpecError, Param
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels.ir import elementary
+from llmc.compiler.targets.cpu.kernels.ir import alibi, elementary
 
 LOG2E = math.log2(math.e)
-"""Scores are powers of two's: those of e times this."""
+"""Weights are powers of two: this times a score is what two is raised to."""
 
 
 class Shaping:
     """query_factor: what queries are multiplied by beforehand."""
 
     def __init__(self, params: Mapping[str, Param]) -> None:
-        scale = float(params["scale"])
-        self._cap = float(params.get("score_cap", 0.0))
-        self.query_factor = scale / self._cap if self._cap else scale * LOG2E
+        self._scale = float(params["scale"])
+        self._cap, self._bias = float(params.get("score_cap", 0.0)), str(params.get("bias", ""))
+        if self._bias not in ("", "distance", "rounded"):
+            raise KernelSpecError(f"paged_attention: bias {self._bias!r} is neither distance nor rounded")
+        self.query_factor = self._scale / self._cap if self._cap else self._scale * LOG2E
 
     def helpers(self) -> str:
-        return elementary.tanh() if self._cap else ""
+        return (elementary.tanh() if self._cap else "") + (alibi.helpers() if self._bias else "")
 
-    def shaped(self, scores: b.Vectors, rows: int, vectors: int) -> b.Vectors:
-        """Of products of scaled queries and keys, `vectors` of each of the rows, the scores."""
-        if not self._cap:
-            return scores
+    def allocate(self, rows: int) -> None:
+        """Memory on the stack."""
+        if self._bias:
+            self._slopes = b.Vectors(rows)
+
+    def prepare_row(self, k: b.Kernel, row: b.Expr, head: b.Expr) -> None:
+        """Keeps the slope of a row, which is of the head `head`."""
+        if self._bias:
+            slope = b.splat(k["slopes"][head])
+            rounded = self._bias == "rounded"
+            self._slopes[row] = b.call("to_bf16", slope) if rounded else b.call("mul", slope, b.splat(LOG2E))
+
+    def shaped(
+        self, products: b.Vectors, rows: int, vectors: int, row0: b.Expr, key: b.Expr, positions: b.Expr
+    ) -> b.Vectors:
+        """Of the products of scaled queries and keys the scores: of the rows row0 …, whose positions are given, so many
+        vectors of keys each, from `key` on."""
+        if not self._cap and not self._bias:
+            return products
         # In memory, for a loop: unrolled, the code of all vectors is long.
-        made = b.Vectors(rows * vectors)
+        scores = b.Vectors(rows * vectors)
         for i in range(rows * vectors):
-            made[i] = scores[i]
+            scores[i] = products[i]
         with T.serial(rows * vectors) as i:
-            made[i] = b.call("mul", b.call("tanh", made[i]), b.splat(self._cap * LOG2E))
-        return made
+            if self._cap:
+                scores[i] = b.call("mul", b.call("tanh", scores[i]), b.splat(self._cap * LOG2E))
+            if self._bias:
+                row, first = b.let(row0 + T.truncdiv(i, vectors)), b.let(key + T.truncmod(i, vectors) * b.WIDTH)
+                if self._bias == "distance":
+                    scores[i] = b.call("biased", scores[i], self._slopes[row], first, positions[row])
+                else:
+                    gain = b.splat(self._scale * LOG2E)
+                    scores[i] = b.call("biased_rounded", scores[i], self._slopes[row], first, gain)
+        return scores

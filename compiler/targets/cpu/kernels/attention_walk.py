@@ -79,6 +79,7 @@ class Attention(ABC):
         self.scores = b.Vectors(self.most * self.partition // b.WIDTH)
         if self.pools.largest is not None:
             self.value_scales = b.Vectors(self.partition // b.WIDTH)
+        self.shaping.allocate(self.rows)
         self.allocate()
         self.values = Fetches(self.blocks, b.ceil_div(self.pools.value_words, b.WIDTH))
         self.keys = Fetches(self.blocks, b.ceil_div(self.pools.key_words, b.WIDTH))
@@ -198,6 +199,7 @@ class Attention(ABC):
         b.store(self.first, self.first_key(k["positions"][token]), row)
         source = b.let((token * self.heads + self.kv_head * self.group + head) * self.dim)
         self.prepare_query(row, source)
+        self.shaping.prepare_row(k, row, self.kv_head * self.group + head)
 
     def store_row(self, token0: b.Expr, row: b.Expr, segment: b.Expr) -> None:
         """A segment's result: the final one where the row sees no other segment."""
@@ -303,7 +305,7 @@ class Attention(ABC):
 
         offset: of that key in its partition."""
         n = self.key_vectors
-        scores = self.shaping.shaped(scores, m, n)
+        scores = self.shaping.shaped(scores, m, n, row0, key, self.last)
 
         def keep(i: int, j: int, value: b.Expr) -> None:
             scores[i * n + j] = value

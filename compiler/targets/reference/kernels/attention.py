@@ -14,7 +14,9 @@ from llmc.compiler.targets.reference.kernels.frame import (
     Expr,
     Frame,
     let,
+    rounded,
     when,
+    widened,
 )
 from llmc.compiler.targets.reference.kernels.functions import exp, tanh
 from llmc.compiler.targets.reference.kernels.kv_pools import key_pool, value_pool
@@ -80,6 +82,11 @@ def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
     return k.function()
 
 
+def _in_bf16(value: Expr) -> Expr:
+    """A float32 rounded to bf16."""
+    return let(widened("bf16", let(rounded("bf16", let(value, "float32")), "uint16")), "float32")
+
+
 def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
     p = spec.as_dict()
     heads, kv_heads, head_dim = int(p["num_heads"]), int(p["num_kv_heads"]), int(p["head_dim"])
@@ -89,7 +96,9 @@ def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
     group, cap = heads // kv_heads, float(p.get("score_cap", 0.0))
     keys, values = key_pool(kv, kv_heads, head_dim, block), value_pool(kv, kv_heads, head_dim, block)
     inputs = {"q": "f32", "block_tables": "i32", "token_seq": "i32", "positions": "i32"}
-    with Frame(spec.symbol(), {**inputs, "k_pool": keys.buffer_dtype, "v_pool": values.buffer_dtype, "out": act}) as k:
+    pools = {"k_pool": keys.buffer_dtype, "v_pool": values.buffer_dtype}
+    shapes = {"slopes": "f32"} if "bias" in p else {}
+    with Frame(spec.symbol(), {**inputs, **pools, **shapes, "out": act}) as k:
         stride = k.scalar(BLOCK_TABLE_STRIDE)
         with k.share(k.scalar(NUM_TOKENS) * heads) as unit:
             token, head = let(T.truncdiv(unit, heads)), let(T.truncmod(unit, heads))
@@ -103,6 +112,13 @@ def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
                 kv_block = let(k.raw("block_tables", table + T.truncdiv(position, block)))
                 return kv_block, kv_head, let(T.truncmod(position, block))
 
+            def bias(position: Expr) -> Expr:
+                slope = k.raw("slopes", head)
+                if p["bias"] == "distance":
+                    return slope * T.Cast("float32", position - last)
+                product = _in_bf16(_in_bf16(slope) * _in_bf16(T.Cast("float32", position)))
+                return product * T.float32(float(p["scale"]))
+
             def score(position: Expr) -> Expr:
                 place = place_of(position)
                 key, total = keys.row(*place), Cell(T.float32(0.0))
@@ -111,7 +127,7 @@ def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
                 value = let(total.get() * (keys.scale(k, *place) * T.float32(float(p["scale"]))), "float32")
                 if cap:
                     value = let(tanh(value / T.float32(cap)) * T.float32(cap), "float32")
-                return value
+                return let(value + bias(position), "float32") if "bias" in p else value
 
             most, weights = Cell(T.float32(-3.0e38)), Cell(T.float32(0.0))
             with T.serial(first, let(last + 1)) as position:

@@ -22,23 +22,25 @@ CASES: tuple[Case, ...] = (
     (7, 1, 20, "f32", "f32", 16, 0, CAP),
     (6, 2, 24, "bf16", "bf16", 32, 40, CAP),
     (4, 2, 16, "f32", "int8", 32, 0, CAP),
-    (4, 2, 16, "f32", "fp8_e4m3", 16, 40, CAP),
+    (4, 2, 16, "f32", "fp8_e4m3", 16, 40, {"bias": "rounded"}),
+    (5, 1, 16, "bf16", "f16", 16, 0, {"bias": "distance", **CAP}),
 )
-SPLIT: tuple[Case, ...] = ((4, 2, 16, "f32", "f32", 32, 1100, CAP),)
+SPLIT: tuple[Case, ...] = ((4, 2, 16, "f32", "f32", 32, 1100, {"bias": "distance", **CAP}),)
 
 
 @on_cpus
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_in_any_company(target: Target, case: Case) -> None:
-    *sizes, more = case
-    check_attention(target, *sizes, tolerance_of(target, case[3], case[4]), **more)
+    heads, kv_heads, dim, act, kv, block, window, more = case
+    tolerance = tolerance_of(target, act, kv)
+    check_attention(target, heads, kv_heads, dim, act, kv, block, window, tolerance, **more)
 
 
 @on_cpus
 @pytest.mark.parametrize("case", SPLIT, ids=str)
 def test_split_context(target: Target, case: Case) -> None:
-    *sizes, more = case
-    check_split_context(target, *sizes, **more)
+    heads, kv_heads, dim, act, kv, block, window, more = case
+    check_split_context(target, heads, kv_heads, dim, act, kv, block, window, **more)
 
 
 @on_cpus
