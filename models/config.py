@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Norm = Literal["rms", "layer"]
-QkNorm = Literal["none", "head", "each_head", "whole"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu"]
+QkNorm = Literal["none", "head", "each_head", "whole", "unit"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "xielu"]
 Residual = Literal["pre", "parallel", "sandwich", "post"]
 
 
@@ -60,20 +60,31 @@ class Alibi:
 
 
 @dataclass(frozen=True)
+class QueryGrowth:
+    """Queries of unrotated layers grow with their position: times 1 + factor · ln(1 + ⌊(position + 1) / every⌋)."""
+
+    every: float
+    factor: float
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A decoder. Sizes in elements; max_position_embeddings in tokens.
 
     norm, norm_eps, norm_weight, norm_bias: of all norms over the hidden size. embedding_norm: one more on the
     embedding. qk_norm: what is normed of q and k before they are rotated: each head by one weight, each head by its
-    own, or all heads as one vector. residual: where norms stand: before both blocks; before both, which run side by
-    side (with parallel_norms norms); before and after each block; after each block. activation, gated: of the
+    own, or all heads as one vector; "unit": each head without weights, after they are rotated, in layers that do.
+    qk_norm_rotated: after that, of "head". residual: where norms stand: before both blocks; before both, which run side
+    by side (with parallel_norms norms); before and after each block; after each block. activation, gated: of the
     feed-forward block. rope, local_rope: of layers without and with a window, local_rope None where they are the same;
     unrotated_layers: without either. learned_positions: tokens of a table that is added to the embedding, 0 for none.
     alibi: None for no such bias. sliding_window: tokens a query of a windowed layer sees, itself included, None where
-    no layer has one; layer_windows: the same per layer, 0 for full attention. attention_bias: of q, k and v; o_bias: of
-    the output projection. attention_scale: of scores; attention_cap: tanh bounds them to it, None for not. clip_qkv:
-    bound of q, k and v, None for none. logit_cap: as attention_cap, of logits. bos_token_id: None where the model has
-    none. dtype: of the checkpoint, "f32", "f16" or "bf16" ("f32" where config.json does not say).
+    no layer has one; layer_windows: the same per layer, 0 for full attention; layer_chunks: per layer, a token sees
+    none before the last multiple of it, 0 or empty for no limit. sinks: each head has a learned score without a value.
+    query_growth: None for none. attention_bias: of q, k and v; o_bias: of the output projection. attention_scale: of
+    scores; attention_cap: tanh bounds them to it, None for not. clip_qkv: bound of q, k and v, None for none.
+    logit_cap: as attention_cap, of logits. bos_token_id: None where the model has none. dtype: of the checkpoint,
+    "f32", "f16" or "bf16" ("f32" where config.json does not say).
     """
 
     model_type: str
@@ -105,6 +116,10 @@ class ModelConfig:
     parallel_norms: int = 1
     activation: Activation = "silu"
     gated: bool = True
+    qk_norm_rotated: bool = False
+    layer_chunks: tuple[int, ...] = ()
+    sinks: bool = False
+    query_growth: QueryGrowth | None = None
     local_rope: Rope | None = None
     unrotated_layers: tuple[int, ...] = ()
     learned_positions: int = 0

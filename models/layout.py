@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmc.models.config import ModelConfig
 from llmc.models.weight_map import Rows, Source, Target, WeightMap
@@ -34,11 +35,13 @@ class Layout:
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"
     out: str = "self_attn.o_proj"
     mlp_norm: str = "post_attention_layernorm"
     post_mlp_norm: str = "post_feedforward_layernorm"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     up: str = "mlp.up_proj"
+    activation: str = "mlp.act_fn"
     down: str = "mlp.down_proj"
     norm: str = "model.norm"
     head: str = "lm_head"
@@ -163,6 +166,8 @@ def _layer(parts: _Parts, name: str, prefix: str) -> Iterator[Target]:
 
     if config.residual != "post":
         yield from parts.norm(f"{name}.attention_norm", f"{prefix}.{layout.attention_norm}")
+    if config.sinks:
+        yield Target(f"{name}.attention.sinks", (Source(f"{prefix}.{layout.sinks}", (config.num_heads,)),), "f32")
     rows = _qkv_rows(layout, config)
     yield from parts.linear(
         f"{name}.attention.qkv", at(*layout.qkv), (q, kv, kv), hidden, config.attention_bias, rows=rows
@@ -184,15 +189,24 @@ def _layer(parts: _Parts, name: str, prefix: str) -> Iterator[Target]:
         yield from parts.linear(f"{name}.mlp.gate_up", gates, (inner, inner), hidden, config.mlp_bias, makes=makes)
     else:
         yield from parts.linear(f"{name}.mlp.up", at(layout.up), (inner,), hidden, config.mlp_bias)
+    if config.activation == "xielu":
+        for alpha, least in (("alpha_p", 0.0), ("alpha_n", 0.5)):
+            source = Source(f"{prefix}.{layout.activation}.{alpha}", (1,))
+            yield Target(f"{name}.mlp.xielu.{alpha}", (source,), "f32", of_rows=_softplus(least))
     yield from parts.linear(down, at(layout.down), (hidden,), inner, config.mlp_bias)
     if config.residual in ("sandwich", "post"):
         yield from parts.norm(f"{name}.mlp_post_norm", f"{prefix}.{layout.post_mlp_norm}")
 
 
+def _softplus(least: float) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
+    """least + ln(1 + eˣ)."""
+    return lambda x: np.float32(least) + np.logaddexp(np.float32(0.0), x)
+
+
 def _head_norm(parts: _Parts, target: str, source: str, heads: int) -> Iterator[Target]:
     """What q or k is normed with: one head's weights, or those of all heads. {} in a name counts heads."""
     config, layout = parts.config, parts.layout
-    if config.qk_norm == "none":
+    if config.qk_norm in ("none", "unit"):
         return
     count = 1 if config.qk_norm == "head" else heads
     size = count * config.head_dim

@@ -15,7 +15,7 @@ from llmc.models.errors import ModelError
 from llmc.models.registry import get_family
 from llmc.models.sources.base import ArrayTensor, Checkpoint, Tensor
 from llmc.models.sources.reordered import ColumnsTaken, RowsTaken
-from llmc.models.sources.reshaped import Flattened, Shifted, Transposed
+from llmc.models.sources.reshaped import Flattened, Mapped, Shifted, Transposed
 from llmc.models.sources.stored import Stored
 from llmc.models.weight_map import Source, WeightMap
 from llmc.quantize.formats.base import Quantized
@@ -143,6 +143,8 @@ def load_parameters(config: ModelConfig, checkpoint: Checkpoint, act_dtype: str)
         parameter = Parameter(target.name, dtype, tuple(_tensor(checkpoint, source) for source in target.sources))
         if target.plus:
             parameter = replace(parameter, parts=(Shifted(parameter, target.plus),))
+        if target.of_rows is not None:
+            parameter = replace(parameter, parts=(Mapped(parameter, target.of_rows),))
         yield parameter if target.rows is None else parameter.with_rows(target.rows)
 
 

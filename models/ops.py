@@ -116,19 +116,24 @@ def rope_kv_write(
     num_kv_heads: int,
     head_dim: int,
     norm_eps: float,
+    norm_rotated: bool = False,
 ) -> Tensor:
     """Splits qkv float32 [T, (H + 2 Hkv) hd], norms q and k per head where q_norm and k_norm [hd] are given, rotates
-    them by cos_sin [max_len, rotary_dim] and writes k and v to the layer's slots: q float32 [T, H hd].
+    them by cos_sin [max_len, rotary_dim] and writes k and v to the layer's slots: q float32 [T, H hd]. norm_rotated:
+    they are normed after that, and without weights where none are given.
     """
     heads = qkv.float().view(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    if q_norm is not None:
-        q = _normalise(q, q_norm, norm_eps)
-    if k_norm is not None:
-        k = _normalise(k, k_norm, norm_eps)
     cos, sin = cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)
-    active_cache().write(layer, slot_mapping, _rotate(k, cos, sin), v)
-    return _rotate(q, cos, sin).reshape(qkv.shape[0], num_heads * head_dim)
+
+    def turned(x: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is not None and not norm_rotated:
+            x = _normalise(x, weight, norm_eps)
+        x = _rotate(x, cos, sin)
+        return _normalise(x, torch.ones(head_dim) if weight is None else weight, norm_eps) if norm_rotated else x
+
+    active_cache().write(layer, slot_mapping, turned(k, k_norm), v)
+    return turned(q, q_norm).reshape(qkv.shape[0], num_heads * head_dim)
 
 
 @rope_kv_write.register_fake
@@ -144,6 +149,7 @@ def _(
     num_kv_heads: int,
     head_dim: int,
     norm_eps: float,
+    norm_rotated: bool = False,
 ) -> Tensor:
     return qkv.new_empty((qkv.shape[0], num_heads * head_dim), dtype=torch.float32)
 
@@ -176,12 +182,16 @@ def paged_attention(
     score_cap: float = 0.0,
     slopes: Tensor | None = None,
     rounded_bias: bool = False,
+    sinks: Tensor | None = None,
+    chunk: int = 0,
 ) -> Tensor:
     """Causal attention of q float32 [T, H hd] over each token's own sequence in the paged cache: act [T, H hd].
 
     A token at position p sees the keys max(0, p − window + 1) … p; window 0 is no limit. block_tables i32
     [B, max_blocks], context_lens i32 [B], query_start i32 [B+1], token_seq and positions i32 [T]. score_cap: tanh
     bounds the scores to it, 0 for not. slopes: f32 [H], of a bias by the place of the key (see `_bias`).
+    sinks: f32 [H], a score of each head that has a weight and no value. chunk: a token sees no key before the last
+    multiple of it, 0 is no limit.
     """
     cache, groups = active_cache(), num_heads // num_kv_heads
     heads = q.float().view(q.shape[0], num_kv_heads, groups, head_dim)
@@ -194,13 +204,19 @@ def paged_attention(
         seen = key_at <= at[:, None]
         if window:
             seen &= key_at > at[:, None] - window
+        if chunk:
+            seen &= key_at >= at[:, None] // chunk * chunk
         scores = torch.einsum("tkgd,skd->kgts", heads[rows], keys) * scale
         if score_cap:
             scores = torch.tanh(scores / score_cap) * score_cap
         if slopes is not None:
             bias = _bias(slopes, at, key_at, scale, rounded=rounded_bias)
             scores = scores + bias.view(num_kv_heads, groups, -1, len(key_at))
-        weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
+        scores = scores.masked_fill(~seen, float("-inf"))
+        if sinks is not None:
+            sink = sinks.view(num_kv_heads, groups, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat((scores, sink), dim=-1)
+        weights = scores.softmax(dim=-1)[..., : len(key_at)]
         out[rows] = torch.einsum("kgts,skd->tkgd", weights, values)
     return out.view(q.shape[0], num_heads * head_dim).to(torch_act_dtype(act_dtype))
 
@@ -223,6 +239,8 @@ def _(
     score_cap: float = 0.0,
     slopes: Tensor | None = None,
     rounded_bias: bool = False,
+    sinks: Tensor | None = None,
+    chunk: int = 0,
 ) -> Tensor:
     return q.new_empty(q.shape, dtype=torch_act_dtype(act_dtype))
 

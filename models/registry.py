@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from llmc.models.brief import brief
 from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
+from llmc.models.families.apertus import APERTUS
 from llmc.models.families.bloom import BLOOM
 from llmc.models.families.cohere import COHERE, COHERE2
 from llmc.models.families.exaone4 import EXAONE4
@@ -18,6 +19,7 @@ from llmc.models.families.gpt2 import GPT2, GPT_BIGCODE
 from llmc.models.families.gpt_neox import GPT_NEOX
 from llmc.models.families.gptj import CODEGEN, GPTJ
 from llmc.models.families.granite import GRANITE
+from llmc.models.families.hunyuan import HUNYUAN_V1_DENSE
 from llmc.models.families.llama import LLAMA
 from llmc.models.families.llama_relatives import ARCEE, ERNIE4_5, HELIUM, NEMOTRON, SEED_OSS
 from llmc.models.families.mistral import MISTRAL
@@ -44,6 +46,7 @@ FAMILIES: dict[str, Family] = {
         MISTRAL,
         QWEN2,
         QWEN3,
+        APERTUS,
         ARCEE,
         BLOOM,
         CODEGEN,
@@ -64,6 +67,7 @@ FAMILIES: dict[str, Family] = {
         GRANITE,
         HELIUM,
         MPT,
+        HUNYUAN_V1_DENSE,
         NEMOTRON,
         OLMO,
         OLMO2,

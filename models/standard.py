@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, Unpack
 
 from llmc.models.brief import brief
-from llmc.models.config import Activation, Alibi, ModelConfig, Norm, QkNorm, Residual, Rope
+from llmc.models.config import Activation, Alibi, ModelConfig, Norm, QkNorm, QueryGrowth, Residual, Rope
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.rope_fields import read_rope
@@ -37,6 +37,10 @@ class Choices(TypedDict, total=False):
     residual: Residual
     parallel_norms: int
     gated: bool
+    qk_norm_rotated: bool
+    layer_chunks: tuple[int, ...]
+    sinks: bool
+    query_growth: QueryGrowth | None
     local_rope: Rope | None
     unrotated_layers: tuple[int, ...]
     learned_positions: int

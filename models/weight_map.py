@@ -41,6 +41,7 @@ class Target:
     dtype: "act" for weights in the activation dtype, "f32" for norms and biases. makes: of a gated layer whose result
     one linear layer reads and nothing else, the name of that one's weight: row i of gate and of up is its column i.
     rows: int32, its row i is row rows[i] of the sources; None: all in their order. plus: is added to every value.
+    of_rows: what float32 rows become, each by itself; None: what they are.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Target:
     makes: str | None = None
     rows: Rows | None = field(default=None, compare=False)
     plus: float = 0.0
+    of_rows: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = field(default=None, compare=False)
 
     @property
     def shape(self) -> Shape:

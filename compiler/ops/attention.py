@@ -17,6 +17,8 @@ def _paged_attention(site: Site, graph: GraphParams) -> list[KernelCall]:
         "block_size": graph.block_size,
         "segments": segments,
         **graph.row_params(),
+        **({"chunk": a["chunk"]} if a.get("chunk", 0) else {}),
+        **({"sinks": True} if "sinks" in site.tensors else {}),
     }
     spec = KernelSpec.of(
         "attention",
@@ -28,13 +30,13 @@ def _paged_attention(site: Site, graph: GraphParams) -> list[KernelCall]:
         **_shape_of_scores(site),
     )
     inputs = ("q", "block_tables", "token_seq", "positions", BufferSource.K_POOL, BufferSource.V_POOL)
-    inputs += tuple(name for name in ("slopes",) if name in site.tensors)
+    slopes, sinks = (tuple(n for n in (name,) if n in site.tensors) for name in ("slopes", "sinks"))
     if not segments:
-        return [KernelCall(spec, (*inputs, "out"))]
+        return [KernelCall(spec, (*inputs, *slopes, *sinks, "out"))]
     merge = KernelSpec.of("attention", "merge_attention", **both)
     return [
-        KernelCall(spec, (*inputs, BufferSource.SCRATCH, "out")),
-        KernelCall(merge, ("positions", BufferSource.SCRATCH, "out")),
+        KernelCall(spec, (*inputs, *slopes, *sinks, BufferSource.SCRATCH, "out")),
+        KernelCall(merge, ("positions", BufferSource.SCRATCH, *sinks, "out")),
     ]
 
 
@@ -63,6 +65,7 @@ PAGED_ATTENTION = OpDef(
         "token_seq": Argument(1, I32),
         "positions": Argument(1, I32),
         "slopes": Argument(1, F32),
+        "sinks": Argument(1, F32),
     },
     lambda call: ((call.shapes["q"][0], call.packed_width(call.shapes["q"][1])), call.act.long_name),
     _paged_attention,

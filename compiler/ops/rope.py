@@ -22,6 +22,7 @@ def _rope_kv_write(site: Site, graph: GraphParams) -> list[KernelCall]:
         kv_dtype=graph.kv_dtype,
         block_size=graph.block_size,
         **({"kv_scales": True} if graph.kv_scales else {}),
+        **({"norm_rotated": True} if a.get("norm_rotated", False) else {}),
     )
     norms = ("q_norm", "k_norm") if qk_norm else ()
     scales = (BufferSource.KV_SCALES,) if graph.kv_scales else ()

@@ -10,7 +10,7 @@ from torch import Tensor
 from llmc.models import ops
 from llmc.models.blocks.layers import Block, Linear, empty
 from llmc.models.blocks.norms import centred, over_root_mean_square
-from llmc.models.config import ModelConfig
+from llmc.models.config import ModelConfig, QueryGrowth
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,12 @@ class StepInputs:
     slopes: Tensor | None = None
 
 
+def _grown(positions: Tensor, growth: QueryGrowth) -> Tensor:
+    """What queries are multiplied by, float32 [T, 1]."""
+    passed = torch.floor((positions[:, None].float() + 1.0) / growth.every)
+    return 1.0 + growth.factor * torch.log(1.0 + passed)
+
+
 class HeadNorm(Block):
     """weight float32 [hd] for every head, or [heads hd]."""
 
@@ -41,7 +47,9 @@ class HeadNorm(Block):
 
 
 class Attention(Block):
-    """qkv [(H + 2 Hkv) hd, D] and out [D, H hd] around rotation, cache and attention of one layer."""
+    """qkv [(H + 2 Hkv) hd, D] and out [D, H hd] around rotation, cache and attention of a layer; sinks [H] or None."""
+
+    sinks: Tensor | None
 
     def __init__(self, config: ModelConfig, layer: int, act_dtype: str) -> None:
         super().__init__()
@@ -53,9 +61,14 @@ class Attention(Block):
         self.rope = config.ropes.index(config.layer_rope(layer))
         self.norm, self.qk_norm, self.eps, self.clip = config.norm, config.qk_norm, config.norm_eps, config.clip_qkv
         self.act_dtype = act_dtype
+        self.chunk = config.layer_chunks[layer] if config.layer_chunks else 0
+        rotates = layer not in config.unrotated_layers
+        self.norm_rotated = rotates if config.qk_norm == "unit" else config.qk_norm_rotated
+        self.growth = None if rotates else config.query_growth
+        self.register_parameter("sinks", empty(config.num_heads) if config.sinks else None)
         self.qkv = Linear(config.qkv_size, config.hidden_size, config.attention_bias, act_dtype)
         self.q_norm = self.k_norm = None
-        if config.qk_norm != "none":
+        if config.qk_norm not in ("none", "unit"):
             each = config.qk_norm != "head"
             self.q_norm = HeadNorm(config.head_dim * (config.num_heads if each else 1))
             self.k_norm = HeadNorm(config.head_dim * (config.num_kv_heads if each else 1))
@@ -77,7 +90,10 @@ class Attention(Block):
             self.num_kv_heads,
             self.head_dim,
             self.eps,
+            norm_rotated=self.norm_rotated,
         )
+        if self.growth is not None:
+            q = q * _grown(step.positions, self.growth)
         attended = ops.paged_attention(
             q,
             step.block_tables,
@@ -95,6 +111,8 @@ class Attention(Block):
             score_cap=self.cap or 0.0,
             slopes=step.slopes,
             rounded_bias=self.rounded_bias,
+            sinks=self.sinks,
+            chunk=self.chunk,
         )
         return self.out(attended, residual)
 

@@ -7,12 +7,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmc.models import ops
-from llmc.models.blocks.layers import Block, GatedLinear, Linear
+from llmc.models.blocks.layers import Block, GatedLinear, Linear, empty
 from llmc.models.config import Activation, ModelConfig
 
 
+class Xielu(Block):
+    """alpha_p · x² + βx of positive x, alpha_n · (eˣ − 1 − x) + βx of others; alpha_p, alpha_n float32 [1] > 0."""
+
+    BETA, MOST = 0.5, -1e-6
+    """MOST: what eˣ is taken of at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p, self.alpha_n = empty(1), empty(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32, elementwise."""
+        negative = torch.exp(torch.clamp(x, max=self.MOST)) - 1.0 - x
+        return torch.where(x > 0, self.alpha_p * x * x, self.alpha_n * negative) + self.BETA * x
+
+
 def activated(x: Tensor, activation: Activation) -> Tensor:
-    """float32, elementwise, as transformers names them."""
+    """float32, elementwise, as transformers names them; of those without parameters."""
     match activation:
         case "silu":
             return F.silu(x)
@@ -26,6 +42,8 @@ def activated(x: Tensor, activation: Activation) -> Tensor:
             return F.relu(x)
         case "relu2":
             return F.relu(x) * F.relu(x)
+        case "xielu":
+            raise ValueError("xielu has parameters: call Xielu")
 
 
 class Mlp(Block):
@@ -42,19 +60,23 @@ class Mlp(Block):
             self.gate_up: Block = GatedLinear(inner, hidden, bias, act_dtype)
         else:
             self.gate_up = Linear(2 * inner, hidden, bias, act_dtype)
+        self.xielu = Xielu() if config.activation == "xielu" else None
         self.down = Linear(hidden, inner, bias, act_dtype)
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """act [T, D], residual float32 [T, D] → float32 [T, D]."""
         return self.down(self._inner(x), residual)
 
+    def _activated(self, x: Tensor) -> Tensor:
+        return activated(x, self.activation) if self.xielu is None else self.xielu(x)
+
     def _inner(self, x: Tensor) -> Tensor:
         """act [T, D] → act [T, I]."""
         if not self.gated:
-            inner = activated(self.up(x), self.activation)
+            inner = self._activated(self.up(x))
         elif self.activation == "silu":
             return self.gate_up(x)
         else:
             gate, up = self.gate_up(x).chunk(2, dim=-1)
-            inner = activated(gate, self.activation) * up
+            inner = self._activated(gate) * up
         return inner.to(ops.torch_act_dtype(self.act_dtype))

@@ -1,7 +1,8 @@
-"""Tensors that a checkpoint has in another shape than the model, or short of a constant."""
+"""Tensors that a checkpoint has in another shape than the model, or that the model has a function of."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -61,3 +62,19 @@ class Shifted(Tensor):
     def read(self, first: int, out: Array) -> None:
         self._whole.read(first, out)
         out += self._plus
+
+
+class Mapped(Tensor):
+    """A function of each row of a tensor, computed in float32."""
+
+    def __init__(self, whole: Readable, of_rows: Callable[[Array], Array]) -> None:
+        self._whole, self._of_rows = whole, of_rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._whole.shape
+
+    def read(self, first: int, out: Array) -> None:
+        rows = np.empty(out.shape, np.float32)
+        self._whole.read(first, rows)
+        convert(self._of_rows(rows), out)

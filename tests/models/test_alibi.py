@@ -39,4 +39,5 @@ def test_alibi_bias_max_of_mpt_counts(tmp_path: Path) -> None:
     fields["attn_config"]["alibi_bias_max"] = 16
     (path / "config.json").write_text(json.dumps(fields))
     alibi = load_config(path).alibi
-    assert alibi is not None and alibi.slopes == mpt_slopes(4, 16) != mpt_slopes(4, 8)
+    assert alibi is not None
+    assert alibi.slopes == mpt_slopes(4, 16) != mpt_slopes(4, 8)

@@ -14,6 +14,7 @@ LONG = {
 EXAONE_WINDOWS = {"sliding_window": 7, "sliding_window_pattern": 3}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "apertus": ("apertus", {}),
     "arcee": ("arcee", {}),
     "arcee-biases": ("arcee", {"attention_bias": True, "mlp_bias": True}),
     "bloom": ("bloom", {"num_attention_heads": 5, "tie_word_embeddings": False}),
@@ -77,6 +78,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "helium": ("helium", {}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
+    "hunyuan_v1_dense-alpha": (
+        "hunyuan_v1_dense",
+        {
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0},
+        },
+    ),
     "llama": ("llama", {}),
     "mistral": ("mistral", {}),
     "mpt": ("mpt", {"hidden_size": 60, "num_attention_heads": 3, "num_hidden_layers": 3, "max_seq_len": 128}),

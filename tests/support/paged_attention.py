@@ -56,6 +56,7 @@ class Cache:
             self.keys.append(stands_for(key, kv))
             self.values.append(stands_for(value, kv))
             self.queries.append(random(n, heads * dim, seed=30 + s))
+        self.sinks = random(heads, seed=41) * 2
         self.slopes = np.exp2(-np.arange(1, heads + 1) / 1.7).astype(np.float32)
 
     def expected(self, s: int, t: int, params: dict[str, Any]) -> Array:
@@ -66,18 +67,20 @@ class Cache:
             scores = np.tanh(scores / cap) * cap
         if bias := params.get("bias"):
             scores += self.bias(bias, np.arange(first, t + 1), t, params["scale"])
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
+        sinks = self.sinks.astype(np.float64).reshape(self.kv_heads, group, 1)
+        most = np.maximum(scores.max(-1, keepdims=True), sinks)
+        weights = np.exp(scores - most)
+        weights /= weights.sum(-1, keepdims=True) + (np.exp(sinks - most) if params.get("sinks") else 0.0)
         out: Array = np.einsum("hgk,khd->hgd", weights, self.values[s][first : t + 1])
         return out.reshape(-1)
 
     def bias(self, kind: str, keys: Array, position: int, scale: float) -> Array:
         """float64 [kv heads, group, keys]."""
         slopes = self.slopes.astype(np.float64).reshape(self.kv_heads, -1, 1)
-        if kind == "distance":
-            return slopes * (keys - position)
         bf16 = NUMPY["bf16"]
-        return (slopes.astype(bf16) * keys.astype(bf16)).astype(np.float64) * scale
+        distance: Array = slopes * (keys - position)
+        rounded: Array = (slopes.astype(bf16) * keys.astype(bf16)).astype(np.float64) * scale
+        return distance if kind == "distance" else rounded
 
     def attend(
         self,
@@ -100,6 +103,7 @@ class Cache:
             "k_pool": key_pool(self.k_pool, kv=self.kv),
             "v_pool": value_pool(self.v_pool, self.dim, kv=self.kv),
             **({"slopes": self.slopes} if "bias" in params else {}),
+            **({"sinks": self.sinks} if "sinks" in params else {}),
             "out": pack_activation(np.full((-(-rows // tile) * tile, width), np.nan, NUMPY[act]), tile),
         }
         spec = KernelSpec.of("attention", "paged_attention", **params, row_tile=tile, segments=segments)
@@ -112,14 +116,15 @@ class Cache:
             merge = KernelSpec.of(
                 "attention", "merge_attention", **merge_params(params), row_tile=tile, segments=segments
             )
-            arrays = {"positions": arrays["positions"], **result}
+            arrays = {name: arrays[name] for name in ("positions", "sinks") if name in arrays} | result
             result = run(merge, target, arrays, written=("out",), scalars=scalars, num_tasks=tasks)
         return unpack_activation(result["out"], rows, width)
 
 
 def first_key(t: int, params: dict[str, Any]) -> int:
     """The first key that a token at `t` sees."""
-    return max(0, t - params["window"] + 1) if params["window"] else 0
+    start = t // params["chunk"] * params["chunk"] if "chunk" in params else 0
+    return max(start, t - params["window"] + 1) if params["window"] else start
 
 
 def attention_params(
@@ -140,7 +145,8 @@ def attention_params(
 
 
 def merge_params(params: dict[str, Any]) -> dict[str, Any]:
-    return {name: params[name] for name in ("num_heads", "head_dim", "window", "act_dtype", "block_size")}
+    names = ("num_heads", "head_dim", "window", "act_dtype", "block_size", "chunk", "sinks")
+    return {name: params[name] for name in names if name in params}
 
 
 def tolerance_of(target: Target, act: str, kv: str) -> Tolerance:

@@ -16,7 +16,8 @@ from llmc.compiler.targets.cpu.target import Target
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
     p = spec.as_dict()
     inputs = ("q", "block_tables", "token_seq", "positions", "k_pool", "v_pool")
-    return (*inputs, *(("slopes",) if "bias" in p else ()), *(("partials",) if p["segments"] else ()), "out")
+    own = (*(("slopes",) if "bias" in p else ()), *(("sinks",) if "sinks" in p else ()))
+    return (*inputs, *own, *(("partials",) if p["segments"] else ()), "out")
 
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
@@ -25,7 +26,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
         of_kind = Int8Attention
     plan: Attention = of_kind(spec, target)
     pool = plan.pools.word_dtype
-    floats = dict.fromkeys(("q", "slopes", "partials"), "float32")
+    floats = dict.fromkeys(("q", "slopes", "sinks", "partials"), "float32")
     types = {**floats, "k_pool": pool, "v_pool": pool, "out": b.word_dtype(plan.act)}
     counts = {count for _, count in b.pieces(plan.dim)}
     puts = tuple((plan.act, plan.row_tile, count) for count in counts)

@@ -196,7 +196,7 @@ class FloatAttention(Attention):
             start, end = b.let(words(low)), b.let(words(high + self.lanes))
             seen0 = b.let(T.min(words(all_low + (self.lanes - 1)), end))
             seen1 = b.let(T.max(words(all_high + 1), seen0))
-            if differ and self.window:
+            if differ and (self.window or self.chunk):
                 add_words(base, block0, start, seen0, seen=False)
             add_words(base, block0, seen0, seen1, seen=True)
             if differ:
@@ -205,7 +205,7 @@ class FloatAttention(Attention):
         block0, block1 = b.let(T.truncdiv(low, self.block)), b.let(T.truncdiv(high, self.block) + 1)
         whole0 = b.let(T.min(T.truncdiv(all_low + (self.block - 1), self.block), block1))
         whole1 = b.let(T.max(T.truncdiv(all_high + 1, self.block), whole0))
-        if self.window:
+        if self.window or self.chunk:
             with T.serial(block0, whole0) as block:
                 add_edge(block)
         with T.serial(whole0, whole1) as block:

@@ -8,21 +8,22 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.attention_split import segment_keys
-from llmc.compiler.targets.cpu.kernels.attention_state import Partials, Rows, write_row
+from llmc.compiler.targets.cpu.kernels.attention_state import Partials, Rows, first_key, sink_of, write_row
 from llmc.compiler.targets.cpu.kernels.ir import vector
 from llmc.compiler.targets.cpu.target import Target
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
-    return ("positions", "partials", "out")
+    return ("positions", "partials", *(("sinks",) if "sinks" in spec.as_dict() else ()), "out")
 
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     p = spec.as_dict()
     heads, dim, window, act = int(p["num_heads"]), int(p["head_dim"]), int(p["window"]), str(p["act_dtype"])
-    row_tile, segment = int(p["row_tile"]), segment_keys(int(p["block_size"]))
+    row_tile, chunk, segment = int(p["row_tile"]), int(p.get("chunk", 0)), segment_keys(int(p["block_size"]))
     puts = tuple((act, row_tile, count) for _, count in b.pieces(dim))
-    types = [("positions", "int32"), ("partials", "float32"), ("out", b.word_dtype(act))]
+    kinds = {"positions": "int32", "out": b.word_dtype(act)}
+    types = [(name, kinds.get(name, "float32")) for name in buffers(spec)]
     kernel = b.Kernel(spec.symbol(), types, vector.helpers(target.mcpu, puts=puts))
     with kernel as k:
         partials = Partials(k["partials"], heads, int(p["segments"]), dim)
@@ -30,11 +31,12 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
         with k.share(k.scalar(0) * heads) as unit:
             token, head = b.let(T.truncdiv(unit, heads)), b.let(T.truncmod(unit, heads))
             last = b.let(k["positions"][token])
-            first = b.let(T.max(last - window + 1, 0)) if window else T.int32(0)
+            first = first_key(last, window, chunk)
             segment0, segment1 = b.let(T.truncdiv(first, segment)), b.let(T.truncdiv(last, segment) + 1)
             with b.when(segment1 - segment0 > 1):
                 result.clear(1)
                 with T.serial(segment0, segment1) as s:
                     partials.fold_into(result, 0, partials.at(token, head, s))
-                write_row(k["out"], result, 0, token, head, heads, dim, act, row_tile)
+                sink = sink_of(k, head) if "sinks" in p else None
+                write_row(k["out"], result, 0, token, head, heads, dim, act, row_tile, sink)
     return kernel.function()

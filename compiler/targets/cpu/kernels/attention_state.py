@@ -7,9 +7,21 @@ from collections.abc import Callable
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.attention_scores import LOG2E
 from llmc.compiler.targets.cpu.kernels.attention_split import partial_floats
 
 FLOOR = -1.0e38  # maximum of no score at all
+
+
+def first_key(position: b.Expr, window: int, chunk: int) -> b.Expr:
+    """The first key that a token sees: of the last `window` ones, of its own chunk; 0 for no limit."""
+    first = b.let(T.max(position - window + 1, 0)) if window else T.int32(0)
+    return b.let(T.max(T.truncdiv(position, chunk) * chunk, first)) if chunk else first
+
+
+def sink_of(k: b.Kernel, head: b.Expr) -> b.Expr:
+    """What a head's sink adds to a sum of weights, as a power of two."""
+    return b.call("mul", b.splat(k["sinks"][head]), b.splat(LOG2E))
 
 
 class Rows:
@@ -85,12 +97,17 @@ def write_row(
     head_dim: int,
     act: str,
     row_tile: int,
+    sink: b.Expr | None = None,
 ) -> None:
-    """Writes one head of a token into the packed activation `out` [T, heads · head_dim]."""
+    """Writes one head of a token into the packed activation `out` [T, heads · head_dim]. sink: see `sink_of`."""
     words = b.ceil_div(heads * head_dim, b.lanes_of(act))
     base = b.packed_position(token, row_tile, words)
     inverse = b.Vectors(1)
-    inverse[0] = b.call("div", b.splat(1.0), rows.total[row])
+    if sink is None:
+        inverse[0] = b.call("div", b.splat(1.0), rows.total[row])
+    else:
+        keep, _ = rows.fold_totals(row, sink, b.splat(1.0))
+        inverse[0] = b.call("div", keep, rows.total[row])
     for start, count in b.pieces(head_dim):
         value = b.call("mul", rows.out[row * rows.vectors + start // b.WIDTH], inverse[0])
         value = b.call("add", value, b.splat(0.0))  # no negative zero

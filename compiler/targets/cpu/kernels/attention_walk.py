@@ -23,7 +23,7 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.attention_fetch import Fetches
 from llmc.compiler.targets.cpu.kernels.attention_scores import Shaping
 from llmc.compiler.targets.cpu.kernels.attention_split import partition_keys, segment_keys
-from llmc.compiler.targets.cpu.kernels.attention_state import FLOOR, Partials, Rows, write_row
+from llmc.compiler.targets.cpu.kernels.attention_state import FLOOR, Partials, Rows, first_key, sink_of, write_row
 from llmc.compiler.targets.cpu.kernels.kv_pools import KvPools
 from llmc.compiler.targets.cpu.target import Target
 
@@ -48,6 +48,7 @@ class Attention(ABC):
         p = spec.as_dict()
         self.heads, self.kv_heads, self.dim = int(p["num_heads"]), int(p["num_kv_heads"]), int(p["head_dim"])
         self.block, self.window, self.segments = int(p["block_size"]), int(p["window"]), int(p["segments"])
+        self.chunk, self.sinks = int(p.get("chunk", 0)), bool(p.get("sinks", False))
         self.kv, self.act, self.row_tile = str(p["kv_dtype"]), str(p["act_dtype"]), int(p["row_tile"])
         self.pools = KvPools(self.kv, self.kv_heads, self.dim, self.block)
         self.lanes = self.pools.lanes
@@ -142,7 +143,7 @@ class Attention(ABC):
         self.each_run(body)
 
     def first_key(self, position: b.Expr) -> b.Expr:
-        return b.let(T.max(position - self.window + 1, 0)) if self.window else T.int32(0)
+        return first_key(position, self.window, self.chunk)
 
     # ---- one run of tokens, one kv head ------------------------------------------------------------------------------
 
@@ -213,7 +214,8 @@ class Attention(ABC):
 
     def write_row(self, rows: Rows, token0: b.Expr, row: b.Expr) -> None:
         token, head = self.token_head(token0, row)
-        write_row(self.k["out"], rows, row, token, head, self.heads, self.dim, self.act, self.row_tile)
+        sink = sink_of(self.k, head) if self.sinks else None
+        write_row(self.k["out"], rows, row, token, head, self.heads, self.dim, self.act, self.row_tile, sink)
 
     def token_head(self, token0: b.Expr, row: b.Expr) -> tuple[b.Expr, b.Expr]:
         head = self.kv_head * self.group + T.truncmod(row, self.group)

@@ -1,8 +1,8 @@
-"""rope_kv_write: optional per-head RMS norm of q and k, half-split rotation, K and V written to the paged pool."""
+"""rope_kv_write: half-split rotation of q and k, which may be normed by head, K and V written to the paged pool."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
@@ -20,6 +20,19 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
     return ("qkv", *norms, *scales, "cos_sin", "positions", "slot_mapping", "k_pool", "v_pool", "q_out")
 
 
+def _inverse_root(vectors: Sequence[b.Expr], count: int, eps: float) -> b.Vectors:
+    """One over the root of the mean square of `count` elements."""
+    total = b.Vectors(1)
+    total[0] = b.splat(0.0)
+    for v in vectors:
+        total[0] = b.call("fma", v, v, total[0])
+    mean = b.call("div", b.call("sum_lanes", total[0]), b.splat(float(count)))
+    root = b.call("sqrt", b.call("add", mean, b.splat(eps)))
+    scale = b.Vectors(1)
+    scale[0] = b.call("div", b.splat(1.0), root)
+    return scale
+
+
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     p = spec.as_dict()
     heads, kv_heads, head_dim = int(p["num_heads"]), int(p["num_kv_heads"]), int(p["head_dim"])
@@ -28,6 +41,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
         raise KernelSpecError("rope_kv_write: interleaved rotation has no template; use half-split weights")
     if rotary % 2 or rotary > head_dim:
         raise KernelSpecError(f"rope_kv_write: bad rotary_dim {rotary} or head_dim {head_dim}")
+    norm_rotated, eps = bool(p.get("norm_rotated", False)), float(p["norm_eps"])
     half, pools, stated = rotary // 2, KvPools(kv, kv_heads, head_dim, block), bool(p.get("kv_scales", False))
     rotated = b.pieces(half)
     rest = [(rotary + start, count) for start, count in b.pieces(head_dim - rotary)]
@@ -54,16 +68,18 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
 
             def rotate(what: str, put: Callable[[b.Expr, int, int], None]) -> None:
                 scale = None
-                if qk_norm:
-                    total = b.Vectors(1)
-                    total[0] = b.splat(0.0)
-                    for start, count in b.pieces(head_dim):
-                        v = b.load_vector(qkv, source + start, count)
-                        total[0] = b.call("fma", v, v, total[0])
-                    mean = b.call("div", b.call("sum_lanes", total[0]), b.splat(float(head_dim)))
-                    root = b.call("sqrt", b.call("add", mean, b.splat(float(p["norm_eps"]))))
-                    scale = b.Vectors(1)
-                    scale[0] = b.call("div", b.splat(1.0), root)
+                if qk_norm and not norm_rotated:
+                    plain = [b.load_vector(qkv, source + start, count) for start, count in b.pieces(head_dim)]
+                    scale = _inverse_root(plain, head_dim, eps)
+                turned, made = b.Vectors(len(keys)) if norm_rotated else None, list[tuple[int, int]]()
+
+                def take(value: b.Expr, start: int, count: int) -> None:
+                    """A part of the rotated head."""
+                    if turned is None:
+                        put(value, start, count)
+                    else:
+                        turned[len(made)] = value
+                        made.append((start, count))
 
                 def value(start: int, count: int) -> b.Expr:
                     v = b.load_vector(qkv, source + start, count)
@@ -78,10 +94,18 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                     pair[3] = b.load_vector(cos_sin, angle + half + start, count)
                     low = b.call("fnma", b.splat(1.0), b.call("mul", pair[1], pair[3]), b.call("mul", pair[0], pair[2]))
                     high = b.call("add", b.call("mul", pair[1], pair[2]), b.call("mul", pair[0], pair[3]))
-                    put(low, start, count)
-                    put(high, half + start, count)
+                    take(low, start, count)
+                    take(high, half + start, count)
                 for start, count in rest:
-                    put(value(start, count), start, count)
+                    take(value(start, count), start, count)
+                if turned is None:
+                    return
+                scale = _inverse_root([turned[i] for i in range(len(made))], head_dim, eps)
+                for i, (start, count) in enumerate(made):
+                    normed = b.call("mul", turned[i], scale[0])
+                    if qk_norm:
+                        normed = b.call("mul", normed, b.load_vector(k[f"{what}_norm"], start, count))
+                    put(normed, start, count)
 
             # Scales of keys, then of values, a head after the other.
             scale = k["kv_scales"][head - heads] if stated else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
@@ -27,6 +29,7 @@ def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
     p = spec.as_dict()
     heads, kv_heads, head_dim = int(p["num_heads"]), int(p["num_kv_heads"]), int(p["head_dim"])
     rotary, kv, block, qk_norm = int(p["rotary_dim"]), str(p["kv_dtype"]), int(p["block_size"]), bool(p["qk_norm"])
+    norm_rotated = bool(p.get("norm_rotated", False))
     half, all_heads = rotary // 2, heads + 2 * kv_heads
     keys, values = key_pool(kv, kv_heads, head_dim, block), value_pool(kv, kv_heads, head_dim, block)
     norms = {"q_norm": "f32", "k_norm": "f32"} if qk_norm else {}
@@ -43,19 +46,23 @@ def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
         angle = let(k.raw("positions", token) * rotary)
         turned = Array(head_dim)
 
+        def find_factor(factor: Cell, element: Callable[[Expr], Expr]) -> None:
+            """One over the root of the mean square."""
+            squares = Cell(T.float32(0.0))
+            with T.serial(head_dim) as i:
+                squares.set(squares.get() + element(i) * element(i))
+            mean = squares.get() / T.float32(head_dim)
+            factor.set(T.float32(1.0) / T.sqrt(mean + T.float32(float(p["norm_eps"]))))
+
         def turn(norm: str) -> None:
-            """Fills `turned` with the head, normalised and rotated."""
-            factor = Cell(T.float32(1.0))
-            if qk_norm:
-                squares = Cell(T.float32(0.0))
-                with T.serial(head_dim) as i:
-                    squares.set(squares.get() + k.raw("qkv", source + i) * k.raw("qkv", source + i))
-                mean = squares.get() / T.float32(head_dim)
-                factor.set(T.float32(1.0) / T.sqrt(mean + T.float32(float(p["norm_eps"]))))
+            """Fills `turned` with the head, normalised and rotated, in the order of the spec."""
+            factor, first = Cell(T.float32(1.0)), qk_norm and not norm_rotated
+            if first:
+                find_factor(factor, lambda i: k.raw("qkv", source + i))
 
             def value(i: Expr) -> Expr:
                 plain = k.raw("qkv", source + i)
-                return let(plain * factor.get() * k.raw(norm, i), "float32") if qk_norm else plain
+                return let(plain * factor.get() * k.raw(norm, i), "float32") if first else plain
 
             with T.serial(half) as i:
                 cos, sin = k.raw("cos_sin", angle + i), k.raw("cos_sin", angle + half + i)
@@ -64,6 +71,10 @@ def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
                 turned[half + i] = high * cos + low * sin
             with T.serial(rotary, head_dim) as i:
                 turned[i] = value(i)
+            if norm_rotated:
+                find_factor(factor, lambda i: turned[i])
+                with T.serial(head_dim) as i:
+                    turned[i] = turned[i] * factor.get() * (k.raw(norm, i) if qk_norm else T.float32(1.0))
 
         def stated() -> Expr | None:
             """The scale of the checkpoint: those of keys, then of values, a head after the other."""
@@ -93,18 +104,20 @@ def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
     block, window, kv, act = int(p["block_size"]), int(p["window"]), str(p["kv_dtype"]), str(p["act_dtype"])
     if p["segments"]:
         raise KernelSpecError("paged_attention of the reference target does not cut contexts")
-    group, cap = heads // kv_heads, float(p.get("score_cap", 0.0))
+    group, cap, chunk = heads // kv_heads, float(p.get("score_cap", 0.0)), int(p.get("chunk", 0))
     keys, values = key_pool(kv, kv_heads, head_dim, block), value_pool(kv, kv_heads, head_dim, block)
     inputs = {"q": "f32", "block_tables": "i32", "token_seq": "i32", "positions": "i32"}
     pools = {"k_pool": keys.buffer_dtype, "v_pool": values.buffer_dtype}
-    shapes = {"slopes": "f32"} if "bias" in p else {}
-    with Frame(spec.symbol(), {**inputs, **pools, **shapes, "out": act}) as k:
+    own = {**({"slopes": "f32"} if "bias" in p else {}), **({"sinks": "f32"} if "sinks" in p else {})}
+    with Frame(spec.symbol(), {**inputs, **pools, **own, "out": act}) as k:
         stride = k.scalar(BLOCK_TABLE_STRIDE)
         with k.share(k.scalar(NUM_TOKENS) * heads) as unit:
             token, head = let(T.truncdiv(unit, heads)), let(T.truncmod(unit, heads))
             kv_head, table = let(T.truncdiv(head, group)), let(k.raw("token_seq", token) * stride)
             last = let(k.raw("positions", token))
             first = let(T.max(last - (window - 1), 0)) if window else T.int32(0)
+            if chunk:
+                first = let(T.max(T.truncdiv(last, chunk) * chunk, first))
             totals = Array(head_dim)
 
             def place_of(position: Expr) -> tuple[Expr, Expr, Expr]:
@@ -132,6 +145,9 @@ def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
             most, weights = Cell(T.float32(-3.0e38)), Cell(T.float32(0.0))
             with T.serial(first, let(last + 1)) as position:
                 most.set(T.max(most.get(), score(position)))
+            if "sinks" in p:
+                most.set(T.max(most.get(), k.raw("sinks", head)))
+                weights.set(exp(k.raw("sinks", head) - most.get()))
             with T.serial(head_dim) as i:
                 totals[i] = T.float32(0.0)
             with T.serial(first, let(last + 1)) as position:

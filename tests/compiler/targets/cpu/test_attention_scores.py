@@ -18,14 +18,20 @@ on_cpus = pytest.mark.parametrize("target", targets_here("cooperlake", "x86-64-v
 
 Case = tuple[int, int, int, str, str, int, int, dict[str, Any]]
 CAP = {"score_cap": 3.0}
+SINKS = {"sinks": True}
 CASES: tuple[Case, ...] = (
     (7, 1, 20, "f32", "f32", 16, 0, CAP),
     (6, 2, 24, "bf16", "bf16", 32, 40, CAP),
     (4, 2, 16, "f32", "int8", 32, 0, CAP),
     (4, 2, 16, "f32", "fp8_e4m3", 16, 40, {"bias": "rounded"}),
     (5, 1, 16, "bf16", "f16", 16, 0, {"bias": "distance", **CAP}),
+    (4, 2, 16, "f32", "f32", 32, 0, {"chunk": 5, **SINKS}),
+    (4, 1, 16, "f32", "int8", 16, 300, {"chunk": 510, **SINKS}),
 )
-SPLIT: tuple[Case, ...] = ((4, 2, 16, "f32", "f32", 32, 1100, {"bias": "distance", **CAP}),)
+SPLIT: tuple[Case, ...] = (
+    (4, 2, 16, "f32", "f32", 32, 1100, {"bias": "distance", **CAP}),
+    (4, 2, 16, "f32", "f32", 16, 0, {"chunk": 2050, **SINKS}),
+)
 
 
 @on_cpus
