@@ -16,6 +16,8 @@ from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.graphs_file import read_graphs
 
 from support.compiled import Pages, compile_tiny, random_tokens, replay
+from support.many_scores import WITH_ALL, checkpoint_with_all
+from support.new_family import registered
 from support.tiny_models import ModelFields, make_tiny_model
 
 pytestmark = pytest.mark.native
@@ -54,6 +56,15 @@ def test_which_graphs_split(bucket: Bucket, max_model_len: int, segments: int) -
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("split")
+
+
+@pytest.fixture(scope="module")
+def with_all(root: Path, kernel_cache: Path) -> Artifact:
+    """Of a model with all that attention knows."""
+    with registered(WITH_ALL):
+        model = checkpoint_with_all(root / "all", attention_chunk_size=2100, num_hidden_layers=2, no_rope_layers=[1, 0])
+        options = {"buckets": LADDER, "dtype": "f32", "max_model_len": 2304, "block_size": 16}
+        return compile_tiny(model, root / "artifact-all", kernel_cache, **options)
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +108,14 @@ def test_partial_results_lie_behind_the_planned_memory(artifact: Artifact, root:
 
 
 def test_same_bits_with_and_without(artifact: Artifact) -> None:
+    check_same_bits(artifact)
+
+
+def test_same_bits_of_a_model_with_all(with_all: Artifact) -> None:
+    check_same_bits(with_all)
+
+
+def check_same_bits(artifact: Artifact) -> None:
     tokens = random_tokens(artifact.info.vocab_size, LENGTH)
 
     def pages() -> Pages:
