@@ -41,20 +41,25 @@ def kernel_params(manifest: dict[str, Any]) -> dict[str, Params]:
     return found
 
 
-def visible_keys(step: Step, window: int) -> int:
-    """Pairs of a new token and a key it sees; window 0: none."""
+def _first_key(position: int, window: int, chunk: int) -> int:
+    """The first key that a token sees."""
+    return max(position - window + 1 if window else 0, position // chunk * chunk if chunk else 0, 0)
+
+
+def visible_keys(step: Step, window: int, chunk: int = 0) -> int:
+    """Pairs of a new token and a key it sees; window, chunk 0: none."""
     total = 0
     for start, count in step.sequences:
-        for position in range(start, start + count) if window else ():
-            total += min(position + 1, window)
-        if not window:
+        for position in range(start, start + count) if window or chunk else ():
+            total += position + 1 - _first_key(position, window, chunk)
+        if not window and not chunk:
             total += count * start + count * (count + 1) // 2
     return total
 
 
-def _keys_read(step: Step, window: int) -> int:
+def _keys_read(step: Step, window: int, chunk: int) -> int:
     """Keys that some new token sees."""
-    return sum(min(start + count, window + count - 1) if window else start + count for start, count in step.sequences)
+    return sum(start + count - _first_key(start, window, chunk) for start, count in step.sequences)
 
 
 def command_cost(tables: Tables, graph: Graph, command: Command, params: Params, step: Step) -> Cost:
@@ -83,8 +88,9 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
         kv = step.num_tokens * token_bytes
     elif family == "attention" and "kv_dtype" in params:  # the other one merges what this one left in pieces
         window = int(params.get("window", model.sliding_window))
-        kv = _keys_read(step, window) * token_bytes
-        flops = 4 * int(params.get("num_heads", 0)) * model.head_dim * visible_keys(step, window)
+        chunk = int(params.get("chunk", 0))
+        kv = _keys_read(step, window, chunk) * token_bytes
+        flops = 4 * int(params.get("num_heads", 0)) * model.head_dim * visible_keys(step, window, chunk)
     return Cost(weights + kv, weights + kv + activations, flops)
 
 

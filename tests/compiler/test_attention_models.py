@@ -12,7 +12,8 @@ from support.new_family import registered, targets_here
 from support.parity import check_bits
 from support.quirky_model import eager_logits
 
-LADDER = "prefill=[2]x[16,32],decode=[1,3]x[64]"
+# Few kernels: all graphs have the rows of one register tile.
+LADDER = "prefill=[2]x[16,32],decode=[3]x[64]"
 
 
 def check(target: str, kv_dtype: str, folder: Path, cache: Path) -> None:

@@ -57,9 +57,17 @@ def rotate(x: Array, cos: Array, sin: Array, rotary: int) -> Array:
 @pytest.mark.parametrize("kv", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "rotary", "norm"),
-    [(7, 1, 20, 20, True), (6, 2, 80, 20, False), (2, 2, 64, 64, True), (1, 1, 12, 6, False)],
+    [
+        (7, 1, 20, 20, "before"),
+        (6, 2, 80, 20, "none"),
+        (2, 2, 64, 64, "before"),
+        (1, 1, 12, 6, "none"),
+        (7, 1, 20, 12, "behind"),
+        (2, 1, 40, 40, "unit"),
+    ],
 )
-def test_rope_kv_write(target: Target, kv: str, heads: int, kv_heads: int, dim: int, rotary: int, norm: bool) -> None:
+def test_rope_kv_write(target: Target, kv: str, heads: int, kv_heads: int, dim: int, rotary: int, norm: str) -> None:
+    """norm: of heads: before or behind the rotation; "unit" is behind it, too, without weights."""
     rows, seen, block, blocks, longest, eps = 9, 7, 16, 5, 40, 1e-6
     padded = -(-dim // 16) * 16
     qkv = random(rows, (heads + 2 * kv_heads) * dim)
@@ -68,7 +76,8 @@ def test_rope_kv_write(target: Target, kv: str, heads: int, kv_heads: int, dim: 
     rng = np.random.default_rng(5)
     positions = rng.integers(0, longest, rows).astype(np.int32)
     slots = rng.permutation(np.arange(block, blocks * block))[:rows].astype(np.int32)
-    norms = {"q_norm": random(dim, seed=1), "k_norm": random(dim, seed=2)} if norm else {}
+    weighed = norm in ("before", "behind")
+    norms = {"q_norm": random(dim, seed=1), "k_norm": random(dim, seed=2)} if weighed else {}
     spec = KernelSpec.of(
         "rope",
         "rope_kv_write",
@@ -76,11 +85,12 @@ def test_rope_kv_write(target: Target, kv: str, heads: int, kv_heads: int, dim: 
         num_kv_heads=kv_heads,
         head_dim=dim,
         rotary_dim=rotary,
-        qk_norm=norm,
+        qk_norm=weighed,
         norm_eps=eps,
         kv_dtype=kv,
         block_size=block,
         interleaved=False,
+        **({"norm_rotated": True} if norm in ("behind", "unit") else {}),
     )
     arrays = {
         "qkv": qkv,
@@ -101,10 +111,13 @@ def test_rope_kv_write(target: Target, kv: str, heads: int, kv_heads: int, dim: 
 
     wide = qkv.astype(np.float64).reshape(rows, heads + 2 * kv_heads, dim)
     q, key, value = wide[:, :heads], wide[:, heads : heads + kv_heads], wide[:, heads + kv_heads :]
-    if norm:
+    if norm == "before":
         q, key = rms(q, norms["q_norm"], eps), rms(key, norms["k_norm"], eps)
     cos, sin = np.split(cos_sin[positions].astype(np.float64)[:, None], 2, axis=-1)
     q, key = rotate(q, cos, sin, rotary), rotate(key, cos, sin, rotary)
+    if norm in ("behind", "unit"):
+        ones = np.ones(dim)
+        q, key = rms(q, norms.get("q_norm", ones), eps), rms(key, norms.get("k_norm", ones), eps)
     got = results[0]
     np.testing.assert_allclose(got["q_out"][:seen].reshape(seen, heads, dim), q[:seen], rtol=1e-5, atol=2e-6)
     assert np.isnan(got["q_out"][seen:]).all()
