@@ -191,8 +191,8 @@ def _layer(parts: _Parts, name: str, prefix: str) -> Iterator[Target]:
         yield from parts.linear(f"{name}.mlp.up", at(layout.up), (inner,), hidden, config.mlp_bias)
     if config.activation == "xielu":
         for alpha, least in (("alpha_p", 0.0), ("alpha_n", 0.5)):
-            source = Source(f"{prefix}.{layout.activation}.{alpha}", (1,))
-            yield Target(f"{name}.mlp.xielu.{alpha}", (source,), "f32", of_rows=_softplus(least))
+            learned = Source(f"{prefix}.{layout.activation}.{alpha}", (1,))
+            yield Target(f"{name}.mlp.xielu.{alpha}", (learned,), "f32", of_rows=_softplus(least))
     yield from parts.linear(down, at(layout.down), (hidden,), inner, config.mlp_bias)
     if config.residual in ("sandwich", "post"):
         yield from parts.norm(f"{name}.mlp_post_norm", f"{prefix}.{layout.post_mlp_norm}")

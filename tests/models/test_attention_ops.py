@@ -49,7 +49,7 @@ def of_transformers(forward: Any, first: Tensor, sinks: Tensor | None = None, **
     mask = torch.zeros(TOKENS, TOKENS).masked_fill(~seen, float("-inf"))
     module = SimpleNamespace(num_key_value_groups=HEADS // KV_HEADS, training=False, sinks=sinks, head_dim=DIM)
     q = random(TOKENS, HEADS * DIM, seed=3).view(TOKENS, HEADS, DIM).transpose(0, 1)[None]
-    out, _ = forward(module, q, keys, values, mask, scaling=DIM**-0.5, **more)
+    out: Tensor = forward(module, q, keys, values, mask, scaling=DIM**-0.5, **more)[0]
     return out[0].transpose(0, 1)
 
 
