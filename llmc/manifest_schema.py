@@ -67,6 +67,16 @@ class Rope(Closed):
     scaling: RopeScaling | None
 
 
+class Alibi(Closed):
+    slopes: Annotated[list[Positive], Field(max_length=1 << 16)]
+    rounded: bool
+
+
+class QueryGrowth(Closed):
+    every: Positive
+    factor: Positive
+
+
 class Model(Closed):
     model_type: Text
     vocab_size: Count
@@ -83,7 +93,7 @@ class Model(Closed):
     attention_bias: bool
     o_bias: bool
     mlp_bias: bool
-    qk_norm: Literal["none", "head", "each_head", "whole"]
+    qk_norm: Literal["none", "head", "each_head", "whole", "unit"]
     attention_scale: Positive
     sliding_window: Annotated[int, Field(ge=1, le=1 << 31)] | None
     layer_windows: Annotated[list[Annotated[int, Field(ge=0, le=1 << 31)]], Field(max_length=1 << 16)]
@@ -95,13 +105,20 @@ class Model(Closed):
     norm_bias: bool
     residual: Literal["pre", "parallel", "sandwich", "post"]
     parallel_norms: Annotated[int, Field(ge=1, le=2)]
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu"]
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "xielu"]
     gated: bool
+    qk_norm_rotated: bool
+    layer_chunks: Annotated[list[Annotated[int, Field(ge=0, le=1 << 31)]], Field(max_length=1 << 16)]
+    sinks: bool
+    query_growth: QueryGrowth | None
     local_rope: Rope | None
     unrotated_layers: Annotated[list[Annotated[int, Field(ge=0, le=1 << 16)]], Field(max_length=1 << 16)]
     learned_positions: Annotated[int, Field(ge=0, le=1 << 31)]
+    alibi: Alibi | None
     head_bias: bool
+    attention_cap: Positive | None
     clip_qkv: Positive | None
+    embedding_norm: bool
     embedding_multiplier: Positive
     residual_multiplier: Positive
     logit_multiplier: Positive
