@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import tvm
 from tvm import s_tir, tirx
@@ -50,17 +50,23 @@ def _plain_c_pipeline() -> tuple[Any, Any, Any]:
 compilation_pipeline.PIPELINE_MAP[PIPELINE] = _plain_c_pipeline
 
 
-def _built(func: tirx.PrimFunc, triple: str, cpu: str, features: Sequence[str]) -> list[Any]:
+Kernel: TypeAlias = tirx.PrimFunc | tvm.IRModule
+"""One function, or several of which others are called by one."""
+
+
+def _built(kernel: Kernel, triple: str, cpu: str, features: Sequence[str]) -> list[Any]:
     """The modules that TVM makes of a kernel; one of them is LLVM's."""
     machine = {"kind": "llvm", "mcpu": cpu, "mattr": list(features), "mtriple": triple}
-    module = tvm.IRModule({str(func.attrs["global_symbol"]): func})
+    module = kernel
+    if not isinstance(kernel, tvm.IRModule):
+        module = tvm.IRModule({str(kernel.attrs["global_symbol"]): kernel})
     built = tvm.tirx.build(module, target=tvm.target.Target(machine), pipeline=PIPELINE)
     return [built, *getattr(built, "imports", [])]
 
 
-def llvm_text(func: tirx.PrimFunc, triple: str, cpu: str, features: Sequence[str] = (), form: str = "ll") -> str:
+def llvm_text(kernel: Kernel, triple: str, cpu: str, features: Sequence[str] = (), form: str = "ll") -> str:
     """Optimised LLVM IR (`ll`) or assembly (`asm`) of one kernel, for people."""
-    for module in _built(func, triple, cpu, features):
+    for module in _built(kernel, triple, cpu, features):
         try:
             return str(module.inspect_source(form))
         except (tvm.error.InternalError, RuntimeError):
@@ -68,12 +74,12 @@ def llvm_text(func: tirx.PrimFunc, triple: str, cpu: str, features: Sequence[str
     raise KernelBuildError("the built module has no LLVM source to show")
 
 
-def compile_object(func: tirx.PrimFunc, triple: str, cpu: str, features: Sequence[str] = ()) -> bytes:
+def compile_object(kernel: Kernel, triple: str, cpu: str, features: Sequence[str] = ()) -> bytes:
     """An ELF object that defines the kernel's symbol and needs no library of TVM."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.o"
-        for module in _built(func, triple, cpu, features):
+        for module in _built(kernel, triple, cpu, features):
             if module.kind == "llvm":
                 module.write_to_file(str(path), "o")
                 return path.read_bytes()
-    raise KernelBuildError(f"TVM built no LLVM module for {func.attrs['global_symbol']}")
+    raise KernelBuildError("TVM built no LLVM module for a kernel")

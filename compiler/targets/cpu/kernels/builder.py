@@ -161,11 +161,13 @@ def pieces(width: int) -> list[tuple[int, int]]:
 class Kernel:
     """The frame of one kernel: buffers by name, scalars, task and num_tasks.
 
-    Buffers do not overlap: a kernel may keep partial results in its output.
+    Buffers do not overlap: a kernel may keep partial results in its output. ranged: it is called by another kernel, for
+    the work of tasks [task, task_end), and takes task_end behind task.
     """
 
-    def __init__(self, symbol: str, buffers: Sequence[tuple[str, str]], helpers: str) -> None:
+    def __init__(self, symbol: str, buffers: Sequence[tuple[str, str]], helpers: str, *, ranged: bool = False) -> None:
         self.symbol = symbol
+        self._ranged = ranged
         self._specs = buffers
         self._helpers = helpers
         self._stack = ExitStack()
@@ -186,6 +188,7 @@ class Kernel:
         handles = [(name, dtype, T.arg(name, T.handle(dtype))) for name, dtype in self._specs]
         scalars = T.arg("scalars", T.handle("int64"))
         self.task = T.arg("task", T.int32())
+        self.task_end = T.arg("task_end", T.int32()) if self._ranged else self.task + 1
         self.num_tasks = T.arg("num_tasks", T.int32())
         for name, dtype, handle in handles:
             self.buffers[name] = T.decl_buffer((_UNBOUNDED,), dtype, data=handle)
@@ -212,7 +215,7 @@ class Kernel:
     def share_bounds(self, total: Expr) -> tuple[Expr, Expr]:
         """This task's contiguous share of `total` units, first and end."""
         first = T.call_extern("int32", "llmc_share", self.task, total, self.num_tasks)
-        last = T.call_extern("int32", "llmc_share", self.task + 1, total, self.num_tasks)
+        last = T.call_extern("int32", "llmc_share", self.task_end, total, self.num_tasks)
         return let(first), let(last)
 
     def function(self) -> tirx.PrimFunc:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from tvm import tirx
-
 from llmc.compiler.targets.cpu.target import Target
 from llmc.compiler.targets.elf import codegen
 
 _TRIPLE = "x86_64-unknown-linux-gnu"
 
 
-def llvm_text(func: tirx.PrimFunc, target: Target, form: str = "ll") -> str:
+def llvm_text(kernel: codegen.Kernel, target: Target, form: str = "ll") -> str:
     """Optimised LLVM IR (`ll`) or assembly (`asm`) of one kernel, for people."""
-    return codegen.llvm_text(func, _TRIPLE, target.mcpu, target.mattr, form)
+    return codegen.llvm_text(kernel, _TRIPLE, target.mcpu, target.mattr, form)
 
 
-def compile_object(func: tirx.PrimFunc, target: Target) -> bytes:
+def compile_object(kernel: codegen.Kernel, target: Target) -> bytes:
     """An ELF object in `target.instruction_sets` that defines the kernel's symbol and needs no library of TVM."""
-    return codegen.compile_object(func, _TRIPLE, target.mcpu, target.mattr)
+    return codegen.compile_object(kernel, _TRIPLE, target.mcpu, target.mattr)

@@ -97,12 +97,21 @@ class RowQuantizer:
 
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
+    return _kernel(spec, target, "")
+
+
+def part(spec: KernelSpec, target: Target, symbol: str) -> tirx.PrimFunc:
+    """The kernel as a function of that name, which another kernel calls for a range of tasks (`builder.Kernel`)."""
+    return _kernel(spec, target, symbol)
+
+
+def _kernel(spec: KernelSpec, target: Target, part: str) -> tirx.PrimFunc:
     p = spec.as_dict()
     whole = int(p["dim"]) % _LINE == 0
-    return _row_tiles(spec, target) if int(p["row_tile"]) == _TILE and whole else _single_rows(spec, target)
+    return (_row_tiles if int(p["row_tile"]) == _TILE and whole else _single_rows)(spec, target, part)
 
 
-def _row_tiles(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
+def _row_tiles(spec: KernelSpec, target: Target, part: str) -> tirx.PrimFunc:
     """Row tiles as they lie: rows in the lanes of a vector, two words of each, and in the same way as `RowQuantizer`
     one row. Rows behind the last one are whatever lies there."""
     p = spec.as_dict()
@@ -113,7 +122,8 @@ def _row_tiles(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     steps = dim // 4
     group_steps = steps if groups == 1 else int(p["group_size"]) // 4
     helpers = vector.helpers(target.mcpu) + int8.tile_rounding_helpers()
-    kernel = b.Kernel(spec.symbol(), [("x", b.word_dtype(act)), ("out", "int32")], helpers)
+    buffers = [("x", b.word_dtype(act)), ("out", "int32")]
+    kernel = b.Kernel(part or spec.symbol(), buffers, helpers, ranged=bool(part))
     with kernel as k:
         x, out = k["x"], k["out"]
         tiles = b.let(T.truncdiv(k.scalar(int(p["rows"])) + (_TILE - 1), _TILE))
@@ -162,13 +172,14 @@ def _row_tiles(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     return kernel.function()
 
 
-def _single_rows(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
+def _single_rows(spec: KernelSpec, target: Target, part: str) -> tirx.PrimFunc:
     p = spec.as_dict()
     dim, row_tile, act = int(p["dim"]), int(p["row_tile"]), str(p["act_dtype"])
     lanes, rows = b.lanes_of(act), RowQuantizer(dim, spec)
     words = b.ceil_div(dim, lanes)
     helpers = vector.helpers(target.mcpu) + rows.helpers()
-    kernel = b.Kernel(spec.symbol(), [("x", b.word_dtype(act)), ("out", "int32")], helpers)
+    buffers = [("x", b.word_dtype(act)), ("out", "int32")]
+    kernel = b.Kernel(part or spec.symbol(), buffers, helpers, ranged=bool(part))
     with kernel as k:
         x, out = k["x"], k["out"]
         with k.share(k.scalar(int(p["rows"]))) as row:

@@ -28,7 +28,7 @@ class Chunks:
 
     def bounds(self) -> tuple[b.Expr, b.Expr]:
         """First unit of this task and the end: equal shares of row tiles × panels, whatever the chunks' sizes are."""
-        return self._bound(self._k.task), self._bound(self._k.task + 1)
+        return self._bound(self._k.task), self._bound(self._k.task_end)
 
     def _bound(self, task: b.Expr) -> b.Expr:
         share = b.let(T.call_extern("int32", "llmc_share", task, b.let(self._tiles * self._panels), self._k.num_tasks))

@@ -30,12 +30,18 @@ from llmc.compiler.targets.cpu.kernels.linear.sums import Sums
 from llmc.compiler.targets.cpu.kernels.linear.vector_tiles import VectorTiles, merges_in_memory
 from llmc.compiler.targets.cpu.target import Target
 
-__all__ = ["buffers", "build", "default_schedule"]
+__all__ = ["buffers", "build", "default_schedule", "part"]
 
 
 def build(spec: KernelSpec, target: Target, schedule: Schedule | None = None) -> tirx.PrimFunc:
     p = problem_of(spec, target)
     return _Linear(p, plans.plan(p, schedule)).function()
+
+
+def part(spec: KernelSpec, target: Target, symbol: str, schedule: Schedule | None = None) -> tirx.PrimFunc:
+    """The kernel as a function of that name, which another kernel calls for a range of tasks (`builder.Kernel`)."""
+    p = problem_of(spec, target)
+    return _Linear(p, plans.plan(p, schedule)).function(symbol)
 
 
 def default_schedule(spec: KernelSpec, target: Target) -> Schedule | None:
@@ -47,12 +53,13 @@ class _Linear:
     def __init__(self, p: Problem, plan: Plan) -> None:
         self.p, self.plan = p, plan
 
-    def function(self) -> tirx.PrimFunc:
+    def function(self, part: str = "") -> tirx.PrimFunc:
+        """part: of another kernel, its symbol."""
         p, plan = self.p, self.plan
         helpers = vector.helpers(p.target.mcpu, puts=p.gate.puts() if p.gate else ())
         helpers += plan.reader.helpers(p.target) + plan.micro.helpers()
         helpers += plan.registers.helpers(p) if plan.registers else ""
-        kernel = b.Kernel(p.spec.symbol(), p.buffer_dtypes(), helpers)
+        kernel = b.Kernel(part or p.spec.symbol(), p.buffer_dtypes(), helpers, ranged=bool(part))
         with kernel as k:
             self.k, self.num_rows = k, k.scalar(p.rows)
             plan.reader.bind(k)
