@@ -29,7 +29,7 @@ class _Op(Protocol[_P]):
     def register_fake(self, fn: Callable[_P, Tensor], /) -> Callable[_P, Tensor]: ...
 
 
-def _op(name: str) -> Callable[[Callable[_P, Tensor]], _Op[_P]]:
+def llmc_op(name: str) -> Callable[[Callable[_P, Tensor]], _Op[_P]]:
     """Makes a function the eager implementation of an op that changes no argument."""
     return torch.library.custom_op(f"llmc::{name}", mutates_args=())
 
@@ -46,7 +46,7 @@ def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight.float()
 
 
-@_op("embedding")
+@llmc_op("embedding")
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     """Rows of `weight` [V, D] named by ids i32 [T]: float32 [T, D]."""
     return weight[ids.long()].float()
@@ -57,7 +57,7 @@ def _(ids: Tensor, weight: Tensor) -> Tensor:
     return weight.new_empty((ids.shape[0], weight.shape[1]), dtype=torch.float32)
 
 
-@_op("rms_norm")
+@llmc_op("rms_norm")
 def rms_norm(x: Tensor, weight: Tensor, eps: float, act_dtype: str = "f32") -> Tensor:
     """x float32 [T, D] over its root mean square, times weight [D]: act [T, D]."""
     return _normalise(x.float(), weight, eps).to(torch_act_dtype(act_dtype))
@@ -68,7 +68,7 @@ def _(x: Tensor, weight: Tensor, eps: float, act_dtype: str = "f32") -> Tensor:
     return x.new_empty(x.shape, dtype=torch_act_dtype(act_dtype))
 
 
-@_op("linear")
+@llmc_op("linear")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
     """act [T, K] times weight [N, K] transposed, plus bias [N], plus residual [T, N]: float32 [T, N]."""
     out = F.linear(x.float(), weight.float())
@@ -84,7 +84,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | 
     return x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
 
 
-@_op("gated_linear")
+@llmc_op("gated_linear")
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, act_dtype: str = "f32") -> Tensor:
     """silu(gate) times up, both linear in x act [T, K]; weight [2 I, K] and bias [2 I], gate first: act [T, I]."""
     gate, up = linear(x, weight, bias).chunk(2, dim=-1)
@@ -103,7 +103,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
-@_op("rope_kv_write")
+@llmc_op("rope_kv_write")
 def rope_kv_write(
     qkv: Tensor,
     q_norm: Tensor | None,
@@ -164,7 +164,7 @@ def _bias(slopes: Tensor, at: Tensor, key_at: Tensor, scale: float, *, rounded: 
     return slopes[:, None, None] * (key_at - at[:, None]).float()
 
 
-@_op("paged_attention")
+@llmc_op("paged_attention")
 def paged_attention(
     q: Tensor,
     block_tables: Tensor,
@@ -245,7 +245,7 @@ def _(
     return q.new_empty(q.shape, dtype=torch_act_dtype(act_dtype))
 
 
-@_op("gather_rows")
+@llmc_op("gather_rows")
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """Rows of x [T, D] named by index i32 [S]: [S, D]."""
     return x[index.long()]

@@ -7,8 +7,12 @@ from collections.abc import Iterable, Mapping
 from llmc.compiler.graph.commands import CommandList, GraphShape
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.definition import NUM_SAMPLES, NUM_TOKENS
+from llmc.compiler.ops.experts import EXPERT_LINEAR
 from llmc.compiler.weight_request import WeightRequest
 from llmc.quantize import Recipe
+
+_PACKED = ("linear", EXPERT_LINEAR)
+"""Kernels that read a matrix in the layout of linear layers."""
 
 
 def weight_requests(
@@ -24,16 +28,16 @@ def weight_requests(
                 # A part of a quantized weight comes with the weight.
                 if operand.kind == "weight" and operand.name in shapes:
                     used.setdefault(operand.name, command.spec)
-                    if command.spec.op == "linear":
+                    if command.spec.op in _PACKED:
                         used[operand.name] = command.spec
     requests = []
     for name, spec in used.items():
-        shape, parts = shapes[name], 2 if spec.as_dict().get("gated") else 1
+        shape, parts = shapes[name], int(spec.as_dict().get("experts", 1)) * (2 if spec.as_dict().get("gated") else 1)
         if name in recipe.schemes:
             format, columns = recipe.schemes[name].weight, name in recipe.permuted
             requests.append(WeightRequest(name, shape, "u8", True, format, parts, columns))
             continue
-        matrix, packed = len(shape) == 2 and spec.op in ("linear", "embedding"), spec.op == "linear"
+        matrix, packed = len(shape) == 2 and spec.op in (*_PACKED, "embedding"), spec.op in _PACKED
         requests.append(WeightRequest(name, shape, act_dtype if matrix else "f32", matrix and packed, parts=parts))
     return requests
 

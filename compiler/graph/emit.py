@@ -74,7 +74,7 @@ def emit(module: tvm.IRModule, lowered: Lowered, graph: GraphParams) -> CommandL
         raise CompileError("the graph's last command does not write its output")
     _check_weights(commands)
     # Behind the planned values: what the commands of one site pass to each other, the same place for all sites.
-    scratch = max(get_op(site.op).scratch_bytes(site, graph) for site in lowered.sites)
+    scratch = max(get_op(site.op).scratch(site, graph)[1] for site in lowered.sites)
     commands = [replace(c, operands=tuple(_placed(o, arena) for o in c.operands)) for c in commands]
     return CommandList(tuple(commands), arena + round_up(scratch, ALIGNMENT))
 
@@ -139,7 +139,7 @@ def _check_weights(commands: list[Command]) -> None:
 
 def _placed(operand: Operand, scratch: int) -> Operand:
     """An operand in scratch memory, which begins at `scratch`, as one in the arena."""
-    return replace(operand, kind="arena", offset=scratch) if operand.kind == "scratch" else operand
+    return replace(operand, kind="arena", offset=scratch + operand.offset) if operand.kind == "scratch" else operand
 
 
 def _commands(
@@ -149,6 +149,7 @@ def _commands(
     op, tensors = get_op(site.op), {name: values[variable] for name, variable in variables.items()}
     for name, variable in variables.items():
         verify_operand(site, name, str(variable.ty.dtype), graph.act_dtype)
+    scratch, _ = op.scratch(site, graph)
 
     def operand(source: str) -> Operand:
         match source:
@@ -160,6 +161,9 @@ def _commands(
                 return Operand("weight", kv_scales_name(site.layer))
             case BufferSource.SCRATCH:
                 return Operand("scratch", nbytes=op.scratch_bytes(site, graph))
+        if source in scratch:
+            offset, nbytes = scratch[source]
+            return Operand("scratch", offset=offset, nbytes=nbytes)
         tensor, _, plane = source.partition(".")
         return Operand("weight", f"{tensors[tensor].name}.{plane}") if plane else tensors[tensor]
 

@@ -10,6 +10,7 @@ from llmc.compiler import dtypes
 from llmc.compiler.graph.commands import GraphShape, Site, round_up
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.targets.base import Target
+from llmc.graphs_format import ALIGNMENT
 from llmc.quantize import WeightFormat
 from llmc.quantize.formats.registry import format_of
 
@@ -28,6 +29,11 @@ class BufferSource:
     """The scales that the checkpoint states of a layer's keys and values."""
     SCRATCH = "<scratch>"
     """Memory that only the commands of one op use."""
+
+    @staticmethod
+    def of_scratch(part: str) -> str:
+        """One of `OpDef.scratch_parts`."""
+        return f"{BufferSource.SCRATCH}.{part}"
 
     @staticmethod
     def of_weight(plane: str) -> str:
@@ -89,7 +95,7 @@ class GraphParams:
 class KernelCall:
     """One kernel of an op.
 
-    buffers: names of the op's tensors or of BufferSource, in operand order; the output, `out` or SCRATCH, comes last.
+    buffers: names of the op's tensors or of BufferSource, in operand order; the output, `out` or scratch, comes last.
     """
 
     spec: KernelSpec
@@ -120,7 +126,8 @@ class OpDef:
     in a graph, in order. packed_result: it makes a packed activation. quantized: the op that a site becomes whose
     `weight` is quantized, None: its weight never is. reads_int8: that op takes `x` as int8 where the scheme has int8
     activations. writes_int8: its kernels can make a packed result as int8. scratch_bytes: of memory that the kernels of
-    one site pass to each other. traced: models call it; others are made by passes.
+    one site pass to each other; scratch_parts: of each of several such places, by name. traced: models call it; others
+    are made by passes.
 
     An op that is one file brings two things more. eager: what torch computes, None: `models/ops.py` has it. templates:
     by kind of target, of its kernels, which are called as the op is; a template in a target's folder goes before.
@@ -135,9 +142,18 @@ class OpDef:
     reads_int8: bool = False
     writes_int8: bool = False
     scratch_bytes: Callable[[Site, GraphParams], int] = field(default=lambda site, graph: 0)
+    scratch_parts: Callable[[Site, GraphParams], Mapping[str, int]] = field(default=lambda site, graph: {})
     traced: bool = True
     eager: Eager | None = None
     templates: Mapping[str, Template] = field(default_factory=dict)
+
+    def scratch(self, site: Site, graph: GraphParams) -> tuple[dict[str, tuple[int, int]], int]:
+        """Where each part of a site's scratch memory lies in it, (offset, bytes), and the bytes of all."""
+        places, total = {}, self.scratch_bytes(site, graph)
+        for name, nbytes in self.scratch_parts(site, graph).items():
+            places[BufferSource.of_scratch(name)] = total, nbytes
+            total += round_up(nbytes, ALIGNMENT)
+        return places, total
 
     @property
     def packed_arguments(self) -> tuple[str, ...]:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from llmc.compiler.config import CompileError
 from llmc.compiler.ops.attention import PAGED_ATTENTION
+from llmc.compiler.ops.choose import CHOOSE_EXPERTS
 from llmc.compiler.ops.definition import OpDef, Template
 from llmc.compiler.ops.embedding import EMBEDDING, EMBEDDING_QUANT
+from llmc.compiler.ops.experts import EXPERTS
 from llmc.compiler.ops.gather import GATHER_ROWS
 from llmc.compiler.ops.linear import GATED_LINEAR, GATED_LINEAR_QUANT, LINEAR, LINEAR_QUANT, QUANTIZE_ROWS
 from llmc.compiler.ops.norm import RMS_NORM
@@ -30,6 +32,8 @@ OPS: dict[str, OpDef] = {
         ROPE_KV_WRITE,
         PAGED_ATTENTION,
         GATHER_ROWS,
+        CHOOSE_EXPERTS,
+        EXPERTS,
     )
 }
 

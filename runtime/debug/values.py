@@ -89,6 +89,10 @@ def written_values(op: str, parameters: str) -> list[ValueLayout]:
     match op:
         case "embedding" | "embedding_quant":
             return [ValueLayout(-1, False, (p["dim"],), "f32")]
+        case "choose_experts":
+            return [ValueLayout(-1, False, (2 * p["top_k"],), "i32")]
+        case "expert_combine":
+            return [ValueLayout(-1, False, (p["dim"],), "f32")]
         case "gather_rows":
             return [ValueLayout(-1, True, (p["dim"],), "f32")]
         case "rms_norm" | "permute_columns":

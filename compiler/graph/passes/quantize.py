@@ -11,6 +11,7 @@ from tvm import relax
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.graph.lowered import SITE_PREFIX, Lowered
+from llmc.compiler.ops.experts import EXPERTS, QUANTIZED, WEIGHTS
 from llmc.compiler.ops.linear import GATED_LINEAR, QUANTIZE_ROWS
 from llmc.compiler.ops.permute import PERMUTE_COLUMNS
 from llmc.compiler.ops.registry import get_op
@@ -33,7 +34,8 @@ class _Step:
 
 
 def quantize_linears(lowered: Lowered, recipe: Recipe, target: Target) -> Lowered:
-    """Gives the linears whose weights are in `recipe`, and an embedding that shares such a weight, quantized kernels.
+    """Gives the linears whose weights are in `recipe`, experts, and an embedding that shares such a weight, quantized
+    kernels.
 
     An activation that only int8 linears with equal groups read is made as int8, where the op that makes it can;
     otherwise a `quantize_rows` goes between. A `permute_columns` goes before a linear whose weight is permuted. Raises
@@ -45,6 +47,7 @@ def quantize_linears(lowered: Lowered, recipe: Recipe, target: Target) -> Lowere
     permuted = {param for param, name in names.items() if name in recipe.permuted}
     steps = [_step(binding, lowered) for block in main.body.blocks for binding in block.bindings]
     _check_makers(steps, main.body.body, names, recipe)
+    _check_experts(steps, names, recipe)
     int8 = _int8_producers(steps, main.body.body, schemes, permuted)
     rewriter = _Rewriter(lowered, main, schemes, permuted, int8, target)
     module = lowered.module.clone()
@@ -113,6 +116,17 @@ def _check_makers(steps: list[_Step], output: relax.Expr, names: dict[relax.Var,
         raise CompileError(
             f"{min(left)} makes nothing that {recipe.rows_of[min(left)]} reads; mend `makes` of the family"
         )
+
+
+def _check_experts(steps: list[_Step], names: dict[relax.Var, str], recipe: Recipe) -> None:
+    """Kernels of experts read their weights in the order of the model."""
+    for step in steps:
+        for weight in WEIGHTS if step.site is not None and step.site.op == EXPERTS.name else ():
+            if (name := names.get(step.tensors[weight])) in recipe.act_order:
+                raise CompileError(
+                    f"{name} is in act-order, which experts are not read in; take a checkpoint that was quantized "
+                    "without desc_act"
+                )
 
 
 def _int8_producers(
@@ -187,11 +201,23 @@ class _Rewriter:
                 tensors["x"] = self._in_order_of(step)
             if get_op(step.site.op).reads_int8 and sums is not None:
                 tensors["x"] = self._int8_of(step, tensors["x"], sums)
+        if step.site.op == EXPERTS.name:
+            attributes |= self._of_experts(step)
         if step.var in self._int8:
             written = self._int8[step.var]
             attributes |= _attributes(written)
             kind = self._int8_type(step.var, _width(step), written)
         return self._call(step.site, op, attributes, tensors, kind) if attributes else self._replaced(step.value)
+
+    def _of_experts(self, step: _Step) -> dict[str, Any]:
+        """Which weights are quantized, and how."""
+        found = {}
+        for weight in WEIGHTS:
+            scheme = self._schemes.get(step.tensors[weight])
+            if scheme is None:
+                continue
+            found[weight] = {"format": scheme.weight.record(), "int8": _int8_sums(scheme) is not None}
+        return {QUANTIZED: found} if found else {}
 
     def _in_order_of(self, linear: _Step) -> relax.Expr:
         """The activation that `linear` reads, in the order of the columns of its weight."""

@@ -28,6 +28,12 @@ TEMPLATE_FILES: dict[str, str] = {
     "paged_attention": "attention",
     "merge_attention": "attention_merge",
     "gather_rows": "gather",
+    "expert_order": "expert_order",
+    "expert_gather": "expert_gather",
+    "expert_linear": "expert_linear",
+    "expert_linear_quant": "expert_linear",
+    "expert_quantize": "expert_quantize",
+    "expert_combine": "expert_combine",
     "fused": "fused",
 }
 """Module of this package by exact op name."""

@@ -60,15 +60,19 @@ def linear_quant(spec: KernelSpec) -> tirx.PrimFunc:
 
 
 def linear_of(spec: KernelSpec, inputs: dict[str, str], dot: Dot) -> tirx.PrimFunc:
-    """The kernel of a linear layer whose sums `dot` writes. inputs: dtypes of x, the weight and its parts."""
+    """The kernel of a linear layer whose sums `dot` writes. inputs: dtypes of x, the weight and its parts.
+
+    Of experts, a row says in the index whose part of the weight it is multiplied by (`experts.py`).
+    """
     p = spec.as_dict()
-    n, gated = int(p["n"]), str(p["gated"])
-    optional = [name for name in ("bias", "residual") if p[name]]
-    buffers = {**inputs, **dict.fromkeys(optional, "f32"), "out": gated or "f32"}
+    n, gated, of_experts = int(p["n"]), str(p["gated"]), "experts" in p
+    optional = [name for name in ("bias", "residual") if p.get(name)]
+    index = {"index": "i32"} if of_experts else {}
+    buffers = {**inputs, **dict.fromkeys(optional, "f32"), **index, "out": gated or "f32"}
     columns = n // 2 if gated else n
     stride = row_width(columns, gated) if gated else n
     with Frame(spec.symbol(), buffers) as k:
-        rows = k.scalar(int(p["rows"]))
+        rows = let(k.raw("index", T.int32(0))) if of_experts else k.scalar(int(p["rows"]))
 
         def value(row: Expr, column: Expr) -> Expr:
             total = let(dot(k, row, column), "float32")
@@ -78,15 +82,23 @@ def linear_of(spec: KernelSpec, inputs: dict[str, str], dot: Dot) -> tirx.PrimFu
 
         # By columns first: a weight's row is read once for all rows of x.
         with k.share(columns) as column, T.serial(rows) as row:
+            first = let(k.raw("index", 1 + row) * n + column) if of_experts else column
             if gated:
-                gate, up = value(row, column), value(row, column + columns)
+                gate, up = value(row, first), value(row, first + columns)
                 k.store("out", silu(gate) * up, row * stride + column)
                 if stride > columns:
                     with when(column == columns - 1):
                         k.store("out", T.float32(0.0), row * stride + columns)
             else:
-                total = value(row, column)
-                if p["residual"]:
+                total = value(row, first)
+                if p.get("residual"):
                     total = total + k.raw("residual", row * n + column)
                 k.store("out", total, row * stride + column)
     return k.function()
+
+
+LINEARS: dict[str, Callable[[KernelSpec], tirx.PrimFunc]] = {
+    "expert_linear": linear,
+    "expert_linear_quant": linear_quant,
+}
+"""What computes a linear layer of experts, by the op."""

@@ -10,6 +10,12 @@ from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.ops.registry import brought_template
 from llmc.compiler.targets.reference.kernels.attention import paged_attention, rope_kv_write
 from llmc.compiler.targets.reference.kernels.embedding import embedding, embedding_quant
+from llmc.compiler.targets.reference.kernels.experts import (
+    expert_combine,
+    expert_gather,
+    expert_linear,
+    expert_order,
+)
 from llmc.compiler.targets.reference.kernels.fused import fused
 from llmc.compiler.targets.reference.kernels.linear import linear, linear_quant
 from llmc.compiler.targets.reference.kernels.rows import gather_rows, permute_columns, quantize_rows, rms_norm
@@ -26,6 +32,12 @@ KERNELS: dict[str, Callable[[KernelSpec], tirx.PrimFunc]] = {
     "rope_kv_write": rope_kv_write,
     "paged_attention": paged_attention,
     "gather_rows": gather_rows,
+    "expert_order": expert_order,
+    "expert_gather": expert_gather,
+    "expert_linear": expert_linear,
+    "expert_linear_quant": expert_linear,
+    "expert_quantize": quantize_rows,
+    "expert_combine": expert_combine,
     "fused": fused,
 }
 

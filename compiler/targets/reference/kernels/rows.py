@@ -42,9 +42,13 @@ def rms_norm(spec: KernelSpec) -> tirx.PrimFunc:
 def quantize_rows(spec: KernelSpec) -> tirx.PrimFunc:
     p = spec.as_dict()
     dim, act = int(p["dim"]), str(p["act_dtype"])
-    stride = row_width(dim, act)
-    with Frame(spec.symbol(), {"x": act, "out": "i8"}) as k, k.share(k.scalar(int(p["rows"]))) as row:
-        write_int8_row(k, row, dim, p, lambda i: k.load("x", row * stride + i))
+    stride, of_experts = row_width(dim, act), "experts" in p
+    index = {"index": "i32"} if of_experts else {}
+    with Frame(spec.symbol(), {"x": act, **index, "out": "i8"}) as k:
+        # Of experts the index says how many rows there are.
+        rows = let(k.raw("index", T.int32(0))) if of_experts else k.scalar(int(p["rows"]))
+        with k.share(rows) as row:
+            write_int8_row(k, row, dim, p, lambda i: k.load("x", row * stride + i))
     return k.function()
 
 

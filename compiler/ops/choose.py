@@ -1,0 +1,154 @@
+"""choose_experts: the experts of a token, the best first, and how much of each is taken.
+
+Numbers are ordered as torch orders them, NaN above all others; of equal ones the first comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llmc.compiler.graph.commands import Site
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.ops.definition import F32, I32, Argument, GraphParams, KernelCall, OpDef
+
+_TAKEN, _BARRED = -(1 << 31), -(1 << 31) + 1
+"""Keys below that of any number: of what is chosen already, and of an expert whose group is not."""
+_ATTRIBUTES = ("top_k", "groups", "top_groups", "best_of_group", "normalised", "least_sum", "scale")
+Element = Callable[[Any], Any]
+
+
+def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
+    spec = KernelSpec.of(
+        "other",
+        "choose_experts",
+        experts=site.attributes["widths"]["choice"],
+        rows=graph.rows(site)["rows"],
+        **{name: site.attributes[name] for name in _ATTRIBUTES},
+    )
+    return [KernelCall(spec, ("choice", "scores", "out"))]
+
+
+class _Row:
+    """Emits the choice of one row, in whole numbers and single floats, for any target."""
+
+    def __init__(self, spec: KernelSpec) -> None:
+        from tvm.script.ir_builder import tirx as T
+
+        p = spec.as_dict()
+        self.T, self._experts, self._top_k = T, int(p["experts"]), int(p["top_k"])
+        self._groups, self._top_groups = int(p["groups"]), int(p["top_groups"])
+        self._two, self._normalised = p["best_of_group"] == 2, bool(p["normalised"])
+        self._least, self._scale = float(p["least_sum"]), float(p["scale"])
+        self._keys = self._array(self._experts, "int32")
+        self._of_groups = self._array(self._groups, "int32")
+        self._weights = self._array(self._top_k, "float32")
+
+    def emit(self, choice: Element, score: Element, store: Callable[[Any, Any], Any]) -> None:
+        """choice, score: of an expert; store: an int32, and its place in the row."""
+        T = self.T
+        with T.serial(self._experts) as e:
+            self._put(self._keys, self._key(choice(e)), e)
+        if self._top_groups < self._groups:
+            self._bar_groups(choice)
+        total = self._cell(T.float32(0.0), "float32")
+        with T.serial(self._top_k) as j:
+            chosen = self._take_best(self._keys, self._experts)
+            store(chosen, j)
+            self._put(self._weights, score(chosen), j)
+            self._put(total, total[0] + self._weights[j], 0)
+        divisor = self._cell(T.max(total[0], T.float32(self._least)), "float32")
+        with T.serial(self._top_k) as j:
+            weight = self._weights[j]
+            if self._normalised:
+                weight = weight / divisor[0]
+            if self._scale != 1.0:
+                weight = weight * T.float32(self._scale)
+            store(T.reinterpret("int32", weight), j + self._top_k)
+
+    def _array(self, size: int, dtype: str) -> Any:
+        return self.T.alloc_buffer((size,), dtype, scope="local")
+
+    def _put(self, array: Any, value: Any, index: Any) -> None:
+        self.T.buffer_store(array, value, [index])
+
+    def _cell(self, value: Any, dtype: str = "int32") -> Any:
+        cell = self._array(1, dtype)
+        self._put(cell, value, 0)
+        return cell
+
+    def _key(self, value: Any) -> Any:
+        """An int32 that is ordered as the floats are."""
+        T = self.T
+        bits = self._cell(T.reinterpret("int32", value))[0]
+        magnitude = T.bitwise_and(bits, T.int32(0x7FFFFFFF))
+        ordered = T.Select(bits < 0, -magnitude, bits)
+        return T.Select(magnitude > T.int32(0x7F800000), T.int32(0x7FFFFFFF), ordered)
+
+    def _take_best(self, keys: Any, count: int) -> Any:
+        """The place of the largest key, which is then taken."""
+        T = self.T
+        best, found = self._cell(T.int32(_TAKEN)), self._cell(T.int32(0))
+        with T.serial(count) as i, T.If(keys[i] > best[0]), T.Then():
+            self._put(best, keys[i], 0)
+            self._put(found, i, 0)
+        self._put(keys, T.int32(_TAKEN), found[0])
+        return found[0]
+
+    def _bar_groups(self, choice: Element) -> None:
+        """Leaves the experts of the best groups. A group is as good as its best expert, or its best two together."""
+        T, of_group = self.T, self._experts // self._groups
+        with T.serial(self._groups) as g:
+            one = self._cell(T.float32(float("-inf")), "float32")
+            two = self._cell(T.float32(float("-inf")), "float32")
+            with T.serial(of_group) as i:
+                value = self._cell(choice(g * of_group + i), "float32")[0]
+                self._put(two, T.Select(value > one[0], one[0], T.Select(value > two[0], value, two[0])), 0)
+                self._put(one, T.Select(value > one[0], value, one[0]), 0)
+            self._put(self._of_groups, self._key(one[0] + two[0] if self._two else one[0]), g)
+        with T.serial(self._top_groups):
+            self._take_best(self._of_groups, self._groups)
+        with T.serial(self._experts) as e, T.If(self._of_groups[T.truncdiv(e, of_group)] != _TAKEN), T.Then():
+            self._put(self._keys, T.int32(_BARRED), e)
+
+
+def _reference(spec: KernelSpec) -> Any:
+    from llmc.compiler.targets.reference.kernels.frame import Frame
+
+    p = spec.as_dict()
+    experts, width = int(p["experts"]), 2 * int(p["top_k"])
+    with (
+        Frame(spec.symbol(), {"choice": "f32", "scores": "f32", "out": "i32"}) as k,
+        k.share(k.scalar(int(p["rows"]))) as row,
+    ):
+        _Row(spec).emit(
+            lambda e: k.raw("choice", row * experts + e),
+            lambda e: k.raw("scores", row * experts + e),
+            lambda value, j: k.put_raw("out", value, row * width + j),
+        )
+    return k.function()
+
+
+def _cpu(spec: KernelSpec, target: Any) -> Any:
+    from llmc.compiler.targets.cpu.kernels import builder as b
+
+    p = spec.as_dict()
+    experts, width = int(p["experts"]), 2 * int(p["top_k"])
+    buffers = [("choice", "float32"), ("scores", "float32"), ("out", "int32")]
+    kernel = b.Kernel.of(spec.symbol(), buffers, target)
+    with kernel as k, k.share(k.scalar(int(p["rows"]))) as row:
+        _Row(spec).emit(
+            lambda e: k["choice"][row * experts + e],
+            lambda e: k["scores"][row * experts + e],
+            lambda value, j: b.store(k["out"], value, row * width + j),
+        )
+    return kernel.function()
+
+
+CHOOSE_EXPERTS = OpDef(
+    "choose_experts",
+    {"choice": Argument(2, F32), "scores": Argument(2, F32)},
+    lambda call: ((call.shapes["choice"][0], 2 * call.values["top_k"]), I32[0]),
+    _kernels,
+    templates={"reference": _reference, "cpu": _cpu},
+)

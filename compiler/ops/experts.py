@@ -1,0 +1,164 @@
+"""experts: what the chosen experts of each token make of it, in sum.
+
+`expert_order` gives every expert in use rows of its own, which begin at a multiple of ROW_UNIT; `expert_gather` copies
+activations there, as the linear layers read them; `expert_linear` is a linear layer of each expert in use over its
+rows, of gate and up first, then of down; `expert_combine` adds the results of a token in the order in which its experts
+were chosen, so that nothing of it depends on other tokens. Before a layer that is summed as integers,
+`expert_quantize` makes its rows int8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmc.compiler.dtypes import FLOATS
+from llmc.compiler.graph.commands import Site
+from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.ops.definition import (
+    ANY_FLOAT,
+    F32,
+    I32,
+    NUM_TOKENS,
+    Argument,
+    BufferSource,
+    Call,
+    GraphParams,
+    KernelCall,
+    OpDef,
+)
+from llmc.quantize import WeightFormat
+from llmc.quantize.formats.base import Sums
+from llmc.quantize.formats.registry import format_of
+
+EXPERT_LINEAR, EXPERT_LINEAR_QUANT = "expert_linear", "expert_linear_quant"
+QUANTIZED = "quantized_experts"
+"""Attribute of a site: {weight: {"format": its record, "int8": whether rows are}} of those that are quantized."""
+WEIGHTS = ("gate_up", "down")
+ROW_UNIT = 16
+"""Rows of an expert begin at a multiple: then everything of its own that is in memory starts a cache line."""
+_INDEX, _ROWS, _INNER, _INT8 = (BufferSource.of_scratch(name) for name in ("index", "rows", "inner", "int8"))
+
+
+def index_ints(experts: int, pairs: int) -> int:
+    """Most numbers that `expert_order` writes, for `pairs` of a token and an expert of its."""
+    return 8 * (experts + 1) + pairs
+
+
+def held_rows(experts: int, pairs: int) -> int:
+    """Most rows that experts in use have, with those between them."""
+    return pairs + min(experts, pairs) * (ROW_UNIT - 1)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """How the weight of one of the linear layers is stored. format: None for floats of the activation dtype; int8: its
+    rows are."""
+
+    format: WeightFormat | None = None
+    int8: bool = False
+
+    @classmethod
+    def of(cls, site: Site, weight: str) -> _Stored:
+        """As `quantized_experts` of the site says."""
+        found = site.attributes.get(QUANTIZED, {}).get(weight)
+        return cls() if found is None else cls(format_of(found["format"]), bool(found["int8"]))
+
+    def sums(self) -> Sums | None:
+        return self.format.sums if self.format is not None and self.int8 else None
+
+    def spec(self, act_dtype: str, **params: Param) -> KernelSpec:
+        """As `linear_spec` or `linear_quant_spec`, for weights [experts n, k]: rows are those of `expert_order`."""
+        if self.format is None:
+            return KernelSpec.of("linear", EXPERT_LINEAR, act_dtype=act_dtype, weight_dtype=act_dtype, **params)
+        act, of_format = "i8" if self.int8 else act_dtype, self.format.kernel_params()
+        return KernelSpec.of("linear", EXPERT_LINEAR_QUANT, act_dtype=act, **of_format, **params)
+
+    def planes(self, weight: str, width: int) -> tuple[str, ...]:
+        """The operands beside the numbers of a weight."""
+        planes = () if self.format is None else self.format.planes(width)
+        return tuple(f"{weight}.{plane.name}" for plane in planes)
+
+
+class _Sizes:
+    """Of one site: width of tokens, of what is inside an expert, and of its result."""
+
+    def __init__(self, site: Site) -> None:
+        shapes = site.attributes["weight_shapes"]
+        self.experts, self.top_k = int(site.attributes["num_experts"]), int(site.attributes["widths"]["chosen"]) // 2
+        rows, self.width = shapes["gate_up"]
+        self.inner = int(rows) // (2 * self.experts)
+        self.out = int(shapes["down"][0]) // self.experts
+        self.stored = {weight: _Stored.of(site, weight) for weight in WEIGHTS}
+        self.widths = {"gate_up": int(self.width), "down": self.inner}
+
+
+def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
+    sizes, act, layout = _Sizes(site), graph.act_dtype, graph.row_params()
+    of_pairs = {"experts": sizes.experts, "top_k": sizes.top_k, "rows": NUM_TOKENS}
+    biases = {name: name in site.tensors for name in ("gate_up_bias", "down_bias")}
+    residual = "residual" in site.tensors
+
+    def linear(x: str, weight: str, out: str, n: int, gated: str) -> list[KernelCall]:
+        bias, stored, width = f"{weight}_bias", sizes.stored[weight], sizes.widths[weight]
+        calls, of_experts = [], {"experts": sizes.experts, "top_k": sizes.top_k, **layout}
+        if (sums := stored.sums()) is not None:
+            of_sums = {"group_size": sums.group_size, "sum_factor": sums.factor}
+            spec = KernelSpec.of("other", "expert_quantize", dim=width, act_dtype=act, **of_sums, **of_experts)
+            calls.append(KernelCall(spec, (x, _INDEX, _INT8)))
+            x = _INT8
+        spec = stored.spec(act, k=width, n=n, gated=gated, bias=biases[bias], **of_experts)
+        optional = (bias,) if biases[bias] else ()
+        inputs = (x, weight, *stored.planes(weight, width), *optional, _INDEX)
+        return [*calls, KernelCall(spec, (*inputs, out))]
+
+    order = KernelSpec.of("other", "expert_order", **of_pairs, **layout)
+    gather = KernelSpec.of("gather", "expert_gather", dim=sizes.width, act_dtype=act, **of_pairs, **layout)
+    combine = KernelSpec.of("other", "expert_combine", dim=sizes.out, residual=residual, **of_pairs)
+    return [
+        KernelCall(order, ("chosen", _INDEX)),
+        KernelCall(gather, ("x", "chosen", _INDEX, _ROWS)),
+        *linear(_ROWS, "gate_up", _INNER, 2 * sizes.inner, act),
+        *linear(_INNER, "down", _ROWS, sizes.out, ""),
+        KernelCall(combine, (_ROWS, "chosen", _INDEX, *(("residual",) if residual else ()), "out")),
+    ]
+
+
+def _scratch(site: Site, graph: GraphParams) -> dict[str, int]:
+    """Rows of experts are read before their results are written in the same place."""
+    sizes, pairs = _Sizes(site), graph.shape.tokens * int(site.attributes["widths"]["chosen"]) // 2
+    rows, per_word = held_rows(sizes.experts, pairs), FLOATS[graph.act_dtype].per_word
+    words = {weight: -(-width // per_word) for weight, width in sizes.widths.items()}
+    sums = {weight: sizes.stored[weight].sums() for weight in WEIGHTS}
+    int8 = [
+        graph.target.int8_row_words(width, found.groups(width))
+        for weight, width in sizes.widths.items()
+        if (found := sums[weight]) is not None
+    ]
+    return {
+        "index": 4 * index_ints(sizes.experts, pairs),
+        "rows": 4 * rows * max(words["gate_up"], sizes.out),
+        "inner": 4 * rows * words["down"],
+        **({"int8": 4 * rows * max(int8)} if int8 else {}),
+    }
+
+
+def _result(call: Call) -> tuple[tuple[object, int], str]:
+    return (call.shapes["x"][0], int(call.shapes["down"][0]) // int(call.values["num_experts"])), F32[0]
+
+
+_MATRIX, _BIAS = Argument(2, ANY_FLOAT), Argument(1, F32)
+EXPERTS = OpDef(
+    "experts",
+    {
+        "x": Argument(2, ANY_FLOAT, packed=True),
+        "chosen": Argument(2, I32),
+        "gate_up": _MATRIX,
+        "down": _MATRIX,
+        "gate_up_bias": _BIAS,
+        "down_bias": _BIAS,
+        "residual": Argument(2, F32),
+    },
+    _result,
+    _kernels,
+    scratch_parts=_scratch,
+)

@@ -1,0 +1,62 @@
+"""expert_order: gives each expert in use rows of its own, one for every token that chose it, tokens ascending."""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.expert_index import ExpertIndex, tile_of
+from llmc.compiler.targets.cpu.target import Target
+
+_ROW_UNIT = 16  # rows of an expert begin at a multiple (`ops.experts`)
+_READING = 4  # row tiles whose products take about as long as reading the weight
+
+
+def buffers(spec: KernelSpec) -> tuple[str, ...]:
+    return ("chosen", "index")
+
+
+def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
+    """One task does it: counting and numbering tens of thousands of pairs takes less than sharing them would."""
+    p = spec.as_dict()
+    experts, top_k, largest = int(p["experts"]), int(p["top_k"]), int(p["row_tile"])
+    kernel = b.Kernel.of(spec.symbol(), [(name, "int32") for name in buffers(spec)], target)
+    with kernel as k, b.when(k.task == 0):
+        index, tokens = ExpertIndex(k["index"], experts), k.scalar(int(p["rows"]))
+        in_use, first, cost = (T.alloc_buffer((1,), "int32", scope="local") for _ in range(3))
+        following = T.alloc_buffer((experts,), "int32", scope="local")
+
+        def expert_of(token: b.Expr, j: b.Expr) -> b.Expr:
+            return b.let(k["chosen"][token * (2 * top_k) + j])
+
+        # Numbers are counts at first.
+        with T.serial(experts) as e:
+            index.put(T.int32(0), index.number_at(e))
+        with T.serial(tokens) as t, T.serial(top_k) as j:
+            place = b.let(index.number_at(expert_of(t, j)))
+            index.put(index[place] + 1, place)
+        for cell in (in_use, first, cost):
+            b.store(cell, T.int32(0), 0)
+        with T.serial(experts) as e:
+            rows = b.let(index[index.number_at(e)])
+            with b.when(rows > 0):
+                number, tile = b.let(in_use[0]), b.let(tile_of(rows, largest))
+                index.put(e, index.expert_at(number))
+                index.put(first[0], index.first_at(number))
+                index.put(rows, index.rows_at(number))
+                index.put(tile, index.tile_at(number))
+                index.put(cost[0], index.cost_at(number))
+                index.put(number, index.number_at(e))
+                b.store(following, first[0], number)
+                b.store(first, first[0] + T.truncdiv(rows + (_ROW_UNIT - 1), _ROW_UNIT) * _ROW_UNIT, 0)
+                b.store(cost, cost[0] + (T.truncdiv(rows + (tile - 1), tile) + _READING), 0)
+                b.store(in_use, number + 1, 0)
+        index.put(cost[0], index.cost_at(in_use[0]))
+        index.put(in_use[0], 0)
+        with T.serial(tokens) as t, T.serial(top_k) as j:
+            number = b.let(index[index.number_at(expert_of(t, j))])
+            index.put(following[number], index.row_at(t * top_k + j))
+            b.store(following, following[number] + 1, number)
+    return kernel.function()

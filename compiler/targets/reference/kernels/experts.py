@@ -1,0 +1,71 @@
+"""The kernels of experts: a row for each pair of a token and one of its experts, in the order of tokens.
+
+The index is the number of pairs, then the expert of each.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
+from llmc.compiler.targets.reference.kernels.frame import Cell, Frame, let, row_width, when
+from llmc.compiler.targets.reference.kernels.linear import LINEARS
+
+_MOST_INDEX = 1 << 31
+
+
+def expert_order(spec: KernelSpec) -> tirx.PrimFunc:
+    p = spec.as_dict()
+    top_k = int(p["top_k"])
+    with Frame(spec.symbol(), {"chosen": "i32", "index": "i32"}) as k:
+        pairs = let(k.scalar(int(p["rows"])) * top_k)
+        with k.share(pairs) as pair:
+            with when(pair == 0):
+                k.put_raw("index", pairs, T.int32(0))
+            k.put_raw("index", k.raw("chosen", T.truncdiv(pair, top_k) * top_k + pair), 1 + pair)
+    return k.function()
+
+
+def expert_gather(spec: KernelSpec) -> tirx.PrimFunc:
+    p = spec.as_dict()
+    top_k, act = int(p["top_k"]), str(p["act_dtype"])
+    stride = row_width(int(p["dim"]), act)
+    with (
+        Frame(spec.symbol(), {"x": act, "chosen": "i32", "index": "i32", "out": act}) as k,
+        k.share(let(k.scalar(int(p["rows"])) * top_k)) as pair,
+        T.serial(stride) as i,
+    ):
+        k.put_raw("out", k.raw("x", T.truncdiv(pair, top_k) * stride + i), pair * stride + i)
+    return k.function()
+
+
+def expert_linear(spec: KernelSpec) -> tirx.PrimFunc:
+    """The linear kernel, whose row `pair` reads the weight's rows of its expert. Raises KernelSpecError."""
+    p = spec.as_dict()
+    if int(p["experts"]) * int(p["n"]) * int(p["k"]) >= _MOST_INDEX:
+        raise KernelSpecError(
+            f"{p['experts']} experts of {p['n']} rows of {p['k']} are more than the reference target counts; compile "
+            "for a CPU"
+        )
+    return LINEARS[spec.op](spec)
+
+
+def expert_combine(spec: KernelSpec) -> tirx.PrimFunc:
+    p = spec.as_dict()
+    dim, top_k = int(p["dim"]), int(p["top_k"])
+    dtypes = {"x": "f32", "chosen": "i32", "index": "i32", **({"residual": "f32"} if p["residual"] else {})}
+    with (
+        Frame(spec.symbol(), {**dtypes, "out": "f32"}) as k,
+        k.share(k.scalar(int(p["rows"]))) as row,
+        T.serial(dim) as i,
+    ):
+        total = Cell(T.float32(0.0))
+        with T.serial(top_k) as j:
+            weight = T.reinterpret("float32", k.raw("chosen", row * (2 * top_k) + top_k + j))
+            total.set(total.get() + k.raw("x", (row * top_k + j) * dim + i) * weight)
+        value = total.get()
+        if p["residual"]:
+            value = value + k.raw("residual", row * dim + i)
+        k.store("out", value, row * dim + i)
+    return k.function()

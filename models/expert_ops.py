@@ -1,0 +1,112 @@
+"""The llmc ops of mixtures of experts, as `ops.py` has the others. E experts, k of a token."""
+
+# torch reads the ops' schemas from the annotations, so they must be types and not strings.
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llmc.models.ops import llmc_op, torch_act_dtype
+
+
+@llmc_op("choose_experts")
+def choose_experts(
+    choice: Tensor,
+    scores: Tensor,
+    top_k: int,
+    groups: int = 1,
+    top_groups: int = 1,
+    best_of_group: int = 1,
+    normalised: bool = False,
+    least_sum: float = 0.0,
+    scale: float = 1.0,
+) -> Tensor:
+    """The experts with the largest choice float32 [T, E], and their scores float32 [T, E] as weights: i32 [T, 2 k],
+    ids, the best first, then the bits of weights.
+
+    Of equal ones the first comes first. groups: of equal size, of which only the `top_groups` best are chosen from; a
+    group is as good as its best expert, or its best two together (best_of_group). normalised: weights are divided by
+    their sum, which counts as `least_sum` at least. scale: of all weights.
+    """
+    if top_groups < groups:
+        members = choice.view(len(choice), groups, -1)
+        of_group = members.topk(best_of_group, dim=-1).values.sum(-1)
+        best = _best(of_group, top_groups)
+        barred = torch.ones_like(of_group, dtype=torch.bool).scatter(1, best, value=False)
+        choice = members.masked_fill(barred[..., None], float("-inf")).reshape(choice.shape)
+    ids = _best(choice, top_k)
+    weights = scores.gather(1, ids)
+    if normalised:
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=least_sum)
+    if scale != 1.0:
+        weights = weights * scale
+    return torch.cat((ids.int(), weights.contiguous().view(torch.int32)), dim=-1)
+
+
+def _best(values: Tensor, count: int) -> Tensor:
+    return values.argsort(dim=-1, descending=True, stable=True)[:, :count]
+
+
+@choose_experts.register_fake
+def _(
+    choice: Tensor,
+    scores: Tensor,
+    top_k: int,
+    groups: int = 1,
+    top_groups: int = 1,
+    best_of_group: int = 1,
+    normalised: bool = False,
+    least_sum: float = 0.0,
+    scale: float = 1.0,
+) -> Tensor:
+    return choice.new_empty((choice.shape[0], 2 * top_k), dtype=torch.int32)
+
+
+@llmc_op("experts")
+def experts(
+    x: Tensor,
+    chosen: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    residual: Tensor | None,
+    num_experts: int,
+    act_dtype: str = "f32",
+) -> Tensor:
+    """What the chosen experts (`choose_experts`) make of x act [T, D], in sum, plus residual [T, D]: float32 [T, D].
+
+    gate_up [E 2 I, D], gate before up, and down [E D, I]: one expert after another, and so gate_up_bias [E 2 I] and
+    down_bias [E D]. An expert makes down(silu(gate) · up), the inner activation of act_dtype.
+    """
+    top_k = chosen.shape[1] // 2
+    ids, weights = chosen[:, :top_k], chosen[:, top_k:].contiguous().view(torch.float32)
+    inner_size, size = gate_up.shape[0] // (2 * num_experts), down.shape[0] // num_experts
+    results = x.new_zeros((x.shape[0], top_k, size), dtype=torch.float32)
+    for expert in ids.unique().tolist():
+        rows, places = (ids == expert).nonzero(as_tuple=True)
+        first = slice(expert * 2 * inner_size, (expert + 1) * 2 * inner_size)
+        second = slice(expert * size, (expert + 1) * size)
+        inner = F.linear(x[rows].float(), gate_up[first].float(), None if gate_up_bias is None else gate_up_bias[first])
+        gate, up = inner.chunk(2, dim=-1)
+        act = (F.silu(gate) * up).to(torch_act_dtype(act_dtype))
+        results[rows, places] = F.linear(
+            act.float(), down[second].float(), None if down_bias is None else down_bias[second]
+        )
+    out = (results * weights[..., None]).sum(1)
+    return out if residual is None else out + residual
+
+
+@experts.register_fake
+def _(
+    x: Tensor,
+    chosen: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    residual: Tensor | None,
+    num_experts: int,
+    act_dtype: str = "f32",
+) -> Tensor:
+    return x.new_empty((x.shape[0], down.shape[0] // num_experts), dtype=torch.float32)
