@@ -309,7 +309,8 @@ def stored_recipe(source: ModelSource, model: ModelConfig) -> Recipe:
 
 def recipe_of(quant: QuantConfig, model: ModelConfig) -> Recipe:
     """The schemes of the model's linear layers. An embedding that no linear shares stays as it is."""
-    matrices = [t.name for t in get_family(model.model_type).weight_map(model).targets if t.dtype == "act"]
+    targets = get_family(model.model_type).weight_map(model).targets
+    matrices = [target.name for target in targets if target.dtype == "act" and not target.precise]
     if model.tie_word_embeddings:
         return Recipe.of(quant, matrices, head=EMBEDDING)
     return Recipe.of(quant, [name for name in matrices if name != EMBEDDING], head=HEAD)

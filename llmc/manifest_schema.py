@@ -77,6 +77,23 @@ class QueryGrowth(Closed):
     factor: Positive
 
 
+class Experts(Closed):
+    layers: Annotated[list[Annotated[int, Field(ge=0, le=1 << 16)]], Field(max_length=1 << 16)]
+    count: Annotated[int, Field(ge=1, le=1 << 16)]
+    top_k: Annotated[int, Field(ge=1, le=1 << 16)]
+    intermediate_size: Count
+    scores: Literal["softmax", "sigmoid"]
+    normalised: bool
+    least_sum: Annotated[float, Field(ge=0, le=1)]
+    scale: Positive
+    choice_bias: bool
+    groups: Annotated[int, Field(ge=1, le=1 << 16)]
+    top_groups: Annotated[int, Field(ge=1, le=1 << 16)]
+    best_of_group: Annotated[int, Field(ge=1, le=2)]
+    shared_size: Annotated[int, Field(ge=0, le=1 << 24)]
+    shared_gate: bool
+
+
 class Model(Closed):
     model_type: Text
     vocab_size: Count
@@ -123,6 +140,7 @@ class Model(Closed):
     residual_multiplier: Positive
     logit_multiplier: Positive
     logit_cap: Positive | None
+    experts: Experts | None = None
 
     @model_validator(mode="after")
     def _one_window_a_layer(self) -> Model:
@@ -163,7 +181,7 @@ class WeightFormat(BaseModel):
 
 
 class Weight(Open):
-    sources: Annotated[list[Text], Field(max_length=64)] = []
+    sources: Annotated[list[Text], Field(max_length=1 << 16)] = []
     shape: Shape | None = None
     scheme: Text | None = None
     format: WeightFormat | None = None

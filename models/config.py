@@ -9,6 +9,7 @@ Norm = Literal["rms", "layer"]
 QkNorm = Literal["none", "head", "each_head", "whole", "unit"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "xielu"]
 Residual = Literal["pre", "parallel", "sandwich", "post"]
+Scores = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,34 @@ class Rope:
     theta: float | None
     dim: int
     scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The feed-forward block of some layers, a mixture of experts. Sizes in elements.
+
+    layers: those that have it, the others have a plain one. count, top_k: experts, and how many a token takes;
+    intermediate_size: of one. scores: from logits of the router to weights, over all experts. choice_bias: a bias that
+    is added to scores for the choice alone. groups: equal ones, of which the top_groups best are chosen from; a group
+    is as good as its best_of_group best experts in sum. normalised: the weights of a token are divided by their sum,
+    least_sum at least; scale: of all weights. shared_size: of an expert that every token takes, 0 for none;
+    shared_gate: it is taken as far as a gate of its own says.
+    """
+
+    layers: tuple[int, ...]
+    count: int
+    top_k: int
+    intermediate_size: int
+    scores: Scores
+    normalised: bool
+    least_sum: float = 0.0
+    scale: float = 1.0
+    choice_bias: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    best_of_group: int = 1
+    shared_size: int = 0
+    shared_gate: bool = False
 
 
 NO_ROPE = Rope(None, 2)
@@ -83,8 +112,8 @@ class ModelConfig:
     none before the last multiple of it, 0 or empty for no limit. sinks: each head has a learned score without a value.
     query_growth: None for none. attention_bias: of q, k and v; o_bias: of the output projection. attention_scale: of
     scores; attention_cap: tanh bounds them to it, None for not. clip_qkv: bound of q, k and v, None for none.
-    logit_cap: as attention_cap, of logits. bos_token_id: None where the model has none. dtype: of the checkpoint,
-    "f32", "f16" or "bf16" ("f32" where config.json does not say).
+    logit_cap: as attention_cap, of logits. experts: None where no layer has any. bos_token_id: None where the model has
+    none. dtype: of the checkpoint, "f32", "f16" or "bf16" ("f32" where config.json does not say).
     """
 
     model_type: str
@@ -132,6 +161,7 @@ class ModelConfig:
     residual_multiplier: float = 1.0
     logit_multiplier: float = 1.0
     logit_cap: float | None = None
+    experts: Experts | None = None
 
     @property
     def qkv_size(self) -> int:

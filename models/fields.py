@@ -155,13 +155,13 @@ class Fields:
             raise self._wrong(name, value, f"a list of {count} strings")
         return tuple(value)
 
-    def integers(self, name: str, count: int) -> tuple[int, ...]:
-        """A list of exactly `count` integers of at least 0."""
+    def integers(self, name: str, count: int | None = None) -> tuple[int, ...]:
+        """A list of integers of at least 0, exactly `count` unless that is None."""
         value = self.raw(name)
-        if not isinstance(value, list) or len(value) != count:
-            raise self._wrong(name, value, f"a list of {count} integers")
+        if not isinstance(value, list) or (count is not None and len(value) != count):
+            raise self._wrong(name, value, "a list of integers" if count is None else f"a list of {count} integers")
         entries = Fields({str(i): number for i, number in enumerate(value)}, f"{self.origin}: {name}")
-        return tuple(entries.integer(str(i), minimum=0) for i in range(count))
+        return tuple(entries.integer(str(i), minimum=0) for i in range(len(value)))
 
     def numbers(self, name: str, count: int) -> tuple[float, ...]:
         """A list of exactly `count` positive numbers."""

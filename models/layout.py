@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.models.config import ModelConfig
+from llmc.models.config import Experts, ModelConfig
 from llmc.models.weight_map import Rows, Source, Target, WeightMap
 
 RowOrder = Callable[[ModelConfig], Rows]
@@ -22,8 +22,11 @@ class Layout:
     follow `layer` and a dot. qkv_rows: row i of our q, k and v is row qkv_rows[i] of the checkpoint's; None: in that
     order. interleaved: neighbours in a head are rotated together, where ours are half a head apart. transposed:
     matrices of layers are stored [columns, rows]. norm_plus: what a checkpoint's norm weights are short of.
-    skipped_positions: rows of the table of positions before that of position 0. unused: tensors, whole names, that a
-    checkpoint may have in vain.
+    skipped_positions: rows of the table of positions before that of position 0. expert_gate_up, expert_down: whole
+    names, with {} those of one expert each, without it of a tensor [experts, rows, columns]; choice_bias: a whole name,
+    of a matrix of one row if choice_bias_row; shared: the block of the expert that all tokens take. unused: tensors,
+    whole names, that a checkpoint may have in vain. other_modules: what the names of modules begin with that llmc does
+    not use, such as those that guess further tokens; {} is the number of layers.
     """
 
     embed: str = "model.embed_tokens"
@@ -43,6 +46,13 @@ class Layout:
     up: str = "mlp.up_proj"
     activation: str = "mlp.act_fn"
     down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    choice_bias: str = "mlp.gate.e_score_correction_bias"
+    choice_bias_row: bool = False
+    expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight")
+    expert_down: str = "mlp.experts.{}.down_proj.weight"
+    shared: str = "mlp.shared_expert"
+    shared_gate: str = "mlp.shared_expert_gate"
     norm: str = "model.norm"
     head: str = "lm_head"
     qkv_rows: RowOrder | None = None
@@ -54,10 +64,12 @@ class Layout:
         "model.rotary_emb.inv_freq",
         "model.layers.{}.self_attn.rotary_emb.inv_freq",
     )
+    other_modules: tuple[str, ...] = ()
 
     def weight_map(self, config: ModelConfig) -> WeightMap:
         """The map of `blocks.decoder.Decoder`, in the order of its parameters."""
-        return WeightMap(tuple(_targets(self, config)), frozenset(_unused(self, config)))
+        others = tuple(name.format(config.num_layers) for name in self.other_modules)
+        return WeightMap(tuple(_targets(self, config)), frozenset(_unused(self, config)), others)
 
 
 LLAMA_LAYOUT = Layout()
@@ -125,13 +137,14 @@ class _Parts:
         *,
         makes: str | None = None,
         rows: Rows | None = None,
+        precise: bool = False,
     ) -> Iterator[Target]:
         """A linear of rows `sizes`, which are one source or one each."""
         found = sizes if len(sources) == len(sizes) else (sum(sizes),)
         parts = tuple(zip(sources, found, strict=True))
         turned = self.layout.transposed
         weights = tuple(Source(f"{n}.weight", (r, columns), (columns, r) if turned else None) for n, r in parts)
-        yield Target(f"{target}.weight", weights, "act", makes, rows)
+        yield Target(f"{target}.weight", weights, "act", makes, rows, precise=precise)
         if bias:
             yield Target(f"{target}.bias", tuple(Source(f"{n}.bias", (r,)) for n, r in parts), "f32", makes, rows)
 
@@ -148,7 +161,7 @@ def _targets(layout: Layout, config: ModelConfig) -> Iterator[Target]:
     if config.embedding_norm:
         yield from parts.norm("embed_norm", layout.embed_norm)
     for layer in range(config.num_layers):
-        yield from _layer(parts, f"layers.{layer}", layout.layer.format(layer))
+        yield from _layer(parts, layer, f"layers.{layer}", layout.layer.format(layer))
     yield from parts.norm("norm", layout.norm)
     if not config.tie_word_embeddings:
         yield Target("lm_head.weight", (Source(f"{layout.head}.weight", vocabulary),), "act")
@@ -156,9 +169,9 @@ def _targets(layout: Layout, config: ModelConfig) -> Iterator[Target]:
         yield Target("lm_head.bias", (Source(f"{layout.head}.bias", vocabulary[:1]),), "f32")
 
 
-def _layer(parts: _Parts, name: str, prefix: str) -> Iterator[Target]:
+def _layer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target]:
     layout, config = parts.layout, parts.config
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
     def at(*names: str) -> tuple[str, ...]:
@@ -182,6 +195,21 @@ def _layer(parts: _Parts, name: str, prefix: str) -> Iterator[Target]:
         yield from parts.norm(f"{name}.attention_post_norm", f"{prefix}.{layout.post_attention_norm}")
     if config.residual in ("pre", "sandwich") or (config.residual == "parallel" and config.parallel_norms > 1):
         yield from parts.norm(f"{name}.mlp_norm", f"{prefix}.{layout.mlp_norm}")
+    yield from _feed_forward(parts, layer, name, prefix)
+    if config.residual in ("sandwich", "post"):
+        yield from parts.norm(f"{name}.mlp_post_norm", f"{prefix}.{layout.post_mlp_norm}")
+
+
+def _feed_forward(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target]:
+    layout, config = parts.layout, parts.config
+    hidden, inner, experts = config.hidden_size, config.intermediate_size, config.experts
+    if experts is not None and layer in experts.layers:
+        yield from _experts(parts, experts, f"{name}.mlp", prefix)
+        return
+
+    def at(*names: str) -> tuple[str, ...]:
+        return tuple(f"{prefix}.{n}" for n in names)
+
     down = f"{name}.mlp.down"
     if config.gated:
         gates = at(*layout.gate_up)
@@ -194,8 +222,39 @@ def _layer(parts: _Parts, name: str, prefix: str) -> Iterator[Target]:
             learned = Source(f"{prefix}.{layout.activation}.{alpha}", (1,))
             yield Target(f"{name}.mlp.xielu.{alpha}", (learned,), "f32", of_rows=_softplus(least))
     yield from parts.linear(down, at(layout.down), (hidden,), inner, config.mlp_bias)
-    if config.residual in ("sandwich", "post"):
-        yield from parts.norm(f"{name}.mlp_post_norm", f"{prefix}.{layout.post_mlp_norm}")
+
+
+def _experts(parts: _Parts, experts: Experts, name: str, prefix: str) -> Iterator[Target]:
+    """The router, the experts one after another, and the shared one."""
+    layout, hidden, inner = parts.layout, parts.config.hidden_size, experts.intermediate_size
+    router = (f"{prefix}.{layout.router}",)
+    yield from parts.linear(f"{name}.router", router, (experts.count,), hidden, False, precise=True)
+    if experts.choice_bias:
+        stored = (1, experts.count) if layout.choice_bias_row else None
+        bias = Source(f"{prefix}.{layout.choice_bias}", (experts.count,), stored)
+        yield Target(f"{name}.choice_bias", (bias,), "f32")
+    gate_up = _of_experts(experts.count, prefix, layout.expert_gate_up, 2 * inner, hidden)
+    yield Target(f"{name}.experts.gate_up.weight", gate_up, "act")
+    down = _of_experts(experts.count, prefix, (layout.expert_down,), hidden, inner)
+    yield Target(f"{name}.experts.down.weight", down, "act")
+    if experts.shared_size:
+        gates = tuple(f"{prefix}.{layout.shared}.{part}" for part in ("gate_proj", "up_proj"))
+        sizes, shared = (experts.shared_size, experts.shared_size), f"{name}.shared"
+        yield from parts.linear(f"{shared}.gate_up", gates, sizes, hidden, False, makes=f"{shared}.down.weight")
+        source = (f"{prefix}.{layout.shared}.down_proj",)
+        yield from parts.linear(f"{shared}.down", source, (hidden,), experts.shared_size, False)
+    if experts.shared_gate:
+        gate = (f"{prefix}.{layout.shared_gate}",)
+        yield from parts.linear(f"{name}.shared_gate", gate, (1,), hidden, False, precise=True)
+
+
+def _of_experts(count: int, prefix: str, names: tuple[str, ...], rows: int, columns: int) -> tuple[Source, ...]:
+    """A matrix of so many rows of each expert, from one tensor of all or some of each."""
+    if "{}" not in names[0]:
+        stored = (count, rows, columns)
+        return (Source(f"{prefix}.{names[0]}", (count * rows, columns), stored),)
+    shape = (rows // len(names), columns)
+    return tuple(Source(f"{prefix}.{name.format(i)}", shape) for i in range(count) for name in names)
 
 
 def _softplus(least: float) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:

@@ -15,7 +15,7 @@ from llmc.models.errors import ModelError
 from llmc.models.registry import get_family
 from llmc.models.sources.base import ArrayTensor, Checkpoint, Tensor
 from llmc.models.sources.reordered import ColumnsTaken, RowsTaken
-from llmc.models.sources.reshaped import Flattened, Mapped, Shifted, Transposed
+from llmc.models.sources.reshaped import Flattened, Mapped, Shifted, Stacked, Transposed
 from llmc.models.sources.stored import Stored
 from llmc.models.weight_map import Source, WeightMap
 from llmc.quantize.formats.base import Quantized
@@ -118,8 +118,8 @@ def check_checkpoint(config: ModelConfig, checkpoint: Checkpoint) -> WeightMap:
 
     Nothing of the model's size is allocated. Raises ModelError.
     """
-    weights = get_family(config.model_type).weight_map(config)
     shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
+    weights = get_family(config.model_type).weight_map_of(config, shapes)
     weights.check(shapes, str(checkpoint.path), checkpoint.config_name, checkpoint.called)
     read = {source.name for target in weights.targets for source in target.sources}
     for name in sorted(checkpoint.adapted() - read):
@@ -153,4 +153,6 @@ def _tensor(checkpoint: Checkpoint, source: Source) -> Tensor:
     tensor = checkpoint.tensor(source.name)
     if source.stored is None:
         return tensor
+    if len(source.stored) == 3:
+        return Stacked(tensor)
     return Flattened(tensor) if len(source.shape) == 1 else Transposed(tensor)

@@ -10,6 +10,7 @@ from llmc.models.errors import ModelError
 from llmc.models.families.apertus import APERTUS
 from llmc.models.families.bloom import BLOOM
 from llmc.models.families.cohere import COHERE, COHERE2
+from llmc.models.families.ernie_moe import ERNIE4_5_MOE
 from llmc.models.families.exaone4 import EXAONE4
 from llmc.models.families.falcon import FALCON
 from llmc.models.families.family import Family
@@ -18,18 +19,22 @@ from llmc.models.families.glm import GLM, GLM4
 from llmc.models.families.gpt2 import GPT2, GPT_BIGCODE
 from llmc.models.families.gpt_neox import GPT_NEOX
 from llmc.models.families.gptj import CODEGEN, GPTJ
-from llmc.models.families.granite import GRANITE
+from llmc.models.families.granite import GRANITE, GRANITEMOE
 from llmc.models.families.hunyuan import HUNYUAN_V1_DENSE
 from llmc.models.families.llama import LLAMA
 from llmc.models.families.llama_relatives import ARCEE, ERNIE4_5, HELIUM, NEMOTRON, SEED_OSS
 from llmc.models.families.mistral import MISTRAL
+from llmc.models.families.mixtral import MIXTRAL
 from llmc.models.families.mpt import MPT
 from llmc.models.families.olmo import OLMO, OLMO2
+from llmc.models.families.olmoe import OLMOE
 from llmc.models.families.opt import OPT
 from llmc.models.families.phi import PHI
 from llmc.models.families.phi3 import PHI3
 from llmc.models.families.qwen2 import QWEN2
 from llmc.models.families.qwen3 import QWEN3
+from llmc.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from llmc.models.families.sigmoid_mixtures import DOTS1, GLM4_MOE
 from llmc.models.families.smollm3 import SMOLLM3
 from llmc.models.families.stablelm import STABLELM
 from llmc.models.families.starcoder2 import STARCODER2
@@ -52,7 +57,9 @@ FAMILIES: dict[str, Family] = {
         CODEGEN,
         COHERE,
         COHERE2,
+        DOTS1,
         ERNIE4_5,
+        ERNIE4_5_MOE,
         EXAONE4,
         FALCON,
         GEMMA,
@@ -60,20 +67,26 @@ FAMILIES: dict[str, Family] = {
         GEMMA3_TEXT,
         GLM,
         GLM4,
+        GLM4_MOE,
         GPT2,
         GPTJ,
         GPT_BIGCODE,
         GPT_NEOX,
         GRANITE,
+        GRANITEMOE,
         HELIUM,
-        MPT,
         HUNYUAN_V1_DENSE,
+        MIXTRAL,
+        MPT,
         NEMOTRON,
         OLMO,
         OLMO2,
+        OLMOE,
         OPT,
         PHI,
         PHI3,
+        QWEN2_MOE,
+        QWEN3_MOE,
         SEED_OSS,
         SMOLLM3,
         STABLELM,

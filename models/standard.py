@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, Unpack
 
 from llmc.models.brief import brief
-from llmc.models.config import Activation, Alibi, ModelConfig, Norm, QkNorm, QueryGrowth, Residual, Rope
+from llmc.models.config import Activation, Alibi, Experts, ModelConfig, Norm, QkNorm, QueryGrowth, Residual, Rope
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.rope_fields import read_rope
@@ -53,6 +53,7 @@ class Choices(TypedDict, total=False):
     residual_multiplier: float
     logit_multiplier: float
     logit_cap: float | None
+    experts: Experts | None
 
 
 def layer_count(fields: Fields) -> int:

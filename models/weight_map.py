@@ -20,8 +20,8 @@ Rows = NDArray[np.int32]
 class Source:
     """A tensor that the checkpoint must have, with its shape.
 
-    stored: the shape that it has there, where that is another: a matrix [columns, rows], or one whose rows are a vector
-    one after the other.
+    stored: the shape that it has there, where that is another: a matrix [columns, rows], one whose rows are a vector
+    one after the other, or matrices [count, rows, columns] that are one below the other.
     """
 
     name: str
@@ -41,7 +41,8 @@ class Target:
     dtype: "act" for weights in the activation dtype, "f32" for norms and biases. makes: of a gated layer whose result
     one linear layer reads and nothing else, the name of that one's weight: row i of gate and of up is its column i.
     rows: int32, its row i is row rows[i] of the sources; None: all in their order. plus: is added to every value.
-    of_rows: what float32 rows become, each by itself; None: what they are.
+    of_rows: what float32 rows become, each by itself; None: what they are. precise: a small matrix on which much
+    depends; llmc does not round it.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Target:
     rows: Rows | None = field(default=None, compare=False)
     plus: float = 0.0
     of_rows: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = field(default=None, compare=False)
+    precise: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -60,10 +62,13 @@ class Target:
 
 @dataclass(frozen=True)
 class WeightMap:
-    """targets: every parameter of the model, tied ones once. unused: tensors that a checkpoint may have in vain."""
+    """targets: every parameter of the model, tied ones once. unused: tensors that a checkpoint may have in vain.
+    other_modules: what the names of other modules' tensors begin with, which it may have too.
+    """
 
     targets: tuple[Target, ...]
     unused: frozenset[str]
+    other_modules: tuple[str, ...] = ()
 
     def check(
         self,
@@ -89,7 +94,8 @@ class WeightMap:
                     f"{origin}: tensor {called(source.name)} has shape {list(found)} where {config_name} "
                     f"implies {list(source.stored_shape)}; {again}"
                 )
-        unknown = sorted(name for name in shapes if name not in sources and name not in self.unused)
+        known = sources.keys() | self.unused
+        unknown = sorted(name for name in shapes if name not in known and not name.startswith(self.other_modules))
         if unknown:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             raise ModelError(

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from llmc.models import ops
 from llmc.models.blocks.attention import Attention, StepInputs
+from llmc.models.blocks.experts import ExpertMlp
 from llmc.models.blocks.layers import Block, Linear, empty
 from llmc.models.blocks.mlp import Mlp
 from llmc.models.blocks.norms import Rounded, norm
@@ -51,7 +52,9 @@ class DecoderLayer(Block):
         self.attention = Attention(config, layer, act_dtype)
         self.attention_post_norm = norm(config, "f32") if after else None
         self.mlp_norm = None if not two else norm(config, act_dtype) if before else Rounded(act_dtype)
-        self.mlp: Block = Mlp(config, act_dtype)
+        experts = config.experts
+        mixed = experts is not None and layer in experts.layers
+        self.mlp: Block = ExpertMlp(config, act_dtype) if mixed else Mlp(config, act_dtype)
         self.mlp_post_norm = norm(config, "f32") if after else None
 
     def forward(self, x: Tensor, step: StepInputs) -> Tensor:

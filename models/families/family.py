@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ class Family:
     """model_type: exactly as in config.json. read_config: from config.json and generation_config.json.
     build: (config, act_dtype, max_len) → a module on the default device, without values. harmless, neutral: keys of
     config.json that read_config may leave out: whatever they are, or if they are this (`known_keys.py` has everyone's).
+    other_maps: of checkpoints that have the same parameters in other tensors.
     """
 
     model_type: str
@@ -36,3 +37,12 @@ class Family:
     build: Callable[[ModelConfig, str, int], Decoder] = build_decoder
     harmless: frozenset[str] = frozenset()
     neutral: Mapping[str, Any] = field(default_factory=dict)
+    other_maps: tuple[Callable[[ModelConfig], WeightMap], ...] = ()
+
+    def weight_map_of(self, config: ModelConfig, names: Container[str]) -> WeightMap:
+        """The map of a checkpoint that has these tensors: another one where it has all that this asks for."""
+        for other in self.other_maps:
+            found = other(config)
+            if all(source.name in names for target in found.targets for source in target.sources):
+                return found
+        return self.weight_map(config)

@@ -1,14 +1,23 @@
-"""Granite: Llama with factors on embeddings, residuals, scores and logits."""
+"""Granite: Llama with factors on embeddings, residuals, scores and logits; and Granite with experts."""
 
 from __future__ import annotations
 
-from llmc.models.config import ModelConfig
+from llmc.models.config import Experts, ModelConfig
 from llmc.models.families.family import Family
+from llmc.models.families.mixtures import read_experts, stacked
 from llmc.models.fields import Fields
+from llmc.models.layout import Layout
 from llmc.models.standard import standard_config
 
+_MIXTURE = Layout(
+    router="block_sparse_moe.router.layer",
+    expert_gate_up=("block_sparse_moe.input_linear.weight",),
+    expert_down="block_sparse_moe.output_linear.weight",
+)
+_RENAMED = stacked(Layout(router="block_sparse_moe.router"), "block_sparse_moe.experts")
 
-def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+
+def read_config(fields: Fields, generation: Fields, experts: Experts | None = None) -> ModelConfig:
     """logits_scaling divides."""
     bias = fields.flag("attention_bias", False)
     return standard_config(
@@ -21,7 +30,15 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
         embedding_multiplier=fields.number("embedding_multiplier", 1.0),
         residual_multiplier=fields.number("residual_multiplier", 1.0),
         logit_multiplier=1.0 / fields.number("logits_scaling", 1.0),
+        experts=experts,
     )
 
 
+def read_mixture(fields: Fields, generation: Fields) -> ModelConfig:
+    """The softmax of the chosen logits is that of all, normalised."""
+    experts = read_experts(fields, intermediate_size="intermediate_size", scores="softmax", normalised=True)
+    return read_config(fields, generation, experts)
+
+
 GRANITE = Family("granite", read_config)
+GRANITEMOE = Family("granitemoe", read_mixture, _MIXTURE.weight_map, other_maps=(_RENAMED.weight_map,))

@@ -87,7 +87,8 @@ class FolderSource(ModelSource):
             return SafetensorsCheckpoint(self.path)
         targets = family_of(self._fields).weight_map(self.config()).targets
         sources = {source.name for target in targets for source in target.sources}
-        matrices = (target for target in targets if target.dtype == "act" and target.name != _EMBEDDING)
+        # Routers are left as they are by most, and some settings do not say so.
+        matrices = (t for t in targets if t.dtype == "act" and t.name != _EMBEDDING and not t.precise)
         linears = [source.name.removesuffix(".weight") for target in matrices for source in target.sources]
         return open_quantized(self.path, self._values, self._quant_config, linears, sources)
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from llmc.models.convert import Array, convert
-from llmc.models.sources.base import Tensor
+from llmc.models.sources.base import ArrayTensor, Tensor
 from llmc.models.sources.reordered import Readable
 
 
@@ -17,6 +17,17 @@ def _whole(tensor: Tensor) -> Array:
     """f32, kept for the next rows: these lie all over the file."""
     out = np.empty(tensor.shape, np.float32)
     tensor.read(0, out)
+    return out
+
+
+@lru_cache(maxsize=16)
+def _matrix(stack: Tensor, index: int) -> Array:
+    """One of matrices [count, rows, columns], in their dtype where they are at hand, else f32."""
+    if isinstance(stack, ArrayTensor):
+        found: Array = stack.array[index]
+        return found
+    out: Array = np.empty(stack.shape[1:], np.float32)
+    stack.read(index, out[None])
     return out
 
 
@@ -47,6 +58,26 @@ class Flattened(Tensor):
 
     def read(self, first: int, out: Array) -> None:
         convert(_whole(self._matrix).reshape(-1)[first : first + len(out)], out)
+
+
+class Stacked(Tensor):
+    """Matrices [count, rows, columns], one below the other."""
+
+    def __init__(self, matrices: Tensor) -> None:
+        self._matrices = matrices
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        count, rows, columns = self._matrices.shape
+        return (count * rows, columns)
+
+    def read(self, first: int, out: Array) -> None:
+        rows, at = self._matrices.shape[1], 0
+        while at < len(out):
+            matrix, begin = divmod(first + at, rows)
+            some = out[at : at + rows - begin]
+            convert(_matrix(self._matrices, matrix)[begin : begin + len(some)], some)
+            at += len(some)
 
 
 class Shifted(Tensor):

@@ -22,8 +22,43 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", {}),
     "cohere-qk-norm": ("cohere", {"use_qk_norm": True, "attention_bias": True, "tie_word_embeddings": True}),
     "cohere2": ("cohere2", {"sliding_window": 6, "num_hidden_layers": 5, "tie_word_embeddings": True}),
+    "dots1": (
+        "dots1",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "n_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.7,
+            "sliding_window": 7,
+            "max_window_layers": 2,
+        },
+    ),
     "ernie4_5": ("ernie4_5", {}),
     "ernie4_5-biases": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": True}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 40,
+            "moe_num_shared_experts": 1,
+        },
+    ),
+    "ernie4_5_moe-some-layers": (
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 40,
+            "moe_num_shared_experts": 0,
+            "moe_layer_interval": 2,
+        },
+    ),
     "exaone4": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "exaone4-windows": ("exaone4", EXAONE_WINDOWS),
     "falcon": ("falcon", {"tie_word_embeddings": True}),
@@ -61,6 +96,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": ("glm", {}),
     "glm-untold": ("glm", {"attention_bias": False, "num_key_value_heads": 3, "tie_word_embeddings": True}),
     "glm4": ("glm4", {}),
+    "glm4_moe": (
+        "glm4_moe",
+        {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
     "gpt2": ("gpt2", {"tie_word_embeddings": True}),
     "gpt2-inner": ("gpt2", {"n_inner": 100, "scale_attn_weights": False}),
     "gptj": ("gptj", {"rotary_dim": 8, "n_inner": 100}),
@@ -71,6 +117,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": (
         "granite",
         {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.6,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 0.5,
+        },
+    ),
+    "granitemoe": (
+        "granitemoe",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
             "embedding_multiplier": 3.0,
             "residual_multiplier": 0.6,
             "attention_multiplier": 0.3,
@@ -89,6 +146,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama": ("llama", {}),
     "mistral": ("mistral", {}),
+    "mixtral": ("mixtral", {"num_local_experts": 4}),
+    "mixtral-windows": ("mixtral", {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 7}),
     "mpt": ("mpt", {"hidden_size": 60, "num_attention_heads": 3, "num_hidden_layers": 3, "max_seq_len": 128}),
     "mpt-clipped": (
         "mpt",
@@ -104,6 +163,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo": ("olmo", {}),
     "olmo-clipped": ("olmo", {"clip_qkv": 0.7, "tie_word_embeddings": True}),
     "olmo2": ("olmo2", {}),
+    "olmoe": ("olmoe", {"num_experts": 7, "num_experts_per_tok": 3}),
+    "olmoe-normalised": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 4, "norm_topk_prob": True}),
     "opt": ("opt", {"ffn_dim": 100, "word_embed_proj_dim": 60, "tie_word_embeddings": True}),
     "opt-plain": (
         "opt",
@@ -120,7 +181,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {"sliding_window": 9}),
     "phi3-long": ("phi3", {"rope_parameters": LONG, "max_position_embeddings": 256}),
     "qwen2": ("qwen2", {}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 44,
+            "shared_expert_intermediate_size": 52,
+            "mlp_only_layers": [1],
+        },
+    ),
     "qwen3": ("qwen3", {}),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True},
+    ),
+    "qwen3_moe-some-layers": (
+        "qwen3_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "decoder_sparse_step": 2},
+    ),
     "seed_oss": ("seed_oss", {}),
     "seed_oss-biases": ("seed_oss", {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5}),

@@ -1,0 +1,86 @@
+"""The feed-forward block that is a mixture of experts, of which each token takes a few."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llmc.models import expert_ops
+from llmc.models.blocks.layers import Block, GatedLinear, Linear, Projection, empty
+from llmc.models.config import Experts, ModelConfig
+
+
+class SharedExpert(Block):
+    """gate_up [2 I, D], gate first, and down [D, I]."""
+
+    def __init__(self, inner: int, hidden: int, act_dtype: str) -> None:
+        super().__init__()
+        self.gate_up = GatedLinear(inner, hidden, False, act_dtype)
+        self.down = Linear(hidden, inner, False, act_dtype)
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """act [T, D], residual float32 [T, D] → float32 [T, D]."""
+        return self.down(self.gate_up(x), residual)
+
+
+class RoutedExperts(Block):
+    """gate_up [E 2 I, D], of each expert gate before up, and down [E D, I]."""
+
+    def __init__(self, config: Experts, hidden: int, act_dtype: str) -> None:
+        super().__init__()
+        self.count, self.act_dtype = config.count, act_dtype
+        self.gate_up = Projection(config.count * 2 * config.intermediate_size, hidden, False, act_dtype)
+        self.down = Projection(config.count * hidden, config.intermediate_size, False, act_dtype)
+
+    def forward(self, x: Tensor, chosen: Tensor, residual: Tensor | None) -> Tensor:
+        """act [T, D], i32 [T, 2 k], residual float32 [T, D] → float32 [T, D]."""
+        weights, biases = (self.gate_up.weight, self.down.weight), (self.gate_up.bias, self.down.bias)
+        return expert_ops.experts(x, chosen, *weights, *biases, residual, self.count, act_dtype=self.act_dtype)
+
+
+class ExpertMlp(Block):
+    """router [E, D], experts, maybe a shared one."""
+
+    choice_bias: Tensor | None
+
+    def __init__(self, config: ModelConfig, act_dtype: str) -> None:
+        super().__init__()
+        assert config.experts is not None
+        self.config = config.experts
+        count, hidden, shared = config.experts.count, config.hidden_size, config.experts.shared_size
+        self.router = Linear(count, hidden, False, act_dtype)
+        self.register_parameter("choice_bias", empty(count) if config.experts.choice_bias else None)
+        self.experts = RoutedExperts(config.experts, hidden, act_dtype)
+        self.shared = SharedExpert(shared, hidden, act_dtype) if shared else None
+        self.shared_gate = Linear(1, hidden, False, act_dtype) if config.experts.shared_gate else None
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """act [T, D], residual float32 [T, D] → float32 [T, D]."""
+        if self.shared is not None:
+            residual = self._shared(self.shared, x, residual)
+        return self.experts(x, self._chosen(x), residual)
+
+    def _chosen(self, x: Tensor) -> Tensor:
+        """i32 [T, 2 k], as `choose_experts` makes it."""
+        experts, logits = self.config, self.router(x)
+        scores = logits.softmax(-1) if experts.scores == "softmax" else torch.sigmoid(logits)
+        # Where nothing is added to scores, logits are ordered as they are and never equal by rounding.
+        choice = logits if self.choice_bias is None else scores + self.choice_bias
+        return expert_ops.choose_experts(
+            choice,
+            scores,
+            experts.top_k,
+            experts.groups,
+            experts.top_groups,
+            experts.best_of_group,
+            experts.normalised,
+            experts.least_sum,
+            experts.scale,
+        )
+
+    def _shared(self, shared: Block, x: Tensor, residual: Tensor | None) -> Tensor:
+        """What the shared expert makes of x, plus the residual."""
+        if self.shared_gate is None:
+            return shared(x, residual)
+        made = shared(x, None) * torch.sigmoid(self.shared_gate(x))
+        return made if residual is None else made + residual

@@ -1,0 +1,80 @@
+"""What families of mixtures of experts share: their fields, and the two ways in which checkpoints have experts.
+
+Published checkpoints have a tensor for each matrix of each expert; others one for all experts of a layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from llmc.models.config import Experts
+from llmc.models.errors import ModelError
+from llmc.models.fields import Fields
+from llmc.models.layout import LLAMA_LAYOUT, Layout
+from llmc.models.standard import layer_count
+
+
+def stacked(layout: Layout = LLAMA_LAYOUT, experts: str = "mlp.experts") -> Layout:
+    """The layout of checkpoints with one tensor for all experts."""
+    return replace(layout, expert_gate_up=(f"{experts}.gate_up_proj",), expert_down=f"{experts}.down_proj")
+
+
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_TOP_KS = ("num_experts_per_tok", "moe_k")
+
+
+def _name(fields: Fields, names: tuple[str, ...]) -> str:
+    """The name that is there, or the first one."""
+    return next((name for name in names if fields.has(name)), names[0])
+
+
+def read_experts(fields: Fields, *, intermediate_size: str, **choices: Any) -> Experts:
+    """intermediate_size: the name of the field. choices: fields of Experts that the family decides; `layers` is all of
+    them unless it says so. Raises ModelError."""
+    count, top_k = _name(fields, _COUNTS), _name(fields, _TOP_KS)
+    choices.setdefault("layers", tuple(range(layer_count(fields))))
+    inner = fields.integer(intermediate_size)
+    found = Experts(count=fields.integer(count), top_k=fields.integer(top_k), intermediate_size=inner, **choices)
+    if found.count % found.groups or found.top_groups > found.groups:
+        raise ModelError(
+            f"{fields.origin}: {found.top_groups} of {found.groups} groups of {found.count} experts cannot be chosen"
+        )
+    of_group = found.count // found.groups
+    if found.top_k > found.top_groups * of_group:
+        raise ModelError(
+            f"{fields.origin}: {top_k} {found.top_k} is more than {found.top_groups * of_group}, the experts that may "
+            "be chosen"
+        )
+    return found
+
+
+def read_sigmoid_experts(fields: Fields) -> Experts:
+    """Those of DeepSeek-V3 and its relatives: scores by themselves, a bias for the choice, groups, plain layers first,
+    and experts that all tokens take, which are one."""
+    first, groups = fields.integer("first_k_dense_replace", 0, minimum=0), fields.integer("n_group", 1)
+    shared = fields.integer("n_shared_experts", 0, minimum=0) * fields.integer("moe_intermediate_size")
+    experts = read_experts(
+        fields,
+        intermediate_size="moe_intermediate_size",
+        layers=tuple(range(first, layer_count(fields))),
+        scores="sigmoid",
+        choice_bias=True,
+        groups=groups,
+        top_groups=fields.integer("topk_group", 1),
+        best_of_group=2,
+        normalised=fields.flag("norm_topk_prob", True),
+        least_sum=1e-20,
+        scale=fields.number("routed_scaling_factor", 1.0),
+        shared_size=shared,
+    )
+    if groups > 1 and experts.count < 2 * groups:
+        raise ModelError(f"{fields.origin}: n_group {groups} leaves groups of less than two of {experts.count} experts")
+    return experts
+
+
+def sparse_layers(fields: Fields) -> tuple[int, ...]:
+    """Layers with experts, as mlp_only_layers and decoder_sparse_step say."""
+    step = fields.integer("decoder_sparse_step", 1)
+    plain = fields.integers("mlp_only_layers") if fields.has("mlp_only_layers") else ()
+    return tuple(i for i in range(layer_count(fields)) if i not in plain and (i + 1) % step == 0)

@@ -1,0 +1,57 @@
+"""Qwen1.5-MoE, Qwen2-57B-A14B, and the mixtures among Qwen3: experts in some layers, of Qwen2 with a shared one."""
+
+from __future__ import annotations
+
+from llmc.models.config import ModelConfig
+from llmc.models.families.family import Family
+from llmc.models.families.mixtures import read_experts, sparse_layers, stacked
+from llmc.models.fields import Fields
+from llmc.models.layout import LLAMA_LAYOUT
+from llmc.models.standard import layer_count, standard_config, windows_by_layer
+
+
+def read_qwen2(fields: Fields, generation: Fields) -> ModelConfig:
+    experts = read_experts(
+        fields,
+        intermediate_size="moe_intermediate_size",
+        layers=sparse_layers(fields),
+        scores="softmax",
+        normalised=fields.flag("norm_topk_prob", False),
+        shared_size=fields.integer("shared_expert_intermediate_size"),
+        shared_gate=True,
+    )
+    return standard_config(
+        fields,
+        generation,
+        attention_bias=fields.flag("qkv_bias", True),
+        o_bias=False,
+        layer_windows=windows_by_layer(fields),
+        experts=experts,
+    )
+
+
+def read_qwen3(fields: Fields, generation: Fields) -> ModelConfig:
+    """A window is that of all layers."""
+    bias = fields.flag("attention_bias", False)
+    window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else 0
+    experts = read_experts(
+        fields,
+        intermediate_size="moe_intermediate_size",
+        layers=sparse_layers(fields),
+        scores="softmax",
+        normalised=fields.flag("norm_topk_prob", False),
+    )
+    return standard_config(
+        fields,
+        generation,
+        attention_bias=bias,
+        o_bias=bias,
+        qk_norm="head",
+        layer_windows=(window,) * layer_count(fields),
+        experts=experts,
+    )
+
+
+_OTHERS = (stacked().weight_map,)
+QWEN2_MOE = Family("qwen2_moe", read_qwen2, LLAMA_LAYOUT.weight_map, other_maps=_OTHERS)
+QWEN3_MOE = Family("qwen3_moe", read_qwen3, LLAMA_LAYOUT.weight_map, other_maps=_OTHERS)

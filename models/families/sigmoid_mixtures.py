@@ -1,0 +1,52 @@
+"""Mixtures whose router gives each expert a score of its own: GLM-4.5 and 4.6 (glm4_moe), dots.llm1."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmc.models.config import ModelConfig
+from llmc.models.families.family import Family
+from llmc.models.families.mixtures import read_sigmoid_experts, stacked
+from llmc.models.fields import Fields
+from llmc.models.layout import Layout
+from llmc.models.rope_fields import read_rope
+from llmc.models.standard import head_sizes, layer_count, standard_config, windows_by_type
+
+_LAYOUT = Layout(shared="mlp.shared_experts")
+# The layer behind the last one guesses the token after the next.
+_GLM_LAYOUT = replace(_LAYOUT, other_modules=("model.layers.{}.",))
+
+
+def read_glm4(fields: Fields, generation: Fields) -> ModelConfig:
+    """Half of each head is rotated."""
+    positions = fields.integer("max_position_embeddings")
+    return standard_config(
+        fields,
+        generation,
+        attention_bias=fields.flag("attention_bias", False),
+        o_bias=False,
+        qk_norm="head" if fields.flag("use_qk_norm", False) else "none",
+        rope=read_rope(fields, positions, head_sizes(fields)[2], partial=0.5),
+        experts=read_sigmoid_experts(fields),
+    )
+
+
+def read_dots1(fields: Fields, generation: Fields) -> ModelConfig:
+    """A window is that of layers from max_window_layers on, or as layer_types says."""
+    layers, bias = layer_count(fields), fields.flag("attention_bias", False)
+    window = fields.integer("sliding_window") if fields.has("sliding_window") else 0
+    first = fields.integer("max_window_layers", 62, minimum=0)
+    windows = tuple(window if i >= first else 0 for i in range(layers))
+    return standard_config(
+        fields,
+        generation,
+        attention_bias=bias,
+        o_bias=bias,
+        qk_norm="head",
+        layer_windows=windows_by_type(fields, window) if fields.has("layer_types") else windows,
+        experts=read_sigmoid_experts(fields),
+    )
+
+
+GLM4_MOE = Family("glm4_moe", read_glm4, _GLM_LAYOUT.weight_map, other_maps=(stacked(_GLM_LAYOUT).weight_map,))
+DOTS1 = Family("dots1", read_dots1, _LAYOUT.weight_map, other_maps=(stacked(_LAYOUT).weight_map,))

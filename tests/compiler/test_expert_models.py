@@ -1,0 +1,89 @@
+"""Whole models with experts: their checkpoints quantized by others, weights rounded by llmc, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from llmc.compiler.config import CompileConfig, CompileError
+from llmc.compiler.pipeline import compile_model
+from llmc.compiler.resolve import resolve
+from llmc.models.eager import load_model
+from llmc.quantize import QuantConfig
+from llmc.quantize.rtn import quantize
+
+from support.compiled import check_every_bucket, compile_tiny, random_tokens
+from support.families import CASES
+from support.new_family import targets_here
+from support.paged_reference import PagedRunner
+from support.parity import check_bits
+from support.quantized_checkpoints import Tensors, make_quantized_model
+from support.stored_checkpoints import Integers, gptq_config, gptq_tensors
+from support.tiny_models import make_tiny_model
+
+pytestmark = pytest.mark.native
+LADDER = "prefill=[2]x[16],decode=[1,3]x[64]"
+MIXTURE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+
+
+def make_gptq_mixture(folder: Path, *, act_order: bool = False) -> Path:
+    """GPTQ's numbers for each matrix of each expert."""
+
+    def quantized(prefix: str, weight: np.ndarray) -> Tensors:
+        data = Integers.random(*weight.shape, 4, 32, symmetric=False, least_zero=1)
+        if act_order and prefix.endswith("down_proj"):
+            data.group[:] = data.group[::-1].copy()
+        return gptq_tensors(data, 4, 1, prefix)
+
+    return make_quantized_model(folder, gptq_config(desc_act=act_order), quantized, "qwen3_moe", **MIXTURE)
+
+
+@pytest.mark.slow
+def test_numbers_of_a_quantized_checkpoint_are_kept(tmp_path: Path, kernel_cache: Path) -> None:
+    model = make_gptq_mixture(tmp_path / "model")
+    tokens = random_tokens(515, 48)
+    expected = PagedRunner(load_model(model)).step([tokens])[0].numpy()
+    for target in targets_here():
+        out = tmp_path / target
+        with compile_tiny(model, out, kernel_cache, buckets=LADDER, dtype="f32", target=target) as artifact:
+            check_every_bucket(artifact, tokens, expected)
+            check_bits(artifact)
+        weights = json.loads((out / "manifest.json").read_text())["weights"]
+        for kind in ("gate_up", "down"):
+            said = weights[f"layers.1.mlp.experts.{kind}.weight"]
+            assert (said["scheme"], said["method"]) == ("w4a16", "gptq")
+        assert "scheme" not in weights["layers.1.mlp.router.weight"]
+
+
+def test_experts_in_act_order_are_refused(tmp_path: Path) -> None:
+    model = make_gptq_mixture(tmp_path / "model", act_order=True)
+    config = CompileConfig(model=model, output=tmp_path / "out", cache_dir=tmp_path / "cache", buckets=LADDER)
+    with pytest.raises(CompileError, match=r"layers\.0\.mlp\.experts\.down\.weight is in act-order"):
+        compile_model(config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["w8a16", "w4a16", "fp8", "nf4"])
+def test_rounded_by_llmc(scheme: str, tmp_path: Path, kernel_cache: Path) -> None:
+    family, overrides = CASES["qwen2_moe"]
+    model, quant = make_tiny_model(tmp_path / "model", family, **overrides), QuantConfig(scheme)
+    eager = load_model(model)
+    recipe = resolve(CompileConfig(model=model, output=tmp_path, quant=quant)).recipe
+    assert not any("router" in name or "shared_gate" in name for name in recipe.schemes)
+    for name, of in recipe.schemes.items():
+        weight = eager.get_parameter(name)
+        weight.data.copy_(torch.from_numpy(quantize(weight.detach().numpy(), of.weight).value()))
+    tokens = random_tokens(515, 48)
+    expected = PagedRunner(eager).step([tokens])[0].numpy()
+    for target in targets_here():
+        out = tmp_path / target
+        with compile_tiny(
+            model, out, kernel_cache, buckets=LADDER, dtype="f32", target=target, quant=quant
+        ) as artifact:
+            check_every_bucket(artifact, tokens, expected)
+            check_bits(artifact)

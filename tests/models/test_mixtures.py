@@ -1,0 +1,109 @@
+"""Mixtures of experts: both ways in which checkpoints have them, modules that are passed over, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from llmc.buckets.cost import ModelShape
+from llmc.models import ModelError, load_config, load_parameters, open_source
+from llmc.models.convert import Array
+
+from support.families import CASES
+from support.tiny_models import make_tiny_model
+
+
+def parameters_of(path: Path) -> dict[str, Array]:
+    source = open_source(path)
+    return {p.name: p.value() for p in load_parameters(source.config(), source.checkpoint(), "f32")}
+
+
+def made(case: str, folder: Path) -> Path:
+    family, overrides = CASES[case]
+    return make_tiny_model(folder / "model", family, **overrides)
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen2_moe", "glm4_moe"])
+def test_one_tensor_of_all_experts_is_as_good_as_one_of_each(case: str, tmp_path: Path) -> None:
+    path = made(case, tmp_path)
+    before, tensors = parameters_of(path), load_file(path / "model.safetensors")
+    names = {"mixtral": ("block_sparse_moe", ("w1", "w3"), "w2")}
+    block, gates, down = names.get(case, ("mlp", ("gate_proj", "up_proj"), "down_proj"))
+    config = load_config(path)
+    assert config.experts is not None
+    for layer in config.experts.layers:
+        prefix, stacked = f"model.layers.{layer}.{block}.experts", f"model.layers.{layer}.mlp.experts"
+
+        def of_each(part: str, prefix: str = prefix) -> list[Array]:
+            assert config.experts is not None
+            return [tensors.pop(f"{prefix}.{i}.{part}.weight") for i in range(config.experts.count)]
+
+        first, second = (of_each(gate) for gate in gates)
+        tensors[f"{stacked}.gate_up_proj"] = np.stack(
+            [np.concatenate(pair) for pair in zip(first, second, strict=True)]
+        )
+        tensors[f"{stacked}.down_proj"] = np.stack(of_each(down))
+        if block != "mlp":
+            tensors[f"model.layers.{layer}.mlp.gate.weight"] = tensors.pop(f"model.layers.{layer}.{block}.gate.weight")
+    save_file(tensors, path / "model.safetensors")
+    after = parameters_of(path)
+    assert before.keys() == after.keys()
+    assert all(after[name].tobytes() == value.tobytes() for name, value in before.items())
+
+
+@pytest.mark.parametrize(
+    ("case", "name"), [("glm4_moe", "model.layers.3.eh_proj.weight"), ("ernie4_5_moe", "model.mtp_block.0.weight")]
+)
+def test_what_guesses_further_tokens_is_passed_over(case: str, name: str, tmp_path: Path) -> None:
+    path = made(case, tmp_path)
+    tensors = load_file(path / "model.safetensors")
+    save_file({**tensors, name: np.ones((3, 4), np.float32)}, path / "model.safetensors")
+    assert parameters_of(path)
+    save_file({**tensors, "model.other.weight": np.ones((3, 4), np.float32)}, path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"model\.other\.weight .* which this architecture does not use"):
+        parameters_of(path)
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "named"),
+    [
+        ("mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok 5 is more than 4"),
+        ("dots1", {"n_group": 3}, "2 of 3 groups of 8 experts"),
+        ("dots1", {"n_group": 8, "topk_group": 4}, "groups of less than two"),
+        ("dots1", {"num_experts_per_tok": 5}, "num_experts_per_tok 5 is more than 4"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("ernie4_5_moe", {"use_bias": True}, "use_bias"),
+        ("qwen2_moe", {"mlp_only_layers": 1}, "mlp_only_layers"),
+    ],
+)
+def test_what_is_out_of_reach_is_refused_by_name(
+    case: str, changes: dict[str, object], named: str, tmp_path: Path
+) -> None:
+    path = made(case, tmp_path)
+    fields = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**fields, **changes}))
+    with pytest.raises(ModelError, match=named):
+        load_config(path)
+
+
+def test_costs_count_the_experts_in_use() -> None:
+    config = {
+        "num_attention_heads": 2,
+        "hidden_size": 8,
+        "num_hidden_layers": 3,
+        "vocab_size": 10,
+        "intermediate_size": 99,
+    }
+    config |= {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 5}
+    shape = ModelShape.from_config({**config, "shared_expert_intermediate_size": 7})
+    attention, one = 3 * 4 * 8 * 8, 3 * 3 * 8 * 5
+    assert shape.layer_weights == attention + 2 * one + 3 * 3 * 8 * 7
+    read = shape.layer_weights_read(np.array([1.0, 3.0, 100.0])) - shape.layer_weights
+    assert read.tolist() == [0, 4 * one, 14 * one]
+    plain = ModelShape.from_config({**config, "num_experts": None})
+    assert plain.intermediate == 99
+    assert plain.layer_weights_read(np.array([7.0])).tolist() == [plain.layer_weights]
