@@ -62,9 +62,17 @@ class TokensCost(BucketCost):
         return np.asarray(batch * seq.astype(np.float64), np.float64)
 
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_TOP_K, _SHARED = ("num_experts_per_tok", "moe_k"), ("n_shared_experts", "moe_num_shared_experts")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The dimensions of a decoder that decide its arithmetic and its traffic. weight_bytes, kv_bytes: of an element."""
+    """The dimensions of a decoder that decide its arithmetic and its traffic. weight_bytes, kv_bytes: of an element.
+
+    Of a mixture of experts, intermediate is what one token passes through; experts, top_k: of a layer, and of a token;
+    expert_intermediate: of one. Every layer counts as one that has them.
+    """
 
     hidden: int
     intermediate: int
@@ -75,6 +83,9 @@ class ModelShape:
     vocab: int
     weight_bytes: float = 2.0
     kv_bytes: float = 2.0
+    experts: int = 0
+    top_k: int = 0
+    expert_intermediate: int = 0
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str = "config.json") -> ModelShape:
@@ -87,11 +98,21 @@ class ModelShape:
                 raise BucketError(f"{name} has {key} {value!r}: a whole number is needed to estimate costs")
             return value
 
+        def first(keys: tuple[str, ...], default: int | None = None) -> int:
+            return number(next((key for key in keys if config.get(key) is not None), keys[0]), default)
+
         heads, hidden = number("num_attention_heads"), number("hidden_size")
+        mixture: dict[str, int] = {}
+        if any(config.get(key) is not None for key in _EXPERTS):
+            inner, top_k = first(("moe_intermediate_size", "intermediate_size")), first(_TOP_K)
+            shared = [key for key in _SHARED if config.get(key)]
+            always = number("shared_expert_intermediate_size") if config.get("shared_expert_intermediate_size") else 0
+            always += number(shared[0]) * inner if shared else 0
+            mixture = {"experts": first(_EXPERTS), "top_k": top_k, "expert_intermediate": inner}
         wide = config.get("torch_dtype", config.get("dtype")) == "float32"
         return cls(
             hidden=hidden,
-            intermediate=number("intermediate_size"),
+            intermediate=top_k * inner + always if mixture else number("intermediate_size"),
             layers=number("num_hidden_layers"),
             heads=heads,
             kv_heads=number("num_key_value_heads", heads),
@@ -99,13 +120,19 @@ class ModelShape:
             vocab=number("vocab_size"),
             weight_bytes=4.0 if wide else 2.0,
             kv_bytes=4.0 if wide else 2.0,
+            **mixture,
         )
 
     @property
     def layer_weights(self) -> int:
-        """Elements of all layers' matrices; without the embedding and the output matrix."""
+        """Elements of all layers' matrices that a token meets; without the embedding and the output matrix."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    def layer_weights_read(self, rows: Floats) -> Floats:
+        """Elements of all layers' matrices that so many rows read, which share no expert while there are others."""
+        others = np.clip(rows * self.top_k, self.top_k, self.experts) - self.top_k if self.experts else 0 * rows
+        return self.layer_weights + self.layers * 3 * self.hidden * self.expert_intermediate * others
 
     @property
     def head_weights(self) -> int:
@@ -129,7 +156,7 @@ class ModelShape:
         Storage is reused within a dtype: f32 models keep everything in the same rows, bf16 ones hold the rows of their
         linear layers apart. Int8 activations take about two thirds more than bf16.
         """
-        residual, qkv = 2 * self.hidden, self.head_dim * (self.heads + 2 * self.kv_heads)
+        residual, qkv = (2 + self.top_k) * self.hidden, self.head_dim * (self.heads + 2 * self.kv_heads)
         if self.weight_bytes >= 4:
             return 4.0 * (residual + max(qkv, self.intermediate))
         return 4.0 * (residual + qkv) + 2.0 * (self.hidden + self.intermediate)
@@ -156,7 +183,7 @@ class FlopsCost(BucketCost):
         # Query times key and weight times value; a prompt sees half of itself on average.
         pairs = sequences * length * (length / 2 if phase == "prefill" else 1)
         flops = 2 * m.layer_weights * rows + m.ops_per_pair * pairs + 2 * m.head_weights * sequences
-        traffic = (m.layer_weights + m.head_weights) * m.weight_bytes + 0 * rows
+        traffic = (m.layer_weights_read(rows) + m.head_weights) * m.weight_bytes
         if phase == "decode":
             traffic = traffic + m.kv_elements * m.kv_bytes * sequences * length
         return self.overhead_s + np.maximum(flops / self.flops_per_s, traffic / self.bytes_per_s)

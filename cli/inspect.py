@@ -115,6 +115,7 @@ def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_MOST_SOURCES = 4
 _CUT_BY = {
     "default": "the default; --max-model-len of llmc compile raises it",
     "option": "by --max-model-len",
@@ -195,13 +196,20 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
                     "x".join(map(str, w["shape"])),
                     w["layout"],
                     w["bytes"],
-                    ", ".join(w["sources"]) or "-",
+                    _sources(w["sources"]),
                 )
                 for w in data["weights"]
             ],
         ),
     ]
     return "\n".join(parts) + "\n"
+
+
+def _sources(names: list[str]) -> str:
+    """Experts come from very many."""
+    more = len(names) - _MOST_SOURCES
+    shown = names if more <= 0 else [*names[:_MOST_SOURCES], f"{more} more"]
+    return ", ".join(shown) or "-"
 
 
 def _bits_text(bits: dict[str, float]) -> str:

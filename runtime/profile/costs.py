@@ -80,6 +80,11 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
     kv = flops = 0
     if family == "linear":
         flops = 2 * rows * int(params.get("k", 0)) * int(params.get("n", 0))
+        if experts := int(params.get("experts", 0)):
+            # A token takes a few, and which others take the same ones nobody knows before.
+            taken = rows * int(params.get("top_k", 1))
+            flops *= int(params.get("top_k", 1))
+            weights = weights * min(experts, taken) // experts
     elif family == "embedding":
         # Only the rows of the tokens are read.
         weights = min(weights, weights * step.num_tokens // max(int(params.get("vocab", model.vocab_size)), 1))
