@@ -27,7 +27,7 @@ from support.stored_checkpoints import Integers, gptq_config, gptq_tensors
 from support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.native
-LADDER = "prefill=[2]x[16],decode=[1,3]x[64]"
+LADDER = "prefill=[2]x[16,32],decode=[1,3]x[64]"
 MIXTURE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
 
 
@@ -35,7 +35,8 @@ def make_gptq_mixture(folder: Path, *, act_order: bool = False) -> Path:
     """GPTQ's numbers for each matrix of each expert."""
 
     def quantized(prefix: str, weight: np.ndarray) -> Tensors:
-        data = Integers.random(*weight.shape, 4, 32, symmetric=False, least_zero=1)
+        n, k = weight.shape
+        data = Integers.random(n, k, 4, 32, symmetric=False, least_zero=1)
         if act_order and prefix.endswith("down_proj"):
             data.group[:] = data.group[::-1].copy()
         return gptq_tensors(data, 4, 1, prefix)
