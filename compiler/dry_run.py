@@ -19,6 +19,7 @@ from llmc.compiler.graph.commands import Site
 from llmc.compiler.graph.demands import weight_requests
 from llmc.compiler.graph.plan import plan_graphs
 from llmc.compiler.graph.tracer import Tracer
+from llmc.compiler.ops.experts import EXPERTS, WEIGHTS
 from llmc.compiler.resolve import Resolved, resolve
 from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.store.weights import plan_weights
@@ -119,14 +120,26 @@ def _parameters(model: ModelConfig) -> int:
 
 
 def _matrix_flops(sites: Iterable[Site]) -> int:
-    """A multiplication and an addition for each element."""
-    return sum(2 * math.prod(site.attributes["weight_shapes"]["weight"]) for site in sites if site.op in _MULTIPLIED)
+    """A multiplication and an addition for each element; of experts, those that a token takes."""
+    total = 0
+    for site in sites:
+        shapes = site.attributes.get("weight_shapes", {})
+        if site.op in _MULTIPLIED:
+            total += 2 * math.prod(shapes["weight"])
+        elif site.op == EXPERTS.name:
+            taken = site.attributes["widths"]["chosen"] // 2
+            of_all = sum(math.prod(shapes[weight]) for weight in WEIGHTS)
+            total += 2 * of_all * taken // site.attributes["num_experts"]
+    return total
 
 
 def _attention_flops(sites: Iterable[Site], context: int) -> int:
     """Of scores and of what values add up to, for one token that sees `context` others."""
     found = (site.attributes for site in sites if site.op == "paged_attention")
-    return sum(4 * a["num_heads"] * a["head_dim"] * min(context, a["window"] or context) for a in found)
+    return sum(
+        4 * a["num_heads"] * a["head_dim"] * min(context, a["window"] or context, a.get("chunk", 0) or context)
+        for a in found
+    )
 
 
 def _quantized_notes(method: str | None, resolved: Resolved) -> tuple[str, ...]:

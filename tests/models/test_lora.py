@@ -29,7 +29,7 @@ RNG = np.random.default_rng(0)
 
 
 def floats(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(np.float32)
+    return np.asarray(RNG.standard_normal(shape), np.float32)
 
 
 def make_adapter(path: Path, tensors: dict[str, np.ndarray], **config: Any) -> Path:
@@ -45,7 +45,7 @@ def low_rank(module: str, rows: int, columns: int, rank: int = 4) -> dict[str, n
 
 
 def product(tensors: dict[str, np.ndarray], module: str) -> np.ndarray:
-    return tensors[f"{module}.lora_B.weight"].astype(np.float64) @ tensors[f"{module}.lora_A.weight"]
+    return np.asarray(tensors[f"{module}.lora_B.weight"].astype(np.float64) @ tensors[f"{module}.lora_A.weight"])
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ using llmc::Status;
 // Tokens of a simulated vocabulary: few, for each step makes logits of all, and enough to tell blocks of tokens apart.
 constexpr int32_t kVocab = 256;
 
-Status Invalid(std::string message) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::move(message)); }
+Status Refused(std::string message) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::move(message)); }
 
 bool IsTime(double ns) { return std::isfinite(ns) && ns >= 0; }
 
@@ -27,7 +27,7 @@ Status ReadCost(const llmc_sim_cost* from, const std::string& name, llmc::Replay
   llmc_sim_cost c{};
   LLMC_RETURN_IF_ERROR(llmc::ReadStruct(from, name.c_str(), &c));
   if (c.num_points == 0 || c.tokens == nullptr || c.ns == nullptr) {
-    return Invalid("The " + name + " has no point; give one at least.");
+    return Refused("The " + name + " has no point; give one at least.");
   }
   to->tokens.assign(c.tokens, c.tokens + c.num_points);
   to->ns.assign(c.ns, c.ns + c.num_points);
@@ -35,14 +35,14 @@ Status ReadCost(const llmc_sim_cost* from, const std::string& name, llmc::Replay
   const bool ascends =
       std::adjacent_find(to->tokens.begin(), to->tokens.end(), std::greater_equal<uint32_t>()) == to->tokens.end();
   if (!ascends || !IsTime(c.ns_per_pair) || !std::all_of(to->ns.begin(), to->ns.end(), IsTime)) {
-    return Invalid("The " + name + " is no curve; give ascending tokens and times of 0 or more.");
+    return Refused("The " + name + " is no curve; give ascending tokens and times of 0 or more.");
   }
   return Status::Ok();
 }
 
 Status ReadModel(const llmc_sim_model& m, llmc::ModelShape* shape, std::vector<llmc::SimulatedGraph>* graphs) {
-  if (m.num_graphs == 0 || m.graphs == nullptr) return Invalid("The model has no graphs; give one at least.");
-  if (!IsTime(m.step_ns) || !IsTime(m.token_ns)) return Invalid("step_ns and token_ns must be 0 or more.");
+  if (m.num_graphs == 0 || m.graphs == nullptr) return Refused("The model has no graphs; give one at least.");
+  if (!IsTime(m.step_ns) || !IsTime(m.token_ns)) return Refused("step_ns and token_ns must be 0 or more.");
   shape->num_layers = 1;
   shape->block_size = m.block_size;
   shape->vocab_size = kVocab;
@@ -56,7 +56,7 @@ Status ReadModel(const llmc_sim_model& m, llmc::ModelShape* shape, std::vector<l
     llmc_sim_graph g{};
     LLMC_RETURN_IF_ERROR(llmc::ReadStruct(reinterpret_cast<const llmc_sim_graph*>(at), name.c_str(), &g));
     const uint32_t least = std::min({g.max_tokens, g.max_seqs, g.max_samples, g.max_blocks_per_seq});
-    if (g.phase > 2 || least == 0) return Invalid(name + " has a phase above 2 or a limit of 0; no step fits it.");
+    if (g.phase > 2 || least == 0) return Refused(name + " has a phase above 2 or a limit of 0; no step fits it.");
     shape->graphs.push_back({static_cast<llmc::Phase>(g.phase), g.batch, g.seq, g.max_tokens, g.max_seqs, g.max_samples,
                              g.max_blocks_per_seq});
     graphs->emplace_back();
@@ -67,23 +67,23 @@ Status ReadModel(const llmc_sim_model& m, llmc::ModelShape* shape, std::vector<l
 }
 
 Status CheckTrace(const llmc_sim_trace& t, const llmc::ModelShape& model) {
-  if (t.num_requests == 0) return Invalid("The trace is empty; give one request at least.");
+  if (t.num_requests == 0) return Refused("The trace is empty; give one request at least.");
   if (t.arrival_ns == nullptr || t.prompt_tokens == nullptr || t.output_tokens == nullptr) {
     return NullArgument("arrival_ns, prompt_tokens or output_tokens");
   }
   if (t.prefix_start != nullptr && (t.prefix_ids == nullptr || t.prefix_block == 0)) {
-    return Invalid("prefix_start is given without prefix_ids or prefix_block; give all three.");
+    return Refused("prefix_start is given without prefix_ids or prefix_block; give all three.");
   }
   for (uint64_t i = 0; i < t.num_requests; ++i) {
     const std::string name = "Request " + std::to_string(i) + " of the trace";
-    if (i > 0 && t.arrival_ns[i] < t.arrival_ns[i - 1]) return Invalid(name + " arrives before the one before it.");
-    if (t.output_tokens[i] == 0) return Invalid(name + " has no output token; give one at least.");
+    if (i > 0 && t.arrival_ns[i] < t.arrival_ns[i - 1]) return Refused(name + " arrives before the one before it.");
+    if (t.output_tokens[i] == 0) return Refused(name + " has no output token; give one at least.");
     if (t.prompt_tokens[i] == 0 || t.prompt_tokens[i] >= static_cast<uint32_t>(model.max_model_len)) {
-      return Invalid(name + " has a prompt of " + std::to_string(t.prompt_tokens[i]) + " tokens; use 1 to " +
+      return Refused(name + " has a prompt of " + std::to_string(t.prompt_tokens[i]) + " tokens; use 1 to " +
                      std::to_string(model.max_model_len - 1) + ".");
     }
     if (t.prefix_start != nullptr && t.prefix_start[i] > t.prefix_start[i + 1]) {
-      return Invalid(name + " has prefix ids that end before they begin.");
+      return Refused(name + " has prefix ids that end before they begin.");
     }
   }
   return Status::Ok();
@@ -123,7 +123,7 @@ llmc_status llmc_engine_simulate(llmc_engine* engine, const llmc_sim_trace* trac
     if (engine == nullptr) return NullArgument("engine");
     if (first_token_ns == nullptr || last_token_ns == nullptr) return NullArgument("first_token_ns or last_token_ns");
     if (engine->simulated == nullptr) {
-      return Invalid("The engine is not simulated; make it with llmc_engine_create_simulated.");
+      return Refused("The engine is not simulated; make it with llmc_engine_create_simulated.");
     }
     llmc_sim_trace t{};
     LLMC_RETURN_IF_ERROR(llmc::ReadStruct(trace, "trace", &t));
@@ -139,7 +139,7 @@ llmc_status llmc_engine_get_simulated_loads(const llmc_engine* engine, llmc_sim_
     if (count == nullptr) return NullArgument("count");
     if (capacity > 0) LLMC_RETURN_IF_ERROR(llmc::CheckStruct(loads, "loads[0]"));
     if (engine->simulated == nullptr) {
-      return Invalid("The engine is not simulated; make it with llmc_engine_create_simulated.");
+      return Refused("The engine is not simulated; make it with llmc_engine_create_simulated.");
     }
     std::vector<llmc_sim_load> all;
     for (const llmc::SimulatedLoad& l : engine->simulated->Loads()) {

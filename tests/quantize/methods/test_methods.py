@@ -134,15 +134,18 @@ def int8_inputs(x: np.ndarray) -> np.ndarray:
 def test_awq_scales_know_that_inputs_are_rounded() -> None:
     """A few inputs are a hundred times the others: scales that shrink them help those that share their step."""
     format = Integers(4, 32)
-    blind, aware = [], []
+    blind: list[float] = []
+    aware: list[float] = []
     for seed in range(6):
         weight, x, _ = case(seed)
-        x = x * np.where(np.arange(x.shape[1]) % 32 == 5, np.float32(100), np.float32(1))
-        weight = weight / np.where(np.arange(x.shape[1]) % 32 == 5, np.float32(30), np.float32(1))
-        gram, mean, largest = x.T @ x / len(x), np.abs(x).mean(0), np.abs(x).max(0)
+        x = x * np.where(np.arange(x.shape[1]) % 32 == 5, 100, 1).astype(np.float32)
+        weight = (weight / np.where(np.arange(x.shape[1]) % 32 == 5, 30, 1)).astype(np.float32)
+        gram = (x.T @ x / len(x)).astype(np.float32)
+        mean, largest = np.abs(x).mean(0), np.abs(x).max(0)
         for errors, told in ((blind, None), (aware, largest)):
             scales = awq.search_scales(weight, gram, mean, format, largest=told)
-            scaled = awq.quantize_rows(weight * scales, (gram / np.outer(scales, scales)).astype(np.float32), format)
+            moments = (gram / np.outer(scales, scales)).astype(np.float32)
+            scaled = awq.quantize_rows(weight * scales, moments, format)
             moved = int8_inputs(x / scales) @ scaled.value().T - x @ weight.T
             errors.append(float(np.square(moved).sum()))
     assert np.mean(aware) < np.mean(blind)

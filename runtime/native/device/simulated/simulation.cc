@@ -10,7 +10,7 @@ namespace {
 constexpr uint64_t kEvents = 256;
 constexpr uint64_t kStepsBetweenProgress = 4096;
 
-uint64_t Mix(uint64_t x) {
+uint64_t MixBits(uint64_t x) {
   x += 0x9e3779b97f4a7c15ull;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
@@ -19,7 +19,7 @@ uint64_t Mix(uint64_t x) {
 
 // The first `count` tokens that `seed` stands for.
 void MakeUp(uint64_t seed, size_t count, uint32_t vocab, std::vector<int32_t>* prompt) {
-  for (size_t i = 0; i < count; ++i) prompt->push_back(static_cast<int32_t>(Mix(seed + i) % vocab));
+  for (size_t i = 0; i < count; ++i) prompt->push_back(static_cast<int32_t>(MixBits(seed + i) % vocab));
 }
 
 class Run {
@@ -57,11 +57,11 @@ class Run {
     const size_t length = trace_.prompt_tokens[index];
     if (trace_.prefix_start != nullptr) {
       for (uint64_t p = trace_.prefix_start[index]; p < trace_.prefix_start[index + 1]; ++p) {
-        const uint64_t seed = Mix(static_cast<uint64_t>(trace_.prefix_ids[p]));
+        const uint64_t seed = MixBits(static_cast<uint64_t>(trace_.prefix_ids[p]));
         MakeUp(seed, std::min<size_t>(trace_.prefix_block, length - prompt_.size()), vocab(), &prompt_);
       }
     }
-    MakeUp(Mix(~index), length - prompt_.size(), vocab(), &prompt_);
+    MakeUp(MixBits(~index), length - prompt_.size(), vocab(), &prompt_);
     llmc_sampling_params sampling;
     llmc_sampling_params_init(&sampling, sizeof(sampling));
     sampling.max_tokens = trace_.output_tokens[index];
