@@ -29,6 +29,8 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     """num_ln_in_parallel_attn: 2 of the new decoder architecture unless told, 1 else."""
     fields = fields.renamed(num_hidden_layers="n_layer", num_attention_heads="n_head", num_kv_heads="n_head_kv")
     alibi = fields.flag("alibi", False)
+    for name in ("rope_parameters", "rope_scaling", "rope_theta") if alibi else ():
+        fields.raw(name, None)  # nothing is rotated
     new, bias = fields.flag("new_decoder_architecture", False), fields.flag("bias", False)
     heads = fields.integer("num_attention_heads")
     if new:

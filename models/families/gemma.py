@@ -102,7 +102,9 @@ def read_config_3(fields: Fields, generation: Fields) -> ModelConfig:
 
 # hidden_act is read where there is no hidden_activation, the pattern where there are no layer types.
 GEMMA = Family("gemma", read_config, _LAYOUT.weight_map, harmless=frozenset({"hidden_act"}))
-GEMMA2 = Family("gemma2", read_config_2, _SANDWICH.weight_map, harmless=frozenset({"hidden_act"}))
+GEMMA2 = Family(
+    "gemma2", read_config_2, _SANDWICH.weight_map, harmless=frozenset({"hidden_act", "sliding_window_size"})
+)
 GEMMA3_TEXT = Family(
     "gemma3_text",
     read_config_3,

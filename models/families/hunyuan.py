@@ -38,4 +38,4 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-HUNYUAN_V1_DENSE = Family("hunyuan_v1_dense", read_config, _LAYOUT.weight_map)
+HUNYUAN_V1_DENSE = Family("hunyuan_v1_dense", read_config, _LAYOUT.weight_map, harmless=frozenset({"eod_token_id"}))

@@ -7,6 +7,7 @@ from llmc.models.config import NO_ROPE, Alibi, ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
+from llmc.models.known_keys import HARMLESS
 from llmc.models.layout import Layout
 from llmc.models.standard import standard_config
 
@@ -59,4 +60,20 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-MPT = Family("mpt", read_config, _LAYOUT.weight_map)
+# Of training, and of the code that ran it; a table of positions is not there beside ALiBi. The attention's table has
+# what every table of transformers has.
+_HARMLESS = """
+    emb_pdrop embedding_fraction init_config init_device learned_pos_emb tokenizer_name verbose attn_config.attn_impl
+    attn_config.model_type
+    """
+MPT = Family(
+    "mpt",
+    read_config,
+    _LAYOUT.weight_map,
+    harmless=frozenset((*_HARMLESS.split(), *(f"attn_config.{name}" for name in HARMLESS))),
+    neutral={
+        "norm_type": "low_precision_layernorm",
+        "attn_config.attn_uses_sequence_id": False,
+        "attn_config.is_encoder_decoder": False,
+    },
+)

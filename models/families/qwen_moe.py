@@ -53,5 +53,14 @@ def read_qwen3(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 _OTHERS = (stacked().weight_map,)
-QWEN2_MOE = Family("qwen2_moe", read_qwen2, LLAMA_LAYOUT.weight_map, other_maps=_OTHERS)
-QWEN3_MOE = Family("qwen3_moe", read_qwen3, LLAMA_LAYOUT.weight_map, other_maps=_OTHERS)
+# Read where use_sliding_window is true.
+_WINDOWS = frozenset({"sliding_window", "max_window_layers"})
+QWEN2_MOE = Family("qwen2_moe", read_qwen2, LLAMA_LAYOUT.weight_map, other_maps=_OTHERS, harmless=_WINDOWS)
+QWEN3_MOE = Family(
+    "qwen3_moe",
+    read_qwen3,
+    LLAMA_LAYOUT.weight_map,
+    other_maps=_OTHERS,
+    harmless=_WINDOWS,
+    neutral={"qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True},
+)

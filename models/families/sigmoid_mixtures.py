@@ -48,5 +48,11 @@ def read_dots1(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-GLM4_MOE = Family("glm4_moe", read_glm4, _GLM_LAYOUT.weight_map, other_maps=(stacked(_GLM_LAYOUT).weight_map,))
+GLM4_MOE = Family(
+    "glm4_moe",
+    read_glm4,
+    _GLM_LAYOUT.weight_map,
+    other_maps=(stacked(_GLM_LAYOUT).weight_map,),
+    harmless=frozenset({"num_nextn_predict_layers"}),  # layers that guess further tokens
+)
 DOTS1 = Family("dots1", read_dots1, _LAYOUT.weight_map, other_maps=(stacked(_LAYOUT).weight_map,))

@@ -56,8 +56,13 @@ def read_config_with_all(fields: Fields, generation: Fields) -> ModelConfig:
     return replace(config, sinks=True, attention_cap=2.0, alibi=Alibi(paper_slopes(config.num_heads)))
 
 
-DENSE_LLAMA4 = Family("llama4_text", read_config, _LAYOUT.weight_map)
-WITH_ALL = Family("llama4_text", read_config_with_all, _LAYOUT.weight_map)
+# Of experts, of which there are none, and what the numbers above say as well.
+_HARMLESS = """
+    attn_temperature_tuning interleave_moe_layer_step intermediate_size layer_types moe_layers no_rope_layer_interval
+    num_experts_per_tok num_local_experts use_qk_norm
+    """
+DENSE_LLAMA4 = Family("llama4_text", read_config, _LAYOUT.weight_map, harmless=frozenset(_HARMLESS.split()))
+WITH_ALL = Family("llama4_text", read_config_with_all, _LAYOUT.weight_map, harmless=frozenset(_HARMLESS.split()))
 
 
 def checkpoint_with_all(path: Path, **fields: Any) -> Path:

@@ -185,9 +185,9 @@ def test_a_changed_template_changes_its_kernels_only(
     after = {w.name: w for w in wanted(config)}
     changed = {name for name, key in before.items() if after[name].key != key}
     assert changed == {name for name, w in after.items() if w.components.get("op") == op}
-    # This model has every op but the generic ones, those of quantized weights and those of split contexts.
+    # This model has every op but the generic ones, those of quantized weights, of split contexts and of experts.
     quantized = ("embedding_quant", "linear_quant", "quantize_rows", "permute_columns")
-    assert bool(changed) == (op not in ("fused", *quantized, "merge_attention"))
+    assert bool(changed) == (op not in ("fused", *quantized, "merge_attention") and not op.startswith("expert_"))
 
 
 def test_source_digests_are_each_templates_own(tmp_path: Path) -> None:
@@ -209,11 +209,12 @@ def test_source_digests_are_each_templates_own(tmp_path: Path) -> None:
     before = digests(folder)
     assert before == {op: sources.source_digest(op) for op in sources.TEMPLATE_FILES}
     assert len(set(before.values())) == len(before)
+    of_experts = {"expert_linear", "expert_linear_quant"}
     assert {op for op, digest in edit("norm.py").items() if digest != before[op]} == {"rms_norm"}
     assert {op for op, digest in edit("builder.py").items() if digest != before[op]} == set(before)
-    readers = {"linear", "linear_quant", "embedding_quant"}
+    readers = {"linear", "linear_quant", "embedding_quant", *of_experts}
     assert {op for op, digest in edit("linear/readers/nibbles.py").items() if digest != before[op]} == readers
-    by_int8 = readers | {"quantize_rows", "rms_norm"}
+    by_int8 = readers | {"quantize_rows", "rms_norm", "expert_quantize"}
     assert {op for op, digest in edit("ir/int8.py").items() if digest != before[op]} == by_int8
 
 
