@@ -92,6 +92,10 @@ class Experts(Closed):
     best_of_group: Annotated[int, Field(ge=1, le=2)]
     shared_size: Annotated[int, Field(ge=0, le=1 << 24)]
     shared_gate: bool
+    router_bias: bool
+    biases: bool
+    gate_limit: Annotated[float, Field(ge=0, le=1e30)]
+    gate_gain: Positive
 
 
 class Model(Closed):

@@ -56,7 +56,8 @@ class Experts:
     is added to scores for the choice alone. groups: equal ones, of which the top_groups best are chosen from; a group
     is as good as its best_of_group best experts in sum. normalised: the weights of a token are divided by their sum,
     least_sum at least; scale: of all weights. shared_size: of an expert that every token takes, 0 for none;
-    shared_gate: it is taken as far as a gate of its own says.
+    shared_gate: it is taken as far as a gate of its own says. router_bias, biases: of the router, and of the experts'
+    matrices. gate_limit, gate_gain: see `expert_ops.experts`.
     """
 
     layers: tuple[int, ...]
@@ -73,6 +74,10 @@ class Experts:
     best_of_group: int = 1
     shared_size: int = 0
     shared_gate: bool = False
+    router_bias: bool = False
+    biases: bool = False
+    gate_limit: float = 0.0
+    gate_gain: float = 1.0
 
 
 NO_ROPE = Rope(None, 2)

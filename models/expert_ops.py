@@ -72,12 +72,15 @@ def experts(
     down_bias: Tensor | None,
     residual: Tensor | None,
     num_experts: int,
+    gate_limit: float = 0.0,
+    gate_gain: float = 1.0,
     act_dtype: str = "f32",
 ) -> Tensor:
     """What the chosen experts (`choose_experts`) make of x act [T, D], in sum, plus residual [T, D]: float32 [T, D].
 
     gate_up [E 2 I, D], gate before up, and down [E D, I]: one expert after another, and so gate_up_bias [E 2 I] and
-    down_bias [E D]. An expert makes down(silu(gate) · up), the inner activation of act_dtype.
+    down_bias [E D]. An expert makes down(silu(gate) · up), the inner activation of act_dtype; with a gate_limit
+    down(gate · sigmoid(gate_gain · gate) · (up + 1)), gate that at most and up between that and its negative.
     """
     top_k = chosen.shape[1] // 2
     ids, weights = chosen[:, :top_k], chosen[:, top_k:].contiguous().view(torch.float32)
@@ -89,7 +92,12 @@ def experts(
         second = slice(expert * size, (expert + 1) * size)
         inner = F.linear(x[rows].float(), gate_up[first].float(), None if gate_up_bias is None else gate_up_bias[first])
         gate, up = inner.chunk(2, dim=-1)
-        act = (F.silu(gate) * up).to(torch_act_dtype(act_dtype))
+        if gate_limit:
+            gate, up = gate.clamp(max=gate_limit), up.clamp(min=-gate_limit, max=gate_limit)
+            made = gate * torch.sigmoid(gate * gate_gain) * (up + 1)
+        else:
+            made = F.silu(gate) * up
+        act = made.to(torch_act_dtype(act_dtype))
         results[rows, places] = F.linear(
             act.float(), down[second].float(), None if down_bias is None else down_bias[second]
         )
@@ -107,6 +115,8 @@ def _(
     down_bias: Tensor | None,
     residual: Tensor | None,
     num_experts: int,
+    gate_limit: float = 0.0,
+    gate_gain: float = 1.0,
     act_dtype: str = "f32",
 ) -> Tensor:
     return x.new_empty((x.shape[0], down.shape[0] // num_experts), dtype=torch.float32)

@@ -23,7 +23,9 @@ class Layout:
     order. interleaved: neighbours in a head are rotated together, where ours are half a head apart. transposed:
     matrices of layers are stored [columns, rows]. norm_plus: what a checkpoint's norm weights are short of.
     skipped_positions: rows of the table of positions before that of position 0. expert_gate_up, expert_down: whole
-    names, with {} those of one expert each, without it of a tensor [experts, rows, columns]; choice_bias: a whole name,
+    names, with {} those of one expert each, without it of a tensor [experts, rows, columns]; experts_in_pairs: rows of
+    gate and up come in turn, experts_turned: the tensor is [experts, columns, rows], experts_joined: [experts rows,
+    columns]; expert_gate_up_bias, expert_down_bias: whole names, [experts, rows]; choice_bias: a whole name,
     of a matrix of one row if choice_bias_row; shared: the block of the expert that all tokens take. unused: tensors,
     whole names, that a checkpoint may have in vain. other_modules: what the names of modules begin with that llmc does
     not use, such as those that guess further tokens; {} is the number of layers.
@@ -51,6 +53,11 @@ class Layout:
     choice_bias_row: bool = False
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight")
     expert_down: str = "mlp.experts.{}.down_proj.weight"
+    expert_gate_up_bias: str = ""
+    expert_down_bias: str = ""
+    experts_in_pairs: bool = False
+    experts_turned: bool = False
+    experts_joined: bool = False
     shared: str = "mlp.shared_expert"
     shared_gate: str = "mlp.shared_expert_gate"
     norm: str = "model.norm"
@@ -228,15 +235,22 @@ def _experts(parts: _Parts, experts: Experts, name: str, prefix: str) -> Iterato
     """The router, the experts one after another, and the shared one."""
     layout, hidden, inner = parts.layout, parts.config.hidden_size, experts.intermediate_size
     router = (f"{prefix}.{layout.router}",)
-    yield from parts.linear(f"{name}.router", router, (experts.count,), hidden, False, precise=True)
+    yield from parts.linear(f"{name}.router", router, (experts.count,), hidden, experts.router_bias, precise=True)
     if experts.choice_bias:
         stored = (1, experts.count) if layout.choice_bias_row else None
-        bias = Source(f"{prefix}.{layout.choice_bias}", (experts.count,), stored)
-        yield Target(f"{name}.choice_bias", (bias,), "f32")
-    gate_up = _of_experts(experts.count, prefix, layout.expert_gate_up, 2 * inner, hidden)
-    yield Target(f"{name}.experts.gate_up.weight", gate_up, "act")
-    down = _of_experts(experts.count, prefix, (layout.expert_down,), hidden, inner)
+        added = Source(f"{prefix}.{layout.choice_bias}", (experts.count,), stored)
+        yield Target(f"{name}.choice_bias", (added,), "f32")
+    pairs = experts.count if layout.experts_in_pairs else 0
+    gate_up = _of_experts(layout, experts.count, prefix, layout.expert_gate_up, 2 * inner, hidden)
+    yield Target(f"{name}.experts.gate_up.weight", gate_up, "act", pairs=pairs)
+    if experts.biases:
+        bias = f"{prefix}.{layout.expert_gate_up_bias}"
+        yield _bias_of_experts(f"{name}.experts.gate_up", bias, experts.count, 2 * inner, pairs)
+    down = _of_experts(layout, experts.count, prefix, (layout.expert_down,), hidden, inner)
     yield Target(f"{name}.experts.down.weight", down, "act")
+    if experts.biases:
+        bias = f"{prefix}.{layout.expert_down_bias}"
+        yield _bias_of_experts(f"{name}.experts.down", bias, experts.count, hidden)
     if experts.shared_size:
         gates = tuple(f"{prefix}.{layout.shared}.{part}" for part in ("gate_proj", "up_proj"))
         sizes, shared = (experts.shared_size, experts.shared_size), f"{name}.shared"
@@ -248,11 +262,20 @@ def _experts(parts: _Parts, experts: Experts, name: str, prefix: str) -> Iterato
         yield from parts.linear(f"{name}.shared_gate", gate, (1,), hidden, False, precise=True)
 
 
-def _of_experts(count: int, prefix: str, names: tuple[str, ...], rows: int, columns: int) -> tuple[Source, ...]:
+def _bias_of_experts(name: str, source: str, count: int, rows: int, pairs: int = 0) -> Target:
+    """One after another."""
+    return Target(f"{name}.bias", (Source(source, (count * rows,), (count, rows)),), "f32", pairs=pairs)
+
+
+def _of_experts(
+    layout: Layout, count: int, prefix: str, names: tuple[str, ...], rows: int, columns: int
+) -> tuple[Source, ...]:
     """A matrix of so many rows of each expert, from one tensor of all or some of each."""
     if "{}" not in names[0]:
-        stored = (count, rows, columns)
-        return (Source(f"{prefix}.{names[0]}", (count * rows, columns), stored),)
+        turned = layout.experts_turned
+        stored = (count, columns, rows) if turned else (count, rows, columns)
+        whole = (count * rows, columns)
+        return (Source(f"{prefix}.{names[0]}", whole, None if layout.experts_joined else stored, turned),)
     shape = (rows // len(names), columns)
     return tuple(Source(f"{prefix}.{name.format(i)}", shape) for i in range(count) for name in names)
 

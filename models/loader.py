@@ -14,7 +14,7 @@ from llmc.models.convert import DTYPES, Array
 from llmc.models.errors import ModelError
 from llmc.models.registry import get_family
 from llmc.models.sources.base import ArrayTensor, Checkpoint, Tensor
-from llmc.models.sources.reordered import ColumnsTaken, RowsTaken
+from llmc.models.sources.reordered import ColumnsTaken, PairsParted, RowsTaken
 from llmc.models.sources.reshaped import Flattened, Mapped, Shifted, Stacked, Transposed
 from llmc.models.sources.stored import Stored
 from llmc.models.weight_map import Source, WeightMap
@@ -141,6 +141,8 @@ def load_parameters(config: ModelConfig, checkpoint: Checkpoint, act_dtype: str)
     for target in check_checkpoint(config, checkpoint).targets:
         dtype = act_dtype if target.dtype == "act" else "f32"
         parameter = Parameter(target.name, dtype, tuple(_tensor(checkpoint, source) for source in target.sources))
+        if target.pairs:
+            parameter = replace(parameter, parts=(PairsParted(parameter, parameter.stored, target.pairs),))
         if target.plus:
             parameter = replace(parameter, parts=(Shifted(parameter, target.plus),))
         if target.of_rows is not None:
@@ -154,5 +156,5 @@ def _tensor(checkpoint: Checkpoint, source: Source) -> Tensor:
     if source.stored is None:
         return tensor
     if len(source.stored) == 3:
-        return Stacked(tensor)
+        return Stacked(tensor, turned=source.turned)
     return Flattened(tensor) if len(source.shape) == 1 else Transposed(tensor)

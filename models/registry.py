@@ -18,6 +18,7 @@ from llmc.models.families.gemma import GEMMA, GEMMA2, GEMMA3_TEXT
 from llmc.models.families.glm import GLM, GLM4
 from llmc.models.families.gpt2 import GPT2, GPT_BIGCODE
 from llmc.models.families.gpt_neox import GPT_NEOX
+from llmc.models.families.gpt_oss import GPT_OSS
 from llmc.models.families.gptj import CODEGEN, GPTJ
 from llmc.models.families.granite import GRANITE, GRANITEMOE
 from llmc.models.families.hunyuan import HUNYUAN_V1_DENSE
@@ -72,6 +73,7 @@ FAMILIES: dict[str, Family] = {
         GPTJ,
         GPT_BIGCODE,
         GPT_NEOX,
+        GPT_OSS,
         GRANITE,
         GRANITEMOE,
         HELIUM,

@@ -21,12 +21,14 @@ class Source:
     """A tensor that the checkpoint must have, with its shape.
 
     stored: the shape that it has there, where that is another: a matrix [columns, rows], one whose rows are a vector
-    one after the other, or matrices [count, rows, columns] that are one below the other.
+    one after the other, or matrices [count, rows, columns] that are one below the other; turned: [count, columns,
+    rows].
     """
 
     name: str
     shape: Shape
     stored: Shape | None = None
+    turned: bool = False
 
     @property
     def stored_shape(self) -> Shape:
@@ -41,6 +43,7 @@ class Target:
     dtype: "act" for weights in the activation dtype, "f32" for norms and biases. makes: of a gated layer whose result
     one linear layer reads and nothing else, the name of that one's weight: row i of gate and of up is its column i.
     rows: int32, its row i is row rows[i] of the sources; None: all in their order. plus: is added to every value.
+    pairs: in so many blocks of rows the even ones are taken first, then the odd ones; 0: all in their order.
     of_rows: what float32 rows become, each by itself; None: what they are. precise: a small matrix on which much
     depends; llmc does not round it.
     """
@@ -53,6 +56,7 @@ class Target:
     plus: float = 0.0
     of_rows: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = field(default=None, compare=False)
     precise: bool = False
+    pairs: int = 0
 
     @property
     def shape(self) -> Shape:

@@ -97,8 +97,10 @@ def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
     of_pairs = {"experts": sizes.experts, "top_k": sizes.top_k, "rows": NUM_TOKENS}
     biases = {name: name in site.tensors for name in ("gate_up_bias", "down_bias")}
     residual = "residual" in site.tensors
+    limit, gain = (float(site.attributes.get(name, 0.0)) for name in ("gate_limit", "gate_gain"))
+    of_gate: dict[str, Param] = {"gate_limit": limit, "gate_gain": gain} if limit else {}
 
-    def linear(x: str, weight: str, out: str, n: int, gated: str) -> list[KernelCall]:
+    def linear(x: str, weight: str, out: str, n: int, gated: str, **of_gate: Param) -> list[KernelCall]:
         bias, stored, width = f"{weight}_bias", sizes.stored[weight], sizes.widths[weight]
         calls, of_experts = [], {"experts": sizes.experts, "top_k": sizes.top_k, **layout}
         if (sums := stored.sums()) is not None:
@@ -106,7 +108,7 @@ def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
             spec = KernelSpec.of("other", "expert_quantize", dim=width, act_dtype=act, **of_sums, **of_experts)
             calls.append(KernelCall(spec, (x, _INDEX, _INT8)))
             x = _INT8
-        spec = stored.spec(act, k=width, n=n, gated=gated, bias=biases[bias], **of_experts)
+        spec = stored.spec(act, k=width, n=n, gated=gated, bias=biases[bias], **of_gate, **of_experts)
         optional = (bias,) if biases[bias] else ()
         inputs = (x, weight, *stored.planes(weight, width), *optional, _INDEX)
         return [*calls, KernelCall(spec, (*inputs, out))]
@@ -117,7 +119,7 @@ def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
     return [
         KernelCall(order, ("chosen", _INDEX)),
         KernelCall(gather, ("x", "chosen", _INDEX, _ROWS)),
-        *linear(_ROWS, "gate_up", _INNER, 2 * sizes.inner, act),
+        *linear(_ROWS, "gate_up", _INNER, 2 * sizes.inner, act, **of_gate),
         *linear(_INNER, "down", _ROWS, sizes.out, ""),
         KernelCall(combine, (_ROWS, "chosen", _INDEX, *(("residual",) if residual else ()), "out")),
     ]

@@ -28,14 +28,25 @@ class RoutedExperts(Block):
 
     def __init__(self, config: Experts, hidden: int, act_dtype: str) -> None:
         super().__init__()
-        self.count, self.act_dtype = config.count, act_dtype
-        self.gate_up = Projection(config.count * 2 * config.intermediate_size, hidden, False, act_dtype)
-        self.down = Projection(config.count * hidden, config.intermediate_size, False, act_dtype)
+        self.config, self.act_dtype = config, act_dtype
+        self.gate_up = Projection(config.count * 2 * config.intermediate_size, hidden, config.biases, act_dtype)
+        self.down = Projection(config.count * hidden, config.intermediate_size, config.biases, act_dtype)
 
     def forward(self, x: Tensor, chosen: Tensor, residual: Tensor | None) -> Tensor:
         """act [T, D], i32 [T, 2 k], residual float32 [T, D] → float32 [T, D]."""
-        weights, biases = (self.gate_up.weight, self.down.weight), (self.gate_up.bias, self.down.bias)
-        return expert_ops.experts(x, chosen, *weights, *biases, residual, self.count, act_dtype=self.act_dtype)
+        return expert_ops.experts(
+            x,
+            chosen,
+            self.gate_up.weight,
+            self.down.weight,
+            self.gate_up.bias,
+            self.down.bias,
+            residual,
+            self.config.count,
+            self.config.gate_limit,
+            self.config.gate_gain,
+            act_dtype=self.act_dtype,
+        )
 
 
 class ExpertMlp(Block):
@@ -48,7 +59,7 @@ class ExpertMlp(Block):
         assert config.experts is not None
         self.config = config.experts
         count, hidden, shared = config.experts.count, config.hidden_size, config.experts.shared_size
-        self.router = Linear(count, hidden, False, act_dtype)
+        self.router = Linear(count, hidden, config.experts.router_bias, act_dtype)
         self.register_parameter("choice_bias", empty(count) if config.experts.choice_bias else None)
         self.experts = RoutedExperts(config.experts, hidden, act_dtype)
         self.shared = SharedExpert(shared, hidden, act_dtype) if shared else None

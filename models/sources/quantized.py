@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from llmc.quantize.formats.fp8 import Fp8
 from llmc.quantize.formats.integers import ZERO, Integers
 
 _WEIGHT = ".weight"
+STACK = "_blocks"
+"""What the name of a tensor with the numbers of several matrices ends with."""
 _ROWS = 256  # that are dequantized at a time
 _GROUP_UNIT, _FLOAT_GROUP_UNIT = 32, 16
 
@@ -84,31 +86,82 @@ class _MatrixTensor(Tensor):
             convert(values, some)
 
 
+class _StackedNumbers(Stored):
+    def __init__(self, parts: Sequence[Stored], rows: int) -> None:
+        self._parts, self._rows, self.format = parts, rows, parts[0].format
+
+    def read(self, first: int, out: Quantized) -> None:
+        for number, begin, places in _of_stack(self._rows, first, len(out.numbers)):
+            self._parts[number].read(begin, out.rows(places))
+
+
+class _StackTensor(Tensor):
+    """Matrices of one shape, one below the other."""
+
+    def __init__(self, matrices: Sequence[StoredMatrix]) -> None:
+        self._matrices = [_MatrixTensor(matrix) for matrix in matrices]
+        self._rows, self._columns = matrices[0].shape
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self._matrices) * self._rows, self._columns)
+
+    @property
+    def stored(self) -> Stored | None:
+        found = [matrix.stored for matrix in self._matrices]
+        parts = [part for part in found if part is not None]
+        return _StackedNumbers(parts, self._rows) if len(parts) == len(found) else None
+
+    def read(self, first: int, out: Array) -> None:
+        for number, begin, places in _of_stack(self._rows, first, len(out)):
+            self._matrices[number].read(begin, out[places])
+
+
+def _of_stack(rows: int, first: int, count: int) -> Iterator[tuple[int, int, slice]]:
+    """Rows [first, first + count) of matrices of so many rows: (matrix, first row of it, where its rows go)."""
+    at = 0
+    while at < count:
+        number, begin = divmod(first + at, rows)
+        some = min(rows - begin, count - at)
+        yield number, begin, slice(at, at + some)
+        at += some
+
+
 class QuantizedCheckpoint(Checkpoint):
-    """A checkpoint whose `PREFIX.weight` are what its quantized matrices stand for; the others are as they are."""
+    """A checkpoint whose `PREFIX.weight` are what its quantized matrices stand for; the others are as they are.
+
+    Stacks of matrices have the name of the tensor with their numbers, and are one below the other.
+    """
 
     config_name = "config.json"
 
     def __init__(self, plain: SafetensorsCheckpoint, stored: StoredCheckpoint, unused: Iterable[str]) -> None:
         self.path, self._plain, self._stored = plain.path, plain, stored
         self._matrices = {f"{prefix}{_WEIGHT}": matrix for prefix, matrix in stored.matrices.items()}
+        self._stacks = {f"{name}{STACK}": _StackTensor(stack) for name, stack in stored.experts.items()}
         hidden = {*stored.parts, *stored.unused, *unused}
-        self._names = tuple(sorted({*self._matrices, *(name for name in plain.names() if name not in hidden)}))
+        quantized = (*self._matrices, *self._stacks)
+        self._names = tuple(sorted({*quantized, *(name for name in plain.names() if name not in hidden)}))
 
     def names(self) -> tuple[str, ...]:
         return self._names
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if name in self._stacks:
+            return self._stacks[name].shape
         return self._matrices[name].shape if name in self._matrices else self._plain.shape(name)
 
     def dtype(self, name: str) -> str:
-        return self._stored.method if name in self._matrices else self._plain.dtype(name)
+        quantized = name in self._matrices or name in self._stacks
+        return self._stored.method if quantized else self._plain.dtype(name)
 
     def check_dtype(self, name: str) -> None:
-        if name not in self._matrices:
+        if name not in self._matrices and name not in self._stacks:
             self._plain.check_dtype(name)
 
     def tensor(self, name: str) -> Tensor:
+        if name in self._stacks:
+            return self._stacks[name]
         return _MatrixTensor(self._matrices[name]) if name in self._matrices else self._plain.tensor(name)
 
     def kv_scales(self, kv_dtype: str, num_layers: int, num_kv_heads: int) -> Array | None:
@@ -147,8 +200,6 @@ def open_quantized(
         stored = find_stored(config, tensors, linears, other)
         if stored is None:
             raise ModelError(f"{path}: config.json says nothing of quantization any more; try again")
-        if stored.experts:
-            raise ModelError(f"{path} has experts, which are not supported yet; pass a dense model")
         return QuantizedCheckpoint(plain, stored, stored.empty_biases(tensors, known))
     except QuantizeError as error:
         raise ModelError(f"{path}: {error}") from None

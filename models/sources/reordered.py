@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -100,3 +101,51 @@ class RowsTaken(Tensor):
         for begin, end in itertools.pairwise(starts.tolist()):
             if end > begin:
                 self._whole.read(int(wanted[begin]), out[begin:end])
+
+
+def _halves(blocks: int, rows: int, first: int, count: int) -> Iterator[tuple[int, int, slice]]:
+    """Rows [first, first + count) of `PairsParted`, of so many rows in all: (first row of the pairs, which of two each
+    is, where those go)."""
+    half, at = rows // (2 * blocks), 0
+    while at < count:
+        number, begin = divmod(first + at, half)
+        block, second = divmod(number, 2)
+        some = min(half - begin, count - at)
+        yield 2 * (block * half + begin), second, slice(at, at + some)
+        at += some
+
+
+class _PairsParted(Stored):
+    def __init__(self, stored: Stored, rows: int, blocks: int) -> None:
+        self._stored, self._rows, self._blocks = stored, rows, blocks
+        self.format, self.int8_inputs, self.columns = stored.format, stored.int8_inputs, stored.columns
+
+    def read(self, first: int, out: Quantized) -> None:
+        count, k = out.numbers.shape
+        for begin, second, places in _halves(self._blocks, self._rows, first, count):
+            both = Quantized.empty(self.format, 2 * (places.stop - places.start), k)
+            self._stored.read(begin, both)
+            out.numbers[places] = both.numbers[second::2]
+            for name, plane in both.planes.items():
+                out.planes[name][places] = plane[second::2]
+
+
+class PairsParted(Tensor):
+    """Of each of `blocks` equal blocks of rows the even ones, then the odd ones."""
+
+    def __init__(self, whole: Readable, stored: Stored | None, blocks: int) -> None:
+        self._whole, self._stored, self._blocks = whole, stored, blocks
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._whole.shape
+
+    @property
+    def stored(self) -> Stored | None:
+        return None if self._stored is None else _PairsParted(self._stored, self.shape[0], self._blocks)
+
+    def read(self, first: int, out: Array) -> None:
+        for begin, second, places in _halves(self._blocks, self.shape[0], first, len(out)):
+            both = np.empty((2 * (places.stop - places.start), *out.shape[1:]), out.dtype)
+            self._whole.read(begin, both)
+            np.copyto(out[places], both[second::2])

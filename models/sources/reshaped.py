@@ -61,22 +61,23 @@ class Flattened(Tensor):
 
 
 class Stacked(Tensor):
-    """Matrices [count, rows, columns], one below the other."""
+    """Matrices [count, rows, columns], one below the other. turned: they are stored [count, columns, rows]."""
 
-    def __init__(self, matrices: Tensor) -> None:
-        self._matrices = matrices
+    def __init__(self, matrices: Tensor, *, turned: bool = False) -> None:
+        self._matrices, self._turned = matrices, turned
+        count, rows, columns = matrices.shape
+        self._count, self._rows, self._columns = (count, columns, rows) if turned else (count, rows, columns)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        count, rows, columns = self._matrices.shape
-        return (count * rows, columns)
+        return (self._count * self._rows, self._columns)
 
     def read(self, first: int, out: Array) -> None:
-        rows, at = self._matrices.shape[1], 0
+        rows, at = self._rows, 0
         while at < len(out):
-            matrix, begin = divmod(first + at, rows)
-            some = out[at : at + rows - begin]
-            convert(_matrix(self._matrices, matrix)[begin : begin + len(some)], some)
+            number, begin = divmod(first + at, rows)
+            some, matrix = out[at : at + rows - begin], _matrix(self._matrices, number)
+            convert((matrix.T if self._turned else matrix)[begin : begin + len(some)], some)
             at += len(some)
 
 

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from llmc.buckets.cost import ModelShape
 from llmc.models import ModelError, load_config, load_parameters, open_source
 from llmc.models.convert import Array
+from llmc.quantize.formats.base import Quantized
 
 from support.families import CASES
 from support.tiny_models import make_tiny_model
@@ -107,3 +108,47 @@ def test_costs_count_the_experts_in_use() -> None:
     plain = ModelShape.from_config({**config, "num_experts": None})
     assert plain.intermediate == 99
     assert plain.layer_weights_read(np.array([7.0])).tolist() == [plain.layer_weights]
+
+
+def mxfp4(weight: Array, tensors: dict[str, Array], name: str) -> Array:
+    """Stores a weight [E, N, K] as gpt-oss does; what it stands for then, float32."""
+    table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+    groups = np.ascontiguousarray(weight).reshape(*weight.shape[:2], -1, 32)
+    exponent = np.ceil(np.log2(np.abs(groups).max(-1) / 6)).astype(np.int32)
+    scale = np.exp2(exponent.astype(np.float32))[..., None]
+    codes = np.abs(groups[..., None] / scale[..., None] - table).argmin(-1).astype(np.uint8)
+    tensors[f"{name}_blocks"] = codes[..., ::2] | (codes[..., 1::2] << 4)
+    tensors[f"{name}_scales"] = (exponent + 127).astype(np.uint8)
+    return np.asarray(table[codes] * scale).reshape(weight.shape)
+
+
+def test_mxfp4_experts_are_those_of_floats(tmp_path: Path) -> None:
+    """Of gpt-oss: their numbers are kept, whichever way gate and up lie."""
+    _, overrides = CASES["gpt_oss"]
+    sizes = {**overrides, "hidden_size": 64, "intermediate_size": 96}
+    floats = make_tiny_model(tmp_path / "floats", "gpt_oss", **sizes)
+    config, tensors = json.loads((floats / "config.json").read_text()), load_file(floats / "model.safetensors")
+    stored = {
+        name: value for name, value in tensors.items() if not name.endswith(("experts.gate_up_proj", "down_proj"))
+    }
+    for name in tensors.keys() - stored.keys():
+        rounded = mxfp4(tensors[name].transpose(0, 2, 1), stored, name)
+        tensors[name] = np.ascontiguousarray(rounded.transpose(0, 2, 1))
+    save_file(tensors, floats / "model.safetensors")
+    path = tmp_path / "mxfp4"
+    path.mkdir()
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(stored, path / "model.safetensors")
+    expected, found = parameters_of(floats), parameters_of(path)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    source = open_source(path)
+    kept = {p.name for p in load_parameters(source.config(), source.checkpoint(), "f32") if p.stored is not None}
+    assert kept == {f"layers.{layer}.mlp.experts.{part}.weight" for layer in range(3) for part in ("gate_up", "down")}
+    for parameter in load_parameters(source.config(), source.checkpoint(), "f32"):
+        if parameter.stored is not None:
+            numbers = Quantized.empty(parameter.stored.format, 7, parameter.shape[1])
+            parameter.stored.read(90, numbers)
+            np.testing.assert_array_equal(numbers.value(), found[parameter.name][90:97])

@@ -123,6 +123,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 0.5,
         },
     ),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 7,
+            "swiglu_limit": 0.5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+            },
+        },
+    ),
     "granitemoe": (
         "granitemoe",
         {

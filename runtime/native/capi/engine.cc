@@ -119,15 +119,18 @@ llmc::Status llmc::MakeEngine(const ModelShape& model, const llmc_engine_options
 extern "C" {
 
 void llmc_engine_options_init(llmc_engine_options* options, uint32_t struct_size) {
-  llmc::InitStruct(DefaultOptions(), struct_size, options);
+  static const llmc_engine_options defaults = DefaultOptions();
+  llmc::InitStruct(defaults, struct_size, options);
 }
 
 void llmc_sampling_params_init(llmc_sampling_params* params, uint32_t struct_size) {
-  llmc::InitStruct(DefaultSampling(), struct_size, params);
+  static const llmc_sampling_params defaults = DefaultSampling();
+  llmc::InitStruct(defaults, struct_size, params);
 }
 
 void llmc_request_init(llmc_request* request, uint32_t struct_size) {
-  llmc::InitStruct(DefaultRequest(), struct_size, request);
+  static const llmc_request defaults = DefaultRequest();
+  llmc::InitStruct(defaults, struct_size, request);
 }
 
 llmc_status llmc_engine_create(const llmc_device* device, llmc_artifact* artifact, const llmc_engine_options* options,

@@ -37,7 +37,10 @@ void llmc_replayer_options_init(llmc_replayer_options* options, uint32_t struct_
   llmc::InitStruct(kReplayerDefaults, struct_size, options);
 }
 
-void llmc_batch_init(llmc_batch* batch, uint32_t struct_size) { llmc::InitStruct(llmc_batch{}, struct_size, batch); }
+void llmc_batch_init(llmc_batch* batch, uint32_t struct_size) {
+  static const llmc_batch defaults{};
+  llmc::InitStruct(defaults, struct_size, batch);
+}
 
 llmc_status llmc_replayer_create(const llmc_device* device, llmc_artifact* artifact,
                                  const llmc_replayer_options* options, llmc_replayer** out, llmc_error* error) {

@@ -2,6 +2,7 @@
 // this library does. What the caller lacks keeps its default; what only the caller knows is zero.
 #pragma once
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -24,11 +25,12 @@ Status CheckStruct(const T* value, const char* name) {
                                                       "; set it to the size of the struct.");
 }
 
-// Writes the caller's struct_size bytes and no more.
+// Writes the caller's struct_size bytes and no more; padding as it is, which a copy by value need not keep.
 template <class T>
-void WriteStruct(T value, uint32_t struct_size, T* out) {
-  value.struct_size = struct_size;
+void WriteStruct(const T& value, uint32_t struct_size, T* out) {
+  static_assert(offsetof(T, struct_size) == 0);
   std::memcpy(static_cast<void*>(out), &value, std::min<size_t>(struct_size, sizeof(T)));
+  std::memcpy(static_cast<void*>(out), &struct_size, std::min<size_t>(struct_size, sizeof(struct_size)));
 }
 
 // The _init functions: a struct_size too small to be one is left alone.

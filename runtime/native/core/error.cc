@@ -34,7 +34,10 @@ void CopyText(const char* text, size_t length, size_t room, char* out) noexcept 
 
 extern "C" {
 
-void llmc_error_init(llmc_error* error, uint32_t struct_size) { llmc::InitStruct(llmc_error{}, struct_size, error); }
+void llmc_error_init(llmc_error* error, uint32_t struct_size) {
+  static const llmc_error defaults{};
+  llmc::InitStruct(defaults, struct_size, error);
+}
 
 const char* llmc_version(void) { return "0.1.0"; }
 uint32_t llmc_abi_version(void) { return LLMC_ABI_VERSION; }

@@ -36,16 +36,19 @@ Array = NDArray[Any]
 TARGETS = [name for name in targets_here() if name.startswith("reference")]
 TARGETS += [cpu.name for cpu in cpus_here("x86-64-v4", "x86-64-v3")]
 EXPERT_COUNT, TOP_K = 9, 3
+LIMIT, GAIN = 1.5, 1.702
 
 
 class Layer:
-    """Experts of random weights, chosen by tokens of random rows. scheme: of the weights, None for floats of `act`."""
+    """Experts of random weights, chosen by tokens of random rows. scheme: of the weights, None for floats of `act`.
+    limited: the gate is, as of gpt-oss."""
 
     def __init__(
-        self, rows: int, width: int, inner: int, act: str, *, biased: bool = False, scheme: str | None = None
-    ) -> None:
+        self, rows: int, width: int, inner: int, act: str, *, biased: bool = False, scheme: str | None = None,
+        limited: bool = False,
+    ) -> None:  # fmt: skip
         rng = np.random.default_rng(width)
-        self.width, self.inner, self.act = width, inner, act
+        self.width, self.inner, self.act, self.limited = width, inner, act, limited
         self.scheme = None if scheme is None else get_scheme(scheme)
 
         def floats(*shape: int) -> Array:
@@ -91,7 +94,11 @@ class Layer:
             rows, places = np.nonzero(ids == expert)
             if len(rows):
                 gate, up = np.split(self._linear(self.x[rows], "gate_up", expert), 2, axis=-1)
-                inner = (gate / (1 + np.exp(-gate)) * up).astype(np.float32)
+                if self.limited:
+                    gate, up = np.minimum(gate, LIMIT), np.clip(up, -LIMIT, LIMIT)
+                    inner = (gate / (1 + np.exp(-GAIN * gate)) * (up + 1)).astype(np.float32)
+                else:
+                    inner = (gate / (1 + np.exp(-gate)) * up).astype(np.float32)
                 out[rows] += self._linear(inner, "down", expert) * weights[rows, places][:, None]
         return out
 
@@ -108,6 +115,7 @@ class Compiled:
             "widths": {name: array.shape[-1] for name, array in tensors.items()},
             "weight_shapes": {name: array.shape for name, array in layer.weights.items()},
             "on_samples": False,
+            **({"gate_limit": LIMIT, "gate_gain": GAIN} if layer.limited else {}),
         }
         if layer.scheme is not None:
             int8 = layer.scheme.act_bits == 8
@@ -192,7 +200,7 @@ def check(layer: Layer, target: str, folder: Path, sizes: tuple[int, ...]) -> No
 @pytest.mark.parametrize("act", ["f32", "bf16"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_of_a_token_nothing_depends_on_others(target: str, act: str, tmp_path: Path) -> None:
-    check(Layer(45, 61, 35, act, biased=act == "f32"), target, tmp_path, (1, 3, 45))
+    check(Layer(45, 61, 35, act, biased=act == "f32", limited=act == "f32"), target, tmp_path, (1, 3, 45))
 
 
 @pytest.mark.parametrize("scheme", ["w8a8", "w4a16"])
@@ -207,7 +215,8 @@ def test_quantized_weights(target: str, scheme: str, tmp_path: Path) -> None:
 def test_every_scheme(target: str, scheme: str, tmp_path: Path) -> None:
     for act in DTYPES:
         (folder := tmp_path / act).mkdir()
-        check(Layer(60, 136, 77, act, biased=act == "f16", scheme=scheme), target, folder, (1, 2, 4, 60))
+        layer = Layer(60, 136, 77, act, biased=act == "f16", limited=act == "bf16", scheme=scheme)
+        check(layer, target, folder, (1, 2, 4, 60))
 
 
 @pytest.mark.slow

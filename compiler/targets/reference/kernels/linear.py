@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, row_width, when
-from llmc.compiler.targets.reference.kernels.functions import silu
+from llmc.compiler.targets.reference.kernels.functions import sigmoid, silu
 from llmc.compiler.targets.reference.kernels.matrices import matrix_of
 from llmc.compiler.targets.reference.kernels.matrix import IntegerMatrix
 from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
@@ -59,6 +59,16 @@ def linear_quant(spec: KernelSpec) -> tirx.PrimFunc:
     return linear_of(spec, {"x": act, **matrix.operands()}, dot_of_int8 if act == "i8" else dot_of_floats)
 
 
+def _gate(p: Mapping[str, Param], gate: Expr, up: Expr) -> Expr:
+    """silu(gate) · up, or as `expert_ops.experts` has it with a gate_limit."""
+    if not (limit := float(p.get("gate_limit", 0.0))):
+        return silu(gate) * up
+    most, least = T.float32(limit), T.float32(-limit)
+    gate = let(T.Select(gate > most, most, gate), "float32")
+    up = let(T.Select(up > most, most, T.Select(up < least, least, up)), "float32")
+    return gate * sigmoid(gate * T.float32(float(p["gate_gain"]))) * (up + T.float32(1.0))
+
+
 def linear_of(spec: KernelSpec, inputs: dict[str, str], dot: Dot) -> tirx.PrimFunc:
     """The kernel of a linear layer whose sums `dot` writes. inputs: dtypes of x, the weight and its parts.
 
@@ -85,7 +95,7 @@ def linear_of(spec: KernelSpec, inputs: dict[str, str], dot: Dot) -> tirx.PrimFu
             first = let(k.raw("index", 1 + row) * n + column) if of_experts else column
             if gated:
                 gate, up = value(row, first), value(row, first + columns)
-                k.store("out", silu(gate) * up, row * stride + column)
+                k.store("out", _gate(p, gate, up), row * stride + column)
                 if stride > columns:
                     with when(column == columns - 1):
                         k.store("out", T.float32(0.0), row * stride + columns)

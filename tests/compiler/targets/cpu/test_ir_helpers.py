@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmc.compiler.targets.cpu.kernels.ir import bf16, elementary, fp8, int8, lookup, stores, vector
+from llmc.compiler.targets.cpu.kernels.ir import bf16, elementary, fp8, gates, int8, lookup, stores, vector
 from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
 
 from support.ir_probe import assembly, call, signatures
@@ -378,6 +378,20 @@ def test_rows_in_the_lanes(target: Target) -> None:
     call(text, "put_rows", target, w, v, out)
     elements = np.stack([w[:8], v[:8], w[8:], v[8:]], axis=1)
     same(out, elements.astype(np.int8).view(np.int32)[:, 0])
+
+
+@on_targets
+def test_a_limited_gate(target: Target) -> None:
+    """Beyond the limits, at them and between; no number stays none."""
+    limit, gain = 7.0, 1.702
+    gate = np.array([-90, -9, -7, -1, -0.0, 0.5, 6.99, 7, 7.01, 90, np.inf, 4, np.nan, 1, 2, 3], np.float32)
+    up = np.array([9, -9, 7, -7, 0, 0.5, -1, 3e38, -3e38, 1, np.inf, 2, 1, np.nan, -np.inf, 6], np.float32)
+    with np.errstate(all="ignore"):
+        held, within = np.minimum(gate.astype(np.float64), limit), np.clip(up.astype(np.float64), -limit, limit)
+        expected = held / (1 + np.exp(-gain * held)) * (within + 1)
+    text = vector.helpers(target.mcpu) + gates.limited(limit, gain)
+    found = call(text, "limited_gate", target, gate, up)
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-35)  # exp ends at some 88
 
 
 # ---- all of them ----------------------------------------------------------------------------------------------------

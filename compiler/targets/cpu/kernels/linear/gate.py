@@ -1,4 +1,7 @@
-"""What becomes of the sums of a gated linear layer in the end: silu(gate) · up, packed for the next layer."""
+"""What becomes of the sums of a gated linear layer in the end: silu(gate) · up, packed for the next layer.
+
+With a limit it is gate · sigmoid(gain · gate) · (up + 1), of gate that at most and up between that and its negative.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.dtypes import HALVES
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels.ir import stores
+from llmc.compiler.targets.cpu.kernels.ir import gates, stores
 from llmc.compiler.targets.cpu.kernels.linear.sums import Sums
 
 GATED = ("", *b.LANES)
@@ -16,16 +19,26 @@ GATED = ("", *b.LANES)
 
 
 class GatedOutput:
-    """Writes silu(gate) · up of `width` columns, from two places of sums, as an activation of dtype `gated`."""
+    """Writes the gated columns, `width` of them, from two places of sums, as an activation of dtype `gated`.
 
-    def __init__(self, gated: str, width: int, row_tile: int, columns: int) -> None:
+    limit: 0 for none.
+    """
+
+    def __init__(
+        self, gated: str, width: int, row_tile: int, columns: int, *, limit: float = 0.0, gain: float = 1.0
+    ) -> None:
         self.width, self.act = width, gated
+        self.limit, self.gain = limit, gain
         self.row_tile, self.columns = row_tile, columns
         self.tail = width % b.WIDTH
 
     def dtype(self) -> str:
         """TIR dtype of the output buffer."""
         return b.word_dtype(self.act)
+
+    def helpers(self) -> str:
+        """IR text of what is called beside `ir.vector.helpers`."""
+        return gates.limited(self.limit, self.gain) if self.limit else ""
 
     def puts(self) -> tuple[tuple[str, int, int], ...]:
         """What `ir.vector.helpers` is asked for."""
@@ -42,7 +55,7 @@ class GatedOutput:
         def value(r: b.Expr, v: b.Expr) -> b.Expr:
             gate, up = (sums.load(place, t_local, r, v) for place in places)
             found = b.Vectors(1)
-            found[0] = b.call("mul", b.call("silu", gate), up)
+            found[0] = b.call("limited_gate", gate, up) if self.limit else b.call("mul", b.call("silu", gate), up)
             return found[0]
 
         def row_by_row(v: b.Expr, first: b.Expr) -> None:

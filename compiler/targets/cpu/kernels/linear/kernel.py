@@ -58,6 +58,7 @@ class _Linear:
         p, plan = self.p, self.plan
         helpers = vector.helpers(p.target.mcpu, puts=p.gate.puts() if p.gate else ())
         helpers += plan.reader.helpers(p.target) + plan.micro.helpers()
+        helpers += p.gate.helpers() if p.gate else ""
         helpers += plan.registers.helpers(p) if plan.registers else ""
         kernel = b.Kernel(part or p.spec.symbol(), p.buffer_dtypes(), helpers, ranged=bool(part))
         with kernel as k:

@@ -86,7 +86,10 @@ class Problem:
         self.x_words = 2 * self.lines if self.integer else b.ceil_div(self.kdim, self.lanes)
         self.tile_words = self.tile * (self.x_words + (1 + self.groups if self.integer else 0))
         self.exact = self.integer and self.groups == 1
-        self.gate = GatedOutput(self.gated, self.width, self.tile, self.columns) if self.gated else None
+        limit, gain = float(p.get("gate_limit", 0.0)), float(p.get("gate_gain", 1.0))
+        self.gate = None
+        if self.gated:
+            self.gate = GatedOutput(self.gated, self.width, self.tile, self.columns, limit=limit, gain=gain)
 
     def _check(self, p: dict[str, Param], group_size: int) -> None:
         op = self.spec.op

@@ -1,0 +1,73 @@
+"""GPT-OSS: experts with biases and a limited gate, sinks, windows in every other layer.
+
+Published checkpoints have experts in MXFP4; those of floats have them [experts, columns, rows].
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmc.models.config import ModelConfig
+from llmc.models.errors import ModelError
+from llmc.models.families.family import Family
+from llmc.models.families.mixtures import read_experts
+from llmc.models.fields import Fields
+from llmc.models.layout import Layout
+from llmc.models.standard import layer_count, standard_config, windows_by_type
+
+_EXPERTS = "mlp.experts"
+_FLOATS = Layout(
+    router="mlp.router",
+    expert_gate_up=(f"{_EXPERTS}.gate_up_proj",),
+    expert_gate_up_bias=f"{_EXPERTS}.gate_up_proj_bias",
+    expert_down=f"{_EXPERTS}.down_proj",
+    expert_down_bias=f"{_EXPERTS}.down_proj_bias",
+    experts_in_pairs=True,
+    experts_turned=True,
+)
+_MXFP4 = replace(
+    _FLOATS,
+    expert_gate_up=(f"{_EXPERTS}.gate_up_proj_blocks",),
+    expert_down=f"{_EXPERTS}.down_proj_blocks",
+    experts_turned=False,
+    experts_joined=True,
+)
+
+
+def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    """The softmax of the chosen logits is that of all, normalised."""
+    if (activation := fields.text("hidden_act", "silu")) != "silu":
+        raise ModelError(f"{fields.origin}: a gpt_oss model with hidden_act {activation} is not supported")
+    bias = fields.flag("attention_bias", True)
+    window = fields.integer("sliding_window", 128)
+    windows = tuple(0 if layer % 2 else window for layer in range(layer_count(fields)))
+    experts = read_experts(
+        fields,
+        intermediate_size="intermediate_size",
+        scores="softmax",
+        normalised=True,
+        router_bias=True,
+        biases=True,
+        gate_limit=fields.number("swiglu_limit", 7.0),
+        gate_gain=fields.number("swiglu_alpha", 1.702),
+    )
+    return standard_config(
+        fields,
+        generation,
+        attention_bias=bias,
+        o_bias=bias,
+        default_eps=1e-5,
+        layer_windows=windows_by_type(fields, window) if fields.has("layer_types") else windows,
+        sinks=True,
+        experts=experts,
+    )
+
+
+# Older names of num_experts_per_tok and of what the rope scaling says.
+GPT_OSS = Family(
+    "gpt_oss",
+    read_config,
+    _MXFP4.weight_map,
+    other_maps=(_FLOATS.weight_map,),
+    harmless=frozenset({"experts_per_token", "initial_context_length"}),
+)
