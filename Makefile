@@ -10,7 +10,7 @@ NATIVE_UNITS = $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -name "*.c
 # What the native library is built of.
 LIBRARY_FILES = $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -type f -not -name ".*" -print)
 
-.PHONY: all demo bench test test-slow test-all test-levels load-test lint lint-python lint-native native-test sanitize wheel clean
+.PHONY: all demo bench test test-slow test-all test-levels test-exhaustive load-test lint lint-python lint-native native-test sanitize wheel clean
 
 all: test
 
@@ -33,11 +33,15 @@ demo: $(STAMP)
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP) native-test
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not exhaustive"
 
 # What takes a minute and more by itself: a storm of 2000 requests, training, an install without the compiler.
 test-slow: $(STAMP)
 	$(PYTEST) -m slow
+
+# Every family on every target, experts in every weight format: before a release, and after a change of what they share.
+test-exhaustive: $(STAMP)
+	$(PYTEST) -m exhaustive
 
 test-all: test test-slow test-levels
 
@@ -46,7 +50,7 @@ test-all: test test-slow test-levels
 LEVEL_TESTS := tests/compiler/targets tests/compiler/test_parity.py tests/compiler/test_quant_models.py
 test-levels: $(STAMP)
 	@tests=; for target in $$($(BIN)/python tests/support/lower_levels.py); do \
-	  echo "as $$target:"; LLMC_NATIVE_TARGET=$$target $(PYTEST) -m native $$tests || exit 1; tests="$(LEVEL_TESTS)"; done
+	  echo "as $$target:"; LLMC_NATIVE_TARGET=$$target $(PYTEST) -m "native and not exhaustive" $$tests || exit 1; tests="$(LEVEL_TESTS)"; done
 
 # 2000 good, cut-off and malformed requests against a server whose KV pool is too small.
 load-test: $(STAMP)

@@ -18,7 +18,10 @@ from support.tiny_models import make_tiny_model
 LADDER = "prefill=[2]x[16,32],decode=[1,3]x[64]"
 FIRST = {family: next(case for case, (of, _) in CASES.items() if of == family) for family in FAMILIES}
 # That have between them every block, norm, order of rows and kind of positions.
-DISTINCT = ("cohere2", "gemma3_text", "gpt2", "gpt_neox", "granite", "olmo2", "phi3", "qwen2_moe", "stablelm-parallel")
+DISTINCT = (
+    "cohere2", "gemma3_text", "gpt2", "gpt_neox", "gpt_oss", "granite", "olmo2", "phi3", "qwen2_moe",
+    "stablelm-parallel",
+)  # fmt: skip
 
 
 def check(case: str, target: str, folder: Path, cache: Path) -> None:
@@ -35,7 +38,7 @@ def test_compiled(case: str, tmp_path: Path, kernel_cache: Path) -> None:
     check(case, targets_here()[0], tmp_path, kernel_cache)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_on_every_target(family: str, tmp_path: Path, kernel_cache: Path) -> None:
     for target in targets_here():

@@ -266,7 +266,8 @@ def test_keys_follow_the_files_and_the_readers(model: Model, tmp_path: Path, mon
 
     first = components()
     assert components() == first
-    readers = {file.name for file in (keys._MODELS / "sources" / "gguf").rglob("*.py")}
+    folders = (keys._MODELS / "sources" / "gguf", keys._MODELS / "tokenizers")
+    readers = {file.name for folder in folders for file in folder.rglob("*.py")}
     assert {"header.py", "k_blocks.py", "byte_level.py"} <= readers
     digested: list[str] = []
     real = keys._digest

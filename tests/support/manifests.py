@@ -15,6 +15,8 @@ MODEL = {
     "eos_token_ids": [0], "bos_token_id": None, "dtype": "f32", "norm": "rms", "norm_weight": True, "norm_bias": False,
     "residual": "pre", "parallel_norms": 1, "activation": "silu", "gated": True, "local_rope": None,
     "unrotated_layers": [], "learned_positions": 0, "head_bias": False, "clip_qkv": None,
+    "qk_norm_rotated": False, "layer_chunks": [], "sinks": False, "query_growth": None, "alibi": None,
+    "attention_cap": None, "embedding_norm": False, "experts": None,
     "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logit_multiplier": 1.0, "logit_cap": None,
 }  # fmt: skip
 """`model` of a manifest that no compiler wrote."""

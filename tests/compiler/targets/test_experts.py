@@ -209,7 +209,7 @@ def test_quantized_weights(target: str, scheme: str, tmp_path: Path) -> None:
     check(Layer(20, 72, 40, "f32", scheme=scheme), target, tmp_path, (2, 20))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_scheme(target: str, scheme: str, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_every_scheme(target: str, scheme: str, tmp_path: Path) -> None:
         check(layer, target, folder, (1, 2, 4, 60))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("act", DTYPES)
 @pytest.mark.parametrize("target", TARGETS)
 def test_many_tokens_and_panels(target: str, act: str, tmp_path: Path) -> None:

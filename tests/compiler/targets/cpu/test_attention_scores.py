@@ -19,24 +19,24 @@ on_cpus = pytest.mark.parametrize("target", targets_here("cooperlake", "x86-64-v
 Case = tuple[int, int, int, str, str, int, int, dict[str, Any]]
 CAP = {"score_cap": 3.0}
 SINKS = {"sinks": True}
-SLOW = pytest.mark.slow
+RARE = pytest.mark.exhaustive
 CASES = (
     (4, 2, 16, "f32", "f32", 32, 0, {"chunk": 5, **CAP, **SINKS}),
     (5, 1, 16, "bf16", "int8", 16, 0, {"bias": "rounded"}),
-    pytest.param((7, 1, 20, "f32", "f32", 16, 0, CAP), marks=SLOW),
-    pytest.param((6, 2, 24, "bf16", "bf16", 32, 40, {"bias": "distance", **CAP}), marks=SLOW),
-    pytest.param((4, 2, 16, "f32", "int8", 32, 0, CAP), marks=SLOW),
-    pytest.param((4, 2, 16, "f32", "fp8_e4m3", 16, 40, {"bias": "rounded"}), marks=SLOW),
-    pytest.param((6, 2, 24, "f32", "fp8_e5m2", 32, 0, {"chunk": 6, **CAP}), marks=SLOW),
-    pytest.param((5, 1, 16, "bf16", "f16", 16, 0, {"bias": "distance", **CAP}), marks=SLOW),
-    pytest.param((4, 1, 16, "f32", "int8", 16, 300, {"chunk": 510, **SINKS}), marks=SLOW),
-    pytest.param((12, 12, 20, "f32", "bf16", 48, 0, {"chunk": 3, "bias": "distance", **SINKS}), marks=SLOW),
+    pytest.param((7, 1, 20, "f32", "f32", 16, 0, CAP), marks=RARE),
+    pytest.param((6, 2, 24, "bf16", "bf16", 32, 40, {"bias": "distance", **CAP}), marks=RARE),
+    pytest.param((4, 2, 16, "f32", "int8", 32, 0, CAP), marks=RARE),
+    pytest.param((4, 2, 16, "f32", "fp8_e4m3", 16, 40, {"bias": "rounded"}), marks=RARE),
+    pytest.param((6, 2, 24, "f32", "fp8_e5m2", 32, 0, {"chunk": 6, **CAP}), marks=RARE),
+    pytest.param((5, 1, 16, "bf16", "f16", 16, 0, {"bias": "distance", **CAP}), marks=RARE),
+    pytest.param((4, 1, 16, "f32", "int8", 16, 300, {"chunk": 510, **SINKS}), marks=RARE),
+    pytest.param((12, 12, 20, "f32", "bf16", 48, 0, {"chunk": 3, "bias": "distance", **SINKS}), marks=RARE),
 )
 SPLIT = (
     (4, 2, 16, "f32", "f32", 16, 0, {"chunk": 2050, "bias": "distance", **CAP, **SINKS}),
-    pytest.param((4, 2, 16, "f32", "bf16", 32, 1100, {"bias": "distance", **CAP}), marks=SLOW),
-    pytest.param((2, 1, 32, "bf16", "int8", 16, 0, {"chunk": 1030, "bias": "rounded", **SINKS}), marks=SLOW),
-    pytest.param((2, 1, 32, "f32", "fp8_e4m3", 16, 0, {"chunk": 2049, **CAP, **SINKS}), marks=SLOW),
+    pytest.param((4, 2, 16, "f32", "bf16", 32, 1100, {"bias": "distance", **CAP}), marks=RARE),
+    pytest.param((2, 1, 32, "bf16", "int8", 16, 0, {"chunk": 1030, "bias": "rounded", **SINKS}), marks=RARE),
+    pytest.param((2, 1, 32, "f32", "fp8_e4m3", 16, 0, {"chunk": 2049, **CAP, **SINKS}), marks=RARE),
 )
 
 
@@ -55,7 +55,7 @@ def test_split_context(target: Target, case: Case) -> None:
     check_split_context(target, heads, kv_heads, dim, act, kv, block, window, **more)
 
 
-@SLOW
+@RARE
 @on_cpus
 @pytest.mark.parametrize(
     ("kv", "window", "bad", "more"),

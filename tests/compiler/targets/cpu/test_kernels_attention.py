@@ -23,6 +23,7 @@ from llmc.compiler.targets.elf.link import link_shared
 
 from support.kernel_harness import Guarded, Tolerance, run, targets_here
 from support.kv_pools import pair_rows, unpair_rows
+from support.marks import rare
 from support.paged_attention import (
     NUMPY,
     attention_params,
@@ -135,24 +136,24 @@ def test_rope_kv_write(target: Target, kv: str, heads: int, kv_heads: int, dim: 
     ("heads", "kv_heads", "dim", "act", "kv", "block", "window"),
     [
         (7, 1, 20, "f32", "f32", 16, 0),
-        (3, 1, 8, "bf16", "bf16", 32, 0),
+        rare(3, 1, 8, "bf16", "bf16", 32, 0),
         (2, 2, 80, "f32", "bf16", 64, 0),
         (6, 2, 24, "bf16", "f32", 32, 40),
-        (2, 1, 64, "bf16", "bf16", 16, 300),
+        rare(2, 1, 64, "bf16", "bf16", 16, 300),
         (14, 2, 64, "bf16", "bf16", 32, 0),
-        (16, 1, 16, "f32", "bf16", 32, 0),
+        rare(16, 1, 16, "f32", "bf16", 32, 0),
         (4, 1, 128, "f32", "f32", 32, 17),
         (6, 2, 24, "bf16", "f16", 16, 40),
-        (14, 2, 64, "f32", "f16", 32, 0),
+        rare(14, 2, 64, "f32", "f16", 32, 0),
         (7, 1, 20, "f32", "int8", 16, 0),
-        (14, 2, 64, "bf16", "int8", 32, 0),
+        rare(14, 2, 64, "bf16", "int8", 32, 0),
         (6, 2, 24, "f32", "int8", 48, 40),
-        (4, 4, 128, "f32", "int8", 32, 300),
+        rare(4, 4, 128, "f32", "int8", 32, 300),
         (7, 1, 20, "bf16", "fp8_e4m3", 16, 0),
-        (4, 2, 64, "f32", "fp8_e4m3", 32, 40),
+        rare(4, 2, 64, "f32", "fp8_e4m3", 32, 40),
         (6, 2, 24, "f32", "fp8_e5m2", 32, 0),
-        (14, 2, 64, "f16", "f16", 32, 0),
-        (2, 1, 64, "f16", "bf16", 16, 300),
+        rare(14, 2, 64, "f16", "f16", 32, 0),
+        rare(2, 1, 64, "f16", "bf16", 16, 300),
     ],
 )
 def test_paged_attention(
@@ -169,13 +170,13 @@ def test_paged_attention(
         (7, 1, 20, "f32", "bf16", 32, 0),
         (4, 2, 16, "bf16", "f32", 16, 0),
         (2, 2, 32, "f32", "f32", 32, 1100),
-        (13, 1, 8, "f32", "bf16", 48, 0),
-        (4, 1, 16, "f32", "f16", 16, 1100),
+        rare(13, 1, 8, "f32", "bf16", 48, 0),
+        rare(4, 1, 16, "f32", "f16", 16, 1100),
         (7, 1, 20, "f32", "int8", 32, 0),
         (4, 2, 16, "bf16", "int8", 16, 1100),
         (4, 2, 16, "f32", "fp8_e4m3", 16, 0),
-        (2, 2, 32, "f32", "fp8_e5m2", 48, 1100),
-        (4, 2, 16, "f16", "f16", 16, 0),
+        rare(2, 2, 32, "f32", "fp8_e5m2", 48, 1100),
+        rare(4, 2, 16, "f16", "f16", 16, 0),
     ],
 )
 def test_split_context(

@@ -35,6 +35,7 @@ from llmc.quantize.formats.steps import Steps
 
 from support.fixed_point import multiplied
 from support.kernel_harness import run, targets_here
+from support.marks import rare
 
 pytestmark = pytest.mark.native
 
@@ -158,7 +159,7 @@ def test_linear_quant(target: Target, act: str, format: WeightFormat, shape: tup
 
 
 # Of the loops, which are tested above, those that end within a panel and a group, and those of several blocks.
-GATED = [case for case in CASES if case[3] in (ACROSS, BLOCKS, TINY)]
+GATED = [case for case in CASES if case[3] in (ACROSS, TINY)] + [rare(*case) for case in CASES if case[3] == BLOCKS]
 
 
 @pytest.mark.parametrize(("target", "act", "format", "shape"), GATED, ids=name_of)
