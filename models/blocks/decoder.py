@@ -10,7 +10,7 @@ from llmc.models.blocks.attention import Attention, StepInputs
 from llmc.models.blocks.experts import ExpertMlp
 from llmc.models.blocks.layers import Block, Linear, empty
 from llmc.models.blocks.mlp import Mlp
-from llmc.models.blocks.norms import Rounded, norm
+from llmc.models.blocks.norms import Rounded, norm, result_norm
 from llmc.models.config import ModelConfig, Rope
 
 
@@ -50,12 +50,12 @@ class DecoderLayer(Block):
         two = config.residual != "parallel" or config.parallel_norms > 1
         self.attention_norm = norm(config, act_dtype) if before else Rounded(act_dtype)
         self.attention = Attention(config, layer, act_dtype)
-        self.attention_post_norm = norm(config, "f32") if after else None
+        self.attention_post_norm = result_norm(config, act_dtype) if after else None
         self.mlp_norm = None if not two else norm(config, act_dtype) if before else Rounded(act_dtype)
         experts = config.experts
         mixed = experts is not None and layer in experts.layers
         self.mlp: Block = ExpertMlp(config, act_dtype) if mixed else Mlp(config, act_dtype)
-        self.mlp_post_norm = norm(config, "f32") if after else None
+        self.mlp_post_norm = result_norm(config, act_dtype) if after else None
 
     def forward(self, x: Tensor, step: StepInputs) -> Tensor:
         """float32 [T, D] → float32 [T, D]."""
@@ -95,7 +95,7 @@ class Decoder(Block):
         self.positions = None
         if config.learned_positions:
             self.positions = Embedding(config.learned_positions, config.hidden_size, act_dtype)
-        self.embed_norm = norm(config, "f32") if config.embedding_norm else None
+        self.embed_norm = result_norm(config, act_dtype) if config.embedding_norm else None
         self.ropes = nn.ModuleList(RopeTable(rope, max_len) for rope in config.ropes)
         self.register_buffer("slopes", None if config.alibi is None else torch.empty(config.num_heads))
         self.layers = nn.ModuleList(DecoderLayer(config, i, act_dtype) for i in range(config.num_layers))

@@ -24,6 +24,19 @@ class RmsNorm(Block):
         return ops.rms_norm(x, self.weight, self.eps, act_dtype=self.act_dtype)
 
 
+class UnpackedRmsNorm(Block):
+    """weight float32 [D]; of a result that is added and feeds no linear, where activations that do are no float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = empty(size)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32 [T, D] → float32 [T, D]."""
+        return over_root_mean_square(x, self.eps) * self.weight
+
+
 class LayerNorm(Block):
     """weight and bias float32 [D], either of which there may not be."""
 
@@ -68,6 +81,13 @@ def centred(x: Tensor, eps: float) -> Tensor:
 def over_root_mean_square(x: Tensor, eps: float) -> Tensor:
     """x over the root of its mean square over the last axis."""
     return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
+
+
+def result_norm(config: ModelConfig, act_dtype: str) -> Block:
+    """The model's kind of norm of what a block makes: float32 [T, D] → float32 [T, D]. act_dtype: of activations."""
+    if config.norm == "rms" and act_dtype != "f32":
+        return UnpackedRmsNorm(config.hidden_size, config.norm_eps)
+    return norm(config, "f32")
 
 
 def norm(config: ModelConfig, act_dtype: str) -> Block:

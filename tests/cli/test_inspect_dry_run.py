@@ -145,7 +145,7 @@ def test_a_real_config_in_full_size(name: str, tmp_path: Path) -> None:
 
 
 @shared
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_config_in_full_size(tmp_path: Path) -> None:
     sizes = {}
     for file in config_files():

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from llmc.models.eager import load_model
 from llmc.models.registry import FAMILIES
 
 from support.compiled import check_every_bucket, compile_tiny, random_tokens
 from support.families import CASES
+from support.marks import rare
 from support.new_family import targets_here
+from support.paged_reference import PagedRunner
 from support.parity import check_bits, reference_logits
 from support.tiny_models import make_tiny_model
 
@@ -36,6 +39,20 @@ def check(case: str, target: str, folder: Path, cache: Path) -> None:
 @pytest.mark.parametrize("case", DISTINCT)
 def test_compiled(case: str, tmp_path: Path, kernel_cache: Path) -> None:
     check(case, targets_here()[0], tmp_path, kernel_cache)
+
+
+# Whose norms, sums and choices are not all of the kind that every model has.
+@pytest.mark.parametrize("case", ["gemma3_text", "olmo2", *map(rare, sorted(CASES.keys() - {"gemma3_text", "olmo2"}))])
+def test_in_16_bits(case: str, tmp_path: Path, kernel_cache: Path) -> None:
+    """Close to float32 where models are deep in nothing but roundings."""
+    family, overrides = CASES[case]
+    model = make_tiny_model(tmp_path / "model", family, **overrides)
+    target = targets_here()[0]
+    with compile_tiny(model, tmp_path / "out", kernel_cache, buckets=LADDER, dtype="bf16", target=target) as artifact:
+        tokens = random_tokens(artifact.info.vocab_size, 48)
+        expected = PagedRunner(load_model(model, "bf16")).step([tokens])[0].numpy()
+        check_every_bucket(artifact, tokens, expected, 3e-2)
+        check_bits(artifact)
 
 
 @pytest.mark.exhaustive
