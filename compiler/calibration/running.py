@@ -62,7 +62,7 @@ def _is_plain(config: ModelConfig) -> bool:
         and config.gated
         and config.activation == "silu"
         and config.qk_norm in ("none", "head")
-        and not (config.learned_positions or config.head_bias or config.logit_cap)
+        and not (config.learned_positions or config.embedding_norm or config.head_bias or config.logit_cap)
         and config.embedding_multiplier == config.residual_multiplier == config.logit_multiplier == 1.0
     )
 

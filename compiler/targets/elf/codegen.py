@@ -82,4 +82,5 @@ def compile_object(kernel: Kernel, triple: str, cpu: str, features: Sequence[str
             if module.kind == "llvm":
                 module.write_to_file(str(path), "o")
                 return path.read_bytes()
-    raise KernelBuildError("TVM built no LLVM module for a kernel")
+    what = kernel.get_global_vars() if isinstance(kernel, tvm.IRModule) else kernel.attrs["global_symbol"]
+    raise KernelBuildError(f"TVM built no LLVM module for {what}")

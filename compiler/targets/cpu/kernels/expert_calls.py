@@ -15,7 +15,7 @@ import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.expert_index import ExpertIndex, row_tiles
 from llmc.compiler.targets.cpu.kernels.ir import calls, vector
@@ -34,10 +34,10 @@ class Strides:
     of_expert: Mapping[str, int]
 
 
-def one_expert(spec: KernelSpec, op: str, tile: int, **changes: object) -> KernelSpec:
+def one_expert(spec: KernelSpec, op: str, tile: int, **changes: Param) -> KernelSpec:
     """The kernel `op` of one expert. tile: rows of a tile; the scalar 0 counts valid ones."""
-    params = {name: value for name, value in spec.as_dict().items() if name != "experts"}
-    return KernelSpec.of(spec.family, op, **{**params, "rows": 0, "row_tile": tile, **changes})  # type: ignore[arg-type]
+    params: dict[str, Param] = {name: value for name, value in spec.as_dict().items() if name != "experts"}
+    return KernelSpec.of(spec.family, op, **{**params, "rows": 0, "row_tile": tile, **changes})
 
 
 def for_each_expert(
