@@ -18,10 +18,13 @@ def dry_run_command(model: Path, *, as_json: bool, allow_unknown_config: bool) -
     from llmc import require_compiler
 
     require_compiler("llmc inspect --dry-run needs the compiler")
+    from llmc.cli.render.compile_progress import progress_bar
     from llmc.compiler.config import CompileConfig
     from llmc.compiler.dry_run import dry_run
 
-    found = dry_run(CompileConfig(model=model, output=model, allow_unknown_config=allow_unknown_config))
+    config = CompileConfig(model=model, output=model, allow_unknown_config=allow_unknown_config)
+    with progress_bar() as progress:
+        found = dry_run(config, progress)
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
         return

@@ -14,7 +14,7 @@ from pathlib import Path
 from llmc.buckets.planner import Resources
 from llmc.cache_root import cache_root
 from llmc.compiler.compile_times import learned
-from llmc.compiler.config import CompileConfig
+from llmc.compiler.config import CompileConfig, Progress, no_progress
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.graph.demands import weight_requests
 from llmc.compiler.graph.plan import plan_graphs
@@ -77,7 +77,7 @@ def describable(path: Path, *, allow_unknown_config: bool = False) -> ModelSourc
     return open_source(path, allow_unknown_config=allow_unknown_config)
 
 
-def dry_run(config: CompileConfig) -> DryRun:
+def dry_run(config: CompileConfig, progress: Progress = no_progress) -> DryRun:
     """config.model: see `describable`; config.output is not looked at. Raises what a compilation raises before it
     compiles kernels."""
     source = describable(config.model, allow_unknown_config=config.allow_unknown_config)
@@ -86,11 +86,13 @@ def dry_run(config: CompileConfig) -> DryRun:
         checked_frequencies(rope, resolved.max_model_len)
     quantized_by = source.quantized_by() if isinstance(source, ConfigFileSource) else None
     smallest = min(resolved.ladder.decode, key=lambda bucket: (bucket.batch, bucket.seq))
+    progress("trace", 0, 0)
     cache = GraphCache(cache_root(config.cache_dir))
     tracer = Tracer(resolved, cache)
     graphs = plan_graphs(
         [smallest], resolved.graph_params(), resolved.graph_components(), cache, tracer.bind, lambda done, count: None
     )
+    progress("trace", 1, 1)
     (_, commands), *_ = graphs.values()
     requests = weight_requests(resolved.weight_shapes(), [commands], resolved.act_dtype, resolved.recipe)
     model, record, sites = resolved.model, resolved.model_record(), tracer.lowered.sites

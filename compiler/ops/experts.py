@@ -113,7 +113,7 @@ def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
         inputs = (x, weight, *stored.planes(weight, width), *optional, _INDEX)
         return [*calls, KernelCall(spec, (*inputs, out))]
 
-    order = KernelSpec.of("other", "expert_order", **of_pairs, **layout)
+    order = KernelSpec.of("other", "expert_order", row_unit=ROW_UNIT, **of_pairs, **layout)
     gather = KernelSpec.of("gather", "expert_gather", dim=sizes.width, act_dtype=act, **of_pairs, **layout)
     combine = KernelSpec.of("other", "expert_combine", dim=sizes.out, residual=residual, **of_pairs)
     return [

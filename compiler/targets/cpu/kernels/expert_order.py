@@ -10,7 +10,6 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.expert_index import ExpertIndex, tile_of
 from llmc.compiler.targets.cpu.target import Target
 
-_ROW_UNIT = 16  # rows of an expert begin at a multiple (`ops.experts`)
 _READING = 4  # row tiles whose products take about as long as reading the weight
 
 
@@ -22,6 +21,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     """One task does it: counting and numbering tens of thousands of pairs takes less than sharing them would."""
     p = spec.as_dict()
     experts, top_k, largest = int(p["experts"]), int(p["top_k"]), int(p["row_tile"])
+    unit = int(p["row_unit"])  # rows of an expert begin at a multiple
     kernel = b.Kernel.of(spec.symbol(), [(name, "int32") for name in buffers(spec)], target)
     with kernel as k, b.when(k.task == 0):
         index, tokens = ExpertIndex(k["index"], experts), k.scalar(int(p["rows"]))
@@ -50,7 +50,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                 index.put(cost[0], index.cost_at(number))
                 index.put(number, index.number_at(e))
                 b.store(following, first[0], number)
-                b.store(first, first[0] + T.truncdiv(rows + (_ROW_UNIT - 1), _ROW_UNIT) * _ROW_UNIT, 0)
+                b.store(first, first[0] + T.truncdiv(rows + (unit - 1), unit) * unit, 0)
                 b.store(cost, cost[0] + (T.truncdiv(rows + (tile - 1), tile) + _READING), 0)
                 b.store(in_use, number + 1, 0)
         index.put(cost[0], index.cost_at(in_use[0]))
