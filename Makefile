@@ -15,12 +15,11 @@ LIBRARY_FILES = $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -type f -
 all: test
 
 # Editable install of llmc with the compiler and the development tools; the native library is built on the way.
-# --no-compile: Python compiles what is imported, which is a small part, when it is.
 $(STAMP): pyproject.toml $(LIBRARY_FILES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --no-compile --upgrade pip "scikit-build-core>=0.11" "cmake>=3.20" ninja
-	@$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet --no-compile "torch==2.13.*"
-	$(BIN)/pip install --quiet --no-compile --no-build-isolation --editable ".[compiler,dev]"
+	@$(BIN)/pip install --quiet --upgrade pip "scikit-build-core>=0.11" "cmake>=3.20" ninja
+	@$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet "torch==2.13.*"
+	$(BIN)/pip install --quiet --no-build-isolation --editable ".[compiler,dev]"
 	@touch $@
 
 demo: $(STAMP)
