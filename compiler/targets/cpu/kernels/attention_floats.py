@@ -126,7 +126,7 @@ class FloatAttention(Attention):
         self,
         row0: b.Expr,
         span: tuple[b.Expr, b.Expr, b.Expr],
-        columns: list[int],
+        columns: list[b.Expr],
         keep: b.Vectors,
         gain: b.Vectors,
         m: int,
@@ -205,20 +205,26 @@ class FloatAttention(Attention):
         block0, block1 = b.let(T.truncdiv(low, self.block)), b.let(T.truncdiv(high, self.block) + 1)
         whole0 = b.let(T.min(T.truncdiv(all_low + (self.block - 1), self.block), block1))
         whole1 = b.let(T.max(T.truncdiv(all_high + 1, self.block), whole0))
-        if self.window or self.chunk:
-            with T.serial(block0, whole0) as block:
+
+        def add_blocks(first: b.Expr, last: b.Expr) -> None:
+            with T.serial(first, last) as block:
+                base, key = self.block_base(block, self.pools.value_words), b.let(block * self.block)
+                add_words(base, key, T.int32(0), T.int32(self.block // self.lanes), seen=True)
+
+        def add_edges(first: b.Expr, last: b.Expr) -> None:
+            with T.serial(first, last) as block:
                 add_edge(block)
-        with T.serial(whole0, whole1) as block:
-            first = b.let(block * self.block)
-            add_words(
-                self.block_base(block, self.pools.value_words),
-                first,
-                T.int32(0),
-                T.int32(self.block // self.lanes),
-                seen=True,
-            )
-        with T.serial(whole1, block1) as block:
-            add_edge(block)
+
+        if self.window or self.chunk:
+            # Edges lie on both sides of the whole blocks; their text stands once.
+            with T.serial(2) as side:
+                before = side == 0
+                first, last = T.Select(before, block0, whole1), T.Select(before, whole0, block1)
+                add_edges(b.let(first), b.let(last))
+                add_blocks(whole0, b.let(T.Select(before, whole1, whole0)))
+        else:
+            add_blocks(whole0, whole1)
+            add_edges(whole1, block1)
         for i in range(m):
             for j, column in enumerate(columns):
                 value = b.call("add", acc[i * n + j], b.splat(0.0))  # no negative zero

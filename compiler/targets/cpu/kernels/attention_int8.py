@@ -147,7 +147,7 @@ class Int8Attention(Attention):
         self,
         row0: b.Expr,
         span: tuple[b.Expr, b.Expr, b.Expr],
-        columns: list[int],
+        columns: list[b.Expr],
         keep: b.Vectors,
         gain: b.Vectors,
         m: int,

@@ -248,8 +248,18 @@ class Attention(ABC):
             with T.serial(m) as i:
                 keep[i], gain[i] = self.part.fold_totals(row0 + i, top[i], b.call("sum_lanes", total[i]))
             most = max(1, (self.registers - 1) // (m + self.beside))
-            for columns in _groups(self.vectors, most):
+            size = b.ceil_div(self.vectors, b.ceil_div(self.vectors, most))
+            groups, rest = divmod(self.vectors, size)
+
+            def weigh(start: b.Expr, count: int) -> None:
+                columns = [start + j for j in range(count)]
                 self.weigh(row0, (low, high, key0), columns, keep, gain, m, fetch=fetch)
+
+            # A loop: of wide heads the text of each would make most of the kernel.
+            with T.serial(groups) as group:
+                weigh(b.let(group * size), size)
+            if rest:
+                weigh(T.int32(groups * size), rest)
 
     def look_ahead(self, token: b.Expr, kv_head: b.Expr) -> None:
         """Where the keys are that are probably read next: those of another head, or of the token after; at the end of a
@@ -353,7 +363,7 @@ class Attention(ABC):
         self,
         row0: b.Expr,
         span: tuple[b.Expr, b.Expr, b.Expr],
-        columns: list[int],
+        columns: list[b.Expr],
         keep: b.Vectors,
         gain: b.Vectors,
         m: int,
@@ -361,9 +371,3 @@ class Attention(ABC):
         fetch: bool,
     ) -> None:
         """Σ weight · value over the keys low … high of the partition that starts at key0, in some vectors of a row."""
-
-
-def _groups(total: int, most: int) -> list[list[int]]:
-    """0 … total-1 in the fewest groups of at most `most`."""
-    size = b.ceil_div(total, b.ceil_div(total, most))
-    return [list(range(start, min(start + size, total))) for start in range(0, total, size)]
