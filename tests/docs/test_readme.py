@@ -1,4 +1,4 @@
-"""What the README shows is true: its commands, its Python and its C run on the example model, its links exist."""
+"""What README and docs/getting-started.md show is true: commands, Python and C run, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from llmc.runtime.binding.abi import library_candidates
 
 from support.paths import ROOT
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/getting-started.md")}
 
 
-def blocks(language: str) -> list[str]:
-    """The fenced blocks of a language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, text: str = PAGES["docs/getting-started.md"]) -> list[str]:
+    """The fenced blocks of a language in a page, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def commands() -> list[str]:
@@ -31,7 +31,7 @@ def commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
-    """A directory that looks like the root to the README's relative paths, with the model compiled by its command."""
+    """A directory that looks like the root to relative paths, with the model compiled by the page's first command."""
     path = tmp_path_factory.mktemp("readme")
     for name in ("examples", "runtime"):
         (path / name).symlink_to(ROOT / name)
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path
 
 
 def run(command: str, folder: Path) -> str:
-    """stdout of a command of the README that must succeed; `llmc` is this installation's."""
+    """stdout of a command that must succeed; `llmc` is this installation's."""
     library = next(path for path in library_candidates() if path.is_file())
     environment = {**os.environ, "LLMC_CACHE_DIR": str(folder / "cache"), "LLMC_LIBRARY": str(library)}
     words = (
@@ -88,10 +88,15 @@ def test_python_runs(folder: Path) -> None:
     assert "\nShe was" in lines
 
 
-def test_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", README)
-    assert "docs/images/pipeline.svg" in links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    links = re.findall(r"\]\(([^)#:]+)[)#]", PAGES[page])
+    assert len(links) > 5
+    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= 120
 
 
 def test_pictures_are_well_formed_and_described() -> None:
@@ -107,6 +112,6 @@ def test_pictures_are_well_formed_and_described() -> None:
 
 def test_the_bench_commands_are_those_of_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    (block,) = blocks("text")
+    (block,) = blocks("text", (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8"))
     for line in block.splitlines():
         assert line in makefile.replace("$(BIN)/", ""), line

@@ -133,7 +133,7 @@ def test_c_example_is_clean_under_valgrind(
 
 def test_the_c_example_is_as_long_as_it_is_said_to_be() -> None:
     lines = (ROOT / "examples" / "embed.c").read_text().splitlines()
-    said = re.search(r"\[examples/embed\.c\]\(examples/embed\.c\), (\d+) lines", (ROOT / "README.md").read_text())
+    said = re.search(r"/embed\.c\), (\d+) lines", (ROOT / "docs/getting-started.md").read_text())
     assert said is not None
     assert len(lines) == int(said[1])
 
