@@ -19,6 +19,7 @@ SUMMARIES: Mapping[str, str] = {
     "inspect": "Show buckets, kernels, memory and weights of an artifact.",
     "profile": "Time one bucket by kernel and command.",
     "devices": "List the devices that run artifacts here.",
+    "doctor": "Show what this machine is, and what would make it faster.",
     "debug": "Compare artifacts, and dump what commands write.",
     "debug diff": "Find where two artifacts of one model part.",
     "debug dump": "Write what the commands of a step write.",

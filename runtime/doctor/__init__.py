@@ -1,0 +1,1 @@
+"""What this machine is to llmc, and what would make it serve faster: the checks of `llmc doctor`."""

@@ -1,0 +1,23 @@
+"""How fast this machine reads memory and multiplies, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llmc.runtime.binding.machine_limits import LIMITS, Probe
+from llmc.runtime.doctor.check import Check
+
+SECONDS = 2.0
+"""What measuring all limits takes."""
+_NAMES = {"read": "memory read", "f32": "f32 peak", "bf16": "bf16 peak", "int8": "int8 peak"}
+
+
+def measured_limits() -> Iterator[Check]:
+    """Rates of all CPUs that this process may use; None of what the CPU lacks. Raises LlmcError."""
+    with Probe() as probe:
+        for limit in LIMITS:
+            rate = probe.measure(limit, SECONDS / len(LIMITS))
+            if rate is None:
+                yield Check(_NAMES[limit], "no such instructions")
+                continue
+            yield Check(_NAMES[limit], f"{rate / 1e9:,.1f} {'GB/s' if limit == 'read' else 'Gop/s'}")
