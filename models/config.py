@@ -9,7 +9,7 @@ Norm = Literal["rms", "layer"]
 QkNorm = Literal["none", "head", "each_head", "whole", "unit"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "xielu"]
 Residual = Literal["pre", "parallel", "sandwich", "post"]
-Scores = Literal["softmax", "sigmoid"]
+Scores = Literal["softmax", "sigmoid", "mixer"]
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,14 @@ class Experts:
     """The feed-forward block of some layers, a mixture of experts. Sizes in elements.
 
     layers: those that have it, the others have a plain one. count, top_k: experts, and how many a token takes;
-    intermediate_size: of one. scores: from logits of the router to weights, over all experts. choice_bias: a bias that
-    is added to scores for the choice alone. groups: equal ones, of which the top_groups best are chosen from; a group
-    is as good as its best_of_group best experts in sum. normalised: the weights of a token are divided by their sum,
-    least_sum at least; scale: of all weights. shared_size: of an expert that every token takes, 0 for none;
-    shared_gate: it is taken as far as a gate of its own says. router_bias, biases: of the router, and of the experts'
-    matrices. gate_limit, gate_gain: see `expert_ops.experts`.
+    intermediate_size: of one. scores: from logits of the router to weights, over all experts; "mixer": of the two best,
+    each by the softmax over what is near it (mixer_noise, see `blocks.experts`). choice_bias: a bias that is added to
+    scores for the choice alone. groups: equal ones, of which the top_groups best are chosen from; a group is as good as
+    its best_of_group best experts in sum. normalised: the weights of a token are divided by their sum, least_sum at
+    least; scale: of all weights. shared_size: of an expert that every token takes, 0 for none; shared_gate: it is taken
+    as far as a gate of its own says. scaled_input: the one expert of a token reads its input times the sigmoid of the
+    expert's logit. router_bias, biases: of the router, and of the experts' matrices. gate_limit, gate_gain: see
+    `expert_ops.experts`.
     """
 
     layers: tuple[int, ...]
@@ -74,6 +76,8 @@ class Experts:
     best_of_group: int = 1
     shared_size: int = 0
     shared_gate: bool = False
+    scaled_input: bool = False
+    mixer_noise: float = 0.0
     router_bias: bool = False
     biases: bool = False
     gate_limit: float = 0.0
@@ -117,8 +121,10 @@ class ModelConfig:
     none before the last multiple of it, 0 or empty for no limit. sinks: each head has a learned score without a value.
     query_growth: None for none. attention_bias: of q, k and v; o_bias: of the output projection. attention_scale: of
     scores; attention_cap: tanh bounds them to it, None for not. clip_qkv: bound of q, k and v, None for none.
-    logit_cap: as attention_cap, of logits. experts: None where no layer has any. bos_token_id: None where the model has
-    none. dtype: of the checkpoint, "f32", "f16" or "bf16" ("f32" where config.json does not say).
+    down_bias: of the feed-forward block's last matrix, where mlp_bias is not. logit_cap: as attention_cap, of logits.
+    normed_head: rows of the output projection are of length 1. experts: None where no layer has any. bos_token_id:
+    None where the model has none. dtype: of the checkpoint, "f32", "f16" or "bf16" ("f32" where config.json does not
+    say).
     """
 
     model_type: str
@@ -150,6 +156,7 @@ class ModelConfig:
     parallel_norms: int = 1
     activation: Activation = "silu"
     gated: bool = True
+    down_bias: bool = False
     qk_norm_rotated: bool = False
     layer_chunks: tuple[int, ...] = ()
     sinks: bool = False
@@ -159,6 +166,7 @@ class ModelConfig:
     learned_positions: int = 0
     alibi: Alibi | None = None
     head_bias: bool = False
+    normed_head: bool = False
     attention_cap: float | None = None
     clip_qkv: float | None = None
     embedding_norm: bool = False

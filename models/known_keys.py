@@ -14,13 +14,15 @@ from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 
 _WHERE_IT_COMES_FROM = """
-    _name_or_path _commit_hash architectures auto_map transformers_version transformers.js_config tokenizer_class
+    _name_or_path _commit_hash _from_model_config architectures auto_map transformers_version transformers.js_config
+    tokenizer_class
     tokenizer_model_max_length tokenizer_padding_side is_llama_config unsloth_version unsloth_fixed
     """
 # torch_dtype, eos_token_id and bos_token_id are read unless something newer says the same.
 _OF_LOADERS = """
     quantization_config compression_config _pre_quantization_dtype torch_dtype torchscript use_bfloat16 tf_legacy_loss
-    xla_device attn_implementation _attn_implementation _flash_attn_2_enabled use_flash_attn use_flash_attention
+    xla_device attn_implementation _attn_implementation _attn_implementation_autoset _flash_attn_2_enabled
+    use_flash_attn use_flash_attention
     chunk_size_feed_forward tie_last_hidden_states pretraining_tp is_decoder
     """
 _OF_TRAINING = """
@@ -67,6 +69,11 @@ NEUTRAL: Mapping[str, Any] = {
 }
 """What they are, in every family, where they change nothing. A factor is read by every scaling that has one; of a
 bias that is there all the same, or is not, the tensors tell."""
+
+
+def nested(table: str, names: Iterable[str]) -> frozenset[str]:
+    """What keys are called that are in a table of a config.json."""
+    return frozenset(f"{table}.{name}" for name in names)
 
 
 def check_known(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,11 @@ class Layout:
     matrices of layers are stored [columns, rows]. norm_plus: what a checkpoint's norm weights are short of.
     skipped_positions: rows of the table of positions before that of position 0. expert_gate_up, expert_down: whole
     names, with {} those of one expert each, without it of a tensor [experts, rows, columns]; experts_in_pairs: rows of
-    gate and up come in turn, experts_turned: the tensor is [experts, columns, rows], experts_joined: [experts rows,
-    columns]; expert_gate_up_bias, expert_down_bias: whole names, [experts, rows]; choice_bias: a whole name,
-    of a matrix of one row if choice_bias_row; shared: the block of the expert that all tokens take. unused: tensors,
-    whole names, that a checkpoint may have in vain. other_modules: what the names of modules begin with that llmc does
-    not use, such as those that guess further tokens; {} is the number of layers.
+    gate and up come in turn, experts_turned: the tensor is [experts, columns, rows], down_turned: that of expert_down
+    is, experts_joined: the first two axes are one; expert_gate_up_bias, expert_down_bias: whole names, [experts, rows];
+    choice_bias: a whole name, of a matrix of one row if choice_bias_row; shared: the block of the expert that all
+    tokens take. unused: tensors, whole names, that a checkpoint may have in vain. other_modules: what the names of
+    modules begin with that llmc does not use, such as those that guess further tokens; {} is the number of layers.
     """
 
     embed: str = "model.embed_tokens"
@@ -57,6 +57,7 @@ class Layout:
     expert_down_bias: str = ""
     experts_in_pairs: bool = False
     experts_turned: bool = False
+    down_turned: bool = False
     experts_joined: bool = False
     shared: str = "mlp.shared_expert"
     shared_gate: str = "mlp.shared_expert_gate"
@@ -80,6 +81,31 @@ class Layout:
 
 
 LLAMA_LAYOUT = Layout()
+
+
+def behind(layout: Layout, prefix: str) -> Layout:
+    """The layout of checkpoints that have the decoder within another model."""
+    return _renamed(layout, lambda name: f"{prefix}{name}")
+
+
+def without(layout: Layout, prefix: str) -> Layout:
+    """The layout of checkpoints of the decoder alone, whose names lack what it is called in a model with a head."""
+    return _renamed(layout, lambda name: name.removeprefix(prefix))
+
+
+def _renamed(layout: Layout, of: Callable[[str], str]) -> Layout:
+    """With other names of what is no part of a layer."""
+    return replace(
+        layout,
+        embed=of(layout.embed),
+        embed_norm=of(layout.embed_norm),
+        positions=of(layout.positions),
+        layer=of(layout.layer),
+        norm=of(layout.norm),
+        head=of(layout.head),
+        unused=tuple(map(of, layout.unused)),
+        other_modules=tuple(map(of, layout.other_modules)),
+    )
 
 
 def by_group(config: ModelConfig) -> Rows:
@@ -171,7 +197,8 @@ def _targets(layout: Layout, config: ModelConfig) -> Iterator[Target]:
         yield from _layer(parts, layer, f"layers.{layer}", layout.layer.format(layer))
     yield from parts.norm("norm", layout.norm)
     if not config.tie_word_embeddings:
-        yield Target("lm_head.weight", (Source(f"{layout.head}.weight", vocabulary),), "act")
+        lengths = _of_length_1 if config.normed_head else None
+        yield Target("lm_head.weight", (Source(f"{layout.head}.weight", vocabulary),), "act", of_rows=lengths)
     if config.head_bias:
         yield Target("lm_head.bias", (Source(f"{layout.head}.bias", vocabulary[:1]),), "f32")
 
@@ -189,9 +216,8 @@ def _layer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target
     if config.sinks:
         yield Target(f"{name}.attention.sinks", (Source(f"{prefix}.{layout.sinks}", (config.num_heads,)),), "f32")
     rows = _qkv_rows(layout, config)
-    yield from parts.linear(
-        f"{name}.attention.qkv", at(*layout.qkv), (q, kv, kv), hidden, config.attention_bias, rows=rows
-    )
+    sizes = (q, 2 * kv) if len(layout.qkv) == 2 else (q, kv, kv)
+    yield from parts.linear(f"{name}.attention.qkv", at(*layout.qkv), sizes, hidden, config.attention_bias, rows=rows)
     for norm, source, heads in (
         ("q_norm", layout.q_norm, config.num_heads),
         ("k_norm", layout.k_norm, config.num_kv_heads),
@@ -228,7 +254,7 @@ def _feed_forward(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator
         for alpha, least in (("alpha_p", 0.0), ("alpha_n", 0.5)):
             learned = Source(f"{prefix}.{layout.activation}.{alpha}", (1,))
             yield Target(f"{name}.mlp.xielu.{alpha}", (learned,), "f32", of_rows=_softplus(least))
-    yield from parts.linear(down, at(layout.down), (hidden,), inner, config.mlp_bias)
+    yield from parts.linear(down, at(layout.down), (hidden,), inner, config.mlp_bias or config.down_bias)
 
 
 def _experts(parts: _Parts, experts: Experts, name: str, prefix: str) -> Iterator[Target]:
@@ -242,11 +268,13 @@ def _experts(parts: _Parts, experts: Experts, name: str, prefix: str) -> Iterato
         yield Target(f"{name}.choice_bias", (added,), "f32")
     pairs = experts.count if layout.experts_in_pairs else 0
     gate_up = _of_experts(layout, experts.count, prefix, layout.expert_gate_up, 2 * inner, hidden)
-    yield Target(f"{name}.experts.gate_up.weight", gate_up, "act", pairs=pairs)
+    rows = _experts_apart(experts.count, inner) if layout.experts_joined and len(gate_up) == 2 else None
+    yield Target(f"{name}.experts.gate_up.weight", gate_up, "act", rows=rows, pairs=pairs)
     if experts.biases:
         bias = f"{prefix}.{layout.expert_gate_up_bias}"
         yield _bias_of_experts(f"{name}.experts.gate_up", bias, experts.count, 2 * inner, pairs)
-    down = _of_experts(layout, experts.count, prefix, (layout.expert_down,), hidden, inner)
+    of_down = replace(layout, experts_turned=layout.down_turned or layout.experts_turned)
+    down = _of_experts(of_down, experts.count, prefix, (layout.expert_down,), hidden, inner)
     yield Target(f"{name}.experts.down.weight", down, "act")
     if experts.biases:
         bias = f"{prefix}.{layout.expert_down_bias}"
@@ -271,13 +299,28 @@ def _of_experts(
     layout: Layout, count: int, prefix: str, names: tuple[str, ...], rows: int, columns: int
 ) -> tuple[Source, ...]:
     """A matrix of so many rows of each expert, from one tensor of all or some of each."""
+    shape = (rows // len(names), columns)
     if "{}" not in names[0]:
         turned = layout.experts_turned
-        stored = (count, columns, rows) if turned else (count, rows, columns)
-        whole = (count * rows, columns)
-        return (Source(f"{prefix}.{names[0]}", whole, None if layout.experts_joined else stored, turned),)
-    shape = (rows // len(names), columns)
+        whole, each = (count * shape[0], columns), shape[::-1] if turned else shape
+        stored: tuple[int, ...] | None = (count, *each)
+        if layout.experts_joined:
+            stored = (count * each[0], each[1]) if turned else None
+        blocks = count if layout.experts_joined and turned else 0
+        return tuple(Source(f"{prefix}.{name}", whole, stored, turned, blocks) for name in names)
     return tuple(Source(f"{prefix}.{name.format(i)}", shape) for i in range(count) for name in names)
+
+
+def _experts_apart(count: int, inner: int) -> Rows:
+    """Of each expert the rows of its gate, then of its up, where those of all gates come first."""
+    rows = np.arange(2 * count * inner, dtype=np.int32).reshape(2, count, inner)
+    return rows.transpose(1, 0, 2).ravel()
+
+
+def _of_length_1(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """As torch's `normalize` has them."""
+    lengths = np.sqrt(np.square(rows).sum(-1, keepdims=True))
+    return rows / np.maximum(lengths, np.float32(1e-12))
 
 
 def _softplus(least: float) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:

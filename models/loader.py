@@ -15,7 +15,7 @@ from llmc.models.errors import ModelError
 from llmc.models.registry import get_family
 from llmc.models.sources.base import ArrayTensor, Checkpoint, Tensor
 from llmc.models.sources.reordered import ColumnsTaken, PairsParted, RowsTaken
-from llmc.models.sources.reshaped import Flattened, Mapped, Shifted, Stacked, Transposed
+from llmc.models.sources.reshaped import Flattened, Mapped, Parted, Shifted, Stacked, Transposed
 from llmc.models.sources.stored import Stored
 from llmc.models.weight_map import Source, WeightMap
 from llmc.quantize.formats.base import Quantized
@@ -155,6 +155,8 @@ def _tensor(checkpoint: Checkpoint, source: Source) -> Tensor:
     tensor = checkpoint.tensor(source.name)
     if source.stored is None:
         return tensor
+    if source.blocks:
+        return Stacked(Parted(tensor, source.blocks), turned=source.turned)
     if len(source.stored) == 3:
         return Stacked(tensor, turned=source.turned)
     return Flattened(tensor) if len(source.shape) == 1 else Transposed(tensor)

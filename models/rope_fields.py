@@ -87,8 +87,9 @@ def _read_scaling(fields: Fields, table: Fields, max_positions: int, dim: int) -
     match rope_type:
         case "llama3":
             low, high = table.number("low_freq_factor"), table.number("high_freq_factor")
-            if low >= high:
-                raise ModelError(f"{table.origin}: low_freq_factor {low} must be below high_freq_factor {high}")
+            # Equal ones, as Llama 4 has, leave nothing between what is stretched and what is not.
+            if low > high:
+                raise ModelError(f"{table.origin}: low_freq_factor {low} must not be above high_freq_factor {high}")
             return RopeScaling("llama3", factor, original, low, high)
         case "longrope":
             return RopeScaling(

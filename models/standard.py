@@ -37,6 +37,7 @@ class Choices(TypedDict, total=False):
     residual: Residual
     parallel_norms: int
     gated: bool
+    down_bias: bool
     qk_norm_rotated: bool
     layer_chunks: tuple[int, ...]
     sinks: bool
@@ -46,6 +47,7 @@ class Choices(TypedDict, total=False):
     learned_positions: int
     alibi: Alibi | None
     head_bias: bool
+    normed_head: bool
     attention_cap: float | None
     clip_qkv: float | None
     embedding_norm: bool

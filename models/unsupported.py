@@ -13,7 +13,8 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "latent attention": ("kv_lora_rank",),
     "sparse attention": ("index_topk", "index_n_heads", "sparse_attention_config", "compress_ratios"),
     "linear attention or state space layers": (
-        "linear_num_key_heads", "linear_attn_config", "mamba_num_heads", "hybrid_override_pattern", "conv_L_cache",
+        "linear_num_key_heads", "linear_attn_config", "attn_type_list", "mamba_num_heads", "hybrid_override_pattern",
+        "conv_L_cache",
     ),
     "blocks of different sizes": ("block_configs",),
     "attention sinks": ("attention_sink_bias", "add_swa_attention_sink_bias", "swiglu_limit"),

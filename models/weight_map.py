@@ -22,13 +22,14 @@ class Source:
 
     stored: the shape that it has there, where that is another: a matrix [columns, rows], one whose rows are a vector
     one after the other, or matrices [count, rows, columns] that are one below the other; turned: [count, columns,
-    rows].
+    rows]. blocks: the stored matrix is so many, one below the other, and turned is each.
     """
 
     name: str
     shape: Shape
     stored: Shape | None = None
     turned: bool = False
+    blocks: int = 0
 
     @property
     def stored_shape(self) -> Shape:

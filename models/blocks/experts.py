@@ -49,6 +49,26 @@ class RoutedExperts(Block):
         )
 
 
+def mixed(logits: Tensor, noise: float) -> Tensor:
+    """Sparse mixing of logits float32 [T, E]: the best two have as scores their part of the softmax over what is near.
+
+    Near a best logit are those that fall short of it by at most 2 noise, relative to their size or its, the larger one.
+    Near the second there is no first. Of two equal best ones both get the score of the first; other experts get any.
+    """
+    best = logits.amax(-1, keepdim=True)
+    below = logits < best
+    others = torch.where(below, logits, float("-inf"))
+    equal = (~below).float().sum(-1, keepdim=True) - 1.0
+    second = torch.where(equal > 0.0, best, others.amax(-1, keepdim=True))
+
+    def near(values: Tensor, to: Tensor) -> Tensor:
+        """The sum of what is near `to`, which counts as 1, [T, 1]."""
+        far = (to - values) / torch.maximum(logits.abs(), to) > 2.0 * noise
+        return torch.where(far, 0.0, torch.exp(values - to)).sum(-1, keepdim=True)
+
+    return 1.0 / torch.where(below, near(others, second) + equal, near(logits, best))
+
+
 class ExpertMlp(Block):
     """router [E, D], experts, maybe a shared one."""
 
@@ -69,12 +89,25 @@ class ExpertMlp(Block):
         """act [T, D], residual float32 [T, D] → float32 [T, D]."""
         if self.shared is not None:
             residual = self._shared(self.shared, x, residual)
-        return self.experts(x, self._chosen(x), residual)
+        logits = self.router(x)
+        chosen = self._chosen(logits)
+        if self.config.scaled_input:
+            x = (x.float() * torch.sigmoid(logits.amax(-1, keepdim=True))).to(x.dtype)
+        return self.experts(x, chosen, residual)
 
-    def _chosen(self, x: Tensor) -> Tensor:
+    def _scores(self, logits: Tensor) -> Tensor:
+        """float32 [T, E] of the router's logits [T, E]."""
+        match self.config.scores:
+            case "softmax":
+                return logits.softmax(-1)
+            case "sigmoid":
+                return torch.sigmoid(logits)
+            case "mixer":
+                return mixed(logits, self.config.mixer_noise)
+
+    def _chosen(self, logits: Tensor) -> Tensor:
         """i32 [T, 2 k], as `choose_experts` makes it."""
-        experts, logits = self.config, self.router(x)
-        scores = logits.softmax(-1) if experts.scores == "softmax" else torch.sigmoid(logits)
+        experts, scores = self.config, self._scores(logits)
         # Where nothing is added to scores, logits are ordered as they are and never equal by rounding.
         choice = logits if self.choice_bias is None else scores + self.choice_bias
         return expert_ops.choose_experts(

@@ -61,7 +61,7 @@ class Mlp(Block):
         else:
             self.gate_up = Linear(2 * inner, hidden, bias, act_dtype)
         self.xielu = Xielu() if config.activation == "xielu" else None
-        self.down = Linear(hidden, inner, bias, act_dtype)
+        self.down = Linear(hidden, inner, bias or config.down_bias, act_dtype)
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """act [T, D], residual float32 [T, D] → float32 [T, D]."""

@@ -33,7 +33,8 @@ def read_experts(fields: Fields, *, intermediate_size: str, **choices: Any) -> E
     """intermediate_size: the name of the field. choices: fields of Experts that the family decides; `layers` is all of
     them unless it says so. Raises ModelError."""
     count, top_k = _name(fields, _COUNTS), _name(fields, _TOP_KS)
-    choices.setdefault("layers", tuple(range(layer_count(fields))))
+    if "layers" not in choices:
+        choices["layers"] = tuple(range(layer_count(fields)))
     inner = fields.integer(intermediate_size)
     found = Experts(count=fields.integer(count), top_k=fields.integer(top_k), intermediate_size=inner, **choices)
     if found.count % found.groups or found.top_groups > found.groups:

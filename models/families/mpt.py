@@ -7,7 +7,7 @@ from llmc.models.config import NO_ROPE, Alibi, ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
-from llmc.models.known_keys import HARMLESS
+from llmc.models.known_keys import HARMLESS, nested
 from llmc.models.layout import Layout
 from llmc.models.standard import standard_config
 
@@ -70,7 +70,7 @@ MPT = Family(
     "mpt",
     read_config,
     _LAYOUT.weight_map,
-    harmless=frozenset((*_HARMLESS.split(), *(f"attn_config.{name}" for name in HARMLESS))),
+    harmless=frozenset(_HARMLESS.split()) | nested("attn_config", HARMLESS),
     neutral={
         "norm_type": "low_precision_layernorm",
         "attn_config.attn_uses_sequence_id": False,

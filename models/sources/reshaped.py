@@ -60,6 +60,22 @@ class Flattened(Tensor):
         convert(_whole(self._matrix).reshape(-1)[first : first + len(out)], out)
 
 
+class Parted(Tensor):
+    """So many matrices of equal size, [count, rows, columns], which are stored one below the other."""
+
+    def __init__(self, joined: Tensor, count: int) -> None:
+        self._joined, self._count = joined, count
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, columns = self._joined.shape
+        return (self._count, rows // self._count, columns)
+
+    def read(self, first: int, out: Array) -> None:
+        count, rows, columns = out.shape
+        self._joined.read(first * rows, out.reshape(count * rows, columns))
+
+
 class Stacked(Tensor):
     """Matrices [count, rows, columns], one below the other. turned: they are stored [count, columns, rows]."""
 
