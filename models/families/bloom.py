@@ -7,7 +7,7 @@ from llmc.models.config import NO_ROPE, Alibi, ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
-from llmc.models.layout import Layout, by_group
+from llmc.models.layout import Layout, by_group, without
 from llmc.models.standard import standard_config
 
 _LAYOUT = Layout(
@@ -53,4 +53,11 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
 
 # How exactly softmax and sums are made; the latter as of pretraining_tp parts.
 _EXACTNESS = frozenset({"attention_softmax_in_fp32", "masked_softmax_fusion", "slow_but_exact"})
-BLOOM = Family("bloom", read_config, _LAYOUT.weight_map, harmless=_EXACTNESS)
+# Most checkpoints are of the decoder alone.
+BLOOM = Family(
+    "bloom",
+    read_config,
+    _LAYOUT.weight_map,
+    other_maps=(without(_LAYOUT, "transformer.").weight_map,),
+    harmless=_EXACTNESS,
+)

@@ -8,7 +8,7 @@ from llmc.models.config import NO_ROPE, ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
-from llmc.models.layout import Layout, by_group
+from llmc.models.layout import Layout, by_group, without
 from llmc.models.standard import read_activation, standard_config
 from llmc.models.weight_map import WeightMap
 
@@ -78,10 +78,13 @@ _OF_BIGCODE = """
     attention_softmax_in_fp32 scale_attention_softmax_in_fp32 num_key_value_heads inference_runner max_batch_size
     pad_key_length pre_allocate_kv_cache validate_runner_input
     """
+_GPT2 = replace(_LAYOUT, transposed=True)
+# The first checkpoints are of the decoder alone.
 GPT2 = Family(
     "gpt2",
     read_config,
-    replace(_LAYOUT, transposed=True).weight_map,
+    _GPT2.weight_map,
+    other_maps=(without(_GPT2, "transformer.").weight_map,),
     harmless=frozenset({"reorder_and_upcast_attn"}),
 )
 GPT_BIGCODE = Family("gpt_bigcode", read_bigcode_config, bigcode_weight_map, harmless=frozenset(_OF_BIGCODE.split()))

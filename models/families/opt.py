@@ -6,7 +6,7 @@ from llmc.models.config import NO_ROPE, ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
-from llmc.models.layout import Layout
+from llmc.models.layout import Layout, without
 from llmc.models.standard import read_activation, standard_config
 
 _LAYOUT = Layout(
@@ -54,4 +54,11 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-OPT = Family("opt", read_config, _LAYOUT.weight_map, neutral={"_remove_final_layer_norm": False})
+# Some checkpoints are of the decoder alone.
+OPT = Family(
+    "opt",
+    read_config,
+    _LAYOUT.weight_map,
+    other_maps=(without(_LAYOUT, "model.").weight_map,),
+    neutral={"_remove_final_layer_norm": False},
+)
