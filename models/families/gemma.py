@@ -1,20 +1,30 @@
 """Gemma: norm weights less one, a scaled embedding, GELU. Gemma 2: norms around both blocks, windows, capped scores.
-Gemma 3: normed heads instead of caps, two rotary bases."""
+Gemma 3: normed heads instead of caps, two rotary bases; of the one that reads images (gemma3) llmc has the decoder."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from llmc.models.config import ModelConfig, Rope
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
+from llmc.models.families.with_images import harmless_with_images, neutral_with_images, text_fields
 from llmc.models.fields import Fields
-from llmc.models.layout import Layout
+from llmc.models.layout import Layout, behind, without
 from llmc.models.rope_fields import read_rope, rope_of, rope_table
 from llmc.models.standard import layer_count, read_activation, standard_config, windows_by_type
 
 _LAYOUT = Layout(norm_plus=1.0)
 _SANDWICH = Layout(norm_plus=1.0, mlp_norm="pre_feedforward_layernorm")
+_OF_IMAGES = ("vision_tower.", "multi_modal_projector.")
+_WITH_IMAGES = replace(behind(_SANDWICH, "language_model."), other_modules=_OF_IMAGES)
+# As newer versions of transformers call them.
+_WITHIN = replace(
+    behind(without(_SANDWICH, "model."), "model.language_model."),
+    head="lm_head",
+    other_modules=tuple(f"model.{name}" for name in _OF_IMAGES),
+)
 _PERIOD_2, _PERIOD = 2, 6  # of layers, the last of which has no window
 _LOCAL_THETA = 10000.0
 
@@ -100,14 +110,29 @@ def read_config_3(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
+_OF_MOST = {
+    "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6, "eos_token_id": 1, "bos_token_id": 2,
+}  # fmt: skip
+
+
+def read_config_with_images(fields: Fields, generation: Fields) -> ModelConfig:
+    """Of the text's table published files have what is not as in most."""
+    return replace(read_config_3(text_fields(fields, _OF_MOST), generation), model_type=fields.text("model_type"))
+
+
 # hidden_act is read where there is no hidden_activation, the pattern where there are no layer types.
 GEMMA = Family("gemma", read_config, _LAYOUT.weight_map, harmless=frozenset({"hidden_act"}))
 GEMMA2 = Family(
     "gemma2", read_config_2, _SANDWICH.weight_map, harmless=frozenset({"hidden_act", "sliding_window_size"})
 )
-GEMMA3_TEXT = Family(
-    "gemma3_text",
-    read_config_3,
-    _SANDWICH.weight_map,
-    harmless=frozenset({"hidden_act", "sliding_window_pattern", "_sliding_window_pattern"}),
+_HARMLESS_3 = frozenset({"hidden_act", "sliding_window_pattern", "_sliding_window_pattern"})
+GEMMA3_TEXT = Family("gemma3_text", read_config_3, _SANDWICH.weight_map, harmless=_HARMLESS_3)
+GEMMA3 = Family(
+    "gemma3",
+    read_config_with_images,
+    _WITH_IMAGES.weight_map,
+    other_maps=(_WITHIN.weight_map,),
+    harmless=harmless_with_images(_HARMLESS_3),
+    neutral=neutral_with_images({}),
 )

@@ -1,0 +1,59 @@
+"""MiniMax-M2: q and k normed as a whole, half of each head rotated; experts with scores of their own."""
+
+from __future__ import annotations
+
+from llmc.models.config import ModelConfig
+from llmc.models.errors import ModelError
+from llmc.models.families.family import Family
+from llmc.models.families.mixtures import read_experts, stacked
+from llmc.models.fields import Fields
+from llmc.models.layout import Layout
+from llmc.models.rope_fields import read_rope, rope_table
+from llmc.models.standard import head_sizes, standard_config
+
+_LAYOUT = Layout(
+    router="block_sparse_moe.gate",
+    choice_bias="block_sparse_moe.e_score_correction_bias",
+    expert_gate_up=("block_sparse_moe.experts.{}.w1.weight", "block_sparse_moe.experts.{}.w3.weight"),
+    expert_down="block_sparse_moe.experts.{}.w2.weight",
+)
+_STACKED = stacked(Layout(choice_bias="mlp.e_score_correction_bias"))
+_THETA = 5e6
+
+
+def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    """rotary_dim, or partial_rotary_factor where there is one: of each head, all of it where neither says."""
+    if fields.has("attn_type_list") and any(kind != 1 for kind in fields.integers("attn_type_list")):
+        raise ModelError(f"{fields.origin}: layers with linear attention (attn_type_list) are not supported")
+    head_dim = head_sizes(fields, 128)[2]
+    told = fields.has("partial_rotary_factor") or rope_table(fields).has("partial_rotary_factor")
+    rotated = fields.integer("rotary_dim", head_dim, maximum=head_dim)
+    partial = 1.0 if told else rotated / head_dim
+    return standard_config(
+        fields,
+        generation,
+        attention_bias=False,
+        o_bias=False,
+        qk_norm="whole",
+        head_dim=128,
+        rope=read_rope(fields, fields.integer("max_position_embeddings"), head_dim, theta=_THETA, partial=partial),
+        experts=read_experts(
+            fields, intermediate_size="intermediate_size", scores="sigmoid", choice_bias=True, normalised=True
+        ),
+    )
+
+
+# What guesses further tokens; the rest is what all published ones have.
+_GUESSES = frozenset({"use_mtp", "mtp_transformer_layers", "num_mtp_modules"})
+_NEUTRAL = {
+    "use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True, "shared_intermediate_size": 0,
+    "scoring_func": "sigmoid",
+}  # fmt: skip
+MINIMAX_M2 = Family(
+    "minimax_m2",
+    read_config,
+    _LAYOUT.weight_map,
+    other_maps=(_STACKED.weight_map,),
+    harmless=_GUESSES,
+    neutral=_NEUTRAL,
+)

@@ -1,0 +1,46 @@
+"""What families share whose models read images and texts: llmc has the decoder of texts, with a config in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmc.models.errors import ModelError
+from llmc.models.fields import Fields
+from llmc.models.known_keys import HARMLESS, NEUTRAL, nested
+
+_TEXT = "text_config"
+_TIED = "tie_word_embeddings"
+_OF_THE_WHOLE = ("eos_token_id", "bos_token_id")
+OF_IMAGES = frozenset({
+    "vision_config", "boi_token_index", "eoi_token_index", "image_token_index", "boi_token_id", "eoi_token_id",
+    "image_token_id", "mm_tokens_per_image",
+})  # fmt: skip
+"""Harmless: where images are in a text, and what reads them."""
+
+
+def text_fields(fields: Fields, defaults: Mapping[str, Any] | None = None) -> Fields:
+    """What config.json says of the decoder. defaults: what it leaves out where it is as in most models. Whether the
+    embedding is tied, the whole says first."""
+    text = fields.table(_TEXT)
+    if text is None:
+        raise ModelError(f"{fields.origin} lacks the field {_TEXT!r}")
+    dtype = fields.raw("dtype", fields.raw("torch_dtype", "float32"))
+    found = {name: fields.raw(name) for name in _OF_THE_WHOLE if fields.has(name)}
+    if not text.has("dtype") and not text.has("torch_dtype"):
+        found["dtype"] = dtype
+    found = {**(defaults or {}), **found}
+    found = {name: value for name, value in found.items() if not text.has(name)}
+    if text.has(_TIED) or fields.has(_TIED):
+        found[_TIED] = fields.raw(_TIED, text.raw(_TIED, False))
+    return text.with_values(**found)
+
+
+def harmless_with_images(names: frozenset[str]) -> frozenset[str]:
+    """names: those that are harmless in the decoder's table."""
+    return OF_IMAGES | nested(_TEXT, HARMLESS | names)
+
+
+def neutral_with_images(values: Mapping[str, Any]) -> dict[str, Any]:
+    """values: those that change nothing in the decoder's table."""
+    return {f"{_TEXT}.{name}": value for name, value in {**NEUTRAL, **values}.items()}
