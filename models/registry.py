@@ -8,13 +8,18 @@ from llmc.models.brief import brief
 from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.apertus import APERTUS
+from llmc.models.families.baichuan import BAICHUAN
 from llmc.models.families.bloom import BLOOM
+from llmc.models.families.chatglm import CHATGLM
 from llmc.models.families.cohere import COHERE, COHERE2
+from llmc.models.families.dbrx import DBRX
+from llmc.models.families.deepseek import DEEPSEEK
 from llmc.models.families.ernie_moe import ERNIE4_5_MOE
+from llmc.models.families.exaone import EXAONE
 from llmc.models.families.exaone4 import EXAONE4
 from llmc.models.families.falcon import FALCON
 from llmc.models.families.family import Family
-from llmc.models.families.gemma import GEMMA, GEMMA2, GEMMA3_TEXT
+from llmc.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
 from llmc.models.families.glm import GLM, GLM4
 from llmc.models.families.gpt2 import GPT2, GPT_BIGCODE
 from llmc.models.families.gpt_neox import GPT_NEOX
@@ -22,8 +27,21 @@ from llmc.models.families.gpt_oss import GPT_OSS
 from llmc.models.families.gptj import CODEGEN, GPTJ
 from llmc.models.families.granite import GRANITE, GRANITEMOE
 from llmc.models.families.hunyuan import HUNYUAN_V1_DENSE
+from llmc.models.families.internlm import INTERNLM, INTERNLM2, INTERNLM3
 from llmc.models.families.llama import LLAMA
-from llmc.models.families.llama_relatives import ARCEE, ERNIE4_5, HELIUM, NEMOTRON, SEED_OSS
+from llmc.models.families.llama4 import LLAMA4, LLAMA4_TEXT
+from llmc.models.families.llama_relatives import (
+    ARCEE,
+    ERNIE4_5,
+    HELIUM,
+    MIMO,
+    MINICPM,
+    NEMOTRON,
+    ORION,
+    SEED_OSS,
+    XVERSE,
+)
+from llmc.models.families.minimax_m2 import MINIMAX_M2
 from llmc.models.families.mistral import MISTRAL
 from llmc.models.families.mixtral import MIXTRAL
 from llmc.models.families.mpt import MPT
@@ -32,6 +50,8 @@ from llmc.models.families.olmoe import OLMOE
 from llmc.models.families.opt import OPT
 from llmc.models.families.phi import PHI
 from llmc.models.families.phi3 import PHI3
+from llmc.models.families.phimoe import PHIMOE
+from llmc.models.families.qwen import QWEN
 from llmc.models.families.qwen2 import QWEN2
 from llmc.models.families.qwen3 import QWEN3
 from llmc.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
@@ -39,6 +59,7 @@ from llmc.models.families.sigmoid_mixtures import DOTS1, GLM4_MOE
 from llmc.models.families.smollm3 import SMOLLM3
 from llmc.models.families.stablelm import STABLELM
 from llmc.models.families.starcoder2 import STARCODER2
+from llmc.models.families.telechat import TELECHAT
 from llmc.models.fields import Fields
 from llmc.models.unsupported import unsupported_parts
 
@@ -54,17 +75,23 @@ FAMILIES: dict[str, Family] = {
         QWEN3,
         APERTUS,
         ARCEE,
+        BAICHUAN,
         BLOOM,
+        CHATGLM,
         CODEGEN,
         COHERE,
         COHERE2,
+        DBRX,
+        DEEPSEEK,
         DOTS1,
         ERNIE4_5,
         ERNIE4_5_MOE,
+        EXAONE,
         EXAONE4,
         FALCON,
         GEMMA,
         GEMMA2,
+        GEMMA3,
         GEMMA3_TEXT,
         GLM,
         GLM4,
@@ -78,6 +105,14 @@ FAMILIES: dict[str, Family] = {
         GRANITEMOE,
         HELIUM,
         HUNYUAN_V1_DENSE,
+        INTERNLM,
+        INTERNLM2,
+        INTERNLM3,
+        LLAMA4,
+        LLAMA4_TEXT,
+        MIMO,
+        MINICPM,
+        MINIMAX_M2,
         MIXTRAL,
         MPT,
         NEMOTRON,
@@ -85,14 +120,19 @@ FAMILIES: dict[str, Family] = {
         OLMO2,
         OLMOE,
         OPT,
+        ORION,
         PHI,
         PHI3,
+        PHIMOE,
+        QWEN,
         QWEN2_MOE,
         QWEN3_MOE,
         SEED_OSS,
         SMOLLM3,
         STABLELM,
         STARCODER2,
+        TELECHAT,
+        XVERSE,
     )
 }
 

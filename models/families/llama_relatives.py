@@ -7,7 +7,7 @@ from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.rope_fields import read_rope
-from llmc.models.standard import head_sizes, read_activation, standard_config
+from llmc.models.standard import head_sizes, layer_count, read_activation, standard_config, windows_by_layer
 
 _INTERLEAVED = Layout(interleaved=True)
 
@@ -46,6 +46,28 @@ def read_helium(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
+def read_mimo(fields: Fields, generation: Fields) -> ModelConfig:
+    """Qwen2, and layers that guess further tokens."""
+    windows = windows_by_layer(fields)
+    return standard_config(fields, generation, attention_bias=True, o_bias=False, layer_windows=windows)
+
+
+def read_minicpm(fields: Fields, generation: Fields) -> ModelConfig:
+    """Factors of embeddings and residuals; a hidden size that is larger than dim_model_base makes logits smaller."""
+    bias = fields.flag("attention_bias", False)
+    return standard_config(
+        fields,
+        generation,
+        attention_bias=bias,
+        o_bias=bias,
+        default_eps=1e-6,
+        tie_word_embeddings=True,
+        embedding_multiplier=fields.number("scale_emb", 1.0),
+        residual_multiplier=fields.number("scale_depth", 1.0) / layer_count(fields) ** 0.5,
+        logit_multiplier=fields.number("dim_model_base", 1.0) / fields.integer("hidden_size"),
+    )
+
+
 def read_nemotron(fields: Fields, generation: Fields) -> ModelConfig:
     """Layer norms whose weights are less one, half of each head rotated, a plain MLP with a squared ReLU."""
     bias = fields.flag("attention_bias", False)
@@ -65,6 +87,12 @@ def read_nemotron(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
+def read_orion(fields: Fields, generation: Fields) -> ModelConfig:
+    """Layer norms."""
+    bias = fields.flag("attention_bias", False)
+    return standard_config(fields, generation, attention_bias=bias, o_bias=bias, norm="layer", norm_bias=True)
+
+
 def read_seed_oss(fields: Fields, generation: Fields) -> ModelConfig:
     """Biases of q, k and v apart from that of the output projection."""
     return standard_config(
@@ -77,9 +105,22 @@ def read_seed_oss(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
+def read_xverse(fields: Fields, generation: Fields) -> ModelConfig:
+    """As Llama."""
+    return standard_config(fields, generation, attention_bias=False, o_bias=False)
+
+
 ARCEE = Family("arcee", read_arcee)
 ERNIE4_5 = Family("ernie4_5", read_ernie, _INTERLEAVED.weight_map)
 HELIUM = Family("helium", read_helium, _INTERLEAVED.weight_map)
+MIMO = Family(
+    "mimo",
+    read_mimo,
+    Layout(other_modules=("model.mtp_layers.",)).weight_map,
+    harmless=frozenset({"sliding_window", "max_window_layers", "num_nextn_predict_layers"}),
+    neutral={"attention_bias": True},
+)
+MINICPM = Family("minicpm", read_minicpm, neutral={"num_experts": 0})
 # Names of the share that is rotated and of head_dim in what made the first checkpoints; shapes tell the latter.
 NEMOTRON = Family(
     "nemotron",
@@ -88,4 +129,6 @@ NEMOTRON = Family(
     harmless=frozenset({"kv_channels"}),
     neutral={"rope_percent": 0.5},
 )
+ORION = Family("orion", read_orion)
 SEED_OSS = Family("seed_oss", read_seed_oss)
+XVERSE = Family("xverse", read_xverse, harmless=frozenset({"max_tokenizer_truncation"}))

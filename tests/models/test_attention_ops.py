@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +11,8 @@ from torch import Tensor
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as with_cap
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as with_sinks
 
-from llmc.models import ops, registry
+from llmc.models import ops
 from llmc.models.reference import ReferenceCache, use_cache
-
-from support.many_scores import DENSE_LLAMA4, FIELDS
-from support.paged_reference import check_equals_transformers
-from support.tiny_models import make_tiny_model
 
 HEADS, KV_HEADS, DIM, TOKENS = 6, 2, 8, 21
 CHUNK, WINDOW = 5, 4
@@ -69,9 +64,3 @@ def test_sinks(sinks: Tensor, limits: dict[str, int], first: Tensor) -> None:
 
 def test_cap() -> None:
     torch.testing.assert_close(attended(score_cap=1.5), of_transformers(with_cap, 0 * AT, softcap=1.5))
-
-
-def test_dense_llama4_equals_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks, heads normed after rotation without weights, queries that grow."""
-    monkeypatch.setitem(registry.FAMILIES, "llama4_text", DENSE_LLAMA4)
-    check_equals_transformers(make_tiny_model(tmp_path / "m", "llama4_text", **FIELDS))

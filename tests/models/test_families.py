@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.resolve import resolve
-from llmc.models import ModelError, load_config
+from llmc.models import ModelError, load_config, load_parameters, open_source
+from llmc.models.convert import Array
 from llmc.models.eager import load_model
 from llmc.models.registry import FAMILIES
 
@@ -19,6 +21,11 @@ from support.families import CASES, LONG
 from support.paged_reference import PagedRunner, check_equals_transformers
 from support.paths import ROOT
 from support.tiny_models import greedy_of_transformers, make_tiny_model
+
+
+def parameters_of(path: Path) -> dict[str, Array]:
+    source = open_source(path)
+    return {p.name: p.value() for p in load_parameters(source.config(), source.checkpoint(), "f32")}
 
 
 def test_every_family_has_a_case() -> None:
@@ -52,6 +59,17 @@ def test_longrope_takes_the_long_factors_beyond_its_original_context(tmp_path: P
     assert (ids, len(short)) == (expected_ids, 4)
 
 
+@pytest.mark.parametrize(("family", "prefix"), [("bloom", "transformer."), ("gpt2", "transformer."), ("opt", "model.")])
+def test_a_checkpoint_of_the_decoder_alone(family: str, prefix: str, tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "m", family, tie_word_embeddings=True, num_hidden_layers=1)
+    file = path / "model.safetensors"
+    before, tensors = parameters_of(path), load_file(file)
+    save_file({name.removeprefix(prefix): tensor for name, tensor in tensors.items()}, file)
+    after = parameters_of(path)
+    assert before.keys() == after.keys()
+    assert all(after[name].tobytes() == value.tobytes() for name, value in before.items())
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "bloom-residual": ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection"),
     "gpt2-layers": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
@@ -59,6 +77,20 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "mpt-logits": ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale"),
     "opt-width": ("opt", {"word_embed_proj_dim": 30}, "word_embed_proj_dim 30"),
     "phi-norms": ("phi", {"qk_layernorm": True}, "qk_layernorm"),
+    "chatglm-first": ("chatglm", {"position_encoding_2d": True}, "ChatGLM-6B, the first one"),
+    "chatglm-divided": ("chatglm", {"rope_ratio": 4, "seq_length": 32768}, "rope_ratio 4 that divides positions"),
+    "chatglm-norms": ("chatglm", {"rmsnorm": False}, "rmsnorm False"),
+    "dbrx-power": ("dbrx", {"ffn_config": {"moe_normalize_expert_weights": 2}}, "moe_normalize_expert_weights 2"),
+    "internlm2-reward": ("internlm2", {"reward_token_id": 5}, "a reward model"),
+    "llama4-experts": ("llama4_text", {"num_experts_per_tok": 2}, "num_experts_per_tok 2"),
+    "minimax-linear": ("minimax_m2", {"attn_type_list": [0, 1]}, "linear attention"),
+    "phimoe-scales": (
+        "phimoe",
+        {"rope_parameters": {**LONG, "short_mscale": 1.0, "long_mscale": 1.2}},
+        "a short_mscale that is not long_mscale",
+    ),
+    "phimoe-three": ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok 3"),
+    "telechat-norm": ("telechat", {"embed_layernorm": True}, "embed_layernorm"),
     "gemma3-cap": ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
 }
 
@@ -66,7 +98,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_out_of_reach_is_refused_by_name(case: str, tmp_path: Path) -> None:
     family, changes, named = REFUSED[case]
-    path = make_tiny_model(tmp_path / "m", family, num_hidden_layers=1)
+    path = make_tiny_model(tmp_path / "m", family, **CASES[family][1])
     fields = {**json.loads((path / "config.json").read_text()), **changes}
     (path / "config.json").write_text(json.dumps(fields))
     with pytest.raises(ModelError, match=named):

@@ -15,11 +15,13 @@ from llmc.compiler.config import CompileConfig
 from llmc.compiler.resolve import resolve
 from llmc.models import ModelError, open_source
 from llmc.models.families.family import Family
+from llmc.models.families.with_images import OF_IMAGES
 from llmc.models.fields import Fields
 from llmc.models.known_keys import HARMLESS, NEUTRAL, check_known
 from llmc.models.registry import FAMILIES
 
 from support.paths import SHARED
+from support.remote_code.registry import REMOTE, remote_config
 from support.tiny_models import make_tiny_model
 
 STRANGE: dict[str, Any] = {
@@ -41,16 +43,16 @@ _NOT_IN_LOGITS = """
     output_router_logits problem_type resid_pdrop residual_dropout return_dict router_aux_loss_coef router_jitter_noise
     summary_activation summary_first_dropout summary_last_dropout
     summary_proj_to_labels summary_type summary_use_proj use_cache attention_softmax_in_fp32
-    scale_attention_softmax_in_fp32 reorder_and_upcast_attn
+    scale_attention_softmax_in_fp32 reorder_and_upcast_attn emb_pdrop input_jitter_noise
     """
-NOT_IN_LOGITS = frozenset(_NOT_IN_LOGITS.split())
+NOT_IN_LOGITS = OF_IMAGES | set(_NOT_IN_LOGITS.split())
 # Keys that a family reads unless another one decides.
 READ_WHERE_THEY_DECIDE = {
     ("falcon", "multi_query"), ("falcon", "num_kv_heads"), ("phi3", "original_max_position_embeddings"),
     ("gemma", "hidden_act"), ("exaone4", "sliding_window_pattern"), ("qwen2", "sliding_window"),
     ("qwen3", "sliding_window"), ("smollm3", "sliding_window"), ("gemma2", "hidden_act"),
     ("qwen2_moe", "sliding_window"), ("qwen3_moe", "sliding_window"),
-    ("bloom", "pretraining_tp"), ("bloom", "slow_but_exact"),
+    ("bloom", "pretraining_tp"), ("bloom", "slow_but_exact"), ("phimoe", "original_max_position_embeddings"),
 }  # fmt: skip
 
 
@@ -58,8 +60,15 @@ NO_DEFAULT = {"dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2}, "glm4_
 """What no model goes without, where transformers has no default of use."""
 
 
+def code_of(model_type: str) -> Path:
+    folder = CONFIG_MAPPING[model_type].__module__.split(".")[-2]
+    return Path(transformers.__path__[0]) / "models" / folder / f"modeling_{folder}.py"
+
+
 def default_config(model_type: str) -> dict[str, Any]:
-    """All keys that transformers writes for the family."""
+    """All keys that transformers writes for the family, or its authors do."""
+    if model_type in REMOTE:
+        return remote_config(model_type)
     settings = {"bos_token_id": 1, "eos_token_id": 2, **NO_DEFAULT.get(model_type, {})}
     config = json.loads(CONFIG_MAPPING[model_type](**settings).to_json_string(use_diff=False))
     assert isinstance(config, dict)
@@ -77,7 +86,8 @@ def unknown(family: Family, config: dict[str, Any], *, allow: bool = False) -> t
 def test_an_added_key_is_refused(model_type: str) -> None:
     family, config = FAMILIES[model_type], default_config(model_type)
     assert unknown(family, config) == ()
-    known = {"num_experts"} if "experts" in json.dumps(config) else set()
+    known = {name for name in STRANGE if name in config}
+    known |= {"num_experts"} if "experts" in json.dumps(config) else set()
     for name, value in ((name, value) for name, value in STRANGE.items() if name not in known):
         with pytest.raises(ModelError) as refusal:
             unknown(family, {**config, name: value})
@@ -115,10 +125,10 @@ def test_two_keys_that_contradict_each_other_are_refused() -> None:
             unknown(FAMILIES["llama"], {**base, **changes})
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+# Two have a config alone there: their models are Llama's.
+@pytest.mark.parametrize("model_type", sorted(FAMILIES.keys() - REMOTE.keys() - {"exaone", "internlm3"}))
 def test_transformers_takes_nothing_from_a_harmless_key(model_type: str) -> None:
-    folder = CONFIG_MAPPING[model_type].__module__.split(".")[-2]
-    code = (Path(transformers.__path__[0]) / "models" / folder / f"modeling_{folder}.py").read_text()
+    code = code_of(model_type).read_text()
     asked = set(re.findall(r"\bconfig\.(\w+)", code)) | set(re.findall(r"""config, "(\w+)\"""", code))
     assert {"hidden_size", "vocab_size"} <= asked
     for name in asked & (HARMLESS | FAMILIES[model_type].harmless):
@@ -146,7 +156,7 @@ def real_configs() -> list[Path]:
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"no configs at {SHARED / 'configs'}")
 def test_real_configs_are_known() -> None:
-    """But for one that is no model of text: it sees what comes behind, and says so."""
+    """But for two that are no models of text: one sees what comes behind, one judges, and both say so."""
     refused = []
     files = real_configs()
     assert len(files) > 30
@@ -156,4 +166,8 @@ def test_real_configs_are_known() -> None:
             unknown(FAMILIES[config["model_type"]], config)
         except ModelError as error:
             refused.append((file.name, str(error).partition(",")[0]))
-    assert refused == [("gte_qwen2_7b.json", "config.json: is_causal is False")]
+    reward = "config.json: a reward model (reward_token_id) has no next token and is not supported"
+    assert refused == [
+        ("gte_qwen2_7b.json", "config.json: is_causal is False"),
+        ("internlm2_reward.json", reward),
+    ]

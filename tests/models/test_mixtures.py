@@ -7,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
+from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
 from llmc.buckets.cost import ModelShape
 from llmc.models import ModelError, load_config, load_parameters, open_source
+from llmc.models.blocks.experts import mixed
 from llmc.models.convert import Array
 from llmc.quantize.formats.base import Quantized
 
@@ -89,6 +92,19 @@ def test_what_is_out_of_reach_is_refused_by_name(
     (path / "config.json").write_text(json.dumps({**fields, **changes}))
     with pytest.raises(ModelError, match=named):
         load_config(path)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.2, 0.6])
+def test_sparse_mixing(noise: float) -> None:
+    logits = torch.randn(3000, 7, generator=torch.Generator().manual_seed(3))
+    weights, chosen = sparsemixer(logits, noise, training=False)
+    scores = mixed(logits, noise)
+    assert torch.equal(chosen, logits.topk(2, dim=-1).indices)
+    torch.testing.assert_close(scores.gather(1, chosen), weights)
+    assert (weights < 1).any()
+    equal = torch.tensor([[2.0, -1.0, 2.0]])
+    first = sparsemixer(equal, noise, training=False)[0][0, 0]
+    torch.testing.assert_close(mixed(equal, noise)[0, ::2], first.expand(2))
 
 
 def test_costs_count_the_experts_in_use() -> None:

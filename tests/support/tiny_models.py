@@ -1,14 +1,18 @@
-"""Tiny random checkpoints in Hugging Face format, written by transformers."""
+"""Tiny random checkpoints in Hugging Face format, written by transformers, or of families that it does not have."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
-from transformers import AutoModelForCausalLM
+from torch import nn
+from transformers import AutoModelForCausalLM, Gemma3ForConditionalGeneration, Llama4ForConditionalGeneration
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from support.remote_code.registry import REMOTE, remote_config, run_remote, save_remote
 
 
 class ModelFields(TypedDict, total=False):
@@ -34,6 +38,18 @@ class ModelFields(TypedDict, total=False):
 
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+# Models that read images, whose decoder is a table in their config; and what is theirs alone there.
+_WITH_EYES = {"gemma3": Gemma3ForConditionalGeneration, "llama4": Llama4ForConditionalGeneration}
+_EYES: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+_OF_EYES: dict[str, dict[str, Any]] = {
+    "gemma3": {"vision_config": {"model_type": "siglip_vision_model", **_EYES}, "mm_tokens_per_image": 4},
+    "llama4": {
+        "vision_config": {**_EYES, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
+    },
+}
 
 
 def make_tiny_model(
@@ -47,7 +63,7 @@ def make_tiny_model(
 ) -> Path:
     """Saves a random model of `family` to the directory `path` and returns it.
 
-    overrides: fields of the family's transformers config. The same arguments give the same weights. Weights are large
+    overrides: fields of the family's config. The same arguments give the same weights. Weights are large
     enough that logits differ clearly and norms and biases are not trivial.
     """
     fields: dict[str, Any] = {
@@ -65,28 +81,58 @@ def make_tiny_model(
         "pad_token_id": 0,
         **({"sliding_window": None} if family == "mistral" else {}),
     }
-    kind = CONFIG_MAPPING[family]
-    known = {*kind.__dataclass_fields__, *kind.attribute_map}
-    fields = {**{name: value for name, value in fields.items() if name in known}, **overrides}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(kind(**fields))
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if parameter.dim() == 1 and name.endswith(".weight"):
-                    parameter.uniform_(0.5, 1.5)
-                else:
-                    parameter.normal_(std=0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
-            # Logits are spread out, so that greedy tokens do not hinge on rounding; a tied embedding is small instead,
-            # so that the layers decide and the model does not just repeat its last token.
-            model.get_output_embeddings().weight.mul_(0.25 if model.config.tie_word_embeddings else 2.0)
+        if family in REMOTE:
+            config = remote_config(family, **overrides)
+            remote = REMOTE[family][0](config)
+            heads = [name for name in remote.state_dict() if name.endswith(("lm_head.weight", "output_layer.weight"))]
+            head = remote.get_parameter(heads[0] if heads else "output.weight")
+            _randomize(remote, head, tied=config["tie_word_embeddings"])
+            save_remote(remote.to(dtype), config, Path(path))
+            return Path(path)
+        model = _of_transformers(family, {**fields, **overrides}, overrides.keys())
+        _randomize(model, model.get_output_embeddings().weight, tied=model.config.tie_word_embeddings)
     model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
     return Path(path)
+
+
+def _of_transformers(family: str, fields: dict[str, Any], told: Collection[str]) -> Any:
+    """told: fields that its config must have; of the others it takes those that it knows."""
+    kind = CONFIG_MAPPING[f"{family}_text" if family in _WITH_EYES else family]
+    known = {*kind.__dataclass_fields__, *kind.attribute_map, *told}
+    config = kind(**{name: value for name, value in fields.items() if name in known})
+    if family in _WITH_EYES:
+        tied = {"tie_word_embeddings": fields["tie_word_embeddings"]}
+        return _WITH_EYES[family](CONFIG_MAPPING[family](text_config=config.to_dict(), **_OF_EYES[family], **tied))
+    return AutoModelForCausalLM.from_config(config)
+
+
+def _randomize(model: nn.Module, head: torch.Tensor, *, tied: bool) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 and name.endswith(".weight"):
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.normal_(std=0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
+        # Logits are spread out, so that greedy tokens do not hinge on rounding; a tied embedding is small instead, so
+        # that the layers decide and the model does not just repeat its last token.
+        head.mul_(0.25 if tied else 2.0)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.1)
 
 
 def reference_model(path: Path, dtype: torch.dtype = torch.float32) -> Any:
     """The model of transformers, by its plain code; of Falcon with ALiBi that adds the bias twice, torch's once."""
     config = json.loads((path / "config.json").read_text())
+    if config["model_type"] in REMOTE:
+        return run_remote(path, dtype)
+    if config["model_type"] in _WITH_EYES:
+        kind = _WITH_EYES[config["model_type"]]
+        whole = kind.from_pretrained(path, attn_implementation="eager", dtype=dtype).eval()
+        # Llama 4's own forward fails on a text without images.
+        return whole.language_model if config["model_type"] == "llama4" else whole
     code = "sdpa" if config["model_type"] == "falcon" and config.get("alibi") else "eager"
     return AutoModelForCausalLM.from_pretrained(path, attn_implementation=code, dtype=dtype).eval()
 

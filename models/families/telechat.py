@@ -1,0 +1,56 @@
+"""TeleChat and TeleChat2: k and v of each head side by side, biases of what ends a block."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llmc.models.config import ModelConfig
+from llmc.models.errors import ModelError
+from llmc.models.families.family import Family
+from llmc.models.fields import Fields
+from llmc.models.layout import Layout, heads_to_rows
+from llmc.models.standard import standard_config
+from llmc.models.weight_map import Rows
+
+
+def _kv_by_head(config: ModelConfig) -> Rows:
+    of_kv = config.num_heads + np.arange(2 * config.num_kv_heads).reshape(-1, 2).T.ravel()
+    return heads_to_rows(np.concatenate((np.arange(config.num_heads), of_kv)), config.head_dim)
+
+
+_LAYOUT = Layout(
+    embed="transformer.word_embeddings",
+    layer="transformer.h.{}",
+    qkv=("self_attention.query", "self_attention.key_value"),
+    qkv_rows=_kv_by_head,
+    out="self_attention.dense",
+    norm="transformer.ln_f",
+    unused=("transformer.h.{}.self_attention.rotary_emb.inv_freq",),
+)
+
+
+def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    """Texts are as long as those of training, and as the rotary base is made for: the authors' code stretches it
+    beyond, as the text grows."""
+    fields = fields.renamed(
+        num_hidden_layers="n_layer", num_attention_heads="n_head", intermediate_size="ffn_hidden_size"
+    )
+    for name in ("apply_residual_connection_post_layernorm", "embed_layernorm"):
+        if fields.flag(name, False):
+            raise ModelError(f"{fields.origin}: {name} of a telechat model is not supported")
+    trained, base = fields.integer("training_seqlen", 8192), fields.integer("base_seqlen", 8192)
+    return standard_config(
+        fields.with_values(max_position_embeddings=min(trained, base)),
+        generation,
+        attention_bias=False,
+        o_bias=True,
+        eps="layer_norm_epsilon",
+        default_eps=1e-5,
+        activation="silu",
+        down_bias=True,
+    )
+
+
+# How it was run, and how long texts may be.
+_HARMLESS = frozenset({"flash_attn", "logn", "seq_length", "max_position_embeddings"})
+TELECHAT = Family("telechat", read_config, _LAYOUT.weight_map, harmless=_HARMLESS)
