@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -33,12 +33,33 @@ _NAMES = ("tokenizer.model", "qwen.tiktoken", "tiktoken.model")
 TOKENIZER_SOURCES = (*_NAMES, _ADDED)
 """What tokenizer.json may be made of."""
 _MAX_BYTES = 64 << 20
-# Whose tokenizers are SentencePiece's and nothing more, and whether texts begin with the bos token by themselves.
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """What a tokenizer's own code has beside SentencePiece's file. bos: texts begin with that token by themselves.
+    special: control tokens behind the pieces; unseen: those of them that are not found in texts, where they are words.
+    prefix: what every text begins with."""
+
+    bos: bool = True
+    special: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+    prefix: tuple[str, ...] = ()
+
+
+_CHATGLM = (
+    "[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>",
+)  # fmt: skip
+_PLAIN = (
+    "", "LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", "CodeLlamaTokenizerFast", "GemmaTokenizer",
+    "GemmaTokenizerFast", "BaichuanTokenizer", "InternLMTokenizer", "InternLM2Tokenizer",
+)  # fmt: skip
 _SENTENCE_PIECE = {
-    "": True, "LlamaTokenizer": True, "LlamaTokenizerFast": True, "CodeLlamaTokenizer": True,
-    "CodeLlamaTokenizerFast": True, "GemmaTokenizer": True, "GemmaTokenizerFast": True, "BaichuanTokenizer": True,
-    "InternLMTokenizer": True, "InternLM2Tokenizer": True, "YiTokenizer": False,
-}  # fmt: skip
+    **dict.fromkeys(_PLAIN, _Pieces()),
+    "YiTokenizer": _Pieces(bos=False),
+    "OrionTokenizer": _Pieces(bos=False),
+    "ChatGLMTokenizer": _Pieces(bos=False, special=_CHATGLM, unseen=("sop", "eop"), prefix=("[gMASK]", "sop")),
+}
 _INSTEAD = (
     "save one with transformers (AutoTokenizer.from_pretrained, then save_pretrained), or compile with --no-tokenizer "
     "an artifact that takes token ids alone"
@@ -96,12 +117,14 @@ class TokenizerFolderFiles(FolderFiles):
     def _of_sentence_piece(self, data: bytes, name: str, settings: Fields) -> str:
         if name not in _SENTENCE_PIECE:
             raise self._unknown_class(name, _SENTENCE_PIECE)
-        model = read_spm(data, str(self._source))
-        vocabulary = self._with_added(model.vocabulary, settings)
+        model, own = read_spm(data, str(self._source)), _SENTENCE_PIECE[name]
+        pieces, kinds = model.vocabulary, (UNUSED if text in own.unseen else CONTROL for text in own.special)
+        pieces = replace(pieces, texts=(*pieces.texts, *own.special), kinds=(*pieces.kinds, *kinds))
+        vocabulary = self._with_added(pieces, settings)
         # Tokens that were added are below every piece.
         scores = (*model.scores, *(-1e4 for _ in vocabulary.texts[len(model.scores) :]))
         parts = (bpe if model.is_bpe else unigram)(vocabulary, scores, model.normalization)
-        return self._whole(parts, vocabulary, settings, _SENTENCE_PIECE[name])
+        return self._whole(parts, vocabulary, settings, own.bos, own.prefix)
 
     def _of_tiktoken(self, data: bytes, name: str, settings: Fields) -> str:
         encoding = ENCODINGS.get(name)
@@ -114,12 +137,17 @@ class TokenizerFolderFiles(FolderFiles):
         ranks = read_ranks(data, origin)
         vocabulary = self._with_added(tiktoken_vocabulary(ranks, encoding, origin), settings)
         parts = byte_level(vocabulary, encoding.pre, tiktoken_merges(ranks))
-        return self._whole(parts, vocabulary, settings, encoding.bos is not None)
+        return self._whole(parts, vocabulary, settings, encoding.bos is not None, encoding.prefix)
 
-    def _whole(self, parts: Mapping[str, Any], vocabulary: Vocabulary, settings: Fields, begins: bool) -> str:
+    def _whole(
+        self, parts: Mapping[str, Any], vocabulary: Vocabulary, settings: Fields, begins: bool, prefix: Sequence[str]
+    ) -> str:
         bos = settings.flag("add_bos_token", begins) and vocabulary.bos is not None
         eos = settings.flag("add_eos_token", False) and vocabulary.eos is not None
-        return whole(parts, vocabulary, bos=bos, eos=eos)
+        # Pieces, which come first, may look the same.
+        ids = {text: token for token, text in enumerate(vocabulary.texts)}
+        before = tuple(ids[token] for token in prefix)
+        return whole(parts, replace(vocabulary, prefix=before), bos=bos, eos=eos)
 
     def _with_added(self, vocabulary: Vocabulary, settings: Fields) -> Vocabulary:
         """With the tokens of tokenizer_config.json and added_tokens.json, and the roles that the former gives."""

@@ -23,24 +23,24 @@ def added_tokens(vocabulary: Vocabulary, normalized: Collection[int] = ()) -> li
 
 
 def around(vocabulary: Vocabulary, *, bos: bool, eos: bool) -> dict[str, Any] | None:
-    """The post-processor that puts bos before a text and eos behind it."""
-    ends = [vocabulary.bos if bos else None, vocabulary.eos if eos else None]
-    if ends == [None, None]:
+    """The post-processor that puts the prefix and bos before a text and eos behind it."""
+    before = [*vocabulary.prefix, *([vocabulary.bos] if bos and vocabulary.bos is not None else [])]
+    behind = [vocabulary.eos] if eos and vocabulary.eos is not None else []
+    if not before and not behind:
         return None
 
-    def place(token: int | None, type_id: int) -> list[dict[str, Any]]:
-        return [] if token is None else [{"SpecialToken": {"id": vocabulary.texts[token], "type_id": type_id}}]
+    def place(tokens: list[int], type_id: int) -> list[dict[str, Any]]:
+        return [{"SpecialToken": {"id": vocabulary.texts[token], "type_id": type_id}} for token in tokens]
 
     def text(name: str, type_id: int) -> list[dict[str, Any]]:
         sequence = {"Sequence": {"id": name, "type_id": type_id}}
-        return [*place(ends[0], type_id), sequence, *place(ends[1], type_id)]
+        return [*place(before, type_id), sequence, *place(behind, type_id)]
 
     special = {
         vocabulary.texts[token]: {
             "id": vocabulary.texts[token], "ids": [token], "tokens": [vocabulary.texts[token]],
         }
-        for token in ends
-        if token is not None
+        for token in (*before, *behind)
     }  # fmt: skip
     return {
         "type": "TemplateProcessing",

@@ -17,11 +17,13 @@ _MAX_TOKENS, _MAX_TOKEN_BYTES = 1 << 22, 1024
 
 @dataclass(frozen=True)
 class Encoding:
-    """What a tokenizer's own code has beside the file. special: control tokens behind those of the file."""
+    """What a tokenizer's own code has beside the file. special: control tokens behind those of the file. prefix: what
+    every text begins with."""
 
     pre: PreTokenizer
     special: tuple[str, ...]
     bos: str | None = None
+    prefix: tuple[str, ...] = ()
 
 
 def _llama3() -> tuple[str, ...]:
@@ -31,12 +33,17 @@ def _llama3() -> tuple[str, ...]:
     return tuple(named.get(i) or next(reserved) for i in range(256))
 
 
+_GLM4 = (
+    "<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>", "<|assistant|>",
+    "<|observation|>",
+)  # fmt: skip
 _QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205)))
 ENCODINGS = {
     "QWenTokenizer": Encoding(PRE_TOKENIZERS["qwen2"].merging_whole_first(), _QWEN),
     "TikTokenTokenizer": Encoding(
         PRE_TOKENIZERS["kimi-k2"], tuple(f"<|reserved_token_{i}|>" for i in range(256)), bos=None
     ),
+    "ChatGLM4Tokenizer": Encoding(PRE_TOKENIZERS["dbrx"].merging_whole_first(), _GLM4, prefix=("[gMASK]", "<sop>")),
     "": Encoding(PRE_TOKENIZERS["llama-bpe"], _llama3(), bos="<|begin_of_text|>"),
 }
 """By tokenizer_class of tokenizer_config.json; without one, that of Llama 3, as Meta publishes it."""

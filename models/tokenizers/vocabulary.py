@@ -12,7 +12,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 class Vocabulary:
     """texts, kinds: by token id. origin: the file. bos, eos, unknown, padding: ids, None where there is none.
 
-    ends: every token that ends a text, `eos` first.
+    ends: every token that ends a text, `eos` first. prefix: tokens that every text begins with, before bos.
     """
 
     texts: tuple[str, ...]
@@ -23,6 +23,7 @@ class Vocabulary:
     unknown: int | None = None
     padding: int | None = None
     ends: tuple[int, ...] = ()
+    prefix: tuple[int, ...] = ()
 
     def ids(self) -> dict[str, int]:
         """Token ids by text, without tokens that only fill the embedding; of equal texts the first."""

@@ -97,7 +97,7 @@ def check_sentence_piece(folder: Path, texts: Sequence[str], texts_of_ids: Seque
     [
         ("llama2-hf/tokenizer.model", "LlamaTokenizer"),
         pytest.param("baichuan2/tokenizer.model", "BaichuanTokenizer", marks=pytest.mark.slow),
-        pytest.param("chatglm3-6b/tokenizer.model", "", marks=pytest.mark.slow),
+        pytest.param("chatglm3-6b/tokenizer.model", "ChatGLMTokenizer", marks=pytest.mark.slow),
         pytest.param("mistral-7b-instruct-v0.3/tokenizer.model.v3", "LlamaTokenizer", marks=pytest.mark.slow),
     ],
 )
@@ -105,9 +105,12 @@ def test_real_sentence_piece(name: str, tokenizer_class: str, tmp_path: Path) ->
     folder = folder_of(
         tmp_path / "m", "tokenizer.model", (TOKENIZERS / name).read_bytes(), tokenizer_class=tokenizer_class
     )
-    texts = [*real_texts()[::2], *odd_texts(500)]
+    texts = [*real_texts()[::2], *odd_texts(500), "a sop, philosophy, eop"]
     ours = check_sentence_piece(folder, texts, texts)
-    assert ours.encode("Hi").ids[0] == 1
+    if tokenizer_class == "ChatGLMTokenizer":
+        assert ours.encode("Hi<|user|>").ids == [64790, 64792, *ours.encode("Hi", add_special_tokens=False).ids, 64795]
+    else:
+        assert ours.encode("Hi").ids[0] == 1
     if tokenizer_class != "LlamaTokenizer" or "llama2" not in name:
         return
     published = Tokenizer.from_file(str(TOKENIZERS / "llama2-hf" / "tokenizer.json"))
@@ -203,6 +206,7 @@ def small_spm(model_type: int = 2, pieces: Sequence[tuple[str, int]] = ()) -> by
         ("qwen1-7b", "QWenTokenizer", GPT4 % "", "qwen.tiktoken"),
         ("llama3-tiktoken", "", GPT4 % "{1,3}", "tokenizer.model"),
         ("llama3-tiktoken", "TikTokenTokenizer", KIMI, "tiktoken.model"),
+        ("llama3-tiktoken", "ChatGLM4Tokenizer", GPT4 % "{1,3}", "tokenizer.model"),
     ],
 )
 @pytest.mark.parametrize("count", [PART, pytest.param(1 << 30, marks=pytest.mark.slow)], ids=["part", "whole"])
@@ -223,10 +227,14 @@ def test_tiktoken(name: str, tokenizer_class: str, pattern: str, file: str, coun
     for text in texts:
         ids = ids_of(text)
         assert ours.decode(ids, skip_special_tokens=False) == original.decode(ids)
-    special = {"QWenTokenizer": "<|im_start|>", "": "<|eot_id|>", "TikTokenTokenizer": "<|reserved_token_9|>"}
-    number = {"QWenTokenizer": 1, "": 9, "TikTokenTokenizer": 9}[tokenizer_class]
-    assert ours.encode(f"{special[tokenizer_class]}", add_special_tokens=False).ids == [len(ranks) + number]
-    assert ours.encode("").ids == ([len(ranks)] if tokenizer_class == "" else [])
+    special, number, before = {
+        "QWenTokenizer": ("<|im_start|>", 1, []),
+        "": ("<|eot_id|>", 9, [0]),
+        "TikTokenTokenizer": ("<|reserved_token_9|>", 9, []),
+        "ChatGLM4Tokenizer": ("<|user|>", 7, [2, 4]),
+    }[tokenizer_class]
+    assert ours.encode(special, add_special_tokens=False).ids == [len(ranks) + number]
+    assert ours.encode("").ids == [len(ranks) + token for token in before]
 
 
 def test_a_tokenizer_json_goes_first(tmp_path: Path) -> None:
@@ -247,8 +255,8 @@ BAD: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
     "a byte that is none": ("tokenizer.model", small_spm(2, [("b", 6)]), {}, "token 'b' has the type of a byte"),
     "a kind that is none": ("tokenizer.model", small_spm(2, [("b", 9)]), {}, "a piece is of type 9"),
     "code of its own": (
-        "tokenizer.model", small_spm(), {"tokenizer_class": "ChatGLMTokenizer"},
-        "tokenizer_class 'ChatGLMTokenizer', not one of LlamaTokenizer.*no tokenizer.json.*--no-tokenizer",
+        "tokenizer.model", small_spm(), {"tokenizer_class": "TelechatTokenizer"},
+        "tokenizer_class 'TelechatTokenizer', not one of LlamaTokenizer.*no tokenizer.json.*--no-tokenizer",
     ),
     "half a line": ("qwen.tiktoken", ranks_file("YWI="), {}, "line 257 is no token with its rank"),
     "a rank too many": ("qwen.tiktoken", ranks_file("YWI= 300"), {}, "ranks of its 257 tokens are not 0, 1, 2"),
