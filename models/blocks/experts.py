@@ -58,7 +58,7 @@ def mixed(logits: Tensor, noise: float) -> Tensor:
     best = logits.amax(-1, keepdim=True)
     below = logits < best
     others = torch.where(below, logits, float("-inf"))
-    equal = (~below).float().sum(-1, keepdim=True) - 1.0
+    equal = torch.where(below, 0.0, 1.0).sum(-1, keepdim=True) - 1.0
     second = torch.where(equal > 0.0, best, others.amax(-1, keepdim=True))
 
     def near(values: Tensor, to: Tensor) -> Tensor:
