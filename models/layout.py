@@ -320,7 +320,8 @@ def _experts_apart(count: int, inner: int) -> Rows:
 def _of_length_1(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """As torch's `normalize` has them."""
     lengths = np.sqrt(np.square(rows).sum(-1, keepdims=True))
-    return rows / np.maximum(lengths, np.float32(1e-12))
+    normed: NDArray[np.float32] = rows / np.maximum(lengths, np.float32(1e-12))
+    return normed
 
 
 def _softplus(least: float) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:

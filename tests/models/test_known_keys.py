@@ -61,7 +61,7 @@ NO_DEFAULT = {"dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2}, "glm4_
 
 
 def code_of(model_type: str) -> Path:
-    folder = CONFIG_MAPPING[model_type].__module__.split(".")[-2]
+    folder: str = CONFIG_MAPPING[model_type].__module__.split(".")[-2]
     return Path(transformers.__path__[0]) / "models" / folder / f"modeling_{folder}.py"
 
 

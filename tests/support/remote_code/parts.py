@@ -68,4 +68,5 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tenso
         scores = scores + bias
     later = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
     weights = scores.masked_fill(later, float("-inf")).softmax(-1)
-    return (weights @ v).transpose(0, 1).flatten(1)
+    made: Tensor = (weights @ v).transpose(0, 1).flatten(1)
+    return made
