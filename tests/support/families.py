@@ -306,7 +306,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi-quick": ("phi", {"hidden_act": "quick_gelu"}),
     "phi3": ("phi3", {"sliding_window": 9}),
     "phi3-long": ("phi3", {"rope_parameters": LONG, "max_position_embeddings": 256}),
-    "phimoe": ("phimoe", {"num_local_experts": 6, "router_jitter_noise": 0.4, "lm_head_bias": True}),
+    "phimoe": ("phimoe", {"num_local_experts": 6, "router_jitter_noise": 1.5, "lm_head_bias": True}),
     "phimoe-biases": (
         "phimoe",
         {
