@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
+from llmc.compiler.graph.nodes import OWN, ops_of
+from llmc.compiler.graph.repeats import MARKS, Repeats
 from llmc.compiler.ops.eager import define_ops
 from llmc.graphs_format import INPUTS
 
@@ -39,8 +41,35 @@ def model_weights(model: nn.Module) -> Mapping[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def export_model(model: nn.Module) -> Exported:
-    """Traces `model` (weights may be on the meta device). The number of layers does not change what is symbolic."""
+def export_model(model: nn.Module, *, every_layer: bool = False) -> Exported:
+    """The program of `model` (weights may be on the meta device), of ops that the importer knows.
+
+    every_layer: each is traced, also those that are like others; the program is the same.
+    """
+    define_ops()
+    weights = dict(model_weights(model))
+    if not every_layer:
+        repeats = Repeats(model, weights)
+        with repeats.marked():
+            program = _traced(model, repeats.traced_weights)
+        program = _decomposed(program)
+        if repeats.unfold(program):
+            return Exported(program, tuple(weights))
+    return Exported(_decomposed(_traced(model, weights)), tuple(weights))
+
+
+def _decomposed(program: ExportedProgram) -> ExportedProgram:
+    """TVM knows the core ops of ATen; a model of llmc ops alone is spared the decomposition."""
+    if {namespace for namespace, _, _ in ops_of(program)} <= {OWN, MARKS}:
+        return program
+    program = program.run_decompositions()
+    for node in [n for n in program.graph.nodes if n.name.startswith("_assert_tensor_metadata")]:
+        program.graph.erase_node(node)
+    return program
+
+
+def _traced(model: nn.Module, weights: dict[str, torch.Tensor]) -> ExportedProgram:
+    """The number of layers does not change what is symbolic."""
     tokens, samples, seqs, width = (Dim(n, min=1, max=1 << 20) for n in ("tokens", "samples", "seqs", "max_blocks"))
     bounds = Dim("query_bounds", min=2, max=1 << 20)
     dims = {
@@ -63,15 +92,12 @@ def export_model(model: nn.Module) -> Exported:
         "sample_index": (3,),
         "token_seq": (24,),
     }
-    define_ops()
-    weights = dict(model_weights(model))
     device = next(iter(weights.values())).device
     inputs = [torch.zeros(shapes[name], dtype=torch.int32, device=device) for name in INPUTS]
     with torch.no_grad():
-        program = torch.export.export(
+        return torch.export.export(
             _WeightsAsInputs(model),
             (inputs, weights),
             dynamic_shapes=([dims[name] for name in INPUTS], dict.fromkeys(weights)),
             strict=False,
         )
-    return Exported(program, tuple(weights))

@@ -17,31 +17,10 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import F32, FLOATS_BY_LONG_NAME
 from llmc.compiler.graph.commands import round_up
+from llmc.compiler.graph.nodes import arguments_of, llmc_op
 from llmc.compiler.ops.registry import OPS
 
 Converter = Callable[[fx.Node, Any], relax.Var]
-
-
-def schema_of(node: fx.Node) -> Any | None:
-    """The schema of the op that a node calls, None for a node that calls none."""
-    return getattr(node.target, "_schema", None)
-
-
-def llmc_op(node: fx.Node) -> str | None:
-    """The op's name in the llmc namespace, None for any other node."""
-    schema = schema_of(node)
-    namespace, _, name = schema.name.partition("::") if schema is not None else ("", "", "")
-    return name if namespace == "llmc" else None
-
-
-def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """The arguments of an op by name, defaults filled in."""
-    values: dict[str, Any] = {}
-    schema = schema_of(node)
-    for i, argument in enumerate(schema.arguments if schema is not None else ()):
-        given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
-        values[argument.name] = given
-    return values
 
 
 def _describe(node: fx.Node) -> str:

@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
-from torch.export import ExportedProgram
 from tvm import relax
 
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import F32, FLOATS
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.graph.export import Exported
-from llmc.compiler.graph.importer import Importer, arguments_of, llmc_op
+from llmc.compiler.graph.importer import Importer
 from llmc.compiler.graph.ir_spec import verify_lowered, verify_site
 from llmc.compiler.graph.lowered import SITE_PREFIX, Lowered
+from llmc.compiler.graph.nodes import OWN, arguments_of, llmc_op, ops_of
 from llmc.compiler.graph.passes import row_symbol
 from llmc.compiler.graph.passes.fuse import fuse_rows
 from llmc.compiler.ops.definition import Call, OpDef
@@ -71,13 +70,7 @@ def lower(exported: Exported) -> Lowered:
     """Imports the traced program. Raises CompileError naming an op that cannot be compiled."""
     sites: list[Site] = []
     program = exported.program
-    targets = _targets(program)
-    if any(namespace != "llmc" for namespace, _, _ in targets):
-        # TVM knows the core ops of ATen; a model of llmc ops alone is spared the decomposition.
-        program = program.run_decompositions()
-        targets = _targets(program)
-        for node in [n for n in program.graph.nodes if n.name.startswith("_assert_tensor_metadata")]:
-            program.graph.erase_node(node)
+    ops = ops_of(program)
     placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
     samples = str(placeholders[INPUTS.index("sample_index")].meta["val"].shape[0])
     importer = Importer()
@@ -85,28 +78,17 @@ def lower(exported: Exported) -> Lowered:
         program,
         {
             f"{name}.{overload}": _converter(name, sites, samples)
-            for namespace, name, overload in targets
-            if namespace == "llmc"
+            for namespace, name, overload in ops
+            if namespace == OWN
         },
     )
     names = [*INPUTS, *exported.weights]
     num_params = len(module["main"].params)
     if num_params != len(names):
         raise CompileError(f"the traced graph has {num_params} parameters where {len(names)} were expected")
-    if any(namespace != "llmc" for namespace, _, _ in targets):
+    if any(namespace != OWN for namespace, _, _ in ops):
         symbols = {row_symbol(module, "input_ids"): "tokens", row_symbol(module, "sample_index"): "samples"}
         module = fuse_rows(module, symbols, importer.describe)
     lowered = Lowered(module, tuple(sites), tuple(names))
     verify_lowered(lowered)
     return lowered
-
-
-def _targets(program: ExportedProgram) -> set[tuple[str, str, str]]:
-    """(namespace, name, overload) of every op of a program; sizes are no op."""
-    targets = {
-        (namespace, name, n.target._overloadname)
-        for n in program.graph.nodes
-        if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload)
-        for namespace, name in (n.target._schema.name.split("::"),)
-    }
-    return {target for target in targets if target[1] != "sym_size"}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from llmc.models import ops
 from llmc.models.blocks.attention import Attention, StepInputs
 from llmc.models.blocks.experts import ExpertMlp
-from llmc.models.blocks.layers import Block, Linear, empty
+from llmc.models.blocks.layers import Block, Linear, RepeatedBlock, empty
 from llmc.models.blocks.mlp import Mlp
 from llmc.models.blocks.norms import Rounded, norm, result_norm
 from llmc.models.config import ModelConfig, Rope
@@ -36,7 +36,7 @@ class RopeTable(nn.Module):
         self.register_buffer("cos_sin", torch.empty((max_len, rope.dim), dtype=torch.float32))
 
 
-class DecoderLayer(Block):
+class DecoderLayer(RepeatedBlock):
     """Attention and feed-forward block around norms that stand where `ModelConfig.residual` says.
 
     A residual that is added as it is, is added inside the linear that ends a block.

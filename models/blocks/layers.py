@@ -21,6 +21,14 @@ class Block(nn.Module):
     __call__: Callable[..., Tensor]
 
 
+class RepeatedBlock(Block):
+    """One of many, of which a compiler traces only some of those that are alike.
+
+    It is called with the hidden state first and makes the next one, of the same shape; it changes nothing else. The
+    attribute `layer` of its modules is its number, which is the `layer` of llmc ops and is used for nothing else.
+    """
+
+
 class Projection(Block):
     """weight [N, K] of the activation dtype, bias float32 [N] or None."""
 

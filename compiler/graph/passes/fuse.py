@@ -37,17 +37,22 @@ def calls_of_tir(main: relax.Function) -> Iterator[tuple[relax.Var, relax.Call]]
                 yield binding.var, call
 
 
-def _program(module: tvm.IRModule, call: relax.Call) -> dict[str, Any]:
-    """Raises RowwiseError."""
-    func, arguments = module[call.args[0]], list(call.args[1].fields)
+def _constants(call: relax.Call) -> dict[int, float]:
+    """The scalars that a function is called with, by position. Raises RowwiseError."""
     constants = {}
-    for position, argument in enumerate(arguments):
+    for position, argument in enumerate(call.args[1].fields):
         if isinstance(argument, tvm.ir.GenericConst):
             value = argument.value.numpy()
             if value.ndim:
                 raise RowwiseError(f"uses a constant tensor of shape {list(value.shape)}; register it as a buffer")
             constants[position] = float(value)
-    return row_program(func, len(func.params) - len(arguments), constants)
+    return constants
+
+
+def _program(module: tvm.IRModule, call: relax.Call, constants: dict[int, float]) -> dict[str, Any]:
+    """Raises RowwiseError."""
+    func = module[call.args[0]]
+    return row_program(func, len(func.params) - len(call.args[1].fields), constants)
 
 
 def _check(module: tvm.IRModule, describe: Describe) -> None:
@@ -59,10 +64,21 @@ def _check(module: tvm.IRModule, describe: Describe) -> None:
             site = value.op == tvm.ir.Op.get("relax.call_dps_packed") and isinstance(value.args[0], relax.ExternFunc)
             if not site or not str(value.args[0].global_symbol).startswith(SITE_PREFIX):
                 raise CompileError(f"{describe(binding.var.name)} has no form that works on single token rows")
+    # Layers repeat, so most calls are of a function that was checked.
+    have_rows: dict[str, bool] = {}
+    checked = set()
     for var, call in calls_of_tir(module["main"]):
+        name = call.args[0].name_hint
         try:
-            if rows_of(module[call.args[0]]) is not None:
-                _program(module, call)
+            if name not in have_rows:
+                have_rows[name] = rows_of(module[call.args[0]]) is not None
+            if not have_rows[name]:
+                continue
+            constants = _constants(call)
+            key = (name, tuple(constants.items()))
+            if key not in checked:
+                _program(module, call, constants)
+            checked.add(key)
         except RowwiseError as error:
             raise CompileError(f"{describe(var.name)} {error}") from None
 
@@ -70,13 +86,11 @@ def _check(module: tvm.IRModule, describe: Describe) -> None:
 def _annotate(module: tvm.IRModule) -> tvm.IRModule:
     """Lets every function of rows be fused but large reductions; TVM would fuse only what suits a loop nest."""
     module = relax.transform.AnnotateTIROpPattern()(module)
+    inputs = {call.args[0].name_hint: len(call.args[1].fields) for _, call in calls_of_tir(module["main"])}
     for var, func in module.functions_items():
         if var.name_hint == "main":
             continue
-        outputs = 1
-        for _, call in calls_of_tir(module["main"]):
-            if call.args[0] == var:
-                outputs = len(func.params) - len(call.args[1].fields)
+        outputs = len(func.params) - inputs.get(var.name_hint, len(func.params) - 1)
         try:
             joined = rows_of(func) is None or is_cheap_to_join(row_program(func, outputs))
         except RowwiseError:
@@ -156,17 +170,23 @@ def fuse_rows(module: tvm.IRModule, symbols: Mapping[str, str], describe: Descri
     module = relax.transform.LegalizeOps()(relax.transform.DeadCodeElimination()(module))
     _check(module, describe)
     module = _apart(_fused(module))
-    for var, call in list(calls_of_tir(module["main"])):
-        func = module[call.args[0]]
-        name = kernel_name(call.args[0].name_hint)
+    programs: dict[tuple[Any, ...], dict[str, str]] = {}
+    found: dict[tvm.ir.GlobalVar, dict[str, str]] = {}
+    for var, call in calls_of_tir(module["main"]):
+        name, symbol = kernel_name(call.args[0].name_hint), _rows_of_call(var)
         try:
-            program = _program(module, call)
+            constants = _constants(call)
+            key = (call.args[0].name_hint, tuple(constants.items()), symbol)
+            program = {} if key in programs else _program(module, call, constants)
         except RowwiseError as error:
             raise CompileError(f"{name}, which ends in {describe(var.name)}, {error}") from None
-        symbol = _rows_of_call(var)
         if symbol not in symbols:
             raise CompileError(f"{describe(var.name)} has rows that are neither tokens nor samples")
-        program["rows"] = symbols[symbol]
-        text = json.dumps(program, separators=(",", ":"), sort_keys=True)
-        module[call.args[0]] = func.with_attrs({PROGRAM: text, NAME: name})
+        if program:
+            program["rows"] = symbols[symbol]
+            text = json.dumps(program, separators=(",", ":"), sort_keys=True)
+            programs[key] = {PROGRAM: text, NAME: name}
+        found[call.args[0]] = programs[key]
+    for var, attributes in found.items():
+        module[var] = module[var].with_attrs(attributes)
     return module
