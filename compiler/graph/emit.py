@@ -1,128 +1,127 @@
-"""Relax main → command list: kernels, operands and arena offsets of one bucket."""
+"""Line of calls → command list: kernels, operands and arena offsets of one bucket."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import tvm
-from tvm import relax
+from collections.abc import Mapping
+from functools import cache
+from itertools import accumulate
 
 from llmc.compiler.config import CompileError
+from llmc.compiler.graph.arena import ArenaPlan, plan_arena
 from llmc.compiler.graph.commands import Command, CommandList, Operand, Site, round_up
 from llmc.compiler.graph.ir_spec import verify_operand
-from llmc.compiler.graph.lowered import SITE_PREFIX, Lowered
-from llmc.compiler.graph.passes.fuse import NAME, PROGRAM
-from llmc.compiler.ops.definition import BufferSource, GraphParams
+from llmc.compiler.graph.line import SAMPLES, TOKENS, Line, Step
+from llmc.compiler.graph.lowered import Lowered
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.ops.definition import BufferSource, GraphParams, KernelCall
 from llmc.compiler.ops.fused import fused_spec
 from llmc.compiler.ops.registry import get_op
 from llmc.compiler.weight_request import kv_scales_name
 from llmc.graphs_format import ALIGNMENT, INPUTS, MAX_BUFFERS
 
 
-def _nbytes(shape: relax.Expr, dtype: str) -> int:
-    total = int(tvm.DataType(dtype).bits) // 8
-    for dim in shape.values:
-        total *= int(dim)
-    return total
+def plan_line(line: Line, graph: GraphParams) -> ArenaPlan:
+    """Where the results lie, all but the last."""
+    rows = _rows(graph)
+    sizes = {}
+    for step in line.steps:
+        if step.out != line.output:
+            value = line.values[step.out]
+            sizes[step.out] = (value.elements(rows) * round_up(value.bits, 8) // 8, value.dtype)
+    return plan_arena([(step.reads, step.out) for step in line.steps], line.uses, sizes)
 
 
-def emit(module: tvm.IRModule, lowered: Lowered, graph: GraphParams) -> CommandList:
-    """Reads off the planned straight line of `passes.bind_bucket`. Raises CompileError on anything else."""
-    main = module["main"]
-    values: dict[relax.Var, Operand] = {}
-    for i, (param, name) in enumerate(zip(main.params, lowered.params, strict=True)):
-        values[param] = Operand("input" if i < len(INPUTS) else "weight", name)
-    storages: dict[relax.Var, int] = {}
-    output = main.body.body
-    bindings = [b for block in main.body.blocks for b in block.bindings]
-    aliases = {b.var: b.value for b in bindings if isinstance(b.value, relax.Var)}
-    while output in aliases:
-        output = aliases[output]
-    arena = 0
-    commands: list[Command] = []
-    packed = _packed(bindings, lowered)
-    for binding in bindings:
-        call = binding.value
-        if isinstance(call, relax.Var):
-            if call in values:
-                values[binding.var] = values[call]
-            continue
-        if not isinstance(call, relax.Call):
-            raise CompileError(f"cannot emit {type(call).__name__} {call}")
-        if isinstance(call.op, relax.ExternFunc):
-            commands.extend(_commands(call, values, lowered, graph))
-            continue
-        if isinstance(call.op, tvm.ir.GlobalVar):
-            commands.append(_fused(module[call.op], call, values, packed, graph))
-            continue
-        op = call.op.name if isinstance(call.op, tvm.ir.Op) else str(call.op)
-        if op == "relax.memory.alloc_storage":
-            storages[binding.var] = arena
-            arena += round_up(int(call.args[0].values[0]), ALIGNMENT)
-        elif op == "relax.memory.alloc_tensor":
-            offset = storages[call.args[0]] + int(call.args[1].value)
-            shape, dtype = call.args[2], str(call.args[3].value)
-            values[binding.var] = Operand("arena", offset=offset, nbytes=_nbytes(shape, dtype))
-        elif op == "relax.builtin.alloc_tensor":
-            if binding.var != output:
-                raise CompileError(f"tensor {binding.var.name} was left out of the memory plan")
-            shape, dtype = call.args[0], str(call.args[1].value)
-            values[binding.var] = Operand("output", nbytes=_nbytes(shape, dtype))
-        elif op not in ("relax.memory.kill_tensor", "relax.memory.kill_storage"):
-            raise CompileError(f"operation {op} is neither an llmc op nor a function of rows")
+def emit(line: Line, lowered: Lowered, graph: GraphParams) -> CommandList:
+    """The commands of one bucket. Raises CompileError on a line that has no command list."""
+    plan = plan_line(line, graph)
+    starts = list(accumulate((round_up(size, ALIGNMENT) for size in plan.sizes), initial=0))
+    # Behind the planned values: what the commands of one site pass to each other, the same place for all sites.
+    emitter = _Emitter(line, lowered, graph, {out: starts[place] for out, place in plan.places.items()}, starts[-1])
+    commands = [command for step in line.steps for command in emitter.commands(step)]
     if not commands or commands[-1].operands[-1].kind != "output":
         raise CompileError("the graph's last command does not write its output")
     _check_weights(commands)
-    # Behind the planned values: what the commands of one site pass to each other, the same place for all sites.
-    scratch = max(get_op(site.op).scratch(site, graph)[1] for site in lowered.sites)
-    commands = [replace(c, operands=tuple(_placed(o, arena) for o in c.operands)) for c in commands]
-    return CommandList(tuple(commands), arena + round_up(scratch, ALIGNMENT))
+    scratch = max(emitter.scratch(kind)[1] for kind in set(line.kinds))
+    return CommandList(tuple(commands), starts[-1] + round_up(scratch, ALIGNMENT))
 
 
-def _site(call: relax.Call, lowered: Lowered) -> tuple[Site, dict[str, relax.Var]]:
-    """The llmc op that is called, and its tensors by name."""
-    name = str(call.op.global_symbol)
-    if not name.startswith(SITE_PREFIX):
-        raise CompileError(f"call of unknown function {name}")
-    site = lowered.sites[int(name.removeprefix(SITE_PREFIX))]
-    arguments = list(call.args)
-    if len(arguments) == 1 and isinstance(arguments[0], relax.Tuple):
-        arguments = list(arguments[0].fields)
-    return site, dict(zip((*site.tensors, "out"), arguments, strict=True))
+def _rows(graph: GraphParams) -> dict[str, int]:
+    return {TOKENS: graph.shape.tokens, SAMPLES: graph.shape.samples}
 
 
-def _packed(bindings: list[relax.Binding], lowered: Lowered) -> set[relax.Var]:
-    """The tensors in the packed layout: whatever a linear reads, and what some llmc ops write."""
-    packed = set()
-    for binding in bindings:
-        call = binding.value
-        if isinstance(call, relax.Call) and isinstance(call.op, relax.ExternFunc):
-            site, tensors = _site(call, lowered)
-            op = get_op(site.op)
-            names = (*op.packed_arguments, *(("out",) if op.packed_result else ()))
-            packed |= {tensors[name] for name in names}
-    # A call writes an allocation, which later calls read by another name.
-    for binding in reversed(bindings):
-        if isinstance(binding.value, relax.Var):
-            same = {binding.var, binding.value}
-            packed |= same if packed & same else set()
-    return packed
+class _Emitter:
+    """Layers repeat: what is asked of an op is asked once for all sites of a kind."""
 
+    def __init__(
+        self, line: Line, lowered: Lowered, graph: GraphParams, offsets: Mapping[int, int], scratch: int
+    ) -> None:
+        self._line, self._sites, self._graph, self._scratch = line, lowered.sites, graph, scratch
+        self._checked: set[tuple[int, tuple[str, ...]]] = set()
+        self.scratch = cache(self._scratch_of)
+        self._kernels = cache(self._kernels_of)
+        self._fused = cache(self._fused_of)
+        rows = _rows(graph)
+        self._values = [
+            Operand("input" if i < len(INPUTS) else "weight", name) for i, name in enumerate(lowered.params)
+        ]
+        for number, value in enumerate(line.values[line.num_params :], line.num_params):
+            nbytes = value.elements(rows) * (value.bits // 8)
+            kind, offset = ("output", 0) if number == line.output else ("arena", offsets.get(number, 0))
+            self._values.append(Operand(kind, offset=offset, nbytes=nbytes))
 
-def _fused(
-    func: tvm.tirx.PrimFunc,
-    call: relax.Call,
-    values: dict[relax.Var, Operand],
-    packed: set[relax.Var],
-    graph: GraphParams,
-) -> Command:
-    """The kernel of a function of rows; scalar constants are part of its program."""
-    arguments = [a for a in call.args if isinstance(a, relax.Var)]
-    if len(arguments) > MAX_BUFFERS:
-        raise CompileError(f"{func.attrs[NAME]} has {len(arguments)} tensors, at most {MAX_BUFFERS} fit a kernel")
-    operands = tuple(values[a] for a in arguments)
-    layouts = tuple("packed" if a in packed else operand.kind for a, operand in zip(arguments, operands, strict=True))
-    return Command(fused_spec(str(func.attrs[NAME]), str(func.attrs[PROGRAM]), layouts, graph), operands, -1)
+    def commands(self, step: Step) -> list[Command]:
+        operands = tuple(self._values[number] for number in (*step.reads, step.out))
+        if step.site is None:
+            if len(operands) > MAX_BUFFERS:
+                raise CompileError(f"{step.name} has {len(operands)} tensors, at most {MAX_BUFFERS} fit a kernel")
+            packed, values = self._line.packed, zip((*step.reads, step.out), operands, strict=True)
+            layouts = tuple("packed" if number in packed else operand.kind for number, operand in values)
+            return [Command(self._fused(step.name, step.program, layouts), operands, -1)]
+        site, kind = self._sites[step.site], self._line.kinds[step.site]
+        self._check(site, kind, step)
+        tensors = dict(zip((*site.tensors, "out"), operands, strict=True))
+        return [
+            Command(call.spec, tuple(self._operand(source, site, kind, tensors) for source in call.buffers), site.layer)
+            for call in self._kernels(kind)
+        ]
+
+    def _scratch_of(self, kind: int) -> tuple[dict[str, tuple[int, int]], int]:
+        site = self._sites[kind]
+        return get_op(site.op).scratch(site, self._graph)
+
+    def _kernels_of(self, kind: int) -> list[KernelCall]:
+        site = self._sites[kind]
+        return get_op(site.op).kernels(site, self._graph)
+
+    def _fused_of(self, name: str, program: str, layouts: tuple[str, ...]) -> KernelSpec:
+        return fused_spec(name, program, layouts, self._graph)
+
+    def _check(self, site: Site, kind: int, step: Step) -> None:
+        dtypes = tuple(self._line.values[number].dtype for number in (*step.reads, step.out))
+        if (kind, dtypes) not in self._checked:
+            for name, dtype in zip((*site.tensors, "out"), dtypes, strict=True):
+                verify_operand(site, name, dtype, self._graph.act_dtype)
+            self._checked.add((kind, dtypes))
+
+    def _operand(self, source: str, site: Site, kind: int, tensors: Mapping[str, Operand]) -> Operand:
+        if source in tensors:
+            return tensors[source]
+        match source:
+            case BufferSource.K_POOL:
+                return Operand("k_pool", layer=site.layer)
+            case BufferSource.V_POOL:
+                return Operand("v_pool", layer=site.layer)
+            case BufferSource.KV_SCALES:
+                return Operand("weight", kv_scales_name(site.layer))
+            case BufferSource.SCRATCH:
+                nbytes = get_op(site.op).scratch_bytes(site, self._graph)
+                return Operand("arena", offset=self._scratch, nbytes=nbytes)
+        parts, _ = self.scratch(kind)
+        if source in parts:
+            offset, nbytes = parts[source]
+            return Operand("arena", offset=self._scratch + offset, nbytes=nbytes)
+        tensor, _, plane = source.partition(".")
+        return Operand("weight", f"{tensors[tensor].name}.{plane}")
 
 
 def _check_weights(commands: list[Command]) -> None:
@@ -135,39 +134,3 @@ def _check_weights(commands: list[Command]) -> None:
     for name, kinds in readers.items():
         if len(kinds) > 1:
             raise CompileError(f"weight {name} is read by generic ops and by llmc ops; give each a weight of its own")
-
-
-def _placed(operand: Operand, scratch: int) -> Operand:
-    """An operand in scratch memory, which begins at `scratch`, as one in the arena."""
-    return replace(operand, kind="arena", offset=scratch + operand.offset) if operand.kind == "scratch" else operand
-
-
-def _commands(
-    call: relax.Call, values: dict[relax.Var, Operand], lowered: Lowered, graph: GraphParams
-) -> list[Command]:
-    site, variables = _site(call, lowered)
-    op, tensors = get_op(site.op), {name: values[variable] for name, variable in variables.items()}
-    for name, variable in variables.items():
-        verify_operand(site, name, str(variable.ty.dtype), graph.act_dtype)
-    scratch, _ = op.scratch(site, graph)
-
-    def operand(source: str) -> Operand:
-        match source:
-            case BufferSource.K_POOL:
-                return Operand("k_pool", layer=site.layer)
-            case BufferSource.V_POOL:
-                return Operand("v_pool", layer=site.layer)
-            case BufferSource.KV_SCALES:
-                return Operand("weight", kv_scales_name(site.layer))
-            case BufferSource.SCRATCH:
-                return Operand("scratch", nbytes=op.scratch_bytes(site, graph))
-        if source in scratch:
-            offset, nbytes = scratch[source]
-            return Operand("scratch", offset=offset, nbytes=nbytes)
-        tensor, _, plane = source.partition(".")
-        return Operand("weight", f"{tensors[tensor].name}.{plane}") if plane else tensors[tensor]
-
-    return [
-        Command(call.spec, tuple(operand(source) for source in call.buffers), site.layer)
-        for call in op.kernels(site, graph)
-    ]

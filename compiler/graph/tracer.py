@@ -15,6 +15,7 @@ from llmc.compiler.tvm_import import import_tvm
 
 if TYPE_CHECKING:
     from llmc.compiler.graph.export import Exported
+    from llmc.compiler.graph.line import Line
     from llmc.compiler.graph.lowered import Lowered
 
 
@@ -27,6 +28,7 @@ class Tracer:
         self._cache = cache
         self._fresh = fresh
         self._lowered: Lowered | None = None
+        self._line: Line | None = None
         self.exported: Exported | None = None
         """What was traced by this object."""
 
@@ -39,9 +41,11 @@ class Tracer:
 
     def bind(self, shape: GraphShape, params: GraphParams) -> CommandList:
         from llmc.compiler.graph.emit import emit
-        from llmc.compiler.graph.passes import bind_bucket
+        from llmc.compiler.graph.line import read_line
 
-        return emit(bind_bucket(self.lowered.module, shape.tokens, shape.samples), self.lowered, params)
+        if self._line is None:
+            self._line = read_line(self.lowered)
+        return emit(self._line, self.lowered, params)
 
     @property
     def lowered(self) -> Lowered:

@@ -31,6 +31,8 @@ _MODELS = Path(str(llmc.models.__file__)).parent
 _PACKAGES = (_COMPILER, _MODELS, *(Path(str(package.__file__)).parent for package in (llmc.buckets, llmc.quantize)))
 _TRACE_SOURCES = (
     "graph/export.py",
+    "graph/repeats.py",
+    "graph/nodes.py",
     "graph/importer.py",
     "graph/lower.py",
     "graph/lowered.py",
@@ -40,7 +42,15 @@ _TRACE_SOURCES = (
     "ops",
     "dtypes.py",
 )
-_GRAPH_SOURCES = (*_TRACE_SOURCES, "graph/emit.py", "graph/plan.py", "kernel_spec.py", "../quantize/formats/base.py")
+_GRAPH_SOURCES = (
+    *_TRACE_SOURCES,
+    "graph/line.py",
+    "graph/arena.py",
+    "graph/emit.py",
+    "graph/plan.py",
+    "kernel_spec.py",
+    "../quantize/formats/base.py",
+)
 _WEIGHT_SOURCES = ("store/weights.py", "weight_request.py", "dtypes.py")
 _QUANTIZED_WEIGHT_SOURCES = (
     *_WEIGHT_SOURCES,
