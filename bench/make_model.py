@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -58,7 +59,7 @@ SHAPES: dict[str, dict[str, object]] = {
 }
 
 
-def tensors(shape: dict[str, object], seed: int) -> dict[str, torch.Tensor]:
+def tensors(shape: dict[str, object], seed: int) -> Iterator[tuple[str, torch.Tensor]]:
     """bf16 tensors with Hugging Face names; values small enough that activations stay finite through all layers."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -73,21 +74,43 @@ def tensors(shape: dict[str, object], seed: int) -> dict[str, torch.Tensor]:
     hidden, inter = size("hidden_size"), size("intermediate_size")
     heads, kv_heads = size("num_attention_heads"), size("num_key_value_heads")
     head_dim = hidden // heads if "head_dim" not in shape else size("head_dim")
-    out = {"model.embed_tokens.weight": matrix(size("vocab_size"), hidden)}
+    yield "model.embed_tokens.weight", matrix(size("vocab_size"), hidden)
     for i in range(size("num_hidden_layers")):
         prefix = f"model.layers.{i}."
         for name, rows in (("q", heads * head_dim), ("k", kv_heads * head_dim), ("v", kv_heads * head_dim)):
-            out[f"{prefix}self_attn.{name}_proj.weight"] = matrix(rows, hidden)
+            yield f"{prefix}self_attn.{name}_proj.weight", matrix(rows, hidden)
             if shape["model_type"] == "qwen2":
-                out[f"{prefix}self_attn.{name}_proj.bias"] = matrix(1, rows)[0]
-        out[f"{prefix}self_attn.o_proj.weight"] = matrix(hidden, heads * head_dim)
-        out[f"{prefix}mlp.gate_proj.weight"] = matrix(inter, hidden)
-        out[f"{prefix}mlp.up_proj.weight"] = matrix(inter, hidden)
-        out[f"{prefix}mlp.down_proj.weight"] = matrix(hidden, inter)
-        out[f"{prefix}input_layernorm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
-        out[f"{prefix}post_attention_layernorm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
-    out["model.norm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
-    return out
+                yield f"{prefix}self_attn.{name}_proj.bias", matrix(1, rows)[0]
+        yield f"{prefix}self_attn.o_proj.weight", matrix(hidden, heads * head_dim)
+        yield f"{prefix}mlp.gate_proj.weight", matrix(inter, hidden)
+        yield f"{prefix}mlp.up_proj.weight", matrix(inter, hidden)
+        yield f"{prefix}mlp.down_proj.weight", matrix(hidden, inter)
+        yield f"{prefix}input_layernorm.weight", torch.ones(hidden, dtype=torch.bfloat16)
+        yield f"{prefix}post_attention_layernorm.weight", torch.ones(hidden, dtype=torch.bfloat16)
+    yield "model.norm.weight", torch.ones(hidden, dtype=torch.bfloat16)
+
+
+def save(made: Iterable[tuple[str, torch.Tensor]], output: Path, shard_bytes: int | None) -> None:
+    """One file, or shards of at least so many bytes, of which one is in memory at a time."""
+    if shard_bytes is None:
+        save_file(dict(made), output / "model.safetensors", metadata={"format": "pt"})
+        return
+    places: dict[str, str] = {}
+    shard: dict[str, torch.Tensor] = {}
+
+    def write_shard() -> None:
+        name = f"model-{len(set(places.values())) + 1:05}.safetensors"
+        save_file(shard, output / name, metadata={"format": "pt"})
+        places.update(dict.fromkeys(shard, name))
+        shard.clear()
+
+    for name, tensor in made:
+        shard[name] = tensor
+        if sum(one.nbytes for one in shard.values()) >= shard_bytes:
+            write_shard()
+    if shard:
+        write_shard()
+    (output / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}) + "\n")
 
 
 END, BEGIN = "<|end|>", "<|begin|>"
@@ -109,7 +132,7 @@ def tokenizer(vocab_size: int) -> Tokenizer:
     return found
 
 
-def write(name: str, output: Path, seed: int = 0) -> None:
+def write(name: str, output: Path, seed: int = 0, shard_bytes: int | None = None) -> None:
     """Writes the model `name` of SHAPES into the directory `output`; the weights are a function of name and seed."""
     shape = SHAPES[name]
     output.mkdir(parents=True, exist_ok=True)
@@ -119,7 +142,7 @@ def write(name: str, output: Path, seed: int = 0) -> None:
     tokenizer(vocab_size).save(str(output / "tokenizer.json"))
     described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "bos_token": BEGIN}
     (output / "tokenizer_config.json").write_text(json.dumps(described, indent=1) + "\n")
-    save_file(tensors(shape, seed), output / "model.safetensors", metadata={"format": "pt"})
+    save(tensors(shape, seed), output, shard_bytes)
     # Last: a directory with a config is complete.
     (output / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
@@ -129,8 +152,10 @@ def main() -> None:
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("output", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shard-mib", type=int, help="shards of so many MiB at least; without it one file")
     arguments = parser.parse_args()
-    write(arguments.shape, arguments.output, arguments.seed)
+    shard_bytes = None if arguments.shard_mib is None else arguments.shard_mib << 20
+    write(arguments.shape, arguments.output, arguments.seed, shard_bytes)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from llmc.compiler.store.conversions import conversions, types_of
 from llmc.compiler.store.graphs_writer import FileSums
 from llmc.compiler.store.output import refuse_another
 from llmc.compiler.store.packed import Packed, record_weights, recorded_weights
+from llmc.compiler.store.reads import Reads
 from llmc.compiler.store.staging import staged_directory
 from llmc.compiler.store.weights import plan_weights, write_weights
 from llmc.hub_id import hub_id
@@ -129,10 +130,11 @@ def _weights(state: CompileState, on_step: OnStep) -> None:
     known = recorded_weights(records, weights_key)
     if known is None or reuse_weights(config.output, known.crcs, layout, file) is None:
         parameters = list(resolved.parameters(state.checkpoint))
-        crcs = write_weights(layout, parameters, resolved.target, file, on_step, config.num_jobs())
+        reads = Reads(state.checkpoint.release)
+        crcs = write_weights(layout, parameters, resolved.target, file, on_step, config.num_jobs(), reads)
         types = types_of(check_checkpoint(resolved.model, state.checkpoint), state.checkpoint)
         requests = (weight.request for weight in layout.weights)
-        known = Packed(crcs, conversions(requests, parameters, types, config.num_jobs()))
+        known = Packed(crcs, conversions(requests, parameters, types, config.num_jobs(), reads))
         record_weights(records, weights_key, known)
     if not config.overwrite:
         refuse_another(config.output, state.there, {"weights_crc32": known.crcs})

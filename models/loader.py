@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,26 +23,31 @@ from llmc.models.weight_map import Source, WeightMap
 from llmc.quantize.formats.base import Quantized
 
 
-def _of_parts(counts: Sequence[int], first: int, count: int) -> Iterator[tuple[int, int, slice]]:
+def _starts(counts: Iterable[int]) -> tuple[int, ...]:
+    """The first row of each part, of so many rows each, and the rows of all."""
+    return tuple(accumulate(counts, initial=0))
+
+
+def _of_parts(starts: Sequence[int], first: int, count: int) -> Iterator[tuple[int, int, slice]]:
     """Rows [first, first + count) of parts one below the other: (part, first row of it, where its rows go)."""
-    start = 0
-    for index, rows in enumerate(counts):
-        begin, end = max(first, start), min(first + count, start + rows)
-        if begin < end:
-            yield index, begin - start, slice(begin - first, end - first)
-        start += rows
+    at, index = first, bisect_right(starts, first) - 1
+    while at < first + count:
+        end = min(first + count, starts[index + 1])
+        if at < end:
+            yield index, at - starts[index], slice(at - first, end - first)
+        at, index = end, index + 1
 
 
 class _Joined(Stored):
     """Parts one below the other, of one format and order of columns."""
 
     def __init__(self, parts: Sequence[Stored], counts: Sequence[int]) -> None:
-        self._parts, self._counts = parts, counts
+        self._parts, self._starts = parts, _starts(counts)
         self.format, self.int8_inputs, self.columns = parts[0].format, parts[0].int8_inputs, parts[0].columns
         self.is_scattered = any(part.is_scattered for part in parts)
 
     def read(self, first: int, out: Quantized) -> None:
-        for index, begin, rows in _of_parts(self._counts, first, len(out.numbers)):
+        for index, begin, rows in _of_parts(self._starts, first, len(out.numbers)):
             self._parts[index].read(begin, out.rows(rows))
 
 
@@ -62,13 +69,18 @@ class Parameter:
         """One whose values are at hand, f32, f16 or bf16."""
         return cls(name, dtype, tuple(map(ArrayTensor, arrays)))
 
+    @cached_property
+    def _first_rows(self) -> tuple[int, ...]:
+        # Experts are hundreds of parts, and rows are read a panel at a time.
+        return _starts(part.shape[0] for part in self.parts)
+
     @property
     def shape(self) -> tuple[int, ...]:
-        return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
+        return (self._first_rows[-1], *self.parts[0].shape[1:])
 
     def read(self, first: int, out: Array) -> None:
         """Writes rows [first, first + len(out)) to `out`, which may be strided, converted to out's dtype."""
-        for index, begin, rows in _of_parts([part.shape[0] for part in self.parts], first, len(out)):
+        for index, begin, rows in _of_parts(self._first_rows, first, len(out)):
             self.parts[index].read(begin, out[rows])
 
     @cached_property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import shutil
 import zlib
@@ -15,6 +14,7 @@ from llmc.compiler.store.weights import WeightLayout
 from llmc.manifest import MAX_BYTES
 from llmc.regular_file import parse_json, read_regular
 
+_PIECE_BYTES = 4 << 20
 _FICLONE = 0x40049409  # Linux: ioctl_ficlone(2)
 
 
@@ -46,18 +46,21 @@ def file_crcs(path: Path, layout: WeightLayout) -> dict[str, int]:
     """
     starts = [w.file_offset for w in layout.weights]
     ends = [w.file_offset + w.nbytes for w in layout.weights]
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+    with path.open("rb") as file, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+
+        def read(begin: int, end: int) -> bytes:
+            return os.pread(file.fileno(), end - begin, begin)
+
+        def crc(begin: int, end: int) -> int:
+            found = 0
+            for at in range(begin, end, _PIECE_BYTES):
+                found = zlib.crc32(read(at, min(at + _PIECE_BYTES, end)), found)
+            return found
+
         padding = zip([len(layout.header), *ends], [*starts, layout.total_bytes], strict=True)
-        if mapped[: len(layout.header)] != layout.header or any(any(mapped[begin:end]) for begin, end in padding):
+        if read(0, len(layout.header)) != layout.header or any(any(read(begin, end)) for begin, end in padding):
             raise ValueError(f"{path} does not have the planned layout")
-        with memoryview(mapped) as data, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-
-            def crc(start: int, end: int) -> int:
-                with data[start:end] as tensor:
-                    return zlib.crc32(tensor)
-
-            names = [w.name for w in layout.weights]
-            return dict(zip(names, pool.map(crc, starts, ends), strict=True))
+        return dict(zip((w.name for w in layout.weights), pool.map(crc, starts, ends), strict=True))
 
 
 def place(source: Path, target: Path) -> str:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from llmc.compiler.dtypes import F32
+from llmc.compiler.store.reads import Reads
 from llmc.compiler.weight_request import WeightRequest
 from llmc.models.convert import DTYPES, Array
 from llmc.models.loader import Parameter
@@ -30,9 +31,14 @@ def types_of(weights: WeightMap, checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def conversions(
-    requests: Iterable[WeightRequest], parameters: Iterable[Parameter], types: Mapping[str, str], num_threads: int = 1
+    requests: Iterable[WeightRequest],
+    parameters: Iterable[Parameter],
+    types: Mapping[str, str],
+    num_threads: int = 1,
+    reads: Reads | None = None,
 ) -> dict[str, Conversion]:
-    """Of every weight that is not stored exactly, by name. types: of the checkpoint's tensors, by weight.
+    """Of every weight that is not stored exactly, by name. types: of the checkpoint's tensors, by weight. reads: is
+    told of elements that were measured.
 
     Rounding to a format is measured on rows evenly apart, anything else on all of them.
     """
@@ -42,9 +48,13 @@ def conversions(
         for request in {request.name: request for request in requests}.values()
         if request.name in types and not _is_kept(request, values[request.name], types[request.name])
     ]
+    told = reads or Reads()
+
+    def measured(request: WeightRequest) -> Conversion:
+        return _measured(request, values[request.name], types[request.name], told)
+
     with ThreadPoolExecutor(max(1, num_threads)) as pool:
-        measured = pool.map(lambda request: _measured(request, values[request.name], types[request.name]), wanted)
-        found = zip(wanted, measured, strict=True)
+        found = zip(wanted, pool.map(measured, wanted), strict=True)
         return {request.name: one for request, one in found if one.error}
 
 
@@ -56,10 +66,11 @@ def _is_kept(request: WeightRequest, parameter: Parameter, types: str) -> bool:
     return stored is not None and stored.format == request.format and stored.columns is None
 
 
-def _measured(request: WeightRequest, parameter: Parameter, types: str) -> Conversion:
+def _measured(request: WeightRequest, parameter: Parameter, types: str, reads: Reads) -> Conversion:
     squares = of_values = 0.0
     most = largest = 0.0
     for value, stored in _pairs(request, parameter):
+        reads.add(value.size)
         with np.errstate(invalid="ignore", over="ignore"):
             difference = stored - value
         # What overflowed or is no number tells nothing of the others.

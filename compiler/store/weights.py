@@ -16,6 +16,7 @@ import numpy as np
 
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import DTYPES, I32, U8
+from llmc.compiler.store.reads import Reads
 from llmc.compiler.targets.base import Target
 from llmc.compiler.weight_request import COLUMNS, WeightRequest, WeightTensor
 from llmc.graphs_format import ALIGNMENT
@@ -104,8 +105,11 @@ def write_weights(
     path: Path,
     on_weight: Callable[[int, int], None],
     num_threads: int = 1,
+    reads: Reads | None = None,
 ) -> dict[str, int]:
     """Writes every weight of `layout` from `parameters` (any order) and returns the CRC-32 of each one's bytes.
+
+    reads: is told of elements that were packed.
 
     The caller syncs the file: most of it is on its way to the disk when this returns. Raises CompileError when a
     parameter is missing or does not fit, OSError when the disk does not take it.
@@ -118,12 +122,13 @@ def write_weights(
     if missing:
         raise CompileError(f"the model has no value for weights {', '.join(missing[:5])}")
     checksums: dict[str, int] = {}
+    told = reads or Reads()
     with path.open("wb") as out, ThreadPoolExecutor(max(1, num_threads)) as pool:
         out.truncate(layout.total_bytes)
         _write(out.fileno(), layout.header, 0)
         # The largest first, so that no thread is left with it at the end.
         jobs = {
-            pool.submit(_write_weight, out.fileno(), tensors, values[name], target)
+            pool.submit(_write_weight, out.fileno(), tensors, values[name], target, told)
             for name, tensors in sorted(parts.items(), key=lambda item: -item[1][0].nbytes)
         }
         try:
@@ -137,14 +142,18 @@ def write_weights(
     return {weight.name: checksums[weight.name] for weight in layout.weights}
 
 
-def _write_weight(fd: int, tensors: list[PackedWeight], parameter: Parameter, target: Target) -> dict[str, int]:
+def _write_weight(
+    fd: int, tensors: list[PackedWeight], parameter: Parameter, target: Target, reads: Reads
+) -> dict[str, int]:
     """Converts, packs and writes one weight some MiB at a time; returns the CRC-32 of each of its tensors' bytes."""
     checksums, offsets = dict.fromkeys((t.name for t in tensors), 0), {t.name: t.file_offset for t in tensors}
+    elements = math.prod(parameter.shape)
     for pieces in _pieces(tensors[0].request, parameter, target):
         for tensor, piece in zip(tensors, pieces, strict=True):
             checksums[tensor.name] = zlib.crc32(piece, checksums[tensor.name])
             _write(fd, piece, offsets[tensor.name])
             offsets[tensor.name] += len(piece)
+        reads.add(elements * len(pieces[0]) // max(1, tensors[0].nbytes))
     for tensor in tensors:
         nbytes = offsets[tensor.name] - tensor.file_offset
         if nbytes != tensor.nbytes:

@@ -75,6 +75,13 @@ class Checkpoint(ABC):
     def tensor(self, name: str) -> Tensor:
         """The tensor, not read yet. Raises ModelError, see `check_dtype`."""
 
+    @abstractmethod
+    def release(self) -> None:
+        """Gives back the memory of what was read, which is read from the files again when it is asked for.
+
+        Threads may read at the same time.
+        """
+
     def adapted(self) -> frozenset[str]:
         """Names of tensors that adapters change: the model must read them."""
         return frozenset()

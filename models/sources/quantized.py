@@ -164,6 +164,9 @@ class QuantizedCheckpoint(Checkpoint):
             return self._stacks[name]
         return _MatrixTensor(self._matrices[name]) if name in self._matrices else self._plain.tensor(name)
 
+    def release(self) -> None:
+        self._plain.release()
+
     def kv_scales(self, kv_dtype: str, num_layers: int, num_kv_heads: int) -> Array | None:
         stated = self._stored.kv_scales
         if stated is None or stated.dtype != kv_dtype:

@@ -12,8 +12,13 @@ from llmc.models.sources.base import ArrayTensor, Tensor
 from llmc.models.sources.reordered import Readable
 
 
-@lru_cache(maxsize=4)
 def _whole(tensor: Tensor) -> Array:
+    """In its dtype where it is at hand, else f32."""
+    return tensor.array if isinstance(tensor, ArrayTensor) else _values(tensor)
+
+
+@lru_cache(maxsize=4)
+def _values(tensor: Tensor) -> Array:
     """f32, kept for the next rows: these lie all over the file."""
     out = np.empty(tensor.shape, np.float32)
     tensor.read(0, out)

@@ -17,6 +17,7 @@ from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.files import has_file, open_file
 from llmc.models.sources.base import ArrayTensor, Checkpoint
+from llmc.models.sources.mapped import release
 from llmc.quantize.checkpoints import CARRIERS, StoredTensor
 from llmc.regular_file import JsonError, parse_json
 
@@ -119,6 +120,9 @@ class _File:
         entry = self.entries[name]
         return ArrayTensor(np.ndarray(entry.shape, _DTYPES[entry.dtype], self._map, entry.begin))
 
+    def release(self) -> None:
+        release(self._map)
+
     def stored(self, name: str) -> StoredTensor:
         """The tensor as bits, of any dtype."""
         entry = self.entries[name]
@@ -202,3 +206,7 @@ class SafetensorsCheckpoint(Checkpoint):
         """A read-only view of the mapped file."""
         self._entry(name)
         return self._files[name].load(name)
+
+    def release(self) -> None:
+        for file in set(self._files.values()):
+            file.release()

@@ -18,6 +18,7 @@ from llmc.models.files import open_file
 from llmc.models.sources.gguf.metadata import Metadata
 from llmc.models.sources.gguf.types import READ, StoredType, type_name
 from llmc.models.sources.gguf.values import Cursor
+from llmc.models.sources.mapped import release
 from llmc.regular_file import open_regular
 
 MAGIC = b"GGUF"
@@ -107,6 +108,9 @@ class GgufFile:
                     f"tensor {brief_name(next_name)} begins at byte {next_entry.begin}, before tensor "
                     f"{brief_name(name)} ends at {entry.end}"
                 )
+
+    def release(self) -> None:
+        release(self._map)
 
     def rows(self, name: str) -> Array:
         """The bytes of a tensor, uint8 [rows, bytes of a row]; a vector has one row."""

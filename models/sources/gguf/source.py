@@ -63,6 +63,10 @@ class GgufCheckpoint(Checkpoint):
         theirs, file = self._places[name]
         return open_tensor(file, theirs, self._rows if self._architecture.has_paired_rows(theirs) else None)
 
+    def release(self) -> None:
+        for file in {file for _, file in self._places.values()}:
+            file.release()
+
     def called(self, name: str) -> str:
         return their_name(name)
 

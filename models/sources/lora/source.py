@@ -67,6 +67,9 @@ class MergedCheckpoint(Checkpoint):
         changes = self._changes.get(name)
         return tensor if changes is None else Merged(tensor, changes)
 
+    def release(self) -> None:
+        self._base.release()
+
     def kv_scales(self, kv_dtype: str, num_layers: int, num_kv_heads: int) -> Array | None:
         return self._base.kv_scales(kv_dtype, num_layers, num_kv_heads)
 
