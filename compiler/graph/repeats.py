@@ -241,14 +241,17 @@ class Repeats:
         with graph.inserting_before(run):
             for at in self._runs[run.args[2]].at:
                 first = traced[self._first[at]]
-                made = {**self._inputs(first, run, at, weights), first.begin: x}
-                for node in first.nodes:
-                    args, kwargs = self._arguments(node, lambda n, made=made: made.get(n, n), first.place, at)
-                    made[node] = graph.create_node(node.op, node.target, args, kwargs, node.name, node.type)
-                    made[node].meta = dict(node.meta)
-                x = made[first.result]
+                x = self._copied(graph, first, at, {**self._inputs(first, run, at, weights), first.begin: x})
         run.replace_all_uses_with(x)
         graph.erase_node(run)
+
+    def _copied(self, graph: fx.Graph, first: _Traced, at: int, made: dict[fx.Node, Any]) -> Any:
+        """The result of a copy of the first layer. made: what it reads by what the first one reads."""
+        for node in first.nodes:
+            args, kwargs = self._arguments(node, lambda n: made.get(n, n), first.place, at)
+            made[node] = graph.create_node(node.op, node.target, args, kwargs, node.name, node.type)
+            made[node].meta = dict(node.meta)
+        return made[first.result]
 
     def _is_copy(self, first: _Traced, last: _Traced, weights: Mapping[str, fx.Node]) -> bool:
         """Whether a copy of the first layer in the place of the last one is the last one."""
@@ -270,15 +273,20 @@ class Repeats:
     def _arguments(self, node: fx.Node, known: Callable[[fx.Node], Any], old: int, new: int) -> Any:
         """(args, kwargs) of a node, with others for the nodes in them and for the number of the layer at place `old`,
         which becomes that of the layer at `new`."""
-        args, kwargs = fx.map_arg(node.args, known), fx.map_arg(node.kwargs, known)
-        if llmc_op(node) is None:
+        args: Any = fx.map_arg(node.args, known)
+        kwargs: Any = fx.map_arg(node.kwargs, known)
+        schema = schema_of(node)
+        if schema is None or llmc_op(node) is None:
             return args, kwargs
-        number = {self._numbers[old]: self._numbers[new]}
-        for i, argument in enumerate(schema_of(node).arguments):
+
+        def renumbered(number: int) -> int | None:
+            return self._numbers[new] if number == self._numbers[old] else number
+
+        for i, argument in enumerate(schema.arguments):
             if argument.name == _NUMBER and i < len(args):
-                args = (*args[:i], number.get(args[i], args[i]), *args[i + 1 :])
+                args = (*args[:i], renumbered(args[i]), *args[i + 1 :])
             elif argument.name == _NUMBER and _NUMBER in kwargs:
-                kwargs = {**kwargs, _NUMBER: number.get(kwargs[_NUMBER], kwargs[_NUMBER])}
+                kwargs = {**kwargs, _NUMBER: renumbered(kwargs[_NUMBER])}
         return args, kwargs
 
 

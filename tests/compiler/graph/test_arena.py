@@ -43,7 +43,8 @@ def line_of_calls(seed: int, count: int) -> Lowered:
 def plan_of_tvm(module: tvm.IRModule) -> tuple[tuple[int, ...], list[int]]:
     """Bytes of each storage, and the storage of each planned tensor in order."""
     storages: dict[Any, int] = {}
-    sizes, places = [], []
+    sizes: list[int] = []
+    places: list[int] = []
     for block in module["main"].body.blocks:
         for binding in block.bindings:
             call = binding.value
