@@ -82,7 +82,7 @@ class Experts(Closed):
     count: Annotated[int, Field(ge=1, le=1 << 16)]
     top_k: Annotated[int, Field(ge=1, le=1 << 16)]
     intermediate_size: Count
-    scores: Literal["softmax", "sigmoid"]
+    scores: Literal["softmax", "sigmoid", "mixer"]
     normalised: bool
     least_sum: Annotated[float, Field(ge=0, le=1)]
     scale: Positive
@@ -96,6 +96,8 @@ class Experts(Closed):
     biases: bool
     gate_limit: Annotated[float, Field(ge=0, le=1e30)]
     gate_gain: Positive
+    scaled_input: bool = False
+    mixer_noise: Annotated[float, Field(ge=0, le=1e30)] = 0.0
 
 
 class Model(Closed):
@@ -145,6 +147,8 @@ class Model(Closed):
     logit_multiplier: Positive
     logit_cap: Positive | None
     experts: Experts | None = None
+    down_bias: bool = False
+    normed_head: bool = False
 
     @model_validator(mode="after")
     def _one_window_a_layer(self) -> Model:

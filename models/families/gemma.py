@@ -97,6 +97,10 @@ def read_config_3(fields: Fields, generation: Fields) -> ModelConfig:
         # transformers reads the field and does nothing with it.
         raise ModelError(f"{fields.origin}: attn_logit_softcapping is not supported")
     rope, local = _ropes(fields)
+    if rope.scaling is not None and rope.scaling.rope_type == "linear":
+        # max_position_embeddings is what they are stretched to.
+        original = int(fields.integer("max_position_embeddings") / rope.scaling.factor)
+        rope = replace(rope, scaling=replace(rope.scaling, original_max_position_embeddings=original))
     return _read(
         fields,
         generation,

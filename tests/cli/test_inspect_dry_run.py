@@ -128,8 +128,10 @@ def test_every_config_resolves_or_is_refused_by_name() -> None:
         except ModelError as error:
             said = str(error)
             named = f"model_type '{model_type}'" if model_type else "lacks the field 'model_type'"
-            assert named in said or "is_causal is False" in said, said
-            assert model_type not in FAMILIES or "is_causal is False" in said
+            # Of a family that llmc has, but no model that goes on with a text.
+            other = "is_causal is False" in said or "a reward model" in said
+            assert named in said or other, said
+            assert model_type not in FAMILIES or other
             refused += 1
     assert resolved > 30
     assert refused > 50

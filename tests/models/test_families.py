@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from llmc import manifest_schema
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.resolve import resolve
 from llmc.models import ModelError, load_config, load_parameters, open_source
+from llmc.models.config import Experts, ModelConfig
+from llmc.models.context import trained_length
 from llmc.models.convert import Array
 from llmc.models.eager import load_model
 from llmc.models.registry import FAMILIES
@@ -30,6 +34,11 @@ def parameters_of(path: Path) -> dict[str, Array]:
 
 def test_every_family_has_a_case() -> None:
     assert {family for family, _ in CASES.values()} == FAMILIES.keys()
+
+
+def test_a_manifest_has_what_a_config_has() -> None:
+    assert {field.name for field in dataclasses.fields(ModelConfig)} == manifest_schema.Model.model_fields.keys()
+    assert {field.name for field in dataclasses.fields(Experts)} == manifest_schema.Experts.model_fields.keys()
 
 
 def test_the_list_of_models_names_the_families() -> None:
@@ -57,6 +66,17 @@ def test_longrope_takes_the_long_factors_beyond_its_original_context(tmp_path: P
     ids, logits = PagedRunner(load_model(path, max_len=256)).greedy(prompt, 4)
     assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
     assert (ids, len(short)) == (expected_ids, 4)
+
+
+def test_a_stretched_gemma_reads_as_much_as_it_says(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "m", "gemma3")
+    fields = json.loads((path / "config.json").read_text())
+    stretched = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
+    fields["text_config"]["rope_parameters"]["full_attention"] = stretched
+    (path / "config.json").write_text(json.dumps(fields))
+    config = load_config(path)
+    assert config.rope.scaling is not None
+    assert (config.rope.scaling.factor, trained_length(config)) == (8.0, 128)
 
 
 @pytest.mark.parametrize(("family", "prefix"), [("bloom", "transformer."), ("gpt2", "transformer."), ("opt", "model.")])
