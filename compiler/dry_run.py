@@ -19,7 +19,9 @@ from llmc.compiler.graph.commands import Site
 from llmc.compiler.graph.demands import weight_requests
 from llmc.compiler.graph.plan import plan_graphs
 from llmc.compiler.graph.tracer import Tracer
+from llmc.compiler.ops.attention import PAGED_ATTENTION
 from llmc.compiler.ops.experts import EXPERTS, WEIGHTS
+from llmc.compiler.ops.latent import LATENT_ATTENTION
 from llmc.compiler.resolve import Resolved, resolve
 from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.store.weights import plan_weights
@@ -30,7 +32,9 @@ from llmc.models.sources.base import ModelSource
 from llmc.models.sources.config_file import ConfigFileSource
 from llmc.models.sources.registry import open_source
 
-_MULTIPLIED = ("linear", "gated_linear", "linear_quant", "gated_linear_quant")
+_MULTIPLIED = (
+    "linear", "gated_linear", "linear_quant", "gated_linear_quant", "head_linear", "packed_head_linear",
+)  # fmt: skip
 """Ops whose `weight` every row of theirs is multiplied by."""
 
 
@@ -137,11 +141,16 @@ def _matrix_flops(sites: Iterable[Site]) -> int:
 
 def _attention_flops(sites: Iterable[Site], context: int) -> int:
     """Of scores and of what values add up to, for one token that sees `context` others."""
-    found = (site.attributes for site in sites if site.op == "paged_attention")
-    return sum(
-        4 * a["num_heads"] * a["head_dim"] * min(context, a["window"] or context, a.get("chunk", 0) or context)
-        for a in found
-    )
+    total = 0
+    for site in sites:
+        a = site.attributes
+        if site.op == PAGED_ATTENTION.name:
+            seen = min(context, a["window"] or context, a.get("chunk", 0) or context)
+            total += 4 * a["num_heads"] * a["head_dim"] * seen
+        elif site.op == LATENT_ATTENTION.name:
+            # Scores have a part that values have not.
+            total += 2 * (2 * a["widths"]["q"] + a["widths"]["q_rotated"]) * context
+    return total
 
 
 def _quantized_notes(method: str | None, resolved: Resolved) -> tuple[str, ...]:

@@ -150,6 +150,8 @@ class Resolved:
         keys_bytes, values_bytes = self.target.kv_block_bytes(
             model.num_kv_heads, model.head_dim, self.block_size, self.kv_dtype
         )
+        if model.latent is not None:
+            values_bytes = 0  # they are a part of the keys
         return ModelRecord(
             num_layers=model.num_layers,
             num_kv_heads=model.num_kv_heads,
@@ -183,6 +185,10 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
             "positions; lower --max-model-len"
         )
     kv_dtype = config.kv_dtype if config.kv_dtype != "auto" else act_dtype
+    if model.latent is not None and KV_DTYPES[kv_dtype].largest is not None:
+        raise CompileError(
+            f"kv-dtype is {kv_dtype}, in which latent vectors cannot be kept yet: give --kv-dtype bf16, f16 or f32"
+        )
     kv_scales, values = _kv_scales(config, source, model, kv_dtype)
     cut_by = None
     if limits.max_model_len < trained_length(model):

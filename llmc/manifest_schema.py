@@ -100,6 +100,16 @@ class Experts(Closed):
     mixer_noise: Annotated[float, Field(ge=0, le=1e30)] = 0.0
 
 
+class Latent(Closed):
+    query_rank: Count | None
+    rank: Count
+    plain_dim: Count
+    rotated_dim: Count
+    value_dim: Count
+    norm_eps: Annotated[float, Field(ge=0, le=1)]
+    interleaved: bool
+
+
 class Model(Closed):
     model_type: Text
     vocab_size: Count
@@ -149,6 +159,7 @@ class Model(Closed):
     experts: Experts | None = None
     down_bias: bool = False
     normed_head: bool = False
+    latent: Latent | None = None
 
     @model_validator(mode="after")
     def _one_window_a_layer(self) -> Model:

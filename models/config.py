@@ -106,6 +106,35 @@ class QueryGrowth:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Attention to a latent vector that all heads share (blocks/latent.py). Sizes in elements.
+
+    query_rank: of what queries are made from, None: of the token itself. rank: of the latent vector. plain_dim: of a
+    query's part without positions; rotated_dim: of its part with them, and of the key beside the latent vector;
+    value_dim: of a head's result. norm_eps: of the norms of both vectors. interleaved: checkpoints have rotated
+    elements in neighbouring pairs.
+    """
+
+    query_rank: int | None
+    rank: int
+    plain_dim: int
+    rotated_dim: int
+    value_dim: int
+    norm_eps: float
+    interleaved: bool = True
+
+    @property
+    def key_dim(self) -> int:
+        """Elements that the cache keeps of a token: the latent vector, then the rotated key."""
+        return self.rank + self.rotated_dim
+
+    @property
+    def query_dim(self) -> int:
+        """Elements of one query."""
+        return self.plain_dim + self.rotated_dim
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A decoder. Sizes in elements; max_position_embeddings in tokens.
 
@@ -122,9 +151,10 @@ class ModelConfig:
     query_growth: None for none. attention_bias: of q, k and v; o_bias: of the output projection. attention_scale: of
     scores; attention_cap: tanh bounds them to it, None for not. clip_qkv: bound of q, k and v, None for none.
     down_bias: of the feed-forward block's last matrix, where mlp_bias is not. logit_cap: as attention_cap, of logits.
-    normed_head: rows of the output projection are of length 1. experts: None where no layer has any. bos_token_id:
-    None where the model has none. dtype: of the checkpoint, "f32", "f16" or "bf16" ("f32" where config.json does not
-    say).
+    normed_head: rows of the output projection are of length 1. experts: None where no layer has any. latent: None where
+    keys and values are kept by themselves; with it there is one KV head, of latent.key_dim elements, of which the first
+    latent.rank are the value. bos_token_id: None where the model has none. dtype: of the checkpoint, "f32", "f16" or
+    "bf16" ("f32" where config.json does not say).
     """
 
     model_type: str
@@ -175,6 +205,7 @@ class ModelConfig:
     logit_multiplier: float = 1.0
     logit_cap: float | None = None
     experts: Experts | None = None
+    latent: Latent | None = None
 
     @property
     def qkv_size(self) -> int:

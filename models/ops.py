@@ -41,7 +41,7 @@ def torch_act_dtype(act_dtype: str) -> torch.dtype:
     return _ACT_DTYPES[act_dtype]
 
 
-def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMS norm over the last axis, float32."""
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight.float()
 
@@ -60,7 +60,7 @@ def _(ids: Tensor, weight: Tensor) -> Tensor:
 @llmc_op("rms_norm")
 def rms_norm(x: Tensor, weight: Tensor, eps: float, act_dtype: str = "f32") -> Tensor:
     """x float32 [T, D] over its root mean square, times weight [D]: act [T, D]."""
-    return _normalise(x.float(), weight, eps).to(torch_act_dtype(act_dtype))
+    return normalised(x.float(), weight, eps).to(torch_act_dtype(act_dtype))
 
 
 @rms_norm.register_fake
@@ -96,7 +96,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None = None, act_dtype: str = "f
     return x.new_empty((x.shape[0], weight.shape[0] // 2), dtype=torch_act_dtype(act_dtype))
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates the leading elements of heads [T, heads, hd] by angles [T, 1, rotary_dim / 2]."""
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
@@ -128,9 +128,9 @@ def rope_kv_write(
 
     def turned(x: Tensor, weight: Tensor | None) -> Tensor:
         if weight is not None and not norm_rotated:
-            x = _normalise(x, weight, norm_eps)
-        x = _rotate(x, cos, sin)
-        return _normalise(x, torch.ones(head_dim) if weight is None else weight, norm_eps) if norm_rotated else x
+            x = normalised(x, weight, norm_eps)
+        x = rotated(x, cos, sin)
+        return normalised(x, torch.ones(head_dim) if weight is None else weight, norm_eps) if norm_rotated else x
 
     active_cache().write(layer, slot_mapping, turned(k, k_norm), v)
     return turned(q, q_norm).reshape(qkv.shape[0], num_heads * head_dim)

@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, Unpack
 
 from llmc.models.brief import brief
-from llmc.models.config import Activation, Alibi, Experts, ModelConfig, Norm, QkNorm, QueryGrowth, Residual, Rope
+from llmc.models.config import (
+    Activation,
+    Alibi,
+    Experts,
+    Latent,
+    ModelConfig,
+    Norm,
+    QkNorm,
+    QueryGrowth,
+    Residual,
+    Rope,
+)
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.rope_fields import read_rope
@@ -56,6 +67,7 @@ class Choices(TypedDict, total=False):
     logit_multiplier: float
     logit_cap: float | None
     experts: Experts | None
+    latent: Latent | None
 
 
 def layer_count(fields: Fields) -> int:

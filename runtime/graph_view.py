@@ -16,6 +16,8 @@ _ATTENTION = FAMILIES.index("attention")
 _ROPE = FAMILIES.index("rope")
 _IN_LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
 _PACKS_OUTPUT = tuple(FAMILIES.index(f) for f in ("norm", "attention"))
+# Kernels of latent attention, which have rows of float32 where others of their family have packed activations.
+_PLAIN_ROWS = ("head_linear", "latent_attention")
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def _arena_type(tables: Tables, graph: Graph, size: int, packed: bool, rows: int
 def _buffers(
     tables: Tables, graph: Graph, command: Command, sampled: bool, versions: dict[str, int]
 ) -> tuple[BufferView, ...]:
-    model = tables.model
+    model, op = tables.model, op_of(tables.kernels[command.kernel].symbol)
     operands = tables.operands_of(command)
     views = []
     for position, operand in enumerate(operands):
@@ -109,7 +111,8 @@ def _buffers(
         dtype, shape = "f32", tuple[Dim, ...]()
         if kind == "arena":
             name = f"arena_{operand.offset}"
-            packed = written if command.family in _PACKS_OUTPUT else command.family == _LINEAR and position == 0
+            packs = (command.family in _PACKS_OUTPUT and op not in _PLAIN_ROWS) or op == "packed_head_linear"
+            packed = written if packs else command.family == _LINEAR and position == 0 and op not in _PLAIN_ROWS
             dtype, shape = _arena_type(tables, graph, size, packed, rows)
             # Results of segments of the context, beside the output.
             written = written or (command.family == _ATTENTION and position == len(operands) - 2 > 1)

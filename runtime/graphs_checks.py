@@ -62,9 +62,9 @@ def _check_model(model: ModelRecord) -> None:
     need(model.block_size % 16 == 0, f"{what} block_size {model.block_size}, not a multiple of 16")
     need(0 <= model.act_dtype < len(DTYPES), f"{what} the unknown act_dtype code {model.act_dtype}")
     need(model.kv_dtype in KV_BY_CODE, f"{what} the unknown kv_dtype code {model.kv_dtype}")
-    for name in ("key_block_bytes", "value_block_bytes"):
+    for name, least in (("key_block_bytes", 1), ("value_block_bytes", 0)):
         value = getattr(model, name)
-        need(1 <= value <= _MAX_BLOCK_BYTES, f"{what} {name} {value}, outside 1 to {_MAX_BLOCK_BYTES}")
+        need(least <= value <= _MAX_BLOCK_BYTES, f"{what} {name} {value}, outside {least} to {_MAX_BLOCK_BYTES}")
     need(model.sliding_window >= 0, f"{what} sliding_window {model.sliding_window}")
     for token in model.eos:
         need(0 <= token < model.vocab_size, f"end-of-sequence id {token} is outside of the vocabulary")

@@ -50,10 +50,12 @@ class Task:
         if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
             raise CompileError(f"{output} exists; choose another -o or remove it")
         self.source, self.model = source, source.config()
-        if self.model.experts is not None:
-            raise CompileError(
-                f"{config.model} has experts, whose weights cannot be calibrated yet; llmc compile --quant rounds them"
-            )
+        for what, part in (("experts", self.model.experts), ("latent attention", self.model.latent)):
+            if part is not None:
+                raise CompileError(
+                    f"{config.model} has {what}, whose weights cannot be calibrated yet; llmc compile --quant rounds "
+                    "them"
+                )
         checkpoint = source.checkpoint()
         assert isinstance(checkpoint, SafetensorsCheckpoint)
         self.checkpoint = checkpoint

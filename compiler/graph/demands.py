@@ -8,10 +8,11 @@ from llmc.compiler.graph.commands import CommandList, GraphShape
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.definition import NUM_SAMPLES, NUM_TOKENS
 from llmc.compiler.ops.experts import EXPERT_LINEAR
+from llmc.compiler.ops.latent import HEAD_LINEAR_KERNELS
 from llmc.compiler.weight_request import WeightRequest
 from llmc.quantize import Recipe
 
-_PACKED = ("linear", EXPERT_LINEAR)
+_PACKED = ("linear", EXPERT_LINEAR, *HEAD_LINEAR_KERNELS)
 """Kernels that read a matrix in the layout of linear layers."""
 
 
@@ -32,7 +33,8 @@ def weight_requests(
                         used[operand.name] = command.spec
     requests = []
     for name, spec in used.items():
-        shape, parts = shapes[name], int(spec.as_dict().get("experts", 1)) * (2 if spec.as_dict().get("gated") else 1)
+        shape, params = shapes[name], spec.as_dict()
+        parts = int(params.get("experts", params.get("heads", 1))) * (2 if params.get("gated") else 1)
         if name in recipe.schemes:
             format, columns = recipe.schemes[name].weight, name in recipe.permuted
             requests.append(WeightRequest(name, shape, "u8", True, format, parts, columns))

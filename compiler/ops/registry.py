@@ -12,6 +12,7 @@ from llmc.compiler.ops.definition import OpDef, Template
 from llmc.compiler.ops.embedding import EMBEDDING, EMBEDDING_QUANT
 from llmc.compiler.ops.experts import EXPERTS
 from llmc.compiler.ops.gather import GATHER_ROWS
+from llmc.compiler.ops.latent import HEAD_LINEAR, LATENT_ATTENTION, LATENT_KV_WRITE, PACKED_HEAD_LINEAR
 from llmc.compiler.ops.linear import GATED_LINEAR, GATED_LINEAR_QUANT, LINEAR, LINEAR_QUANT, QUANTIZE_ROWS
 from llmc.compiler.ops.norm import RMS_NORM
 from llmc.compiler.ops.permute import PERMUTE_COLUMNS
@@ -34,6 +35,10 @@ OPS: dict[str, OpDef] = {
         GATHER_ROWS,
         CHOOSE_EXPERTS,
         EXPERTS,
+        HEAD_LINEAR,
+        PACKED_HEAD_LINEAR,
+        LATENT_KV_WRITE,
+        LATENT_ATTENTION,
     )
 }
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from llmc.models import ops
 from llmc.models.blocks.attention import Attention, StepInputs
 from llmc.models.blocks.experts import ExpertMlp
+from llmc.models.blocks.latent import LatentAttention
 from llmc.models.blocks.layers import Block, Linear, RepeatedBlock, empty
 from llmc.models.blocks.mlp import Mlp
 from llmc.models.blocks.norms import Rounded, norm, result_norm
@@ -49,7 +50,11 @@ class DecoderLayer(RepeatedBlock):
         before, after = config.residual != "post", config.residual in ("sandwich", "post")
         two = config.residual != "parallel" or config.parallel_norms > 1
         self.attention_norm = norm(config, act_dtype) if before else Rounded(act_dtype)
-        self.attention = Attention(config, layer, act_dtype)
+        self.attention: Attention | LatentAttention = (
+            Attention(config, layer, act_dtype)
+            if config.latent is None
+            else LatentAttention(config, config.latent, layer, act_dtype)
+        )
         self.attention_post_norm = result_norm(config, act_dtype) if after else None
         self.mlp_norm = None if not two else norm(config, act_dtype) if before else Rounded(act_dtype)
         experts = config.experts

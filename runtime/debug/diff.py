@@ -16,6 +16,8 @@ from llmc.runtime.debug.replay import CommandReplay, DebugError, Value
 _SAME = {
     "embedding_quant": "embedding",
     "linear_quant": "linear",
+    # Merging ends both.
+    "latent_attention": "paged_attention",
     "merge_attention": "paged_attention",
 }
 _HELPERS = ("quantize_rows", "permute_columns")  # write the same values again

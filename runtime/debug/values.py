@@ -103,6 +103,14 @@ def written_values(op: str, parameters: str) -> list[ValueLayout]:
             if p["gated"]:
                 return activation(p["n"] // 2, p["gated"])
             return [ValueLayout(-1, on_samples, (p["n"],), "f32")]
+        case "head_linear":
+            return [ValueLayout(-1, False, (p["n"],), "f32")]
+        case "packed_head_linear":
+            return activation(p["n"], p["gives"])
+        case "latent_kv_write":
+            return [ValueLayout(-1, False, (p["num_heads"] * p["rotary_dim"],), "f32")]
+        case "latent_attention":
+            return [] if p["segments"] else [ValueLayout(-1, False, (p["num_heads"] * p["rank"],), "f32")]
         case "rope_kv_write":
             return [ValueLayout(-1, False, (p["num_heads"] * p["head_dim"],), "f32")]
         case "paged_attention":

@@ -95,7 +95,9 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
         window = int(params.get("window", model.sliding_window))
         chunk = int(params.get("chunk", 0))
         kv = _keys_read(step, window, chunk) * token_bytes
-        flops = 4 * int(params.get("num_heads", 0)) * model.head_dim * visible_keys(step, window, chunk)
+        # Values of a latent key are a part of it.
+        both = model.head_dim + int(params.get("rank", model.head_dim))
+        flops = 2 * int(params.get("num_heads", 0)) * both * visible_keys(step, window, chunk)
     return Cost(weights + kv, weights + kv + activations, flops)
 
 

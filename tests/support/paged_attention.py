@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -26,6 +26,26 @@ def random(*shape: int, seed: int = 0) -> Array:
 
 def same_bits(a: Array, b: Array) -> bool:
     return bool((np.ascontiguousarray(a).view(np.uint8) == np.ascontiguousarray(b).view(np.uint8)).all())
+
+
+LENGTHS, LONG_LENGTHS = [530, 33, 1], [2200, 1030, 40]
+"""Tokens of the sequences of a cache: of `check_companies`, and of `check_segments`."""
+
+
+class Attends(Protocol):
+    """A paged cache of sequences, and attention to it."""
+
+    def expected(self, s: int, t: int, params: dict[str, Any]) -> Array: ...
+
+    def attend(
+        self,
+        target: Target,
+        params: dict[str, Any],
+        chunks: list[tuple[int, int, int]],
+        tile: int,
+        tasks: int,
+        segments: int = 0,
+    ) -> Array: ...
 
 
 class Cache:
@@ -172,9 +192,12 @@ def check_attention(
     **more: Any,
 ) -> None:
     """Tokens of three sequences in several companies: the same bits, and close to float64."""
-    lengths = [530, 33, 1]
-    cache = Cache(lengths, heads, kv_heads, dim, block, kv)
-    params = attention_params(heads, kv_heads, dim, act, kv, block, window, **more)
+    cache = Cache(LENGTHS, heads, kv_heads, dim, block, kv)
+    check_companies(cache, target, attention_params(heads, kv_heads, dim, act, kv, block, window, **more), tolerance)
+
+
+def check_companies(cache: Attends, target: Target, params: dict[str, Any], tolerance: Tolerance) -> None:
+    """Of a cache of sequences of LENGTHS."""
     tile = target.row_tile
     whole = cache.attend(target, params, [(0, 500, 530)], tile, 1)
     everything = cache.attend(target, params, [(1, 0, 33), (2, 0, 1), (0, 480, 530)], tile, 3)
@@ -197,9 +220,14 @@ def check_split_context(
     target: Target, heads: int, kv_heads: int, dim: int, act: str, kv: str, block: int, window: int, **more: Any
 ) -> None:
     """Segments on several threads, merged by a second command, against one thread that walks them all."""
-    cache = Cache([2200, 1030, 40], heads, kv_heads, dim, block, kv)
+    cache = Cache(LONG_LENGTHS, heads, kv_heads, dim, block, kv)
     params = attention_params(heads, kv_heads, dim, act, kv, block, window, **more)
-    segments = num_segments(2200, block)
+    check_segments(cache, target, params, tolerance_of(target, act, kv))
+
+
+def check_segments(cache: Attends, target: Target, params: dict[str, Any], tolerance: Tolerance) -> None:
+    """Of a cache of sequences of LONG_LENGTHS."""
+    segments = num_segments(2200, params["block_size"])
     assert segments >= 2
     tile = target.row_tile
     # Tokens on both sides of the ends of segments.
@@ -213,7 +241,7 @@ def check_split_context(
     assert same_bits(cache.attend(target, params, alone, tile, 2, segments), whole[::3])
     assert same_bits(cache.attend(target, params, alone[1:2], 1, 5, segments)[0], whole[3])
     want = np.stack([cache.expected(s, t, params) for s, t in tokens])
-    np.testing.assert_allclose(whole.astype(np.float64), want, **tolerance_of(target, act, kv))
+    np.testing.assert_allclose(whole.astype(np.float64), want, **tolerance)
 
 
 def check_bad_token(

@@ -118,10 +118,10 @@ Status Artifact::CheckModel() {
   if (m.block_size % 16 != 0) {
     return Corrupt("graphs.bin", "block_size " + Str(m.block_size) + " is no multiple of 16");
   }
-  for (const uint64_t bytes : {m.key_block_bytes, m.value_block_bytes}) {
-    if (bytes < 1 || bytes > kMaxBlockBytes) {
-      return Corrupt("graphs.bin", "a KV block of one layer has " + Str(bytes) + " bytes of keys or of values");
-    }
+  // Values that are a part of their keys have no bytes of their own.
+  if (m.key_block_bytes < 1 || m.key_block_bytes > kMaxBlockBytes || m.value_block_bytes > kMaxBlockBytes) {
+    return Corrupt("graphs.bin", "a KV block of one layer has " + Str(m.key_block_bytes) + " bytes of keys and " +
+                                     Str(m.value_block_bytes) + " of values");
   }
   uint64_t kv_block_bytes = 0;
   if (__builtin_mul_overflow(m.key_block_bytes + m.value_block_bytes, uint64_t(m.num_layers), &kv_block_bytes)) {

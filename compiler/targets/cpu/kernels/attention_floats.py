@@ -91,14 +91,18 @@ class FloatAttention(Attention):
     def halves(self, pool: b.Expr, at: list[b.Expr]) -> list[tuple[int, list[b.Expr]]]:
         """The factors that the words at `at` hold, in the order of the chain."""
         raw = [pool[T.ramp(i, 1, b.WIDTH)] for i in at]
-        if self.lanes == 1 or self.dot:
+        return [(0, raw)] if self.dot else self.floats(raw)
+
+    def floats(self, raw: list[b.Expr]) -> list[tuple[int, list[b.Expr]]]:
+        """The elements of words as float32, by their place in a word."""
+        if self.lanes == 1:
             return [(0, raw)]
         found = []
         for place, part in enumerate(_PARTS[self.kv]):
-            values = b.Vectors(len(at))
+            values = b.Vectors(len(raw))
             for j, word in enumerate(raw):
                 values[j] = b.call(part, word)
-            found.append((place, [values[j] for j in range(len(at))]))
+            found.append((place, [values[j] for j in range(len(raw))]))
         return found
 
     def terms(self, acc: b.Expr, factor: b.Expr, values: b.Expr) -> tuple[b.Expr, b.Expr, b.Expr]:

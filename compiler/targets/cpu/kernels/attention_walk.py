@@ -247,19 +247,31 @@ class Attention(ABC):
                 total[i] = self.weights_of(i, top[i], step0 * self.key_vectors, step1 * self.key_vectors)
             with T.serial(m) as i:
                 keep[i], gain[i] = self.part.fold_totals(row0 + i, top[i], b.call("sum_lanes", total[i]))
-            most = max(1, (self.registers - 1) // (m + self.beside))
-            size = b.ceil_div(self.vectors, b.ceil_div(self.vectors, most))
-            groups, rest = divmod(self.vectors, size)
+            self.weigh_all(row0, (low, high, key0), keep, gain, m, fetch=fetch)
 
-            def weigh(start: b.Expr, count: int) -> None:
-                columns = [start + j for j in range(count)]
-                self.weigh(row0, (low, high, key0), columns, keep, gain, m, fetch=fetch)
+    def weigh_all(
+        self,
+        row0: b.Expr,
+        span: tuple[b.Expr, b.Expr, b.Expr],
+        keep: b.Vectors,
+        gain: b.Vectors,
+        m: int,
+        *,
+        fetch: bool,
+    ) -> None:
+        """`weigh` of all vectors of a row, as many at a time as there are registers for."""
+        most = max(1, (self.registers - 1) // (m + self.beside))
+        size = b.ceil_div(self.vectors, b.ceil_div(self.vectors, most))
+        groups, rest = divmod(self.vectors, size)
 
-            # A loop: of wide heads the text of each would make most of the kernel.
-            with T.serial(groups) as group:
-                weigh(b.let(group * size), size)
-            if rest:
-                weigh(T.int32(groups * size), rest)
+        def weigh(start: b.Expr, count: int) -> None:
+            self.weigh(row0, span, [start + j for j in range(count)], keep, gain, m, fetch=fetch)
+
+        # A loop: of wide heads the text of each would make most of the kernel.
+        with T.serial(groups) as group:
+            weigh(b.let(group * size), size)
+        if rest:
+            weigh(T.int32(groups * size), rest)
 
     def look_ahead(self, token: b.Expr, kv_head: b.Expr) -> None:
         """Where the keys are that are probably read next: those of another head, or of the token after; at the end of a

@@ -20,7 +20,7 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
     return ("qkv", *norms, *scales, "cos_sin", "positions", "slot_mapping", "k_pool", "v_pool", "q_out")
 
 
-def _inverse_root(vectors: Sequence[b.Expr], count: int, eps: float) -> b.Vectors:
+def inverse_root(vectors: Sequence[b.Expr], count: int, eps: float) -> b.Vectors:
     """One over the root of the mean square of `count` elements."""
     total = b.Vectors(1)
     total[0] = b.splat(0.0)
@@ -70,7 +70,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                 scale = None
                 if qk_norm and not norm_rotated:
                     plain = [b.load_vector(qkv, source + start, count) for start, count in b.pieces(head_dim)]
-                    scale = _inverse_root(plain, head_dim, eps)
+                    scale = inverse_root(plain, head_dim, eps)
                 turned, made = b.Vectors(len(keys)) if norm_rotated else None, list[tuple[int, int]]()
 
                 def take(value: b.Expr, start: int, count: int) -> None:
@@ -100,7 +100,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                     take(value(start, count), start, count)
                 if turned is None:
                     return
-                scale = _inverse_root([turned[i] for i in range(len(made))], head_dim, eps)
+                scale = inverse_root([turned[i] for i in range(len(made))], head_dim, eps)
                 for i, (start, count) in enumerate(made):
                     normed = b.call("mul", turned[i], scale[0])
                     if qk_norm:

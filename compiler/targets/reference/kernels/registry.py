@@ -17,6 +17,7 @@ from llmc.compiler.targets.reference.kernels.experts import (
     expert_order,
 )
 from llmc.compiler.targets.reference.kernels.fused import fused
+from llmc.compiler.targets.reference.kernels.latent import head_linear, latent_attention, latent_kv_write
 from llmc.compiler.targets.reference.kernels.linear import linear, linear_quant
 from llmc.compiler.targets.reference.kernels.rows import gather_rows, permute_columns, quantize_rows, rms_norm
 
@@ -31,6 +32,10 @@ KERNELS: dict[str, Callable[[KernelSpec], tirx.PrimFunc]] = {
     "permute_columns": permute_columns,
     "rope_kv_write": rope_kv_write,
     "paged_attention": paged_attention,
+    "latent_kv_write": latent_kv_write,
+    "latent_attention": latent_attention,
+    "head_linear": head_linear,
+    "packed_head_linear": head_linear,
     "gather_rows": gather_rows,
     "expert_order": expert_order,
     "expert_gather": expert_gather,
