@@ -67,11 +67,31 @@ _TOP_K, _SHARED = ("num_experts_per_tok", "moe_k"), ("n_shared_experts", "moe_nu
 
 
 @dataclass(frozen=True, slots=True)
+class LatentShape:
+    """Latent attention. Elements: of what queries are made from, 0 for the token itself; of a latent vector; of a
+    query's parts without positions and with them; of a head's result."""
+
+    query_rank: int
+    rank: int
+    plain: int
+    rotated: int
+    value: int
+
+    def weights(self, hidden: int, heads: int) -> int:
+        """Elements of a layer's matrices."""
+        queries = heads * (self.plain + self.rotated)
+        to_queries = self.query_rank * (hidden + queries) if self.query_rank else hidden * queries
+        of_heads = heads * (self.plain + self.value) * self.rank
+        return to_queries + hidden * (self.rank + self.rotated) + of_heads + heads * self.value * hidden
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """The dimensions of a decoder that decide its arithmetic and its traffic. weight_bytes, kv_bytes: of an element.
 
     Of a mixture of experts, intermediate is what one token passes through; experts, top_k: of a layer, and of a token;
-    expert_intermediate: of one. Every layer counts as one that has them.
+    expert_intermediate: of one. Every layer counts as one that has them. With latent attention, kv_heads and head_dim
+    mean nothing.
     """
 
     hidden: int
@@ -86,6 +106,7 @@ class ModelShape:
     experts: int = 0
     top_k: int = 0
     expert_intermediate: int = 0
+    latent: LatentShape | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str = "config.json") -> ModelShape:
@@ -109,6 +130,10 @@ class ModelShape:
             always = number("shared_expert_intermediate_size") if config.get("shared_expert_intermediate_size") else 0
             always += number(shared[0]) * inner if shared else 0
             mixture = {"experts": first(_EXPERTS), "top_k": top_k, "expert_intermediate": inner}
+        latent = None
+        if config.get("kv_lora_rank"):
+            names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+            latent = LatentShape(number("q_lora_rank") if config.get("q_lora_rank") else 0, *map(number, names))
         wide = config.get("torch_dtype", config.get("dtype")) == "float32"
         return cls(
             hidden=hidden,
@@ -121,12 +146,16 @@ class ModelShape:
             weight_bytes=4.0 if wide else 2.0,
             kv_bytes=4.0 if wide else 2.0,
             **mixture,
+            latent=latent,
         )
 
     @property
     def layer_weights(self) -> int:
         """Elements of all layers' matrices that a token meets; without the embedding and the output matrix."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        if self.latent is not None:
+            attention = self.latent.weights(self.hidden, self.heads)
+        else:
+            attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     def layer_weights_read(self, rows: Floats) -> Floats:
@@ -142,11 +171,15 @@ class ModelShape:
     @property
     def ops_per_pair(self) -> int:
         """Operations for a query and a key it sees, in all layers; a multiply-add is two."""
+        if self.latent is not None:
+            return 2 * self.layers * self.heads * (2 * self.latent.rank + self.latent.rotated)
         return 4 * self.layers * self.heads * self.head_dim
 
     @property
     def kv_elements(self) -> int:
         """Elements of the keys and values of one token, in all layers."""
+        if self.latent is not None:
+            return self.layers * (self.latent.rank + self.latent.rotated)
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     @property
@@ -157,6 +190,9 @@ class ModelShape:
         linear layers apart. Int8 activations take about two thirds more than bf16.
         """
         residual, qkv = (2 + self.top_k) * self.hidden, self.head_dim * (self.heads + 2 * self.kv_heads)
+        if self.latent is not None:
+            # Queries, before they are in the latent space and there, and what attention gives.
+            qkv = self.heads * (self.latent.plain + 2 * self.latent.rotated + 2 * self.latent.rank)
         if self.weight_bytes >= 4:
             return 4.0 * (residual + max(qkv, self.intermediate))
         return 4.0 * (residual + qkv) + 2.0 * (self.hidden + self.intermediate)
