@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.models.config import Experts, ModelConfig
+from llmc.models.latent_layout import latent_targets
 from llmc.models.weight_map import Rows, Source, Target, WeightMap
 
 RowOrder = Callable[[ModelConfig], Rows]
@@ -205,14 +206,29 @@ def _targets(layout: Layout, config: ModelConfig) -> Iterator[Target]:
 
 def _layer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target]:
     layout, config = parts.layout, parts.config
+    if config.residual != "post":
+        yield from parts.norm(f"{name}.attention_norm", f"{prefix}.{layout.attention_norm}")
+    if config.latent is None:
+        yield from _attention(parts, name, prefix)
+    else:
+        yield from latent_targets(parts, config, config.latent, f"{name}.attention", f"{prefix}.self_attn")
+    if config.residual in ("sandwich", "post"):
+        yield from parts.norm(f"{name}.attention_post_norm", f"{prefix}.{layout.post_attention_norm}")
+    if config.residual in ("pre", "sandwich") or (config.residual == "parallel" and config.parallel_norms > 1):
+        yield from parts.norm(f"{name}.mlp_norm", f"{prefix}.{layout.mlp_norm}")
+    yield from _feed_forward(parts, layer, name, prefix)
+    if config.residual in ("sandwich", "post"):
+        yield from parts.norm(f"{name}.mlp_post_norm", f"{prefix}.{layout.post_mlp_norm}")
+
+
+def _attention(parts: _Parts, name: str, prefix: str) -> Iterator[Target]:
+    layout, config = parts.layout, parts.config
     hidden = config.hidden_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
     def at(*names: str) -> tuple[str, ...]:
         return tuple(f"{prefix}.{n}" for n in names)
 
-    if config.residual != "post":
-        yield from parts.norm(f"{name}.attention_norm", f"{prefix}.{layout.attention_norm}")
     if config.sinks:
         yield Target(f"{name}.attention.sinks", (Source(f"{prefix}.{layout.sinks}", (config.num_heads,)),), "f32")
     rows = _qkv_rows(layout, config)
@@ -224,13 +240,6 @@ def _layer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target
     ):
         yield from _head_norm(parts, f"{name}.attention.{norm}.weight", f"{prefix}.{source}.weight", heads)
     yield from parts.linear(f"{name}.attention.out", at(layout.out), (hidden,), q, config.o_bias)
-    if config.residual in ("sandwich", "post"):
-        yield from parts.norm(f"{name}.attention_post_norm", f"{prefix}.{layout.post_attention_norm}")
-    if config.residual in ("pre", "sandwich") or (config.residual == "parallel" and config.parallel_norms > 1):
-        yield from parts.norm(f"{name}.mlp_norm", f"{prefix}.{layout.mlp_norm}")
-    yield from _feed_forward(parts, layer, name, prefix)
-    if config.residual in ("sandwich", "post"):
-        yield from parts.norm(f"{name}.mlp_post_norm", f"{prefix}.{layout.post_mlp_norm}")
 
 
 def _feed_forward(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target]:

@@ -17,7 +17,7 @@ from llmc.models.errors import ModelError
 from llmc.models.registry import get_family
 from llmc.models.sources.base import ArrayTensor, Checkpoint, Tensor
 from llmc.models.sources.reordered import ColumnsTaken, PairsParted, RowsTaken
-from llmc.models.sources.reshaped import Flattened, Mapped, Parted, Shifted, Stacked, Transposed
+from llmc.models.sources.reshaped import Flattened, Mapped, OfHeads, Parted, Shifted, Stacked, Transposed
 from llmc.models.sources.stored import Stored
 from llmc.models.weight_map import Source, WeightMap
 from llmc.quantize.formats.base import Quantized
@@ -159,6 +159,8 @@ def load_parameters(config: ModelConfig, checkpoint: Checkpoint, act_dtype: str)
             parameter = replace(parameter, parts=(Shifted(parameter, target.plus),))
         if target.of_rows is not None:
             parameter = replace(parameter, parts=(Mapped(parameter, target.of_rows),))
+        if target.part is not None:
+            parameter = replace(parameter, parts=(OfHeads(parameter, target.part),))
         yield parameter if target.rows is None else parameter.with_rows(target.rows)
 
 

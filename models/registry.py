@@ -14,6 +14,7 @@ from llmc.models.families.chatglm import CHATGLM
 from llmc.models.families.cohere import COHERE, COHERE2
 from llmc.models.families.dbrx import DBRX
 from llmc.models.families.deepseek import DEEPSEEK
+from llmc.models.families.deepseek_latent import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2
 from llmc.models.families.ernie_moe import ERNIE4_5_MOE
 from llmc.models.families.exaone import EXAONE
 from llmc.models.families.exaone4 import EXAONE4
@@ -83,6 +84,8 @@ FAMILIES: dict[str, Family] = {
         COHERE2,
         DBRX,
         DEEPSEEK,
+        DEEPSEEK_V2,
+        DEEPSEEK_V3,
         DOTS1,
         ERNIE4_5,
         ERNIE4_5_MOE,
@@ -113,6 +116,7 @@ FAMILIES: dict[str, Family] = {
         MIMO,
         MINICPM,
         MINIMAX_M2,
+        KIMI_K2,
         MIXTRAL,
         MPT,
         NEMOTRON,

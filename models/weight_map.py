@@ -38,6 +38,22 @@ class Source:
 
 
 @dataclass(frozen=True)
+class HeadPart:
+    """Of a matrix that has `rows` rows for each head those from `first` on, `count` of them. turned: each head's are
+    transposed, so that it has a row for each column."""
+
+    rows: int
+    first: int
+    count: int
+    turned: bool = False
+
+    def shape_of(self, shape: Shape) -> Shape:
+        """Of the part of a matrix [rows of all heads, columns]."""
+        heads, columns = shape[0] // self.rows, shape[1]
+        return (heads * columns, self.count) if self.turned else (heads * self.count, columns)
+
+
+@dataclass(frozen=True)
 class Target:
     """A parameter and where it comes from: one tensor, or several one below the other.
 
@@ -46,7 +62,8 @@ class Target:
     rows: int32, its row i is row rows[i] of the sources; None: all in their order. plus: is added to every value.
     pairs: in so many blocks of rows the even ones are taken first, then the odd ones; 0: all in their order.
     of_rows: what float32 rows become, each by itself; None: what they are. precise: a small matrix on which much
-    depends; llmc does not round it.
+    depends; llmc does not round it. part: what of each head is taken; it is always floats, however the matrix is
+    stored.
     """
 
     name: str
@@ -58,11 +75,13 @@ class Target:
     of_rows: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = field(default=None, compare=False)
     precise: bool = False
     pairs: int = 0
+    part: HeadPart | None = None
 
     @property
     def shape(self) -> Shape:
         rows = sum(s.shape[0] for s in self.sources) if self.rows is None else len(self.rows)
-        return (rows, *self.sources[0].shape[1:])
+        shape = (rows, *self.sources[0].shape[1:])
+        return shape if self.part is None else self.part.shape_of(shape)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 from llmc.models.convert import Array, convert
 from llmc.models.sources.base import ArrayTensor, Tensor
 from llmc.models.sources.reordered import Readable
+from llmc.models.weight_map import HeadPart
 
 
 def _whole(tensor: Tensor) -> Array:
@@ -131,3 +132,34 @@ class Mapped(Tensor):
         rows = np.empty(out.shape, np.float32)
         self._whole.read(first, rows)
         convert(self._of_rows(rows), out)
+
+
+class OfHeads(Tensor):
+    """What `HeadPart` takes of each head of a matrix, as floats."""
+
+    def __init__(self, whole: Readable, part: HeadPart) -> None:
+        self._whole, self._part = whole, part
+        self._kept: tuple[int, Array] = (-1, np.empty((0, 0), np.float32))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._part.shape_of(self._whole.shape)
+
+    def read(self, first: int, out: Array) -> None:
+        part, columns, at = self._part, self._whole.shape[1], 0
+        of_head = columns if part.turned else part.count
+        while at < len(out):
+            head, begin = divmod(first + at, of_head)
+            some = out[at : at + of_head - begin]
+            found = self._head(head)
+            convert((found.T if part.turned else found)[begin : begin + len(some)], some)
+            at += len(some)
+
+    def _head(self, head: int) -> Array:
+        """f32, the part of one head, kept for the next rows."""
+        kept, found = self._kept
+        if kept != head:
+            found = np.empty((self._part.count, self._whole.shape[1]), np.float32)
+            self._whole.read(head * self._part.rows + self._part.first, found)
+            self._kept = head, found
+        return found

@@ -25,6 +25,8 @@ DISTINCT = (
     "cohere2", "gemma3_text", "gpt2", "gpt_neox", "gpt_oss", "granite", "olmo2", "phi3", "qwen2_moe",
     "stablelm-parallel",
 )  # fmt: skip
+# Whose norms, sums and choices are not all of the kind that every model has.
+IN_16_BITS, LATENT = ("gemma3_text", "olmo2"), "deepseek_v2-lite"
 
 
 def check(case: str, target: str, folder: Path, cache: Path) -> None:
@@ -41,8 +43,14 @@ def test_compiled(case: str, tmp_path: Path, kernel_cache: Path) -> None:
     check(case, targets_here()[0], tmp_path, kernel_cache)
 
 
-# Whose norms, sums and choices are not all of the kind that every model has.
-@pytest.mark.parametrize("case", ["gemma3_text", "olmo2", *map(rare, sorted(CASES.keys() - {"gemma3_text", "olmo2"}))])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *IN_16_BITS,
+        pytest.param(LATENT, marks=pytest.mark.slow),
+        *map(rare, sorted(CASES.keys() - {*IN_16_BITS, LATENT})),
+    ],
+)
 def test_in_16_bits(case: str, tmp_path: Path, kernel_cache: Path) -> None:
     """Close to float32 where models are deep in nothing but roundings."""
     family, overrides = CASES[case]

@@ -82,6 +82,10 @@ def test_what_guesses_further_tokens_is_passed_over(case: str, name: str, tmp_pa
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
         ("ernie4_5_moe", {"use_bias": True}, "use_bias"),
         ("qwen2_moe", {"mlp_only_layers": 1}, "mlp_only_layers"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc'"),
+        ("deepseek_v2", {"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7, an even number"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func 'softmax'"),
+        ("deepseek_v3", {"num_key_value_heads": 1}, "num_key_value_heads is 1 where latent attention has 3"),
     ],
 )
 def test_what_is_out_of_reach_is_refused_by_name(
@@ -107,6 +111,22 @@ def test_sparse_mixing(noise: float) -> None:
     torch.testing.assert_close(mixed(equal, noise)[0, ::2], first.expand(2))
 
 
+def test_weights_of_deepseek_v2_are_normalised_or_scaled(tmp_path: Path) -> None:
+    path = made("deepseek_v2", tmp_path)
+    fields = json.loads((path / "config.json").read_text())
+    for changes, normalised, scale, layers in (
+        ({}, False, 1.7, (1, 2)),
+        ({"norm_topk_prob": True}, True, 1.0, (1, 2)),
+        ({"moe_layer_freq": 2}, False, 1.7, (2,)),
+    ):
+        (path / "config.json").write_text(json.dumps({**fields, **changes}))
+        experts = load_config(path).experts
+        assert experts is not None
+        assert (experts.normalised, experts.scale, experts.layers) == (normalised, scale, layers)
+    (path / "config.json").write_text(json.dumps({**fields, "first_k_dense_replace": 3}))
+    assert load_config(path).experts is None
+
+
 def test_costs_count_the_experts_in_use() -> None:
     config = {
         "num_attention_heads": 2,
@@ -124,6 +144,22 @@ def test_costs_count_the_experts_in_use() -> None:
     plain = ModelShape.from_config({**config, "num_experts": None})
     assert plain.intermediate == 99
     assert plain.layer_weights_read(np.array([7.0])).tolist() == [plain.layer_weights]
+
+
+def test_costs_of_latent_attention() -> None:
+    """Of DeepSeek-V2-Lite."""
+    config = {
+        "num_attention_heads": 16, "hidden_size": 2048, "num_hidden_layers": 27, "vocab_size": 102400,
+        "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "q_lora_rank": None,
+        "intermediate_size": 10,
+    }  # fmt: skip
+    shape = ModelShape.from_config(config)
+    assert shape.kv_elements == 27 * 576
+    assert shape.ops_per_pair == 27 * 2 * 16 * (576 + 512)
+    attention = 2048 * 16 * 192 + 2048 * 576 + 16 * 256 * 512 + 16 * 128 * 2048
+    assert shape.layer_weights == 27 * (attention + 3 * 2048 * 10)
+    with_rank = ModelShape.from_config({**config, "q_lora_rank": 100})
+    assert shape.layer_weights - with_rank.layer_weights == 27 * (2048 * 16 * 192 - 100 * (2048 + 16 * 192))
 
 
 def mxfp4(weight: Array, tensors: dict[str, Array], name: str) -> Array:

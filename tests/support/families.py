@@ -11,6 +11,34 @@ LONG = {
     "short_factor": [1.0 + i / 10 for i in range(10)],
     "long_factor": [2.0 + i / 3 for i in range(10)],
 }
+LATENT = {
+    "num_key_value_heads": 3,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+
+
+def latent_yarn(mscale: float, mscale_all_dim: float, beta_fast: float = 32.0) -> dict[str, Any]:
+    """DeepSeek's."""
+    return {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": beta_fast,
+        "beta_slow": 1.0,
+        "mscale": mscale,
+        "mscale_all_dim": mscale_all_dim,
+    }
+
+
 EXAONE_WINDOWS = {"sliding_window": 7, "sliding_window_pattern": 3}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -61,6 +89,44 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek": ("deepseek", {}),
     "deepseek-normalised": ("deepseek", {"norm_topk_prob": True, "num_key_value_heads": 1}),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {
+            **LATENT,
+            "q_lora_rank": 24,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    "deepseek_v2-lite": (
+        "deepseek_v2",
+        {**LATENT, "q_lora_rank": None, "v_head_dim": 14, "rope_parameters": latent_yarn(0.707, 0.707)},
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {
+            **LATENT,
+            "q_lora_rank": 24,
+            "n_group": 2,
+            "topk_group": 1,
+            "attention_bias": True,
+            "rope_parameters": latent_yarn(1.0, 0.5),
+        },
+    ),
+    "deepseek_v3-halves": (
+        "deepseek_v3",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "n_group": 4,
+            "topk_group": 3,
+            "first_k_dense_replace": 0,
+            "rope_interleave": False,
+            "tie_word_embeddings": True,
+        },
+    ),
     "dots1": (
         "dots1",
         {
@@ -208,6 +274,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "internlm2": ("internlm2", {}),
     "internlm2-biases": ("internlm2", {"num_attention_heads": 6, "num_key_value_heads": 2, "bias": True}),
     "internlm3": ("internlm3", {"attention_bias": True, "mlp_bias": True}),
+    "kimi_k2": (
+        "kimi_k2",
+        {**LATENT, "q_lora_rank": 24, "n_group": 1, "topk_group": 1, "rope_parameters": latent_yarn(1.0, 1.0, 1.0)},
+    ),
     "llama": ("llama", {}),
     "llama4": (
         "llama4",

@@ -33,7 +33,7 @@ Change = Callable[[str, Integers], Integers]
 """From the prefix of a layer and its numbers to those that are stored."""
 HIDDEN, INNER, VOCABULARY = 64, 160, 528
 _BLOCK = 128
-_LINEARS = ("_proj.weight",)
+_LINEARS = ("_proj.weight", "_proj_with_mqa.weight")
 
 
 def save_tensors(path: Path, tensors: Tensors) -> None:
@@ -187,7 +187,7 @@ def _scales(rng: np.random.Generator, *shape: int) -> StoredTensor:
     return tensor(bf16(rng.uniform(0.0003, 0.001, shape).astype(np.float32)), "BF16")
 
 
-def make_blocks_model(folder: Path) -> Path:
+def make_blocks_model(folder: Path, family: str = "llama", **fields: Any) -> Path:
     """As DeepSeek and Qwen publish FP8: blocks of 128 x 128, the last ones cut."""
 
     def quantize(prefix: str, weight: np.ndarray) -> Tensors:
@@ -196,7 +196,7 @@ def make_blocks_model(folder: Path) -> Path:
         return named(prefix, weight=_fp8(rng, weight.shape), weight_scale_inv=scale)
 
     settings = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [_BLOCK] * 2}
-    return make_quantized_model(folder, settings, quantize)
+    return make_quantized_model(folder, settings, quantize, family, **fields)
 
 
 def make_mixed_floats_model(folder: Path) -> Path:

@@ -9,10 +9,31 @@ from typing import Any, TypedDict
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, Gemma3ForConditionalGeneration, Llama4ForConditionalGeneration
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Llama4ForConditionalGeneration,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3ForCausalLM
 
 from support.remote_code.registry import REMOTE, remote_config, run_remote, save_remote
+
+
+class KimiConfig(DeepseekV3Config):  # type: ignore[misc]
+    """Of Kimi K2, which transformers knows by DeepSeek's name alone."""
+
+    model_type = "kimi_k2"
+
+
+class KimiForCausalLM(DeepseekV3ForCausalLM):  # type: ignore[misc]
+    config_class = KimiConfig
+
+
+AutoConfig.register(KimiConfig.model_type, KimiConfig)
+AutoModelForCausalLM.register(KimiConfig, KimiForCausalLM)
 
 
 class ModelFields(TypedDict, total=False):
