@@ -21,7 +21,7 @@ RECORDS = {
     "section": "u32 kind, u32 record_bytes, u64 offset, u64 count",
     "model": "i32 num_layers, i32 num_kv_heads, i32 head_dim, i32 block_size, i32 kv_dtype, i32 vocab_size, "
     "i32 max_model_len, i32 max_num_seqs, i32 act_dtype, i32 sliding_window, i32 num_eos, i32 eos[8], i32 bos, "
-    "u64 key_block_bytes, u64 value_block_bytes, i32 reserved[8]",
+    "u64 key_block_bytes, u64 value_block_bytes, i32 vector_width, i32 whole_prompts, i32 reserved[6]",
     "kernel": "u32 symbol_offset, u32 symbol_length, u32 num_buffers, u32 family, u32 code, u32 launch[7]",
     "weight": "u32 name_offset, u32 name_length, u32 dtype, u32 rank, u64 file_offset, u64 bytes, i64 shape[4], "
     "u32 crc32, u32 layout_offset, u32 layout_length, u32 reserved",

@@ -46,7 +46,8 @@ class ModelRecord:
     """What the engine must know of the model. sliding_window 0: none; eos: at most 8 ids; bos -1: none; dtypes are
     codes of DTYPES.
 
-    key_block_bytes, value_block_bytes: of one KV block of one layer.
+    key_block_bytes, value_block_bytes: of one KV block of one layer. vector_width: floats of the vector that a text
+    gives in place of logits, 0: it gives logits. whole_prompts 1: a step must hold all tokens of a text.
     """
 
     num_layers: int
@@ -63,6 +64,13 @@ class ModelRecord:
     bos: int
     key_block_bytes: int
     value_block_bytes: int
+    vector_width: int = 0
+    whole_prompts: int = 0
+
+    @property
+    def output_width(self) -> int:
+        """Floats of a row that a graph gives."""
+        return self.vector_width or self.vocab_size
 
     @property
     def kv(self) -> KvDtype:

@@ -122,7 +122,7 @@ def _buffers(
         elif kind == "input":
             name, dtype, shape = INPUTS[index], "i32", graph.input_shape(index)
         elif kind == "output":
-            name, shape = "logits", (graph.max_samples, model.vocab_size)
+            name, shape = "logits", (graph.max_samples, model.output_width)
         else:
             name, dtype, lanes = f"{kind}_{index}", model.kv.name, model.kv.per_word
             keys, values = model.kv_widths()

@@ -66,6 +66,8 @@ def _check_model(model: ModelRecord) -> None:
         value = getattr(model, name)
         need(least <= value <= _MAX_BLOCK_BYTES, f"{what} {name} {value}, outside {least} to {_MAX_BLOCK_BYTES}")
     need(model.sliding_window >= 0, f"{what} sliding_window {model.sliding_window}")
+    need(model.vector_width >= 0, f"{what} vector_width {model.vector_width}")
+    need(model.whole_prompts in (0, 1), f"{what} whole_prompts {model.whole_prompts}, which is neither 0 nor 1")
     for token in model.eos:
         need(0 <= token < model.vocab_size, f"end-of-sequence id {token} is outside of the vocabulary")
     need(-1 <= model.bos < model.vocab_size, f"beginning-of-sequence id {model.bos} is outside of the vocabulary")
@@ -174,5 +176,5 @@ def _capacity(graph: Graph, model: ModelRecord, kind: int, index: int) -> int:
     if kind == _ARENA:
         return graph.arena_bytes
     if kind == _OUTPUT:
-        return graph.max_samples * model.vocab_size * 4
+        return graph.max_samples * model.output_width * 4
     return math.prod(graph.input_shape(index)) * 4

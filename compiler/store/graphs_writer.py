@@ -120,6 +120,7 @@ def pack_model(model: ModelRecord) -> bytes:
         _MODEL, "the model record", model.num_layers, model.num_kv_heads, model.head_dim, model.block_size,
         model.kv_dtype, model.vocab_size, model.max_model_len, model.max_num_seqs, model.act_dtype,
         model.sliding_window, len(model.eos), *eos, model.bos, model.key_block_bytes, model.value_block_bytes,
+        model.vector_width, model.whole_prompts,
     )  # fmt: skip
 
 

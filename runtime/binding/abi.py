@@ -53,6 +53,7 @@ class ArtifactInfo(ctypes.Structure):
         *_each(c_uint64, "weight_bytes", "code_bytes", "max_arena_bytes", "kv_block_bytes"),
         ("target_kind", c_char * 256),
         ("target_name", c_char * 256),
+        *_each(c_int32, "vector_width", "whole_prompts"),
     ]
 
 
@@ -163,6 +164,8 @@ class Request(ctypes.Structure):
         ("guided", c_uint32),
         ("num_prompt_logprobs", c_int32),
         ("deadline_ns", c_uint64),
+        ("vector", POINTER(c_float)),
+        ("vector_capacity", c_uint64),
     ]
 
 

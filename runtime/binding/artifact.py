@@ -14,7 +14,11 @@ from llmc.runtime.binding.handle import Handle, call, plain, sized
 
 @dataclasses.dataclass(frozen=True)
 class ArtifactInfo:
-    """llmc_artifact_info of llmc.h: counts, the model's sizes, bytes, and what it was compiled for."""
+    """llmc_artifact_info of llmc.h: counts, the model's sizes, bytes, and what it was compiled for.
+
+    vector_width: floats of the vector that a prompt gives in place of tokens, 0: the model writes text. whole_prompts
+    1: a step must hold all tokens of a prompt.
+    """
 
     num_graphs: int
     num_kernels: int
@@ -34,6 +38,8 @@ class ArtifactInfo:
     kv_block_bytes: int
     target_kind: str
     target_name: str
+    vector_width: int = 0
+    whole_prompts: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import threading
 from collections.abc import Mapping, Sequence
-from ctypes import byref, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_float, c_uint32, c_uint64, c_void_p
 from typing import Any, ClassVar
 
 import numpy as np
@@ -173,6 +174,9 @@ class Engine(Handle):
             call("llmc_engine_create", opened.pointer, artifact.pointer, byref(native), byref(pointer))
         self._pointer = pointer
         self._events = (abi.Event * self._POLL_CAPACITY)()
+        self._vectors: dict[int, npt.NDArray[np.float32]] = {}
+        """Arrays that the engine may still write to."""
+        self._vectors_lock = threading.Lock()
 
     @classmethod
     def _native_options(cls, options: Mapping[str, Any]) -> abi.EngineOptions:
@@ -195,13 +199,15 @@ class Engine(Handle):
         guided: bool = False,
         num_prompt_logprobs: int | None = None,
         deadline_ns: int = 0,
+        vector: npt.NDArray[np.float32] | None = None,
         **sampling: Any,
     ) -> int:
         """Queues a request and returns its id. Other keyword arguments override fields of `params`.
 
         guided: each token needs a mask (set_token_mask). num_prompt_logprobs: None, or 0 … 20 alternatives beside each
         of the prompt's tokens. deadline_ns: on time.monotonic_ns(), when the request ends with reason "timeout"; 0:
-        never. Raises LlmcError.
+        never. vector: of a model that gives vectors, an array of vector_width numbers, which is filled before the
+        request is "finished"; it is kept until then. Raises LlmcError.
         """
         chosen = dataclasses.replace(params or SamplingParams(), **sampling)
         prompt = int32("prompt_ids", prompt_ids)
@@ -226,7 +232,16 @@ class Engine(Handle):
         native.logit_bias, native.num_logit_bias = bias, len(bias)
         request.sampling = ctypes.pointer(native)
         request_id = c_uint64()
-        call("llmc_engine_submit", self.pointer, byref(request), byref(request_id))
+        if vector is None:
+            call("llmc_engine_submit", self.pointer, byref(request), byref(request_id))
+            return request_id.value
+        if vector.dtype != np.float32 or vector.ndim != 1 or not vector.flags.c_contiguous:
+            raise TypeError(f"vector is {vector.dtype} of shape {vector.shape}; pass a float32 array of 1 dimension")
+        request.vector, request.vector_capacity = vector.ctypes.data_as(POINTER(c_float)), vector.size
+        # Held, so that the last event of the request cannot be polled before its array is known here.
+        with self._vectors_lock:
+            call("llmc_engine_submit", self.pointer, byref(request), byref(request_id))
+            self._vectors[request_id.value] = vector
         return request_id.value
 
     def cancel(self, request_id: int) -> None:
@@ -303,9 +318,19 @@ class Engine(Handle):
             count = c_uint64()
             self._events[0].struct_size = ctypes.sizeof(abi.Event)
             call("llmc_engine_poll", self.pointer, self._events, wanted, byref(count))
-            events += [_event(self._events[i]) for i in range(count.value)]
+            taken = [_event(self._events[i]) for i in range(count.value)]
+            self._release_vectors(taken)
+            events += taken
             if count.value < wanted or len(events) == most:
                 return events
+
+    def _release_vectors(self, events: Sequence[Event]) -> None:
+        """Lets go of the arrays of requests that have ended."""
+        if self._vectors:
+            with self._vectors_lock:
+                for event in events:
+                    if event.kind in ("finished", "failed"):
+                        self._vectors.pop(event.request_id, None)
 
     @property
     def stats(self) -> EngineStats:

@@ -43,7 +43,7 @@ class Replayer(Handle):
         """num_blocks as in llmc_replayer_options, the others as in DEVICE_OPTIONS; weight_memory: one of
         WEIGHT_MEMORY."""
         super().__init__()
-        self._vocab_size = artifact.info.vocab_size
+        self._width = artifact.info.vector_width or artifact.info.vocab_size
         self._max_commands = max(graph.num_commands for graph in artifact.graphs())
         options = initial("llmc_replayer_options_init", abi.ReplayerOptions)
         options.num_blocks = num_blocks
@@ -68,7 +68,8 @@ class Replayer(Handle):
         query_start: IntArray,
         sample_index: IntArray,
     ) -> npt.NDArray[np.float32]:
-        """Runs graph `graph` on packed int32 arrays (FORMAT.md); returns logits [len(sample_index), vocab_size]."""
+        """Runs graph `graph` on packed int32 arrays (FORMAT.md); returns logits [len(sample_index),
+        vocab_size], or vectors [len(sample_index), vector_width]."""
         arrays = {
             "input_ids": int32("input_ids", input_ids),
             "positions": int32("positions", positions),
@@ -91,7 +92,7 @@ class Replayer(Handle):
         batch.block_table_stride = arrays["block_tables"].shape[1]
         for name, array in arrays.items():
             setattr(batch, name, array.ctypes.data_as(abi.I32P))
-        logits = np.empty((batch.num_samples, self._vocab_size), np.float32)
+        logits = np.empty((batch.num_samples, self._width), np.float32)
         call("llmc_replayer_run", self.pointer, graph, byref(batch), logits.ctypes.data_as(abi.F32P), logits.size)
         return logits
 

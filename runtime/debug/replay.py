@@ -129,7 +129,7 @@ class CommandReplay:
             content = np.asarray(given[name], np.int32)
             memory.bytes.view(np.int32)[: len(content)] = content
             inputs.append(memory)
-        arena, output = _Memory(graph.arena_bytes), _Memory(4 * graph.max_samples * model.vocab_size)
+        arena, output = _Memory(graph.arena_bytes), _Memory(4 * graph.max_samples * model.output_width)
         scalars = (ctypes.c_int64 * _NUM_SCALARS)(count, 1, 1, stride, self._num_blocks, 1)
 
         def place(operand: OperandRecord, layer: int) -> NDArray[np.uint8]:

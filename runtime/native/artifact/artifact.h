@@ -35,7 +35,7 @@ struct ModelRecord {
   int32_t num_layers, num_kv_heads, head_dim, block_size, kv_dtype, vocab_size, max_model_len, max_num_seqs;
   int32_t act_dtype, sliding_window, num_eos, eos[8], bos;
   uint64_t key_block_bytes, value_block_bytes;  // of one KV block of one layer
-  int32_t reserved[8];
+  int32_t vector_width, whole_prompts, reserved[6];
 };
 struct KernelRecord {
   uint32_t symbol_offset, symbol_length, num_buffers, family, code, launch[kMaxLaunchFacts];

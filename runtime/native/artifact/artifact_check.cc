@@ -105,6 +105,8 @@ Status Artifact::CheckModel() {
       {"act_dtype", m.act_dtype, 0, kNumDTypes - 1},
       {"sliding_window", m.sliding_window, 0, INT32_MAX},
       {"num_eos", m.num_eos, 0, 8},
+      {"vector_width", m.vector_width, 0, 1 << 28},
+      {"whole_prompts", m.whole_prompts, 0, 1},
   };
   for (const auto& field : fields) {
     if (!Between(field.value, field.low, field.high)) {
@@ -128,6 +130,8 @@ Status Artifact::CheckModel() {
     return Corrupt("graphs.bin", "one KV block of " + Str(m.num_layers) + " layers overflows 64 bits");
   }
   shape_ = {m.num_layers, m.block_size, m.vocab_size, m.max_model_len, m.max_num_seqs, {}, kv_block_bytes, {}};
+  shape_.vector_width = m.vector_width;
+  shape_.whole_prompts = m.whole_prompts != 0;
   for (int32_t i = 0; i < m.num_eos; ++i) {
     if (m.eos[i] < 0) return Corrupt("graphs.bin", "eos token " + Str(m.eos[i]) + " is negative");
     // An id outside the vocabulary is never sampled, and must not index a row of logits.
@@ -298,7 +302,7 @@ Status Artifact::CheckOperand(const GraphRecord& graph, uint64_t index) const {
       break;
     case OperandKind::kOutput:
       count = 1;
-      limit = uint64_t{graph.max_samples} * uint64_t(model_.vocab_size) * sizeof(float);
+      limit = uint64_t{graph.max_samples} * shape_.output_width() * sizeof(float);
       break;
     default: return Corrupt("graphs.bin", "operand " + Str(index) + " has unknown kind " + Str(operand.kind));
   }
@@ -379,8 +383,9 @@ Status Artifact::CheckGraphs() {
       return Corrupt("graphs.bin",
                      name + " has block tables of " + Str(graph.max_seqs) + " × " + Str(graph.max_blocks_per_seq));
     }
-    if (uint64_t{graph.max_samples} * uint64_t(model_.vocab_size) > kMaxArenaBytes) {
-      return Corrupt("graphs.bin", name + " has logits of " + Str(graph.max_samples) + " × " + Str(model_.vocab_size));
+    if (uint64_t{graph.max_samples} * shape_.output_width() > kMaxArenaBytes) {
+      return Corrupt("graphs.bin",
+                     name + " has results of " + Str(graph.max_samples) + " × " + Str(shape_.output_width()));
     }
     if (graph.arena_bytes > kMaxArenaBytes) {
       return Corrupt("graphs.bin", name + " wants an arena of " + Str(graph.arena_bytes) + " bytes");

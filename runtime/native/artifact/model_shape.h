@@ -20,6 +20,11 @@ struct ModelShape {
   std::vector<int32_t> eos_token_ids;
   uint64_t kv_block_bytes;
   std::vector<GraphShape> graphs;
+  int32_t vector_width = 0;  // floats of the vector that a prompt gives; 0: rows of logits are sampled from
+  bool whole_prompts = false;  // a step must hold all tokens of a prompt, whose KV nobody reads later
+
+  // Floats of a row that a graph gives.
+  uint32_t output_width() const { return static_cast<uint32_t>(vector_width > 0 ? vector_width : vocab_size); }
 };
 
 }  // namespace llmc

@@ -77,8 +77,7 @@ llmc_status llmc_replayer_run(llmc_replayer* replayer, uint32_t graph, const llm
     if (!b.query_start) return NullArgument("batch->query_start");
     if (!b.sample_index && b.num_samples) return NullArgument("batch->sample_index");
     if (!logits && b.num_samples) return NullArgument("logits");
-    const uint64_t vocab = static_cast<uint64_t>(replayer->device->model().vocab_size);
-    const uint64_t needed = b.num_samples * vocab;
+    const uint64_t needed = b.num_samples * uint64_t{replayer->device->model().output_width()};
     if (capacity < needed) {
       return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "logits has room for " + std::to_string(capacity) +
                                                           " floats and the batch needs " + std::to_string(needed) +

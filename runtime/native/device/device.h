@@ -49,7 +49,7 @@ class Device {
   // Begins a step, behind all that was asked for before. The batch may change once this returns; one step at a time is on
   // its way. On an error nothing runs.
   virtual Status Enqueue(const StepBatch& batch, Fence* fence) = 0;
-  // Returns when the step is done. *logits points to num_samples × vocab_size floats, valid until the next Enqueue.
+  // Returns when the step is done. *logits points to num_samples × output_width floats, valid until the next Enqueue.
   virtual Status Wait(Fence fence, const float** logits) = 0;
   // Whether Sample draws on the device. Else the host draws from the rows that Wait gives.
   virtual bool samples() const { return false; }

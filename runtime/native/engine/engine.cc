@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <new>
 #include <string>
@@ -56,7 +57,8 @@ Engine::Engine(std::unique_ptr<Device> device, const EngineOptions& options)
       options_(options),
       max_length_(static_cast<uint32_t>(std::min<uint64_t>(
           model_.max_model_len, static_cast<uint64_t>(device_->num_blocks() - 1) * model_.block_size))),
-      blocks_(device_->num_blocks(), static_cast<uint32_t>(model_.block_size), options.prefix_cache),
+      blocks_(device_->num_blocks(), static_cast<uint32_t>(model_.block_size),
+              options.prefix_cache && !model_.whole_prompts),
       scheduler_(model_,
                  {options.max_num_seqs ? options.max_num_seqs : static_cast<uint32_t>(model_.max_num_seqs),
                   options.max_tokens_per_step, options.miss_policy},
@@ -75,13 +77,17 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
   if (c.num_prompt_tokens == 0 || c.prompt_token_ids == nullptr) {
     return Invalid("The prompt is empty; give at least one token id.");
   }
-  if (c.num_prompt_tokens > max_length_ - 1) {
+  const bool vectors = model_.vector_width > 0;
+  const uint32_t longest = max_length_ - (vectors ? 0 : 1);
+  if (c.num_prompt_tokens > longest) {
     const bool pool = max_length_ < static_cast<uint32_t>(model_.max_model_len);
     return Invalid("The prompt has " + std::to_string(c.num_prompt_tokens) + " tokens but at most " +
-                   std::to_string(max_length_ - 1) + " fit " +
-                   (pool ? "the KV pool; shorten it or raise kv_bytes or num_blocks."
-                         : "max_model_len with one output token; shorten it."));
+                   std::to_string(longest) + " fit " +
+                   (pool      ? "the KV pool; shorten it or raise kv_bytes or num_blocks."
+                    : vectors ? "max_model_len; shorten it."
+                              : "max_model_len with one output token; shorten it."));
   }
+  LLMC_RETURN_IF_ERROR(CheckVector(c));
   for (uint64_t i = 0; i < c.num_prompt_tokens; ++i) {
     if (c.prompt_token_ids[i] < 0 || c.prompt_token_ids[i] >= model_.vocab_size) {
       return Invalid("prompt_token_ids[" + std::to_string(i) + "] is " + std::to_string(c.prompt_token_ids[i]) +
@@ -93,10 +99,11 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
                    std::to_string(LLMC_MAX_TOP_LOGPROBS) + ".");
   }
   auto request = std::make_unique<Request>();
+  request->vector = c.vector;
   LLMC_RETURN_IF_ERROR(MakeSamplingParams(*c.sampling, model_.vocab_size, &request->params));
   const uint32_t num_prompt = static_cast<uint32_t>(c.num_prompt_tokens);
   request->max_length = static_cast<uint32_t>(
-      std::min<uint64_t>(max_length_, static_cast<uint64_t>(num_prompt) + request->params.max_tokens));
+      std::min<uint64_t>(max_length_, static_cast<uint64_t>(num_prompt) + (vectors ? 0 : request->params.max_tokens)));
   request->num_unfinished = request->params.n;
   request->guided = c.guided != 0;
   request->num_prompt_logprobs = c.num_prompt_logprobs;
@@ -150,6 +157,26 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
   ++stats_.num_waiting;
   *id = new_id;
   changed_.notify_all();
+  return Status::Ok();
+}
+
+// Whether a request is one for what the model gives, a vector or tokens.
+Status Engine::CheckVector(const llmc_request& c) const {
+  if (model_.vector_width == 0) {
+    if (c.vector == nullptr) return Status::Ok();
+    return Invalid("The request has memory for a vector, but this model writes text; leave vector out.");
+  }
+  if (c.vector == nullptr) {
+    return Invalid("This model gives vectors and writes no text; give memory for a vector, or use another model.");
+  }
+  if (c.vector_capacity < static_cast<uint64_t>(model_.vector_width)) {
+    return Invalid("vector_capacity is " + std::to_string(c.vector_capacity) + " but the model's vectors have " +
+                   std::to_string(model_.vector_width) + " floats; give more memory.");
+  }
+  if (c.sampling->n != 1 || c.guided != 0 || c.num_prompt_logprobs != -1) {
+    return Invalid(
+        "A model that gives vectors draws no tokens: leave n at 1, guided at 0 and num_prompt_logprobs at -1.");
+  }
   return Status::Ok();
 }
 
@@ -353,8 +380,12 @@ Status Engine::StepOnce(bool* progressed) {
       FailAll(status);
     } else if (run) {
       scheduler_.Commit(plan_);
-      if (!device_->samples()) host_sampler_.Draw(device_.get(), logits, tasks_, &outcomes_);
-      Postprocess();
+      if (model_.vector_width > 0) {
+        GiveVectors(logits);
+      } else {
+        if (!device_->samples()) host_sampler_.Draw(device_.get(), logits, tasks_, &outcomes_);
+        Postprocess();
+      }
       counters_.sample_ns += MonotonicNs() - sample;
     }
   }
@@ -468,7 +499,7 @@ Status Engine::Run(bool replay, const float** logits) {
   Fence fence = 0;
   LLMC_RETURN_IF_ERROR(device_->Enqueue(batch_, &fence));
   try {
-    ListTasks();
+    if (model_.vector_width == 0) ListTasks();
     // What changes nothing that the step uses is done while it runs; cancels and masks wait for its end.
     if (device_->overlaps()) TakeArrivals();
   } catch (...) {
@@ -476,7 +507,8 @@ Status Engine::Run(bool replay, const float** logits) {
     static_cast<void>(device_->Wait(fence, logits).ok());
     throw;
   }
-  return device_->samples() ? device_->Sample(fence, tasks_, &outcomes_) : device_->Wait(fence, logits);
+  const bool draws = device_->samples() && model_.vector_width == 0;
+  return draws ? device_->Sample(fence, tasks_, &outcomes_) : device_->Wait(fence, logits);
 }
 
 // What is drawn of the step's rows, in the order of its items: the logprobs of a prompt's tokens first, then a token, or
@@ -576,6 +608,29 @@ void Engine::Postprocess() {
       }
       FailRequest(s->request, outcome.status);
     }
+  }
+}
+
+// A prompt that is done has its vector, and ends. rows: of those that end in this step, in the order of its items.
+void Engine::GiveVectors(const float* rows) {
+  const size_t width = static_cast<size_t>(model_.vector_width);
+  MakeRoom(&new_events_, plan_.items.size());
+  for (const StepItem& item : plan_.items) {
+    Request* r = item.sequence->request;
+    if (r->first_scheduled_ns == 0) r->first_scheduled_ns = scheduled_ns_;
+    if (!item.sample) continue;
+    Fork(item.sequence);
+    if (std::all_of(rows, rows + width, [](float value) { return std::isfinite(value); })) {
+      std::copy_n(rows, width, r->vector);
+      r->first_token_ns = MonotonicNs();
+      Finish(item.sequence, LLMC_FINISH_STOP, nullptr);
+    } else {
+      scheduler_.Forget(*item.sequence);
+      FailRequest(r, Status::Error(LLMC_ERR_NOT_FINITE,
+                                   "A number of the prompt's vector is NaN or infinite; the model "
+                                   "or the precision it was compiled with does not suit it."));
+    }
+    rows += width;
   }
 }
 

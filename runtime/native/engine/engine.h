@@ -30,6 +30,7 @@ struct Request {
   bool guided = false;
   bool asked = false;  // its first masks were asked for, and it has not started: counted in Engine::num_asked_
   int32_t num_prompt_logprobs = -1;
+  float* vector = nullptr;  // the caller's, of a model that gives vectors
   uint64_t deadline_ns = 0;  // 0: none
   uint64_t arrival_ns = 0, first_scheduled_ns = 0, first_token_ns = 0;
   uint32_t num_unfinished = 0;
@@ -92,6 +93,8 @@ class Engine {
   Status Run(bool replay, const float** logits);
   void ListTasks();
   void NameOwners();
+  Status CheckVector(const llmc_request& c) const;
+  void GiveVectors(const float* rows);
   void Postprocess();
   void Fork(Sequence* parent);
   void AppendToken(Sequence* sequence, const SampleResult& sample);

@@ -19,6 +19,8 @@ void LongestWaitFirst(std::vector<Sequence*>* sequences) {
 
 Scheduler::Scheduler(const ModelShape& model, const SchedulerOptions& options, BlockManager* blocks)
     : ladder_(model),
+      gives_vectors_(model.vector_width > 0),
+      whole_prompts_(model.whole_prompts),
       options_(options),
       blocks_(blocks),
       block_size_(blocks->block_size()),
@@ -207,7 +209,8 @@ void Scheduler::TakeSeats() {
     ready_.resize(options_.max_num_seqs);
     std::sort(ready_.begin(), ready_.end(), Before());
   }
-  for (Sequence* s : ready_) (s->num_remaining() == 1 ? decodes_ : prefills_).push_back(s);
+  // Where no token follows, the last one of a prompt is one like the others.
+  for (Sequence* s : ready_) (s->num_remaining() == 1 && !gives_vectors_ ? decodes_ : prefills_).push_back(s);
 }
 
 void Scheduler::ChooseGraph(PhaseSet phases, StepPlan* plan) const {
@@ -326,15 +329,16 @@ Scheduler::Chunk Scheduler::FitChunk(Sequence* s, uint32_t computed, PhaseSet ph
   const uint32_t remaining = static_cast<uint32_t>(s->tokens.size()) - computed, wanted = remaining - s->held;
   const uint32_t most = std::min(wanted, budget() - plan->load.tokens);
   const bool scoring = s->scoring();
-  const uint32_t room = scoring ? ladder_.ScoringRoom(computed, s->num_scored, most)
-                                : ladder_.Room(plan->load, computed, remaining, most, phases);
+  uint32_t room = scoring ? ladder_.ScoringRoom(computed, s->num_scored, most)
+                          : ladder_.Room(plan->load, computed, remaining, most, phases);
+  if (whole_prompts_ && room < wanted) room = 0;
   if (room > 0) return {Chunk::Fit::kNow, room, scoring};
   if (!plan->items.empty()) {
     crowded_out_ = true;
     return {Chunk::Fit::kLater, 0, scoring};
   }
   plan->miss = MissOf(Phase::kPrefill, {1, wanted, 1, BlocksFor(computed + wanted)});
-  const bool fails = options_.miss_policy == MissPolicy::kError || scoring;
+  const bool fails = options_.miss_policy == MissPolicy::kError || scoring || whole_prompts_;
   const uint32_t larger = fails ? 0 : ladder_.Room(plan->load, computed, remaining, wanted, kAnyPhase);
   if (larger > 0) return {Chunk::Fit::kNow, std::min(larger, budget()), true};
   plan->misses.push_back(s);

@@ -188,6 +188,7 @@ class Scheduler {
   void InsertRunning(Sequence* s);
 
   GraphLadder ladder_;
+  bool gives_vectors_, whole_prompts_;
   SchedulerOptions options_;
   BlockManager* blocks_;
   uint32_t block_size_;

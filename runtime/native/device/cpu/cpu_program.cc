@@ -27,7 +27,7 @@ Status CpuProgram::Make(std::shared_ptr<const Artifact> of, std::shared_ptr<cons
   }
   for (const GraphRecord& graph : artifact.graphs()) max_samples = std::max<uint64_t>(max_samples, graph.max_samples);
   offsets[kNumInputs] = bytes;
-  bytes += RoundUp(max_samples * uint64_t(artifact.model().vocab_size) * sizeof(float), kAlignment);
+  bytes += RoundUp(max_samples * artifact.shape().output_width() * sizeof(float), kAlignment);
   LLMC_RETURN_IF_ERROR(Pages::Allocate(bytes, "inputs and logits", &out->io_));
   for (uint32_t i = 0; i < kNumInputs; ++i) out->inputs_[i] = reinterpret_cast<int32_t*>(out->io_.data() + offsets[i]);
   out->logits_ = reinterpret_cast<float*>(out->io_.data() + offsets[kNumInputs]);

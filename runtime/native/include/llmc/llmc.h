@@ -87,6 +87,8 @@ typedef struct llmc_artifact_info {
   uint64_t kv_block_bytes;  /* K and V of one block over all layers */
   char target_kind[256];    /* of the device that loads its code, NUL-terminated as the next */
   char target_name[256];    /* what it was compiled for */
+  int32_t vector_width;     /* floats of the vector that a prompt gives in place of tokens; 0: the model writes text */
+  int32_t whole_prompts;    /* 1: a step must hold all tokens of a prompt */
 } llmc_artifact_info;
 
 typedef struct llmc_graph_info {
@@ -190,7 +192,8 @@ typedef struct llmc_replay_stats {
 LLMC_API llmc_status llmc_replayer_create(const llmc_device *device, llmc_artifact *artifact,
                                           const llmc_replayer_options *options, llmc_replayer **out, llmc_error *error);
 LLMC_API void llmc_replayer_destroy(llmc_replayer *replayer);
-/* Replays graph `graph`; writes num_samples × vocab_size floats to logits (capacity in floats). Validates the batch
+/* Replays graph `graph`; writes num_samples × vocab_size floats to logits (capacity in floats), or vectors
+ * of vector_width. Validates the batch
  * against the graph first; on failure nothing ran. */
 LLMC_API llmc_status llmc_replayer_run(llmc_replayer *replayer, uint32_t graph, const llmc_batch *batch, float *logits,
                                        uint64_t capacity, llmc_error *error);
@@ -280,6 +283,8 @@ typedef struct llmc_request {
   uint32_t guided;                      /* 1: every token needs a mask (llmc_engine_set_token_mask) */
   int32_t num_prompt_logprobs;          /* -1 none (default), 0 only the prompt's tokens, up to 20 alternatives */
   uint64_t deadline_ns;                 /* on the clock of llmc_event.time_ns: then it ends by TIMEOUT; 0: never */
+  float *vector;                        /* of a model that gives vectors, see below; NULL for any other */
+  uint64_t vector_capacity;             /* in floats, vector_width at least */
 } llmc_request;
 LLMC_API void llmc_request_init(llmc_request *request, uint32_t struct_size);
 
@@ -372,7 +377,10 @@ enum { LLMC_READY_EVENTS = 1, LLMC_READY_WORK = 2 };
 LLMC_API llmc_status llmc_engine_create(const llmc_device *device, llmc_artifact *artifact,
                                         const llmc_engine_options *options, llmc_engine **out, llmc_error *error);
 LLMC_API void llmc_engine_destroy(llmc_engine *engine);
-/* submit, cancel, set_token_mask, wait, poll and the get_ functions: from any thread, also while another is in step. */
+/* submit, cancel, set_token_mask, wait, poll and the get_ functions: from any thread, also while another is in step.
+ * Where the model gives vectors (vector_width of llmc_artifact_info) no token is drawn, and a prompt may fill the whole of
+ * max_model_len. request->vector is memory of the caller, which the engine fills before the FINISHED event, with the
+ * reason STOP, of a prompt that ran; it must live until the request's last event was polled, or the engine destroyed. */
 LLMC_API llmc_status llmc_engine_submit(llmc_engine *engine, const llmc_request *request, uint64_t *id,
                                         llmc_error *error);
 /* Takes effect at the start of the next step: no token follows the one of a step in flight. */
