@@ -184,14 +184,16 @@ def paged_attention(
     rounded_bias: bool = False,
     sinks: Tensor | None = None,
     chunk: int = 0,
+    causal: bool = True,
 ) -> Tensor:
-    """Causal attention of q float32 [T, H hd] over each token's own sequence in the paged cache: act [T, H hd].
+    """Attention of q float32 [T, H hd] over each token's own sequence in the paged cache: act [T, H hd].
 
     A token at position p sees the keys max(0, p − window + 1) … p; window 0 is no limit. block_tables i32
     [B, max_blocks], context_lens i32 [B], query_start i32 [B+1], token_seq and positions i32 [T]. score_cap: tanh
     bounds the scores to it, 0 for not. slopes: f32 [H], of a bias by the place of the key (see `_bias`).
     sinks: f32 [H], a score of each head that has a weight and no value. chunk: a token sees no key before the last
-    multiple of it, 0 is no limit.
+    multiple of it, 0 is no limit. causal false: a token sees the keys behind it, too, up to its context, and with a
+    window those less than `window` away.
     """
     cache, groups = active_cache(), num_heads // num_kv_heads
     heads = q.float().view(q.shape[0], num_kv_heads, groups, head_dim)
@@ -201,9 +203,9 @@ def paged_attention(
         at = positions[rows].long()
         keys, values = cache.read(layer, block_tables[seq], int(context_lens[seq]))
         key_at = torch.arange(keys.shape[0])
-        seen = key_at <= at[:, None]
+        seen = (key_at <= at[:, None]) | (not causal)
         if window:
-            seen &= key_at > at[:, None] - window
+            seen &= (key_at - at[:, None]).abs() < window
         if chunk:
             seen &= key_at >= at[:, None] // chunk * chunk
         scores = torch.einsum("tkgd,skd->kgts", heads[rows], keys) * scale
@@ -241,6 +243,7 @@ def _(
     rounded_bias: bool = False,
     sinks: Tensor | None = None,
     chunk: int = 0,
+    causal: bool = True,
 ) -> Tensor:
     return q.new_empty(q.shape, dtype=torch_act_dtype(act_dtype))
 
@@ -253,4 +256,20 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
 
 @gather_rows.register_fake
 def _(x: Tensor, index: Tensor) -> Tensor:
+    return x.new_empty((index.shape[0], x.shape[1]))
+
+
+@llmc_op("pool_rows")
+def pool_rows(x: Tensor, query_start: Tensor, token_seq: Tensor, index: Tensor, mean: bool) -> Tensor:
+    """Of x [T, D], for each row of index i32 [S], which is the last of its sequence: the mean of the sequence's rows,
+    added up in their order, or its first row: [S, D]. query_start i32 [B+1], token_seq i32 [T]."""
+    rows = []
+    for last in index.tolist():
+        first = int(query_start[token_seq[last]])
+        rows.append(x[first : last + 1].mean(dim=0) if mean else x[first])
+    return torch.stack(rows) if rows else x[:0]
+
+
+@pool_rows.register_fake
+def _(x: Tensor, query_start: Tensor, token_seq: Tensor, index: Tensor, mean: bool) -> Tensor:
     return x.new_empty((index.shape[0], x.shape[1]))

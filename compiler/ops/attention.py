@@ -9,6 +9,7 @@ from llmc.compiler.ops.definition import F32, I32, Argument, BufferSource, Graph
 
 def _paged_attention(site: Site, graph: GraphParams) -> list[KernelCall]:
     a, segments = site.attributes, graph.shape.segments
+    causal = bool(a.get("causal", True))
     both = {
         "num_heads": a["num_heads"],
         "head_dim": a["head_dim"],
@@ -19,6 +20,7 @@ def _paged_attention(site: Site, graph: GraphParams) -> list[KernelCall]:
         **graph.row_params(),
         **({"chunk": a["chunk"]} if a.get("chunk", 0) else {}),
         **({"sinks": True} if "sinks" in site.tensors else {}),
+        **({} if causal else {"both_ways": True}),
     }
     spec = KernelSpec.of(
         "attention",
@@ -29,14 +31,16 @@ def _paged_attention(site: Site, graph: GraphParams) -> list[KernelCall]:
         **both,
         **_shape_of_scores(site),
     )
-    inputs = ("q", "block_tables", "token_seq", "positions", BufferSource.K_POOL, BufferSource.V_POOL)
+    # Where a token sees the keys behind it, a kernel must know where they end.
+    ends = () if causal else ("context_lens",)
+    inputs = ("q", "block_tables", "token_seq", "positions", *ends, BufferSource.K_POOL, BufferSource.V_POOL)
     slopes, sinks = (tuple(n for n in (name,) if n in site.tensors) for name in ("slopes", "sinks"))
     if not segments:
         return [KernelCall(spec, (*inputs, *slopes, *sinks, "out"))]
     merge = KernelSpec.of("attention", "merge_attention", **both)
     return [
         KernelCall(spec, (*inputs, *slopes, *sinks, BufferSource.SCRATCH, "out")),
-        KernelCall(merge, ("positions", BufferSource.SCRATCH, *sinks, "out")),
+        KernelCall(merge, ("positions", *(("token_seq", *ends) if ends else ()), BufferSource.SCRATCH, *sinks, "out")),
     ]
 
 

@@ -16,6 +16,7 @@ from llmc.compiler.ops.latent import HEAD_LINEAR, LATENT_ATTENTION, LATENT_KV_WR
 from llmc.compiler.ops.linear import GATED_LINEAR, GATED_LINEAR_QUANT, LINEAR, LINEAR_QUANT, QUANTIZE_ROWS
 from llmc.compiler.ops.norm import RMS_NORM
 from llmc.compiler.ops.permute import PERMUTE_COLUMNS
+from llmc.compiler.ops.pool import POOL_ROWS
 from llmc.compiler.ops.rope import ROPE_KV_WRITE
 
 OPS: dict[str, OpDef] = {
@@ -33,6 +34,7 @@ OPS: dict[str, OpDef] = {
         ROPE_KV_WRITE,
         PAGED_ATTENTION,
         GATHER_ROWS,
+        POOL_ROWS,
         CHOOSE_EXPERTS,
         EXPERTS,
         HEAD_LINEAR,

@@ -15,7 +15,8 @@ from llmc.compiler.targets.cpu.target import Target
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
     p = spec.as_dict()
-    inputs = ("q", "block_tables", "token_seq", "positions", "k_pool", "v_pool")
+    ends = ("context_lens",) if "both_ways" in p else ()
+    inputs = ("q", "block_tables", "token_seq", "positions", *ends, "k_pool", "v_pool")
     own = (*(("slopes",) if "bias" in p else ()), *(("sinks",) if "sinks" in p else ()))
     return (*inputs, *own, *(("partials",) if p["segments"] else ()), "out")
 

@@ -19,6 +19,11 @@ def first_key(position: b.Expr, window: int, chunk: int) -> b.Expr:
     return b.let(T.max(T.truncdiv(position, chunk) * chunk, first)) if chunk else first
 
 
+def last_key(position: b.Expr, context: b.Expr, window: int) -> b.Expr:
+    """The last key that a token sees which sees those behind it, too: of its context, and less than `window` away."""
+    return b.let(T.min(context, position + window) - 1) if window else b.let(context - 1)
+
+
 def sink_of(k: b.Kernel, head: b.Expr) -> b.Expr:
     """What a head's sink adds to a sum of weights, as a power of two."""
     return b.call("mul", b.splat(k["sinks"][head]), b.splat(LOG2E))

@@ -23,7 +23,15 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.attention_fetch import Fetches
 from llmc.compiler.targets.cpu.kernels.attention_scores import Shaping
 from llmc.compiler.targets.cpu.kernels.attention_split import partition_keys, segment_keys
-from llmc.compiler.targets.cpu.kernels.attention_state import FLOOR, Partials, Rows, first_key, sink_of, write_row
+from llmc.compiler.targets.cpu.kernels.attention_state import (
+    FLOOR,
+    Partials,
+    Rows,
+    first_key,
+    last_key,
+    sink_of,
+    write_row,
+)
 from llmc.compiler.targets.cpu.kernels.kv_pools import KvPools
 from llmc.compiler.targets.cpu.target import Target
 
@@ -49,11 +57,14 @@ class Attention(ABC):
         self.heads, self.kv_heads, self.dim = int(p["num_heads"]), int(p["num_kv_heads"]), int(p["head_dim"])
         self.block, self.window, self.segments = int(p["block_size"]), int(p["window"]), int(p["segments"])
         self.chunk, self.sinks = int(p.get("chunk", 0)), bool(p.get("sinks", False))
+        self.both_ways = bool(p.get("both_ways", False))
         self.kv, self.act, self.row_tile = str(p["kv_dtype"]), str(p["act_dtype"]), int(p["row_tile"])
         self.pools = KvPools(self.kv, self.kv_heads, self.dim, self.block)
         self.lanes = self.pools.lanes
         if self.heads % self.kv_heads or self.dim % b.lanes_of(self.act):
             raise KernelSpecError(f"paged_attention: heads, block_size or head_dim do not fit: {p}")
+        if self.both_ways and (self.chunk or "bias" in p):
+            raise KernelSpecError(f"paged_attention: neither chunks nor a bias by distance work both ways: {p}")
         self.shaping = Shaping(p)
         self.scale = self.shaping.query_factor
         self.vectors = b.ceil_div(self.dim, b.WIDTH)
@@ -105,7 +116,7 @@ class Attention(ABC):
                 b.store(count, i + 1, 0)
             b.store(start, token + count[0], 0)
             first = self.first_key(k["positions"][token])
-            last = k["positions"][token + count[0] - 1]
+            last = self.last_key(token + count[0] - 1)
             body(token, count[0], b.let(T.truncdiv(first, self.segment)), b.let(T.truncdiv(last, self.segment) + 1))
 
     def run_whole(self) -> None:
@@ -144,6 +155,13 @@ class Attention(ABC):
 
     def first_key(self, position: b.Expr) -> b.Expr:
         return first_key(position, self.window, self.chunk)
+
+    def last_key(self, token: b.Expr) -> b.Expr:
+        """The last key that a token sees."""
+        k = self.k
+        if not self.both_ways:
+            return k["positions"][token]
+        return last_key(k["positions"][token], k["context_lens"][k["token_seq"][token]], self.window)
 
     # ---- one run of tokens, one kv head ------------------------------------------------------------------------------
 
@@ -196,7 +214,7 @@ class Attention(ABC):
     def prepare_row(self, row: b.Expr, token: b.Expr, head: b.Expr) -> None:
         """The keys that a row sees, and its scaled query."""
         k = self.k
-        b.store(self.last, k["positions"][token], row)
+        b.store(self.last, self.last_key(token), row)
         b.store(self.first, self.first_key(k["positions"][token]), row)
         source = b.let((token * self.heads + self.kv_head * self.group + head) * self.dim)
         self.prepare_query(row, source)
@@ -288,7 +306,7 @@ class Attention(ABC):
         ahead = b.let(T.min(ahead, self.num_rows - 1))
         first = T.truncdiv(self.first_key(k["positions"][ahead]), self.partition) * self.blocks
         self.next_table = b.let(k["token_seq"][ahead] * self.stride + first)
-        self.next_count = b.let((T.truncdiv(k["positions"][ahead], self.block) + 1 - first) * known)
+        self.next_count = b.let((T.truncdiv(self.last_key(ahead), self.block) + 1 - first) * known)
 
     def plan_fetches(self, key0: b.Expr) -> None:
         """The values of this partition, and the keys of the one that is read after it."""

@@ -104,9 +104,12 @@ def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
     block, window, kv, act = int(p["block_size"]), int(p["window"]), str(p["kv_dtype"]), str(p["act_dtype"])
     if p["segments"]:
         raise KernelSpecError("paged_attention of the reference target does not cut contexts")
+    if "both_ways" in p and ("chunk" in p or "bias" in p):
+        raise KernelSpecError(f"paged_attention: neither chunks nor a bias by distance work both ways: {p}")
     group, cap, chunk = heads // kv_heads, float(p.get("score_cap", 0.0)), int(p.get("chunk", 0))
     keys, values = key_pool(kv, kv_heads, head_dim, block), value_pool(kv, kv_heads, head_dim, block)
-    inputs = {"q": "f32", "block_tables": "i32", "token_seq": "i32", "positions": "i32"}
+    ends = {"context_lens": "i32"} if "both_ways" in p else {}
+    inputs = {"q": "f32", "block_tables": "i32", "token_seq": "i32", "positions": "i32", **ends}
     pools = {"k_pool": keys.buffer_dtype, "v_pool": values.buffer_dtype}
     own = {**({"slopes": "f32"} if "bias" in p else {}), **({"sinks": "f32"} if "sinks" in p else {})}
     with Frame(spec.symbol(), {**inputs, **pools, **own, "out": act}) as k:
@@ -118,6 +121,9 @@ def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
             first = let(T.max(last - (window - 1), 0)) if window else T.int32(0)
             if chunk:
                 first = let(T.max(T.truncdiv(last, chunk) * chunk, first))
+            if ends:
+                end = k.raw("context_lens", k.raw("token_seq", token))
+                last = let(T.min(end, last + window) - 1) if window else let(end - 1)
             totals = Array(head_dim)
 
             def place_of(position: Expr) -> tuple[Expr, Expr, Expr]:
