@@ -14,6 +14,8 @@ from llmc.graphs_format import PHASES
 from llmc.shown import shown
 
 REQUIRED_PHASES = ("prefill", "decode")
+PROMPT_PHASES = ("prefill",)
+"""Of a model that gives a vector for a prompt, and no tokens."""
 MAX_DIM = 1 << 24
 MAX_BUCKETS = 4096
 
@@ -109,21 +111,28 @@ def select(buckets: Iterable[Bucket], num_seqs: int, length: int) -> Bucket | No
 class BucketLadder:
     """The buckets of an artifact, each phase sorted by (batch, seq) and free of duplicates; `mixed` may be empty.
 
-    Raises BucketError when prefill or decode is empty, a phase holds a bucket of another phase or one bucket twice, a
+    phases: those that it must have, and with PROMPT_PHASES all it may have.
+    Raises BucketError when one of them is empty, a phase holds a bucket of another phase or one bucket twice, a
     mixed bucket has fewer tokens than sequences, or there are more than MAX_BUCKETS in all.
     """
 
     prefill: tuple[Bucket, ...]
     decode: tuple[Bucket, ...]
     mixed: tuple[Bucket, ...] = ()
+    phases: tuple[str, ...] = REQUIRED_PHASES
 
     def __post_init__(self) -> None:
         if len(self) > MAX_BUCKETS:
             raise BucketError(f"{len(self)} buckets are more than the limit of {MAX_BUCKETS}: use larger steps")
         for phase in PHASES:
             buckets: tuple[Bucket, ...] = getattr(self, phase)
-            if not buckets and phase in REQUIRED_PHASES:
-                raise BucketError(f"no {phase} bucket: a ladder needs at least one prefill and one decode bucket")
+            if not buckets and phase in self.phases:
+                needs = " and one ".join(self.phases)
+                raise BucketError(f"no {phase} bucket: a ladder needs at least one {needs} bucket")
+            if buckets and self.phases == PROMPT_PHASES and phase not in PROMPT_PHASES:
+                raise BucketError(
+                    f"bucket {buckets[0]}: a model that gives vectors has prefill buckets only; leave it out"
+                )
             seen: set[Bucket] = set()
             for bucket in buckets:
                 if bucket.phase != phase:
@@ -148,13 +157,13 @@ class BucketLadder:
 
     @property
     def max_batch(self) -> int:
-        """Most sequences that one decode step can carry."""
-        return max(bucket.batch for bucket in self.decode)
+        """Most sequences that one decode step can carry; without decode buckets, one prefill step."""
+        return max(bucket.batch for bucket in self.decode or self.prefill)
 
     @property
     def max_context(self) -> int:
-        """Longest context, in tokens, that a decode bucket holds."""
-        return max(bucket.seq for bucket in self.decode)
+        """Longest context, in tokens, that a decode bucket holds; without them, longest prompt of a prefill bucket."""
+        return max(bucket.seq for bucket in self.decode or self.prefill)
 
     def select(self, phase: str, num_seqs: int, length: int) -> Bucket | None:
         """The bucket of a phase that the scheduler takes, or None on a miss. Raises BucketError for an unknown one."""

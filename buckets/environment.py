@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from .bucket import MAX_DIM, BucketError, BucketLadder
+from .bucket import MAX_DIM, REQUIRED_PHASES, BucketError, BucketLadder
 from .grids import Limits, in_tokens
 from .ladder import default_axes, default_tokens, ladder_of_axes, padding_bounded, ramp_up
 
@@ -50,10 +50,10 @@ class LadderVariables:
         names = [f"LLMC_{axis}_BUCKET_{number}" for axis, number, _ in self.given]
         return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
-    def ladder(self, limits: Limits) -> BucketLadder:
+    def ladder(self, limits: Limits, phases: tuple[str, ...] = REQUIRED_PHASES) -> BucketLadder:
         """The default ladder for `limits`, which must hold all but the limit of tokens, with what is set changed.
 
-        Raises BucketError naming the variables of an axis that cannot be.
+        phases: of the ladder. Raises BucketError naming the variables of an axis that cannot be.
         """
         seqs, longest, block = limits.max_num_seqs, limits.max_model_len, limits.block_size
         if seqs is None or longest is None or block is None:
@@ -80,7 +80,7 @@ class LadderVariables:
                 raise BucketError(f"{set_here}: {error}") from error
         most = default_tokens(longest) if tokens is None else tokens
         try:
-            ladder = ladder_of_axes(sizes, most)
+            ladder = ladder_of_axes(sizes, most, phases)
         except BucketError as error:
             raise BucketError(f"{self.names}: {error}") from error
         if not ladder.mixed and any(axis.startswith("MIXED") for axis in by_axis):

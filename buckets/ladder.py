@@ -10,7 +10,7 @@ from itertools import product
 
 from llmc.shown import shown
 
-from .bucket import MAX_BUCKETS, MAX_DIM, Bucket, BucketError, BucketLadder
+from .bucket import MAX_BUCKETS, MAX_DIM, PROMPT_PHASES, REQUIRED_PHASES, Bucket, BucketError, BucketLadder
 
 DEFAULT_MAX_NUM_SEQS = 16
 _DEFAULT_SEQ_STEP = 128
@@ -166,21 +166,28 @@ def default_axes(
 
 
 def default_ladder(
-    max_num_seqs: int, max_model_len: int, block_size: int, max_num_batched_tokens: int | None = None
+    max_num_seqs: int,
+    max_model_len: int,
+    block_size: int,
+    max_num_batched_tokens: int | None = None,
+    phases: tuple[str, ...] = REQUIRED_PHASES,
 ) -> BucketLadder:
     """The grid used when no spec is given, over `default_axes`; lengths in tokens.
 
     Prefill buckets of more than max_num_batched_tokens, None: max(2048, max_model_len), are left out. A single sequence
-    has no other to be mixed with. Raises BucketError for sizes that are not positive.
+    has no other to be mixed with. phases: of the ladder. Raises BucketError for sizes that are not positive.
     """
     axes = default_axes(max_num_seqs, max_model_len, block_size, max_num_batched_tokens)
     return ladder_of_axes(
         {name: ramp_up(*axis) for name, axis in axes.items()},
         default_tokens(max_model_len) if max_num_batched_tokens is None else max_num_batched_tokens,
+        phases,
     )
 
 
-def ladder_of_axes(sizes: Mapping[str, tuple[int, ...]], max_tokens: int) -> BucketLadder:
+def ladder_of_axes(
+    sizes: Mapping[str, tuple[int, ...]], max_tokens: int, phases: tuple[str, ...] = REQUIRED_PHASES
+) -> BucketLadder:
     """The ladder of sizes by axis, named as by `default_axes`.
 
     Left out are prefill and mixed buckets of more than max_tokens new tokens, and mixed ones of a single sequence.
@@ -196,6 +203,8 @@ def ladder_of_axes(sizes: Mapping[str, tuple[int, ...]], max_tokens: int) -> Buc
             f"the smallest prefill bucket has {sizes['prompt_bs'][0] * sizes['prompt_seq'][0]} tokens but "
             f"max-num-batched-tokens is {max_tokens}: give a smaller bucket or raise it"
         )
+    if phases == PROMPT_PHASES:
+        return BucketLadder(tuple(prefill), (), phases=phases)
     mixed = _grid("mixed", sizes["mixed_bs"], sizes["mixed_seq"])
     return BucketLadder(
         prefill=tuple(prefill),

@@ -37,8 +37,9 @@ FILE_SUFFIXES = (".toml", ".json", ".txt")
 _EXAMPLE = "prefill=1:32:4x128:128:1024,decode=1:128:4x128:128:2048"
 
 
-def parse_spec(spec: str, limits: Limits | None = None) -> BucketLadder:
-    """Parses a spec text or reads a spec file (.toml, .json, .txt); the module's docstring has the grammar.
+def parse_spec(spec: str, limits: Limits | None = None, phases: tuple[str, ...] = REQUIRED_PHASES) -> BucketLadder:
+    """Parses a spec text or reads a spec file (.toml, .json, .txt); the module's docstring has the grammar. phases: of
+    the ladder.
 
     Raises BucketError, one sentence with the offending value, for a spec that is malformed, empty, too large (more
     than 4096 buckets), gives a phase or bucket twice, lacks a phase, needs a limit that `limits` does not give, or
@@ -51,7 +52,7 @@ def parse_spec(spec: str, limits: Limits | None = None) -> BucketLadder:
     else:
         grids = _parse_text(text, limits)
     grids = {phase: _within(phase, pairs, limits.max_num_batched_tokens) for phase, pairs in grids.items()}
-    missing = [phase for phase in REQUIRED_PHASES if phase not in grids]
+    missing = [phase for phase in phases if phase not in grids]
     if missing:
         raise BucketError(f"bucket spec {short(spec)} has no {missing[0]} buckets: add {missing[0]}=BATCHxSEQ")
     total = sum(len(pairs) for pairs in grids.values())
@@ -59,9 +60,8 @@ def parse_spec(spec: str, limits: Limits | None = None) -> BucketLadder:
         raise BucketError(
             f"bucket spec {short(spec)} asks for {total} buckets, the limit is {MAX_BUCKETS}: use larger steps"
         )
-    return BucketLadder(
-        **{phase: tuple(Bucket(phase, batch, seq) for batch, seq in pairs) for phase, pairs in grids.items()}
-    )
+    found = {phase: tuple(Bucket(phase, batch, seq) for batch, seq in pairs) for phase, pairs in grids.items()}
+    return BucketLadder(**{"decode": (), **found}, phases=phases)
 
 
 def format_spec(ladder: BucketLadder) -> str:

@@ -23,7 +23,6 @@ from llmc.compiler.store.graphs_patch import GraphsPatch
 from llmc.compiler.store.weights import plan_weights
 from llmc.compiler.targets.registry import native_target
 from llmc.models.config import ModelConfig
-from llmc.models.sources.registry import open_source
 
 
 @dataclass(frozen=True)
@@ -91,9 +90,11 @@ class _Application:
 
     def load(self, state: CompileState, _: OnStep) -> None:
         """The variant stands for what a compilation resolves, and for its graphs and kernels."""
-        config, bundle = state.config, self.bundle
-        variant = choose_variant(bundle, config.target)
-        model = open_source(config.model, config.merge_lora, allow_unknown_config=config.allow_unknown_config).config()
+        bundle = self.bundle
+        variant = choose_variant(bundle, state.config.target)
+        task = variant.resolved.model.task
+        config = state.config = replace(state.config, task="generate" if task is None else task.name)
+        model = config.open_source().config()
         _check_architecture(bundle, config.model, model)
         resolved = state.resolved = replace(variant.resolved, model=model)
         pipeline.open_model(state)

@@ -6,11 +6,16 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmc.buckets import LadderVariables
 from llmc.compiler.dtypes import FLOATS
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.quantize import QuantConfig
+from llmc.task_names import TASKS
+
+if TYPE_CHECKING:
+    from llmc.models.sources.base import ModelSource
 
 MAX_NUM_SEQS = 4096
 
@@ -51,7 +56,8 @@ class CompileConfig:
     "none" (the artifact takes token ids alone). overwrite: an artifact of another model or other options at `output` is
     replaced. source: what of the hub `model` holds, None where it does not come from there. dump: a new directory for
     what each phase makes, as text; None: nothing. allow_unknown_config: what the model's configuration says that llmc
-    does not know is ignored, with a warning, not refused.
+    does not know is ignored, with a warning, not refused. task: "generate", "embed", "rank" or "classify"; "auto": what
+    the model's files say it is for.
     """
 
     model: Path
@@ -75,6 +81,7 @@ class CompileConfig:
     source: HubSource | None = None
     dump: Path | None = None
     allow_unknown_config: bool = False
+    task: str = "auto"
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -83,6 +90,8 @@ class CompileConfig:
         ):
             if value not in known:
                 raise CompileError(f"{name} {value!r} is not one of {', '.join(known)}")
+        if self.task not in TASKS:
+            raise CompileError(f"task {self.task!r} is not one of {', '.join(TASKS)}")
         if self.tokenizer not in ("auto", "required", "none"):
             raise CompileError(f"tokenizer {self.tokenizer!r} is not one of auto, required, none")
         if self.block_size < 16 or self.block_size % 16:
@@ -95,6 +104,13 @@ class CompileConfig:
             raise CompileError(f"max-model-len {self.max_model_len} must be at least 1")
         if self.jobs < 0:
             raise CompileError(f"jobs {self.jobs} must be 0 (one a CPU) or more")
+
+    def open_source(self) -> ModelSource:
+        """The model, with its adapters, as it does the task. Raises ModelError."""
+        # Here, for whoever reads a cache needs no numpy types.
+        from llmc.models.sources.registry import open_source
+
+        return open_source(self.model, self.merge_lora, allow_unknown_config=self.allow_unknown_config, task=self.task)
 
     def num_jobs(self) -> int:
         return self.jobs or len(os.sched_getaffinity(0))

@@ -69,27 +69,27 @@ class DryRun:
         return {**asdict(self), "num_buckets": self.num_buckets}
 
 
-def describable(path: Path, *, allow_unknown_config: bool = False) -> ModelSource:
+def describable(path: Path, *, allow_unknown_config: bool = False, task: str = "auto") -> ModelSource:
     """The model at `path`: a config.json of any name, a folder with one, with or without weights, or a GGUF file.
 
     Raises ModelError.
     """
     if path.is_file() and path.suffix == ".json":
-        return ConfigFileSource(path, allow_unknown_config=allow_unknown_config)
+        return ConfigFileSource(path, allow_unknown_config=allow_unknown_config, task=task)
     if path.is_dir() and not any(path.glob("*.safetensors*")):
-        return ConfigFileSource(path / "config.json", allow_unknown_config=allow_unknown_config)
-    return open_source(path, allow_unknown_config=allow_unknown_config)
+        return ConfigFileSource(path / "config.json", allow_unknown_config=allow_unknown_config, task=task)
+    return open_source(path, allow_unknown_config=allow_unknown_config, task=task)
 
 
 def dry_run(config: CompileConfig, progress: Progress = no_progress) -> DryRun:
     """config.model: see `describable`; config.output is not looked at. Raises what a compilation raises before it
     compiles kernels."""
-    source = describable(config.model, allow_unknown_config=config.allow_unknown_config)
+    source = describable(config.model, allow_unknown_config=config.allow_unknown_config, task=config.task)
     resolved = resolve(config, source)
     for rope in resolved.model.ropes:
         checked_frequencies(rope, resolved.max_model_len)
     quantized_by = source.quantized_by() if isinstance(source, ConfigFileSource) else None
-    smallest = min(resolved.ladder.decode, key=lambda bucket: (bucket.batch, bucket.seq))
+    smallest = min(resolved.ladder.decode or resolved.ladder.prefill, key=lambda bucket: (bucket.batch, bucket.seq))
     progress("trace", 0, 0)
     cache = GraphCache(cache_root(config.cache_dir))
     tracer = Tracer(resolved, cache)

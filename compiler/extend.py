@@ -107,7 +107,7 @@ def check_bucket(bucket: Bucket, artifact: Described) -> None:
             f"bucket {bucket} holds {bucket.seq} tokens but max-model-len of the artifact is {resolved.max_model_len}; "
             "lower it, or compile again with a larger --max-model-len"
         )
-    ladder_of((*artifact.buckets, bucket))
+    ladder_of((*artifact.buckets, bucket), resolved.model)
 
 
 @dataclass

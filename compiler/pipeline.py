@@ -68,7 +68,7 @@ def open_model(state: CompileState) -> None:
     """The headers of a checkpoint that has all that its config says: before anything is traced or made in the sizes
     that the config gives."""
     config, resolved = state.config, state.resolved
-    state.source = open_source(config.model, config.merge_lora, allow_unknown_config=config.allow_unknown_config)
+    state.source = config.open_source()
     state.checkpoint, state.files = state.source.checkpoint(), state.source.model_files()
     check_checkpoint(resolved.model, state.checkpoint)
     for rope in resolved.model.ropes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from llmc.buckets import BucketError, BucketLadder, LadderVariables, Limits, default_ladder, parse_spec
-from llmc.buckets.bucket import beyond
+from llmc.buckets.bucket import PROMPT_PHASES, REQUIRED_PHASES, beyond
 from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS, default_tokens
 from llmc.compiler.config import MAX_NUM_SEQS, CompileConfig, CompileError
 from llmc.compiler.dtypes import DTYPES
@@ -28,7 +28,6 @@ from llmc.models.convert import Array
 from llmc.models.loader import Parameter, check_checkpoint, load_parameters
 from llmc.models.registry import get_family
 from llmc.models.sources.base import Checkpoint, ModelSource
-from llmc.models.sources.registry import open_source
 from llmc.models.tables import table_shapes, tables
 from llmc.quantize import QuantConfig, Recipe
 from llmc.quantize.kv_scales import FILE_KV_DTYPE, read_kv_scales
@@ -153,20 +152,22 @@ class Resolved:
         if model.latent is not None:
             values_bytes = 0  # they are a part of the keys
         return ModelRecord(
-            num_layers=model.num_layers,
+            num_layers=model.num_kv_layers,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
             block_size=self.block_size,
             kv_dtype=KV_DTYPES[self.kv_dtype].code,
-            vocab_size=model.vocab_size,
+            vocab_size=model.num_inputs,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             act_dtype=DTYPES[self.act_dtype].code,
             sliding_window=model.sliding_window or 0,
-            eos=tuple(model.eos_token_ids),
+            eos=tuple(model.eos_token_ids) if model.pooled is None else (),
             bos=-1 if model.bos_token_id is None else model.bos_token_id,
             key_block_bytes=keys_bytes,
             value_block_bytes=values_bytes,
+            vector_width=0 if model.pooled is None else model.output_width,
+            whole_prompts=int(model.whole_prompts),
         )
 
 
@@ -174,11 +175,14 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
     """Decides dtypes, target, lengths and ladder. Raises CompileError, BucketError, QuantizeError, TargetError
     or ModelError. source: of the model, None: that at config.model.
     """
-    source = source or open_source(config.model, config.merge_lora, allow_unknown_config=config.allow_unknown_config)
+    source = source or config.open_source()
     model = source.config()
     act_dtype = config.dtype if config.dtype != "auto" else ("f32" if model.dtype == "f32" else "bf16")
     default_len = min(model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)
-    limits, ladder = resolve_ladder(config, default_len, trained_length(model))
+    phases = REQUIRED_PHASES if model.pooled is None else PROMPT_PHASES
+    limits, ladder = resolve_ladder(config, default_len, trained_length(model), phases)
+    if model.whole_prompts and limits.max_model_len > ladder.max_context:
+        limits = _cut_to_step(config, limits, ladder.max_context)
     if model.learned_positions and limits.max_model_len > model.learned_positions:
         raise CompileError(
             f"max-model-len is {limits.max_model_len}, but the model has a table of {model.learned_positions} "
@@ -240,20 +244,32 @@ class LadderLimits:
     max_num_batched_tokens: int
 
 
-def resolve_ladder(config: CompileConfig, default_len: int, trained_len: int) -> tuple[LadderLimits, BucketLadder]:
+def _cut_to_step(config: CompileConfig, limits: LadderLimits, longest: int) -> LadderLimits:
+    """For a model whose prompts are read in one step. Raises CompileError where longer ones were asked for."""
+    if config.max_model_len is not None:
+        raise CompileError(
+            f"the largest prefill bucket holds {longest} tokens of a prompt, which this model reads in one step, but "
+            f"max-model-len is {config.max_model_len}; add a bucket or lower --max-model-len"
+        )
+    return replace(limits, max_model_len=longest)
+
+
+def resolve_ladder(
+    config: CompileConfig, default_len: int, trained_len: int, phases: tuple[str, ...] = REQUIRED_PHASES
+) -> tuple[LadderLimits, BucketLadder]:
     """The ladder of a model made for contexts of trained_len tokens, and its limits: those that are not given follow
-    the ladder, and default_len where that does not say. Raises BucketError, and CompileError for a ladder that does
-    not reach max_model_len."""
+    the ladder, and default_len where that does not say. phases: of the ladder. Raises BucketError, and CompileError for
+    a ladder that does not reach max_model_len."""
     max_model_len = config.max_model_len or default_len
     max_num_seqs = config.max_num_seqs or DEFAULT_MAX_NUM_SEQS
     tokens = config.max_num_batched_tokens
     limits = Limits(max_num_seqs, max_model_len, config.block_size, tokens)
     if config.buckets is None:
-        ladder = default_ladder(max_num_seqs, max_model_len, config.block_size, tokens)
+        ladder = default_ladder(max_num_seqs, max_model_len, config.block_size, tokens, phases)
     elif isinstance(config.buckets, LadderVariables):
-        ladder = config.buckets.ladder(limits)
+        ladder = config.buckets.ladder(limits, phases)
     else:
-        ladder = parse_spec(config.buckets, limits)
+        ladder = parse_spec(config.buckets, limits, phases)
     if tokens is None:
         tokens = max(bucket.max_tokens for bucket in (*ladder.prefill, *ladder.mixed))
         if not isinstance(config.buckets, str):
@@ -261,7 +277,7 @@ def resolve_ladder(config: CompileConfig, default_len: int, trained_len: int) ->
     if config.buckets is not None:
         _check_reach(config, ladder, trained_len)
         max_num_seqs = min(config.max_num_seqs or MAX_NUM_SEQS, ladder.max_batch)
-        max_model_len = min(config.max_model_len or trained_len, ladder.max_context)
+        max_model_len = min(trained_len, ladder.max_context) if config.max_model_len is None else config.max_model_len
     return LadderLimits(max_num_seqs, max_model_len, config.block_size, tokens), ladder
 
 
@@ -285,7 +301,7 @@ def _check_reach(config: CompileConfig, ladder: BucketLadder, trained_len: int) 
                 f"{source}bucket {bucket} holds {bucket.seq} tokens but {why}: lower it, or give "
                 f"--max-model-len {least}"
             )
-    if config.max_model_len is not None and ladder.max_context < config.max_model_len:
+    if ladder.decode and config.max_model_len is not None and ladder.max_context < config.max_model_len:
         raise CompileError(
             f"the largest decode bucket holds {ladder.max_context} tokens of context but max-model-len is "
             f"{config.max_model_len}; add a decode bucket or lower --max-model-len"
@@ -317,6 +333,6 @@ def recipe_of(quant: QuantConfig, model: ModelConfig) -> Recipe:
     """The schemes of the model's linear layers. An embedding that no linear shares stays as it is."""
     targets = get_family(model.model_type).weight_map(model).targets
     matrices = [target.name for target in targets if target.dtype == "act" and not target.precise]
-    if model.tie_word_embeddings:
+    if model.tie_word_embeddings and model.pooled is None:
         return Recipe.of(quant, matrices, head=EMBEDDING)
     return Recipe.of(quant, [name for name in matrices if name != EMBEDDING], head=HEAD)

@@ -110,6 +110,27 @@ class Latent(Closed):
     interleaved: bool
 
 
+class Dense(Closed):
+    size: Count
+    bias: bool
+    activation: Literal["tanh", "gelu"] | None
+    norm: bool
+    token_ids: Annotated[list[TokenId], Field(max_length=1024)]
+
+
+class Pooled(Closed):
+    pooling: Literal["first", "mean", "last"]
+    dense: Annotated[list[Dense], Field(max_length=16)]
+    normalised: bool
+
+
+class Task(Closed):
+    name: Literal["embed", "rank", "classify"]
+    activation: Literal["sigmoid", "softmax"] | None
+    labels: Annotated[list[Text], Field(max_length=1 << 16)]
+    template: Text | None
+
+
 class Model(Closed):
     model_type: Text
     vocab_size: Count
@@ -136,7 +157,7 @@ class Model(Closed):
     norm: Literal["rms", "layer"]
     norm_weight: bool
     norm_bias: bool
-    residual: Literal["pre", "parallel", "sandwich", "post"]
+    residual: Literal["pre", "parallel", "sandwich", "post", "sums"]
     parallel_norms: Annotated[int, Field(ge=1, le=2)]
     activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "xielu"]
     gated: bool
@@ -160,6 +181,13 @@ class Model(Closed):
     down_bias: bool = False
     normed_head: bool = False
     latent: Latent | None = None
+    first_norm: bool = True
+    final_norm: bool = True
+    bidirectional: bool = False
+    token_types: Annotated[int, Field(ge=0, le=1 << 16)] = 0
+    typed_inputs: bool = False
+    pooled: Pooled | None = None
+    task: Task | None = None
 
     @model_validator(mode="after")
     def _one_window_a_layer(self) -> Model:

@@ -8,8 +8,9 @@ from typing import Literal
 Norm = Literal["rms", "layer"]
 QkNorm = Literal["none", "head", "each_head", "whole", "unit"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "xielu"]
-Residual = Literal["pre", "parallel", "sandwich", "post"]
+Residual = Literal["pre", "parallel", "sandwich", "post", "sums"]
 Scores = Literal["softmax", "sigmoid", "mixer"]
+Pooling = Literal["first", "mean", "last"]
 
 
 @dataclass(frozen=True)
@@ -135,25 +136,63 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Dense:
+    """A linear layer over a pooled row. size: rows of its matrix. activation: of its result, None for none. norm: a
+    norm behind that. token_ids: its matrix is those rows of the output projection, empty: one of its own."""
+
+    size: int
+    bias: bool = False
+    activation: Literal["tanh", "gelu"] | None = None
+    norm: bool = False
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A model that gives a vector for each text, in place of logits: one row of the last layer, its first or last, or
+    the mean of all, through the layers of `dense`. normalised: to length 1."""
+
+    pooling: Pooling
+    dense: tuple[Dense, ...] = ()
+    normalised: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the rows of a pooled model are for. activation: what makes scores of a row's numbers, None: they are scores
+    as they are. labels: of the numbers, of "classify". template: the text of a query and a document of "rank", with
+    {instruction}, {query} and {document} in it; None: the tokenizer's own pair."""
+
+    name: Literal["embed", "rank", "classify"]
+    activation: Literal["sigmoid", "softmax"] | None = None
+    labels: tuple[str, ...] = ()
+    template: str | None = None
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    """A decoder. Sizes in elements; max_position_embeddings in tokens.
+    """A decoder, or an encoder. Sizes in elements; max_position_embeddings in tokens.
 
     norm, norm_eps, norm_weight, norm_bias: of all norms over the hidden size. embedding_norm: one more on the
     embedding. qk_norm: what is normed of q and k before they are rotated: each head by one weight, each head by its
     own, or all heads as one vector; "unit": each head without weights, after they are rotated, in layers that do.
     qk_norm_rotated: after that, of "head". residual: where norms stand: before both blocks; before both, which run side
-    by side (with parallel_norms norms); before and after each block; after each block. activation, gated: of the
-    feed-forward block. rope, local_rope: of layers without and with a window, local_rope None where they are the same;
-    unrotated_layers: without either. learned_positions: tokens of a table that is added to the embedding, 0 for none.
-    alibi: None for no such bias. sliding_window: tokens a query of a windowed layer sees, itself included, None where
-    no layer has one; layer_windows: the same per layer, 0 for full attention; layer_chunks: per layer, a token sees
-    none before the last multiple of it, 0 or empty for no limit. sinks: each head has a learned score without a value.
-    query_growth: None for none. attention_bias: of q, k and v; o_bias: of the output projection. attention_scale: of
-    scores; attention_cap: tanh bounds them to it, None for not. clip_qkv: bound of q, k and v, None for none.
-    down_bias: of the feed-forward block's last matrix, where mlp_bias is not. logit_cap: as attention_cap, of logits.
-    normed_head: rows of the output projection are of length 1. experts: None where no layer has any. latent: None where
-    keys and values are kept by themselves; with it there is one KV head, of latent.key_dim elements, of which the first
-    latent.rank are the value. bos_token_id: None where the model has none. dtype: of the checkpoint, "f32", "f16" or
+    by side (with parallel_norms norms); before and after each block; after each block; of each sum of a block and what
+    it read. first_norm: there is one before the first attention; final_norm: behind the last layer. activation, gated:
+    of the feed-forward block. rope, local_rope: of layers without and with a window, local_rope None where they are the
+    same; unrotated_layers: without either. learned_positions: tokens of a table that is added to the embedding, 0 for
+    none. alibi: None for no such bias. sliding_window: tokens a query of a windowed layer sees, itself included, None
+    where no layer has one; layer_windows: the same per layer, 0 for full attention; layer_chunks: per layer, a token
+    sees none before the last multiple of it, 0 or empty for no limit. sinks: each head has a learned score without a
+    value. query_growth: None for none. attention_bias: of q, k and v; o_bias: of the output projection.
+    attention_scale: of scores; attention_cap: tanh bounds them to it, None for not. clip_qkv: bound of q, k and v, None
+    for none. down_bias: of the feed-forward block's last matrix, where mlp_bias is not. logit_cap: as attention_cap, of
+    logits. normed_head: rows of the output projection are of length 1. latent: None where keys and values are kept by
+    themselves; with it there is one KV head, of latent.key_dim elements, of which the first latent.rank are the value.
+    experts: None where no layer has any. bidirectional: a token sees those behind it, too; with a window those less
+    than so far away. token_types: kinds of tokens, each with a vector that is added to the embedding, 0 for none;
+    typed_inputs: an input id is token + kind × vocab_size, else all are of the first kind. pooled, task: None for a
+    model that gives logits. bos_token_id: None where the model has none. dtype: of the checkpoint, "f32", "f16" or
     "bf16" ("f32" where config.json does not say).
     """
 
@@ -206,6 +245,35 @@ class ModelConfig:
     logit_cap: float | None = None
     experts: Experts | None = None
     latent: Latent | None = None
+    first_norm: bool = True
+    final_norm: bool = True
+    bidirectional: bool = False
+    token_types: int = 0
+    typed_inputs: bool = False
+    pooled: Pooled | None = None
+    task: Task | None = None
+
+    @property
+    def num_inputs(self) -> int:
+        """Input ids that there are."""
+        return self.vocab_size * (self.token_types if self.typed_inputs else 1)
+
+    @property
+    def output_width(self) -> int:
+        """Numbers of a row that a graph gives."""
+        if self.pooled is None:
+            return self.vocab_size
+        return self.pooled.dense[-1].size if self.pooled.dense else self.hidden_size
+
+    @property
+    def whole_prompts(self) -> bool:
+        """A step must hold all tokens of a text: they depend on those behind them, or all are pooled."""
+        return self.bidirectional or (self.pooled is not None and self.pooled.pooling != "last")
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers of the KV cache. Where nobody reads it in a later step, all layers take turns with one."""
+        return 1 if self.bidirectional else self.num_layers
 
     @property
     def qkv_size(self) -> int:

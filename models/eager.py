@@ -21,18 +21,19 @@ def as_tensor(array: Array) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def load_model(path: str | Path, act_dtype: str = "f32", max_len: int | None = None) -> Decoder:
-    """The whole model on the CPU; max_len in tokens, None for max_position_embeddings."""
-    source = open_source(path)
+def load_model(path: str | Path, act_dtype: str = "f32", max_len: int | None = None, task: str = "auto") -> Decoder:
+    """The whole model on the CPU; max_len in tokens, None for max_position_embeddings. task: see `models/tasks.py`."""
+    source = open_source(path, task=task)
     config = source.config()
     length = max_len or config.max_position_embeddings
     with torch.device("meta"):
         model = build_model(config, act_dtype, length)
     state = {p.name: as_tensor(p.value()) for p in load_parameters(config, source.checkpoint(), act_dtype)}
-    if config.tie_word_embeddings:
+    tied = config.tie_word_embeddings and config.pooled is None
+    if tied:
         state["lm_head.weight"] = state["embed.weight"]
     state |= {name: as_tensor(value) for name, value in tables(config, length)}
     model.load_state_dict(state, strict=True, assign=True)
-    if config.tie_word_embeddings:
+    if tied:
         model.lm_head.weight = model.embed.weight
     return model.eval()

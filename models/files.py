@@ -52,7 +52,10 @@ def read_file(path: Path, most_bytes: int) -> bytes:
 
 
 def _home(checkpoint: Path) -> Path:
-    """The folder that the files of a checkpoint lie in: itself, or the repository that it is a snapshot of."""
-    repository = checkpoint.parent.parent
-    is_snapshot = checkpoint.parent.name == _SNAPSHOTS and repository.name.startswith(_HUB_REPO)
-    return repository if is_snapshot else checkpoint
+    """The folder that the files of a checkpoint lie in: itself, or the repository that it is, or is part of, a snapshot
+    of."""
+    for snapshot in (checkpoint, checkpoint.parent):
+        repository = snapshot.parent.parent
+        if snapshot.parent.name == _SNAPSHOTS and repository.name.startswith(_HUB_REPO):
+            return repository
+    return checkpoint

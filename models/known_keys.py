@@ -35,6 +35,7 @@ _OF_OUTPUTS = """
     id2label label2id num_labels problem_type finetuning_task task_specific_params summary_activation
     summary_last_dropout summary_proj_to_labels summary_type summary_use_proj output_attentions output_hidden_states
     output_past output_scores return_dict return_dict_in_generate use_cache cache_implementation
+    sbert_ce_default_activation_function sentence_transformers
     """
 _OF_GENERATION = """
     eos_token_id bos_token_id pad_token_id cls_token_id mask_token_id sep_token_id unk_token_id decoder_start_token_id

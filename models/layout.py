@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.models.config import Experts, ModelConfig
+from llmc.models.config import Experts, ModelConfig, Pooled
 from llmc.models.latent_layout import latent_targets
 from llmc.models.weight_map import Rows, Source, Target, WeightMap
 
@@ -28,7 +28,8 @@ class Layout:
     gate and up come in turn, experts_turned: the tensor is [experts, columns, rows], down_turned: that of expert_down
     is, experts_joined: the first two axes are one; expert_gate_up_bias, expert_down_bias: whole names, [experts, rows];
     choice_bias: a whole name, of a matrix of one row if choice_bias_row; shared: the block of the expert that all
-    tokens take. unused: tensors, whole names, that a checkpoint may have in vain. other_modules: what the names of
+    tokens take. types: the table of kinds of tokens; dense: the linear layers over a pooled row, dense_norm: the norm
+    behind the first. unused: tensors, whole names, that a checkpoint may have in vain. other_modules: what the names of
     modules begin with that llmc does not use, such as those that guess further tokens; {} is the number of layers.
     """
 
@@ -64,6 +65,9 @@ class Layout:
     shared_gate: str = "mlp.shared_expert_gate"
     norm: str = "model.norm"
     head: str = "lm_head"
+    types: str = ""
+    dense: tuple[str, ...] = ()
+    dense_norm: str = ""
     qkv_rows: RowOrder | None = None
     interleaved: bool = False
     transposed: bool = False
@@ -74,6 +78,12 @@ class Layout:
         "model.layers.{}.self_attn.rotary_emb.inv_freq",
     )
     other_modules: tuple[str, ...] = ()
+
+    def moved(self, old: str, new: str) -> Layout:
+        """The same where names of the whole model that begin with `old` begin with `new`."""
+        names = ("embed", "embed_norm", "positions", "types", "layer", "norm")
+        moved = {name: new + getattr(self, name).removeprefix(old) for name in names if getattr(self, name)}
+        return replace(self, **moved, unused=tuple(new + name.removeprefix(old) for name in self.unused))
 
     def weight_map(self, config: ModelConfig) -> WeightMap:
         """The map of `blocks.decoder.Decoder`, in the order of its parameters."""
@@ -143,7 +153,7 @@ def _qkv_rows(layout: Layout, config: ModelConfig) -> Rows | None:
 def _unused(layout: Layout, config: ModelConfig) -> Iterator[str]:
     for name in layout.unused:
         yield from (name.format(i) for i in range(config.num_layers if "{}" in name else 1))
-    if config.tie_word_embeddings:
+    if config.tie_word_embeddings or config.pooled is not None:
         yield f"{layout.head}.weight"
 
 
@@ -192,10 +202,14 @@ def _targets(layout: Layout, config: ModelConfig) -> Iterator[Target]:
         table = (Source(f"{layout.positions}.weight", (count + skipped, config.hidden_size)),)
         rows = np.arange(skipped, skipped + count, dtype=np.int32) if skipped else None
         yield Target("positions.weight", table, "act", rows=rows)
+    yield from _types(layout, config)
     if config.embedding_norm:
         yield from parts.norm("embed_norm", layout.embed_norm)
     for layer in range(config.num_layers):
         yield from _layer(parts, layer, f"layers.{layer}", layout.layer.format(layer))
+    if config.pooled is not None:
+        yield from _pooled(parts, config.pooled)
+        return
     yield from parts.norm("norm", layout.norm)
     if not config.tie_word_embeddings:
         lengths = _of_length_1 if config.normed_head else None
@@ -204,20 +218,53 @@ def _targets(layout: Layout, config: ModelConfig) -> Iterator[Target]:
         yield Target("lm_head.bias", (Source(f"{layout.head}.bias", vocabulary[:1]),), "f32")
 
 
+def _types(layout: Layout, config: ModelConfig) -> Iterator[Target]:
+    """The table of kinds of tokens, or the vector of the first."""
+    count, hidden, name = config.token_types, config.hidden_size, f"{layout.types}.weight"
+    if config.typed_inputs:
+        yield Target("types.weight", (Source(name, (count, hidden)),), "act")
+    elif count:
+        rows = np.arange(hidden, dtype=np.int32)
+        yield Target("kind", (Source(name, (count * hidden,), (count, hidden)),), "f32", rows=rows)
+
+
+def _pooled(parts: _Parts, pooled: Pooled) -> Iterator[Target]:
+    """What a model that gives vectors has behind its layers."""
+    layout, config = parts.layout, parts.config
+    columns = config.hidden_size
+    if config.final_norm:
+        yield from parts.norm("pooled.norm", layout.norm)
+    # The last ones: a model without the first layers has no names for them.
+    names = layout.dense[len(layout.dense) - len(pooled.dense) :] if pooled.dense else ()
+    for i, (dense, name) in enumerate(zip(pooled.dense, names, strict=True)):
+        target = f"pooled.dense.{i}.linear"
+        if dense.token_ids:
+            head = f"{layout.embed if config.tie_word_embeddings else layout.head}.weight"
+            rows = np.array(dense.token_ids, np.int32)
+            yield Target(
+                f"{target}.weight", (Source(head, (config.vocab_size, columns)),), "act", rows=rows, precise=True
+            )
+        else:
+            yield from parts.linear(target, (name,), (dense.size,), columns, dense.bias, precise=True)
+        if dense.norm:
+            yield from parts.norm(f"pooled.dense.{i}.norm", layout.dense_norm)
+        columns = dense.size
+
+
 def _layer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target]:
     layout, config = parts.layout, parts.config
-    if config.residual != "post":
+    if config.residual not in ("post", "sums") and (layer > 0 or config.first_norm):
         yield from parts.norm(f"{name}.attention_norm", f"{prefix}.{layout.attention_norm}")
     if config.latent is None:
         yield from _attention(parts, name, prefix)
     else:
         yield from latent_targets(parts, config, config.latent, f"{name}.attention", f"{prefix}.self_attn")
-    if config.residual in ("sandwich", "post"):
+    if config.residual in ("sandwich", "post", "sums"):
         yield from parts.norm(f"{name}.attention_post_norm", f"{prefix}.{layout.post_attention_norm}")
     if config.residual in ("pre", "sandwich") or (config.residual == "parallel" and config.parallel_norms > 1):
         yield from parts.norm(f"{name}.mlp_norm", f"{prefix}.{layout.mlp_norm}")
     yield from _feed_forward(parts, layer, name, prefix)
-    if config.residual in ("sandwich", "post"):
+    if config.residual in ("sandwich", "post", "sums"):
         yield from parts.norm(f"{name}.mlp_post_norm", f"{prefix}.{layout.post_mlp_norm}")
 
 

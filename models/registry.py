@@ -9,6 +9,7 @@ from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.apertus import APERTUS
 from llmc.models.families.baichuan import BAICHUAN
+from llmc.models.families.bert import BERT, ROBERTA, XLM_ROBERTA
 from llmc.models.families.bloom import BLOOM
 from llmc.models.families.chatglm import CHATGLM
 from llmc.models.families.cohere import COHERE, COHERE2
@@ -45,7 +46,9 @@ from llmc.models.families.llama_relatives import (
 from llmc.models.families.minimax_m2 import MINIMAX_M2
 from llmc.models.families.mistral import MISTRAL
 from llmc.models.families.mixtral import MIXTRAL
+from llmc.models.families.modernbert import MODERNBERT
 from llmc.models.families.mpt import MPT
+from llmc.models.families.nomic_bert import NOMIC_BERT
 from llmc.models.families.olmo import OLMO, OLMO2
 from llmc.models.families.olmoe import OLMOE
 from llmc.models.families.opt import OPT
@@ -77,6 +80,7 @@ FAMILIES: dict[str, Family] = {
         APERTUS,
         ARCEE,
         BAICHUAN,
+        BERT,
         BLOOM,
         CHATGLM,
         CODEGEN,
@@ -118,8 +122,10 @@ FAMILIES: dict[str, Family] = {
         MINIMAX_M2,
         KIMI_K2,
         MIXTRAL,
+        MODERNBERT,
         MPT,
         NEMOTRON,
+        NOMIC_BERT,
         OLMO,
         OLMO2,
         OLMOE,
@@ -131,12 +137,14 @@ FAMILIES: dict[str, Family] = {
         QWEN,
         QWEN2_MOE,
         QWEN3_MOE,
+        ROBERTA,
         SEED_OSS,
         SMOLLM3,
         STABLELM,
         STARCODER2,
         TELECHAT,
         XVERSE,
+        XLM_ROBERTA,
     )
 }
 

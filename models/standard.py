@@ -68,6 +68,10 @@ class Choices(TypedDict, total=False):
     logit_cap: float | None
     experts: Experts | None
     latent: Latent | None
+    first_norm: bool
+    final_norm: bool
+    bidirectional: bool
+    token_types: int
 
 
 def layer_count(fields: Fields) -> int:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmc.buckets import BucketError, LadderVariables, Limits, parse_spec, read_environment
-from llmc.buckets.bucket import MAX_DIM
+from llmc.buckets.bucket import MAX_DIM, PROMPT_PHASES, REQUIRED_PHASES
 from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.quantize import SCHEMES, QuantConfig, QuantizeError
+from llmc.task_names import TASKS
 
 if TYPE_CHECKING:
     from llmc.compiler.config import CompileConfig
@@ -40,6 +41,13 @@ class CompileOptions:
     ] = "native"
     dtype: Annotated[str, typer.Option(help="Weights and activations: auto, f32, bf16 or f16.")] = "auto"
     kv_dtype: Annotated[str, typer.Option(help=f"KV cache: auto (as dtype), {_KV_DTYPES}.")] = "auto"
+    task: Annotated[
+        str,
+        typer.Option(
+            metavar="TASK",
+            help="What for: generate (text), embed, rank, classify (vectors, scores); auto: as the model's files say.",
+        ),
+    ] = "auto"
     quantization_param_path: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="JSON with the scales of a KV cache of fp8_e4m3, as vLLM took it."),
@@ -115,7 +123,9 @@ class CompileOptions:
         limits = Limits(
             self.max_num_seqs or DEFAULT_MAX_NUM_SEQS, self.max_model_len, self.block_size, self.max_num_batched_tokens
         )
-        _check_usage(buckets, limits, self.dtype, self.kv_dtype)
+        if self.task not in TASKS:
+            raise typer.BadParameter(f"--task {self.task!r} is unknown: use {', '.join(TASKS)}")
+        _check_usage(buckets, limits, self.dtype, self.kv_dtype, writes_text=self.task in ("auto", "generate"))
         quantization = quant_config(self.quant, self.group_size, self.asymmetric, self.skip)
         from llmc import require_compiler
 
@@ -145,6 +155,7 @@ class CompileOptions:
             quant=quantization,
             cache_dir=cache_dir,
             allow_unknown_config=self.allow_unknown_config,
+            task=self.task,
         )
 
 
@@ -165,8 +176,11 @@ def _variables() -> LadderVariables | None:
         raise typer.BadParameter(str(error)) from error
 
 
-def _check_usage(buckets: str | LadderVariables | None, limits: Limits, dtype: str, kv_dtype: str) -> None:
+def _check_usage(
+    buckets: str | LadderVariables | None, limits: Limits, dtype: str, kv_dtype: str, *, writes_text: bool
+) -> None:
     """What is wrong whatever the model is: reported before anything heavy is imported."""
+    phases = REQUIRED_PHASES if writes_text else PROMPT_PHASES
     if dtype not in ("auto", "f32", "bf16", "f16"):
         raise typer.BadParameter(f"--dtype {dtype!r} is unknown: use auto, f32, bf16 or f16")
     if kv_dtype not in ("auto", *KV_DTYPES):
@@ -178,9 +192,9 @@ def _check_usage(buckets: str | LadderVariables | None, limits: Limits, dtype: s
     try:
         if isinstance(buckets, LadderVariables):
             if known:
-                buckets.ladder(limits)
+                buckets.ladder(limits, phases)
         elif buckets is not None and (known or "max" not in buckets):
-            parse_spec(buckets, limits)
+            parse_spec(buckets, limits, phases)
     except BucketError as error:
         source = "" if isinstance(buckets, LadderVariables) else "--buckets: "
         raise typer.BadParameter(f"{source}{error}") from error

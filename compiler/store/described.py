@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from llmc import __version__
 from llmc.buckets import Bucket, BucketError, BucketLadder
+from llmc.buckets.bucket import PROMPT_PHASES, REQUIRED_PHASES
 from llmc.compiler.config import CompileError, HubSource
 from llmc.compiler.resolve import Resolved
 from llmc.compiler.store import keys
@@ -109,9 +110,10 @@ class Described:
     kernels: tuple[dict[str, Any], ...]
 
 
-def ladder_of(buckets: tuple[Bucket, ...]) -> BucketLadder:
-    """The ladder of some buckets. Raises BucketError."""
-    return BucketLadder(**{phase: tuple(b for b in buckets if b.phase == phase) for phase in PHASES})
+def ladder_of(buckets: tuple[Bucket, ...], model: ModelConfig) -> BucketLadder:
+    """The ladder of some buckets of a model. Raises BucketError."""
+    phases = REQUIRED_PHASES if model.pooled is None else PROMPT_PHASES
+    return BucketLadder(**{phase: tuple(b for b in buckets if b.phase == phase) for phase in PHASES}, phases=phases)
 
 
 def most_tokens(buckets: Iterable[Bucket]) -> int:
@@ -150,7 +152,7 @@ def _described(manifest: dict[str, Any]) -> Described:
         max_num_seqs=int(manifest["max_num_seqs"]),
         block_size=int(manifest["block_size"]),
         max_num_batched_tokens=int(manifest.get("max_num_batched_tokens") or most_tokens(buckets)),
-        ladder=ladder_of(buckets),
+        ladder=ladder_of(buckets, model),
         recipe=_recipe(manifest["weights"], model),
         cut_by=(manifest.get("context") or {}).get("cut_by"),
         kv_scales=manifest.get("kv_scales"),

@@ -60,7 +60,7 @@ _QUANTIZED_WEIGHT_SOURCES = (
 )
 # Fields of a config that no graph depends on.
 UNQUANTIZED = Recipe({})
-_NOT_ARCHITECTURE = ("eos_token_ids", "bos_token_id", "dtype")
+_NOT_ARCHITECTURE = ("eos_token_ids", "bos_token_id", "dtype", "task")
 
 
 @cache
@@ -174,6 +174,7 @@ def weights_components(
     return {
         **({"order": order} if order else {}),
         **({"kv_scales": json.dumps(kv_scales)} if kv_scales else {}),
+        **({} if model.pooled is None else {"pooled": str(model.pooled)}),
         "kind": "weights",
         "files": json.dumps(files),
         "layout": hashlib.sha256(header).hexdigest(),

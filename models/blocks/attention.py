@@ -53,7 +53,7 @@ class Attention(Block):
 
     def __init__(self, config: ModelConfig, layer: int, act_dtype: str) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.causal = min(layer, config.num_kv_layers - 1), not config.bidirectional
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.scale, self.cap = config.attention_scale, config.attention_cap
         self.rounded_bias = config.alibi is not None and config.alibi.rounded
@@ -113,6 +113,7 @@ class Attention(Block):
             rounded_bias=self.rounded_bias,
             sinks=self.sinks,
             chunk=self.chunk,
+            causal=self.causal,
         )
         return self.out(attended, residual)
 

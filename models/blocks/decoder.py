@@ -12,6 +12,7 @@ from llmc.models.blocks.latent import LatentAttention
 from llmc.models.blocks.layers import Block, Linear, RepeatedBlock, empty
 from llmc.models.blocks.mlp import Mlp
 from llmc.models.blocks.norms import Rounded, norm, result_norm
+from llmc.models.blocks.pooled import PooledHead
 from llmc.models.config import ModelConfig, Rope
 
 
@@ -47,9 +48,10 @@ class DecoderLayer(RepeatedBlock):
         super().__init__()
         self.residual = config.residual
         self.multiplier = config.residual_multiplier
-        before, after = config.residual != "post", config.residual in ("sandwich", "post")
+        before, after = config.residual not in ("post", "sums"), config.residual in ("sandwich", "post", "sums")
         two = config.residual != "parallel" or config.parallel_norms > 1
-        self.attention_norm = norm(config, act_dtype) if before else Rounded(act_dtype)
+        normed = before and (layer > 0 or config.first_norm)
+        self.attention_norm = norm(config, act_dtype) if normed else Rounded(act_dtype)
         self.attention: Attention | LatentAttention = (
             Attention(config, layer, act_dtype)
             if config.latent is None
@@ -70,6 +72,11 @@ class DecoderLayer(RepeatedBlock):
             x = self._add(x, self.attention, normed, None, step)
             return self._add(x, self.mlp, other, None)
         assert self.mlp_norm is not None
+        if self.residual == "sums":
+            assert self.attention_post_norm is not None
+            assert self.mlp_post_norm is not None
+            x = self.attention_post_norm(self._add(x, self.attention, self.attention_norm(x), None, step))
+            return self.mlp_post_norm(self._add(x, self.mlp, self.mlp_norm(x), None))
         x = self._add(x, self.attention, self.attention_norm(x), self.attention_post_norm, step)
         return self._add(x, self.mlp, self.mlp_norm(x), self.mlp_post_norm)
 
@@ -88,10 +95,11 @@ class Decoder(Block):
 
     act_dtype: "f32", "bf16" or "f16", of activations that feed a linear and of linear weights. max_len: positions of
     the rotary tables. With tied embeddings lm_head.weight is the embedding's parameter and has no name of its own.
-    The buffer slopes, float32 [H], is there with ALiBi.
+    The buffer slopes, float32 [H], is there with ALiBi. A pooled model has no lm_head, and what it gives is no logits.
     """
 
     slopes: Tensor | None
+    kind: Tensor | None
 
     def __init__(self, config: ModelConfig, act_dtype: str, max_len: int) -> None:
         super().__init__()
@@ -100,10 +108,18 @@ class Decoder(Block):
         self.positions = None
         if config.learned_positions:
             self.positions = Embedding(config.learned_positions, config.hidden_size, act_dtype)
+        self.types = None
+        if config.typed_inputs:
+            self.types = Embedding(config.token_types, config.hidden_size, act_dtype)
+        one_kind = config.token_types > 0 and not config.typed_inputs
+        self.register_parameter("kind", empty(config.hidden_size) if one_kind else None)
         self.embed_norm = result_norm(config, act_dtype) if config.embedding_norm else None
         self.ropes = nn.ModuleList(RopeTable(rope, max_len) for rope in config.ropes)
         self.register_buffer("slopes", None if config.alibi is None else torch.empty(config.num_heads))
         self.layers = nn.ModuleList(DecoderLayer(config, i, act_dtype) for i in range(config.num_layers))
+        self.pooled = None if config.pooled is None else PooledHead(config, act_dtype)
+        if self.pooled is not None:
+            return
         self.norm = norm(config, act_dtype)
         self.lm_head = Linear(config.vocab_size, config.hidden_size, config.head_bias, act_dtype)
         if config.tie_word_embeddings:
@@ -111,7 +127,16 @@ class Decoder(Block):
 
     def embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """int32 [T] → float32 [T, D]: what the first layer reads."""
-        x = self.embed(input_ids)
+        if self.types is None:
+            x = self.embed(input_ids)
+        else:
+            vocab = self.config.vocab_size
+            kinds = (input_ids >= vocab).to(torch.int32)
+            for kind in range(2, self.config.token_types):
+                kinds = kinds + (input_ids >= kind * vocab).to(torch.int32)
+            x = self.embed(input_ids - kinds * vocab) + self.types(kinds)
+        if self.kind is not None:
+            x = x + self.kind
         if self.config.embedding_multiplier != 1.0:
             x = x * self.config.embedding_multiplier
         if self.positions is not None:
@@ -138,7 +163,8 @@ class Decoder(Block):
         sample_index: Tensor,
         token_seq: Tensor,
     ) -> Tensor:
-        """int32 inputs of one packed step (see StepInputs; sample_index [S]) → logits float32 [S, V]."""
+        """int32 inputs of one packed step (see StepInputs; sample_index [S]) → logits float32 [S, V], or what a pooled
+        model gives."""
         ropes = tuple(self.get_buffer(name) for name in self.config.rope_tables)
         step = StepInputs(
             positions, slot_mapping, block_tables, context_lens, query_start, token_seq, ropes, self.slopes
@@ -146,4 +172,6 @@ class Decoder(Block):
         x = self.embedded(input_ids, positions)
         for layer in self.layers:
             x = layer(x, step)
+        if self.pooled is not None:
+            return self.pooled(x, query_start, token_seq, sample_index)
         return self.logits(ops.gather_rows(x, sample_index))

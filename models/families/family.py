@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from llmc.models.config import ModelConfig
+from llmc.models.config import ModelConfig, Pooled, Pooling
 from llmc.models.fields import Fields
 from llmc.models.layout import LLAMA_LAYOUT
 from llmc.models.weight_map import WeightMap
@@ -24,11 +24,26 @@ def build_decoder(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:
 
 
 @dataclass(frozen=True)
+class Vectors:
+    """How a family's models give vectors. pooling: of embeddings, where the checkpoint does not say. classifier: the
+    architecture of a checkpoint that scores texts, as config.json has it; head: what that has behind its layers, from
+    the number of labels. rank_tokens, rank_template: of a model that ranks by the likelier of two tokens, the better
+    one last, see `config.Task`."""
+
+    pooling: Pooling
+    classifier: str = ""
+    head: Callable[[ModelConfig, Fields, int], Pooled] | None = None
+    rank_tokens: tuple[str, ...] = ()
+    rank_template: str = ""
+
+
+@dataclass(frozen=True)
 class Family:
     """model_type: exactly as in config.json. read_config: from config.json and generation_config.json.
     build: (config, act_dtype, max_len) → a module on the default device, without values. harmless, neutral: keys of
     config.json that read_config may leave out: whatever they are, or if they are this (`known_keys.py` has everyone's).
-    other_maps: of checkpoints that have the same parameters in other tensors.
+    other_maps: of checkpoints that have the same parameters in other tensors. generates: its models give logits unless
+    a task asks for vectors; vectors: None where they cannot.
     """
 
     model_type: str
@@ -38,6 +53,8 @@ class Family:
     harmless: frozenset[str] = frozenset()
     neutral: Mapping[str, Any] = field(default_factory=dict)
     other_maps: tuple[Callable[[ModelConfig], WeightMap], ...] = ()
+    generates: bool = True
+    vectors: Vectors | None = None
 
     def weight_map_of(self, config: ModelConfig, names: Container[str]) -> WeightMap:
         """The map of a checkpoint that has these tensors: another one where it has all that this asks for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
+from llmc.models.families.text_vectors import text_vectors
 from llmc.models.fields import Fields
 from llmc.models.standard import standard_config
 
@@ -15,4 +16,4 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     return standard_config(fields, generation, attention_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
 
 
-LLAMA = Family("llama", read_config)
+LLAMA = Family("llama", read_config, **text_vectors("LlamaForSequenceClassification"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
+from llmc.models.families.text_vectors import text_vectors
 from llmc.models.fields import Fields
 from llmc.models.standard import layer_count, standard_config
 
@@ -20,4 +21,4 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     return standard_config(fields, generation, attention_bias=False, o_bias=False, layer_windows=(window,) * num_layers)
 
 
-MISTRAL = Family("mistral", read_config)
+MISTRAL = Family("mistral", read_config, **text_vectors("MistralForSequenceClassification"))

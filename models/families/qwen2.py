@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
+from llmc.models.families.text_vectors import text_vectors
 from llmc.models.fields import Fields
 from llmc.models.standard import standard_config, windows_by_layer
 
@@ -11,8 +12,20 @@ from llmc.models.standard import standard_config, windows_by_layer
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     """The sliding window counts only with use_sliding_window, from layer max_window_layers on or by layer_types."""
     windows = windows_by_layer(fields)
-    return standard_config(fields, generation, attention_bias=True, o_bias=False, layer_windows=windows)
+    return standard_config(
+        fields,
+        generation,
+        attention_bias=True,
+        o_bias=False,
+        layer_windows=windows,
+        bidirectional=not fields.flag("is_causal", True),
+    )
 
 
 # Read where use_sliding_window is true, the second without layer types.
-QWEN2 = Family("qwen2", read_config, harmless=frozenset({"sliding_window", "max_window_layers"}))
+QWEN2 = Family(
+    "qwen2",
+    read_config,
+    harmless=frozenset({"sliding_window", "max_window_layers"}),
+    **text_vectors("Qwen2ForSequenceClassification"),
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
+from llmc.models.families.text_vectors import text_vectors
 from llmc.models.fields import Fields
 from llmc.models.standard import standard_config, windows_by_layer
 
@@ -13,9 +14,28 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     bias = fields.flag("attention_bias", False)
     windows = windows_by_layer(fields)
     return standard_config(
-        fields, generation, attention_bias=bias, o_bias=bias, qk_norm="head", head_dim=128, layer_windows=windows
+        fields,
+        generation,
+        attention_bias=bias,
+        o_bias=bias,
+        qk_norm="head",
+        head_dim=128,
+        layer_windows=windows,
+        bidirectional=not fields.flag("is_causal", True),
     )
 
 
+# As the authors of Qwen3-Reranker ask; what they ask for where nobody says otherwise is `tasks.INSTRUCTION`.
+_RANK = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
 # Read where use_sliding_window is true, the second without layer types.
-QWEN3 = Family("qwen3", read_config, harmless=frozenset({"sliding_window", "max_window_layers"}))
+QWEN3 = Family(
+    "qwen3",
+    read_config,
+    harmless=frozenset({"sliding_window", "max_window_layers"}),
+    **text_vectors("Qwen3ForSequenceClassification", rank_tokens=("no", "yes"), rank_template=_RANK),
+)

@@ -135,12 +135,14 @@ class FolderFiles(ModelFiles):
 class ModelSource(ABC):
     """A model at a path; nothing is read before it is asked for. Every method may raise ModelError.
 
-    allow_unknown_config: fields of its configuration that llmc does not know are ignored, not refused.
+    allow_unknown_config: fields of its configuration that llmc does not know are ignored, not refused. task: what the
+    model is to do, of `tasks.TASKS`.
     """
 
-    def __init__(self, path: Path, *, allow_unknown_config: bool = False) -> None:
+    def __init__(self, path: Path, *, allow_unknown_config: bool = False, task: str = "auto") -> None:
         self.path = path
         self.allow_unknown_config = allow_unknown_config
+        self.task = task
 
     @abstractmethod
     def config(self) -> ModelConfig:

@@ -17,8 +17,8 @@ _NAME = "config.json"
 class ConfigFileSource(FolderSource):
     """The file may have any name; what stands beside it counts only where it is called config.json."""
 
-    def __init__(self, file: Path, *, allow_unknown_config: bool = False) -> None:
-        super().__init__(file.parent, allow_unknown_config=allow_unknown_config)
+    def __init__(self, file: Path, *, allow_unknown_config: bool = False, task: str = "auto") -> None:
+        super().__init__(file.parent, allow_unknown_config=allow_unknown_config, task=task)
         self._file = file
 
     @property

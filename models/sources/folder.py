@@ -17,6 +17,7 @@ from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
 from llmc.models.sources.quantized import open_quantized
 from llmc.models.sources.safetensors import SafetensorsCheckpoint
 from llmc.models.sources.tokenizer_files import TokenizerFolderFiles
+from llmc.models.tasks import POOLING_FILES, with_task
 from llmc.quantize.checkpoints import quantization_settings
 from llmc.quantize.formats.base import QuantizeError
 
@@ -79,6 +80,7 @@ class FolderSource(ModelSource):
         family = family_of(self._fields)
         empty = Fields({}, str(self.path / "generation_config.json"))
         config = family.read_config(self._fields, self._optional("generation_config.json") or empty)
+        config = with_task(config, self._fields, family, self.config_file.parent, self.task)
         unread = self._fields.unread()
         return config, check_known(self._fields.origin, unread, family, allow_unknown=self.allow_unknown_config)
 
@@ -104,3 +106,4 @@ class FolderSource(ModelSource):
 
     def all_files(self) -> Iterator[Path]:
         yield from (file for file in sorted(self.path.iterdir()) if file.is_file())
+        yield from (file for file in (self.path / name for name in POOLING_FILES) if file.is_file())

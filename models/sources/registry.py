@@ -13,22 +13,26 @@ from llmc.models.sources.gguf.source import GgufSource
 from llmc.models.sources.lora.source import MergedSource
 
 
-def open_source(path: str | Path, adapters: Sequence[Path] = (), *, allow_unknown_config: bool = False) -> ModelSource:
+def open_source(
+    path: str | Path, adapters: Sequence[Path] = (), *, allow_unknown_config: bool = False, task: str = "auto"
+) -> ModelSource:
     """A .gguf file, or a directory in Hugging Face's format. Raises ModelError for a path that is neither.
 
-    adapters: directories of LoRA adapters that are merged into the weights, in this order. allow_unknown_config: see
-    `ModelSource`.
+    adapters: directories of LoRA adapters that are merged into the weights, in this order. allow_unknown_config, task:
+    see `ModelSource`.
     """
     path = Path(path)
-    source = _open(path, allow_unknown_config)
+    source = _open(path, allow_unknown_config, task)
     return MergedSource(source, adapters) if adapters else source
 
 
-def _open(path: Path, allow_unknown_config: bool) -> ModelSource:
+def _open(path: Path, allow_unknown_config: bool, task: str) -> ModelSource:
     if is_gguf(path):
+        if task not in ("auto", "generate"):
+            raise ModelError(f"{path} is a .gguf file, which llmc compiles to generate text only, not to {task}")
         return GgufSource(path, allow_unknown_config=allow_unknown_config)
     if path.is_dir():
-        return FolderSource(path, allow_unknown_config=allow_unknown_config)
+        return FolderSource(path, allow_unknown_config=allow_unknown_config, task=task)
     raise ModelError(
         f"{path} is not a directory and no .gguf file; pass the directory of a Hugging Face checkpoint, or a .gguf file"
     )

@@ -1,0 +1,63 @@
+"""What a model that gives vectors does with its last layer: pooling, and linear layers over the pooled rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from llmc.models import ops
+from llmc.models.blocks.layers import Block, Linear
+from llmc.models.blocks.mlp import activated
+from llmc.models.blocks.norms import result_norm
+from llmc.models.config import Dense, ModelConfig
+
+_LEAST_LENGTH = 1e-12
+"""What a vector is divided by at least, as torch normalises."""
+
+
+class DenseLayer(Block):
+    """linear [size, columns], maybe an activation and a norm."""
+
+    def __init__(self, config: ModelConfig, dense: Dense, columns: int, act_dtype: str) -> None:
+        super().__init__()
+        self.activation, self.act_dtype = dense.activation, act_dtype
+        self.linear = Linear(dense.size, columns, dense.bias, act_dtype)
+        self.norm = result_norm(config, act_dtype) if dense.norm else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32 [S, columns] → float32 [S, size]."""
+        x = self.linear(x.to(ops.torch_act_dtype(self.act_dtype)))
+        if self.activation is not None:
+            x = torch.tanh(x) if self.activation == "tanh" else activated(x, self.activation)
+        return x if self.norm is None else self.norm(x)
+
+
+class PooledHead(Block):
+    """norm of the last layer, where there is one, and `dense`."""
+
+    def __init__(self, config: ModelConfig, act_dtype: str) -> None:
+        super().__init__()
+        assert config.pooled is not None
+        self.config, columns = config.pooled, config.hidden_size
+        self.norm = result_norm(config, act_dtype) if config.final_norm else None
+        self.dense = nn.ModuleList()
+        for dense in config.pooled.dense:
+            self.dense.append(DenseLayer(config, dense, columns, act_dtype))
+            columns = dense.size
+
+    def forward(self, x: Tensor, query_start: Tensor, token_seq: Tensor, sample_index: Tensor) -> Tensor:
+        """float32 [T, D] → float32 [S, size of the last layer, or D]."""
+        mean = self.config.pooling == "mean"
+        if mean and self.norm is not None:
+            x = self.norm(x)
+        if self.config.pooling == "last":
+            x = ops.gather_rows(x, sample_index)
+        else:
+            x = ops.pool_rows(x, query_start, token_seq, sample_index, mean)
+        if not mean and self.norm is not None:
+            x = self.norm(x)
+        for dense in self.dense:
+            x = dense(x)
+        if not self.config.normalised:
+            return x
+        return x / torch.clamp(torch.sqrt((x * x).sum(-1, keepdim=True)), min=_LEAST_LENGTH)

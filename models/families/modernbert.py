@@ -1,0 +1,105 @@
+"""ModernBERT: bidirectional with local layers and two rotary bases, gated, norms before blocks."""
+
+from __future__ import annotations
+
+from llmc.models.config import Dense, ModelConfig, Pooled, Rope
+from llmc.models.errors import ModelError
+from llmc.models.families.family import Family, Vectors
+from llmc.models.fields import Fields
+from llmc.models.layout import Layout
+from llmc.models.rope_fields import rope_of
+from llmc.models.standard import ACTIVATIONS, head_sizes, layer_count, read_activation, standard_config
+
+_LAYOUT = Layout(
+    embed="embeddings.tok_embeddings",
+    embed_norm="embeddings.norm",
+    layer="layers.{}",
+    attention_norm="attn_norm",
+    qkv=("attn.Wqkv",),
+    out="attn.Wo",
+    mlp_norm="mlp_norm",
+    gate_up=("mlp.Wi",),
+    down="mlp.Wo",
+    norm="final_norm",
+    dense=("head.dense", "classifier"),
+    dense_norm="head.norm",
+    unused=(),
+    other_modules=("head.", "decoder.", "classifier."),
+)
+_THETAS = {"full_attention": ("global_rope_theta", 160000.0), "sliding_attention": ("local_rope_theta", 10000.0)}
+_POOLINGS = {"cls": "first", "mean": "mean"}
+
+
+def _kinds(fields: Fields) -> tuple[str, ...]:
+    """Of attention, by layer."""
+    count = layer_count(fields)
+    if fields.has("layer_types"):
+        kinds = fields.texts("layer_types", count)
+    else:
+        every = fields.integer("global_attn_every_n_layers", 3)
+        kinds = tuple("sliding_attention" if i % every else "full_attention" for i in range(count))
+    for kind in kinds:
+        if kind not in _THETAS:
+            raise ModelError(f"{fields.origin}: layer type {kind!r} is not one of {', '.join(_THETAS)}")
+    return kinds
+
+
+def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    """local_attention counts the tokens on both sides."""
+    kinds, (_, _, head_dim) = _kinds(fields), head_sizes(fields)
+    positions = fields.integer("max_position_embeddings", 8192)
+    nested = fields.table("rope_parameters") or Fields({}, fields.origin)
+
+    def rope(kind: str) -> Rope:
+        name, theta = _THETAS[kind]
+        table = nested.table(kind) or Fields({}, f"{fields.origin}: {kind}")
+        return rope_of(fields, table, positions, head_dim, theta=fields.number(name, theta))
+
+    window = fields.integer("local_attention", 128) // 2 + 1
+    return standard_config(
+        fields.with_values(max_position_embeddings=positions),
+        generation,
+        attention_bias=fields.flag("attention_bias", False),
+        o_bias=fields.flag("attention_bias", False),
+        mlp_bias=fields.flag("mlp_bias", False),
+        eps="norm_eps",
+        default_eps=1e-5,
+        activation=read_activation(fields, "hidden_activation", "gelu"),
+        tie_word_embeddings=True,
+        rope=rope("full_attention"),
+        local_rope=rope("sliding_attention"),
+        layer_windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds),
+        embedding_norm=True,
+        norm="layer",
+        norm_bias=fields.flag("norm_bias", False),
+        first_norm=False,
+        bidirectional=True,
+    )
+
+
+def _head(config: ModelConfig, fields: Fields, labels: int) -> Pooled:
+    pooling, activation = fields.text("classifier_pooling", "cls"), fields.text("classifier_activation", "gelu")
+    if pooling not in _POOLINGS or ACTIVATIONS.get(activation) != "gelu":
+        raise ModelError(
+            f"{fields.origin}: classifier_pooling {pooling!r} with classifier_activation {activation!r} is not "
+            "supported; cls or mean, with gelu, are"
+        )
+    bias = fields.flag("classifier_bias", False)
+    first = Dense(config.hidden_size, bias, "gelu", norm=True)
+    return Pooled("mean" if pooling == "mean" else "first", (first, Dense(labels, True)))
+
+
+_OF_TRAINING = """
+    mlp_dropout initializer_cutoff_factor deterministic_flash_attn sparse_prediction sparse_pred_ignore_index
+    reference_compile repad_logits_with_grad decoder_bias classifier_bias classifier_activation classifier_pooling
+    position_embedding_type layer_norm_eps
+    """
+MODERNBERT = Family(
+    "modernbert",
+    read_config,
+    _LAYOUT.weight_map,
+    harmless=frozenset(_OF_TRAINING.split()),
+    other_maps=(_LAYOUT.moved("", "model.").weight_map,),
+    generates=False,
+    vectors=Vectors("mean", "ModernBertForSequenceClassification", _head),
+)

@@ -1,0 +1,36 @@
+"""Vectors of models that write text otherwise, laid out as Llama: the last token knows all of its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypedDict
+
+from llmc.models.config import Dense, ModelConfig, Pooled
+from llmc.models.families.family import Vectors
+from llmc.models.fields import Fields
+from llmc.models.layout import LLAMA_LAYOUT
+from llmc.models.weight_map import WeightMap
+
+_LAYOUT = replace(LLAMA_LAYOUT, dense=("score",))
+
+
+class TextVectors(TypedDict):
+    """Fields of Family."""
+
+    weight_map: Callable[[ModelConfig], WeightMap]
+    other_maps: tuple[Callable[[ModelConfig], WeightMap], ...]
+    vectors: Vectors
+
+
+def _head(config: ModelConfig, fields: Fields, labels: int) -> Pooled:
+    return Pooled("last", (Dense(labels),))
+
+
+def text_vectors(classifier: str, rank_tokens: tuple[str, ...] = (), rank_template: str = "") -> TextVectors:
+    """See `Vectors`. Embedding models are stored without the name of the whole model in front."""
+    return {
+        "weight_map": _LAYOUT.weight_map,
+        "other_maps": (_LAYOUT.moved("model.", "").weight_map,),
+        "vectors": Vectors("last", classifier, _head, rank_tokens, rank_template),
+    }
