@@ -88,7 +88,9 @@ class AsyncLLM(Frontend):
             prefix_cache=prefix_cache,
             weight_memory=weight_memory,
         )
-        super().__init__(self.engine.path, self.engine.vocab_size, self.engine.limit)
+        super().__init__(
+            self.engine.path, self.engine.vocab_size, self.engine.limit, vector_task=self.engine.vector_task
+        )
         self._tokenizer = self.engine.tokenizer
         try:
             self.warm_up = warm(

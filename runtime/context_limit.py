@@ -16,18 +16,30 @@ _RAISE = "raise kv_bytes (--kv-bytes)"
 @dataclass(frozen=True)
 class ContextLimit:
     """Prompt and output of a request together. tokens: the most there may be. model_tokens: the artifact's
-    max-model-len. kv_bytes: of the smallest KV pool that holds so many."""
+    max-model-len. kv_bytes: of the smallest KV pool that holds so many. least_output: tokens that a prompt must leave
+    room for."""
 
     tokens: int
     model_tokens: int
     kv_bytes: int = 0
+    least_output: int = 1
 
     @classmethod
     def of_engine(cls, engine: Engine, info: ArtifactInfo) -> ContextLimit:
         """The limit of an engine that runs the artifact of `info`."""
         blocks = -(-info.max_model_len // info.block_size)
         # One more: the dummy block of padding.
-        return cls(engine.stats.max_request_tokens, info.max_model_len, (blocks + 1) * info.kv_block_bytes)
+        return cls(
+            engine.stats.max_request_tokens,
+            info.max_model_len,
+            (blocks + 1) * info.kv_block_bytes,
+            least_output=0 if info.vector_width else 1,
+        )
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens that a prompt may have."""
+        return self.tokens - self.least_output
 
     @property
     def by_pool(self) -> bool:
@@ -46,9 +58,9 @@ class ContextLimit:
 
     def refusal(self, num_prompt_tokens: int) -> str | None:
         """Why a prompt of so many tokens cannot run, as the end of a sentence; None when it can."""
-        if num_prompt_tokens < self.tokens:
+        if num_prompt_tokens <= self.longest_prompt:
             return None
-        shorten = f"shorten it to at most {self.tokens - 1}"
+        shorten = f"shorten it to at most {self.longest_prompt}"
         if self.by_pool:
             return f"{num_prompt_tokens} tokens and the KV pool holds {self.tokens}: {shorten}, or {_RAISE}"
         more = "or compile with a larger --max-model-len"

@@ -18,6 +18,7 @@ from .generation import Generation, decoder
 from .outputs import RequestOutput, Timings, Usage
 from .params import SamplingParams
 from .request_error import RequestError
+from .vector_task import VectorTask
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Prompt: TypeAlias = "str | Sequence[int] | Messages"
@@ -56,11 +57,20 @@ class PreparedRequest:
 
 
 class Frontend:
-    """Prompts of an artifact. max_model_len: tokens a request may have, prompt and output, as `limit` has it."""
+    """Prompts of an artifact. max_model_len: tokens a request may have, prompt and output, as `limit` has it.
+    vector_task: of a model that gives vectors, None for one that writes text."""
 
-    def __init__(self, path: Path, vocab_size: int, limit: ContextLimit, chat_template: str | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        vocab_size: int,
+        limit: ContextLimit,
+        chat_template: str | None = None,
+        vector_task: VectorTask | None = None,
+    ) -> None:
         self.path = path
         self.vocab_size = vocab_size
+        self.vector_task = vector_task
         self.limit = limit
         self.max_model_len = limit.tokens
         self.generation_config = read_generation_config(path)
@@ -98,6 +108,8 @@ class Frontend:
         template_variables: Mapping[str, Any] | None = None,
     ) -> list[PreparedRequest]:
         """Checks all prompts; params: one for all, one each, or None for the model's defaults. Raises RequestError."""
+        if self.vector_task is not None:
+            self.vector_task.must_be("generate")
         items = as_batch(prompts)
         if isinstance(params, SamplingParams) or params is None:
             all_params = [self.default_params() if params is None else params] * len(items)

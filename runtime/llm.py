@@ -23,6 +23,8 @@ from .opening import decide_budget, warm
 from .outputs import RequestOutput, TokenDelta
 from .params import SamplingParams
 from .request_error import RequestError
+from .vector_calls import VectorCalls
+from .vector_task import VectorTask
 
 log = logging.getLogger("llmc")
 OnOutput = Callable[[RequestOutput], None]
@@ -32,7 +34,7 @@ Progress = Callable[[int, int, int], None]
 WeightMemory = Literal["auto", "mapped", "copied"]
 
 
-class LLM(Frontend):
+class LLM(Frontend, VectorCalls):
     """An opened artifact with an engine of its own; not thread-safe, close it or use it as a context manager.
 
     path: artifact directory.
@@ -129,7 +131,8 @@ class LLM(Frontend):
             raise
 
     def _setup(self, path: Path, info: Any, chat_template: str | None = None) -> None:
-        super().__init__(path, int(info.vocab_size), ContextLimit.of_engine(self.engine, info), chat_template)
+        limit, task = ContextLimit.of_engine(self.engine, info), VectorTask.of_artifact(path, int(info.vector_width))
+        super().__init__(path, int(info.vocab_size), limit, chat_template, task)
         self.graphs: list[GraphInfo] = list(self.artifact.graphs())
         self.max_num_seqs = int(info.max_num_seqs)
         self._loop = EngineLoop(self.engine, self.max_num_seqs)

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 from llmc.runtime.binding.handle import error_name
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from llmc.runtime.binding.engine import Event
 
 
@@ -114,3 +117,31 @@ class RequestOutput:
     timings: Timings
     error: RequestFailure | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True)
+class EmbeddingOutput:
+    """The vector of a text; index counts the texts of the call."""
+
+    index: int
+    prompt_token_ids: tuple[int, ...]
+    vector: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ScoreOutput:
+    """How well a document answers a query; index counts the pairs of the call."""
+
+    index: int
+    prompt_token_ids: tuple[int, ...]
+    score: float
+
+
+@dataclass(frozen=True)
+class LabelOutput:
+    """The likeliest label of a text, and the scores of all by label; index counts the texts of the call."""
+
+    index: int
+    prompt_token_ids: tuple[int, ...]
+    label: str
+    scores: dict[str, float]

@@ -111,6 +111,35 @@ def holed(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
     return made_once(tmp_path_factory, "holed", make) / "artifact"
 
 
+@pytest.fixture(scope="session")
+def embedder(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> tuple[Path, Path]:
+    """A BERT with the files of sentence-transformers, mean of all tokens, and its artifact."""
+    from support.compiled import compile_tiny
+    from support.tiny_encoders import make_encoder, save_sentence_files
+
+    def make(root: Path) -> None:
+        model = make_encoder(root / "model", "bert")
+        save_sentence_files(model, "mean_tokens", normalised=True)
+        compile_tiny(model, root / "artifact", kernel_cache, buckets="prefill=[1,4]x[32,64]").close()
+
+    root = made_once(tmp_path_factory, "embedder", make)
+    return root / "model", root / "artifact"
+
+
+@pytest.fixture(scope="session")
+def ranker(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> tuple[Path, Path]:
+    """A BERT of one label, and its artifact."""
+    from support.compiled import compile_tiny
+    from support.tiny_encoders import make_encoder
+
+    def make(root: Path) -> None:
+        model = make_encoder(root / "model", "bert", labels=1)
+        compile_tiny(model, root / "artifact", kernel_cache, buckets="prefill=2x64").close()
+
+    root = made_once(tmp_path_factory, "ranker", make)
+    return root / "model", root / "artifact"
+
+
 @pytest.fixture
 def it_goes_on(request: pytest.FixtureRequest) -> Iterator[None]:
     """After every attack on the fixture `server` it is there, healthy, and answers as before."""

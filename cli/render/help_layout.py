@@ -13,6 +13,8 @@ from typer.core import TyperCommand
 SUMMARIES: Mapping[str, str] = {
     "compile": "Compile a Hugging Face model into an artifact.",
     "run": "Generate text for prompts, offline.",
+    "embed": "Give vectors of texts, or their labels, offline.",
+    "rank": "Sort documents by how well they answer a query, offline.",
     "serve": "Serve a model over HTTP, as OpenAI's API does.",
     "chat": "Talk to a model in the terminal.",
     "warmup": "Warm every graph up and measure what it costs.",

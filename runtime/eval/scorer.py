@@ -20,11 +20,13 @@ class Scorer:
     """
 
     def __init__(self, path: Path, num_threads: int = 0) -> None:
-        """Raises LlmcError."""
+        """Raises LlmcError, and RequestError for a model that writes no text."""
         self.path = path
         self._artifact = Artifact(path)
         try:
             info = self._artifact.info
+            if info.vector_width:
+                raise RequestError(f"{path} gives vectors and writes no text: give a model that does")
             self.max_model_len, self._block_size = info.max_model_len, info.block_size
             graphs = enumerate(self._artifact.graphs())
             self._graphs = [(index, graph) for index, graph in graphs if graph.phase != "decode"]

@@ -106,6 +106,24 @@ class Tokenizer:
             ids.insert(0, self.bos_token_id)
         return ids
 
+    def encode_row(
+        self, text: str, second: str | None = None, *, most: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Token ids of a text, or of a pair of them, with the special tokens of the tokenizer, and the kind of each, 0
+        or 1. most: what is more is cut off at the end of the text, of a pair of the second. Raises RequestError."""
+        with _panics("tokenize the text"):
+            if most is None:
+                encoding = self._backend.encode(text, second, add_special_tokens=True)
+                return list(encoding.ids), list(encoding.type_ids)
+            parts = [self._backend.encode(one, add_special_tokens=False) for one in (text, second) if one is not None]
+            room = most - self._backend.num_special_tokens_to_add(second is not None)
+            room -= sum(len(part) for part in parts[:-1])
+            if room < 1:
+                raise RequestError(f"{most} tokens leave no room for the text: allow more, or shorten the first")
+            parts[-1].truncate(room)
+            encoding = self._backend.post_process(parts[0], parts[1] if len(parts) > 1 else None)
+        return list(encoding.ids), list(encoding.type_ids)
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; ids the tokenizer does not know decode to nothing. Raises RequestError."""
         with _panics("decode the tokens"):

@@ -127,7 +127,8 @@ def plan_budget(
     usable = int(available * options.utilization)
     lines = [f"{_size(available)} available, memory-utilization {options.utilization:g}: {_size(usable)} to use"]
     left = usable - info.weight_bytes
-    base = base_graphs(graphs, smallest=True)
+    # Where a prompt runs in one step, the largest graph serves all of them.
+    base = base_graphs(graphs, smallest=not info.whole_prompts)
     least = graph_set_bytes((graphs[i] for i in base), info.vocab_size)
     blocks_per_seq = -(-info.max_model_len // info.block_size)
     # One block more: the dummy block of padding.

@@ -138,7 +138,7 @@ class FakeLLM(LLM):
         self.engine = engine
         graphs = [SimpleNamespace(phase=phase, batch=1, seq=64) for phase in ("prefill", "decode")]
         sizes = {"max_model_len": 64, "vocab_size": 0x110000, "max_num_seqs": 4}
-        info = SimpleNamespace(**sizes, block_size=16, kv_block_bytes=1024)
+        info = SimpleNamespace(**sizes, block_size=16, kv_block_bytes=1024, vector_width=0)
         self.artifact = SimpleNamespace(graphs=lambda: graphs, close=lambda: None, info=info)
         self.budget = None
         self._setup(path, info)

@@ -1,0 +1,128 @@
+"""`LLM`'s calls for models that give vectors: embeddings, scores of pairs and of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llmc.runtime.text.tokenizer import Tokenizer
+
+from .context_limit import ContextLimit
+from .outputs import EmbeddingOutput, LabelOutput, ScoreOutput
+from .request_error import RequestError
+from .vector_runs import run_vectors
+from .vector_task import Vector, VectorTask
+
+Progress = Callable[[int, int], None]
+Texts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+
+
+class VectorCalls:
+    """What `LLM` has beside the calls that write text."""
+
+    engine: Any
+    limit: ContextLimit
+    max_num_seqs: int
+    vector_task: VectorTask | None
+    vocab_size: int
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        raise NotImplementedError
+
+    @property
+    def task(self) -> str:
+        """What the artifact was compiled for: "generate", "embed", "rank" or "classify"."""
+        return "generate" if self.vector_task is None else self.vector_task.name
+
+    def embed(
+        self,
+        prompts: Texts,
+        *,
+        dimensions: int | None = None,
+        truncate: bool = False,
+        progress: Progress | None = None,
+    ) -> list[EmbeddingOutput]:
+        """The vectors of texts, or lists of token ids, in their order.
+
+        dimensions: only so many numbers, the first, of each; for models that were trained for that. truncate: a text
+        that is too long loses its end. Raises RequestError, before any runs for what is wrong with a text.
+        """
+        task = self._task("embed")
+        task.check_dimensions(dimensions)
+        ids = self._ids(task, prompts, truncate=truncate)
+        rows = self._rows(task, ids, progress)
+        shortened = (task.shortened(row, dimensions) for row in rows)
+        return [EmbeddingOutput(i, tuple(one), row) for i, (one, row) in enumerate(zip(ids, shortened, strict=True))]
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        instruction: str | None = None,
+        truncate: bool = False,
+        progress: Progress | None = None,
+    ) -> list[ScoreOutput]:
+        """How well documents answer queries: one query for all documents, or one each.
+
+        instruction: what the model is told to look for, where it takes that. truncate: a document that is too long
+        loses its end. Raises RequestError.
+        """
+        task = self._task("rank")
+        second = [documents] if isinstance(documents, str) else list(documents)
+        first = [queries] * len(second) if isinstance(queries, str) else list(queries)
+        if len(first) != len(second):
+            raise RequestError(f"{len(first)} queries for {len(second)} documents: give one, or one each")
+        most = self.limit.longest_prompt if truncate else None
+        ids = [
+            self._checked(i, task.pair_ids(self.tokenizer, query, document, instruction, most))
+            for i, (query, document) in enumerate(zip(first, second, strict=True))
+        ]
+        rows = self._rows(task, ids, progress)
+        return [ScoreOutput(i, tuple(one), task.score(row)) for i, (one, row) in enumerate(zip(ids, rows, strict=True))]
+
+    def classify(
+        self, prompts: Texts, *, truncate: bool = False, progress: Progress | None = None
+    ) -> list[LabelOutput]:
+        """The labels of texts, or lists of token ids. truncate: see `embed`. Raises RequestError."""
+        task = self._task("classify")
+        ids = self._ids(task, prompts, truncate=truncate)
+        outputs = []
+        for i, (one, row) in enumerate(zip(ids, self._rows(task, ids, progress), strict=True)):
+            scores = dict(zip(task.labels, task.scores(row).tolist(), strict=True))
+            outputs.append(LabelOutput(i, tuple(one), max(scores, key=lambda label: scores[label]), scores))
+        return outputs
+
+    def _task(self, name: str) -> VectorTask:
+        if self.vector_task is None:
+            raise RequestError(f"this model writes text: compile one with --task {name}")
+        self.vector_task.must_be(name)
+        return self.vector_task
+
+    def _ids(self, task: VectorTask, prompts: Texts, *, truncate: bool) -> list[list[int]]:
+        given: list[Any] = list(prompts) if not isinstance(prompts, str) else [prompts]
+        if given and isinstance(given[0], int):
+            given = [given]
+        most = self.limit.longest_prompt if truncate else None
+        found = []
+        for i, one in enumerate(given):
+            ids = task.text_ids(self.tokenizer, one, most) if isinstance(one, str) else list(one)[:most]
+            found.append(self._checked(i, ids))
+        return found
+
+    def _checked(self, index: int, ids: list[int]) -> list[int]:
+        if not ids:
+            raise RequestError(f"prompt {index} has no tokens: give at least one")
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
+                raise RequestError(
+                    f"prompt {index} has token id {token!r}: use whole numbers from 0 to {self.vocab_size - 1}"
+                )
+        refusal = self.limit.refusal(len(ids))
+        if refusal is not None:
+            raise RequestError(f"prompt {index} has {refusal}")
+        return ids
+
+    def _rows(self, task: VectorTask, ids: Sequence[Sequence[int]], progress: Progress | None) -> list[Vector]:
+        return run_vectors(self.engine, ids, task.width, 4 * self.max_num_seqs + 64, progress)

