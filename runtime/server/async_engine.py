@@ -33,6 +33,7 @@ from llmc.runtime.outputs import RequestFailure
 from llmc.runtime.server.mask_workers import GuideWorkers
 from llmc.runtime.server.request_stream import RequestStream
 from llmc.runtime.text.tokenizer import artifact_tokenizer, read_generation_config
+from llmc.runtime.vector_task import VectorTask
 
 from .backlog import Backlog
 from .pace import Pace
@@ -83,6 +84,7 @@ class AsyncEngine:
         self.limit = ContextLimit.of_engine(self.engine, info)
         self.max_model_len, self.block_size = self.limit.tokens, info.block_size
         self.vocab_size = info.vocab_size
+        self.vector_task = VectorTask.of_artifact(path, info.vector_width)
         self.max_num_seqs = min(info.max_num_seqs, int(options.get("max_num_seqs") or info.max_num_seqs))
         self.graphs: list[GraphInfo] = self.artifact.graphs()
         self.generation_config = read_generation_config(path)
@@ -380,6 +382,7 @@ class AsyncEngine:
                 guided=request.guide is not None,
                 num_prompt_logprobs=request.params.prompt_logprobs,
                 deadline_ns=deadline_ns,
+                **({} if stream.vector is None else {"vector": stream.vector}),
             )
         except LlmcError as error:
             if error.name != "queue_full":

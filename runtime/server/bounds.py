@@ -18,7 +18,12 @@ from .refusals import CONTEXT
 
 _MAX_TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 # Of these all items, and those of lists in them, are token ids where they are numbers.
-_IDS = {"prompt": "the prompt has token id", "tokens": "tokens has", "stop_token_ids": "stop_token_ids has"}
+_IDS = {
+    "prompt": "the prompt has token id",
+    "input": "the input has token id",
+    "tokens": "tokens has",
+    "stop_token_ids": "stop_token_ids has",
+}
 _DIGITS = 10
 
 

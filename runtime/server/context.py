@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llmc.runtime.guided.compiler import GuideCompiler
@@ -21,12 +21,20 @@ from .config import ServerConfig
 from .errors import ApiError, draining
 from .exchanges import note_model
 from .lanes import Lanes
+from .refusals import TASK
 from .request_memory import MemoryLimits, RequestMemory
 from .requests import EngineRequest, ServerStopping
 from .token_text import TokenTexts
 from .tools.registry import choose_parsers
 
 log = logging.getLogger("llmc.server")
+ENDPOINTS: Mapping[str, Sequence[str]] = {
+    "generate": ("/v1/chat/completions", "/v1/completions"),
+    "embed": ("/v1/embeddings",),
+    "rank": ("/v1/rerank", "/v1/score"),
+    "classify": ("/classify",),
+}
+"""What serves a task."""
 
 
 class ServerContext:
@@ -129,6 +137,15 @@ class ServerContext:
             message = f"the server is warming up, {done} of {total} graphs so far: wait for GET /ready to answer 200"
             headers = {"Retry-After": str(self.warm_up.seconds_left())}
             raise ApiError(message, status=503, code="starting", headers=headers)
+
+    def check_task(self, *names: str) -> None:
+        """Raises ApiError unless the model is for one of these tasks, of `llmc compile --task`."""
+        task = self.engine.vector_task
+        found = "generate" if task is None else task.name
+        if found not in names:
+            served = ", ".join(ENDPOINTS[found])
+            message = f"this model was compiled for the task {found}, which {served} serves: ask that, or another model"
+            raise ApiError(message, code=TASK)
 
     def check_model(self, name: str | None) -> str:
         """The served name a request asks for. Raises ApiError 404 for another one."""

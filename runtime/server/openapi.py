@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 from .context import ServerContext
 from .message_errors import PREFIX as MESSAGES
 from .openapi_rules import add_rules
-from .protocol import response_answers, responses
+from .protocol import response_answers, responses, vector_answers
 from .refusals import BEYOND_SCHEMA
 
 _REF = "#/components/schemas/{model}"
@@ -26,6 +26,10 @@ _ANSWERS: Mapping[tuple[str, str], type[BaseModel]] = {
     ("get", "/v1/responses/{response_id}/input_items"): response_answers.InputItems,
     ("post", "/v1/messages"): response_answers.MessageAnswer,
     ("post", "/v1/messages/count_tokens"): response_answers.TokenCount,
+    ("post", "/v1/embeddings"): vector_answers.EmbeddingAnswer,
+    ("post", "/v1/rerank"): vector_answers.RerankAnswer,
+    ("post", "/v1/score"): vector_answers.ScoreAnswer,
+    ("post", "/classify"): vector_answers.ClassifyAnswer,
     ("get", "/v1/models"): responses.ModelList,
     ("get", "/v1/models/{model_id}"): responses.Model,
     ("post", "/tokenize"): responses.TokenizeAnswer,

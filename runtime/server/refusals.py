@@ -12,6 +12,7 @@ EMPTY = "empty_prompt"
 CANCEL = "not_cancellable"
 PREVIOUS = "previous_response_not_found"
 MEMORY = "request_too_large"
+TASK = "unsupported_task"
 BEYOND_SCHEMA: Mapping[str, str] = {
     CONSTRAINT: "a JSON schema, regular expression, grammar or structural tag is not valid, or too complex",
     CONFLICT: "min_tokens is above max_tokens, best_of is not n, a tool's name comes twice or is chosen but no tool's, "
@@ -21,5 +22,6 @@ BEYOND_SCHEMA: Mapping[str, str] = {
     EMPTY: "the prompt has no tokens",
     CANCEL: "the answer is complete",
     PREVIOUS: "there is no such answer to go on from",
+    TASK: "the model is for another task than this endpoint, or has not as many dimensions",
     MEMORY: "it may come to hold more memory than one request is given",
 }

@@ -22,6 +22,7 @@ _LOGPROB, _ALTERNATIVE = 320, 128
 _LOGPROB_TOLD, _ALTERNATIVE_TOLD = 600, 600  # in an answer that is sent as one piece of JSON
 _PROMPT_LOGPROB, _PROMPT_ALTERNATIVE = 900, 600
 _GUIDE = 32 << 10
+_VECTOR_NUMBER = 64  # as it is, and as text in an answer
 _TOKENS_A_MASK_BYTE = 4  # a mask has a bit a token, here and in the engine
 
 
@@ -31,6 +32,7 @@ class RequestSize:
 
     prompt_tokens: of each prompt. max_tokens: the most that a continuation may have, as `EngineRequest` asks for it and
     max_model_len allows. logprobs, prompt_logprobs: alternatives, None for none. streams: what was told is forgotten.
+    vector_width: numbers that a prompt gives.
     """
 
     prompt_tokens: Sequence[int]
@@ -42,6 +44,7 @@ class RequestSize:
     streams: bool
     max_model_len: int
     vocab_size: int
+    vector_width: int = 0
 
     @classmethod
     def of(
@@ -59,6 +62,7 @@ class RequestSize:
             streams=streams,
             max_model_len=max_model_len,
             vocab_size=vocab_size,
+            vector_width=requests[0].vector_width,
         )
 
     @property
@@ -72,7 +76,7 @@ class RequestSize:
         for prompt in self.prompt_tokens:
             output = min(self.max_tokens, max(1, self.max_model_len - prompt))
             sequence = _SEQUENCE + _SEQUENCE_TOKEN * (prompt + output) + output * token
-            total += _PROMPT + prompt * prompt_token + self.n * sequence
+            total += _PROMPT + prompt * prompt_token + self.n * sequence + _VECTOR_NUMBER * self.vector_width
         if self.guided:
             total += self.n * len(self.prompt_tokens) * (_GUIDE + self.vocab_size // _TOKENS_A_MASK_BYTE)
         return total

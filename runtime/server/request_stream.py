@@ -6,6 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from llmc.runtime.binding.engine import Event
 from llmc.runtime.context_limit import ContextLimit
 from llmc.runtime.generation import Generation, decoder
@@ -33,6 +36,10 @@ class RequestStream:
         self._wakeup: asyncio.Future[None] | None = None
         self._record: RequestRecord | None = None
         self.started_ns = time.monotonic_ns()
+        self.vector: npt.NDArray[np.float32] | None = None
+        """What the request gives, filled when it has stopped."""
+        if request.vector_width:
+            self.vector = np.zeros(request.vector_width, np.float32)
 
     def __aiter__(self) -> RequestStream:
         return self

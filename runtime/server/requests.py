@@ -15,7 +15,8 @@ class EngineRequest:
     """One prompt for the engine.
 
     deadline_s: seconds from submission until it ends with the reason "timeout"; None: never. guide: makes a Guide of
-    an empty text; called in a worker thread. index: what its deltas carry.
+    an empty text; called in a worker thread. index: what its deltas carry. vector_width: numbers of the vector that it
+    gives in place of tokens, 0: it gives tokens.
     """
 
     request_id: str
@@ -25,6 +26,7 @@ class EngineRequest:
     deadline_s: float | None = None
     guide: Callable[[], Guide] | None = None
     index: int = 0
+    vector_width: int = 0
 
 
 @dataclass(frozen=True)

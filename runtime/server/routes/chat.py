@@ -36,6 +36,7 @@ def router(server: ServerContext) -> APIRouter:
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """One conversation, `n` answers to it."""
         server.check_ready()
+        server.check_task("generate")
         model = server.check_model(body.model)
         body.check()
         check_bounds(server.engine, body)

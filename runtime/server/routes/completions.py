@@ -40,6 +40,7 @@ def router(server: ServerContext) -> APIRouter:
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """OpenAI's legacy completions: one prompt or a batch of them."""
         server.check_ready()
+        server.check_task("generate")
         model = server.check_model(body.model)
         body.check()
         check_bounds(server.engine, body)

@@ -33,6 +33,7 @@ def router(server: ServerContext) -> APIRouter:
     async def create_message(body: MessagesRequest, request: Request) -> Response:
         """One answer to a conversation, in Anthropic's shape."""
         server.check_ready()
+        server.check_task("generate")
         model = server.check_model(body.model)
         body.check()
         check_bounds(server.engine, body)

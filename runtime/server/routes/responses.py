@@ -54,6 +54,7 @@ def router(server: ServerContext) -> APIRouter:
     async def create_response(body: ResponseRequest, request: Request) -> Response:
         """One answer to a conversation, which is kept unless store is false."""
         server.check_ready()
+        server.check_task("generate")
         model = server.check_model(body.model)
         body.check()
         check_bounds(server.engine, body)

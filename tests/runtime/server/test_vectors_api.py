@@ -1,0 +1,172 @@
+"""/v1/embeddings, /v1/rerank, /v1/score and /classify: shapes, refusals, and the numbers of `LLM`."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import numpy as np
+import pytest
+
+from llmc.runtime.llm import LLM
+
+from support.server_harness import Running, error_of, running_server
+
+TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9"]
+
+
+@pytest.fixture(scope="module")
+def embeds(embedder: tuple[Path, Path]) -> Iterator[Running]:
+    with running_server(embedder[1]) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def ranks(ranker: tuple[Path, Path]) -> Iterator[Running]:
+    with running_server(ranker[1]) as running:
+        yield running
+
+
+def answer_of(running: Running, path: str, **body: Any) -> dict[str, Any]:
+    """The answer, which must have the shape that the document declares."""
+    response = running.post(path, **body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    document = running.client.get("/openapi.json").json()
+    schema = document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    jsonschema_rs.Draft202012Validator({**schema, "components": document["components"]}).validate(answer)
+    return answer
+
+
+def vectors(running: Running, given: Any, **body: Any) -> list[Any]:
+    answer = answer_of(running, "/v1/embeddings", input=given, **body)
+    assert [one["index"] for one in answer["data"]] == list(range(len(answer["data"])))
+    return [one["embedding"] for one in answer["data"]]
+
+
+def test_embeddings_are_those_of_the_python_api(embeds: Running, embedder: tuple[Path, Path]) -> None:
+    with LLM(embedder[1]) as llm:
+        outputs = llm.embed(TEXTS)
+        short = llm.embed(TEXTS, dimensions=8)
+    answer = answer_of(embeds, "/v1/embeddings", input=TEXTS)
+    assert (answer["object"], answer["model"]) == ("list", "tiny")
+    tokens = sum(len(one.prompt_token_ids) for one in outputs)
+    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    assert [one["embedding"] for one in answer["data"]] == [one.vector.tolist() for one in outputs]
+    assert vectors(embeds, TEXTS, dimensions=8) == [one.vector.tolist() for one in short]
+    assert vectors(embeds, TEXTS[0]) == [outputs[0].vector.tolist()]
+    ids = [list(one.prompt_token_ids) for one in outputs]
+    assert vectors(embeds, ids) == [one.vector.tolist() for one in outputs]
+    assert vectors(embeds, ids[1]) == [outputs[1].vector.tolist()]
+    packed = [np.frombuffer(base64.b64decode(one), "<f4") for one in vectors(embeds, TEXTS, encoding_format="base64")]
+    assert all(np.array_equal(one, output.vector) for one, output in zip(packed, outputs, strict=True))
+
+
+def test_openai_client(embeds: Running) -> None:
+    openai = pytest.importorskip("openai", reason="openai belongs to the extra dev")
+    with openai.OpenAI(base_url=f"{embeds.url}/v1", api_key="none", max_retries=0) as client:
+        # It asks for base64 by itself, and decodes that.
+        found = client.embeddings.create(model="tiny", input=TEXTS, dimensions=32)
+        assert [len(one.embedding) for one in found.data] == [32] * 3
+        assert found.usage.prompt_tokens == found.usage.total_tokens > 0
+        with pytest.raises(openai.BadRequestError, match="dimensions is 61"):
+            client.embeddings.create(model="tiny", input=TEXTS, dimensions=61)
+        with pytest.raises(openai.BadRequestError, match="compiled for the task embed, which /v1/embeddings serves"):
+            client.completions.create(model="tiny", prompt="w1")
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"input": ""}, None, None),
+        ({"input": []}, "input", "give a string, a list of token ids"),
+        ({"input": [[1, 203]]}, "input", "the input has token id 203"),
+        ({"input": [7] * 65}, "input", "maximum context length is 64 tokens, and input 0 has 65"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "greater than or equal to 1"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
+        ({"input": "a", "model": "other"}, "model", "the model 'other' does not exist"),
+    ],
+)
+def test_what_embeddings_refuse(embeds: Running, body: dict[str, Any], param: str | None, said: str | None) -> None:
+    response = embeds.post("/v1/embeddings", **body)
+    if said is None:
+        # [CLS] [SEP]: a text without words is one.
+        assert response.status_code == 200
+        return
+    error = error_of(response, 404 if param == "model" else 400)
+    assert error["param"] == param
+    assert said in error["message"]
+
+
+def test_a_long_text_is_cut_where_asked(embeds: Running) -> None:
+    text = "w1 " * 99
+    error = error_of(embeds.post("/v1/embeddings", input=text), 400)
+    assert error["code"] == "context_length_exceeded"
+    answer = answer_of(embeds, "/v1/embeddings", input=text, truncate_prompt_tokens=-1)
+    assert answer["usage"]["prompt_tokens"] == 64
+    assert answer_of(embeds, "/v1/embeddings", input=text, truncate_prompt_tokens=9)["usage"]["prompt_tokens"] == 9
+
+
+def test_rerank_and_score(ranks: Running, ranker: tuple[Path, Path]) -> None:
+    query, documents = TEXTS[0], [*TEXTS[1:], "w11 w12", "w4"]
+    with LLM(ranker[1]) as llm:
+        scores = [one.score for one in llm.score(query, documents)]
+    answer = answer_of(ranks, "/v1/rerank", query=query, documents=documents)
+    order = sorted(range(4), key=lambda i: -scores[i])
+    wanted = [{"index": i, "relevance_score": scores[i], "document": {"text": documents[i]}} for i in order]
+    assert answer["results"] == wanted
+    assert scores[0] == scores[3]
+    assert order.index(0) < order.index(3)
+    parts = [{"text": text} for text in documents]
+    best = answer_of(ranks, "/v1/rerank", query=query, documents=parts, top_n=1, return_documents=False)
+    assert best["results"] == [{"index": order[0], "relevance_score": scores[order[0]]}]
+    pairs = answer_of(ranks, "/v1/score", text_1=query, text_2=documents)
+    assert [one["score"] for one in pairs["data"]] == scores
+    both = answer_of(ranks, "/v1/score", text_1=[query] * 4, text_2=documents)
+    assert both["data"] == pairs["data"]
+
+
+def test_what_scores_refuse(ranks: Running) -> None:
+    error = error_of(ranks.post("/v1/score", text_1=["w1", "w2"], text_2=["w3"]), 400)
+    assert (error["param"], error["code"]) == ("text_1", "conflicting_values")
+    assert error_of(ranks.post("/v1/rerank", query="w1", documents=[]), 400)["param"] == "documents"
+    assert error_of(ranks.post("/v1/rerank", query="w1", documents=[5]), 400)["param"] == "documents.0"
+    assert error_of(ranks.post("/v1/score", text_1=5, text_2="a"), 400)["param"] == "text_1"
+    error = error_of(ranks.post("/v1/rerank", query="w1", documents=["w2"], instruction="w3"), 400)
+    assert "takes no instruction" in error["message"]
+    for path, body in (("/v1/embeddings", {"input": "a"}), ("/classify", {"input": "a"})):
+        error = error_of(ranks.post(path, **body), 400)
+        assert error["code"] == "unsupported_task"
+        assert "compiled for the task rank, which /v1/rerank, /v1/score serves" in error["message"]
+
+
+def test_a_model_of_text_refuses_vectors_and_the_other_way_round(embeds: Running, english_artifact: Path) -> None:
+    said = [{"role": "user", "content": "w1"}]
+    for path, body in (
+        ("/v1/chat/completions", {"messages": said}),
+        ("/v1/completions", {"prompt": "w1"}),
+        ("/v1/responses", {"input": "w1"}),
+        ("/v1/rerank", {"query": "w1", "documents": ["w2"]}),
+    ):
+        assert error_of(embeds.post(path, **body), 400)["code"] == "unsupported_task"
+    response = embeds.post("/v1/messages", messages=said, max_tokens=4)
+    assert response.status_code == 400
+    assert "/v1/embeddings serves" in response.json()["error"]["message"]
+    with running_server(english_artifact) as text:
+        error = error_of(text.post("/v1/embeddings", input="a"), 400)
+        assert error["code"] == "unsupported_task"
+        assert "compiled for the task generate" in error["message"]
+        error_of(text.post("/v1/score", text_1="a", text_2="b"), 400)
+
+
+def test_what_the_server_tells_of_itself(embeds: Running) -> None:
+    embeds.post("/v1/embeddings", input=TEXTS)
+    state = embeds.client.get("/v1/llmc/state").json()
+    assert state["ready"]
+    assert state["engine"]["prompt_tokens"] > 0
+    assert state["engine"]["generation_tokens"] == 0
+    assert embeds.on_loop(embeds.engine.check_integrity) is None
+    assert embeds.client.get("/metrics").status_code == 200
