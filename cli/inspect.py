@@ -143,20 +143,32 @@ def _origin(data: dict[str, Any]) -> Iterator[str]:
         yield f"LoRA adapters merged: {', '.join(adapter['name'] for adapter in merged)}"
 
 
+def _task(tables: Tables, manifest: dict[str, Any]) -> Iterator[str]:
+    """What a model that writes no text gives."""
+    width, task = tables.model.vector_width, (manifest.get("model") or {}).get("task")
+    if width:
+        name = f"task {task['name']}: " if task else ""
+        whole = ", all of a prompt in one step" if tables.model.whole_prompts else ""
+        yield f"{name}vectors of {width}{whole}"
+
+
 def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
     """The artifact for people."""
     data = artifact_data(tables, manifest)
     model = tables.model
     total = sum(w["bytes"] for w in data["weights"])
+    # Those of an encoder take turns with one KV cache, and its tables count that.
+    layers = (manifest.get("model") or {}).get("num_layers", model.num_layers)
     parts = [
         f"artifact format {data['format_version']}, fingerprint {data['fingerprint'] or 'unknown'}",
         f"target: {tables.target.name}, for devices of kind {tables.target.kind} with level {tables.target.level} or "
         f"more; activations and KV cache lie in {tables.target.layout}",
-        f"model: {model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}, vocabulary "
+        f"model: {layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}, vocabulary "
         f"{model.vocab_size}, up to {model.max_model_len} tokens{_context(model.max_model_len, manifest)} and "
         f"{model.max_num_seqs} sequences",
         f"dtypes: activations {DTYPES[model.act_dtype]}, KV cache {model.kv.name}, blocks of {model.block_size} tokens",
         _kv_text(tables.model, data["kv_pool"]),
+        *_task(tables, manifest),
         *_origin(data),
         f"\nbuckets ({len(tables.graphs)}); largest arena {format_bytes(max(g.arena_bytes for g in tables.graphs))}",
         table(

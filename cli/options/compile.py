@@ -125,7 +125,7 @@ class CompileOptions:
         )
         if self.task not in TASKS:
             raise typer.BadParameter(f"--task {self.task!r} is unknown: use {', '.join(TASKS)}")
-        _check_usage(buckets, limits, self.dtype, self.kv_dtype, writes_text=self.task in ("auto", "generate"))
+        _check_usage(buckets, limits, self.dtype, self.kv_dtype, self.task)
         quantization = quant_config(self.quant, self.group_size, self.asymmetric, self.skip)
         from llmc import require_compiler
 
@@ -176,11 +176,11 @@ def _variables() -> LadderVariables | None:
         raise typer.BadParameter(str(error)) from error
 
 
-def _check_usage(
-    buckets: str | LadderVariables | None, limits: Limits, dtype: str, kv_dtype: str, *, writes_text: bool
-) -> None:
+def _check_usage(buckets: str | LadderVariables | None, limits: Limits, dtype: str, kv_dtype: str, task: str) -> None:
     """What is wrong whatever the model is: reported before anything heavy is imported."""
-    phases = REQUIRED_PHASES if writes_text else PROMPT_PHASES
+    # Which phases there must be, the model says where the task does not.
+    of_task: dict[str, tuple[str, ...]] = {"auto": (), "generate": REQUIRED_PHASES}
+    phases = of_task.get(task, PROMPT_PHASES)
     if dtype not in ("auto", "f32", "bf16", "f16"):
         raise typer.BadParameter(f"--dtype {dtype!r} is unknown: use auto, f32, bf16 or f16")
     if kv_dtype not in ("auto", *KV_DTYPES):

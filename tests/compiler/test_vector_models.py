@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from llmc.buckets import Bucket, BucketError
+from llmc.cli import main as cli
 from llmc.compiler.config import CompileError
+from llmc.compiler.extend import add_buckets
 from llmc.models import ModelError
 from llmc.runtime.binding import LlmcError
 from llmc.runtime.llm import LLM
@@ -218,3 +221,22 @@ def test_classify(compiled: Callable[..., Path], tmp_path: Path) -> None:
         assert list(one.scores) == ["LABEL_0", "LABEL_1", "LABEL_2"]
         check_close(np.array(list(one.scores.values())), wanted)
         assert one.label == f"LABEL_{logits.argmax()}"
+
+
+def test_a_bucket_is_added_and_what_inspect_tells(
+    embedder: tuple[Path, Path], kernel_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, artifact = embedder
+    more = tmp_path / "more"
+    add_buckets(artifact, [Bucket.parse("prefill:2x64")], more, cache_dir=kernel_cache, jobs=1)
+    with pytest.raises(BucketError, match="a model that gives vectors has prefill buckets only"):
+        add_buckets(artifact, [Bucket.parse("decode:1x64")], tmp_path / "other", cache_dir=kernel_cache)
+    assert cli.main(["inspect", str(more)]) == 0
+    said = capsys.readouterr().out
+    assert "model: 2 layers, 3 KV heads of 20" in said
+    assert "task embed: vectors of 60, all of a prompt in one step" in said
+    assert "prefill:2x64" in said
+    (text,) = random_texts((40,))
+    with LLM(artifact) as one, LLM(more) as other:
+        found, again = (llm.embed([text, text])[1].vector for llm in (one, other))
+    assert np.array_equal(found.view(np.int32), again.view(np.int32))
