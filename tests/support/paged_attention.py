@@ -81,17 +81,18 @@ class Cache:
 
     def expected(self, s: int, t: int, params: dict[str, Any]) -> Array:
         first, group = first_key(t, params), self.heads // self.kv_heads
+        end = end_of_keys(t, self.lengths[s], params)
         q = self.queries[s][t].astype(np.float64).reshape(self.kv_heads, group, self.dim)
-        scores = np.einsum("hgd,khd->hgk", q, self.keys[s][first : t + 1]) * params["scale"]
+        scores = np.einsum("hgd,khd->hgk", q, self.keys[s][first:end]) * params["scale"]
         if cap := params.get("score_cap"):
             scores = np.tanh(scores / cap) * cap
         if bias := params.get("bias"):
-            scores += self.bias(bias, np.arange(first, t + 1), t, params["scale"])
+            scores += self.bias(bias, np.arange(first, end), t, params["scale"])
         sinks = self.sinks.astype(np.float64).reshape(self.kv_heads, group, 1)
         most = np.maximum(scores.max(-1, keepdims=True), sinks)
         weights = np.exp(scores - most)
         weights /= weights.sum(-1, keepdims=True) + (np.exp(sinks - most) if params.get("sinks") else 0.0)
-        out: Array = np.einsum("hgk,khd->hgd", weights, self.values[s][first : t + 1])
+        out: Array = np.einsum("hgk,khd->hgd", weights, self.values[s][first:end])
         return out.reshape(-1)
 
     def bias(self, kind: str, keys: Array, position: int, scale: float) -> Array:
@@ -101,6 +102,10 @@ class Cache:
         distance: Array = slopes * (keys - position)
         rounded: Array = (slopes.astype(bf16) * keys.astype(bf16)).astype(np.float64) * scale
         return distance if kind == "distance" else rounded
+
+    def contexts(self, chunks: list[tuple[int, int, int]]) -> Array:
+        """int32 [sequences of a step]: all tokens of each."""
+        return np.array([self.lengths[s] for s, _, _ in chunks], np.int32)
 
     def attend(
         self,
@@ -120,6 +125,7 @@ class Cache:
             "block_tables": np.stack([self.tables[s] for s, _, _ in chunks]),
             "token_seq": np.concatenate([np.full(e - a, i, np.int32) for i, (_, a, e) in enumerate(chunks)]),
             "positions": np.concatenate([np.arange(a, e, dtype=np.int32) for _, a, e in chunks]),
+            **({"context_lens": self.contexts(chunks)} if "both_ways" in params else {}),
             "k_pool": key_pool(self.k_pool, kv=self.kv),
             "v_pool": value_pool(self.v_pool, self.dim, kv=self.kv),
             **({"slopes": self.slopes} if "bias" in params else {}),
@@ -136,7 +142,8 @@ class Cache:
             merge = KernelSpec.of(
                 "attention", "merge_attention", **merge_params(params), row_tile=tile, segments=segments
             )
-            arrays = {name: arrays[name] for name in ("positions", "sinks") if name in arrays} | result
+            read = ("positions", "token_seq", "context_lens") if "both_ways" in params else ("positions",)
+            arrays = {name: arrays[name] for name in (*read, "sinks") if name in arrays} | result
             result = run(merge, target, arrays, written=("out",), scalars=scalars, num_tasks=tasks)
         return unpack_activation(result["out"], rows, width)
 
@@ -145,6 +152,13 @@ def first_key(t: int, params: dict[str, Any]) -> int:
     """The first key that a token at `t` sees."""
     start = t // params["chunk"] * params["chunk"] if "chunk" in params else 0
     return max(start, t - params["window"] + 1) if params["window"] else start
+
+
+def end_of_keys(t: int, length: int, params: dict[str, Any]) -> int:
+    """Behind the last key that a token at `t` sees, in a sequence of `length` tokens."""
+    if "both_ways" not in params:
+        return t + 1
+    return min(length, t + params["window"]) if params["window"] else length
 
 
 def attention_params(
@@ -165,7 +179,7 @@ def attention_params(
 
 
 def merge_params(params: dict[str, Any]) -> dict[str, Any]:
-    names = ("num_heads", "head_dim", "window", "act_dtype", "block_size", "chunk", "sinks")
+    names = ("num_heads", "head_dim", "window", "act_dtype", "block_size", "chunk", "sinks", "both_ways")
     return {name: params[name] for name in names if name in params}
 
 

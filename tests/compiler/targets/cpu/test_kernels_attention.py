@@ -187,6 +187,31 @@ def test_split_context(
 
 @on_cpus
 @pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "act", "kv", "block", "window"),
+    [
+        (4, 4, 20, "f32", "f32", 32, 0),
+        (6, 2, 24, "bf16", "bf16", 32, 9),
+        rare(4, 4, 64, "bf16", "bf16", 32, 0),
+        rare(4, 4, 16, "f32", "f32", 16, 300),
+        rare(4, 2, 20, "f32", "int8", 32, 65),
+        rare(3, 3, 16, "f16", "f16", 32, 9),
+    ],
+)
+def test_keys_behind_a_token(
+    target: Target, heads: int, kv_heads: int, dim: int, act: str, kv: str, block: int, window: int
+) -> None:
+    tolerance = tolerance_of(target, act, kv)
+    check_attention(target, heads, kv_heads, dim, act, kv, block, window, tolerance, both_ways=True)
+
+
+@on_cpus
+@pytest.mark.parametrize(("kv", "window"), [rare("f32", 0), rare("bf16", 1100), rare("int8", 0)])
+def test_keys_behind_a_token_in_split_contexts(target: Target, kv: str, window: int) -> None:
+    check_split_context(target, 2, 2, 32, "f32", kv, 32, window, both_ways=True)
+
+
+@on_cpus
+@pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "kv", "window", "bad"),
     [
         (6, 6, 16, "f32", 0, np.nan),
