@@ -218,7 +218,7 @@ class TeleChatBlock(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         hidden, self.heads, eps = config["hidden_size"], config["n_head"], config["layer_norm_epsilon"]
-        self.kv_heads: int = config.get("num_key_value_heads", self.heads)
+        self.kv_heads: int = config.get("num_key_value_heads") or self.heads
         self.size = hidden // self.heads
         self.input_layernorm, self.post_attention_layernorm = RmsNorm(hidden, eps), RmsNorm(hidden, eps)
         self.self_attention = nn.ModuleDict(
