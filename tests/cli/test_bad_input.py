@@ -18,6 +18,7 @@ from llmc.runtime.binding import Artifact
 from support.artifacts import TinyArtifact
 from support.damage import flip, keep, snapshot
 from support.failing import edit_config, fails
+from support.paths import ROOT
 
 SMALL = "prefill=1x16,decode=1x64"
 
@@ -121,7 +122,6 @@ def test_damaged_model(
     [
         ("", "empty"),
         ("garbage", "'garbage'"),
-        ("prefill=1x16", "no decode"),
         ("prefill=0x16,decode=1x64", "0"),
         ("prefill=1x-5,decode=1x64", "-5"),
         ("prefill=1x16,decode=99999999999999999999x64", "99999999999999999999"),
@@ -137,6 +137,12 @@ def test_damaged_model(
 )
 def test_absurd_buckets(spec: str, fragment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fails(capsys, 2, ["compile", "model", "-o", tmp_path / "out", "--buckets", spec], fragment)
+
+
+def test_a_model_that_writes_needs_decode_buckets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ROOT / "examples" / "tiny-english"
+    fails(capsys, 1, ["compile", model, "-o", tmp_path / "out", "--buckets", "prefill=1x16"], "no decode buckets")
+    assert not (tmp_path / "out").exists()
     assert not list(tmp_path.iterdir())
 
 

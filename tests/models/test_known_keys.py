@@ -59,7 +59,8 @@ READ_WHERE_THEY_DECIDE = {
 }  # fmt: skip
 
 
-NO_DEFAULT = {"dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2}, "glm4_moe": {"head_dim": 128}}
+NO_DEFAULT = {"dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2}, "glm4_moe": {"head_dim": 128},
+              "deepseek_v2": {"num_experts_per_tok": 6}}  # fmt: skip
 """What no model goes without, where transformers has no default of use."""
 
 
@@ -129,8 +130,8 @@ def test_two_keys_that_contradict_each_other_are_refused() -> None:
             unknown(FAMILIES["llama"], {**base, **changes})
 
 
-# Two have a config alone there: their models are Llama's.
-@pytest.mark.parametrize("model_type", sorted(FAMILIES.keys() - REMOTE.keys() - {"exaone", "internlm3"}))
+# Three have a config alone there: their models are Llama's and DeepSeek-V3's.
+@pytest.mark.parametrize("model_type", sorted(FAMILIES.keys() - REMOTE.keys() - {"exaone", "internlm3", "kimi_k2"}))
 def test_transformers_takes_nothing_from_a_harmless_key(model_type: str) -> None:
     code = code_of(model_type).read_text()
     asked = set(re.findall(r"\bconfig\.(\w+)", code)) | set(re.findall(r"""config, "(\w+)\"""", code))

@@ -185,9 +185,12 @@ def test_a_changed_template_changes_its_kernels_only(
     after = {w.name: w for w in wanted(config)}
     changed = {name for name, key in before.items() if after[name].key != key}
     assert changed == {name for name, w in after.items() if w.components.get("op") == op}
-    # This model has every op but the generic ones, those of quantized weights, of split contexts and of experts.
+    # This model has every op but the generic ones, those of quantized weights, of latent attention, of split contexts
+    # and of experts.
     quantized = ("embedding_quant", "linear_quant", "quantize_rows", "permute_columns")
-    assert bool(changed) == (op not in ("fused", *quantized, "merge_attention") and not op.startswith("expert_"))
+    latent = ("head_linear", "latent_attention", "latent_kv_write", "packed_head_linear")
+    others = ("fused", *quantized, *latent, "merge_attention")
+    assert bool(changed) == (op not in others and not op.startswith("expert_"))
 
 
 def test_source_digests_are_each_templates_own(tmp_path: Path) -> None:

@@ -159,8 +159,9 @@ def test_errors_are_the_clients_own_classes(server: LiveServer, client: Any) -> 
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="gpt-4", prompt="a")
     assert missing.value.code == "model_not_found"
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.BadRequestError) as text:
         client.embeddings.create(model="tiny", input="a")
+    assert text.value.code == "unsupported_task"
     with (
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0) as stranger,
         pytest.raises(openai.AuthenticationError) as unknown,
