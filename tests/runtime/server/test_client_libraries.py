@@ -32,6 +32,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_environment(tmp_path_factory.mktemp("libraries"))
 
 
+@pytest.mark.exhaustive
 def test_litellm(server: LiveServer, environment: Path, tmp_path: Path) -> None:
     tools = installed("litellm", environment)
     code = (
@@ -63,6 +64,7 @@ def test_dspy(server: LiveServer, environment: Path, tmp_path: Path) -> None:
     run(tools, ["python", "ask.py", f"{server.url}/v1"], tmp_path, LITELLM_LOCAL_MODEL_COST_MAP="True")
 
 
+@pytest.mark.exhaustive
 def test_instructor(server: LiveServer, environment: Path, tmp_path: Path) -> None:
     tools = installed("instructor", environment)
     (tmp_path / "ask.py").write_text(

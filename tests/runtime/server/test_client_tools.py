@@ -54,6 +54,7 @@ def log_likelihood(llm: LLM, start: str, end: str) -> float:
     return sum(entry.logprob for entry in output.prompt_logprobs[-num_end:])
 
 
+@pytest.mark.exhaustive
 def test_lm_eval_scores_are_the_models(
     server: LiveServer, english_artifact: Path, environment: Path, tmp_path: Path
 ) -> None:
@@ -140,6 +141,7 @@ def test_llmc_eval_tasks(server: LiveServer, english_artifact: Path, environment
     assert [one["value"] for one in remote if one["task"] == "local_mmlu"] == [values["local_mmlu"]["value"]]
 
 
+@pytest.mark.exhaustive
 def test_guidellm(server: LiveServer, environment: Path, tmp_path: Path) -> None:
     tools = installed("guidellm", environment)
     (tmp_path / "prompts.txt").write_text(
@@ -159,6 +161,7 @@ def test_guidellm(server: LiveServer, environment: Path, tmp_path: Path) -> None
     assert (totals["successful"], totals["errored"]) == (6, 0)
 
 
+@pytest.mark.exhaustive
 def test_aiperf(server: LiveServer, environment: Path, tmp_path: Path) -> None:
     tools = installed("aiperf", environment)
     (tmp_path / "tiny").symlink_to(MODEL)

@@ -330,7 +330,7 @@ def test_schemathesis_finds_nothing(artifact: Path, tmp_path: Path) -> None:
 def _schemathesis(server: LiveServer, folder: Path) -> str:
     command = [
         *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", "all"),
-        *("--exclude-checks", "positive_data_acceptance", "--seed", "1", "--max-examples", "20", "--no-shrink"),
+        *("--exclude-checks", "positive_data_acceptance", "--seed", "1", "--max-examples", "10", "--no-shrink"),
         *("--generation-database", "none", "--suppress-health-check", "all"),
     ]
     environment = {**os.environ, "SCHEMATHESIS_HOOKS": "openapi_checks", "PYTHONPATH": str(ROOT / "tests" / "support")}

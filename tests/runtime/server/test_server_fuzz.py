@@ -13,7 +13,7 @@ from support.live_server import LiveServer, serving
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis belongs to the extra dev")
 
-EXAMPLES = 60
+EXAMPLES = 40
 
 
 @pytest.fixture(scope="module")
