@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema_rs
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
 
 from llmc.runtime.llm import LLM
 
@@ -170,3 +171,31 @@ def test_what_the_server_tells_of_itself(embeds: Running) -> None:
     assert state["engine"]["generation_tokens"] == 0
     assert embeds.on_loop(embeds.engine.check_integrity) is None
     assert embeds.client.get("/metrics").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("served", "path"), [("embeds", "/v1/embeddings"), ("ranks", "/v1/rerank"), ("ranks", "/v1/score")]
+)
+def test_generated_requests(served: str, path: str, request: pytest.FixtureRequest) -> None:
+    """Requests made from the document are never a 5xx, and answers have the shape that it declares."""
+    schemathesis = pytest.importorskip("schemathesis", reason="schemathesis belongs to the extra dev")
+    running: Running = request.getfixturevalue(served)
+    api = schemathesis.openapi.from_dict(running.client.get("/openapi.json").json())
+    api.config.update(base_url=running.url)
+    checks = schemathesis.checks
+    wanted = [checks.not_a_server_error, checks.status_code_conformance, checks.response_schema_conformance]
+    statuses: set[int] = set()
+
+    @settings(
+        max_examples=40, derandomize=True, database=None, deadline=None, phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(api[path]["POST"].as_strategy())
+    def run(case: Any) -> None:
+        response = case.call(timeout=60)
+        case.validate_response(response, checks=wanted)
+        statuses.add(response.status_code)
+
+    run()
+    assert 200 in statuses, f"no request came through: {statuses}"
+    assert running.on_loop(running.engine.check_integrity) is None
