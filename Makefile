@@ -36,7 +36,7 @@ test: $(STAMP) native-test
 
 # What takes a minute and more by itself: a storm of 2000 requests, training, an install without the compiler.
 test-slow: $(STAMP)
-	$(PYTEST) -m "slow and not exhaustive"
+	$(PYTEST) -m "slow and not exhaustive" $(SLOW_OPTIONS)
 
 # Every family on every target, experts in every weight format, more clients: before a release, and after a change of
 # what they share.
