@@ -48,21 +48,23 @@ def _machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _group_memory() -> list[int]:
-    """Bytes left under the limits of the control groups (version 2) on the path to this process."""
+def control_groups(of_process: Path, root: Path) -> list[Path]:
+    """The folders of the control groups (version 2) on the path to a process, its own first, without the root's.
+
+    of_process: /proc/self/cgroup; root: where the hierarchy is mounted.
+    """
     try:
-        lines = _CGROUP.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = of_process.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    path = next((line[3:] for line in lines if line.startswith("0::")), None)
-    if path is None:
-        return []
-    left = []
-    group = _CGROUP_ROOT / path.lstrip("/")
-    while group != _CGROUP_ROOT and _CGROUP_ROOT in group.parents:
-        left += _left_in(group)
-        group = group.parent
-    return left
+    path = next((line[3:] for line in lines if line.startswith("0::")), "")
+    group = root / path.lstrip("/")
+    return [folder for folder in (group, *group.parents) if root in folder.parents]
+
+
+def _group_memory() -> list[int]:
+    """Bytes left under the limits of the control groups on the path to this process."""
+    return [left for group in control_groups(_CGROUP, _CGROUP_ROOT) for left in _left_in(group)]
 
 
 def _left_in(group: Path) -> list[int]:

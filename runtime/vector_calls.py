@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ Progress = Callable[[int, int], None]
 Texts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 
 
-class VectorCalls:
+class VectorCalls(ABC):
     """What `LLM` has beside the calls that write text."""
 
     engine: Any
@@ -27,8 +28,9 @@ class VectorCalls:
     vocab_size: int
 
     @property
+    @abstractmethod
     def tokenizer(self) -> Tokenizer:
-        raise NotImplementedError
+        """Raises TokenizerError where the artifact has none."""
 
     @property
     def task(self) -> str:

@@ -154,12 +154,12 @@ class Repeats:
         for at in self._first:
             layer = self._layers[at]
             call = partial(self._call, layer.forward if at in traced else None, at)
-            setattr(layer, "forward", call)  # noqa: B010
+            vars(layer)["forward"] = call
         try:
             yield
         finally:
             for at in self._first:
-                delattr(self._layers[at], "forward")
+                del vars(self._layers[at])["forward"]
 
     def _call(self, forward: Callable[..., Tensor] | None, at: int, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """forward: of a layer that is traced."""

@@ -174,6 +174,7 @@ class Engine(Handle):
             call("llmc_engine_create", opened.pointer, artifact.pointer, byref(native), byref(pointer))
         self._pointer = pointer
         self._events = (abi.Event * self._POLL_CAPACITY)()
+        self._gives_vectors = artifact.info.vector_width > 0
         self._vectors: dict[int, npt.NDArray[np.float32]] = {}
         """Arrays that the engine may still write to."""
         self._vectors_lock = threading.Lock()
@@ -326,11 +327,11 @@ class Engine(Handle):
 
     def _release_vectors(self, events: Sequence[Event]) -> None:
         """Lets go of the arrays of requests that have ended."""
-        if self._vectors:
+        ended = [event.request_id for event in events if event.kind in ("finished", "failed")]
+        if ended and self._gives_vectors:
             with self._vectors_lock:
-                for event in events:
-                    if event.kind in ("finished", "failed"):
-                        self._vectors.pop(event.request_id, None)
+                for request_id in ended:
+                    self._vectors.pop(request_id, None)
 
     @property
     def stats(self) -> EngineStats:

@@ -7,7 +7,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from llmc.machine import available_memory
+from llmc.machine import available_memory, control_groups
 from llmc.runtime.doctor.check import Check
 from llmc.units import format_bytes
 
@@ -36,18 +36,12 @@ def _text(path: Path) -> str | None:
 
 
 def _quota(root: Path, cpus: int) -> Iterator[Check]:
-    """The CPU time that a control group (version 2) allows, where it is less than the CPUs."""
-    groups = (_text(root / "proc/self/cgroup") or "").splitlines()
-    path = next((line[3:] for line in groups if line.startswith("0::")), None)
-    if path is None:
-        return
-    top = root / "sys/fs/cgroup"
-    group, least = top / path.lstrip("/"), float(cpus)
-    while top == group or top in group.parents:
+    """The CPU time that a control group allows, where it is less than the CPUs."""
+    least = float(cpus)
+    for group in control_groups(root / "proc/self/cgroup", root / "sys/fs/cgroup"):
         quota, _, period = (_text(group / "cpu.max") or "max").partition(" ")
         if quota.isdigit() and period.isdigit() and int(period):
             least = min(least, int(quota) / int(period))
-        group = group.parent
     if least < cpus:
         advice = (
             f"a container or service has {least:g} of {cpus} CPUs: raise its limit, or pass --threads {int(least) or 1}"
