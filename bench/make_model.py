@@ -12,82 +12,19 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-SHAPES: dict[str, dict[str, object]] = {
-    "qwen2.5-0.5b": {
-        "model_type": "qwen2",
-        "architectures": ["Qwen2ForCausalLM"],
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "vocab_size": 151936,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": True,
-    },
-    "qwen2.5-1.5b": {
-        "model_type": "qwen2",
-        "architectures": ["Qwen2ForCausalLM"],
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "vocab_size": 151936,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": True,
-    },
-    "llama-3.2-1b": {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "vocab_size": 128256,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "max_position_embeddings": 131072,
-        "tie_word_embeddings": True,
-    },
-}
+from bench.shapes import SHAPES, is_norm, named
 
 
 def tensors(shape: dict[str, object], seed: int) -> Iterator[tuple[str, torch.Tensor]]:
     """bf16 tensors with Hugging Face names; values small enough that activations stay finite through all layers."""
     generator = torch.Generator().manual_seed(seed)
-
-    def matrix(rows: int, columns: int) -> torch.Tensor:
-        return (torch.randn(rows, columns, generator=generator) * 0.02).to(torch.bfloat16)
-
-    def size(name: str) -> int:
-        value = shape[name]
-        assert isinstance(value, int)
-        return value
-
-    hidden, inter = size("hidden_size"), size("intermediate_size")
-    heads, kv_heads = size("num_attention_heads"), size("num_key_value_heads")
-    head_dim = hidden // heads if "head_dim" not in shape else size("head_dim")
-    yield "model.embed_tokens.weight", matrix(size("vocab_size"), hidden)
-    for i in range(size("num_hidden_layers")):
-        prefix = f"model.layers.{i}."
-        for name, rows in (("q", heads * head_dim), ("k", kv_heads * head_dim), ("v", kv_heads * head_dim)):
-            yield f"{prefix}self_attn.{name}_proj.weight", matrix(rows, hidden)
-            if shape["model_type"] == "qwen2":
-                yield f"{prefix}self_attn.{name}_proj.bias", matrix(1, rows)[0]
-        yield f"{prefix}self_attn.o_proj.weight", matrix(hidden, heads * head_dim)
-        yield f"{prefix}mlp.gate_proj.weight", matrix(inter, hidden)
-        yield f"{prefix}mlp.up_proj.weight", matrix(inter, hidden)
-        yield f"{prefix}mlp.down_proj.weight", matrix(hidden, inter)
-        yield f"{prefix}input_layernorm.weight", torch.ones(hidden, dtype=torch.bfloat16)
-        yield f"{prefix}post_attention_layernorm.weight", torch.ones(hidden, dtype=torch.bfloat16)
-    yield "model.norm.weight", torch.ones(hidden, dtype=torch.bfloat16)
+    for name, size in named(shape):
+        if is_norm(name, size):
+            # What a norm of Gemma multiplies by is its factor and 1.
+            factor = 0.0 if shape["model_type"] == "gemma3_text" else 1.0
+            yield name, torch.full(size, factor, dtype=torch.bfloat16)
+        else:
+            yield name, (torch.randn(size, generator=generator) * 0.02).to(torch.bfloat16)
 
 
 def save(made: Iterable[tuple[str, torch.Tensor]], output: Path, shard_bytes: int | None) -> None:
@@ -136,7 +73,7 @@ def write(name: str, output: Path, seed: int = 0, shard_bytes: int | None = None
     """Writes the model `name` of SHAPES into the directory `output`; the weights are a function of name and seed."""
     shape = SHAPES[name]
     output.mkdir(parents=True, exist_ok=True)
-    config = {**shape, "hidden_act": "silu", "torch_dtype": "bfloat16", "eos_token_id": 0, "bos_token_id": 1}
+    config = {"hidden_act": "silu", **shape, "torch_dtype": "bfloat16", "eos_token_id": 0, "bos_token_id": 1}
     vocab_size = shape["vocab_size"]
     assert isinstance(vocab_size, int)
     tokenizer(vocab_size).save(str(output / "tokenizer.json"))

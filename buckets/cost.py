@@ -159,8 +159,10 @@ class ModelShape:
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     def layer_weights_read(self, rows: Floats) -> Floats:
-        """Elements of all layers' matrices that so many rows read, which share no expert while there are others."""
-        others = np.clip(rows * self.top_k, self.top_k, self.experts) - self.top_k if self.experts else 0 * rows
+        """Elements of all layers' matrices that so many rows read, which choose their experts at random."""
+        others = np.zeros_like(rows)
+        if self.experts:
+            others = self.experts * (1 - (1 - self.top_k / self.experts) ** np.maximum(rows, 1)) - self.top_k
         return self.layer_weights + self.layers * 3 * self.hidden * self.expert_intermediate * others
 
     @property

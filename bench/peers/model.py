@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from llmc.buckets.cost import ModelShape
 
 
@@ -47,9 +49,16 @@ class Work:
 def work_of(shape: ModelShape, kind: str, size: int, context: int, weight_bytes: int) -> Work:
     """kind "prefill": a prompt of `size` tokens; "decode": a step of `size` sequences with `context` tokens each.
 
-    Weights are read once a step; embeddings tied to lm_head are read whole for the logits, so `weight_bytes` is what
-    the engine's file of weights holds.
+    weight_bytes: what the engine's file of weights holds. Weights are read once a step, and those of the experts in use
+    alone; embeddings tied to lm_head are read whole for the logits.
     """
+    weight_bytes = round(weight_bytes * read_share(shape, size))
     if kind == "prefill":
         return Work(prefill_ops(shape, size), weight_bytes + kv_bytes(shape, size))
     return Work(decode_ops(shape, size, context), weight_bytes + kv_bytes(shape, size * context))
+
+
+def read_share(shape: ModelShape, rows: int) -> float:
+    """Of all weights, what so many rows read: all of them where there are no experts."""
+    read, whole = shape.layer_weights_read(np.array([rows, np.inf])).tolist()
+    return float((read + shape.head_weights) / (whole + shape.head_weights))

@@ -81,10 +81,10 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
     if family == "linear":
         flops = 2 * rows * int(params.get("k", 0)) * int(params.get("n", 0))
         if experts := int(params.get("experts", 0)):
-            # A token takes a few, and which others take the same ones nobody knows before.
-            taken = rows * int(params.get("top_k", 1))
-            flops *= int(params.get("top_k", 1))
-            weights = weights * min(experts, taken) // experts
+            # Which ones other tokens take, too, nobody knows before: as many as if all chose at random.
+            top_k = int(params.get("top_k", 1))
+            flops *= top_k
+            weights = round(weights * (1 - (1 - top_k / experts) ** rows))
     elif family == "embedding":
         # Only the rows of the tokens are read.
         weights = min(weights, weights * step.num_tokens // max(int(params.get("vocab", model.vocab_size)), 1))

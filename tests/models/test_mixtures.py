@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -135,12 +136,15 @@ def test_costs_count_the_experts_in_use() -> None:
         "vocab_size": 10,
         "intermediate_size": 99,
     }
-    config |= {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 5}
+    config |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 5}
     shape = ModelShape.from_config({**config, "shared_expert_intermediate_size": 7})
     attention, one = 3 * 4 * 8 * 8, 3 * 3 * 8 * 5
     assert shape.layer_weights == attention + 2 * one + 3 * 3 * 8 * 7
+    # Every choice of two experts by each of three tokens, and what they use in the mean.
+    choices = list(product(combinations(range(4), 2), repeat=3))
+    used = sum(len({expert for chosen in choice for expert in chosen}) for choice in choices) / len(choices)
     read = shape.layer_weights_read(np.array([1.0, 3.0, 100.0])) - shape.layer_weights
-    assert read.tolist() == [0, 4 * one, 14 * one]
+    np.testing.assert_allclose(read, [0, (used - 2) * one, 2 * one])
     plain = ModelShape.from_config({**config, "num_experts": None})
     assert plain.intermediate == 99
     assert plain.layer_weights_read(np.array([7.0])).tolist() == [plain.layer_weights]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,12 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate": "ffn_gate_inp",
 }
+ARCHITECTURES = {"qwen3_moe": "qwen3moe"}
+"""By model type, where the two differ."""
 WHOLE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
 
 
@@ -52,6 +58,19 @@ def gguf_name(name: str) -> str:
     return f"blk.{match[1]}.{NAMES[match[2]]}.{match[3]}"
 
 
+def with_experts_stacked(found: dict[str, NDArray[np.uint16]]) -> Iterator[tuple[str, NDArray[np.uint16]]]:
+    """(name in a GGUF, bits): of the experts of a layer, one matrix behind the other."""
+    stacks: dict[str, list[NDArray[np.uint16]]] = {}
+    for name, bits in found.items():
+        match = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.(.+)_proj\.weight", name)
+        if match is None:
+            yield gguf_name(name), bits
+        else:
+            stacks.setdefault(f"blk.{match[1]}.ffn_{match[2]}_exps.weight", []).append(bits)
+    for name, parts in stacks.items():
+        yield name, np.stack(parts)
+
+
 def interleaved(weight: NDArray[np.uint16], heads: int) -> NDArray[np.uint16]:
     """Rows of q or k as llama.cpp's `llama` rotates them: pairs side by side, not half a head apart."""
     shape = weight.shape
@@ -63,11 +82,15 @@ def main() -> None:
     config = json.loads((source / "config.json").read_text())
     kind, heads, kv_heads = config["model_type"], config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    writer = gguf.GGUFWriter(target, kind)
+    writer = gguf.GGUFWriter(target, ARCHITECTURES.get(kind, kind))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
     writer.add_key_length(head_dim)
@@ -78,15 +101,16 @@ def main() -> None:
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     add_tokenizer(writer, json.loads((source / "tokenizer.json").read_text()), config)
-    for name, bits in tensors(source / "model.safetensors").items():
-        if kind == "llama" and re.search(r"self_attn\.[qk]_proj\.weight", name):
-            bits = interleaved(bits, heads if ".q_proj." in name else kv_heads)
-        if bits.ndim == 1:
+    for name, bits in with_experts_stacked(tensors(source / "model.safetensors")):
+        if kind == "llama" and re.search(r"attn_[qk]\.weight", name):
+            bits = interleaved(bits, heads if "attn_q" in name else kv_heads)
+        # A router is a matrix of floats of 32 bits, as norms and biases are.
+        if bits.ndim == 1 or "ffn_gate_inp" in name:
             widened = (bits.astype(np.uint32) << 16).view(np.float32)
-            writer.add_tensor(gguf_name(name), widened)
+            writer.add_tensor(name, widened)
         else:
             rows = np.ascontiguousarray(bits).view(np.uint8)
-            writer.add_tensor(gguf_name(name), rows, raw_dtype=gguf.GGMLQuantizationType.BF16)
+            writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType.BF16)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
