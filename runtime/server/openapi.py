@@ -72,6 +72,16 @@ def install(app: FastAPI, server: ServerContext) -> None:
 
 
 def _document(app: FastAPI, server: ServerContext) -> dict[str, Any]:
+    document = describe(app)
+    add_rules(document["components"]["schemas"], server)
+    if server.config.api_keys:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+    return document
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The document of the routes that `app` has, without what depends on the served model."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     errors: list[type[BaseModel]] = [responses.ErrorAnswer, response_answers.MessageErrorAnswer]
     models = list(dict.fromkeys([*errors, *_ANSWERS.values()]))
@@ -82,13 +92,9 @@ def _document(app: FastAPI, server: ServerContext) -> dict[str, Any]:
     # FastAPI's own shape of a refused body, which errors.py replaces.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    add_rules(schemas, server)
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             operation["responses"] = _responses(method, path)
-    if server.config.api_keys:
-        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"key": []}]
     return document
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.paths import ROOT
 
 PAGES = [
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "runtime").glob("*.md")),
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
