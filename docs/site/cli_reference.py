@@ -51,7 +51,9 @@ def _described(name: str, command: Any) -> Iterator[str]:
             continue
         argument = param.param_type_name == "argument"
         title = "Arguments" if argument else title_of.get(param.name, "Options")
-        rows[title].append([_spelled(param), _default(param), cell(param.help or "")])
+        rows[title].append(
+            [_spelled(param), _default(param), " ".join([cell(param.help or ""), *_bounds(param)]).strip()]
+        )
     for title, of_title in rows.items():
         if of_title:
             yield table([title, "default", ""], of_title)
@@ -63,6 +65,15 @@ def _spelled(param: Any) -> str:
         return code(param.metavar)
     value = "" if param.is_flag else f" {param.metavar}"
     return ", ".join(code(f"{name}{value}") for name in [*param.opts, *param.secondary_opts])
+
+
+def _bounds(param: Any) -> Iterator[str]:
+    """The least and the largest value, and the environment variable that is the default."""
+    for name, sign in (("min", "≥"), ("max", "≤")):
+        if (bound := getattr(param.type, name, None)) is not None:
+            yield code(f"{sign} {bound}")
+    variables = [param.envvar] if isinstance(param.envvar, str) else param.envvar or ()
+    yield from (f"Also from {code(variable)}." for variable in variables)
 
 
 def _default(param: Any) -> str:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +79,21 @@ def test_what_is_to_run_runs(
             assert Path("out/tuned/graphs.bin").read_bytes() == Path("out/tiny/graphs.bin").read_bytes()
         case "choose-buckets":
             assert "prefill" in Path("out/buckets.toml").read_text()
+
+
+def test_the_schema_of_structured_output_holds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = PAGES["structured-output"]
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(folder)
+    names: dict[str, Any] = {}
+    exec(compile(program, "structured-output.md", "exec"), names)
+    assert names["city"].keys() == {"name", "big"}
+    assert capsys.readouterr().out.strip().endswith(("True", "False"))
+    # The same schema over HTTP.
+    (body,) = re.findall(r" -d '(.*?)'", page, re.DOTALL)
+    assert json.loads(body)["response_format"]["json_schema"]["schema"] == names["schema"]
 
 
 @pytest.mark.parametrize("page", PAGES)
