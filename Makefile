@@ -85,7 +85,7 @@ lint-native: $(STAMP)
 # The documentation site, in out/docs: open out/docs/index.html. It fails on a broken link, on a page that is not in the nav
 # of mkdocs.yml, and on what would be loaded from elsewhere. The variable silences an advertisement of the theme.
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 # A source distribution, and the wheel that is built of it. zig has the glibc of the platform's age for any machine, and
 # links its C++ library statically; auditwheel gives the tag, or refuses to.

@@ -58,14 +58,14 @@ def document() -> dict[str, Any]:
 def page(described: Mapping[str, Any] | None = None) -> str:
     """The page, in Markdown. described: the document, where it is made already."""
     described = document() if described is None else described
-    routes: dict[str, list[str]] = {tag: [] for tag in _TITLES}
+    routes: dict[str, list[str]] = {tag: [] for tag in _TITLES}  # others, unless they get a title, come behind these
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
             (tag,) = operation["tags"]
-            routes[tag] += [heading(3, f"{method.upper()} {path}"), *_route(operation)]
+            routes.setdefault(tag, []).extend([heading(3, f"{method.upper()} {path}"), *_route(operation)])
     parts = [_INTRODUCTION]
     for tag, of_tag in routes.items():
-        parts += [heading(2, _TITLES[tag]), *of_tag]
+        parts += [heading(2, _TITLES.get(tag, tag.capitalize())), *of_tag]
     parts += [heading(2, "Statuses"), *_statuses(described), heading(2, "Objects")]
     for name, schema in described["components"]["schemas"].items():
         parts += [heading(3, name, anchor=name), *_object(schema)]
@@ -98,14 +98,14 @@ def _json_schema(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _statuses(described: Mapping[str, Any]) -> Iterator[str]:
-    """One line a status; what it means is the same wherever it is given."""
-    meanings: dict[str, str] = {}
-    for methods in described["paths"].values():
-        for operation in methods.values():
-            for status, answer in operation["responses"].items():
-                known = meanings.setdefault(status, answer["description"])
-                assert known == answer["description"], f"status {status} has two meanings"
-    yield table(["status", "meaning"], [[code(status), cell(meanings[status])] for status in sorted(meanings)])
+    """A line for each meaning of a status."""
+    meanings = {
+        (status, answer["description"])
+        for methods in described["paths"].values()
+        for operation in methods.values()
+        for status, answer in operation["responses"].items()
+    }
+    yield table(["status", "meaning"], [[code(status), cell(meaning)] for status, meaning in sorted(meanings)])
 
 
 def _object(schema: Mapping[str, Any]) -> Iterator[str]:
