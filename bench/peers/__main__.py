@@ -36,7 +36,7 @@ from bench.peers.roofline import roofline
 from bench.peers.runner import Runner, enlist
 from bench.peers.store import Measurement, Store, StoreError
 
-MODELS = {"qwen2.5-0.5b": 8, "llama-3.2-1b": 19, "qwen2.5-1.5b": 23, "qwen3-moe-4b": 60}
+MODELS = {"qwen2.5-0.5b": 8, "llama-3.2-1b": 19, "qwen2.5-1.5b": 23, "qwen3-moe-4b": 45}
 """With the GiB of disk that a model takes in all formats."""
 ENVIRONMENTS_GIB = 9
 MEMORY_SHARE = 0.75
