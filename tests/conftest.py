@@ -7,13 +7,14 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
+from support import verified
 from support.artifacts import CHAT_TEMPLATE, TINY_LADDER, TinyArtifact, made_once, shared
 from support.paths import ROOT
 
@@ -45,11 +46,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--wheel", type=Path, help="Wheel for tests/install/test_base_install.py; default: one built of this tree."
     )
+    parser.addoption("--verified", type=Path, help="Write what the collected tests verify of models there, as JSON.")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {f"test_{name}": number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    file: Path | None = session.config.getoption("--verified")
+    if file is not None:
+        verified.record(session.items, file)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """A test that declares what it verifies has done so."""
+    verified.forget()
+    result = yield
+    for claim in verified.missing(item):
+        pytest.fail(f"{item.nodeid} declares {claim}, which it has not checked")
+    return result
 
 
 @pytest.fixture(scope="session")

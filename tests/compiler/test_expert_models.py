@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.pipeline import compile_model
 from llmc.compiler.resolve import resolve
 from llmc.models.eager import load_model
 from llmc.quantize import QuantConfig
-from llmc.quantize.rtn import quantize
 
 from support.compiled import check_every_bucket, compile_tiny, random_tokens
 from support.families import CASES
@@ -23,8 +21,10 @@ from support.new_family import targets_here
 from support.paged_reference import PagedRunner
 from support.parity import check_bits
 from support.quantized_checkpoints import Tensors, make_quantized_model
+from support.quantized_model import rounded
 from support.stored_checkpoints import Integers, gptq_config, gptq_tensors
 from support.tiny_models import make_tiny_model
+from support.verified import Claim, on_targets, verifies
 
 pytestmark = pytest.mark.native
 LADDER = "prefill=[2]x[16,32],decode=[1,3]x[64]"
@@ -45,6 +45,7 @@ def make_gptq_mixture(folder: Path, *, act_order: bool = False) -> Path:
 
 
 @pytest.mark.slow
+@verifies(lambda: on_targets(Claim("qwen3_moe", scheme="gptq")))
 def test_numbers_of_a_quantized_checkpoint_are_kept(tmp_path: Path, kernel_cache: Path) -> None:
     model = make_gptq_mixture(tmp_path / "model")
     tokens = random_tokens(515, 48)
@@ -69,18 +70,15 @@ def test_experts_in_act_order_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@verifies(lambda scheme: on_targets(Claim("qwen2_moe", scheme=scheme)))
 @pytest.mark.parametrize("scheme", ["w8a16", "w4a16", "fp8", "nf4"])
 def test_rounded_by_llmc(scheme: str, tmp_path: Path, kernel_cache: Path) -> None:
     family, overrides = CASES["qwen2_moe"]
     model, quant = make_tiny_model(tmp_path / "model", family, **overrides), QuantConfig(scheme)
-    eager = load_model(model)
     recipe = resolve(CompileConfig(model=model, output=tmp_path, quant=quant)).recipe
     assert not any("router" in name or "shared_gate" in name for name in recipe.schemes)
-    for name, of in recipe.schemes.items():
-        weight = eager.get_parameter(name)
-        weight.data.copy_(torch.from_numpy(quantize(weight.detach().numpy(), of.weight).value()))
     tokens = random_tokens(515, 48)
-    expected = PagedRunner(eager).step([tokens])[0].numpy()
+    expected = PagedRunner(rounded(model, quant)).step([tokens])[0].numpy()
     for target in targets_here():
         out = tmp_path / target
         with compile_tiny(

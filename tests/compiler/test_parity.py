@@ -11,11 +11,20 @@ import torch
 from llmc.compiler.targets.cpu.target import Target
 from llmc.runtime.binding import Artifact, Replayer
 
-from support.compiled import Pages, check_every_bucket, compile_tiny, random_tokens, relative_error, replay
+from support.compiled import (
+    Pages,
+    check_every_bucket,
+    compared,
+    compile_tiny,
+    random_tokens,
+    relative_error,
+    replay,
+)
 from support.kernel_harness import targets_here
 from support.marks import rare
 from support.parity import FAMILIES, LADDER, check_bits, reference_logits
 from support.tiny_models import make_tiny_model
+from support.verified import Claim, verifies
 
 pytestmark = pytest.mark.native
 
@@ -31,6 +40,7 @@ def compiled(
     return model, artifact
 
 
+@verifies(lambda compiled: [Claim(FAMILIES[compiled][0])])
 def test_every_bucket_matches_transformers(compiled: tuple[Path, Artifact]) -> None:
     model, artifact = compiled
     assert len(artifact.graphs()) == 14
@@ -44,6 +54,7 @@ def test_bits_do_not_depend_on_batch_chunks_or_threads(compiled: tuple[Path, Art
 
 # bf16 keeps 8 bits of mantissa and float16 11: weights and activations each round by up to 2^-9 or 2^-12 of the sum of
 # two neighbours, through a few layers.
+@verifies(lambda family, dtype: [Claim(FAMILIES.get(family, (family, {}))[0], dtype=dtype)])
 @pytest.mark.parametrize("target", targets_here("cooperlake", "x86-64-v4", "x86-64-v3"), ids=lambda t: t.name)
 @pytest.mark.parametrize(
     ("dtype", "bound", "family"), [("bf16", 3e-2, "qwen2"), rare("f16", 4e-3, "qwen2"), ("f16", 4e-3, "qwen2-tied")]
@@ -56,6 +67,7 @@ def test_16_bits(dtype: str, bound: float, family: str, target: Target, tmp_path
     check_bits(artifact)
     text = [int(t) for t in np.random.default_rng(1).integers(3, artifact.info.vocab_size, 24)]
     expected = reference_logits(model, text)
+    compared(artifact)
     replayer = Replayer(artifact, num_threads=2, num_blocks=16)
     graph = next(i for i, g in enumerate(artifact.graphs()) if g.phase == "prefill" and g.max_tokens >= 24)
     logits = replay(replayer, graph, Pages(16, artifact.info.block_size), [(0, text, 0)])

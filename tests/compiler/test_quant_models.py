@@ -21,6 +21,7 @@ from llmc.runtime.graphs_file import read_graphs
 
 from support.compiled import compile_tiny
 from support.quantized_model import LADDER, REQUESTS, assert_company_changes_no_bit, logits_error, make_model
+from support.verified import Claim, verifies
 
 pytestmark = pytest.mark.native
 
@@ -38,6 +39,7 @@ def quantized(
     return name, model, artifact
 
 
+@verifies(lambda quantized: [Claim("qwen2", scheme=REQUESTS[quantized].scheme)])
 def test_logits_match_the_dequantized_model(quantized: tuple[str, Path, Artifact]) -> None:
     name, model, artifact = quantized
     # Int8 activations that lie between two numbers may round either way.
@@ -46,6 +48,7 @@ def test_logits_match_the_dequantized_model(quantized: tuple[str, Path, Artifact
 
 # bf16 keeps 8 bits of mantissa, float16 11: weights round before they are quantized, activations that are not int8.
 # Where those are int8, that moves some numbers by one.
+@verifies(lambda name, dtype: [Claim("qwen2", dtype=dtype, scheme=REQUESTS[name].scheme)])
 @pytest.mark.parametrize(
     ("name", "dtype", "target", "bound"),
     [

@@ -39,6 +39,7 @@ from support.quantized_checkpoints import (
     make_tied_model,
 )
 from support.quantized_model import LADDER, assert_company_changes_no_bit, stored_logits_error
+from support.verified import Claim, on_targets, verifies
 
 pytestmark = pytest.mark.native
 Kept = dict[str, tuple[str, WeightFormat]]
@@ -59,6 +60,7 @@ MODELS: dict[str, tuple[Callable[[Path], Path], str, Kept]] = {
 }
 
 
+@verifies(lambda name: on_targets(Claim("llama", scheme=MODELS[name][1])))
 @pytest.mark.parametrize("name", list(MODELS))
 def test_numbers_are_kept(name: str, tmp_path: Path, kernel_cache: Path) -> None:
     make, method, kept = MODELS[name]

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from llmc.compiler.config import CompileConfig
 from llmc.compiler.pipeline import compile_model
 from llmc.runtime.binding import Artifact, Replayer
+
+from support.verified import checked
+
+_FOLDERS: WeakKeyDictionary[Artifact, Path] = WeakKeyDictionary()
 
 
 def compile_tiny(model: Path, output: Path, cache: Path, **options: object) -> Artifact:
@@ -18,7 +23,14 @@ def compile_tiny(model: Path, output: Path, cache: Path, **options: object) -> A
     options.setdefault("jobs", 1)
     config = CompileConfig(model=model, output=output, cache_dir=cache, **options)  # type: ignore[arg-type]
     compile_model(config)
-    return Artifact(output)
+    artifact = Artifact(output)
+    _FOLDERS[artifact] = output
+    return artifact
+
+
+def compared(artifact: Artifact) -> None:
+    """What `compile_tiny` made gave the numbers that it should."""
+    checked(_FOLDERS[artifact])
 
 
 def assert_same_bytes(a: Path, b: Path) -> None:
@@ -112,3 +124,5 @@ def check_every_bucket(artifact: Artifact, tokens: list[int], expected: np.ndarr
                 replay(replayer, prefill, pages, [(s, tokens[:position], 0)])
             logits = replay(replayer, index, pages, [(s, [tokens[p]], p) for s, p in enumerate(at)])
         assert relative_error(logits, expected[at]) < bound, f"graph {graph}"
+    if artifact in _FOLDERS:
+        compared(artifact)

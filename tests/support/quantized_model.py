@@ -12,13 +12,14 @@ from torch import nn
 from llmc.compiler.config import CompileConfig
 from llmc.compiler.resolve import resolve
 from llmc.compiler.targets.cpu.quant_packing import quantize_activation
+from llmc.models.blocks.decoder import Decoder
 from llmc.models.blocks.layers import Projection
 from llmc.models.eager import load_model
 from llmc.quantize import QuantConfig, Recipe
 from llmc.quantize.rtn import quantize
 from llmc.runtime.binding import Artifact, Replayer
 
-from support.compiled import Pages, replay
+from support.compiled import Pages, compared, replay
 from support.paged_reference import PagedRunner
 from support.tiny_models import make_tiny_model
 
@@ -70,6 +71,15 @@ def reference_logits(model: Path, config: QuantConfig, tokens: list[int]) -> np.
     return PagedRunner(eager).step([tokens])[0].numpy()
 
 
+def rounded(model: Path, config: QuantConfig) -> Decoder:
+    """The eager model, float32, with every quantized weight replaced by what its numbers stand for."""
+    eager = load_model(model)
+    for name, scheme in resolve(CompileConfig(model=model, output=model, quant=config)).recipe.schemes.items():
+        weight = eager.get_parameter(name)
+        weight.data.copy_(torch.from_numpy(quantize(weight.detach().numpy(), scheme.weight).value()))
+    return eager
+
+
 def stored_logits(model: Path, tokens: list[int]) -> np.ndarray:
     """float32 [T, V] of the eager model of what a quantized checkpoint's numbers stand for."""
     eager = load_model(model)
@@ -105,6 +115,7 @@ def _error(artifact: Artifact, reference: Callable[[list[int]], np.ndarray]) -> 
         done += count
         at.append(done - 1)
     assert done == 40
+    compared(artifact)
     return float(np.abs(np.array(rows) - expected[at]).max() / np.abs(expected).max())
 
 

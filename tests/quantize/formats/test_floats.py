@@ -19,6 +19,7 @@ from llmc.quantize.scheme import stored_scheme
 from support.compiled import compile_tiny
 from support.new_format import check_kernels, check_rounding
 from support.quantized_model import LADDER, logits_error, make_model
+from support.verified import Claim, verifies
 
 MXFP4, IQ4 = Codes("e2m1", 32, E8M0), Codes("iq4_nl", 32)
 
@@ -78,6 +79,7 @@ def test_kernels(format: Fp8 | Codes) -> None:
     check_kernels(format)
 
 
+@verifies(lambda scheme: [Claim("qwen2", scheme=scheme, target="reference")])
 @pytest.mark.parametrize(
     ("scheme", "model"),
     [("fp8", "tied"), ("mxfp4", "plain"), ("nvfp4", "plain"), ("nf4", "plain"), ("fp4", "plain"), ("iq4_nl", "plain")],

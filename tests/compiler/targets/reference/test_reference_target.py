@@ -38,12 +38,14 @@ from support.quantized_model import REQUESTS, assert_company_changes_no_bit, log
 from support.quirky_model import LADDER as GENERIC_LADDER
 from support.quirky_model import Quirky, checkpoint, eager_logits, family
 from support.tiny_models import make_tiny_model
+from support.verified import Claim, verifies
 
 REFERENCE = named("reference")
 HERE = REFERENCE.runs_here()
 pytestmark = pytest.mark.skipif(not HERE, reason="the reference target's code is of another architecture")
 
 
+@verifies(lambda name, dtype: [Claim(FAMILIES[name][0], dtype=dtype, target="reference")])
 @pytest.mark.parametrize("name", list(FAMILIES))
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_every_family_matches_transformers(name: str, dtype: str, tmp_path: Path, kernel_cache: Path) -> None:
@@ -59,6 +61,7 @@ def test_every_family_matches_transformers(name: str, dtype: str, tmp_path: Path
     check_bits(artifact)
 
 
+@verifies(lambda name, dtype: [Claim("qwen2", dtype=dtype, scheme=REQUESTS[name].scheme, target="reference")])
 @pytest.mark.parametrize("name", list(REQUESTS))
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_every_scheme_matches_the_dequantized_model(name: str, dtype: str, tmp_path: Path, kernel_cache: Path) -> None:
