@@ -73,6 +73,12 @@ class Resolved:
 
     def _length_warnings(self) -> tuple[str, ...]:
         if self.max_model_len > self.model_len:
+            stretched = self.model.rope.scaling
+            if stretched is not None and stretched.rope_type == "ntk_steps":
+                return (
+                    f"max-model-len {self.max_model_len} is beyond the {self.model_len} tokens that the model was "
+                    "trained for: it reads shorter texts with the rotary frequencies of one that long, too",
+                )
             scaling = json.dumps(sound_scaling(self.model, self.max_model_len))
             return (
                 f"max-model-len {self.max_model_len} is beyond the {self.model_len} tokens that the model was trained "

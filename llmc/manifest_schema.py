@@ -46,7 +46,7 @@ class Closed(BaseModel):
 
 
 class RopeScaling(Closed):
-    rope_type: Literal["linear", "dynamic", "llama3", "yarn", "longrope", "factors"]
+    rope_type: Literal["linear", "dynamic", "llama3", "yarn", "longrope", "factors", "ntk_steps"]
     factor: Positive
     original_max_position_embeddings: Count
     low_freq_factor: float | None = None
@@ -75,6 +75,7 @@ class Alibi(Closed):
 class QueryGrowth(Closed):
     every: Positive
     factor: Positive
+    kind: Literal["steps", "log"] = "steps"
 
 
 class Experts(Closed):
@@ -116,6 +117,7 @@ class Dense(Closed):
     activation: Literal["tanh", "gelu"] | None
     norm: bool
     token_ids: Annotated[list[TokenId], Field(max_length=1024)]
+    source: Text = ""
 
 
 class Pooled(Closed):

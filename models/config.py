@@ -17,8 +17,8 @@ Pooling = Literal["first", "mean", "last"]
 class RopeScaling:
     """How rotary frequencies are stretched. A field that the type does not use is None (truncate: True).
 
-    rope_type: "linear", "dynamic", "llama3", "yarn", "longrope", or "factors" of a GGUF file, which divide the
-    frequencies one by one. original_max_position_embeddings: tokens of the pretraining context. attention_factor,
+    rope_type: "linear", "dynamic", "llama3", "yarn", "longrope", "ntk_steps", or "factors" of a GGUF file, which divide
+    the frequencies one by one. original_max_position_embeddings: tokens of the pretraining context. attention_factor,
     mscale, mscale_all_dim: the scale of cos and sin, resolved in `rope.py`. frequency_factors: divisors of the
     frequencies; of longrope for texts up to the original context, long_factors for longer ones.
     """
@@ -100,10 +100,13 @@ class Alibi:
 
 @dataclass(frozen=True)
 class QueryGrowth:
-    """Queries of unrotated layers grow with their position: times 1 + factor · ln(1 + ⌊(position + 1) / every⌋)."""
+    """Queries grow with their position. "steps": those of unrotated layers, times
+    1 + factor · ln(1 + ⌊(position + 1) / every⌋). "log": those of all layers, times ln(position + 1) / ln(every) where
+    that is more than 1."""
 
     every: float
     factor: float
+    kind: Literal["steps", "log"] = "steps"
 
 
 @dataclass(frozen=True)
@@ -138,13 +141,15 @@ class Latent:
 @dataclass(frozen=True)
 class Dense:
     """A linear layer over a pooled row. size: rows of its matrix. activation: of its result, None for none. norm: a
-    norm behind that. token_ids: its matrix is those rows of the output projection, empty: one of its own."""
+    norm behind that. token_ids: its matrix is those rows of the output projection, empty: one of its own. source: what
+    the checkpoint calls it, "" for what the family's layout says."""
 
     size: int
     bias: bool = False
     activation: Literal["tanh", "gelu"] | None = None
     norm: bool = False
     token_ids: tuple[int, ...] = ()
+    source: str = ""
 
 
 @dataclass(frozen=True)

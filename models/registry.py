@@ -43,6 +43,7 @@ from llmc.models.families.llama_relatives import (
     SEED_OSS,
     XVERSE,
 )
+from llmc.models.families.minicpm3 import MINICPM3
 from llmc.models.families.minimax_m2 import MINIMAX_M2
 from llmc.models.families.mistral import MISTRAL
 from llmc.models.families.mixtral import MIXTRAL
@@ -119,6 +120,7 @@ FAMILIES: dict[str, Family] = {
         LLAMA4_TEXT,
         MIMO,
         MINICPM,
+        MINICPM3,
         MINIMAX_M2,
         KIMI_K2,
         MIXTRAL,
@@ -155,6 +157,20 @@ def get_family(model_type: str) -> Family:
     if family is None:
         raise ModelError(f"model_type {brief(model_type)} is not supported; supported are {', '.join(FAMILIES)}")
     return family
+
+
+# Configurations of authors' own classes that name no model_type, by that class.
+_TYPES_OF_CLASSES = {"configuration_xlm_roberta.XLMRobertaFlashConfig": "xlm-roberta"}
+
+
+def with_model_type(fields: Fields) -> Fields:
+    """A config.json with a model_type, where its auto_map tells one and nothing else does."""
+    if fields.has("model_type") or not fields.has("auto_map"):
+        return fields
+    classes = fields.raw("auto_map")
+    # A class of another repository of the hub is behind that one's name.
+    named = str(classes.get("AutoConfig", "")).rpartition("--")[2] if isinstance(classes, dict) else ""
+    return fields.with_values(model_type=_TYPES_OF_CLASSES[named]) if named in _TYPES_OF_CLASSES else fields
 
 
 def family_of(fields: Fields) -> Family:

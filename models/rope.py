@@ -22,7 +22,8 @@ def cos_sin_table(rope: Rope, max_len: int) -> Array:
     """float32 [max_len, dim]: cosines in the first half of a row, sines in the second, for positions 0, 1, ….
 
     The attention factor of yarn and longrope is folded in. Dynamic (NTK) scaling is fixed by max_len: plain up to the
-    original context, else the frequencies of a text of max_len tokens, and longrope takes its long factors beyond it;
+    original context, else the frequencies of a text of max_len tokens, as those of ntk_steps; longrope takes its long
+    factors beyond it;
     docs/adding-a-model.md says why.
     Raises ModelError on an unknown rope type.
     """
@@ -79,6 +80,8 @@ def _frequencies(rope: Rope, max_len: int) -> tuple[Array, float]:
             return _llama3(_inverse(theta, dim), scaling), 1.0
         case "yarn":
             return _yarn(theta, dim, scaling)
+        case "ntk_steps":
+            return _ntk_steps(theta, dim, scaling, max_len)
         case "factors":
             return _inverse(theta, dim) / _factors(scaling.frequency_factors, dim), 1.0
         case "longrope":
@@ -112,6 +115,18 @@ def _dynamic_base(theta: float, dim: int, scaling: RopeScaling, max_len: int) ->
     # Every step rounded to float32, because transformers takes the length from a tensor.
     ratio = _F32(scaling.factor) * _F32(max_len) / _F32(original) - _F32(scaling.factor - 1)
     return float(_F32(theta) * _F32(float(ratio) ** (dim / (dim - 2))))
+
+
+def _ntk_steps(theta: float, dim: int, scaling: RopeScaling, max_len: int) -> tuple[Array, float]:
+    """The base grows by steps that double, from the original context on. Texts are taken to be at least as long as
+    those of training, factor times the original; with mscale cosines grow beyond that."""
+    original = scaling.original_max_position_embeddings
+    trained = round(original * scaling.factor)
+    length = max(max_len, trained)
+    # As the authors write it, whatever a logarithm of a power of two is rounded to.
+    steps = max(2 ** math.ceil(math.log(length / original, 2) + 1) - 1, 1)
+    grown = 1.0 if scaling.mscale is None else 1.0 + 0.1 * scaling.mscale * math.log(length / trained)
+    return _inverse(theta * steps ** (dim / (dim - 2)), dim), grown
 
 
 def _llama3(inv_freq: Array, scaling: RopeScaling) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+_LINEAR = "linear attention or state space layers"
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "a mixture of experts": (
         "n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "moe_intermediate_size",
@@ -12,7 +13,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     ),
     "latent attention": ("kv_lora_rank",),
     "sparse attention": ("index_topk", "index_n_heads", "sparse_attention_config", "compress_ratios"),
-    "linear attention or state space layers": (
+    _LINEAR: (
         "linear_num_key_heads", "linear_attn_config", "attn_type_list", "mamba_num_heads", "hybrid_override_pattern",
         "conv_L_cache",
     ),
@@ -28,11 +29,16 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
 _NESTED = ("text_config", "llm_config", "language_config")
 
 
+def _linear_layers(kinds: object) -> bool:
+    return isinstance(kinds, list) and "linear_attention" in kinds
+
+
 def unsupported_parts(config: Mapping[str, Any]) -> Iterator[str]:
     """In words; none where the keys tell nothing."""
     places = [config, *(config[name] for name in _NESTED if isinstance(config.get(name), Mapping))]
     for part, names in _PARTS.items():
-        if any(place.get(name) for place in places for name in names):
+        named = any(place.get(name) for place in places for name in names)
+        if named or (part == _LINEAR and any(_linear_layers(place.get("layer_types")) for place in places)):
             yield part
     if config.get("auto_map"):
         yield "code of its own (auto_map)"

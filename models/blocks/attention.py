@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,8 @@ class StepInputs:
 
 def _grown(positions: Tensor, growth: QueryGrowth) -> Tensor:
     """What queries are multiplied by, float32 [T, 1]."""
+    if growth.kind == "log":
+        return torch.clamp(torch.log(positions[:, None].float() + 1.0) / math.log(growth.every), min=1.0)
     passed = torch.floor((positions[:, None].float() + 1.0) / growth.every)
     return 1.0 + growth.factor * torch.log(1.0 + passed)
 
@@ -64,7 +67,8 @@ class Attention(Block):
         self.chunk = config.layer_chunks[layer] if config.layer_chunks else 0
         rotates = layer not in config.unrotated_layers
         self.norm_rotated = rotates if config.qk_norm == "unit" else config.qk_norm_rotated
-        self.growth = None if rotates else config.query_growth
+        growth = config.query_growth
+        self.growth = growth if growth is not None and (growth.kind == "log" or not rotates) else None
         self.register_parameter("sinks", empty(config.num_heads) if config.sinks else None)
         self.qkv = Linear(config.qkv_size, config.hidden_size, config.attention_bias, act_dtype)
         self.q_norm = self.k_norm = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from llmc.models.config import ModelConfig
+from llmc.models.config import ModelConfig, QueryGrowth, Rope, RopeScaling
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
-from llmc.models.standard import standard_config
+from llmc.models.standard import head_sizes, standard_config
 
 _LAYOUT = Layout(
     embed="transformer.wte",
@@ -24,15 +24,17 @@ _LAYOUT = Layout(
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """intermediate_size is that of gate and up together. Texts are of seq_length tokens: beyond it the authors' code
-    stretches frequencies and scores as the text grows, which no request here depends on."""
+    """intermediate_size is that of gate and up together. Beyond seq_length tokens, the length of training, frequencies
+    are those of the longest text, and queries grow with their position."""
     if (inner := fields.integer("intermediate_size")) % 2:
         raise ModelError(f"{fields.origin}: intermediate_size {inner} is odd, but it counts gate and up")
     length = fields.integer("seq_length", fields.integer("max_position_embeddings", 8192))
     fields = fields.renamed(head_dim="kv_channels", rope_theta="rotary_emb_base").with_values(
         intermediate_size=inner // 2, max_position_embeddings=length
     )
-    no_bias = fields.flag("no_bias", True)
+    no_bias, head_dim = fields.flag("no_bias", True), head_sizes(fields)[2]
+    stretched = RopeScaling("ntk_steps", 1.0, length) if fields.flag("use_dynamic_ntk", True) else None
+    grows = fields.flag("use_logn_attn", True) and length > 1
     return standard_config(
         fields,
         generation,
@@ -42,13 +44,15 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
         eps="layer_norm_epsilon",
         default_eps=1e-6,
         activation="silu",
+        rope=Rope(fields.number("rope_theta", 10000.0), head_dim, stretched),
+        query_growth=QueryGrowth(length, 1.0, "log") if grows else None,
     )
 
 
-# Of training and of the code that ran it; the two flags count beyond seq_length.
+# Of training and of the code that ran it.
 _HARMLESS = """
     attn_dropout_prob emb_dropout_prob bf16 fp16 fp32 onnx_safe softmax_in_fp32 use_cache_kernel use_cache_quantization
-    use_dynamic_ntk use_logn_attn max_position_embeddings
+    max_position_embeddings
     """
 QWEN = Family(
     "qwen",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmc.models.config import ModelConfig
+from llmc.models.config import ModelConfig, Rope, RopeScaling
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout, heads_to_rows
-from llmc.models.standard import standard_config
+from llmc.models.standard import head_sizes, standard_config
 from llmc.models.weight_map import Rows
 
 
@@ -30,8 +30,7 @@ _LAYOUT = Layout(
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """Texts are as long as those of training, and as the rotary base is made for: the authors' code stretches it
-    beyond, as the text grows."""
+    """Frequencies are those of the longest text, of training at least; beyond it cosines grow, too."""
     fields = fields.renamed(
         num_hidden_layers="n_layer", num_attention_heads="n_head", intermediate_size="ffn_hidden_size"
     )
@@ -39,14 +38,17 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
         if fields.flag(name, False):
             raise ModelError(f"{fields.origin}: {name} of a telechat model is not supported")
     trained, base = fields.integer("training_seqlen", 8192), fields.integer("base_seqlen", 8192)
+    fields = fields.with_values(max_position_embeddings=trained)
+    stretched = RopeScaling("ntk_steps", trained / base, base, mscale=1.0)
     return standard_config(
-        fields.with_values(max_position_embeddings=min(trained, base)),
+        fields,
         generation,
         attention_bias=False,
         o_bias=True,
         eps="layer_norm_epsilon",
         default_eps=1e-5,
         activation="silu",
+        rope=Rope(fields.number("rope_theta", 10000.0), head_sizes(fields)[2], stretched),
         down_bias=True,
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 from llmc.cli import main as cli
 from llmc.compiler.config import CompileConfig
@@ -20,6 +21,7 @@ from llmc.models.registry import FAMILIES
 from support.compiled import compile_tiny
 from support.paths import SHARED
 from support.tiny_models import make_tiny_model
+from support.verified import Limit, refuses
 
 CONFIGS = SHARED / "configs"
 shared = pytest.mark.skipif(not CONFIGS.is_dir(), reason=f"no configs at {CONFIGS}")
@@ -108,6 +110,30 @@ def test_out_of_reach_is_said_by_name(tmp_path: Path) -> None:
         describable(file).config()
     with pytest.raises(ModelError, match="a configuration without weights"):
         describable(file).checkpoint()
+
+
+OUT_OF_REACH = {
+    "gemma3n": "inputs per layer",
+    "gemma3n_text": "inputs per layer",
+    "minimax": "linear attention or state space layers",
+    "minimax_text_01": "linear attention or state space layers",
+    "qwen3_next": "linear attention or state space layers",
+}
+
+
+@refuses(lambda model_type: [Limit(model_type, OUT_OF_REACH[model_type])])
+@pytest.mark.parametrize("model_type", OUT_OF_REACH)
+def test_what_a_model_out_of_reach_is_built_of(model_type: str, tmp_path: Path) -> None:
+    """By what transformers writes of it, or its authors do."""
+    if model_type in CONFIG_MAPPING:
+        text = CONFIG_MAPPING[model_type]().to_json_string(use_diff=False)
+    else:
+        text = json.dumps({"model_type": model_type, "num_hidden_layers": 8, "attn_type_list": [0, 0, 0, 1] * 2})
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError) as refusal:
+        describable(tmp_path / "config.json").config()
+    said = str(refusal.value)
+    assert re.search(rf"model_type '{model_type}' \([^()]*{OUT_OF_REACH[model_type]}[^()]*\) is not supported", said)
 
 
 def test_it_takes_no_artifact_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

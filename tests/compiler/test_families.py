@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from llmc.models.eager import load_model
 from llmc.models.registry import FAMILIES
+from llmc.quantize import QuantConfig
+from llmc.runtime.binding import Replayer
 
-from support.compiled import check_every_bucket, compile_tiny, random_tokens
+from support.compiled import Pages, check_every_bucket, compile_tiny, random_tokens, relative_error, replay
 from support.families import CASES
 from support.marks import rare
 from support.new_family import targets_here
 from support.paged_reference import PagedRunner
 from support.parity import check_bits, reference_logits
+from support.quantized_model import rounded
 from support.tiny_models import make_tiny_model
+from support.verified import Claim, on_targets, verifies
 
 # Two prompts in two sizes, steps of one and of three sequences: every kind of graph, little to compile.
 LADDER = "prefill=[2]x[16,32],decode=[1,3]x[64]"
@@ -40,11 +46,13 @@ def check(case: str, target: str, folder: Path, cache: Path) -> None:
         check_bits(artifact)
 
 
+@verifies(lambda case: [Claim(CASES[case][0])])
 @pytest.mark.parametrize("case", DISTINCT)
 def test_compiled(case: str, tmp_path: Path, kernel_cache: Path) -> None:
     check(case, targets_here()[0], tmp_path, kernel_cache)
 
 
+@verifies(lambda case: [Claim(CASES[case][0], dtype="bf16")])
 @pytest.mark.parametrize(
     "case",
     [
@@ -55,18 +63,66 @@ def test_compiled(case: str, tmp_path: Path, kernel_cache: Path) -> None:
 )
 def test_in_16_bits(case: str, tmp_path: Path, kernel_cache: Path) -> None:
     """Close to float32 where models are deep in nothing but roundings."""
+    check_16_bits(case, "bf16", 3e-2, tmp_path, kernel_cache)
+
+
+@verifies(lambda family: [Claim(family, dtype="f16")])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", WRITING)
+def test_every_family_in_f16(family: str, tmp_path: Path, kernel_cache: Path) -> None:
+    check_16_bits(FIRST[family], "f16", 5e-3, tmp_path, kernel_cache)
+
+
+def check_16_bits(case: str, dtype: str, bound: float, folder: Path, cache: Path) -> None:
     family, overrides = CASES[case]
-    model = make_tiny_model(tmp_path / "model", family, **overrides)
+    model = make_tiny_model(folder / "model", family, **overrides)
     target = targets_here()[0]
-    with compile_tiny(model, tmp_path / "out", kernel_cache, buckets=LADDER, dtype="bf16", target=target) as artifact:
+    with compile_tiny(model, folder / "out", cache, buckets=LADDER, dtype=dtype, target=target) as artifact:
         tokens = random_tokens(artifact.info.vocab_size, 48)
-        expected = PagedRunner(load_model(model, "bf16")).step([tokens])[0].numpy()
-        check_every_bucket(artifact, tokens, expected, 3e-2)
+        expected = PagedRunner(load_model(model, dtype)).step([tokens])[0].numpy()
+        check_every_bucket(artifact, tokens, expected, bound)
         check_bits(artifact)
 
 
+@verifies(lambda family, scheme: [Claim(family, scheme=scheme)])
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("scheme", ["w8a16", "w4a16"])
+@pytest.mark.parametrize("family", WRITING)
+def test_every_family_rounded(family: str, scheme: str, tmp_path: Path, kernel_cache: Path) -> None:
+    """The logits of what rounded numbers stand for."""
+    _, overrides = CASES[FIRST[family]]
+    model, quant = make_tiny_model(tmp_path / "model", family, **overrides), QuantConfig(scheme)
+    options = {"buckets": LADDER, "dtype": "f32", "target": targets_here()[0], "quant": quant}
+    with compile_tiny(model, tmp_path / "out", kernel_cache, **options) as artifact:
+        tokens = random_tokens(artifact.info.vocab_size, 48)
+        check_every_bucket(artifact, tokens, PagedRunner(rounded(model, quant)).step([tokens])[0].numpy())
+        check_bits(artifact)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "fields"), [("qwen", {"seq_length": 32}), ("telechat", {"training_seqlen": 48, "base_seqlen": 32})]
+)
+def test_beyond_the_length_of_training(family: str, fields: dict[str, Any], tmp_path: Path, kernel_cache: Path) -> None:
+    """The end of the longest text, in prefill and in decode."""
+    model = make_tiny_model(tmp_path / "model", family, **fields)
+    tokens = random_tokens(515, 128)
+    expected = reference_logits(model, tokens)[-2:]
+    for target in targets_here():
+        options = {"buckets": "prefill=1x128,decode=1x128", "dtype": "f32", "target": target, "max_model_len": 128}
+        with compile_tiny(model, tmp_path / target, kernel_cache, **options) as artifact:
+            graphs = {graph.phase: index for index, graph in enumerate(artifact.graphs())}
+            replayer, pages = Replayer(artifact, num_threads=2, num_blocks=8), Pages(8, artifact.info.block_size)
+            rows = [
+                replay(replayer, graphs["prefill"], pages, [(0, tokens[:127], 0)])[0],
+                replay(replayer, graphs["decode"], pages, [(0, tokens[127:], 127)])[0],
+            ]
+            assert relative_error(np.array(rows), expected) < 1e-4, target
+
+
+@verifies(lambda family: on_targets(Claim(family)))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", WRITING)
 def test_every_family_on_every_target(family: str, tmp_path: Path, kernel_cache: Path) -> None:
     for target in targets_here():
         check(FIRST[family], target, tmp_path / target, kernel_cache)

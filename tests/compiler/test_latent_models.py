@@ -39,8 +39,9 @@ def tiny(case: str, folder: Path, **more: Any) -> Path:
 
 def greedy_cases() -> Iterator[Any]:
     """(model, target): few of them every time, for each is compiled."""
-    marks = {("deepseek_v2-lite", 0): (), ("deepseek_v3", 0): (pytest.mark.slow,)}
-    for case in ("deepseek_v2-lite", "deepseek_v2", "deepseek_v3", "deepseek_v3-halves", "kimi_k2"):
+    slow = (pytest.mark.slow,)
+    marks = {("deepseek_v2-lite", 0): (), ("deepseek_v3", 0): slow, ("minicpm3", 0): slow, ("minicpm3", 1): slow}
+    for case in ("deepseek_v2-lite", "deepseek_v2", "deepseek_v3", "deepseek_v3-halves", "kimi_k2", "minicpm3"):
         for i, target in enumerate(targets_here()):
             yield pytest.param(case, target, marks=marks.get((case, i), (pytest.mark.exhaustive,)))
 
@@ -133,6 +134,20 @@ def test_real_configurations(name: str, layers: int, rank: int | None, experts: 
     assert scaling.mscale_all_dim is not None
     grown = 0.1 * scaling.mscale_all_dim * np.log(scaling.factor) + 1.0
     assert model.attention_scale == pytest.approx(192**-0.5 * grown**2)
+
+
+@pytest.mark.skipif(not (SHARED / "configs").is_dir(), reason="needs the shared configurations")
+def test_minicpm3_as_published() -> None:
+    file = SHARED / "configs" / "ome-testdata" / "minicpm3_4b.json"
+    resolved = resolve(CompileConfig(model=file, output=file), describable(file))
+    model, record = resolved.model, resolved.model_record()
+    assert model.latent is not None
+    assert (model.latent.query_rank, model.latent.key_dim, model.latent.value_dim) == (768, 288, 64)
+    assert record.kv_block_bytes // record.block_size == 62 * 288 * 2
+    assert (model.embedding_multiplier, model.logit_multiplier) == (12.0, 0.1)
+    assert model.residual_multiplier == pytest.approx(1.4 / 62**0.5)
+    assert model.rope.scaling is not None
+    assert model.rope.scaling.rope_type == "longrope"
 
 
 @pytest.mark.skipif(not (SHARED / "configs").is_dir(), reason="needs the shared configurations")

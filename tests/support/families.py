@@ -11,6 +11,16 @@ LONG = {
     "short_factor": [1.0 + i / 10 for i in range(10)],
     "long_factor": [2.0 + i / 3 for i in range(10)],
 }
+LONG_OF_4 = {**LONG, "short_factor": [1.0, 1.2, 1.5, 2.0], "long_factor": [1.1, 1.4, 2.5, 4.0]}
+MINICPM3 = {
+    "num_key_value_heads": 3,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "scale_emb": 3,
+    "scale_depth": 1.4,
+    "dim_model_base": 20,
+}
 LATENT = {
     "num_key_value_heads": 3,
     "kv_lora_rank": 20,
@@ -332,6 +342,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mimo": ("mimo", {}),
     "minicpm": ("minicpm", {}),
     "minicpm-tied": ("minicpm", {"tie_word_embeddings": True}),
+    "minicpm3": (
+        "minicpm3",
+        {
+            **MINICPM3,
+            "q_lora_rank": 24,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**LONG_OF_4, "original_max_position_embeddings": 128},
+        },
+    ),
+    "minicpm3-long": (
+        "minicpm3",
+        {
+            **MINICPM3,
+            "q_lora_rank": None,
+            "v_head_dim": 14,
+            "attention_bias": True,
+            "rope_parameters": {**LONG_OF_4, "original_max_position_embeddings": 16},
+        },
+    ),
     "minimax_m2": (
         "minimax_m2",
         {
@@ -434,5 +463,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2-plain": ("starcoder2", {"use_bias": False, "tie_word_embeddings": True}),
     "telechat": ("telechat", {}),
     "telechat-groups": ("telechat", {"n_head": 6, "num_key_value_heads": 2}),
+    "telechat-long": ("telechat", {"base_seqlen": 32}),
     "xverse": ("xverse", {}),
 }

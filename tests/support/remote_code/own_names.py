@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from support.remote_code.parts import Config, GatedMlp, RmsNorm, attend, rotate_halves, rotate_pairs
+from support.remote_code.parts import (
+    Config,
+    GatedMlp,
+    RmsNorm,
+    attend,
+    rotate_halves,
+    rotate_pairs,
+    steps_of_length,
+)
 
 
 class QwenAttention(nn.Module):
+    """Of a text that is run as a whole: beyond the length of training its length decides about frequencies, and
+    queries grow."""
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.heads, width = config["num_attention_heads"], config["num_attention_heads"] * config["kv_channels"]
-        self.theta = config["rotary_emb_base"]
+        self.theta, self.trained = config["rotary_emb_base"], config["seq_length"]
+        self.stretches, self.grows = config["use_dynamic_ntk"], config["use_logn_attn"]
         self.c_attn = nn.Linear(config["hidden_size"], 3 * width)
         self.c_proj = nn.Linear(width, config["hidden_size"], bias=not config["no_bias"])
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in self.c_attn(x).chunk(3, dim=-1))
-        made: Tensor = self.c_proj(attend(rotate_halves(q, self.theta), rotate_halves(k, self.theta), v))
+        theta, dim = self.theta, q.shape[-1]
+        if self.stretches:
+            theta *= steps_of_length(len(x), self.trained) ** (dim / (dim - 2))
+        q, k = rotate_halves(q, theta), rotate_halves(k, theta)
+        if self.grows:
+            lengths = torch.arange(1, len(x) + 1).double()
+            q = q * torch.clamp(lengths.log() / math.log(self.trained), min=1.0).float()[:, None, None]
+        made: Tensor = self.c_proj(attend(q, k, v))
         return made
 
 
@@ -220,6 +241,7 @@ class TeleChatBlock(nn.Module):
         hidden, self.heads, eps = config["hidden_size"], config["n_head"], config["layer_norm_epsilon"]
         self.kv_heads: int = config.get("num_key_value_heads") or self.heads
         self.size = hidden // self.heads
+        self.base, self.trained = config["base_seqlen"], config["training_seqlen"]
         self.input_layernorm, self.post_attention_layernorm = RmsNorm(hidden, eps), RmsNorm(hidden, eps)
         self.self_attention = nn.ModuleDict(
             {
@@ -234,7 +256,11 @@ class TeleChatBlock(nn.Module):
         normed, attention = self.input_layernorm(x), self.self_attention
         q = attention["query"](normed).unflatten(-1, (self.heads, self.size))
         k, v = attention["key_value"](normed).unflatten(-1, (self.kv_heads, 2 * self.size)).chunk(2, dim=-1)
-        x = x + attention["dense"](attend(rotate_halves(q, 10000.0), rotate_halves(k, 10000.0), v))
+        length = max(len(x), self.trained)
+        theta = 10000.0 * steps_of_length(length, self.base) ** (self.size / (self.size - 2))
+        scale = 1.0 if length <= self.trained else 0.1 * math.log(length / self.trained) + 1.0
+        q, k = rotate_halves(q, theta) * scale, rotate_halves(k, theta) * scale
+        x = x + attention["dense"](attend(q, k, v))
         made: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -40,6 +41,11 @@ def _angles(count: int, dim: int, theta: float) -> Tensor:
     """[T, 1, dim / 2]."""
     frequencies = 1.0 / theta ** (torch.arange(0, dim, 2).float() / dim)
     return torch.outer(torch.arange(count).float(), frequencies)[:, None]
+
+
+def steps_of_length(length: int, original: int) -> float:
+    """How much of itself the rotary base is, to the power of d / (d − 2), for a text of so many tokens."""
+    return max(2.0 ** math.ceil(math.log(length / original, 2) + 1) - 1, 1)
 
 
 def rotate_halves(x: Tensor, theta: float) -> Tensor:
