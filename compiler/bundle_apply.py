@@ -23,6 +23,7 @@ from llmc.compiler.store.graphs_patch import GraphsPatch
 from llmc.compiler.store.weights import plan_weights
 from llmc.compiler.targets.registry import native_target
 from llmc.models.config import ModelConfig
+from llmc.models.tasks import pooling_name
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,12 @@ class _Application:
         """The variant stands for what a compilation resolves, and for its graphs and kernels."""
         bundle = self.bundle
         variant = choose_variant(bundle, state.config.target)
-        task = variant.resolved.model.task
-        config = state.config = replace(state.config, task="generate" if task is None else task.name)
+        task, pooled = variant.resolved.model.task, variant.resolved.model.pooled
+        config = state.config = replace(
+            state.config,
+            task="generate" if task is None else task.name,
+            pooling=pooling_name(pooled) if task is not None and task.name == "embed" else "auto",
+        )
         model = config.open_source().config()
         _check_architecture(bundle, config.model, model)
         resolved = state.resolved = replace(variant.resolved, model=model)

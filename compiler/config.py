@@ -12,7 +12,7 @@ from llmc.buckets import LadderVariables
 from llmc.compiler.dtypes import FLOATS
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.quantize import QuantConfig
-from llmc.task_names import TASKS
+from llmc.task_names import POOLINGS, TASKS
 
 if TYPE_CHECKING:
     from llmc.models.sources.base import ModelSource
@@ -57,7 +57,7 @@ class CompileConfig:
     replaced. source: what of the hub `model` holds, None where it does not come from there. dump: a new directory for
     what each phase makes, as text; None: nothing. allow_unknown_config: what the model's configuration says that llmc
     does not know is ignored, with a warning, not refused. task: "generate", "embed", "rank" or "classify"; "auto": what
-    the model's files say it is for.
+    the model's files say it is for. pooling: of embeddings, "mean", "cls" or "last"; "auto": as the model's files say.
     """
 
     model: Path
@@ -82,6 +82,7 @@ class CompileConfig:
     dump: Path | None = None
     allow_unknown_config: bool = False
     task: str = "auto"
+    pooling: str = "auto"
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -92,6 +93,8 @@ class CompileConfig:
                 raise CompileError(f"{name} {value!r} is not one of {', '.join(known)}")
         if self.task not in TASKS:
             raise CompileError(f"task {self.task!r} is not one of {', '.join(TASKS)}")
+        if self.pooling not in POOLINGS:
+            raise CompileError(f"pooling {self.pooling!r} is not one of {', '.join(POOLINGS)}")
         if self.tokenizer not in ("auto", "required", "none"):
             raise CompileError(f"tokenizer {self.tokenizer!r} is not one of auto, required, none")
         if self.block_size < 16 or self.block_size % 16:
@@ -110,7 +113,13 @@ class CompileConfig:
         # Here, for whoever reads a cache needs no numpy types.
         from llmc.models.sources.registry import open_source
 
-        return open_source(self.model, self.merge_lora, allow_unknown_config=self.allow_unknown_config, task=self.task)
+        return open_source(
+            self.model,
+            self.merge_lora,
+            allow_unknown_config=self.allow_unknown_config,
+            task=self.task,
+            pooling=self.pooling,
+        )
 
     def num_jobs(self) -> int:
         return self.jobs or len(os.sched_getaffinity(0))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from llmc.buckets.planner import Resources
 from llmc.cache_root import cache_root
@@ -69,22 +70,27 @@ class DryRun:
         return {**asdict(self), "num_buckets": self.num_buckets}
 
 
-def describable(path: Path, *, allow_unknown_config: bool = False, task: str = "auto") -> ModelSource:
+def describable(
+    path: Path, *, allow_unknown_config: bool = False, task: str = "auto", pooling: str = "auto"
+) -> ModelSource:
     """The model at `path`: a config.json of any name, a folder with one, with or without weights, or a GGUF file.
 
     Raises ModelError.
     """
+    asked: Any = {"allow_unknown_config": allow_unknown_config, "task": task, "pooling": pooling}
     if path.is_file() and path.suffix == ".json":
-        return ConfigFileSource(path, allow_unknown_config=allow_unknown_config, task=task)
+        return ConfigFileSource(path, **asked)
     if path.is_dir() and not any(path.glob("*.safetensors*")):
-        return ConfigFileSource(path / "config.json", allow_unknown_config=allow_unknown_config, task=task)
-    return open_source(path, allow_unknown_config=allow_unknown_config, task=task)
+        return ConfigFileSource(path / "config.json", **asked)
+    return open_source(path, **asked)
 
 
 def dry_run(config: CompileConfig, progress: Progress = no_progress) -> DryRun:
     """config.model: see `describable`; config.output is not looked at. Raises what a compilation raises before it
     compiles kernels."""
-    source = describable(config.model, allow_unknown_config=config.allow_unknown_config, task=config.task)
+    source = describable(
+        config.model, allow_unknown_config=config.allow_unknown_config, task=config.task, pooling=config.pooling
+    )
     resolved = resolve(config, source)
     for rope in resolved.model.ropes:
         checked_frequencies(rope, resolved.max_model_len)

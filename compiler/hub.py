@@ -21,12 +21,12 @@ from llmc.compiler.config import HubSource
 from llmc.compiler.store.output import COPIED_FILES
 from llmc.distribution import NAME
 from llmc.hub_id import HubId, hub_id
+from llmc.models.sentence_model import MODULES, SENTENCE_FILES
 from llmc.models.sources.folder import QUANT_FILES
 from llmc.models.sources.tokenizer_files import TOKENIZER_SOURCES
-from llmc.models.tasks import MODULES, POOLING_FILES
 
 _CONFIG, _INDEX, _WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
-_SMALL_FILES = (_CONFIG, *QUANT_FILES, *COPIED_FILES, *TOKENIZER_SOURCES, MODULES, *POOLING_FILES, _INDEX)
+_SMALL_FILES = (_CONFIG, *QUANT_FILES, *COPIED_FILES, *TOKENIZER_SOURCES, MODULES, *SENTENCE_FILES, _INDEX)
 _MIB = 1 << 20
 OnMib = Callable[[int, int], None]
 """Called with MiB on disk and MiB known to be wanted, which grow while files are found."""

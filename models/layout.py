@@ -235,8 +235,10 @@ def _pooled(parts: _Parts, pooled: Pooled) -> Iterator[Target]:
     if config.final_norm:
         yield from parts.norm("pooled.norm", layout.norm)
     # The last ones: a model without the first layers has no names for them.
-    names = layout.dense[len(layout.dense) - len(pooled.dense) :] if pooled.dense else ()
-    for i, (dense, name) in enumerate(zip(pooled.dense, names, strict=True)):
+    unnamed = sum(not dense.source for dense in pooled.dense)
+    names = iter(layout.dense[len(layout.dense) - unnamed :])
+    for i, dense in enumerate(pooled.dense):
+        name = dense.source or next(names)
         target = f"pooled.dense.{i}.linear"
         if dense.token_ids:
             head = f"{layout.embed if config.tie_word_embeddings else layout.head}.weight"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,79 +12,41 @@ from llmc.models.config import Dense, ModelConfig, Pooled, Pooling, Task
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family, Vectors
 from llmc.models.fields import Fields
-from llmc.models.files import has_file, read_file
-from llmc.task_names import TASKS
+from llmc.models.files import has_file
+from llmc.models.sentence_model import MODULES, SentenceModel, read_json, read_sentence_model
+from llmc.task_names import POOLINGS, TASKS
 
-MODULES = "modules.json"
-POOLING_FILES = ("1_Pooling/config.json",)
-"""What sentence-transformers says of a model, beside config.json."""
-_MOST_BYTES = 64 << 20
-_POOLINGS: Mapping[str, Pooling] = {
-    "pooling_mode_cls_token": "first",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "last",
-}
-_NAMED: Mapping[str, Pooling] = {"cls": "first", "mean": "mean", "lasttoken": "last"}
+_POOLINGS: Mapping[str, Pooling] = {"mean": "mean", "cls": "first", "last": "last"}
 _ACTIVATIONS: Mapping[str, Literal["sigmoid"] | None] = {"Sigmoid": "sigmoid", "Identity": None}
 
 
-@dataclass(frozen=True)
-class SentenceModel:
-    """What sentence-transformers does behind a model."""
-
-    pooling: Pooling
-    normalised: bool
+def pooling_name(pooled: Pooled | None) -> str:
+    """As `--pooling` has it, of a model for embeddings."""
+    return next((name for name, kind in _POOLINGS.items() if pooled is not None and kind == pooled.pooling), "auto")
 
 
-def read_sentence_model(folder: Path) -> SentenceModel | None:
-    """None where the model is none of sentence-transformers. Raises ModelError for what llmc does not do."""
-    file = folder / MODULES
-    if not has_file(file):
-        return None
-    modules = _json(file)
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise ModelError(f"{file} is no list of modules; download it again")
-    pooling: Pooling | None = None
-    normalised = False
-    for module in modules:
-        kind = str(module.get("type", "")).rpartition(".")[2]
-        if kind == "Pooling":
-            pooling = _pooling(folder / str(module.get("path", "")) / "config.json")
-        elif kind == "Normalize":
-            normalised = True
-        elif kind != "Transformer":
-            raise ModelError(f"{file} has a module {brief(kind)}, which llmc does not know; compile another model")
-    if pooling is None:
-        raise ModelError(f"{file} has no module Pooling; llmc gives one vector a text")
-    return SentenceModel(pooling, normalised)
+def with_task(
+    config: ModelConfig, fields: Fields, family: Family, folder: Path, asked: str, pooling: str = "auto"
+) -> ModelConfig:
+    """The model as it does a task of TASKS, with a pooling of POOLINGS; "auto": what its files say.
 
-
-def _pooling(file: Path) -> Pooling:
-    fields = Fields.read(file)
-    if fields.has("pooling_mode"):
-        mode = fields.text("pooling_mode")
-        if mode in _NAMED:
-            return _NAMED[mode]
-        raise ModelError(f"{file}: pooling_mode {brief(mode)} is not supported; one of {', '.join(_NAMED)}")
-    modes = [name for name, on in fields.values.items() if name.startswith("pooling_mode_") and on is True]
-    if len(modes) != 1 or modes[0] not in _POOLINGS:
-        found = ", ".join(map(brief, modes)) or "none"
-        raise ModelError(f"{file}: the pooling modes are {found}; llmc does one of {', '.join(_POOLINGS)}")
-    return _POOLINGS[modes[0]]
-
-
-def _json(file: Path) -> object:
-    try:
-        return json.loads(read_file(file, _MOST_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{file} cannot be read as JSON ({error}); download it again") from None
-
-
-def with_task(config: ModelConfig, fields: Fields, family: Family, folder: Path, asked: str) -> ModelConfig:
-    """The model as it does a task of TASKS; "auto": what its files say it is for.
-
-    Raises ModelError for one that it cannot do.
+    Raises ModelError for what it cannot do.
     """
+    if pooling not in POOLINGS:
+        raise ModelError(f"pooling {brief(pooling)} is not one of {', '.join(POOLINGS)}")
+    found = _doing(config, fields, family, folder, asked)
+    if pooling == "auto":
+        return found
+    if found.pooled is None or found.task is None or found.task.name != "embed":
+        does = "generate" if found.task is None else found.task.name
+        raise ModelError(
+            f"{fields.origin}: --pooling {pooling} is for embeddings, and this model is compiled to {does}; leave it "
+            "out, or give --task embed"
+        )
+    return replace(found, pooled=replace(found.pooled, pooling=_POOLINGS[pooling]))
+
+
+def _doing(config: ModelConfig, fields: Fields, family: Family, folder: Path, asked: str) -> ModelConfig:
     vectors, origin = family.vectors, fields.origin
     if asked not in TASKS:
         raise ModelError(f"task {brief(asked)} is not one of {', '.join(TASKS)}")
@@ -103,8 +64,9 @@ def with_task(config: ModelConfig, fields: Fields, family: Family, folder: Path,
             raise ModelError(f"{origin}: this model writes no text; compile it with --task embed, rank or classify")
         return config
     if found == "embed":
-        sentence = read_sentence_model(folder) or SentenceModel(vectors.pooling, True)
-        return replace(config, pooled=Pooled(sentence.pooling, (), sentence.normalised), task=Task("embed"))
+        sentence = read_sentence_model(folder, config.hidden_size) or SentenceModel(vectors.pooling, True)
+        pooled = Pooled(sentence.pooling, sentence.dense, sentence.normalised)
+        return replace(config, pooled=pooled, task=Task("embed"))
     if scores:
         return _scoring(config, fields, vectors, found)
     if found == "rank" and vectors.rank_tokens:
@@ -163,7 +125,7 @@ def _token_ids(file: Path, tokens: tuple[str, ...], vocab_size: int) -> tuple[in
     """Ids of whole tokens. Raises ModelError where the tokenizer has one not."""
     if not has_file(file):
         raise ModelError(f"{file} is missing; --task rank looks for the tokens {', '.join(tokens)} in it")
-    content = _json(file)
+    content = read_json(file)
     vocabulary = content.get("model", {}).get("vocab") if isinstance(content, dict) else None
     ids = tuple(vocabulary.get(token) if isinstance(vocabulary, dict) else None for token in tokens)
     if not all(isinstance(token, int) and 0 <= token < vocab_size for token in ids):

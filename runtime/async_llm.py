@@ -17,6 +17,7 @@ from llmc.runtime.server.request_stream import RequestStream, merged
 from llmc.runtime.warm_up.budget import Budget, budget_of
 from llmc.runtime.warm_up.warm_up import REPLAY_S, OnWarmStep
 
+from .async_vector_calls import AsyncVectorCalls
 from .binding import Artifact
 from .engine_loop import REFUSALS
 from .frontend import Frontend, PreparedRequest, Prompts
@@ -31,7 +32,7 @@ from .server.requests import EngineRequest
 log = logging.getLogger("llmc")
 
 
-class AsyncLLM(Frontend):
+class AsyncLLM(Frontend, AsyncVectorCalls):
     """An opened artifact for the tasks of one event loop; use it as an asynchronous context manager, or `close` it.
 
     Options are those of `LLM`. Requests of all tasks share the engine's steps; each gets the bits it would get alone.

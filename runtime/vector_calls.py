@@ -16,14 +16,14 @@ from .vector_task import Vector, VectorTask
 
 Progress = Callable[[int, int], None]
 Texts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+Ids = list[list[int]]
 
 
-class VectorCalls(ABC):
-    """What `LLM` has beside the calls that write text."""
+class VectorPrompts(ABC):
+    """What `LLM` and `AsyncLLM` share: from texts to input ids, each of which the engine can take."""
 
     engine: Any
     limit: ContextLimit
-    max_num_seqs: int
     vector_task: VectorTask | None
     vocab_size: int
 
@@ -36,6 +36,77 @@ class VectorCalls(ABC):
     def task(self) -> str:
         """What the artifact was compiled for: "generate", "embed", "rank" or "classify"."""
         return "generate" if self.vector_task is None else self.vector_task.name
+
+    def _task(self, name: str) -> VectorTask:
+        if self.vector_task is None:
+            raise RequestError(f"this model writes text: compile one with --task {name}")
+        self.vector_task.must_be(name)
+        return self.vector_task
+
+    def _ids(self, task: VectorTask, prompts: Texts, truncate: bool) -> Ids:
+        given: list[Any] = list(prompts) if not isinstance(prompts, str) else [prompts]
+        if given and isinstance(given[0], int):
+            given = [given]
+        most = self.limit.longest_prompt if truncate else None
+        found = []
+        for i, one in enumerate(given):
+            ids = task.text_ids(self.tokenizer, one, most) if isinstance(one, str) else list(one)[:most]
+            found.append(self._checked(i, ids))
+        return found
+
+    def _pairs(
+        self,
+        task: VectorTask,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        instruction: str | None,
+        truncate: bool,
+    ) -> Ids:
+        second = [documents] if isinstance(documents, str) else list(documents)
+        first = [queries] * len(second) if isinstance(queries, str) else list(queries)
+        if len(first) != len(second):
+            raise RequestError(f"{len(first)} queries for {len(second)} documents: give one, or one each")
+        most = self.limit.longest_prompt if truncate else None
+        return [
+            self._checked(i, task.pair_ids(self.tokenizer, query, document, instruction, most))
+            for i, (query, document) in enumerate(zip(first, second, strict=True))
+        ]
+
+    def _checked(self, index: int, ids: list[int]) -> list[int]:
+        if not ids:
+            raise RequestError(f"prompt {index} has no tokens: give at least one")
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
+                raise RequestError(
+                    f"prompt {index} has token id {token!r}: use whole numbers from 0 to {self.vocab_size - 1}"
+                )
+        refusal = self.limit.refusal(len(ids))
+        if refusal is not None:
+            raise RequestError(f"prompt {index} has {refusal}")
+        return ids
+
+
+def embeddings_of(task: VectorTask, ids: Ids, rows: Sequence[Vector], dimensions: int | None) -> list[EmbeddingOutput]:
+    shortened = (task.shortened(row, dimensions) for row in rows)
+    return [EmbeddingOutput(i, tuple(one), row) for i, (one, row) in enumerate(zip(ids, shortened, strict=True))]
+
+
+def scores_of(task: VectorTask, ids: Ids, rows: Sequence[Vector]) -> list[ScoreOutput]:
+    return [ScoreOutput(i, tuple(one), task.score(row)) for i, (one, row) in enumerate(zip(ids, rows, strict=True))]
+
+
+def labels_of(task: VectorTask, ids: Ids, rows: Sequence[Vector]) -> list[LabelOutput]:
+    outputs = []
+    for i, (one, row) in enumerate(zip(ids, rows, strict=True)):
+        scores = dict(zip(task.labels, task.scores(row).tolist(), strict=True))
+        outputs.append(LabelOutput(i, tuple(one), max(scores, key=lambda label: scores[label]), scores))
+    return outputs
+
+
+class VectorCalls(VectorPrompts):
+    """What `LLM` has beside the calls that write text."""
+
+    max_num_seqs: int
 
     def embed(
         self,
@@ -52,10 +123,8 @@ class VectorCalls(ABC):
         """
         task = self._task("embed")
         task.check_dimensions(dimensions)
-        ids = self._ids(task, prompts, truncate=truncate)
-        rows = self._rows(task, ids, progress)
-        shortened = (task.shortened(row, dimensions) for row in rows)
-        return [EmbeddingOutput(i, tuple(one), row) for i, (one, row) in enumerate(zip(ids, shortened, strict=True))]
+        ids = self._ids(task, prompts, truncate)
+        return embeddings_of(task, ids, self._rows(task, ids, progress), dimensions)
 
     def score(
         self,
@@ -72,59 +141,16 @@ class VectorCalls(ABC):
         loses its end. Raises RequestError.
         """
         task = self._task("rank")
-        second = [documents] if isinstance(documents, str) else list(documents)
-        first = [queries] * len(second) if isinstance(queries, str) else list(queries)
-        if len(first) != len(second):
-            raise RequestError(f"{len(first)} queries for {len(second)} documents: give one, or one each")
-        most = self.limit.longest_prompt if truncate else None
-        ids = [
-            self._checked(i, task.pair_ids(self.tokenizer, query, document, instruction, most))
-            for i, (query, document) in enumerate(zip(first, second, strict=True))
-        ]
-        rows = self._rows(task, ids, progress)
-        return [ScoreOutput(i, tuple(one), task.score(row)) for i, (one, row) in enumerate(zip(ids, rows, strict=True))]
+        ids = self._pairs(task, queries, documents, instruction, truncate)
+        return scores_of(task, ids, self._rows(task, ids, progress))
 
     def classify(
         self, prompts: Texts, *, truncate: bool = False, progress: Progress | None = None
     ) -> list[LabelOutput]:
         """The labels of texts, or lists of token ids. truncate: see `embed`. Raises RequestError."""
         task = self._task("classify")
-        ids = self._ids(task, prompts, truncate=truncate)
-        outputs = []
-        for i, (one, row) in enumerate(zip(ids, self._rows(task, ids, progress), strict=True)):
-            scores = dict(zip(task.labels, task.scores(row).tolist(), strict=True))
-            outputs.append(LabelOutput(i, tuple(one), max(scores, key=lambda label: scores[label]), scores))
-        return outputs
+        ids = self._ids(task, prompts, truncate)
+        return labels_of(task, ids, self._rows(task, ids, progress))
 
-    def _task(self, name: str) -> VectorTask:
-        if self.vector_task is None:
-            raise RequestError(f"this model writes text: compile one with --task {name}")
-        self.vector_task.must_be(name)
-        return self.vector_task
-
-    def _ids(self, task: VectorTask, prompts: Texts, *, truncate: bool) -> list[list[int]]:
-        given: list[Any] = list(prompts) if not isinstance(prompts, str) else [prompts]
-        if given and isinstance(given[0], int):
-            given = [given]
-        most = self.limit.longest_prompt if truncate else None
-        found = []
-        for i, one in enumerate(given):
-            ids = task.text_ids(self.tokenizer, one, most) if isinstance(one, str) else list(one)[:most]
-            found.append(self._checked(i, ids))
-        return found
-
-    def _checked(self, index: int, ids: list[int]) -> list[int]:
-        if not ids:
-            raise RequestError(f"prompt {index} has no tokens: give at least one")
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
-                raise RequestError(
-                    f"prompt {index} has token id {token!r}: use whole numbers from 0 to {self.vocab_size - 1}"
-                )
-        refusal = self.limit.refusal(len(ids))
-        if refusal is not None:
-            raise RequestError(f"prompt {index} has {refusal}")
-        return ids
-
-    def _rows(self, task: VectorTask, ids: Sequence[Sequence[int]], progress: Progress | None) -> list[Vector]:
+    def _rows(self, task: VectorTask, ids: Ids, progress: Progress | None) -> list[Vector]:
         return run_vectors(self.engine, ids, task.width, 4 * self.max_num_seqs + 64, progress)

@@ -15,7 +15,7 @@ from llmc.buckets.bucket import MAX_DIM, PROMPT_PHASES, REQUIRED_PHASES
 from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.quantize import SCHEMES, QuantConfig, QuantizeError
-from llmc.task_names import TASKS
+from llmc.task_names import POOLINGS, TASKS
 
 if TYPE_CHECKING:
     from llmc.compiler.config import CompileConfig
@@ -46,6 +46,13 @@ class CompileOptions:
         typer.Option(
             metavar="TASK",
             help="What for: generate (text), embed, rank, classify (vectors, scores); auto: as the model's files say.",
+        ),
+    ] = "auto"
+    pooling: Annotated[
+        str,
+        typer.Option(
+            metavar="POOLING",
+            help="Of embeddings: mean, cls (the first token) or last; auto: as the model's files say.",
         ),
     ] = "auto"
     quantization_param_path: Annotated[
@@ -125,6 +132,8 @@ class CompileOptions:
         )
         if self.task not in TASKS:
             raise typer.BadParameter(f"--task {self.task!r} is unknown: use {', '.join(TASKS)}")
+        if self.pooling not in POOLINGS:
+            raise typer.BadParameter(f"--pooling {self.pooling!r} is unknown: use {', '.join(POOLINGS)}")
         _check_usage(buckets, limits, self.dtype, self.kv_dtype, self.task)
         quantization = quant_config(self.quant, self.group_size, self.asymmetric, self.skip)
         from llmc import require_compiler
@@ -156,6 +165,7 @@ class CompileOptions:
             cache_dir=cache_dir,
             allow_unknown_config=self.allow_unknown_config,
             task=self.task,
+            pooling=self.pooling,
         )
 
 

@@ -33,6 +33,18 @@ _ROBERTA_LAYOUT = replace(
     dense=("classifier.dense", "classifier.out_proj"),
     other_modules=("lm_head.", "classifier."),
 )
+# Of Jina's own implementation.
+_FLASH_LAYOUT = replace(
+    _ROBERTA_LAYOUT,
+    embed_norm="emb_ln",
+    layer="encoder.layers.{}",
+    qkv=("mixer.Wqkv",),
+    out="mixer.out_proj",
+    post_attention_norm="norm1",
+    up="mlp.fc1",
+    down="mlp.fc2",
+    post_mlp_norm="norm2",
+)
 _PADDING = 1
 """The id whose positions the table of RoBERTa skips, with that before it."""
 
@@ -96,16 +108,18 @@ BERT = Family(
 )
 
 
-def _roberta(model_type: str, classifier: str) -> Family:
+def _roberta(model_type: str, classifier: str, *others: Layout) -> Family:
+    """others: names in checkpoints of authors who publish code of their own."""
+    whole = (layout.moved("", "roberta.").weight_map for layout in (_ROBERTA_LAYOUT, *others))
     return Family(
         model_type,
         read_roberta_config,
         _ROBERTA_LAYOUT.weight_map,
-        other_maps=(_ROBERTA_LAYOUT.moved("", "roberta.").weight_map,),
+        other_maps=(*whole, *(layout.weight_map for layout in others)),
         generates=False,
         vectors=Vectors("first", classifier, _head),
     )
 
 
 ROBERTA = _roberta("roberta", "RobertaForSequenceClassification")
-XLM_ROBERTA = _roberta("xlm-roberta", "XLMRobertaForSequenceClassification")
+XLM_ROBERTA = _roberta("xlm-roberta", "XLMRobertaForSequenceClassification", _FLASH_LAYOUT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.models.config import ModelConfig
+from llmc.models.config import ModelConfig, Rope, RopeScaling
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family, Vectors
 from llmc.models.fields import Fields
@@ -47,6 +47,17 @@ _THEIRS = {
 }
 
 
+def _read_rope(fields: Fields, positions: int, head_dim: int) -> Rope:
+    """The authors' code has a factor of its own, by which the rotary base grows beyond the length of training."""
+    rope = read_rope(fields, positions, head_dim, theta=_THETA)
+    if not fields.has("rotary_scaling_factor"):
+        return rope
+    if rope.scaling is not None:
+        raise ModelError(f"{fields.origin}: rotary_scaling_factor and a rope scaling are two; take one of them out")
+    trained = fields.integer("max_trained_positions", 2048)
+    return Rope(rope.theta, rope.dim, RopeScaling("dynamic", fields.number("rotary_scaling_factor"), trained))
+
+
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     fields = fields.renamed(**_THEIRS)
     activation = fields.text("hidden_act", "silu")
@@ -63,7 +74,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
         default_eps=1e-12,
         activation="silu",
         tie_word_embeddings=True,
-        rope=read_rope(fields, positions, head_dim, theta=_THETA),
+        rope=_read_rope(fields, positions, head_dim),
         embedding_norm=True,
         norm="layer",
         norm_bias=True,
@@ -76,7 +87,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
 
 _OF_AUTHORS = """
     fused_bias_fc fused_dropout_add_ln use_flash_attn use_rms_norm use_xentropy pad_vocab_size_multiple
-    max_trained_positions rotary_emb_scale_base rotary_scaling_factor dense_seq_output last_layer_subset
+    max_trained_positions dense_seq_output last_layer_subset
     reorder_and_upcast_attn scale_attn_by_inverse_layer_idx scale_attn_weights mlp_fc1_bias mlp_fc2_bias qkv_proj_bias
     """
 NOMIC_BERT = Family(

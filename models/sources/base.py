@@ -135,14 +135,16 @@ class FolderFiles(ModelFiles):
 class ModelSource(ABC):
     """A model at a path; nothing is read before it is asked for. Every method may raise ModelError.
 
-    allow_unknown_config: fields of its configuration that llmc does not know are ignored, not refused. task: what the
-    model is to do, of `tasks.TASKS`.
+    allow_unknown_config: fields of its configuration that llmc does not know are ignored, not refused. task, pooling:
+    what the model is to do, of `task_names`.
     """
 
-    def __init__(self, path: Path, *, allow_unknown_config: bool = False, task: str = "auto") -> None:
+    def __init__(
+        self, path: Path, *, allow_unknown_config: bool = False, task: str = "auto", pooling: str = "auto"
+    ) -> None:
         self.path = path
         self.allow_unknown_config = allow_unknown_config
-        self.task = task
+        self.task, self.pooling = task, pooling
 
     @abstractmethod
     def config(self) -> ModelConfig:

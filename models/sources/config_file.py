@@ -17,8 +17,10 @@ _NAME = "config.json"
 class ConfigFileSource(FolderSource):
     """The file may have any name; what stands beside it counts only where it is called config.json."""
 
-    def __init__(self, file: Path, *, allow_unknown_config: bool = False, task: str = "auto") -> None:
-        super().__init__(file.parent, allow_unknown_config=allow_unknown_config, task=task)
+    def __init__(
+        self, file: Path, *, allow_unknown_config: bool = False, task: str = "auto", pooling: str = "auto"
+    ) -> None:
+        super().__init__(file.parent, allow_unknown_config=allow_unknown_config, task=task, pooling=pooling)
         self._file = file
 
     @property

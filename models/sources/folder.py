@@ -12,12 +12,14 @@ from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.files import has_file
 from llmc.models.known_keys import check_known
-from llmc.models.registry import family_of
+from llmc.models.registry import family_of, get_family, with_model_type
+from llmc.models.sentence_model import SENTENCE_FILES
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
+from llmc.models.sources.joined import JoinedCheckpoint
 from llmc.models.sources.quantized import open_quantized
 from llmc.models.sources.safetensors import SafetensorsCheckpoint
 from llmc.models.sources.tokenizer_files import TokenizerFolderFiles
-from llmc.models.tasks import POOLING_FILES, with_task
+from llmc.models.tasks import with_task
 from llmc.quantize.checkpoints import quantization_settings
 from llmc.quantize.formats.base import QuantizeError
 
@@ -77,17 +79,30 @@ class FolderSource(ModelSource):
     @cached_property
     def _read_config(self) -> tuple[ModelConfig, tuple[str, ...]]:
         """(what it says, what of it is ignored)."""
-        family = family_of(self._fields)
+        fields = with_model_type(self._fields)
+        family = family_of(fields)
         empty = Fields({}, str(self.path / "generation_config.json"))
-        config = family.read_config(self._fields, self._optional("generation_config.json") or empty)
-        config = with_task(config, self._fields, family, self.config_file.parent, self.task)
+        config = family.read_config(fields, self._optional("generation_config.json") or empty)
+        config = with_task(config, fields, family, self.config_file.parent, self.task, self.pooling)
         unread = self._fields.unread()
         return config, check_known(self._fields.origin, unread, family, allow_unknown=self.allow_unknown_config)
 
+    @property
+    def _dense_folders(self) -> tuple[str, ...]:
+        """Directories that have a linear layer over the pooled row each."""
+        pooled = self.config().pooled
+        sources = () if pooled is None else tuple(dense.source for dense in pooled.dense if dense.source)
+        return tuple(source.removesuffix(".linear") for source in sources)
+
     def checkpoint(self) -> Checkpoint:
+        whole = self._transformer()
+        behind = {name: SafetensorsCheckpoint(self.path / name) for name in self._dense_folders}
+        return JoinedCheckpoint(whole, behind) if behind else whole
+
+    def _transformer(self) -> Checkpoint:
         if not self.is_quantized:
             return SafetensorsCheckpoint(self.path)
-        targets = family_of(self._fields).weight_map(self.config()).targets
+        targets = get_family(self.config().model_type).weight_map(self.config()).targets
         sources = {source.name for target in targets for source in target.sources}
         # Routers are left as they are by most, and some settings do not say so.
         matrices = (t for t in targets if t.dtype == "act" and t.name != _EMBEDDING and not t.precise)
@@ -100,10 +115,11 @@ class FolderSource(ModelSource):
     def weight_files(self) -> Iterator[Path]:
         """What the numbers of a quantized one mean is said in config files."""
         yield from sorted(self.path.glob("*.safetensors"))
+        yield from (self.path / name / "model.safetensors" for name in self._dense_folders)
         if self.is_quantized:
             files = (self.path / name for name in ("config.json", *QUANT_FILES))
             yield from (file for file in files if file.is_file())
 
     def all_files(self) -> Iterator[Path]:
         yield from (file for file in sorted(self.path.iterdir()) if file.is_file())
-        yield from (file for file in (self.path / name for name in POOLING_FILES) if file.is_file())
+        yield from (file for pattern in SENTENCE_FILES for file in sorted(self.path.glob(pattern)) if file.is_file())

@@ -14,25 +14,32 @@ from llmc.models.sources.lora.source import MergedSource
 
 
 def open_source(
-    path: str | Path, adapters: Sequence[Path] = (), *, allow_unknown_config: bool = False, task: str = "auto"
+    path: str | Path,
+    adapters: Sequence[Path] = (),
+    *,
+    allow_unknown_config: bool = False,
+    task: str = "auto",
+    pooling: str = "auto",
 ) -> ModelSource:
     """A .gguf file, or a directory in Hugging Face's format. Raises ModelError for a path that is neither.
 
-    adapters: directories of LoRA adapters that are merged into the weights, in this order. allow_unknown_config, task:
-    see `ModelSource`.
+    adapters: directories of LoRA adapters that are merged into the weights, in this order. allow_unknown_config, task,
+    pooling: see `ModelSource`.
     """
     path = Path(path)
-    source = _open(path, allow_unknown_config, task)
+    source = _open(path, allow_unknown_config, task, pooling)
     return MergedSource(source, adapters) if adapters else source
 
 
-def _open(path: Path, allow_unknown_config: bool, task: str) -> ModelSource:
+def _open(path: Path, allow_unknown_config: bool, task: str, pooling: str) -> ModelSource:
     if is_gguf(path):
+        if pooling != "auto":
+            raise ModelError(f"{path} is a .gguf file, which llmc compiles without --pooling {pooling}; leave it out")
         if task not in ("auto", "generate"):
             raise ModelError(f"{path} is a .gguf file, which llmc compiles to generate text only, not to {task}")
         return GgufSource(path, allow_unknown_config=allow_unknown_config)
     if path.is_dir():
-        return FolderSource(path, allow_unknown_config=allow_unknown_config, task=task)
+        return FolderSource(path, allow_unknown_config=allow_unknown_config, task=task, pooling=pooling)
     raise ModelError(
         f"{path} is not a directory and no .gguf file; pass the directory of a Hugging Face checkpoint, or a .gguf file"
     )

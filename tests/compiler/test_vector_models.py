@@ -28,13 +28,28 @@ from support.tiny_encoders import (
     class_logits,
     hidden_states,
     make_encoder,
+    make_remote_encoder,
     pooled,
     random_texts,
     save_tokenizer,
 )
 from support.tiny_models import make_tiny_model, reference_model
+from support.verified import Claim, checked, verifies
 
 LENGTHS = (1, 7, 64, 33, 2, 19)
+# What families pool where a model's files do not say.
+POOLINGS = {
+    "bert": "first",
+    "roberta": "first",
+    "xlm-roberta": "first",
+    "modernbert": "mean",
+    "nomic_bert": "mean",
+    "llama": "last",
+    "mistral": "last",
+    "qwen2": "last",
+    "qwen3": "last",
+}
+CLASSIFIERS = ("bert", "roberta", "xlm-roberta", "modernbert", "llama", "mistral", "qwen2", "qwen3")
 LADDER: dict[str, Any] = {"buckets": "prefill=[1,4]x[32,64]", "task": "embed"}
 
 
@@ -50,7 +65,9 @@ def compiled(kernel_cache: Path) -> Callable[..., Path]:
     return run
 
 
-def check_embeddings(model: Path, artifact: Path, pooling: str, *, normalised: bool = True) -> None:
+def check_embeddings(
+    model: Path, artifact: Path, pooling: str, *, normalised: bool = True, bound: float = 1e-4
+) -> None:
     texts = random_texts(LENGTHS)
     with LLM(artifact) as llm:
         assert llm.task == "embed"
@@ -59,17 +76,20 @@ def check_embeddings(model: Path, artifact: Path, pooling: str, *, normalised: b
         stats = llm.stats()
     for text, vector in zip(texts, found, strict=True):
         wanted = pooled(hidden_states(model, text), pooling, normalised=normalised)
-        check_close(vector, wanted, f"{len(text)} tokens")
+        check_close(vector, wanted, f"{len(text)} tokens", bound)
     for text, vector, by_itself in zip(texts, found, alone, strict=True):
         assert np.array_equal(vector.view(np.int32), by_itself.view(np.int32)), f"{len(text)} tokens in company"
     assert stats.num_finished == 2 * len(texts)
     assert stats.num_bucket_misses == 0
+    checked(artifact)
 
 
+@verifies(lambda: [Claim("bert", "embed")])
 def test_bert_as_sentence_transformers_has_it(embedder: tuple[Path, Path]) -> None:
     check_embeddings(*embedder, "mean")
 
 
+@verifies(lambda family: [Claim(family, "embed")])
 @pytest.mark.parametrize(
     ("family", "pooling", "overrides"),
     [
@@ -78,7 +98,9 @@ def test_bert_as_sentence_transformers_has_it(embedder: tuple[Path, Path]) -> No
         rare("xlm-roberta", "first", {}),
         rare("nomic_bert", "mean", {}),
         rare("qwen2", "last", {"is_causal": False}),
-        rare("roberta", "first", {"pad_token_id": 1, "max_position_embeddings": 98}),
+        rare("roberta", "first", {}),
+        rare("llama", "last", {}),
+        rare("mistral", "last", {}),
     ],
 )
 def test_families(
@@ -88,12 +110,38 @@ def test_families(
     check_embeddings(model, compiled(model, **LADDER), pooling)
 
 
-@pytest.mark.parametrize("family", [rare("bert"), rare("modernbert"), rare("qwen3"), rare("xlm-roberta")])
+@verifies(lambda family: [Claim(family, "embed", target="reference")])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", POOLINGS)
 def test_on_the_reference_target(family: str, compiled: Callable[..., Path], tmp_path: Path) -> None:
     model = make_encoder(tmp_path / "model", family)
-    pooling = {"qwen3": "last", "modernbert": "mean"}.get(family, "first")
     options = {**LADDER, "buckets": "prefill=2x64", "target": "reference"}
-    check_embeddings(model, compiled(model, **options), pooling)
+    check_embeddings(model, compiled(model, **options), POOLINGS[family])
+
+
+@verifies(lambda family, dtype: [Claim(family, "embed", dtype=dtype)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("dtype", "bound"), [("bf16", 3e-2), ("f16", 5e-3)])
+@pytest.mark.parametrize("family", POOLINGS)
+def test_in_16_bits(family: str, dtype: str, bound: float, compiled: Callable[..., Path], tmp_path: Path) -> None:
+    model = make_encoder(tmp_path / "model", family)
+    check_embeddings(model, compiled(model, **LADDER, dtype=dtype), POOLINGS[family], bound=bound)
+
+
+@verifies(lambda: [Claim("nomic_bert", "embed")])
+@pytest.mark.parametrize("factor", [None, rare(2.0)])
+def test_nomic_as_its_authors_have_it(factor: float | None, compiled: Callable[..., Path], tmp_path: Path) -> None:
+    """Names, fields and, with a factor, frequencies of the longest text."""
+    model = make_remote_encoder(tmp_path / "model", "NomicBertModel", rotary_scaling_factor=factor)
+    artifact = compiled(model, **LADDER)
+    if factor is None:
+        return check_embeddings(model, artifact, "mean")
+    (text,) = random_texts((64,))
+    with LLM(artifact) as llm:
+        found = llm.embed([text])[0].vector
+    check_close(found, pooled(hidden_states(model, text), "mean", normalised=True))
+    checked(artifact)
+    return None
 
 
 @pytest.mark.exhaustive
@@ -163,11 +211,13 @@ def test_what_cannot_be_compiled(compiled: Callable[..., Path], tmp_path: Path) 
         compiled(model)
 
 
+@verifies(lambda: [Claim("bert", "rank")])
 def test_rank(ranker: tuple[Path, Path]) -> None:
     check_scores(*ranker, typed=True)
 
 
-@pytest.mark.parametrize("family", [rare("xlm-roberta"), rare("modernbert")])
+@verifies(lambda family: [Claim(family, "rank")])
+@pytest.mark.parametrize("family", ["qwen2", *map(rare, ("xlm-roberta", "modernbert", "llama", "mistral", "qwen3"))])
 def test_rank_of_others(family: str, compiled: Callable[..., Path], tmp_path: Path) -> None:
     model = make_encoder(tmp_path / "model", family, labels=1)
     check_scores(model, compiled(model, buckets="prefill=2x64"), typed=False)
@@ -176,6 +226,8 @@ def test_rank_of_others(family: str, compiled: Callable[..., Path], tmp_path: Pa
 def check_scores(model: Path, artifact: Path, *, typed: bool) -> None:
     query, documents = "w1 w2 w3", ["w4 w5", "w6 w7 w8 w9", "w1"]
     with LLM(artifact) as llm:
+        assert llm.vector_task is not None
+        framed = llm.vector_task.template is not None
         assert llm.task == "rank"
         found = llm.score(query, documents)
         cut = llm.score(query, ["w5 " * 99], truncate=True)[0]
@@ -183,11 +235,16 @@ def check_scores(model: Path, artifact: Path, *, typed: bool) -> None:
     for one, document in zip(found, documents, strict=True):
         first, second = ([int(word[1:]) + 6 for word in text.split()] for text in (query, document))
         ids, kinds = [2, *first, 3, *second, 3], [0] * (len(first) + 2) + [1] * (len(second) + 1)
+        if framed:  # by a text of the model's own
+            ids = list(one.prompt_token_ids)
+            assert len(ids) > len(first) + len(second) + 9
         (logit,) = class_logits(model, ids, kinds if typed else None)
         assert one.score == pytest.approx(1 / (1 + np.exp(-float(logit))), rel=1e-4)
         assert [token % VOCAB for token in one.prompt_token_ids] == ids
+    checked(artifact)
 
 
+@verifies(lambda: [Claim("qwen3", "rank")])
 @pytest.mark.exhaustive
 def test_rank_by_two_tokens_of_a_model_that_writes_text(compiled: Callable[..., Path], tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", "qwen3", vocab_size=VOCAB, tie_word_embeddings=True)
@@ -204,12 +261,27 @@ def test_rank_by_two_tokens_of_a_model_that_writes_text(compiled: Callable[..., 
         logits = reference_model(model)(torch.tensor([found.prompt_token_ids])).logits[0, -1].double()
     no, yes = (SPECIAL.index(word) for word in ("no", "yes"))
     assert found.score == pytest.approx(float(torch.softmax(logits[[no, yes]], 0)[1]), rel=1e-4)
+    checked(artifact)
 
 
+@verifies(lambda family: [Claim(family, "classify")])
+@pytest.mark.parametrize("family", ["llama", *(rare(family) for family in CLASSIFIERS if family != "llama")])
+def test_classify(family: str, compiled: Callable[..., Path], tmp_path: Path) -> None:
+    model = make_encoder(tmp_path / "model", family, labels=3)
+    check_labels(model, compiled(model, buckets="prefill=2x64"))
+
+
+@verifies(lambda family: [Claim(family, task, target="reference") for task in ("rank", "classify")])
 @pytest.mark.exhaustive
-def test_classify(compiled: Callable[..., Path], tmp_path: Path) -> None:
-    model = make_encoder(tmp_path / "model", "bert", labels=3)
-    artifact = compiled(model, buckets="prefill=2x64")
+@pytest.mark.parametrize("family", CLASSIFIERS)
+def test_scores_on_the_reference_target(family: str, compiled: Callable[..., Path], tmp_path: Path) -> None:
+    options = {"buckets": "prefill=2x64", "target": "reference"}
+    one, three = (make_encoder(tmp_path / str(labels) / "model", family, labels=labels) for labels in (1, 3))
+    check_scores(one, compiled(one, **options), typed=family == "bert")
+    check_labels(three, compiled(three, **options))
+
+
+def check_labels(model: Path, artifact: Path) -> None:
     texts = random_texts((5, 20))
     with LLM(artifact) as llm:
         assert llm.task == "classify"
@@ -221,6 +293,7 @@ def test_classify(compiled: Callable[..., Path], tmp_path: Path) -> None:
         assert list(one.scores) == ["LABEL_0", "LABEL_1", "LABEL_2"]
         check_close(np.array(list(one.scores.values())), wanted)
         assert one.label == f"LABEL_{logits.argmax()}"
+    checked(artifact)
 
 
 def test_a_bucket_is_added_and_what_inspect_tells(

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import nn
 from transformers import AutoModel, AutoModelForSequenceClassification
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from support.remote_code.registry import ENCODERS, run_encoder
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "no", "yes")
 VOCAB = 203
@@ -28,6 +34,7 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 OF_FAMILY: dict[str, dict[str, Any]] = {
+    "roberta": {"pad_token_id": 1, "max_position_embeddings": 98, "eos_token_id": 3},
     "xlm-roberta": {"pad_token_id": 1, "max_position_embeddings": 98, "type_vocab_size": 1, "eos_token_id": 3},
     "modernbert": {
         "num_hidden_layers": 3,
@@ -49,15 +56,34 @@ def make_encoder(path: Path, family: str, *, labels: int = 0, seed: int = 0, **o
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = (AutoModelForSequenceClassification if labels else AutoModel).from_config(config)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if parameter.dim() == 1 and name.endswith(".weight"):
-                    parameter.uniform_(0.5, 1.5)
-                else:
-                    parameter.normal_(std=0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
+        _randomize(model)
     model.save_pretrained(path)
     save_tokenizer(path)
     return path
+
+
+def make_remote_encoder(path: Path, architecture: str, *, seed: int = 0, **overrides: Any) -> Path:
+    """As `make_encoder`, in the names of authors who publish code of their own. architecture: of `ENCODERS`."""
+    make, fields = ENCODERS[architecture]
+    config = {**fields, **overrides}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = make(config)
+        _randomize(model)
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(model.state_dict(), path / "model.safetensors", {"format": "pt"})
+    save_tokenizer(path)
+    return path
+
+
+def _randomize(model: nn.Module) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 and name.endswith(".weight"):
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.normal_(std=0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
 
 
 def save_tokenizer(path: Path) -> None:
@@ -74,19 +100,63 @@ def save_tokenizer(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
 
 
-def save_sentence_files(path: Path, pooling: str, *, normalised: bool) -> None:
+def save_sentence_files(path: Path, pooling: str, *, normalised: bool, dense: Sequence[DenseModule] = ()) -> None:
     """What sentence-transformers writes beside a model. pooling: as in pooling_mode_cls_token."""
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalised else [])]
-    paths = ["", "1_Pooling", "2_Normalize"]
+    kinds = ["Transformer", "Pooling", *("Dense" for _ in dense), *(["Normalize"] if normalised else [])]
     modules = [
-        {"idx": i, "name": str(i), "path": paths[i], "type": f"sentence_transformers.models.{kind}"}
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
         for i, kind in enumerate(kinds)
     ]
+    for i, module in enumerate(dense):
+        module.save(path / f"{i + 2}_Dense")
     (path / "modules.json").write_text(json.dumps(modules))
     (path / "1_Pooling").mkdir()
     modes = ("cls_token", "mean_tokens", "max_tokens", "lasttoken")
     settings = {f"pooling_mode_{mode}": mode == pooling for mode in modes}
     (path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 60, **settings}))
+
+
+@dataclass(frozen=True)
+class DenseModule:
+    """A linear layer behind the pooling. activation: of ACTIVATIONS."""
+
+    columns: int
+    size: int
+    activation: str
+    bias: bool = True
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        rng = torch.Generator().manual_seed(self.size)
+        weight = torch.randn(self.size, self.columns, generator=rng) * self.columns**-0.5
+        bias = {"linear.bias": torch.randn(self.size, generator=rng) * 0.1} if self.bias else {}
+        return {"linear.weight": weight, **bias}
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir()
+        config = {
+            "in_features": self.columns,
+            "out_features": self.size,
+            "bias": self.bias,
+            "activation_function": ACTIVATIONS[self.activation][0],
+        }
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file(self.tensors(), folder / "model.safetensors")
+
+    def applied(self, vector: np.ndarray) -> np.ndarray:
+        tensors = self.tensors()
+        made = torch.nn.functional.linear(
+            torch.from_numpy(vector).float(), tensors["linear.weight"], tensors.get("linear.bias")
+        )
+        found: np.ndarray = ACTIVATIONS[self.activation][1](made).numpy()
+        return found
+
+
+ACTIVATIONS: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "tanh": ("torch.nn.modules.activation.Tanh", torch.tanh),
+    "gelu": ("torch.nn.modules.activation.GELU", torch.nn.functional.gelu),
+    "identity": ("torch.nn.modules.linear.Identity", lambda x: x),
+}
+"""What sentence-transformers calls them, and what they are."""
 
 
 def random_texts(lengths: tuple[int, ...], seed: int = 3) -> list[list[int]]:
@@ -96,15 +166,25 @@ def random_texts(lengths: tuple[int, ...], seed: int = 3) -> list[list[int]]:
 
 
 def hidden_states(path: Path, ids: list[int]) -> np.ndarray:
-    """float32 [tokens, hidden] of the last layer, by the plain code of transformers."""
+    """float32 [tokens, hidden] of the last layer, by the plain code of transformers, or as the authors define it."""
+    if _is_remote(path):
+        with torch.no_grad():
+            found: np.ndarray = run_encoder(path)(torch.tensor(ids)).numpy()
+        return found
     model = AutoModel.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
     with torch.no_grad():
         states: torch.Tensor = model(torch.tensor([ids])).last_hidden_state
     return states[0].numpy()
 
 
+def _is_remote(path: Path) -> bool:
+    return "auto_map" in json.loads((path / "config.json").read_text())
+
+
 def class_logits(path: Path, ids: list[int], kinds: list[int] | None = None) -> np.ndarray:
-    """float32 [labels] of transformers. kinds: of the tokens."""
+    """float32 [labels] of transformers, or as the authors define it. kinds: of the tokens."""
+    if _is_remote(path):
+        return hidden_states(path, ids)
     model = AutoModelForSequenceClassification.from_pretrained(
         path, attn_implementation="eager", dtype=torch.float32
     ).eval()
@@ -121,7 +201,7 @@ def pooled(states: np.ndarray, pooling: str, *, normalised: bool) -> np.ndarray:
     return scaled
 
 
-def check_close(found: np.ndarray, wanted: np.ndarray, what: str = "") -> None:
-    """Within 1e-4 of the largest number of a row."""
+def check_close(found: np.ndarray, wanted: np.ndarray, what: str = "", bound: float = 1e-4) -> None:
+    """Within `bound` of the largest number of a row."""
     error = np.abs(found.astype(np.float64) - wanted).max() / np.abs(wanted).max()
-    assert error < 1e-4, f"{what}: off by {error:g}"
+    assert error < bound, f"{what}: off by {error:g}"

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from support.remote_code.encoders import FlashRobertaClassifier, NomicBert
 from support.remote_code.llama_like import Baichuan, DeepSeek, InternLm, Llama, Mimo, MiniCpm, Orion
 from support.remote_code.own_names import ChatGlm, InternLm2, Qwen, TeleChat
 from support.remote_code.parts import Config
@@ -118,6 +119,106 @@ REMOTE: dict[str, tuple[Callable[[Config], nn.Module], Config]] = {
     "telechat": (TeleChat, _TELECHAT),
     "xverse": (Llama, {**_LLAMA, "max_tokenizer_truncation": 100}),
 }
+
+_NOMIC: Config = {
+    "model_type": "nomic_bert",
+    "activation_function": "swiglu",
+    "architectures": ["NomicBertModel"],
+    "attn_pdrop": 0.0,
+    "auto_map": {"AutoModel": "modeling_hf_nomic_bert.NomicBertModel"},
+    "bos_token_id": None,
+    "causal": False,
+    "dense_seq_output": True,
+    "embd_pdrop": 0.0,
+    "eos_token_id": None,
+    "fused_bias_fc": True,
+    "fused_dropout_add_ln": True,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-12,
+    "max_trained_positions": 32,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "n_embd": 60,
+    "n_head": 3,
+    "n_inner": 256,
+    "n_layer": 2,
+    "n_positions": 96,
+    "pad_vocab_size_multiple": 64,
+    "parallel_block": False,
+    "parallel_block_tied_norm": False,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "reorder_and_upcast_attn": False,
+    "resid_pdrop": 0.0,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": None,
+    "scale_attn_by_inverse_layer_idx": False,
+    "scale_attn_weights": True,
+    "summary_activation": None,
+    "summary_first_dropout": 0.0,
+    "summary_proj_to_labels": True,
+    "summary_type": "cls_index",
+    "summary_use_proj": True,
+    "torch_dtype": "float32",
+    "transformers_version": "4.37.2",
+    "type_vocab_size": 2,
+    "use_cache": True,
+    "use_flash_attn": True,
+    "use_rms_norm": False,
+    "use_xentropy": True,
+    "vocab_size": 203,
+}
+_FLASH: Config = {
+    "_name_or_path": "jina-reranker-v2-base-multilingual",
+    "architectures": ["XLMRobertaForSequenceClassification"],
+    "attention_probs_dropout_prob": 0.1,
+    "auto_map": {
+        "AutoConfig": "configuration_xlm_roberta.XLMRobertaFlashConfig",
+        "AutoModel": "modeling_xlm_roberta.XLMRobertaModel",
+        "AutoModelForSequenceClassification": "modeling_xlm_roberta.XLMRobertaForSequenceClassification",
+    },
+    "bos_token_id": 0,
+    "classifier_dropout": None,
+    "emb_pooler": None,
+    "eos_token_id": 2,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 60,
+    "num_labels": 1,
+    "id2label": {"0": "LABEL_0"},
+    "initializer_range": 0.02,
+    "intermediate_size": 100,
+    "label2id": {"LABEL_0": 0},
+    "layer_norm_eps": 1e-5,
+    "max_position_embeddings": 98,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "output_past": True,
+    "pad_token_id": 1,
+    "position_embedding_type": "absolute",
+    "torch_dtype": "float32",
+    "transformers_version": "4.40.0",
+    "type_vocab_size": 1,
+    "use_cache": False,
+    "use_flash_attn": True,
+    "vocab_size": 203,
+}
+ENCODERS: dict[str, tuple[Callable[[Config], nn.Module], Config]] = {
+    "NomicBertModel": (NomicBert, _NOMIC),
+    "XLMRobertaForSequenceClassification": (FlashRobertaClassifier, _FLASH),
+}
+"""By the architecture that config.json names."""
+
+
+def run_encoder(path: Path) -> nn.Module:
+    """An encoder of a checkpoint in its authors' names: ids [T] → hidden states, or scores."""
+    config = json.loads((path / "config.json").read_text())
+    model = ENCODERS[config["architectures"][0]][0](config)
+    model.load_state_dict(load_file(path / "model.safetensors"))
+    return model.eval()
 
 
 def remote_config(family: str, **overrides: object) -> Config:

@@ -1,0 +1,123 @@
+"""What sentence-transformers says of a model: modules.json, and a directory for each module behind the transformer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from llmc.models.brief import brief
+from llmc.models.config import Dense, Pooling
+from llmc.models.errors import ModelError
+from llmc.models.fields import Fields
+from llmc.models.files import has_file, read_file
+
+MODULES = "modules.json"
+SENTENCE_FILES = ("1_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors")
+"""Patterns of what stands beside config.json and modules.json."""
+_MOST_BYTES = 64 << 20
+_MOST_DENSE = 16
+_POOLINGS: Mapping[str, Pooling] = {
+    "pooling_mode_cls_token": "first",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+}
+_NAMED: Mapping[str, Pooling] = {"cls": "first", "mean": "mean", "lasttoken": "last"}
+_TANH = "torch.nn.modules.activation.Tanh"
+_ACTIVATIONS: Mapping[str, Literal["tanh", "gelu"] | None] = {
+    _TANH: "tanh",
+    "torch.nn.modules.activation.GELU": "gelu",
+    "torch.nn.modules.linear.Identity": None,
+}
+
+
+@dataclass(frozen=True)
+class SentenceModel:
+    """What is done behind a model: pooling, linear layers over the pooled row, and then maybe to length 1."""
+
+    pooling: Pooling
+    normalised: bool
+    dense: tuple[Dense, ...] = ()
+
+
+def read_sentence_model(folder: Path, hidden_size: int) -> SentenceModel | None:
+    """None where the model is none of sentence-transformers. Raises ModelError for what llmc does not do."""
+    file = folder / MODULES
+    if not has_file(file):
+        return None
+    modules = read_json(file)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise ModelError(f"{file} is no list of modules; download it again")
+    pooling: Pooling | None = None
+    normalised, dense, columns = False, list[Dense](), hidden_size
+    for module in modules:
+        kind = str(module.get("type", "")).rpartition(".")[2]
+        if normalised or (kind == "Pooling" and pooling is not None) or (kind == "Dense" and pooling is None):
+            raise ModelError(
+                f"{file} has a module {brief(kind)} out of order; llmc does Transformer, Pooling, any Dense, Normalize"
+            )
+        if kind == "Pooling":
+            pooling = _pooling(_place(file, module) / "config.json")
+        elif kind == "Normalize":
+            normalised = True
+        elif kind == "Dense":
+            dense.append(_dense(_place(file, module), columns))
+            columns = dense[-1].size
+        elif kind != "Transformer":
+            raise ModelError(f"{file} has a module {brief(kind)}, which llmc does not know; compile another model")
+    if pooling is None:
+        raise ModelError(f"{file} has no module Pooling; llmc gives one vector a text")
+    if len(dense) > _MOST_DENSE:
+        raise ModelError(f"{file} has {len(dense)} modules Dense; llmc does at most {_MOST_DENSE}")
+    return SentenceModel(pooling, normalised, tuple(dense))
+
+
+def _place(file: Path, module: Mapping[str, object]) -> Path:
+    """The directory of a module, which lies beside modules.json."""
+    name = module.get("path")
+    if not isinstance(name, str) or Path(name).name != name or not name.isprintable() or not name:
+        raise ModelError(f"{file} has a module in {brief(name)}, which is not the name of a directory beside it")
+    return file.parent / name
+
+
+def _pooling(file: Path) -> Pooling:
+    fields = Fields.read(file)
+    if fields.has("pooling_mode"):
+        mode = fields.text("pooling_mode")
+        if mode in _NAMED:
+            return _NAMED[mode]
+        raise ModelError(f"{file}: pooling_mode {brief(mode)} is not supported; one of {', '.join(_NAMED)}")
+    modes = [name for name, on in fields.values.items() if name.startswith("pooling_mode_") and on is True]
+    if len(modes) != 1 or modes[0] not in _POOLINGS:
+        found = ", ".join(map(brief, modes)) or "none"
+        raise ModelError(f"{file}: the pooling modes are {found}; llmc does one of {', '.join(_POOLINGS)}")
+    return _POOLINGS[modes[0]]
+
+
+def _dense(folder: Path, columns: int) -> Dense:
+    """A linear layer over rows of so many numbers. Its tensors are linear.weight and maybe linear.bias."""
+    fields = Fields.read(folder / "config.json")
+    if (found := fields.integer("in_features")) != columns:
+        raise ModelError(
+            f"{fields.origin}: in_features is {found}, but {columns} numbers come there; download it again"
+        )
+    activation = fields.text("activation_function", _TANH)
+    if activation not in _ACTIVATIONS:
+        known = ", ".join(name.rpartition(".")[2] for name in _ACTIVATIONS)
+        raise ModelError(f"{fields.origin}: activation_function {brief(activation)} is not supported; one of {known}")
+    return Dense(
+        fields.integer("out_features"),
+        fields.flag("bias", True),
+        _ACTIVATIONS[activation],
+        source=f"{folder.name}.linear",
+    )
+
+
+def read_json(file: Path) -> object:
+    """Raises ModelError."""
+    try:
+        return json.loads(read_file(file, _MOST_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file} cannot be read as JSON ({error}); download it again") from None
