@@ -31,12 +31,13 @@ from llmc.runtime.text.tokenizer import Tokenizer
 
 from support.compiled import check_every_bucket, compile_tiny
 from support.failing import fails
-from support.gguf_models import write_gguf
+from support.gguf_models import CASES, SIZES, write_gguf
 from support.gguf_tokenizers import byte_level_words
 from support.new_family import targets_here
 from support.parity import reference_logits
 from support.paths import ROOT
 from support.tiny_models import make_tiny_model
+from support.verified import Claim, checked, on_targets, verifies
 
 CHAT = ROOT / "examples" / "tiny-chat"
 LADDER = "prefill=[1]x[32],decode=[1]x[64]"
@@ -77,6 +78,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Model
     return Model(path, root / "dequantized", root / "artifact")
 
 
+@verifies(lambda: on_targets(Claim("qwen2", scheme="gguf")))
 def test_an_embedding_of_its_own_and_its_head_keep_their_types(tmp_path: Path, kernel_cache: Path) -> None:
     checkpoint = make_tiny_model(
         tmp_path / "checkpoint", "qwen2", hidden_size=256, head_dim=64, intermediate_size=256, num_hidden_layers=1,
@@ -97,6 +99,32 @@ def test_an_embedding_of_its_own_and_its_head_keep_their_types(tmp_path: Path, k
         assert weights["lm_head.weight"]["format"] == Codes("iq4_nl", 32).record()
 
 
+OTHERS = ("gemma", "gemma2", "gemma3_text", "granite", "mixtral", "olmo2", "qwen2_moe", "qwen3_moe", "starcoder2")
+
+
+@verifies(lambda family: on_targets(Claim(family, scheme="gguf")))
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=pytest.mark.slow if family in ("gemma2", "qwen2_moe") else pytest.mark.exhaustive)
+        for family in OTHERS
+    ],
+)
+def test_other_architectures(family: str, tmp_path: Path, kernel_cache: Path) -> None:
+    _, fields = CASES[family]
+    sizes = {**SIZES, "max_position_embeddings": 64, **fields}
+    checkpoint = make_tiny_model(tmp_path / "checkpoint", family, **sizes)
+    path, dequantized = tmp_path / "model.gguf", tmp_path / "dequantized"
+    write_gguf(checkpoint, path, "Q8_0", dequantized=dequantized)
+    tokens = [int(t) for t in np.random.default_rng(5).integers(3, 90, 40)]
+    expected = reference_logits(dequantized, tokens)
+    for target in targets_here():
+        with compile_tiny(
+            path, tmp_path / target, kernel_cache, buckets=LADDER, dtype="f32", target=target
+        ) as artifact:
+            check_every_bucket(artifact, tokens, expected)
+
+
 def greedy(model: Path, prompt: list[int], count: int) -> list[int]:
     reference = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     ids = list(prompt)
@@ -106,9 +134,11 @@ def greedy(model: Path, prompt: list[int], count: int) -> list[int]:
     return ids[len(prompt) :]
 
 
+@verifies(lambda: [Claim("llama", scheme="gguf")])
 def test_logits_and_tokens_are_those_of_transformers(model: Model) -> None:
     tokens = [int(t) for t in np.random.default_rng(3).integers(3, 2000, 40)]
     check_every_bucket(Artifact(model.artifact), tokens, reference_logits(model.dequantized, tokens))
+    checked(model.artifact)
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
     (output,) = LLM(model.artifact, num_threads=1).generate([tokens[:20]], params)
     found = output.outputs[0].token_ids
@@ -152,6 +182,7 @@ def test_an_artifact_has_every_bit_of_the_values(model: Model, tmp_path: Path, k
     }
 
 
+@verifies(lambda: [Claim("llama", scheme="gguf", target="reference")])
 def test_the_reference_target_has_the_same_logits(model: Model, tmp_path: Path, kernel_cache: Path) -> None:
     tokens = [int(t) for t in np.random.default_rng(4).integers(3, 2000, 40)]
     artifact = compile_tiny(model.gguf, tmp_path / "out", kernel_cache, buckets=LADDER, dtype="f32", target="reference")

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -17,7 +18,7 @@ from llmc.models.context import trained_length
 from llmc.models.convert import DTYPES
 from llmc.models.loader import Parameter, check_checkpoint, load_parameters
 from llmc.models.rope import cos_sin_table
-from llmc.models.sources.gguf.architectures import our_name, their_name
+from llmc.models.sources.gguf.architectures import ARCHITECTURES
 from llmc.models.sources.gguf.stored import LAYOUTS
 from llmc.models.sources.gguf.tensor import HeadRows, QuantizedTensor
 from llmc.models.sources.gguf.types import READ
@@ -26,8 +27,8 @@ from llmc.quantize.formats.base import Quantized
 from llmc.quantize.formats.codes import Codes
 from llmc.quantize.formats.integers import Integers
 
-from support.gguf_models import QUANTIZED, gguf_name, paired, random_blocks, write_gguf
-from support.tiny_models import FAMILIES, ModelFields, make_tiny_model
+from support.gguf_models import CASES, QUANTIZED, SIZES, gguf_name, paired, random_blocks, write_gguf
+from support.tiny_models import ModelFields, make_tiny_model
 
 
 def tensor_of(data: np.ndarray, type: str, order: HeadRows | None = None) -> QuantizedTensor:
@@ -179,24 +180,13 @@ def check_same(path: Path, dequantized: Path) -> ModelConfig:
     return config
 
 
-SIZES: ModelFields = {
-    "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 96,
-}  # fmt: skip
 ONE_LAYER: ModelFields = {**SIZES, "num_hidden_layers": 1}
-FAMILY_CASES: dict[str, tuple[str, ModelFields]] = {
-    **{family: (family, {}) for family in FAMILIES},
-    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
-    "mistral-window": ("mistral", {"sliding_window": 9}),
-    "qwen3-tied": ("qwen3", {"tie_word_embeddings": True, "head_dim": 32}),
-    "llama-odd": ("llama", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 20, "hidden_size": 60}),
-}
 
 
-@pytest.mark.parametrize("case", FAMILY_CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_families_are_read_as_their_checkpoints(case: str, tmp_path: Path) -> None:
-    family, fields = FAMILY_CASES[case]
-    sizes: ModelFields = {**SIZES, **fields}
+    family, fields = CASES[case]
+    sizes: dict[str, Any] = {**SIZES, **fields}
     model = make_tiny_model(tmp_path / "m", family, **sizes)
     path = write_gguf(model, tmp_path / "m.gguf", "F32", dequantized=tmp_path / "d")
     config, expected = check_same(path, tmp_path / "d"), open_source(model).config()
@@ -241,14 +231,37 @@ def test_rope_scaling_is_that_of_the_model(kind: str, tmp_path: Path) -> None:
         assert np.array_equal(found, wanted)
 
 
+def our_name(theirs: str) -> str:
+    ((ours, place),) = ARCHITECTURES["llama"].places(theirs, (4, 4))
+    assert place.name == theirs
+    return ours
+
+
 def test_names_are_each_others_inverse() -> None:
-    parts = ("self_attn.q_proj", "self_attn.k_norm", "mlp.down_proj", "input_layernorm")
+    parts = ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj", "input_layernorm")
     layers = [f"model.layers.{i}.{part}.{kind}" for i in (0, 7, 39) for part in parts for kind in ("weight", "bias")]
     for ours in ("model.norm.weight", "lm_head.weight", "model.embed_tokens.weight", *layers):
-        assert their_name(ours) == gguf_name(ours)
+        assert ARCHITECTURES["llama"].their_name(ours) == gguf_name(ours)
         assert our_name(gguf_name(ours)) == ours
     for theirs in ("blk.01.attn_q.weight", "blk.0.attn_q.weight.x", "blk.0.x.weight", "output"):
         assert our_name(theirs) == theirs
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_names_of_parts_are_those_of_the_gguf_package(name: str) -> None:
+    """Which knows what checkpoints call what a file of the architecture may have."""
+    architecture = ARCHITECTURES[name]
+    kind = next(kind for kind, called in gguf.MODEL_ARCH_NAMES.items() if called == name)
+    has = {gguf.TENSOR_NAMES[tensor].format(bid=3) for tensor in gguf.MODEL_TENSORS[kind]}
+    for part in architecture.layer:
+        assert f"blk.3.{part}" in has or part in ARCHITECTURES["llama"].layer
+    for theirs, ours in architecture.layer.items():
+        if f"blk.3.{theirs}" in has:
+            assert gguf_name(f"model.layers.3.{ours}.weight", name) == f"blk.3.{theirs}.weight"
+    for theirs in architecture.experts:
+        places = list(architecture.places(f"blk.3.{theirs}.weight", (4, 6, 8)))
+        assert [place.expert for _, place in places] == [0, 1, 2, 3]
+        assert {architecture.their_name(ours) for ours, _ in places} == {f"blk.3.{theirs}.weight"}
 
 
 def test_a_split_model_is_one(tmp_path: Path) -> None:
@@ -296,8 +309,8 @@ def test_a_model_that_does_not_fit_is_told_in_its_own_names(tmp_path: Path) -> N
     assert "lacks the tensor blk.1.attn_norm.weight of shape [256]" in error(num_hidden_layers=2)
     message = error(intermediate_size=128)
     assert "tensor blk.0.ffn_gate.weight has shape [256, 256] where its metadata implies [128, 256]" in message
-    message = error(model_type="gemma")
-    assert "architecture 'gemma' is not supported; supported are llama, qwen2, qwen3" in message
+    message = error(model_type="xverse")
+    assert "architecture 'xverse' is not supported; supported are llama, qwen2, qwen3" in message
 
 
 def test_bf16_of_a_tensor_is_rounded_from_its_value() -> None:

@@ -16,7 +16,7 @@ from llmc.compiler.config import CompileError
 from llmc.distribution import NAME
 from llmc.models.config import ModelConfig
 from llmc.models.sources.base import ModelFiles
-from llmc.models.sources.gguf.architectures import ROPE_FACTORS, Architecture, their_name
+from llmc.models.sources.gguf.architectures import ROPE_FACTORS, Architecture
 from llmc.models.sources.gguf.tensor import HeadRows
 from llmc.quantize.checkpoints import StoredTensor
 from llmc.quantize.checkpoints.floats import widened
@@ -90,7 +90,7 @@ class _Entry:
         self, source: str, stored: StoredTensor, type: str | None, architecture: Architecture, model: ModelConfig
     ) -> None:
         self._stored, self._type, self._model = stored, type, model
-        self.name = their_name(source)
+        self.name = architecture.their_name(source)
         self._paired = architecture.has_paired_rows(self.name)
         self._widened = type is None and len(stored.shape) == 1
 

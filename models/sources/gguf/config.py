@@ -18,6 +18,7 @@ from llmc.models.known_keys import check_known
 from llmc.models.registry import get_family
 from llmc.models.sources.gguf.architectures import Architecture
 from llmc.models.sources.gguf.metadata import Metadata
+from llmc.models.sources.gguf.more_fields import READ_BY, more_fields
 
 # Scales that no model of the architectures has, and what they are where they change nothing.
 _WITHOUT_EFFECT = {
@@ -52,8 +53,9 @@ def read_config(
     architecture that nobody reads are no error. Raises ModelError."""
     origin = metadata.origin
     key = f"{architecture.name}.{{}}".format
+    more = more_fields(metadata, architecture, shapes)
     for name, neutral in _WITHOUT_EFFECT.items():
-        if metadata.number(key(name), neutral) != neutral:
+        if name not in READ_BY.get(architecture.name, ()) and metadata.number(key(name), neutral) != neutral:
             raise ModelError(f"{origin}: metadata {key(name)} is {metadata.number(key(name))}, which is not supported")
     heads = metadata.same_integer(key("attention.head_count"))
     hidden = metadata.integer(key("embedding_length"))
@@ -72,7 +74,6 @@ def read_config(
         "num_key_value_heads": metadata.same_integer(key("attention.head_count_kv"), heads),
         "head_dim": head_dim,
         "partial_rotary_factor": _share(rotated, head_dim),
-        "rms_norm_eps": metadata.number(key("attention.layer_norm_rms_epsilon")),
         "rope_theta": metadata.number(key("rope.freq_base"), 10000.0),
         "max_position_embeddings": context,
         "tie_word_embeddings": "output.weight" not in shapes,
@@ -80,7 +81,7 @@ def read_config(
         "eos_token_id": list(eos),
         "bos_token_id": bos,
         "rope_scaling": _scaling(metadata, key("rope.scaling"), context),
-        **_window(metadata, key("attention.sliding_window")),
+        **more,
     }
     family = get_family(fields["model_type"])
     config = family.read_config(Fields(fields, f"{origin} (metadata)"), Fields({}, origin))
@@ -92,7 +93,7 @@ def read_config(
         config,
         attention_bias=config.attention_bias or "blk.0.attn_q.bias" in shapes,
         o_bias="blk.0.attn_output.bias" in shapes,
-        mlp_bias="blk.0.ffn_gate.bias" in shapes,
+        mlp_bias="blk.0.ffn_up.bias" in shapes,
     )
     return config, ignored
 
@@ -134,16 +135,6 @@ def _scaling(metadata: Metadata, key: str, context: int) -> dict[str, Any] | Non
     if attention != 1.0:
         scaling["attention_factor"] = attention * (1.0 + 0.1 * math.log(max(factor, 1.0)))
     return scaling
-
-
-def _window(metadata: Metadata, key: str) -> dict[str, Any]:
-    """A llama with a window on every layer is a mistral; the qwens of llama.cpp have none."""
-    window = metadata.integer(key, 0, minimum=0)
-    if not window:
-        return {}
-    if not key.startswith("llama."):
-        raise metadata.wrong(key, "0")
-    return {"model_type": "mistral", "sliding_window": window}
 
 
 def _of_factors(config: ModelConfig, factors: Array, origin: str) -> RopeScaling | None:

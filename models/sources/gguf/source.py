@@ -14,7 +14,7 @@ from llmc.models.config import ModelConfig
 from llmc.models.convert import DTYPES, Array
 from llmc.models.errors import ModelError
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource, Tensor
-from llmc.models.sources.gguf.architectures import ROPE_FACTORS, Architecture, get_architecture, our_name, their_name
+from llmc.models.sources.gguf.architectures import ROPE_FACTORS, Architecture, Place, get_architecture
 from llmc.models.sources.gguf.config import read_config
 from llmc.models.sources.gguf.header import Entry, GgufFile
 from llmc.models.sources.gguf.metadata import Metadata
@@ -22,6 +22,7 @@ from llmc.models.sources.gguf.shards import open_shards, shard_paths
 from llmc.models.sources.gguf.tensor import HeadRows, open_tensor
 from llmc.models.sources.gguf.tokenizer.files import TokenizerFiles
 from llmc.models.sources.gguf.tokenizer.vocabulary import has_tokenizer, read_vocabulary
+from llmc.models.sources.reshaped import Shifted
 from llmc.models.tokenizers.vocabulary import Vocabulary
 
 _EMBEDDING = "token_embd.weight"
@@ -37,19 +38,27 @@ class GgufCheckpoint(Checkpoint):
     ) -> None:
         self.path = path
         self._architecture, self._rows = architecture, rows
-        self._places = {our_name(name): (name, file) for name, file in tensors.items() if name != ROPE_FACTORS}
+        self._places = {
+            ours: (place, file)
+            for name, file in tensors.items()
+            if name != ROPE_FACTORS
+            for ours, place in architecture.places(name, file.tensors[name].shape)
+        }
+
+    def _at(self, name: str) -> tuple[Place, GgufFile]:
+        if name not in self._places:
+            raise ModelError(f"{self.path} lacks the tensor {self.called(name)}")
+        return self._places[name]
 
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._places))
 
     def _entry(self, name: str) -> Entry:
-        if name not in self._places:
-            raise ModelError(f"{self.path} lacks the tensor {their_name(name)}")
-        theirs, file = self._places[name]
-        return file.tensors[theirs]
+        place, file = self._at(name)
+        return file.tensors[place.name]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._entry(name).shape
+        return self._at(name)[0].shape(self._entry(name).shape)
 
     def dtype(self, name: str) -> str:
         return self._entry(name).type.name.lower()
@@ -59,16 +68,17 @@ class GgufCheckpoint(Checkpoint):
         self._entry(name)
 
     def tensor(self, name: str) -> Tensor:
-        self._entry(name)
-        theirs, file = self._places[name]
-        return open_tensor(file, theirs, self._rows if self._architecture.has_paired_rows(theirs) else None)
+        place, file = self._at(name)
+        tensor = open_tensor(file, place, self._rows if self._architecture.has_paired_rows(place.name) else None)
+        plus = self._architecture.norm_plus
+        return Shifted(tensor, -plus) if plus and name.endswith("norm.weight") else tensor
 
     def release(self) -> None:
         for file in {file for _, file in self._places.values()}:
             file.release()
 
     def called(self, name: str) -> str:
-        return their_name(name)
+        return self._architecture.their_name(name)
 
 
 class GgufSource(ModelSource):
@@ -89,7 +99,9 @@ class GgufSource(ModelSource):
 
     @cached_property
     def _architecture(self) -> Architecture:
-        return get_architecture(self._metadata.text("general.architecture"), str(self.path))
+        name = self._metadata.text("general.architecture")
+        experts = self._metadata.integer(f"{name}.expert_count", 0, minimum=0)
+        return get_architecture(name, str(self.path), experts)
 
     @cached_property
     def _vocabulary(self) -> Vocabulary | None:
@@ -144,7 +156,7 @@ class GgufSource(ModelSource):
         if len(shape) != 1 or shape[0] > 1 << 15:
             raise ModelError(f"{file.path}: tensor {ROPE_FACTORS} has shape {list(shape)}, which is no list of factors")
         factors = np.empty(shape, np.float32)
-        open_tensor(file, ROPE_FACTORS).read(0, factors)
+        open_tensor(file, Place(ROPE_FACTORS)).read(0, factors)
         return factors
 
     def checkpoint(self) -> GgufCheckpoint:

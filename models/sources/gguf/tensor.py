@@ -11,6 +11,7 @@ from llmc.models.brief import brief_name
 from llmc.models.convert import DTYPES, Array, convert
 from llmc.models.errors import ModelError
 from llmc.models.sources.base import ArrayTensor, Tensor
+from llmc.models.sources.gguf.architectures import Place
 from llmc.models.sources.gguf.dequantize.parts import Parts
 from llmc.models.sources.gguf.dequantize.registry import PARTS, dequantize
 from llmc.models.sources.gguf.header import GgufFile
@@ -129,13 +130,16 @@ class _OrderedArray(Tensor):
         convert(self._array[self._order.stored(np.arange(first, first + len(out)))], out)
 
 
-def open_tensor(file: GgufFile, name: str, order: HeadRows | None = None) -> Tensor:
-    """The tensor `name` of a file, not read yet. order: of its rows, where it is not ours."""
-    entry, rows = file.tensors[name], file.rows(name)
+def open_tensor(file: GgufFile, place: Place, order: HeadRows | None = None) -> Tensor:
+    """A tensor of a file, or a matrix of it, not read yet. order: of its rows, where it is not ours."""
+    entry, rows = file.tensors[place.name], file.rows(place.name)
+    shape = place.shape(entry.shape)
+    if place.expert is not None:
+        rows = rows[place.expert * shape[0] : (place.expert + 1) * shape[0]]
     if entry.type.name not in _PLAIN:
-        called = f"{file.path}: tensor {brief_name(name)}"
-        if order is not None and len(entry.shape) == 1:
+        called = f"{file.path}: tensor {brief_name(place.name)}"
+        if order is not None and len(shape) == 1:
             raise ModelError(f"{called} is a vector of type {entry.type.name}; convert the model with F32 vectors")
-        return QuantizedTensor(called, rows, entry.shape, entry.type, order)
-    array = rows.view(_PLAIN[entry.type.name]).reshape(entry.shape)
+        return QuantizedTensor(called, rows, shape, entry.type, order)
+    array = rows.view(_PLAIN[entry.type.name]).reshape(shape)
     return ArrayTensor(array) if order is None else _OrderedArray(array, order)
