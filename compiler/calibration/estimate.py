@@ -57,7 +57,9 @@ def estimate(
     """windows: how many, and their tokens."""
     count, length = windows
     tokens = count * length
-    linears = list(plan.layers[0].values()) if plan.layers else []
+    # Where layers differ, the largest one stands for all.
+    largest = max(plan.layers, key=lambda layer: sum(linear.n * linear.k for linear in layer.values()), default={})
+    linears = list(largest.values())
     wanted = [linear for linear in linears if linear.format is not None]
     of_layer = sum(linear.n * linear.k for linear in linears)
     grams = config.method in ("gptq", "awq")

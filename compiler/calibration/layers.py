@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from llmc.compiler.calibration.plan import Plan
 from llmc.compiler.calibration.request import Progress
 from llmc.compiler.calibration.rounding import Rounder
@@ -9,12 +11,15 @@ from llmc.compiler.calibration.running import LayerRunner
 from llmc.compiler.calibration.task import Task
 from llmc.compiler.calibration.threads import Workers
 from llmc.compiler.calibration.work import Work
+from llmc.quantize.checkpoints import StoredTensor
 
 
 def round_layers(task: Task, plan: Plan, work: Work, crew: Workers, progress: Progress) -> None:
     """Rounds the layers that `work` has not, and keeps them there with what leaves the last one."""
     windows, model, first = task.windows, task.model, work.done()
     rounder = Rounder(task.config, model, task.layout, crew)
+    if not len(windows):
+        return _round_matrices(task, plan, work, rounder, progress)
     runner = LayerRunner(model, windows.shape[1], crew)
     if first:
         stream = work.stream(first)
@@ -26,12 +31,28 @@ def round_layers(task: Task, plan: Plan, work: Work, crew: Workers, progress: Pr
         kinds = [kind for kind, linear in linears.items() if linear.format is not None]
         values = task.layer_values(index)
         moments = {}
-        if len(windows) and rounder.wants_moments:
+        if rounder.wants_moments:
             with runner.loaded(index, values) as layer:
                 moments = runner.moments(layer, stream[: task.calibrated], kinds, rounder.wants_grams)
         rounded = rounder.round(linears, values, moments, task.vectors(index))
-        if len(windows):
-            with runner.loaded(index, rounded.values) as layer:
-                runner.run(layer, stream)
+        with runner.loaded(index, rounded.values) as layer:
+            runner.run(layer, stream)
         work.keep(index, task.tensors(index, rounded), stream)
     progress("layers", model.num_layers, model.num_layers)
+    return None
+
+
+def _round_matrices(task: Task, plan: Plan, work: Work, rounder: Rounder, progress: Progress) -> None:
+    """By themselves, one in memory at a time: nothing is run, so layers may be of any kind."""
+    count = task.model.num_layers
+    nothing = np.empty((0, 1, task.model.hidden_size), np.float32)
+    for index in range(work.done(), count):
+        progress("layers", index, count)
+        tensors: dict[str, StoredTensor] = {}
+        for kind, linear in plan.layers[index].items():
+            if linear.format is not None:
+                name = f"{kind}.weight"
+                values = {name: task.parameters[f"layers.{index}.{name}"].value()}
+                tensors |= task.tensors(index, rounder.round({kind: linear}, values, {}, {}))
+        work.keep(index, tensors, nothing)
+    progress("layers", count, count)

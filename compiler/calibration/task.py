@@ -30,6 +30,7 @@ from llmc.quantize.export.bits import stored_scale
 from llmc.quantize.export.gguf import Gguf
 from llmc.quantize.export.registry import get_layout, layout_class
 
+_LAYOUT = "compressed-tensors"
 _MOST_MEASURED = 4096
 """Tokens that divergences are measured on."""
 
@@ -51,10 +52,11 @@ class Task:
             raise CompileError(f"{output} exists; choose another -o or remove it")
         self.source, self.model = source, source.config()
         for what, part in (("experts", self.model.experts), ("latent attention", self.model.latent)):
-            if part is not None:
+            if part is not None and (config.method != "rtn" or config.target_kl is not None):
+                raise CompileError(f"{config.model} has {what}, which is not calibrated yet; give --method rtn")
+            if part is not None and config.layout != _LAYOUT:
                 raise CompileError(
-                    f"{config.model} has {what}, whose weights cannot be calibrated yet; llmc compile --quant rounds "
-                    "them"
+                    f"{config.model} has {what}, which --format {config.layout} does not hold; leave it out"
                 )
         checkpoint = source.checkpoint()
         assert isinstance(checkpoint, SafetensorsCheckpoint)
@@ -125,8 +127,10 @@ class Task:
         """What a rounded layer puts in the place of the checkpoint's tensors."""
         found: dict[str, StoredTensor] = {}
         for kind, matrix in layer.matrices.items():
-            first = 0
-            for prefix, rows in self.plan.layers[index][kind].parts:
+            first, linear = 0, self.plan.layers[index][kind]
+            if linear.rows is not None:
+                matrix = matrix.taken(np.argsort(linear.rows))
+            for prefix, rows in linear.parts:
                 found |= self.layout.tensors(prefix, matrix.rows(slice(first, first + rows)))
                 first += rows
         for name in sorted(layer.changed):

@@ -65,6 +65,11 @@ class Quantized:
         planes = {name: plane[some] for name, plane in self.planes.items()}
         return Quantized(self.format, self.numbers[some], planes)
 
+    def taken(self, order: NDArray[Any]) -> Quantized:
+        """The rows in another order: row i is row order[i] of this."""
+        planes = {name: plane[order] for name, plane in self.planes.items()}
+        return Quantized(self.format, self.numbers[order], planes)
+
     def copy_to(self, out: Quantized) -> None:
         np.copyto(out.numbers, self.numbers)
         for name, plane in self.planes.items():
