@@ -81,6 +81,7 @@ def test_another_pooling(pooling: str, kind: str, tmp_path: Path, kernel_cache: 
     assert manifest["model"]["pooled"]["pooling"] == kind
 
 
+@pytest.mark.exhaustive
 def test_a_causal_model_may_give_the_mean(tmp_path: Path, kernel_cache: Path) -> None:
     model = make_encoder(tmp_path / "model", "qwen3")
     texts = random_texts((7, 33))

@@ -39,7 +39,7 @@ def written(case: str, folder: Path, scheme: str, **more: Any) -> tuple[Path, Pa
 @pytest.mark.parametrize(
     ("case", "scheme"),
     [
-        ("deepseek_v3", "w8a16"),
+        pytest.param("deepseek_v3", "w8a16", marks=pytest.mark.slow),
         *(rare(case, "w8a16") for case in ("qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2-lite", "minicpm3")),
         rare("qwen2_moe", "w4a16"),
         rare("deepseek_v3", "fp8"),
