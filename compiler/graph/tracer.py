@@ -11,7 +11,7 @@ from llmc.compiler.graph.plan import needed_graphs
 from llmc.compiler.ops.definition import GraphParams
 from llmc.compiler.resolve import Resolved
 from llmc.compiler.store.cache import GraphCache, key_of
-from llmc.compiler.tvm_import import import_tvm
+from llmc.tvm_import import import_tvm
 
 if TYPE_CHECKING:
     from llmc.compiler.graph.export import Exported

@@ -22,11 +22,11 @@ from llmc.compiler.targets.cpu.kernels.linear.schedule import Schedule
 from llmc.compiler.targets.cpu.kernels.sources import source_digest
 from llmc.compiler.targets.cpu.kernels.tasks import max_tasks, weight_parts
 from llmc.compiler.targets.elf.link import link_shared
-from llmc.compiler.tvm_import import import_tvm
 from llmc.compiler.weight_request import WeightRequest, WeightTensor
 from llmc.kv_dtypes import kv_block_bytes
 from llmc.models.loader import Parameter
 from llmc.quantize.formats.registry import format_sources
+from llmc.tvm_import import import_tvm
 
 _HERE = Path(__file__).parent
 

@@ -19,7 +19,7 @@ from llmc.compiler.store.cache import GraphCache, key_of
 from llmc.compiler.targets.base import Choice, Compare, Target
 from llmc.compiler.targets.cpu.kernels.linear.schedule import Schedule, neighbours
 from llmc.compiler.targets.cpu.target import Target as Cpu
-from llmc.compiler.tvm_import import import_tvm
+from llmc.tvm_import import import_tvm
 
 TUNED_OPS = ("linear", "linear_quant")
 MOST_ROWS = 512

@@ -25,11 +25,11 @@ from llmc.compiler.targets.base import Choice, Compare, OnStep
 from llmc.compiler.targets.elf import CODE_SOURCES
 from llmc.compiler.targets.elf.link import link_shared
 from llmc.compiler.targets.reference.kernels.padding import VALUES, number_bytes
-from llmc.compiler.tvm_import import import_tvm
 from llmc.compiler.weight_request import ROWS, WeightRequest, WeightTensor
 from llmc.kv_dtypes import kv_block_bytes
 from llmc.models.loader import Parameter
 from llmc.quantize.formats.registry import format_sources
+from llmc.tvm_import import import_tvm
 
 KIND = "reference"
 _HERE = Path(__file__).parent

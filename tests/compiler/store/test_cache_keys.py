@@ -224,7 +224,7 @@ def test_source_digests_are_each_templates_own(tmp_path: Path) -> None:
 _LOADED = """
 import importlib, json, sys
 from llmc.compiler.targets.cpu.kernels.sources import TEMPLATE_FILES
-from llmc.compiler.tvm_import import import_tvm
+from llmc.tvm_import import import_tvm
 
 import_tvm()
 package = "llmc.compiler.targets.cpu.kernels"
