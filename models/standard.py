@@ -157,7 +157,7 @@ def standard_config(
         raise ModelError(f"{fields.origin}: dtype {brief(dtype)} is not one of {', '.join(_DTYPES)}")
     windows = layer_windows or (0,) * num_layers
     vocab = fields.integer("vocab_size")
-    eos, bos = _special_tokens(fields, generation, vocab)
+    eos, bos = special_tokens(fields, generation, vocab)
     inner: dict[str, Any] = {} if intermediate_size is None else {"default": intermediate_size}
     least: dict[str, Any] = {} if default_eps is None else {"default": default_eps}
     return ModelConfig(
@@ -188,7 +188,7 @@ def standard_config(
     )
 
 
-def _special_tokens(fields: Fields, generation: Fields, vocab: int) -> tuple[tuple[int, ...], int | None]:
+def special_tokens(fields: Fields, generation: Fields, vocab: int) -> tuple[tuple[int, ...], int | None]:
     """(ends of a text, its beginning). generation_config.json is what the authors generate with, so its ids win."""
 
     def ids(name: Literal["eos_token_id", "bos_token_id"]) -> tuple[int, ...]:

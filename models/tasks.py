@@ -79,12 +79,12 @@ def _doing(config: ModelConfig, fields: Fields, family: Family, folder: Path, as
 
 def _found(config: ModelConfig, fields: Fields, family: Family, folder: Path, *, scores: bool) -> str:
     if scores:
-        return "rank" if len(_labels(fields)) == 1 else "classify"
+        return "rank" if len(labels_of(fields)) == 1 else "classify"
     embeds = not family.generates or config.bidirectional or has_file(folder / MODULES)
     return "embed" if embeds else "generate"
 
 
-def _labels(fields: Fields) -> tuple[str, ...]:
+def labels_of(fields: Fields) -> tuple[str, ...]:
     """Their names, in order; without any there are two, as transformers has it."""
     names = fields.raw("id2label", None) if fields.has("id2label") else None
     if names is None:
@@ -97,16 +97,20 @@ def _labels(fields: Fields) -> tuple[str, ...]:
 
 def _scoring(config: ModelConfig, fields: Fields, vectors: Vectors, name: str) -> ModelConfig:
     assert vectors.head is not None
-    labels = _labels(fields)
+    labels = labels_of(fields)
     pooled, typed = vectors.head(config, fields, len(labels)), config.token_types > 1
-    multi = fields.text("problem_type", "") == "multi_label_classification"
+    task = scoring_task(fields, labels, name, vectors.rank_template or None)
+    return replace(config, pooled=pooled, task=task, typed_inputs=typed)
+
+
+def scoring_task(fields: Fields, labels: tuple[str, ...], name: str, template: str | None = None) -> Task:
+    """name: rank or classify. Raises ModelError where a model of these labels cannot do it."""
     if name == "rank":
         if len(labels) != 1:
             raise ModelError(f"{fields.origin}: --task rank needs a model of one label, and this has {len(labels)}")
-        task = Task("rank", _activation(fields), template=vectors.rank_template or None)
-    else:
-        task = Task("classify", "sigmoid" if multi or len(labels) == 1 else "softmax", labels)
-    return replace(config, pooled=pooled, task=task, typed_inputs=typed)
+        return Task("rank", _activation(fields), template=template)
+    multi = fields.text("problem_type", "") == "multi_label_classification"
+    return Task("classify", "sigmoid" if multi or len(labels) == 1 else "softmax", labels)
 
 
 def _activation(fields: Fields) -> Literal["sigmoid"] | None:
