@@ -26,6 +26,7 @@ from llmc.compiler.ops.latent import LATENT_ATTENTION
 from llmc.compiler.resolve import Resolved, resolve
 from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.store.weights import plan_weights
+from llmc.model_path import onnx_graph
 from llmc.models.config import ModelConfig
 from llmc.models.registry import get_family
 from llmc.models.rope import checked_frequencies
@@ -73,14 +74,15 @@ class DryRun:
 def describable(
     path: Path, *, allow_unknown_config: bool = False, task: str = "auto", pooling: str = "auto"
 ) -> ModelSource:
-    """The model at `path`: a config.json of any name, a folder with one, with or without weights, or a GGUF file.
+    """The model at `path`: a config.json of any name, a folder with one, with or without weights, or a GGUF or ONNX
+    file.
 
     Raises ModelError.
     """
     asked: Any = {"allow_unknown_config": allow_unknown_config, "task": task, "pooling": pooling}
     if path.is_file() and path.suffix == ".json":
         return ConfigFileSource(path, **asked)
-    if path.is_dir() and not any(path.glob("*.safetensors*")):
+    if path.is_dir() and onnx_graph(path) is None and not any(path.glob("*.safetensors*")):
         return ConfigFileSource(path / "config.json", **asked)
     return open_source(path, **asked)
 

@@ -21,7 +21,8 @@ def meant(path: Path) -> str:
     if not path.exists():
         if _ADDRESS.fullmatch(text):
             return f"{text} does not exist; for a server, write llmc chat http://{text}"
-        return f"{path} does not exist: give an artifact, a model (a directory or a .gguf file), or ORG/NAME of the hub"
+        models = "a directory, a .gguf or .onnx file"
+        return f"{path} does not exist: give an artifact, a model ({models}), or ORG/NAME of the hub"
     if path.is_dir():
         if found := sorted(path.glob("*.gguf")):
             return f"{path} has no config.json, but GGUF files: give one of them, such as {found[0]}"

@@ -52,6 +52,7 @@ from llmc.models.families.mpt import MPT
 from llmc.models.families.nomic_bert import NOMIC_BERT
 from llmc.models.families.olmo import OLMO, OLMO2
 from llmc.models.families.olmoe import OLMOE
+from llmc.models.families.onnx import ONNX
 from llmc.models.families.opt import OPT
 from llmc.models.families.phi import PHI
 from llmc.models.families.phi3 import PHI3
@@ -152,8 +153,8 @@ FAMILIES: dict[str, Family] = {
 
 
 def get_family(model_type: str) -> Family:
-    """The family of config.json's model_type; raises ModelError naming the supported ones."""
-    family = FAMILIES.get(model_type)
+    """The family of config.json's model_type, or that of ONNX graphs; raises ModelError naming the supported ones."""
+    family = ONNX if model_type == ONNX.model_type else FAMILIES.get(model_type)
     if family is None:
         raise ModelError(f"model_type {brief(model_type)} is not supported; supported are {', '.join(FAMILIES)}")
     return family

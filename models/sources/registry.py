@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmc.model_path import is_gguf
+from llmc.model_path import is_gguf, onnx_graph
 from llmc.models.errors import ModelError
 from llmc.models.sources.base import ModelSource
 from llmc.models.sources.folder import FolderSource
 from llmc.models.sources.gguf.source import GgufSource
 from llmc.models.sources.lora.source import MergedSource
+from llmc.models.sources.onnx.source import OnnxSource
 
 
 def open_source(
@@ -21,7 +22,7 @@ def open_source(
     task: str = "auto",
     pooling: str = "auto",
 ) -> ModelSource:
-    """A .gguf file, or a directory in Hugging Face's format. Raises ModelError for a path that is neither.
+    """A .gguf or .onnx file, or a directory in Hugging Face's format. Raises ModelError for a path that is neither.
 
     adapters: directories of LoRA adapters that are merged into the weights, in this order. allow_unknown_config, task,
     pooling: see `ModelSource`.
@@ -38,8 +39,11 @@ def _open(path: Path, allow_unknown_config: bool, task: str, pooling: str) -> Mo
         if task not in ("auto", "generate"):
             raise ModelError(f"{path} is a .gguf file, which llmc compiles to generate text only, not to {task}")
         return GgufSource(path, allow_unknown_config=allow_unknown_config)
+    if (graph := onnx_graph(path)) is not None:
+        return OnnxSource(graph, allow_unknown_config=allow_unknown_config, task=task)
     if path.is_dir():
         return FolderSource(path, allow_unknown_config=allow_unknown_config, task=task, pooling=pooling)
     raise ModelError(
-        f"{path} is not a directory and no .gguf file; pass the directory of a Hugging Face checkpoint, or a .gguf file"
+        f"{path} is not a directory and no .gguf or .onnx file; pass the directory of a Hugging Face checkpoint, or "
+        "such a file"
     )

@@ -1,0 +1,215 @@
+"""Fused operators of onnxruntime, written out: what they compute, in ONNX's own operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from llmc.models.brief import brief_name
+from llmc.models.convert import Array
+from llmc.models.sources.onnx.file import OnnxFile
+
+MICROSOFT = "com.microsoft"
+_ATTENTION = (MICROSOFT, "GroupQueryAttention")
+
+
+class NotWrittenOut(Exception):
+    """A setting of an operator that llmc has not; the message says which, as in `has the attribute …`."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One node. shapes: of its inputs, by place; known: values of inputs that are known."""
+
+    node: onnx.NodeProto
+    shapes: Sequence[tuple[int, ...] | None]
+    known: Sequence[Array | None]
+
+    def attribute(self, name: str, default: Any) -> Any:
+        found = next((a for a in self.node.attribute if a.name == name), None)
+        return default if found is None else onnx.helper.get_attribute_value(found)
+
+    def has(self, place: int) -> bool:
+        return place < len(self.node.input) and bool(self.node.input[place])
+
+    def values(self, place: int) -> Array:
+        """Raises NotWrittenOut for an input that is there and not known."""
+        found = self.known[place] if self.has(place) else None
+        if found is None:
+            raise NotWrittenOut(f"reads values that are not known in its input {place}")
+        return found
+
+
+class Written:
+    """The nodes that stand for one, in order, and the constants that they read."""
+
+    def __init__(self, call: Call) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, Array] = {}
+        self._name = f"{call.node.name or call.node.output[0]}/written"
+
+    def add(self, op: str, *inputs: str, to: str | None = None, **attributes: Any) -> str:
+        output = to or f"{self._name}/{len(self.nodes)}"
+        self.nodes.append(onnx.helper.make_node(op, list(inputs), [output], name=output, **attributes))
+        return output
+
+    def constant(self, value: Any, dtype: Any = np.float32) -> str:
+        name = f"{self._name}/constant_{len(self.constants)}"
+        self.constants[name] = np.asarray(value, dtype)
+        return name
+
+    def shape(self, *sizes: int) -> str:
+        return self.constant(sizes, np.int64)
+
+    def part(self, x: str, begin: int, end: int, axis: int = -1) -> str:
+        bounds = [self.constant([value], np.int64) for value in (begin, end, axis)]
+        return self.add("Slice", x, *bounds)
+
+
+def _heads(out: Written, x: str, shape: tuple[int, ...], heads: int) -> tuple[str, int]:
+    """([batch, heads, tokens, elements], elements of a head) of rows [batch, tokens, heads · elements]."""
+    batch, tokens, width = shape
+    if width % heads:
+        raise NotWrittenOut(f"has rows of {width} elements for {heads} heads")
+    split = out.add("Reshape", x, out.shape(batch, tokens, heads, width // heads))
+    return out.add("Transpose", split, perm=[0, 2, 1, 3]), width // heads
+
+
+def _joined(out: Written, x: str, batch: int, tokens: int, width: int, to: str) -> str:
+    """The inverse."""
+    turned = out.add("Transpose", x, perm=[0, 2, 1, 3])
+    return out.add("Reshape", turned, out.shape(batch, tokens, width), to=to)
+
+
+def _rotated(out: Written, x: str, shape: tuple[int, ...], cos: Array, sin: Array, *, pairs: bool) -> str:
+    """x [batch, heads, tokens, elements]; cos, sin [batch or 1, tokens, rotated / 2]. pairs: neighbours are rotated
+    together, not those half a head apart."""
+    half, dim = cos.shape[-1], shape[-1]
+    cosines, sines = (out.constant(table[:, None]) for table in (cos, sin))
+    if pairs:
+        split = out.add("Reshape", out.part(x, 0, 2 * half), out.shape(*shape[:-1], half, 2))
+        which = [out.constant(i, np.int64) for i in (0, 1)]
+        first, second = (out.add("Gather", split, index, axis=-1) for index in which)
+    else:
+        first, second = out.part(x, 0, half), out.part(x, half, 2 * half)
+    made = (
+        out.add("Sub", out.add("Mul", first, cosines), out.add("Mul", second, sines)),
+        out.add("Add", out.add("Mul", second, cosines), out.add("Mul", first, sines)),
+    )
+    if pairs:
+        last = out.constant([-1], np.int64)
+        stacked = out.add("Concat", *(out.add("Unsqueeze", one, last) for one in made), axis=-1)
+        turned = out.add("Reshape", stacked, out.shape(*shape[:-1], 2 * half))
+    else:
+        turned = out.add("Concat", *made, axis=-1)
+    return turned if 2 * half == dim else out.add("Concat", turned, out.part(x, 2 * half, dim), axis=-1)
+
+
+def _rotary(call: Call) -> Written:
+    """RotaryEmbedding: input, position_ids, cos_cache, sin_cache."""
+    out, shape = Written(call), call.shapes[0]
+    assert shape is not None
+    positions, cos, sin = call.values(1), call.values(2), call.values(3)
+    if call.attribute("is_packed_batching", 0) or call.attribute("scale", 1.0) != 1.0:
+        raise NotWrittenOut("has the attribute is_packed_batching or scale")
+    dim = call.attribute("rotary_embedding_dim", 0) or 2 * cos.shape[-1]
+    heads = call.attribute("num_heads", 0)
+    if len(shape) == 3:
+        heads = heads or shape[-1] // dim
+        x, width = _heads(out, call.node.input[0], (shape[0], shape[1], shape[2]), heads)
+        batch, tokens = shape[:2]
+    else:
+        x, (batch, heads, tokens, width) = call.node.input[0], shape
+    if positions.size == 1 and (batch, tokens) != (1, 1):
+        positions = positions.reshape(1, 1) + np.arange(tokens)
+    tables = (table[positions.reshape(-1, tokens)][..., : dim // 2] for table in (cos, sin))
+    turned = _rotated(out, x, (batch, heads, tokens, width), *tables, pairs=bool(call.attribute("interleaved", 0)))
+    if len(shape) == 3:
+        _joined(out, turned, batch, tokens, heads * width, call.node.output[0])
+    else:
+        out.add("Identity", turned, to=call.node.output[0])
+    return out
+
+
+def _grouped_query(call: Call) -> Written:
+    """GroupQueryAttention: query, key, value, past_key, past_value, seqlens_k, total_sequence_length, cos_cache,
+    sin_cache. Texts without padding, whose earlier tokens are all those of the cache."""
+    out = Written(call)
+    heads, kv_heads = call.attribute("num_heads", 0), call.attribute("kv_num_heads", 0)
+    for place in range(9, len(call.node.input)):
+        if call.has(place):
+            raise NotWrittenOut(f"has an input {brief_name(call.node.input[place])} in place {place}")
+    if call.attribute("local_window_size", -1) not in (-1, 0) or call.attribute("smooth_softmax", 0) > 0:
+        raise NotWrittenOut("has the attribute local_window_size or smooth_softmax")
+    query, past = call.shapes[0], call.shapes[3]
+    if query is None or past is None or not call.has(4):
+        raise NotWrittenOut("has no cache")
+    batch, tokens, width = query
+    q_name, dim, before = call.node.input[0], past[-1], past[2]
+    if call.has(1):
+        k_name, v_name = call.node.input[1], call.node.input[2]
+    else:
+        ends = np.cumsum([heads * dim, kv_heads * dim, kv_heads * dim])
+        whole = q_name
+        q_name, k_name, v_name = (out.part(whole, int(b), int(e)) for b, e in zip((0, *ends[:-1]), ends, strict=True))
+        width = int(ends[0])
+    q, _ = _heads(out, q_name, (batch, tokens, width), heads)
+    k, _ = _heads(out, k_name, (batch, tokens, kv_heads * dim), kv_heads)
+    v, _ = _heads(out, v_name, (batch, tokens, kv_heads * dim), kv_heads)
+    if call.attribute("do_rotary", 0):
+        tables = [call.values(place)[None, before : before + tokens] for place in (7, 8)]
+        pairs = bool(call.attribute("rotary_interleaved", 0))
+        q = _rotated(out, q, (batch, heads, tokens, dim), tables[0], tables[1], pairs=pairs)
+        k = _rotated(out, k, (batch, kv_heads, tokens, dim), tables[0], tables[1], pairs=pairs)
+    kept = [
+        out.add("Concat", call.node.input[place], new, to=_output(call, place - 2), axis=2)
+        for place, new in ((3, k), (4, v))
+    ]
+    k, v = (_repeated(out, x, (batch, kv_heads, before + tokens, dim), heads) for x in kept)
+    scale = call.attribute("scale", 0.0) or dim**-0.5
+    scores = out.add("Mul", out.add("MatMul", q, out.add("Transpose", k, perm=[0, 1, 3, 2])), out.constant(scale))
+    cap = call.attribute("softcap", 0.0)
+    if cap:
+        bounded = out.add("Tanh", out.add("Div", scores, out.constant(cap)))
+        scores = out.add("Mul", bounded, out.constant(cap))
+    scores = out.add("Add", scores, _causal(out, call, before, tokens))
+    attended = out.add("MatMul", out.add("Softmax", scores, axis=-1), v)
+    _joined(out, attended, batch, tokens, heads * dim, call.node.output[0])
+    return out
+
+
+def _output(call: Call, place: int) -> str | None:
+    return call.node.output[place] if place < len(call.node.output) and call.node.output[place] else None
+
+
+def _repeated(out: Written, x: str, shape: tuple[int, ...], heads: int) -> str:
+    batch, kv_heads, keys, dim = shape
+    if heads % kv_heads:
+        raise NotWrittenOut(f"has {heads} heads for {kv_heads} of keys")
+    apart = out.add("Unsqueeze", x, out.constant([2], np.int64))
+    wide = out.add("Expand", apart, out.shape(batch, kv_heads, heads // kv_heads, keys, dim))
+    return out.add("Reshape", wide, out.shape(batch, heads, keys, dim))
+
+
+def _causal(out: Written, call: Call, before: int, tokens: int) -> str:
+    """The mask that onnxruntime's kernel applies, by a name that two looks at a graph share."""
+    hidden = np.arange(before + tokens) > before + np.arange(tokens)[:, None]
+    name = f"{call.node.name or call.node.output[0]}/written/causal"
+    out.constants[name] = np.where(hidden, -np.inf, 0.0).astype(np.float32)[None, None]
+    return name
+
+
+FUSED: Mapping[tuple[str, str], Callable[[Call], Written]] = {
+    (MICROSOFT, "RotaryEmbedding"): _rotary,
+    _ATTENTION: _grouped_query,
+}
+"""By domain and operator. Raise NotWrittenOut."""
+
+
+def has_fused_attention(file: OnnxFile) -> bool:
+    """Whether an operator makes its own mask, by lengths of texts that lie at their beginning."""
+    return any((node.domain, node.op_type) == _ATTENTION for node in file.model.graph.node)

@@ -1,0 +1,206 @@
+"""A model as an ONNX graph: its configuration and its weights are recovered from what the graph computes.
+
+docs/onnx.md says how. The graph is imported by TVM with small inputs (`importer.py`); its values are followed as
+combinations of the elements of each token's row (`evaluate.py`); layers are read off its output (`structure.py`), and a
+configuration and the places of weights off them (`recover.py`). What is left over is refused by the name of its node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from llmc.models.brief import brief
+from llmc.models.config import ModelConfig, Pooled, Rope, Task
+from llmc.models.convert import DTYPES
+from llmc.models.errors import ModelError
+from llmc.models.fields import Fields
+from llmc.models.files import has_file
+from llmc.models.rope_fields import read_rope
+from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
+from llmc.models.sources.onnx.file import OnnxFile
+from llmc.models.sources.onnx.probe import Probe, probe_inputs
+from llmc.models.sources.tokenizer_files import TokenizerFolderFiles
+from llmc.models.standard import special_tokens
+from llmc.models.tasks import POOLING_FILES, SentenceModel, labels_of, read_sentence_model, scoring_task
+from llmc.tvm_import import import_tvm
+
+if TYPE_CHECKING:
+    from llmc.models.sources.onnx.recover import Recovered
+    from llmc.models.sources.onnx.rows import Rows
+
+_SUBFOLDER = "onnx"
+"""Of a model on the hub, whose other files lie above it."""
+_CONFIG, _GENERATION = "config.json", "generation_config.json"
+_BESIDE = (".json", ".model", ".jinja", ".txt", ".tiktoken")
+_LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+"""What families call the tokens of the longest text."""
+_PROBE = Probe(batch=2, tokens=3, past=1, padded=True)
+_FAR = 8190
+"""Tokens in the cache of the second look at a graph, which shows sliding windows."""
+_OUTPUTS = ("logits", "last_hidden_state", "token_embeddings")
+Kind = Literal["logits", "rows", "labels"]
+
+
+@dataclass(frozen=True)
+class _Known:
+    kind: Kind
+    labels: int
+    recovered: Recovered
+
+
+class OnnxSource(ModelSource):
+    """path: of the .onnx file."""
+
+    @cached_property
+    def _file(self) -> OnnxFile:
+        return OnnxFile(self.path)
+
+    @cached_property
+    def _folder(self) -> Path:
+        """Where config.json and the tokenizer are."""
+        own = self.path.parent
+        beside = any(has_file(own / name) for name in (_CONFIG, "tokenizer.json"))
+        return own.parent if own.name == _SUBFOLDER and not beside else own
+
+    def _fields(self, name: str) -> Fields:
+        path = self._folder / name
+        return Fields.read(path) if has_file(path) else Fields({}, str(path))
+
+    @cached_property
+    def _config_fields(self) -> Fields:
+        return self._fields(_CONFIG)
+
+    @cached_property
+    def _known(self) -> _Known:
+        import_tvm()
+        from llmc.models.sources.onnx.evaluate import BROKEN, Evaluation
+        from llmc.models.sources.onnx.fused import has_fused_attention
+        from llmc.models.sources.onnx.importer import Imported, matrices_of
+        from llmc.models.sources.onnx.recover import Stated, recover
+        from llmc.models.sources.onnx.rows import Rows, Unrecognised
+        from llmc.models.sources.onnx.structure import read_structure
+
+        file = self._file
+        probe = replace(_PROBE, padded=not has_fused_attention(file))
+        inputs, matrices = probe_inputs(file, probe), matrices_of(file)
+        imported = Imported(file, inputs, matrices)
+        evaluation = Evaluation(file, imported)
+        name = next((name for name in (*_OUTPUTS, *imported.outputs) if name in imported.outputs), None)
+        value = None if name is None else evaluation.output(name)
+        if not isinstance(value, Rows):
+            raise ModelError(f"{self.path} has no output that is one row for each token or text; export it again")
+        try:
+            kind = _kind(name, value, inputs.probe)
+            structure = read_structure(value.flat, inputs.probe, kind)
+            max_len = self._max_len()
+            table = structure.base.positions
+            longest = max_len if table is None else table.weight.shape[0] - table.first
+            far = None
+            if inputs.has_past and longest is not None:
+                past = max(2, min(longest - 2, max(_FAR, self._window() + 2)))
+                far = Imported(file, probe_inputs(file, Probe(1, 2, past, False)), matrices)
+            vocab, heads = structure.base.tokens.weight.shape[0], structure.layers[0][0].attention
+            eos, bos = special_tokens(self._config_fields, self._fields(_GENERATION), vocab)
+            assert heads is not None
+            ropes = self._ropes(heads.term.scores.head_dim, 2 * len(heads.q.angles), longest)
+            stated = Stated(max_len, ropes, eos, bos)
+            recovered = recover(structure, inputs.probe, far, stated, self._dtype(matrices))
+        except Unrecognised as error:
+            raise ModelError(f"{self.path} {error}, which no model of llmc does") from None
+        except BROKEN as error:
+            raise ModelError(f"{self.path} is built as no model of llmc: {brief(str(error))}") from error
+        return _Known(kind, value.flat.size, recovered)
+
+    def _max_len(self) -> int | None:
+        fields = self._config_fields
+        return next((fields.integer(name) for name in _LENGTHS if fields.has(name)), None)
+
+    def _window(self) -> int:
+        """Of config.json, 0 where it has none; the graph says whether it counts."""
+        fields = self._config_fields
+        return fields.integer("sliding_window", minimum=0) if fields.has("sliding_window") else 0
+
+    def _ropes(self, head_dim: int, dim: int, longest: int | None) -> tuple[Rope, ...]:
+        """What config.json may say of rotary positions."""
+        if not dim or longest is None:
+            return ()
+        try:
+            return (replace(read_rope(self._config_fields, longest, head_dim), dim=dim),)
+        except ModelError:
+            return ()
+
+    def _dtype(self, matrices: frozenset[str]) -> str:
+        """Of the type that most elements have."""
+        elements: Counter[str] = Counter()
+        names = {dtype: name for name, dtype in DTYPES.items()}
+        for name in matrices:
+            dtype = self._file.dtype(name)
+            elements["f32" if dtype is None else names.get(dtype, "f32")] += math.prod(self._file.shape(name))
+        return max(elements, key=lambda name: elements[name], default="f32")
+
+    def config(self) -> ModelConfig:
+        return self._with_task
+
+    @cached_property
+    def _with_task(self) -> ModelConfig:
+        """Raises ModelError for a task that the graph is not for."""
+        known, fields = self._known, self._config_fields
+        config, asked = known.recovered.config, self.task
+        can = {"logits": ("generate",), "rows": ("embed",), "labels": ("rank", "classify")}[known.kind]
+        if asked not in ("auto", *can):
+            raise ModelError(f"{self.path} was exported to {' or '.join(can)}, not to {asked}; export it for that task")
+        if known.kind == "logits":
+            return config
+        assert config.pooled is not None
+        if known.kind == "rows":
+            sentence = read_sentence_model(self._folder)
+            if sentence is None:
+                sentence = SentenceModel("first" if config.bidirectional else "last", True)
+            return replace(config, pooled=Pooled(sentence.pooling, (), sentence.normalised), task=Task("embed"))
+        labels = labels_of(fields)
+        if len(labels) != known.labels:
+            labels = tuple(f"LABEL_{i}" for i in range(known.labels))
+        name = asked if asked != "auto" else "rank" if known.labels == 1 else "classify"
+        return replace(config, task=scoring_task(fields, labels, name), typed_inputs=config.token_types > 1)
+
+    def ignored_config(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def is_quantized(self) -> bool:
+        return False
+
+    def checkpoint(self) -> Checkpoint:
+        from llmc.models.sources.onnx.weights import OnnxCheckpoint
+
+        return OnnxCheckpoint(self._file, self._known.recovered.tensors)
+
+    def model_files(self) -> ModelFiles:
+        return TokenizerFolderFiles(self._folder)
+
+    def weight_files(self) -> Iterator[Path]:
+        yield from self._file.files()
+
+    def all_files(self) -> Iterator[Path]:
+        yield from self._file.files()
+        yield from (f for f in sorted(self._folder.iterdir()) if f.is_file() and f.suffix in _BESIDE)
+        yield from (file for file in (self._folder / name for name in POOLING_FILES) if file.is_file())
+
+
+def _kind(name: str | None, value: Rows, probe: Probe) -> Kind:
+    from llmc.models.sources.onnx.rows import Unrecognised
+
+    tokens = len(set(value.tok.ravel().tolist()))
+    if name != _OUTPUTS[0]:
+        return "rows"
+    if tokens == probe.batch * probe.tokens:
+        return "logits"
+    if tokens == probe.batch:
+        return "labels"
+    raise Unrecognised("gives logits of some tokens")
