@@ -29,7 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.fuzz_gguf import mutated, read_gguf
+from bench.fuzz_onnx import mutated as mutated_onnx
+from bench.fuzz_onnx import read_onnx
 from bench.gguf_bytes import Gguf, small_model
+from bench.onnx_bytes import small_decoder
 from llmc.buckets import BucketError, Limits, parse_spec
 from llmc.buckets.cost_table import CostTable, CostTableError
 from llmc.buckets.misses import read_misses
@@ -285,6 +288,11 @@ def kinds(artifact: Path, work: Path) -> Iterator[tuple[str, Kind]]:
     for name, tokenizer in (("gguf", "gpt2"), ("gguf-pieces", "llama")):
         model = small_model(tokenizer)
         yield name, Kind(".gguf", model.encoded(), read_gguf, (ModelError, CompileError), mutate_gguf(model))
+    yield "onnx", Kind(".onnx", small_decoder().SerializeToString(), read_onnx, (ModelError,), mutate_onnx)
+
+
+def mutate_onnx(data: bytes, rng: random.Random) -> bytes:
+    return mutate_bytes(data, rng) if rng.random() < 0.4 else mutated_onnx(data, rng)
 
 
 def mutate_gguf(model: Gguf) -> Callable[[bytes, random.Random], bytes]:

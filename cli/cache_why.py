@@ -59,7 +59,9 @@ def why(
 
         wanted, target = _wanted_of_model(config, cache), resolve_target(config.target).name
     else:
-        raise CacheError(f"{subject} is neither an artifact (manifest.json) nor a model (config.json, or a .gguf file)")
+        raise CacheError(
+            f"{subject} is neither an artifact (manifest.json) nor a model (config.json, or a .gguf or .onnx file)"
+        )
     answers = why_data(wanted, cache, target)
     if as_json:
         print_json(answers)

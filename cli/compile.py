@@ -19,11 +19,12 @@ from llmc.units import format_bytes
 if TYPE_CHECKING:
     from llmc.compiler.config import CompileReport
 
-_HELP = """Compile a model in Hugging Face's format or in GGUF into an artifact.
+_HELP = """Compile a model in Hugging Face's format, GGUF or ONNX into an artifact.
 
-MODEL is a directory, a .gguf file (of a split model the first), or ORG/NAME[@REVISION] on the Hugging Face hub, which
-is downloaded into the hub's cache: HF_HOME, HF_TOKEN and HF_HUB_OFFLINE count. The artifact records the commit. Numbers
-that are quantized already are kept; --quant rounds them anew. Notes tell what is kept, and what is lost.
+MODEL is a directory, a .gguf file (of a split model the first), an .onnx file as Optimum's exporter writes it, or
+ORG/NAME[@REVISION] on the Hugging Face hub, which is downloaded into the hub's cache: HF_HOME, HF_TOKEN and
+HF_HUB_OFFLINE count. The artifact records the commit. Numbers that are quantized already are kept; --quant rounds them
+anew. Notes tell what is kept, and what is lost.
 
 SPEC of --buckets is batch x sequence for each phase, prefill, decode and, if wanted, mixed (sequences x tokens of a
 step, decodes beside chunks of prompts). A size is a ramp-up range MIN:STEP:MAX, bounded padding
@@ -40,6 +41,7 @@ Examples:
   llmc compile models/qwen2.5-0.5b -o qwen.llmc
   llmc compile Qwen/Qwen3-0.6B -o qwen.llmc
   llmc compile qwen3-0.6b-q4_k_m.gguf -o qwen.llmc --quant w4a16
+  llmc compile exported/model.onnx -o qwen.llmc
   llmc compile models/llama -o llama.llmc --buckets "prefill=1:32:4x128:128:1024,decode=1:128:4x128:128:2048"
   llmc compile models/llama -o llama.llmc --buckets "prefill=[1,2]x[128,512],decode=[1,8]x2048" --dtype bf16
   llmc compile models/llama -o llama.llmc --buckets "prefill=1x[128,512],decode=[1,8]x2048,mixed=8x[128,256]"
@@ -65,7 +67,7 @@ def register(app: typer.Typer) -> None:
 def compile_command(
     context: typer.Context,
     model: Path = typer.Argument(
-        ..., metavar="MODEL", help="Directory with config.json and safetensors, .gguf file, or ORG/NAME of the hub."
+        ..., metavar="MODEL", help="Directory with config.json, .gguf or .onnx file, or ORG/NAME of the hub."
     ),
     output: Path | None = typer.Option(None, "-o", "--output", metavar="OUT", help="Artifact directory to write."),
     add: list[str] = typer.Option(

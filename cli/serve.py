@@ -336,11 +336,14 @@ def read_keys(file: Path) -> Sequence[str]:
 def model_name(model: Path) -> str:
     """What clients call it: its directory's or its file's name, or its name on the hub."""
     from llmc.hub_id import hub_id
-    from llmc.model_path import is_gguf
+    from llmc.model_path import is_gguf, is_onnx
 
     found = hub_id(model)
     if is_gguf(model):
         return model.resolve().stem
+    if is_onnx(model):
+        # Most graphs are called model.onnx.
+        return model.resolve().parent.name
     return model.resolve().name if found is None else found.repo
 
 

@@ -26,7 +26,7 @@ from support.artifacts import TinyArtifact
 KINDS = (
     "manifest", "bundle", "tables", "costs", "misses", "trace", "trace-gzip", "trace-azure", "trace-mooncake", "ladder",
     "ladder-toml", "ladder-gaudi", "metrics", "prompts", "chat", "cache-archive", "cache-entry", "gguf",
-    "gguf-pieces",
+    "gguf-pieces", "onnx",
 )  # fmt: skip
 ROUNDS = 300
 

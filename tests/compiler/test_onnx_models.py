@@ -1,0 +1,153 @@
+"""ONNX graphs compiled and run: logits, tokens and vectors are those of onnxruntime."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from bench.onnx_bytes import POSITIONS, small_decoder
+from llmc import LLM, SamplingParams
+from llmc.models import open_source
+
+from support.compiled import check_every_bucket, compile_tiny, random_tokens
+from support.marks import rare
+from support.onnx_models import Runtime, export_decoder, export_encoder, save, store_weights_in
+from support.parity import check_bits
+from support.tiny_encoders import check_close, make_encoder, pooled, random_texts
+from support.tiny_models import make_tiny_model
+
+LADDER = "prefill=[1,2]x[16,32],decode=[1,3]x64"
+GREEDY = 48
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "gpt2": ("gpt2", {}),
+    "gpt_neox": ("gpt_neox", {"rotary_pct": 0.4}),
+    "phi": ("phi", {}),
+    "qwen3": ("qwen3", {}),
+    "mistral": ("mistral", {"sliding_window": 7}),
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {}),
+    "olmo2": ("olmo2", {}),
+    "gptj": ("gptj", {"rotary_dim": 8}),
+    "opt": ("opt", {}),
+    "llama3-scaling": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+}  # fmt: skip
+
+
+def check_decoder(graph: Path, artifact_path: Path, cache: Path, bound: float = 1e-4) -> None:
+    runtime = Runtime(graph)
+    artifact = compile_tiny(graph, artifact_path, cache, buckets=LADDER, dtype="f32")
+    tokens = random_tokens(artifact.info.vocab_size)
+    check_every_bucket(artifact, tokens, runtime.logits(tokens), bound)
+    check_bits(artifact)
+    artifact.close()
+    prompts = (tokens[:15], tokens[5:12])
+    params = SamplingParams(max_tokens=GREEDY, temperature=0.0, ignore_eos=True)
+    with LLM(artifact_path, num_threads=1) as llm:
+        found = [list(output.outputs[0].token_ids) for output in llm.generate(list(prompts), params)]
+    assert found == [runtime.greedy(prompt, GREEDY) for prompt in prompts]
+    assert len(set(found[0])) > 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama", pytest.param("gpt2", marks=pytest.mark.slow), *(rare(n) for n in DECODERS if n not in ("llama", "gpt2"))],
+)
+def test_decoders(name: str, kernel_cache: Path, tmp_path: Path) -> None:
+    family, overrides = DECODERS[name]
+    checkpoint = make_tiny_model(tmp_path / "checkpoint", family, num_hidden_layers=2, **overrides)
+    graph = export_decoder(checkpoint, tmp_path / "exported" / "model.onnx", external=name == "llama")
+    check_decoder(graph, tmp_path / "artifact", kernel_cache)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, rare({"rotary_interleaved": 1}), rare({"softcap": 2.0}), rare({"scale": 0.5, "do_rotary": 0})]
+)
+def test_fused_operators(changes: dict[str, Any], kernel_cache: Path, tmp_path: Path) -> None:
+    """As onnxruntime-genai's builder writes decoders."""
+    graph = tmp_path / "exported" / "model.onnx"
+    graph.parent.mkdir()
+    save(small_decoder(**changes), graph, external=True)
+    (graph.parent / "config.json").write_text(json.dumps({"max_position_embeddings": POSITIONS}))
+    check_decoder(graph, tmp_path / "artifact", kernel_cache)
+
+
+@pytest.mark.parametrize("dtype", [rare(np.float16), rare(ml_dtypes.bfloat16)])
+def test_weights_of_other_types(dtype: Any, kernel_cache: Path, tmp_path: Path) -> None:
+    """They are what they stand for in f32, bit by bit, so logits are as close as with f32 weights."""
+    checkpoint = make_tiny_model(tmp_path / "checkpoint", "qwen2", num_hidden_layers=2)
+    graph = export_decoder(checkpoint, tmp_path / "exported" / "model.onnx")
+    store_weights_in(graph, dtype)
+    assert open_source(graph).config().dtype == ("f16" if dtype is np.float16 else "bf16")
+    check_decoder(graph, tmp_path / "artifact", kernel_cache)
+
+
+@pytest.mark.exhaustive
+def test_graphs_of_f16(kernel_cache: Path, tmp_path: Path) -> None:
+    """onnxruntime rounds between operators, which llmc in f32 does not."""
+    checkpoint = make_tiny_model(tmp_path / "checkpoint", "llama", num_hidden_layers=2)
+    graph = export_decoder(checkpoint, tmp_path / "exported" / "model.onnx", dtype=torch.float16)
+    assert open_source(graph).config().dtype == "f16"
+    artifact = compile_tiny(graph, tmp_path / "artifact", kernel_cache, buckets=LADDER, dtype="f32")
+    tokens = random_tokens(500)
+    check_every_bucket(artifact, tokens, Runtime(graph).logits(tokens), 2e-2)
+
+
+@pytest.mark.parametrize("name", [rare("llama"), rare("gpt2")])
+def test_other_attention_code(name: str, kernel_cache: Path, tmp_path: Path) -> None:
+    """torch's own attention is exported as other operators than the plain code of transformers."""
+    family, overrides = DECODERS[name]
+    checkpoint = make_tiny_model(tmp_path / "checkpoint", family, num_hidden_layers=2, **overrides)
+    graph = export_decoder(checkpoint, tmp_path / "exported" / "model.onnx", code="sdpa")
+    check_decoder(graph, tmp_path / "artifact", kernel_cache)
+
+
+@pytest.mark.parametrize(("family", "typed"), [("bert", True), rare("xlm-roberta", False), rare("roberta", False)])
+def test_encoders(family: str, typed: bool, kernel_cache: Path, tmp_path: Path) -> None:
+    more = {"pad_token_id": 1, "max_position_embeddings": 98} if family == "roberta" else {}
+    checkpoint = make_encoder(tmp_path / "checkpoint", family, **more)
+    graph = export_encoder(checkpoint, tmp_path / "exported" / "model.onnx", typed=typed)
+    compile_tiny(graph, tmp_path / "artifact", kernel_cache, buckets="prefill=[1,4]x[32,64]", dtype="f32").close()
+    texts, runtime = random_texts((1, 7, 64, 33)), Runtime(graph)
+    with LLM(tmp_path / "artifact") as llm:
+        assert llm.task == "embed"
+        found = [one.vector for one in llm.embed(texts)]
+    for text, vector in zip(texts, found, strict=True):
+        check_close(vector, pooled(runtime.run(text), "first", normalised=True), f"{len(text)} tokens")
+
+
+@pytest.mark.parametrize(("labels", "task"), [pytest.param(1, "rank", marks=pytest.mark.slow), rare(3, "classify")])
+def test_scores(labels: int, task: str, kernel_cache: Path, tmp_path: Path) -> None:
+    checkpoint = make_encoder(tmp_path / "checkpoint", "bert", labels=labels)
+    graph = export_encoder(checkpoint, tmp_path / "exported" / "model.onnx", labels=True)
+    config = open_source(graph).config()
+    assert config.task is not None
+    assert config.task.name == task
+    compile_tiny(graph, tmp_path / "artifact", kernel_cache, buckets="prefill=[1,4]x[32]", dtype="f32").close()
+    runtime = Runtime(graph)
+    with LLM(tmp_path / "artifact") as llm:
+        if task == "classify":
+            (text,) = random_texts((9,))
+            logits = runtime.run(text).astype(np.float64)
+            wanted = np.exp(logits) / np.exp(logits).sum()
+            check_close(np.array(list(llm.classify([text])[0].scores.values())), wanted)
+            return
+        score = llm.score("w3 w7", ["w9 w11 w40"])[0].score
+    ids = [2, 9, 13, 3, 15, 17, 46, 3]
+    logit = float(runtime.run(ids, [0] * 4 + [1] * 4)[0])
+    assert abs(score - 1 / (1 + np.exp(-logit))) < 1e-4

@@ -1,0 +1,228 @@
+"""ONNX files that are damaged, or built as no model of llmc: refused in one sentence that names what is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from bench.fuzz_onnx import read_onnx
+from bench.onnx_bytes import POSITIONS, small_decoder
+from llmc.models import ModelError, open_source
+from llmc.models.loader import Parameter, load_parameters
+
+from support.failing import fails
+from support.onnx_models import save
+
+
+def node_of(model: onnx.ModelProto, op: str) -> onnx.NodeProto:
+    found: onnx.NodeProto = next(node for node in model.graph.node if node.op_type == op)
+    return found
+
+
+def tensor_of(model: onnx.ModelProto, name: str) -> onnx.TensorProto:
+    found: onnx.TensorProto = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    return found
+
+
+def attribute(model: onnx.ModelProto, name: str, value: object) -> None:
+    node = node_of(model, "GroupQueryAttention")
+    kept = [a for a in node.attribute if a.name != name]
+    del node.attribute[:]
+    node.attribute.extend([*kept, helper.make_attribute(name, value)])
+
+
+def renamed_input(model: onnx.ModelProto) -> None:
+    for node in model.graph.node:
+        for i, name in enumerate(node.input):
+            if name == "input_ids":
+                node.input[i] = "pixel_values"
+    model.graph.input[0].name = "pixel_values"
+
+
+def other_scale(model: onnx.ModelProto) -> None:
+    """The second layer's attention is another one."""
+    second = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"][1]
+    second.attribute.append(helper.make_attribute("scale", 0.5))
+
+
+def mixed(model: onnx.ModelProto) -> None:
+    """The embedding of each token is a mean over the text."""
+    embedded = next(node for node in model.graph.node if node.input[0] == "embed.weight")
+    name = embedded.output[0]
+    embedded.output[0] = "embedded"
+    place = list(model.graph.node).index(embedded)
+    mean = helper.make_node("ReduceMean", ["embedded"], [name], name="/mixes", axes=[1])
+    model.graph.node.insert(place + 1, mean)
+
+
+CASES: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
+    "old opset": (
+        lambda m: setattr(m.opset_import[0], "version", 9),
+        r"uses opset 9 of ONNX, and llmc reads 13 to \d+; export",
+    ),
+    "opset of tomorrow": (lambda m: setattr(m.opset_import[0], "version", 999), "uses opset 999 of ONNX"),
+    "no opset": (lambda m: m.ClearField("opset_import"), "does not say which opset"),
+    "no graph": (lambda m: m.ClearField("graph"), r"is no ONNX model, or a truncated one \(it holds 0 graphs\)"),
+    "unknown operator": (
+        lambda m: setattr(node_of(m, "Sigmoid"), "op_type", "Sigmoidal"),
+        r"node /Sigmoid_\d+ \(Sigmoidal\) is not supported",
+    ),
+    "a branch": (
+        lambda m: setattr(node_of(m, "Sigmoid"), "op_type", "If"),
+        r"node /Sigmoid_\d+ \(If\) is not supported",
+    ),
+    "value that nothing makes": (
+        lambda m: node_of(m, "Sigmoid").input.__setitem__(0, "nowhere"),
+        "nothing makes the value nowhere",
+    ),
+    "images": (renamed_input, "has an input pixel_values; llmc knows input_ids, attention_mask"),
+    "two models in one": (
+        lambda m: m.graph.input.append(helper.make_tensor_value_info("use_cache_branch", onnx.TensorProto.BOOL, [1])),
+        r"has two models in one \(input use_cache_branch\)",
+    ),
+    "rows are mixed": (mixed, r"node /mixes \(ReduceMean\) takes a mean over several tokens, which no model"),
+    "another function": (
+        lambda m: setattr(node_of(m, "Sigmoid"), "op_type", "Cos"),
+        r"node /Sigmoid_\d+ \(Cos\) computes cos of rows of tokens",
+    ),
+    "another activation": (
+        lambda m: setattr(node_of(m, "Sigmoid"), "op_type", "Tanh"),
+        "has a feed-forward block with a gate that llmc does not know",
+    ),
+    "window of the operator": (
+        lambda m: attribute(m, "local_window_size", 8),
+        r"\(com\.microsoft\.GroupQueryAttention\) has the attribute local_window_size",
+    ),
+    "other heads": (lambda m: attribute(m, "num_heads", 3), r"\(com\.microsoft\.GroupQueryAttention\) "),
+    "layers that differ": (other_scale, "has layers of different scales of scores: 0.25, 0.5"),
+    "tensor twice": (
+        lambda m: setattr(tensor_of(m, "layers.0.q"), "name", "lm_head"),
+        "two tensors",
+    ),
+    "doubles": (
+        lambda m: tensor_of(m, "layers.0.q").CopyFrom(
+            onnx.numpy_helper.from_array(np.zeros((32, 64), np.float64), "layers.0.q")
+        ),
+        r"tensor layers\.0\.q is of type float64; export the model in float32",
+    ),
+    "shape of other bytes": (
+        lambda m: tensor_of(m, "layers.0.q").dims.__setitem__(0, 31),
+        r"has 8192 bytes of tensor layers\.0\.q, whose shape \[31, 64\] takes 7936",
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": POSITIONS}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_graphs(name: str, folder: Path) -> None:
+    change, message = CASES[name]
+    model = small_decoder()
+    change(model)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match=message) as caught:
+        read_onnx(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, 20000])
+def test_truncated_files(kept: int, folder: Path) -> None:
+    path = folder / "model.onnx"
+    path.write_bytes(small_decoder().SerializeToString()[:kept])
+    with pytest.raises(ModelError, match=r"is empty|is no ONNX model, or a truncated one"):
+        open_source(path).config()
+
+
+def test_external_data(folder: Path) -> None:
+    path = folder / "model.onnx"
+    save(small_decoder(), path)
+    plain = {p.name: p.value() for p in parameters(path)}
+    save(small_decoder(), path, external=True)
+    assert path.stat().st_size < 20000
+    outside = {p.name: p.value() for p in parameters(path)}
+    assert plain.keys() == outside.keys()
+    assert all(np.array_equal(plain[name], outside[name]) for name in plain)
+    data = folder / "model.onnx_data"
+    whole = data.read_bytes()
+    data.write_bytes(whole[:-100])
+    with pytest.raises(ModelError, match=rf"{re.escape(str(data))} has \d+ bytes, but tensor .* it is truncated"):
+        open_source(path).config()
+    data.unlink()
+    with pytest.raises(ModelError, match=rf"keeps its weights in {re.escape(str(data))}, which does not exist"):
+        open_source(path).config()
+
+
+@pytest.mark.parametrize("location", ["../elsewhere", "/etc/passwd", "", "a/../../b"])
+def test_external_data_elsewhere(location: str, folder: Path) -> None:
+    model = small_decoder()
+    tensor = tensor_of(model, "lm_head")
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.append(onnx.StringStringEntryProto(key="location", value=location))
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match=r"tensor lm_head lies in .*, which is no file beside the model"):
+        open_source(path).config()
+
+
+def parameters(path: Path) -> list[Parameter]:
+    source = open_source(path)
+    return list(load_parameters(source.config(), source.checkpoint(), "f32"))
+
+
+def test_no_length(tmp_path: Path) -> None:
+    save(small_decoder(), tmp_path / "model.onnx")
+    with pytest.raises(ModelError, match=r"no config\.json beside it says how long texts may be"):
+        open_source(tmp_path / "model.onnx").config()
+
+
+def test_layouts_of_folders(tmp_path: Path) -> None:
+    """Optimum's, and the hub's, where other files lie above the graph."""
+    hub, plain = tmp_path / "hub", tmp_path / "plain"
+    for place in (hub / "onnx", plain):
+        place.mkdir(parents=True)
+        save(small_decoder(), place / "model.onnx")
+    for place in (hub, plain):
+        fields = {"max_position_embeddings": POSITIONS, "eos_token_id": 7}
+        (place / "config.json").write_text(json.dumps(fields))
+    for path in (hub, hub / "onnx" / "model.onnx", plain, plain / "model.onnx"):
+        assert open_source(path).config().eos_token_ids == (7,)
+
+
+def test_no_tokenizer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(small_decoder(), folder / "model.onnx")
+    fails(capsys, 1, ["compile", folder / "model.onnx", "-o", folder / "out"], "tokenizer.json")
+
+
+def test_another_task(folder: Path) -> None:
+    save(small_decoder(), folder / "model.onnx")
+    with pytest.raises(ModelError, match="was exported to generate, not to embed"):
+        open_source(folder / "model.onnx", task="embed").config()
+
+
+def test_weights_are_given_back(folder: Path) -> None:
+    """What the model's file holds of a matrix is not read before it is packed."""
+    save(small_decoder(), folder / "model.onnx")
+    source = open_source(folder / "model.onnx")
+    checkpoint = source.checkpoint()
+    before = checkpoint.tensor("lm_head.weight")
+    values = np.empty(before.shape, np.float32)
+    before.read(0, values)
+    checkpoint.release()
+    again = np.empty_like(values)
+    before.read(0, again)
+    assert np.array_equal(values, again)
+    assert np.abs(values).sum() > 0
