@@ -87,6 +87,18 @@ def test_fused_operators(changes: dict[str, Any], kernel_cache: Path, tmp_path: 
     check_decoder(graph, tmp_path / "artifact", kernel_cache)
 
 
+@pytest.mark.parametrize(("window", "found"), [(7, (7, 7)), (90, (90, 90)), (None, (0, 0))])
+def test_windows_without_a_cache(window: int | None, found: tuple[int, ...], tmp_path: Path) -> None:
+    """They are seen although they are longer than the text that the graph is first looked at with."""
+    more = {"num_hidden_layers": 2, "sliding_window": window}
+    checkpoint = make_tiny_model(tmp_path / "checkpoint", "mistral", **more)
+    graph = export_encoder(checkpoint, tmp_path / "exported" / "model.onnx", typed=False)
+    config = open_source(graph).config()
+    assert config.layer_windows == found
+    assert config.pooled is not None
+    assert config.pooled.pooling == "last"
+
+
 @pytest.mark.parametrize("dtype", [rare(np.float16), rare(ml_dtypes.bfloat16)])
 def test_weights_of_other_types(dtype: Any, kernel_cache: Path, tmp_path: Path) -> None:
     """They are what they stand for in f32, bit by bit, so logits are as close as with f32 weights."""
@@ -117,7 +129,10 @@ def test_other_attention_code(name: str, kernel_cache: Path, tmp_path: Path) -> 
     check_decoder(graph, tmp_path / "artifact", kernel_cache)
 
 
-@pytest.mark.parametrize(("family", "typed"), [("bert", True), rare("xlm-roberta", False), rare("roberta", False)])
+@pytest.mark.parametrize(
+    ("family", "typed"),
+    [pytest.param("bert", True, marks=pytest.mark.slow), rare("xlm-roberta", False), rare("roberta", False)],
+)
 def test_encoders(family: str, typed: bool, kernel_cache: Path, tmp_path: Path) -> None:
     more = {"pad_token_id": 1, "max_position_embeddings": 98} if family == "roberta" else {}
     checkpoint = make_encoder(tmp_path / "checkpoint", family, **more)

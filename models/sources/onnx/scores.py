@@ -142,7 +142,7 @@ class Sight:
 
 
 def sight_of(scores: Scores, probe: Probe, far: Imported | None) -> Sight:
-    """far: an import of the graph with many tokens in the cache, which shows windows; None where there is no cache.
+    """far: an import of the graph with a long text, which shows windows; None where nobody says how long texts are.
 
     Raises Unrecognised for a mask that no model of llmc has.
     """
@@ -155,9 +155,8 @@ def sight_of(scores: Scores, probe: Probe, far: Imported | None) -> Sight:
         raise Unrecognised(
             "has a mask that is neither causal nor that of whole texts, or a bias of scores such as ALiBi's"
         )
-    if not causal or far is None:
-        return Sight(causal)
-    return Sight(True, _window(scores, far))
+    window = 0 if far is None else _window(scores, far, causal=causal)
+    return Sight(causal, window)
 
 
 def _seen(probe: Probe, causal: bool) -> Array:
@@ -181,8 +180,8 @@ def _agrees(mask: Array | None, seen: Array, probe: Probe, causal: bool) -> bool
     return True
 
 
-def _window(scores: Scores, far: Imported) -> int:
-    """Keys that the last token sees, 0 for all."""
+def _window(scores: Scores, far: Imported, *, causal: bool) -> int:
+    """Keys that the last token sees, 0 for all that it may."""
     probe = far.inputs.probe
     mask = np.zeros((1, 1, probe.tokens, probe.keys))
     for step in scores.steps:
@@ -198,8 +197,8 @@ def _window(scores: Scores, far: Imported) -> int:
     ages = probe.past + np.arange(probe.tokens)[:, None] - np.arange(probe.keys)
     counts = open_to.sum(-1)
     window = int(counts[-1])
-    if np.array_equal(open_to, ages >= 0):
+    if np.array_equal(open_to, ages >= 0) if causal else open_to.all():
         return 0
-    if np.array_equal(open_to, (ages >= 0) & (ages < window)):
+    if causal and np.array_equal(open_to, (ages >= 0) & (ages < window)):
         return window
-    raise Unrecognised("has a mask that is neither causal nor a sliding window")
+    raise Unrecognised("has a mask of long texts that is neither causal, a sliding window, nor that of whole texts")

@@ -41,8 +41,9 @@ _BESIDE = (".json", ".model", ".jinja", ".txt", ".tiktoken")
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 """What families call the tokens of the longest text."""
 _PROBE = Probe(batch=2, tokens=3, past=1, padded=True)
-_FAR = 8190
-"""Tokens in the cache of the second look at a graph, which shows sliding windows."""
+_FAR, _FAR_AT_ONCE, _MOST_AT_ONCE = 8190, 1026, 4098
+"""Tokens in the cache of the second look at a graph, which shows sliding windows; of a text where there is no cache,
+for its mask grows with their square."""
 _OUTPUTS = ("logits", "last_hidden_state", "token_embeddings")
 Kind = Literal["logits", "rows", "labels"]
 
@@ -102,9 +103,8 @@ class OnnxSource(ModelSource):
             table = structure.base.positions
             longest = max_len if table is None else table.weight.shape[0] - table.first
             far = None
-            if inputs.has_past and longest is not None:
-                past = max(2, min(longest - 2, max(_FAR, self._window() + 2)))
-                far = Imported(file, probe_inputs(file, Probe(1, 2, past, False)), matrices)
+            if longest is not None:
+                far = Imported(file, probe_inputs(file, self._far(longest, cached=inputs.has_past)), matrices)
             vocab, heads = structure.base.tokens.weight.shape[0], structure.layers[0][0].attention
             eos, bos = special_tokens(self._config_fields, self._fields(_GENERATION), vocab)
             assert heads is not None
@@ -116,6 +116,13 @@ class OnnxSource(ModelSource):
         except BROKEN as error:
             raise ModelError(f"{self.path} is built as no model of llmc: {brief(str(error))}") from error
         return _Known(kind, value.flat.size, recovered)
+
+    def _far(self, longest: int, *, cached: bool) -> Probe:
+        """A text that is longer than windows are."""
+        window = self._window() + 2
+        if cached:
+            return Probe(1, 2, max(2, min(longest - 2, max(_FAR, window))), False)
+        return Probe(1, max(2, min(longest, max(_FAR_AT_ONCE, window), _MOST_AT_ONCE)), 0, False)
 
     def _max_len(self) -> int | None:
         fields = self._config_fields
