@@ -32,18 +32,22 @@ def with_task(
 
     Raises ModelError for what it cannot do.
     """
+    return with_pooling(_doing(config, fields, family, folder, asked), fields.origin, pooling)
+
+
+def with_pooling(config: ModelConfig, origin: str, pooling: str) -> ModelConfig:
+    """The model with a pooling of POOLINGS; "auto": its own. Raises ModelError where it pools no rows."""
     if pooling not in POOLINGS:
         raise ModelError(f"pooling {brief(pooling)} is not one of {', '.join(POOLINGS)}")
-    found = _doing(config, fields, family, folder, asked)
     if pooling == "auto":
-        return found
-    if found.pooled is None or found.task is None or found.task.name != "embed":
-        does = "generate" if found.task is None else found.task.name
+        return config
+    if config.pooled is None or config.task is None or config.task.name != "embed":
+        does = "generate" if config.task is None else config.task.name
         raise ModelError(
-            f"{fields.origin}: --pooling {pooling} is for embeddings, and this model is compiled to {does}; leave it "
+            f"{origin}: --pooling {pooling} is for embeddings, and this model is compiled to {does}; leave it "
             "out, or give --task embed"
         )
-    return replace(found, pooled=replace(found.pooled, pooling=_POOLINGS[pooling]))
+    return replace(config, pooled=replace(config.pooled, pooling=_POOLINGS[pooling]))
 
 
 def _doing(config: ModelConfig, fields: Fields, family: Family, folder: Path, asked: str) -> ModelConfig:

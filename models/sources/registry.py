@@ -40,7 +40,7 @@ def _open(path: Path, allow_unknown_config: bool, task: str, pooling: str) -> Mo
             raise ModelError(f"{path} is a .gguf file, which llmc compiles to generate text only, not to {task}")
         return GgufSource(path, allow_unknown_config=allow_unknown_config)
     if (graph := onnx_graph(path)) is not None:
-        return OnnxSource(graph, allow_unknown_config=allow_unknown_config, task=task)
+        return OnnxSource(graph, allow_unknown_config=allow_unknown_config, task=task, pooling=pooling)
     if path.is_dir():
         return FolderSource(path, allow_unknown_config=allow_unknown_config, task=task, pooling=pooling)
     raise ModelError(

@@ -22,12 +22,13 @@ from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.files import has_file
 from llmc.models.rope_fields import read_rope
+from llmc.models.sentence_model import MODULES, SENTENCE_FILES, SentenceModel, read_sentence_model
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
 from llmc.models.sources.onnx.file import OnnxFile
 from llmc.models.sources.onnx.probe import Probe, probe_inputs
 from llmc.models.sources.tokenizer_files import TokenizerFolderFiles
 from llmc.models.standard import special_tokens
-from llmc.models.tasks import POOLING_FILES, SentenceModel, labels_of, read_sentence_model, scoring_task
+from llmc.models.tasks import labels_of, scoring_task, with_pooling
 from llmc.tvm_import import import_tvm
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class OnnxSource(ModelSource):
         return max(elements, key=lambda name: elements[name], default="f32")
 
     def config(self) -> ModelConfig:
-        return self._with_task
+        return with_pooling(self._with_task, str(self.path), self.pooling)
 
     @cached_property
     def _with_task(self) -> ModelConfig:
@@ -166,9 +167,14 @@ class OnnxSource(ModelSource):
             return config
         assert config.pooled is not None
         if known.kind == "rows":
-            sentence = read_sentence_model(self._folder)
+            sentence = read_sentence_model(self._folder, config.hidden_size)
             if sentence is None:
                 sentence = SentenceModel("first" if config.bidirectional else "last", True)
+            if sentence.dense:
+                raise ModelError(
+                    f"{self._folder / MODULES} has modules Dense, which llmc runs behind a checkpoint of safetensors; "
+                    "compile that"
+                )
             return replace(config, pooled=Pooled(sentence.pooling, (), sentence.normalised), task=Task("embed"))
         labels = labels_of(fields)
         if len(labels) != known.labels:
@@ -197,7 +203,8 @@ class OnnxSource(ModelSource):
     def all_files(self) -> Iterator[Path]:
         yield from self._file.files()
         yield from (f for f in sorted(self._folder.iterdir()) if f.is_file() and f.suffix in _BESIDE)
-        yield from (file for file in (self._folder / name for name in POOLING_FILES) if file.is_file())
+        for pattern in SENTENCE_FILES:
+            yield from (file for file in sorted(self._folder.glob(pattern)) if file.is_file())
 
 
 def _kind(name: str | None, value: Rows, probe: Probe) -> Kind:
