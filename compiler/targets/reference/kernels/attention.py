@@ -98,72 +98,111 @@ def _in_bf16(value: Expr) -> Expr:
     return let(widened("bf16", let(rounded("bf16", let(value, "float32")), "uint16")), "float32")
 
 
+class Attention:
+    """What one head of one token attends to, and how much: shared by kernels that walk keys in orders of their own.
+
+    `begin` comes first, with the unit: token · heads + head.
+    """
+
+    def __init__(self, spec: KernelSpec) -> None:
+        p = self._p = spec.as_dict()
+        self.heads, self.head_dim, self.act = int(p["num_heads"]), int(p["head_dim"]), str(p["act_dtype"])
+        self.sinks = "sinks" in p
+        kv, block, kv_heads = str(p["kv_dtype"]), int(p["block_size"]), int(p["num_kv_heads"])
+        if p["segments"]:
+            raise KernelSpecError("paged_attention of this target does not cut contexts")
+        if "both_ways" in p and ("chunk" in p or "bias" in p):
+            raise KernelSpecError(f"paged_attention: neither chunks nor a bias by distance work both ways: {p}")
+        self._block, self._group = block, self.heads // kv_heads
+        self.keys, self.values = (
+            key_pool(kv, kv_heads, self.head_dim, block),
+            value_pool(kv, kv_heads, self.head_dim, block),
+        )
+
+    def buffers(self) -> dict[str, str]:
+        p = self._p
+        ends = {"context_lens": "i32"} if "both_ways" in p else {}
+        inputs = {"q": "f32", "block_tables": "i32", "token_seq": "i32", "positions": "i32", **ends}
+        pools = {"k_pool": self.keys.buffer_dtype, "v_pool": self.values.buffer_dtype}
+        own = {**({"slopes": "f32"} if "bias" in p else {}), **({"sinks": "f32"} if self.sinks else {})}
+        return {**inputs, **pools, **own, "out": self.act}
+
+    def begin(self, k: Frame, unit: Expr, stride: Expr) -> None:
+        """stride: of the block tables. From then on keys `first` … `last` are those that are seen."""
+        p, window, chunk = self._p, int(self._p["window"]), int(self._p.get("chunk", 0))
+        self.k, self.unit = k, unit
+        self.token, self.head = let(T.truncdiv(unit, self.heads)), let(T.truncmod(unit, self.heads))
+        self._kv_head = let(T.truncdiv(self.head, self._group))
+        self._table = let(k.raw("token_seq", self.token) * stride)
+        last = let(k.raw("positions", self.token))
+        first = let(T.max(last - (window - 1), 0)) if window else T.int32(0)
+        if chunk:
+            first = let(T.max(T.truncdiv(last, chunk) * chunk, first))
+        if "both_ways" in p:
+            end = k.raw("context_lens", k.raw("token_seq", self.token))
+            last = let(T.min(end, last + window) - 1) if window else let(end - 1)
+        self.first, self.last = first, last
+
+    def place_of(self, position: Expr) -> tuple[Expr, Expr, Expr]:
+        """Block, head and place in the block."""
+        kv_block = let(self.k.raw("block_tables", self._table + T.truncdiv(position, self._block)))
+        return kv_block, self._kv_head, let(T.truncmod(position, self._block))
+
+    def score(self, position: Expr, dot: Callable[[Expr], Expr]) -> Expr:
+        """dot: of the query and the numbers of a key, by the index of its first."""
+        p, cap, place = self._p, float(self._p.get("score_cap", 0.0)), self.place_of(position)
+        factor = self.keys.scale(self.k, *place) * T.float32(float(p["scale"]))
+        value = let(dot(self.keys.row(*place)) * factor, "float32")
+        if cap:
+            value = let(tanh(value / T.float32(cap)) * T.float32(cap), "float32")
+        return let(value + self._bias(position), "float32") if "bias" in p else value
+
+    def _bias(self, position: Expr) -> Expr:
+        slope = self.k.raw("slopes", self.head)
+        if self._p["bias"] == "distance":
+            return slope * T.Cast("float32", position - self.last)
+        product = _in_bf16(_in_bf16(slope) * _in_bf16(T.Cast("float32", position)))
+        return product * T.float32(float(self._p["scale"]))
+
+    def write(self, element: Expr, value: Expr) -> None:
+        """Element of the head."""
+        at = let(self.head * self.head_dim + element)
+        write_activation(self.k, self.token, self.heads * self.head_dim, self.act, at, value)
+
+
 def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
-    p = spec.as_dict()
-    heads, kv_heads, head_dim = int(p["num_heads"]), int(p["num_kv_heads"]), int(p["head_dim"])
-    block, window, kv, act = int(p["block_size"]), int(p["window"]), str(p["kv_dtype"]), str(p["act_dtype"])
-    if p["segments"]:
-        raise KernelSpecError("paged_attention of the reference target does not cut contexts")
-    if "both_ways" in p and ("chunk" in p or "bias" in p):
-        raise KernelSpecError(f"paged_attention: neither chunks nor a bias by distance work both ways: {p}")
-    group, cap, chunk = heads // kv_heads, float(p.get("score_cap", 0.0)), int(p.get("chunk", 0))
-    keys, values = key_pool(kv, kv_heads, head_dim, block), value_pool(kv, kv_heads, head_dim, block)
-    ends = {"context_lens": "i32"} if "both_ways" in p else {}
-    inputs = {"q": "f32", "block_tables": "i32", "token_seq": "i32", "positions": "i32", **ends}
-    pools = {"k_pool": keys.buffer_dtype, "v_pool": values.buffer_dtype}
-    own = {**({"slopes": "f32"} if "bias" in p else {}), **({"sinks": "f32"} if "sinks" in p else {})}
-    with Frame(spec.symbol(), {**inputs, **pools, **own, "out": act}) as k:
+    a = Attention(spec)
+    head_dim = a.head_dim
+    with Frame(spec.symbol(), a.buffers()) as k:
         stride = k.scalar(BLOCK_TABLE_STRIDE)
-        with k.share(k.scalar(NUM_TOKENS) * heads) as unit:
-            token, head = let(T.truncdiv(unit, heads)), let(T.truncmod(unit, heads))
-            kv_head, table = let(T.truncdiv(head, group)), let(k.raw("token_seq", token) * stride)
-            last = let(k.raw("positions", token))
-            first = let(T.max(last - (window - 1), 0)) if window else T.int32(0)
-            if chunk:
-                first = let(T.max(T.truncdiv(last, chunk) * chunk, first))
-            if ends:
-                end = k.raw("context_lens", k.raw("token_seq", token))
-                last = let(T.min(end, last + window) - 1) if window else let(end - 1)
+        with k.share(k.scalar(NUM_TOKENS) * a.heads) as unit:
+            a.begin(k, unit, stride)
             totals = Array(head_dim)
 
-            def place_of(position: Expr) -> tuple[Expr, Expr, Expr]:
-                """Block, head and place in the block."""
-                kv_block = let(k.raw("block_tables", table + T.truncdiv(position, block)))
-                return kv_block, kv_head, let(T.truncmod(position, block))
-
-            def bias(position: Expr) -> Expr:
-                slope = k.raw("slopes", head)
-                if p["bias"] == "distance":
-                    return slope * T.Cast("float32", position - last)
-                product = _in_bf16(_in_bf16(slope) * _in_bf16(T.Cast("float32", position)))
-                return product * T.float32(float(p["scale"]))
-
             def score(position: Expr) -> Expr:
-                place = place_of(position)
-                key, total = keys.row(*place), Cell(T.float32(0.0))
-                with T.serial(head_dim) as i:
-                    total.set(total.get() + k.raw("q", unit * head_dim + i) * keys.number(k, key + i))
-                value = let(total.get() * (keys.scale(k, *place) * T.float32(float(p["scale"]))), "float32")
-                if cap:
-                    value = let(tanh(value / T.float32(cap)) * T.float32(cap), "float32")
-                return let(value + bias(position), "float32") if "bias" in p else value
+                def dot(key: Expr) -> Expr:
+                    total = Cell(T.float32(0.0))
+                    with T.serial(head_dim) as i:
+                        total.set(total.get() + k.raw("q", unit * head_dim + i) * a.keys.number(k, key + i))
+                    return total.get()
+
+                return a.score(position, dot)
 
             most, weights = Cell(T.float32(-3.0e38)), Cell(T.float32(0.0))
-            with T.serial(first, let(last + 1)) as position:
+            with T.serial(a.first, let(a.last + 1)) as position:
                 most.set(T.max(most.get(), score(position)))
-            if "sinks" in p:
-                most.set(T.max(most.get(), k.raw("sinks", head)))
-                weights.set(exp(k.raw("sinks", head) - most.get()))
+            if a.sinks:
+                most.set(T.max(most.get(), k.raw("sinks", a.head)))
+                weights.set(exp(k.raw("sinks", a.head) - most.get()))
             with T.serial(head_dim) as i:
                 totals[i] = T.float32(0.0)
-            with T.serial(first, let(last + 1)) as position:
+            with T.serial(a.first, let(a.last + 1)) as position:
                 weight = exp(score(position) - most.get())
                 weights.set(weights.get() + weight)
-                place = place_of(position)
-                value, factor = values.row(*place), let(weight * values.scale(k, *place), "float32")
+                place = a.place_of(position)
+                value, factor = a.values.row(*place), let(weight * a.values.scale(k, *place), "float32")
                 with T.serial(head_dim) as i:
-                    totals[i] = totals[i] + factor * values.number(k, value + i)
+                    totals[i] = totals[i] + factor * a.values.number(k, value + i)
             with T.serial(head_dim) as i:
-                element = let(head * head_dim + i)
-                write_activation(k, token, heads * head_dim, act, element, totals[i] / weights.get())
+                a.write(i, totals[i] / weights.get())
     return k.function()

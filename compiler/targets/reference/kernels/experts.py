@@ -40,14 +40,19 @@ def expert_gather(spec: KernelSpec) -> tirx.PrimFunc:
     return k.function()
 
 
-def expert_linear(spec: KernelSpec) -> tirx.PrimFunc:
-    """The linear kernel, whose row `pair` reads the weight's rows of its expert. Raises KernelSpecError."""
+def check_index(spec: KernelSpec) -> None:
+    """Raises KernelSpecError for a weight of more elements than a kernel counts."""
     p = spec.as_dict()
     if int(p["experts"]) * int(p["n"]) * int(p["k"]) >= _MOST_INDEX:
         raise KernelSpecError(
-            f"{p['experts']} experts of {p['n']} rows of {p['k']} are more than the reference target counts; compile "
+            f"{p['experts']} experts of {p['n']} rows of {p['k']} are more than kernels of this target count; compile "
             "for a CPU"
         )
+
+
+def expert_linear(spec: KernelSpec) -> tirx.PrimFunc:
+    """The linear kernel, whose row `pair` reads the weight's rows of its expert. Raises KernelSpecError."""
+    check_index(spec)
     return LINEARS[spec.op](spec)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from tvm import tirx
@@ -128,6 +130,66 @@ def row_width(width: int, dtype: str) -> int:
     return -(-width // per_word) * per_word
 
 
+class Calling(ABC):
+    """How a kernel is called: its arguments behind the buffers, and what a call does of the work."""
+
+    @abstractmethod
+    def declare(self, buffers: Mapping[str, str]) -> None:
+        """Declares the arguments. buffers: how each is declared, by name (`TIR_DTYPE`)."""
+
+    @abstractmethod
+    def begin(self, enter: Callable[[AbstractContextManager[Any]], Any]) -> None:
+        """Begins the body; what is entered lasts for all of it."""
+
+    @abstractmethod
+    def scalar(self, index: int) -> Expr:
+        """As int32."""
+
+    @abstractmethod
+    def share(self, total: Expr) -> AbstractContextManager[Expr]:
+        """Loop over the units of this call, of `total`."""
+
+    def place(self, buffer: str, index: Expr) -> Expr:
+        """Where an element of a buffer lies, counted from the pointer that is given for it."""
+        return index
+
+
+class Tasks(Calling):
+    """A call does one of several tasks, as on devices of kind cpu (FORMAT.md)."""
+
+    def declare(self, buffers: Mapping[str, str]) -> None:
+        self._given = T.arg("scalars", T.handle("int64"))
+        self._task, self._num_tasks = T.arg("task", T.int32()), T.arg("num_tasks", T.int32())
+
+    def begin(self, enter: Callable[[AbstractContextManager[Any]], Any]) -> None:
+        self._scalars = T.decl_buffer((8,), "int64", data=self._given)
+
+    def scalar(self, index: int) -> Expr:
+        return let(T.Cast("int32", self._scalars[index]))
+
+    @contextmanager
+    def share(self, total: Expr) -> Iterator[Expr]:
+        def bound(task: Expr) -> Expr:
+            product = T.Cast("int64", task) * T.Cast("int64", total)
+            return let(T.Cast("int32", T.truncdiv(product, T.Cast("int64", self._num_tasks))))
+
+        with T.serial(bound(self._task), bound(self._task + 1)) as unit:
+            yield unit
+
+
+_CALLING: ContextVar[Callable[[], Calling]] = ContextVar("calling", default=Tasks)
+
+
+@contextmanager
+def called(how: Callable[[], Calling]) -> Iterator[None]:
+    """Kernels that are written in here, whoever writes them, are called so."""
+    token = _CALLING.set(how)
+    try:
+        yield
+    finally:
+        _CALLING.reset(token)
+
+
 class Frame:
     """One kernel while it is written. buffers: dtype by name, in operand order."""
 
@@ -135,6 +197,7 @@ class Frame:
         self._symbol, self._dtypes = symbol, dict(buffers)
         self._stack, self._builder = ExitStack(), IRBuilder()
         self._buffers: dict[str, Expr] = {}
+        self.calling = _CALLING.get()()
 
     def __enter__(self) -> Frame:
         enter = self._stack.enter_context
@@ -142,13 +205,12 @@ class Frame:
         enter(T.prim_func(s_tir=True))
         T.func_name(self._symbol)
         T.func_attr({"global_symbol": self._symbol, "tirx.noalias": True})
-        handles = {name: T.arg(name, T.handle(TIR_DTYPE[dtype])) for name, dtype in self._dtypes.items()}
-        scalars = T.arg("scalars", T.handle("int64"))
-        self._task, self._num_tasks = T.arg("task", T.int32()), T.arg("num_tasks", T.int32())
+        declared = {name: TIR_DTYPE[dtype] for name, dtype in self._dtypes.items()}
+        handles = {name: T.arg(name, T.handle(dtype)) for name, dtype in declared.items()}
+        self.calling.declare(declared)
         for name, handle in handles.items():
-            dtype = TIR_DTYPE[self._dtypes[name]]
-            self._buffers[name] = T.decl_buffer((_UNBOUNDED,), dtype, data=handle)
-        self._scalars = T.decl_buffer((8,), "int64", data=scalars)
+            self._buffers[name] = T.decl_buffer((_UNBOUNDED,), declared[name], data=handle)
+        self.calling.begin(enter)
         return self
 
     def __exit__(self, *exc: Any) -> None:
@@ -158,25 +220,18 @@ class Frame:
         return self._builder.get()
 
     def scalar(self, index: int) -> Expr:
-        return let(T.Cast("int32", self._scalars[index]))
+        return self.calling.scalar(index)
 
-    @contextmanager
-    def share(self, total: Expr) -> Iterator[Expr]:
-        """Loop over this task's contiguous share of `total` units."""
-
-        def bound(task: Expr) -> Expr:
-            product = T.Cast("int64", task) * T.Cast("int64", total)
-            return let(T.Cast("int32", T.truncdiv(product, T.Cast("int64", self._num_tasks))))
-
-        with T.serial(bound(self._task), bound(self._task + 1)) as unit:
-            yield unit
+    def share(self, total: Expr) -> AbstractContextManager[Expr]:
+        """Loop over this call's share of `total` units."""
+        return self.calling.share(total)
 
     def raw(self, name: str, index: Expr) -> Expr:
         """An element as it is stored."""
-        return self._buffers[name][index]
+        return self._buffers[name][self.calling.place(name, index)]
 
     def put_raw(self, name: str, value: Expr, index: Expr) -> None:
-        T.buffer_store(self._buffers[name], value, [index])
+        T.buffer_store(self._buffers[name], value, [self.calling.place(name, index)])
 
     def load(self, name: str, index: Expr) -> Expr:
         """A float of a buffer, as float32."""

@@ -80,7 +80,7 @@ _OTHER: dict[str, Callable[..., Expr]] = {
 _KINDS = {"float": "float32", "int": "int32"}
 
 
-class _Row:
+class Row:
     """The expressions of one row."""
 
     def __init__(self, k: Frame, program: dict[str, Any], row: Expr) -> None:
@@ -139,58 +139,83 @@ class _Row:
             axes = [let(axis) for axis in axes]
             value = self.value(stage["expr"], axes, guarded)
             return value if stage["kind"] == "bool" else let(value, _KINDS[stage["kind"]])
-        offset: Expr = T.int32(0)
-        for axis, extent in zip(axes, stage["shape"], strict=True):
-            offset = offset * extent + axis
+        offset = flat(axes, stage["shape"])
         if guarded:
             offset = T.max(T.min(offset, prod(stage["shape"]) - 1), 0)
         return self._kept[number][let(offset)]
 
+    def term(self, number: int, spatial: Sequence[Expr], walked: Sequence[Expr]) -> Expr:
+        """What a reduction takes of one place."""
+        return let(self.value(self._program["stages"][number]["expr"], [*spatial, *walked], False), "float32")
+
+    def combine(self, number: int) -> Callable[[Expr, Expr], Expr]:
+        return combination(self._program["stages"][number]["reduce"])
+
+    def start(self, number: int) -> Expr:
+        """Of a reduction of nothing."""
+        return T.float32(_IDENTITY[self._program["stages"][number]["reduce"]])
+
+    def keep(self, number: int, values: Array) -> None:
+        """A reduction's results for this row, from now on."""
+        self._kept[number] = values
+
     def reduce(self, number: int) -> None:
         """Computes a reduction of this row."""
         stage = self._program["stages"][number]
-        self._kept[number] = Array(prod(stage["shape"]))
+        self.keep(number, Array(prod(stage["shape"])))
         with ExitStack() as loops:
             spatial = [loops.enter_context(T.serial(extent)) for extent in stage["shape"]]
-            total = Cell(T.float32(_IDENTITY[stage["reduce"]]))
+            total = Cell(self.start(number))
             with ExitStack() as inner:
                 walked = [inner.enter_context(T.serial(extent)) for extent in stage["extents"]]
-                value = let(self.value(stage["expr"], [*spatial, *walked], False), "float32")
-                combine = _FLOAT["add" if stage["reduce"] == "sum" else stage["reduce"]]
-                total.set(combine(total.get(), value))
-            offset: Expr = T.int32(0)
-            for axis, extent in zip(spatial, stage["shape"], strict=True):
-                offset = offset * extent + axis
-            self._kept[number][offset] = total.get()
+                total.set(self.combine(number)(total.get(), self.term(number, spatial, walked)))
+            self._kept[number][flat(spatial, stage["shape"])] = total.get()
 
-    def write(self, number: int) -> None:
-        """Writes an output of this row."""
+    def put(self, number: int, axes: Sequence[Expr]) -> None:
+        """Writes one element of an output of this row."""
         out, name = self._program["outputs"][number], f"out{number}"
         shape, dtype, width = out["shape"], out["dtype"], prod(out["shape"])
         stride = row_width(width, dtype) if out["packed"] else width
+        offset, start = flat(axes, shape), self._row * stride if out["row"] else T.int32(0)
+        value, at = self._stage(out["stage"], axes, False), let(start + offset)
+        if dtype == "bool":
+            self._k.put_raw(name, T.Select(value, T.uint8(1), T.uint8(0)), at)
+        else:
+            self._k.store(name, value, at)
+        if stride > width:
+            with when(offset == width - 1):
+                self._k.store(name, T.float32(0.0), start + width)
+
+    def write(self, number: int) -> None:
+        """Writes an output of this row."""
         with ExitStack() as loops:
-            axes = [loops.enter_context(T.serial(extent)) for extent in shape]
-            offset: Expr = T.int32(0)
-            for axis, extent in zip(axes, shape, strict=True):
-                offset = offset * extent + axis
-            start = self._row * stride if out["row"] else T.int32(0)
-            value, at = self._stage(out["stage"], axes, False), let(start + offset)
-            if dtype == "bool":
-                self._k.put_raw(name, T.Select(value, T.uint8(1), T.uint8(0)), at)
-            else:
-                self._k.store(name, value, at)
-            if stride > width:
-                with when(offset == width - 1):
-                    self._k.store(name, T.float32(0.0), start + width)
+            self.put(number, [loops.enter_context(T.serial(n)) for n in self._program["outputs"][number]["shape"]])
+
+
+def combination(how: str) -> Callable[[Expr, Expr], Expr]:
+    """What a reduction does with two numbers."""
+    return _FLOAT["add" if how == "sum" else how]
+
+
+def flat(axes: Sequence[Expr], shape: Sequence[int]) -> Expr:
+    """The place of an element, row-major."""
+    offset: Expr = T.int32(0)
+    for axis, extent in zip(axes, shape, strict=True):
+        offset = offset * extent + axis
+    return offset
+
+
+def program_of(spec: KernelSpec) -> tuple[dict[str, Any], dict[str, str]]:
+    """The row program of a kernel, and its buffers."""
+    program: dict[str, Any] = json.loads(str(spec.as_dict()["program"]))
+    buffers = {f"in{i}": str(tensor["dtype"]) for i, tensor in enumerate(program["inputs"])}
+    return program, buffers | {f"out{i}": str(tensor["dtype"]) for i, tensor in enumerate(program["outputs"])}
 
 
 def fused(spec: KernelSpec) -> tirx.PrimFunc:
-    p = spec.as_dict()
-    program: dict[str, Any] = json.loads(str(p["program"]))
-    buffers = {f"in{i}": str(tensor["dtype"]) for i, tensor in enumerate(program["inputs"])}
-    buffers |= {f"out{i}": str(tensor["dtype"]) for i, tensor in enumerate(program["outputs"])}
-    with Frame(spec.symbol(), buffers) as k, k.share(k.scalar(int(p["rows"]))) as row:
-        emitted = _Row(k, program, row)
+    program, buffers = program_of(spec)
+    with Frame(spec.symbol(), buffers) as k, k.share(k.scalar(int(spec.as_dict()["rows"]))) as row:
+        emitted = Row(k, program, row)
         for number, stage in enumerate(program["stages"]):
             if stage["reduce"]:
                 emitted.reduce(number)

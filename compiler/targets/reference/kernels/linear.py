@@ -59,7 +59,7 @@ def linear_quant(spec: KernelSpec) -> tirx.PrimFunc:
     return linear_of(spec, {"x": act, **matrix.operands()}, dot_of_int8 if act == "i8" else dot_of_floats)
 
 
-def _gate(p: Mapping[str, Param], gate: Expr, up: Expr) -> Expr:
+def gate_of(p: Mapping[str, Param], gate: Expr, up: Expr) -> Expr:
     """silu(gate) · up, or as `expert_ops.experts` has it with a gate_limit."""
     if not (limit := float(p.get("gate_limit", 0.0))):
         return silu(gate) * up
@@ -95,7 +95,7 @@ def linear_of(spec: KernelSpec, inputs: dict[str, str], dot: Dot) -> tirx.PrimFu
             first = let(k.raw("index", 1 + row) * n + column) if of_experts else column
             if gated:
                 gate, up = value(row, first), value(row, first + columns)
-                k.store("out", _gate(p, gate, up), row * stride + column)
+                k.store("out", gate_of(p, gate, up), row * stride + column)
                 if stride > columns:
                     with when(column == columns - 1):
                         k.store("out", T.float32(0.0), row * stride + columns)

@@ -41,6 +41,17 @@ class Int8Rows:
         return T.reinterpret("float32", k.raw(name, row * self.words + self.number_words))
 
 
+def int8_scales(largest: Expr) -> tuple[Expr, Expr]:
+    """The scale of a row by its largest magnitude, and what its numbers are multiplied by."""
+    scale = largest / T.float32(127.0)
+    return scale, let(T.float32(127.0) / T.max(largest, T.float32(_SMALLEST)), "float32")
+
+
+def int8_number(value: Expr) -> Expr:
+    """The nearest number, as int32. value: over the row's scale."""
+    return let(T.Cast("int32", T.max(T.min(nearest(value), T.float32(127.0)), T.float32(-127.0))))
+
+
 def write_int8_row(k: Frame, row: Expr, width: int, params: Mapping[str, Param], value: Callable[[Expr], Expr]) -> None:
     """Quantizes a row to the buffer `out`. value: of an element; params: group_size and sum_factor of the weight."""
     group_size = int(params["group_size"])
@@ -52,16 +63,15 @@ def write_int8_row(k: Frame, row: Expr, width: int, params: Mapping[str, Param],
         magnitude = let(T.abs(values[i]), "float32")
         with when(T.Or(magnitude > largest.get(), is_nan(magnitude))):
             largest.set(magnitude)
-    inverse = let(T.float32(127.0) / T.max(largest.get(), T.float32(_SMALLEST)), "float32")
+    scale, inverse = int8_scales(largest.get())
     start = let(row * rows.words)
-    k.put_raw("out", T.reinterpret("int32", largest.get() / T.float32(127.0)), start + rows.number_words)
+    k.put_raw("out", T.reinterpret("int32", scale), start + rows.number_words)
     with T.serial(rows.number_words) as word:
         k.put_raw("out", T.int32(0), start + word)
     with T.serial(rows.groups) as group:
         k.put_raw("out", T.int32(0), start + (rows.number_words + 1) + group)
     with T.serial(width) as i:
-        rounded = nearest(values[i] * inverse)
-        number = let(T.Cast("int32", T.max(T.min(rounded, T.float32(127.0)), T.float32(-127.0))))
+        number = int8_number(values[i] * inverse)
         at = let(start + T.truncdiv(i, 4))
         byte = T.shift_left(T.bitwise_and(number, T.int32(255)), T.truncmod(i, 4) * 8)
         k.put_raw("out", T.bitwise_or(k.raw("out", at), byte), at)

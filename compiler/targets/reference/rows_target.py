@@ -1,0 +1,112 @@
+"""Targets in whose artifacts all lies as layout `rows` has it (FORMAT.md), and whose kernels have one schedule."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
+
+from llmc.compiler import kernel_spec
+from llmc.compiler.config import CompileError
+from llmc.compiler.graph.commands import GraphShape, round_up
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError, Param
+from llmc.compiler.store.cache import GraphCache
+from llmc.compiler.targets import base
+from llmc.compiler.targets.base import Choice, Compare, OnStep
+from llmc.compiler.targets.reference.kernels.padding import VALUES, number_bytes
+from llmc.compiler.weight_request import ROWS, WeightRequest, WeightTensor
+from llmc.kv_dtypes import kv_block_bytes
+from llmc.models.loader import Parameter
+from llmc.quantize.formats.registry import format_sources
+
+_HERE = Path(__file__).parent
+_KERNELS = _HERE / "kernels"
+_WORDS_BESIDE_NUMBERS = 1  # of an int8 row: its scale
+
+
+class RowsTarget(base.Target):
+    """What such targets share: all but their identity and their code."""
+
+    layout: ClassVar[str] = ROWS
+
+    def layout_key(self) -> str:
+        return ROWS
+
+    def graph_shape(
+        self, tokens: int, samples: int, longest_context: int, max_context: int, block_size: int
+    ) -> GraphShape:
+        return GraphShape(tokens, samples, 1, 1, 0)
+
+    def row_params(self, layout: int) -> Mapping[str, Param]:
+        return {}
+
+    def int8_row_words(self, width: int, groups: int) -> int:
+        return number_bytes(width, 8) // 4 + _WORDS_BESIDE_NUMBERS + groups
+
+    def attention_scratch_bytes(self, rows: int, num_heads: int, head_dim: int, segments: int) -> int:
+        return 0
+
+    def row_unit(self, layout: int) -> int:
+        return 1
+
+    def kv_block_bytes(self, num_kv_heads: int, head_dim: int, block_size: int, dtype: str) -> tuple[int, int]:
+        return kv_block_bytes(dtype, num_kv_heads, block_size, head_dim, round_up(head_dim, VALUES))
+
+    def weight_params(self) -> Mapping[str, Param]:
+        return {}
+
+    def weight_tensors(self, request: WeightRequest) -> list[WeightTensor]:
+        from llmc.compiler.targets.reference.weights import weight_tensors
+
+        return weight_tensors(request)
+
+    def weight_pieces(self, request: WeightRequest, parameter: Parameter) -> Iterator[tuple[memoryview, ...]]:
+        from llmc.compiler.targets.reference.weights import weight_pieces
+
+        return weight_pieces(request, parameter)
+
+    def graph_sources(self) -> Sequence[Path]:
+        return [_HERE / "rows_target.py", _KERNELS / "padding.py"]
+
+    def weight_sources(self, *, quantized: bool) -> Sequence[Path]:
+        return [_HERE / "weights.py", _KERNELS / "padding.py"]
+
+    def digest_of(self, code: Sequence[Path], brought: Sequence[Path], spec: KernelSpec) -> str:
+        """Of all that decides the code of a kernel. code: how it is made of TIR, and kernels of its own that the kind
+        has; brought: the file of the op's own template."""
+        return _digest((*code, *brought, *format_sources(spec.as_dict().get("format"))))
+
+    def check_no_variant(self, variant: str | None) -> None:
+        """Raises KernelSpecError for a schedule other than the one that there is."""
+        if variant is not None:
+            raise KernelSpecError(f"kernels of {self.name} have one schedule; {variant!r} is another")
+
+    def check_variant(self, text: str) -> str:
+        raise ValueError(f"{text!r} is no schedule: kernels of {self.name} have none")
+
+    def check_tunes_here(self) -> None:
+        raise CompileError(f"kernels of {self.name} have one schedule, so nothing can be measured: leave out --tune")
+
+    def tune(
+        self,
+        rows: Mapping[KernelSpec, int],
+        cache: GraphCache,
+        machine: Mapping[str, str],
+        num_jobs: int,
+        on_step: OnStep,
+        compare: Compare | None = None,
+    ) -> dict[KernelSpec, Choice]:
+        self.check_tunes_here()
+        return {}
+
+
+@cache
+def _digest(beside: tuple[Path, ...]) -> str:
+    """Of the plain kernels, which are few and share their parts, and of files beside them."""
+    digest = hashlib.sha256()
+    for file in (Path(kernel_spec.__file__), *sorted(_KERNELS.glob("*.py")), *beside):
+        data = file.read_bytes()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
