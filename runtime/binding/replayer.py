@@ -27,6 +27,27 @@ class ReplayStats:
     barrier_ns: int
 
 
+_DIMENSIONS = {"block_tables": 2}
+
+
+def _batch(arrays: dict[str, npt.NDArray[np.int32]]) -> abi.Batch:
+    """They must live as long as it is used. Raises ValueError."""
+    num_tokens, num_seqs = arrays["input_ids"].size, arrays["context_lens"].size
+    lengths = {"positions": num_tokens, "slot_mapping": num_tokens, "query_start": num_seqs + 1}
+    for name, length in lengths.items():
+        if arrays[name].size != length:
+            raise ValueError(f"{name} has {arrays[name].size} elements; this batch needs {length}")
+    if arrays["block_tables"].shape[0] != num_seqs:
+        raise ValueError(f"block_tables has {arrays['block_tables'].shape[0]} rows for {num_seqs} sequences")
+    batch = sized(abi.Batch)
+    batch.num_tokens, batch.num_seqs = num_tokens, num_seqs
+    batch.num_samples = arrays["sample_index"].size
+    batch.block_table_stride = arrays["block_tables"].shape[1]
+    for name, array in arrays.items():
+        setattr(batch, name, array.ctypes.data_as(abi.I32P))
+    return batch
+
+
 class Replayer(Handle):
     """Replays one graph at a time over a KV pool of its own; for tools, tests and benchmarks."""
 
@@ -39,22 +60,24 @@ class Replayer(Handle):
         num_blocks: int = 0,
         pin_threads: bool = True,
         weight_memory: str = "auto",
+        **options: DeviceOption | None,
     ) -> None:
         """num_blocks as in llmc_replayer_options, the others as in DEVICE_OPTIONS; weight_memory: one of
         WEIGHT_MEMORY."""
         super().__init__()
         self._width = artifact.info.vector_width or artifact.info.vocab_size
         self._max_commands = max(graph.num_commands for graph in artifact.graphs())
-        options = initial("llmc_replayer_options_init", abi.ReplayerOptions)
-        options.num_blocks = num_blocks
-        given: dict[str, DeviceOption] = {
+        native = initial("llmc_replayer_options_init", abi.ReplayerOptions)
+        native.num_blocks = num_blocks
+        given: dict[str, DeviceOption | None] = {
+            **options,
             "num_threads": num_threads,
             "pin_threads": pin_threads,
             "weight_memory": weight_memory,
         }
         pointer = c_void_p()
         with device_for(artifact, None, given) as device:
-            call("llmc_replayer_create", device.pointer, artifact.pointer, byref(options), byref(pointer))
+            call("llmc_replayer_create", device.pointer, artifact.pointer, byref(native), byref(pointer))
         self._pointer = pointer
 
     def run(
@@ -79,22 +102,25 @@ class Replayer(Handle):
             "query_start": int32("query_start", query_start),
             "sample_index": int32("sample_index", sample_index),
         }
-        num_tokens, num_seqs = arrays["input_ids"].size, arrays["context_lens"].size
-        lengths = {"positions": num_tokens, "slot_mapping": num_tokens, "query_start": num_seqs + 1}
-        for name, length in lengths.items():
-            if arrays[name].size != length:
-                raise ValueError(f"{name} has {arrays[name].size} elements; this batch needs {length}")
-        if arrays["block_tables"].shape[0] != num_seqs:
-            raise ValueError(f"block_tables has {arrays['block_tables'].shape[0]} rows for {num_seqs} sequences")
-        batch = sized(abi.Batch)
-        batch.num_tokens, batch.num_seqs = num_tokens, num_seqs
-        batch.num_samples = arrays["sample_index"].size
-        batch.block_table_stride = arrays["block_tables"].shape[1]
-        for name, array in arrays.items():
-            setattr(batch, name, array.ctypes.data_as(abi.I32P))
+        batch = _batch(arrays)
         logits = np.empty((batch.num_samples, self._width), np.float32)
         call("llmc_replayer_run", self.pointer, graph, byref(batch), logits.ctypes.data_as(abi.F32P), logits.size)
         return logits
+
+    def begin(self, graph: int, **inputs: IntArray) -> None:
+        """Takes in the inputs of a step, those of `run`, whose commands run_command then computes one by one."""
+        batch = _batch({name: int32(name, given, ndim=_DIMENSIONS.get(name, 1)) for name, given in inputs.items()})
+        call("llmc_replayer_begin", self.pointer, graph, byref(batch))
+
+    def run_command(self, command: int) -> None:
+        """Computes one command of the graph; those before it have run."""
+        call("llmc_replayer_run_command", self.pointer, command)
+
+    def read_operand(self, command: int, operand: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """The first bytes of an operand of a command, which is no pool of the KV cache."""
+        data = np.empty(nbytes, np.uint8)
+        call("llmc_replayer_read_operand", self.pointer, command, operand, data.ctypes.data_as(c_void_p), nbytes)
+        return data
 
     def set_profiling(self, on: bool) -> None:
         """Notes from now on when each thread runs each command, for command_times()."""

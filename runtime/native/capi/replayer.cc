@@ -8,11 +8,13 @@
 #include "capi/c_device.h"
 #include "core/c_struct.h"
 #include "core/error.h"
+#include "device/command_runner.h"
 #include "device/replay_profile.h"
 
 struct llmc_replayer {
   std::unique_ptr<llmc::Device> device;
   llmc::StepBatch step;  // reused
+  bool begun = false;    // a step that is run command by command
 };
 
 namespace {
@@ -22,6 +24,44 @@ using llmc::NullArgument;
 using llmc::Status;
 
 constexpr llmc_replayer_options kReplayerDefaults = {sizeof(llmc_replayer_options), 0};
+
+// Copies a caller's batch into the replayer's step, as far as its arrays are known to be that long.
+Status ReadBatch(uint32_t graph, const llmc_batch* batch, llmc_replayer* replayer) {
+  llmc_batch b{};
+  LLMC_RETURN_IF_ERROR(llmc::ReadStruct(batch, "batch", &b));
+  if (!b.input_ids) return NullArgument("batch->input_ids");
+  if (!b.positions) return NullArgument("batch->positions");
+  if (!b.slot_mapping) return NullArgument("batch->slot_mapping");
+  if (!b.block_tables) return NullArgument("batch->block_tables");
+  if (!b.context_lens) return NullArgument("batch->context_lens");
+  if (!b.query_start) return NullArgument("batch->query_start");
+  if (!b.sample_index && b.num_samples) return NullArgument("batch->sample_index");
+  const llmc::Device& device = *replayer->device;
+  LLMC_RETURN_IF_ERROR(
+      llmc::CheckCounts(device.model(), graph, b.num_tokens, b.num_seqs, b.num_samples, b.block_table_stride));
+  llmc::StepBatch& step = replayer->step;
+  step.graph = graph;
+  step.num_tokens = b.num_tokens, step.num_seqs = b.num_seqs, step.num_samples = b.num_samples;
+  // A sequence has no more blocks in this graph.
+  const uint32_t stride = std::min(b.block_table_stride, device.model().graphs[graph].max_blocks_per_seq);
+  step.block_table_stride = stride;
+  step.input_ids.assign(b.input_ids, b.input_ids + b.num_tokens);
+  step.positions.assign(b.positions, b.positions + b.num_tokens);
+  step.slot_mapping.assign(b.slot_mapping, b.slot_mapping + b.num_tokens);
+  step.block_tables.clear();
+  for (uint64_t i = 0; i < b.num_seqs; ++i) {
+    const int32_t* row = b.block_tables + i * b.block_table_stride;
+    step.block_tables.insert(step.block_tables.end(), row, row + stride);
+  }
+  step.context_lens.assign(b.context_lens, b.context_lens + b.num_seqs);
+  step.query_start.assign(b.query_start, b.query_start + b.num_seqs + 1);
+  step.sample_index.assign(b.sample_index, b.sample_index + b.num_samples);
+  return Status::Ok();
+}
+
+Status NotBegun() {
+  return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "No step was begun; call llmc_replayer_begin first.");
+}
 
 Status ProfileOf(const llmc_replayer* replayer, llmc::ReplayProfile** out) {
   *out = replayer->device->profile();
@@ -67,47 +107,56 @@ llmc_status llmc_replayer_run(llmc_replayer* replayer, uint32_t graph, const llm
                               uint64_t capacity, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
     if (!replayer) return NullArgument("replayer");
-    llmc_batch b{};
-    LLMC_RETURN_IF_ERROR(llmc::ReadStruct(batch, "batch", &b));
-    if (!b.input_ids) return NullArgument("batch->input_ids");
-    if (!b.positions) return NullArgument("batch->positions");
-    if (!b.slot_mapping) return NullArgument("batch->slot_mapping");
-    if (!b.block_tables) return NullArgument("batch->block_tables");
-    if (!b.context_lens) return NullArgument("batch->context_lens");
-    if (!b.query_start) return NullArgument("batch->query_start");
-    if (!b.sample_index && b.num_samples) return NullArgument("batch->sample_index");
-    if (!logits && b.num_samples) return NullArgument("logits");
-    const uint64_t needed = b.num_samples * uint64_t{replayer->device->model().output_width()};
+    LLMC_RETURN_IF_ERROR(ReadBatch(graph, batch, replayer));
+    replayer->begun = false;
+    llmc::Device& device = *replayer->device;
+    const llmc::StepBatch& step = replayer->step;
+    if (!logits && step.num_samples) return NullArgument("logits");
+    const uint64_t needed = step.num_samples * uint64_t{device.model().output_width()};
     if (capacity < needed) {
       return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "logits has room for " + std::to_string(capacity) +
                                                           " floats and the batch needs " + std::to_string(needed) +
                                                           "; pass a larger array");
     }
-    llmc::Device& device = *replayer->device;
-    LLMC_RETURN_IF_ERROR(
-        llmc::CheckCounts(device.model(), graph, b.num_tokens, b.num_seqs, b.num_samples, b.block_table_stride));
-    llmc::StepBatch& step = replayer->step;
-    step.graph = graph;
-    step.num_tokens = b.num_tokens, step.num_seqs = b.num_seqs, step.num_samples = b.num_samples;
-    // A sequence has no more blocks in this graph.
-    const uint32_t stride = std::min(b.block_table_stride, device.model().graphs[graph].max_blocks_per_seq);
-    step.block_table_stride = stride;
-    step.input_ids.assign(b.input_ids, b.input_ids + b.num_tokens);
-    step.positions.assign(b.positions, b.positions + b.num_tokens);
-    step.slot_mapping.assign(b.slot_mapping, b.slot_mapping + b.num_tokens);
-    step.block_tables.clear();
-    for (uint64_t i = 0; i < b.num_seqs; ++i) {
-      const int32_t* row = b.block_tables + i * b.block_table_stride;
-      step.block_tables.insert(step.block_tables.end(), row, row + stride);
-    }
-    step.context_lens.assign(b.context_lens, b.context_lens + b.num_seqs);
-    step.query_start.assign(b.query_start, b.query_start + b.num_seqs + 1);
-    step.sample_index.assign(b.sample_index, b.sample_index + b.num_samples);
     LLMC_RETURN_IF_ERROR(device.BeforeStep());
     const float* result = nullptr;
     LLMC_RETURN_IF_ERROR(device.Run(step, &result));
     if (needed) std::memcpy(logits, result, needed * sizeof(float));
     return Status::Ok();
+  });
+}
+
+llmc_status llmc_replayer_begin(llmc_replayer* replayer, uint32_t graph, const llmc_batch* batch, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (!replayer) return NullArgument("replayer");
+    LLMC_RETURN_IF_ERROR(ReadBatch(graph, batch, replayer));
+    replayer->begun = false;
+    llmc::CommandRunner* runner = replayer->device->command_runner();
+    if (runner == nullptr) {
+      return Status::Error(LLMC_ERR_INVALID_ARGUMENT,
+                           "This device runs whole graphs; look at another device's commands.");
+    }
+    LLMC_RETURN_IF_ERROR(runner->Begin(replayer->step));
+    replayer->begun = true;
+    return Status::Ok();
+  });
+}
+
+llmc_status llmc_replayer_run_command(llmc_replayer* replayer, uint32_t command, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (!replayer) return NullArgument("replayer");
+    if (!replayer->begun) return NotBegun();
+    return replayer->device->command_runner()->RunCommand(command);
+  });
+}
+
+llmc_status llmc_replayer_read_operand(llmc_replayer* replayer, uint32_t command, uint32_t operand, void* out,
+                                       uint64_t bytes, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (!replayer) return NullArgument("replayer");
+    if (!out && bytes) return NullArgument("out");
+    if (!replayer->begun) return NotBegun();
+    return replayer->device->command_runner()->ReadOperand(command, operand, bytes, out);
   });
 }
 

@@ -21,6 +21,22 @@ struct BatchView {
   const int32_t *input_ids, *positions, *slot_mapping, *block_tables, *context_lens, *query_start, *sample_index;
 };
 
+// Valid as long as the batch does not change.
+inline BatchView ViewOf(const StepBatch& b) {
+  return {b.graph,
+          b.num_tokens,
+          b.num_seqs,
+          b.num_samples,
+          b.block_table_stride,
+          b.input_ids.data(),
+          b.positions.data(),
+          b.slot_mapping.data(),
+          b.block_tables.data(),
+          b.context_lens.data(),
+          b.query_start.data(),
+          b.sample_index.data()};
+}
+
 // Whether a graph holds so many: what must be known before arrays of that length are read.
 Status CheckCounts(const ModelShape& model, uint32_t graph, uint32_t num_tokens, uint32_t num_seqs,
                    uint32_t num_samples, uint32_t block_table_stride);

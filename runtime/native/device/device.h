@@ -28,6 +28,7 @@ struct DeviceStat {
 using Fence = uint64_t;
 
 class Artifact;
+class CommandRunner;
 class ReplayProfile;
 
 class Device {
@@ -92,6 +93,7 @@ class Device {
   virtual void GetStats(std::vector<DeviceStat>* out) const { out->clear(); }
   // For tools; nullptr where a device cannot tell.
   virtual ReplayProfile* profile() { return nullptr; }
+  virtual CommandRunner* command_runner() { return nullptr; }
 };
 
 }  // namespace llmc

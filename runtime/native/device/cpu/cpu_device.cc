@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -104,14 +105,30 @@ Status CpuDevice::Replay(const BatchView& batch, const float** logits) {
   return Status::Ok();
 }
 
-Status CpuDevice::Enqueue(const StepBatch& b, Fence* fence) {
-  LLMC_RETURN_IF_ERROR(CheckSizes(b));
+Status CpuDevice::Enqueue(const StepBatch& batch, Fence* fence) {
+  LLMC_RETURN_IF_ERROR(CheckSizes(batch));
   *fence = 0;
   const float* logits = nullptr;
-  return Replay({b.graph, b.num_tokens, b.num_seqs, b.num_samples, b.block_table_stride, b.input_ids.data(),
-                 b.positions.data(), b.slot_mapping.data(), b.block_tables.data(), b.context_lens.data(),
-                 b.query_start.data(), b.sample_index.data()},
-                &logits);
+  return Replay(ViewOf(batch), &logits);
+}
+
+Status CpuDevice::Begin(const StepBatch& batch) {
+  LLMC_RETURN_IF_ERROR(CheckSizes(batch));
+  LLMC_RETURN_IF_ERROR(replay_.Begin(shape_, ViewOf(batch)));
+  begun_ = batch.graph;
+  return Status::Ok();
+}
+
+Status CpuDevice::RunCommand(uint32_t command) {
+  LLMC_RETURN_IF_ERROR(CheckCommand(replay_.program().artifact(), begun_, command));
+  replay_.RunCommand(command);
+  return Status::Ok();
+}
+
+Status CpuDevice::ReadOperand(uint32_t command, uint32_t operand, uint64_t bytes, void* out) {
+  LLMC_RETURN_IF_ERROR(CheckOperand(replay_.program().artifact(), begun_, command, operand, bytes));
+  std::memcpy(out, replay_.operand(command, operand), bytes);
+  return Status::Ok();
 }
 
 Status CpuDevice::Wait(Fence, const float** logits) {

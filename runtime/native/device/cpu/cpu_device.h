@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "artifact/artifact.h"
+#include "device/command_runner.h"
 #include "device/cpu/cpu_program.h"
 #include "device/cpu/cpu_replay.h"
 #include "device/cpu/kv_pool.h"
@@ -33,7 +34,7 @@ struct TeamUse {
   uint64_t cuts = 0;
 };
 
-class CpuDevice final : public Device {
+class CpuDevice final : public Device, public CommandRunner {
  public:
   static Status Create(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options,
                        std::unique_ptr<CpuDevice>* out);
@@ -53,6 +54,10 @@ class CpuDevice final : public Device {
   ReplayTime last_replay() const override { return replay_.times().last(); }
   void GetStats(std::vector<DeviceStat>* out) const override;
   ReplayProfile* profile() override { return &replay_.times(); }
+  CommandRunner* command_runner() override { return this; }
+  Status Begin(const StepBatch& batch) override;
+  Status RunCommand(uint32_t command) override;
+  Status ReadOperand(uint32_t command, uint32_t operand, uint64_t bytes, void* out) override;
   void ForEach(uint32_t count, uint32_t num_workers, Job job, void* context) override;
   Status CopyBlock(uint32_t from, uint32_t to) override { return pool_.Copy(from, to); }
 
@@ -76,6 +81,7 @@ class CpuDevice final : public Device {
   uint64_t spread_pool_bytes_ = 0;
   WeightMemory weights_;  // of the first artifact, for good
   CpuReplay replay_;
+  uint32_t begun_ = 0;  // graph of the step that is run command by command
 };
 
 }  // namespace llmc

@@ -143,6 +143,19 @@ Status CpuReplay::Run(const ModelShape& model, const BatchView& batch) {
   return Status::Ok();
 }
 
+Status CpuReplay::Begin(const ModelShape& model, const BatchView& batch) {
+  LLMC_RETURN_IF_ERROR(CheckBatch(model, num_blocks_, batch));
+  CopyInputs(batch);
+  current_ = program_.Dealt(batch.graph, team_->size());
+  return Status::Ok();
+}
+
+// All of it is one task: how many there are changes no bit.
+void CpuReplay::RunCommand(uint32_t command) const {
+  const Step& step = current_.begin[command];
+  CallKernel(step.function, step.buffers, scalars_, 0, 1, step.num_buffers);
+}
+
 void CpuReplay::Visit(uint32_t graph) {
   std::fill(std::begin(scalars_), std::end(scalars_), 0);
   RunTeam(graph);

@@ -55,6 +55,11 @@ class CpuReplay {
   Status Run(const ModelShape& model, const BatchView& batch);
   // Replays a graph for no row at all.
   void Visit(uint32_t graph);
+  // Takes in the inputs of a step whose commands are then run one by one, on the calling thread.
+  Status Begin(const ModelShape& model, const BatchView& batch);
+  void RunCommand(uint32_t command) const;
+  // Of a command of that step.
+  const void* operand(uint32_t command, uint32_t index) const { return current_.begin[command].buffers[index]; }
 
   ReplayTimes& times() { return times_; }
   const ReplayTimes& times() const { return times_; }

@@ -197,6 +197,16 @@ LLMC_API void llmc_replayer_destroy(llmc_replayer *replayer);
  * against the graph first; on failure nothing ran. */
 LLMC_API llmc_status llmc_replayer_run(llmc_replayer *replayer, uint32_t graph, const llmc_batch *batch, float *logits,
                                        uint64_t capacity, llmc_error *error);
+/* A step one command at a time, for tools that look at what each writes. begin takes in the inputs of a batch, as run
+ * does; then run_command computes command 0, 1, … of the graph, each to its end, and read_operand copies the first
+ * `bytes` of an operand that is no pool of the KV cache. Once all commands ran the KV cache is as after run.
+ * LLMC_ERR_INVALID_ARGUMENT: no step was begun, or the device runs whole graphs only. LLMC_ERR_OUT_OF_RANGE: there is no
+ * such command or operand, or it has fewer bytes. */
+LLMC_API llmc_status llmc_replayer_begin(llmc_replayer *replayer, uint32_t graph, const llmc_batch *batch,
+                                         llmc_error *error);
+LLMC_API llmc_status llmc_replayer_run_command(llmc_replayer *replayer, uint32_t command, llmc_error *error);
+LLMC_API llmc_status llmc_replayer_read_operand(llmc_replayer *replayer, uint32_t command, uint32_t operand, void *out,
+                                                uint64_t bytes, llmc_error *error);
 /* While on, every thread notes when it ran every command; costs three clock reads a command. */
 LLMC_API llmc_status llmc_replayer_set_profiling(llmc_replayer *replayer, uint32_t on, llmc_error *error);
 LLMC_API llmc_status llmc_replayer_get_stats(const llmc_replayer *replayer, llmc_replay_stats *stats,
