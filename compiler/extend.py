@@ -21,7 +21,7 @@ from llmc.compiler.pipeline import PHASES
 from llmc.compiler.state import CompileState, compilation
 from llmc.compiler.store.carried import copy_others, place
 from llmc.compiler.store.described import Described, ladder_of, most_tokens, read_described
-from llmc.compiler.store.output import OWN_FILES, is_artifact
+from llmc.compiler.store.output import CODE_FILES, OWN_FILES, is_artifact
 from llmc.compiler.store.staging import locked
 from llmc.manifest import ManifestError, check_listed
 from llmc.models.sources.base import FolderFiles
@@ -124,10 +124,9 @@ class _Addition:
         artifact = state.config.model
         if not is_artifact(artifact):
             raise CompileError(f"{artifact} is not an artifact; give the directory that llmc compile wrote")
-        for name in sorted(OWN_FILES):
-            if not (artifact / name).is_file():
-                raise CompileError(f"{artifact / name} is missing or no regular file; compile the model again")
+        _check_there(artifact, *(OWN_FILES - CODE_FILES))
         old = self.old = read_described(artifact)
+        _check_there(artifact, old.resolved.target.code_name)
         state.resolved = old.resolved
         _check_components(artifact, old.manifest.get("graph_components"), old.resolved.graph_components())
         try:
@@ -208,6 +207,12 @@ class _Addition:
             )
         state.code = code if len(state.specs) == count else None
         pipeline.link(state, on_step)
+
+
+def _check_there(artifact: Path, *names: str) -> None:
+    for name in sorted(names):
+        if not (artifact / name).is_file():
+            raise CompileError(f"{artifact / name} is missing or no regular file; compile the model again")
 
 
 def _check_components(artifact: Path, recorded: object, now: Mapping[str, str]) -> None:

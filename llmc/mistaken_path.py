@@ -8,7 +8,7 @@ from pathlib import Path
 
 _ADDRESS = re.compile(r"(?:localhost|\[[0-9a-f:]+\]|[\w-]+(?:\.[\w-]+)*):\d{1,5}(?:/.*)?", re.IGNORECASE | re.ASCII)
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
-_PARTS = ("graphs.bin", "manifest.json", "kernels.so", "weights.safetensors", "config.json")
+_PARTS = ("graphs.bin", "manifest.json", "kernels.cl", "kernels.so", "weights.safetensors", "config.json")
 
 
 def meant(path: Path) -> str:

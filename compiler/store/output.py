@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from llmc.models.sources.base import ModelFiles
 
 # Beside the files that the manifest lists.
-OWN_FILES = frozenset({"graphs.bin", "kernels.so", "manifest.json", "weights.safetensors"})
+CODE_FILES = frozenset({"kernels.cl", "kernels.so"})
+"""Of which an artifact has the one of its target."""
+OWN_FILES = CODE_FILES | {"graphs.bin", "manifest.json", "weights.safetensors"}
 COPIED_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",

@@ -14,6 +14,7 @@ DEFAULT_KIND = "cpu"
 KINDS = {
     "cpu": "llmc.compiler.targets.cpu.backend",
     "reference": "llmc.compiler.targets.reference.backend",
+    "opencl": "llmc.compiler.targets.gpu.opencl",
 }
 """Module by kind."""
 

@@ -1,0 +1,52 @@
+"""What targets of GPUs share: one source of kernels, on rows as they lie. A kind adds its language and its devices.
+
+Imports neither torch nor tvm: kernels do, when they are compiled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.ops.registry import brought_sources
+from llmc.compiler.targets.reference.rows_target import RowsTarget
+from llmc.compiler.tvm_import import import_tvm
+
+_HERE = Path(__file__).parent
+_KINDS_OF_TEMPLATES = ("gpu", "reference")
+"""Of templates that ops bring, the one for GPUs goes before the plain one."""
+
+
+class GpuTarget(RowsTarget):
+    """A GPU of some kind. Immutable; equal targets have equal records."""
+
+    def record(self) -> dict[str, Any]:
+        return {"kind": self.kind, "name": self.name}
+
+    def code_key(self) -> str:
+        return json.dumps(self.record(), sort_keys=True)
+
+    def graph_sources(self) -> Sequence[Path]:
+        return [*super().graph_sources(), _HERE / "backend.py"]
+
+    def template_digest(self, spec: KernelSpec) -> str:
+        brought = next((found for kind in _KINDS_OF_TEMPLATES if (found := brought_sources(spec.op, kind))), ())
+        return self.digest_of((*_HERE.glob("*.py"), *sorted((_HERE / "kernels").glob("*.py"))), brought, spec)
+
+    def launch_facts(self, spec: KernelSpec) -> tuple[int, ...]:
+        from llmc.compiler.targets.gpu.launch import launch_of
+
+        return launch_of(spec).facts()
+
+    def kernel(self, spec: KernelSpec) -> Any:
+        """The TIR of a kernel. Raises KernelSpecError."""
+        import_tvm()
+        from llmc.compiler.targets.gpu.kernels.registry import build_kernel
+
+        return build_kernel(spec)
+
+    def listings(self, spec: KernelSpec, variant: str | None) -> dict[str, str]:
+        return {"tir.txt": f"{self.kernel(spec).script()}\n"}

@@ -1,0 +1,49 @@
+"""From TIR with thread bindings to the text of a language of GPUs, by TVM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+
+from llmc.compiler.targets.gpu.exact import exact
+from llmc.compiler.targets.gpu.launch import ITEMS
+
+_DEVICE_KERNEL = 2  # TVM's calling convention of a kernel that is launched
+
+
+@dataclass(frozen=True)
+class Language:
+    """How TVM writes a kernel. target: TVM's; head: what stands before a kernel's name, with the items of a group."""
+
+    target: Mapping[str, Any]
+    head: str
+
+
+def kernel_text(function: tirx.PrimFunc, language: Language) -> str:
+    """The kernel alone, without a prelude: arguments in the order of the function's parameters."""
+    target = tvm.target.Target(dict(language.target))
+    symbol = str(function.attrs["global_symbol"])
+    function = function.with_attr({"target": target, "calling_conv": _DEVICE_KERNEL, "tirx.is_global_func": True})
+    module = tvm.IRModule({symbol: function})
+    for step in (
+        s_tir.transform.StmtSimplify(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.NarrowDataType(32),
+        tirx.transform.VectorizeLoop(True),
+        tirx.transform.StorageRewrite(),
+        tirx.transform.UnrollLoop(),
+        tirx.transform.StmtSimplify(),
+        tirx.transform.RemoveNoOp(),
+        tirx.transform.LowerIntrin(),
+    ):
+        module = step(module)
+    module = tvm.IRModule({var: exact(of) for var, of in module.functions.items()})
+    built = tvm.get_global_func(f"target.build.{language.target['kind']}")(module, target)
+    text = str(built.inspect_source())
+    # Pragmas and declarations stand before the kernel; those that matter are in the prelude.
+    name = text.rindex(f" {symbol}(")
+    return f"{language.head.format(items=ITEMS)}{text[name:].rstrip()}\n"

@@ -1,0 +1,104 @@
+"""How kernels of GPUs are called (FORMAT.md, devices of kind opencl): any number of groups share the work.
+
+Bits do not depend on the number of groups: it decides who computes a unit, not how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.targets.gpu.launch import ITEMS
+from llmc.compiler.targets.reference.kernels.frame import Array, Calling, Expr, Frame, let
+
+MOST_GROUPS = 1 << 16
+_UNIT_BYTES = 64  # what the beginnings of operands are multiples of
+_ITEM_BYTES = {"float32": 4, "uint16": 2, "int32": 4, "uint8": 1}
+
+
+class Groups(Calling):
+    """A call is one work item. group, item: its numbers, the second in its group."""
+
+    group: Expr
+    item: Expr
+    num_groups: Expr
+
+    def declare(self, buffers: Mapping[str, str]) -> None:
+        self._dtypes = dict(buffers)
+        self._at = {name: T.arg(f"{name}_at", T.int32()) for name in buffers}
+        self._given = T.arg("scalars", T.handle("int32"))
+
+    def begin(self, enter: Callable[[AbstractContextManager[Any]], Any]) -> None:
+        self._scalars = T.decl_buffer((8,), "int32", data=self._given)
+        self.group = enter(T.launch_thread("blockIdx.x", MOST_GROUPS))
+        self.item = enter(T.launch_thread("threadIdx.x", ITEMS))
+        self.num_groups = let(T.call_pure_extern("int32", "llmc_num_groups"))
+        self._starts = {
+            name: let(at * (_UNIT_BYTES // _ITEM_BYTES[self._dtypes[name]])) for name, at in self._at.items()
+        }
+
+    def scalar(self, index: int) -> Expr:
+        return let(self._scalars[index])
+
+    @contextmanager
+    def share(self, total: Expr) -> Iterator[Expr]:
+        """One unit an item at a time."""
+        first, step = let(self.group * ITEMS + self.item), let(self.num_groups * ITEMS)
+        with T.serial(let(T.truncdiv(total - first + (step - 1), step))) as turn:
+            yield let(first + turn * step)
+
+    @contextmanager
+    def share_groups(self, total: Expr) -> Iterator[Expr]:
+        """One unit a group at a time: its items work on it together."""
+        step = self.num_groups
+        with T.serial(let(T.truncdiv(total - self.group + (step - 1), step))) as turn:
+            yield let(self.group + turn * step)
+
+    def place(self, buffer: str, index: Expr) -> Expr:
+        return self._starts[buffer] + index
+
+
+class Shared(Array):
+    """Memory that the items of a group share."""
+
+    def __init__(self, size: int, dtype: str = "float32") -> None:
+        self._memory = T.alloc_buffer((size,), dtype, scope="shared")
+
+
+def calling(k: Frame) -> Groups:
+    """How the kernel is called."""
+    assert isinstance(k.calling, Groups)
+    return k.calling
+
+
+def sync() -> None:
+    """Every item of the group has come here, and sees what others wrote to shared memory."""
+    T.evaluate(T.tvm_storage_sync("shared"))
+
+
+@contextmanager
+def turns(k: Frame, count: int) -> Iterator[Expr]:
+    """Loop over 0 … count − 1 whose body has a `sync`.
+
+    The count is no constant to compilers: where one unrolls such a loop, PoCL 3.1 puts guarded code behind it in the
+    wrong place between two barriers.
+    """
+    with T.serial(let(T.min(calling(k).num_groups, 1) * count)) as turn:
+        yield turn
+
+
+@contextmanager
+def spread(k: Frame, count: int) -> Iterator[Expr]:
+    """Loop over 0 … count − 1, an item of the group taking every 64th."""
+    item = calling(k).item
+    whole, rest = divmod(count, ITEMS)
+    with T.serial(whole + bool(rest)) as turn:
+        index = let(turn * ITEMS + item)
+        if rest:
+            with T.If(index < count), T.Then():
+                yield index
+        else:
+            yield index

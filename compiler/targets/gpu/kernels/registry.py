@@ -1,0 +1,37 @@
+"""The kernels of GPUs by exact op name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.ops.registry import brought_template
+from llmc.compiler.targets.gpu.kernels.attention import paged_attention
+from llmc.compiler.targets.gpu.kernels.fused import fused
+from llmc.compiler.targets.gpu.kernels.groups import Groups
+from llmc.compiler.targets.gpu.kernels.linear import expert_linear, linear
+from llmc.compiler.targets.gpu.kernels.rows import quantize_rows, rms_norm
+from llmc.compiler.targets.reference.kernels.frame import called
+from llmc.compiler.targets.reference.kernels.registry import build_kernel as build_plain
+
+KIND = "gpu"
+KERNELS: dict[str, Callable[[KernelSpec], Any]] = {
+    "linear": linear,
+    "linear_quant": linear,
+    "expert_linear": expert_linear,
+    "expert_linear_quant": expert_linear,
+    "rms_norm": rms_norm,
+    "quantize_rows": quantize_rows,
+    "expert_quantize": quantize_rows,
+    "paged_attention": paged_attention,
+    "fused": fused,
+}
+"""Those that have more than one item work on a unit; all others are the plain ones, a unit an item."""
+
+
+def build_kernel(spec: KernelSpec) -> Any:
+    """The TIR of a kernel, a PrimFunc with thread bindings. Raises KernelSpecError."""
+    build = KERNELS.get(spec.op) or brought_template(spec.op, KIND) or build_plain
+    with called(Groups):
+        return build(spec)

@@ -1,0 +1,79 @@
+"""OpenCL: kernels are text in OpenCL C, which a device's driver builds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.gpu.backend import GpuTarget
+from llmc.compiler.tvm_import import import_tvm
+
+KIND = "opencl"
+PRELUDE = """\
+// Kernels of llmc in OpenCL C (runtime/FORMAT.md).
+#pragma OPENCL FP_CONTRACT OFF
+#pragma OPENCL EXTENSION cl_khr_fp64 : enable
+
+int llmc_num_groups(void) { return (int)get_num_groups(0); }
+float llmc_max(float a, float b) { return a > b ? a : b; }
+float llmc_min(float a, float b) { return a < b ? a : b; }
+"""
+"""What all kernels of a program share: functions that their texts call."""
+
+
+@dataclass(frozen=True)
+class OpenClTarget(GpuTarget):
+    """Any device with OpenCL 1.2 and double precision."""
+
+    kind: ClassVar[str] = KIND
+    device: ClassVar[str] = KIND
+    code_name: ClassVar[str] = "kernels.cl"
+
+    @property
+    def name(self) -> str:
+        return KIND
+
+    @property
+    def level(self) -> int:
+        return 0
+
+    def runs_here(self) -> bool:
+        from llmc.compiler.targets.gpu.devices import has_opencl
+
+        return has_opencl()
+
+    def compile(self, spec: KernelSpec, variant: str | None) -> bytes:
+        self.check_no_variant(variant)
+        return self.text(spec).encode()
+
+    def text(self, spec: KernelSpec) -> str:
+        """A kernel in OpenCL C. Raises KernelSpecError."""
+        import_tvm()
+        from llmc.compiler.targets.gpu.codegen import Language, kernel_text
+
+        head = "__kernel __attribute__((reqd_work_group_size({items}, 1, 1))) void"
+        return kernel_text(self.kernel(spec), Language({"kind": "opencl"}, head))
+
+    def listings(self, spec: KernelSpec, variant: str | None) -> dict[str, str]:
+        return {**super().listings(spec, variant), "cl": self.text(spec)}
+
+    def link(self, codes: Sequence[bytes], path: Path) -> None:
+        path.write_bytes(b"\n".join((PRELUDE.encode(), *codes)))
+
+
+def names() -> tuple[str, ...]:
+    """Targets of this kind, as users write them."""
+    return (KIND,)
+
+
+def named(name: str) -> OpenClTarget:
+    """The target called `name`, one of `names()`."""
+    return OpenClTarget()
+
+
+def from_record(record: Mapping[str, Any]) -> OpenClTarget:
+    """The target whose `record()` it is."""
+    return named(str(record["name"]))

@@ -1,0 +1,49 @@
+"""The kernels of GPUs in CUDA C++: nvcc builds all of some models, and none spills registers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.gpu.cuda import ARCHITECTURES, PRELUDE, build_cubin, cuda_text
+from llmc.quantize import QuantConfig
+
+from support.compiled import compile_tiny
+from support.tiny_models import make_tiny_model
+
+
+def specs_of(artifact: Path) -> list[KernelSpec]:
+    kernels = json.loads((artifact / "manifest.json").read_text())["kernels"]
+    found = []
+    for kernel in kernels:
+        params = tuple((name, value) for name, value in json.loads(kernel["components"]["params"]))
+        spec = next(
+            s
+            for family in ("embedding", "norm", "linear", "rope", "attention", "activation", "gather", "other")
+            if (s := KernelSpec(family, kernel["op"], params)).symbol() == kernel["symbol"]
+        )
+        found.append(spec)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+@pytest.mark.parametrize("scheme", [None, "w8a8", "w4a16"])
+def test_kernels_are_built_without_spills(scheme: str | None, tmp_path: Path, kernel_cache: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "qwen3")
+    quant = {} if scheme is None else {"quant": QuantConfig(scheme)}
+    options = {"buckets": "prefill=[1]x[16],decode=[1]x[32]", "dtype": "bf16", "target": "opencl", **quant}
+    compile_tiny(model, tmp_path / "out", kernel_cache, **options).close()
+    texts = [cuda_text(spec) for spec in specs_of(tmp_path / "out")]
+    assert all("as_float" in PRELUDE and "blockIdx.x" in text for text in texts)
+    for architecture in ARCHITECTURES:
+        cubin, said = build_cubin(texts, architecture)
+        assert cubin.startswith(b"\x7fELF")
+        spills = [int(count) for count in re.findall(r"(\d+) bytes spill", said)]
+        assert len(spills) == 2 * len(texts)
+        assert not any(spills)
