@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from llmc.cli.options.device import DeviceFlags
 from llmc.cli.options.group import takes_option_groups
 from llmc.cli.options.miss_policy import POLICY_HELP, parse_miss_policy, say_bucket_news
 from llmc.cli.options.sampling import SamplingOptions
@@ -90,6 +91,7 @@ def run_command(
         0, parser=parse_size, metavar="SIZE", help="Size of the KV pool, as 2GiB; 0: from the limits."
     ),
     weight_memory: WeightMemory = typer.Option(WeightMemory.auto, help=WEIGHT_HELP),
+    device: DeviceFlags = DeviceFlags(),
     prefix_cache: bool = typer.Option(True, help="Reuse KV blocks of equal prompt prefixes."),
     miss_policy: str = typer.Option(
         "larger", metavar=POLICY_HELP, help="What runs a step that no bucket holds; see docs/buckets.md."
@@ -151,6 +153,7 @@ def run_command(
             max_num_seqs=max_num_seqs,
             kv_bytes=kv_bytes,
             weight_memory=weight_memory.value,
+            device_options=device.options(),
             prefix_cache=prefix_cache,
             miss_policy=policy,
             record_misses=record_misses,

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import typer
 
+from llmc.cli.options.device import DeviceFlags
+from llmc.cli.options.group import takes_option_groups
 from llmc.cli.options.miss_policy import POLICY_HELP, parse_miss_policy, say_bucket_news
 from llmc.cli.options.numbers import finite
 from llmc.cli.options.warm_flags import (
@@ -52,6 +54,7 @@ def register(app: typer.Typer) -> None:
     app.command("serve", help=_HELP)(serve_command)
 
 
+@takes_option_groups
 def serve_command(
     model: Path = typer.Argument(
         ..., metavar="ARTIFACT|MODEL", help="Artifact, model directory, .gguf, or ORG/NAME (hub)."
@@ -107,6 +110,7 @@ def serve_command(
     ),
     kv_bytes: str = typer.Option("0", metavar="SIZE", help="Size of the KV pool, as 2GiB; 0: from the limits."),
     weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
+    device: DeviceFlags = DeviceFlags(),
     prefix_cache: bool = typer.Option(True, help="Reuse KV blocks of equal prompt prefixes."),
     miss_policy: str = typer.Option(
         "larger", metavar=POLICY_HELP, help="What runs a step that no bucket holds; see docs/buckets.md."
@@ -260,6 +264,7 @@ def serve_command(
         pin_threads=pin,
         idle_spin_us=idle_spin_us,
         weight_memory=weight_memory.value,
+        device_options=device.options(),
         prefix_cache=prefix_cache,
         miss_policy=policy,
         record_misses=record_misses,

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmc.runtime.binding.devices import DeviceOption
 from llmc.runtime.binding.handle import LlmcError
 from llmc.runtime.misses.background import OnBucketNews
 from llmc.runtime.misses.options import MissOptions, MissPolicy
@@ -56,6 +57,7 @@ class AsyncLLM(Frontend, AsyncVectorCalls):
         record_misses: str | Path | None = None,
         on_bucket_news: OnBucketNews | None = None,
         weight_memory: WeightMemory = "auto",
+        device_options: Mapping[str, DeviceOption | None] | None = None,
         chat_template: str | None = None,
         memory_utilization: float | None = None,
         graph_reserved_memory: float | None = None,
@@ -88,6 +90,7 @@ class AsyncLLM(Frontend, AsyncVectorCalls):
             kv_bytes=kv_bytes,
             prefix_cache=prefix_cache,
             weight_memory=weight_memory,
+            **(device_options or {}),
         )
         super().__init__(
             self.engine.path, self.engine.vocab_size, self.engine.limit, vector_task=self.engine.vector_task

@@ -15,6 +15,7 @@ from llmc.runtime.warm_up.budget import budget_of
 from llmc.runtime.warm_up.warm_up import REPLAY_S, OnWarmStep
 
 from .binding import WEIGHT_MEMORY, Artifact, Engine, GraphInfo
+from .binding.devices import DeviceOption
 from .context_limit import ContextLimit
 from .engine_loop import EngineLoop, Job
 from .frontend import Frontend, Messages, PreparedRequest, Prompts
@@ -50,6 +51,8 @@ class LLM(Frontend, VectorCalls):
     on_bucket_news: told of each such bucket, on another thread; None: the logger `llmc.misses` is. record_misses: a
     file that all misses are appended to, for `llmc buckets misses`.
     weight_memory: where weights are read, see WEIGHT_MEMORY; changes no result.
+    device_options: of an OpenCL device: eager (kernels are launched one by one, no graph is recorded), device_number
+    (as in `llmc devices`), program_cache (a folder), opencl_library (a path). Other kinds have no use for them.
     chat_template: the text of one instead of the model's own.
     memory_utilization, graph_reserved_memory, graph_prompt_ratio: one budget for weights, graphs and KV pool, as those
     flags of `llmc serve`; `budget` tells what was decided. skip_warmup False: every graph is made warm before the first
@@ -78,6 +81,7 @@ class LLM(Frontend, VectorCalls):
         record_misses: str | Path | None = None,
         on_bucket_news: OnBucketNews | None = None,
         weight_memory: WeightMemory = "auto",
+        device_options: Mapping[str, DeviceOption | None] | None = None,
         chat_template: str | None = None,
         memory_utilization: float | None = None,
         graph_reserved_memory: float | None = None,
@@ -110,6 +114,7 @@ class LLM(Frontend, VectorCalls):
                 prefix_cache=prefix_cache,
                 miss_policy=misses.of_engine,
                 weight_memory=weight_memory,
+                **(device_options or {}),
             )
         except BaseException:
             self.artifact.close()

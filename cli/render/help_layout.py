@@ -93,8 +93,8 @@ HEADINGS: Mapping[str, Headings] = {
             "logprobs",
         ),
         "Engine": (
-            "threads", "max_num_seqs", "kv_bytes", "weight_memory", "prefix_cache", "miss_policy",
-            "record_misses",
+            "threads", "max_num_seqs", "kv_bytes", "weight_memory", "enforce_eager", "device_number", "prefix_cache",
+            "miss_policy", "record_misses",
         ),
         "Budget and warm-up": (
             "memory_utilization", "graph_reserved_memory", "graph_prompt_ratio", "skip_warmup", "warmup_seconds",
@@ -109,8 +109,8 @@ HEADINGS: Mapping[str, Headings] = {
             "api_key", "api_key_file", "allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials",
         ),
         "Engine": (
-            "max_num_seqs", "max_num_batched_tokens", "num_threads", "pin", "idle_spin_us", "prefix_cache",
-            "miss_policy", "record_misses",
+            "max_num_seqs", "max_num_batched_tokens", "num_threads", "pin", "idle_spin_us", "enforce_eager",
+            "device_number", "prefix_cache", "miss_policy", "record_misses",
         ),
         "Guided decoding": ("guided_threads", "guided_additional_properties", "guided_max_string"),
         "Memory": (

@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from ctypes import byref, c_uint64, c_void_p
 
+from llmc.cache_root import cache_root
+from llmc.opencl_loader import opencl_library
 from llmc.runtime.binding import abi
 from llmc.runtime.binding.artifact import Artifact
 from llmc.runtime.binding.handle import Handle, call
@@ -33,6 +35,13 @@ def device_kinds() -> list[DeviceKind]:
     return [DeviceKind(kind.name.decode(), kind.summary.decode()) for kind in native[: count.value]]
 
 
+def _defaults(kind: str) -> dict[str, DeviceOption]:
+    """What this process gives a device beside what is asked for."""
+    if kind != "opencl":
+        return {}
+    return {"library": opencl_library(), "cache": str(cache_root() / "opencl")}
+
+
 def _text(value: DeviceOption) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
@@ -43,9 +52,13 @@ class Device(Handle):
     _destroy = "llmc_device_close"
 
     def __init__(self, kind: str, options: Mapping[str, DeviceOption] | None = None) -> None:
-        """options: those of the kind, as llmc_device_open of llmc.h lists them. Raises LlmcError."""
+        """options: those of the kind, as llmc_device_open of llmc.h lists them. Raises LlmcError.
+
+        Where they are not given, the library of "opencl" is `llmc.opencl_loader.opencl_library()`, and its cache a
+        folder of llmc's cache directory.
+        """
         super().__init__()
-        given = {key: _text(value) for key, value in (options or {}).items()}
+        given = {key: _text(value) for key, value in {**_defaults(kind), **(options or {})}.items()}
         native = (abi.KeyValue * len(given))(
             *(abi.KeyValue(key.encode(), value.encode()) for key, value in given.items())
         )
@@ -66,24 +79,33 @@ class Device(Handle):
 WEIGHT_MEMORY = ("auto", "mapped", "copied")
 """Where a CPU reads weights: in their mapped file, or in huge pages, to which "auto" moves large ones as it runs and to
 which "copied" moves them at once; see llmc.h."""
-DEVICE_OPTIONS = {
-    "num_threads": "threads",
-    "pin_threads": "pin",
-    "idle_spin_us": "idle_spin_us",
-    "weight_memory": "weights",
+DEVICE_OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "cpu": {
+        "num_threads": "threads",
+        "pin_threads": "pin",
+        "idle_spin_us": "idle_spin_us",
+        "weight_memory": "weights",
+    },
+    "opencl": {"eager": "eager", "device_number": "device", "program_cache": "cache", "opencl_library": "library"},
 }
-"""Keyword arguments of engines and replayers that go to the device that they open, and its names for them."""
+"""By kind: keyword arguments of engines and replayers that go to the device that they open, and its names for them."""
+OPTION_NAMES = frozenset(name for names in DEVICE_OPTIONS.values() for name in names)
+"""Those of all kinds. None stands for the default; one that the artifact's kind does not have changes nothing."""
 
 
 @contextlib.contextmanager
-def device_for(artifact: Artifact, device: Device | None, options: Mapping[str, DeviceOption]) -> Iterator[Device]:
+def device_for(
+    artifact: Artifact, device: Device | None, options: Mapping[str, DeviceOption | None]
+) -> Iterator[Device]:
     """`device`, or one of the artifact's kind for as long as it takes to make something on it.
 
-    options: of them, those among DEVICE_OPTIONS; a device that is open has its own. Raises LlmcError and TypeError.
+    options: of them, those among OPTION_NAMES; a device that is open has its own. Raises LlmcError and TypeError.
     """
-    given = {DEVICE_OPTIONS[name]: value for name, value in options.items() if name in DEVICE_OPTIONS}
+    kind = artifact.info.target_kind
+    names = DEVICE_OPTIONS.get(kind, {})
+    given = {names[name]: value for name, value in options.items() if name in names and value is not None}
     if device is None:
-        with Device(artifact.info.target_kind, given) as opened:
+        with Device(kind, given) as opened:
             yield opened
         return
     if given:

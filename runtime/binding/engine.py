@@ -16,7 +16,7 @@ from llmc.buckets.bucket import Bucket
 from llmc.graphs_format import PHASES
 from llmc.runtime.binding import abi
 from llmc.runtime.binding.artifact import Artifact
-from llmc.runtime.binding.devices import DEVICE_OPTIONS, Device, device_for
+from llmc.runtime.binding.devices import OPTION_NAMES, Device, device_for
 from llmc.runtime.binding.handle import Handle, IntArray, call, initial, int32, named, plain, sized
 
 EVENT_KINDS = ("token", "finished", "failed", "prompt_logprobs", "needs_mask")
@@ -164,11 +164,11 @@ class Engine(Handle):
     def __init__(self, artifact: Artifact, *, device: Device | None = None, **options: Any) -> None:
         """Options are the fields of llmc_engine_options, miss_policy also by the names of MISS_POLICIES.
 
-        device: without one, a device of the artifact's kind is opened, with the options among DEVICE_OPTIONS.
+        device: without one, a device of the artifact's kind is opened, with the options among OPTION_NAMES.
         """
         super().__init__()
         self._num_graphs = artifact.info.num_graphs
-        native = self._native_options({name: value for name, value in options.items() if name not in DEVICE_OPTIONS})
+        native = self._native_options({name: value for name, value in options.items() if name not in OPTION_NAMES})
         pointer = c_void_p()
         with device_for(artifact, device, options) as opened:
             call("llmc_engine_create", opened.pointer, artifact.pointer, byref(native), byref(pointer))
@@ -184,7 +184,7 @@ class Engine(Handle):
         native = initial("llmc_engine_options_init", abi.EngineOptions)
         for name, value in options.items():
             if name not in cls._OPTIONS:
-                known = ", ".join(sorted(cls._OPTIONS | DEVICE_OPTIONS.keys()))
+                known = ", ".join(sorted(cls._OPTIONS | OPTION_NAMES))
                 raise TypeError(f"unknown engine option {name!r}; known are {known}")
             if name in cls._NAMED and isinstance(value, str):
                 value = named(name, value, cls._NAMED[name])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from llmc.runtime.binding.devices import DeviceOption
 from llmc.runtime.misses.options import MissPolicy
 
 
@@ -17,7 +19,7 @@ class ServerConfig:
     machine for a server without keys that listens to it alone, else any. generation_config: "auto" takes sampling
     defaults from the model, "none" those of OpenAI. max_num_seqs, max_num_batched_tokens (prompt tokens of one step),
     num_threads, kv_bytes: 0 for the engine's default. idle_spin_us: microseconds that threads without work spin.
-    record_misses: the file that bucket misses are appended to; None: none.
+    device_options: as LLM takes them. record_misses: the file that bucket misses are appended to; None: none.
     guided_threads: threads that compute masks, 0 for as many as suit the machine. guided_additional_properties,
     guided_max_string: as in SchemaDefaults. max_queue: requests that may wait. max_queue_memory: bytes that all
     requests may come to hold, request_memory: that one may; 0: from the memory of the machine, as MemoryLimits has it.
@@ -53,6 +55,7 @@ class ServerConfig:
     idle_spin_us: int = 1000
     kv_bytes: int = 0
     weight_memory: str = "copied"
+    device_options: Mapping[str, DeviceOption | None] = field(default_factory=dict)
     prefix_cache: bool = True
     miss_policy: MissPolicy = "larger"
     record_misses: Path | None = None

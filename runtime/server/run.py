@@ -59,6 +59,7 @@ def open_engine(config: ServerConfig, on_bucket_news: OnBucketNews | None = None
         pin_threads=config.pin_threads,
         idle_spin_us=config.idle_spin_us,
         guided_threads=config.guided_threads,
+        **config.device_options,
     )
     if engine.limit.warning is not None:
         log.warning("%s", engine.limit.warning)

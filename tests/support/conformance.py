@@ -26,7 +26,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "w4a16": ("qwen2", {}, {"dtype": "f32", "quant": QuantConfig("w4a16")}),
 }
 """Kind, fields of its config, and how it is compiled."""
-OPTIONS = {"cpu": ({"threads": "1"}, {"threads": "3", "pin": "0"})}
+OPTIONS = {"cpu": ({"threads": "1"}, {"threads": "3", "pin": "0"}), "opencl": ({}, {"eager": "1"})}
 """Ways to open each kind of device; a kind that is not here is opened with its defaults."""
 
 
@@ -51,8 +51,9 @@ def shared_artifact(name: str, target: str, factory: pytest.TempPathFactory, cac
 def check_conformance(suite: Path, artifact: Path) -> None:
     """Runs the suite on a device of the kind that the artifact is for, opened in every way that OPTIONS has."""
     kind = read_graphs(artifact).target.kind
+    folder = {"opencl": {"cache": str(artifact.parent / "programs")}}.get(kind, {})
     for ways in OPTIONS.get(kind, ({},)):
-        given = [f"{key}={value}" for key, value in ways.items()]
+        given = [f"{key}={value}" for key, value in {**folder, **ways}.items()]
         run = subprocess.run([suite, kind, artifact, *given], capture_output=True, text=True, timeout=600)
         assert run.returncode == 0, f"{run.stdout}\n{run.stderr[:4000]}"
         assert " 0 failures" in run.stdout

@@ -37,6 +37,10 @@ void OptionReader::Flag(const char* name, bool* out) {
   *out = chosen == 1;
 }
 
+void OptionReader::Text(const char* name, std::string* out) {
+  if (const std::string* value = Find(name)) *out = *value;
+}
+
 void OptionReader::Choice(const char* name, const std::vector<const char*>& choices, uint32_t* out) {
   const std::string* value = Find(name);
   if (value == nullptr) return;

@@ -20,6 +20,7 @@ class OptionReader {
   // Each leaves *out as it is where the option was not given.
   void Number(const char* name, uint32_t most, uint32_t* out);
   void Flag(const char* name, bool* out);  // 0 or 1
+  void Text(const char* name, std::string* out);
   // The place of the value among `choices`.
   void Choice(const char* name, const std::vector<const char*>& choices, uint32_t* out);
   Status Finish() const;

@@ -144,7 +144,12 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  * and a file that cannot be read is LLMC_ERR_IO then. `auto`, the default: weights of at least 64 MiB move there in
  * sixteen parts, one a step, from the 17th step on: the first token of a process comes as soon as with `mapped`. A copy
  * needs memory for it, for all of KV pool and arena and 256 MiB besides; where machine or control group have less left,
- * the rest stays mapped, and the statistic copied_weight_bytes tells. Changes no result. */
+ * the rest stays mapped, and the statistic copied_weight_bytes tells. Changes no result.
+ *
+ * Kind "opencl": `library`, the loader of OpenCL drivers (libOpenCL.so.1); `device`, its number among all OpenCL devices of
+ * the machine (the first GPU, or the first device); `eager` (0: graphs are recorded once and replayed, where the driver has
+ * command buffers; 1: every kernel is launched by itself; the same bits); `cache`, a folder for programs as the driver has
+ * built them (none). */
 LLMC_API llmc_status llmc_device_open(const char *kind, const llmc_key_value *options, uint64_t num_options,
                                       llmc_device **out, llmc_error *error);
 /* Engines and replayers that were made on it go on without it. NULL is allowed. */

@@ -1,0 +1,114 @@
+#include "device/opencl/cl_graphs.h"
+
+#include <algorithm>
+#include <string>
+
+namespace llmc {
+namespace {
+
+constexpr uint64_t kMostGroups = 1 << 16;  // as kernels know it (FORMAT.md)
+
+uint64_t GroupsOf(const ClLaunch& launch, const GraphRecord& graph) {
+  const uint64_t rows = launch.rows == 0 ? 1 : launch.rows == 1 ? graph.max_tokens : graph.max_samples;
+  const uint64_t tiles = (rows + launch.tile_rows - 1) / launch.tile_rows;
+  return std::clamp<uint64_t>(tiles * launch.groups, 1, kMostGroups);
+}
+
+}  // namespace
+
+ClGraphs::~ClGraphs() {
+  for (const Graph& graph : graphs_) {
+    for (const OneLaunch& launch : graph.launches) {
+      if (launch.owned) (*machine_)->ReleaseKernel(launch.kernel);
+    }
+    if (graph.buffer != nullptr) machine_->command_buffers()->ReleaseCommandBuffer(graph.buffer);
+  }
+}
+
+Status ClGraphs::Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const ClPrograms& programs,
+                      const ClMemory& memory, cl_command_queue queue, bool record, std::unique_ptr<ClGraphs>* out) {
+  std::unique_ptr<ClGraphs> made(new ClGraphs(std::move(machine), memory.step(), queue));
+  made->recorded_ = record && made->machine_->command_buffers() != nullptr;
+  made->graphs_.resize(artifact.graphs().size());
+  for (size_t g = 0; g < artifact.graphs().size(); ++g) {
+    const GraphRecord& record_of = artifact.graphs()[g];
+    Graph& graph = made->graphs_[g];
+    graph.inputs = ClInputs::Of(record_of);
+    for (uint32_t c = 0; c < record_of.num_commands; ++c) {
+      const CommandRecord& command = artifact.commands()[record_of.first_command + c];
+      const ClLaunch& facts = programs.launch(command.kernel);
+      OneLaunch launch{programs.kernel(command.kernel), {}, facts.items, facts.items * GroupsOf(facts, record_of)};
+      for (uint32_t o = 0; o < command.num_operands; ++o) {
+        launch.places.push_back(memory.PlaceOf(artifact.operands()[command.first_operand + o], graph.inputs));
+      }
+      // A recorded command has arguments of its own: PoCL 3.1 takes them from the kernel when it replays.
+      if (made->recorded_) {
+        LLMC_RETURN_IF_ERROR(programs.Another(command.kernel, &launch.kernel));
+        launch.owned = true;
+      }
+      graph.launches.push_back(std::move(launch));
+    }
+    if (made->recorded_) LLMC_RETURN_IF_ERROR(made->Record(&graph));
+  }
+  *out = std::move(made);
+  return Status::Ok();
+}
+
+// Buffers, where each begins, scalars.
+Status ClGraphs::SetArguments(const OneLaunch& launch) const {
+  const ClMachine& cl = *machine_;
+  cl_uint index = 0;
+  cl_int code = kClSuccess;
+  const auto set = [&](size_t bytes, const void* value) {
+    const cl_int set_code = cl->SetKernelArg(launch.kernel, index++, bytes, value);
+    if (code == kClSuccess) code = set_code;
+  };
+  for (const ClPlace& place : launch.places) set(sizeof(place.memory), &place.memory);
+  for (const ClPlace& place : launch.places) set(sizeof(place.at), &place.at);
+  set(sizeof(scalars_), &scalars_);
+  LLMC_RETURN_IF_CL_ERROR("Giving a kernel its arguments on '" + cl.name() + "'", code);
+  return Status::Ok();
+}
+
+Status ClGraphs::Launch(const OneLaunch& launch) const {
+  LLMC_RETURN_IF_ERROR(SetArguments(launch));
+  LLMC_RETURN_IF_CL_ERROR("Launching a kernel on '" + machine_->name() + "'",
+                          (*machine_)->EnqueueNDRangeKernel(queue_, launch.kernel, 1, nullptr, &launch.all_items,
+                                                            &launch.items, 0, nullptr, nullptr));
+  return Status::Ok();
+}
+
+Status ClGraphs::Record(Graph* graph) const {
+  const ClCommandBufferFunctions& record = *machine_->command_buffers();
+  const std::string doing = "Recording a graph on '" + machine_->name() + "'";
+  cl_int code = kClSuccess;
+  graph->buffer = record.CreateCommandBuffer(1, &queue_, nullptr, &code);
+  LLMC_RETURN_IF_CL_ERROR(doing, code);
+  cl_uint last = 0;
+  for (const OneLaunch& launch : graph->launches) {
+    LLMC_RETURN_IF_ERROR(SetArguments(launch));
+    // Each behind the one before it, also on drivers that take the order of a recording for advice.
+    const bool first = &launch == graph->launches.data();
+    cl_uint done = 0;
+    LLMC_RETURN_IF_CL_ERROR(doing, record.CommandNDRangeKernel(graph->buffer, nullptr, nullptr, launch.kernel, 1,
+                                                               nullptr, &launch.all_items, &launch.items, first ? 0 : 1,
+                                                               first ? nullptr : &last, &done, nullptr));
+    last = done;
+  }
+  LLMC_RETURN_IF_CL_ERROR(doing, record.FinalizeCommandBuffer(graph->buffer));
+  return Status::Ok();
+}
+
+Status ClGraphs::Enqueue(uint32_t graph) const {
+  const Graph& of = graphs_[graph];
+  if (of.buffer != nullptr) {
+    LLMC_RETURN_IF_CL_ERROR(
+        "Replaying a graph on '" + machine_->name() + "'",
+        machine_->command_buffers()->EnqueueCommandBuffer(0, nullptr, of.buffer, 0, nullptr, nullptr));
+    return Status::Ok();
+  }
+  for (const OneLaunch& launch : of.launches) LLMC_RETURN_IF_ERROR(Launch(launch));
+  return Status::Ok();
+}
+
+}  // namespace llmc

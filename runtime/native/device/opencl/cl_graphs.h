@@ -1,0 +1,60 @@
+// ClGraphs: the graphs of an artifact as launches of kernels, recorded once where the device has command buffers.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "artifact/artifact.h"
+#include "core/status.h"
+#include "device/opencl/cl_memory.h"
+#include "device/opencl/cl_programs.h"
+
+namespace llmc {
+
+class ClGraphs {
+ public:
+  // record: false launches every kernel of a step by itself. Programs and memory must outlive the graphs.
+  static Status Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const ClPrograms& programs,
+                     const ClMemory& memory, cl_command_queue queue, bool record, std::unique_ptr<ClGraphs>* out);
+  ~ClGraphs();
+  ClGraphs(const ClGraphs&) = delete;
+  ClGraphs& operator=(const ClGraphs&) = delete;
+
+  const ClInputs& inputs(uint32_t graph) const { return graphs_[graph].inputs; }
+  bool recorded() const { return recorded_; }
+  const ClPlace& place(uint32_t graph, uint32_t command, uint32_t operand) const {
+    return graphs_[graph].launches[command].places[operand];
+  }
+  // Puts a graph into the queue.
+  Status Enqueue(uint32_t graph) const;
+  // Puts one of its commands into the queue.
+  Status EnqueueCommand(uint32_t graph, uint32_t command) const { return Launch(graphs_[graph].launches[command]); }
+
+ private:
+  struct OneLaunch {
+    cl_kernel kernel;
+    std::vector<ClPlace> places;
+    size_t items, all_items;
+    bool owned = false;  // the kernel
+  };
+  struct Graph {
+    ClInputs inputs;
+    std::vector<OneLaunch> launches;
+    cl_command_buffer buffer = nullptr;
+  };
+  ClGraphs(std::shared_ptr<const ClMachine> machine, cl_mem scalars, cl_command_queue queue)
+      : machine_(std::move(machine)), scalars_(scalars), queue_(queue) {}
+  Status SetArguments(const OneLaunch& launch) const;
+  Status Launch(const OneLaunch& launch) const;
+  Status Record(Graph* graph) const;
+
+  std::shared_ptr<const ClMachine> machine_;
+  cl_mem scalars_;
+  cl_command_queue queue_;
+  bool recorded_ = false;
+  std::vector<Graph> graphs_;
+};
+
+}  // namespace llmc

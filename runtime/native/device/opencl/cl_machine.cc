@@ -1,0 +1,154 @@
+#include "device/opencl/cl_machine.h"
+
+#include <cstring>
+
+namespace llmc {
+namespace {
+
+struct Found {
+  cl_platform_id platform;
+  cl_device_id device;
+};
+
+// A number of a device; 0 where it does not tell.
+template <class T>
+T Number(const ClFunctions& cl, cl_device_id device, cl_uint what) {
+  T value{};
+  return cl.GetDeviceInfo(device, what, sizeof(value), &value, nullptr) == kClSuccess ? value : T{};
+}
+
+template <class Ask>
+std::string Text(Ask ask) {
+  size_t bytes = 0;
+  if (ask(size_t{0}, nullptr, &bytes) != kClSuccess || bytes == 0) return "unknown";
+  std::string text(bytes, '\0');
+  if (ask(bytes, text.data(), nullptr) != kClSuccess) return "unknown";
+  text.resize(std::strlen(text.c_str()));
+  return text;
+}
+
+std::string DeviceText(const ClFunctions& cl, cl_device_id device, cl_uint what) {
+  return Text([&](size_t room, void* to, size_t* bytes) { return cl.GetDeviceInfo(device, what, room, to, bytes); });
+}
+
+// A whole word among others.
+bool Lists(const std::string& words, const std::string& word) {
+  return (" " + words + " ").find(" " + word + " ") != std::string::npos;
+}
+
+Status NoDevice(const std::string& why) {
+  return Status::Error(LLMC_ERR_NOT_FOUND,
+                       "There is no OpenCL device: " + why + "; install the driver of your GPU, or PoCL for the CPU.");
+}
+
+}  // namespace
+
+ClMachine::~ClMachine() {
+  if (context_ != nullptr) (*api_)->ReleaseContext(context_);
+}
+
+Status ClMachine::Open(const ClChoice& choice, std::shared_ptr<const ClMachine>* out) {
+  ClApi api;
+  LLMC_RETURN_IF_ERROR(ClLibrary::Load(choice.library, &api));
+  std::shared_ptr<ClMachine> machine(new ClMachine(std::move(api)));
+  LLMC_RETURN_IF_ERROR(machine->Choose(choice.device));
+  LLMC_RETURN_IF_ERROR(machine->Describe());
+  const cl_properties properties[] = {0x1084 /* platform */, reinterpret_cast<cl_properties>(machine->platform_), 0};
+  cl_int code = kClSuccess;
+  machine->context_ = (*machine)->CreateContext(properties, 1, &machine->device_, nullptr, nullptr, &code);
+  LLMC_RETURN_IF_CL_ERROR("Opening the OpenCL device '" + machine->name_ + "'", code);
+  *out = std::move(machine);
+  return Status::Ok();
+}
+
+Status ClMachine::Choose(uint32_t wanted) {
+  const ClFunctions& cl = **api_;
+  cl_uint count = 0;
+  const cl_int code = cl.GetPlatformIDs(0, nullptr, &count);
+  if (code == kClPlatformNotFound || (code == kClSuccess && count == 0)) return NoDevice("no driver is installed");
+  LLMC_RETURN_IF_CL_ERROR("Listing OpenCL drivers", code);
+  std::vector<cl_platform_id> platforms(count);
+  LLMC_RETURN_IF_CL_ERROR("Listing OpenCL drivers", cl.GetPlatformIDs(count, platforms.data(), nullptr));
+  std::vector<Found> all;
+  for (cl_platform_id platform : platforms) {
+    if (cl.GetDeviceIDs(platform, kClDeviceTypeAll, 0, nullptr, &count) != kClSuccess || count == 0) continue;
+    std::vector<cl_device_id> devices(count);
+    if (cl.GetDeviceIDs(platform, kClDeviceTypeAll, count, devices.data(), nullptr) != kClSuccess) continue;
+    for (cl_device_id device : devices) all.push_back({platform, device});
+  }
+  if (all.empty()) return NoDevice("the installed drivers have none");
+  number_ = 0;
+  if (wanted != UINT32_MAX) {
+    if (wanted >= all.size()) {
+      return Status::Error(LLMC_ERR_NOT_FOUND, "There is no OpenCL device number " + std::to_string(wanted) +
+                                                   "; this machine has numbers 0 … " + std::to_string(all.size() - 1) +
+                                                   ".");
+    }
+    number_ = wanted;
+  } else {
+    for (uint32_t i = 0; i < all.size(); ++i) {
+      if (Number<cl_bitfield>(cl, all[i].device, kClDeviceType) & kClDeviceTypeGpu) {
+        number_ = i;
+        break;
+      }
+    }
+  }
+  platform_ = all[number_].platform;
+  device_ = all[number_].device;
+  return Status::Ok();
+}
+
+Status ClMachine::Describe() {
+  const ClFunctions& cl = **api_;
+  name_ = DeviceText(cl, device_, kClDeviceName);
+  driver_ = DeviceText(cl, device_, kClDriverVersion);
+  version_ = DeviceText(cl, device_, kClDeviceVersion);
+  platform_name_ = Text([&](size_t room, void* to, size_t* bytes) {
+    return cl.GetPlatformInfo(platform_, kClPlatformName, room, to, bytes);
+  });
+  memory_bytes_ = Number<cl_ulong>(cl, device_, kClDeviceGlobalMemSize);
+  buffer_bytes_ = Number<cl_ulong>(cl, device_, kClDeviceMaxMemAllocSize);
+  local_bytes_ = Number<cl_ulong>(cl, device_, kClDeviceLocalMemSize);
+  group_items_ = Number<size_t>(cl, device_, kClDeviceMaxWorkGroupSize);
+  compute_units_ = Number<cl_uint>(cl, device_, kClDeviceMaxComputeUnits);
+  divides_exactly_ = Number<cl_bitfield>(cl, device_, kClDeviceSingleFpConfig) & kClFpCorrectlyRoundedDivideSqrt;
+  if (Number<cl_bool>(cl, device_, kClDeviceAvailable) == kClFalse) {
+    return Status::Error(LLMC_ERR_NOT_FOUND, "The OpenCL device '" + name_ +
+                                                 "' is not available now; wait for whoever has it, or choose another.");
+  }
+  if (Number<cl_bitfield>(cl, device_, kClDeviceDoubleFpConfig) == 0) {
+    return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET, "The OpenCL device '" + name_ +
+                                                          "' has no double precision, which llmc's kernels use; choose "
+                                                          "another device.");
+  }
+  if (!Lists(DeviceText(cl, device_, kClDeviceExtensions), "cl_khr_command_buffer")) return Status::Ok();
+  has_command_buffers_ = true;
+#define LLMC_CL_FIND(result, name, arguments)                                                                        \
+  recording_.name =                                                                                                  \
+      reinterpret_cast<result(*) arguments>(cl.GetExtensionFunctionAddressForPlatform(platform_, "cl" #name "KHR")); \
+  if (recording_.name == nullptr) has_command_buffers_ = false;
+  LLMC_CL_COMMAND_BUFFER_FUNCTIONS(LLMC_CL_FIND)
+#undef LLMC_CL_FIND
+  return Status::Ok();
+}
+
+std::string ClMachine::build_options() const {
+  // Neither fused nor relaxed arithmetic but where a kernel says so; its source turns contraction off.
+  return divides_exactly_ ? "-cl-std=CL1.2 -cl-fp32-correctly-rounded-divide-sqrt" : "-cl-std=CL1.2";
+}
+
+std::vector<std::pair<std::string, std::string>> ClMachine::Facts() const {
+  return {{"level", std::to_string(kMaxClLevel)},
+          {"device", name_},
+          {"number", std::to_string(number_)},
+          {"platform", platform_name_},
+          {"version", version_},
+          {"driver", driver_},
+          {"compute_units", std::to_string(compute_units_)},
+          {"memory_bytes", std::to_string(memory_bytes_)},
+          {"largest_buffer_bytes", std::to_string(buffer_bytes_)},
+          {"local_memory_bytes", std::to_string(local_bytes_)},
+          {"command_buffers", has_command_buffers_ ? "yes" : "no"}};
+}
+
+}  // namespace llmc

@@ -1,0 +1,61 @@
+// ClMachine: one OpenCL device of this machine with its context, and what llmc must know of it.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/status.h"
+#include "device/opencl/cl_library.h"
+
+namespace llmc {
+
+// FORMAT.md, devices of kind opencl.
+constexpr uint32_t kMaxClLevel = 0;
+
+struct ClChoice {
+  std::string library = kClLibrary;
+  uint32_t device =
+      UINT32_MAX;  // among all devices, in the order of their platforms; none: the first GPU, else the first
+};
+
+class ClMachine {
+ public:
+  static Status Open(const ClChoice& choice, std::shared_ptr<const ClMachine>* out);
+  ~ClMachine();
+  ClMachine(const ClMachine&) = delete;
+  ClMachine& operator=(const ClMachine&) = delete;
+
+  const ClFunctions* operator->() const { return &**api_; }
+  cl_device_id device() const { return device_; }
+  cl_context context() const { return context_; }
+  // nullptr where the device has no command buffers.
+  const ClCommandBufferFunctions* command_buffers() const { return has_command_buffers_ ? &recording_ : nullptr; }
+
+  const std::string& name() const { return name_; }
+  const std::string& driver() const { return driver_; }
+  uint64_t memory_bytes() const { return memory_bytes_; }
+  uint64_t buffer_bytes() const { return buffer_bytes_; }
+  uint64_t group_items() const { return group_items_; }
+  // Options of a program whose bits do not depend on the compiler's taste.
+  std::string build_options() const;
+  std::vector<std::pair<std::string, std::string>> Facts() const;
+
+ private:
+  explicit ClMachine(ClApi api) : api_(std::move(api)) {}
+  Status Choose(uint32_t wanted);
+  Status Describe();
+
+  ClApi api_;
+  cl_platform_id platform_ = nullptr;
+  cl_device_id device_ = nullptr;
+  cl_context context_ = nullptr;
+  ClCommandBufferFunctions recording_;
+  std::string name_, driver_, platform_name_, version_;
+  uint64_t memory_bytes_ = 0, buffer_bytes_ = 0, group_items_ = 0, local_bytes_ = 0;
+  uint32_t compute_units_ = 0, number_ = 0;
+  bool has_command_buffers_ = false, divides_exactly_ = false;
+};
+
+}  // namespace llmc

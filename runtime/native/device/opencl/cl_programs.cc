@@ -1,0 +1,172 @@
+#include "device/opencl/cl_programs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/crc32.h"
+
+namespace llmc {
+namespace {
+
+constexpr const char* kKind = "opencl";
+constexpr uint32_t kMostItems = 1024;
+constexpr size_t kMostLog = 600;
+
+Status Unsupported(const Artifact& artifact, const std::string& what) {
+  return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET, "the artifact '" + artifact.directory() + "' " + what);
+}
+
+Status CheckTarget(const Artifact& artifact) {
+  const TargetFacts& target = artifact.target();
+  if (target.kind != kKind) {
+    return Unsupported(artifact,
+                       "is for devices of kind '" + target.kind + "' (target " + target.name +
+                           ") and this one is of kind 'opencl'; open one of that kind, or compile it for this");
+  }
+  if (target.level > kMaxClLevel) {
+    return Unsupported(artifact, "needs level " + std::to_string(target.level) +
+                                     " and this runtime knows levels up to " + std::to_string(kMaxClLevel) +
+                                     "; use a newer llmc");
+  }
+  return Status::Ok();
+}
+
+Status ReadLaunch(const Artifact& artifact, const KernelRecord& kernel, uint64_t group_items, ClLaunch* out) {
+  *out = {kernel.launch[0], kernel.launch[1], kernel.launch[2], kernel.launch[3]};
+  if (out->items == 0 || out->items > kMostItems || out->rows > 2 || out->groups == 0 || out->tile_rows == 0) {
+    return artifact.Corrupt("graphs.bin",
+                            std::string("kernel '") + artifact.symbol(kernel) + "' has launch facts of no kernel");
+  }
+  if (out->items > group_items) {
+    return Unsupported(artifact, "has groups of " + std::to_string(out->items) +
+                                     " work items and this device at most " + std::to_string(group_items) +
+                                     "; choose another device");
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+ClPrograms::~ClPrograms() {
+  for (cl_kernel kernel : kernels_) (*machine_)->ReleaseKernel(kernel);
+  for (const Program& one : programs_) (*machine_)->ReleaseProgram(one.program);
+}
+
+Status ClPrograms::Build(std::shared_ptr<const ClMachine> machine, const Artifact& artifact,
+                         const std::string& cache_folder, std::unique_ptr<ClPrograms>* out) {
+  LLMC_RETURN_IF_ERROR(CheckTarget(artifact));
+  std::unique_ptr<ClPrograms> made(new ClPrograms(std::move(machine), cache_folder));
+  const ClMachine& cl = *made->machine_;
+  for (const KernelRecord& kernel : artifact.kernels()) {
+    ClLaunch launch;
+    LLMC_RETURN_IF_ERROR(ReadLaunch(artifact, kernel, cl.group_items(), &launch));
+    made->launches_.push_back(launch);
+  }
+  made->programs_.reserve(artifact.code().size());
+  for (size_t i = 0; i < artifact.code().size(); ++i) {
+    const MappedFile& file = artifact.code_file(i);
+    Program program;
+    LLMC_RETURN_IF_ERROR(made->BuildProgram(artifact.code_name(artifact.code()[i]),
+                                            reinterpret_cast<const char*>(file.data()), file.size(), &program));
+    made->num_cached_ += program.cached ? 1 : 0;
+    made->programs_.push_back(std::move(program));
+  }
+  made->kernels_.reserve(artifact.kernels().size());
+  for (const KernelRecord& kernel : artifact.kernels()) {
+    cl_int code = kClSuccess;
+    cl_kernel found = cl->CreateKernel(made->programs_[kernel.code].program, artifact.symbol(kernel), &code);
+    if (code != kClSuccess) {
+      return artifact.Corrupt(artifact.code_name(artifact.code()[kernel.code]),
+                              std::string("it has no kernel '") + artifact.symbol(kernel) + "'");
+    }
+    made->kernels_.push_back(found);
+    made->symbols_.emplace_back(made->programs_[kernel.code].program, artifact.symbol(kernel));
+  }
+  *out = std::move(made);
+  return Status::Ok();
+}
+
+Status ClPrograms::Another(uint32_t index, cl_kernel* out) const {
+  const auto& [program, symbol] = symbols_[index];
+  cl_int code = kClSuccess;
+  *out = (*machine_)->CreateKernel(program, symbol.c_str(), &code);
+  LLMC_RETURN_IF_CL_ERROR("Making kernel '" + symbol + "' on '" + machine_->name() + "'", code);
+  return Status::Ok();
+}
+
+Status ClPrograms::BuildProgram(const std::string& name, const char* source, size_t bytes, Program* out) {
+  const ClMachine& cl = *machine_;
+  out->key = cl.name() + "\n" + cl.driver() + "\n" + cl.build_options() + "\n" + std::to_string(bytes) + " " +
+             std::to_string(Crc32(source, bytes)) + " " + std::to_string(HashOf(source, bytes));
+  const cl_device_id device = cl.device();
+  const std::vector<unsigned char> binary = cache_.Read(out->key);
+  // What a driver no longer takes is built anew.
+  if (!binary.empty() && FromBinary(binary, out).ok()) return Status::Ok();
+  cl_int code = kClSuccess;
+  cl_program program = cl->CreateProgramWithSource(cl.context(), 1, &source, &bytes, &code);
+  LLMC_RETURN_IF_CL_ERROR("Reading " + name + " on '" + cl.name() + "'", code);
+  code = cl->BuildProgram(program, 1, &device, cl.build_options().c_str(), nullptr, nullptr);
+  if (code == kClSuccess) {
+    out->program = program;
+    return Status::Ok();
+  }
+  const std::string log = Log(program);
+  cl->ReleaseProgram(program);
+  if (code != kClBuildProgramFailure) return ClError("Building " + name + " on '" + cl.name() + "'", code);
+  return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET,
+                       name + " does not build on '" + cl.name() + "': " + log + "; choose another device.");
+}
+
+Status ClPrograms::FromBinary(const std::vector<unsigned char>& binary, Program* out) const {
+  const ClMachine& cl = *machine_;
+  const size_t bytes = binary.size();
+  const unsigned char* data = binary.data();
+  const cl_device_id device = cl.device();
+  cl_int taken = kClSuccess, code = kClSuccess;
+  cl_program program = cl->CreateProgramWithBinary(cl.context(), 1, &device, &bytes, &data, &taken, &code);
+  if (code == kClSuccess) code = taken;
+  if (code == kClSuccess) {
+    code = cl->BuildProgram(program, 1, &device, cl.build_options().c_str(), nullptr, nullptr);
+  }
+  if (code == kClSuccess) {
+    out->program = program;
+    out->cached = true;
+    return Status::Ok();
+  }
+  if (program != nullptr) cl->ReleaseProgram(program);
+  return ClError("Reading a binary", code);
+}
+
+std::string ClPrograms::Log(cl_program program) const {
+  const ClMachine& cl = *machine_;
+  size_t bytes = 0;
+  if (cl->GetProgramBuildInfo(program, cl.device(), kClProgramBuildLog, 0, nullptr, &bytes) != kClSuccess ||
+      bytes == 0) {
+    return "the driver does not say why";
+  }
+  std::string text(bytes, '\0');
+  if (cl->GetProgramBuildInfo(program, cl.device(), kClProgramBuildLog, bytes, text.data(), nullptr) != kClSuccess) {
+    return "the driver does not say why";
+  }
+  text.resize(std::min(text.find_last_not_of(std::string("\0\n ", 3)) + 1, kMostLog));
+  return text;
+}
+
+void ClPrograms::Store() const {
+  const ClMachine& cl = *machine_;
+  for (const Program& one : programs_) {
+    size_t bytes = 0;
+    if (one.cached ||
+        cl->GetProgramInfo(one.program, kClProgramBinarySizes, sizeof(bytes), &bytes, nullptr) != kClSuccess ||
+        bytes == 0) {
+      continue;
+    }
+    std::vector<unsigned char> binary(bytes);
+    unsigned char* data = binary.data();
+    if (cl->GetProgramInfo(one.program, kClProgramBinaries, sizeof(data), &data, nullptr) == kClSuccess) {
+      cache_.Write(one.key, binary);
+    }
+  }
+}
+
+}  // namespace llmc

@@ -1,0 +1,49 @@
+#include "device/opencl/open_opencl.h"
+
+#include <utility>
+
+#include "device/opencl/opencl_device.h"
+
+namespace llmc {
+namespace {
+
+class OpenOpenCl final : public OpenDevice {
+ public:
+  OpenOpenCl(std::shared_ptr<const ClMachine> machine, OpenClDeviceOptions options)
+      : machine_(std::move(machine)), options_(std::move(options)) {}
+
+  Status Load(std::shared_ptr<const Artifact> artifact, const LoadOptions& load,
+              std::unique_ptr<Device>* out) const override {
+    std::unique_ptr<OpenClDevice> device;
+    LLMC_RETURN_IF_ERROR(OpenClDevice::Create(machine_, std::move(artifact), load.num_blocks, options_, &device));
+    *out = std::move(device);
+    return Status::Ok();
+  }
+
+  std::vector<std::pair<std::string, std::string>> Facts() const override { return machine_->Facts(); }
+
+ private:
+  std::shared_ptr<const ClMachine> machine_;
+  OpenClDeviceOptions options_;
+};
+
+Status Open(const DeviceOptions& given, std::unique_ptr<OpenDevice>* out) {
+  ClChoice choice;
+  OpenClDeviceOptions options;
+  OptionReader reader("opencl", given);
+  reader.Text("library", &choice.library);
+  reader.Number("device", 1024, &choice.device);
+  reader.Flag("eager", &options.eager);
+  reader.Text("cache", &options.cache_folder);
+  LLMC_RETURN_IF_ERROR(reader.Finish());
+  std::shared_ptr<const ClMachine> machine;
+  LLMC_RETURN_IF_ERROR(ClMachine::Open(choice, &machine));
+  *out = std::make_unique<OpenOpenCl>(std::move(machine), std::move(options));
+  return Status::Ok();
+}
+
+}  // namespace
+
+const DeviceKind kOpenClKind = {"opencl", "A GPU, or the CPU, by its OpenCL driver.", Open};
+
+}  // namespace llmc

@@ -1,0 +1,148 @@
+"""The opencl device where something goes wrong: a library whose calls fail stands for drivers and devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmc.runtime.binding import Artifact, Device, Engine, LlmcError, Replayer
+
+from support.artifacts import TinyArtifact, made_once
+from support.compiled import Pages, compile_tiny, replay
+from support.opencl import stub_library
+from support.tiny_models import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stub_library(tmp_path_factory.mktemp("stub"))
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
+    def make(root: Path) -> None:
+        model = make_tiny_model(root / "model", "llama")
+        compile_tiny(
+            model, root / "out", kernel_cache, buckets="prefill=[1]x[16],decode=[1]x[32]", target="opencl"
+        ).close()
+
+    return made_once(tmp_path_factory, "opencl-one-bucket", make) / "out"
+
+
+def replayer(artifact: Path, stub: Path, cache: Path) -> Replayer:
+    with Artifact(artifact) as opened:
+        return Replayer(opened, num_blocks=4, opencl_library=str(stub), program_cache=str(cache))
+
+
+@pytest.mark.parametrize(
+    ("fails", "says"),
+    [
+        ("platforms=0", "no driver is installed; install the driver"),
+        ("GetPlatformIDs=-1001", "no driver is installed; install the driver"),
+        ("GetPlatformIDs=-6", "Listing OpenCL drivers failed: the host has no memory left"),
+        ("devices=0", "the installed drivers have none; install the driver"),
+        ("available=0", "is not available now; wait"),
+        ("doubles=0", "has no double precision.*choose another device"),
+        ("CreateContext=-5", "out of resources"),
+    ],
+)
+def test_a_machine_without_a_device(stub: Path, monkeypatch: pytest.MonkeyPatch, fails: str, says: str) -> None:
+    monkeypatch.setenv("STUB_OPENCL", fails)
+    with pytest.raises(LlmcError, match=says):
+        Device("opencl", {"library": str(stub)})
+
+
+def test_a_library_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(LlmcError, match=r"OpenCL cannot be loaded .*name one with library="):
+        Device("opencl", {"library": str(tmp_path / "nothing.so")})
+    with pytest.raises(LlmcError, match=r"libm.so.6 is no loader of OpenCL 1.2 or later: it has no clGetPlatformIDs"):
+        Device("opencl", {"library": "libm.so.6"})
+
+
+def test_a_device_that_is_not_there(stub: Path) -> None:
+    with pytest.raises(LlmcError, match=r"no OpenCL device number 3; this machine has numbers 0 … 0"):
+        Device("opencl", {"library": str(stub), "device": 3})
+    with pytest.raises(LlmcError, match=r"has no option 'threads'; it knows library, device, eager, cache"):
+        Device("opencl", {"library": str(stub), "threads": 3})
+
+
+@pytest.mark.parametrize(
+    ("fails", "says"),
+    [
+        ("BuildProgram=-11", "kernels.cl does not build on 'stub': line 1: no such word; choose another device"),
+        ("BuildProgram=-6", "Building kernels.cl on 'stub' failed: the host has no memory left"),
+        ("CreateKernel=-46", "has no kernel"),
+        ("items=32", "groups of 64 work items and this device at most 32; choose another device"),
+        ("memory=1000", r"needs \d+ MiB .* and 'stub' has 0 MiB; ask for a smaller KV pool"),
+        ("buffer=1000", "arena needs a buffer of .*takes at most 0 MiB"),
+        ("CreateBuffer=-4", "the device has no memory left .*; use fewer KV blocks"),
+        ("EnqueueFillBuffer=-4", "the device has no memory left"),
+        ("EnqueueWriteBuffer=-5", "Copying weights to 'stub' failed: the device is out of resources"),
+        ("CreateCommandQueue=-2", "the device is not available"),
+        ("EnqueueNDRangeKernel=-5", "Launching a kernel on 'stub' failed: the device is out of resources"),
+        ("SetKernelArg=-38", "Giving a kernel its arguments"),
+    ],
+)
+def test_loading_fails(
+    artifact: Path, stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, says: str
+) -> None:
+    monkeypatch.setenv("STUB_OPENCL", fails)
+    with pytest.raises(LlmcError, match=says):
+        replayer(artifact, stub, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    "fails",
+    ["EnqueueWriteBuffer=-5", "EnqueueNDRangeKernel=-5", "EnqueueReadBuffer=-14", "Flush=-36", "WaitForEvents=-14"],
+)
+def test_a_step_fails_and_the_device_goes_on(
+    artifact: Path, stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    device, pages = replayer(artifact, stub, tmp_path / "cache"), Pages(4, 16)
+    for _ in range(2):
+        monkeypatch.setenv("STUB_OPENCL", fails)
+        with pytest.raises(LlmcError, match=r"(on|to|from) 'stub'"):
+            replay(device, 0, pages, [(0, [3, 4, 5], 0)])
+        monkeypatch.delenv("STUB_OPENCL")
+        assert replay(device, 0, pages, [(0, [3, 4, 5], 0)]).shape[0] == 1
+
+
+def test_a_lost_device_fails_requests_one_by_one(
+    artifact: Path, stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Artifact(artifact) as opened:
+        engine = Engine(opened, num_blocks=4, opencl_library=str(stub), program_cache=str(tmp_path))
+    monkeypatch.setenv("STUB_OPENCL", "WaitForEvents=-14")
+    engine.submit([3, 4, 5], max_tokens=2)
+    with pytest.raises(LlmcError, match="a command failed on the device"):
+        engine.step()
+    failed = [event for event in engine.poll() if event.kind == "failed"]
+    assert [event.error_message for event in failed]
+
+
+def test_programs_are_built_once(artifact: Path, stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cached() -> int:
+        with Artifact(artifact) as opened:
+            engine = Engine(opened, num_blocks=4, opencl_library=str(stub), program_cache=str(tmp_path / "a" / "b"))
+        return engine.stats.device["cached_programs"]
+
+    assert [cached(), cached()] == [0, 1]
+    (file,) = (tmp_path / "a" / "b").iterdir()
+    whole = file.read_bytes()
+    for damaged in (whole[:-1], whole[:10], b"", whole + b"x", bytes([whole[0] ^ 1]) + whole[1:], whole[:-1] + b"?"):
+        file.write_bytes(damaged)
+        assert cached() == 0
+        assert file.read_bytes() == whole
+    # A driver may refuse what an older one wrote.
+    monkeypatch.setenv("STUB_OPENCL", "CreateProgramWithBinary=-42")
+    assert cached() == 0
+
+
+def test_an_artifact_of_another_target(artifact: Path, tiny_artifact: TinyArtifact, stub: Path) -> None:
+    opencl, cpu = Device("opencl", {"library": str(stub)}), Device("cpu")
+    with Artifact(tiny_artifact.artifact) as other, Artifact(artifact) as own:
+        with pytest.raises(LlmcError, match=r"for devices of kind 'cpu' .* this one is of kind 'opencl'"):
+            Engine(other, device=opencl)
+        with pytest.raises(LlmcError, match=r"for devices of kind 'opencl' .* this one is of kind 'cpu'"):
+            Engine(own, device=cpu)
