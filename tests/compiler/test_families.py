@@ -17,6 +17,7 @@ from support.compiled import Pages, check_every_bucket, compile_tiny, random_tok
 from support.families import CASES
 from support.marks import rare
 from support.new_family import targets_here
+from support.opencl import missing_opencl
 from support.paged_reference import PagedRunner
 from support.parity import check_bits, reference_logits
 from support.quantized_model import rounded
@@ -124,5 +125,5 @@ def test_beyond_the_length_of_training(family: str, fields: dict[str, Any], tmp_
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("family", WRITING)
 def test_every_family_on_every_target(family: str, tmp_path: Path, kernel_cache: Path) -> None:
-    for target in targets_here():
+    for target in (*targets_here(), *([] if missing_opencl() else ["opencl"])):
         check(FIRST[family], target, tmp_path / target, kernel_cache)

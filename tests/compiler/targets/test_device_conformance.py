@@ -14,6 +14,7 @@ from llmc.runtime.graphs_file import read_graphs
 from support.artifacts import TinyArtifact
 from support.conformance import MODELS, check_conformance, shared_artifact
 from support.native_build import native_program
+from support.opencl import needs_opencl
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,17 @@ def test_devices_keep_their_promises(
     artifact = shared_artifact(name, target, tmp_path_factory, kernel_cache)
     assert read_graphs(artifact).target.kind in [one.name for one in device_kinds()]
     check_conformance(suite, artifact)
+
+
+@needs_opencl
+@pytest.mark.parametrize(
+    "name", ["f32", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MODELS if name != "f32")]
+)
+@pytest.mark.slow
+def test_opencl_keeps_them_too(
+    suite: Path, name: str, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
+) -> None:
+    check_conformance(suite, shared_artifact(name, "opencl", tmp_path_factory, kernel_cache))
 
 
 @pytest.mark.parametrize("defect", ["copy", "late", "company", "spill", "stray"])
