@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmc.runtime.binding.devices import DeviceOption
 from llmc.runtime.binding.handle import LlmcError
 from llmc.runtime.misses.background import OnBucketNews
 from llmc.runtime.misses.options import MissOptions, MissPolicy
@@ -57,7 +56,7 @@ class AsyncLLM(Frontend, AsyncVectorCalls):
         record_misses: str | Path | None = None,
         on_bucket_news: OnBucketNews | None = None,
         weight_memory: WeightMemory = "auto",
-        device_options: Mapping[str, DeviceOption | None] | None = None,
+        device_options: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
         memory_utilization: float | None = None,
         graph_reserved_memory: float | None = None,

@@ -15,7 +15,6 @@ from llmc.runtime.warm_up.budget import budget_of
 from llmc.runtime.warm_up.warm_up import REPLAY_S, OnWarmStep
 
 from .binding import WEIGHT_MEMORY, Artifact, Engine, GraphInfo
-from .binding.devices import DeviceOption
 from .context_limit import ContextLimit
 from .engine_loop import EngineLoop, Job
 from .frontend import Frontend, Messages, PreparedRequest, Prompts
@@ -81,7 +80,7 @@ class LLM(Frontend, VectorCalls):
         record_misses: str | Path | None = None,
         on_bucket_news: OnBucketNews | None = None,
         weight_memory: WeightMemory = "auto",
-        device_options: Mapping[str, DeviceOption | None] | None = None,
+        device_options: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
         memory_utilization: float | None = None,
         graph_reserved_memory: float | None = None,

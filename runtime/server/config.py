@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from llmc.runtime.binding.devices import DeviceOption
 from llmc.runtime.misses.options import MissPolicy
 
 
@@ -55,7 +55,7 @@ class ServerConfig:
     idle_spin_us: int = 1000
     kv_bytes: int = 0
     weight_memory: str = "copied"
-    device_options: Mapping[str, DeviceOption | None] = field(default_factory=dict)
+    device_options: Mapping[str, Any] = field(default_factory=dict)
     prefix_cache: bool = True
     miss_policy: MissPolicy = "larger"
     record_misses: Path | None = None
