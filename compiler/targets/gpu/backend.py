@@ -13,7 +13,7 @@ from typing import Any
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.registry import brought_sources
 from llmc.compiler.targets.reference.rows_target import RowsTarget
-from llmc.compiler.tvm_import import import_tvm
+from llmc.tvm_import import import_tvm
 
 _HERE = Path(__file__).parent
 _KINDS_OF_TEMPLATES = ("gpu", "reference")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.gpu.backend import GpuTarget
-from llmc.compiler.tvm_import import import_tvm
+from llmc.tvm_import import import_tvm
 
 KIND = "opencl"
 PRELUDE = """\
