@@ -6,8 +6,6 @@ al., arXiv 2402.09353) then gives each row a length of its own.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,16 +20,19 @@ from llmc.models.fields import Fields
 from llmc.models.files import has_file
 from llmc.models.sources.base import Tensor
 from llmc.models.sources.safetensors import open_safetensors
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."
-_PARTS = {
-    ".lora_A.weight": "a", ".lora_B.weight": "b", ".lora_magnitude_vector": "length",
-    ".lora_magnitude_vector.weight": "length", ".lora_embedding_A": "a", ".lora_embedding_B": "b",
-}  # fmt: skip
-_EMBEDDING_PART = ".lora_embedding_"
-# Those that change the weights that an adapter is added to, which a checkpoint of the model does not know.
-_OTHER_BASES = ("pissa", "olora", "corda", "loftq")
+from llmc.peft_format import (
+    CONFIG,
+    EMBEDDING_PART,
+    OTHER_BASES,
+    PARTS,
+    PREFIX,
+    UNKNOWN_KINDS,
+    WEIGHTS,
+    PatternError,
+    pattern_of,
+    scale_of,
+    split_name,
+)
 
 
 @dataclass(frozen=True)
@@ -103,18 +104,19 @@ def _read(path: Path, config: Fields) -> LoraAdapter:
     found: dict[str, _Found] = {}
     whole: dict[str, Tensor] = {}
     for full, tensor in tensors.items():
-        if not full.startswith(_PREFIX):
-            raise ModelError(f"{path / WEIGHTS}: tensor {brief_name(full)} does not begin with {_PREFIX}, as PEFT's do")
-        name = full.removeprefix(_PREFIX)
-        part = next((end for end in _PARTS if name.endswith(end)), None)
-        if part is None and ".lora_" in name:
+        if not full.startswith(PREFIX):
+            raise ModelError(f"{path / WEIGHTS}: tensor {brief_name(full)} does not begin with {PREFIX}, as PEFT's do")
+        name = full.removeprefix(PREFIX)
+        split = split_name(name)
+        if split is None and ".lora_" in name:
             raise ModelError(f"{path / WEIGHTS}: tensor {brief_name(full)} is a part of LoRA that llmc does not know")
-        if part is None:
+        if split is None:
             whole[name.replace(".modules_to_save.", ".").replace(".base_layer.", ".")] = tensor
             continue
-        module = found.setdefault(name.removesuffix(part), _Found())
-        module.parts[_PARTS[part]] = _values(tensor)
-        module.is_embedding |= part.startswith(_EMBEDDING_PART)
+        module_name, end = split
+        module = found.setdefault(module_name, _Found())
+        module.parts[PARTS[end]] = _values(tensor)
+        module.is_embedding |= end.startswith(EMBEDDING_PART)
     changes = {f"{module}.weight": _change(path, config, module, one) for module, one in found.items()}
     if not changes and not whole:
         raise ModelError(f"{path / WEIGHTS} has no tensors, so there is nothing to merge")
@@ -137,7 +139,8 @@ def _change(path: Path, config: Fields, module: str, found: _Found) -> LowRank:
     turned = found.is_embedding or config.flag("fan_in_fan_out", False)
     if length is not None and (turned or length.shape != (len(b),)):
         raise ModelError(f"{where} has lengths of DoRA for a matrix that llmc does not merge them into")
-    return LowRank(a, b, alpha / (math.sqrt(rank) if config.flag("use_rslora", False) else rank), length, turned)
+    scale = scale_of(alpha, rank, rank_stabilised=config.flag("use_rslora", False))
+    return LowRank(a, b, scale, length, turned)
 
 
 def _values(tensor: Tensor) -> Array:
@@ -149,15 +152,13 @@ def _values(tensor: Tensor) -> Array:
 def _of_module(config: Fields, name: str, module: str, default: float) -> float:
     """The number of the first pattern that is the end of a module's name, as PEFT looks it up."""
     patterns = config.table(name)
-    for key in () if patterns is None else patterns.values:
-        assert patterns is not None
-        try:
-            fits = re.match(rf"(.*\.)?({key})$", module)
-        except re.error as error:
-            raise ModelError(f"{config.origin}: {name} has {brief(key)}, which is no pattern ({error})") from None
-        if fits:
-            return patterns.number(key, positive=False)
-    return default
+    if patterns is None:
+        return default
+    try:
+        key = pattern_of(patterns.values, module)
+    except PatternError as error:
+        raise ModelError(f"{config.origin}: {name} has {brief(error.pattern)}, which is no pattern ({error})") from None
+    return default if key is None else patterns.number(key, positive=False)
 
 
 def _check_kind(config: Fields) -> None:
@@ -165,12 +166,12 @@ def _check_kind(config: Fields) -> None:
     if kind != "LORA":
         raise ModelError(f"{config.origin}: peft_type is {brief(kind)}; of adapters only LORA can be merged")
     start = config.raw("init_lora_weights", True)
-    if isinstance(start, str) and start.lower().startswith(_OTHER_BASES):
+    if isinstance(start, str) and start.lower().startswith(OTHER_BASES):
         raise ModelError(
             f"{config.origin}: init_lora_weights is {brief(start)}, which changes the model under the adapter too; "
             "convert it to a plain LoRA with PEFT's path_initial_model_for_weight_conversion"
         )
-    for name in ("lora_bias", "alora_invocation_tokens", "trainable_token_indices", "target_parameters"):
+    for name in UNKNOWN_KINDS:
         if config.raw(name, None):
             raise ModelError(f"{config.origin}: {name} is {brief(config.raw(name))}, which llmc cannot merge")
 

@@ -10,7 +10,8 @@ from llmc.models.config import ModelConfig
 from llmc.models.convert import Array
 from llmc.models.errors import ModelError
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource, Tensor
-from llmc.models.sources.lora.adapter import CONFIG, WEIGHTS, LoraAdapter, LowRank, Merged
+from llmc.models.sources.lora.adapter import LoraAdapter, LowRank, Merged
+from llmc.peft_format import CONFIG, WEIGHTS
 
 
 class MergedCheckpoint(Checkpoint):
