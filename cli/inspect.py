@@ -74,6 +74,30 @@ def _kv_pool(model: ModelRecord) -> dict[str, int]:
     }
 
 
+def _adapters(tables: Tables) -> dict[str, int] | None:
+    """What LoRA adapters have room for, and how many commands of a graph are theirs; None where none can be loaded."""
+    model = tables.model
+    if not model.adapter_slots:
+        return None
+    mine = {i for i, kernel in enumerate(tables.kernels) if op_of(kernel.symbol).startswith("adapter_")}
+    return {
+        "slots": model.adapter_slots,
+        "rank": model.adapter_rank,
+        "layers": len(tables.adapters),
+        "slot_bytes": sum(adapter.slot.bytes for adapter in tables.adapters),
+        "commands": sum(command.kernel in mine for command in tables.commands_of(tables.graphs[0])),
+    }
+
+
+def _adapter_text(adapters: dict[str, int] | None) -> Iterator[str]:
+    if adapters is not None:
+        yield (
+            f"LoRA adapters: {adapters['slots']} at once of rank {adapters['rank']} or less, "
+            f"{format_bytes(adapters['slot_bytes'])} each, of {adapters['layers']} layers; {adapters['commands']} "
+            "commands of a graph are theirs"
+        )
+
+
 def _kv_text(model: ModelRecord, pool: dict[str, int]) -> str:
     text = f"KV pool: {format_bytes(pool['full_context_bytes'])} hold one sequence of {model.max_model_len} tokens"
     least = pool["default_max_request_tokens"]
@@ -89,6 +113,7 @@ def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
         "fingerprint": manifest.get("fingerprint"),
         "source": manifest.get("source"),
         "merged_lora": manifest.get("merged_lora") or [],
+        "adapters": _adapters(tables),
         "model": {
             **asdict(tables.model),
             "kv_dtype": tables.model.kv.name,
@@ -170,6 +195,7 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
         _kv_text(tables.model, data["kv_pool"]),
         *_task(tables, manifest),
         *_origin(data),
+        *_adapter_text(data["adapters"]),
         f"\nbuckets ({len(tables.graphs)}); largest arena {format_bytes(max(g.arena_bytes for g in tables.graphs))}",
         table(
             ("bucket", "tokens", "sequences", "row unit", "commands", "arena bytes"),

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from llmc.models.sources.base import ModelSource
 
 MAX_NUM_SEQS = 4096
+DEFAULT_LORA_RANK = 16
+"""As vLLM's --max-lora-rank."""
 
 Progress = Callable[[str, int, int], None]
 """Called with (phase, done, total); a phase starts with (0, 0), which says that its extent is not known yet, and ends
@@ -46,7 +48,8 @@ class CompileConfig:
 
     dtype: "auto", "f32", "bf16" or "f16"; auto follows the checkpoint (f32 → f32, f16 and bf16 → bf16). kv_dtype:
     "auto", as dtype, or one of KV_DTYPES. kv_scales: a file with scales of the KV cache, None: those of the checkpoint,
-    or none. merge_lora: directories of LoRA adapters that are merged into the weights. quant: how linear weights are
+    or none. merge_lora: directories of LoRA adapters that are merged into the weights. lora_slots: most adapters that
+    are loaded at once when it runs, None: none can be; lora_rank: the largest of one. quant: how linear weights are
     quantized, None: not. buckets: a spec, variables of the environment, or None: the default ladder. max_model_len in
     tokens, None: the longest context of the ladder, at most the model's; where nothing says otherwise the model's, at
     most 4096. max_num_seqs None: the largest decode batch, or 16. max_num_batched_tokens: most new tokens of a prefill
@@ -68,6 +71,8 @@ class CompileConfig:
     kv_dtype: str = "auto"
     kv_scales: Path | None = None
     merge_lora: tuple[Path, ...] = ()
+    lora_slots: int | None = None
+    lora_rank: int = DEFAULT_LORA_RANK
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None

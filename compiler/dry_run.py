@@ -107,7 +107,7 @@ def dry_run(config: CompileConfig, progress: Progress = no_progress) -> DryRun:
     progress("trace", 1, 1)
     (_, commands), *_ = graphs.values()
     requests = weight_requests(resolved.weight_shapes(), [commands], resolved.act_dtype, resolved.recipe)
-    model, record, sites = resolved.model, resolved.model_record(), tracer.lowered.sites
+    model, record, sites = resolved.model, resolved.model_record(), tracer.sites()
     return DryRun(
         model_type=model.model_type,
         parameters=_parameters(model),

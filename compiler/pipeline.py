@@ -17,9 +17,10 @@ from pathlib import Path
 from llmc.buckets import Bucket
 from llmc.cache_root import cache_root
 from llmc.compiler import dump
+from llmc.compiler.adapters import adapter_linears, record
 from llmc.compiler.build import build_kernels
 from llmc.compiler.config import CompileConfig, CompileReport, HubSource, Progress, no_progress
-from llmc.compiler.graph.demands import most_rows, weight_requests
+from llmc.compiler.graph.demands import most_rows, pooled_weights, weight_requests
 from llmc.compiler.graph.plan import plan_graphs
 from llmc.compiler.graph.tracer import Tracer
 from llmc.compiler.hub import locate
@@ -125,6 +126,7 @@ def _weights(state: CompileState, on_step: OnStep) -> None:
             quantized=bool(resolved.recipe.schemes),
             order=resolved.recipe.order(),
             kv_scales=resolved.kv_scale_values,
+            gates_apart=resolved.adapters is None,
         )
     )
     known = recorded_weights(records, weights_key)
@@ -161,7 +163,7 @@ def link(state: CompileState, _: OnStep) -> None:
     (state.staging / "graphs.bin").write_bytes(tables(state, state.specs, state.buckets, state.code))
     arena_bytes = max(of.arena_bytes for of in state.lists)
     sizes = {"code": len(state.code), "weights": layout.total_bytes, "arena": arena_bytes}
-    state.manifest |= {"bytes": sizes, "kernels": [kernel.described() for kernel in state.kernels]}
+    state.manifest |= {"bytes": sizes, "kernels": [kernel.described() for kernel in state.kernels], **_pools(state)}
     write_files(state)
 
 
@@ -171,6 +173,15 @@ def tables(state: CompileState, specs: list[KernelSpec], buckets: Iterable[Bucke
     sums = FileSums.of({resolved.target.code_name: code}, layout.header, layout.total_bytes)
     graphs = {bucket: state.graphs[bucket] for bucket in buckets}
     return graphs_bin(resolved.model_record(), specs, layout, state.crcs, graphs, resolved.target, sums)
+
+
+def _pools(state: CompileState) -> dict[str, object]:
+    """What the manifest says of adapters: which layers have a pool, the graphs say."""
+    limits = state.resolved.adapters
+    if limits is None:
+        return {}
+    linears = adapter_linears(state.resolved.model)
+    return {"lora": record(limits, (linears[name] for name in pooled_weights(state.lists)))}
 
 
 def write_files(state: CompileState) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from llmc.buckets import BucketError, BucketLadder, LadderVariables, Limits, default_ladder, parse_spec
 from llmc.buckets.bucket import PROMPT_PHASES, REQUIRED_PHASES, beyond
 from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS, default_tokens
+from llmc.compiler.adapters import AdapterLimits
 from llmc.compiler.config import MAX_NUM_SEQS, CompileConfig, CompileError
 from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph.commands import GraphShape
@@ -44,7 +45,7 @@ class Resolved:
     cut_by: what made max_model_len less than the model's own: "default", "buckets" or "option"; None: nothing did.
     kv_scales: where those of the KV cache come from, None: they are found as it is written. kv_scale_values: what a
     file gives, one for keys and values of each layer. ignored_config: sentences about what the model says that llmc
-    does not know.
+    does not know. adapters: None where none can be loaded.
     """
 
     model: ModelConfig
@@ -61,6 +62,7 @@ class Resolved:
     kv_scales: Literal["checkpoint", "file"] | None = None
     kv_scale_values: tuple[float, ...] = ()
     ignored_config: tuple[str, ...] = ()
+    adapters: AdapterLimits | None = None
 
     @property
     def model_len(self) -> int:
@@ -106,7 +108,7 @@ class Resolved:
 
     def graph_components(self) -> dict[str, str]:
         """Key components that all graphs share."""
-        return keys.graph_components(self.model, self.max_model_len, self.graph_params(), self.recipe)
+        return keys.graph_components(self.model, self.max_model_len, self.graph_params(), self.recipe, self.adapters)
 
     def trace_components(self) -> dict[str, str]:
         """Key components of the lowered model."""
@@ -174,6 +176,8 @@ class Resolved:
             value_block_bytes=values_bytes,
             vector_width=0 if model.pooled is None else model.output_width,
             whole_prompts=int(model.whole_prompts),
+            adapter_slots=0 if self.adapters is None else self.adapters.slots,
+            adapter_rank=0 if self.adapters is None else self.adapters.rank,
         )
 
 
@@ -204,6 +208,13 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
     if limits.max_model_len < trained_length(model):
         by_ladder = "default" if limits.max_model_len == default_len else "buckets"
         cut_by = by_ladder if config.max_model_len is None else "option"
+    adapters = None if config.lora_slots is None else AdapterLimits(config.lora_slots, config.lora_rank)
+    if adapters is not None and model.pooled is not None:
+        raise CompileError("--lora-slots is for models that write text; leave it out, or merge one with --merge-lora")
+    recipe = stored_recipe(source, model) if config.quant is None else recipe_of(config.quant, model)
+    if adapters is not None:
+        # What adapters read and add to is in the order of the model.
+        recipe = replace(recipe, rows_of={})
     return Resolved(
         model=model,
         target=resolve_target(config.target),
@@ -214,11 +225,12 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
         block_size=limits.block_size,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         ladder=ladder,
-        recipe=stored_recipe(source, model) if config.quant is None else recipe_of(config.quant, model),
+        recipe=recipe,
         cut_by=cut_by,
         kv_scales=kv_scales,
         kv_scale_values=values,
         ignored_config=source.ignored_config(),
+        adapters=adapters,
     )
 
 

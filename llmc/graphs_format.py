@@ -7,7 +7,10 @@ import struct
 import zlib
 
 MAGIC = b"LLMCGRPH"
-VERSION = 5
+VERSION = 6
+"""Of an artifact with pools of adapters."""
+VERSION_WITHOUT_ADAPTERS = 5
+VERSIONS = (VERSION_WITHOUT_ADAPTERS, VERSION)
 ALIGNMENT = 64
 MAX_BUFFERS = 12
 MAX_EOS = 8
@@ -21,7 +24,8 @@ RECORDS = {
     "section": "u32 kind, u32 record_bytes, u64 offset, u64 count",
     "model": "i32 num_layers, i32 num_kv_heads, i32 head_dim, i32 block_size, i32 kv_dtype, i32 vocab_size, "
     "i32 max_model_len, i32 max_num_seqs, i32 act_dtype, i32 sliding_window, i32 num_eos, i32 eos[8], i32 bos, "
-    "u64 key_block_bytes, u64 value_block_bytes, i32 vector_width, i32 whole_prompts, i32 reserved[6]",
+    "u64 key_block_bytes, u64 value_block_bytes, i32 vector_width, i32 whole_prompts, i32 adapter_slots, "
+    "i32 adapter_rank, i32 reserved[4]",
     "kernel": "u32 symbol_offset, u32 symbol_length, u32 num_buffers, u32 family, u32 code, u32 launch[7]",
     "weight": "u32 name_offset, u32 name_length, u32 dtype, u32 rank, u64 file_offset, u64 bytes, i64 shape[4], "
     "u32 crc32, u32 layout_offset, u32 layout_length, u32 reserved",
@@ -32,19 +36,22 @@ RECORDS = {
     "target": "u32 kind_offset, u32 kind_length, u32 name_offset, u32 name_length, u32 layout_offset, "
     "u32 layout_length, u32 level, u32 reserved",
     "code": "u32 name_offset, u32 name_length, u32 crc32, u32 reserved, u64 bytes",
+    "adapter": "u32 weight, u32 columns, u32 panel, u32 lanes, u32 num_parts, u32 rows[8], u32 reserved, "
+    "u64 slot_bytes",
 }
 """Word for word the records of FORMAT.md."""
 
 SECTIONS = {
     "strings": 1, "model": 2, "kernel": 3, "weight": 4, "graph": 5, "command": 6, "operand": 7, "target": 8, "code": 9,
+    "adapter": 10,
 }  # fmt: skip
-"""Kind of the section that holds each record."""
+"""Kind of the section that holds each record. That of `adapter` is there in files of VERSION alone."""
 
 PHASES = ("prefill", "decode", "mixed")
 FAMILIES = ("embedding", "norm", "linear", "rope", "attention", "activation", "gather", "other")
 DTYPES = ("f32", "bf16", "f16", "i8", "u8", "i32", "fp8_e4m3", "fp8_e5m2")
 DTYPE_BYTES = (4, 2, 2, 1, 1, 4, 1, 1)
-OPERAND_KINDS = ("arena", "weight", "input", "k_pool", "v_pool", "output")
+OPERAND_KINDS = ("arena", "weight", "input", "k_pool", "v_pool", "output", "adapters")
 INPUTS = (
     "input_ids",
     "positions",
@@ -55,7 +62,15 @@ INPUTS = (
     "sample_index",
     "token_seq",
 )
-"""Graph inputs, int32, in the order of their indices."""
+"""Inputs of a traced model, int32, in the order of their indices."""
+ADAPTER_TILES = "adapter_tiles"
+"""What only the commands of adapters read: how many tiles of rows there are, then the record of each."""
+GRAPH_INPUTS = (*INPUTS, ADAPTER_TILES)
+"""Inputs of a graph in the order of their indices."""
+TILE_ROWS = 8
+TILE_RECORD = 2 + TILE_ROWS
+"""int32 of a tile: the slot of its adapter, the number of its rows, the rows; the last one fills the record."""
+MAX_ADAPTER_PARTS = 8
 
 _CODES = {"u8": "s", "u32": "I", "i32": "i", "u64": "Q", "i64": "q"}
 _BYTES = {"u8": 1, "u32": 4, "i32": 4, "u64": 8, "i64": 8}
@@ -86,5 +101,6 @@ def input_shape(
         "context_lens": (max_seqs,),
         "query_start": (max_seqs + 1,),
         "sample_index": (max_samples,),
+        ADAPTER_TILES: (1 + TILE_RECORD * max_tokens,),
     }
     return shapes.get(name, (max_tokens,))

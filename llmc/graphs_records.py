@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from llmc.graphs_format import INPUTS, PHASES, input_shape
+from llmc.adapter_slot import AdapterSlot
+from llmc.graphs_format import GRAPH_INPUTS, PHASES, input_shape
 from llmc.kv_dtypes import BY_CODE, KvDtype
 
 
@@ -47,7 +48,8 @@ class ModelRecord:
     codes of DTYPES.
 
     key_block_bytes, value_block_bytes: of one KV block of one layer. vector_width: floats of the vector that a text
-    gives in place of logits, 0: it gives logits. whole_prompts 1: a step must hold all tokens of a text.
+    gives in place of logits, 0: it gives logits. whole_prompts 1: a step must hold all tokens of a text. adapter_slots:
+    of LoRA adapters that are held at once, 0: none can be; adapter_rank: the largest of theirs.
     """
 
     num_layers: int
@@ -66,6 +68,8 @@ class ModelRecord:
     value_block_bytes: int
     vector_width: int = 0
     whole_prompts: int = 0
+    adapter_slots: int = 0
+    adapter_rank: int = 0
 
     @property
     def output_width(self) -> int:
@@ -115,10 +119,18 @@ class WeightRecord:
     layout: str
 
 
+@dataclass(frozen=True)
+class AdapterRecord:
+    """The pool of a linear layer, for what loaded adapters add to it. weight: the layer's, by index."""
+
+    weight: int
+    slot: AdapterSlot
+
+
 class OperandRecord(NamedTuple):
     """A buffer of a command: kind is an index into OPERAND_KINDS; offset in the arena.
 
-    bytes: what the kernel may touch, never 0; of a pool, one block.
+    bytes: what the kernel may touch, never 0; of a pool, one block, or one slot.
     """
 
     kind: int
@@ -161,9 +173,9 @@ class GraphSizes:
         return f"{PHASES[self.phase]}:{self.batch}x{self.seq}"
 
     def input_shape(self, index: int) -> tuple[int, ...]:
-        """Shape of the int32 input INPUTS[index]."""
+        """Shape of the int32 input GRAPH_INPUTS[index]."""
         limits = (self.max_tokens, self.max_seqs, self.max_samples, self.max_blocks_per_seq)
-        return input_shape(INPUTS[index], *limits)
+        return input_shape(GRAPH_INPUTS[index], *limits)
 
 
 @dataclass(frozen=True)
@@ -188,6 +200,7 @@ class Tables:
     graphs: tuple[Graph, ...]
     commands: tuple[Command, ...]
     operands: tuple[OperandRecord, ...]
+    adapters: tuple[AdapterRecord, ...] = ()
 
     def commands_of(self, graph: Graph) -> tuple[Command, ...]:
         """The command list of `graph`, in the order of execution."""

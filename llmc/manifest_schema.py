@@ -274,6 +274,28 @@ class MergedLora(Closed):
     sha256: Hash
 
 
+class LoraPart(Closed):
+    module: Text
+    rows: Count
+    order: Annotated[int, Field(ge=0, le=1 << 16)] | None = None
+
+
+class LoraLinear(Closed):
+    weight: Text
+    columns: Count
+    parts: Annotated[list[LoraPart], Field(min_length=1, max_length=8)]
+
+
+class Lora(Closed):
+    slots: Annotated[int, Field(ge=1, le=256)]
+    rank: Annotated[int, Field(ge=1, le=512)]
+    linears: Annotated[list[LoraLinear], Field(max_length=1 << 20)]
+    orders: Annotated[
+        list[Annotated[list[Annotated[int, Field(ge=0, lt=1 << 24)]], Field(max_length=1 << 24)]],
+        Field(max_length=1 << 16),
+    ]
+
+
 class Manifest(Open):
     format_version: Annotated[int, Field(ge=0, le=1 << 16)] | None = None
     llmc_version: Text | None = None
@@ -304,6 +326,7 @@ class Manifest(Open):
     kernels: Annotated[list[Kernel], Field(max_length=1 << 16)] | None = None
     source: Source | None = None
     merged_lora: Annotated[list[MergedLora], Field(max_length=256)] | None = None
+    lora: Lora | None = None
 
 
 def complaint(schema: type[BaseModel], content: Mapping[str, Any]) -> str | None:

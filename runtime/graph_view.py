@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from llmc.graphs_format import DTYPE_BYTES, DTYPES, FAMILIES, INPUTS, OPERAND_KINDS
+from llmc.graphs_format import DTYPE_BYTES, DTYPES, FAMILIES, GRAPH_INPUTS, OPERAND_KINDS
 from llmc.graphs_records import Command, Graph, Tables
 
 Dim = int | str
@@ -18,6 +18,8 @@ _IN_LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
 _PACKS_OUTPUT = tuple(FAMILIES.index(f) for f in ("norm", "attention"))
 # Kernels of latent attention, which have rows of float32 where others of their family have packed activations.
 _PLAIN_ROWS = ("head_linear", "latent_attention")
+# Kernels of other families that make packed activations.
+_PACKING = ("packed_head_linear", "silu_gate")
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,9 @@ def _buffers(
         dtype, shape = "f32", tuple[Dim, ...]()
         if kind == "arena":
             name = f"arena_{operand.offset}"
-            packs = (command.family in _PACKS_OUTPUT and op not in _PLAIN_ROWS) or op == "packed_head_linear"
-            packed = written if packs else command.family == _LINEAR and position == 0 and op not in _PLAIN_ROWS
+            packs = (command.family in _PACKS_OUTPUT and op not in _PLAIN_ROWS) or op in _PACKING
+            reads = (command.family == _LINEAR and op not in _PLAIN_ROWS) or op == "adapter_shrink"
+            packed = written if packs else reads and position == 0
             dtype, shape = _arena_type(tables, graph, size, packed, rows)
             # Results of segments of the context, beside the output.
             written = written or (command.family == _ATTENTION and position == len(operands) - 2 > 1)
@@ -120,9 +123,12 @@ def _buffers(
             weight = tables.weights[index]
             name, dtype, shape = weight.name, DTYPES[weight.dtype], weight.shape
         elif kind == "input":
-            name, dtype, shape = INPUTS[index], "i32", graph.input_shape(index)
+            name, dtype, shape = GRAPH_INPUTS[index], "i32", graph.input_shape(index)
         elif kind == "output":
             name, shape = "logits", (graph.max_samples, model.output_width)
+        elif kind == "adapters":
+            name, dtype = f"{tables.weights[tables.adapters[index].weight].name}.adapters", "u8"
+            shape = (model.adapter_slots, size)
         else:
             name, dtype, lanes = f"{kind}_{index}", model.kv.name, model.kv.per_word
             keys, values = model.kv_widths()
@@ -131,9 +137,11 @@ def _buffers(
             written = command.family == _ROPE
         views.append(BufferView(kind, name, dtype, shape, operand.offset, size, written))
     # Reads first: a kernel may write where it reads.
-    named = [v if v.kind in ("weight", "input") else replace(v, name=_version(v.name, versions)) for v in views]
+    named = [
+        v if v.kind in ("weight", "input", "adapters") else replace(v, name=_version(v.name, versions)) for v in views
+    ]
     for i, view in enumerate(views):
-        if view.written and view.kind not in ("weight", "input"):
+        if view.written and view.kind not in ("weight", "input", "adapters"):
             versions[view.name] = versions.get(view.name, -1 if view.kind == "output" else 0) + 1
             named[i] = replace(view, name=_version(view.name, versions))
     return tuple(named)

@@ -11,6 +11,7 @@ from llmc.graphs_format import (
     DTYPE_BYTES,
     DTYPES,
     FAMILIES,
+    GRAPH_INPUTS,
     INPUTS,
     MAX_BUFFERS,
     MAX_CODE_FILES,
@@ -21,7 +22,8 @@ from llmc.graphs_records import CodeRecord, Graph, ModelRecord, OperandRecord, T
 from llmc.kv_dtypes import BY_CODE as KV_BY_CODE
 
 _MAX_BLOCK_BYTES = 1 << 51
-_ARENA, _WEIGHT, _INPUT, _K_POOL, _V_POOL, _OUTPUT = range(len(OPERAND_KINDS))
+_MAX_ADAPTER_SLOTS, _MAX_ADAPTER_RANK = 256, 512
+_ARENA, _WEIGHT, _INPUT, _K_POOL, _V_POOL, _OUTPUT, _ADAPTERS = range(len(OPERAND_KINDS))
 _CODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 """A plain file name: no artifact makes anybody look outside of itself."""
 
@@ -41,6 +43,7 @@ def check_tables(tables: Tables) -> None:
     _check_model(tables.model)
     _check_kernels(tables)
     _check_weights(tables)
+    _check_adapters(tables)
     _check_operands(tables)
     _check_commands(tables)
     _check_graphs(tables)
@@ -96,9 +99,22 @@ def _check_weights(tables: Tables) -> None:
         need(end <= limit, f"{what} ends at byte {end} of weights.safetensors, which has {limit}")
 
 
+def _check_adapters(tables: Tables) -> None:
+    model, count = tables.model, len(tables.adapters)
+    sizes = model.adapter_slots, model.adapter_rank
+    within = 0 <= sizes[0] <= _MAX_ADAPTER_SLOTS and 0 <= sizes[1] <= _MAX_ADAPTER_RANK
+    need(within, f"the model record has {sizes[0]} slots of adapters of rank {sizes[1]}")
+    same = all((size == 0) == (count == 0) for size in sizes)
+    need(same, f"graphs.bin has {count} pools of adapters for {sizes[0]} of rank {sizes[1]}")
+    for i, adapter in enumerate(tables.adapters):
+        known = adapter.weight < len(tables.weights)
+        need(known, f"pool {i} of adapters is of weight {adapter.weight} of {len(tables.weights)}")
+
+
 def _check_operands(tables: Tables) -> None:
-    model, weights = tables.model, tables.weights
-    limits = (1, len(weights), len(INPUTS), model.num_layers, model.num_layers, 1)
+    model, weights, adapters = tables.model, tables.weights, tables.adapters
+    inputs = len(GRAPH_INPUTS) if adapters else len(INPUTS)
+    limits = (1, len(weights), inputs, model.num_layers, model.num_layers, 1, len(adapters))
     blocks = {_K_POOL: model.key_block_bytes, _V_POOL: model.value_block_bytes}
     for i, (kind, index, offset, size) in enumerate(tables.operands):
         need(kind < len(OPERAND_KINDS), f"operand {i} has the unknown kind {kind}")
@@ -111,6 +127,9 @@ def _check_operands(tables: Tables) -> None:
         if kind == _WEIGHT:
             weight, end = weights[index], offset + size
             need(end <= weight.bytes, f"{what}, reaches byte {end} of {weight.name!r}, which has {weight.bytes}")
+        elif kind == _ADAPTERS:
+            wanted = adapters[index].slot.bytes
+            need(size == wanted, f"{what}, has slots of {size} bytes, those of its pool have {wanted}")
         elif kind in blocks:
             wanted = blocks[kind]
             need(offset == 0, f"{what}, starts at byte {offset} of the pool instead of 0")
@@ -143,7 +162,7 @@ def _check_graphs(tables: Tables) -> None:
         if (first, last) not in needs:
             needs[first, last] = _merged(reach[first:last])
         for (kind, index), end in needs[first, last].items():
-            what = INPUTS[index] if kind == _INPUT else OPERAND_KINDS[kind]
+            what = GRAPH_INPUTS[index] if kind == _INPUT else OPERAND_KINDS[kind]
             capacity = _capacity(graph, tables.model, kind, index)
             need(end <= capacity, f"graph {graph.name} touches byte {end} of its {what}, which has {capacity}")
     need(bool(tables.graphs), "graphs.bin has no graph")

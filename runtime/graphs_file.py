@@ -7,8 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmc.graphs_format import MAGIC, MAX_EOS, MAX_RANK, SECTIONS, VERSION, layout, tables_crc32
+from llmc.adapter_slot import ITEM_BYTES, AdapterSlot
+from llmc.graphs_format import (
+    DTYPES,
+    MAGIC,
+    MAX_ADAPTER_PARTS,
+    MAX_EOS,
+    MAX_RANK,
+    SECTIONS,
+    VERSION,
+    VERSIONS,
+    layout,
+    tables_crc32,
+)
 from llmc.graphs_records import (
+    AdapterRecord,
     CodeRecord,
     Command,
     Graph,
@@ -41,8 +54,9 @@ def _read_header(data: memoryview) -> tuple[Header, int]:
     magic, version, header_bytes, file_bytes, num_sections, crc, *weights = _HEADER.unpack_from(data)
     need(magic == MAGIC, "graphs.bin does not start with LLMCGRPH: this is not an llmc artifact")
     need(
-        version == VERSION,
-        f"graphs.bin has format version {version}, this llmc reads version {VERSION}: compile the model again",
+        version in VERSIONS,
+        f"graphs.bin has format version {version}, this llmc reads versions {' and '.join(map(str, VERSIONS))}: "
+        "compile the model again",
     )
     need(header_bytes == _HEADER.size, f"graphs.bin has a header of {header_bytes} bytes instead of {_HEADER.size}")
     need(file_bytes == len(data), f"graphs.bin has {len(data)} bytes, its header says {file_bytes}: it is truncated")
@@ -51,7 +65,7 @@ def _read_header(data: memoryview) -> tuple[Header, int]:
     return Header(version, file_bytes, crc, *weights), num_sections
 
 
-def _read_sections(data: memoryview, num_sections: int) -> dict[int, _Section]:
+def _read_sections(data: memoryview, num_sections: int, version: int) -> dict[int, _Section]:
     end = _HEADER.size + num_sections * _SECTION.size
     need(end <= len(data), f"graphs.bin names {num_sections} sections, more than its {len(data)} bytes can hold")
     sections: dict[int, _Section] = {}
@@ -69,7 +83,9 @@ def _read_sections(data: memoryview, num_sections: int) -> dict[int, _Section]:
         need(count <= 0xFFFFFFFF, f"section {name} has {count} records, too many")
         sections[kind] = _Section(record_bytes, offset, count)
     for kind, name in _SECTION_NAMES.items():
-        need(kind in sections, f"graphs.bin has no section {name}")
+        wanted = kind != SECTIONS["adapter"] or version == VERSION
+        which = "no" if wanted else "the"
+        need((kind in sections) == wanted, f"graphs.bin of version {version} has {which} section {name}")
     return sections
 
 
@@ -79,25 +95,29 @@ class _Reader:
     def __init__(self, data: memoryview) -> None:
         self._data = data
         self.header, num_sections = _read_header(data)
-        self._sections = _read_sections(data, num_sections)
+        self._sections = _read_sections(data, num_sections, self.header.version)
         strings = self._sections[SECTIONS["strings"]]
         self._strings = data[strings.offset : strings.offset + strings.count]
 
     def tables(self) -> Tables:
+        model = self._model()
         return Tables(
             header=self.header,
             target=self._target(),
             code=tuple(self._code(i, *record) for i, record in enumerate(self._records("code"))),
-            model=self._model(),
+            model=model,
             kernels=tuple(self._kernel(i, record) for i, record in enumerate(self._records("kernel"))),
             weights=tuple(self._weight(i, record) for i, record in enumerate(self._records("weight"))),
             graphs=tuple(Graph(*record) for record in self._records("graph")),
             commands=tuple(self._command(i, *record) for i, record in enumerate(self._records("command"))),
             operands=tuple(OperandRecord(*record) for record in self._records("operand")),
+            adapters=tuple(self._adapter(i, model, record) for i, record in enumerate(self._records("adapter"))),
         )
 
     def _records(self, name: str) -> Iterator[tuple[int, ...]]:
         kind = SECTIONS[name]
+        if kind not in self._sections:
+            return iter(())
         section = self._sections[kind]
         return _LAYOUTS[kind].iter_unpack(
             self._data[section.offset : section.offset + section.count * section.record_bytes]
@@ -151,6 +171,18 @@ class _Reader:
         crc, tag_offset, tag_length = record[6 + MAX_RANK :]
         tag = self._string(tag_offset, tag_length, f"the layout of weight {name!r}")
         return WeightRecord(name, dtype, record[6 : 6 + rank], file_offset, size, crc, tag)
+
+    def _adapter(self, index: int, model: ModelRecord, record: tuple[int, ...]) -> AdapterRecord:
+        weight, columns, panel, lanes, num_parts = record[:5]
+        rows, slot_bytes = record[5 : 5 + MAX_ADAPTER_PARTS], record[5 + MAX_ADAPTER_PARTS]
+        what = f"pool {index} of adapters"
+        within = 1 <= num_parts <= MAX_ADAPTER_PARTS and min(columns, panel, lanes, *rows[:num_parts]) >= 1
+        need(within, f"{what} has {columns} columns, panels of {panel} by {lanes} and parts of {list(rows)} rows")
+        dtype = DTYPES[model.act_dtype] if 0 <= model.act_dtype < len(DTYPES) else ""
+        need(dtype in ITEM_BYTES, f"{what} is in a model of act_dtype code {model.act_dtype}")
+        slot = AdapterSlot(columns, rows[:num_parts], model.adapter_rank, panel, lanes, ITEM_BYTES[dtype])
+        need(slot.bytes == slot_bytes, f"{what} has slots of {slot_bytes} bytes, its sizes take {slot.bytes}")
+        return AdapterRecord(weight, slot)
 
     def _command(
         self, index: int, kernel: int, first: int, count: int, barrier: int, layer: int, family: int

@@ -63,6 +63,16 @@ class CompileOptions:
         list[Path] | None,
         typer.Option(metavar="DIR", help="LoRA adapter to merge into the weights, as PEFT saves it; repeatable."),
     ] = None
+    lora_slots: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=256, metavar="N", help="LoRA adapters that may be loaded at once while it runs; default: none."
+        ),
+    ] = None
+    lora_rank: Annotated[
+        int | None,
+        typer.Option(min=1, max=512, metavar="N", help="Largest rank of such an adapter; default: 16."),
+    ] = None
     max_model_len: Annotated[
         int | None,
         typer.Option(
@@ -135,11 +145,13 @@ class CompileOptions:
         if self.pooling not in POOLINGS:
             raise typer.BadParameter(f"--pooling {self.pooling!r} is unknown: use {', '.join(POOLINGS)}")
         _check_usage(buckets, limits, self.dtype, self.kv_dtype, self.task)
+        if self.lora_rank is not None and self.lora_slots is None:
+            raise typer.BadParameter("--lora-rank says how large adapters may be: add --lora-slots N, how many of them")
         quantization = quant_config(self.quant, self.group_size, self.asymmetric, self.skip)
         from llmc import require_compiler
 
         require_compiler(needs)
-        from llmc.compiler.config import CompileConfig
+        from llmc.compiler.config import DEFAULT_LORA_RANK, CompileConfig
         from llmc.compiler.targets.base import TargetError
         from llmc.compiler.targets.registry import resolve_target
 
@@ -156,6 +168,8 @@ class CompileOptions:
             kv_dtype=self.kv_dtype,
             kv_scales=self.quantization_param_path,
             merge_lora=tuple(self.merge_lora or ()),
+            lora_slots=self.lora_slots,
+            lora_rank=self.lora_rank or DEFAULT_LORA_RANK,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

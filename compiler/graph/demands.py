@@ -44,6 +44,12 @@ def weight_requests(
     return requests
 
 
+def pooled_weights(graphs: Iterable[CommandList]) -> list[str]:
+    """The weights that have a pool of adapters, in the order in which commands first read one."""
+    found = (o.name for graph in graphs for c in graph.commands for o in c.operands if o.kind == "adapters")
+    return list(dict.fromkeys(found))
+
+
 def most_rows(graphs: Iterable[tuple[GraphShape, CommandList]]) -> dict[KernelSpec, int]:
     """The most rows of tokens or samples that any graph calls a kernel with; of those that have rows."""
     most: dict[KernelSpec, int] = {}

@@ -13,11 +13,12 @@ from llmc.compiler.graph.ir_spec import verify_operand
 from llmc.compiler.graph.line import SAMPLES, TOKENS, Line, Step
 from llmc.compiler.graph.lowered import Lowered
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.ops.adapters import slot_of
 from llmc.compiler.ops.definition import BufferSource, GraphParams, KernelCall
 from llmc.compiler.ops.fused import fused_spec
 from llmc.compiler.ops.registry import get_op
 from llmc.compiler.weight_request import kv_scales_name
-from llmc.graphs_format import ALIGNMENT, INPUTS, MAX_BUFFERS
+from llmc.graphs_format import ADAPTER_TILES, ALIGNMENT, INPUTS, MAX_BUFFERS
 
 
 def plan_line(line: Line, graph: GraphParams) -> ArenaPlan:
@@ -113,6 +114,11 @@ class _Emitter:
                 return Operand("v_pool", layer=site.layer)
             case BufferSource.KV_SCALES:
                 return Operand("weight", kv_scales_name(site.layer))
+            case BufferSource.ADAPTER_TILES:
+                return Operand("input", ADAPTER_TILES)
+            case BufferSource.ADAPTER_POOL:
+                nbytes = slot_of(site, self._graph).bytes
+                return Operand("adapters", tensors["weight"].name, nbytes=nbytes)
             case BufferSource.SCRATCH:
                 nbytes = get_op(site.op).scratch_bytes(site, self._graph)
                 return Operand("arena", offset=self._scratch, nbytes=nbytes)

@@ -134,7 +134,7 @@ def _packed(steps: list[Step], sites: tuple[Site, ...]) -> set[int]:
         if step.site is not None:
             site = sites[step.site]
             op, tensors = get_op(site.op), dict(zip(site.tensors, step.reads, strict=True))
-            packed |= {tensors[name] for name in op.packed_arguments}
+            packed |= {tensors[name] for name in op.packed_arguments if name in tensors}
             if op.packed_result:
                 packed.add(step.out)
     return packed

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmc.buckets import Bucket
-from llmc.compiler.graph.commands import CommandList, GraphShape
+from llmc.compiler.adapters import adapter_linears
+from llmc.compiler.graph.commands import CommandList, GraphShape, Site
 from llmc.compiler.graph.plan import needed_graphs
 from llmc.compiler.ops.definition import GraphParams
 from llmc.compiler.resolve import Resolved
@@ -37,7 +38,7 @@ class Tracer:
         resolved = self._resolved
         needed = needed_graphs(buckets, resolved.graph_params(), resolved.graph_components())
         if self._fresh or not all(self._cache.has(key_of(components)) for _, components in needed.values()):
-            self._lowered = self._quantized(self._lower())
+            self._lowered = self._adapted(self._lower())
 
     def bind(self, shape: GraphShape, params: GraphParams) -> CommandList:
         from llmc.compiler.graph.emit import emit
@@ -47,13 +48,30 @@ class Tracer:
             self._line = read_line(self.lowered)
         return emit(self._line, self.lowered, params)
 
+    def sites(self) -> list[Site]:
+        """The ops that graphs have, one for each call."""
+        from llmc.compiler.graph.line import read_line
+
+        if self._line is None:
+            self._line = read_line(self.lowered)
+        return [self.lowered.sites[step.site] for step in self._line.steps if step.site is not None]
+
     @property
     def lowered(self) -> Lowered:
-        """The lowered model, quantized as asked for."""
+        """The lowered model, changed as asked for."""
         if self._lowered is None:
             # An entry of the cache was damaged.
-            self._lowered = self._quantized(self._lower())
+            self._lowered = self._adapted(self._lower())
         return self._lowered
+
+    def _adapted(self, lowered: Lowered) -> Lowered:
+        """With pools of adapters, and quantized, as asked for."""
+        limits = self._resolved.adapters
+        if limits is not None:
+            from llmc.compiler.graph.passes.adapters import add_adapters
+
+            lowered = add_adapters(lowered, adapter_linears(self._resolved.model), limits)
+        return self._quantized(lowered)
 
     def _quantized(self, lowered: Lowered) -> Lowered:
         if not self._resolved.recipe.schemes:

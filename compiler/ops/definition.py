@@ -27,6 +27,9 @@ class BufferSource:
     V_POOL = "<v_pool>"
     KV_SCALES = "<kv_scales>"
     """The scales that the checkpoint states of a layer's keys and values."""
+    ADAPTER_TILES = "<adapter_tiles>"
+    ADAPTER_POOL = "<adapter_pool>"
+    """The matrices of adapters of the weight that the op reads."""
     SCRATCH = "<scratch>"
     """Memory that only the commands of one op use."""
 

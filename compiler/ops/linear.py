@@ -1,4 +1,7 @@
-"""linear and gated_linear, plain and quantized, and quantize_rows, which makes the int8 activations that they read."""
+"""linear and gated_linear, plain and quantized, and quantize_rows, which makes the int8 activations that they read.
+
+A linear over tokens may have a pool of adapters (`adapters.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.ops.adapters import ADAPTER_X, adapter_scratch, with_adapters
 from llmc.compiler.ops.definition import (
     ANY_FLOAT,
     F32,
@@ -74,14 +78,14 @@ def _with_int8(site: Site, graph: GraphParams, spec: KernelSpec, inputs: tuple[s
 def _linear(site: Site, graph: GraphParams) -> list[KernelCall]:
     params, optional = _params(site, graph)
     spec = linear_spec(graph.act_dtype, **params)
-    return _with_int8(site, graph, spec, ("x", "weight", *optional))
+    return with_adapters(site, graph, _with_int8(site, graph, spec, ("x", "weight", *optional)))
 
 
 def _linear_quant(site: Site, graph: GraphParams) -> list[KernelCall]:
     params, optional = _params(site, graph)
     act = "i8" if site.attributes["int8"] else graph.act_dtype
     spec = linear_quant_spec(act, weight_format(site), **params)
-    return _with_int8(site, graph, spec, ("x", *weight_buffers(site), *optional))
+    return with_adapters(site, graph, _with_int8(site, graph, spec, ("x", *weight_buffers(site), *optional)))
 
 
 def _quantize_spec(site: Site, graph: GraphParams, width: int) -> KernelSpec:
@@ -107,13 +111,16 @@ _X, _WEIGHT, _BIAS = Argument(2, ANY_FLOAT, packed=True), Argument(2, ANY_FLOAT)
 
 LINEAR = OpDef(
     "linear",
-    {"x": _X, "weight": _WEIGHT, "bias": _BIAS, "residual": Argument(2, F32)},
+    {"x": _X, "weight": _WEIGHT, "bias": _BIAS, "residual": Argument(2, F32), ADAPTER_X: _X},
     lambda call: ((call.shapes["x"][0], call.shapes["weight"][0]), F32[0]),
     _linear,
     quantized="linear_quant",
     reads_int8=True,
+    scratch_parts=adapter_scratch,
 )
-LINEAR_QUANT = OpDef("linear_quant", LINEAR.arguments, LINEAR.result, _linear_quant, traced=False)
+LINEAR_QUANT = OpDef(
+    "linear_quant", LINEAR.arguments, LINEAR.result, _linear_quant, scratch_parts=adapter_scratch, traced=False
+)
 GATED_LINEAR = OpDef(
     "gated_linear",
     {"x": _X, "weight": _WEIGHT, "bias": _BIAS},

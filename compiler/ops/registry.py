@@ -11,6 +11,7 @@ from llmc.compiler.ops.choose import CHOOSE_EXPERTS
 from llmc.compiler.ops.definition import OpDef, Template
 from llmc.compiler.ops.embedding import EMBEDDING, EMBEDDING_QUANT
 from llmc.compiler.ops.experts import EXPERTS
+from llmc.compiler.ops.gate import SILU_GATE
 from llmc.compiler.ops.gather import GATHER_ROWS
 from llmc.compiler.ops.latent import HEAD_LINEAR, LATENT_ATTENTION, LATENT_KV_WRITE, PACKED_HEAD_LINEAR
 from llmc.compiler.ops.linear import GATED_LINEAR, GATED_LINEAR_QUANT, LINEAR, LINEAR_QUANT, QUANTIZE_ROWS
@@ -29,6 +30,7 @@ OPS: dict[str, OpDef] = {
         LINEAR_QUANT,
         GATED_LINEAR,
         GATED_LINEAR_QUANT,
+        SILU_GATE,
         QUANTIZE_ROWS,
         PERMUTE_COLUMNS,
         ROPE_KV_WRITE,

@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from llmc.adapter_slot import AdapterSlot
 from llmc.buckets import Bucket
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph.commands import CommandList, GraphShape, Operand, round_up
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.ops.adapters import spec_slot
 from llmc.compiler.store.graphs_writer import CommandRecord, FileSums, GraphRecord, write_graphs
 from llmc.compiler.store.output import COPIED_FILES
 from llmc.compiler.store.weights import WeightLayout
 from llmc.compiler.targets.base import Target
-from llmc.graphs_format import FAMILIES, INPUTS, OPERAND_KINDS, PHASES
-from llmc.graphs_records import KernelRecord, ModelRecord, OperandRecord, TargetRecord, WeightRecord
+from llmc.graphs_format import FAMILIES, GRAPH_INPUTS, OPERAND_KINDS, PHASES
+from llmc.graphs_records import AdapterRecord, KernelRecord, ModelRecord, OperandRecord, TargetRecord, WeightRecord
 from llmc.models.sources.base import ModelFiles
 
 _TOKENIZER = "tokenizer.json"
@@ -39,16 +41,33 @@ def kv_block_bytes(spec: KernelSpec, pool: str, target: Target) -> int:
 
 def _input_bytes(graph: GraphRecord) -> dict[str, int]:
     """Bytes of each int32 input of a graph."""
-    return {name: 4 * math.prod(graph.input_shape(i)) for i, name in enumerate(INPUTS)}
+    return {name: 4 * math.prod(graph.input_shape(i)) for i, name in enumerate(GRAPH_INPUTS)}
+
+
+def _adapter_slots(graphs: Iterable[CommandList], target: Target) -> dict[str, AdapterSlot]:
+    """The slots of pools of adapters by the weight that they are of, in the order of `pooled_weights`."""
+    found: dict[str, AdapterSlot] = {}
+    for graph in graphs:
+        for command in graph.commands:
+            for operand in command.operands:
+                if operand.kind == "adapters" and operand.name not in found:
+                    found[operand.name] = spec_slot(command.spec, target)
+    return found
 
 
 class _Commands:
     """The records of a command list, which differ between its graphs in the bytes of inputs alone."""
 
     def __init__(
-        self, of: CommandList, kernel_index: Mapping[KernelSpec, int], layout: WeightLayout, target: Target
+        self,
+        of: CommandList,
+        kernel_index: Mapping[KernelSpec, int],
+        layout: WeightLayout,
+        pools: Sequence[str],
+        target: Target,
     ) -> None:
         weight_index = {w.name: i for i, w in enumerate(layout.weights)}
+        pool_index = {name: i for i, name in enumerate(pools)}
 
         def operand(o: Operand, spec: KernelSpec) -> OperandRecord:
             kind = _OPERAND_KINDS[o.kind]
@@ -56,7 +75,9 @@ class _Commands:
                 index = weight_index[o.name]
                 return OperandRecord(kind, index, 0, layout.weights[index].nbytes)
             if o.kind == "input":
-                return OperandRecord(kind, INPUTS.index(o.name), 0, 0)
+                return OperandRecord(kind, GRAPH_INPUTS.index(o.name), 0, 0)
+            if o.kind == "adapters":
+                return OperandRecord(kind, pool_index[o.name], 0, o.nbytes)
             if o.kind in ("k_pool", "v_pool"):
                 return OperandRecord(kind, o.layer, 0, kv_block_bytes(spec, o.kind, target))
             return OperandRecord(kind, 0, o.offset, o.nbytes)
@@ -73,10 +94,11 @@ class _Commands:
 
     def records(self, input_bytes: Mapping[str, int]) -> tuple[CommandRecord, ...]:
         """The commands in a graph whose inputs have these sizes."""
-        inputs = [OperandRecord(_OPERAND_KINDS["input"], i, 0, input_bytes[name]) for i, name in enumerate(INPUTS)]
+        kind = _OPERAND_KINDS["input"]
+        inputs = [OperandRecord(kind, i, 0, input_bytes[name]) for i, name in enumerate(GRAPH_INPUTS)]
         commands = list(self._commands)
         for i in self._with_inputs:
-            operands = tuple(inputs[o.index] if o.kind == _OPERAND_KINDS["input"] else o for o in commands[i].operands)
+            operands = tuple(inputs[o.index] if o.kind == kind else o for o in commands[i].operands)
             commands[i] = commands[i]._replace(operands=operands)
         return tuple(commands)
 
@@ -93,6 +115,8 @@ def graphs_bin(
     """The tables of FORMAT.md. weight_crcs: CRC-32 of every weight of `layout`, by name."""
     kernel_index = {spec: i for i, spec in enumerate(kernels)}
     num_buffers = {c.spec: len(c.operands) for _, commands in graphs.values() for c in commands.commands}
+    slots = _adapter_slots((commands for _, commands in graphs.values()), target)
+    weight_index = {w.name: i for i, w in enumerate(layout.weights)}
     builders: dict[int, _Commands] = {}
 
     def graph(bucket: Bucket, shape: GraphShape, of: CommandList) -> GraphRecord:
@@ -111,7 +135,7 @@ def graphs_bin(
         )
         # Buckets of equal shape have one list.
         if id(of) not in builders:
-            builders[id(of)] = _Commands(of, kernel_index, layout, target)
+            builders[id(of)] = _Commands(of, kernel_index, layout, list(slots), target)
         return replace(record, commands=builders[id(of)].records(_input_bytes(record)))
 
     return write_graphs(
@@ -127,6 +151,7 @@ def graphs_bin(
         ],
         [graph(bucket, shape, of) for bucket, (shape, of) in graphs.items()],
         files,
+        [AdapterRecord(weight_index[name], slot) for name, slot in slots.items()],
     )
 
 

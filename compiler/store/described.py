@@ -16,20 +16,20 @@ from pydantic import TypeAdapter
 from llmc import __version__
 from llmc.buckets import Bucket, BucketError, BucketLadder
 from llmc.buckets.bucket import PROMPT_PHASES, REQUIRED_PHASES
+from llmc.compiler.adapters import limits_of
 from llmc.compiler.config import CompileError, HubSource
 from llmc.compiler.resolve import Resolved
 from llmc.compiler.store import keys
 from llmc.compiler.store.cache import key_of
 from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.registry import target_of
-from llmc.graphs_format import PHASES
-from llmc.graphs_format import VERSION as FORMAT_VERSION
+from llmc.graphs_format import PHASES, VERSION, VERSION_WITHOUT_ADAPTERS
 from llmc.manifest import ManifestError, read_manifest
 from llmc.models import weight_map
 from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.registry import get_family
-from llmc.models.sources.lora.adapter import WEIGHTS as LORA_WEIGHTS
+from llmc.peft_format import WEIGHTS as LORA_WEIGHTS
 from llmc.quantize import QuantizeError, Recipe, Scheme, get_scheme
 from llmc.quantize.formats.registry import format_of
 from llmc.quantize.recipe import ROUNDED
@@ -45,7 +45,7 @@ def settings(resolved: Resolved) -> dict[str, object]:
     """What was asked for, and what made it."""
     components = resolved.graph_components()
     return {
-        "format_version": FORMAT_VERSION,
+        "format_version": VERSION_WITHOUT_ADAPTERS if resolved.adapters is None else VERSION,
         "llmc_version": __version__,
         "fingerprint": key_of(components),
         "model": asdict(resolved.model),
@@ -156,6 +156,7 @@ def _described(manifest: dict[str, Any]) -> Described:
         recipe=_recipe(manifest["weights"], model),
         cut_by=(manifest.get("context") or {}).get("cut_by"),
         kv_scales=manifest.get("kv_scales"),
+        adapters=limits_of(manifest),
     )
     return Described(manifest, resolved, buckets, tuple(manifest["kernels"]))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmc.compiler.store.graphs_writer import pack_model
-from llmc.graphs_format import MAGIC, SECTIONS, VERSION, layout, tables_crc32
+from llmc.graphs_format import MAGIC, SECTIONS, VERSIONS, layout, tables_crc32
 from llmc.graphs_records import ModelRecord
 
 _HEADER, _SECTION, _MODEL_RECORD, _WEIGHT = map(layout, ("header", "section", "model", "weight"))
@@ -38,8 +38,8 @@ class GraphsPatch:
         try:
             self._header = list(_HEADER.unpack_from(data))
             magic, version, start = self._header[:3]
-            if magic != MAGIC or version != VERSION:
-                raise GraphsPatchError(f"its format is version {version}, not {VERSION}")
+            if magic != MAGIC or version not in VERSIONS:
+                raise GraphsPatchError(f"its format is version {version}, not {' or '.join(map(str, VERSIONS))}")
             if self._header[3] != len(data) or tables_crc32(data) != self._header[_CRC32]:
                 raise GraphsPatchError("it is damaged")
             self._sections = {}

@@ -11,15 +11,18 @@ from typing import NamedTuple
 from llmc.graphs_format import (
     ALIGNMENT,
     MAGIC,
+    MAX_ADAPTER_PARTS,
     MAX_EOS,
     MAX_LAUNCH_FACTS,
     MAX_RANK,
     SECTIONS,
     VERSION,
+    VERSION_WITHOUT_ADAPTERS,
     layout,
     tables_crc32,
 )
 from llmc.graphs_records import (
+    AdapterRecord,
     CodeRecord,
     GraphSizes,
     KernelRecord,
@@ -31,6 +34,7 @@ from llmc.graphs_records import (
 
 _HEADER, _SECTION, _MODEL, _KERNEL, _WEIGHT = map(layout, ("header", "section", "model", "kernel", "weight"))
 _GRAPH, _COMMAND, _OPERAND, _TARGET, _CODE = map(layout, ("graph", "command", "operand", "target", "code"))
+_ADAPTER = layout("adapter")
 
 
 class GraphsWriteError(ValueError):
@@ -120,7 +124,7 @@ def pack_model(model: ModelRecord) -> bytes:
         _MODEL, "the model record", model.num_layers, model.num_kv_heads, model.head_dim, model.block_size,
         model.kv_dtype, model.vocab_size, model.max_model_len, model.max_num_seqs, model.act_dtype,
         model.sliding_window, len(model.eos), *eos, model.bos, model.key_block_bytes, model.value_block_bytes,
-        model.vector_width, model.whole_prompts,
+        model.vector_width, model.whole_prompts, model.adapter_slots, model.adapter_rank,
     )  # fmt: skip
 
 
@@ -153,6 +157,14 @@ def _weight(weight: WeightRecord, strings: _Strings) -> bytes:
     )  # fmt: skip
 
 
+def _adapter(adapter: AdapterRecord) -> bytes:
+    slot = adapter.slot
+    if len(slot.rows) > MAX_ADAPTER_PARTS:
+        raise GraphsWriteError(f"a pool of adapters has {len(slot.rows)} parts, at most {MAX_ADAPTER_PARTS} fit")
+    rows = (*slot.rows, *(0,) * (MAX_ADAPTER_PARTS - len(slot.rows)))
+    return _pack(_ADAPTER, "a pool of adapters", adapter.weight, *slot.layout, *rows, slot.bytes)
+
+
 def _command(command: CommandRecord, num_kernels: int, operands: _Runs) -> bytes:
     if not 0 <= command.kernel < num_kernels:
         raise GraphsWriteError(f"a command names kernel {command.kernel}, there are {num_kernels}")
@@ -173,6 +185,7 @@ def write_graphs(
     weights: Sequence[WeightRecord],
     graphs: Sequence[GraphRecord],
     files: FileSums,
+    adapters: Sequence[AdapterRecord] = (),
 ) -> bytes:
     """The bytes of graphs.bin; equal command lists, operand lists and strings are stored once.
 
@@ -205,6 +218,9 @@ def write_graphs(
         ("target", _TARGET.size, 1, target_data),
         ("code", _CODE.size, len(files.code), code_data),
     )
+    if adapters:
+        sections += (("adapter", _ADAPTER.size, len(adapters), b"".join(map(_adapter, adapters))),)
+    version = VERSION if adapters else VERSION_WITHOUT_ADAPTERS
     table, body = bytearray(), bytearray()
     start = _HEADER.size + _SECTION.size * len(sections)
     for name, record_bytes, count, records in sections:
@@ -214,7 +230,7 @@ def write_graphs(
 
     def header(crc: int) -> bytes:
         return _HEADER.pack(
-            MAGIC, VERSION, _HEADER.size, total, len(sections), crc, files.weights_bytes, files.weights_header_crc32,
+            MAGIC, version, _HEADER.size, total, len(sections), crc, files.weights_bytes, files.weights_header_crc32,
         )  # fmt: skip
 
     data = bytearray(header(0) + table + body)

@@ -16,7 +16,8 @@ from pathlib import Path
 import llmc.buckets
 import llmc.models
 import llmc.quantize
-from llmc import graphs_format, kv_dtypes
+from llmc import adapter_slot, graphs_format, kv_dtypes
+from llmc.compiler.adapters import AdapterLimits
 from llmc.compiler.config import HubSource
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.definition import GraphParams
@@ -25,8 +26,8 @@ from llmc.models.config import ModelConfig
 from llmc.quantize import Recipe
 
 _COMPILER = Path(__file__).parent.parent
-_FORMAT = (Path(graphs_format.__file__), Path(kv_dtypes.__file__))
-"""Order of inputs, codes and bytes of dtypes."""
+_FORMAT = (Path(graphs_format.__file__), Path(kv_dtypes.__file__), Path(adapter_slot.__file__))
+"""Order of inputs, codes and bytes of dtypes, and where adapters lie."""
 _MODELS = Path(str(llmc.models.__file__)).parent
 _PACKAGES = (_COMPILER, _MODELS, *(Path(str(package.__file__)).parent for package in (llmc.buckets, llmc.quantize)))
 _TRACE_SOURCES = (
@@ -44,6 +45,7 @@ _TRACE_SOURCES = (
 )
 _GRAPH_SOURCES = (
     *_TRACE_SOURCES,
+    "adapters.py",
     "graph/line.py",
     "graph/arena.py",
     "graph/emit.py",
@@ -117,12 +119,17 @@ def trace_components(model: ModelConfig, max_model_len: int, act_dtype: str) -> 
 
 
 def graph_components(
-    model: ModelConfig, max_model_len: int, params: GraphParams, recipe: Recipe = UNQUANTIZED
+    model: ModelConfig,
+    max_model_len: int,
+    params: GraphParams,
+    recipe: Recipe = UNQUANTIZED,
+    adapters: AdapterLimits | None = None,
 ) -> dict[str, str]:
     """What all command lists of an artifact depend on."""
     quantization = {"quantization": recipe.describe()} if recipe.schemes else {}
     return {
         **quantization,
+        **({} if adapters is None else {"adapters": adapters.describe()}),
         "kind": "graph",
         **_model_components(model, max_model_len, params.act_dtype),
         "kv_dtype": params.kv_dtype,
@@ -162,17 +169,20 @@ def weights_components(
     quantized: bool = False,
     order: str = "",
     kv_scales: tuple[float, ...] = (),
+    gates_apart: bool = True,
 ) -> dict[str, str]:
     """What packed weights are made of; a checkpoint's files count by place, size and time of change.
 
     header: of the packed file, which is its layout. quantized: some weight of it is. order: see `Recipe.order`.
-    kv_scales: of a file beside the model. The sources have all of models/, so the readers of every format too.
+    kv_scales: of a file beside the model. gates_apart: gate and up of a gated layer are packed one by one. The sources
+    have all of models/, so the readers of every format too.
     """
     # Copies may keep names, sizes and times; no two files have one inode, and none sets when that changed.
     stats = [(file, file.stat()) for file in weight_files]
     files = [(str(f.resolve()), s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_dev, s.st_ino) for f, s in stats]
     return {
         **({"order": order} if order else {}),
+        **({} if gates_apart else {"gates": "as one"}),
         **({"kv_scales": json.dumps(kv_scales)} if kv_scales else {}),
         **({} if model.pooled is None else {"pooled": str(model.pooled)}),
         "kind": "weights",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from llmc.adapter_slot import AdapterSlot
 from llmc.compiler.graph.commands import GraphShape
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.store.cache import GraphCache
@@ -109,6 +110,11 @@ class Target(ABC):
     @abstractmethod
     def kv_block_bytes(self, num_kv_heads: int, head_dim: int, block_size: int, dtype: str) -> tuple[int, int]:
         """Bytes of the keys, and of the values, of one KV block of one layer."""
+
+    @abstractmethod
+    def adapter_slot(self, columns: int, rows: tuple[int, ...], rank: int, dtype: str) -> AdapterSlot:
+        """How adapters of a layer lie in its pool. columns: its inputs; rows: outputs of each of its parts; rank: the
+        largest of an adapter; dtype: of its numbers."""
 
     # Weights
 

@@ -95,7 +95,7 @@ def written_values(op: str, parameters: str) -> list[ValueLayout]:
             return [ValueLayout(-1, False, (p["dim"],), "f32")]
         case "gather_rows":
             return [ValueLayout(-1, True, (p["dim"],), "f32")]
-        case "rms_norm" | "permute_columns":
+        case "rms_norm" | "permute_columns" | "silu_gate":
             return activation(p["dim"], p["act_dtype"])
         case "quantize_rows":
             return activation(p["dim"], "i8")

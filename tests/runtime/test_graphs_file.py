@@ -136,7 +136,7 @@ def test_the_records_are_those_of_the_document() -> None:
     assert f"# The artifact format, version {f.VERSION}" in document
     assert {name: f.layout(name).size for name in f.RECORDS} == {
         "header": 64, "section": 24, "model": 128, "kernel": 48, "weight": 80, "graph": 64, "command": 24,
-        "operand": 24, "target": 32, "code": 24,
+        "operand": 24, "target": 32, "code": 24, "adapter": 64,
     }  # fmt: skip
     assert len(f.DTYPES) == len(f.DTYPE_BYTES)
     for name, kind in f.SECTIONS.items():
@@ -160,8 +160,9 @@ def test_unknown_sections_are_ignored() -> None:
         (b"", "shorter than its header"),
         (b"X" + DATA[1:], "does not start with LLMCGRPH"),
         (poke(8, "I", 1), "format version 1"),
-        (poke(8, "I", 4), "format version 4, this llmc reads version 5: compile the model again"),
-        (poke(8, "I", 6), "format version 6"),
+        (poke(8, "I", 4), "format version 4, this llmc reads versions 5 and 6: compile the model again"),
+        (poke(8, "I", 7), "format version 7"),
+        (poke(8, "I", 6), "graphs.bin of version 6 has no section adapters"),
         (DATA[:-8], "truncated"),
         (DATA[:-1] + b"\x01", "checksum"),
         (poke(24, "I", 2**32 - 1), "sections"),
@@ -199,7 +200,8 @@ def test_unknown_sections_are_ignored() -> None:
         (poke_record("commands", 8, "I", 2), "2 operands"),
         (poke_record("commands", 12, "I", 2), "barrier flag 2"),
         (poke_record("commands", 16, "i", 2), "layer 2 of 2"),
-        (poke_record("operands", 0, "I", 6), "unknown kind 6"),
+        (poke_record("operands", 0, "I", 6), "names adapters 0 of 0"),
+        (poke_record("operands", 0, "I", 7), "unknown kind 7"),
         (poke_record("operands", 4, "I", 8), "input 8 of 8"),
         (poke_record("operands", 28, "I", 2), "weight 2 of 2"),
         (poke_record("operands", 16, "Q", 0), "operand 0, input, has no bytes"),
@@ -322,12 +324,12 @@ def test_the_native_reader_knows_the_same_codes_and_limits() -> None:
 
     pools = {"k_pool": "KeyPool", "v_pool": "ValuePool"}
     assert members("Phase") == [(spelt(name), code) for code, name in enumerate(f.PHASES)]
-    assert members("Input") == [(spelt(name), code) for code, name in enumerate(f.INPUTS)]
+    assert members("Input") == [(spelt(name), code) for code, name in enumerate(f.GRAPH_INPUTS)]
     assert members("OperandKind") == [(pools.get(name, spelt(name)), code) for code, name in enumerate(f.OPERAND_KINDS)]
     limits = {name: int(value) for name, value in re.findall(r"constexpr uint\d+_t k(\w+) = (\d+);", text)}
     assert limits == {
-        "MaxBuffers": f.MAX_BUFFERS, "NumFamilies": len(f.FAMILIES), "NumInputs": len(f.INPUTS),
-        "Alignment": f.ALIGNMENT, "MaxLaunchFacts": f.MAX_LAUNCH_FACTS,
+        "MaxBuffers": f.MAX_BUFFERS, "NumFamilies": len(f.FAMILIES), "NumInputs": len(f.GRAPH_INPUTS),
+        "Alignment": f.ALIGNMENT, "MaxLaunchFacts": f.MAX_LAUNCH_FACTS, "TileRows": f.TILE_ROWS,
     }  # fmt: skip
 
 
@@ -339,7 +341,7 @@ def test_documents_name_the_version_that_is_written_and_read() -> None:
     said = (runtime / "COMPATIBILITY.md").read_text()
     table = re.findall(r"^\| (\d+) \|", said[said.index("| format |") : said.index("**C ABI.**")], re.MULTILINE)
     assert [int(version) for version in table] == list(range(1, f.VERSION + 1))
-    assert f"one version of the [format](FORMAT.md), now {f.VERSION}," in said
+    assert f"[format](FORMAT.md), now {f.VERSION}, and version {f.VERSION_WITHOUT_ADAPTERS}" in said
     abi = re.search(r"LLMC_ABI_VERSION (\d+)", (runtime / "native" / "include" / "llmc" / "llmc.h").read_text())
     assert abi is not None
     assert f"`llmc_abi_version()` is {abi[1]}." in said

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.graphs_format import INPUTS, OPERAND_KINDS
+from llmc.graphs_format import ADAPTER_TILES, GRAPH_INPUTS, INPUTS, OPERAND_KINDS
 from llmc.graphs_records import Command, OperandRecord
 from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, Replayer
@@ -69,8 +69,10 @@ class GuardedReplay:
         lengths = np.diff(query_start)
         given = (input_ids, positions, slot_mapping, block_tables, context_lens, query_start, sample_index)
         by_name = dict(zip(INPUTS, (*given, np.repeat(np.arange(len(lengths)), lengths)), strict=True))
+        by_name[ADAPTER_TILES] = np.zeros(1, np.int32)  # no row has an adapter, so that no pool is read
         memory: dict[Any, Guarded] = {**self._pools, "weight": self._weights, "arena": self._memory(found.arena_bytes)}
-        for index, name in enumerate(INPUTS):
+        memory["adapters"] = self._memory(64)
+        for index, name in enumerate(GRAPH_INPUTS):
             memory["input", index] = buffer = self._memory(4 * int(np.prod(found.input_shape(index))))
             content = np.asarray(by_name[name], np.int32).ravel()
             buffer.array.view(np.int32)[: content.size] = content

@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from llmc.adapter_slot import ITEM_BYTES, AdapterSlot
 from llmc.compiler.config import CompileError
+from llmc.compiler.dtypes import FLOATS
 from llmc.compiler.graph.commands import GraphShape
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.store.cache import GraphCache
@@ -82,6 +84,10 @@ class CpuTarget(base.Target):
 
     def kv_block_bytes(self, num_kv_heads: int, head_dim: int, block_size: int, dtype: str) -> tuple[int, int]:
         return kv_block_bytes(dtype, num_kv_heads, block_size, head_dim, layouts.value_width(head_dim))
+
+    def adapter_slot(self, columns: int, rows: tuple[int, ...], rank: int, dtype: str) -> AdapterSlot:
+        lanes = FLOATS[dtype].per_word
+        return AdapterSlot(columns, rows, rank, layouts.ADAPTER_PANEL, lanes, ITEM_BYTES[dtype])
 
     def weight_params(self) -> Mapping[str, Param]:
         return {"panel_columns": self.cpu.panel_columns}

@@ -6,6 +6,8 @@ from llmc.compiler.graph.commands import GraphShape, round_up
 from llmc.compiler.targets.cpu.kernels.attention_split import STATE_LANES, num_segments, partial_floats
 from llmc.compiler.targets.cpu.target import Target
 
+ADAPTER_PANEL = 16
+"""Rows of a panel of adapters' matrices: one vector."""
 _SPLIT_TOKENS = 64
 _MOST_PARTIALS = 1024  # of a query head: 20 MiB where there are 32 heads of 128
 

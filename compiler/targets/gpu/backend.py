@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from llmc.adapter_slot import AdapterSlot
+from llmc.compiler.config import CompileError
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.registry import brought_sources
 from llmc.compiler.targets.reference.rows_target import RowsTarget
@@ -28,6 +30,11 @@ class GpuTarget(RowsTarget):
 
     def code_key(self) -> str:
         return json.dumps(self.record(), sort_keys=True)
+
+    def adapter_slot(self, columns: int, rows: tuple[int, ...], rank: int, dtype: str) -> AdapterSlot:
+        raise CompileError(
+            f"target {self.name} takes no LoRA adapters by name: leave out --lora-slots, or merge one with --merge-lora"
+        )
 
     def graph_sources(self) -> Sequence[Path]:
         return [*super().graph_sources(), _HERE / "backend.py"]

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
+from llmc.adapter_slot import ITEM_BYTES, AdapterSlot
 from llmc.compiler import kernel_spec
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph.commands import GraphShape, round_up
@@ -53,6 +54,9 @@ class RowsTarget(base.Target):
 
     def kv_block_bytes(self, num_kv_heads: int, head_dim: int, block_size: int, dtype: str) -> tuple[int, int]:
         return kv_block_bytes(dtype, num_kv_heads, block_size, head_dim, round_up(head_dim, VALUES))
+
+    def adapter_slot(self, columns: int, rows: tuple[int, ...], rank: int, dtype: str) -> AdapterSlot:
+        return AdapterSlot(columns, rows, rank, 1, 1, ITEM_BYTES[dtype])
 
     def weight_params(self) -> Mapping[str, Param]:
         return {}

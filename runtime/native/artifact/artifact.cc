@@ -29,8 +29,10 @@ struct Section {
 };
 static_assert(sizeof(Header) == 64 && sizeof(Section) == 24, "sizes of FORMAT.md");
 
-constexpr uint32_t kVersion = 5;
-constexpr uint32_t kNumKinds = 9;
+constexpr uint32_t kVersion = 6;
+constexpr uint32_t kVersionWithoutAdapters = 5;
+constexpr uint32_t kNumKinds = 10;
+constexpr uint32_t kAdapterKind = 10;
 constexpr uint32_t kMaxSections = 1024;
 constexpr struct {
   const char* name;
@@ -46,6 +48,7 @@ constexpr struct {
     {"operands", sizeof(OperandRecord)},
     {"targets", sizeof(TargetRecord)},
     {"codes", sizeof(CodeRecord)},
+    {"adapters", sizeof(AdapterRecord)},
 };
 
 // Of the whole file except the field itself.
@@ -74,6 +77,7 @@ uint64_t InputTouchedBytes(const GraphRecord& graph, uint32_t index) {
     case kContextLens: elements = graph.max_seqs; break;
     case kQueryStart: elements = uint64_t{graph.max_seqs} + 1; break;
     case kSampleIndex: elements = graph.max_samples; break;
+    case kAdapterTiles: elements = 1 + uint64_t{kTileRecord} * graph.max_tokens; break;
     default: break;
   }
   return elements * sizeof(int32_t);
@@ -116,6 +120,7 @@ Status Artifact::Open(const std::string& directory, std::shared_ptr<const Artifa
   LLMC_RETURN_IF_ERROR(artifact->CheckKernels());
   LLMC_RETURN_IF_ERROR(MappedFile::Open(directory + "/weights.safetensors", &artifact->weight_file_));
   LLMC_RETURN_IF_ERROR(artifact->CheckWeights());
+  LLMC_RETURN_IF_ERROR(artifact->CheckAdapters());
   LLMC_RETURN_IF_ERROR(artifact->CheckGraphs());
   artifact->weight_file_.Prefetch();
   *out = std::move(artifact);
@@ -128,10 +133,11 @@ Status Artifact::ReadTables(const MappedFile& file) {
   if (file.size() < sizeof(header)) return Corrupt("graphs.bin", "it has only " + Str(file.size()) + " bytes");
   std::memcpy(&header, data, sizeof(header));
   if (std::memcmp(header.magic, "LLMCGRPH", 8) != 0) return Corrupt("graphs.bin", "it does not start with LLMCGRPH");
-  if (header.version != kVersion) {
+  if (header.version != kVersion && header.version != kVersionWithoutAdapters) {
     return Status::Error(LLMC_ERR_VERSION, "the artifact '" + directory_ + "' has format version " +
-                                               Str(header.version) + " and this runtime reads version " +
-                                               Str(kVersion) + "; compile it again with this version of llmc");
+                                               Str(header.version) + " and this runtime reads versions " +
+                                               Str(kVersionWithoutAdapters) + " and " + Str(kVersion) +
+                                               "; compile it again with this version of llmc");
   }
   if (header.header_bytes != sizeof(header)) {
     return Corrupt("graphs.bin", "its header claims " + Str(header.header_bytes) + " bytes, not 64");
@@ -172,7 +178,9 @@ Status Artifact::ReadTables(const MappedFile& file) {
     known[section.kind] = section;
   }
   for (uint32_t kind = 1; kind <= kNumKinds; ++kind) {
-    if (!known[kind].kind) {
+    if (kind == kAdapterKind && header.version == kVersionWithoutAdapters) {
+      if (known[kind].kind) return Corrupt("graphs.bin", "it has a section of adapters, which version 5 has not");
+    } else if (!known[kind].kind) {
       return Corrupt("graphs.bin", std::string("it has no section of ") + kSections[kind].name);
     }
   }
@@ -187,6 +195,7 @@ Status Artifact::ReadTables(const MappedFile& file) {
   operands_ = ReadSection<OperandRecord>(data, known[7]);
   target_record_ = ReadSection<TargetRecord>(data, known[8])[0];
   code_ = ReadSection<CodeRecord>(data, known[9]);
+  adapters_ = ReadSection<AdapterRecord>(data, known[kAdapterKind]);
   return Status::Ok();
 }
 

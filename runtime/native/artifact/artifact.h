@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "artifact/adapter_slot.h"
 #include "artifact/model_shape.h"
 #include "core/mapped_file.h"
 #include "core/status.h"
@@ -14,11 +15,19 @@ namespace llmc {
 
 constexpr uint32_t kMaxBuffers = 12;
 constexpr uint32_t kNumFamilies = 8;
-constexpr uint32_t kNumInputs = 8;
+constexpr uint32_t kNumInputs = 9;
 constexpr uint64_t kAlignment = 64;
 constexpr uint32_t kMaxLaunchFacts = 7;
 
-enum class OperandKind : uint32_t { kArena = 0, kWeight = 1, kInput = 2, kKeyPool = 3, kValuePool = 4, kOutput = 5 };
+enum class OperandKind : uint32_t {
+  kArena = 0,
+  kWeight = 1,
+  kInput = 2,
+  kKeyPool = 3,
+  kValuePool = 4,
+  kOutput = 5,
+  kAdapters = 6
+};
 enum Input : uint32_t {
   kInputIds = 0,
   kPositions = 1,
@@ -27,7 +36,8 @@ enum Input : uint32_t {
   kContextLens = 4,
   kQueryStart = 5,
   kSampleIndex = 6,
-  kTokenSeq = 7
+  kTokenSeq = 7,
+  kAdapterTiles = 8
 };
 
 // Records of graphs.bin, byte for byte.
@@ -35,7 +45,7 @@ struct ModelRecord {
   int32_t num_layers, num_kv_heads, head_dim, block_size, kv_dtype, vocab_size, max_model_len, max_num_seqs;
   int32_t act_dtype, sliding_window, num_eos, eos[8], bos;
   uint64_t key_block_bytes, value_block_bytes;  // of one KV block of one layer
-  int32_t vector_width, whole_prompts, reserved[6];
+  int32_t vector_width, whole_prompts, adapter_slots, adapter_rank, reserved[4];
 };
 struct KernelRecord {
   uint32_t symbol_offset, symbol_length, num_buffers, family, code, launch[kMaxLaunchFacts];
@@ -67,10 +77,18 @@ struct CodeRecord {
   uint32_t name_offset, name_length, crc32, reserved;
   uint64_t bytes;
 };
+struct AdapterRecord {
+  uint32_t weight, columns, panel, lanes, num_parts, rows[kMaxAdapterParts], reserved;
+  uint64_t slot_bytes;
+};
 static_assert(sizeof(ModelRecord) == 128 && sizeof(KernelRecord) == 48 && sizeof(WeightRecord) == 80 &&
                   sizeof(GraphRecord) == 64 && sizeof(CommandRecord) == 24 && sizeof(OperandRecord) == 24 &&
-                  sizeof(TargetRecord) == 32 && sizeof(CodeRecord) == 24,
+                  sizeof(TargetRecord) == 32 && sizeof(CodeRecord) == 24 && sizeof(AdapterRecord) == 64,
               "records have the sizes of FORMAT.md");
+
+// Of input kAdapterTiles, behind the number of tiles: the slot of a tile's adapter, how many rows it has, the rows.
+constexpr uint32_t kTileRows = 8;
+constexpr uint32_t kTileRecord = 2 + kTileRows;
 
 constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -106,6 +124,7 @@ class Artifact {
   const std::vector<CommandRecord>& commands() const { return commands_; }
   const std::vector<OperandRecord>& operands() const { return operands_; }
   const std::vector<CodeRecord>& code() const { return code_; }
+  const std::vector<AdapterRecord>& adapters() const { return adapters_; }
   const MappedFile& code_file(std::size_t index) const { return code_files_[index]; }
   const MappedFile& weight_file() const { return weight_file_; }
   const std::string& directory() const { return directory_; }
@@ -115,6 +134,9 @@ class Artifact {
   const char* symbol(const KernelRecord& kernel) const { return strings_.data() + kernel.symbol_offset; }
   std::string code_name(const CodeRecord& code) const { return strings_.substr(code.name_offset, code.name_length); }
   uint64_t code_bytes() const;
+  std::string weight_name(uint32_t index) const {
+    return strings_.substr(weights_[index].name_offset, weights_[index].name_length);
+  }
   // An error that says which file of this artifact is damaged, and how.
   Status Corrupt(const std::string& file, const std::string& what) const;
   uint64_t max_arena_bytes() const { return max_arena_bytes_; }
@@ -129,6 +151,7 @@ class Artifact {
   Status CheckCode();
   Status CheckKernels() const;
   Status CheckWeights();
+  Status CheckAdapters();
   Status CheckGraphs();
   Status CheckCommand(const GraphRecord& graph, uint32_t index) const;
   Status CheckOperand(const GraphRecord& graph, uint64_t index) const;
@@ -148,6 +171,7 @@ class Artifact {
   std::vector<CommandRecord> commands_;
   std::vector<OperandRecord> operands_;
   std::vector<CodeRecord> code_;
+  std::vector<AdapterRecord> adapters_;
   ModelShape shape_{};
   // Kept open: what devices load is what was checked, whatever has taken its place since.
   std::vector<MappedFile> code_files_;

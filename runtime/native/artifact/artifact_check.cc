@@ -19,6 +19,7 @@ constexpr uint64_t kMaxInputBytes = 1ull << 32;
 constexpr uint64_t kMaxArenaBytes = 1ull << 42;
 constexpr uint64_t kMaxBlockBytes = 1ull << 51;  // of one layer
 constexpr uint64_t kMaxReplayedCommands = 1ull << 26;
+constexpr uint32_t kMaxAdapterSlots = 256, kMaxAdapterRank = 512;
 
 enum DType : uint32_t {
   kF32 = 0,
@@ -107,6 +108,8 @@ Status Artifact::CheckModel() {
       {"num_eos", m.num_eos, 0, 8},
       {"vector_width", m.vector_width, 0, 1 << 28},
       {"whole_prompts", m.whole_prompts, 0, 1},
+      {"adapter_slots", m.adapter_slots, 0, kMaxAdapterSlots},
+      {"adapter_rank", m.adapter_rank, 0, kMaxAdapterRank},
   };
   for (const auto& field : fields) {
     if (!Between(field.value, field.low, field.high)) {
@@ -132,6 +135,7 @@ Status Artifact::CheckModel() {
   shape_ = {m.num_layers, m.block_size, m.vocab_size, m.max_model_len, m.max_num_seqs, {}, kv_block_bytes, {}};
   shape_.vector_width = m.vector_width;
   shape_.whole_prompts = m.whole_prompts != 0;
+  shape_.adapter_slots = static_cast<uint32_t>(m.adapter_slots);
   for (int32_t i = 0; i < m.num_eos; ++i) {
     if (m.eos[i] < 0) return Corrupt("graphs.bin", "eos token " + Str(m.eos[i]) + " is negative");
     // An id outside the vocabulary is never sampled, and must not index a row of logits.
@@ -225,6 +229,42 @@ Status Artifact::CheckWeights() {
   return Status::Ok();
 }
 
+Status Artifact::CheckAdapters() {
+  const ModelRecord& m = model_;
+  if (adapters_.empty() != (m.adapter_slots == 0) || adapters_.empty() != (m.adapter_rank == 0)) {
+    return Corrupt("graphs.bin", "it has " + Str(uint64_t{adapters_.size()}) + " pools of adapters for " +
+                                     Str(m.adapter_slots) + " adapters of rank " + Str(m.adapter_rank));
+  }
+  for (size_t i = 0; i < adapters_.size(); ++i) {
+    const AdapterRecord& a = adapters_[i];
+    const std::string name = "pool " + Str(uint64_t{i}) + " of adapters";
+    if (a.weight >= weights_.size()) {
+      return Corrupt("graphs.bin", name + " is of weight " + Str(a.weight) + " of " + Str(uint64_t{weights_.size()}));
+    }
+    if (m.act_dtype > static_cast<int32_t>(kF16)) return Corrupt("graphs.bin", name + " has numbers of dtype " + Str(m.act_dtype));
+    if (!Between(a.columns, 1, kMaxSide) || !Between(a.panel, 1, 64) || !Between(a.lanes, 1, 4) ||
+        !Between(a.num_parts, 1, kMaxAdapterParts)) {
+      return Corrupt("graphs.bin", name + " has " + Str(a.columns) + " columns, panels of " + Str(a.panel) + " × " +
+                                       Str(a.lanes) + " and " + Str(a.num_parts) + " parts");
+    }
+    AdapterSlot slot;
+    slot.columns = a.columns, slot.panel = a.panel, slot.lanes = a.lanes, slot.num_parts = a.num_parts;
+    slot.rank = static_cast<uint32_t>(m.adapter_rank), slot.dtype = static_cast<uint32_t>(m.act_dtype);
+    for (uint32_t part = 0; part < a.num_parts; ++part) {
+      if (!Between(a.rows[part], 1, kMaxSide)) {
+        return Corrupt("graphs.bin", name + " has a part of " + Str(a.rows[part]) + " rows");
+      }
+      slot.rows[part] = a.rows[part];
+    }
+    if (slot.bytes() != a.slot_bytes) {
+      return Corrupt("graphs.bin",
+                     name + " has slots of " + Str(a.slot_bytes) + " bytes, its sizes take " + Str(slot.bytes()));
+    }
+    shape_.adapters.push_back(slot);
+  }
+  return Status::Ok();
+}
+
 Status Artifact::Verify() const {
   // Read, not touched in the mapping: a sector that cannot be read is an error and no signal.
   std::vector<unsigned char> chunk(1u << 20);
@@ -286,7 +326,7 @@ Status Artifact::CheckOperand(const GraphRecord& graph, uint64_t index) const {
       if (operand.index < count) limit = weights_[operand.index].bytes;
       break;
     case OperandKind::kInput:
-      count = kNumInputs;
+      count = adapters_.empty() ? kNumInputs - 1 : kNumInputs;
       limit = InputTouchedBytes(graph, operand.index);
       break;
     case OperandKind::kKeyPool:
@@ -303,6 +343,15 @@ Status Artifact::CheckOperand(const GraphRecord& graph, uint64_t index) const {
     case OperandKind::kOutput:
       count = 1;
       limit = uint64_t{graph.max_samples} * shape_.output_width() * sizeof(float);
+      break;
+    case OperandKind::kAdapters:
+      count = adapters_.size();
+      if (operand.index < count) limit = adapters_[operand.index].slot_bytes;
+      // As of KV pools: slot s is at s × bytes.
+      if (operand.index < count && operand.bytes != limit) {
+        return Corrupt("graphs.bin", "operand " + Str(index) + " has slots of " + Str(operand.bytes) +
+                                         " bytes and those of its pool have " + Str(limit));
+      }
       break;
     default: return Corrupt("graphs.bin", "operand " + Str(index) + " has unknown kind " + Str(operand.kind));
   }

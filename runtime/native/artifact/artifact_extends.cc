@@ -45,6 +45,9 @@ Status Artifact::CheckExtends(const Artifact& older) const {
       !std::equal(weights_.begin(), weights_.end(), older.weights_.begin(), SameTensor)) {
     return differ("weights");
   }
+  if (adapters_.size() != older.adapters_.size() || !BeginsWith(adapters_, older.adapters_)) {
+    return differ("pools of adapters");
+  }
   if (kernels_.size() < older.kernels_.size() ||
       !std::equal(older.kernels_.begin(), older.kernels_.end(), kernels_.begin(),
                   [&](const KernelRecord& b, const KernelRecord& a) { return same_symbol(a, b); })) {

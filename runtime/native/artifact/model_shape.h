@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "artifact/adapter_slot.h"
+
 namespace llmc {
 
 enum class Phase : uint32_t { kPrefill = 0, kDecode = 1, kMixed = 2 };
@@ -22,6 +24,8 @@ struct ModelShape {
   std::vector<GraphShape> graphs;
   int32_t vector_width = 0;  // floats of the vector that a prompt gives; 0: rows of logits are sampled from
   bool whole_prompts = false;  // a step must hold all tokens of a prompt, whose KV nobody reads later
+  uint32_t adapter_slots = 0;           // LoRA adapters that are held at once
+  std::vector<AdapterSlot> adapters{};  // of each linear layer that has a pool of them, a slot
 
   // Floats of a row that a graph gives.
   uint32_t output_width() const { return static_cast<uint32_t>(vector_width > 0 ? vector_width : vocab_size); }

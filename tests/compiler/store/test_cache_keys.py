@@ -142,7 +142,9 @@ def test_the_target_changes_every_kernel(change: dict[str, str], compiled: tuple
     assert (graphs[0] == graphs[1]) == (change["target"] == "haswell")
 
 
-@pytest.mark.parametrize("change", [{"dtype": "bf16"}, {"kv_dtype": "bf16"}, {"block_size": 16}, {"max_model_len": 16}])
+@pytest.mark.parametrize(
+    "change", [{"dtype": "bf16"}, {"kv_dtype": "bf16"}, {"block_size": 16}, {"max_model_len": 16}, {"lora_slots": 2}]
+)
 def test_what_changes_every_graph(change: dict[str, object], compiled: tuple[CompileConfig, CompileReport]) -> None:
     config, _ = compiled
     changed = replace(config, **change)  # type: ignore[arg-type]
@@ -185,11 +187,12 @@ def test_a_changed_template_changes_its_kernels_only(
     after = {w.name: w for w in wanted(config)}
     changed = {name for name, key in before.items() if after[name].key != key}
     assert changed == {name for name, w in after.items() if w.components.get("op") == op}
-    # This model has every op but the generic ones, those of quantized weights, of latent attention, of split contexts
-    # and of experts.
+    # This model has every op but the generic ones, those of quantized weights, of latent attention, of split contexts,
+    # of adapters and of experts.
     quantized = ("embedding_quant", "linear_quant", "quantize_rows", "permute_columns")
     latent = ("head_linear", "latent_attention", "latent_kv_write", "packed_head_linear")
-    others = ("fused", *quantized, *latent, "merge_attention")
+    adapters = ("adapter_shrink", "adapter_expand", "silu_gate")
+    others = ("fused", *quantized, *latent, *adapters, "merge_attention")
     assert bool(changed) == (op not in others and not op.startswith("expert_"))
 
 

@@ -8,6 +8,7 @@ from tvm import tirx
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.ops.registry import brought_template
+from llmc.compiler.targets.reference.kernels.adapters import adapter_expand, adapter_shrink
 from llmc.compiler.targets.reference.kernels.attention import paged_attention, rope_kv_write
 from llmc.compiler.targets.reference.kernels.embedding import embedding, embedding_quant
 from llmc.compiler.targets.reference.kernels.experts import (
@@ -19,7 +20,13 @@ from llmc.compiler.targets.reference.kernels.experts import (
 from llmc.compiler.targets.reference.kernels.fused import fused
 from llmc.compiler.targets.reference.kernels.latent import head_linear, latent_attention, latent_kv_write
 from llmc.compiler.targets.reference.kernels.linear import linear, linear_quant
-from llmc.compiler.targets.reference.kernels.rows import gather_rows, permute_columns, quantize_rows, rms_norm
+from llmc.compiler.targets.reference.kernels.rows import (
+    gather_rows,
+    permute_columns,
+    quantize_rows,
+    rms_norm,
+    silu_gate,
+)
 
 KIND = "reference"
 KERNELS: dict[str, Callable[[KernelSpec], tirx.PrimFunc]] = {
@@ -28,6 +35,9 @@ KERNELS: dict[str, Callable[[KernelSpec], tirx.PrimFunc]] = {
     "rms_norm": rms_norm,
     "linear": linear,
     "linear_quant": linear_quant,
+    "adapter_shrink": adapter_shrink,
+    "adapter_expand": adapter_expand,
+    "silu_gate": silu_gate,
     "quantize_rows": quantize_rows,
     "permute_columns": permute_columns,
     "rope_kv_write": rope_kv_write,

@@ -1,4 +1,4 @@
-"""rms_norm, quantize_rows, permute_columns and gather_rows: what is done to one row after the other."""
+"""rms_norm, silu_gate, quantize_rows, permute_columns and gather_rows: what is done to one row after the other."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, row_width
+from llmc.compiler.targets.reference.kernels.functions import silu
 from llmc.compiler.targets.reference.kernels.rows_int8 import write_int8_row
 
 
@@ -62,6 +63,19 @@ def permute_columns(spec: KernelSpec) -> tirx.PrimFunc:
         T.serial(dim) as i,
     ):
         write_activation(k, row, dim, act, i, k.load("x", row * stride + k.raw("columns", i)))
+    return k.function()
+
+
+def silu_gate(spec: KernelSpec) -> tirx.PrimFunc:
+    p = spec.as_dict()
+    dim, act = int(p["dim"]), str(p["act_dtype"])
+    with (
+        Frame(spec.symbol(), {"x": "f32", "out": act}) as k,
+        k.share(k.scalar(int(p["rows"]))) as row,
+        T.serial(dim) as i,
+    ):
+        at = row * (2 * dim) + i
+        write_activation(k, row, dim, act, i, silu(k.raw("x", at)) * k.raw("x", at + dim))
     return k.function()
 
 

@@ -1,0 +1,113 @@
+"""Which linear layers of a model take LoRA adapters at run time, and what adapters call them. Imports no tvm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llmc.compiler.config import CompileError
+from llmc.graphs_format import MAX_ADAPTER_PARTS
+from llmc.models.config import ModelConfig
+from llmc.models.registry import get_family
+from llmc.models.weight_map import Rows, Target
+
+MAX_SLOTS, MAX_RANK = 256, 512
+_LAYERS, _WEIGHT = "layers.", ".weight"
+
+
+@dataclass(frozen=True)
+class AdapterLimits:
+    """What an artifact has room for. slots: adapters that are held at once; rank: the largest of one."""
+
+    slots: int
+    rank: int
+
+    def __post_init__(self) -> None:
+        for flag, value, most in (("--lora-slots", self.slots, MAX_SLOTS), ("--lora-rank", self.rank, MAX_RANK)):
+            if not 1 <= value <= most:
+                raise CompileError(f"{flag} {value} must be between 1 and {most}")
+
+    def describe(self) -> str:
+        """For keys of the cache."""
+        return f"{self.slots} slots of rank {self.rank}"
+
+
+@dataclass(frozen=True)
+class AdapterPart:
+    """Rows of a weight that are a layer of their own in the model that adapters are trained on.
+
+    module: what that model calls it. order: row i is row order[i] of that layer; None: all in their order.
+    """
+
+    module: str
+    rows: int
+    order: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class AdapterLinear:
+    """A weight [rows of all parts, columns] that adapters may be added to."""
+
+    weight: str
+    columns: int
+    parts: tuple[AdapterPart, ...]
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return tuple(part.rows for part in self.parts)
+
+
+def adapter_linears(model: ModelConfig) -> dict[str, AdapterLinear]:
+    """By the name of the weight: the matrices of decoder layers. Which of them are plain linear layers, the graph
+    says."""
+    targets = get_family(model.model_type).weight_map(model).targets
+    return {linear.weight: linear for linear in _linears(targets)}
+
+
+def _linears(targets: Iterable[Target]) -> Iterator[AdapterLinear]:
+    for target in targets:
+        plain = target.dtype == "act" and target.part is None and target.of_rows is None and not target.pairs
+        named = target.name.startswith(_LAYERS) and all(source.name.endswith(_WEIGHT) for source in target.sources)
+        if not plain or not named or len(target.shape) != 2 or len(target.sources) > MAX_ADAPTER_PARTS:
+            continue
+        if (parts := _parts(target)) is not None:
+            yield AdapterLinear(target.name, target.shape[1], parts)
+
+
+def _parts(target: Target) -> tuple[AdapterPart, ...] | None:
+    """None where rows of several layers lie among each other."""
+    counts = [source.shape[0] for source in target.sources]
+    taken = np.arange(sum(counts), dtype=np.int32) if target.rows is None else target.rows
+    ends = np.cumsum(counts)
+    of = np.searchsorted(ends, taken, side="right")
+    if (np.diff(of) < 0).any():
+        return None
+    parts = []
+    for i, source in enumerate(target.sources):
+        rows: Rows = taken[of == i] - (ends[i] - counts[i])
+        order = None if np.array_equal(rows, np.arange(len(rows))) else tuple(map(int, rows))
+        if len(rows) == 0:
+            return None
+        parts.append(AdapterPart(source.name.removesuffix(_WEIGHT), len(rows), order))
+    return tuple(parts)
+
+
+def record(limits: AdapterLimits, linears: Iterable[AdapterLinear]) -> dict[str, Any]:
+    """What a manifest says of them; orders of rows that are equal are there once."""
+    orders: dict[tuple[int, ...], int] = {}
+
+    def part(one: AdapterPart) -> dict[str, Any]:
+        found = {} if one.order is None else {"order": orders.setdefault(one.order, len(orders))}
+        return {"module": one.module, "rows": one.rows, **found}
+
+    listed = [{"weight": one.weight, "columns": one.columns, "parts": [part(p) for p in one.parts]} for one in linears]
+    return {"slots": limits.slots, "rank": limits.rank, "linears": listed, "orders": [list(order) for order in orders]}
+
+
+def limits_of(manifest: Mapping[str, Any]) -> AdapterLimits | None:
+    """The limits that a manifest says, None where the artifact takes no adapters."""
+    found = manifest.get("lora")
+    return None if found is None else AdapterLimits(int(found["slots"]), int(found["rank"]))

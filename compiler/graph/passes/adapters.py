@@ -1,0 +1,48 @@
+"""Linears that take LoRA adapters: sites with a pool. What adapters add to a gate is added before it is one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tvm import relax
+
+from llmc.compiler.adapters import AdapterLimits, AdapterLinear
+from llmc.compiler.dtypes import F32
+from llmc.compiler.graph.commands import Site
+from llmc.compiler.graph.lowered import Lowered
+from llmc.compiler.graph.passes.rewrite import Rewriter, Step, steps_of
+from llmc.compiler.ops.adapters import ADAPTER_X, ADAPTERS
+from llmc.compiler.ops.gate import SILU_GATE
+from llmc.compiler.ops.linear import GATED_LINEAR, LINEAR
+
+
+def add_adapters(lowered: Lowered, linears: Mapping[str, AdapterLinear], limits: AdapterLimits) -> Lowered:
+    """Gives a pool to every linear over tokens whose weight is in `linears`, by its name. Before other passes: adapters
+    read the activations that the model computes."""
+    names = dict(zip(lowered.module["main"].params, lowered.params, strict=True))
+    return _Adapter(lowered, {var: linears[name] for var, name in names.items() if name in linears}, limits).run(
+        steps_of(lowered)
+    )
+
+
+class _Adapter(Rewriter):
+    def __init__(self, lowered: Lowered, linears: Mapping[relax.Var, AdapterLinear], limits: AdapterLimits) -> None:
+        super().__init__(lowered)
+        self._linears, self._limits = linears, limits
+
+    def rewrite(self, step: Step) -> relax.Expr:
+        site = step.site
+        if site is None or site.op not in (LINEAR.name, GATED_LINEAR.name) or site.attributes["on_samples"]:
+            return self.replaced(step.value)
+        linear = self._linears.get(step.tensors["weight"])
+        if linear is None:
+            return self.replaced(step.value)
+        tensors = {name: self.replaced(tensor) for name, tensor in step.tensors.items()}
+        tensors[ADAPTER_X] = tensors["x"]
+        attributes = {ADAPTERS: {"rows": list(linear.rows), "rank": self._limits.rank, "slots": self._limits.slots}}
+        kind = relax.TensorType((step.var.ty.shape[0], sum(linear.rows)), F32.long_name)
+        made = self.call(site, LINEAR.name, attributes, tensors, kind)
+        if site.op == LINEAR.name:
+            return made
+        gate = Site(SILU_GATE.name, {"widths": {"x": sum(linear.rows)}, "on_samples": False}, ("x",))
+        return self.call(gate, gate.op, {}, {"x": self.builder.emit(made)}, step.var.ty)

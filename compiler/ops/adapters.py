@@ -1,0 +1,94 @@
+"""What LoRA adapters add to a linear layer (Hu et al., arXiv 2106.09685): two commands behind its own.
+
+`adapter_shrink` makes scale · x Aᵀ of the rows of each tile, whose adapter the tile names; `adapter_expand` adds the
+product with Bᵀ to what the layer made. A part of the layer has an A and a B of its own. Both are chains of float32
+multiply-adds, over the columns and over the rank ascending. Rows without an adapter are in no tile: nothing touches
+them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmc.adapter_slot import AdapterSlot
+from llmc.compiler.config import CompileError
+from llmc.compiler.graph.commands import Site
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.ops.definition import BufferSource, GraphParams, KernelCall
+from llmc.compiler.targets.base import Target
+from llmc.graphs_format import TILE_ROWS
+
+ADAPTERS, ADAPTER_X = "adapters", "adapter_x"
+"""Attribute of a site that has a pool: {"rows": of each part, "rank", "slots"}; and its input, as floats."""
+SHRUNK = "shrunk"
+_SHRUNK = BufferSource.of_scratch(SHRUNK)
+_MOST_WORDS = 1 << 31
+"""Of a pool: kernels count words of 4 bytes in an int32."""
+
+
+def slot_of(site: Site, graph: GraphParams) -> AdapterSlot:
+    """How a slot of the site's pool is laid out. Raises CompileError for pools that kernels cannot count."""
+    found, (_, columns) = site.attributes[ADAPTERS], site.attributes["weight_shapes"]["weight"]
+    rows = tuple(int(count) for count in found["rows"])
+    slot = graph.target.adapter_slot(int(columns), rows, int(found["rank"]), graph.act_dtype)
+    if slot.bytes * int(found["slots"]) >= 4 * _MOST_WORDS:
+        raise CompileError(
+            f"{found['slots']} adapters of rank {found['rank']} of a layer of {sum(rows)} rows are more than kernels "
+            "count; lower --lora-slots or --lora-rank"
+        )
+    return slot
+
+
+def shrunk_width(slot: AdapterSlot) -> int:
+    """Floats of a row of what `adapter_shrink` makes."""
+    return len(slot.rows) * slot.shrunk_width
+
+
+def adapter_spec(op: str, slot: AdapterSlot, **params: Any) -> KernelSpec:
+    """The kernel `adapter_shrink` or `adapter_expand` of a pool. params: act_dtype, and those of the target's rows.
+
+    What a kernel must know of the layout of slots and tiles is in its spec: templates read neither.
+    """
+    parts = range(len(slot.rows))
+    return KernelSpec.of(
+        "other",
+        op,
+        k=slot.columns,
+        parts=" ".join(map(str, slot.rows)),
+        rank=slot.rank,
+        width=shrunk_width(slot),
+        slot_bytes=slot.bytes,
+        a_offsets=" ".join(str(slot.a_offset(part)) for part in parts),
+        b_offsets=" ".join(str(slot.b_offset(part)) for part in parts),
+        tile_rows=TILE_ROWS,
+        **params,
+    )
+
+
+def spec_slot(spec: KernelSpec, target: Target) -> AdapterSlot:
+    """The slot that such a kernel reads."""
+    p = spec.as_dict()
+    rows = tuple(map(int, str(p["parts"]).split()))
+    return target.adapter_slot(int(p["k"]), rows, int(p["rank"]), str(p["act_dtype"]))
+
+
+def with_adapters(site: Site, graph: GraphParams, calls: list[KernelCall]) -> list[KernelCall]:
+    """The kernels of a linear, and those of its adapters where it has a pool."""
+    if ADAPTERS not in site.attributes:
+        return calls
+    slot = slot_of(site, graph)
+    shrink = adapter_spec("adapter_shrink", slot, act_dtype=graph.act_dtype, **graph.row_params())
+    expand = adapter_spec("adapter_expand", slot, act_dtype=graph.act_dtype)
+    tiles, pool = BufferSource.ADAPTER_TILES, BufferSource.ADAPTER_POOL
+    return [
+        *calls,
+        KernelCall(shrink, (ADAPTER_X, tiles, pool, _SHRUNK)),
+        KernelCall(expand, (_SHRUNK, tiles, pool, "out")),
+    ]
+
+
+def adapter_scratch(site: Site, graph: GraphParams) -> dict[str, int]:
+    """Scratch memory of a linear's adapters, by part."""
+    if ADAPTERS not in site.attributes:
+        return {}
+    return {SHRUNK: 4 * graph.shape.tokens * shrunk_width(slot_of(site, graph))}

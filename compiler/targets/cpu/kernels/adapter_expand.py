@@ -1,0 +1,77 @@
+"""adapter_expand: adds what adapter_shrink made, times Bᵀ, to the rows of each tile, 16 columns a vector.
+
+An element is one chain of float32 multiply-adds over the rank ascending, and then one sum, whatever rows are computed
+beside it.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.adapter_slots import Pool, Tile, chosen, share_tiles
+from llmc.compiler.targets.cpu.target import Target
+
+_BLOCK = 8  # vectors of columns that are one piece of work
+
+
+def buffers(spec: KernelSpec) -> tuple[str, ...]:
+    return ("x", "tiles", "pool", "out")
+
+
+class _Piece:
+    """Some columns of a layer. part: theirs; begin, columns: where that begins and how many it has; b: where its B
+    begins in a slot; first: vector of its columns."""
+
+    def __init__(self, pool: Pool, blocks: list[int], number: b.Expr) -> None:
+        parts = range(len(blocks))
+        starts = [sum(blocks[:part]) for part in parts]
+        self.part = chosen(number, starts, list(parts))
+        self.begin = chosen(number, starts, [sum(pool.rows[:part]) for part in parts])
+        self.columns = chosen(number, starts, pool.rows)
+        self.b = chosen(number, starts, pool.b)
+        self.first = b.let((number - chosen(number, starts, starts)) * _BLOCK)
+
+
+def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
+    pool = Pool(spec)
+    lanes, n, of_part = pool.lanes, sum(pool.rows), pool.width // len(pool.rows)
+    whole = all(rows % b.WIDTH == 0 for rows in pool.rows)
+    blocks = [b.ceil_div(rows, _BLOCK * b.WIDTH) for rows in pool.rows]
+    kernel = b.Kernel.of(spec.symbol(), pool.buffers("float32"), target)
+    with kernel as k, share_tiles(k, pool, sum(blocks)) as (tile, number):
+        piece = _Piece(pool, blocks, number)
+        rank = tile.rank(piece.part)
+        words = b.let(T.truncdiv(rank + (lanes - 1), lanes))
+        vectors = b.let(T.truncdiv(piece.columns + (b.WIDTH - 1), b.WIDTH))
+
+        def rows(tile: Tile, count: int) -> None:
+            number = [tile.row(i) for i in range(count)]
+            source = [b.let(row * pool.width + piece.part * of_part) for row in number]
+            to = [b.let(row * n + piece.begin) for row in number]
+            total = b.Vectors(count)
+            with T.serial(piece.first, b.let(T.min(piece.first + _BLOCK, vectors))) as vector:
+                first = b.let(tile.first + piece.b + vector * (words * b.WIDTH))
+                for i in range(count):
+                    total[i] = b.splat(0.0)
+                with T.serial(words) as w:
+                    raw = b.kept(k["pool"][T.ramp(first + w * b.WIDTH, 1, b.WIDTH)], pool.word)
+                    for half in range(lanes):
+                        of_b = b.kept(raw if lanes == 1 else b.halves_of(pool.dtype, raw, half))
+                        for i in range(count):
+                            shrunk = b.splat(k["x"][source[i] + w * lanes + half])
+                            total[i] = b.call("fma", shrunk, of_b, total[i])
+                column = b.let(vector * b.WIDTH)
+                some = b.WIDTH if whole else b.let(T.min(piece.columns - column, b.WIDTH))
+                for i in range(count):
+                    # A row that fills the tile has its sum already.
+                    with b.when(tile.count > i):
+                        at = b.let(to[i] + column)
+                        found = b.call("add", b.load_vector(k["out"], at, some), total[i])
+                        b.store_vector(k["out"], found, at, some)
+
+        with b.when(rank > 0):
+            tile.by_count(lambda count: rows(tile, count))
+    return kernel.function()

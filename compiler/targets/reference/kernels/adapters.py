@@ -1,0 +1,100 @@
+"""What LoRA adapters add to a linear layer, a row of a tile after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.dtypes import FLOATS
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, row_width, when
+
+
+class _Pool:
+    """Its sizes and places, in numbers of `dtype`."""
+
+    def __init__(self, spec: KernelSpec) -> None:
+        p = spec.as_dict()
+
+        def numbers(name: str) -> list[int]:
+            return [int(value) for value in str(p[name]).split()]
+
+        self.dtype, self.columns, self.width = str(p["act_dtype"]), int(p["k"]), int(p["width"])
+        self.rows, self.tile_rows = numbers("parts"), int(p["tile_rows"])
+        self.item_bytes = 4 // FLOATS[self.dtype].per_word
+        self.slot = int(p["slot_bytes"]) // self.item_bytes
+        self.a, self.b = ([at // self.item_bytes for at in numbers(name)] for name in ("a_offsets", "b_offsets"))
+
+
+class _Slot:
+    """The slot of a tile."""
+
+    def __init__(self, k: Frame, pool: _Pool, number: Expr) -> None:
+        self._k, self._pool = k, pool
+        self._first = let(number * pool.slot)
+
+    def _word(self, index: int) -> Expr:
+        """An int32 of the header; a pool of 16-bit floats is declared as their bits."""
+        if self._pool.item_bytes == 4:
+            return T.reinterpret("int32", self._k.raw("pool", self._first + index))
+        low, high = (T.Cast("int32", self._k.raw("pool", self._first + 2 * index + half)) for half in range(2))
+        return T.bitwise_or(low, T.shift_left(high, T.int32(16)))
+
+    def rank(self, part: int) -> Expr:
+        return let(self._word(2 * part))
+
+    def scale(self, part: int) -> Expr:
+        return let(T.reinterpret("float32", self._word(2 * part + 1)), "float32")
+
+    def a(self, part: int) -> Expr:
+        """Where A [rank, columns] of a part begins."""
+        return let(self._first + self._pool.a[part])
+
+    def b(self, part: int) -> Expr:
+        """Where B [rows, rank] of a part begins."""
+        return let(self._first + self._pool.b[part])
+
+
+@contextmanager
+def _rows(k: Frame, pool: _Pool) -> Iterator[tuple[Expr, _Slot]]:
+    """Each row of this task's tiles, with its slot."""
+    with k.share(let(k.raw("tiles", T.int32(0)))) as tile:
+        at = let(tile * (2 + pool.tile_rows) + 1)
+        of = _Slot(k, pool, let(k.raw("tiles", at)))
+        with T.serial(let(k.raw("tiles", at + 1))) as i:
+            yield let(k.raw("tiles", at + 2 + i)), of
+
+
+def adapter_shrink(spec: KernelSpec) -> tirx.PrimFunc:
+    pool = _Pool(spec)
+    stride, of_part = row_width(pool.columns, pool.dtype), pool.width // len(pool.rows)
+    buffers = {"x": pool.dtype, "tiles": "i32", "pool": pool.dtype, "out": "f32"}
+    with Frame(spec.symbol(), buffers) as k, _rows(k, pool) as (row, of):
+        for part in range(len(pool.rows)):
+            first, scale = of.a(part), of.scale(part)
+            with T.serial(of.rank(part)) as r:
+                total = Cell(T.float32(0.0))
+                with T.serial(pool.columns) as i:
+                    a = k.load("pool", first + r * pool.columns + i)
+                    total.set(total.get() + k.load("x", row * stride + i) * a)
+                k.store("out", total.get() * scale, row * pool.width + part * of_part + r)
+    return k.function()
+
+
+def adapter_expand(spec: KernelSpec) -> tirx.PrimFunc:
+    pool = _Pool(spec)
+    n, of_part = sum(pool.rows), pool.width // len(pool.rows)
+    buffers = {"x": "f32", "tiles": "i32", "pool": pool.dtype, "out": "f32"}
+    with Frame(spec.symbol(), buffers) as k, _rows(k, pool) as (row, of):
+        for part, rows in enumerate(pool.rows):
+            first, rank = of.b(part), of.rank(part)
+            source, to = let(row * pool.width + part * of_part), let(row * n + sum(pool.rows[:part]))
+            with when(rank > 0), T.serial(rows) as column:
+                total = Cell(T.float32(0.0))
+                with T.serial(rank) as r:
+                    total.set(total.get() + k.raw("x", source + r) * k.load("pool", first + column * rank + r))
+                k.store("out", k.raw("out", to + column) + total.get(), to + column)
+    return k.function()

@@ -1,0 +1,35 @@
+// How the matrices of a LoRA adapter lie in a slot of a linear layer's pool, as FORMAT.md has it.
+#pragma once
+#include <array>
+#include <cstdint>
+
+namespace llmc {
+
+constexpr uint32_t kMaxAdapterParts = 8;
+
+// Of a layer with `columns` inputs, whose outputs are `rows` of each of its parts, for ranks up to `rank`.
+struct AdapterSlot {
+  static constexpr uint64_t kHeaderBytes = 8 * kMaxAdapterParts;
+  static constexpr uint64_t kLine = 64;
+
+  uint32_t columns = 0, panel = 1, lanes = 1, num_parts = 0;
+  std::array<uint32_t, kMaxAdapterParts> rows{};
+  uint32_t rank = 0;
+  uint32_t dtype = 0;  // code of FORMAT.md: f32, bf16 or f16
+
+  static uint64_t Up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+  uint64_t item_bytes() const { return dtype == 0 ? 4 : 2; }
+  // Room for A of one part, and for B of a part.
+  uint64_t a_bytes() const { return Up(Up(rank, panel) * Up(columns, lanes) * item_bytes(), kLine); }
+  uint64_t b_bytes(uint32_t part) const { return Up(Up(rows[part], panel) * Up(rank, lanes) * item_bytes(), kLine); }
+  // Where they begin in a slot.
+  uint64_t a_offset(uint32_t part) const { return kHeaderBytes + part * a_bytes(); }
+  uint64_t b_offset(uint32_t part) const {
+    uint64_t at = a_offset(num_parts);
+    for (uint32_t before = 0; before < part; ++before) at += b_bytes(before);
+    return at;
+  }
+  uint64_t bytes() const { return b_offset(num_parts); }
+};
+
+}  // namespace llmc

@@ -1,0 +1,144 @@
+"""The kernels of adapters, called directly on every target of this machine."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmc.adapter_slot import AdapterSlot
+from llmc.compiler.ops.adapters import adapter_spec, shrunk_width
+from llmc.compiler.targets.cpu.packing import pack_activation
+from llmc.compiler.targets.registry import resolve_target
+from llmc.graphs_format import TILE_RECORD, TILE_ROWS
+from llmc.models.convert import DTYPES
+
+from support.kernel_harness import Guarded
+from support.kernel_harness import targets_here as cpus_here
+from support.new_family import targets_here
+
+pytestmark = pytest.mark.native
+Array = NDArray[Any]
+TARGETS = [name for name in targets_here() if name.startswith("reference")]
+TARGETS += [cpu.name for cpu in cpus_here("x86-64-v4", "x86-64-v3")]
+_NUMBERS = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
+
+
+def packed(matrix: Array, panel: int, lanes: int, dtype: str) -> bytes:
+    """As FORMAT.md has it: [ceil(rows / panel)][ceil(columns / lanes)][panel][lanes]."""
+    rows, columns = matrix.shape
+    whole = np.zeros((-(-rows // panel) * panel, -(-columns // lanes) * lanes), np.float32)
+    whole[:rows, :columns] = matrix
+    lying = whole.reshape(len(whole) // panel, panel, -1, lanes).transpose(0, 2, 1, 3)
+    return np.ascontiguousarray(lying).astype(_NUMBERS[dtype]).tobytes()
+
+
+def slot_bytes(slot: AdapterSlot, matrices: dict[int, tuple[Array, Array, float]], dtype: str) -> Array:
+    """A slot with the A, B and scale of some parts; what nothing may read is not a number."""
+    data = np.full(slot.bytes, 0xFF, np.uint8)
+    data[:64] = 0
+    for part, (a, b, scale) in matrices.items():
+        head = np.array([len(a)], np.int32).tobytes() + np.array([scale], np.float32).tobytes()
+        for at, content in (
+            (8 * part, head),
+            (slot.a_offset(part), packed(a, slot.panel, slot.lanes, dtype)),
+            (slot.b_offset(part), packed(b, slot.panel, slot.lanes, dtype)),
+        ):
+            data[at : at + len(content)] = np.frombuffer(content, np.uint8)
+    return data
+
+
+def tiles_of(rows: dict[int, list[int]], capacity: int) -> Array:
+    """rows: of each slot."""
+    tiles = np.full(1 + TILE_RECORD * capacity, -(1 << 30), np.int32)
+    tiles[0] = 0
+    for number, of_slot in rows.items():
+        for first in range(0, len(of_slot), TILE_ROWS):
+            some = of_slot[first : first + TILE_ROWS]
+            at = 1 + TILE_RECORD * tiles[0]
+            tiles[at : at + TILE_RECORD] = [number, len(some), *some, *[some[-1]] * (TILE_ROWS - len(some))]
+            tiles[0] += 1
+    return tiles
+
+
+def call(spec: Any, target: Any, folder: Path, buffers: list[Guarded], num_tasks: int) -> None:
+    library = folder / f"{spec.symbol()}.so"
+    if not library.exists():
+        target.link([target.compile(spec, None)], library)
+    function = ctypes.CDLL(str(library))[spec.symbol()]
+    function.restype = None
+    for task in reversed(range(num_tasks)):
+        function(*(ctypes.c_void_p(buffer.address) for buffer in buffers), (ctypes.c_int64 * 8)(), task, num_tasks)
+    for buffer in buffers:
+        buffer.check(spec.symbol())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(
+    ("dtype", "columns", "rows", "rank"),
+    [("f32", 37, (21, 5), 19), ("bf16", 96, (64, 16, 16), 32), ("bf16", 37, (21, 5), 19), ("f16", 8, (130,), 3)],
+)
+def test_kernels(name: str, dtype: str, columns: int, rows: tuple[int, ...], rank: int, tmp_path: Path) -> None:
+    """Every number of rows of a tile, parts without an adapter, ranks below the slot's, and rows without an adapter."""
+    target, rng = resolve_target(name), np.random.default_rng(columns)
+    slot = target.adapter_slot(columns, rows, rank, dtype)
+    count, n, width = 40, sum(rows), shrunk_width(slot)
+
+    def floats(*shape: int) -> Array:
+        numbers = rng.standard_normal(shape).astype(np.float32).astype(_NUMBERS[dtype])
+        return np.asarray(numbers, np.float32)
+
+    def matrices(ranks: tuple[int, ...]) -> dict[int, tuple[Array, Array, float]]:
+        return {part: (floats(r, columns), floats(rows[part], r), 0.5 + part) for part, r in enumerate(ranks) if r}
+
+    slots = {0: matrices((rank,) * len(rows)), 2: matrices((0, 1, rank - 1)[: len(rows)] or (1,)), 3: matrices((2,))}
+    pool = np.concatenate([slot_bytes(slot, slots.get(i, {}), dtype) for i in range(4)])
+    order = [int(i) for i in rng.permutation(count)]
+    of_slot = {3: order[:1], 0: order[1:18], 2: order[18:29]}
+    x, y = floats(count, columns), rng.standard_normal((count, n)).astype(np.float32)
+    expected = y.astype(np.float64)
+    for number, some in of_slot.items():
+        for part, (a, b, scale) in slots[number].items():
+            first = sum(rows[:part])
+            made = scale * (x[some].astype(np.float64) @ a.T.astype(np.float64)) @ b.T.astype(np.float64)
+            expected[some, first : first + rows[part]] += made
+    layout = target.graph_shape(count, 1, 64, 64, 16).token_layout
+    unit = target.row_unit(layout)
+    if target.layout == "tiles":
+        lying = pack_activation(x.astype(DTYPES[dtype]), unit)
+    else:
+        lying = np.zeros((count, -(-columns // lanes_of(dtype)) * lanes_of(dtype)), DTYPES[dtype])
+        lying[:, :columns] = x.astype(DTYPES[dtype])
+    shrink = adapter_spec("adapter_shrink", slot, act_dtype=dtype, **target.row_params(layout))
+    expand = adapter_spec("adapter_expand", slot, act_dtype=dtype)
+    results = []
+    for num_tasks in (1, 3, 7):
+        tiles, of_pool = Guarded(tiles_of(of_slot, count)), Guarded(pool)
+        shrunk, out = Guarded(np.full((count, width), np.nan, np.float32)), Guarded(y)
+        call(shrink, target, tmp_path, [Guarded(lying), tiles, of_pool, shrunk], num_tasks)
+        call(expand, target, tmp_path, [shrunk, tiles, of_pool, out], num_tasks)
+        results.append(out.array.copy())
+        np.testing.assert_array_equal(of_pool.array, pool)
+    without = sorted(set(range(count)) - {row for some in of_slot.values() for row in some})
+    np.testing.assert_array_equal(results[0][without], y[without])
+    np.testing.assert_allclose(results[0], expected, rtol=1e-4, atol=1e-3)
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+    # A row has the same bits alone in a tile, in another slot and in a larger pool.
+    row = of_slot[0][5]
+    moved = np.concatenate([pool, pool[: slot.bytes]])
+    alone = Guarded(y)
+    shrunk = Guarded(np.full((count, width), np.nan, np.float32))
+    for spec, operands in ((shrink, [Guarded(lying), shrunk]), (expand, [shrunk, alone])):
+        first, last = operands
+        call(spec, target, tmp_path, [first, Guarded(tiles_of({4: [row]}, count)), Guarded(moved), last], 2)
+    np.testing.assert_array_equal(alone.array[row], results[0][row])
+
+
+def lanes_of(dtype: str) -> int:
+    return 1 if dtype == "f32" else 2
