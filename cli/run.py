@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import typer
 
 from llmc.cli.options.device import DeviceFlags
 from llmc.cli.options.group import takes_option_groups
+from llmc.cli.options.lora import LORA_METAVAR, parse_adapters
 from llmc.cli.options.miss_policy import POLICY_HELP, parse_miss_policy, say_bucket_news
 from llmc.cli.options.sampling import SamplingOptions
 from llmc.cli.options.warm_flags import (
@@ -51,6 +52,7 @@ Examples:
   llmc run qwen.llmc --prompts questions.jsonl --output answers.jsonl
   llmc run qwen.llmc --prompts questions.jsonl --output answers.jsonl --resume
   llmc run qwen.llmc --prompt "Once upon a time" --stats
+  llmc run qwen.llmc --lora medical=adapters/medical --prompt "Diagnosis:"
   cat lines.txt | llmc run qwen.llmc --quiet --json
 """
 
@@ -85,6 +87,12 @@ def run_command(
     logit_bias: list[str] = typer.Option([], metavar="ID=BIAS", help="Add BIAS to a logit; may be repeated."),
     ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Go on after the end-of-sequence token."),
     logprobs: int | None = typer.Option(None, min=0, max=20, metavar="N", help="Log probabilities, N alternatives."),
+    lora: list[str] = typer.Option(
+        [],
+        metavar=LORA_METAVAR,
+        help='LoRA adapter, as PEFT saves it; repeatable. One is for all prompts; of several, "lora": NAME of a prompt '
+        "in FILE.jsonl chooses.",
+    ),
     threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use."),
     max_num_seqs: int = typer.Option(0, min=0, metavar="N", help="Sequences that run at once; 0: the artifact's."),
     kv_bytes: int = typer.Option(
@@ -124,7 +132,8 @@ def run_command(
         "logit_bias": parse_logit_bias(logit_bias),
     }  # fmt: skip
     check_sampling(sampling)
-    items = gather_prompts(prompt, prompts, chat=chat)
+    adapters = parse_adapters(lora)
+    items = with_adapters(gather_prompts(prompt, prompts, chat=chat), list(adapters))
     check_budget(memory_utilization, graph_reserved_memory, graph_prompt_ratio, kv_bytes)
 
     from llmc import artifact_path
@@ -164,12 +173,13 @@ def run_command(
             skip_warmup=skip_warmup,
             warmup_seconds=warmup_seconds,
             on_warm_step=None if quiet else lambda step: print(step.line(), file=sys.stderr),
+            lora=adapters,
         ) as llm:
             if llm.budget is not None and not quiet:
                 print(*(f"llmc: memory: {line}" for line in llm.budget.lines), sep="\n", file=sys.stderr)
             params = llm.default_params(**sampling)
             if output is not None:
-                identity = run_identity(artifact, items, params, chat=chat)
+                identity = run_identity(artifact, items, params, chat=chat, lora=adapters)
                 results = ResultsFile(output, items, identity, resume=resume, overwrite=overwrite)
             live = None
             if output is None and not as_json:
@@ -256,6 +266,17 @@ def gather_prompts(texts: Sequence[str], file: Path | None, *, chat: bool) -> li
     return items
 
 
+def with_adapters(items: list[Prompt], names: Sequence[str]) -> list[Prompt]:
+    """The prompts with the one adapter that there is, where they name none. Raises PromptError for an unknown name."""
+    for index, item in enumerate(items):
+        if item.lora is not None and item.lora not in names:
+            known = ", ".join(names) or "none"
+            raise PromptError(f"prompt {index} is for the adapter {item.lora!r}: --lora gives {known}")
+    if len(names) != 1:
+        return items
+    return [replace(item, lora=item.lora or names[0]) for item in items]
+
+
 def run_prompts(
     llm: LLM,
     items: Sequence[Prompt],
@@ -291,7 +312,8 @@ def run_prompts(
     try:
         with progress_bar(quiet or torn) as progress:
             on_delta = None if live is None else live.take
-            llm.generate(prompts, params, on_output=store, on_delta=on_delta, progress=progress)
+            names = [items[index].lora for index in todo]
+            llm.generate(prompts, params, on_output=store, on_delta=on_delta, progress=progress, lora=names)
     finally:
         if live is not None:
             live.close()

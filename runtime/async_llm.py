@@ -20,7 +20,7 @@ from llmc.runtime.warm_up.warm_up import REPLAY_S, OnWarmStep
 from .async_vector_calls import AsyncVectorCalls
 from .binding import Artifact
 from .engine_loop import REFUSALS
-from .frontend import Frontend, PreparedRequest, Prompts
+from .frontend import Frontend, Lora, PreparedRequest, Prompts
 from .gathered import Gathered
 from .llm import WeightMemory
 from .opening import decide_budget, warm
@@ -64,6 +64,7 @@ class AsyncLLM(Frontend, AsyncVectorCalls):
         skip_warmup: bool = True,
         warmup_seconds: float = REPLAY_S,
         on_warm_step: OnWarmStep | None = None,
+        lora: Mapping[str, str | Path] | None = None,
     ) -> None:
         record = None if record_misses is None else Path(record_misses)
         misses = MissOptions(miss_policy, record, on_bucket_news)
@@ -95,7 +96,10 @@ class AsyncLLM(Frontend, AsyncVectorCalls):
             self.engine.path, self.engine.vocab_size, self.engine.limit, vector_task=self.engine.vector_task
         )
         self._tokenizer = self.engine.tokenizer
+        self.adapters = self.engine.adapters
         try:
+            for name, adapter in (lora or {}).items():
+                self.adapters.load(name, Path(adapter))
             self.warm_up = warm(
                 self.engine.engine,
                 self.engine.graphs,
@@ -125,6 +129,7 @@ class AsyncLLM(Frontend, AsyncVectorCalls):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
+        lora: Lora = None,
     ) -> AsyncGenerator[TokenDelta, None]:
         """What one prompt or conversation gains, or several, as it comes; each delta names its prompt and output.
 
@@ -132,7 +137,7 @@ class AsyncLLM(Frontend, AsyncVectorCalls):
         Closing the iterator (aclose), and cancelling the task that reads it, cancels what still runs. Raises
         RequestError and ChatTemplateError at the first step, QueueFull when max_waiting requests wait already.
         """
-        requests = await self._prepared(prompts, params, tools, template_variables)
+        requests = await self._prepared(prompts, params, tools, template_variables, lora)
         async with self._open(requests) as streams, contextlib.aclosing(merged(streams)) as deltas:
             async for delta in deltas:
                 yield delta
@@ -144,12 +149,13 @@ class AsyncLLM(Frontend, AsyncVectorCalls):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
+        lora: Lora = None,
     ) -> list[RequestOutput]:
         """The outputs of a prompt, or of several in input order; arguments and errors as `stream` has them.
 
         Cancelling the task cancels the requests.
         """
-        requests = await self._prepared(prompts, params, tools, template_variables)
+        requests = await self._prepared(prompts, params, tools, template_variables, lora)
         gathered = [Gathered(request.params) for request in requests]
         async with self._open(requests) as streams, contextlib.aclosing(merged(streams)) as deltas:
             async for delta in deltas:
@@ -158,6 +164,14 @@ class AsyncLLM(Frontend, AsyncVectorCalls):
                 request.output(one, stream.generation.timings(stream.started_ns))
                 for request, one, stream in zip(requests, gathered, streams, strict=True)
             ]
+
+    async def load_adapter(self, name: str, path: str | Path) -> None:
+        """As LLM.load_adapter; requests of other tasks go on meanwhile."""
+        await asyncio.to_thread(self.adapters.load, name, Path(path))
+
+    async def unload_adapter(self, name: str) -> None:
+        """As LLM.unload_adapter."""
+        self.adapters.unload(name)
 
     def stats(self) -> Any:
         """Counters of the engine since it was opened (binding.EngineStats)."""
@@ -206,6 +220,7 @@ class AsyncLLM(Frontend, AsyncVectorCalls):
             params=request.params,
             guide=request.make_guide,
             index=request.index,
+            adapter=request.adapter,
         )
         try:
             return self.engine.stream(engine_request)

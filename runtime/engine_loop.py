@@ -17,7 +17,8 @@ from .gathered import Gathered
 from .outputs import RequestFailure, RequestOutput, TokenDelta
 
 # What the engine may refuse in one request that the checks before cannot see; any other error is the engine's own.
-REFUSALS = ("invalid_argument", "out_of_range", "out_of_memory")
+# Not found is an adapter that was unloaded meanwhile.
+REFUSALS = ("invalid_argument", "not_found", "out_of_range", "out_of_memory")
 
 
 OnStep = Callable[[int], None]
@@ -139,6 +140,8 @@ class EngineLoop:
             wants["num_prompt_logprobs"] = request.params.prompt_logprobs
         if request.make_guide is not None:
             wants["guided"] = True
+        if request.adapter:
+            wants["adapter"] = request.adapter
         job.submit_ns = time.monotonic_ns()
         try:
             job.engine_id = int(self._engine.submit(request.token_ids, request.params, **wants))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llmc.runtime.guided.compiler import GuideCompiler, TokenGuide
 from llmc.runtime.guided.constraint import Guided
@@ -20,15 +20,21 @@ from .params import SamplingParams
 from .request_error import RequestError
 from .vector_task import VectorTask
 
+if TYPE_CHECKING:
+    from .adapters.adapters import Adapters
+
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Prompt: TypeAlias = "str | Sequence[int] | Messages"
 Prompts: TypeAlias = "Prompt | Sequence[Prompt]"
 """A text, token ids or a conversation, or a list of them."""
+Lora: TypeAlias = "str | Sequence[str | None] | None"
+"""The name of a LoRA adapter for all prompts, or one each; None for the model alone."""
 
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """A prompt that was checked. text: None when it was not given as one. make_guide: makes one a continuation."""
+    """A prompt that was checked. text: None when it was not given as one. make_guide: makes one a continuation.
+    adapter: the engine's number of a LoRA adapter, 0 for none."""
 
     index: int
     text: str | None
@@ -36,6 +42,7 @@ class PreparedRequest:
     params: SamplingParams
     decode: Decode
     make_guide: Callable[[], TokenGuide] | None
+    adapter: int = 0
 
     def generation(self, limit: ContextLimit) -> Generation:
         """What takes the engine's events of this request."""
@@ -58,7 +65,9 @@ class PreparedRequest:
 
 class Frontend:
     """Prompts of an artifact. max_model_len: tokens a request may have, prompt and output, as `limit` has it.
-    vector_task: of a model that gives vectors, None for one that writes text."""
+    vector_task: of a model that gives vectors, None for one that writes text. adapters: those of the engine."""
+
+    adapters: Adapters
 
     def __init__(
         self,
@@ -106,8 +115,10 @@ class Frontend:
         params: SamplingParams | Sequence[SamplingParams] | None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
+        lora: Lora = None,
     ) -> list[PreparedRequest]:
-        """Checks all prompts; params: one for all, one each, or None for the model's defaults. Raises RequestError."""
+        """Checks all prompts; params: one for all, one each, or None for the model's defaults; lora: the name of an
+        adapter for all, or one each. Raises RequestError."""
         if self.vector_task is not None:
             self.vector_task.must_be("generate")
         items = as_batch(prompts)
@@ -118,10 +129,19 @@ class Frontend:
             if len(all_params) != len(items):
                 raise RequestError(f"{len(all_params)} sampling params for {len(items)} prompts: give one, or one each")
         variables = dict(template_variables or {})
-        return [
+        prepared = [
             self._prepare(index, self.encode_chat(item, tools=tools, **variables) if is_chat(item) else item, one)
             for index, (item, one) in enumerate(zip(items, all_params, strict=True))
         ]
+        adapters = self._adapter_ids(lora, len(items))
+        return [replace(one, adapter=adapter) for one, adapter in zip(prepared, adapters, strict=True)]
+
+    def _adapter_ids(self, lora: Lora, count: int) -> list[int]:
+        """The engine's numbers of the adapters of so many prompts."""
+        names = [lora] * count if lora is None or isinstance(lora, str) else list(lora)
+        if len(names) != count:
+            raise RequestError(f"{len(names)} names of adapters for {count} prompts: give one, or one each")
+        return [0 if name is None else self.adapters.id_of(name) for name in names]
 
     def _prepare(self, index: int, item: Any, params: SamplingParams) -> PreparedRequest:
         where = f"prompt {index}"

@@ -14,10 +14,11 @@ from llmc.runtime.misses.options import MissOptions, MissPolicy
 from llmc.runtime.warm_up.budget import budget_of
 from llmc.runtime.warm_up.warm_up import REPLAY_S, OnWarmStep
 
+from .adapters.adapters import Adapters
 from .binding import WEIGHT_MEMORY, Artifact, Engine, GraphInfo
 from .context_limit import ContextLimit
 from .engine_loop import EngineLoop, Job
-from .frontend import Frontend, Messages, PreparedRequest, Prompts
+from .frontend import Frontend, Lora, Messages, PreparedRequest, Prompts
 from .joining import join_graphs
 from .opening import decide_budget, warm
 from .outputs import RequestOutput, TokenDelta
@@ -57,6 +58,7 @@ class LLM(Frontend, VectorCalls):
     flags of `llmc serve`; `budget` tells what was decided. skip_warmup False: every graph is made warm before the first
     request, replayed for about warmup_seconds and walked through after that; on_warm_step is told of each. True: a
     graph's first use pays for what it touches first.
+    lora: LoRA adapters to load, path by name, of an artifact that was compiled with --lora-slots.
     Raises the binding's error when the artifact is not valid or does not run on this machine, BudgetError, BucketError
     for a record that cannot be written, and ModelPathError for "background" where the compiler is not installed.
     """
@@ -88,6 +90,7 @@ class LLM(Frontend, VectorCalls):
         skip_warmup: bool = True,
         warmup_seconds: float = REPLAY_S,
         on_warm_step: OnWarmStep | None = None,
+        lora: Mapping[str, str | Path] | None = None,
     ) -> None:
         record = None if record_misses is None else Path(record_misses)
         misses = MissOptions(miss_policy, record, on_bucket_news)
@@ -130,6 +133,8 @@ class LLM(Frontend, VectorCalls):
                 on_step=on_warm_step,
             )
             self._misses = MissHandling(self, misses)
+            for name, adapter in (lora or {}).items():
+                self.load_adapter(name, adapter)
         except BaseException:
             self.close()
             raise
@@ -137,6 +142,7 @@ class LLM(Frontend, VectorCalls):
     def _setup(self, path: Path, info: Any, chat_template: str | None = None) -> None:
         limit, task = ContextLimit.of_engine(self.engine, info), VectorTask.of_artifact(path, int(info.vector_width))
         super().__init__(path, int(info.vocab_size), limit, chat_template, task)
+        self.adapters = Adapters(path, self.artifact, self.engine)
         self.graphs: list[GraphInfo] = list(self.artifact.graphs())
         self.max_num_seqs = int(info.max_num_seqs)
         self._loop = EngineLoop(self.engine, self.max_num_seqs)
@@ -156,16 +162,18 @@ class LLM(Frontend, VectorCalls):
         on_output: OnOutput | None = None,
         on_delta: OnDelta | None = None,
         progress: Progress | None = None,
+        lora: Lora = None,
     ) -> list[RequestOutput]:
         """Runs a batch of prompts (texts, lists of token ids, conversations) and returns their outputs in input order.
 
-        params: one for all or one a prompt; None: `default_params()`. on_output is called as each request finishes, in
+        params: one for all or one a prompt; None: `default_params()`. lora: the name of an adapter that is loaded, for
+        all or one a prompt, None for the model alone. on_output is called as each request finishes, in
         that order; on_delta with what continuations gained, after each step. Every prompt is checked before any runs:
         raises RequestError for one that is empty, too long or has token ids out of range. A request that the engine
         fails says why in its output's `error`; the others go on. When a callback or a signal raises, what still runs is
         cancelled and the error goes on.
         """
-        requests = self.prepare(prompts, params)
+        requests = self.prepare(prompts, params, lora=lora)
         outputs: list[RequestOutput | None] = [None] * len(requests)
         num_finished = num_tokens = 0
 
@@ -199,6 +207,7 @@ class LLM(Frontend, VectorCalls):
         on_output: OnOutput | None = None,
         on_delta: OnDelta | None = None,
         progress: Progress | None = None,
+        lora: Lora = None,
     ) -> list[RequestOutput]:
         """`generate` for one conversation, or a list of them, rendered with the model's chat template.
 
@@ -208,7 +217,7 @@ class LLM(Frontend, VectorCalls):
         conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         variables = dict(template_variables or {})
         prompts = [self.encode_chat(conversation, tools=tools, **variables) for conversation in conversations]
-        return self.generate(prompts, params, on_output=on_output, on_delta=on_delta, progress=progress)
+        return self.generate(prompts, params, on_output=on_output, on_delta=on_delta, progress=progress, lora=lora)
 
     def stream(
         self,
@@ -217,13 +226,23 @@ class LLM(Frontend, VectorCalls):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
+        lora: Lora = None,
     ) -> Generator[TokenDelta, None, None]:
         """What one prompt or conversation gains, or several, as it comes; each delta names its prompt and output.
 
         Arguments and errors are those of `generate` and `chat`, prompts are checked at once. A request that the engine
         fails ends with a delta that has an `error`. Closing the iterator cancels what still runs; several may be open.
         """
-        return self._deltas(self.prepare(prompts, params, tools, template_variables))
+        return self._deltas(self.prepare(prompts, params, tools, template_variables, lora))
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Loads a LoRA adapter, as PEFT saves it, for requests to choose by name. Raises AdapterError, and then nothing
+        has changed."""
+        self.adapters.load(name, Path(path))
+
+    def unload_adapter(self, name: str) -> None:
+        """No new request finds it; those that run with it end with it. Raises AdapterError for an unknown name."""
+        self.adapters.unload(name)
 
     def _deltas(self, requests: Sequence[PreparedRequest]) -> Generator[TokenDelta, None, None]:
         with contextlib.closing(self._loop.run(Job(request, self.limit) for request in requests)) as steps:

@@ -14,6 +14,7 @@ from llmc.distribution import NAME
 ABI_VERSION = 3
 MAX_TOP_LOGPROBS = 20
 MAX_BUCKET_MISSES = 1024
+MAX_ADAPTER_PARTS = 8
 
 I32P = POINTER(c_int32)
 U32P = POINTER(c_uint32)
@@ -54,6 +55,16 @@ class ArtifactInfo(ctypes.Structure):
         ("target_kind", c_char * 256),
         ("target_name", c_char * 256),
         *_each(c_int32, "vector_width", "whole_prompts"),
+        *_each(c_uint32, "num_adapter_linears", "adapter_slots", "adapter_rank", "reserved"),
+        ("adapter_bytes", c_uint64),
+    ]
+
+
+class AdapterLinear(ctypes.Structure):
+    _fields_ = [
+        *_each(c_uint32, "struct_size", "columns", "num_parts"),
+        ("rows", c_uint32 * MAX_ADAPTER_PARTS),
+        ("name", c_char * 256),
     ]
 
 
@@ -166,6 +177,16 @@ class Request(ctypes.Structure):
         ("deadline_ns", c_uint64),
         ("vector", POINTER(c_float)),
         ("vector_capacity", c_uint64),
+        ("adapter", c_uint64),
+    ]
+
+
+class AdapterMatrix(ctypes.Structure):
+    _fields_ = [
+        *_each(c_uint32, "struct_size", "linear", "part", "rank"),
+        ("scale", c_float),
+        ("reserved", c_uint32),
+        *_each(F32P, "a", "b"),
     ]
 
 
@@ -313,6 +334,7 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_artifact_verify": [c_void_p, _E],
     "llmc_artifact_get_info": [c_void_p, POINTER(ArtifactInfo), _E],
     "llmc_artifact_get_graph": [c_void_p, c_uint32, POINTER(GraphInfo), _E],
+    "llmc_artifact_get_adapter_linear": [c_void_p, c_uint32, POINTER(AdapterLinear), _E],
     "llmc_device_list_kinds": [POINTER(DeviceKind), c_uint64, U64P, _E],
     "llmc_device_open": [c_char_p, POINTER(KeyValue), c_uint64, POINTER(c_void_p), _E],
     "llmc_device_get_facts": [c_void_p, POINTER(KeyValue), c_uint64, U64P, _E],
@@ -329,6 +351,8 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_engine_create": [c_void_p, c_void_p, POINTER(EngineOptions), POINTER(c_void_p), _E],
     "llmc_engine_submit": [c_void_p, POINTER(Request), U64P, _E],
     "llmc_engine_cancel": [c_void_p, c_uint64, _E],
+    "llmc_engine_load_adapter": [c_void_p, POINTER(AdapterMatrix), c_uint64, U64P, _E],
+    "llmc_engine_unload_adapter": [c_void_p, c_uint64, _E],
     "llmc_engine_set_token_mask": [c_void_p, c_uint64, c_uint32, U32P, c_uint64, _E],
     "llmc_engine_wait": [c_void_p, c_uint64, POINTER(c_uint32), _E],
     "llmc_engine_warm_graph": [c_void_p, c_uint32, U64P, _E],

@@ -17,7 +17,8 @@ class ArtifactInfo:
     """llmc_artifact_info of llmc.h: counts, the model's sizes, bytes, and what it was compiled for.
 
     vector_width: floats of the vector that a prompt gives in place of tokens, 0: the model writes text. whole_prompts
-    1: a step must hold all tokens of a prompt.
+    1: a step must hold all tokens of a prompt. num_adapter_linears: layers that LoRA adapters may be added to, of which
+    adapter_slots are loaded at once, of rank adapter_rank at most; adapter_bytes: of one.
     """
 
     num_graphs: int
@@ -40,6 +41,19 @@ class ArtifactInfo:
     target_name: str
     vector_width: int = 0
     whole_prompts: int = 0
+    num_adapter_linears: int = 0
+    adapter_slots: int = 0
+    adapter_rank: int = 0
+    adapter_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class AdapterLinear:
+    """llmc_adapter_linear of llmc.h: a layer that adapters may be added to, by its weight. rows: of each part."""
+
+    name: str
+    columns: int
+    rows: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +102,15 @@ class Artifact(Handle):
     def graphs(self) -> list[GraphInfo]:
         """The graphs of the ladder, by index."""
         return [self._graph(index) for index in range(self.info.num_graphs)]
+
+    def adapter_linears(self) -> list[AdapterLinear]:
+        """The layers that adapters may be added to, by index."""
+        return [self._adapter_linear(index) for index in range(self.info.num_adapter_linears)]
+
+    def _adapter_linear(self, index: int) -> AdapterLinear:
+        info = sized(abi.AdapterLinear)
+        call("llmc_artifact_get_adapter_linear", self.pointer, index, byref(info))
+        return AdapterLinear(_text(info.name), info.columns, tuple(info.rows[: info.num_parts]))
 
     def _graph(self, index: int) -> GraphInfo:
         info = sized(abi.GraphInfo)

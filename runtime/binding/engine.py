@@ -46,6 +46,20 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True)
+class AdapterMatrix:
+    """What a LoRA adapter adds to a part of a linear layer, both as Artifact.adapter_linears counts them: scale · b a.
+
+    a: float32 [rank, columns]; b: float32 [rows, rank].
+    """
+
+    linear: int
+    part: int
+    scale: float
+    a: npt.NDArray[np.float32]
+    b: npt.NDArray[np.float32]
+
+
 # Not frozen: one is made for every token, and that would take six times as long.
 @dataclasses.dataclass(slots=True)
 class Event:
@@ -174,6 +188,7 @@ class Engine(Handle):
             call("llmc_engine_create", opened.pointer, artifact.pointer, byref(native), byref(pointer))
         self._pointer = pointer
         self._events = (abi.Event * self._POLL_CAPACITY)()
+        self._adapter_linears = artifact.adapter_linears()
         self._gives_vectors = artifact.info.vector_width > 0
         self._vectors: dict[int, npt.NDArray[np.float32]] = {}
         """Arrays that the engine may still write to."""
@@ -201,6 +216,7 @@ class Engine(Handle):
         num_prompt_logprobs: int | None = None,
         deadline_ns: int = 0,
         vector: npt.NDArray[np.float32] | None = None,
+        adapter: int = 0,
         **sampling: Any,
     ) -> int:
         """Queues a request and returns its id. Other keyword arguments override fields of `params`.
@@ -208,7 +224,7 @@ class Engine(Handle):
         guided: each token needs a mask (set_token_mask). num_prompt_logprobs: None, or 0 … 20 alternatives beside each
         of the prompt's tokens. deadline_ns: on time.monotonic_ns(), when the request ends with reason "timeout"; 0:
         never. vector: of a model that gives vectors, an array of vector_width numbers, which is filled before the
-        request is "finished"; it is kept until then. Raises LlmcError.
+        request is "finished"; it is kept until then. adapter: what load_adapter returned, 0: none. Raises LlmcError.
         """
         chosen = dataclasses.replace(params or SamplingParams(), **sampling)
         prompt = int32("prompt_ids", prompt_ids)
@@ -220,7 +236,7 @@ class Engine(Handle):
         request.priority = priority
         request.prompt_token_ids = prompt.ctypes.data_as(abi.I32P)
         request.num_prompt_tokens = prompt.size
-        request.guided, request.deadline_ns = int(guided), deadline_ns
+        request.guided, request.deadline_ns, request.adapter = int(guided), deadline_ns, adapter
         request.num_prompt_logprobs = -1 if num_prompt_logprobs is None else num_prompt_logprobs
         native = initial("llmc_sampling_params_init", abi.SamplingParams)
         for name in _PLAIN_SAMPLING:
@@ -248,6 +264,31 @@ class Engine(Handle):
     def cancel(self, request_id: int) -> None:
         """Ends a request; it finishes with reason "cancelled"."""
         call("llmc_engine_cancel", self.pointer, request_id)
+
+    def load_adapter(self, matrices: Sequence[AdapterMatrix]) -> int:
+        """Loads an adapter into a free slot, beside a step in flight; returns the number that requests name it by.
+
+        What no matrix is of stays as the model has it. Raises LlmcError, "queue_full" where every slot is taken, and
+        IndexError and ValueError for matrices that do not fit the artifact.
+        """
+        native, kept = (abi.AdapterMatrix * len(matrices))(), []
+        for to, matrix in zip(native, matrices, strict=True):
+            a, b = (np.ascontiguousarray(part, dtype=np.float32) for part in (matrix.a, matrix.b))
+            linear = self._adapter_linears[matrix.linear]
+            sizes = (len(a), linear.columns), (linear.rows[matrix.part], len(a))
+            if (a.shape, b.shape) != sizes:
+                raise ValueError(f"a has shape {a.shape} and b {b.shape}; pass {sizes[0]} and {sizes[1]}")
+            kept += [a, b]
+            to.struct_size = ctypes.sizeof(abi.AdapterMatrix)
+            to.linear, to.part, to.rank, to.scale = matrix.linear, matrix.part, len(a), matrix.scale
+            to.a, to.b = a.ctypes.data_as(abi.F32P), b.ctypes.data_as(abi.F32P)
+        number = c_uint64()
+        call("llmc_engine_load_adapter", self.pointer, native, len(native), byref(number))
+        return number.value
+
+    def unload_adapter(self, adapter: int) -> None:
+        """No new request may use it; its slot is free when those that do have ended. Raises LlmcError."""
+        call("llmc_engine_unload_adapter", self.pointer, adapter)
 
     def set_token_mask(self, request_id: int, output_index: int, words: npt.ArrayLike) -> None:
         """The tokens a guided continuation may take next: words is uint32 [1 … ceil(vocab_size / 32)], bit t % 32 of

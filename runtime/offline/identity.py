@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from llmc.peft_format import CONFIG, WEIGHTS
 from llmc.runtime.offline.prompts import Prompt
 from llmc.runtime.params import SamplingParams
 
@@ -16,8 +17,18 @@ _FILES = ("manifest.json", "tokenizer.json", "tokenizer_config.json", "special_t
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
-def run_identity(artifact: Path, prompts: Sequence[Prompt], params: SamplingParams, *, chat: bool) -> dict[str, Any]:
-    """Everything that decides the results, as JSON data: greedy or with a seed, equal identities give equal results."""
+def run_identity(
+    artifact: Path,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    *,
+    chat: bool,
+    lora: Mapping[str, Path] | None = None,
+) -> dict[str, Any]:
+    """Everything that decides the results, as JSON data: greedy or with a seed, equal identities give equal results.
+
+    lora: directories of the adapters, by name. Raises OSError for one that cannot be read.
+    """
     hashed = hashlib.sha256()
     for prompt in prompts:
         hashed.update(json.dumps(prompt.as_record(), sort_keys=True).encode() + b"\n")
@@ -26,6 +37,7 @@ def run_identity(artifact: Path, prompts: Sequence[Prompt], params: SamplingPara
         "chat": chat,
         "sampling": asdict(params),
         "prompts": {"count": len(prompts), "sha256": hashed.hexdigest()},
+        **({"lora": {name: _adapter_digest(path) for name, path in lora.items()}} if lora else {}),
     }
     # As it will be read back: tuples are lists, keys are texts.
     result: dict[str, Any] = json.loads(json.dumps(identity))
@@ -42,6 +54,8 @@ def difference(before: Any, now: Mapping[str, Any]) -> str | None:
         return f"artifact {str(before.get('artifact'))[:12]} and this run has {now['artifact'][:12]}"
     if before.get("chat") != now["chat"]:
         return "--chat and this run has none" if before.get("chat") else "no --chat and this run has it"
+    if before.get("lora") != now.get("lora"):
+        return "other adapters"
     sampling = before.get("sampling")
     known = sampling if isinstance(sampling, Mapping) else {}
     for name, value in now["sampling"].items():
@@ -52,6 +66,14 @@ def difference(before: Any, now: Mapping[str, Any]) -> str | None:
     if count != now["prompts"]["count"]:
         return f"{count} prompts and this run has {now['prompts']['count']}"
     return "other prompts"
+
+
+def _adapter_digest(path: Path) -> str:
+    hashed = hashlib.sha256()
+    for name in (CONFIG, WEIGHTS):
+        with (path / name).open("rb") as file:
+            hashed.update(hashlib.file_digest(file, "sha256").digest())
+    return hashed.hexdigest()
 
 
 def _artifact_digest(artifact: Path) -> str:

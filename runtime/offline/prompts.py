@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from llmc.regular_file import JsonError, parse_json, read_text
 from llmc.shown import shown
 
 _KEYS = ("prompt", "prompt_token_ids", "messages")
-_MORE_KEYS = ("tools",)
+_MORE_KEYS = ("tools", "lora")
 _MAX_FILE_BYTES = 1 << 32
 
 
@@ -21,12 +21,16 @@ class PromptError(ValueError):
 
 @dataclass(frozen=True)
 class Prompt:
-    """Exactly one of the three is set: a text, token ids, or the messages of a conversation, which may have tools."""
+    """Exactly one of the three is set: a text, token ids, or the messages of a conversation, which may have tools.
+
+    lora: the name of the adapter that it runs with; None: it says nothing of one.
+    """
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     messages: tuple[dict[str, Any], ...] | None = None
     tools: tuple[dict[str, Any], ...] | None = None
+    lora: str | None = None
 
     def as_record(self) -> dict[str, Any]:
         """The prompt's part of an output line; equal records mean the same prompt."""
@@ -37,6 +41,8 @@ class Prompt:
             record["messages"] = list(self.messages)
         if self.tools is not None:
             record["tools"] = list(self.tools)
+        if self.lora is not None:
+            record["lora"] = self.lora
         return record
 
     def as_chat(self) -> tuple[dict[str, Any], ...] | None:
@@ -70,7 +76,7 @@ def parse_lines(lines: Iterable[str]) -> list[Prompt]:
 
 
 def parse_jsonl(lines: Iterable[str], name: str) -> list[Prompt]:
-    """A JSON object a line with `prompt`, `prompt_token_ids`, or `messages` and perhaps `tools`.
+    """A JSON object a line with `prompt`, `prompt_token_ids`, or `messages` and perhaps `tools`; and perhaps `lora`.
 
     Raises PromptError naming the line.
     """
@@ -96,7 +102,13 @@ def _from_record(record: Any, where: str) -> Prompt:
     keys = [key for key in record if key in _KEYS]
     if len(keys) != 1:
         raise PromptError(f"{where} has {len(keys)} prompts: give exactly one of {', '.join(_KEYS)}")
-    key = keys[0]
+    key, lora = keys[0], record.get("lora")
+    if "lora" in record and (not isinstance(lora, str) or not lora):
+        raise PromptError(f"{where}: lora {shown(lora)} is not the name of an adapter")
+    return replace(_prompt(record, key, where), lora=lora)
+
+
+def _prompt(record: dict[str, Any], key: str, where: str) -> Prompt:
     value, tools = record[key], record.get("tools")
     if "tools" in record and key != "messages":
         raise PromptError(f"{where} has tools beside {key}: they belong to messages")

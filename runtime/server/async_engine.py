@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.machine import available_memory
+from llmc.runtime.adapters.adapters import Adapters
 from llmc.runtime.binding import Artifact, Engine, EngineStats, GraphInfo, LlmcError
 from llmc.runtime.binding.engine import BucketMiss, Event, GraphStats
 from llmc.runtime.context_limit import ContextLimit
@@ -86,6 +87,7 @@ class AsyncEngine:
         self.vocab_size = info.vocab_size
         self.vector_task = VectorTask.of_artifact(path, info.vector_width)
         self.max_num_seqs = min(info.max_num_seqs, int(options.get("max_num_seqs") or info.max_num_seqs))
+        self.adapters = Adapters(path, self.artifact, self.engine)
         self.graphs: list[GraphInfo] = self.artifact.graphs()
         self.generation_config = read_generation_config(path)
         self.on_submit: list[Callable[[EngineRequest], None]] = []
@@ -373,6 +375,9 @@ class AsyncEngine:
     def _submit(self, stream: RequestStream) -> int:
         """Gives the engine a request and returns its id. Raises QueueFull and LlmcError."""
         request = stream.request
+        more: dict[str, Any] = {} if stream.vector is None else {"vector": stream.vector}
+        if request.adapter:
+            more["adapter"] = request.adapter
         deadline_ns = 0 if request.deadline_s is None else stream.started_ns + int(request.deadline_s * 1e9)
         try:
             engine_id = self.engine.submit(
@@ -382,12 +387,14 @@ class AsyncEngine:
                 guided=request.guide is not None,
                 num_prompt_logprobs=request.params.prompt_logprobs,
                 deadline_ns=deadline_ns,
-                **({} if stream.vector is None else {"vector": stream.vector}),
+                **more,
             )
         except LlmcError as error:
             if error.name != "queue_full":
                 raise
             raise self._queue_full() from error
+        if request.adapter:
+            self.adapters.count(request.adapter)
         # Events of this request are taken on this thread, so none can come before it is known here.
         stream.cancel = partial(self._cancel, engine_id)
         self._streams[engine_id] = stream

@@ -16,7 +16,7 @@ class EngineRequest:
 
     deadline_s: seconds from submission until it ends with the reason "timeout"; None: never. guide: makes a Guide of
     an empty text; called in a worker thread. index: what its deltas carry. vector_width: numbers of the vector that it
-    gives in place of tokens, 0: it gives tokens.
+    gives in place of tokens, 0: it gives tokens. adapter: the engine's number of a LoRA adapter, 0 for none.
     """
 
     request_id: str
@@ -27,6 +27,7 @@ class EngineRequest:
     guide: Callable[[], Guide] | None = None
     index: int = 0
     vector_width: int = 0
+    adapter: int = 0
 
 
 @dataclass(frozen=True)

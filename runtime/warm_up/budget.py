@@ -126,22 +126,25 @@ def plan_budget(
     """Decides under `available` bytes. order: all graphs by index, the ones to keep first. Raises BudgetError."""
     usable = int(available * options.utilization)
     lines = [f"{_size(available)} available, memory-utilization {options.utilization:g}: {_size(usable)} to use"]
-    left = usable - info.weight_bytes
+    for_adapters = info.adapter_slots * info.adapter_bytes
+    left = usable - info.weight_bytes - for_adapters
     # Where a prompt runs in one step, the largest graph serves all of them.
     base = base_graphs(graphs, smallest=not info.whole_prompts)
     least = graph_set_bytes((graphs[i] for i in base), info.vocab_size)
     blocks_per_seq = -(-info.max_model_len // info.block_size)
     # One block more: the dummy block of padding.
     least_kv = (blocks_per_seq + 1) * info.kv_block_bytes
+    room = f"room for adapters ({for_adapters}), " if for_adapters else ""
     if left < least + least_kv:
         raise BudgetError(
             f"memory-utilization {options.utilization:g} of {available} bytes is {usable}, but weights "
-            f"({info.weight_bytes}), one graph of each phase ({least}) and the KV cache of one sequence ({least_kv}) "
-            f"need {info.weight_bytes + least + least_kv}: raise it or free memory"
+            f"({info.weight_bytes}), {room}one graph of each phase ({least}) and the KV cache of one sequence "
+            f"({least_kv}) need {usable - left + least + least_kv}: raise it or free memory"
         )
     reserved = int(left * options.graph_reserved)
     prompt_share = int(reserved * options.graph_prompt_ratio)
-    lines.append(f"weights {_size(info.weight_bytes)}, {_size(left)} left")
+    held = f", room for adapters {_size(for_adapters)}" if for_adapters else ""
+    lines.append(f"weights {_size(info.weight_bytes)}{held}, {_size(left)} left")
     lines.append(
         f"graph-reserved-memory {options.graph_reserved:g}: {_size(reserved)} for graphs, of which graph-prompt-ratio "
         f"{options.graph_prompt_ratio:g} gives {_size(prompt_share)} to prompts and {_size(reserved - prompt_share)} "

@@ -1,4 +1,6 @@
 // llmc_artifact_* of llmc.h.
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <string>
 
@@ -66,6 +68,10 @@ llmc_status llmc_artifact_get_info(const llmc_artifact* artifact, llmc_artifact_
     value.kv_block_bytes = a.shape().kv_block_bytes;
     value.vector_width = model.vector_width;
     value.whole_prompts = model.whole_prompts;
+    value.num_adapter_linears = static_cast<uint32_t>(a.adapters().size());
+    value.adapter_slots = static_cast<uint32_t>(model.adapter_slots);
+    value.adapter_rank = static_cast<uint32_t>(model.adapter_rank);
+    for (const llmc::AdapterRecord& adapter : a.adapters()) value.adapter_bytes += adapter.slot_bytes;
     llmc::WriteStruct(value, info->struct_size, info);
     return Status::Ok();
   });
@@ -93,6 +99,28 @@ llmc_status llmc_artifact_get_graph(const llmc_artifact* artifact, uint32_t inde
     value.max_blocks_per_seq = graph.max_blocks_per_seq;
     value.num_commands = graph.num_commands;
     value.arena_bytes = graph.arena_bytes;
+    llmc::WriteStruct(value, info->struct_size, info);
+    return Status::Ok();
+  });
+}
+
+llmc_status llmc_artifact_get_adapter_linear(const llmc_artifact* artifact, uint32_t index, llmc_adapter_linear* info,
+                                             llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (!artifact) return NullArgument("artifact");
+    LLMC_RETURN_IF_ERROR(CheckStruct(info, "info"));
+    const auto& adapters = artifact->artifact->adapters();
+    if (index >= adapters.size()) {
+      return Status::Error(LLMC_ERR_OUT_OF_RANGE, "layer " + std::to_string(index) +
+                                                      " with a pool of adapters does not exist; the artifact has " +
+                                                      std::to_string(adapters.size()));
+    }
+    const llmc::AdapterRecord& adapter = adapters[index];
+    llmc_adapter_linear value{};
+    value.columns = adapter.columns;
+    value.num_parts = adapter.num_parts;
+    std::copy(std::begin(adapter.rows), std::end(adapter.rows), value.rows);
+    CopyName(artifact->artifact->weight_name(adapter.weight), value.name);
     llmc::WriteStruct(value, info->struct_size, info);
     return Status::Ok();
   });

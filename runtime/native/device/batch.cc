@@ -55,6 +55,7 @@ Status CheckSizes(const StepBatch& b) {
       {"context_lens", b.context_lens, b.num_seqs},
       {"query_start", b.query_start, uint64_t{b.num_seqs} + 1},
       {"sample_index", b.sample_index, b.num_samples},
+      {"adapter_slots", b.adapter_slots, b.adapter_slots.empty() ? 0 : uint64_t{b.num_seqs}},
   };
   for (const auto& array : arrays) {
     if (array.values.size() < array.needed) {
@@ -75,6 +76,10 @@ Status CheckBatch(const ModelShape& model, uint32_t num_blocks, const BatchView&
   LLMC_RETURN_IF_ERROR(CheckRange("positions", b.positions, b.num_tokens, 0, model.max_model_len - 1));
   LLMC_RETURN_IF_ERROR(CheckRange("slot_mapping", b.slot_mapping, b.num_tokens, 0, max_slot));
   LLMC_RETURN_IF_ERROR(CheckRange("sample_index", b.sample_index, b.num_samples, 0, int64_t{b.num_tokens} - 1));
+  if (b.adapter_slots != nullptr) {
+    LLMC_RETURN_IF_ERROR(
+        CheckRange("adapter_slots", b.adapter_slots, b.num_seqs, kNoAdapter, int64_t{model.adapter_slots} - 1));
+  }
   if (b.query_start[0] != 0) return OutOfRange("query_start", 0, b.query_start[0], 0, 0);
   if (b.query_start[b.num_seqs] != static_cast<int64_t>(b.num_tokens)) {
     return OutOfRange("query_start", b.num_seqs, b.query_start[b.num_seqs], b.num_tokens, b.num_tokens);

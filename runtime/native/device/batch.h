@@ -8,17 +8,22 @@
 
 namespace llmc {
 
+constexpr int32_t kNoAdapter = -1;
+
 // int32 arrays packed (ragged) at the front, as FORMAT.md describes. Vectors are reused.
 struct StepBatch {
   uint32_t graph = 0;
   uint32_t num_tokens = 0, num_seqs = 0, num_samples = 0, block_table_stride = 0;
   std::vector<int32_t> input_ids, positions, slot_mapping, block_tables, context_lens, query_start, sample_index;
+  // Of each sequence the slot of its adapter, kNoAdapter for none; empty: no sequence has one.
+  std::vector<int32_t> adapter_slots{};
 };
 
 // A StepBatch as plain pointers, so that callers keep their own storage.
 struct BatchView {
   uint32_t graph, num_tokens, num_seqs, num_samples, block_table_stride;
   const int32_t *input_ids, *positions, *slot_mapping, *block_tables, *context_lens, *query_start, *sample_index;
+  const int32_t* adapter_slots = nullptr;  // NULL: no sequence has an adapter
 };
 
 // Valid as long as the batch does not change.
@@ -34,7 +39,8 @@ inline BatchView ViewOf(const StepBatch& b) {
           b.block_tables.data(),
           b.context_lens.data(),
           b.query_start.data(),
-          b.sample_index.data()};
+          b.sample_index.data(),
+          b.adapter_slots.empty() ? nullptr : b.adapter_slots.data()};
 }
 
 // Whether a graph holds so many: what must be known before arrays of that length are read.

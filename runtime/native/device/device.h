@@ -7,6 +7,7 @@
 
 #include "artifact/model_shape.h"
 #include "core/status.h"
+#include "device/adapters.h"
 #include "device/batch.h"
 #include "sampling/sampler.h"
 
@@ -42,6 +43,13 @@ class Device {
   virtual Status AddGraphs(std::shared_ptr<const Artifact> artifact) {
     static_cast<void>(artifact);
     return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "This device takes no graphs once it was made.");
+  }
+
+  // Fills a slot of adapters; what the adapter says nothing of becomes empty. From any thread, also while a step runs that
+  // does not use the slot. Allocates nothing that steps wait for.
+  virtual Status LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) {
+    static_cast<void>(slot), static_cast<void>(matrices);
+    return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "This device takes no adapters.");
   }
 
   // Called once before each step, while nothing runs: what a device does for itself between steps. Changes no result. On

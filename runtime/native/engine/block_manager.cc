@@ -99,10 +99,10 @@ uint32_t BlockManager::Find(uint64_t parent_id, const int32_t* tokens) const {
   return 0;
 }
 
-void BlockManager::Lookup(const int32_t* tokens, uint32_t max_blocks, std::vector<uint32_t>* blocks,
+void BlockManager::Lookup(uint64_t root, const int32_t* tokens, uint32_t max_blocks, std::vector<uint32_t>* blocks,
                           uint64_t* id) const {
   blocks->clear();
-  *id = kRoot;
+  *id = root;
   if (!prefix_cache_) return;
   for (uint32_t i = 0; i < max_blocks; ++i) {
     uint32_t block = Find(*id, tokens + static_cast<size_t>(i) * block_size_);

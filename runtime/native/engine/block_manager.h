@@ -16,6 +16,9 @@ namespace llmc {
 class BlockManager {
  public:
   static constexpr uint64_t kRoot = 0;  // parent id of a sequence's first block
+  // The same of a sequence with an adapter, whose keys and values are its own: no id of a block is that large, and none
+  // of adapters is used again.
+  static constexpr uint64_t RootOf(uint64_t adapter) { return uint64_t{1} << 63 | adapter; }
 
   BlockManager(uint32_t num_blocks, uint32_t block_size, bool prefix_cache);
 
@@ -35,9 +38,10 @@ class BlockManager {
   // All blocks are free and none is cached, whatever they were before.
   void Clear() noexcept;
 
-  // Longest cached chain of full blocks that starts at the root, at most max_blocks. Acquires nothing.
-  // *id becomes the id of the last block found (kRoot when none).
-  void Lookup(const int32_t* tokens, uint32_t max_blocks, std::vector<uint32_t>* blocks, uint64_t* id) const;
+  // Longest cached chain of full blocks that starts at `root`, at most max_blocks. Acquires nothing.
+  // *id becomes the id of the last block found (root when none).
+  void Lookup(uint64_t root, const int32_t* tokens, uint32_t max_blocks, std::vector<uint32_t>* blocks,
+              uint64_t* id) const;
   // Enters a computed full block into the cache. Returns the id that its children must name as their parent: the
   // existing one when the same content is cached already.
   uint64_t Register(uint32_t block, uint64_t parent_id, const int32_t* tokens);
@@ -65,7 +69,7 @@ class BlockManager {
   // Prefix index: heads_[bucket] → chain through next_cached_, 0 ends it.
   std::vector<uint32_t> heads_, next_cached_;
   std::vector<uint64_t> id_, parent_id_;  // id 0: not cached
-  std::vector<int32_t> tokens_;           // [num_blocks][block_size] of cached blocks
+  std::vector<int32_t> tokens_;  // [num_blocks][block_size] of cached blocks
 };
 
 }  // namespace llmc

@@ -127,6 +127,15 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
                                                   "max_waiting.");
   }
   Request* r = request.get();
+  Adapter* adapter = c.adapter == 0 ? nullptr : FindAdapter(c.adapter);
+  if (adapter != nullptr) {
+    r->adapter = c.adapter;
+    r->adapter_slot = static_cast<int32_t>(adapter->slot);
+    r->sequences[0]->SetRoot(BlockManager::RootOf(c.adapter));
+  } else if (c.adapter != 0) {
+    return Status::Error(LLMC_ERR_NOT_FOUND,
+                         "Adapter " + std::to_string(c.adapter) + " is not loaded; load it before the request.");
+  }
   r->id = next_id_;
   r->sequences[0]->arrival = r->id;
   if (!c.sampling->has_seed) {
@@ -152,6 +161,7 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
     num_asked_ = num_asked;
     throw;
   }
+  if (adapter != nullptr) ++adapter->num_requests;
   ++next_id_;
   ++num_queued_;
   ++stats_.num_waiting;
@@ -326,6 +336,17 @@ Status Engine::CheckIntegrity() const {
                                                 std::to_string(scheduler_.num_running() + scheduler_.num_waiting()) +
                                                 ".");
   }
+  std::unordered_map<uint64_t, uint32_t> users;
+  for (const auto& [id, request] : live_) {
+    if (request->adapter != 0) ++users[request->adapter];
+  }
+  for (const auto& [id, adapter] : adapters_) {
+    if (adapter.num_requests != users[id] || (adapter.unloaded && adapter.num_requests == 0)) {
+      return Status::Error(LLMC_ERR_INTERNAL, "Adapter " + std::to_string(id) + " is kept for " +
+                                                  std::to_string(adapter.num_requests) + " requests, not for " +
+                                                  std::to_string(users[id]) + ".");
+    }
+  }
   for (const auto& [id, request] : live_) {
     // A mask set since the last step is not known to the scheduler yet.
     if (std::find(mask_inbox_.begin(), mask_inbox_.end(), request.get()) != mask_inbox_.end()) continue;
@@ -471,6 +492,7 @@ void Engine::Prepare() {
   b.context_lens.clear();
   b.query_start.assign(1, 0);
   b.sample_index.clear();
+  b.adapter_slots.clear();
   b.block_tables.assign(static_cast<size_t>(b.num_seqs) * b.block_table_stride, 0);
   int32_t* table = b.block_tables.data();
   for (const StepItem& item : plan_.items) {
@@ -483,6 +505,7 @@ void Engine::Prepare() {
     }
     std::copy_n(s.blocks.begin(), (end + block_size - 1) / block_size, table);
     table += b.block_table_stride;
+    if (!model_.adapters.empty()) b.adapter_slots.push_back(s.request->adapter_slot);
     b.context_lens.push_back(static_cast<int32_t>(end));
     b.query_start.push_back(static_cast<int32_t>(b.input_ids.size()));
     const int32_t row = static_cast<int32_t>(b.input_ids.size()) - static_cast<int32_t>(end);  // of position 0
@@ -578,6 +601,7 @@ void Engine::Fork(Sequence* parent) {
     child->arrival = parent->arrival;
     child->output_index = i;
     child->num_prompt = parent->num_prompt;
+    child->SetRoot(parent->root_id);
     child->tokens.reserve(r->max_length);
     child->tokens = parent->tokens;
     scheduler_.Fork(*parent, child.get());
@@ -858,7 +882,10 @@ void Engine::Publish(bool stepped, bool progressed) {
     for (std::vector<Request*>* inbox : {&cancel_inbox_, &mask_inbox_}) {
       inbox->erase(std::remove_if(inbox->begin(), inbox->end(), [](Request* r) { return r->ended; }), inbox->end());
     }
-    for (Request* r : ended_) live_.erase(r->id);
+    for (Request* r : ended_) {
+      ReleaseAdapter(*r);
+      live_.erase(r->id);
+    }
     ended_.clear();
   }
   num_queued_ = static_cast<uint32_t>(inbox_.size()) + scheduler_.num_unstarted();

@@ -31,11 +31,19 @@ struct Request {
   bool asked = false;  // its first masks were asked for, and it has not started: counted in Engine::num_asked_
   int32_t num_prompt_logprobs = -1;
   float* vector = nullptr;  // the caller's, of a model that gives vectors
+  uint64_t adapter = 0;  // 0: none
+  int32_t adapter_slot = kNoAdapter;
   uint64_t deadline_ns = 0;  // 0: none
   uint64_t arrival_ns = 0, first_scheduled_ns = 0, first_token_ns = 0;
   uint32_t num_unfinished = 0;
   std::vector<std::unique_ptr<Sequence>> sequences;
   std::vector<TokenMask> masks;  // [n] when guided
+};
+
+// One that is loaded, or being so. Requests that use it keep it when it is unloaded.
+struct Adapter {
+  uint32_t slot = 0, num_requests = 0;
+  bool ready = false, unloaded = false;
 };
 
 // What a warm-up replays; 0: as much as the bucket holds.
@@ -59,6 +67,10 @@ class Engine {
   // request.sampling is not NULL here.
   Status Submit(const llmc_request& c, uint64_t* id);
   Status Cancel(uint64_t id);
+  // Fills a free slot, beside a step in flight, which does not wait.
+  Status LoadAdapter(const std::vector<AdapterMatrix>& matrices, uint64_t* id);
+  // No request may use it from now on; its slot is free when the last one that does has ended.
+  Status UnloadAdapter(uint64_t id);
   Status SetTokenMask(uint64_t id, uint32_t output_index, const uint32_t* words, uint64_t num_words);
   // LLMC_READY_ bits; 0 after the timeout.
   uint32_t Wait(uint64_t timeout_ns);
@@ -94,6 +106,10 @@ class Engine {
   void ListTasks();
   void NameOwners();
   Status CheckVector(const llmc_request& c) const;
+  Status CheckMatrices(const std::vector<AdapterMatrix>& matrices) const;
+  Status TakeSlot(uint64_t* id, uint32_t* slot);
+  Adapter* FindAdapter(uint64_t id);
+  void ReleaseAdapter(const Request& request) noexcept;
   void GiveVectors(const float* rows);
   void Postprocess();
   void Fork(Sequence* parent);
@@ -147,7 +163,8 @@ class Engine {
 
   mutable std::mutex step_mutex_;  // held by Step and CheckIntegrity
   mutable std::mutex mutex_;  // guards what follows
-  uint64_t next_id_ = 1;
+  uint64_t next_id_ = 1, next_adapter_id_ = 1;
+  std::unordered_map<uint64_t, Adapter> adapters_;
   uint32_t num_queued_ = 0;  // requests that have not started
   std::condition_variable changed_;  // something that Ready depends on
   bool runnable_ = false;  // the next step may find work without news from outside

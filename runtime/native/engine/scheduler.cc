@@ -89,7 +89,7 @@ void Scheduler::ReleaseBlocks(Sequence* s) {
   for (size_t i = s->blocks.size(); i-- > 0;) blocks_->Release(s->blocks[i]);
   s->blocks.clear();
   s->num_computed = s->num_registered = 0;
-  s->parent_id = BlockManager::kRoot;
+  s->parent_id = s->root_id;
 }
 
 void Scheduler::Forget(const Sequence& s) {
@@ -357,7 +357,8 @@ Sequence* Scheduler::NextWaiting(bool no_held, uint64_t* id) {
     if (s->held && (no_held || s->started)) continue;
     // The last token is always computed, and so are those whose logits are wanted.
     const uint32_t length = static_cast<uint32_t>(s->tokens.size());
-    blocks_->Lookup(s->tokens.data(), (s->scoring() ? s->num_scored : length - 1) / block_size_, &hits_, id);
+    const uint32_t most = (s->scoring() ? s->num_scored : length - 1) / block_size_;
+    blocks_->Lookup(s->root_id, s->tokens.data(), most, &hits_, id);
     if (length - hits_.size() * block_size_ > s->held) return s;
   }
   return nullptr;

@@ -35,8 +35,12 @@ struct Sequence {
   uint32_t num_cached = 0;  // tokens found in the prefix cache at the first admission
   std::vector<uint32_t> blocks;
   uint32_t num_registered = 0;  // leading blocks offered to the prefix cache
+  uint64_t root_id = BlockManager::kRoot;  // what its blocks begin behind in the prefix cache
   uint64_t parent_id = BlockManager::kRoot;
   uint64_t last_step = 0;
+
+  // Before it computes anything.
+  void SetRoot(uint64_t root) { root_id = parent_id = root; }
 
   uint32_t num_remaining() const { return static_cast<uint32_t>(tokens.size()) - num_computed; }
   bool scoring() const { return num_scored < score_end; }

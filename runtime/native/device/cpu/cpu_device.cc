@@ -13,9 +13,10 @@ constexpr uint64_t kReplaysBeforeMove = 16;
 
 }  // namespace
 
-CpuDevice::CpuDevice(ModelShape shape, KvPool pool, std::unique_ptr<Team> team)
+CpuDevice::CpuDevice(ModelShape shape, KvPool pool, AdapterPools adapters, std::unique_ptr<Team> team)
     : shape_(std::move(shape)),
       pool_(std::move(pool)),
+      adapters_(std::move(adapters)),
       team_(std::move(team)),
       replay_(team_.get(), pool_.num_blocks()) {}
 
@@ -34,6 +35,8 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDevi
   LLMC_RETURN_IF_ERROR(CpuCode::Load(*artifact, &code));
   KvPool pool;
   LLMC_RETURN_IF_ERROR(KvPool::Allocate(*artifact, num_blocks, &pool));
+  AdapterPools adapters;
+  LLMC_RETURN_IF_ERROR(AdapterPools::Allocate(*artifact, &adapters));
   TeamOptions team_options;
   team_options.num_threads = options.num_threads;
   team_options.pin = options.pin;
@@ -42,7 +45,8 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDevi
   team_options.clock = options.clock;
   std::unique_ptr<Team> team;
   LLMC_RETURN_IF_ERROR(Team::Create(team_options, &team));
-  std::unique_ptr<CpuDevice> device(new CpuDevice(artifact->shape(), std::move(pool), std::move(team)));
+  std::unique_ptr<CpuDevice> device(
+      new CpuDevice(artifact->shape(), std::move(pool), std::move(adapters), std::move(team)));
   LLMC_RETURN_IF_ERROR(device->PlaceMemory(artifact, options));
   LLMC_RETURN_IF_ERROR(device->LoadProgram(std::move(artifact), std::move(code)));
   *out = std::move(device);
@@ -53,9 +57,9 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDevi
 Status CpuDevice::PlaceMemory(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options) {
   // A thread alone has what it touches first near by.
   if (team_->num_threads() > 1) spread_ = NodeSpread(team_->cpus(), options.nodes);
-  spread_pool_bytes_ = spread_.Place(pool_.pages());
-  // Pool and arena are taken from the system as they are used, most of them later.
-  const uint64_t reserve = pool_.pages().size() + artifact->max_arena_bytes();
+  spread_pool_bytes_ = spread_.Place(pool_.pages()) + spread_.Place(adapters_.pages());
+  // Pools and arena are taken from the system as they are used, most of them later.
+  const uint64_t reserve = pool_.pages().size() + adapters_.pages().size() + artifact->max_arena_bytes();
   weights_ = WeightMemory(std::move(artifact), options.weights, reserve);
   if (options.weights.mode == WeightMode::kCopied) {
     while (!weights_.settled()) LLMC_RETURN_IF_ERROR(weights_.Move(team_.get(), &spread_));
@@ -66,8 +70,8 @@ Status CpuDevice::PlaceMemory(std::shared_ptr<const Artifact> artifact, const Cp
 // Everything that may fail or throw comes before the first change.
 Status CpuDevice::LoadProgram(std::shared_ptr<const Artifact> artifact, std::shared_ptr<const CpuCode> code) {
   CpuProgram program;
-  LLMC_RETURN_IF_ERROR(
-      CpuProgram::Make(std::move(artifact), std::move(code), weights_, pool_, team_->num_threads(), &program));
+  LLMC_RETURN_IF_ERROR(CpuProgram::Make(std::move(artifact), std::move(code), {weights_, pool_, adapters_},
+                                        team_->num_threads(), &program));
   program.PlaceArena(&spread_);
   replay_.Adopt(std::move(program));
   return Status::Ok();

@@ -7,6 +7,7 @@
 
 #include "artifact/artifact.h"
 #include "device/command_runner.h"
+#include "device/cpu/adapter_pools.h"
 #include "device/cpu/cpu_program.h"
 #include "device/cpu/cpu_replay.h"
 #include "device/cpu/kv_pool.h"
@@ -41,6 +42,10 @@ class CpuDevice final : public Device, public CommandRunner {
 
   const ModelShape& model() const override { return shape_; }
   Status AddGraphs(std::shared_ptr<const Artifact> artifact) override;
+  Status LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) override {
+    adapters_.Load(slot, matrices);
+    return Status::Ok();
+  }
   uint32_t num_blocks() const override { return pool_.num_blocks(); }
   uint32_t num_host_threads() const override { return team_->num_threads(); }
   // Moves a part of the weights to where they are read fastest, if that pays. An error: weights cannot be read.
@@ -70,12 +75,13 @@ class CpuDevice final : public Device, public CommandRunner {
   MemorySpread memory_spread() const;
 
  private:
-  CpuDevice(ModelShape shape, KvPool pool, std::unique_ptr<Team> team);
+  CpuDevice(ModelShape shape, KvPool pool, AdapterPools adapters, std::unique_ptr<Team> team);
   Status PlaceMemory(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options);
   Status LoadProgram(std::shared_ptr<const Artifact> artifact, std::shared_ptr<const CpuCode> code);
 
   ModelShape shape_;
   KvPool pool_;
+  AdapterPools adapters_;
   std::unique_ptr<Team> team_;
   NodeSpread spread_;
   uint64_t spread_pool_bytes_ = 0;

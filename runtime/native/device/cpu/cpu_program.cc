@@ -10,8 +10,8 @@ constexpr uint32_t kTasksOfThread = 4;  // at most: every share of many rows wid
 
 }  // namespace
 
-Status CpuProgram::Make(std::shared_ptr<const Artifact> of, std::shared_ptr<const CpuCode> code,
-                        const WeightMemory& weights, const KvPool& pool, uint32_t num_threads, CpuProgram* out) {
+Status CpuProgram::Make(std::shared_ptr<const Artifact> of, std::shared_ptr<const CpuCode> code, const Memory& memory,
+                        uint32_t num_threads, CpuProgram* out) {
   const Artifact& artifact = *of;
   out->artifact_ = std::move(of);
   out->code_ = std::move(code);
@@ -21,7 +21,8 @@ Status CpuProgram::Make(std::shared_ptr<const Artifact> of, std::shared_ptr<cons
   uint64_t offsets[kNumInputs + 1] = {}, bytes = 0, max_samples = 0;
   for (uint32_t i = 0; i < kNumInputs; ++i) {
     uint64_t largest = 0;
-    for (const GraphRecord& graph : artifact.graphs()) largest = std::max(largest, InputBytes(graph, i));
+    const bool read = i != kAdapterTiles || !artifact.adapters().empty();
+    for (const GraphRecord& graph : artifact.graphs()) largest = std::max(largest, read ? InputBytes(graph, i) : 0);
     offsets[i] = bytes;
     bytes += largest;
   }
@@ -31,23 +32,24 @@ Status CpuProgram::Make(std::shared_ptr<const Artifact> of, std::shared_ptr<cons
   LLMC_RETURN_IF_ERROR(Pages::Allocate(bytes, "inputs and logits", &out->io_));
   for (uint32_t i = 0; i < kNumInputs; ++i) out->inputs_[i] = reinterpret_cast<int32_t*>(out->io_.data() + offsets[i]);
   out->logits_ = reinterpret_cast<float*>(out->io_.data() + offsets[kNumInputs]);
-  out->Resolve(weights, pool, num_threads);
+  out->Resolve(memory, num_threads);
   return Status::Ok();
 }
 
-void* CpuProgram::Address(const OperandRecord& operand, const WeightMemory& weights, const KvPool& pool) const {
+void* CpuProgram::Address(const OperandRecord& operand, const Memory& memory) const {
   switch (static_cast<OperandKind>(operand.kind)) {
     case OperandKind::kArena: return arena_.data() + operand.offset;
-    case OperandKind::kWeight: return weights.address(operand.index) + operand.offset;
+    case OperandKind::kWeight: return memory.weights.address(operand.index) + operand.offset;
     case OperandKind::kInput: return reinterpret_cast<char*>(inputs_[operand.index]) + operand.offset;
-    case OperandKind::kKeyPool: return pool.keys(operand.index);
-    case OperandKind::kValuePool: return pool.values(operand.index);
+    case OperandKind::kKeyPool: return memory.pool.keys(operand.index);
+    case OperandKind::kValuePool: return memory.pool.values(operand.index);
     case OperandKind::kOutput: return reinterpret_cast<char*>(logits_) + operand.offset;
+    case OperandKind::kAdapters: return memory.adapters.pool(operand.index);
   }
   return nullptr;
 }
 
-void CpuProgram::Resolve(const WeightMemory& weights, const KvPool& pool, uint32_t num_threads) {
+void CpuProgram::Resolve(const Memory& memory, uint32_t num_threads) {
   const Artifact& artifact = *artifact_;
   std::size_t total = 0;
   for (const GraphRecord& graph : artifact.graphs()) {
@@ -66,7 +68,7 @@ void CpuProgram::Resolve(const WeightMemory& weights, const KvPool& pool, uint32
       step.family = command.family;
       step.streams = LaunchOf(artifact.kernels()[command.kernel]).weight_parts != 0;
       for (uint32_t o = 0; o < command.num_operands; ++o) {
-        step.buffers[o] = Address(artifact.operands()[command.first_operand + o], weights, pool);
+        step.buffers[o] = Address(artifact.operands()[command.first_operand + o], memory);
       }
       steps_.push_back(step);
     }

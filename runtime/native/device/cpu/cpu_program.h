@@ -8,6 +8,7 @@
 
 #include "artifact/artifact.h"
 #include "core/mapped_file.h"
+#include "device/cpu/adapter_pools.h"
 #include "device/cpu/cpu_code.h"
 #include "device/cpu/kv_pool.h"
 #include "device/cpu/memory_nodes.h"
@@ -41,8 +42,14 @@ class CpuProgram {
   };
 
   CpuProgram() = default;
-  static Status Make(std::shared_ptr<const Artifact> of, std::shared_ptr<const CpuCode> code,
-                     const WeightMemory& weights, const KvPool& pool, uint32_t num_threads, CpuProgram* out);
+  // Where operands lie that are no graph's own.
+  struct Memory {
+    const WeightMemory& weights;
+    const KvPool& pool;
+    const AdapterPools& adapters;
+  };
+  static Status Make(std::shared_ptr<const Artifact> of, std::shared_ptr<const CpuCode> code, const Memory& memory,
+                     uint32_t num_threads, CpuProgram* out);
 
   const Artifact& artifact() const { return *artifact_; }
   int32_t* input(Input which) const { return inputs_[which]; }
@@ -65,8 +72,8 @@ class CpuProgram {
   }
 
  private:
-  void* Address(const OperandRecord& operand, const WeightMemory& weights, const KvPool& pool) const;
-  void Resolve(const WeightMemory& weights, const KvPool& pool, uint32_t num_threads);
+  void* Address(const OperandRecord& operand, const Memory& memory) const;
+  void Resolve(const Memory& memory, uint32_t num_threads);
   void Deal(uint32_t graph, uint32_t num_threads);
   StreamedWeight Streamed(const CommandRecord& command, const Step& step) const;
 

@@ -55,6 +55,7 @@ void CpuReplay::CopyInputs(const BatchView& b) {
     std::fill(program_.input(kTokenSeq) + b.query_start[i], program_.input(kTokenSeq) + b.query_start[i + 1],
               static_cast<int32_t>(i));
   }
+  if (!program_.artifact().adapters().empty()) tiler_.Write(b, program_.input(kAdapterTiles));
   scalars_[0] = b.num_tokens;
   scalars_[1] = b.num_seqs;
   scalars_[2] = b.num_samples;
@@ -158,6 +159,7 @@ void CpuReplay::RunCommand(uint32_t command) const {
 
 void CpuReplay::Visit(uint32_t graph) {
   std::fill(std::begin(scalars_), std::end(scalars_), 0);
+  if (!program_.artifact().adapters().empty()) program_.input(kAdapterTiles)[0] = 0;
   RunTeam(graph);
 }
 

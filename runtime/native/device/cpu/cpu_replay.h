@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "device/adapters.h"
 #include "device/batch.h"
 #include "device/cpu/cpu_program.h"
 #include "device/cpu/gate.h"
@@ -79,6 +80,8 @@ class CpuReplay {
   uint64_t most_ahead_bytes_;
   CpuProgram program_;
   Claims claims_;
+
+  AdapterTiler tiler_;
 
   // The step being replayed.
   int64_t scalars_[8] = {};

@@ -89,7 +89,24 @@ typedef struct llmc_artifact_info {
   char target_name[256];    /* what it was compiled for */
   int32_t vector_width;     /* floats of the vector that a prompt gives in place of tokens; 0: the model writes text */
   int32_t whole_prompts;    /* 1: a step must hold all tokens of a prompt */
+  uint32_t num_adapter_linears; /* linear layers that adapters may be added to */
+  uint32_t adapter_slots;       /* adapters that are loaded at once; 0: none can be */
+  uint32_t adapter_rank;        /* the largest of one */
+  uint32_t reserved;
+  uint64_t adapter_bytes; /* of one adapter over all layers, of the largest rank */
 } llmc_artifact_info;
+
+#define LLMC_MAX_ADAPTER_PARTS 8
+
+/* A linear layer that adapters may be added to. Its outputs are those of its parts, one behind the other: layers of
+ * their own to adapters, as q, k and v are. */
+typedef struct llmc_adapter_linear {
+  uint32_t struct_size;
+  uint32_t columns; /* its inputs */
+  uint32_t num_parts;
+  uint32_t rows[LLMC_MAX_ADAPTER_PARTS]; /* outputs of each part */
+  char name[256];                        /* of its weight, NUL-terminated */
+} llmc_adapter_linear;
 
 typedef struct llmc_graph_info {
   uint32_t struct_size;
@@ -113,6 +130,9 @@ LLMC_API void llmc_artifact_close(llmc_artifact *artifact);
 LLMC_API llmc_status llmc_artifact_get_info(const llmc_artifact *artifact, llmc_artifact_info *info, llmc_error *error);
 LLMC_API llmc_status llmc_artifact_get_graph(const llmc_artifact *artifact, uint32_t index, llmc_graph_info *info,
                                              llmc_error *error);
+
+LLMC_API llmc_status llmc_artifact_get_adapter_linear(const llmc_artifact *artifact, uint32_t index,
+                                                      llmc_adapter_linear *info, llmc_error *error);
 
 /* ---- device: what runs an artifact ------------------------------------------------------------------------ */
 typedef struct llmc_device llmc_device;
@@ -300,6 +320,7 @@ typedef struct llmc_request {
   uint64_t deadline_ns;                 /* on the clock of llmc_event.time_ns: then it ends by TIMEOUT; 0: never */
   float *vector;                        /* of a model that gives vectors, see below; NULL for any other */
   uint64_t vector_capacity;             /* in floats, vector_width at least */
+  uint64_t adapter;                     /* as llmc_engine_load_adapter gave it; 0: none (default) */
 } llmc_request;
 LLMC_API void llmc_request_init(llmc_request *request, uint32_t struct_size);
 
@@ -400,6 +421,27 @@ LLMC_API llmc_status llmc_engine_submit(llmc_engine *engine, const llmc_request 
                                         llmc_error *error);
 /* Takes effect at the start of the next step: no token follows the one of a step in flight. */
 LLMC_API llmc_status llmc_engine_cancel(llmc_engine *engine, uint64_t id, llmc_error *error);
+/* What a LoRA adapter adds to a part of a linear layer: scale · b a x. */
+typedef struct llmc_adapter_matrix {
+  uint32_t struct_size;
+  uint32_t linear, part; /* which, as llmc_artifact_get_adapter_linear counts */
+  uint32_t rank;         /* 1 … adapter_rank of llmc_artifact_info */
+  float scale;
+  uint32_t reserved;
+  const float *a; /* [rank][columns] */
+  const float *b; /* [rows of the part][rank] */
+} llmc_adapter_matrix;
+
+/* Loads an adapter into a free slot; *id names it in requests, and is never used again. What it says nothing of stays as
+ * the model has it. Copies what it is given, as numbers of the artifact's activations. matrices[0].struct_size must be
+ * set by the caller. From any thread; no step waits for it. LLMC_ERR_QUEUE_FULL: every slot is taken.
+ * LLMC_ERR_INVALID_ARGUMENT: a matrix does not fit the artifact, or it takes no adapters. On failure nothing has
+ * changed. */
+LLMC_API llmc_status llmc_engine_load_adapter(llmc_engine *engine, const llmc_adapter_matrix *matrices, uint64_t count,
+                                              uint64_t *id, llmc_error *error);
+/* No new request may use the adapter. Those that do go on with it; its slot is free when the last one has ended. From any
+ * thread, at once. LLMC_ERR_NOT_FOUND: it is not loaded. */
+LLMC_API llmc_status llmc_engine_unload_adapter(llmc_engine *engine, uint64_t id, llmc_error *error);
 /* The tokens that continuation `output_index` of a guided request may take next: bit t % 32 of words[t / 32] allows
  * token t; tokens past the last word are not allowed. Each mask serves one token: set the first one of each of the n
  * continuations after submit, the next one after each TOKEN event. A NEEDS_MASK event asks for each; the first masks of

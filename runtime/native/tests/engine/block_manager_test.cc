@@ -31,12 +31,12 @@ static void TestPrefix() {
   CHECK(ida != idb && ida != 0);
   std::vector<uint32_t> hits;
   uint64_t id;
-  m.Lookup(tokens, 3, &hits, &id);
+  m.Lookup(BlockManager::kRoot, tokens, 3, &hits, &id);
   CHECK(hits.size() == 2 && hits[0] == a && hits[1] == b && id == idb);
-  m.Lookup(tokens, 1, &hits, &id);
+  m.Lookup(BlockManager::kRoot, tokens, 1, &hits, &id);
   CHECK(hits.size() == 1 && id == ida);
   // The same tokens after another prefix are another block.
-  m.Lookup(tokens + 2, 1, &hits, &id);
+  m.Lookup(BlockManager::kRoot, tokens + 2, 1, &hits, &id);
   CHECK(hits.empty());
   // A second copy of the same content answers with the first one's id and is not cached.
   uint32_t c = m.Allocate();
@@ -51,14 +51,14 @@ static void TestPrefix() {
   m.Allocate();
   CHECK_EQ(m.num_cached(), 2u);
   CHECK_EQ(m.Allocate(), b);
-  m.Lookup(tokens, 2, &hits, &id);
+  m.Lookup(BlockManager::kRoot, tokens, 2, &hits, &id);
   CHECK(hits.size() == 1 && hits[0] == a);
   // A hit takes the block out of the free list.
   m.Acquire(a);
   CHECK_EQ(m.Allocate(), 0u);
   m.Release(a);
   CHECK_EQ(m.Allocate(), a);
-  m.Lookup(tokens, 2, &hits, &id);
+  m.Lookup(BlockManager::kRoot, tokens, 2, &hits, &id);
   CHECK(hits.empty());
 }
 
@@ -75,7 +75,7 @@ static void TestRecycledParent() {
   m.Register(p2, BlockManager::kRoot, y);
   std::vector<uint32_t> hits;
   uint64_t id;
-  m.Lookup(y, 2, &hits, &id);
+  m.Lookup(BlockManager::kRoot, y, 2, &hits, &id);
   CHECK(hits.size() == 1 && hits[0] == p2);
 }
 
@@ -90,7 +90,7 @@ static void TestForget() {
   m.Forget(parent);
   std::vector<uint32_t> hits;
   uint64_t id;
-  m.Lookup(x, 2, &hits, &id);
+  m.Lookup(BlockManager::kRoot, x, 2, &hits, &id);
   CHECK(hits.empty());
   CHECK_EQ(m.num_cached(), 1u);
   CHECK_OK(m.CheckIntegrity({0, parent == 1, parent == 2, parent == 3}));
@@ -108,7 +108,7 @@ static void TestOff() {
   m.Register(a, BlockManager::kRoot, tokens);
   std::vector<uint32_t> hits;
   uint64_t id;
-  m.Lookup(tokens, 1, &hits, &id);
+  m.Lookup(BlockManager::kRoot, tokens, 1, &hits, &id);
   CHECK(hits.empty());
   CHECK_EQ(m.num_cached(), 0u);
 }
@@ -123,7 +123,7 @@ static void TestRandom() {
       std::vector<int32_t> tokens(bs * 3);
       for (auto& t : tokens) t = static_cast<int32_t>(rng() % 2);
       uint64_t id;
-      m.Lookup(tokens.data(), 3, &hits, &id);
+      m.Lookup(BlockManager::kRoot, tokens.data(), 3, &hits, &id);
       if (rng() % 2) {
         for (uint32_t b : hits) {
           m.Acquire(b);

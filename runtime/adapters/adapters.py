@@ -1,0 +1,183 @@
+"""The adapters of an engine, by name: loaded into its slots, and unloaded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmc.manifest import read_manifest
+from llmc.runtime.binding import Artifact, LlmcError
+from llmc.runtime.binding.engine import AdapterMatrix
+from llmc.shown import shown
+
+from .peft import LowRank, read_adapter
+from .tensors import AdapterError
+
+
+class LoadedError(AdapterError):
+    """A name that an adapter has already."""
+
+
+class UnknownAdapterError(AdapterError):
+    """A name that no adapter has."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One that is loaded. id: the engine's. rank: the largest of its matrices."""
+
+    name: str
+    path: Path
+    id: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A module in the artifact: layer and part as the engine counts them, sizes, and the order of its rows there."""
+
+    linear: int
+    part: int
+    rows: int
+    columns: int
+    order: tuple[int, ...] | None
+
+
+class Adapters:
+    """Of one engine, which may step meanwhile; from any thread."""
+
+    def __init__(self, path: Path, artifact: Artifact, engine: Any) -> None:
+        """path: of the artifact."""
+        self._path, self._artifact, self._engine = path, artifact, engine
+        self._places: dict[str, _Place] | None = None
+        self._loaded: dict[str, Adapter] = {}
+        self._requests: dict[int, int] = {}
+        self._lock, self._loading = threading.Lock(), threading.Lock()
+
+    @property
+    def slots(self) -> int:
+        """How many are loaded at once; 0: the artifact takes none."""
+        return int(self._artifact.info.adapter_slots)
+
+    def all(self) -> list[Adapter]:
+        """Those that are loaded, oldest first."""
+        with self._lock:
+            return list(self._loaded.values())
+
+    def find(self, name: str) -> Adapter | None:
+        """The adapter of a name, None where it is not loaded."""
+        with self._lock:
+            return self._loaded.get(name)
+
+    def count(self, number: int) -> None:
+        """Notes a request with the adapter of this number."""
+        with self._lock:
+            if any(adapter.id == number for adapter in self._loaded.values()):
+                self._requests[number] = self._requests.get(number, 0) + 1
+
+    def requests(self) -> dict[str, int]:
+        """How many requests each adapter had since it was loaded."""
+        with self._lock:
+            return {name: self._requests.get(adapter.id, 0) for name, adapter in self._loaded.items()}
+
+    def id_of(self, name: str | None) -> int:
+        """The engine's number of an adapter, 0 for none. Raises UnknownAdapterError."""
+        if name is None:
+            return 0
+        found = self.find(name)
+        if found is None:
+            raise self._unknown(name)
+        return found.id
+
+    def load(self, name: str, path: Path) -> Adapter:
+        """Reads an adapter and gives it a slot. Raises AdapterError; then nothing has changed.
+
+        Steps go on meanwhile. Until it is there no request finds it.
+        """
+        if not name:
+            raise AdapterError("the name of an adapter is empty; give it one")
+        if self.slots == 0:
+            raise AdapterError(f"{self._path} takes no adapters; compile the model with --lora-slots")
+        # One after the other; who asks for a name does not wait.
+        with self._loading:
+            known = self.all()
+            if any(adapter.name == name for adapter in known):
+                raise LoadedError(f"the adapter {shown(name)} is loaded already; unload it first")
+            changes = read_adapter(path)
+            matrices = list(self._matrices(path, changes))
+            if len(known) >= self.slots:
+                names = ", ".join(adapter.name for adapter in known)
+                raise AdapterError(
+                    f"all {self.slots} slots have adapters ({names}); unload one, or compile with more --lora-slots"
+                )
+            try:
+                number = int(self._engine.load_adapter(matrices))
+            except LlmcError as error:
+                # Requests may still use one that was unloaded.
+                raise AdapterError(str(error)) from None
+            adapter = Adapter(name, path, number, max(change.rank for change in changes.values()))
+            with self._lock:
+                self._loaded[name] = adapter
+        return adapter
+
+    def unload(self, name: str) -> None:
+        """Requests that run with it end with it, new ones do not find it. Raises UnknownAdapterError."""
+        with self._lock:
+            adapter = self._loaded.pop(name, None)
+            if adapter is not None:
+                self._requests.pop(adapter.id, None)
+        if adapter is None:
+            raise self._unknown(name)
+        self._engine.unload_adapter(adapter.id)
+
+    def _unknown(self, name: str) -> UnknownAdapterError:
+        known = ", ".join(adapter.name for adapter in self.all()) or "none"
+        return UnknownAdapterError(f"there is no adapter {shown(name)}; loaded: {known}")
+
+    def _matrices(self, path: Path, changes: Mapping[str, LowRank]) -> Iterable[AdapterMatrix]:
+        places, most_rank = self._module_places(), int(self._artifact.info.adapter_rank)
+        for module, change in changes.items():
+            # A checkpoint may leave out what names begin with in the class that was trained.
+            place = places.get(module) or places.get(module.partition(".")[2])
+            if place is None:
+                raise AdapterError(
+                    f"{path}: {shown(module)} is no layer of this artifact that takes adapters at run time; merge the "
+                    "adapter when you compile, with --merge-lora"
+                )
+            shape, wanted = (len(change.b), change.a.shape[1]), (place.rows, place.columns)
+            if shape != wanted:
+                raise AdapterError(
+                    f"{path}: {shown(module)} is for a layer of {shape[0]} by {shape[1]}, and the model's is "
+                    f"{wanted[0]} by {wanted[1]}; give the model that the adapter was made for"
+                )
+            if change.rank > most_rank:
+                raise AdapterError(
+                    f"{path}: {shown(module)} has rank {change.rank}, and the artifact takes up to {most_rank}; "
+                    f"compile it with --lora-rank {change.rank}"
+                )
+            b = change.b if place.order is None else change.b[np.array(place.order)]
+            yield AdapterMatrix(place.linear, place.part, change.scale, change.a, np.ascontiguousarray(b))
+
+    def _module_places(self) -> dict[str, _Place]:
+        """Of each module that adapters may change, read from the manifest at first use."""
+        if self._places is None:
+            lora = read_manifest(self._path).get("lora") or {"linears": [], "orders": []}
+            numbers = {linear.name: number for number, linear in enumerate(self._artifact.adapter_linears())}
+            orders = [tuple(order) for order in lora["orders"]]
+            self._places = {
+                part["module"]: _Place(
+                    numbers[linear["weight"]],
+                    index,
+                    int(part["rows"]),
+                    int(linear["columns"]),
+                    None if part.get("order") is None else orders[part["order"]],
+                )
+                for linear in lora["linears"]
+                for index, part in enumerate(linear["parts"])
+            }
+        return self._places

@@ -1,0 +1,145 @@
+"""A LoRA adapter as PEFT saves it: adapter_config.json, and adapter_model.safetensors beside it. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmc.peft_format import (
+    CONFIG,
+    EMBEDDING_PART,
+    OTHER_BASES,
+    PARTS,
+    PREFIX,
+    UNKNOWN_KINDS,
+    WEIGHTS,
+    PatternError,
+    pattern_of,
+    scale_of,
+    split_name,
+)
+from llmc.regular_file import JsonError, parse_json, read_regular
+from llmc.shown import shown
+
+from .tensors import AdapterError, Array, read_tensors
+
+_MAX_CONFIG_BYTES = 1 << 20
+_AS_SAVED = "give the directory of a LoRA adapter as PEFT's save_pretrained writes it"
+
+
+class NoAdapterError(AdapterError):
+    """There is no adapter at a path."""
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What is added to one module: scale · b a. a: float32 [rank, inputs]; b: [outputs, rank]."""
+
+    a: Array
+    b: Array
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return len(self.a)
+
+
+def read_adapter(path: Path) -> dict[str, LowRank]:
+    """What an adapter adds, by the name that the model it was trained on has for the module.
+
+    Raises NoAdapterError where there is none, and AdapterError for one that is damaged, or of a kind that can only be
+    merged.
+    """
+    config = _config(path)
+    _check_kind(path / CONFIG, config)
+    if not (path / WEIGHTS).exists():
+        raise NoAdapterError(f"{path} has no {WEIGHTS}; {_AS_SAVED}")
+    found: dict[str, dict[str, Array]] = {}
+    for module, part, values in _parts(path / WEIGHTS):
+        found.setdefault(module, {})[part] = values
+    if not found:
+        raise AdapterError(f"{path / WEIGHTS} has no tensors, so there is nothing to load")
+    return {module: _low_rank(path, config, module, parts) for module, parts in found.items()}
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    file = path / CONFIG
+    try:
+        config = parse_json(read_regular(file, _MAX_CONFIG_BYTES))
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoAdapterError(f"{path} has no {CONFIG}; {_AS_SAVED}") from None
+    except OSError as error:
+        raise AdapterError(f"cannot read {file}: {error.strerror or error}") from None
+    except ValueError as error:
+        why = error if isinstance(error, JsonError) else "no JSON"
+        raise AdapterError(f"{file} is not valid JSON ({why}); save the adapter again") from None
+    if not isinstance(config, dict):
+        raise AdapterError(f"{file} is not a JSON object; save the adapter again")
+    return config
+
+
+def _check_kind(file: Path, config: Mapping[str, Any]) -> None:
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise AdapterError(f"{file}: peft_type is {shown(kind)}; of adapters only LORA can be loaded")
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(OTHER_BASES):
+        raise AdapterError(
+            f"{file}: init_lora_weights is {shown(start)}, which changes the model under the adapter too; convert it "
+            "to a plain LoRA with PEFT"
+        )
+    for name in ("use_dora", *UNKNOWN_KINDS):
+        if config.get(name):
+            raise AdapterError(
+                f"{file}: {name} is {shown(config[name])}, which cannot be loaded while the model runs; merge the "
+                "adapter when you compile, with --merge-lora"
+            )
+
+
+def _parts(file: Path) -> Iterator[tuple[str, str, Array]]:
+    """Module, "a" or "b", and values of each tensor."""
+    for full, values in read_tensors(file):
+        if not full.startswith(PREFIX):
+            raise AdapterError(f"{file}: tensor {shown(full)} does not begin with {PREFIX}, as PEFT's do")
+        split = split_name(full.removeprefix(PREFIX))
+        if split is None or EMBEDDING_PART in split[1] or PARTS[split[1]] not in ("a", "b"):
+            raise AdapterError(
+                f"{file}: tensor {shown(full)} is more than LoRA of a linear layer, which cannot be loaded while the "
+                "model runs; merge the adapter when you compile, with --merge-lora"
+            )
+        if not np.isfinite(values).all():
+            raise AdapterError(f"{file}: {shown(full)} holds values that are infinite or not numbers")
+        yield split[0], PARTS[split[1]], values
+
+
+def _low_rank(path: Path, config: Mapping[str, Any], module: str, parts: Mapping[str, Array]) -> LowRank:
+    where = f"{path / WEIGHTS}: {shown(module)}"
+    a, b = parts.get("a"), parts.get("b")
+    if a is None or b is None:
+        raise AdapterError(f"{where} has one of lora_A and lora_B and not the other; save the adapter again")
+    if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or len(a) == 0:
+        raise AdapterError(f"{where} has lora_A of {list(a.shape)} and lora_B of {list(b.shape)}, which do not fit")
+    rank = _number(path / CONFIG, config, "rank_pattern", module, "r")
+    alpha = _number(path / CONFIG, config, "alpha_pattern", module, "lora_alpha")
+    if rank != len(a):
+        raise AdapterError(f"{where} has rank {len(a)} where {CONFIG} says {rank:g}; save the adapter again")
+    return LowRank(a, b, scale_of(alpha, len(a), rank_stabilised=bool(config.get("use_rslora"))))
+
+
+def _number(file: Path, config: Mapping[str, Any], patterns: str, module: str, default: str) -> float:
+    """A number of a module: that of its pattern, or else that of all modules."""
+    table = config.get(patterns) or {}
+    if not isinstance(table, dict):
+        raise AdapterError(f"{file}: {patterns} is {shown(table)}, which is no JSON object")
+    try:
+        key = pattern_of(table, module)
+    except PatternError as error:
+        raise AdapterError(f"{file}: {patterns} has {shown(error.pattern)}, which is no pattern ({error})") from None
+    value = config.get(default) if key is None else table[key]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise AdapterError(f"{file}: {default if key is None else patterns} is {shown(value)}, which is no number")
+    return float(value)

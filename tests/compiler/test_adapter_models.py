@@ -1,0 +1,175 @@
+"""Models with room for LoRA adapters: what each adapter makes of them, beside others, against the merged weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmc.cli.inspect import artifact_data, artifact_text
+from llmc.compiler.config import CompileConfig, CompileError
+from llmc.compiler.pipeline import compile_model
+from llmc.manifest import read_manifest
+from llmc.quantize import QuantConfig
+from llmc.runtime.adapters.adapters import Adapters
+from llmc.runtime.binding import Artifact, Engine, SamplingParams
+from llmc.runtime.graphs_file import read_graphs
+
+from support.adapters import logprobs_of, make_adapter, merged_model
+from support.compiled import assert_same_bytes, compile_tiny, random_tokens
+from support.engine_driver import MIXED_LADDER
+from support.tiny_models import make_tiny_model
+
+pytestmark = pytest.mark.native
+ATTENTION = ("q_proj", "v_proj")
+ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LORA: dict[str, Any] = {"lora_slots": 4, "lora_rank": 20, "buckets": MIXED_LADDER, "block_size": 16}
+
+
+def prompt_logprobs(
+    engine: Engine, prompts: list[tuple[list[int], int]]
+) -> tuple[list[list[float]], list[tuple[list[int], list[float]]]]:
+    """Of prompts with the number of an adapter, submitted together: logprobs of the prompt's tokens, and the tokens
+    that follow greedily with theirs."""
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, num_logprobs=0)
+    ids = [engine.submit(p, params, num_prompt_logprobs=0, adapter=adapter) for p, adapter in prompts]
+    scores: dict[int, list[float]] = {i: [] for i in ids}
+    outputs: dict[int, tuple[list[int], list[float]]] = {i: ([], []) for i in ids}
+    while engine.step() or engine.stats.num_running:
+        engine.check_integrity()
+        for event in engine.poll():
+            assert event.kind != "failed", event.error_message
+            if event.kind == "prompt_logprobs":
+                scores[event.request_id].append(event.logprob)
+            elif event.kind == "token":
+                outputs[event.request_id][0].append(event.token_id)
+                outputs[event.request_id][1].append(event.logprob)
+    return [scores[i] for i in ids], [outputs[i] for i in ids]
+
+
+def check_against_merged(
+    model: Path, artifact: Path, adapters: list[Path | None], bound: float, vocab: int = 515
+) -> None:
+    """Every adapter in one batch, beside the model alone."""
+    prompts = [random_tokens(vocab, 9 + 3 * i, seed=i) for i in range(len(adapters))]
+    with Artifact(artifact) as opened, Engine(opened, num_threads=2) as engine:
+        loaded = Adapters(artifact, opened, engine)
+        ids = [0 if path is None else loaded.load(path.name, path).id for path in adapters]
+        scores, outputs = prompt_logprobs(engine, list(zip(prompts, ids, strict=True)))
+    for prompt, adapter, score, (tokens, logprobs) in zip(prompts, adapters, scores, outputs, strict=True):
+        text = prompt + tokens
+        expected = logprobs_of(merged_model(model, adapter), text)
+        found = [*score, *logprobs]
+        wanted = [expected[i, token] for i, token in enumerate(text[1:])]
+        np.testing.assert_allclose(found, wanted, atol=bound, rtol=0, err_msg=str(adapter))
+
+
+@pytest.mark.parametrize("target", ["native", "reference"])
+def test_adapters_side_by_side_are_the_merged_models(target: str, tmp_path: Path, kernel_cache: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama")
+    compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", target=target, **LORA).close()
+    adapters: list[Path | None] = [
+        make_adapter(tmp_path / "q", model, ("q_proj",), rank=3, seed=1),
+        make_adapter(tmp_path / "all", model, ALL, rank=20, seed=2),
+        None,
+        make_adapter(tmp_path / "mixed", model, ("v_proj", "down_proj"), rank=8, ranks={"down_proj": 17}, seed=3),
+        make_adapter(tmp_path / "gate", model, ("up_proj",), rank=16, seed=4),
+    ]
+    check_against_merged(model, tmp_path / "a", adapters, 2e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("gptj", {"rotary_dim": 8}),
+        pytest.param("gpt2", {}, marks=pytest.mark.slow),
+        pytest.param("gpt_neox", {"rotary_pct": 0.5}, marks=pytest.mark.slow),
+        pytest.param("phi3", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_families(family: str, fields: dict[str, Any], tmp_path: Path, kernel_cache: Path) -> None:
+    """Fused and turned weights, rows in another order, gates that are no silu, fused gates."""
+    model = make_tiny_model(tmp_path / "model", family, num_hidden_layers=1, **fields)
+    compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", **LORA).close()
+    found = make_adapter(tmp_path / "all", model, ("",), rank=5, seed=2)
+    check_against_merged(model, tmp_path / "a", [found, None], 5e-4)
+
+
+@pytest.mark.slow
+def test_half_precision(tmp_path: Path, kernel_cache: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama", num_hidden_layers=1)
+    compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f16", **LORA).close()
+    adapters: list[Path | None] = [make_adapter(tmp_path / "all", model, ALL, rank=9, seed=2, size=0.5), None]
+    check_against_merged(model, tmp_path / "a", adapters, 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["w8a8", pytest.param("w4a16", marks=pytest.mark.slow)])
+def test_quantized_models(scheme: str, tmp_path: Path, kernel_cache: Path) -> None:
+    """The adapter is as much of the model as without: its products are of floats, whatever the weights are."""
+    model = make_tiny_model(tmp_path / "model", "llama", num_hidden_layers=1)
+    compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", quant=QuantConfig(scheme), **LORA).close()
+    compile_tiny(model, tmp_path / "b", kernel_cache, dtype="f32", quant=QuantConfig(scheme), buckets=MIXED_LADDER,
+                 block_size=16).close()  # fmt: skip
+    adapter = make_adapter(tmp_path / "all", model, ALL, rank=9, seed=2, size=4.0)
+    prompt = random_tokens(515, 12)
+    with Artifact(tmp_path / "a") as opened, Engine(opened) as engine:
+        number = Adapters(tmp_path / "a", opened, engine).load("all", adapter).id
+        (with_it, without), _ = prompt_logprobs(engine, [(prompt, number), (prompt, 0)])
+    with Artifact(tmp_path / "b") as opened, Engine(opened) as engine:
+        (plain,), _ = prompt_logprobs(engine, [(prompt, 0)])
+    assert without == plain
+    expected, base = (logprobs_of(merged_model(model, of), prompt) for of in (adapter, None))
+    wanted, unchanged = ([of[i, t] for i, t in enumerate(prompt[1:])] for of in (expected, base))
+    change = np.subtract(wanted, unchanged)
+    np.testing.assert_allclose(np.subtract(with_it, plain), change, atol=0.35 * np.abs(change).max(), rtol=0)
+
+
+def test_rows_without_an_adapter_have_the_models_bits(tmp_path: Path, kernel_cache: Path) -> None:
+    """Those of the artifact that takes none."""
+    model = make_tiny_model(tmp_path / "model", "llama", num_hidden_layers=1)
+    prompts = [random_tokens(515, n, seed=n) for n in (1, 7, 8, 30)]
+    compile_tiny(model, tmp_path / "with", kernel_cache, dtype="bf16", **LORA).close()
+    compile_tiny(model, tmp_path / "without", kernel_cache, dtype="bf16", buckets=MIXED_LADDER, block_size=16).close()
+    adapter = make_adapter(tmp_path / "all", model, ALL, rank=9, seed=2, size=0.5)
+    with Artifact(tmp_path / "without") as opened, Engine(opened) as engine:
+        expected = prompt_logprobs(engine, [(prompt, 0) for prompt in prompts])
+    with Artifact(tmp_path / "with") as opened, Engine(opened) as engine:
+        assert prompt_logprobs(engine, [(prompt, 0) for prompt in prompts]) == expected
+        number = Adapters(tmp_path / "with", opened, engine).load("all", adapter).id
+        scores, outputs = prompt_logprobs(engine, [(p, n) for p in prompts for n in (number, 0)])
+    assert (scores[1::2], outputs[1::2]) == expected
+    assert scores[0::2] != scores[1::2]
+    check_against_merged(model, tmp_path / "with", [adapter, None], 0.25)
+
+
+def test_an_artifact_says_what_it_takes(tmp_path: Path, kernel_cache: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama", num_hidden_layers=1)
+    options = {**LORA, "dtype": "f32"}
+    compile_tiny(model, tmp_path / "a", kernel_cache, **options).close()
+    tables, manifest = read_graphs(tmp_path / "a"), read_manifest(tmp_path / "a")
+    assert tables.header.version == manifest["format_version"] == 6
+    assert [tables.weights[adapter.weight].name for adapter in tables.adapters] == [
+        "layers.0.attention.qkv.weight", "layers.0.attention.out.weight", "layers.0.mlp.gate_up.weight",
+        "layers.0.mlp.down.weight",
+    ]  # fmt: skip
+    assert [adapter.slot.rows for adapter in tables.adapters] == [(60, 20, 20), (60,), (100, 100), (60,)]
+    found = artifact_data(tables, manifest)["adapters"]
+    assert found is not None
+    assert (found["slots"], found["rank"], found["layers"], found["commands"]) == (4, 20, 4, 8)
+    assert "LoRA adapters: 4 at once of rank 20 or less" in artifact_text(tables, manifest)
+    # The same inputs make the same bytes.
+    compile_tiny(model, tmp_path / "b", kernel_cache, **options).close()
+    assert_same_bytes(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_model_of_vectors_takes_none(embedder: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="--lora-slots is for models that write text"):
+        compile_model(CompileConfig(embedder[0], tmp_path / "a", lora_slots=2, buckets="prefill=1x32"))
+
+
+@pytest.mark.parametrize(("slots", "rank"), [(0, 8), (257, 8), (4, 0), (4, 513)])
+def test_sizes_out_of_range(slots: int, rank: int, tiny_artifact: Any, tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match=r"--lora-(slots|rank) \d+ must be between 1 and"):
+        compile_model(CompileConfig(tiny_artifact.model, tmp_path / "a", lora_slots=slots, lora_rank=rank))

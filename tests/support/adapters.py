@@ -1,0 +1,96 @@
+"""LoRA adapters as PEFT writes them, of random numbers, and the models that they are merged into by the formula."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from support.tiny_models import reference_model
+
+PREFIX = "base_model.model."
+
+
+def make_adapter(
+    path: Path,
+    model: Path,
+    modules: Sequence[str],
+    *,
+    rank: int = 4,
+    seed: int = 0,
+    size: float = 1.0,
+    ranks: Mapping[str, int] | None = None,
+    **config: Any,
+) -> Path:
+    """Saves an adapter of the modules of `model` whose names end in one of `modules`. ranks: by such an end, where they
+    differ; size: of its products, of a weight's about."""
+    rng, tensors = np.random.default_rng(seed), dict[str, NDArray[np.float32]]()
+    for name, (rows, columns) in linears_of(model).items():
+        end = next((end for end in modules if name.endswith(end)), None)
+        if end is None:
+            continue
+        r = (ranks or {}).get(end, rank)
+        a, b = rng.standard_normal((r, columns)), rng.standard_normal((rows, r))
+        tensors[f"{PREFIX}{name}.lora_A.weight"] = (a * columns**-0.5).astype(np.float32)
+        tensors[f"{PREFIX}{name}.lora_B.weight"] = (b * size * r**-0.5).astype(np.float32)
+    assert tensors
+    path.mkdir(parents=True)
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "rank_pattern": dict(ranks or {}), **config}
+    if ranks:
+        settings["alpha_pattern"] = dict(ranks)
+    (path / "adapter_config.json").write_text(json.dumps(settings))
+    save_file(tensors, path / "adapter_model.safetensors")
+    return path
+
+
+def linears_of(model: Path) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) of each linear layer of transformers' model, but for the head."""
+    found = {}
+    for name, module in reference_model(model).named_modules():
+        if name.endswith(("lm_head", "embed_out")):
+            continue
+        if isinstance(module, torch.nn.Linear):
+            found[name] = (module.out_features, module.in_features)
+        elif type(module).__name__ == "Conv1D":
+            found[name] = (module.weight.shape[1], module.weight.shape[0])
+    return found
+
+
+def merged_model(model: Path, adapter: Path | None, dtype: torch.dtype = torch.float32) -> Any:
+    """transformers' model with an adapter's products added to its weights, in float64."""
+    from safetensors.numpy import load_file
+
+    found = reference_model(model, dtype)
+    if adapter is None:
+        return found
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    tensors, modules = load_file(adapter / "adapter_model.safetensors"), dict(found.named_modules())
+    for name in tensors:
+        if not name.endswith(".lora_A.weight"):
+            continue
+        module = name.removesuffix(".lora_A.weight")
+        a, b = tensors[name].astype(np.float64), tensors[f"{module}.lora_B.weight"].astype(np.float64)
+        of_module = next((v for end, v in config.get("alpha_pattern", {}).items() if module.endswith(end)), None)
+        scale = (config["lora_alpha"] if of_module is None else of_module) / len(a)
+        weight, product = modules[module.removeprefix(PREFIX)].weight, torch.from_numpy(scale * (b @ a))
+        with torch.no_grad():
+            turned = product.T if tuple(weight.shape) != tuple(product.shape) else product
+            # A square matrix of Conv1D lies turned, too.
+            if type(modules[module.removeprefix(PREFIX)]).__name__ == "Conv1D":
+                turned = product.T
+            weight.copy_((weight.double() + turned).to(weight.dtype))
+    return found
+
+
+def logprobs_of(model: Any, tokens: list[int]) -> NDArray[np.float64]:
+    """Log-probabilities [T, V] after each token."""
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens])).logits[0].double()
+    found: NDArray[np.float64] = torch.log_softmax(logits, -1).numpy()
+    return found
