@@ -12,6 +12,7 @@ import typer
 
 from llmc.cli.options.device import DeviceFlags
 from llmc.cli.options.group import takes_option_groups
+from llmc.cli.options.lora import LORA_HELP, LORA_METAVAR, parse_adapters
 from llmc.cli.options.miss_policy import POLICY_HELP, parse_miss_policy, say_bucket_news
 from llmc.cli.options.numbers import finite
 from llmc.cli.options.warm_flags import (
@@ -44,6 +45,7 @@ Examples:
   llmc serve qwen.llmc
   llmc serve Qwen/Qwen3-0.6B
   llmc serve qwen.llmc --served-model-name qwen --port 9000 --kv-bytes 2GiB
+  llmc serve qwen.llmc --lora medical=adapters/medical --lora legal=adapters/legal
   llmc serve qwen.llmc --host 0.0.0.0 --api-key-file keys.txt --ssl-certfile cert.pem --ssl-keyfile key.pem
 """
 _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
@@ -177,6 +179,12 @@ def serve_command(
     log_level: str = typer.Option(
         "warning", "--uvicorn-log-level", "--log-level", metavar="LEVEL", help=f"One of {', '.join(_LOG_LEVELS)}."
     ),
+    lora: list[str] = typer.Option([], metavar=LORA_METAVAR, help=LORA_HELP),
+    allow_runtime_lora: bool = typer.Option(
+        False,
+        "--allow-runtime-lora",
+        help="Clients may load adapters from directories of this machine, and unload them.",
+    ),
     metrics: bool = typer.Option(True, help="Prometheus metrics at /metrics."),
     page: bool = typer.Option(True, help="The live page at /."),
     debug_endpoints: bool = typer.Option(
@@ -223,6 +231,8 @@ def serve_command(
 
     from llmc.cli.options.warm_up import WarmOptions, WarmUpPlanner, budget_options, say, warm_up_progress
 
+    names = tuple(served_model_name) or (model_name(model),)
+    adapters = parse_adapters(lora, names)
     budget = budget_options(memory_utilization, graph_reserved_memory, graph_prompt_ratio, pool_bytes)
     warm = WarmOptions(
         trace=warm_trace,
@@ -243,7 +253,7 @@ def serve_command(
 
     config = ServerConfig(
         artifact=artifact,
-        served_model_names=tuple(served_model_name) or (model_name(model),),
+        served_model_names=names,
         host=host,
         port=port,
         api_keys=keys,
@@ -294,6 +304,8 @@ def serve_command(
         max_body_bytes=max_body_bytes,
         kv_bytes=pool_bytes if planner.budget is None else planner.budget.kv_bytes,
         record_trace_max_bytes=trace_bytes,
+        lora=tuple(adapters.items()),
+        allow_runtime_lora=allow_runtime_lora,
     )
     if not keys and not is_loopback(host):
         say(f"warning: {host} is reachable from other machines and no --api-key is set: anybody may use this server")

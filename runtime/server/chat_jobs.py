@@ -28,8 +28,10 @@ class PreparedChat:
     make_output: Callable[[], ChatOutput]
 
 
-async def prepare_chat(server: ServerContext, body: ChatRequest, request: Request, request_id: str) -> PreparedChat:
-    """Renders, tokenises and checks. Raises ApiError and RequestError."""
+async def prepare_chat(
+    server: ServerContext, body: ChatRequest, request: Request, request_id: str, model: str
+) -> PreparedChat:
+    """Renders, tokenises and checks. model: as `check_model` gave it. Raises ApiError and RequestError."""
     plan = await _plan(server, body)
     ids = await encode_chat(server, body.messages, truncate=body.truncate_prompt_tokens, **_rendering(body, plan))
     asked = body.asked_max_tokens
@@ -53,6 +55,7 @@ async def prepare_chat(server: ServerContext, body: ChatRequest, request: Reques
         priority=body.priority or 0,
         deadline_s=answers.deadline_of(server, request),
         guide=guide,
+        adapter=server.adapter_id(model),
     )
     return PreparedChat(engine_request, plan.output(ids))
 

@@ -29,6 +29,8 @@ class ServerConfig:
     access_log_file: None for standard output. log_prompts: with the text of prompts.
     otlp_endpoint: base URL of the collector of spans; None: none. record_trace: where lengths and
     times of requests go; at record_trace_max_bytes the file is renamed to NAME.1 and begun anew.
+    lora: name and directory of LoRA adapters that are loaded at the start; allow_runtime_lora: clients may load more,
+    from any directory, and unload them.
     nice: added to the niceness of the HTTP threads, so that the engine's threads come first.
     """
 
@@ -84,3 +86,5 @@ class ServerConfig:
     otlp_endpoint: str | None = None
     record_trace: Path | None = None
     record_trace_max_bytes: int = 1 << 30
+    lora: tuple[tuple[str, Path], ...] = ()
+    allow_runtime_lora: bool = False

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from llmc.runtime.adapters.adapters import Adapter
 from llmc.runtime.guided.compiler import GuideCompiler
 from llmc.runtime.guided.schema_defaults import SchemaDefaults
 from llmc.runtime.server.late_warm_up import finish_behind_traffic
@@ -148,15 +149,26 @@ class ServerContext:
             raise ApiError(message, code=TASK)
 
     def check_model(self, name: str | None) -> str:
-        """The served name a request asks for. Raises ApiError 404 for another one."""
+        """The served name that a request asks for, or that of an adapter. Raises ApiError 404 for another one."""
         if name is None or name == "":
             name = self.model_name
-        if name not in self.config.served_model_names:
-            known = ", ".join(self.config.served_model_names)
+        if name not in self.config.served_model_names and self.engine.adapters.find(name) is None:
+            adapters = (adapter.name for adapter in self.engine.adapters.all())
+            known = ", ".join((*self.config.served_model_names, *adapters))
             message = f"the model {name!r} does not exist: this server has {known}"
             raise ApiError(message, status=404, param="model", code="model_not_found")
         note_model(name)
         return name
+
+    def adapter(self, name: str) -> Adapter | None:
+        """The adapter that `check_model` gave the name of; None for the model itself."""
+        return None if name in self.config.served_model_names else self.engine.adapters.find(name)
+
+    def adapter_id(self, name: str) -> int:
+        """The engine's number of it, 0 for the model itself. Raises ApiError 404 for one that is gone since."""
+        self.check_model(name)
+        adapter = self.adapter(name)
+        return 0 if adapter is None else adapter.id
 
     def reserve_memory(self, requests: Sequence[EngineRequest], *, streams: bool) -> None:
         """Reserves what the HTTP request that this task serves may come to hold. Raises MemoryRefused."""

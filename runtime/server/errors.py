@@ -78,6 +78,9 @@ def as_api_error(error: Exception) -> ApiError:
         case RequestFailed():
             refused = error.failure.code in ("invalid_argument", "empty_mask", "guide")
             return ApiError(str(error), status=400 if refused else 500, code=error.failure.code)
+        case LlmcError() if error.name == "not_found":
+            # An adapter that was unloaded since the request began.
+            return ApiError(str(error), status=404, param="model", code="model_not_found")
         case LlmcError():
             refused = error.name in ("invalid_argument", "out_of_range")
             return ApiError(str(error), status=400 if refused else 500, code=error.name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,7 @@ class EngineProbe:
     """How to read an engine; every function may be called from any thread, also while the engine steps.
 
     graphs: those of the artifact by index, as are the entries of graph_stats. warm_counts: graphs that are warm.
-    memory: what requests may hold, and have reserved.
+    memory: what requests may hold, and have reserved. adapters: requests of each adapter that is loaded, by name.
     """
 
     stats: Callable[[], EngineStats]
@@ -49,6 +49,7 @@ class EngineProbe:
     graphs: Sequence[GraphInfo]
     warm_counts: Callable[[], WarmCounts]
     memory: RequestMemory | None = None
+    adapters: Callable[[], Mapping[str, int]] = dict
 
 
 class ServerMetrics:
@@ -199,6 +200,7 @@ class _EngineCollector(Collector):
         yield from self._work(stats)
         yield from self._buckets()
         yield from self._misses(stats)
+        yield from self._adapters()
 
     def _engine(self, stats: EngineStats) -> Iterator[Metric]:
         build = GaugeMetricFamily("llmc_build_info", "Always 1; the labels tell what runs", labels=tuple(self._build))
@@ -230,6 +232,16 @@ class _EngineCollector(Collector):
                 ("llmc_graphs_walked", "Graphs walked through at warm-up, without a row", warm.walked),
             )
         )
+
+    def _adapters(self) -> Iterator[Metric]:
+        found = self._probe.adapters()
+        yield GaugeMetricFamily("llmc_adapters", "LoRA adapters that are loaded", len(found))
+        requests = CounterMetricFamily(
+            "llmc_adapter_requests", "Requests of each of them since it was loaded", labels=("adapter",)
+        )
+        for name, count in found.items():
+            requests.add_metric((name,), count)
+        yield requests
 
     def _memory(self) -> Iterator[Metric]:
         memory = self._probe.memory

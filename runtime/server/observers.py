@@ -58,6 +58,7 @@ class Observers:
                 engine.graphs,
                 lambda: server.warm_up.counts,
                 server.memory,
+                engine.adapters.requests,
             )
             self.metrics = ServerMetrics(probe, {"version": __version__, "model": server.model_name})
             engine.on_record.append(self.metrics.on_record)

@@ -100,7 +100,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 def _responses(method: str, path: str) -> dict[str, Any]:
     model = _ANSWERS.get((method, path))
-    if path == "/metrics":
+    if path in ("/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
         content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     else:
         content = {"application/json": {"schema": _schema(model) if model else {"type": "object"}}}

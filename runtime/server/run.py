@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from llmc.regular_file import read_text
+from llmc.runtime.adapters.tensors import AdapterError
 from llmc.runtime.binding import GraphInfo
 from llmc.runtime.misses.background import OnBucketNews
 from llmc.runtime.misses.options import MissOptions
@@ -61,6 +62,17 @@ def open_engine(config: ServerConfig, on_bucket_news: OnBucketNews | None = None
         guided_threads=config.guided_threads,
         **config.device_options,
     )
+    try:
+        for name, path in config.lora:
+            engine.adapters.load(name, path)
+    except AdapterError as error:
+        engine.close()
+        raise ServerError(f"--lora: {error}") from error
+    if config.allow_runtime_lora and engine.adapters.slots == 0:
+        engine.close()
+        raise ServerError(
+            f"{config.artifact} takes no adapters: compile it with --lora-slots, or leave out --allow-runtime-lora"
+        )
     if engine.limit.warning is not None:
         log.warning("%s", engine.limit.warning)
     device = engine.stats().device

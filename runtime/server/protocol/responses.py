@@ -140,7 +140,7 @@ class Model(Answer):
     created: int
     owned_by: str
     root: str
-    parent: None
+    parent: str | None
     max_model_len: int
     vocab_size: int
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from ..context import ServerContext
-from . import chat, completions, debug, embeddings, health, messages, models, responses, scores, tokenize
+from . import adapters, chat, completions, debug, embeddings, health, messages, models, responses, scores, tokenize
 
 
 def add_routes(app: FastAPI, server: ServerContext) -> None:
     """Adds every endpoint."""
     for family in (completions, chat, responses, messages, embeddings, scores, models, tokenize, health):
         app.include_router(family.router(server))
+    if server.config.allow_runtime_lora:
+        app.include_router(adapters.router(server))
     if server.config.debug_endpoints:
         app.include_router(debug.router(server))

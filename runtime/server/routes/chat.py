@@ -52,7 +52,7 @@ def router(server: ServerContext) -> APIRouter:
 
 
 async def _prepare(server: ServerContext, body: ChatRequest, model: str, request: Request) -> _Job:
-    prepared = await prepare_chat(server, body, request, answers.new_id("chatcmpl"))
+    prepared = await prepare_chat(server, body, request, answers.new_id("chatcmpl"), model)
     return _Job(server, body, model, int(time.time()), prepared.request, prepared.make_output)
 
 

@@ -77,7 +77,7 @@ async def _prepare(server: ServerContext, body: CompletionRequest, model: str, r
     params = body.sampling(
         server.sampling_defaults(), max_tokens=max(asked, 1), logprobs=body.logprobs, prompt_logprobs=prompt_logprobs
     )
-    answer_id = answers.new_id("cmpl")
+    answer_id, adapter = answers.new_id("cmpl"), server.adapter_id(model)
     requests = [
         EngineRequest(
             request_id=answer_id if len(ids) == 1 else f"{answer_id}-{index}",
@@ -87,6 +87,7 @@ async def _prepare(server: ServerContext, body: CompletionRequest, model: str, r
             deadline_s=deadline_s,
             guide=guide,
             index=index,
+            adapter=adapter,
         )
         for index, one in enumerate(ids)
     ]

@@ -38,7 +38,7 @@ def router(server: ServerContext) -> APIRouter:
         body.check()
         check_bounds(server.engine, body)
         chat = await server.lanes.run(body.chat, declared_size(request))
-        prepared = await prepare_chat(server, chat, request, answers.new_id("msg").replace("-", "_"))
+        prepared = await prepare_chat(server, chat, request, answers.new_id("msg").replace("-", "_"), model)
         job = _Job(server, model, prepared)
         (stream,) = answers.submit(server, [prepared.request])
         if body.stream:

@@ -10,25 +10,27 @@ from ..context import ServerContext
 
 
 def router(server: ServerContext) -> APIRouter:
-    """The endpoints; every served name is listed as a model of its own."""
+    """The endpoints; every served name is listed as a model of its own, and so is every adapter, with its parent."""
     routes = APIRouter(tags=["models"])
 
     def model(name: str) -> dict[str, Any]:
+        adapter = server.adapter(name)
         return {
             "id": name,
             "object": "model",
             "created": server.created,
             "owned_by": "llmc",
-            "root": str(server.engine.path.name),
-            "parent": None,
+            "root": server.engine.path.name if adapter is None else adapter.path.name,
+            "parent": None if adapter is None else server.model_name,
             "max_model_len": server.engine.max_model_len,
             "vocab_size": server.engine.vocab_size,
         }
 
     @routes.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        """The served names."""
-        return {"object": "list", "data": [model(name) for name in server.config.served_model_names]}
+        """The served names, then those of adapters."""
+        adapters = [adapter.name for adapter in server.engine.adapters.all()]
+        return {"object": "list", "data": [model(name) for name in (*server.config.served_model_names, *adapters)]}
 
     @routes.get("/v1/models/{model_id:path}")
     async def retrieve_model(model_id: str) -> dict[str, Any]:

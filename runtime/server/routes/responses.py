@@ -68,7 +68,7 @@ def router(server: ServerContext) -> APIRouter:
 
         with _in_our_words():
             items, chat = await server.lanes.run(read, size)
-            prepared = await prepare_chat(server, chat, request, answers.new_id("resp").replace("-", "_"))
+            prepared = await prepare_chat(server, chat, request, answers.new_id("resp").replace("-", "_"), model)
 
         async def keep(response: dict[str, Any], size: int) -> None:
             if keeps:

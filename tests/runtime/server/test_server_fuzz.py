@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from support.adapter_setting import make_setting, with_tokenizer
 from support.live_server import LiveServer, serving
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis belongs to the extra dev")
@@ -17,8 +18,11 @@ EXAMPLES = 40
 
 
 @pytest.fixture(scope="module")
-def server(chat_artifact: Path) -> Iterator[LiveServer]:
-    with serving(chat_artifact, "--served-model-name", "tiny") as server:
+def server(chat_artifact: Path, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[LiveServer]:
+    """It takes adapters, so that all endpoints are there."""
+    found = with_tokenizer(make_setting(tmp_path_factory, kernel_cache), tmp_path_factory.mktemp("fuzz"), chat_artifact)
+    adapter = f"a={found.adapters['a']}"
+    with serving(found.artifact, "--served-model-name", "tiny", "--lora", adapter, "--allow-runtime-lora") as server:
         yield server
 
 
@@ -49,6 +53,8 @@ OPERATIONS = [
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/unload_lora_adapter"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model_id}"),
     ("GET", "/v1/llmc/state"),
