@@ -135,8 +135,9 @@ def test_kernels(name: str, dtype: str, columns: int, rows: tuple[int, ...], ran
     alone = Guarded(y)
     shrunk = Guarded(np.full((count, width), np.nan, np.float32))
     for spec, operands in ((shrink, [Guarded(lying), shrunk]), (expand, [shrunk, alone])):
-        first, last = operands
-        call(spec, target, tmp_path, [first, Guarded(tiles_of({4: [row]}, count)), Guarded(moved), last], 2)
+        source, written = operands
+        tiles = Guarded(tiles_of({4: [row]}, count))
+        call(spec, target, tmp_path, [source, tiles, Guarded(moved), written], 2)
     np.testing.assert_array_equal(alone.array[row], results[0][row])
 
 

@@ -169,7 +169,7 @@ def test_nothing_heavy_is_imported(setting: Setting) -> None:
         "    llm.generate([[5, 6]], SamplingParams(max_tokens=2), lora='a')\n"
         "print(sorted({'torch', 'tvm', 'transformers', 'safetensors'} & set(sys.modules)))"
     )
-    command = [sys.executable, "-P", "-c", code, setting.artifact, setting.adapters["a"]]
+    command = [sys.executable, "-P", "-c", code, str(setting.artifact), str(setting.adapters["a"])]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 

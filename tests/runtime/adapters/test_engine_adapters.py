@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmc.buckets import Bucket
+from llmc.compiler.extend import add_buckets
 from llmc.runtime.adapters.adapters import Adapters
 from llmc.runtime.binding import Artifact, Engine, LlmcError, SamplingParams
 from llmc.runtime.binding.engine import AdapterMatrix
@@ -176,6 +178,24 @@ def test_loading_beside_steps_changes_nothing(setting: Setting, alone: list[list
             thread.join()
     assert not failures
     assert found == [alone[i] for i in which]
+
+
+def test_graphs_that_join_read_the_same_slots(
+    setting: Setting, alone: list[list[tuple[Any, ...]]], kernel_cache: Path, tmp_path: Path
+) -> None:
+    add_buckets(setting.artifact, [Bucket.parse("decode:4x64")], tmp_path / "more", cache_dir=kernel_cache, jobs=1)
+    requests, short = mixed_requests(), [2, 6]  # whose contexts fit the new graph
+    with Artifact(setting.artifact) as artifact, Engine(artifact) as engine, Artifact(tmp_path / "more") as more:
+        adapters = Adapters(setting.artifact, artifact, engine)
+        for name in "abc":
+            adapters.load(name, setting.adapters[name])
+        for index in range(len(artifact.graphs())):
+            engine.enable_graph(index, artifact.graphs()[index].phase == "prefill")
+        for index in engine.add_graphs(more):
+            engine.enable_graph(index, True)
+        found = drive(engine, [(*requests[i], adapters.id_of(NAMES[i])) for i in short])
+        assert found == [alone[i] for i in short]
+        assert engine.graph_stats()[-1].replays > 0
 
 
 @pytest.mark.parametrize(
