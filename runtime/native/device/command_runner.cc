@@ -26,8 +26,10 @@ Status CheckOperand(const Artifact& artifact, uint32_t graph, uint32_t command, 
   }
   const OperandRecord& record = artifact.operands()[of.first_operand + operand];
   const auto kind = static_cast<OperandKind>(record.kind);
-  if (kind == OperandKind::kKeyPool || kind == OperandKind::kValuePool) {
-    return OutOfRange("operand " + std::to_string(operand) + " is a pool of the KV cache, which has blocks of its own");
+  if (kind == OperandKind::kKeyPool || kind == OperandKind::kValuePool || kind == OperandKind::kAdapters) {
+    return OutOfRange("operand " + std::to_string(operand) +
+                      " is a pool of the KV cache or of adapters, which is no "
+                      "result of a command");
   }
   if (bytes <= record.bytes) return Status::Ok();
   return OutOfRange("operand " + std::to_string(operand) + " has " + std::to_string(record.bytes) +

@@ -118,6 +118,7 @@ ClPlace ClMemory::PlaceOf(const OperandRecord& operand, const ClInputs& inputs) 
     case OperandKind::kKeyPool: return {keys_[operand.index].get(), 0};
     case OperandKind::kValuePool: return {values_[operand.index].get(), 0};
     case OperandKind::kOutput: return {logits_.get(), at(operand.offset)};
+    case OperandKind::kAdapters: break;  // refused when the artifact was opened
   }
   return {nullptr, 0};
 }

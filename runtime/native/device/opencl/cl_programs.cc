@@ -23,6 +23,11 @@ Status CheckTarget(const Artifact& artifact) {
                        "is for devices of kind '" + target.kind + "' (target " + target.name +
                            ") and this one is of kind 'opencl'; open one of that kind, or compile it for this");
   }
+  if (!artifact.adapters().empty()) {
+    return Unsupported(artifact,
+                       "has room for LoRA adapters, which devices of kind 'opencl' do not take; compile it "
+                       "without --lora-slots");
+  }
   if (target.level > kMaxClLevel) {
     return Unsupported(artifact, "needs level " + std::to_string(target.level) +
                                      " and this runtime knows levels up to " + std::to_string(kMaxClLevel) +
