@@ -4,9 +4,9 @@
 
 BASE is an artifact without slots, LORAS one of the same model with them. Both engines run the same prompts, and take
 turns of some steps each, so that both meet the same state of the machine; threads of the other sleep. A turn's ratio is
-LORAS over BASE in tokens/s; medians and quartiles over the turns are printed. Adapters are random numbers. A third
-engine, LORAS without an adapter in use, tells what the commands cost that find nothing to do. With --threads 1 the
-clock is the thread's CPU time, which leaves out what other programs take.
+LORAS over BASE in tokens/s of its fastest step; medians and quartiles over the turns are printed. Adapters are random
+numbers. A third engine, LORAS without an adapter in use, tells what the commands cost that find nothing to do. With
+--threads 1 the clock is the thread's CPU time, which leaves out what other programs take.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def main() -> int:
     rates = measure(given)
     found = {name: summary([mine / base for mine, base in zip(of, rates["base"], strict=True)])
              for name, of in rates.items()}  # fmt: skip
-    medians = {name: statistics.median(of) for name, of in rates.items()}
+    best = {name: max(of) for name, of in rates.items()}
     if given.json:
-        print(json.dumps({"tokens_per_s": medians, "of_base": found}, indent=1))
+        print(json.dumps({"best_tokens_per_s": best, "of_base": found}, indent=1))
         return 0
     print(f"{given.adapters} adapters of rank {given.rank}, {given.layers} layers, {given.streams} sequences")
     for name, (low, median, high) in found.items():
-        print(f"{name:<8} {medians[name]:9.1f} tokens/s  {median:6.3f} of base ({low:.3f} to {high:.3f})")
+        print(f"{name:<8} {best[name]:9.1f} tokens/s at best  {median:6.3f} of base ({low:.3f} to {high:.3f})")
     return 0
 
 
@@ -91,15 +91,16 @@ def measure(given: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def turn_rate(engine: Engine, streams: int, clock: Callable[[], float]) -> float:
-    """Tokens/s of some decode steps."""
+    """Tokens/s of the fastest of some decode steps."""
     engine.step()  # threads wake up
     engine.poll()
-    begin = clock()
+    seconds = []
     for _ in range(TURN_STEPS - 1):
+        begin = clock()
         engine.step()
-    seconds = clock() - begin
+        seconds.append(clock() - begin)
     engine.poll()
-    return streams * (TURN_STEPS - 1) / seconds
+    return streams / min(seconds)
 
 
 def random_adapter(artifact: Artifact, rank: int, layers: str, rng: np.random.Generator) -> list[AdapterMatrix]:
