@@ -241,7 +241,8 @@ Status Artifact::CheckAdapters() {
     if (a.weight >= weights_.size()) {
       return Corrupt("graphs.bin", name + " is of weight " + Str(a.weight) + " of " + Str(uint64_t{weights_.size()}));
     }
-    if (m.act_dtype > static_cast<int32_t>(kF16)) return Corrupt("graphs.bin", name + " has numbers of dtype " + Str(m.act_dtype));
+    if (m.act_dtype > static_cast<int32_t>(kF16))
+      return Corrupt("graphs.bin", name + " has numbers of dtype " + Str(m.act_dtype));
     if (!Between(a.columns, 1, kMaxSide) || !Between(a.panel, 1, 64) || !Between(a.lanes, 1, 4) ||
         !Between(a.num_parts, 1, kMaxAdapterParts)) {
       return Corrupt("graphs.bin", name + " has " + Str(a.columns) + " columns, panels of " + Str(a.panel) + " × " +
