@@ -90,8 +90,7 @@ def test_fused_operators(changes: dict[str, Any], kernel_cache: Path, tmp_path: 
 @pytest.mark.parametrize(("window", "found"), [(7, (7, 7)), (90, (90, 90)), (None, (0, 0))])
 def test_windows_without_a_cache(window: int | None, found: tuple[int, ...], tmp_path: Path) -> None:
     """They are seen although they are longer than the text that the graph is first looked at with."""
-    more = {"num_hidden_layers": 2, "sliding_window": window}
-    checkpoint = make_tiny_model(tmp_path / "checkpoint", "mistral", **more)
+    checkpoint = make_tiny_model(tmp_path / "checkpoint", "mistral", num_hidden_layers=2, sliding_window=window)
     graph = export_encoder(checkpoint, tmp_path / "exported" / "model.onnx", typed=False)
     config = open_source(graph).config()
     assert config.layer_windows == found
