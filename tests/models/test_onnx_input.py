@@ -52,6 +52,15 @@ def other_scale(model: onnx.ModelProto) -> None:
     second.attribute.append(helper.make_attribute("scale", 0.5))
 
 
+def rounded(model: onnx.ModelProto) -> None:
+    """The gate is whole numbers."""
+    gate = node_of(model, "Sigmoid")
+    place, name = list(model.graph.node).index(gate), gate.output[0]
+    gate.output[0] = "before"
+    model.graph.node.insert(place + 1, helper.make_node("Cast", ["before"], ["whole"], to=6, name="/rounds"))
+    model.graph.node.insert(place + 2, helper.make_node("Cast", ["whole"], [name], to=1, name="/back"))
+
+
 def mixed(model: onnx.ModelProto) -> None:
     """The embedding of each token is a mean over the text."""
     embedded = next(node for node in model.graph.node if node.input[0] == "embed.weight")
@@ -92,6 +101,7 @@ CASES: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
         lambda m: setattr(node_of(m, "Sigmoid"), "op_type", "Cos"),
         r"node /Sigmoid_\d+ \(Cos\) computes cos of rows of tokens",
     ),
+    "rounded to integers": (rounded, r"node /rounds \(Cast\) "),
     "another activation": (
         lambda m: setattr(node_of(m, "Sigmoid"), "op_type", "Tanh"),
         "has a feed-forward block with a gate that llmc does not know",

@@ -59,6 +59,7 @@ BROKEN = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeErro
 Value = Any
 """Known, Rows, Scores, Matrix, NotANumber, or a tuple of them."""
 _UNARY = ("tanh", "erf", "sigmoid", "exp", "log", "abs", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.relu", "softplus")
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 _NUMPY: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "subtract": np.subtract,
@@ -276,7 +277,12 @@ class Evaluation:
 
     def _astype(self, call: Any, x: Value) -> Value:
         """Roundings in between are not those of the artifact, whatever it is computed in."""
-        return Known(x.array.astype(str(call.attrs.dtype)), x.name) if isinstance(x, Known) else x
+        dtype = str(call.attrs.dtype)
+        if isinstance(x, Known):
+            return Known(x.array.astype(dtype), x.name)
+        if dtype not in _FLOATS:
+            raise Unrecognised(f"rounds {_kinds([x])} to {dtype}")
+        return x
 
     def _add(self, _: Any, x: Value, y: Value) -> Value:
         if isinstance(x, Known) and isinstance(y, Known):
