@@ -73,6 +73,7 @@ HEADINGS: Mapping[str, Headings] = {
             "buckets", "add", "max_model_len", "max_num_seqs", "block_size"
         ),
         "Precision": ("dtype", "kv_dtype", "quant", "group_size", "asymmetric", "skip"),
+        "Adapters": ("merge_lora", "lora_slots", "lora_rank"),
         "Target": ("target", "tune"),
         "Artifact": ("output", "overwrite", "tokenizer"),
         "Building": ("cache_dir", "jobs", "dump"),
@@ -84,6 +85,7 @@ HEADINGS: Mapping[str, Headings] = {
         "Precision": (
             "dtype", "kv_dtype", "quantization_param_path", "quant", "group_size", "asymmetric", "skip"
         ),
+        "Adapters": ("merge_lora", "lora_slots", "lora_rank"),
     },
     "run": {
         "Prompts and results": ("prompt", "prompts", "chat", "output", "resume", "overwrite"),

@@ -46,7 +46,7 @@ def document() -> dict[str, Any]:
     """The OpenAPI document of all routes, those of flags included, without a model."""
     app = FastAPI(title="llmc", version=__version__)
     # Routes keep their server for the requests that come, and none comes.
-    config = ServerConfig(artifact=Path(), served_model_names=("model",), debug_endpoints=True)
+    config = ServerConfig(artifact=Path(), served_model_names=("model",), debug_endpoints=True, allow_runtime_lora=True)
     server: Any = SimpleNamespace(config=config, lanes=SimpleNamespace(bodies=None))
     observer: Any = None
     add_routes(app, server)

@@ -269,8 +269,8 @@ def test_what_cannot_be_served_is_one_sentence(english_artifact: Path, tmp_path:
     code, line = refusal(tmp_path / "nothing")
     assert (code, line) == (
         1,
-        f"llmc: error: {tmp_path / 'nothing'} does not exist: give an artifact, a model (a directory or a "
-        ".gguf file), or ORG/NAME of the hub",
+        f"llmc: error: {tmp_path / 'nothing'} does not exist: give an artifact, a model (a directory, a .gguf "
+        "or .onnx file), or ORG/NAME of the hub",
     )
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")

@@ -88,12 +88,12 @@ def test_generic_ops_match_eager(tmp_path: Path, quirky_cache: Path, monkeypatch
 
 
 def test_every_op_has_a_plain_kernel() -> None:
-    # One kernel computes a linear layer with and without a gate; `fused` is what generic ops become; the op of experts
-    # has several kernels.
+    # One kernel computes a linear layer with and without a gate; `fused` is what generic ops become; the ops of experts
+    # and of adapters have several kernels.
     own = {name for name, op in OPS.items() if "reference" not in op.templates}
-    of_experts = {name for name in KERNELS if name.startswith("expert_")}
-    assert of_experts
-    assert KERNELS.keys() - of_experts - {"fused"} == own - {"gated_linear", "gated_linear_quant", "experts"}
+    of_several = {name for name in KERNELS if name.startswith(("expert_", "adapter_"))}
+    assert of_several
+    assert KERNELS.keys() - of_several - {"fused"} == own - {"gated_linear", "gated_linear_quant", "experts"}
 
 
 def compiled_function(function: Callable[[Any], Any], folder: Path) -> Callable[[np.ndarray], np.ndarray]:
