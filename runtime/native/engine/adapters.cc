@@ -72,7 +72,7 @@ Status Engine::LoadAdapter(const std::vector<AdapterMatrix>& matrices, uint64_t*
   uint32_t slot = 0;
   LLMC_RETURN_IF_ERROR(TakeSlot(&new_id, &slot));
   // No step looks at the slot: no request has it.
-  const Status status = device_->LoadAdapter(slot, matrices);
+  Status status = device_->LoadAdapter(slot, matrices);
   std::lock_guard<std::mutex> lock(mutex_);
   if (!status.ok()) {
     adapters_.erase(new_id);

@@ -63,9 +63,9 @@ Status ClGraphs::SetArguments(const OneLaunch& launch) const {
     const cl_int set_code = cl->SetKernelArg(launch.kernel, index++, bytes, value);
     if (code == kClSuccess) code = set_code;
   };
-  for (const ClPlace& place : launch.places) set(sizeof(place.memory), &place.memory);
+  for (const ClPlace& place : launch.places) set(sizeof(cl_mem), static_cast<const void*>(&place.memory));
   for (const ClPlace& place : launch.places) set(sizeof(place.at), &place.at);
-  set(sizeof(scalars_), &scalars_);
+  set(sizeof(cl_mem), static_cast<const void*>(&scalars_));
   LLMC_RETURN_IF_CL_ERROR("Giving a kernel its arguments on '" + cl.name() + "'", code);
   return Status::Ok();
 }

@@ -168,7 +168,8 @@ void ClPrograms::Store() const {
     }
     std::vector<unsigned char> binary(bytes);
     unsigned char* data = binary.data();
-    if (cl->GetProgramInfo(one.program, kClProgramBinaries, sizeof(data), &data, nullptr) == kClSuccess) {
+    if (cl->GetProgramInfo(one.program, kClProgramBinaries, sizeof(data), static_cast<void*>(&data), nullptr) ==
+        kClSuccess) {
       cache_.Write(one.key, binary);
     }
   }

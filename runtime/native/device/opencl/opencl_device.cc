@@ -5,6 +5,11 @@
 #include <utility>
 
 namespace llmc {
+namespace {
+
+constexpr uint64_t kWordBytes = sizeof(int32_t);  // of inputs
+
+}  // namespace
 
 ClQueue::~ClQueue() {
   if (queue_ == nullptr) return;
@@ -53,7 +58,7 @@ Status OpenClDevice::Load(uint32_t num_blocks, const OpenClDeviceOptions& option
     bytes = std::max(bytes, graphs_->inputs(g).bytes);
     samples = std::max<uint64_t>(samples, artifact.graphs()[g].max_samples);
   }
-  inputs_.resize(bytes / sizeof(int32_t));
+  inputs_.resize(bytes / kWordBytes);
   logits_.resize(samples * artifact.shape().output_width());
   // A driver may leave code unfinished until it is used: nothing is compiled once this returns.
   for (uint32_t g = 0; g < artifact.graphs().size(); ++g) LLMC_RETURN_IF_ERROR(RunEmpty(g));
@@ -79,7 +84,7 @@ Status OpenClDevice::RunEmpty(uint32_t graph) {
 }
 
 void OpenClDevice::FillInputs(const StepBatch& b, const ClInputs& inputs) {
-  const auto place = [&](Input input) { return inputs_.data() + inputs.offsets[input] / sizeof(int32_t); };
+  const auto place = [&](Input input) { return inputs_.data() + inputs.offsets[input] / kWordBytes; };
   const auto copy = [&](Input input, const std::vector<int32_t>& from, uint64_t count) {
     std::copy_n(from.data(), count, place(input));
   };
