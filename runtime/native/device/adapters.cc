@@ -8,7 +8,7 @@
 namespace llmc {
 namespace {
 
-uint32_t Bits(float value) {
+uint32_t BitsOf(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
@@ -16,21 +16,21 @@ uint32_t Bits(float value) {
 
 // To nearest, ties to even; what is not a number stays so.
 uint16_t RoundToBf16(float value) {
-  const uint32_t bits = Bits(value);
+  const uint32_t bits = BitsOf(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40);
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 // The same; infinite beyond 65504.
 uint16_t RoundToF16(float value) {
-  const uint32_t bits = Bits(value), magnitude = bits & 0x7fffffffu;
+  const uint32_t bits = BitsOf(value), magnitude = bits & 0x7fffffffu;
   const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000u);
   if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | (magnitude >> 13 & 0x3ffu));
   if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);
   if (magnitude < 0x38800000u) {  // a sum with 0.5 has the bits of a subnormal number at its end, rounded
     float small;
     std::memcpy(&small, &magnitude, sizeof(small));
-    return static_cast<uint16_t>(sign | (Bits(small + 0.5f) - 0x3f000000u));
+    return static_cast<uint16_t>(sign | (BitsOf(small + 0.5f) - 0x3f000000u));
   }
   const uint32_t rounded = magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1);
   return static_cast<uint16_t>(sign | rounded >> 13);
