@@ -20,6 +20,7 @@ from llmc.runtime.graphs_file import read_graphs
 from support.adapters import logprobs_of, make_adapter, merged_model
 from support.compiled import assert_same_bytes, compile_tiny, random_tokens
 from support.engine_driver import MIXED_LADDER
+from support.marks import rare
 from support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.native
@@ -84,9 +85,9 @@ def test_adapters_side_by_side_are_the_merged_models(target: str, tmp_path: Path
     ("family", "fields"),
     [
         ("gptj", {"rotary_dim": 8}),
-        pytest.param("gpt2", {}, marks=pytest.mark.slow),
+        rare("gpt2", {}),
         pytest.param("gpt_neox", {"rotary_pct": 0.5}, marks=pytest.mark.slow),
-        pytest.param("phi3", {}, marks=pytest.mark.slow),
+        rare("phi3", {}),
     ],
 )
 def test_families(family: str, fields: dict[str, Any], tmp_path: Path, kernel_cache: Path) -> None:

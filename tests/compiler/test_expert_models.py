@@ -17,6 +17,7 @@ from llmc.quantize import QuantConfig
 
 from support.compiled import check_every_bucket, compile_tiny, random_tokens
 from support.families import CASES
+from support.marks import rare
 from support.new_family import targets_here
 from support.paged_reference import PagedRunner
 from support.parity import check_bits
@@ -69,9 +70,11 @@ def test_experts_in_act_order_are_refused(tmp_path: Path) -> None:
         compile_model(config)
 
 
-@pytest.mark.slow
 @verifies(lambda scheme: on_targets(Claim("qwen2_moe", scheme=scheme)))
-@pytest.mark.parametrize("scheme", ["w8a16", "w4a16", "fp8", "nf4"])
+@pytest.mark.parametrize(
+    "scheme",
+    [*(pytest.param(scheme, marks=pytest.mark.slow) for scheme in ("w8a16", "nf4")), *map(rare, ("w4a16", "fp8"))],
+)
 def test_rounded_by_llmc(scheme: str, tmp_path: Path, kernel_cache: Path) -> None:
     family, overrides = CASES["qwen2_moe"]
     model, quant = make_tiny_model(tmp_path / "model", family, **overrides), QuantConfig(scheme)

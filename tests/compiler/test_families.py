@@ -30,10 +30,7 @@ LADDER = "prefill=[2]x[16,32],decode=[1,3]x[64]"
 WRITING = [name for name, family in FAMILIES.items() if family.generates]
 FIRST = {family: next(case for case, (of, _) in CASES.items() if of == family) for family in WRITING}
 # That have between them every block, norm, order of rows and kind of positions.
-DISTINCT = (
-    "cohere2", "gemma3_text", "gpt2", "gpt_neox", "gpt_oss", "granite", "olmo2", "phi3", "qwen2_moe",
-    "stablelm-parallel",
-)  # fmt: skip
+DISTINCT = ("cohere2", "gemma3_text", "gpt2", "gpt_neox", "gpt_oss", "granite", "olmo2", "phi3", "qwen2_moe")
 # Whose norms, sums and choices are not all of the kind that every model has.
 IN_16_BITS, LATENT = ("gemma3_text", "olmo2"), "deepseek_v2-lite"
 

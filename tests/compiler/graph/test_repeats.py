@@ -15,6 +15,7 @@ from llmc.compiler.graph.lowered import to_bytes
 from llmc.models.blocks.attention import StepInputs
 from llmc.models.blocks.decoder import DecoderLayer
 
+from support.marks import rare
 from support.untrained import model_of
 
 
@@ -46,7 +47,7 @@ class Counted:
     ("case", "fields"),
     [
         ("gemma3_text", {"num_key_value_heads": 2, "head_dim": 16, "sliding_window_pattern": 2}),
-        ("glm4_moe", {"num_key_value_heads": 2, "head_dim": 16, "first_k_dense_replace": 1}),
+        rare("glm4_moe", {"num_key_value_heads": 2, "head_dim": 16, "first_k_dense_replace": 1}),
         ("llama", {}),
     ],
 )
