@@ -50,6 +50,7 @@ def test_litellm(server: LiveServer, environment: Path, tmp_path: Path) -> None:
     assert said.strip().endswith("too long")
 
 
+@pytest.mark.exhaustive
 def test_dspy(server: LiveServer, environment: Path, tmp_path: Path) -> None:
     tools = installed("dspy", environment)
     (tmp_path / "ask.py").write_text(

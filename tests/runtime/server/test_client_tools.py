@@ -94,6 +94,7 @@ def with_tools(environment: Path, *arguments: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.exhaustive
 def test_lm_eval_in_process_agrees_with_transformers(
     chat_artifact: Path, tiny_artifact: TinyArtifact, environment: Path, tmp_path: Path
 ) -> None:
@@ -177,6 +178,7 @@ def test_aiperf(server: LiveServer, environment: Path, tmp_path: Path) -> None:
     assert not report.get("error_summary")
 
 
+@pytest.mark.exhaustive
 def test_locust(server: LiveServer, environment: Path, tmp_path: Path) -> None:
     tools = installed("locust", environment)
     (tmp_path / "locustfile.py").write_text(
