@@ -13,7 +13,7 @@ import torch
 
 from bench.onnx_bytes import POSITIONS, small_decoder
 from llmc import LLM, SamplingParams
-from llmc.models import open_source
+from llmc.models import ModelError, open_source
 
 from support.compiled import check_every_bucket, compile_tiny, random_tokens
 from support.marks import rare
@@ -129,20 +129,51 @@ def test_other_attention_code(name: str, kernel_cache: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("family", "typed"),
-    [pytest.param("bert", True, marks=pytest.mark.slow), rare("xlm-roberta", False), rare("roberta", False)],
+    ("family", "typed", "pooling"),
+    [
+        pytest.param("bert", True, "auto", marks=pytest.mark.slow),
+        rare("xlm-roberta", False, "mean"),
+        rare("roberta", False, "auto"),
+    ],
 )
-def test_encoders(family: str, typed: bool, kernel_cache: Path, tmp_path: Path) -> None:
+def test_encoders(family: str, typed: bool, pooling: str, kernel_cache: Path, tmp_path: Path) -> None:
     more = {"pad_token_id": 1, "max_position_embeddings": 98} if family == "roberta" else {}
     checkpoint = make_encoder(tmp_path / "checkpoint", family, **more)
     graph = export_encoder(checkpoint, tmp_path / "exported" / "model.onnx", typed=typed)
-    compile_tiny(graph, tmp_path / "artifact", kernel_cache, buckets="prefill=[1,4]x[32,64]", dtype="f32").close()
+    compile_tiny(
+        graph, tmp_path / "artifact", kernel_cache, buckets="prefill=[1,4]x[32,64]", dtype="f32", pooling=pooling
+    ).close()
     texts, runtime = random_texts((1, 7, 64, 33)), Runtime(graph)
     with LLM(tmp_path / "artifact") as llm:
         assert llm.task == "embed"
         found = [one.vector for one in llm.embed(texts)]
     for text, vector in zip(texts, found, strict=True):
-        check_close(vector, pooled(runtime.run(text), "first", normalised=True), f"{len(text)} tokens")
+        wanted = pooled(runtime.run(text), "mean" if pooling == "mean" else "first", normalised=True)
+        check_close(vector, wanted, f"{len(text)} tokens")
+
+
+def test_what_stands_behind_an_encoder(tmp_path: Path) -> None:
+    graph = export_encoder(make_encoder(tmp_path / "checkpoint", "bert"), tmp_path / "exported" / "model.onnx")
+    config = open_source(graph, pooling="mean").config()
+    found, hidden = config.pooled, config.hidden_size
+    assert found is not None
+    assert found.pooling == "mean"
+    decoder = tmp_path / "decoder.onnx"
+    save(small_decoder(), decoder)
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": POSITIONS}))
+    with pytest.raises(ModelError, match=r"decoder\.onnx: --pooling mean is for embeddings.*compiled to generate"):
+        open_source(decoder, pooling="mean").config()
+    types = ("Transformer", "Pooling", "Dense")
+    modules = [{"type": f"sentence_transformers.models.{name}", "path": name} for name in types]
+    (graph.parent / "modules.json").write_text(json.dumps(modules))
+    for name, fields in (
+        ("Pooling", {"pooling_mode": "mean"}),
+        ("Dense", {"in_features": hidden, "out_features": 8}),
+    ):
+        (graph.parent / name).mkdir()
+        (graph.parent / name / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ModelError, match=r"modules\.json has modules Dense.*checkpoint of safetensors"):
+        open_source(graph).config()
 
 
 @pytest.mark.parametrize(("labels", "task"), [pytest.param(1, "rank", marks=pytest.mark.slow), rare(3, "classify")])

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmc.compiler.config import CompileError
 from llmc.compiler.targets.gpu.kernels.registry import KERNELS
 from llmc.compiler.targets.gpu.opencl import PRELUDE
 from llmc.compiler.targets.reference.kernels.registry import KERNELS as PLAIN
@@ -49,6 +50,13 @@ def test_a_model_matches_transformers_and_itself(tmp_path: Path, kernel_cache: P
         check_every_bucket(artifact, tokens, reference_logits(model, tokens))
         check_bits(artifact)
     check_against_reference(model, tmp_path / "out", tmp_path, kernel_cache, 1e-5, **options)
+
+
+def test_room_for_adapters_is_refused(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama", num_hidden_layers=1)
+    with pytest.raises(CompileError, match="target opencl takes no LoRA adapters by name: leave out --lora-slots"):
+        compile_tiny(model, tmp_path / "out", tmp_path / "cache", target="opencl", lora_slots=1)
+    assert not (tmp_path / "out").exists()
 
 
 @needs_opencl
