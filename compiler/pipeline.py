@@ -163,7 +163,12 @@ def link(state: CompileState, _: OnStep) -> None:
     (state.staging / "graphs.bin").write_bytes(tables(state, state.specs, state.buckets, state.code))
     arena_bytes = max(of.arena_bytes for of in state.lists)
     sizes = {"code": len(state.code), "weights": layout.total_bytes, "arena": arena_bytes}
-    state.manifest |= {"bytes": sizes, "kernels": [kernel.described() for kernel in state.kernels], **_pools(state)}
+    state.manifest |= {
+        "bytes": sizes,
+        "kernels": [kernel.described() for kernel in state.kernels],
+        "weight_parts": described.weight_parts(weight.request for weight in layout.weights),
+        **_pools(state),
+    }
     write_files(state)
 
 

@@ -314,6 +314,7 @@ class Manifest(Open):
     tools: dict[Text, Text | None] | None = None
     weights: Annotated[dict[Text, Weight], Field(max_length=1 << 20)] | None = None
     weights_crc32: Annotated[dict[Text, Crc], Field(max_length=1 << 20)] | None = None
+    weight_parts: Annotated[dict[Text, Count], Field(max_length=1 << 20)] | None = None
     weights_converted: Annotated[dict[Text, Conversion], Field(max_length=1 << 20)] | None = None
     graph_components: Components | None = None
     tuned: bool | None = None

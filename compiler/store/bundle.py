@@ -16,7 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from llmc.compiler.store import bundle_schema as schema
 from llmc.compiler.store import keys
 from llmc.compiler.store.bundle_archive import Archive, ArchiveError, opened
 from llmc.compiler.store.cache import key_of
-from llmc.compiler.store.described import Described, described, read_described
+from llmc.compiler.store.described import Described, described, read_described, weight_parts
 from llmc.compiler.store.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.compiler.store.graphs_writer import GraphsWriteError, pack_model
 from llmc.compiler.store.output import is_artifact
@@ -132,7 +132,7 @@ def create_bundle(artifacts: Sequence[Path], path: Path, cost_folder: Path | Non
         variants.append(
             {
                 "manifest": {k: v for k, v in one.manifest.items() if not k.startswith("weights_") and k != OWN_SUM},
-                "requests": [r.record() for r in _requests(artifact, one.resolved, content["graphs.bin"])],
+                "requests": [r.record() for r in _requests(artifact, one, content["graphs.bin"])],
                 "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in content.items()},
                 "bytes": {name: len(data) for name, data in content.items()},
             }
@@ -210,8 +210,9 @@ def _check_same(first: Path, expected: Mapping[str, str], artifact: Path, found:
         )
 
 
-def _requests(artifact: Path, resolved: Resolved, graphs: bytes) -> list[WeightRequest]:
+def _requests(artifact: Path, one: Described, graphs: bytes) -> list[WeightRequest]:
     """The weights that were packed, found from their tables: a packed matrix is stored in another shape."""
+    resolved, parts = one.resolved, _weight_parts(one, artifact, "compile the model again")
     shapes = resolved.weight_shapes()
     schemes, permuted = resolved.recipe.schemes, resolved.recipe.permuted
     try:
@@ -220,20 +221,27 @@ def _requests(artifact: Path, resolved: Resolved, graphs: bytes) -> list[WeightR
         raise BundleError(f"{artifact / 'graphs.bin'} cannot be read: {error}; compile the model again") from None
     requests = []
     for weight in patch.weights:
-        if weight.name in shapes:
-            shape = shapes[weight.name]
-            scheme = schemes.get(weight.name)
+        name = weight.name
+        if name in shapes:
+            scheme = schemes.get(name)
             form = None if scheme is None else scheme.weight
-            packed = form is not None or weight.shape != shape
-            dtype, columns = BY_CODE[weight.dtype].name, weight.name in permuted
-            request = WeightRequest(weight.name, shape, dtype, packed, form, columns=columns)
-            # Where one and two parts give the same shape they are the same layout.
-            whole = not packed or resolved.target.weight_tensors(request)[0].shape == weight.shape
-            requests.append(request if whole else replace(request, parts=2))
-        elif weight.name.rpartition(".")[0] not in schemes:
-            raise BundleError(f"{artifact} has weight {weight.name}, which its model has not: compile the model again")
+            packed = form is not None or weight.shape != shapes[name]
+            dtype = BY_CODE[weight.dtype].name
+            columns = name in permuted
+            requests.append(WeightRequest(name, shapes[name], dtype, packed, form, parts.get(name, 1), columns))
+        elif name.rpartition(".")[0] not in schemes:
+            raise BundleError(f"{artifact} has weight {name}, which its model has not: compile the model again")
     check_layout(requests, resolved, patch, artifact)
     return requests
+
+
+def _weight_parts(one: Described, where: Path | str, remedy: str) -> Mapping[str, int]:
+    """What `described.weight_parts` wrote into a manifest. Raises BundleError for one of an older llmc."""
+    parts = one.manifest.get("weight_parts")
+    if parts is None:
+        raise BundleError(f"{where} was made by an older llmc, which did not say how it packs gated layers: {remedy}")
+    found: Mapping[str, int] = parts
+    return found
 
 
 def check_layout(requests: Sequence[WeightRequest], resolved: Resolved, patch: GraphsPatch, origin: Path) -> None:
@@ -276,6 +284,8 @@ def _variant(index: int, entry: Mapping[str, Any], architecture: Mapping[str, st
         requests = tuple(WeightRequest.of_record(request) for request in entry["requests"])
     except QuantizeError as error:
         raise BundleError(f"{where} is not of this llmc: {error}; create the bundle again") from None
+    if weight_parts(requests) != _weight_parts(one, where, "create the bundle again"):
+        raise BundleError(f"{where} has weights in other parts than its graphs: create the bundle again")
     return Variant(index, one, requests, entry["sha256"], entry["bytes"])
 
 

@@ -23,6 +23,7 @@ from llmc.compiler.store import keys
 from llmc.compiler.store.cache import key_of
 from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.registry import target_of
+from llmc.compiler.weight_request import WeightRequest
 from llmc.graphs_format import PHASES, VERSION, VERSION_WITHOUT_ADAPTERS
 from llmc.manifest import ManifestError, read_manifest
 from llmc.models import weight_map
@@ -98,6 +99,11 @@ def _weight(target: weight_map.Target, recipe: Recipe) -> dict[str, object]:
     if target.name in recipe.rows_of:
         entry["rows_of"] = recipe.rows_of[target.name]
     return entry
+
+
+def weight_parts(requests: Iterable[WeightRequest]) -> dict[str, int]:
+    """Of each weight that is packed in several parts, how many: its stored shape does not always tell."""
+    return {request.name: request.parts for request in requests if request.parts > 1}
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from llmc.compiler.store.bundle import BundleError, create_bundle, read_bundle
 from llmc.compiler.store.bundle_archive import ArchiveError, opened
 from llmc.compiler.store.graphs_patch import GraphsPatch, GraphsPatchError
 from llmc.compiler.targets.registry import resolve_target
+from llmc.manifest import write_manifest
 from llmc.models.errors import ModelError
 from llmc.quantize import QuantConfig
 from llmc.runtime.binding import Artifact, Replayer
@@ -65,6 +66,20 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundle(tiny_artifact: TinyArtifact, tmp_path: Path) -> Path:
     create_bundle([tiny_artifact.artifact], tmp_path / "tiny.bundle")
     return tmp_path / "tiny.bundle"
+
+
+def test_parts_that_a_shape_does_not_tell(tmp_path: Path, kernel_cache: Path) -> None:
+    """Gate and up of 188 rows fill as many panels of 16, 32 or 48 together as one by one, in another layout."""
+    model = fine_tune(tmp_path / "model", intermediate_size=188)
+    ladder = "prefill=[1]x[16],decode=[1]x[32]"
+    compile_model(CompileConfig(model, tmp_path / "out", ladder, dtype="f32", cache_dir=kernel_cache))
+    create_bundle([tmp_path / "out"], tmp_path / "bundle")
+    apply_bundle(read_bundle(tmp_path / "bundle"), model, tmp_path / "applied")
+    assert_same_bytes(tmp_path / "applied", tmp_path / "out")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    write_manifest(tmp_path / "out" / "manifest.json", {k: v for k, v in manifest.items() if k != "weight_parts"})
+    with pytest.raises(BundleError, match=r"made by an older llmc, .*: compile the model again"):
+        create_bundle([tmp_path / "out"], tmp_path / "older")
 
 
 def test_a_fine_tune_becomes_what_compiling_makes(tiny_artifact: TinyArtifact, tuned: Path, bundle: Path,
