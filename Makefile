@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := runtime/native
+# Each of many processes would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # What is formatted; what is tidied is without the tests, which would double the time.
 NATIVE_FILES = $(shell find $(NATIVE) examples -name "*.cc" -o -name "*.h" -o -name "*.c")
 NATIVE_UNITS = $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -name "*.cc" -print)

@@ -18,7 +18,7 @@ from support.compiled import compile_tiny
 from support.paths import ROOT
 from support.tiny_models import make_tiny_model
 
-TOOLS = ("aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++", "aarch64-linux-gnu-nm", "qemu-aarch64")
+TOOLS = ("aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++", "qemu-aarch64")
 LADDER = "prefill=[1]x[16],decode=[1]x[64]"
 PROMPT = ["24", "20", "301", "128", "96"]  # tokens to write, then the ids of the prompt
 
