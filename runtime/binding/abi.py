@@ -14,6 +14,7 @@ from llmc.distribution import NAME
 ABI_VERSION = 3
 MAX_TOP_LOGPROBS = 20
 MAX_BUCKET_MISSES = 1024
+MAX_STEP_SHAPES = 4096
 MAX_ADAPTER_PARTS = 8
 
 I32P = POINTER(c_int32)
@@ -274,6 +275,15 @@ class BucketMiss(ctypes.Structure):
     ]
 
 
+class StepShape(ctypes.Structure):
+    _fields_ = [
+        *_each(c_uint32, "struct_size", "phase", "graph", "num_seqs", "num_tokens", "num_samples"),
+        *_each(c_uint32, "num_blocks", "reserved"),
+        *_each(c_uint64, "count", "replay_ns"),
+        ("replay_ns_squared", c_double),
+    ]
+
+
 class SimCost(ctypes.Structure):
     _fields_ = [
         *_each(c_uint32, "struct_size", "num_points"),
@@ -366,6 +376,7 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_engine_get_device_stats": [c_void_p, POINTER(DeviceStat), c_uint64, U64P, _E],
     "llmc_engine_get_graph_stats": [c_void_p, POINTER(GraphStats), c_uint64, U64P, _E],
     "llmc_engine_get_bucket_misses": [c_void_p, POINTER(BucketMiss), c_uint64, U64P, _E],
+    "llmc_engine_take_step_shapes": [c_void_p, POINTER(StepShape), c_uint64, U64P, U64P, _E],
     "llmc_engine_check_integrity": [c_void_p, _E],
     "llmc_engine_create_simulated": [POINTER(SimModel), POINTER(EngineOptions), POINTER(c_void_p), _E],
     "llmc_engine_simulate": [c_void_p, POINTER(SimTrace), U64P, U64P, _E],

@@ -158,6 +158,22 @@ class BucketMiss:
 
 
 @dataclasses.dataclass(frozen=True)
+class StepShape:
+    """Steps that were alike and ran in graph `graph`, `count` of them. phase: what they carried, num_blocks: KV blocks
+    of the longest sequence, replay_ns and replay_ns_squared: sums over them."""
+
+    phase: str
+    graph: int
+    num_seqs: int
+    num_tokens: int
+    num_samples: int
+    num_blocks: int
+    count: int
+    replay_ns: int
+    replay_ns_squared: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Ready:
     """What wait found: events to poll, work to step; neither after a timeout."""
 
@@ -413,6 +429,16 @@ class Engine(Handle):
             )
             for m in native[: count.value]
         ]
+
+    def take_step_shapes(self) -> tuple[list[StepShape], int]:
+        """What steps carried since the last call, nothing the first time: from then on they are counted. Also how many
+        steps found no room among the shapes."""
+        native = (abi.StepShape * abi.MAX_STEP_SHAPES)()
+        native[0].struct_size = ctypes.sizeof(abi.StepShape)
+        count, lost = c_uint64(), c_uint64()
+        call("llmc_engine_take_step_shapes", self.pointer, native, len(native), byref(count), byref(lost))
+        shapes = [StepShape(**plain(one) | {"phase": PHASES[one.phase]}) for one in native[: count.value]]
+        return shapes, lost.value
 
     def graph_use(self) -> list[tuple[int, int]]:
         """Per graph: (replays, valid tokens carried)."""

@@ -264,6 +264,25 @@ llmc_status llmc_engine_get_bucket_misses(const llmc_engine* engine, llmc_bucket
   });
 }
 
+llmc_status llmc_engine_take_step_shapes(llmc_engine* engine, llmc_step_shape* shapes, uint64_t capacity,
+                                         uint64_t* count, uint64_t* lost, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return NullArgument("engine");
+    if (count == nullptr) return NullArgument("count");
+    if (capacity < LLMC_MAX_STEP_SHAPES) {
+      return Status::Error(LLMC_ERR_OUT_OF_RANGE, "capacity is " + std::to_string(capacity) + " but up to " +
+                                                      std::to_string(LLMC_MAX_STEP_SHAPES) + " shapes are given.");
+    }
+    LLMC_RETURN_IF_ERROR(llmc::CheckStruct(shapes, "shapes[0]"));
+    uint64_t not_counted = 0;
+    const std::vector<llmc_step_shape> all = engine->engine->TakeStepShapes(&not_counted);
+    llmc::WriteArray(all, all.size(), shapes);
+    *count = all.size();
+    if (lost != nullptr) *lost = not_counted;
+    return Status::Ok();
+  });
+}
+
 llmc_status llmc_engine_check_integrity(const llmc_engine* engine, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
     if (engine == nullptr) return NullArgument("engine");

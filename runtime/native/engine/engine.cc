@@ -321,6 +321,14 @@ std::vector<llmc_bucket_miss> Engine::BucketMisses() const {
   return bucket_misses_;
 }
 
+std::vector<llmc_step_shape> Engine::TakeStepShapes(uint64_t* lost) {
+  std::vector<llmc_step_shape> shapes;
+  shapes.reserve(StepShapes::kMost);
+  std::lock_guard<std::mutex> lock(mutex_);
+  step_shapes_.Take(&shapes, lost);
+  return shapes;
+}
+
 Status Engine::CheckIntegrity() const {
   std::lock_guard<std::mutex> step_lock(step_mutex_);
   LLMC_RETURN_IF_ERROR(scheduler_.CheckIntegrity());
@@ -870,6 +878,11 @@ void Engine::Publish(bool stepped, bool progressed) {
     g.tokens += plan_.load.tokens;
     g.padded_tokens += model_.graphs[plan_.graph].max_tokens - plan_.load.tokens;
     g.replay_ns += replay_ns_;
+    const Phase carried = plan_.mixed ? Phase::kMixed : plan_.prefill ? Phase::kPrefill : Phase::kDecode;
+    const StepLoad& load = plan_.load;
+    step_shapes_.Count(
+        {0, static_cast<uint32_t>(carried), plan_.graph, load.seqs, load.tokens, load.samples, load.blocks, 0, 0, 0, 0},
+        replay_ns_);
   }
   if (stats_.num_bucket_misses != c.num_bucket_misses) CopyMisses();
   for (const MaskUpdate& update : mask_updates_) update.mask->state = update.state;

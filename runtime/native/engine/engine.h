@@ -17,6 +17,7 @@
 #include "engine/block_manager.h"
 #include "engine/host_sampler.h"
 #include "engine/scheduler.h"
+#include "engine/step_shapes.h"
 #include "engine/token_mask.h"
 
 namespace llmc {
@@ -83,13 +84,15 @@ class Engine {
   Status WalkGraph(uint32_t graph, uint64_t* ns);
   // Whether requests may run in this graph; all are on at first. Waits for a step in flight.
   Status EnableGraph(uint32_t graph, bool on);
-  // Takes over the graphs that `artifact` has behind those of the engine; they are off. Waits for a step in flight.
+  // Takes over the graphs that `artifact` has behind those of the engine; they are off. Steps go on but for an instant.
   Status AddGraphs(std::shared_ptr<const Artifact> artifact);
   uint64_t Poll(llmc_event* events, uint64_t capacity);
   llmc_engine_stats Stats() const;
   std::vector<DeviceStat> DeviceStats() const;
   std::vector<llmc_graph_stats> GraphStats() const;
   std::vector<llmc_bucket_miss> BucketMisses() const;
+  // As StepShapes::Take.
+  std::vector<llmc_step_shape> TakeStepShapes(uint64_t* lost);
   uint32_t num_graphs() const;
   Status CheckIntegrity() const;
 
@@ -161,6 +164,7 @@ class Engine {
   llmc_engine_stats counters_;
   std::vector<DeviceStat> new_device_stats_;
 
+  std::mutex new_graphs_mutex_;  // before step_mutex_
   mutable std::mutex step_mutex_;  // held by Step and CheckIntegrity
   mutable std::mutex mutex_;  // guards what follows
   uint64_t next_id_ = 1, next_adapter_id_ = 1;
@@ -180,6 +184,7 @@ class Engine {
   llmc_engine_stats stats_{};
   std::vector<DeviceStat> device_stats_;
   std::vector<llmc_graph_stats> graph_stats_;
+  StepShapes step_shapes_;
   std::vector<llmc_bucket_miss> bucket_misses_;  // one for each of the scheduler's
 };
 

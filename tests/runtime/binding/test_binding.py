@@ -227,6 +227,26 @@ def test_misses_are_listed_by_shape(artifact_path: Path) -> None:
         assert engine.stats.num_bucket_misses == 2
 
 
+def test_steps_are_counted_by_shape_once_asked_for(artifact_path: Path) -> None:
+    with Artifact(artifact_path) as artifact, Engine(artifact, num_threads=1, num_blocks=8) as engine:
+
+        def run(tokens: int) -> None:
+            engine.submit([1, 2, 3], temperature=0.0, max_tokens=tokens, ignore_eos=True)
+            while engine.step():
+                pass
+
+        run(2)
+        assert engine.take_step_shapes() == ([], 0)
+        run(3)
+        shapes, lost = engine.take_step_shapes()
+        assert lost == 0
+        assert [(one.phase, one.graph, one.num_seqs, one.num_tokens, one.num_samples, one.num_blocks, one.count)
+                for one in shapes] == [("prefill", 0, 1, 3, 1, 1, 1), ("decode", 0, 1, 1, 1, 1, 2)]  # fmt: skip
+        assert all(one.replay_ns_squared <= one.replay_ns**2 <= one.count * one.replay_ns_squared * 1.001
+                   for one in shapes)  # fmt: skip
+        assert engine.take_step_shapes() == ([], 0)
+
+
 def test_engine_rejects_unknown_options(artifact_path: Path) -> None:
     with Artifact(artifact_path) as artifact:
         with pytest.raises(TypeError, match="unknown engine option 'threads'"):
@@ -256,6 +276,7 @@ def test_structs_match_the_header(tmp_path: Path) -> None:
         "llmc_graph_stats": abi.GraphStats,
         "llmc_warm_load": abi.WarmLoad,
         "llmc_bucket_miss": abi.BucketMiss,
+        "llmc_step_shape": abi.StepShape,
     }
     expected, lines = [], []
     for name, struct_type in structs.items():

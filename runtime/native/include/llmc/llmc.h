@@ -406,6 +406,18 @@ typedef struct llmc_bucket_miss {
 } llmc_bucket_miss;
 #define LLMC_MAX_BUCKET_MISSES 1024
 
+/* Steps that were alike, and ran in one graph. Times are of their replays. */
+typedef struct llmc_step_shape {
+  uint32_t struct_size;
+  uint32_t phase; /* what the steps carried: 0 prefills, 1 decodes, 2 both; their graph may be of another phase */
+  uint32_t graph;
+  uint32_t num_seqs, num_tokens, num_samples;
+  uint32_t num_blocks, reserved; /* of the longest sequence */
+  uint64_t count, replay_ns;     /* sum */
+  double replay_ns_squared;      /* sum of squares */
+} llmc_step_shape;
+#define LLMC_MAX_STEP_SHAPES 4096
+
 enum { LLMC_READY_EVENTS = 1, LLMC_READY_WORK = 2 };
 
 /* All allocation happens here, but for what a device moves between steps. The engine keeps a reference to the artifact,
@@ -483,8 +495,8 @@ LLMC_API llmc_status llmc_engine_walk_graph(llmc_engine *engine, uint32_t graph,
 LLMC_API llmc_status llmc_engine_enable_graph(llmc_engine *engine, uint32_t graph, uint32_t on, llmc_error *error);
 /* Takes over the graphs that `artifact` has behind those of the engine's own: it must be that one with buckets added (llmc
  * compile --add). The engine goes on with its weights, KV cache and requests, keeps a reference to `artifact`, and results
- * do not change. The new graphs are off, and numbered on. From any thread; waits for a step in flight. On failure nothing
- * has changed. */
+ * do not change. The new graphs are off, and numbered on. From any thread; what takes long of it goes on beside steps. On
+ * failure nothing has changed. */
 LLMC_API llmc_status llmc_engine_add_graphs(llmc_engine *engine, const llmc_artifact *artifact, llmc_error *error);
 LLMC_API llmc_status llmc_engine_get_stats(const llmc_engine *engine, llmc_engine_stats *stats, llmc_error *error);
 /* What its device counts, always the same names in the same order: up to capacity of them; *count is how many there are.
@@ -499,6 +511,11 @@ LLMC_API llmc_status llmc_engine_get_graph_stats(const llmc_engine *engine, llmc
  * step that ended; num_missed_shapes of llmc_engine_stats tells cheaply whether the list has grown. */
 LLMC_API llmc_status llmc_engine_get_bucket_misses(const llmc_engine *engine, llmc_bucket_miss *misses,
                                                    uint64_t capacity, uint64_t *count, llmc_error *error);
+/* What steps carried since the last call, or nothing the first time: from then on they are counted. Up to
+ * LLMC_MAX_STEP_SHAPES shapes, in order of appearance; *lost (may be NULL): steps of further shapes. shapes[0].struct_size
+ * must be set by the caller; LLMC_ERR_OUT_OF_RANGE below LLMC_MAX_STEP_SHAPES entries. */
+LLMC_API llmc_status llmc_engine_take_step_shapes(llmc_engine *engine, llmc_step_shape *shapes, uint64_t capacity,
+                                                  uint64_t *count, uint64_t *lost, llmc_error *error);
 /* LLMC_OK when reference counts, block tables, free list and prefix index agree; LLMC_ERR_INTERNAL and why otherwise. */
 LLMC_API llmc_status llmc_engine_check_integrity(const llmc_engine *engine, llmc_error *error);
 
