@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "artifact/model_shape.h"
@@ -32,17 +33,36 @@ class Artifact;
 class CommandRunner;
 class ReplayProfile;
 
+// Graphs on their way into a device: what takes long of taking them over, done beside the steps of those it has.
+class NewGraphs {
+ public:
+  virtual ~NewGraphs() = default;
+  // Beside steps, on any thread. Once, before Device::Adopt.
+  virtual Status Prepare() = 0;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
   virtual const ModelShape& model() const = 0;
   // KV blocks of the pool, the dummy block 0 included.
   virtual uint32_t num_blocks() const = 0;
-  // Takes over the graphs that `artifact` has behind those of this device, with which it begins; model() grows by them.
-  // Between two steps. On failure nothing has changed.
-  virtual Status AddGraphs(std::shared_ptr<const Artifact> artifact) {
-    static_cast<void>(artifact);
+  // Taking over the graphs that `artifact` has behind those of this device, with which it begins, in three parts: this one
+  // and Adopt between two steps, both quick, and Prepare in between. One at a time.
+  virtual Status NewGraphsOf(std::shared_ptr<const Artifact> artifact, std::unique_ptr<NewGraphs>* out) {
+    static_cast<void>(artifact), static_cast<void>(out);
     return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "This device takes no graphs once it was made.");
+  }
+  // model() grows by them. On an exception nothing has changed. What they replace is theirs from now on, and goes with
+  // them: elsewhere than between two steps.
+  virtual void Adopt(NewGraphs* graphs) { static_cast<void>(graphs); }
+  // All three at once, between two steps. On failure nothing has changed.
+  Status AddGraphs(std::shared_ptr<const Artifact> artifact) {
+    std::unique_ptr<NewGraphs> graphs;
+    LLMC_RETURN_IF_ERROR(NewGraphsOf(std::move(artifact), &graphs));
+    LLMC_RETURN_IF_ERROR(graphs->Prepare());
+    Adopt(graphs.get());
+    return Status::Ok();
   }
 
   // Fills a slot of adapters; what the adapter says nothing of becomes empty. From any thread, also while a step runs that

@@ -13,6 +13,58 @@ constexpr uint64_t kReplaysBeforeMove = 16;
 
 }  // namespace
 
+// Takes of the device what no step changes: that may be read beside them.
+class CpuNewGraphs final : public NewGraphs {
+ public:
+  CpuNewGraphs(std::shared_ptr<const Artifact> artifact, std::shared_ptr<const Artifact> older,
+               const CpuProgram::Memory& memory, uint32_t num_threads, CpuArena arena, const NodeSpread& spread)
+      : artifact_(std::move(artifact)),
+        older_(std::move(older)),
+        memory_(memory),
+        num_threads_(num_threads),
+        arena_(std::move(arena)),
+        spread_(spread) {}
+
+  Status Prepare() override {
+    if (artifact_ == nullptr) return Status::Ok();
+    LLMC_RETURN_IF_ERROR(artifact_->CheckExtends(*older_));
+    shapes_ = artifact_->shape().graphs;
+    weights_moved_ = memory_.weights.moved_bytes();
+    std::shared_ptr<const CpuCode> code;
+    LLMC_RETURN_IF_ERROR(CpuCode::Load(*artifact_, &code));
+    LLMC_RETURN_IF_ERROR(
+        CpuProgram::Make(std::move(artifact_), std::move(code), memory_, num_threads_, &arena_, &program_));
+    artifact_ = nullptr;
+    if (program_.arena().pages == arena_.pages) return Status::Ok();
+    program_.PlaceArena(&spread_);
+    // No step should wait for memory of the system that it has had before.
+    program_.TouchArenaBytes(arena_.touched_bytes);
+    return Status::Ok();
+  }
+
+  // Between two steps, after Prepare.
+  void Finish(const CpuProgram& running, NodeSpread* spread) {
+    if (memory_.weights.moved_bytes() != weights_moved_) program_.ResolveWeights(memory_.weights);
+    if (program_.arena().pages == running.arena().pages) {
+      program_.SetTouched(running.arena());
+    } else {
+      *spread = spread_;
+    }
+  }
+  CpuProgram* program() { return &program_; }
+  std::vector<GraphShape>& shapes() { return shapes_; }
+
+ private:
+  std::shared_ptr<const Artifact> artifact_, older_;  // artifact_: null once it is the program's
+  CpuProgram::Memory memory_;
+  uint32_t num_threads_;
+  CpuArena arena_;
+  NodeSpread spread_;
+  uint64_t weights_moved_ = 0;
+  CpuProgram program_;
+  std::vector<GraphShape> shapes_;
+};
+
 CpuDevice::CpuDevice(ModelShape shape, KvPool pool, AdapterPools adapters, std::unique_ptr<Team> team)
     : shape_(std::move(shape)),
       pool_(std::move(pool)),
@@ -67,25 +119,30 @@ Status CpuDevice::PlaceMemory(std::shared_ptr<const Artifact> artifact, const Cp
   return Status::Ok();
 }
 
-// Everything that may fail or throw comes before the first change.
 Status CpuDevice::LoadProgram(std::shared_ptr<const Artifact> artifact, std::shared_ptr<const CpuCode> code) {
   CpuProgram program;
-  LLMC_RETURN_IF_ERROR(CpuProgram::Make(std::move(artifact), std::move(code), {weights_, pool_, adapters_},
-                                        team_->num_threads(), &program));
+  LLMC_RETURN_IF_ERROR(
+      CpuProgram::Make(std::move(artifact), std::move(code), memory(), team_->num_threads(), nullptr, &program));
   program.PlaceArena(&spread_);
-  replay_.Adopt(std::move(program));
+  replay_.Adopt(&program);
   return Status::Ok();
 }
 
-// As LoadProgram.
-Status CpuDevice::AddGraphs(std::shared_ptr<const Artifact> artifact) {
-  LLMC_RETURN_IF_ERROR(artifact->CheckExtends(replay_.program().artifact()));
-  std::vector<GraphShape> graphs = artifact->shape().graphs;
-  std::shared_ptr<const CpuCode> code;
-  LLMC_RETURN_IF_ERROR(CpuCode::Load(*artifact, &code));
-  LLMC_RETURN_IF_ERROR(LoadProgram(std::move(artifact), std::move(code)));
-  shape_.graphs = std::move(graphs);
+Status CpuDevice::NewGraphsOf(std::shared_ptr<const Artifact> artifact, std::unique_ptr<NewGraphs>* out) {
+  const CpuProgram& program = replay_.program();
+  auto graphs = std::make_unique<CpuNewGraphs>(std::move(artifact), program.shared_artifact(), memory(),
+                                               team_->num_threads(), program.arena(), spread_);
+  // Weights that are on the move have addresses between two steps alone.
+  if (!weights_.settled()) LLMC_RETURN_IF_ERROR(graphs->Prepare());
+  *out = std::move(graphs);
   return Status::Ok();
+}
+
+void CpuDevice::Adopt(NewGraphs* graphs) {
+  CpuNewGraphs& mine = *static_cast<CpuNewGraphs*>(graphs);
+  mine.Finish(replay_.program(), &spread_);
+  replay_.Adopt(mine.program());
+  shape_.graphs.swap(mine.shapes());
 }
 
 // Until a device has replayed a few graphs it may belong to a process that ends soon, which a copy would only delay.

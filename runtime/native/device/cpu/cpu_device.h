@@ -35,13 +35,16 @@ struct TeamUse {
   uint64_t cuts = 0;
 };
 
+class CpuNewGraphs;
+
 class CpuDevice final : public Device, public CommandRunner {
  public:
   static Status Create(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options,
                        std::unique_ptr<CpuDevice>* out);
 
   const ModelShape& model() const override { return shape_; }
-  Status AddGraphs(std::shared_ptr<const Artifact> artifact) override;
+  Status NewGraphsOf(std::shared_ptr<const Artifact> artifact, std::unique_ptr<NewGraphs>* out) override;
+  void Adopt(NewGraphs* graphs) override;
   Status LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) override {
     adapters_.Load(slot, matrices);
     return Status::Ok();
@@ -78,6 +81,7 @@ class CpuDevice final : public Device, public CommandRunner {
   CpuDevice(ModelShape shape, KvPool pool, AdapterPools adapters, std::unique_ptr<Team> team);
   Status PlaceMemory(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options);
   Status LoadProgram(std::shared_ptr<const Artifact> artifact, std::shared_ptr<const CpuCode> code);
+  CpuProgram::Memory memory() const { return {weights_, pool_, adapters_}; }
 
   ModelShape shape_;
   KvPool pool_;

@@ -11,11 +11,17 @@ constexpr uint32_t kTasksOfThread = 4;  // at most: every share of many rows wid
 }  // namespace
 
 Status CpuProgram::Make(std::shared_ptr<const Artifact> of, std::shared_ptr<const CpuCode> code, const Memory& memory,
-                        uint32_t num_threads, CpuProgram* out) {
+                        uint32_t num_threads, const CpuArena* arena, CpuProgram* out) {
   const Artifact& artifact = *of;
   out->artifact_ = std::move(of);
   out->code_ = std::move(code);
-  LLMC_RETURN_IF_ERROR(Pages::Allocate(artifact.max_arena_bytes(), "arena", &out->arena_));
+  if (arena != nullptr && arena->pages->size() >= artifact.max_arena_bytes()) {
+    out->arena_ = *arena;
+  } else {
+    auto pages = std::make_shared<Pages>();
+    LLMC_RETURN_IF_ERROR(Pages::Allocate(artifact.max_arena_bytes(), "arena", pages.get()));
+    out->arena_.pages = std::move(pages);
+  }
 
   // One region for inputs and logits, each sized for the largest graph.
   uint64_t offsets[kNumInputs + 1] = {}, bytes = 0, max_samples = 0;
@@ -38,7 +44,7 @@ Status CpuProgram::Make(std::shared_ptr<const Artifact> of, std::shared_ptr<cons
 
 void* CpuProgram::Address(const OperandRecord& operand, const Memory& memory) const {
   switch (static_cast<OperandKind>(operand.kind)) {
-    case OperandKind::kArena: return arena_.data() + operand.offset;
+    case OperandKind::kArena: return arena_.pages->data() + operand.offset;
     case OperandKind::kWeight: return memory.weights.address(operand.index) + operand.offset;
     case OperandKind::kInput: return reinterpret_cast<char*>(inputs_[operand.index]) + operand.offset;
     case OperandKind::kKeyPool: return memory.pool.keys(operand.index);
@@ -130,10 +136,11 @@ void CpuProgram::ResolveWeights(const WeightMemory& weights) {
   }
 }
 
-void CpuProgram::TouchArena(uint32_t graph) {
-  const uint64_t bytes = artifact_->graphs()[graph].arena_bytes;
-  TouchPages(arena_.data() + touched_arena_bytes_, arena_.data() + bytes);
-  touched_arena_bytes_ = std::max(touched_arena_bytes_, bytes);
+void CpuProgram::TouchArena(uint32_t graph) { TouchArenaBytes(artifact_->graphs()[graph].arena_bytes); }
+
+void CpuProgram::TouchArenaBytes(uint64_t bytes) {
+  TouchPages(arena_.pages->data() + arena_.touched_bytes, arena_.pages->data() + bytes);
+  arena_.touched_bytes = std::max(arena_.touched_bytes, bytes);
 }
 
 }  // namespace llmc

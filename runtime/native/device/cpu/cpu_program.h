@@ -23,6 +23,12 @@ struct StreamedWeight {
   uint32_t parts = 0, num_tasks = 0;
 };
 
+// What graphs compute in, one after the other: nothing in it outlives a step.
+struct CpuArena {
+  std::shared_ptr<const Pages> pages;
+  uint64_t touched_bytes = 0, spread_bytes = 0;
+};
+
 class CpuProgram {
  public:
   // A command with every pointer resolved.
@@ -48,21 +54,28 @@ class CpuProgram {
     const KvPool& pool;
     const AdapterPools& adapters;
   };
+  // arena: of the program that this one is to replace, which it shares where that is large enough; nullptr: its own.
   static Status Make(std::shared_ptr<const Artifact> of, std::shared_ptr<const CpuCode> code, const Memory& memory,
-                     uint32_t num_threads, CpuProgram* out);
+                     uint32_t num_threads, const CpuArena* arena, CpuProgram* out);
 
   const Artifact& artifact() const { return *artifact_; }
+  const std::shared_ptr<const Artifact>& shared_artifact() const { return artifact_; }
   int32_t* input(Input which) const { return inputs_[which]; }
   float* logits() const { return logits_; }
   // Commands of the longest graph.
   std::size_t longest() const { return longest_; }
   // Of the arena, see NodeSpread::Place.
-  uint64_t spread_bytes() const { return spread_bytes_; }
+  uint64_t spread_bytes() const { return arena_.spread_bytes; }
+  const CpuArena& arena() const { return arena_; }
 
-  // What one thread writes others read, and TouchArena has one thread touch all.
-  void PlaceArena(NodeSpread* spread) { spread_bytes_ = spread->Place(arena_); }
+  // What one thread writes others read, and TouchArena has one thread touch all. Of an arena that is no other program's.
+  void PlaceArena(NodeSpread* spread) { arena_.spread_bytes = spread->Place(*arena_.pages); }
   // Takes the arena of a graph from the system.
   void TouchArena(uint32_t graph);
+  // The same, of the first bytes.
+  void TouchArenaBytes(uint64_t bytes);
+  // Takes over how much of a shared arena was touched.
+  void SetTouched(const CpuArena& arena) { arena_.touched_bytes = arena.touched_bytes; }
   // Between two replays: the weights lie elsewhere.
   void ResolveWeights(const WeightMemory& weights);
   // Between two replays: a graph whose tasks are dealt to so many threads.
@@ -79,8 +92,8 @@ class CpuProgram {
 
   std::shared_ptr<const Artifact> artifact_;
   std::shared_ptr<const CpuCode> code_;
-  Pages arena_, io_;
-  uint64_t touched_arena_bytes_ = 0, spread_bytes_ = 0;
+  CpuArena arena_;
+  Pages io_;
   int32_t* inputs_[kNumInputs] = {};
   float* logits_ = nullptr;
   std::vector<Step> steps_;

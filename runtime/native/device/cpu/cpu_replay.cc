@@ -30,10 +30,10 @@ uint64_t MostAheadBytes() {
 CpuReplay::CpuReplay(Team* team, uint32_t num_blocks)
     : team_(team), num_blocks_(num_blocks), most_ahead_bytes_(MostAheadBytes()), times_(team->num_threads()) {}
 
-void CpuReplay::Adopt(CpuProgram program) {
-  claims_ = Claims(team_->num_threads(), program.longest());
-  times_.set_longest(program.longest());
-  program_ = std::move(program);
+void CpuReplay::Adopt(CpuProgram* program) {
+  claims_ = Claims(team_->num_threads(), program->longest());
+  times_.set_longest(program->longest());
+  std::swap(program_, *program);
 }
 
 void CpuReplay::CopyInputs(const BatchView& b) {

@@ -47,8 +47,8 @@ class CpuReplay {
   // The team must outlive it. num_blocks: of the KV pool.
   CpuReplay(Team* team, uint32_t num_blocks);
 
-  // Between two replays; on an exception nothing has changed.
-  void Adopt(CpuProgram program);
+  // Between two replays; *program is the one before. On an exception nothing has changed.
+  void Adopt(CpuProgram* program);
   CpuProgram& program() { return program_; }
   const CpuProgram& program() const { return program_; }
 
