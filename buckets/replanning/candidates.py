@@ -1,0 +1,64 @@
+"""Buckets that might serve the steps of a histogram better than those there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from llmc.buckets.bucket import MAX_DIM, Bucket, whole_blocks
+
+from .shapes import Limits, ShapeUse
+
+MAX_CANDIDATES = 48
+_OCTAVE_PARTS = 4
+_MIXED_STEP = 16
+
+
+def candidates(
+    uses: Sequence[ShapeUse], ladder: Iterable[Bucket], limits: Limits, blocked: Iterable[Bucket] = ()
+) -> list[Bucket]:
+    """Of the shapes that count most, what each fits into and what its graph of today could be cut down to; sorted.
+
+    None has more rows than the largest bucket of the ladder: steps would become larger, and so would their memory.
+    """
+    have, no = set(ladder), set(blocked)
+    if not have:
+        return []
+    most_rows = max(bucket.max_tokens for bucket in have)
+    weight: dict[Bucket, float] = {}
+    for use in uses:
+        today = use.bucket or limits.choose(have, use.shape)
+        for bucket in _around(use, have, limits):
+            new = bucket not in have and bucket not in no
+            if not new or not limits.takes(bucket) or not limits.holds(bucket, use.shape):
+                continue
+            if bucket.max_tokens > most_rows or (today is not None and limits.covers(bucket, today)):
+                continue
+            weight[bucket] = weight.get(bucket, 0.0) + use.steps
+    ranked = sorted(weight, key=lambda bucket: (-weight[bucket], bucket))
+    return sorted(ranked[:MAX_CANDIDATES])
+
+
+def _around(use: ShapeUse, have: set[Bucket], limits: Limits) -> set[Bucket]:
+    shape, block = use.shape, limits.block_size
+    most_context = whole_blocks(limits.max_model_len, block)
+    found: set[tuple[str, int, int]] = set()
+    if shape.phase == "decode":
+        # As long as buckets there are: contexts grow, and the next step should fit, too.
+        seqs = {bucket.seq for bucket in have if bucket.phase == "decode" and limits.context(bucket) >= shape.context}
+        lengths = {min(seqs)} | {max(seqs)} if seqs else {most_context}
+        lengths.add(min(_rounded(shape.context, block), most_context))
+        found = {("decode", shape.sequences, min(length, limits.max_model_len)) for length in lengths}
+    elif shape.phase == "prefill":
+        each = -(-shape.tokens // shape.sequences)
+        found = {("prefill", shape.sequences, _rounded(each, min(block, 16)))}
+    else:
+        batches = {b.batch for b in have if b.phase == "mixed" and b.batch >= shape.sequences}
+        found = {("mixed", batch, max(batch, _rounded(shape.tokens, _MIXED_STEP))) for batch in batches}
+    return {Bucket(phase, batch, seq) for phase, batch, seq in found if 1 <= seq <= MAX_DIM}
+
+
+def _rounded(length: int, step: int) -> int:
+    """Up to a quarter of an octave, and to whole steps: shapes that are nearly alike ask for one bucket."""
+    octave = 1 << max(0, max(length, 1).bit_length() - 1)
+    part = max(1, octave // _OCTAVE_PARTS)
+    return whole_blocks(-(-length // part) * part, step)

@@ -1,0 +1,109 @@
+"""What a step would take in another bucket, learned from the steps that ran in those there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from llmc.buckets.bucket import Bucket
+from llmc.buckets.cost import MeasuredCost
+from llmc.buckets.cost_table import CostTable, ReplayCost
+from llmc.buckets.step_cost import ROW_TILE, CostCurve, LoadCost, StepCosts, num_pairs
+from llmc.graphs_format import PHASES
+
+from .shapes import Limits, ShapeUse, StepShape
+
+LEAST_STEPS = 4.0
+"""Fewer steps than this tell nothing of what one takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of steps by the law of the measured ones. source: what it was learned from; tiles: row tile by bucket."""
+
+    costs: StepCosts
+    limits: Limits
+    source: str
+    tiles: Mapping[Bucket, int]
+    _curves: dict[Bucket, CostCurve] = field(default_factory=dict, repr=False, compare=False)
+
+    def seconds(self, shape: StepShape, bucket: Bucket) -> float:
+        """Of one step of this shape in this bucket, whether it was ever compiled or not."""
+        curve = self._curve(bucket)
+        pairs = num_pairs(float(shape.sequences), float(shape.tokens), float(max(shape.context, 1)))
+        return float(curve.at(shape.tokens)) + curve.pair_s * pairs
+
+    def _curve(self, bucket: Bucket) -> CostCurve:
+        if bucket not in self._curves:
+            whole = bucket
+            if bucket.phase == "decode":
+                whole = Bucket("decode", bucket.batch, self.limits.context(bucket))
+            self._curves[bucket] = self.costs.curves(whole, self.tiles.get(bucket, ROW_TILE))[0]
+        return self._curves[bucket]
+
+
+def learn(
+    uses: Iterable[ShapeUse],
+    table: CostTable | None,
+    limits: Limits,
+    *,
+    padding: str,
+    tiles: Mapping[Bucket, int] | None = None,
+) -> StepTimes | None:
+    """The law that the measured steps follow, and beside them, for buckets that ran none, the costs of a table.
+
+    padding: "skipped" or "computed", what the target does with it. None: nothing was measured.
+    """  # fmt: skip
+    measured = [
+        ReplayCost(use.bucket, use.shape.sequences, use.shape.tokens, max(1, use.shape.context), use.seconds,
+                   max(1, int(use.steps)))
+        for use in uses
+        if use.bucket is not None and use.seconds > 0 and use.steps >= LEAST_STEPS
+        and use.shape.tokens >= use.shape.sequences
+    ]  # fmt: skip
+    ran = {cost.bucket for cost in measured}
+    known = [cost for cost in (table.costs if table is not None else ()) if cost.bucket not in ran]
+    if not measured and not known:
+        return None
+    source = " and ".join(
+        text for some, text in ((measured, "steps of this server"), (known, "the costs of the warm-up")) if some
+    )
+    costs = [*measured, *known]
+    if padding == "skipped":
+        # Such graphs run the same kernels in all phases: together their loads cover more rows.
+        one = StepCosts(dict.fromkeys(PHASES, LoadCost.fit(costs, ROW_TILE)), None, 0.0, 0.0, source)
+    else:
+        one = StepCosts(_by_phase(costs), MeasuredCost(_rising(costs)), 0.0, 0.0, source)
+    return StepTimes(one, limits, source, dict(tiles or {}))
+
+
+def _by_phase(costs: Sequence[ReplayCost]) -> dict[str, LoadCost]:
+    laws = {
+        phase: LoadCost.fit(cost for cost in costs if cost.bucket.phase == phase)
+        for phase in {cost.bucket.phase for cost in costs}
+    }
+    some = next(iter(laws.values()))
+    return {phase: laws.get(phase, some) for phase in PHASES}
+
+
+def _rising(costs: Sequence[ReplayCost]) -> dict[Bucket, float]:
+    """Mean seconds of a replay of each bucket, whatever it carried; of a larger one no less than of a smaller one."""
+    total: dict[Bucket, list[float]] = {}
+    for cost in costs:
+        sums = total.setdefault(cost.bucket, [0.0, 0.0])
+        sums[0] += cost.seconds * cost.repeats
+        sums[1] += cost.repeats
+    mean = {bucket: seconds / count for bucket, (seconds, count) in total.items()}
+
+    rising = {bucket: max(mean[one] for one in mean if _within(one, bucket)) for bucket in mean}
+    phases = {bucket.phase for bucket in rising}
+    # Every phase needs one: of a phase that never ran nothing is known but that it takes what another does.
+    for phase in PHASES:
+        if phase not in phases:
+            least = min(rising, key=lambda bucket: rising[bucket])
+            rising[Bucket(phase, least.batch, max(least.seq, least.batch))] = rising[least]
+    return rising
+
+
+def _within(one: Bucket, bucket: Bucket) -> bool:
+    return one.phase == bucket.phase and bucket.fits(one.batch, one.seq)
