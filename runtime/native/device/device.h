@@ -3,7 +3,6 @@
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "artifact/model_shape.h"
@@ -49,7 +48,7 @@ class Device {
   virtual uint32_t num_blocks() const = 0;
   // Taking over the graphs that `artifact` has behind those of this device, with which it begins, in three parts: this one
   // and Adopt between two steps, both quick, and Prepare in between. One at a time.
-  virtual Status NewGraphsOf(std::shared_ptr<const Artifact> artifact, std::unique_ptr<NewGraphs>* out) {
+  virtual Status NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, std::unique_ptr<NewGraphs>* out) {
     static_cast<void>(artifact), static_cast<void>(out);
     return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "This device takes no graphs once it was made.");
   }
@@ -57,9 +56,9 @@ class Device {
   // them: elsewhere than between two steps.
   virtual void Adopt(NewGraphs* graphs) { static_cast<void>(graphs); }
   // All three at once, between two steps. On failure nothing has changed.
-  Status AddGraphs(std::shared_ptr<const Artifact> artifact) {
+  Status AddGraphs(const std::shared_ptr<const Artifact>& artifact) {
     std::unique_ptr<NewGraphs> graphs;
-    LLMC_RETURN_IF_ERROR(NewGraphsOf(std::move(artifact), &graphs));
+    LLMC_RETURN_IF_ERROR(NewGraphsOf(artifact, &graphs));
     LLMC_RETURN_IF_ERROR(graphs->Prepare());
     Adopt(graphs.get());
     return Status::Ok();

@@ -85,7 +85,7 @@ class Engine {
   // Whether requests may run in this graph; all are on at first. Waits for a step in flight.
   Status EnableGraph(uint32_t graph, bool on);
   // Takes over the graphs that `artifact` has behind those of the engine; they are off. Steps go on but for an instant.
-  Status AddGraphs(std::shared_ptr<const Artifact> artifact);
+  Status AddGraphs(const std::shared_ptr<const Artifact>& artifact);
   uint64_t Poll(llmc_event* events, uint64_t capacity);
   llmc_engine_stats Stats() const;
   std::vector<DeviceStat> DeviceStats() const;

@@ -56,12 +56,12 @@ Status Engine::EnableGraph(uint32_t graph, bool on) {
   return Status::Ok();
 }
 
-Status Engine::AddGraphs(std::shared_ptr<const Artifact> artifact) {
+Status Engine::AddGraphs(const std::shared_ptr<const Artifact>& artifact) {
   std::lock_guard<std::mutex> one_at_a_time(new_graphs_mutex_);
   std::unique_ptr<NewGraphs> graphs;  // goes, with what they replace, once steps go on
   {
     std::lock_guard<std::mutex> step_lock(step_mutex_);
-    LLMC_RETURN_IF_ERROR(device_->NewGraphsOf(std::move(artifact), &graphs));
+    LLMC_RETURN_IF_ERROR(device_->NewGraphsOf(artifact, &graphs));
   }
   LLMC_RETURN_IF_ERROR(graphs->Prepare());
   std::lock_guard<std::mutex> step_lock(step_mutex_);

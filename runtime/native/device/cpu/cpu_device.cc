@@ -128,10 +128,10 @@ Status CpuDevice::LoadProgram(std::shared_ptr<const Artifact> artifact, std::sha
   return Status::Ok();
 }
 
-Status CpuDevice::NewGraphsOf(std::shared_ptr<const Artifact> artifact, std::unique_ptr<NewGraphs>* out) {
+Status CpuDevice::NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, std::unique_ptr<NewGraphs>* out) {
   const CpuProgram& program = replay_.program();
-  auto graphs = std::make_unique<CpuNewGraphs>(std::move(artifact), program.shared_artifact(), memory(),
-                                               team_->num_threads(), program.arena(), spread_);
+  auto graphs = std::make_unique<CpuNewGraphs>(artifact, program.shared_artifact(), memory(), team_->num_threads(),
+                                               program.arena(), spread_);
   // Weights that are on the move have addresses between two steps alone.
   if (!weights_.settled()) LLMC_RETURN_IF_ERROR(graphs->Prepare());
   *out = std::move(graphs);

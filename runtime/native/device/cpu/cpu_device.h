@@ -43,7 +43,7 @@ class CpuDevice final : public Device, public CommandRunner {
                        std::unique_ptr<CpuDevice>* out);
 
   const ModelShape& model() const override { return shape_; }
-  Status NewGraphsOf(std::shared_ptr<const Artifact> artifact, std::unique_ptr<NewGraphs>* out) override;
+  Status NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, std::unique_ptr<NewGraphs>* out) override;
   void Adopt(NewGraphs* graphs) override;
   Status LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) override {
     adapters_.Load(slot, matrices);
