@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import json
 import logging
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from collections import Counter
@@ -20,6 +16,8 @@ from typing import TYPE_CHECKING
 
 from llmc.buckets.bucket import Bucket
 
+from .aside import CompilerAside
+
 if TYPE_CHECKING:
     from llmc.runtime.binding import GraphInfo
     from llmc.runtime.binding.engine import BucketMiss
@@ -29,11 +27,6 @@ MAX_ADDED = 32
 """Graphs that one process adds at most: a ladder that lacks more should be planned."""
 AddGraphs = Callable[[Path], int]
 """Has the engine take over the graphs that an artifact has behind its own, warm; returns how many."""
-
-# Serving comes first, whatever the compiler does.
-_BEHIND = (sys.executable, "-P", "-m", "llmc.runtime.misses.behind")
-# A process, for this one never loads the compiler.
-_COMPILER = (sys.executable, "-P", "-m", "llmc.cli.main")
 
 
 @dataclass(frozen=True)
@@ -76,7 +69,7 @@ class BackgroundCompiler:
         self._missed: Counter[Bucket] = Counter()
         self._tried: set[Bucket] = set()
         self._aside: Path | None = None
-        self._child: subprocess.Popen[str] | None = None
+        self._compiler = CompilerAside()
         self._lock = threading.Lock()
         self._closing = False
         self._news = threading.Event()
@@ -97,8 +90,7 @@ class BackgroundCompiler:
         atexit.unregister(self.close)
         with self._lock:
             self._closing = True
-            if self._child is not None:
-                self._child.terminate()
+        self._compiler.end()
         self._news.set()
         self._thread.join()
         if self._aside is not None:
@@ -142,23 +134,7 @@ class BackgroundCompiler:
             self._aside = self._aside or Path(tempfile.mkdtemp(prefix="llmc-background-"))
             output = self._aside / "artifact"
             base = output if output.exists() else base
-        arguments = ["compile", str(base), "--add", str(bucket), "-o", str(output), "--jobs", "1", "--json"]
-        with self._lock:
-            if self._closing:
-                return None
-            self._child = subprocess.Popen(
-                [*_BEHIND, *_COMPILER, *arguments],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            )  # fmt: skip
-        out, err = self._child.communicate()
-        with self._lock:
-            code, self._child = self._child.returncode, None
-            if self._closing:
-                return None
-        if code != 0:
-            lines = err.strip().splitlines()
-            raise RuntimeError(lines[-1] if lines else f"the compiler ended with exit code {code}")
-        num_graphs, seconds = self._add(output), 0.0
-        with contextlib.suppress(ValueError, KeyError, AttributeError):
-            seconds = sum(json.loads(out)["phase_seconds"].values())
-        return BucketNews(bucket, num_graphs, seconds)
+        seconds = self._compiler.add(base, [bucket], output)
+        if seconds is None:
+            return None
+        return BucketNews(bucket, self._add(output), seconds)

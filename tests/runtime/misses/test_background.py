@@ -28,7 +28,7 @@ from llmc.runtime.binding import Artifact, Engine, LlmcError
 from llmc.runtime.binding.engine import BucketMiss
 from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.llm import LLM
-from llmc.runtime.misses import background
+from llmc.runtime.misses import aside, background
 from llmc.runtime.misses.background import BackgroundCompiler, BucketNews
 from llmc.runtime.params import SamplingParams
 from llmc.runtime.server.async_engine import AsyncEngine
@@ -170,7 +170,7 @@ def test_tasks_of_an_event_loop_get_it_too(
 ) -> None:
     """Without a listener the logger is told. What the child would do is another test's: here the graph is there."""
     bucket = Bucket("decode", 3, 64)
-    monkeypatch.setattr(background, "_COMPILER", (sys.executable, "-c", "print('{}')"))
+    monkeypatch.setattr(aside, "_COMPILER", (sys.executable, "-c", "print('{}')"))
     add_buckets(Path(shutil.copytree(artifact, artifact.parent / "grown")), [bucket])
     monkeypatch.setattr(AsyncEngine, "add_graphs", lambda self, path, add=AsyncEngine.add_graphs: add(
         self, artifact.parent / "grown"))  # fmt: skip
@@ -254,11 +254,11 @@ def test_a_failure_is_told_once(artifact: Path, caplog: pytest.LogCaptureFixture
 
 
 def test_the_end_of_the_engine_ends_the_compiler(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "_COMPILER", (sys.executable, "-c", "import time; time.sleep(3600)"))
+    monkeypatch.setattr(aside, "_COMPILER", (sys.executable, "-c", "import time; time.sleep(3600)"))
     compiler = start(artifact, lambda _: pytest.fail("nothing was compiled"), [])
     compiler.take([MISS])
-    wait_for(lambda: compiler._child is not None)
-    child = compiler._child
+    wait_for(lambda: compiler._compiler.child is not None)
+    child = compiler._compiler.child
     assert child is not None
     compiler.close()
     compiler.close()
@@ -271,8 +271,8 @@ def test_who_forgets_to_close_leaves_no_compiler_behind(artifact: Path, tmp_path
     sleep = f"import os, time; open({str(note)!r} + '~', 'w').write(str(os.getpid())); " \
             f"os.rename({str(note)!r} + '~', {str(note)!r}); time.sleep(3600)"  # fmt: skip
     code = (
-        "import os, sys, time; from llmc import LLM, SamplingParams; from llmc.runtime.misses import background\n"
-        f"background._COMPILER = (sys.executable, '-c', {sleep!r})\n"
+        "import os, sys, time; from llmc import LLM, SamplingParams; from llmc.runtime.misses import aside\n"
+        f"aside._COMPILER = (sys.executable, '-c', {sleep!r})\n"
         f"llm = LLM({str(artifact)!r}, num_threads=1, miss_policy='background')\n"
         f"llm.generate({prompts!r}, SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True))\n"
         f"while not os.path.exists({str(note)!r}): time.sleep(0.05)\n"
@@ -285,7 +285,7 @@ def test_who_forgets_to_close_leaves_no_compiler_behind(artifact: Path, tmp_path
 def test_the_compiler_gives_way(artifact: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     note = tmp_path / "note"
     code = f"import os; open({str(note)!r}, 'w').write(f'{{os.nice(0)}} {{os.sched_getscheduler(0)}}')"
-    monkeypatch.setattr(background, "_COMPILER", (sys.executable, "-c", code))
+    monkeypatch.setattr(aside, "_COMPILER", (sys.executable, "-c", code))
     said: list[BucketNews] = []
     compiler = start(artifact, lambda _: 1, said)
     compiler.take([MISS])
@@ -297,7 +297,7 @@ def test_the_compiler_gives_way(artifact: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_listener_that_fails_stops_nothing(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "_COMPILER", (sys.executable, "-c", "print('{}')"))
+    monkeypatch.setattr(aside, "_COMPILER", (sys.executable, "-c", "print('{}')"))
     told: list[BucketNews] = []
 
     def tell(news: BucketNews) -> None:

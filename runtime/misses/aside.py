@@ -1,0 +1,83 @@
+"""Buckets added to an artifact by a compiler in a process of its own, behind whatever else the machine does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmc.buckets.bucket import Bucket
+
+# Serving comes first, whatever the compiler does.
+_BEHIND = (sys.executable, "-P", "-m", "llmc.runtime.misses.behind")
+# A process, for this one never loads the compiler.
+_COMPILER = (sys.executable, "-P", "-m", "llmc.cli.main")
+
+
+@dataclass(frozen=True)
+class CompilerLimits:
+    """Of a compiler that runs beside serving; 0: none. cpus: that it may run on. cpu_s: CPU time, bytes: memory of each
+    of its processes."""
+
+    cpus: int = 0
+    cpu_s: int = 0
+    bytes: int = 0
+
+    def words(self) -> list[str]:
+        """As `behind` takes them."""
+        return [f"{name}={value}" for name, value in vars(self).items() if value]
+
+
+class CompilerAside:
+    """One compilation at a time; `end` from any thread."""
+
+    def __init__(self, limits: CompilerLimits | None = None) -> None:
+        self._limits = limits or CompilerLimits()
+        self._lock = threading.Lock()
+        self._ended = False
+        self.child: subprocess.Popen[str] | None = None
+
+    def add(self, artifact: Path, buckets: Sequence[Bucket], output: Path) -> float | None:
+        """Adds buckets to `artifact`, in place or into `output`, which appears whole or not at all; returns the seconds
+        it took, None when it was ended. Raises RuntimeError with what the compiler says."""
+        words = [word for bucket in buckets for word in ("--add", str(bucket))]
+        arguments = ["compile", str(artifact), *words, "-o", str(output), "--jobs", "1", "--json"]
+        with self._lock:
+            if self._ended:
+                return None
+            child = self.child = subprocess.Popen(
+                [*_BEHIND, *self._limits.words(), *_COMPILER, *arguments],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+        out, err = child.communicate()
+        with self._lock:
+            self.child = None
+            if self._ended:
+                return None
+        if child.returncode != 0:
+            raise RuntimeError(self._why(child.returncode, err))
+        with contextlib.suppress(ValueError, KeyError, AttributeError):
+            return float(sum(json.loads(out)["phase_seconds"].values()))
+        return 0.0
+
+    def end(self) -> None:
+        """Ends a compilation that runs, which leaves nothing behind, and begins none any more; may be called twice."""
+        with self._lock:
+            self._ended = True
+            if self.child is not None:
+                self.child.terminate()
+
+    def _why(self, code: int, err: str) -> str:
+        if code == -signal.SIGXCPU:
+            return f"the compiler took more than {self._limits.cpu_s} s of CPU time, the most it may take"
+        lines = err.strip().splitlines()
+        why = lines[-1] if lines else f"the compiler ended with exit code {code}"
+        if self._limits.bytes and ("MemoryError" in err or "bad_alloc" in err or code == -signal.SIGKILL):
+            why += f"; it may take {self._limits.bytes >> 20} MiB of memory"
+        return why
