@@ -8,19 +8,34 @@ from llmc.runtime.binding import Artifact, Engine, GraphInfo
 from llmc.runtime.warm_up.measuring import light_load
 
 
-def join_graphs(engine: Engine, graphs: list[GraphInfo], path: Path) -> int:
-    """Takes over the graphs of the artifact `path`, appends them to `graphs` and returns how many; from any thread.
+def take_graphs(engine: Engine, graphs: list[GraphInfo], path: Path) -> range:
+    """Takes over the graphs of the artifact `path`, appends them to `graphs` and returns their indices; from any
+    thread.
 
-    Each is replayed once between two steps before requests use it. Changes no result. Raises LlmcError; the engine
-    then goes on with the graphs it has.
+    No request uses them yet. Raises LlmcError; the engine then goes on with the graphs it has.
     """
     with Artifact(path) as artifact:
         known = artifact.graphs()
         new = engine.add_graphs(artifact)
     # In place, and before requests run in them: observers hold this list.
     graphs.extend(known[new.start : new.stop])
+    return new
+
+
+def join_graphs(engine: Engine, graphs: list[GraphInfo], path: Path) -> int:
+    """As take_graphs, but each is replayed once between two steps, and requests use it from then on; how many."""
+    new = take_graphs(engine, graphs, path)
     for index in new:
-        load = light_load(known[index])
+        load = light_load(graphs[index])
         engine.warm_load(index, load.num_seqs, load.tokens_each, load.context)
         engine.enable_graph(index, True)
     return len(new)
+
+
+def walk_graphs(engine: Engine, graphs: list[GraphInfo], path: Path) -> range:
+    """As take_graphs, but each is walked through, so that its first step finds code and commands fetched. A step waits
+    for that no longer than for a handful of kernels without a row; one that is replayed waits for a whole step."""
+    new = take_graphs(engine, graphs, path)
+    for index in new:
+        engine.walk_graph(index)
+    return new

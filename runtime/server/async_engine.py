@@ -27,7 +27,7 @@ from llmc.runtime.adapters.adapters import Adapters
 from llmc.runtime.binding import Artifact, Engine, EngineStats, GraphInfo, LlmcError
 from llmc.runtime.binding.engine import BucketMiss, Event, GraphStats
 from llmc.runtime.context_limit import ContextLimit
-from llmc.runtime.joining import join_graphs
+from llmc.runtime.joining import join_graphs, walk_graphs
 from llmc.runtime.misses.handling import MissHandling
 from llmc.runtime.misses.options import MissOptions
 from llmc.runtime.outputs import RequestFailure
@@ -93,7 +93,7 @@ class AsyncEngine:
         self.on_submit: list[Callable[[EngineRequest], None]] = []
         self.on_record: list[Callable[[RequestRecord], None]] = []
         self.on_failure: list[Callable[[str], None]] = []
-        self.on_joined: list[Callable[[Sequence[GraphInfo]], None]] = []
+        self.on_joined: list[Callable[[Sequence[GraphInfo], bool], None]] = []
         self.profiler: Profiler | None = None
         self.failure: str | None = None
         self._streams: dict[int, RequestStream] = {}
@@ -195,8 +195,15 @@ class AsyncEngine:
         """
         num_new = join_graphs(self.engine, self.graphs, path)
         for callback in self.on_joined:
-            callback(self.graphs[len(self.graphs) - num_new :])
+            callback(self.graphs[len(self.graphs) - num_new :], True)
         return num_new
+
+    def take_graphs(self, path: Path) -> range:
+        """The same, but no request uses them yet: their indices."""
+        new = walk_graphs(self.engine, self.graphs, path)
+        for callback in self.on_joined:
+            callback(self.graphs[new.start : new.stop], False)
+        return new
 
     def bucket_misses(self) -> list[BucketMiss]:
         """The shapes that missed."""

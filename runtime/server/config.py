@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.runtime.misses.options import MissPolicy
+from llmc.runtime.replan.options import ReplanOptions
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class ServerConfig:
     defaults from the model, "none" those of OpenAI. max_num_seqs, max_num_batched_tokens (prompt tokens of one step),
     num_threads, kv_bytes: 0 for the engine's default. idle_spin_us: microseconds that threads without work spin.
     device_options: as LLM takes them. record_misses: the file that bucket misses are appended to; None: none.
+    replan: what the server does about its own buckets.
     guided_threads: threads that compute masks, 0 for as many as suit the machine. guided_additional_properties,
     guided_max_string: as in SchemaDefaults. max_queue: requests that may wait. max_queue_memory: bytes that all
     requests may come to hold, request_memory: that one may; 0: from the memory of the machine, as MemoryLimits has it.
@@ -61,6 +63,7 @@ class ServerConfig:
     prefix_cache: bool = True
     miss_policy: MissPolicy = "larger"
     record_misses: Path | None = None
+    replan: ReplanOptions = field(default_factory=ReplanOptions)
     guided_threads: int = 0
     guided_additional_properties: bool = True
     guided_max_string: int = 0

@@ -67,6 +67,8 @@ class ServerContext:
         self.on_started: list[Callable[[], None]] = []
         self.on_ready: list[Callable[[], None]] = []
         self.on_failure: list[Callable[[str], None]] = []
+        self.on_stop: list[Callable[[], None]] = []
+        """Called before the engine is released, on a thread that may wait."""
         self.chat_parsers = choose_parsers(
             config.tool_call_parser, config.reasoning_parser, read_model_type(engine.path), engine.tokenizer
         )
@@ -100,6 +102,8 @@ class ServerContext:
         if self._warming is not None:
             await self._warming
         self.lanes.close()
+        for callback in self.on_stop:
+            await asyncio.to_thread(callback)
         await asyncio.to_thread(self.engine.close)
 
     @property

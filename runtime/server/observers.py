@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 
 from llmc import __version__
 from llmc.distribution import NAME
+from llmc.runtime.replan.replanner import Replanner
 
 from .access_log import AccessLog
 from .exchanges import ExchangeMiddleware, Exchanges, current_exchange
 from .metrics import EngineProbe, ServerMetrics
 from .profiler import Profiler
+from .replan_metrics import ReplanCollector
 from .routes import metrics as metrics_route
 from .routes import page as page_route
 from .routes import profile as profile_route
+from .routes import replan as replan_route
 from .state import LiveState, RecentLatencies
 from .throughput import tell_throughput
 from .trace_recorder import TraceRecorder
@@ -80,6 +83,11 @@ class Observers:
             self.profiler = Profiler(config.profiler_dir, engine.stats, engine.graph_stats, engine.graphs)
             engine.profiler = self.profiler
             engine.on_record.append(self.profiler.on_record)
+        self.replanner: Replanner | None = None
+        if config.replan.mode != "off":
+            self.replanner = _replan(server)
+            if self.metrics is not None:
+                self.metrics.registry.register(ReplanCollector(self.replanner.state))
         self._latencies = RecentLatencies()
         self._telling: asyncio.Task[None] | None = None
 
@@ -89,9 +97,11 @@ class Observers:
             app.include_router(metrics_route.router(self.metrics))
         if self.profiler is not None:
             app.include_router(profile_route.router(self.profiler))
+        if self.replanner is not None:
+            app.include_router(replan_route.router(self.replanner))
         if self._server.config.enable_page:
             self._server.engine.on_record.append(self._latencies.on_record)
-            app.include_router(page_route.router(LiveState(self._server, self._latencies)))
+            app.include_router(page_route.router(LiveState(self._server, self._latencies, self.replanner)))
         if self._exchanges.on_done or self.metrics is not None:
             app.add_middleware(ExchangeMiddleware, exchanges=self._exchanges, metrics=self.metrics)
 
@@ -130,6 +140,17 @@ class Observers:
 
 def _say(line: str) -> None:
     print(f"llmc: {line}", file=sys.stderr, flush=True)
+
+
+def _replan(server: ServerContext) -> Replanner:
+    """Begins once the server is ready, and ends before its engine does."""
+    engine, warm_up = server.engine, server.warm_up
+    replanner = Replanner(
+        engine, server.config.replan, may_act=lambda: warm_up.done, never=warm_up.plan.dropped, tell=_say
+    )
+    server.on_ready.append(replanner.start)
+    server.on_stop.append(replanner.close)
+    return replanner
 
 
 def _export_spans(endpoint: str) -> SpanExport:

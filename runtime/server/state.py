@@ -14,6 +14,7 @@ from llmc import __version__
 from .metrics import Latencies, padding_seconds
 
 if TYPE_CHECKING:
+    from llmc.runtime.replan.replanner import Replanner
     from llmc.runtime.server.request_stream import RequestStream
 
     from .context import ServerContext
@@ -53,8 +54,8 @@ class RecentLatencies:
 class LiveState:
     """Makes the object that the page reads."""
 
-    def __init__(self, server: ServerContext, latencies: RecentLatencies) -> None:
-        self._server = server
+    def __init__(self, server: ServerContext, latencies: RecentLatencies, replanner: Replanner | None = None) -> None:
+        self._server, self._replanner = server, replanner
         self._latencies = latencies
         self._started = time.monotonic()
 
@@ -92,6 +93,7 @@ class LiveState:
                 "preemptions": stats.num_preemptions,
                 "bucket_misses": stats.num_bucket_misses,
             },
+            "replan": None if self._replanner is None else self._replanner.summary(),
             "buckets": [
                 {
                     "phase": graph.phase,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from llmc.runtime.binding import ArtifactInfo, GraphInfo
 
 # A command with its pointers resolved (cpu_program.h), and a row's int32 inputs: id, position, slot, sequence.
-_COMMAND_BYTES = 128
+COMMAND_BYTES = 128
 _TOKEN_INPUT_BYTES = 16
 _FLOAT_BYTES = _INT_BYTES = 4
 
@@ -79,7 +79,7 @@ def graph_set_bytes(graphs: Iterable[GraphInfo], vocab_size: int) -> int:
         inputs = max(inputs, graph.max_tokens * _TOKEN_INPUT_BYTES + rows * _INT_BYTES)
         samples = max(samples, graph.max_samples)
         commands += graph.num_commands
-    return arena + inputs + samples * vocab_size * _FLOAT_BYTES + commands * _COMMAND_BYTES
+    return arena + inputs + samples * vocab_size * _FLOAT_BYTES + commands * COMMAND_BYTES
 
 
 def base_graphs(graphs: Sequence[GraphInfo], *, smallest: bool = False) -> tuple[int, ...]:

@@ -172,12 +172,12 @@ class WarmUp:
             if index not in hot:
                 self._engine.enable_graph(index, False)
 
-    def joined(self, graphs: Sequence[GraphInfo]) -> None:
-        """Counts graphs that were added to the engine and replayed there; from any thread."""
+    def joined(self, graphs: Sequence[GraphInfo], replayed: bool = True) -> None:
+        """Counts graphs that were added to the engine, and replayed there or walked through; from any thread."""
         with self._counting:
             for graph in graphs:
                 self._by_phase[graph.phase] = self._by_phase.get(graph.phase, 0) + 1
-                self.warm[graph.phase] = self.warm.get(graph.phase, WarmCounts()).and_one(replayed=True)
+                self.warm[graph.phase] = self.warm.get(graph.phase, WarmCounts()).and_one(replayed=replayed)
             self.total += len(graphs)
 
     def advance(self) -> WarmStep | None:

@@ -1,0 +1,113 @@
+"""An engine's steps, misses and graphs as the planner knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from llmc.buckets.bucket import Bucket, BucketError
+from llmc.buckets.cost_table import CostTable
+from llmc.buckets.replanning.histogram import CountedSteps
+from llmc.buckets.replanning.proposal import Ladder
+from llmc.buckets.replanning.shapes import Limits, StepShape
+from llmc.graphs_format import PHASES
+from llmc.machine import PADDING
+from llmc.runtime.binding import ArtifactInfo, GraphInfo
+from llmc.runtime.binding.engine import BucketMiss
+from llmc.runtime.binding.engine import StepShape as EngineSteps
+from llmc.runtime.graphs_checks import FormatError
+from llmc.runtime.graphs_file import read_graphs
+from llmc.runtime.replan.trial import RanSteps
+from llmc.runtime.warm_up.budget import COMMAND_BYTES
+from llmc.runtime.warm_up.cost_tables import bucket_of, measured_table
+
+
+class CountingEngine(Protocol):
+    """What of an engine is watched and changed; any thread may call it."""
+
+    def take_step_shapes(self) -> tuple[list[EngineSteps], int]: ...
+    def bucket_misses(self) -> list[BucketMiss]: ...
+    def enable_graph(self, graph: int, on: bool) -> None: ...
+
+
+@dataclass
+class StepReader:
+    """Reads what ran since the last call. graphs: those of the engine by index, which may grow."""
+
+    engine: CountingEngine
+    graphs: Sequence[GraphInfo]
+    block_size: int
+    lost: int = 0
+    """Steps that had no room in the engine's table."""
+
+    def __post_init__(self) -> None:
+        self._told: dict[BucketMiss, int] = {}
+
+    def read(self) -> tuple[list[RanSteps], list[CountedSteps]]:
+        """Steps that ran, and the steps that no graph held, which ran in parts."""
+        shapes, lost = self.engine.take_step_shapes()
+        self.lost += lost
+        ran = []
+        for one in shapes:
+            shape = StepShape(
+                one.phase, one.num_seqs, one.num_tokens, one.num_samples, one.num_blocks * self.block_size
+            )
+            seconds, squared = one.replay_ns / 1e9, one.replay_ns_squared / 1e18
+            ran.append(RanSteps(shape, bucket_of(self.graphs[one.graph]), one.count, seconds, squared))
+        return ran, self._missed()
+
+    def _missed(self) -> list[CountedSteps]:
+        missed = []
+        for miss in self.engine.bucket_misses():
+            key = replace(miss, count=0)
+            count, self._told[key] = miss.count - self._told.get(key, 0), miss.count
+            # One that another graph ran whole is among the steps that ran.
+            if count > 0 and miss.graph is None and miss.phase == "decode":
+                context = miss.num_blocks * self.block_size
+                shape = StepShape("decode", miss.num_seqs, miss.num_tokens, miss.num_seqs, context)
+                missed.append(CountedSteps(shape, None, count))
+        return missed
+
+
+def counted(ran: Iterable[RanSteps]) -> list[CountedSteps]:
+    """As a histogram takes them."""
+    return [CountedSteps(one.shape, one.bucket, one.count, one.seconds) for one in ran]
+
+
+@dataclass(frozen=True)
+class LadderFacts:
+    """What of an artifact does not change while it is served. table: what `llmc warmup` measured; None: nothing."""
+
+    limits: Limits
+    table: CostTable | None
+    tiles: Mapping[Bucket, int]
+    padding: str = PADDING
+
+    @classmethod
+    def of_artifact(cls, path: Path, info: ArtifactInfo, max_num_seqs: int = 0) -> LadderFacts:
+        """max_num_seqs: of the server, 0: the artifact's."""
+        limits = Limits(info.max_model_len, max_num_seqs or info.max_num_seqs, info.block_size)
+        try:
+            table: CostTable | None = measured_table(path)
+        except BucketError:
+            table = None
+        try:
+            tiles = {Bucket(PHASES[g.phase], g.batch, g.seq): g.row_unit for g in read_graphs(path).graphs}
+        except (FormatError, OSError):
+            tiles = {}
+        return cls(limits, table, tiles)
+
+    def ladder(self, graphs: Sequence[GraphInfo], off: Iterable[int]) -> Ladder:
+        """off: graphs by index that no step may run in, but might."""
+        idle = set(off)
+        return Ladder(
+            on=tuple(bucket_of(graph) for index, graph in enumerate(graphs) if index not in idle),
+            limits=self.limits,
+            off=tuple(bucket_of(graph) for index, graph in enumerate(graphs) if index in idle),
+            padding=self.padding,
+            arena_bytes={bucket_of(graph): graph.arena_bytes for graph in graphs},
+            command_bytes={bucket_of(graph): graph.num_commands * COMMAND_BYTES for graph in graphs},
+            tiles=self.tiles,
+        )
