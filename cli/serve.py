@@ -15,6 +15,7 @@ from llmc.cli.options.group import takes_option_groups
 from llmc.cli.options.lora import LORA_HELP, LORA_METAVAR, parse_adapters
 from llmc.cli.options.miss_policy import POLICY_HELP, parse_miss_policy, say_bucket_news
 from llmc.cli.options.numbers import finite
+from llmc.cli.options.replan import ReplanFlags
 from llmc.cli.options.warm_flags import (
     ORDER_HELP,
     ORDER_METAVAR,
@@ -120,6 +121,7 @@ def serve_command(
     record_misses: Path | None = typer.Option(
         None, metavar="FILE", help="Append the shapes of such steps, for llmc buckets misses."
     ),
+    replan: ReplanFlags = ReplanFlags(),
     memory_utilization: float | None = typer.Option(None, metavar="SHARE", help=UTILIZATION_HELP),
     graph_reserved_memory: float | None = typer.Option(None, envvar=RESERVED_ENV, metavar="SHARE", help=RESERVED_HELP),
     graph_prompt_ratio: float | None = typer.Option(None, envvar=RATIO_ENV, metavar="SHARE", help=RATIO_HELP),
@@ -218,6 +220,7 @@ def serve_command(
             f"--guided-additional-properties {guided_additional_properties!r} is unknown: use allow or forbid"
         )
     policy = parse_miss_policy(miss_policy, model, ready_after)
+    replanning = replan.options(policy)
     if record_misses is not None:
         prepare_record(record_misses)
     if log_level not in _LOG_LEVELS:
@@ -278,6 +281,7 @@ def serve_command(
         prefix_cache=prefix_cache,
         miss_policy=policy,
         record_misses=record_misses,
+        replan=replanning,
         guided_threads=guided_threads,
         guided_additional_properties=guided_additional_properties == "allow",
         guided_max_string=guided_max_string,

@@ -30,6 +30,7 @@ SUMMARIES: Mapping[str, str] = {
     "buckets simulate": "Try ladders on a trace before compiling any.",
     "buckets show": "Show a ladder as a grid.",
     "buckets misses": "Show which steps no bucket held.",
+    "buckets replan": "Show which buckets to add and to retire.",
     "buckets import": "Import the ladder of a vLLM environment.",
     "quantize": "Compare quantization schemes, or write a quantized model.",
     "eval": "Measure how accurate an artifact is.",
@@ -113,6 +114,9 @@ HEADINGS: Mapping[str, Headings] = {
         "Engine": (
             "max_num_seqs", "max_num_batched_tokens", "num_threads", "pin", "idle_spin_us", "enforce_eager",
             "device_number", "prefix_cache", "miss_policy", "record_misses",
+        ),
+        "Re-planning": (
+            "replan", "replan_cost", "replan_interval", "replan_margin", "replan_graphs", "replan_memory",
         ),
         "Guided decoding": ("guided_threads", "guided_additional_properties", "guided_max_string"),
         "Memory": (

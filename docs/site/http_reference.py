@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from llmc import __version__
 from llmc.runtime.server.config import ServerConfig
 from llmc.runtime.server.openapi import describe
-from llmc.runtime.server.routes import add_routes, metrics, profile
+from llmc.runtime.server.routes import add_routes, metrics, profile, replan
 from llmc.runtime.server.routes import page as live_page
 
 from .markdown import cell, code, heading, table
@@ -50,7 +50,7 @@ def document() -> dict[str, Any]:
     server: Any = SimpleNamespace(config=config, lanes=SimpleNamespace(bodies=None))
     observer: Any = None
     add_routes(app, server)
-    for router in (metrics.router, live_page.router, profile.router):
+    for router in (metrics.router, live_page.router, profile.router, replan.router):
         app.include_router(router(observer))
     return describe(app)
 

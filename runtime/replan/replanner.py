@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from llmc.buckets.bucket import Bucket, BucketError
 from llmc.buckets.replanning.costs import learn
 from llmc.buckets.replanning.histogram import StepHistogram
-from llmc.buckets.replanning.proposal import Proposal, propose
+from llmc.buckets.replanning.proposal import Ladder, Proposal, propose
 from llmc.runtime.binding import Artifact, GraphInfo, LlmcError
 from llmc.runtime.replan.decisions import DecisionLog, Kind
 from llmc.runtime.replan.options import ReplanOptions
@@ -100,6 +100,7 @@ class Replanner:
         self._proposal: Proposal | None = None
         self._proposed_s = clock()
         self._next_s = self._proposed_s + options.interval_s
+        self._compile_s: float | None = None  # that the last compilation took
         self._vain = 0  # changes in a row that did not stay
         self._told: tuple[object, ...] = ()
         self._closing = threading.Event()
@@ -170,7 +171,7 @@ class Replanner:
             "decisions": [one.as_dict() for one in self.decisions.last()],
             "counts": self.decisions.counts(),
             "top_shapes": _rows(sorted(uses, key=lambda use: (-use.steps, use.shape))[:_TOP_SHAPES]),
-        } | ({"steps": _rows(uses)} if steps else {})
+        } | ({"steps": _rows(uses), "graphs": _graph_rows(ladder)} if steps else {})
 
     def summary(self) -> dict[str, Any]:
         """The little that a page shows once a second; from any thread."""
@@ -209,6 +210,8 @@ class Replanner:
         blocked += [bucket_of(self._owner.graphs[index]) for index in self._never]
         keep = [bucket for bucket, until in self._held.items() if until > now_s]
         policy = replace(options.policy, max_graphs=min(options.policy.max_graphs, self._most))
+        if self._compile_s is not None:
+            policy = replace(policy, once_s=self._compile_s, graph_s=0.0)
         self._proposal = found = propose(
             uses, ladder, policy, times=times, observed_s=observed_s, blocked=blocked, keep=keep
         )
@@ -255,6 +258,7 @@ class Replanner:
             if made is None:
                 return False
             path, seconds = made
+            self._compile_s = seconds
             self._say("compiled", f"beside serving, in {seconds:.1f} s", fresh, figures={"seconds": seconds})
             began = time.monotonic()
             new = self._owner.take_graphs(path)
@@ -366,4 +370,14 @@ def _rows(uses: Iterable[Any]) -> list[dict[str, Any]]:
             "bucket": None if use.bucket is None else str(use.bucket), "steps": use.steps, "seconds": use.seconds,
         }
         for use in uses
+    ]  # fmt: skip
+
+
+def _graph_rows(ladder: Ladder) -> list[dict[str, Any]]:
+    return [
+        {
+            "bucket": str(bucket), "arena_bytes": ladder.arena_bytes[bucket],
+            "command_bytes": ladder.command_bytes[bucket], "row_tile": ladder.tiles.get(bucket),
+        }
+        for bucket in (*ladder.on, *ladder.off)
     ]  # fmt: skip

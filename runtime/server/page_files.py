@@ -18,6 +18,7 @@ _TYPES = {
     "dom.js": "text/javascript; charset=utf-8",
     "heatmap.js": "text/javascript; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
+    "replan.js": "text/javascript; charset=utf-8",
 }
 
 

@@ -4,6 +4,7 @@ import { drawRate, NUM_SAMPLES } from "./chart.js";
 import { setModel } from "./chat.js";
 import { byId, count, duration, element, percent, rate } from "./dom.js";
 import { HeatMap } from "./heatmap.js";
+import { showReplan } from "./replan.js";
 
 const PERIOD_MS = 1000;
 const MAX_ROWS = 50;
@@ -131,6 +132,7 @@ function show(state) {
   showRates(state);
   showTiles(state);
   showBuckets(state);
+  showReplan(state.replan);
   showRequests(state);
   previous = state;
 }

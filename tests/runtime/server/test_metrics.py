@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from llmc.buckets.bucket import Bucket
 from llmc.runtime.binding.engine import BucketMiss, EngineStats, GraphStats
 from llmc.runtime.server.metrics import FINISH_REASONS, EngineProbe, Latencies, ServerMetrics
+from llmc.runtime.server.replan_metrics import ReplanCollector
 from llmc.runtime.server.request_memory import MemoryLimits, RequestMemory
 from llmc.runtime.server.requests import RequestRecord
 from llmc.runtime.warm_up.warm_up import WarmCounts
@@ -85,6 +86,10 @@ def exposed() -> dict[str, Metric]:
     metrics = metrics_of()
     metrics.on_record(record())
     metrics.on_response("/v1/models", 200)
+    row = {"phase": "decode", "sequences": 2, "tokens": 2, "context": 64, "bucket": None, "steps": 3.5}
+    state = {"num_steps": 9.5, "num_shapes": 1, "off": [], "proposal": None, "trial": None, "lost_steps": 0,
+             "counts": {"kept": 1}, "top_shapes": [row]}  # fmt: skip
+    metrics.registry.register(ReplanCollector(lambda: state))
     return {full_name(family): family for family in parse(metrics.render()[0].decode())}
 
 

@@ -22,7 +22,8 @@ def server(chat_artifact: Path, tmp_path_factory: pytest.TempPathFactory, kernel
     """It takes adapters, so that all endpoints are there."""
     found = with_tokenizer(make_setting(tmp_path_factory, kernel_cache), tmp_path_factory.mktemp("fuzz"), chat_artifact)
     adapter = f"a={found.adapters['a']}"
-    with serving(found.artifact, "--served-model-name", "tiny", "--lora", adapter, "--allow-runtime-lora") as server:
+    options = ("--served-model-name", "tiny", "--lora", adapter, "--allow-runtime-lora", "--replan", "suggest")
+    with serving(found.artifact, *options) as server:
         yield server
 
 
@@ -58,6 +59,7 @@ OPERATIONS = [
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model_id}"),
     ("GET", "/v1/llmc/state"),
+    ("GET", "/v1/llmc/replan"),
     ("GET", "/health"),
     ("GET", "/ready"),
     ("GET", "/version"),
