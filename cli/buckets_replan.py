@@ -16,7 +16,7 @@ REPLAN_HELP = """Show which buckets to add to a ladder and which to retire, for 
 brings.
 
 Each change has what it is predicted to save and to cost. Of a server that runs with --replan suggest or auto, the steps
-are those of the last hour or so; of a trace, those of a simulation. Nothing is changed: llmc compile ARTIFACT --add does.
+are those of the last hour or so; of a trace, those of a simulation. Nothing is changed here: llmc compile --add does.
 
 \b
 Examples:
