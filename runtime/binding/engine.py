@@ -351,6 +351,10 @@ class Engine(Handle):
         Waits for a step in flight."""
         call("llmc_engine_enable_graph", self.pointer, graph, int(on))
 
+    def release_graph(self, graph: int) -> None:
+        """Gives back what memory graph `graph`, which is off, alone takes. On again, its first step makes it anew."""
+        call("llmc_engine_release_graph", self.pointer, graph)
+
     def add_graphs(self, artifact: Artifact) -> range:
         """Takes over the graphs that `artifact` has behind the engine's, and returns their indices; they are off.
 

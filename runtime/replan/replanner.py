@@ -306,6 +306,9 @@ class Replanner:
     def _end(self, running: _Running, verdict: Verdict, now_s: float) -> None:
         pays = bool(verdict.pays)
         self._set(running, pays)
+        # Until they are on again, nothing of them is needed.
+        for index in running.retired if pays else running.added:
+            self._engine.release_graph(index)
         gone, come = (running.retired, running.added) if pays else (running.added, running.retired)
         self._off.update(gone)
         self._off.difference_update(come)

@@ -1,4 +1,4 @@
-// llmc_engine_warm_*, llmc_engine_walk_graph, llmc_engine_enable_graph, llmc_engine_add_graphs: the C boundary of the warm-up.
+// llmc_engine_warm_*, _walk_graph, _enable_graph, _release_graph, _add_graphs: the C boundary of the warm-up.
 #include "artifact/artifact.h"
 #include "capi/c_engine.h"
 #include "core/c_struct.h"
@@ -34,6 +34,13 @@ llmc_status llmc_engine_enable_graph(llmc_engine* engine, uint32_t graph, uint32
   return llmc::Guard(error, [&]() -> llmc::Status {
     if (engine == nullptr) return llmc::NullArgument("engine");
     return engine->engine->EnableGraph(graph, on != 0);
+  });
+}
+
+llmc_status llmc_engine_release_graph(llmc_engine* engine, uint32_t graph, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> llmc::Status {
+    if (engine == nullptr) return llmc::NullArgument("engine");
+    return engine->engine->ReleaseGraph(graph);
   });
 }
 

@@ -101,6 +101,8 @@ class Device {
   virtual void Reserve(const StepBatch& batch) { static_cast<void>(batch); }
   // Replays a graph for no row at all: nothing is computed, but code and commands were fetched.
   virtual void Visit(uint32_t graph) { static_cast<void>(graph); }
+  // Between two steps. Gives back what memory this graph alone takes; should it run again, it is made anew.
+  virtual void Release(uint32_t graph) { static_cast<void>(graph); }
   // The next step runs on all that the device has, so that its time is that of a quiet machine.
   virtual void Recall() {}
 

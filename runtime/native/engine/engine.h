@@ -84,6 +84,8 @@ class Engine {
   Status WalkGraph(uint32_t graph, uint64_t* ns);
   // Whether requests may run in this graph; all are on at first. Waits for a step in flight.
   Status EnableGraph(uint32_t graph, bool on);
+  // Gives back what memory a graph that is off alone takes; on again, its first step makes it anew.
+  Status ReleaseGraph(uint32_t graph);
   // Takes over the graphs that `artifact` has behind those of the engine; they are off. Steps go on but for an instant.
   Status AddGraphs(const std::shared_ptr<const Artifact>& artifact);
   uint64_t Poll(llmc_event* events, uint64_t capacity);

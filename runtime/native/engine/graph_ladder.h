@@ -29,6 +29,7 @@ class GraphLadder {
   explicit GraphLadder(const ModelShape& model);
 
   void Enable(uint32_t graph, bool on) { enabled_[graph] = on; }
+  bool Enabled(uint32_t graph) const { return enabled_[graph]; }
   // The model has more graphs than before; the new ones are off.
   void TakeNewGraphs();
 

@@ -100,6 +100,7 @@ class Scheduler {
 
   // Whether plans may use a graph; all are on at first. What needs a graph that is off misses.
   void Enable(uint32_t graph, bool on) { ladder_.Enable(graph, on); }
+  bool Enabled(uint32_t graph) const { return ladder_.Enabled(graph); }
   // The model has more graphs than before; the new ones are off.
   void TakeNewGraphs() { ladder_.TakeNewGraphs(); }
 

@@ -56,6 +56,17 @@ Status Engine::EnableGraph(uint32_t graph, bool on) {
   return Status::Ok();
 }
 
+Status Engine::ReleaseGraph(uint32_t graph) {
+  LLMC_RETURN_IF_ERROR(CheckGraph(graph));
+  std::lock_guard<std::mutex> step_lock(step_mutex_);
+  if (scheduler_.Enabled(graph)) {
+    return Status::Error(LLMC_ERR_INVALID_ARGUMENT,
+                         "Graph " + std::to_string(graph) + " is on; turn it off before its memory is given back.");
+  }
+  device_->Release(graph);
+  return Status::Ok();
+}
+
 Status Engine::AddGraphs(const std::shared_ptr<const Artifact>& artifact) {
   std::lock_guard<std::mutex> one_at_a_time(new_graphs_mutex_);
   std::unique_ptr<NewGraphs> graphs;  // goes, with what they replace, once steps go on

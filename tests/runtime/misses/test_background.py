@@ -71,8 +71,8 @@ def tokens_without(artifact: Path) -> list[list[int]]:
 def test_an_engine_goes_on_with_graphs_that_join(artifact: Path, kernel_cache: Path) -> None:
     expected = tokens_without(artifact)
     with Artifact(artifact) as opened:
-        engine = Engine(opened, num_threads=2)
-        submit(engine, opened.info.vocab_size)
+        engine, vocab = Engine(opened, num_threads=2), opened.info.vocab_size
+        submit(engine, vocab)
     found: dict[int, list[int]] = {}
     for _ in range(8):
         assert engine.step()
@@ -95,6 +95,18 @@ def test_an_engine_goes_on_with_graphs_that_join(artifact: Path, kernel_cache: P
         engine.check_integrity()
     assert list(found.values()) == expected
     assert engine.stats.num_bucket_misses == misses + 1
+    # What was released is made anew.
+    with pytest.raises(LlmcError, match="Graph 4 is on; turn it off"):
+        engine.release_graph(4)
+    for index in (1, 4):
+        engine.enable_graph(index, False)
+        engine.release_graph(index)
+        engine.enable_graph(index, True)
+    submit(engine, vocab)
+    again: dict[int, list[int]] = {}
+    while engine.step():
+        drain(engine, again)
+    assert list(again.values()) == expected
     stats = engine.graph_stats()
     assert len(stats) == 6
     assert stats[4].replays > 0

@@ -51,6 +51,7 @@ class Engine:
     seconds: Callable[[Bucket], float] = lambda bucket: 1e-3 * bucket.batch
     misses: list[BucketMiss] = field(default_factory=list)
     switched: list[tuple[int, bool]] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
 
     def take_step_shapes(self) -> tuple[list[EngineSteps], int]:
         rows = []
@@ -72,6 +73,10 @@ class Engine:
         self.switched.append((index, on))
         # Whatever is switched in whatever order: what one could run, one can run.
         self.take_step_shapes()
+
+    def release_graph(self, index: int) -> None:
+        assert not self.on[index]
+        self.released.append(index)
 
 
 @dataclass
@@ -214,6 +219,7 @@ def test_a_full_ladder_retires_and_every_step_keeps_a_bucket() -> None:
     world.run(20)
     assert owner.engine.on == {0: True, 1: True, 2: False, 3: True}
     assert world.replanner.state()["off"] == [str(unused)]
+    assert owner.engine.released == [2]
     (kept,) = (one for one in world.replanner.decisions.last() if one.kind == "kept")
     assert (kept.added, kept.retired) == ((Bucket("decode", 2, 64),), (unused,))
 

@@ -56,6 +56,7 @@ class CpuDevice final : public Device, public CommandRunner {
   void Recall() override { team_->Recall(); }
   void Reserve(const StepBatch& batch) override;
   void Visit(uint32_t graph) override { replay_.Visit(graph); }
+  void Release(uint32_t graph) override { replay_.program().Release(graph); }
   // The step is done when this returns.
   Status Enqueue(const StepBatch& batch, Fence* fence) override;
   Status Wait(Fence fence, const float** logits) override;

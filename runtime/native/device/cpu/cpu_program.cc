@@ -38,50 +38,53 @@ Status CpuProgram::Make(std::shared_ptr<const Artifact> of, std::shared_ptr<cons
   LLMC_RETURN_IF_ERROR(Pages::Allocate(bytes, "inputs and logits", &out->io_));
   for (uint32_t i = 0; i < kNumInputs; ++i) out->inputs_[i] = reinterpret_cast<int32_t*>(out->io_.data() + offsets[i]);
   out->logits_ = reinterpret_cast<float*>(out->io_.data() + offsets[kNumInputs]);
-  out->Resolve(memory, num_threads);
+  out->weights_ = &memory.weights;
+  out->pool_ = &memory.pool;
+  out->adapters_ = &memory.adapters;
+  out->steps_.resize(artifact.graphs().size());
+  out->graphs_.resize(artifact.graphs().size());
+  for (uint32_t g = 0; g < artifact.graphs().size(); ++g) {
+    out->longest_ = std::max<std::size_t>(out->longest_, artifact.graphs()[g].num_commands);
+    out->Resolve(g, num_threads);
+  }
   return Status::Ok();
 }
 
-void* CpuProgram::Address(const OperandRecord& operand, const Memory& memory) const {
+void* CpuProgram::Address(const OperandRecord& operand) const {
   switch (static_cast<OperandKind>(operand.kind)) {
     case OperandKind::kArena: return arena_.pages->data() + operand.offset;
-    case OperandKind::kWeight: return memory.weights.address(operand.index) + operand.offset;
+    case OperandKind::kWeight: return weights_->address(operand.index) + operand.offset;
     case OperandKind::kInput: return reinterpret_cast<char*>(inputs_[operand.index]) + operand.offset;
-    case OperandKind::kKeyPool: return memory.pool.keys(operand.index);
-    case OperandKind::kValuePool: return memory.pool.values(operand.index);
+    case OperandKind::kKeyPool: return pool_->keys(operand.index);
+    case OperandKind::kValuePool: return pool_->values(operand.index);
     case OperandKind::kOutput: return reinterpret_cast<char*>(logits_) + operand.offset;
-    case OperandKind::kAdapters: return memory.adapters.pool(operand.index);
+    case OperandKind::kAdapters: return adapters_->pool(operand.index);
   }
   return nullptr;
 }
 
-void CpuProgram::Resolve(const Memory& memory, uint32_t num_threads) {
+void CpuProgram::Resolve(uint32_t graph, uint32_t num_threads) {
   const Artifact& artifact = *artifact_;
-  std::size_t total = 0;
-  for (const GraphRecord& graph : artifact.graphs()) {
-    total += graph.num_commands;
-    longest_ = std::max<std::size_t>(longest_, graph.num_commands);
-  }
-  steps_.reserve(total);  // ranges below point into it
-  for (const GraphRecord& graph : artifact.graphs()) {
-    Step* begin = steps_.data() + steps_.size();
-    for (uint32_t c = 0; c < graph.num_commands; ++c) {
-      const CommandRecord& command = artifact.commands()[graph.first_command + c];
-      Step step{};
-      step.function = code_->function(command.kernel);
-      step.num_buffers = command.num_operands;
-      step.barrier = command.barrier;
-      step.family = command.family;
-      step.streams = LaunchOf(artifact.kernels()[command.kernel]).weight_parts != 0;
-      for (uint32_t o = 0; o < command.num_operands; ++o) {
-        step.buffers[o] = Address(artifact.operands()[command.first_operand + o], memory);
-      }
-      steps_.push_back(step);
+  const GraphRecord& record = artifact.graphs()[graph];
+  std::vector<Step> steps;
+  steps.reserve(record.num_commands);
+  for (uint32_t c = 0; c < record.num_commands; ++c) {
+    const CommandRecord& command = artifact.commands()[record.first_command + c];
+    Step step{};
+    step.function = code_->function(command.kernel);
+    step.num_buffers = command.num_operands;
+    step.barrier = command.barrier;
+    step.family = command.family;
+    step.streams = LaunchOf(artifact.kernels()[command.kernel]).weight_parts != 0;
+    for (uint32_t o = 0; o < command.num_operands; ++o) {
+      step.buffers[o] = Address(artifact.operands()[command.first_operand + o]);
     }
-    steps_.back().barrier = 0;  // the team meets at the end of a job anyway
-    graphs_.push_back({begin, steps_.data() + steps_.size(), 0});
-    Deal(static_cast<uint32_t>(graphs_.size()) - 1, num_threads);
+    steps.push_back(step);
   }
+  steps.back().barrier = 0;  // the team meets at the end of a job anyway
+  steps_[graph] = std::move(steps);
+  graphs_[graph] = {steps_[graph].data(), steps_[graph].data() + steps_[graph].size(), 0};
+  Deal(graph, num_threads);
 }
 
 // Any thread may lose its CPU, or half of its core, at any time: then the others take over what it has not begun. What
@@ -121,9 +124,10 @@ StreamedWeight CpuProgram::Streamed(const CommandRecord& command, const Step& st
 
 void CpuProgram::ResolveWeights(const WeightMemory& weights) {
   const Artifact& artifact = *artifact_;
-  Step* step = steps_.data();
   for (uint32_t g = 0; g < graphs_.size(); ++g) {
+    if (graphs_[g].begin == nullptr) continue;
     const GraphRecord& graph = artifact.graphs()[g];
+    Step* step = graphs_[g].begin;
     for (uint32_t c = 0; c < graph.num_commands; ++c, ++step) {
       const OperandRecord* operands = &artifact.operands()[artifact.commands()[graph.first_command + c].first_operand];
       for (uint32_t o = 0; o < step->num_buffers; ++o) {

@@ -42,9 +42,9 @@ class CpuProgram {
     StreamedWeight next;
   };
   struct StepRange {
-    Step* begin;
-    Step* end;
-    uint32_t num_threads;  // that its tasks are dealt to
+    Step* begin = nullptr;
+    Step* end = nullptr;
+    uint32_t num_threads = 0;  // that its tasks are dealt to
   };
 
   CpuProgram() = default;
@@ -78,15 +78,21 @@ class CpuProgram {
   void SetTouched(const CpuArena& arena) { arena_.touched_bytes = arena.touched_bytes; }
   // Between two replays: the weights lie elsewhere.
   void ResolveWeights(const WeightMemory& weights);
-  // Between two replays: a graph whose tasks are dealt to so many threads.
+  // Between two replays: a graph whose tasks are dealt to so many threads. What was released is resolved again.
   const StepRange& Dealt(uint32_t graph, uint32_t num_threads) {
+    if (graphs_[graph].begin == nullptr) Resolve(graph, num_threads);
     if (graphs_[graph].num_threads != num_threads) Deal(graph, num_threads);
     return graphs_[graph];
   }
+  // Between two replays: gives back the memory of a graph's commands.
+  void Release(uint32_t graph) {
+    std::vector<Step>().swap(steps_[graph]);
+    graphs_[graph] = {};
+  }
 
  private:
-  void* Address(const OperandRecord& operand, const Memory& memory) const;
-  void Resolve(const Memory& memory, uint32_t num_threads);
+  void* Address(const OperandRecord& operand) const;
+  void Resolve(uint32_t graph, uint32_t num_threads);
   void Deal(uint32_t graph, uint32_t num_threads);
   StreamedWeight Streamed(const CommandRecord& command, const Step& step) const;
 
@@ -96,7 +102,10 @@ class CpuProgram {
   Pages io_;
   int32_t* inputs_[kNumInputs] = {};
   float* logits_ = nullptr;
-  std::vector<Step> steps_;
+  const WeightMemory* weights_ = nullptr;
+  const KvPool* pool_ = nullptr;
+  const AdapterPools* adapters_ = nullptr;
+  std::vector<std::vector<Step>> steps_;  // [graph]
   std::vector<StepRange> graphs_;
   std::size_t longest_ = 0;
 };

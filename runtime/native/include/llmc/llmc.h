@@ -493,6 +493,9 @@ LLMC_API llmc_status llmc_engine_walk_graph(llmc_engine *engine, uint32_t graph,
 /* Whether requests may run in a graph; all are on at first. With a graph off, larger ones serve what it would, and what
  * no other holds is a bucket miss. Changes no result. From any thread; waits for a step in flight. */
 LLMC_API llmc_status llmc_engine_enable_graph(llmc_engine *engine, uint32_t graph, uint32_t on, llmc_error *error);
+/* Gives back what memory a graph that is off alone takes; when it is on again, its first step makes it anew. Changes no
+ * result. From any thread; waits for a step in flight. LLMC_ERR_INVALID_ARGUMENT: the graph is on. */
+LLMC_API llmc_status llmc_engine_release_graph(llmc_engine *engine, uint32_t graph, llmc_error *error);
 /* Takes over the graphs that `artifact` has behind those of the engine's own: it must be that one with buckets added (llmc
  * compile --add). The engine goes on with its weights, KV cache and requests, keeps a reference to `artifact`, and results
  * do not change. The new graphs are off, and numbered on. From any thread; what takes long of it goes on beside steps. On
