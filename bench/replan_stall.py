@@ -30,7 +30,7 @@ from llmc.runtime.binding import Artifact, Engine
 from llmc.runtime.joining import take_graphs
 from llmc.runtime.warm_up.measuring import light_load
 
-SETTLE_S, SWITCHES = 0.2, 20
+SETTLE_S, QUIET_S, SWITCHES = 0.2, 2.0, 20
 
 
 @dataclass
@@ -88,7 +88,7 @@ def measure(base: Path, grown: Path, rounds: int, threads: int) -> Waits:
         stepper = Stepper(engine, prompts)
         time.sleep(SETTLE_S)
         stepper.sink = waits.quiet
-        time.sleep(SETTLE_S)
+        time.sleep(QUIET_S)
         stepper.sink = waits.disturbed
         began, cpu = time.perf_counter(), time.thread_time()
         new = take_graphs(engine, graphs, grown)

@@ -30,12 +30,3 @@ def join_graphs(engine: Engine, graphs: list[GraphInfo], path: Path) -> int:
         engine.warm_load(index, load.num_seqs, load.tokens_each, load.context)
         engine.enable_graph(index, True)
     return len(new)
-
-
-def walk_graphs(engine: Engine, graphs: list[GraphInfo], path: Path) -> range:
-    """As take_graphs, but each is walked through, so that its first step finds code and commands fetched. A step waits
-    for that no longer than for a handful of kernels without a row; one that is replayed waits for a whole step."""
-    new = take_graphs(engine, graphs, path)
-    for index in new:
-        engine.walk_graph(index)
-    return new

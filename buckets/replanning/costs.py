@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.cost import MeasuredCost
 from llmc.buckets.cost_table import CostTable, ReplayCost
+from llmc.buckets.cost_trust import trusted
 from llmc.buckets.step_cost import ROW_TILE, CostCurve, LoadCost, StepCosts, num_pairs
 from llmc.graphs_format import PHASES
 
 from .shapes import Limits, ShapeUse, StepShape
 
+MOST_SHAPES = 384
 LEAST_STEPS = 4.0
 """Fewer steps than this tell nothing of what one takes."""
 
@@ -57,12 +59,12 @@ def learn(
     measured = [
         ReplayCost(use.bucket, use.shape.sequences, use.shape.tokens, max(1, use.shape.context), use.seconds,
                    max(1, int(use.steps)))
-        for use in uses
+        for use in sorted(uses, key=lambda use: (-use.steps, use.shape, str(use.bucket)))[:MOST_SHAPES]
         if use.bucket is not None and use.seconds > 0 and use.steps >= LEAST_STEPS
         and use.shape.tokens >= use.shape.sequences
     ]  # fmt: skip
     ran = {cost.bucket for cost in measured}
-    known = [cost for cost in (table.costs if table is not None else ()) if cost.bucket not in ran]
+    known = [cost for cost in (trusted(table.costs)[0] if table is not None else ()) if cost.bucket not in ran]
     if not measured and not known:
         return None
     source = " and ".join(

@@ -11,7 +11,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,8 +36,8 @@ _TOP_SHAPES, _SHOWN = 64, 8
 
 
 class EngineOwner(Protocol):
-    """Who has the engine. take_graphs: from any thread; the graphs that an artifact has behind those of the engine are
-    there from then on, and off."""
+    """Who has the engine. Any thread may call it. take_graphs: the graphs that an artifact has behind those of the
+    engine are there from then on, and off. call_between_steps: runs work between two steps, and waits for it."""
 
     path: Path
     artifact: Artifact
@@ -44,17 +46,17 @@ class EngineOwner(Protocol):
     max_num_seqs: int
 
     def take_graphs(self, path: Path) -> range: ...
+    def call_between_steps(self, work: Callable[[], None]) -> None: ...
 
 
 @dataclass
 class _Running:
-    """A change on trial. added, retired: graphs by index; fresh: buckets that were compiled for it."""
+    """A change on trial. added, retired: graphs by index."""
 
     trial: Trial
     proposal: Proposal
     added: tuple[int, ...]
     retired: tuple[int, ...]
-    fresh: tuple[Bucket, ...]
     until_s: float
     on: bool = False
     window_end_s: float = 0.0
@@ -93,6 +95,7 @@ class Replanner:
             self._workshop = Workshop(owner.path, memory_bytes=options.memory_bytes, cpu_s=options.cpu_s)
         self.decisions = DecisionLog()
         self._off: set[int] = set()
+        self._unpublished: set[Bucket] = set()  # that the artifact lacks
         self._blocked: dict[Bucket, float] = {}
         self._failures: Counter[Bucket] = Counter()
         self._held: dict[Bucket, float] = {}
@@ -192,8 +195,16 @@ class Replanner:
                 self.tick()
             except Exception as error:  # a fault here is no reason to stop serving, or looking
                 log.exception("planning buckets failed")
+                self._abandon()
                 self._say("failed", " ".join(str(error).split()) or type(error).__name__)
                 self._next_s = self._clock() + self._options.interval_s
+
+    def _abandon(self) -> None:
+        """A trial that cannot go on ends as it began, if the engine still takes that."""
+        running, self._running = self._running, None
+        if running is not None:
+            with suppress(Exception):  # what ended the trial may be the end of the engine
+                self._set(running, False)
 
     # ---- planning --------------------------------------------------------------------------------------------------
 
@@ -247,7 +258,7 @@ class Replanner:
         after = [bucket for bucket in (*before, *proposal.added) if bucket not in proposal.retired]
         options, now_s = self._options, self._clock()
         trial = Trial(before, after, self._facts.limits, options.policy.unit, options.margin, options.least_trial_steps)
-        self._running = _Running(trial, proposal, added, retired, fresh, now_s + options.trial_s)
+        self._running = _Running(trial, proposal, added, retired, now_s + options.trial_s)
         self._turn(self._running, now_s)
 
     def _compile(self, fresh: Sequence[Bucket]) -> bool:
@@ -268,6 +279,7 @@ class Replanner:
             self._say("failed", " ".join(str(error).split()), fresh)
             return False
         self._off.update(new)
+        self._unpublished.update(fresh)
         here = {bucket_of(self._owner.graphs[index]) for index in new}
         took = time.monotonic() - began
         self._say("joined", f"{len(new)} graphs taken over in {took:.2f} s", sorted(here), figures={"seconds": took})
@@ -285,11 +297,14 @@ class Replanner:
         self._set(running, running.on)
 
     def _set(self, running: _Running, on: bool) -> None:
-        # First on, then off: no step is without a bucket in between.
-        for index in running.added if on else running.retired:
-            self._engine.enable_graph(index, True)
-        for index in running.retired if on else running.added:
-            self._engine.enable_graph(index, False)
+        def switch() -> None:
+            # First on, then off: whoever looks in between finds a bucket for every step.
+            for index in running.added if on else running.retired:
+                self._engine.enable_graph(index, True)
+            for index in running.retired if on else running.added:
+                self._engine.enable_graph(index, False)
+
+        self._owner.call_between_steps(switch)
 
     def _try_on(self, running: _Running, ran: Sequence[RanSteps], now_s: float) -> None:
         running.trial.add(ran, on=running.on)
@@ -308,7 +323,7 @@ class Replanner:
         self._set(running, pays)
         # Until they are on again, nothing of them is needed.
         for index in running.retired if pays else running.added:
-            self._engine.release_graph(index)
+            self._owner.call_between_steps(partial(self._engine.release_graph, index))
         gone, come = (running.retired, running.added) if pays else (running.added, running.retired)
         self._off.update(gone)
         self._off.difference_update(come)
@@ -327,8 +342,8 @@ class Replanner:
         # What was retired for these does not come back at once, either.
         for bucket in proposal.retired:
             self._blocked[bucket] = now_s + self._options.backoff_s
-        if running.fresh:
-            self._publish(running.fresh)
+        if new := [bucket for bucket in proposal.added if bucket in self._unpublished]:
+            self._publish(new)
 
     def _publish(self, fresh: Sequence[Bucket]) -> None:
         assert self._workshop is not None
@@ -338,6 +353,7 @@ class Replanner:
             self._say("failed", f"not added to {self._owner.path}: {' '.join(str(error).split())}", fresh)
             return
         if seconds is not None:
+            self._unpublished.difference_update(fresh)
             self._say("published", f"{self._owner.path} has them from its next start on", fresh)
 
     def _block(self, buckets: Iterable[Bucket]) -> None:

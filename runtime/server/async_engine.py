@@ -27,7 +27,7 @@ from llmc.runtime.adapters.adapters import Adapters
 from llmc.runtime.binding import Artifact, Engine, EngineStats, GraphInfo, LlmcError
 from llmc.runtime.binding.engine import BucketMiss, Event, GraphStats
 from llmc.runtime.context_limit import ContextLimit
-from llmc.runtime.joining import join_graphs, walk_graphs
+from llmc.runtime.joining import join_graphs, take_graphs
 from llmc.runtime.misses.handling import MissHandling
 from llmc.runtime.misses.options import MissOptions
 from llmc.runtime.outputs import RequestFailure
@@ -199,8 +199,11 @@ class AsyncEngine:
         return num_new
 
     def take_graphs(self, path: Path) -> range:
-        """The same, but no request uses them yet: their indices."""
-        new = walk_graphs(self.engine, self.graphs, path)
+        """The same, but no request uses them yet: their indices. From any thread but the event loop's."""
+        new = take_graphs(self.engine, self.graphs, path)
+        for index in new:
+            # Code and commands are fetched; a replay would hold up a step for as long as a step takes.
+            self.call_between_steps(partial(self.engine.walk_graph, index))
         for callback in self.on_joined:
             callback(self.graphs[new.start : new.stop], False)
         return new
@@ -226,6 +229,12 @@ class AsyncEngine:
         if self._ended:
             self._abandon_jobs()
         return await found
+
+    def call_between_steps(self, work: Callable[[], _Value]) -> _Value:
+        """The same, waiting; from any thread but the event loop's. What is quick waits here rather than for the
+        engine's lock: a thread that has it and loses its CPU would hold up the engine's."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(self.between_steps(work), self._loop).result()
 
     def refuse_requests(self) -> None:
         """From now on `stream` raises ServerStopping."""

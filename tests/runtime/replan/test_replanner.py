@@ -118,6 +118,9 @@ class Owner:
         self.shop = Shop()
         self.refuses = ""
 
+    def call_between_steps(self, work: Callable[[], None]) -> None:
+        work()
+
     def take_graphs(self, path: Path) -> range:
         if self.refuses:
             raise LlmcError(1, self.refuses)
@@ -209,6 +212,20 @@ def test_what_does_not_pay_is_reverted_and_waits_ever_longer() -> None:
     # Compiled once: the second time it was only off.
     assert owner.shop.compiled.count((Bucket("decode", 2, 64),)) == 1
     assert world.replanner.state()["off"] == [str(Bucket(g.phase, g.batch, g.seq)) for g in owner.graphs[2:]]
+
+
+def test_what_was_compiled_in_vain_is_published_when_it_stays_later() -> None:
+    owner = Owner()
+    owner.engine.load = [(2, 64, 50)]
+    owner.engine.seconds = lambda bucket: 2e-3 if bucket.batch == 2 else 1e-3
+    world = World(owner)
+    world.run(30)
+    assert world.kinds().count("reverted") >= 1
+    owner.engine.seconds = lambda bucket: 1e-3
+    world.run(200)
+    kept = [one for one in world.replanner.decisions.last() if one.kind == "kept"]
+    assert [one.added for one in kept] == owner.shop.published
+    assert kept[0].added in owner.shop.compiled
 
 
 def test_a_full_ladder_retires_and_every_step_keeps_a_bucket() -> None:
