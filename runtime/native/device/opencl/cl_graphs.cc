@@ -1,20 +1,8 @@
 #include "device/opencl/cl_graphs.h"
 
-#include <algorithm>
 #include <string>
 
 namespace llmc {
-namespace {
-
-constexpr uint64_t kMostGroups = 1 << 16;  // as kernels know it (FORMAT.md)
-
-uint64_t GroupsOf(const ClLaunch& launch, const GraphRecord& graph) {
-  const uint64_t rows = launch.rows == 0 ? 1 : launch.rows == 1 ? graph.max_tokens : graph.max_samples;
-  const uint64_t tiles = (rows + launch.tile_rows - 1) / launch.tile_rows;
-  return std::clamp<uint64_t>(tiles * launch.groups, 1, kMostGroups);
-}
-
-}  // namespace
 
 ClGraphs::~ClGraphs() {
   for (const Graph& graph : graphs_) {
@@ -33,11 +21,11 @@ Status ClGraphs::Make(std::shared_ptr<const ClMachine> machine, const Artifact& 
   for (size_t g = 0; g < artifact.graphs().size(); ++g) {
     const GraphRecord& record_of = artifact.graphs()[g];
     Graph& graph = made->graphs_[g];
-    graph.inputs = ClInputs::Of(record_of);
+    graph.inputs = StepLayout::Of(record_of);
     for (uint32_t c = 0; c < record_of.num_commands; ++c) {
       const CommandRecord& command = artifact.commands()[record_of.first_command + c];
-      const ClLaunch& facts = programs.launch(command.kernel);
-      OneLaunch launch{programs.kernel(command.kernel), {}, facts.items, facts.items * GroupsOf(facts, record_of)};
+      const GpuLaunch& facts = programs.launch(command.kernel);
+      OneLaunch launch{programs.kernel(command.kernel), {}, facts.items, facts.items * facts.GroupsIn(record_of)};
       for (uint32_t o = 0; o < command.num_operands; ++o) {
         launch.places.push_back(memory.PlaceOf(artifact.operands()[command.first_operand + o], graph.inputs));
       }

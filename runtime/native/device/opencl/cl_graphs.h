@@ -22,7 +22,7 @@ class ClGraphs {
   ClGraphs(const ClGraphs&) = delete;
   ClGraphs& operator=(const ClGraphs&) = delete;
 
-  const ClInputs& inputs(uint32_t graph) const { return graphs_[graph].inputs; }
+  const StepLayout& inputs(uint32_t graph) const { return graphs_[graph].inputs; }
   bool recorded() const { return recorded_; }
   const ClPlace& place(uint32_t graph, uint32_t command, uint32_t operand) const {
     return graphs_[graph].launches[command].places[operand];
@@ -40,7 +40,7 @@ class ClGraphs {
     bool owned = false;  // the kernel
   };
   struct Graph {
-    ClInputs inputs;
+    StepLayout inputs;
     std::vector<OneLaunch> launches;
     cl_command_buffer buffer = nullptr;
   };

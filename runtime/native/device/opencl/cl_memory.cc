@@ -1,55 +1,25 @@
 #include "device/opencl/cl_memory.h"
 
-#include <algorithm>
-
 namespace llmc {
-namespace {
-
-constexpr uint64_t kScalarBytes = kAlignment;  // 8 of int32, and nothing behind them
-
-std::string Bytes(uint64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
-
-}  // namespace
-
-ClInputs ClInputs::Of(const GraphRecord& graph) {
-  ClInputs inputs;
-  inputs.bytes = kScalarBytes;
-  for (uint32_t i = 0; i < kNumInputs; ++i) {
-    inputs.offsets[i] = inputs.bytes;
-    inputs.bytes += InputBytes(graph, i);
-  }
-  return inputs;
-}
 
 Status ClMemory::Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, uint32_t num_blocks,
                       cl_command_queue queue, std::unique_ptr<ClMemory>* out) {
   std::unique_ptr<ClMemory> made(new ClMemory(std::move(machine)));
   made->num_blocks_ = num_blocks;
-  made->key_block_bytes_ = artifact.key_block_bytes();
-  made->value_block_bytes_ = artifact.value_block_bytes();
-  made->arena_bytes_ = std::max<uint64_t>(artifact.max_arena_bytes(), kAlignment);
-  uint64_t max_samples = 1;
-  for (const GraphRecord& graph : artifact.graphs()) {
-    made->step_bytes_ = std::max(made->step_bytes_, ClInputs::Of(graph).bytes);
-    max_samples = std::max<uint64_t>(max_samples, graph.max_samples);
-  }
-  made->logit_bytes_ = RoundUp(max_samples * artifact.shape().output_width() * sizeof(float), kAlignment);
-  for (const WeightRecord& weight : artifact.weights()) made->weight_bytes_ += weight.bytes;
-  const auto num_layers = static_cast<uint64_t>(artifact.model().num_layers);
-  made->pool_bytes_ = (made->key_block_bytes_ + made->value_block_bytes_) * num_blocks * num_layers;
-  LLMC_RETURN_IF_ERROR(made->CheckFits(artifact));
+  const DeviceMemory bytes = made->bytes_ = DeviceMemory::Of(artifact, num_blocks);
+  LLMC_RETURN_IF_ERROR(bytes.CheckFits(artifact, made->machine_->name(), made->machine_->memory_bytes()));
 
-  LLMC_RETURN_IF_ERROR(made->Allocate("arena", made->arena_bytes_, false, &made->arena_));
-  LLMC_RETURN_IF_ERROR(made->Allocate("inputs", made->step_bytes_, true, &made->step_));
-  LLMC_RETURN_IF_ERROR(made->Allocate("logits", made->logit_bytes_, false, &made->logits_));
+  LLMC_RETURN_IF_ERROR(made->Allocate("arena", bytes.arena, false, &made->arena_));
+  LLMC_RETURN_IF_ERROR(made->Allocate("inputs", bytes.step, true, &made->step_));
+  LLMC_RETURN_IF_ERROR(made->Allocate("logits", bytes.logits, false, &made->logits_));
   LLMC_RETURN_IF_ERROR(made->ClearArena(queue));
-  for (uint64_t layer = 0; layer < num_layers; ++layer) {
+  for (int32_t layer = 0; layer < artifact.model().num_layers; ++layer) {
     for (auto* pool : {&made->keys_, &made->values_}) {
-      const uint64_t bytes = (pool == &made->keys_ ? made->key_block_bytes_ : made->value_block_bytes_) * num_blocks;
+      const uint64_t pool_bytes = (pool == &made->keys_ ? bytes.key_block : bytes.value_block) * num_blocks;
       pool->emplace_back();
-      if (bytes == 0) continue;  // values that are a part of keys
-      LLMC_RETURN_IF_ERROR(made->Allocate("KV pool", bytes, false, &pool->back()));
-      LLMC_RETURN_IF_ERROR(made->Fill(queue, pool->back(), bytes));
+      if (pool_bytes == 0) continue;  // values that are a part of keys
+      LLMC_RETURN_IF_ERROR(made->Allocate("KV pool", pool_bytes, false, &pool->back()));
+      LLMC_RETURN_IF_ERROR(made->Fill(queue, pool->back(), pool_bytes));
     }
   }
   LLMC_RETURN_IF_ERROR(made->LoadWeights(artifact, queue));
@@ -58,29 +28,17 @@ Status ClMemory::Make(std::shared_ptr<const ClMachine> machine, const Artifact& 
   return Status::Ok();
 }
 
-Status ClMemory::CheckFits(const Artifact& artifact) const {
-  const uint64_t needed = weight_bytes_ + pool_bytes_ + arena_bytes_ + step_bytes_ + logit_bytes_;
-  if (needed > machine_->memory_bytes()) {
-    return Status::Error(LLMC_ERR_OUT_OF_MEMORY, "the artifact '" + artifact.directory() + "' needs " + Bytes(needed) +
-                                                     " (weights " + Bytes(weight_bytes_) + ", KV pool " +
-                                                     Bytes(pool_bytes_) + ", arena " + Bytes(arena_bytes_) + ") and '" +
-                                                     machine_->name() + "' has " + Bytes(machine_->memory_bytes()) +
-                                                     "; ask for a smaller KV pool, or choose another device");
-  }
-  return Status::Ok();
-}
-
 Status ClMemory::Allocate(const std::string& what, uint64_t bytes, bool read_only, ClBuffer* out) const {
   if (bytes > machine_->buffer_bytes()) {
-    return Status::Error(LLMC_ERR_OUT_OF_MEMORY, what + " needs a buffer of " + Bytes(bytes) + " and '" +
+    return Status::Error(LLMC_ERR_OUT_OF_MEMORY, what + " needs a buffer of " + MemorySize(bytes) + " and '" +
                                                      machine_->name() + "' takes at most " +
-                                                     Bytes(machine_->buffer_bytes()) +
+                                                     MemorySize(machine_->buffer_bytes()) +
                                                      "; ask for a smaller KV pool, smaller buckets, or another device");
   }
   cl_int code = kClSuccess;
   cl_mem memory = (*machine_)->CreateBuffer(machine_->context(), read_only ? kClMemReadOnly : kClMemReadWrite, bytes,
                                             nullptr, &code);
-  LLMC_RETURN_IF_CL_ERROR("Taking " + Bytes(bytes) + " for " + what + " from '" + machine_->name() + "'", code);
+  LLMC_RETURN_IF_CL_ERROR("Taking " + MemorySize(bytes) + " for " + what + " from '" + machine_->name() + "'", code);
   *out = ClBuffer(machine_, memory);
   return Status::Ok();
 }
@@ -92,7 +50,7 @@ Status ClMemory::Fill(cl_command_queue queue, const ClBuffer& buffer, uint64_t b
   return Status::Ok();
 }
 
-Status ClMemory::ClearArena(cl_command_queue queue) const { return Fill(queue, arena_, arena_bytes_); }
+Status ClMemory::ClearArena(cl_command_queue queue) const { return Fill(queue, arena_, bytes_.arena); }
 
 Status ClMemory::LoadWeights(const Artifact& artifact, cl_command_queue queue) {
   // What a truncated file lacks is an error of Read, and a signal of its mapping.
@@ -109,7 +67,7 @@ Status ClMemory::LoadWeights(const Artifact& artifact, cl_command_queue queue) {
   return Status::Ok();
 }
 
-ClPlace ClMemory::PlaceOf(const OperandRecord& operand, const ClInputs& inputs) const {
+ClPlace ClMemory::PlaceOf(const OperandRecord& operand, const StepLayout& inputs) const {
   const auto at = [](uint64_t bytes) { return static_cast<cl_int>(bytes / kAlignment); };
   switch (static_cast<OperandKind>(operand.kind)) {
     case OperandKind::kArena: return {arena_.get(), at(operand.offset)};
@@ -124,14 +82,10 @@ ClPlace ClMemory::PlaceOf(const OperandRecord& operand, const ClInputs& inputs) 
 }
 
 Status ClMemory::CopyBlock(cl_command_queue queue, uint32_t from, uint32_t to) const {
-  if (from >= num_blocks_ || to >= num_blocks_) {
-    return Status::Error(LLMC_ERR_OUT_OF_RANGE, "cannot copy KV block " + std::to_string(from) + " to " +
-                                                    std::to_string(to) + "; the pool has " +
-                                                    std::to_string(num_blocks_) + " blocks");
-  }
+  LLMC_RETURN_IF_ERROR(CheckCopy(from, to, num_blocks_));
   if (from == to) return Status::Ok();
   for (const auto* pool : {&keys_, &values_}) {
-    const uint64_t bytes = pool == &keys_ ? key_block_bytes_ : value_block_bytes_;
+    const uint64_t bytes = pool == &keys_ ? bytes_.key_block : bytes_.value_block;
     if (bytes == 0) continue;
     for (const ClBuffer& layer : *pool) {
       LLMC_RETURN_IF_CL_ERROR("Copying a KV block on '" + machine_->name() + "'",

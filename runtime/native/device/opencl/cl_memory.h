@@ -8,6 +8,8 @@
 
 #include "artifact/artifact.h"
 #include "core/status.h"
+#include "device/gpu/device_memory.h"
+#include "device/gpu/step_inputs.h"
 #include "device/opencl/cl_machine.h"
 
 namespace llmc {
@@ -35,14 +37,6 @@ class ClBuffer {
   cl_mem memory_ = nullptr;
 };
 
-// Where a graph's inputs lie in the buffer of a step, in bytes; scalars come first.
-struct ClInputs {
-  uint64_t offsets[kNumInputs] = {};
-  uint64_t bytes = 0;
-
-  static ClInputs Of(const GraphRecord& graph);
-};
-
 // An operand of a command: a buffer, and where it begins there, in units of kAlignment bytes (FORMAT.md).
 struct ClPlace {
   cl_mem memory;
@@ -56,11 +50,11 @@ class ClMemory {
                      cl_command_queue queue, std::unique_ptr<ClMemory>* out);
 
   uint32_t num_blocks() const { return num_blocks_; }
-  uint64_t weight_bytes() const { return weight_bytes_; }
-  uint64_t pool_bytes() const { return pool_bytes_; }
+  uint64_t weight_bytes() const { return bytes_.weights; }
+  uint64_t pool_bytes() const { return bytes_.pool; }
   cl_mem step() const { return step_.get(); }
   cl_mem logits() const { return logits_.get(); }
-  ClPlace PlaceOf(const OperandRecord& operand, const ClInputs& inputs) const;
+  ClPlace PlaceOf(const OperandRecord& operand, const StepLayout& inputs) const;
   // Copies a block of every layer, behind what is in the queue.
   Status CopyBlock(cl_command_queue queue, uint32_t from, uint32_t to) const;
   // Fills the arena with zeros, behind what is in the queue.
@@ -68,15 +62,13 @@ class ClMemory {
 
  private:
   explicit ClMemory(std::shared_ptr<const ClMachine> machine) : machine_(std::move(machine)) {}
-  Status CheckFits(const Artifact& artifact) const;
   Status Allocate(const std::string& what, uint64_t bytes, bool read_only, ClBuffer* out) const;
   Status Fill(cl_command_queue queue, const ClBuffer& buffer, uint64_t bytes) const;
   Status LoadWeights(const Artifact& artifact, cl_command_queue queue);
 
   std::shared_ptr<const ClMachine> machine_;
   uint32_t num_blocks_ = 0;
-  uint64_t key_block_bytes_ = 0, value_block_bytes_ = 0, arena_bytes_ = 0, step_bytes_ = 0, logit_bytes_ = 0;
-  uint64_t weight_bytes_ = 0, pool_bytes_ = 0;
+  DeviceMemory bytes_;
   std::vector<ClBuffer> weights_, keys_, values_;  // a record; a layer
   ClBuffer arena_, step_, logits_;
 };

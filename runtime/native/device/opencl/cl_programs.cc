@@ -9,46 +9,7 @@ namespace llmc {
 namespace {
 
 constexpr const char* kKind = "opencl";
-constexpr uint32_t kMostItems = 1024;
 constexpr size_t kMostLog = 600;
-
-Status Unsupported(const Artifact& artifact, const std::string& what) {
-  return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET, "the artifact '" + artifact.directory() + "' " + what);
-}
-
-Status CheckTarget(const Artifact& artifact) {
-  const TargetFacts& target = artifact.target();
-  if (target.kind != kKind) {
-    return Unsupported(artifact,
-                       "is for devices of kind '" + target.kind + "' (target " + target.name +
-                           ") and this one is of kind 'opencl'; open one of that kind, or compile it for this");
-  }
-  if (!artifact.adapters().empty()) {
-    return Unsupported(artifact,
-                       "has room for LoRA adapters, which devices of kind 'opencl' do not take; compile it "
-                       "without --lora-slots");
-  }
-  if (target.level > kMaxClLevel) {
-    return Unsupported(artifact, "needs level " + std::to_string(target.level) +
-                                     " and this runtime knows levels up to " + std::to_string(kMaxClLevel) +
-                                     "; use a newer llmc");
-  }
-  return Status::Ok();
-}
-
-Status ReadLaunch(const Artifact& artifact, const KernelRecord& kernel, uint64_t group_items, ClLaunch* out) {
-  *out = {kernel.launch[0], kernel.launch[1], kernel.launch[2], kernel.launch[3]};
-  if (out->items == 0 || out->items > kMostItems || out->rows > 2 || out->groups == 0 || out->tile_rows == 0) {
-    return artifact.Corrupt("graphs.bin",
-                            std::string("kernel '") + artifact.symbol(kernel) + "' has launch facts of no kernel");
-  }
-  if (out->items > group_items) {
-    return Unsupported(artifact, "has groups of " + std::to_string(out->items) +
-                                     " work items and this device at most " + std::to_string(group_items) +
-                                     "; choose another device");
-  }
-  return Status::Ok();
-}
 
 }  // namespace
 
@@ -59,11 +20,11 @@ ClPrograms::~ClPrograms() {
 
 Status ClPrograms::Build(std::shared_ptr<const ClMachine> machine, const Artifact& artifact,
                          const std::string& cache_folder, std::unique_ptr<ClPrograms>* out) {
-  LLMC_RETURN_IF_ERROR(CheckTarget(artifact));
+  LLMC_RETURN_IF_ERROR(CheckGpuTarget(artifact, kKind, kMaxClLevel));
   std::unique_ptr<ClPrograms> made(new ClPrograms(std::move(machine), cache_folder));
   const ClMachine& cl = *made->machine_;
   for (const KernelRecord& kernel : artifact.kernels()) {
-    ClLaunch launch;
+    GpuLaunch launch;
     LLMC_RETURN_IF_ERROR(ReadLaunch(artifact, kernel, cl.group_items(), &launch));
     made->launches_.push_back(launch);
   }

@@ -8,15 +8,11 @@
 
 #include "artifact/artifact.h"
 #include "core/status.h"
+#include "device/gpu/launch.h"
 #include "device/opencl/cl_binary_cache.h"
 #include "device/opencl/cl_machine.h"
 
 namespace llmc {
-
-// Launch facts of a kernel (FORMAT.md, devices of kind opencl).
-struct ClLaunch {
-  uint32_t items, rows, groups, tile_rows;
-};
 
 class ClPrograms {
  public:
@@ -30,7 +26,7 @@ class ClPrograms {
   cl_kernel kernel(uint32_t index) const { return kernels_[index]; }
   // One more object of a kernel, with arguments of its own; the caller releases it.
   Status Another(uint32_t index, cl_kernel* out) const;
-  const ClLaunch& launch(uint32_t index) const { return launches_[index]; }
+  const GpuLaunch& launch(uint32_t index) const { return launches_[index]; }
   uint32_t num_programs() const { return static_cast<uint32_t>(programs_.size()); }
   // Of them, those whose binary was in the cache.
   uint32_t num_cached() const { return num_cached_; }
@@ -54,7 +50,7 @@ class ClPrograms {
   std::vector<Program> programs_;  // one a code file
   std::vector<cl_kernel> kernels_;
   std::vector<std::pair<cl_program, std::string>> symbols_;  // of a kernel
-  std::vector<ClLaunch> launches_;
+  std::vector<GpuLaunch> launches_;
   uint32_t num_cached_ = 0;
 };
 

@@ -1,7 +1,6 @@
 #include "device/opencl/opencl_device.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace llmc {
@@ -32,13 +31,7 @@ OpenClDevice::~OpenClDevice() {
 Status OpenClDevice::Create(std::shared_ptr<const ClMachine> machine, std::shared_ptr<const Artifact> artifact,
                             uint32_t num_blocks, const OpenClDeviceOptions& options,
                             std::unique_ptr<OpenClDevice>* out) {
-  // Slots are int32, and block 0 is the dummy block.
-  const uint32_t max_blocks = static_cast<uint32_t>(INT32_MAX / artifact->model().block_size);
-  if (num_blocks < 2 || num_blocks > max_blocks) {
-    return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "num_blocks with the dummy block is " + std::to_string(num_blocks) +
-                                                        ", outside 2 … " + std::to_string(max_blocks) +
-                                                        "; choose another pool size");
-  }
+  LLMC_RETURN_IF_ERROR(CheckNumBlocks(*artifact, num_blocks));
   std::unique_ptr<OpenClDevice> device(new OpenClDevice(std::move(machine), std::move(artifact)));
   LLMC_RETURN_IF_ERROR(device->Load(num_blocks, options));
   *out = std::move(device);
@@ -83,34 +76,11 @@ Status OpenClDevice::RunEmpty(uint32_t graph) {
   return Status::Ok();
 }
 
-void OpenClDevice::FillInputs(const StepBatch& b, const ClInputs& inputs) {
-  const auto place = [&](Input input) { return inputs_.data() + inputs.offsets[input] / kWordBytes; };
-  const auto copy = [&](Input input, const std::vector<int32_t>& from, uint64_t count) {
-    std::copy_n(from.data(), count, place(input));
-  };
-  copy(kInputIds, b.input_ids, b.num_tokens);
-  copy(kPositions, b.positions, b.num_tokens);
-  copy(kSlotMapping, b.slot_mapping, b.num_tokens);
-  copy(kContextLens, b.context_lens, b.num_seqs);
-  copy(kQueryStart, b.query_start, uint64_t{b.num_seqs} + 1);
-  copy(kSampleIndex, b.sample_index, b.num_samples);
-  // Rows wider than the graph's are cut; CheckBatch made sure that only unused entries are lost.
-  const uint64_t stride = std::min(b.block_table_stride, model().graphs[b.graph].max_blocks_per_seq);
-  for (uint64_t i = 0; i < b.num_seqs; ++i) {
-    std::copy_n(b.block_tables.data() + i * b.block_table_stride, stride, place(kBlockTables) + i * stride);
-    std::fill(place(kTokenSeq) + b.query_start[i], place(kTokenSeq) + b.query_start[i + 1], static_cast<int32_t>(i));
-  }
-  const int32_t scalars[8] = {static_cast<int32_t>(b.num_tokens),  static_cast<int32_t>(b.num_seqs),
-                              static_cast<int32_t>(b.num_samples), static_cast<int32_t>(stride),
-                              static_cast<int32_t>(num_blocks()),  0};
-  std::copy_n(scalars, 8, inputs_.data());
-}
-
 Status OpenClDevice::TakeInputs(const StepBatch& batch) {
   LLMC_RETURN_IF_ERROR(CheckSizes(batch));
   LLMC_RETURN_IF_ERROR(CheckBatch(model(), num_blocks(), ViewOf(batch)));
-  const ClInputs& inputs = graphs_->inputs(batch.graph);
-  FillInputs(batch, inputs);
+  const StepLayout& inputs = graphs_->inputs(batch.graph);
+  FillStep(model(), num_blocks(), batch, inputs, inputs_.data());
   return WriteInputs(inputs.bytes);
 }
 

@@ -61,7 +61,6 @@ class OpenClDevice final : public Device, public CommandRunner {
   OpenClDevice(std::shared_ptr<const ClMachine> machine, std::shared_ptr<const Artifact> artifact)
       : machine_(std::move(machine)), artifact_(std::move(artifact)), queue_(machine_) {}
   Status Load(uint32_t num_blocks, const OpenClDeviceOptions& options);
-  void FillInputs(const StepBatch& batch, const ClInputs& inputs);
   Status WriteInputs(uint64_t bytes);
   // Replays a graph for no row at all, to the end.
   Status RunEmpty(uint32_t graph);

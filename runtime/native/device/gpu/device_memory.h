@@ -1,0 +1,28 @@
+// What an artifact's graphs take of a device's own memory, in bytes.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "artifact/artifact.h"
+#include "core/status.h"
+
+namespace llmc {
+
+struct DeviceMemory {
+  uint64_t weights = 0, pool = 0, arena = 0, step = 0, logits = 0;
+  uint64_t key_block = 0, value_block = 0;  // of one layer
+  uint32_t max_samples = 1;                 // of any graph
+
+  // num_blocks: of the KV pool, the dummy block included.
+  static DeviceMemory Of(const Artifact& artifact, uint32_t num_blocks);
+  uint64_t total() const { return weights + pool + arena + step + logits; }
+  // Whether a device called `name` with so many bytes has room for it.
+  Status CheckFits(const Artifact& artifact, const std::string& name, uint64_t bytes) const;
+};
+
+// As people read it.
+std::string MemorySize(uint64_t bytes);
+// Of a copy of KV block `from` to `to` in a pool of num_blocks.
+Status CheckCopy(uint32_t from, uint32_t to, uint32_t num_blocks);
+
+}  // namespace llmc

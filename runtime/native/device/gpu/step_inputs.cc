@@ -1,0 +1,47 @@
+#include "device/gpu/step_inputs.h"
+
+#include <algorithm>
+
+namespace llmc {
+namespace {
+
+constexpr uint64_t kScalarBytes = kAlignment;  // 8 of int32, and nothing behind them
+constexpr uint64_t kWordBytes = sizeof(int32_t);
+
+}  // namespace
+
+StepLayout StepLayout::Of(const GraphRecord& graph) {
+  StepLayout layout;
+  layout.bytes = kScalarBytes;
+  for (uint32_t i = 0; i < kNumInputs; ++i) {
+    layout.offsets[i] = layout.bytes;
+    layout.bytes += InputBytes(graph, i);
+  }
+  return layout;
+}
+
+void FillStep(const ModelShape& model, uint32_t num_blocks, const StepBatch& b, const StepLayout& layout,
+              int32_t* out) {
+  const auto place = [&](Input input) { return out + layout.offsets[input] / kWordBytes; };
+  const auto copy = [&](Input input, const std::vector<int32_t>& from, uint64_t count) {
+    std::copy_n(from.data(), count, place(input));
+  };
+  copy(kInputIds, b.input_ids, b.num_tokens);
+  copy(kPositions, b.positions, b.num_tokens);
+  copy(kSlotMapping, b.slot_mapping, b.num_tokens);
+  copy(kContextLens, b.context_lens, b.num_seqs);
+  copy(kQueryStart, b.query_start, uint64_t{b.num_seqs} + 1);
+  copy(kSampleIndex, b.sample_index, b.num_samples);
+  // Rows wider than the graph's are cut; CheckBatch made sure that only unused entries are lost.
+  const uint64_t stride = std::min(b.block_table_stride, model.graphs[b.graph].max_blocks_per_seq);
+  for (uint64_t i = 0; i < b.num_seqs; ++i) {
+    std::copy_n(b.block_tables.data() + i * b.block_table_stride, stride, place(kBlockTables) + i * stride);
+    std::fill(place(kTokenSeq) + b.query_start[i], place(kTokenSeq) + b.query_start[i + 1], static_cast<int32_t>(i));
+  }
+  const int32_t scalars[8] = {static_cast<int32_t>(b.num_tokens),  static_cast<int32_t>(b.num_seqs),
+                              static_cast<int32_t>(b.num_samples), static_cast<int32_t>(stride),
+                              static_cast<int32_t>(num_blocks),    0};
+  std::copy_n(scalars, 8, out);
+}
+
+}  // namespace llmc

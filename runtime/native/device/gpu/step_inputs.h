@@ -1,0 +1,22 @@
+// How a step's inputs lie in one buffer of a device whose kernels are launched: one small write is all that a step changes.
+#pragma once
+#include <cstdint>
+
+#include "artifact/artifact.h"
+#include "device/batch.h"
+
+namespace llmc {
+
+// Where a graph's inputs lie in that buffer, in bytes; scalars come first.
+struct StepLayout {
+  uint64_t offsets[kNumInputs] = {};
+  uint64_t bytes = 0;
+
+  static StepLayout Of(const GraphRecord& graph);
+};
+
+// Writes a batch that fits its graph to `out`, which has room for layout.bytes. num_blocks: of the pool.
+void FillStep(const ModelShape& model, uint32_t num_blocks, const StepBatch& batch, const StepLayout& layout,
+              int32_t* out);
+
+}  // namespace llmc
