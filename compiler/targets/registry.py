@@ -15,6 +15,7 @@ KINDS = {
     "cpu": "llmc.compiler.targets.cpu.backend",
     "reference": "llmc.compiler.targets.reference.backend",
     "opencl": "llmc.compiler.targets.gpu.opencl",
+    "cuda": "llmc.compiler.targets.gpu.cuda",
 }
 """Module by kind."""
 
@@ -40,6 +41,10 @@ def resolve_target(name: str) -> Target:
             target: Target = _module(kind).named(name)
             return target
         known += names
+    kind, _, several = name.partition(":")
+    if several and kind in KINDS:
+        listed: Target = _module(kind).named(name)
+        return listed
     raise TargetError(f"unknown target {name!r}; known targets: {NATIVE}, {', '.join(sorted(known))}")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from ctypes import byref, c_uint64, c_void_p
 
 from llmc.cache_root import cache_root
+from llmc.cuda_loader import cuda_library
 from llmc.opencl_loader import opencl_library
 from llmc.runtime.binding import abi
 from llmc.runtime.binding.artifact import Artifact
@@ -37,9 +38,9 @@ def device_kinds() -> list[DeviceKind]:
 
 def _defaults(kind: str) -> dict[str, DeviceOption]:
     """What this process gives a device beside what is asked for."""
-    if kind != "opencl":
-        return {}
-    return {"library": opencl_library(), "cache": str(cache_root() / "opencl")}
+    if kind == "cuda":
+        return {"library": cuda_library()}
+    return {"library": opencl_library(), "cache": str(cache_root() / "opencl")} if kind == "opencl" else {}
 
 
 def _text(value: DeviceOption) -> str:
@@ -55,7 +56,7 @@ class Device(Handle):
         """options: those of the kind, as llmc_device_open of llmc.h lists them. Raises LlmcError.
 
         Where they are not given, the library of "opencl" is `llmc.opencl_loader.opencl_library()`, and its cache a
-        folder of llmc's cache directory.
+        folder of llmc's cache directory; the library of "cuda" is `llmc.cuda_loader.cuda_library()`.
         """
         super().__init__()
         given = {key: _text(value) for key, value in {**_defaults(kind), **(options or {})}.items()}
@@ -87,6 +88,7 @@ DEVICE_OPTIONS: Mapping[str, Mapping[str, str]] = {
         "weight_memory": "weights",
     },
     "opencl": {"eager": "eager", "device_number": "device", "program_cache": "cache", "opencl_library": "library"},
+    "cuda": {"eager": "eager", "device_number": "device", "graph_mib": "graph_mib", "cuda_library": "library"},
 }
 """By kind: keyword arguments of engines and replayers that go to the device that they open, and its names for them."""
 OPTION_NAMES = frozenset(name for names in DEVICE_OPTIONS.values() for name in names)

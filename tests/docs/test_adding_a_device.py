@@ -89,6 +89,6 @@ def test_the_kinds_beside_it_are_as_before(suite: Path, artifact: Path) -> None:
     assert done.returncode == 1
     assert "is for devices of kind 'toy'" in done.stderr
     done = run(suite, "abacus", artifact)
-    assert "There is no kind of device called 'abacus'; this library has cpu, opencl, toy." in done.stderr
+    assert "There is no kind of device called 'abacus'; this library has cpu, opencl, cuda, toy." in done.stderr
     with Artifact(artifact) as opened:
         assert opened.info.target_kind == "toy"

@@ -35,7 +35,7 @@ def test_the_page_is_followed(tmp_path: Path) -> None:
         assert found.code_key() != reference.code_key()
         assert found.layout_key() == reference.layout_key()
         assert found.template_digest(spec) != reference.template_digest(spec)
-    assert list(KINDS) == ["cpu", "reference", "opencl"]
+    assert list(KINDS) == ["cpu", "reference", "opencl", "cuda"]
 
 
 @needs_reference
@@ -51,7 +51,7 @@ def test_its_artifacts_are_described_and_grow(tmp_path: Path, kernel_cache: Path
     # An llmc without the target runs the artifact, and says why it cannot change it.
     with Artifact(out) as artifact:
         assert len(artifact.graphs()) == 3
-    with pytest.raises(CompileError, match="no targets of kind 'twofold'; it has cpu, reference, opencl"):
+    with pytest.raises(CompileError, match="no targets of kind 'twofold'; it has cpu, reference, opencl, cuda"):
         add_buckets(out, [Bucket("decode", 4, 64)], cache_dir=tmp_path / "cache")
 
 

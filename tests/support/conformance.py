@@ -26,7 +26,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "w4a16": ("qwen2", {}, {"dtype": "f32", "quant": QuantConfig("w4a16")}),
 }
 """Kind, fields of its config, and how it is compiled."""
-OPTIONS = {"cpu": ({"threads": "1"}, {"threads": "3", "pin": "0"}), "opencl": ({}, {"eager": "1"})}
+OPTIONS = {
+    "cpu": ({"threads": "1"}, {"threads": "3", "pin": "0"}),
+    "opencl": ({}, {"eager": "1"}),
+    "cuda": ({}, {"eager": "1"}, {"graph_mib": "2"}),
+}
 """Ways to open each kind of device; a kind that is not here is opened with its defaults."""
 
 

@@ -1,23 +1,28 @@
-"""CUDA: the same kernels in CUDA C++, built by nvcc. There is no device for them yet, so no target is made of this."""
+"""CUDA: the same kernels in CUDA C++, which nvcc builds: machine code of some architectures, and PTX for later ones."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Iterator, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import tvm_ffi
+from typing import Any, ClassVar
 
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.base import LinkError
-from llmc.compiler.targets.gpu.codegen import Language, kernel_text
-from llmc.compiler.targets.gpu.kernels.registry import build_kernel
+from llmc.compiler.targets.base import TargetError
+from llmc.compiler.targets.gpu.backend import GpuTarget
+from llmc.compiler.targets.gpu.cuda_images import CUBIN, PTX, Image, joined, pack
+from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, nvcc_version
+from llmc.tvm_import import import_tvm
 
-ARCHITECTURES = ("sm_80", "sm_90a")
+KIND = "cuda"
+ARCHITECTURES = (
+    "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_103", "sm_103a", "sm_120",
+    "sm_120a",
+)  # fmt: skip
+"""Those that kernels are written for. With an `a` code is for that one GPU alone."""
 PRELUDE = """\
 // Kernels of llmc in CUDA C++ (runtime/FORMAT.md).
 typedef unsigned int uint;
@@ -34,20 +39,33 @@ __device__ __forceinline__ float as_float(uint x) { return __uint_as_float(x); }
 __device__ __forceinline__ long long as_long(double x) { return __double_as_longlong(x); }
 __device__ __forceinline__ double as_double(long long x) { return __longlong_as_double(x); }
 """
-"""What all kernels of a program share: functions that their texts call."""
+"""What all kernels share: functions that their texts call."""
+_HEAD = 'extern "C" __global__ void __launch_bounds__({items})'
 _COMPILE = "tvm_callback_cuda_compile"
 
 
+def capability_of(architecture: str) -> tuple[int, bool]:
+    """10 × major + minor of an architecture as sm_90a, and whether its code is for it alone."""
+    match = re.fullmatch(r"sm_(\d+)(a?)", architecture)
+    assert match is not None
+    return int(match[1]), bool(match[2])
+
+
 def cuda_text(spec: KernelSpec) -> str:
-    """A kernel in CUDA C++. Raises KernelSpecError."""
-    head = 'extern "C" __global__ void __launch_bounds__({items})'
+    """A kernel in CUDA C++, without the prelude. Raises KernelSpecError."""
+    import_tvm()
+    from llmc.compiler.targets.gpu.codegen import Language, kernel_text
+    from llmc.compiler.targets.gpu.kernels.registry import build_kernel
+
     with _uncompiled():
-        return kernel_text(build_kernel(spec), Language({"kind": "cuda", "arch": ARCHITECTURES[0]}, head))
+        return kernel_text(build_kernel(spec), Language({"kind": "cuda", "arch": ARCHITECTURES[0]}, _HEAD))
 
 
 @contextmanager
 def _uncompiled() -> Iterator[None]:
     """TVM compiles what it writes at once, unless this says that it has."""
+    import tvm_ffi
+
     ours = tvm_ffi.get_global_func(_COMPILE, allow_missing=True)
 
     def nothing(_code: Any) -> bytes:
@@ -61,18 +79,66 @@ def _uncompiled() -> Iterator[None]:
             tvm_ffi.register_global_func(_COMPILE, ours, override=True)
 
 
-def build_cubin(texts: Sequence[str], architecture: str) -> tuple[bytes, str]:
-    """The machine code of these kernels, and what the assembler says of their registers. Raises LinkError."""
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        raise LinkError("no `nvcc` on PATH: install a CUDA toolkit to build kernels for its GPUs")
-    with tempfile.TemporaryDirectory() as folder:
-        source, cubin = Path(folder) / "kernels.cu", Path(folder) / "kernels.cubin"
-        source.write_text("\n".join((PRELUDE, *texts)))
-        # As OpenCL is built: no contraction, division and roots as IEEE 754 has them, subnormal numbers kept.
-        exact = ["--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"]
-        command = [nvcc, "-cubin", f"-arch={architecture}", *exact, "-Xptxas", "-v", "-o", str(cubin), str(source)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise LinkError(f"nvcc cannot build {len(texts)} kernels for {architecture}: {done.stderr.strip()[:2000]}")
-        return cubin.read_bytes(), done.stderr
+@dataclass(frozen=True)
+class CudaTarget(GpuTarget):
+    """GPUs of NVIDIA of these architectures, and later ones by PTX."""
+
+    architectures: tuple[str, ...]
+
+    kind: ClassVar[str] = KIND
+    device: ClassVar[str] = KIND
+    code_name: ClassVar[str] = "kernels.cuda"
+
+    @property
+    def name(self) -> str:
+        return f"{KIND}:{','.join(self.architectures)}"
+
+    @property
+    def level(self) -> int:
+        return 0
+
+    def code_key(self) -> str:
+        """Raises CompileError without nvcc, on whose version code depends."""
+        return json.dumps({**self.record(), "nvcc": nvcc_version()}, sort_keys=True)
+
+    def runs_here(self) -> bool:
+        from llmc.compiler.targets.gpu.devices import cuda_capabilities
+
+        least = min(capability_of(name)[0] for name in self.architectures)
+        return any(capability >= least for capability in cuda_capabilities())
+
+    def compile(self, spec: KernelSpec, variant: str | None) -> bytes:
+        self.check_no_variant(variant)
+        least = min(capability_of(name)[0] for name in self.architectures)
+        ptx = build_ptx("\n".join((PRELUDE, cuda_text(spec))), f"compute_{least}")
+        images = [Image(0, CUBIN, *capability_of(name), build_cubin(ptx, name)[0]) for name in self.architectures]
+        # A driver reads text up to its end.
+        return pack([*images, Image(0, PTX, least, False, ptx.rstrip(b"\0") + b"\0")], 1)
+
+    def listings(self, spec: KernelSpec, variant: str | None) -> dict[str, str]:
+        return {**super().listings(spec, variant), "cu": cuda_text(spec)}
+
+    def link(self, codes: Sequence[bytes], path: Path) -> None:
+        path.write_bytes(joined(codes))
+
+
+def names() -> tuple[str, ...]:
+    """Targets of one architecture, as users write them."""
+    return tuple(f"{KIND}:{name}" for name in ARCHITECTURES)
+
+
+def named(name: str) -> CudaTarget:
+    """The target called `name`: one of `names()`, or several of them as in cuda:sm_80,sm_90. Raises TargetError."""
+    chosen = name.removeprefix(f"{KIND}:").split(",")
+    for one in chosen:
+        if one not in ARCHITECTURES:
+            raise TargetError(
+                f"target {name!r}: there is no CUDA architecture {one!r}; known are {', '.join(ARCHITECTURES)}, and "
+                "several of them with commas"
+            )
+    return CudaTarget(tuple(name for name in ARCHITECTURES if name in chosen))
+
+
+def from_record(record: Mapping[str, Any]) -> CudaTarget:
+    """The target whose `record()` it is."""
+    return named(str(record["name"]))

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "device/cpu/open_cpu.h"
+#include "device/cuda/open_cuda.h"
 #include "device/opencl/open_opencl.h"
 
 namespace llmc {
@@ -13,7 +14,7 @@ std::mutex mutex;
 
 // The library's own kinds are here from the start: no object file is left out for want of a caller.
 std::vector<const DeviceKind*>& Kinds() {
-  static std::vector<const DeviceKind*> kinds = {&kCpuKind, &kOpenClKind};
+  static std::vector<const DeviceKind*> kinds = {&kCpuKind, &kOpenClKind, &kCudaKind};
   return kinds;
 }
 

@@ -23,13 +23,14 @@ DeviceMemory DeviceMemory::Of(const Artifact& artifact, uint32_t num_blocks) {
   return of;
 }
 
-Status DeviceMemory::CheckFits(const Artifact& artifact, const std::string& name, uint64_t bytes) const {
+Status DeviceMemory::CheckFits(const Artifact& artifact, const std::string& name, uint64_t bytes,
+                               const std::string& of) const {
   if (total() <= bytes) return Status::Ok();
-  return Status::Error(LLMC_ERR_OUT_OF_MEMORY, "the artifact '" + artifact.directory() + "' needs " +
-                                                   MemorySize(total()) + " (weights " + MemorySize(weights) +
-                                                   ", KV pool " + MemorySize(pool) + ", arena " + MemorySize(arena) +
-                                                   ") and '" + name + "' has " + MemorySize(bytes) +
-                                                   "; ask for a smaller KV pool, or choose another device");
+  return Status::Error(LLMC_ERR_OUT_OF_MEMORY,
+                       "the artifact '" + artifact.directory() + "' needs " + MemorySize(total()) + " (weights " +
+                           MemorySize(weights) + ", KV pool " + MemorySize(pool) + ", arena " + MemorySize(arena) +
+                           ") and '" + name + "' has " + MemorySize(bytes) + (of.empty() ? "" : " " + of) +
+                           "; ask for a smaller KV pool, or choose another device");
 }
 
 Status CheckCopy(uint32_t from, uint32_t to, uint32_t num_blocks) {

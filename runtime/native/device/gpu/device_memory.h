@@ -16,8 +16,8 @@ struct DeviceMemory {
   // num_blocks: of the KV pool, the dummy block included.
   static DeviceMemory Of(const Artifact& artifact, uint32_t num_blocks);
   uint64_t total() const { return weights + pool + arena + step + logits; }
-  // Whether a device called `name` with so many bytes has room for it.
-  Status CheckFits(const Artifact& artifact, const std::string& name, uint64_t bytes) const;
+  // Whether a device called `name` with so many bytes has room for it. of: what these bytes are, for an error.
+  Status CheckFits(const Artifact& artifact, const std::string& name, uint64_t bytes, const std::string& of = "") const;
 };
 
 // As people read it.

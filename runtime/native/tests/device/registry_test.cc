@@ -94,9 +94,9 @@ void TestAnotherKind() {
   kinds[0].struct_size = sizeof(kinds[0]);
   uint64_t count = 0;
   CHECK(llmc_device_list_kinds(kinds, 4, &count, nullptr) == LLMC_OK);
-  CHECK_EQ(count, 3u);
+  CHECK_EQ(count, 4u);
   CHECK(kinds[0].name == std::string("cpu") && kinds[1].name == std::string("opencl"));
-  CHECK(kinds[2].name == std::string("toy"));
+  CHECK(kinds[2].name == std::string("cuda") && kinds[3].name == std::string("toy"));
   std::string said;
   CHECK(Open("toy", {{"speed", "10"}}, &said) == LLMC_ERR_INVALID_ARGUMENT);
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.gpu.cuda import ARCHITECTURES, PRELUDE, build_cubin, cuda_text
+from llmc.compiler.targets.gpu.cuda import PRELUDE, cuda_text
+from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
 from llmc.quantize import QuantConfig
 
 from support.compiled import compile_tiny
 from support.tiny_models import make_tiny_model
+
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
 
 
 def specs_of(artifact: Path) -> list[KernelSpec]:
@@ -32,7 +34,7 @@ def specs_of(artifact: Path) -> list[KernelSpec]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
 @pytest.mark.parametrize("scheme", [None, "w8a8", "w4a16"])
 def test_kernels_are_built_without_spills(scheme: str | None, tmp_path: Path, kernel_cache: Path) -> None:
     model = make_tiny_model(tmp_path / "model", "qwen3")
@@ -41,9 +43,21 @@ def test_kernels_are_built_without_spills(scheme: str | None, tmp_path: Path, ke
     compile_tiny(model, tmp_path / "out", kernel_cache, **options).close()
     texts = [cuda_text(spec) for spec in specs_of(tmp_path / "out")]
     assert all("as_float" in PRELUDE and "blockIdx.x" in text for text in texts)
+    ptx = build_ptx("\n".join((PRELUDE, *texts)), "compute_80")
+    # No operation is left to the assembler's rounding or contraction.
+    assert not re.search(rb"\t(add|mul|div|mad|sqrt)\.f(32|64)", ptx)
     for architecture in ARCHITECTURES:
-        cubin, said = build_cubin(texts, architecture)
+        cubin, said = build_cubin(ptx, architecture)
         assert cubin.startswith(b"\x7fELF")
         spills = [int(count) for count in re.findall(r"(\d+) bytes spill", said)]
         assert len(spills) == 2 * len(texts)
         assert not any(spills)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
+def test_what_nvcc_cannot_build_is_said() -> None:
+    from llmc.compiler.targets.base import LinkError
+
+    with pytest.raises(LinkError, match=r"nvcc failed with -ptx -arch=compute_80.*error"):
+        build_ptx("no such word", "compute_80")

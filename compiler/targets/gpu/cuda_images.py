@@ -1,0 +1,58 @@
+"""Code files of devices of kind cuda (FORMAT.md): images of kernels, for some architectures each."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+CUBIN, PTX = 0, 1
+_MAGIC, _VERSION = b"LLMCCUDA", 1
+_HEADER, _RECORD = struct.Struct("<8s4IQ"), struct.Struct("<4I2Q")
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Image:
+    """Code of one kernel. capability: 10 × major + minor of a compute capability; exact: for this one alone."""
+
+    kernel: int
+    kind: int
+    capability: int
+    exact: bool
+    code: bytes
+
+
+def pack(images: Iterable[Image], num_kernels: int) -> bytes:
+    """A code file. Same images, same bytes."""
+    listed = list(images)
+    at = _HEADER.size + len(listed) * _RECORD.size
+    records, data = [], bytearray()
+    for image in listed:
+        data += b"\0" * (-(at + len(data)) % _ALIGNMENT)
+        offset = at + len(data)
+        records.append(_RECORD.pack(image.kernel, image.kind, image.capability, image.exact, offset, len(image.code)))
+        data += image.code
+    header = _HEADER.pack(_MAGIC, _VERSION, num_kernels, len(listed), 0, at + len(data))
+    return b"".join((header, *records, bytes(data)))
+
+
+def unpack(file: bytes) -> list[Image]:
+    """What `pack` was given; for files that it wrote."""
+    magic, version, _, count, _, _ = _HEADER.unpack_from(file)
+    assert (magic, version) == (_MAGIC, _VERSION)
+    images = []
+    for i in range(count):
+        kernel, kind, capability, exact, offset, size = _RECORD.unpack_from(file, _HEADER.size + i * _RECORD.size)
+        images.append(Image(kernel, kind, capability, bool(exact), file[offset : offset + size]))
+    return images
+
+
+def joined(files: Sequence[bytes]) -> bytes:
+    """One file of files that have one kernel each, in their order."""
+    images = [
+        Image(kernel, image.kind, image.capability, image.exact, image.code)
+        for kernel, file in enumerate(files)
+        for image in unpack(file)
+    ]
+    return pack(images, len(files))

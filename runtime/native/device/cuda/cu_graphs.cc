@@ -1,0 +1,124 @@
+#include "device/cuda/cu_graphs.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <utility>
+
+namespace llmc {
+namespace {
+
+// Arguments of a kernel: buffers, where each begins, scalars (FORMAT.md). A pointer is where its operand begins.
+class CuArguments {
+ public:
+  CuArguments(const std::vector<CuPointer>& places, const CuPointer& scalars) {
+    size_t count = 0;
+    for (const CuPointer& place : places) pointers_[count++] = const_cast<CuPointer*>(&place);
+    for (size_t i = 0; i < places.size(); ++i) pointers_[count++] = &zero_;
+    pointers_[count] = const_cast<CuPointer*>(&scalars);
+  }
+  void** get() { return pointers_.data(); }
+
+ private:
+  int32_t zero_ = 0;
+  std::array<void*, 2 * kMaxBuffers + 1> pointers_{};
+};
+
+}  // namespace
+
+Status CuGraphs::Make(CuMachinePtr machine, const Artifact& artifact, const CuPrograms& programs,
+                      const CuMemory& memory, CuStreamHandle stream, const CuGraphBudget& budget,
+                      std::unique_ptr<CuGraphs>* out) {
+  std::unique_ptr<CuGraphs> made(new CuGraphs(std::move(machine), memory.step(), stream));
+  made->graphs_.resize(artifact.graphs().size());
+  for (size_t g = 0; g < artifact.graphs().size(); ++g) {
+    const GraphRecord& record = artifact.graphs()[g];
+    Graph& graph = made->graphs_[g];
+    graph.inputs = StepLayout::Of(record);
+    for (uint32_t c = 0; c < record.num_commands; ++c) {
+      const CommandRecord& command = artifact.commands()[record.first_command + c];
+      const GpuLaunch& facts = programs.launch(command.kernel);
+      OneLaunch launch{programs.kernel(command.kernel), {}, static_cast<uint32_t>(facts.GroupsIn(record)), facts.items};
+      for (uint32_t o = 0; o < command.num_operands; ++o) {
+        launch.places.push_back(memory.PlaceOf(artifact.operands()[command.first_operand + o], graph.inputs));
+      }
+      graph.launches.push_back(std::move(launch));
+    }
+  }
+  if (!budget.eager) {
+    std::vector<size_t> order(made->graphs_.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_partition(order.begin(), order.end(), [&](size_t g) {
+      return artifact.graphs()[g].phase == static_cast<uint32_t>(Phase::kDecode);
+    });
+    uint64_t free = 0;
+    LLMC_RETURN_IF_ERROR(made->machine_->FreeBytes(&free));
+    for (const size_t g : order) {
+      Graph& graph = made->graphs_[g];
+      LLMC_RETURN_IF_ERROR(made->Instantiate(graph, free, budget.bytes, &graph.exec));
+      made->num_instances_ += graph.exec.get() != nullptr ? 1 : 0;
+    }
+  }
+  *out = std::move(made);
+  return Status::Ok();
+}
+
+Status CuGraphs::Launch(const OneLaunch& launch) const {
+  CuArguments arguments(launch.places, scalars_);
+  return machine_->Check("Launching a kernel",
+                         (*machine_)->LaunchKernel(launch.kernel, launch.groups, 1, 1, launch.items, 1, 1, 0, stream_,
+                                                   arguments.get(), nullptr));
+}
+
+Status CuGraphs::Record(const Graph& graph, CuGraph into) const {
+  CuGraphNode last = nullptr;
+  for (const OneLaunch& launch : graph.launches) {
+    CuArguments arguments(launch.places, scalars_);
+    const CuKernelNode node = {launch.kernel, {launch.groups, 1, 1}, {launch.items, 1, 1}, 0, arguments.get(), nullptr};
+    CuGraphNode added = nullptr;
+    LLMC_RETURN_IF_ERROR(machine_->Check(
+        "Recording a graph", (*machine_)->GraphAddKernelNode(&added, into, last == nullptr ? nullptr : &last,
+                                                             last == nullptr ? 0 : 1, &node)));
+    last = added;
+  }
+  return Status::Ok();
+}
+
+Status CuGraphs::Instantiate(const Graph& graph, uint64_t free_before, uint64_t budget,
+                             CuOwned<CuGraphExec, CuDestroyExec>* out) {
+  if (instance_bytes_ >= budget) return Status::Ok();
+  const CuMachine& cuda = *machine_;
+  CuGraph recording = nullptr;
+  LLMC_RETURN_IF_ERROR(cuda.Check("Making a graph", cuda->GraphCreate(&recording, 0)));
+  const CuOwned<CuGraph, CuDestroyGraph> recorded(machine_, recording);
+  LLMC_RETURN_IF_ERROR(Record(graph, recording));
+  CuGraphExec made = nullptr;
+  CuResult code = cuda->GraphInstantiate(&made, recording, 0);
+  CuOwned<CuGraphExec, CuDestroyExec> exec;
+  if (code == kCuSuccess) {
+    exec = {machine_, made};
+    code = cuda->GraphUpload(made, stream_);
+  }
+  // What has no room for a graph has room for its launches.
+  if (code == kCuOutOfMemory) return Status::Ok();
+  LLMC_RETURN_IF_ERROR(cuda.Check("Instantiating a graph", code));
+  LLMC_RETURN_IF_ERROR(cuda.Check("Uploading a graph", cuda->StreamSynchronize(stream_)));
+  uint64_t free = 0;
+  LLMC_RETURN_IF_ERROR(cuda.FreeBytes(&free));
+  const uint64_t taken = free_before - std::min(free, free_before);
+  if (taken > budget) return Status::Ok();
+  instance_bytes_ = taken;
+  *out = std::move(exec);
+  return Status::Ok();
+}
+
+Status CuGraphs::Enqueue(uint32_t graph) const {
+  const Graph& of = graphs_[graph];
+  if (of.exec.get() != nullptr) {
+    return machine_->Check("Replaying a graph", (*machine_)->GraphLaunch(of.exec.get(), stream_));
+  }
+  for (const OneLaunch& launch : of.launches) LLMC_RETURN_IF_ERROR(Launch(launch));
+  return Status::Ok();
+}
+
+}  // namespace llmc

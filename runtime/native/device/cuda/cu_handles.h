@@ -1,0 +1,80 @@
+// What a context has made and takes back: memory of the device, pinned memory of the host, streams, events.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "core/status.h"
+#include "device/cuda/cu_machine.h"
+
+namespace llmc {
+
+// Owns one thing; Free gives it back, in a scope of its machine.
+template <class Handle, class Free>
+class CuOwned {
+ public:
+  CuOwned() = default;
+  CuOwned(std::shared_ptr<const CuMachine> machine, Handle handle) : machine_(std::move(machine)), handle_(handle) {}
+  CuOwned(CuOwned&& other) noexcept
+      : machine_(std::move(other.machine_)), handle_(std::exchange(other.handle_, Handle{})) {}
+  CuOwned& operator=(CuOwned&& other) noexcept {
+    std::swap(machine_, other.machine_);
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~CuOwned() {
+    if (handle_ == Handle{}) return;
+    const CuScope scope(*machine_);
+    Free()(*machine_, handle_);
+  }
+
+  Handle get() const { return handle_; }
+
+ private:
+  std::shared_ptr<const CuMachine> machine_;
+  Handle handle_ = Handle{};
+};
+
+struct CuFreeMemory {
+  void operator()(const CuMachine& cuda, CuPointer memory) const { cuda->MemFree(memory); }
+};
+struct CuFreePinned {
+  void operator()(const CuMachine& cuda, void* memory) const { cuda->MemFreeHost(memory); }
+};
+// Waits for what is in it: memory is released behind it.
+struct CuFreeStream {
+  void operator()(const CuMachine& cuda, CuStreamHandle stream) const {
+    cuda->StreamSynchronize(stream);
+    cuda->StreamDestroy(stream);
+  }
+};
+struct CuFreeEvent {
+  void operator()(const CuMachine& cuda, CuEventHandle event) const { cuda->EventDestroy(event); }
+};
+
+using CuBuffer = CuOwned<CuPointer, CuFreeMemory>;
+using CuPinned = CuOwned<void*, CuFreePinned>;
+using CuStream = CuOwned<CuStreamHandle, CuFreeStream>;
+using CuEvent = CuOwned<CuEventHandle, CuFreeEvent>;
+using CuMachinePtr = std::shared_ptr<const CuMachine>;
+
+// Waits for a stream when it ends: what is in it uses memory that may end next.
+class CuDrain {
+ public:
+  CuDrain(const CuMachine& machine, CuStreamHandle stream) : machine_(machine), stream_(stream) {}
+  CuDrain(const CuDrain&) = delete;
+  CuDrain& operator=(const CuDrain&) = delete;
+  ~CuDrain() { machine_->StreamSynchronize(stream_); }
+
+ private:
+  const CuMachine& machine_;
+  CuStreamHandle stream_;
+};
+
+// Each in a scope of the machine. what: as an error calls it.
+Status TakeMemory(const CuMachinePtr& machine, const char* what, uint64_t bytes, CuBuffer* out);
+Status TakePinned(const CuMachinePtr& machine, const char* what, uint64_t bytes, CuPinned* out);
+Status MakeStream(const CuMachinePtr& machine, CuStream* out);
+Status MakeEvent(const CuMachinePtr& machine, CuEvent* out);
+
+}  // namespace llmc

@@ -1,0 +1,104 @@
+#include "device/cuda/cu_machine.h"
+
+namespace llmc {
+namespace {
+
+std::string VersionText(int32_t version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+}  // namespace
+
+CuMachine::~CuMachine() {
+  if (context_ != nullptr) (*this)->PrimaryCtxRelease(device_);
+}
+
+Status CuMachine::Open(const CuChoice& choice, std::shared_ptr<const CuMachine>* out) {
+  CuApi api;
+  LLMC_RETURN_IF_ERROR(CuLibrary::Load(choice.library, &api));
+  std::shared_ptr<CuMachine> machine(new CuMachine(std::move(api)));
+  LLMC_RETURN_IF_ERROR(machine->Choose(choice.device));
+  LLMC_RETURN_IF_ERROR(machine->Describe());
+  const std::string doing = "Opening the GPU '" + machine->name_ + "'";
+  LLMC_RETURN_IF_ERROR(
+      machine->Check(doing.c_str(), (*machine)->PrimaryCtxRetain(&machine->context_, machine->device_)));
+  *out = std::move(machine);
+  return Status::Ok();
+}
+
+Status CuMachine::Choose(uint32_t wanted) {
+  const CuMachine& cuda = *this;
+  LLMC_RETURN_IF_ERROR(Check("Starting the CUDA driver", cuda->Init(0)));
+  int32_t count = 0;
+  LLMC_RETURN_IF_ERROR(Check("Counting GPUs", cuda->DeviceGetCount(&count)));
+  if (count == 0) return Check("Looking for a GPU", kCuNoDevice);
+  if (wanted >= static_cast<uint32_t>(count)) {
+    return Status::Error(LLMC_ERR_NOT_FOUND, "There is no GPU number " + std::to_string(wanted) +
+                                                 "; this process may use numbers 0 … " + std::to_string(count - 1) +
+                                                 " (CUDA_VISIBLE_DEVICES decides which).");
+  }
+  number_ = wanted;
+  return Check("Choosing a GPU", cuda->DeviceGet(&device_, static_cast<int32_t>(wanted)));
+}
+
+Status CuMachine::Describe() {
+  const CuMachine& cuda = *this;
+  char name[256] = "";
+  LLMC_RETURN_IF_ERROR(Check("Asking for a GPU's name", cuda->DeviceGetName(name, sizeof(name) - 1, device_)));
+  name_ = name;
+  const auto number = [&](int32_t attribute, int32_t* out) {
+    return Check("Asking what a GPU has", cuda->DeviceGetAttribute(out, attribute, device_));
+  };
+  int32_t major = 0, minor = 0, items = 0, shared = 0, units = 0;
+  LLMC_RETURN_IF_ERROR(number(kCuCapabilityMajor, &major));
+  LLMC_RETURN_IF_ERROR(number(kCuCapabilityMinor, &minor));
+  LLMC_RETURN_IF_ERROR(number(kCuMaxThreadsPerBlock, &items));
+  LLMC_RETURN_IF_ERROR(number(kCuSharedBytesPerBlock, &shared));
+  LLMC_RETURN_IF_ERROR(number(kCuMultiprocessors, &units));
+  LLMC_RETURN_IF_ERROR(Check("Asking for the driver's version", cuda->DriverGetVersion(&driver_)));
+  size_t bytes = 0;
+  LLMC_RETURN_IF_ERROR(Check("Asking for a GPU's memory", cuda->DeviceTotalMem(&bytes, device_)));
+  capability_ = static_cast<uint32_t>(10 * major + minor);
+  group_items_ = static_cast<uint64_t>(items);
+  shared_bytes_ = static_cast<uint64_t>(shared);
+  multiprocessors_ = static_cast<uint64_t>(units);
+  memory_bytes_ = bytes;
+  return Status::Ok();
+}
+
+Status CuMachine::FreeBytes(uint64_t* out) const {
+  size_t free = 0, total = 0;
+  LLMC_RETURN_IF_ERROR(Check("Asking for free memory of the GPU", (*this)->MemGetInfo(&free, &total)));
+  *out = free;
+  return Status::Ok();
+}
+
+Status CuMachine::Check(const char* doing, CuResult code) const {
+  if (code == kCuSuccess) return Status::Ok();
+  CuResult none = kCuSuccess;
+  if (LosesDevice(code)) lost_.compare_exchange_strong(none, code);
+  return CuError(*api_, doing, code);
+}
+
+Status CuMachine::CheckAlive() const {
+  const CuResult code = lost_.load();
+  return code == kCuSuccess ? Status::Ok() : CuError(*api_, "An earlier step on '" + name_ + "'", code);
+}
+
+std::vector<std::pair<std::string, std::string>> CuMachine::Facts() const {
+  const CuScope scope(*this);
+  uint64_t free = 0;
+  const bool known = scope.status().ok() && FreeBytes(&free).ok();
+  return {{"level", std::to_string(kMaxCuLevel)},
+          {"device", name_},
+          {"number", std::to_string(number_)},
+          {"target", "cuda:sm_" + std::to_string(capability_)},
+          {"compute_capability", std::to_string(capability_ / 10) + "." + std::to_string(capability_ % 10)},
+          {"driver", VersionText(driver_)},
+          {"multiprocessors", std::to_string(multiprocessors_)},
+          {"memory_bytes", std::to_string(memory_bytes_)},
+          {"free_memory_bytes", known ? std::to_string(free) : "unknown"},
+          {"shared_memory_bytes", std::to_string(shared_bytes_)}};
+}
+
+}  // namespace llmc

@@ -1,0 +1,77 @@
+// CuMachine: one GPU of this machine with its primary context, and what llmc must know of it.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/status.h"
+#include "device/cuda/cu_library.h"
+
+namespace llmc {
+
+// FORMAT.md, devices of kind cuda.
+constexpr uint32_t kMaxCuLevel = 0;
+
+struct CuChoice {
+  std::string library = kCuLibrary;
+  uint32_t device = 0;  // as the driver numbers those that this process may use
+};
+
+class CuMachine {
+ public:
+  static Status Open(const CuChoice& choice, std::shared_ptr<const CuMachine>* out);
+  ~CuMachine();
+  CuMachine(const CuMachine&) = delete;
+  CuMachine& operator=(const CuMachine&) = delete;
+
+  const CuFunctions* operator->() const { return &**api_; }
+  CuContext context() const { return context_; }
+  const std::string& name() const { return name_; }
+  uint32_t capability() const { return capability_; }  // 90: 9.0
+  uint64_t memory_bytes() const { return memory_bytes_; }
+  uint64_t group_items() const { return group_items_; }
+  // Memory that nobody has taken, in a scope of this machine.
+  Status FreeBytes(uint64_t* out) const;
+  // What a call gave: Ok, or an error that says what was done. Remembers what loses the device. Any thread.
+  Status Check(const char* doing, CuResult code) const;
+  // The error that lost the device, from then on.
+  Status CheckAlive() const;
+  std::vector<std::pair<std::string, std::string>> Facts() const;
+
+ private:
+  explicit CuMachine(CuApi api) : api_(std::move(api)) {}
+  Status Choose(uint32_t wanted);
+  Status Describe();
+
+  CuApi api_;
+  CuDeviceId device_ = 0;
+  CuContext context_ = nullptr;
+  std::string name_;
+  uint32_t number_ = 0, capability_ = 0;
+  int32_t driver_ = 0;
+  uint64_t memory_bytes_ = 0, group_items_ = 0, shared_bytes_ = 0, multiprocessors_ = 0;
+  mutable std::atomic<CuResult> lost_{kCuSuccess};
+};
+
+// Calls on this thread are about a machine's context; the thread has what it had before when this ends.
+class CuScope {
+ public:
+  explicit CuScope(const CuMachine& machine) : machine_(machine), code_(machine->CtxPushCurrent(machine.context())) {}
+  CuScope(const CuScope&) = delete;
+  CuScope& operator=(const CuScope&) = delete;
+  ~CuScope() {
+    CuContext popped = nullptr;
+    if (code_ == kCuSuccess) machine_->CtxPopCurrent(&popped);
+  }
+
+  Status status() const { return machine_.Check("Using the GPU", code_); }
+
+ private:
+  const CuMachine& machine_;
+  CuResult code_;
+};
+
+}  // namespace llmc

@@ -1,0 +1,51 @@
+#include "device/cuda/open_cuda.h"
+
+#include <utility>
+
+#include "device/cuda/cuda_device.h"
+
+namespace llmc {
+namespace {
+
+class OpenCuda final : public OpenDevice {
+ public:
+  OpenCuda(CuMachinePtr machine, CuGraphBudget budget) : machine_(std::move(machine)), budget_(budget) {}
+
+  Status Load(std::shared_ptr<const Artifact> artifact, const LoadOptions& load,
+              std::unique_ptr<Device>* out) const override {
+    std::unique_ptr<CudaDevice> device;
+    LLMC_RETURN_IF_ERROR(CudaDevice::Create(machine_, std::move(artifact), load.num_blocks, budget_, &device));
+    *out = std::move(device);
+    return Status::Ok();
+  }
+
+  std::vector<std::pair<std::string, std::string>> Facts() const override { return machine_->Facts(); }
+
+ private:
+  CuMachinePtr machine_;
+  CuGraphBudget budget_;
+};
+
+Status OpenCudaDevice(const DeviceOptions& given, std::unique_ptr<OpenDevice>* out) {
+  constexpr uint32_t kMostMib = 1 << 24;
+  CuChoice choice;
+  CuGraphBudget budget;
+  uint32_t graph_mib = kMostMib;
+  OptionReader reader("cuda", given);
+  reader.Text("library", &choice.library);
+  reader.Number("device", 1024, &choice.device);
+  reader.Flag("eager", &budget.eager);
+  reader.Number("graph_mib", kMostMib, &graph_mib);
+  LLMC_RETURN_IF_ERROR(reader.Finish());
+  budget.bytes = uint64_t{graph_mib} << 20;
+  CuMachinePtr machine;
+  LLMC_RETURN_IF_ERROR(CuMachine::Open(choice, &machine));
+  *out = std::make_unique<OpenCuda>(std::move(machine), budget);
+  return Status::Ok();
+}
+
+}  // namespace
+
+const DeviceKind kCudaKind = {"cuda", "An NVIDIA GPU, by its driver.", OpenCudaDevice};
+
+}  // namespace llmc

@@ -1,0 +1,141 @@
+"""The cuda target without a GPU: its kernels run on the host, behind a driver that checks every call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmc.compiler.config import CompileError
+from llmc.compiler.targets.base import TargetError
+from llmc.compiler.targets.gpu import nvcc
+from llmc.compiler.targets.gpu.cuda import CudaTarget, names
+from llmc.compiler.targets.gpu.cuda_images import CUBIN, PTX, unpack
+from llmc.compiler.targets.registry import resolve_target, target_of
+from llmc.runtime.binding import Artifact, Replayer
+from llmc.runtime.graphs_file import read_graphs
+
+from support.compiled import Pages, check_every_bucket, compile_tiny, random_tokens, replay
+from support.cuda import Stub, fake_nvcc, kernels_on_host, stub_library
+from support.opencl import needs_opencl
+from support.parity import FAMILIES, LADDER, check_bits, reference_logits
+from support.tiny_models import make_tiny_model
+
+_SMALL = "prefill=[1,2]x[32],decode=[1,3]x[64],mixed=[3]x[16]"
+
+
+def compiled(model: Path, folder: Path, cache: Path, patch: pytest.MonkeyPatch, **options: object) -> Stub:
+    """Compiles `model` for CUDA into `folder`/out; from now on devices of kind cuda run it on the host."""
+    with fake_nvcc(folder):
+        compile_tiny(model, folder / "out", cache, target="cuda:sm_80,sm_90", **options).close()
+    stub = Stub(stub_library(folder))
+    patch.setenv("STUB_CUDA_KERNELS", str(kernels_on_host(folder / "out", folder)))
+    patch.setenv("LLMC_CUDA_LIBRARY", str(stub.library))
+    return stub
+
+
+def test_a_model_matches_transformers_and_itself(
+    tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, overrides = FAMILIES["llama-gqa3"]
+    model = make_tiny_model(tmp_path / "model", kind, **overrides)
+    stub = compiled(model, tmp_path, kernel_cache, monkeypatch, buckets=_SMALL, dtype="f32")
+    with Artifact(tmp_path / "out") as artifact:
+        tokens = random_tokens(artifact.info.vocab_size, 48)
+        check_every_bucket(artifact, tokens, reference_logits(model, tokens))
+        check_bits(artifact)
+        stub.launches()
+        rows, found = [min(12, graph.max_tokens) for graph in artifact.graphs()], []
+        # One graph a bucket, launches alone, and one of five graphs by the memory that they may take.
+        for options, ways in (
+            ({}, {"replayed"}),
+            ({"eager": True}, {"launched"}),
+            ({"graph_mib": 1}, {"replayed", "launched"}),
+        ):
+            device, pages = Replayer(artifact, num_blocks=8, **options), Pages(8, artifact.info.block_size)
+            found.append([replay(device, g, pages, [(g, tokens[:n], 0)]) for g, n in enumerate(rows)])
+            device.close()
+            assert {how for _, _, how in stub.launches()} == ways
+    assert np.array_equal(np.array(found[0]).view(np.int32), np.array(found[1]).view(np.int32))
+    assert np.array_equal(np.array(found[0]).view(np.int32), np.array(found[2]).view(np.int32))
+    assert stub.report() == ""
+
+
+@needs_opencl
+def test_the_bits_are_those_of_opencl(tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One source of kernels: what PoCL computes of it the host does, too."""
+    model = make_tiny_model(tmp_path / "model", "qwen3")
+    options = {"buckets": "prefill=[1]x[32],decode=[1]x[64]", "dtype": "bf16"}
+    compiled(model, tmp_path, kernel_cache, monkeypatch, **options)
+    compile_tiny(model, tmp_path / "opencl", kernel_cache, target="opencl", **options).close()
+    found = []
+    for folder in ("out", "opencl"):
+        with Artifact(tmp_path / folder) as artifact:
+            tokens = random_tokens(artifact.info.vocab_size, 20)
+            device, pages = Replayer(artifact, num_blocks=8), Pages(8, artifact.info.block_size)
+            found.append(
+                [replay(device, 0, pages, [(0, tokens[:19], 0)]), replay(device, 1, pages, [(0, tokens[19:], 19)])]
+            )
+            device.close()
+    assert np.array_equal(np.array(found[0]).view(np.int32), np.array(found[1]).view(np.int32))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_every_family_matches_transformers(
+    name: str, tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, overrides = FAMILIES[name]
+    model = make_tiny_model(tmp_path / "model", kind, **overrides)
+    stub = compiled(model, tmp_path, kernel_cache, monkeypatch, buckets=LADDER, dtype="f32")
+    with Artifact(tmp_path / "out") as artifact:
+        tokens = random_tokens(artifact.info.vocab_size, 48)
+        check_every_bucket(artifact, tokens, reference_logits(model, tokens), 1e-4)
+        check_bits(artifact)
+    assert stub.report() == ""
+
+
+def test_an_artifact_has_code_of_each_architecture_and_ptx(tmp_path: Path, kernel_cache: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama", num_hidden_layers=1)
+    with fake_nvcc(tmp_path):
+        for name in ("a", "b"):
+            compile_tiny(
+                model,
+                tmp_path / name,
+                kernel_cache,
+                buckets="prefill=[1]x[16],decode=[1]x[32]",
+                target="cuda:sm_90a,sm_80",
+            ).close()
+    tables, code = read_graphs(tmp_path / "a"), (tmp_path / "a" / "kernels.cuda").read_bytes()
+    assert (tables.target.kind, tables.target.name, tables.target.level) == ("cuda", "cuda:sm_80,sm_90a", 0)
+    assert code == (tmp_path / "b" / "kernels.cuda").read_bytes()
+    images = unpack(code)
+    wanted = [(CUBIN, 80, False), (CUBIN, 90, True), (PTX, 80, False)]
+    assert [(i.kernel, i.kind, i.capability, i.exact) for i in images] == [
+        (kernel, *one) for kernel in range(len(tables.kernels)) for one in wanted
+    ]
+    for image in images:
+        assert tables.kernels[image.kernel].symbol.encode() in image.code
+        assert image.kind != PTX or image.code.endswith(b"\0")
+
+
+def test_names() -> None:
+    assert "cuda:sm_90" in names()
+    both = resolve_target("cuda:sm_90,sm_80")
+    assert both == CudaTarget(("sm_80", "sm_90"))
+    assert target_of(json.loads(json.dumps(both.record()))) == both
+    with pytest.raises(TargetError, match=r"there is no CUDA architecture 'sm_12'; known are sm_80, .*sm_120a, and"):
+        resolve_target("cuda:sm_12,sm_90")
+    with pytest.raises(TargetError, match=r"unknown target 'cuda'; known targets: native, .*cuda:sm_80"):
+        resolve_target("cuda")
+
+
+def test_compiling_needs_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama", num_hidden_layers=1)
+    nvcc.nvcc_version.cache_clear()
+    monkeypatch.setattr(nvcc, "find_nvcc", lambda: None)
+    with pytest.raises(CompileError, match=r"needs nvcc, .* install a CUDA toolkit, or the package nvidia-cuda-nvcc"):
+        compile_tiny(model, tmp_path / "out", tmp_path / "cache", target="cuda:sm_80")
+    assert not (tmp_path / "out").exists()

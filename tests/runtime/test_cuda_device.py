@@ -1,0 +1,282 @@
+"""The cuda device where something goes wrong: a driver that checks every call and fails what a test names."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmc.runtime.binding import Artifact, Device, Engine, LlmcError, Replayer
+from llmc.runtime.graphs_file import read_graphs
+
+from support.artifacts import TinyArtifact, made_once
+from support.compiled import Pages, compile_tiny, replay
+from support.cuda import Stub, fake_nvcc, stub_library
+from support.paths import ROOT
+from support.tiny_models import make_tiny_model
+
+_CUDA_H = Path("/usr/local/cuda/include/cuda.h")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stub_library(tmp_path_factory.mktemp("stub"))
+
+
+@pytest.fixture
+def stub(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    """At the end of a test there was no mistake, and all is given back."""
+    stub = Stub(library)
+    yield stub
+    monkeypatch.delenv("STUB_CUDA", raising=False)
+    assert stub.report() == ""
+    stub.recover()
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
+    def make(root: Path) -> None:
+        model = make_tiny_model(root / "model", "llama")
+        with fake_nvcc(root):
+            compile_tiny(
+                model, root / "out", kernel_cache, buckets="prefill=[1]x[16],decode=[1]x[32]", target="cuda:sm_80,sm_90"
+            ).close()
+
+    return made_once(tmp_path_factory, "cuda-two-buckets", make) / "out"
+
+
+def replayer(artifact: Path, stub: Stub, **options: object) -> Replayer:
+    with Artifact(artifact) as opened:
+        return Replayer(opened, num_blocks=4, cuda_library=str(stub.library), **options)
+
+
+def engine(artifact: Path, stub: Stub, **options: object) -> Engine:
+    with Artifact(artifact) as opened:
+        return Engine(opened, num_blocks=4, cuda_library=str(stub.library), **options)
+
+
+@pytest.mark.parametrize(
+    ("fails", "says"),
+    [
+        ("Init=100", "Starting the CUDA driver failed: the driver finds no GPU .* check that nvidia-smi lists it"),
+        ("Init=34", "a placeholder for building and no driver"),
+        ("Init=803", "library and kernel module of the driver are of different versions .*; update the driver"),
+        ("devices=0", "Looking for a GPU failed: the driver finds no GPU"),
+        ("PrimaryCtxRetain=46", "Opening the GPU 'stub' failed: another process has the GPU for itself .*; stop that"),
+        ("PrimaryCtxRetain=2", "Opening the GPU 'stub' failed: the GPU has no memory left"),
+        ("DeviceGetName=999", r"failed: unknown error \(CUDA error 999\); the GPU is lost to this process"),
+    ],
+)
+def test_a_machine_without_a_device(stub: Stub, monkeypatch: pytest.MonkeyPatch, fails: str, says: str) -> None:
+    monkeypatch.setenv("STUB_CUDA", fails)
+    with pytest.raises(LlmcError, match=says):
+        Device("cuda", {"library": str(stub.library)})
+
+
+def test_a_library_that_is_none(tmp_path: Path, stub: Stub) -> None:
+    with pytest.raises(LlmcError, match=r"The CUDA driver cannot be loaded .*install NVIDIA's driver"):
+        Device("cuda", {"library": str(tmp_path / "nothing.so")})
+    with pytest.raises(LlmcError, match=r"libm.so.6 is no driver of CUDA 11.4 or later: it has no cuInit"):
+        Device("cuda", {"library": "libm.so.6"})
+    with pytest.raises(LlmcError, match=r"no GPU number 3; this process may use numbers 0 … 0"):
+        Device("cuda", {"library": str(stub.library), "device": 3})
+    with pytest.raises(LlmcError, match=r"has no option 'threads'; it knows library, device, eager, graph_mib"):
+        Device("cuda", {"library": str(stub.library), "threads": 3})
+
+
+def test_what_it_says_of_itself(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUB_CUDA", "capability=120 memory=1000 others=300")
+    with Device("cuda", {"library": str(stub.library)}) as device:
+        facts = device.facts
+    assert (facts["target"], facts["compute_capability"], facts["driver"]) == ("cuda:sm_120", "12.0", "13.0")
+    assert (facts["memory_bytes"], facts["free_memory_bytes"]) == ("1000", "700")
+
+
+@pytest.mark.parametrize(
+    ("fails", "says"),
+    [
+        (
+            "capability=75",
+            "code for sm_80, sm_90, compute_80 and 'stub' is sm_75; no kernels are written for GPUs before",
+        ),
+        (
+            "capability=100 builds=0",
+            r"for compute_80 on 'stub' \(line 1: no such word\) failed: the driver cannot build",
+        ),
+        ("capability=120 ModuleLoadData=222", "the code is newer than the driver .*; update the driver, or compile"),
+        ("ModuleLoadData=200", "Loading kernel .* for sm_90 on 'stub' failed: the code is damaged"),
+        ("ModuleGetFunction=500", "kernels.cuda.* has no kernel"),
+        ("items=32", "groups of 64 work items and this device at most 32; choose another device"),
+        ("memory=1000", r"needs \d+ MiB .* and 'stub' has 0 MiB; ask for a smaller KV pool"),
+        ("others=17179869184", r"needs \d+ MiB .* and 'stub' has 0 MiB free; ask for a smaller KV pool"),
+        (
+            "MemAlloc@2=2",
+            "Taking 0 MiB for inputs from 'stub' failed: the GPU has no memory left .*; use fewer KV blocks",
+        ),
+        ("MemAlloc@5=2", "for weights from 'stub' failed"),
+        ("MemHostAlloc=2", "has no 0 MiB that can be pinned for weights on their way; free memory, or raise the limit"),
+        ("MemcpyToDevice=700", "Copying weights to the GPU failed: a kernel used an address .* the GPU is lost"),
+        ("StreamCreate=2", "Opening a stream failed"),
+        ("EventRecord=999", "Copying weights to the GPU failed"),
+        ("GraphAddKernelNode=1", r"Recording a graph failed: unknown error \(CUDA error 1\); restart"),
+        ("GraphInstantiate=1", "Instantiating a graph failed"),
+        ("GraphLaunch=701", "Replaying a graph failed: a kernel needs more than the GPU has"),
+        ("StreamSynchronize@6=719", "failed: a kernel failed"),
+    ],
+)
+def test_loading_fails(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch, fails: str, says: str) -> None:
+    monkeypatch.setenv("STUB_CUDA", fails)
+    with pytest.raises(LlmcError, match=says):
+        replayer(artifact, stub)
+
+
+def test_code_is_chosen_by_the_gpu(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, from_ptx in ((80, 0), (86, 0), (89, 0), (90, 0), (100, 1), (120, 1)):
+        monkeypatch.setenv("STUB_CUDA", f"capability={capability}")
+        opened = engine(artifact, stub)
+        counted = opened.stats.device
+        assert counted["programs_from_ptx"] == from_ptx * counted["programs"] > -1
+        opened.close()
+
+
+@pytest.mark.parametrize(("options", "how"), [({}, "replayed"), ({"eager": True}, "launched")])
+def test_a_step_runs_the_commands_of_its_graph(artifact: Path, stub: Stub, options: dict[str, bool], how: str) -> None:
+    device, tables = replayer(artifact, stub, **options), read_graphs(artifact)
+    for index, graph in enumerate(tables.graphs):
+        stub.launches()
+        replay(device, index, Pages(4, 16), [(0, [3], 0)])
+        commands = tables.commands[graph.first_command : graph.first_command + graph.num_commands]
+        wanted = []
+        for command in commands:
+            kernel = tables.kernels[command.kernel]
+            _, rows, groups, tile_rows = kernel.launch[:4]
+            tiles = -(-(1, graph.max_tokens, graph.max_samples)[rows] // tile_rows)
+            wanted.append((kernel.symbol, tiles * groups, how))
+        assert stub.launches() == wanted
+    device.close()
+
+
+def test_graphs_beyond_the_budget_are_launches(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(facts: str, **options: object) -> dict[str, int]:
+        assert stub.report() == ""
+        stub.recover()
+        monkeypatch.setenv("STUB_CUDA", facts)
+        opened = engine(artifact, stub, **options)
+        opened.submit([3, 4, 5], max_tokens=2)
+        while opened.step():
+            pass
+        stats = opened.stats.device
+        opened.close()
+        names = ("recorded_graphs", "launched_graphs", "replayed_steps", "launched_steps", "graph_bytes")
+        return {name: stats[name] for name in names}
+
+    whole, part = {"graph_mib": 2}, {"graph_mib": 1}
+    assert list(counted("graph=1048576", **whole).values()) == [2, 0, 2, 0, 2 << 20]
+    # The decode graph is kept, which saves more.
+    assert list(counted("graph=1048576", **part).values()) == [1, 1, 1, 1, 1 << 20]
+    assert list(counted("graph=1048577", **part).values()) == [0, 2, 0, 2, 0]
+    assert list(counted("", graph_mib=0).values()) == [0, 2, 0, 2, 0]
+    assert list(counted("", eager=True).values()) == [0, 2, 0, 2, 0]
+    # What a driver has no room for, too.
+    assert list(counted("GraphInstantiate@2=2").values()) == [1, 1, 1, 1, 1 << 20]
+
+
+@pytest.mark.parametrize(
+    "fails", ["MemcpyToDevice=2", "GraphLaunch=2", "MemcpyToHost=1", "EventRecord=1", "EventSynchronize=2"]
+)
+def test_a_step_fails_and_the_device_goes_on(
+    artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    device, pages = replayer(artifact, stub), Pages(4, 16)
+    for _ in range(2):
+        monkeypatch.setenv("STUB_CUDA", fails)
+        with pytest.raises(LlmcError, match=r"GPU|graph|step"):
+            replay(device, 0, pages, [(0, [3, 4, 5], 0)])
+        monkeypatch.delenv("STUB_CUDA")
+        assert replay(device, 0, pages, [(0, [3, 4, 5], 0)]).shape[0] == 1
+    device.close()
+
+
+@pytest.mark.parametrize("fails", ["GraphLaunch=719", "EventSynchronize=700", "MemcpyToDevice=214"])
+def test_a_lost_device_stays_lost(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    device, pages = replayer(artifact, stub), Pages(4, 16)
+    monkeypatch.setenv("STUB_CUDA", fails)
+    with pytest.raises(LlmcError, match=r"; the GPU is lost to this process: restart it, and look at the kernel's log"):
+        replay(device, 0, pages, [(0, [3, 4, 5], 0)])
+    monkeypatch.delenv("STUB_CUDA")
+    stub.recover()
+    # The first error is what is told, whatever a driver says later.
+    with pytest.raises(LlmcError, match=rf"An earlier step on 'stub' failed: .*CUDA error {fails[-3:]}\)"):
+        replay(device, 0, pages, [(0, [3, 4, 5], 0)])
+    device.close()
+
+
+def test_a_lost_device_fails_requests_one_by_one(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = engine(artifact, stub)
+    monkeypatch.setenv("STUB_CUDA", "EventSynchronize=719")
+    opened.submit([3, 4, 5], max_tokens=2)
+    with pytest.raises(LlmcError, match="a kernel failed"):
+        opened.step()
+    failed = [event for event in opened.poll() if event.kind == "failed"]
+    assert [event.error_message for event in failed]
+    opened.close()
+    stub.recover()
+
+
+def test_an_artifact_of_another_target(artifact: Path, tiny_artifact: TinyArtifact, stub: Stub) -> None:
+    cuda, cpu = Device("cuda", {"library": str(stub.library)}), Device("cpu")
+    with Artifact(tiny_artifact.artifact) as other, Artifact(artifact) as own:
+        with pytest.raises(LlmcError, match=r"for devices of kind 'cpu' .* this one is of kind 'cuda'"):
+            Engine(other, device=cuda)
+        with pytest.raises(LlmcError, match=r"for devices of kind 'cuda' .* this one is of kind 'cpu'"):
+            Engine(own, device=cpu)
+    cuda.close()
+
+
+@pytest.mark.skipif(not _CUDA_H.exists(), reason="no header of CUDA here")
+def test_the_driver_is_declared_as_it_is(tmp_path: Path) -> None:
+    """Every function, structure and number against NVIDIA's header."""
+    api = (ROOT / "runtime" / "native" / "device" / "cuda" / "cu_api.h").read_text()
+    functions = re.findall(r'X\((\w+),\s*"(\w+)",', api.replace("\\\n", " "))
+    assert len(functions) > 30
+    numbers = dict(re.findall(r"constexpr CuResult k(Cu\w+) = (\d+);", api))
+    known = {number for _, number in re.findall(r"CUDA_(?:ERROR_)?(\w+)\s*=\s*(\d+)", _CUDA_H.read_text())}
+    assert set(numbers.values()) <= known
+    head = """
+        #include <cuda.h>
+        #include <cstddef>
+        #include "device/cuda/cu_api.h"
+        template <class> struct Of;
+        template <class R, class... A> struct Of<R(A...)> { static constexpr size_t sizes[] = {sizeof(A)...}; };
+        template <class R, class... A> struct Of<R (*)(A...)> : Of<R(A...)> {};
+        template <class A, class B> constexpr bool Same() {
+          if (sizeof(A::sizes) != sizeof(B::sizes)) return false;
+          for (size_t i = 0; i < sizeof(A::sizes) / sizeof(size_t); ++i) if (A::sizes[i] != B::sizes[i]) return false;
+          return true;
+        }
+        using Node = CUDA_KERNEL_NODE_PARAMS_v1;
+        static_assert(sizeof(llmc::CuKernelNode) == sizeof(Node));
+        static_assert(offsetof(llmc::CuKernelNode, block) == offsetof(Node, blockDimX));
+        static_assert(offsetof(llmc::CuKernelNode, arguments) == offsetof(Node, kernelParams));
+        static_assert(llmc::kCuCapabilityMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+        static_assert(llmc::kCuCapabilityMinor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+        static_assert(llmc::kCuMultiprocessors == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+        static_assert(llmc::kCuMaxThreadsPerBlock == CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+        static_assert(llmc::kCuSharedBytesPerBlock == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK);
+        static_assert(llmc::kCuStreamNonBlocking == CU_STREAM_NON_BLOCKING);
+        static_assert(llmc::kCuEventDisableTiming == CU_EVENT_DISABLE_TIMING);
+        static_assert(llmc::kCuJitErrorLog == CU_JIT_ERROR_LOG_BUFFER);
+        static_assert(llmc::kCuJitErrorLogBytes == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES);
+    """
+    checks = [
+        f'static_assert(Same<Of<decltype(::{symbol})>, Of<decltype(llmc::CuFunctions::{name})>>(), "{symbol}");'
+        for name, symbol in functions
+    ]
+    source = tmp_path / "api.cc"
+    source.write_text("\n".join((head, *checks)))
+    command = ["c++", "-std=c++17", "-fsyntax-only", f"-I{_CUDA_H.parent}", f"-I{ROOT}/runtime/native", source]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

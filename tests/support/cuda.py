@@ -1,0 +1,109 @@
+"""CUDA in tests, without a GPU: a driver that checks its calls, a compiler in place of nvcc, kernels on the host."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from llmc.compiler.targets.gpu import nvcc
+from llmc.compiler.targets.gpu.cuda_images import PTX, unpack
+
+from support.paths import ROOT
+
+_SUPPORT = ROOT / "tests" / "support"
+_FAKE = """\
+#!{python} -IS
+# Stands in for nvcc: its PTX is the text it was given, behind what a driver reads of a kernel.
+import re, sys
+options, made, given = sys.argv[1:-3], sys.argv[-2], sys.argv[-1]
+if sys.argv[1:] == ["--version"]:
+    print("Cuda compilation tools, release 0.0, V0.0.1")
+    sys.exit()
+text = open(given).read()
+machine = re.search(r"-arch=\\w+_(\\d+)", " ".join(options)).group(1)
+if "-ptx" in options:
+    name, arguments = re.search(r"__launch_bounds__\\(64\\) (\\w+)\\(([^)]*)\\)", text).groups()
+    parameters = ",".join(" .param .u64 p" if "*" in one else " .param .u32 p" for one in arguments.split(","))
+    text = ".target sm_" + machine + "\\n.entry " + name + "(" + parameters + ") .maxntid 64 {{\\n" + text
+else:
+    text = "CUBIN" + re.sub(r"\\.target sm_\\d+", ".target sm_" + machine, text, count=1)
+open(made, "w").write(text)
+"""
+_TEXT = re.compile(r'extern "C" __global__ void __launch_bounds__\(64\) (\w+)\(')
+
+
+def stub_library(folder: Path) -> Path:
+    """The library of stub_cuda.cc, built below `folder`."""
+    return _shared(_SUPPORT / "stub_cuda.cc", folder / "libstub_cuda.so")
+
+
+def _shared(source: Path, library: Path) -> Path:
+    flags = ["-std=c++17", "-O1", "-w", "-ffp-contract=off", "-shared", "-fPIC", f"-I{_SUPPORT}"]
+    subprocess.run(["c++", *flags, "-o", library, source, "-ldl"], check=True, capture_output=True)
+    return library
+
+
+@contextmanager
+def fake_nvcc(folder: Path) -> Iterator[None]:
+    """Compiling for CUDA gives the text of kernels in place of code, also where there is no nvcc."""
+    tool = folder / "nvcc"
+    tool.write_text(_FAKE.format(python=sys.executable))
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        nvcc.find_nvcc.cache_clear()
+        nvcc.nvcc_version.cache_clear()
+        yield
+    nvcc.find_nvcc.cache_clear()
+    nvcc.nvcc_version.cache_clear()
+
+
+def kernels_on_host(artifact: Path, folder: Path) -> Path:
+    """A library of the kernels of an artifact that `fake_nvcc` compiled, for STUB_CUDA_KERNELS."""
+    images = [image for image in unpack((artifact / "kernels.cuda").read_bytes()) if image.kind == PTX]
+    texts = [image.code.rstrip(b"\0").decode() for image in images]
+    bodies = [text[text.index("{\n") + 2 :] for text in texts]
+    prelude = bodies[0][: bodies[0].index('extern "C"')]
+    names = [match[1] for body in bodies if (match := _TEXT.search(body))]
+    runs = [
+        f'extern "C" void run_{name}(void** a, unsigned g, unsigned i) {{ cuda_on_host::Run({name}, a, g, i); }}'
+        for name in names
+    ]
+    source = folder / "kernels.cc"
+    parts = ['#include "cuda_on_host.h"', prelude, *(body[len(prelude) :] for body in bodies), *runs]
+    source.write_text("\n".join(parts))
+    return _shared(source, folder / "kernels.so")
+
+
+class Stub:
+    """What the stub's library says of the calls that it had."""
+
+    def __init__(self, library: Path) -> None:
+        self.library = library
+        self._native = ctypes.CDLL(str(library))
+        for name in ("stub_cuda_report", "stub_cuda_launches"):
+            getattr(self._native, name).restype = ctypes.c_char_p
+
+    def report(self) -> str:
+        """Mistakes, and what was not given back."""
+        said: bytes = self._native.stub_cuda_report()
+        return said.decode()
+
+    def launches(self) -> list[tuple[str, int, str]]:
+        """Kernels that ran since the last call: name, groups, launched or replayed."""
+        said: bytes = self._native.stub_cuda_launches()
+        rows = [line.split() for line in said.decode().splitlines()]
+        return [(name, int(groups), how) for name, groups, how in rows]
+
+    def recover(self) -> None:
+        """As in a new process."""
+        self._native.stub_cuda_recover()
