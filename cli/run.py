@@ -26,6 +26,7 @@ from llmc.cli.options.warm_flags import (
     SECONDS_HELP,
     SKIP_ENV,
     UTILIZATION_HELP,
+    UTILIZATION_NAMES,
 )
 from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
 from llmc.cli.render.live_text import LiveText
@@ -107,7 +108,7 @@ def run_command(
     record_misses: Path | None = typer.Option(
         None, metavar="FILE", help="Append the shapes of such steps, for llmc buckets misses."
     ),
-    memory_utilization: float | None = typer.Option(None, metavar="SHARE", help=UTILIZATION_HELP),
+    memory_utilization: float | None = typer.Option(None, *UTILIZATION_NAMES, metavar="SHARE", help=UTILIZATION_HELP),
     graph_reserved_memory: float | None = typer.Option(None, envvar=RESERVED_ENV, metavar="SHARE", help=RESERVED_HELP),
     graph_prompt_ratio: float | None = typer.Option(None, envvar=RATIO_ENV, metavar="SHARE", help=RATIO_HELP),
     skip_warmup: bool = typer.Option(

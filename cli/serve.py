@@ -27,6 +27,7 @@ from llmc.cli.options.warm_flags import (
     SECONDS_HELP,
     SKIP_ENV,
     UTILIZATION_HELP,
+    UTILIZATION_NAMES,
 )
 from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
 from llmc.cli.render.terminal_text import escape_streams, exact
@@ -122,7 +123,7 @@ def serve_command(
         None, metavar="FILE", help="Append the shapes of such steps, for llmc buckets misses."
     ),
     replan: ReplanFlags = ReplanFlags(),
-    memory_utilization: float | None = typer.Option(None, metavar="SHARE", help=UTILIZATION_HELP),
+    memory_utilization: float | None = typer.Option(None, *UTILIZATION_NAMES, metavar="SHARE", help=UTILIZATION_HELP),
     graph_reserved_memory: float | None = typer.Option(None, envvar=RESERVED_ENV, metavar="SHARE", help=RESERVED_HELP),
     graph_prompt_ratio: float | None = typer.Option(None, envvar=RATIO_ENV, metavar="SHARE", help=RATIO_HELP),
     ready_after: str = typer.Option(
@@ -252,7 +253,7 @@ def serve_command(
     from llmc.runtime.server.hosts import is_loopback
     from llmc.runtime.server.run import serve
 
-    planner = WarmUpPlanner(artifact, warm)
+    planner = WarmUpPlanner(artifact, warm, device.options())
 
     config = ServerConfig(
         artifact=artifact,
@@ -277,7 +278,7 @@ def serve_command(
         pin_threads=pin,
         idle_spin_us=idle_spin_us,
         weight_memory=weight_memory.value,
-        device_options=device.options(),
+        device_options={**(planner.budget.device_options if planner.budget is not None else {}), **device.options()},
         prefix_cache=prefix_cache,
         miss_policy=policy,
         record_misses=record_misses,

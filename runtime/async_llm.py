@@ -73,9 +73,10 @@ class AsyncLLM(Frontend, AsyncVectorCalls):
         self.budget: Budget | None = None
         if options is not None:
             with Artifact(found) as artifact:
-                self.budget = decide_budget(artifact, options, num_blocks)
+                self.budget = decide_budget(artifact, options, num_blocks, device_options)
         if self.budget is not None:
             kv_bytes = self.budget.kv_bytes
+            device_options = {**self.budget.device_options, **(device_options or {})}
         self.engine = AsyncEngine(
             found,
             chat_template=chat_template,

@@ -51,8 +51,9 @@ class LLM(Frontend, VectorCalls):
     on_bucket_news: told of each such bucket, on another thread; None: the logger `llmc.misses` is. record_misses: a
     file that all misses are appended to, for `llmc buckets misses`.
     weight_memory: where weights are read, see WEIGHT_MEMORY; changes no result.
-    device_options: of an OpenCL device: eager (kernels are launched one by one, no graph is recorded), device_number
-    (as in `llmc devices`), program_cache (a folder), opencl_library (a path). Other kinds have no use for them.
+    device_options: of an OpenCL or CUDA device: eager (kernels are launched one by one, no graph is recorded),
+    device_number (as in `llmc devices`), program_cache (a folder), opencl_library and cuda_library (paths), graph_mib
+    (that instances of CUDA graphs may take). Other kinds have no use for them.
     chat_template: the text of one instead of the model's own.
     memory_utilization, graph_reserved_memory, graph_prompt_ratio: one budget for weights, graphs and KV pool, as those
     flags of `llmc serve`; `budget` tells what was decided. skip_warmup False: every graph is made warm before the first
@@ -100,9 +101,10 @@ class LLM(Frontend, VectorCalls):
         found = self._artifact_path(Path(path))
         self.artifact: Any = Artifact(found)
         try:
-            self.budget = decide_budget(self.artifact, options, num_blocks)
+            self.budget = decide_budget(self.artifact, options, num_blocks, device_options)
             if self.budget is not None:
                 kv_bytes = self.budget.kv_bytes
+                device_options = {**self.budget.device_options, **(device_options or {})}
             self.engine: Any = Engine(
                 self.artifact,
                 num_threads=num_threads,

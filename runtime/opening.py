@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from llmc.machine import available_memory
 from llmc.runtime.warm_up.budget import Budget, BudgetOptions, plan_budget, size_order
+from llmc.runtime.warm_up.device_budget import device_memory, plan_on_device
 from llmc.runtime.warm_up.warm_up import OnWarmStep, WarmPlan, WarmUp
 
 from .binding import Artifact, ArtifactInfo, GraphInfo
 from .request_error import RequestError
 
 
-def decide_budget(artifact: Artifact, options: BudgetOptions | None, num_blocks: int) -> Budget | None:
-    """The budget that `options` ask for, None for none. Raises BudgetError, and RequestError when blocks are given."""
+def decide_budget(
+    artifact: Artifact,
+    options: BudgetOptions | None,
+    num_blocks: int,
+    device_options: Mapping[str, Any] | None = None,
+) -> Budget | None:
+    """The budget that `options` ask for, None for none. device_options: those that choose the device. Raises
+    BudgetError, RequestError when blocks are given, and LlmcError without the device."""
     if options is None:
         return None
     if num_blocks:
         raise RequestError(f"num_blocks {num_blocks} leaves a budget nothing to decide: give kv_bytes instead")
     graphs = artifact.graphs()
+    free = device_memory(artifact.info.target_kind, device_options or {})
+    if free is not None:
+        return plan_on_device(artifact.info, graphs, free, options)
     return plan_budget(artifact.info, graphs, size_order(graphs), available_memory(), options)
 
 

@@ -7,7 +7,8 @@ SECONDS_HELP = (
     "About so long graphs are replayed; then those whose kernels were replayed are walked through. 0: one of each."
 )
 SKIP_ENV = "LLMC_SKIP_WARMUP"
-UTILIZATION_HELP = "Share of the available memory for weights, graphs and KV pool, 0 to 1."
+UTILIZATION_HELP = "Share of the available memory, a GPU's for one, for weights, graphs and KV pool, 0 to 1."
+UTILIZATION_NAMES = ("--memory-utilization", "--gpu-memory-utilization")
 RESERVED_ENV, RESERVED_HELP = (
     "LLMC_GRAPH_RESERVED_MEM",
     "Of what the weights leave of it, the share for graphs; 0.1 unless given.",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -78,8 +78,9 @@ def budget_options(
 class WarmUpPlanner:
     """Plans the warm-up of an artifact and keeps its cost table; `budget` is decided at once, with a line each step."""
 
-    def __init__(self, artifact: Path, options: WarmOptions) -> None:
-        """Raises BucketError and BudgetError, and LlmcError for an artifact that cannot be opened."""
+    def __init__(self, artifact: Path, options: WarmOptions, device: Mapping[str, Any] | None = None) -> None:
+        """device: the options that choose the device. Raises BucketError and BudgetError, and LlmcError for an artifact
+        that cannot be opened."""
         from llmc.runtime.binding import Artifact
 
         self._artifact, self._options = artifact, options
@@ -93,8 +94,13 @@ class WarmUpPlanner:
         self.budget: Budget | None = None
         if options.budget is not None:
             from llmc.machine import available_memory
+            from llmc.runtime.warm_up.device_budget import device_memory, plan_on_device
 
-            self.budget = plan_budget(info, graphs, self._order, available_memory(), options.budget)
+            free = device_memory(info.target_kind, device or {})
+            if free is None:
+                self.budget = plan_budget(info, graphs, self._order, available_memory(), options.budget)
+            else:
+                self.budget = plan_on_device(info, graphs, free, options.budget)
             for line in self.budget.lines:
                 say(f"memory: {line}")
         self._recorder: CostRecorder | None = None

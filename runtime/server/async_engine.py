@@ -48,6 +48,8 @@ _IDLE_LOOK_S = 0.1
 _MAX_QUEUE = 65536
 # Of a batch the engine has what runs, and as much again for when that ends.
 _WINDOW_STEPS = 2
+# So many steps in a row without memory: the device does not get it back.
+_MOST_FAILED_STEPS = 3
 _EVENTS_AT_ONCE, _TAKING_S, _EVENTS_AHEAD = 128, 0.005, 256
 _DRAINED = RequestFailure("draining", "the server shut down before the answer was complete")
 
@@ -120,6 +122,7 @@ class AsyncEngine:
         self._pace = Pace()
         self._jobs: collections.deque[_Job] = collections.deque()
         self._ended = False
+        self.num_failed_steps = self._failed_in_a_row = 0
 
     async def start(self) -> None:
         """Starts the engine's thread, and what is done about misses."""
@@ -295,7 +298,7 @@ class AsyncEngine:
                         time.sleep(0.001)
                     if not ready.work:
                         continue
-                idle = not self.engine.step()
+                idle = not self._step()
                 self._steps_ahead += 1
                 if self._steps_ahead >= self._most_ahead:
                     self._caught_up.clear()
@@ -309,6 +312,21 @@ class AsyncEngine:
         finally:
             self._ended = True
             self._call(self._abandon_jobs)
+
+    def _step(self) -> bool:
+        """Whether a step had something to do. One that ran out of memory fails its requests alone. Raises LlmcError."""
+        try:
+            progressed = bool(self.engine.step())
+        except LlmcError as error:
+            self.num_failed_steps += 1
+            self._failed_in_a_row += 1
+            if error.name != "out_of_memory" or self._failed_in_a_row >= _MOST_FAILED_STEPS:
+                raise
+            log.error("a step failed, and with it the requests that had begun: %s", error)
+            return True
+        if progressed:
+            self._failed_in_a_row = 0
+        return progressed
 
     def _work(self, work: Callable[[], Any], found: asyncio.Future[Any]) -> None:
         try:

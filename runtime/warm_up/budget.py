@@ -60,13 +60,20 @@ def budget_of(
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What was decided. kept, dropped: graphs by index, ascending. graph_bytes: of the kept ones. lines: the steps."""
+    """What was decided. kept, dropped: graphs by index, ascending. graph_bytes: of the kept ones. lines: the steps.
+    instance_mib: that instances of graphs may take of a device; None where there are none."""
 
     kept: tuple[int, ...]
     dropped: tuple[int, ...]
     graph_bytes: int
     kv_bytes: int
     lines: tuple[str, ...]
+    instance_mib: int | None = None
+
+    @property
+    def device_options(self) -> dict[str, int]:
+        """What the device is told of it."""
+        return {} if self.instance_mib is None else {"graph_mib": self.instance_mib}
 
 
 def graph_set_bytes(graphs: Iterable[GraphInfo], vocab_size: int) -> int:
@@ -125,7 +132,9 @@ def plan_budget(
 ) -> Budget:
     """Decides under `available` bytes. order: all graphs by index, the ones to keep first. Raises BudgetError."""
     usable = int(available * options.utilization)
-    lines = [f"{_size(available)} available, memory-utilization {options.utilization:g}: {_size(usable)} to use"]
+    lines = [
+        f"{size_text(available)} available, memory-utilization {options.utilization:g}: {size_text(usable)} to use"
+    ]
     for_adapters = info.adapter_slots * info.adapter_bytes
     left = usable - info.weight_bytes - for_adapters
     # Where a prompt runs in one step, the largest graph serves all of them.
@@ -143,12 +152,12 @@ def plan_budget(
         )
     reserved = int(left * options.graph_reserved)
     prompt_share = int(reserved * options.graph_prompt_ratio)
-    held = f", room for adapters {_size(for_adapters)}" if for_adapters else ""
-    lines.append(f"weights {_size(info.weight_bytes)}{held}, {_size(left)} left")
+    held = f", room for adapters {size_text(for_adapters)}" if for_adapters else ""
+    lines.append(f"weights {size_text(info.weight_bytes)}{held}, {size_text(left)} left")
     lines.append(
-        f"graph-reserved-memory {options.graph_reserved:g}: {_size(reserved)} for graphs, of which graph-prompt-ratio "
-        f"{options.graph_prompt_ratio:g} gives {_size(prompt_share)} to prompts and {_size(reserved - prompt_share)} "
-        "to decode"
+        f"graph-reserved-memory {options.graph_reserved:g}: {size_text(reserved)} for graphs, of which "
+        f"graph-prompt-ratio {options.graph_prompt_ratio:g} gives {size_text(prompt_share)} to prompts and "
+        f"{size_text(reserved - prompt_share)} to decode"
     )
     if reserved < least:
         raise BudgetError(
@@ -175,7 +184,7 @@ def plan_budget(
     num_blocks = max(0, kv_bytes // info.kv_block_bytes - 1)
     tokens = num_blocks * info.block_size
     lines.append(
-        f"KV cache {_size(kv_bytes)}: {num_blocks} blocks of {info.block_size} tokens, {tokens} tokens, "
+        f"KV cache {size_text(kv_bytes)}: {num_blocks} blocks of {info.block_size} tokens, {tokens} tokens, "
         f"{tokens / info.max_model_len:.1f} sequences of {info.max_model_len}"
     )
     return Budget(tuple(sorted(kept)), dropped, graph_bytes, kv_bytes, tuple(lines))
@@ -216,9 +225,9 @@ def _graph_lines(graphs: Sequence[GraphInfo], kept: set[int], vocab: int, graph_
     for name, decode in (("prompt", False), ("decode", True)):
         all_of = [i for i in range(len(graphs)) if (graphs[i].phase == "decode") == decode]
         mine = [i for i in all_of if i in kept]
-        used = _size(graph_set_bytes((graphs[i] for i in mine), vocab))
+        used = size_text(graph_set_bytes((graphs[i] for i in mine), vocab))
         parts.append(f"{len(mine)} of {len(all_of)} {name} graphs in {used}")
-    lines = [f"{', '.join(parts)}; all in {_size(graph_bytes)}, the arena is shared"]
+    lines = [f"{', '.join(parts)}; all in {size_text(graph_bytes)}, the arena is shared"]
     missing = [f"{graphs[i].phase}:{graphs[i].batch}x{graphs[i].seq}" for i in range(len(graphs)) if i not in kept]
     if missing:
         shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
@@ -231,5 +240,6 @@ def _share_up(part: int, whole: int) -> float:
     return -(-part * 1000 // whole) / 1000
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
+    """Bytes as people read them."""
     return f"{count / 2**30:.2f} GiB" if count >= 1 << 28 else f"{count / 2**20:.1f} MiB"

@@ -6,17 +6,20 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llmc.runtime.binding import Artifact, Device, Engine, LlmcError, Replayer
 from llmc.runtime.graphs_file import read_graphs
+from llmc.runtime.llm import LLM
+from llmc.runtime.warm_up.budget import BudgetError
 
 from support.artifacts import TinyArtifact, made_once
 from support.compiled import Pages, compile_tiny, replay
 from support.cuda import Stub, fake_nvcc, stub_library
 from support.paths import ROOT
-from support.tiny_models import make_tiny_model
+from support.server_harness import running_server
 
 _CUDA_H = Path("/usr/local/cuda/include/cuda.h")
 
@@ -39,7 +42,7 @@ def stub(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
     def make(root: Path) -> None:
-        model = make_tiny_model(root / "model", "llama")
+        model = ROOT / "examples" / "tiny-english"
         with fake_nvcc(root):
             compile_tiny(
                 model, root / "out", kernel_cache, buckets="prefill=[1]x[16],decode=[1]x[32]", target="cuda:sm_80,sm_90"
@@ -48,12 +51,12 @@ def artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Pa
     return made_once(tmp_path_factory, "cuda-two-buckets", make) / "out"
 
 
-def replayer(artifact: Path, stub: Stub, **options: object) -> Replayer:
+def replayer(artifact: Path, stub: Stub, **options: Any) -> Replayer:
     with Artifact(artifact) as opened:
         return Replayer(opened, num_blocks=4, cuda_library=str(stub.library), **options)
 
 
-def engine(artifact: Path, stub: Stub, **options: object) -> Engine:
+def engine(artifact: Path, stub: Stub, **options: Any) -> Engine:
     with Artifact(artifact) as opened:
         return Engine(opened, num_blocks=4, cuda_library=str(stub.library), **options)
 
@@ -117,7 +120,7 @@ def test_what_it_says_of_itself(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> 
             "Taking 0 MiB for inputs from 'stub' failed: the GPU has no memory left .*; use fewer KV blocks",
         ),
         ("MemAlloc@5=2", "for weights from 'stub' failed"),
-        ("MemHostAlloc=2", "has no 0 MiB that can be pinned for weights on their way; free memory, or raise the limit"),
+        ("MemHostAlloc=2", "has no 3 MiB that can be pinned for weights on their way; free memory, or raise the limit"),
         ("MemcpyToDevice=700", "Copying weights to the GPU failed: a kernel used an address .* the GPU is lost"),
         ("StreamCreate=2", "Opening a stream failed"),
         ("EventRecord=999", "Copying weights to the GPU failed"),
@@ -277,6 +280,63 @@ def test_the_driver_is_declared_as_it_is(tmp_path: Path) -> None:
     ]
     source = tmp_path / "api.cc"
     source.write_text("\n".join((head, *checks)))
-    command = ["c++", "-std=c++17", "-fsyntax-only", f"-I{_CUDA_H.parent}", f"-I{ROOT}/runtime/native", source]
+    command = ["c++", "-std=c++17", "-fsyntax-only", f"-I{_CUDA_H.parent}", f"-I{ROOT}/runtime/native", str(source)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_budget_of_the_devices_memory(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares are of what the GPU has free; graphs whose instances have no room are launched, and none is dropped."""
+    monkeypatch.setenv("LLMC_CUDA_LIBRARY", str(stub.library))
+    monkeypatch.setenv("STUB_CUDA", f"memory={64 << 20} others={16 << 20} graph={1 << 20}")
+    with LLM(artifact, memory_utilization=0.5, graph_reserved_memory=0.13) as llm:
+        assert llm.budget is not None
+        assert llm.budget.dropped == ()
+        assert llm.budget.instance_mib == 2
+        assert "48.0 MiB free on the device, memory-utilization 0.5: 24.0 MiB to use" in llm.budget.lines[0]
+        stats = llm.engine.stats
+        assert stats.device["recorded_graphs"] == 2
+        assert 10 << 20 < stats.device["kv_pool_bytes"] <= llm.budget.kv_bytes
+    with LLM(artifact, memory_utilization=0.5, graph_reserved_memory=0.08) as llm:
+        assert llm.engine.stats.device["launched_graphs"] == 1
+    with pytest.raises(
+        BudgetError, match=r"memory-utilization 0.001 of the device's 50331648 free bytes is 50331, but"
+    ):
+        LLM(artifact, memory_utilization=0.001)
+    with pytest.raises(BudgetError, match=r"kv-bytes 33554432 is more than the"):
+        LLM(artifact, memory_utilization=0.5, kv_bytes=32 << 20)
+    monkeypatch.setenv("STUB_CUDA", "devices=0")
+    with pytest.raises(LlmcError, match="the driver finds no GPU"):
+        LLM(artifact, memory_utilization=0.5)
+
+
+def test_a_server_tells_the_truth_about_its_device(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory it fails what runs, and goes on; a lost device is the end, and /health says so."""
+    with running_server(artifact, device_options={"cuda_library": str(stub.library)}) as running:
+        body = {"prompt": [3, 4, 5], "max_tokens": 2, "ignore_eos": True}
+        assert running.post("/v1/completions", **body).status_code == 200
+        for _ in range(4):
+            stub.recover()
+            monkeypatch.setenv("STUB_CUDA", "GraphLaunch=2")
+            refused = running.post("/v1/completions", **body)
+            assert (refused.status_code, "the GPU has no memory left" in refused.text) == (500, True)
+            assert running.client.get("/health").json() == {"status": "ok"}
+            monkeypatch.setenv("STUB_CUDA", "")
+            assert running.post("/v1/completions", **body).status_code == 200
+        assert running.engine.num_failed_steps == 4
+        monkeypatch.setenv("STUB_CUDA", "EventSynchronize=700")
+        refused = running.post("/v1/completions", **body)
+        assert "the GPU is lost to this process: restart it" in refused.json()["error"]["message"]
+        health = running.client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "failed")
+        assert "an address that is not its own (CUDA error 700)" in health.json()["error"]
+        assert running.post("/v1/completions", **body).status_code == 503
+
+
+def test_without_memory_for_long_a_server_gives_up(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_server(artifact, device_options={"cuda_library": str(stub.library)}) as running:
+        monkeypatch.setenv("STUB_CUDA", "GraphLaunch=2")
+        for _ in range(3):
+            assert running.client.get("/health").status_code == 200
+            running.post("/v1/completions", prompt=[3, 4, 5], max_tokens=2)
+        assert running.client.get("/health").status_code == 503

@@ -1,0 +1,62 @@
+"""The memory budget of a device with memory of its own, as a GPU has: every graph is kept.
+
+Graphs share one arena there, too, and one that has no room for its instance runs as launches of its kernels: slower,
+with the same bits. So the share for graphs is the arena's and, with what is left of it, the instances'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llmc.runtime.binding import ArtifactInfo, GraphInfo
+from llmc.runtime.binding.devices import DEVICE_OPTIONS, Device
+from llmc.runtime.warm_up.budget import Budget, BudgetError, BudgetOptions, graph_set_bytes, size_text
+
+_FREE = "free_memory_bytes"
+
+
+def device_memory(kind: str, options: Mapping[str, Any]) -> int | None:
+    """Bytes that nobody has taken of the device that `options` choose; None for one that computes in the host's memory,
+    or does not tell. Raises LlmcError where there is no such device."""
+    names = DEVICE_OPTIONS.get(kind, {})
+    if "graph_mib" not in names:
+        return None
+    given = {names[name]: value for name, value in options.items() if name in names and value is not None}
+    with Device(kind, given) as device:
+        free = device.facts.get(_FREE, "")
+    return int(free) if free.isdecimal() else None
+
+
+def plan_on_device(info: ArtifactInfo, graphs: Sequence[GraphInfo], free: int, options: BudgetOptions) -> Budget:
+    """Decides under `free` bytes of the device. Raises BudgetError."""
+    usable = int(free * options.utilization)
+    left = usable - info.weight_bytes
+    shared = graph_set_bytes(graphs, info.vocab_size)
+    least_kv = (-(-info.max_model_len // info.block_size) + 1) * info.kv_block_bytes
+    if left < shared + least_kv:
+        raise BudgetError(
+            f"memory-utilization {options.utilization:g} of the device's {free} free bytes is {usable}, but weights "
+            f"({info.weight_bytes}), what graphs share ({shared}) and the KV cache of one sequence ({least_kv}) need "
+            f"{info.weight_bytes + shared + least_kv}: raise it, free memory of the device, or choose another one"
+        )
+    # No graph is lost without its instance: they give way to the KV cache of one sequence.
+    instances = max(0, min(int(left * options.graph_reserved), left - least_kv) - shared)
+    kv_bytes = left - shared - instances
+    if options.kv_bytes > kv_bytes:
+        raise BudgetError(
+            f"kv-bytes {options.kv_bytes} is more than the {kv_bytes} that weights and graphs leave of "
+            f"memory-utilization {options.utilization:g}: lower one or raise the other"
+        )
+    kv_bytes = options.kv_bytes or kv_bytes
+    blocks = max(0, kv_bytes // info.kv_block_bytes - 1)
+    tokens = blocks * info.block_size
+    lines = (
+        f"{size_text(free)} free on the device, memory-utilization {options.utilization:g}: {size_text(usable)} to use",
+        f"weights {size_text(info.weight_bytes)}, {size_text(left)} left",
+        f"{len(graphs)} graphs share {size_text(shared)}; graph-reserved-memory {options.graph_reserved:g} leaves "
+        f"{size_text(instances)} for their instances, and those beyond it run as launches of kernels",
+        f"KV cache {size_text(kv_bytes)}: {blocks} blocks of {info.block_size} tokens, {tokens} tokens, "
+        f"{tokens / info.max_model_len:.1f} sequences of {info.max_model_len}",
+    )
+    return Budget(tuple(range(len(graphs))), (), shared, kv_bytes, lines, instances >> 20)
