@@ -51,7 +51,9 @@ VERSION = 1
 _MARK = "llmc_bundle"
 _INDEX = "bundle.json"
 _MAX_INDEX_BYTES = 1 << 24
-_MOST_BYTES = {"graphs.bin": schema.MAX_TABLES_BYTES, "kernels.so": schema.MAX_CODE_BYTES}
+_CODE = "kernels.so"
+"""What a bundle calls the code of any target, whatever an artifact calls it."""
+_MOST_BYTES = {"graphs.bin": schema.MAX_TABLES_BYTES, _CODE: schema.MAX_CODE_BYTES}
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's first day: equal bundles are equal bytes
 # What graphs depend on that is neither the target nor the tools.
 _FINGERPRINT = ("architecture", "max_model_len", "act_dtype", "kv_dtype", "kv_scales", "block_size", "quantization")
@@ -88,7 +90,7 @@ class Bundle:
     costs: tuple[CostTable, ...]
 
     def read(self, variant: Variant, name: str) -> bytes:
-        """graphs.bin or kernels.so of a variant. Raises BundleError for a damaged one."""
+        """graphs.bin or kernels.so, the code, of a variant. Raises BundleError for a damaged one."""
         member = f"variants/{variant.index}/{name}"
         try:
             with opened(self.path) as archive:
@@ -127,7 +129,8 @@ def create_bundle(artifacts: Sequence[Path], path: Path, cost_folder: Path | Non
     files: dict[str, bytes] = {}
     variants = []
     for index, (artifact, one) in enumerate(found):
-        content = {name: _content(artifact / name, most) for name, most in _MOST_BYTES.items()}
+        of = {_CODE: one.resolved.target.code_name}
+        content = {name: _content(artifact / of.get(name, name), most) for name, most in _MOST_BYTES.items()}
         files.update({f"variants/{index}/{name}": data for name, data in content.items()})
         variants.append(
             {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llmc.models.sources.base import ModelFiles
 
 # Beside the files that the manifest lists.
-CODE_FILES = frozenset({"kernels.cl", "kernels.so"})
+CODE_FILES = frozenset({"kernels.cl", "kernels.cuda", "kernels.so"})
 """Of which an artifact has the one of its target."""
 OWN_FILES = CODE_FILES | {"graphs.bin", "manifest.json", "weights.safetensors"}
 COPIED_FILES = (

@@ -55,7 +55,9 @@ Status CuPrograms::LoadKernel(const Artifact& artifact, const KernelRecord& kern
   const std::string symbol = artifact.symbol(kernel);
   char log[kMostJitLog + 1] = "";
   int32_t options[] = {kCuJitErrorLog, kCuJitErrorLogBytes};
-  void* values[] = {log, reinterpret_cast<void*>(kMostJitLog)};
+  void* values[] = {log, nullptr};
+  std::memcpy(static_cast<void*>(&values[1]), &kMostJitLog,
+              sizeof(kMostJitLog));  // a number, where others are pointers
   const bool ptx = image.kind == CuImage::kPtx;
   CuModule module = nullptr;
   const CuResult code = cuda->ModuleLoadData(&module, image.data, ptx ? 2 : 0, ptx ? options : nullptr,

@@ -1,0 +1,1 @@
+"""Judging and measuring on a GPU: run.sh."""

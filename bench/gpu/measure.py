@@ -1,0 +1,198 @@
+"""What bench/gpu/run.sh runs: an artifact is made of a bundle and random weights, judged, and only then measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.gpu.random_model import write_random_model
+from bench.shapes import SHAPES
+from llmc.compiler.bundle_apply import apply_bundle
+from llmc.compiler.store.bundle import read_bundle
+from llmc.runtime.binding import Artifact, Device, GraphInfo, Replayer
+
+Logits = npt.NDArray[np.float32]
+_BOUND = 4e-2  # of bf16 against float32, as the tests of kernels have it
+_WAYS: dict[str, dict[str, int]] = {"graphs": {}, "launches": {"eager": 1}, "some graphs": {"graph_mib": 2}}
+
+
+class Steps:
+    """Sequences in blocks of their own, side by side."""
+
+    def __init__(self, artifact: Artifact, replayer: Replayer, num_seqs: int, length: int) -> None:
+        self._size, self._replayer = artifact.info.block_size, replayer
+        self._blocks = -(-length // self._size)
+        order = np.random.default_rng(5).permutation(num_seqs * self._blocks) + 1
+        self._tables = order.reshape(num_seqs, self._blocks).astype(np.int32)
+
+    @staticmethod
+    def blocks(artifact: Artifact, num_seqs: int, length: int) -> int:
+        return num_seqs * -(-length // artifact.info.block_size)
+
+    def run(self, graph: int, parts: Sequence[tuple[int, Sequence[int], int]]) -> Logits:
+        """parts: sequence, its new tokens, the position of the first. Logits of each one's last token."""
+        spans = [np.arange(start, start + len(tokens), dtype=np.int32) for _, tokens, start in parts]
+        tables = self._tables[[seq for seq, _, _ in parts]]
+        slots = [
+            row[span // self._size] * self._size + span % self._size for row, span in zip(tables, spans, strict=True)
+        ]
+        ends = np.cumsum([len(span) for span in spans], dtype=np.int32)
+        return self._replayer.run(
+            graph,
+            np.concatenate([np.asarray(tokens, np.int32) for _, tokens, _ in parts]),
+            np.concatenate(spans),
+            np.concatenate(slots).astype(np.int32),
+            tables,
+            np.asarray([span[-1] + 1 for span in spans], np.int32),
+            np.concatenate(([0], ends)).astype(np.int32),
+            ends - 1,
+        )
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def check(name: str, passed: bool, what: str = "") -> None:
+    """Ends the script at the first thing that is not right: no speed is told of wrong numbers."""
+    say(f"{'ok' if passed else 'FAILED'}  {name}{': ' if what else ''}{what}")
+    if not passed:
+        sys.exit(1)
+
+
+def same(a: Logits, b: Logits) -> bool:
+    return np.array_equal(a.view(np.int32), b.view(np.int32))
+
+
+def judge_conformance(program: Path, artifact: Path, library: list[str]) -> None:
+    for name, options in _WAYS.items():
+        given = [*library, *(f"{key}={value}" for key, value in options.items())]
+        done = subprocess.run([program, "cuda", artifact, *given], capture_output=True, text=True)
+        check(f"conformance, {name}", done.returncode == 0, (done.stdout + done.stderr).strip()[-600:])
+
+
+def largest(graphs: Sequence[GraphInfo], phase: str) -> int:
+    """Of a phase, the graph of most sequences and then of the longest context."""
+    return max(
+        (i for i, graph in enumerate(graphs) if graph.phase == phase),
+        key=lambda i: (graphs[i].max_seqs, graphs[i].max_blocks_per_seq, graphs[i].max_tokens),
+    )
+
+
+def judge_numbers(artifact: Artifact, tokens: list[int], expected: Logits) -> None:
+    """Parity with torch, and the same bits however a request runs."""
+    graphs = artifact.graphs()
+    prefill, decode = largest(graphs, "prefill"), largest(graphs, "decode")
+    count = min(graphs[prefill].max_tokens - 1, len(tokens) - 4)
+    found: list[list[Logits]] = []
+    for options in _WAYS.values():
+        with Replayer(artifact, num_blocks=Steps.blocks(artifact, 4, len(tokens)), **options) as replayer:
+            steps = Steps(artifact, replayer, 4, len(tokens))
+            rows = [steps.run(prefill, [(0, tokens[:count], 0)])[0]]
+            rows += [steps.run(decode, [(0, [tokens[at]], at)])[0] for at in range(count, count + 4)]
+            # The same in chunks, and beside another sequence.
+            half = count // 2
+            steps.run(prefill, [(1, tokens[:half], 0)])
+            pieces = [steps.run(prefill, [(1, tokens[half:count], half)])[0]]
+            steps.run(prefill, [(2, tokens[3 : 3 + half], 0)])
+            for at in range(count, count + 4):
+                both = [(1, [tokens[at]], at)]
+                if graphs[decode].max_seqs > 1:
+                    both.insert(0, (2, [tokens[at + 3 - count]], half + at - count))
+                pieces.append(steps.run(decode, both)[-1])
+            found += [rows, pieces]
+    worst = max(
+        float(np.abs(row - expected[count - 1 + i]).max() / np.abs(expected[count - 1 + i]).max())
+        for i, row in enumerate(found[0])
+    )
+    check("parity with torch in float32", worst <= _BOUND, f"largest error {worst:.2e} of the largest logit")
+    bits = all(same(np.array(found[0]), np.array(other)) for other in found[1:])
+    check("bit-exactness", bits, "chunks, company, graphs and launches")
+
+
+def seconds_of(work: Callable[[], object], at_least_s: float) -> float:
+    """The least of some rounds."""
+    work()
+    best, end = float("inf"), time.perf_counter() + at_least_s
+    while time.perf_counter() < end:
+        begin = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def measure(artifact: Artifact, at_least_s: float) -> list[dict[str, Any]]:
+    """Every bucket, full, by graphs and by launches: seconds of a step with its logits on the host."""
+    rows = []
+    graphs = artifact.graphs()
+    size = artifact.info.block_size
+    for name in ("graphs", "launches"):
+        length = max(graph.max_blocks_per_seq for graph in graphs) * size
+        seqs = max(graph.max_seqs for graph in graphs)
+        with Replayer(artifact, num_blocks=Steps.blocks(artifact, seqs, length), **_WAYS[name]) as replayer:
+            steps = Steps(artifact, replayer, seqs, length)
+            for index, graph in enumerate(graphs):
+                each = graph.max_tokens // graph.max_seqs or 1
+                each = min(each, graph.max_blocks_per_seq * size)
+                last = graph.max_blocks_per_seq * size - each if graph.phase == "decode" else 0
+                parts = [(seq, [7] * each, last) for seq in range(min(graph.max_seqs, graph.max_tokens))]
+                step_s = seconds_of(partial(steps.run, index, parts), at_least_s)
+                bucket = f"{graph.phase}:{graph.batch}x{graph.seq}"
+                rows.append({"bucket": bucket, "by": name, "step_s": step_s, "tokens_s": each * len(parts) / step_s})
+                say(f"    {bucket:18} {name:9} {1e3 * step_s:9.3f} ms  {each * len(parts) / step_s:10.0f} tokens/s")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--shape", default="qwen2.5-0.5b", help="of bench/shapes.py, or a file of JSON")
+    parser.add_argument("--work", type=Path, default=Path("out/gpu"))
+    parser.add_argument("--conformance", type=Path, required=True, help="the program device_conformance")
+    parser.add_argument("--torch-device", default="cuda")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
+    given = parser.parse_args()
+    shape = json.loads(Path(given.shape).read_text()) if given.shape.endswith(".json") else SHAPES[given.shape]
+
+    with Device("cuda") as device:
+        facts = device.facts
+    for name, value in facts.items():
+        say(f"    {name:20} {value}")
+    import torch
+
+    from bench.gpu.torch_model import TorchModel, read_weights
+
+    model = write_random_model(shape, given.work / "model")
+    bundle = read_bundle(given.bundle)
+    target = next(v.resolved.target.name for v in bundle.variants if v.resolved.target.kind == "cuda")
+    apply_bundle(bundle, model, given.work / "artifact", target=target, tokenizer="none", overwrite=True)
+    library = [f"library={path}"] if (path := os.environ.get("LLMC_CUDA_LIBRARY")) else []
+    judge_conformance(given.conformance, given.work / "artifact", library)
+    with Artifact(given.work / "artifact") as artifact:
+        length = min(200, artifact.info.max_model_len)
+        tokens = [int(t) for t in np.random.default_rng(3).integers(3, artifact.info.vocab_size, length)]
+        reference = TorchModel(shape, read_weights(shape, model, given.torch_device, torch.float32))
+        judge_numbers(artifact, tokens, reference.logits(tokens).cpu().numpy())
+        del reference
+        rows = measure(artifact, given.seconds)
+    eager = TorchModel(shape, read_weights(shape, model, given.torch_device, torch.bfloat16))
+    torch_s = seconds_of(lambda: eager.logits(tokens).cpu(), given.seconds)
+    say(f"    torch, bf16, eager: {len(tokens)} tokens of a prompt in {1e3 * torch_s:.3f} ms")
+    report = {"device": facts, "shape": given.shape, "buckets": rows, "torch_prompt_s": torch_s}
+    (given.work / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    say(f"    {given.work / 'report.json'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Writes a random checkpoint of a known shape with numpy alone: what a bundle without weights is applied to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.shapes import is_norm, named
+
+
+def rounded_to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """To nearest, ties to even; of finite numbers."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def write_random_model(shape: dict[str, Any], folder: Path, seed: int = 0) -> Path:
+    """config.json and model.safetensors of bf16 in `folder`; values small enough that activations stay finite."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**shape, "torch_dtype": "bfloat16"}))
+    sizes = dict(named(shape))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, size in sizes.items():
+        begin, end = end, end + 2 * int(np.prod(size))
+        header[name] = {"dtype": "BF16", "shape": list(size), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    generator = np.random.default_rng(seed)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, size in sizes.items():
+            if is_norm(name, size):
+                values = np.ones(size, np.float32)
+            else:
+                values = generator.standard_normal(size, np.float32) * np.float32(0.02)
+            file.write(rounded_to_bf16(values).tobytes())
+    return folder

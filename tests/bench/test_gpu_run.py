@@ -1,0 +1,67 @@
+"""bench/gpu on the host: a bundle that no weights are in, random ones, and the whole list of judgements."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.gpu.random_model import write_random_model
+from llmc.compiler.store.bundle import create_bundle
+
+from support.compiled import compile_tiny
+from support.cuda import fake_nvcc, kernels_on_host, stub_library
+from support.native_build import native_program
+from support.paths import ROOT
+
+_SHAPE = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.mark.slow
+def test_the_script_judges_and_measures(tmp_path: Path, kernel_cache: Path) -> None:
+    model = write_random_model(_SHAPE, tmp_path / "model")
+    with fake_nvcc(tmp_path):
+        compile_tiny(
+            model, tmp_path / "compiled", kernel_cache, buckets="prefill=[2]x[64],decode=[2]x[128]", dtype="bf16",
+            target="cuda:sm_80", tokenizer="none",
+        ).close()  # fmt: skip
+        create_bundle([tmp_path / "compiled"], tmp_path / "tiny.bundle")
+    (tmp_path / "shape.json").write_text(json.dumps(_SHAPE))
+    environment = {
+        **os.environ,
+        "PYTHON": sys.executable,
+        "LLMC_LIBRARY": str(next((ROOT / "build").glob("*/libllmc.so"))),
+        "LLMC_CUDA_LIBRARY": str(stub_library(tmp_path)),
+        "STUB_CUDA_KERNELS": str(kernels_on_host(tmp_path / "compiled", tmp_path)),
+        "PATH": "/usr/bin:/bin",
+    }
+    options = ["--shape", tmp_path / "shape.json", "--work", tmp_path / "work", "--torch-device", "cpu"]
+    options += ["--conformance", native_program("device_conformance"), "--seconds", "0"]
+    command = [ROOT / "bench" / "gpu" / "run.sh", tmp_path / "tiny.bundle", *options]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    judged = [line.split(":")[0] for line in done.stdout.splitlines() if line.startswith("ok")]
+    assert judged == [
+        "ok  conformance, graphs", "ok  conformance, launches", "ok  conformance, some graphs",
+        "ok  parity with torch in float32", "ok  bit-exactness",
+    ]  # fmt: skip
+    report = json.loads((tmp_path / "work" / "report.json").read_text())
+    assert {row["by"] for row in report["buckets"]} == {"graphs", "launches"}
+    assert len(report["buckets"]) == 4
