@@ -26,9 +26,11 @@ class Linears(Protocol):
     ) -> Iterator[Target]: ...
 
 
-def latent_targets(parts: Linears, config: ModelConfig, latent: Latent, name: str, prefix: str) -> Iterator[Target]:
+def latent_targets(
+    parts: Linears, config: ModelConfig, latent: Latent, name: str, prefix: str, *, parted: bool
+) -> Iterator[Target]:
     """The parameters of `blocks.latent.LatentAttention`, in their order. name, prefix: of the layer's attention, here
-    and there."""
+    and there. parted: kv_b_proj is two matrices, of each head [rank, plain_dim], and [value_dim, rank]."""
     heads, hidden = config.num_heads, config.hidden_size
 
     def norm(target: str, source: str, size: int) -> Target:
@@ -45,15 +47,28 @@ def latent_targets(parts: Linears, config: ModelConfig, latent: Latent, name: st
     source, rows = (f"{prefix}.kv_a_proj_with_mqa",), _paired(latent, 1, latent.rank)
     yield from parts.linear(f"{name}.kv", source, (latent.key_dim,), hidden, config.attention_bias, rows=rows)
     yield norm("kv_norm", "kv_a_layernorm", latent.rank)
-    of_head = latent.plain_dim + latent.value_dim
-    both = (Source(f"{prefix}.kv_b_proj.weight", (heads * of_head, latent.rank)),)
-    for target, part in (
-        ("key_up", HeadPart(of_head, 0, latent.plain_dim, turned=True)),
-        ("value_up", HeadPart(of_head, latent.plain_dim, latent.value_dim)),
-    ):
-        yield Target(f"{name}.{target}.weight", both, "act", precise=True, part=part)
+    yield from _ups(name, prefix, heads, latent, parted=parted)
     out = (f"{prefix}.o_proj",)
     yield from parts.linear(f"{name}.out", out, (hidden,), heads * latent.value_dim, config.o_bias)
+
+
+def _ups(name: str, prefix: str, heads: int, latent: Latent, *, parted: bool) -> Iterator[Target]:
+    """What makes keys, and values, of latent vectors."""
+    plain, value, rank = latent.plain_dim, latent.value_dim, latent.rank
+    if parted:
+        for target, source, rows, columns in (
+            ("key_up", "k_b_proj", rank, plain),
+            ("value_up", "v_b_proj", value, rank),
+        ):
+            matrix = Source(f"{prefix}.{source}.weight", (heads * rows, columns))
+            yield Target(f"{name}.{target}.weight", (matrix,), "act", precise=True)
+        return
+    both = (Source(f"{prefix}.kv_b_proj.weight", (heads * (plain + value), rank)),)
+    for target, part in (
+        ("key_up", HeadPart(plain + value, 0, plain, turned=True)),
+        ("value_up", HeadPart(plain + value, plain, value)),
+    ):
+        yield Target(f"{name}.{target}.weight", both, "act", precise=True, part=part)
 
 
 def _paired(latent: Latent, heads: int, before: int) -> Rows | None:

@@ -26,11 +26,13 @@ class Layout:
     skipped_positions: rows of the table of positions before that of position 0. expert_gate_up, expert_down: whole
     names, with {} those of one expert each, without it of a tensor [experts, rows, columns]; experts_in_pairs: rows of
     gate and up come in turn, experts_turned: the tensor is [experts, columns, rows], down_turned: that of expert_down
-    is, experts_joined: the first two axes are one; expert_gate_up_bias, expert_down_bias: whole names, [experts, rows];
-    choice_bias: a whole name, of a matrix of one row if choice_bias_row; shared: the block of the expert that all
-    tokens take. types: the table of kinds of tokens; dense: the linear layers over a pooled row, dense_norm: the norm
-    behind the first. unused: tensors, whole names, that a checkpoint may have in vain. other_modules: what the names of
-    modules begin with that llmc does not use, such as those that guess further tokens; {} is the number of layers.
+    is, experts_joined: the first two axes are one; expert_gate_up_bias, expert_down_bias: whole names, with {} those of
+    one expert each, without it of [experts, rows]; choice_bias: a whole name, of a matrix of one row if
+    choice_bias_row; shared: the block of the expert that all tokens take. types: the table of kinds of tokens; dense:
+    the linear layers over a pooled row, dense_norm: the norm behind the first. parted_latent: what makes keys and
+    values of latent vectors is two tensors. unused: tensors, whole names, that a checkpoint may have in vain.
+    other_modules: what the names of modules begin with that llmc does not use, such as those that guess further tokens;
+    {} is the number of layers.
     """
 
     embed: str = "model.embed_tokens"
@@ -55,7 +57,7 @@ class Layout:
     choice_bias_row: bool = False
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight")
     expert_down: str = "mlp.experts.{}.down_proj.weight"
-    expert_gate_up_bias: str = ""
+    expert_gate_up_bias: tuple[str, ...] = ()
     expert_down_bias: str = ""
     experts_in_pairs: bool = False
     experts_turned: bool = False
@@ -73,6 +75,7 @@ class Layout:
     transposed: bool = False
     norm_plus: float = 0.0
     skipped_positions: int = 0
+    parted_latent: bool = False
     unused: tuple[str, ...] = (
         "model.rotary_emb.inv_freq",
         "model.layers.{}.self_attn.rotary_emb.inv_freq",
@@ -260,7 +263,8 @@ def _layer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target
     if config.latent is None:
         yield from _attention(parts, name, prefix)
     else:
-        yield from latent_targets(parts, config, config.latent, f"{name}.attention", f"{prefix}.self_attn")
+        names = f"{name}.attention", f"{prefix}.self_attn"
+        yield from latent_targets(parts, config, config.latent, *names, parted=layout.parted_latent)
     if config.residual in ("sandwich", "post", "sums"):
         yield from parts.norm(f"{name}.attention_post_norm", f"{prefix}.{layout.post_attention_norm}")
     if config.residual in ("pre", "sandwich") or (config.residual == "parallel" and config.parallel_norms > 1):
@@ -329,14 +333,14 @@ def _experts(parts: _Parts, experts: Experts, name: str, prefix: str) -> Iterato
     rows = _experts_apart(experts.count, inner) if layout.experts_joined and len(gate_up) == 2 else None
     yield Target(f"{name}.experts.gate_up.weight", gate_up, "act", rows=rows, pairs=pairs)
     if experts.biases:
-        bias = f"{prefix}.{layout.expert_gate_up_bias}"
-        yield _bias_of_experts(f"{name}.experts.gate_up", bias, experts.count, 2 * inner, pairs)
+        biases = tuple(f"{prefix}.{bias}" for bias in layout.expert_gate_up_bias)
+        yield _bias_of_experts(f"{name}.experts.gate_up", biases, experts.count, 2 * inner, pairs)
     of_down = replace(layout, experts_turned=layout.down_turned or layout.experts_turned)
     down = _of_experts(of_down, experts.count, prefix, (layout.expert_down,), hidden, inner)
     yield Target(f"{name}.experts.down.weight", down, "act")
     if experts.biases:
-        bias = f"{prefix}.{layout.expert_down_bias}"
-        yield _bias_of_experts(f"{name}.experts.down", bias, experts.count, hidden)
+        biases = (f"{prefix}.{layout.expert_down_bias}",)
+        yield _bias_of_experts(f"{name}.experts.down", biases, experts.count, hidden)
     if experts.shared_size:
         gates = tuple(f"{prefix}.{layout.shared}.{part}" for part in ("gate_proj", "up_proj"))
         sizes, shared = (experts.shared_size, experts.shared_size), f"{name}.shared"
@@ -348,9 +352,13 @@ def _experts(parts: _Parts, experts: Experts, name: str, prefix: str) -> Iterato
         yield from parts.linear(f"{name}.shared_gate", gate, (1,), hidden, False, precise=True)
 
 
-def _bias_of_experts(name: str, source: str, count: int, rows: int, pairs: int = 0) -> Target:
+def _bias_of_experts(name: str, names: tuple[str, ...], count: int, rows: int, pairs: int = 0) -> Target:
     """One after another."""
-    return Target(f"{name}.bias", (Source(source, (count * rows,), (count, rows)),), "f32", pairs=pairs)
+    if "{}" in names[0]:
+        sources = tuple(Source(one.format(i), (rows // len(names),)) for i in range(count) for one in names)
+    else:
+        sources = tuple(Source(one, (count * rows,), (count, rows)) for one in names)
+    return Target(f"{name}.bias", sources, "f32", pairs=pairs)
 
 
 def _of_experts(

@@ -131,7 +131,7 @@ def check_checkpoint(config: ModelConfig, checkpoint: Checkpoint) -> WeightMap:
     Nothing of the model's size is allocated. Raises ModelError.
     """
     shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
-    weights = get_family(config.model_type).weight_map_of(config, shapes)
+    weights = checkpoint.weight_map(config) or get_family(config.model_type).weight_map_of(config, shapes)
     weights.check(shapes, str(checkpoint.path), checkpoint.config_name, checkpoint.called)
     read = {source.name for target in weights.targets for source in target.sources}
     for name in sorted(checkpoint.adapted() - read):

@@ -11,6 +11,7 @@ from llmc.models.config import ModelConfig
 from llmc.models.convert import Array, convert
 from llmc.models.files import has_file, open_file
 from llmc.models.sources.stored import Stored
+from llmc.models.weight_map import WeightMap
 
 
 class Tensor(ABC):
@@ -81,6 +82,10 @@ class Checkpoint(ABC):
 
         Threads may read at the same time.
         """
+
+    def weight_map(self, config: ModelConfig) -> WeightMap | None:
+        """Where it has the parameters of the model; None where that is as the family says."""
+        return None
 
     def adapted(self) -> frozenset[str]:
         """Names of tensors that adapters change: the model must read them."""

@@ -34,11 +34,7 @@ def open_source(
 
 def _open(path: Path, allow_unknown_config: bool, task: str, pooling: str) -> ModelSource:
     if is_gguf(path):
-        if pooling != "auto":
-            raise ModelError(f"{path} is a .gguf file, which llmc compiles without --pooling {pooling}; leave it out")
-        if task not in ("auto", "generate"):
-            raise ModelError(f"{path} is a .gguf file, which llmc compiles to generate text only, not to {task}")
-        return GgufSource(path, allow_unknown_config=allow_unknown_config)
+        return GgufSource(path, allow_unknown_config=allow_unknown_config, task=task, pooling=pooling)
     if (graph := onnx_graph(path)) is not None:
         return OnnxSource(graph, allow_unknown_config=allow_unknown_config, task=task, pooling=pooling)
     if path.is_dir():

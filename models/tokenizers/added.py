@@ -22,8 +22,9 @@ def added_tokens(vocabulary: Vocabulary, normalized: Collection[int] = ()) -> li
     return found
 
 
-def around(vocabulary: Vocabulary, *, bos: bool, eos: bool) -> dict[str, Any] | None:
-    """The post-processor that puts the prefix and bos before a text and eos behind it."""
+def around(vocabulary: Vocabulary, *, bos: bool, eos: bool, between: int | None = None) -> dict[str, Any] | None:
+    """The post-processor that puts the prefix and bos before a text and eos behind it. between: so many more of eos
+    stand between the texts of a pair; None: the second one is as the first."""
     before = [*vocabulary.prefix, *([vocabulary.bos] if bos and vocabulary.bos is not None else [])]
     behind = [vocabulary.eos] if eos and vocabulary.eos is not None else []
     if not before and not behind:
@@ -34,7 +35,8 @@ def around(vocabulary: Vocabulary, *, bos: bool, eos: bool) -> dict[str, Any] | 
 
     def text(name: str, type_id: int) -> list[dict[str, Any]]:
         sequence = {"Sequence": {"id": name, "type_id": type_id}}
-        return [*place(before, type_id), sequence, *place(behind, type_id)]
+        first = before if name == "A" or between is None else behind * between
+        return [*place(first, type_id), sequence, *place(behind, type_id)]
 
     special = {
         vocabulary.texts[token]: {

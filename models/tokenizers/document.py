@@ -10,13 +10,14 @@ from llmc.models.tokenizers.added import around
 from llmc.models.tokenizers.vocabulary import Vocabulary
 
 
-def whole(parts: Mapping[str, Any], vocabulary: Vocabulary, *, bos: bool, eos: bool) -> str:
-    """parts: of `byte_level`, `bpe` or `unigram`. bos, eos: whether texts begin and end with these tokens."""
+def whole(parts: Mapping[str, Any], vocabulary: Vocabulary, *, bos: bool, eos: bool, between: int | None = None) -> str:
+    """parts: of `byte_level`, `bpe`, `unigram` or `word_piece`. bos, eos: whether texts begin and end with these
+    tokens. between: as in `around`."""
     document = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         **parts,
-        "post_processor": around(vocabulary, bos=bos, eos=eos),
+        "post_processor": around(vocabulary, bos=bos, eos=eos, between=between),
     }
     return json.dumps(document, ensure_ascii=False)

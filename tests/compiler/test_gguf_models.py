@@ -31,11 +31,15 @@ from llmc.runtime.text.tokenizer import Tokenizer
 
 from support.compiled import check_every_bucket, compile_tiny
 from support.failing import fails
+from support.gguf_cases import ENCODERS, TOLD, told_fields
+from support.gguf_converter import write_converted
 from support.gguf_models import CASES, SIZES, write_gguf
 from support.gguf_tokenizers import byte_level_words
+from support.marks import rare
 from support.new_family import targets_here
 from support.parity import reference_logits
 from support.paths import ROOT
+from support.tiny_encoders import check_close, hidden_states, make_encoder, pooled, random_texts
 from support.tiny_models import make_tiny_model
 from support.verified import Claim, checked, on_targets, verifies
 
@@ -123,6 +127,30 @@ def test_other_architectures(family: str, tmp_path: Path, kernel_cache: Path) ->
             path, tmp_path / target, kernel_cache, buckets=LADDER, dtype="f32", target=target
         ) as artifact:
             check_every_bucket(artifact, tokens, expected)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", TOLD)
+def test_every_architecture(case: str, tmp_path: Path, kernel_cache: Path) -> None:
+    kind, sizes = told_fields(case)
+    model = make_tiny_model(tmp_path / "m", kind, **sizes)
+    path = tmp_path / "m.gguf"
+    write_converted(model, path, open_source(model).config(), TOLD[case][1])
+    tokens = [int(t) for t in np.random.default_rng(5).integers(3, 500, 40)]
+    with compile_tiny(path, tmp_path / "out", kernel_cache, buckets=LADDER, dtype="f32", tokenizer="none") as artifact:
+        check_every_bucket(artifact, tokens, reference_logits(model, tokens))
+
+
+@pytest.mark.parametrize("family", [*(rare(one) for one in ENCODERS if one != "bert"), "bert"])
+def test_every_encoder(family: str, tmp_path: Path, kernel_cache: Path) -> None:
+    make_encoder(tmp_path / "m", family)
+    path, out, metadata = tmp_path / "m.gguf", tmp_path / "out", {"attention.causal": False, "pooling_type": 1}
+    write_converted(tmp_path / "m", path, open_source(tmp_path / "m").config(), {**metadata, **ENCODERS[family]})
+    compile_tiny(path, out, kernel_cache, buckets="prefill=[4]x[64]", dtype="f32", tokenizer="none").close()
+    texts = random_texts((5, 17, 32))
+    with LLM(out, num_threads=1) as llm:
+        for text, found in zip(texts, llm.embed(texts), strict=True):
+            check_close(found.vector, pooled(hidden_states(tmp_path / "m", text), "mean", normalised=True))
 
 
 def greedy(model: Path, prompt: list[int], count: int) -> list[int]:

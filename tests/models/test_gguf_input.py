@@ -172,7 +172,7 @@ CASES: dict[str, tuple[Callable[[Gguf], Gguf], str]] = {
     ),
     "longrope": (
         lambda g: g.with_pair(b"llama.rope.scaling.type", text("longrope")),
-        "is 'longrope', which is not one of",
+        "lacks the tensor rope_factors_long.weight, which llama.rope.scaling.type longrope needs",
     ),
     "factors of nan": (lambda g: with_factors(g, *[1.0] * 7, float("nan")), r"rope_freqs\.weight has the factor nan"),
     "negative factors": (lambda g: with_factors(g, -2.0, *[1.0] * 7), r"rope_freqs\.weight has the factor -2\.0"),

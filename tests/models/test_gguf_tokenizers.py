@@ -268,6 +268,44 @@ def test_texts_are_cut_as_the_models_do(pre: str, tmp_path: Path) -> None:
     assert pieces == PIECES[pre]
 
 
+WORDS = ["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "un", "##happy", "##ly", "run", "##ning", "!", "é", "e", "中"]
+
+
+def phantom(text: str) -> str:
+    """As llama.cpp's converter marks pieces of BERT's."""
+    if text.startswith("[") and text.endswith("]"):
+        return text
+    return text.removeprefix("##") if text.startswith("##") else f"▁{text}"
+
+
+def test_word_pieces(tmp_path: Path) -> None:
+    from tokenizers import normalizers
+
+    original = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    original.normalizer = normalizers.BertNormalizer(lowercase=True)
+    original.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    kinds = [Types.CONTROL if word in ("[PAD]", "[UNK]", "[CLS]", "[SEP]") else Types.NORMAL for word in WORDS]
+    tokens = [(phantom(word), kind) for word, kind in zip(WORDS, kinds, strict=True)]
+    roles = {"bos": 3, "sep": 4, "unk": 2, "pad": 0}
+    ours = tokenizer_of(Words("bert", tokens, "jina-v2-en", roles=roles), tmp_path)
+    for text in ("Unhappyly running!", "É e 中中 zzz", ""):
+        assert ours.encode(text, add_special_tokens=False).ids == original.encode(text).ids
+    assert ours.encode("run").ids == [3, 8, 4]
+    assert ours.encode("run", "un").ids == [3, 8, 4, 5, 4]
+    assert ours.encode("run", "un").type_ids == [0, 0, 0, 1, 1]
+
+
+def test_unigrams_of_an_encoder(tmp_path: Path) -> None:
+    pieces = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁a", -1.0), ("b", -2.0), ("▁ab", -4.0)]
+    kinds = [Types.CONTROL, Types.CONTROL, Types.CONTROL, Types.UNKNOWN, *[Types.NORMAL] * 3]
+    tokens = [(text, kind) for (text, _), kind in zip(pieces, kinds, strict=True)]
+    roles = {"bos": 0, "eos": 2, "unk": 3}
+    words = Words("t5", tokens, scores=[score for _, score in pieces], roles=roles)
+    ours = tokenizer_of(words, tmp_path)
+    assert ours.encode("ab  a").ids == [0, 4, 5, 4, 2]
+    assert ours.encode("a", "a").ids == [0, 4, 2, 2, 4, 2]
+
+
 def small(**changes: Any) -> Words:
     fields: dict[str, Any] = {
         "model": "gpt2", "tokens": [("a", Types.NORMAL), ("b", Types.NORMAL), ("ab", Types.NORMAL)], "pre": "gpt-2",
@@ -278,7 +316,8 @@ def small(**changes: Any) -> Words:
 
 SPM: dict[str, Any] = {"model": "llama", "scores": [0.0, 0.0, -1.0], "merges": []}
 BAD: dict[str, tuple[Words, str]] = {
-    "model of another kind": (small(model="bert"), r"tokenizer\.ggml\.model is 'bert'.*one of gpt2, llama"),
+    "model of another kind": (small(model="rwkv"), r"tokenizer\.ggml\.model is 'rwkv'.*one of gpt2, llama, bert, t5"),
+    "pieces without an unknown one": (small(model="bert"), "has no unknown token"),
     "unknown pre-tokenizer": (
         small(pre="gpt-9"),
         r"tokenizer\.ggml\.pre is 'gpt-9'.*not one of default, gpt-2, .*no-tok",

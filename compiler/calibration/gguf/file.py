@@ -16,7 +16,7 @@ from llmc.compiler.config import CompileError
 from llmc.distribution import NAME
 from llmc.models.config import ModelConfig
 from llmc.models.sources.base import ModelFiles
-from llmc.models.sources.gguf.architectures import ROPE_FACTORS, Architecture
+from llmc.models.sources.gguf.architecture import ROPE_FACTORS, Architecture
 from llmc.models.sources.gguf.tensor import HeadRows
 from llmc.quantize.checkpoints import StoredTensor
 from llmc.quantize.checkpoints.floats import widened

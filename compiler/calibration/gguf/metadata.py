@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from llmc.compiler.config import CompileError
 from llmc.models.config import ModelConfig, RopeScaling
 from llmc.models.rope import checked_frequencies
-from llmc.models.sources.gguf.architectures import ARCHITECTURES, Architecture
+from llmc.models.sources.gguf.architecture import Architecture
+from llmc.models.sources.gguf.architectures import ARCHITECTURES
 
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """By model_type; llama.cpp's `llama` has Mistral's models, too."""

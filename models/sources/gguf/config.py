@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from llmc.models.brief import brief
-from llmc.models.config import ModelConfig, RopeScaling
-from llmc.models.convert import Array
+from llmc.models.config import Experts, ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.known_keys import check_known
 from llmc.models.registry import get_family
-from llmc.models.sources.gguf.architectures import Architecture
+from llmc.models.sources.gguf.architecture import ROPE_FACTORS, Architecture
 from llmc.models.sources.gguf.metadata import Metadata
-from llmc.models.sources.gguf.more_fields import READ_BY, more_fields
+from llmc.models.sources.gguf.more_fields import more_fields
+from llmc.models.sources.gguf.part_names import layers_with
+from llmc.models.sources.gguf.reader import Reader
+from llmc.models.sources.gguf.rope_metadata import Factors, latent_yarn, rope_scaling, with_factors
+from llmc.models.sources.gguf.task import with_task_of_file
 
 # Scales that no model of the architectures has, and what they are where they change nothing.
 _WITHOUT_EFFECT = {
     "rope.scaling.yarn_ext_factor": 1.0, "rope.scaling.yarn_attn_factor": 1.0, "rope.scaling.yarn_log_multiplier": 0.0,
     "attention.scale": 0.0, "logit_scale": 0.0, "residual_scale": 0.0, "embedding_scale": 0.0,
     "attention.clamp_kqv": 0.0, "attention.max_alibi_bias": 0.0, "attn_logit_softcapping": 0.0,
-    "final_logit_softcapping": 0.0, "expert_count": 0,
+    "final_logit_softcapping": 0.0, "expert_count": 0, "expert_group_scale": 0.0, "router_logit_softcapping": 0.0,
 }  # fmt: skip
 # Of what else has a part in no logit: the tensors say the vocabulary, a factor or a type how frequencies are scaled.
 _HARMLESS = (
     "vocab_size", "tensor_data_layout", "pooling_type", "expert_used_count", "rope.scaling.finetuned",
-    "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
-    "rope.scaling.attn_factor",
+    "classifier.output_labels", "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow", "rope.scaling.attn_factor",
 )  # fmt: skip
 
 
@@ -42,34 +42,37 @@ def read_config(
     dtype: str,
     eos: tuple[int, ...],
     bos: int | None,
-    factors: Array | None,
+    factors: Factors,
     *,
     allow_unknown: bool = False,
+    task: str = "auto",
+    pooling: str = "auto",
 ) -> tuple[ModelConfig, tuple[str, ...]]:
     """(the configuration, sentences about the metadata that are ignored).
 
     shapes: of tensors by the file's names, which say what is tied and what has a bias. dtype: of the matrices, as
-    ModelConfig has it. factors: of the rotary frequencies, see `ROPE_FACTORS`. allow_unknown: metadata of the
-    architecture that nobody reads are no error. Raises ModelError."""
+    ModelConfig has it. factors: of the rotary frequencies. allow_unknown: metadata of the
+    architecture that nobody reads are no error. task, pooling: as `ModelSource` has them. Raises ModelError."""
     origin = metadata.origin
     key = f"{architecture.name}.{{}}".format
     more = more_fields(metadata, architecture, shapes)
-    for name, neutral in _WITHOUT_EFFECT.items():
-        if name not in READ_BY.get(architecture.name, ()) and metadata.number(key(name), neutral) != neutral:
-            raise ModelError(f"{origin}: metadata {key(name)} is {metadata.number(key(name))}, which is not supported")
     heads = metadata.same_integer(key("attention.head_count"))
     hidden = metadata.integer(key("embedding_length"))
     head_dim = metadata.integer(key("attention.key_length"), max(1, hidden // heads))
-    if metadata.integer(key("attention.value_length"), head_dim) != head_dim:
+    latent = "kv_lora_rank" in more
+    if metadata.integer(key("attention.value_length"), head_dim) != head_dim and not latent:
         raise metadata.wrong(key("attention.value_length"), f"{head_dim} as the length of a key")
     rotated = metadata.integer(key("rope.dimension_count"), head_dim, maximum=head_dim)
     context = metadata.integer(key("context_length"))
+    scaling = rope_scaling(metadata, key("rope.scaling"), context, factors)
+    if scaling is not None and not architecture.truncated:
+        scaling["truncate"] = False
     fields: dict[str, Any] = {
         "model_type": architecture.model_type,
         "vocab_size": _vocabulary(shapes, origin),
         "hidden_size": hidden,
         "intermediate_size": metadata.same_integer(key("feed_forward_length")),
-        "num_hidden_layers": metadata.integer(key("block_count")),
+        "num_hidden_layers": Reader(metadata, architecture, shapes).layers(),
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.same_integer(key("attention.head_count_kv"), heads),
         "head_dim": head_dim,
@@ -80,22 +83,51 @@ def read_config(
         "dtype": {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}[dtype],
         "eos_token_id": list(eos),
         "bos_token_id": bos,
-        "rope_scaling": _scaling(metadata, key("rope.scaling"), context),
+        "rope_scaling": latent_yarn(metadata, key("rope.scaling"), scaling) if latent else scaling,
         **more,
     }
+    _check_without_effect(metadata, key, origin)
     family = get_family(fields["model_type"])
     config = family.read_config(Fields(fields, f"{origin} (metadata)"), Fields({}, origin))
+    if metadata.flag(key("attention.causal"), not config.bidirectional) == config.bidirectional:
+        raise metadata.wrong(key("attention.causal"), str(not config.bidirectional).lower())
     unread = ((name, value) for name, value in metadata.unread(key("")) if name not in map(key, _HARMLESS))
     ignored = check_known(origin, unread, family, allow_unknown=allow_unknown)
-    if factors is not None:
-        config = replace(config, rope=replace(config.rope, scaling=_of_factors(config, factors, origin)))
-    config = replace(
+    if ROPE_FACTORS in factors:
+        config = replace(config, rope=replace(config.rope, scaling=with_factors(config, factors[ROPE_FACTORS], origin)))
+    config = _as_tensors_say(config, shapes)
+    return with_task_of_file(config, metadata, key("pooling_type"), family, shapes, task, pooling), ignored
+
+
+def _check_without_effect(metadata: Metadata, key: Callable[[str], str], origin: str) -> None:
+    """Of what nobody read."""
+    for name, neutral in _WITHOUT_EFFECT.items():
+        if not metadata.was_read(key(name)) and metadata.number(key(name), neutral) != neutral:
+            raise ModelError(f"{origin}: metadata {key(name)} is {metadata.number(key(name))}, which is not supported")
+
+
+def _as_tensors_say(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
+    """The model with the biases that there are, and experts in the layers that have some."""
+
+    def has(*parts: str) -> bool:
+        return any(f"blk.0.{part}.bias" in shapes for part in parts)
+
+    norms = ("output_norm.bias", "token_embd_norm.bias")
+    return replace(
         config,
-        attention_bias=config.attention_bias or "blk.0.attn_q.bias" in shapes,
-        o_bias="blk.0.attn_output.bias" in shapes,
-        mlp_bias="blk.0.ffn_up.bias" in shapes,
+        attention_bias=has("attn_q", "attn_qkv", "attn_q_a", "attn_kv_a_mqa"),
+        o_bias=has("attn_output"),
+        mlp_bias=has("ffn_up"),
+        head_bias="output.bias" in shapes,
+        norm_bias=config.norm_bias and (has("attn_norm", "attn_output_norm") or any(name in shapes for name in norms)),
+        experts=None if config.experts is None else _experts_of(config.experts, config.num_layers, shapes),
+        token_types=config.token_types if "token_types.weight" in shapes else 0,
     )
-    return config, ignored
+
+
+def _experts_of(experts: Experts, num_layers: int, shapes: Mapping[str, tuple[int, ...]]) -> Experts | None:
+    layers = tuple(i for i in layers_with("ffn_gate_inp.weight", iter(shapes)) if i < num_layers)
+    return replace(experts, layers=layers) if layers else None
 
 
 def _vocabulary(shapes: Mapping[str, tuple[int, ...]], origin: str) -> int:
@@ -109,50 +141,3 @@ def _share(part: int, whole: int) -> float:
     """The least number that makes `part` of `whole` when the product is cut to an integer."""
     share = part / whole
     return share if int(whole * share) == part else math.nextafter(share, 2.0)
-
-
-def _scaling(metadata: Metadata, key: str, context: int) -> dict[str, Any] | None:
-    """`rope_scaling` as config.json has it."""
-    kind = metadata.text(f"{key}.type", "none")
-    factor = metadata.number(f"{key}.factor", 0.0)
-    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
-        return None
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": factor}
-    if kind != "yarn":
-        raise ModelError(
-            f"{metadata.origin}: metadata {key}.type is {brief(kind)}, which is not one of none, linear, yarn"
-        )
-    scaling: dict[str, Any] = {
-        "rope_type": "yarn",
-        "factor": factor,
-        "original_max_position_embeddings": metadata.integer(f"{key}.original_context_length", context),
-    }
-    for name in ("beta_fast", "beta_slow"):
-        if metadata.has(f"{key}.yarn_{name}"):
-            scaling[name] = metadata.number(f"{key}.yarn_{name}")
-    attention = metadata.number(f"{key}.attn_factor", 1.0)
-    if attention != 1.0:
-        scaling["attention_factor"] = attention * (1.0 + 0.1 * math.log(max(factor, 1.0)))
-    return scaling
-
-
-def _of_factors(config: ModelConfig, factors: Array, origin: str) -> RopeScaling | None:
-    """Divisors of the frequencies, which other scaling there is none beside."""
-    if factors.shape != (config.rope.dim // 2,):
-        raise ModelError(
-            f"{origin}: tensor rope_freqs.weight has shape {list(factors.shape)} where the metadata imply "
-            f"[{config.rope.dim // 2}]; download the file again"
-        )
-    if not bool((np.isfinite(factors) & (factors > 0)).all()):
-        bad = float(factors[~(np.isfinite(factors) & (factors > 0))][0])
-        raise ModelError(f"{origin}: tensor rope_freqs.weight has the factor {bad}; download the file again")
-    if bool((factors == 1).all()):
-        return config.rope.scaling
-    if config.rope.scaling is not None:
-        raise ModelError(
-            f"{origin} has both rope_freqs.weight and rope scaling {config.rope.scaling.rope_type}, of which llmc "
-            "knows no order; convert the model again"
-        )
-    length = config.max_position_embeddings
-    return RopeScaling("factors", 1.0, length, frequency_factors=tuple(float(f) for f in factors))

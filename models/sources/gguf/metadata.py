@@ -30,6 +30,10 @@ class Metadata:
         self._read.add(key)
         return self._values.get(key, default)
 
+    def was_read(self, key: str) -> bool:
+        """Whether somebody asked for it."""
+        return key in self._read
+
     def unread(self, prefix: str) -> Iterator[tuple[str, Any]]:
         """Keys that begin with `prefix` and that nobody asked for, with their values; an array as errors
         show it."""
@@ -90,6 +94,13 @@ class Metadata:
         if array is None:
             raise self.missing(key)
         return array.strings()
+
+    def flags(self, key: str) -> list[bool] | None:
+        """A list of true and false; None where there is no list."""
+        value = self._get(key)
+        if not isinstance(value, ArrayValue):
+            return None
+        return [bool(flag) for flag in value.flags()]
 
     def same_integer(self, key: str, default: int | None = None) -> int:
         """An integer, or an array of one integer again and again: what may differ by layer, and does not."""

@@ -5,82 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from llmc.models.sources.gguf.architectures import Architecture
+from llmc.models.sources.gguf.architecture import Architecture
+from llmc.models.sources.gguf.encoder_fields import ENCODERS
 from llmc.models.sources.gguf.metadata import Metadata
+from llmc.models.sources.gguf.mixture_fields import MIXTURES, mixtral
+from llmc.models.sources.gguf.reader import Reader, Shapes
 
-Shapes = Mapping[str, tuple[int, ...]]
 _LOCAL_THETA = 10000.0  # of Gemma 3's layers with windows, where a file does not say
-# llama.cpp knows those whose scores have another scale by the number of their layers.
-_LARGEST_GEMMA_2, _LARGEST_GEMMA_3 = 46, 62
-
-READ_BY: Mapping[str, frozenset[str]] = {
-    "llama": frozenset({"expert_count"}),
-    "gemma2": frozenset({"attn_logit_softcapping", "final_logit_softcapping"}),
-    "gemma3": frozenset({"final_logit_softcapping"}),
-    "granite": frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"}),
-    "qwen2moe": frozenset({"expert_count"}),
-    "qwen3moe": frozenset({"expert_count"}),
-}
-"""Keys, without the architecture's name, that count here and must have no effect elsewhere."""
+# llama.cpp knows those whose scores have another scale by the number of their layers, and Baichuan's with ALiBi.
+_LARGEST_GEMMA_2, _LARGEST_GEMMA_3, _LARGEST_BAICHUAN = 46, 62, 40
+_PERIOD = 4  # of layers, of which the last has no window
 
 
-class _Reader:
-    """Metadata of an architecture by their short names."""
-
-    def __init__(self, metadata: Metadata, architecture: Architecture, shapes: Shapes) -> None:
-        self.metadata, self.architecture, self.shapes = metadata, architecture, shapes
-
-    def key(self, name: str) -> str:
-        return f"{self.architecture.name}.{name}"
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        return self.metadata.integer(self.key(name), default)
-
-    def number(self, name: str, default: float | None = None) -> float:
-        return self.metadata.number(self.key(name), default)
-
-    def cap(self, name: str) -> float | None:
-        """A bound; None without one."""
-        return self.number(name, 0.0) or None
-
-    def window(self) -> int:
-        """Of tokens, 0 for none."""
-        return self.metadata.integer(self.key("attention.sliding_window"), 0, minimum=0)
-
-    def rms_eps(self) -> dict[str, Any]:
-        return {"rms_norm_eps": self.number("attention.layer_norm_rms_epsilon")}
-
-    def no_window(self) -> None:
-        if self.window():
-            raise self.metadata.wrong(self.key("attention.sliding_window"), "0")
-
-    def head_scalar(self, layers: int) -> float:
-        """What scores are divided by the root of: a head's elements, or of a model of so many layers its share of the
-        hidden size."""
-        heads = self.metadata.same_integer(self.key("attention.head_count"))
-        share = self.integer("embedding_length") // heads
-        return float(share if self.integer("block_count") == layers else self.integer("attention.key_length", share))
-
-
-def _llama(read: _Reader) -> dict[str, Any]:
-    """With a window on every layer it is a mistral, with experts a mixtral."""
-    found = read.rms_eps()
-    window = read.window()
-    if read.architecture.model_type == "mixtral":
-        found |= {"num_local_experts": read.integer("expert_count")}
-        found |= {"num_experts_per_tok": read.integer("expert_used_count")}
-        return found | ({"sliding_window": window} if window else {})
-    return found | ({"model_type": "mistral", "sliding_window": window} if window else {})
-
-
-def _plain(read: _Reader) -> dict[str, Any]:
+def plain(read: Reader) -> dict[str, Any]:
     read.no_window()
-    return read.rms_eps()
+    return read.eps()
 
 
-def _gemma2(read: _Reader) -> dict[str, Any]:
+def _llama(read: Reader) -> dict[str, Any]:
+    """With a window on every layer it is a mistral, with experts a mixtral."""
+    if read.architecture.model_type == "mixtral":
+        return mixtral(read)
+    window = read.window()
+    return read.eps() | ({"model_type": "mistral", "sliding_window": window} if window else {})
+
+
+def _gemma2(read: Reader) -> dict[str, Any]:
     return {
-        **read.rms_eps(),
+        **read.eps(),
         "sliding_window": read.integer("attention.sliding_window"),
         "attn_logit_softcapping": read.cap("attn_logit_softcapping"),
         "final_logit_softcapping": read.cap("final_logit_softcapping"),
@@ -88,10 +40,10 @@ def _gemma2(read: _Reader) -> dict[str, Any]:
     }
 
 
-def _gemma3(read: _Reader) -> dict[str, Any]:
+def _gemma3(read: Reader) -> dict[str, Any]:
     """Every sixth layer has no window."""
     return {
-        **read.rms_eps(),
+        **read.eps(),
         "sliding_window": read.integer("attention.sliding_window"),
         "final_logit_softcapping": read.cap("final_logit_softcapping"),
         "query_pre_attn_scalar": read.head_scalar(_LARGEST_GEMMA_3),
@@ -99,7 +51,7 @@ def _gemma3(read: _Reader) -> dict[str, Any]:
     }
 
 
-def _granite(read: _Reader) -> dict[str, Any]:
+def granite(read: Reader) -> dict[str, Any]:
     read.no_window()
     names = {
         "attention_multiplier": "attention.scale",
@@ -107,51 +59,132 @@ def _granite(read: _Reader) -> dict[str, Any]:
         "residual_multiplier": "residual_scale",
         "logits_scaling": "logit_scale",
     }
-    return {**read.rms_eps(), **{ours: read.number(theirs) for ours, theirs in names.items()}}
+    return {**read.eps(), **{ours: read.number(theirs) for ours, theirs in names.items()}}
 
 
-def _experts(read: _Reader) -> dict[str, Any]:
-    return {
-        **_plain(read),
-        "num_experts": read.integer("expert_count"),
-        "num_experts_per_tok": read.integer("expert_used_count"),
-        "moe_intermediate_size": read.integer("expert_feed_forward_length"),
-    }
-
-
-def _qwen2moe(read: _Reader) -> dict[str, Any]:
-    """Weights of the chosen experts stay as they are."""
-    shared = read.integer("expert_shared_feed_forward_length")
-    return {**_experts(read), "shared_expert_intermediate_size": shared, "norm_topk_prob": False}
-
-
-def _qwen3moe(read: _Reader) -> dict[str, Any]:
-    """Weights of the chosen experts are normalised."""
-    return {**_experts(read), "norm_topk_prob": True}
-
-
-def _starcoder2(read: _Reader) -> dict[str, Any]:
+def _starcoder2(read: Reader) -> dict[str, Any]:
     """No file says of windows; llama.cpp has none."""
-    read.no_window()
+    return {**plain(read), "use_bias": read.has("attn_q.bias"), "sliding_window": None}
+
+
+def _baichuan(read: Reader) -> dict[str, Any]:
+    """The large ones have ALiBi, whose code knows the length of texts by another name."""
+    if read.integer("block_count") != _LARGEST_BAICHUAN:
+        return plain(read)
+    return {**plain(read), "max_position_embeddings": None, "model_max_length": read.integer("context_length")}
+
+
+def _cohere(read: Reader) -> dict[str, Any]:
+    return {**plain(read), "logit_scale": read.number("logit_scale"), "use_qk_norm": read.has("attn_q_norm.weight")}
+
+
+def _cohere2(read: Reader) -> dict[str, Any]:
+    window = read.integer("attention.sliding_window")
+    kinds = {"sliding_window": window, "layer_types": read.kinds(_PERIOD)}
+    return {**read.eps(), "logit_scale": read.number("logit_scale"), **kinds}
+
+
+def _exaone4(read: Reader) -> dict[str, Any]:
+    """The small ones have no windows."""
+    window = read.window()
+    return read.eps() | ({"sliding_window": window, "layer_types": read.kinds(_PERIOD)} if window else {})
+
+
+def _falcon(read: Reader) -> dict[str, Any]:
+    """Models of more than one KV head are the newer ones, the large ones among them with two norms."""
+    heads = read.metadata.same_integer(read.key("attention.head_count_kv"), 1)
+    norms = 2 if read.has("attn_norm_2.weight") else 1
+    new = heads > 1 or norms > 1
     return {
-        "norm_epsilon": read.number("attention.layer_norm_epsilon"),
-        "use_bias": "blk.0.attn_q.bias" in read.shapes,
-        "sliding_window": None,
+        **plain(read),
+        "new_decoder_architecture": new,
+        "num_kv_heads": heads,
+        "num_ln_in_parallel_attn": norms,
+        "ffn_hidden_size": read.integer("feed_forward_length"),
     }
 
 
-_READERS: Mapping[str, Callable[[_Reader], dict[str, Any]]] = {
+def _gpt2(read: Reader) -> dict[str, Any]:
+    """n_head, multi_query: of StarCoder."""
+    heads = read.metadata.same_integer(read.key("attention.head_count"))
+    one = read.metadata.same_integer(read.key("attention.head_count_kv"), heads) == 1
+    return {**plain(read), "n_head": heads, "multi_query": one}
+
+
+def _gptneox(read: Reader) -> dict[str, Any]:
+    parallel = read.flag("use_parallel_residual", True)
+    return {**plain(read), "use_parallel_residual": parallel, "hidden_act": "gelu"}
+
+
+def _minicpm(read: Reader) -> dict[str, Any]:
+    """What older files do not say is what llama.cpp takes."""
+    hidden, layers = read.integer("embedding_length"), read.integer("block_count")
+    return {
+        **plain(read),
+        "scale_emb": read.number("embedding_scale", 12.0),
+        "scale_depth": read.number("residual_scale", 1.4 / layers**0.5) * layers**0.5,
+        "dim_model_base": hidden / read.number("logit_scale", hidden / 256),
+    }
+
+
+def _mpt(read: Reader) -> dict[str, Any]:
+    bias, clip = read.number("attention.max_alibi_bias", 0.0), read.cap("attention.clamp_kqv")
+    ratio = read.integer("feed_forward_length") // read.integer("embedding_length")
+    attention = {"alibi": bias > 0, "alibi_bias_max": bias, "clip_qkv": clip}
+    return {**plain(read), "attn_config": attention, "expansion_ratio": ratio}
+
+
+def _olmo(read: Reader) -> dict[str, Any]:
+    return {**plain(read), "clip_qkv": read.cap("attention.clamp_kqv")}
+
+
+def _phi2(read: Reader) -> dict[str, Any]:
+    return {**plain(read), "hidden_act": "gelu_new"}
+
+
+def _phi3(read: Reader) -> dict[str, Any]:
+    return read.eps() | ({"sliding_window": window} if (window := read.window()) else {})
+
+
+def _qwen(read: Reader) -> dict[str, Any]:
+    """The length counts gate and up. llama.cpp neither stretches frequencies of long texts nor makes queries grow."""
+    return {**plain(read), "use_dynamic_ntk": False, "use_logn_attn": False}
+
+
+def _stablelm(read: Reader) -> dict[str, Any]:
+    """Both blocks read one norm where there is one."""
+    read.flag("use_parallel_residual", True)
+    parallel, normed = not read.has("ffn_norm.weight"), read.has("attn_q_norm.weight")
+    return {**plain(read), "use_parallel_residual": parallel, "qk_layernorm": normed}
+
+
+_READERS: Mapping[str, Callable[[Reader], dict[str, Any]]] = {
     "llama": _llama,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
-    "granite": _granite,
-    "qwen2moe": _qwen2moe,
-    "qwen3moe": _qwen3moe,
+    "granite": granite,
     "starcoder2": _starcoder2,
+    "baichuan": _baichuan,
+    "command-r": _cohere,
+    "cohere2": _cohere2,
+    "exaone4": _exaone4,
+    "falcon": _falcon,
+    "gpt2": _gpt2,
+    "gptneox": _gptneox,
+    "minicpm": _minicpm,
+    "mpt": _mpt,
+    "olmo": _olmo,
+    "phi2": _phi2,
+    "phi3": _phi3,
+    "qwen": _qwen,
+    "stablelm": _stablelm,
+    "starcoder": _gpt2,
+    **MIXTURES,
+    **ENCODERS,
 }
 
 
 def more_fields(metadata: Metadata, architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
     """Fields of config.json beside those that all architectures have. Raises ModelError."""
-    read = _READERS.get(architecture.name, _plain)
-    return read(_Reader(metadata, architecture, shapes))
+    read = _READERS.get(architecture.name, plain)
+    return read(Reader(metadata, architecture, shapes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -13,37 +13,49 @@ import numpy as np
 from llmc.models.config import ModelConfig
 from llmc.models.convert import DTYPES, Array
 from llmc.models.errors import ModelError
-from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource, Tensor
-from llmc.models.sources.gguf.architectures import ROPE_FACTORS, Architecture, Place, get_architecture
+from llmc.models.sources.base import ArrayTensor, Checkpoint, ModelFiles, ModelSource, Tensor
+from llmc.models.sources.gguf.activation import activation_values
+from llmc.models.sources.gguf.architecture import NO_WEIGHTS, Architecture, Place
+from llmc.models.sources.gguf.architectures import get_architecture
 from llmc.models.sources.gguf.config import read_config
 from llmc.models.sources.gguf.header import Entry, GgufFile
 from llmc.models.sources.gguf.metadata import Metadata
+from llmc.models.sources.gguf.part_names import LAYER
 from llmc.models.sources.gguf.shards import open_shards, shard_paths
 from llmc.models.sources.gguf.tensor import HeadRows, open_tensor
 from llmc.models.sources.gguf.tokenizer.files import TokenizerFiles
 from llmc.models.sources.gguf.tokenizer.vocabulary import has_tokenizer, read_vocabulary
-from llmc.models.sources.reshaped import Shifted
 from llmc.models.tokenizers.vocabulary import Vocabulary
+from llmc.models.weight_map import WeightMap
 
 _EMBEDDING = "token_embd.weight"
 
 
 class GgufCheckpoint(Checkpoint):
-    """The tensors of a model's files. rows: of q and k, where the file has them in another order."""
+    """The tensors of a model's files. rows: of q and k, where the file has them in another order. values: what
+    the metadata have of tensors."""
 
     config_name = "its metadata"
 
     def __init__(
-        self, path: Path, tensors: dict[str, GgufFile], architecture: Architecture, rows: HeadRows | None
+        self,
+        path: Path,
+        tensors: Mapping[str, GgufFile],
+        architecture: Architecture,
+        rows: HeadRows | None,
+        values: Mapping[str, Array],
     ) -> None:
         self.path = path
-        self._architecture, self._rows = architecture, rows
+        self._architecture, self._rows, self._values = architecture, rows, values
         self._places = {
             ours: (place, file)
             for name, file in tensors.items()
-            if name != ROPE_FACTORS
+            if name not in NO_WEIGHTS
             for ours, place in architecture.places(name, file.tensors[name].shape)
         }
+
+    def weight_map(self, config: ModelConfig) -> WeightMap:
+        return self._architecture.layout.weight_map(config)
 
     def _at(self, name: str) -> tuple[Place, GgufFile]:
         if name not in self._places:
@@ -51,34 +63,38 @@ class GgufCheckpoint(Checkpoint):
         return self._places[name]
 
     def names(self) -> tuple[str, ...]:
-        return tuple(sorted(self._places))
+        return tuple(sorted((*self._places, *self._values)))
 
     def _entry(self, name: str) -> Entry:
         place, file = self._at(name)
         return file.tensors[place.name]
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if name in self._values:
+            return self._values[name].shape
         return self._at(name)[0].shape(self._entry(name).shape)
 
     def dtype(self, name: str) -> str:
+        if name in self._values:
+            return "f32"
         return self._entry(name).type.name.lower()
 
     def check_dtype(self, name: str) -> None:
         # Every type that a header may have is read.
-        self._entry(name)
+        self.dtype(name)
 
     def tensor(self, name: str) -> Tensor:
+        if name in self._values:
+            return ArrayTensor(self._values[name])
         place, file = self._at(name)
-        tensor = open_tensor(file, place, self._rows if self._architecture.has_paired_rows(place.name) else None)
-        plus = self._architecture.norm_plus
-        return Shifted(tensor, -plus) if plus and name.endswith("norm.weight") else tensor
+        return open_tensor(file, place, self._rows if self._architecture.has_paired_rows(place.name) else None)
 
     def release(self) -> None:
         for file in {file for _, file in self._places.values()}:
             file.release()
 
     def called(self, name: str) -> str:
-        return self._architecture.their_name(name)
+        return self._places[name][0].name if name in self._places else self._architecture.their_name(name)
 
 
 class GgufSource(ModelSource):
@@ -99,9 +115,10 @@ class GgufSource(ModelSource):
 
     @cached_property
     def _architecture(self) -> Architecture:
-        name = self._metadata.text("general.architecture")
-        experts = self._metadata.integer(f"{name}.expert_count", 0, minimum=0)
-        return get_architecture(name, str(self.path), experts)
+        found = get_architecture(self._metadata.text("general.architecture"), str(self.path))
+        if found.mixture is not None and self._metadata.integer(f"{found.name}.expert_count", 0, minimum=0):
+            found = found.mixture
+        return found.fitted(self._tensors)
 
     @cached_property
     def _vocabulary(self) -> Vocabulary | None:
@@ -126,6 +143,8 @@ class GgufSource(ModelSource):
             bos,
             self._rope_factors(),
             allow_unknown=self.allow_unknown_config,
+            task=self.task,
+            pooling=self.pooling,
         )
 
     def config(self) -> ModelConfig:
@@ -147,22 +166,36 @@ class GgufSource(ModelSource):
         most = max(elements, key=lambda name: elements[name], default="f32")
         return most if most in DTYPES else "bf16"
 
-    def _rope_factors(self) -> Array | None:
-        file = self._tensors.get(ROPE_FACTORS)
-        if file is None:
-            return None
-        shape = file.tensors[ROPE_FACTORS].shape
-        # No head is as large; the shape is checked before anything of its size is made.
-        if len(shape) != 1 or shape[0] > 1 << 15:
-            raise ModelError(f"{file.path}: tensor {ROPE_FACTORS} has shape {list(shape)}, which is no list of factors")
-        factors = np.empty(shape, np.float32)
-        open_tensor(file, Place(ROPE_FACTORS)).read(0, factors)
-        return factors
+    def _rope_factors(self) -> dict[str, Array]:
+        """By the names of the tensors."""
+        found = {}
+        for name in sorted(NO_WEIGHTS & self._tensors.keys()):
+            file = self._tensors[name]
+            shape = file.tensors[name].shape
+            # No head is as large; the shape is checked before anything of its size is made.
+            if len(shape) != 1 or shape[0] > 1 << 15:
+                raise ModelError(f"{file.path}: tensor {name} has shape {list(shape)}, which is no list of factors")
+            found[name] = np.empty(shape, np.float32)
+            open_tensor(file, Place(name)).read(0, found[name])
+        return found
 
     def checkpoint(self) -> GgufCheckpoint:
         config = self.config()
-        rows = HeadRows(config.head_dim, config.rope.dim)
-        return GgufCheckpoint(self.path, self._tensors, self._architecture, rows)
+        # What is not rotated at all is in the order of what is rotated whole.
+        rows = HeadRows(config.head_dim, config.head_dim if config.rope.theta is None else config.rope.dim)
+        values = activation_values(self._metadata, config)
+        return GgufCheckpoint(self.path, self._of_model(config), self._architecture, rows, values)
+
+    def _of_model(self, config: ModelConfig) -> dict[str, GgufFile]:
+        """Without layers behind the last one, which guess further tokens, where the metadata tell of such."""
+        if not self._metadata.integer(f"{self._architecture.name}.nextn_predict_layers", 0, minimum=0):
+            return self._tensors
+        layers = {name: LAYER.fullmatch(name) for name in self._tensors}
+        return {
+            name: file
+            for name, file in self._tensors.items()
+            if (layer := layers[name]) is None or int(layer[1]) < config.num_layers
+        }
 
     def model_files(self) -> ModelFiles:
         return TokenizerFiles(self._metadata, self._vocabulary)

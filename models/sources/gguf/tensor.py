@@ -11,7 +11,7 @@ from llmc.models.brief import brief_name
 from llmc.models.convert import DTYPES, Array, convert
 from llmc.models.errors import ModelError
 from llmc.models.sources.base import ArrayTensor, Tensor
-from llmc.models.sources.gguf.architectures import Place
+from llmc.models.sources.gguf.architecture import Place
 from llmc.models.sources.gguf.dequantize.parts import Parts
 from llmc.models.sources.gguf.dequantize.registry import PARTS, dequantize
 from llmc.models.sources.gguf.header import GgufFile
@@ -131,11 +131,13 @@ class _OrderedArray(Tensor):
 
 
 def open_tensor(file: GgufFile, place: Place, order: HeadRows | None = None) -> Tensor:
-    """A tensor of a file, or a matrix of it, not read yet. order: of its rows, where it is not ours."""
+    """A tensor of a file, or a part of it, not read yet. order: of its rows, where it is not ours."""
     entry, rows = file.tensors[place.name], file.rows(place.name)
     shape = place.shape(entry.shape)
     if place.expert is not None:
-        rows = rows[place.expert * shape[0] : (place.expert + 1) * shape[0]]
+        # Of a bias it is one.
+        each = math.prod(shape[:-1])
+        rows = rows[place.expert * each : (place.expert + 1) * each]
     if entry.type.name not in _PLAIN:
         called = f"{file.path}: tensor {brief_name(place.name)}"
         if order is not None and len(shape) == 1:

@@ -159,6 +159,15 @@ class ArrayValue:
         values: list[Any] = np.frombuffer(self.source.data[self.begin : self.end], format).tolist()
         return values
 
+    def flags(self) -> list[int]:
+        """Bools, or integers in their place."""
+        if self.type in (_FLOAT32, 12) or self.type not in _SCALARS:
+            raise self._wrong("true or false")
+        values: list[int] = np.frombuffer(
+            self.source.data[self.begin : self.end], np.dtype(_SCALARS[self.type][0])
+        ).tolist()
+        return values
+
     def integers(self) -> list[int]:
         if self.type in (6, 12):
             raise self._wrong("integers")

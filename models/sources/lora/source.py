@@ -11,6 +11,7 @@ from llmc.models.convert import Array
 from llmc.models.errors import ModelError
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource, Tensor
 from llmc.models.sources.lora.adapter import LoraAdapter, LowRank, Merged
+from llmc.models.weight_map import WeightMap
 from llmc.peft_format import CONFIG, WEIGHTS
 
 
@@ -50,6 +51,9 @@ class MergedCheckpoint(Checkpoint):
                 f"{adapter.path / WEIGHTS} changes {self._base.called(name)} as a tensor of shape {list(shape)}, which "
                 f"has {list(self._base.shape(name))} in {self._base.path}; give the model that the adapter was made for"
             )
+
+    def weight_map(self, config: ModelConfig) -> WeightMap | None:
+        return self._base.weight_map(config)
 
     def names(self) -> tuple[str, ...]:
         return self._base.names()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, BinaryIO
 
@@ -11,13 +12,20 @@ from llmc.models.brief import brief
 from llmc.models.errors import ModelError
 from llmc.models.sources.base import ModelFiles
 from llmc.models.sources.gguf.metadata import Metadata
-from llmc.models.sources.gguf.tokenizer.merges import pre_tokenizer, read_merges, read_scores
-from llmc.models.sources.gguf.tokenizer.vocabulary import MODEL
+from llmc.models.sources.gguf.tokenizer.merges import (
+    pre_tokenizer,
+    read_charsmap,
+    read_merges,
+    read_scores,
+)
+from llmc.models.sources.gguf.tokenizer.vocabulary import MODEL, as_pieces
 from llmc.models.tokenizers.byte_level import byte_level
 from llmc.models.tokenizers.document import whole
-from llmc.models.tokenizers.sentence_piece import Normalization, bpe
+from llmc.models.tokenizers.sentence_piece import Normalization, bpe, unigram
 from llmc.models.tokenizers.vocabulary import Vocabulary
+from llmc.models.tokenizers.word_piece import word_piece
 
+_MODELS = ("gpt2", "llama", "bert", "t5")
 _TEMPLATE = "tokenizer.chat_template"
 # From general.sampling to generation_config.json.
 _SAMPLING = {
@@ -62,27 +70,39 @@ class TokenizerFiles(ModelFiles):
         assert self._vocabulary is not None
         vocabulary, metadata = self._vocabulary, self._metadata
         bos, eos = self._surrounds()
-        if self._is_byte_level:
-            pre, merges = pre_tokenizer(metadata), read_merges(metadata, vocabulary.ids())
-            return whole(byte_level(vocabulary, pre, merges), vocabulary, bos=bos, eos=eos)
-        by = Normalization(adds_space=metadata.flag("tokenizer.ggml.add_space_prefix", True))
-        return whole(bpe(vocabulary, read_scores(metadata, len(vocabulary.texts)), by), vocabulary, bos=bos, eos=eos)
+        match self._model:
+            case "gpt2":
+                pre, merges = pre_tokenizer(metadata), read_merges(metadata, vocabulary.ids())
+                return whole(byte_level(vocabulary, pre, merges), vocabulary, bos=bos, eos=eos)
+            case "bert":
+                pieces = as_pieces(vocabulary)
+                return whole(word_piece(pieces), pieces, bos=bos, eos=eos, between=0)
+        scores = read_scores(metadata, len(vocabulary.texts))
+        has = metadata.flag
+        by = Normalization(adds_space=has("tokenizer.ggml.add_space_prefix", True))
+        if self._model == "llama":
+            return whole(bpe(vocabulary, scores, by), vocabulary, bos=bos, eos=eos)
+        removes = has("tokenizer.ggml.remove_extra_whitespaces", True)
+        by = replace(by, charsmap=read_charsmap(metadata), removes_spaces=removes)
+        # As RoBERTa's pairs are.
+        return whole(unigram(vocabulary, scores, by), vocabulary, bos=bos, eos=eos, between=1)
 
     @property
-    def _is_byte_level(self) -> bool:
+    def _model(self) -> str:
         model = self._metadata.text(MODEL)
-        if model not in ("gpt2", "llama"):
+        if model not in _MODELS:
             raise ModelError(
-                f"{self._metadata.origin}: metadata {MODEL} is {brief(model)}, which is not one of gpt2, llama; "
-                "compile with --no-tokenizer an artifact that takes token ids alone"
+                f"{self._metadata.origin}: metadata {MODEL} is {brief(model)}, which is not one of "
+                f"{', '.join(_MODELS)}; compile with --no-tokenizer an artifact that takes token ids alone"
             )
-        return model == "gpt2"
+        return model
 
     def _surrounds(self) -> tuple[bool, bool]:
         """Whether texts begin with bos and end with eos; where the file does not say, as llama.cpp takes it."""
-        bos = pre_tokenizer(self._metadata).bos if self._is_byte_level else True
+        bos = pre_tokenizer(self._metadata).bos if self._model == "gpt2" else True
         has = self._metadata.flag
-        return has("tokenizer.ggml.add_bos_token", bos), has("tokenizer.ggml.add_eos_token", False)
+        eos = self._model in ("bert", "t5")
+        return has("tokenizer.ggml.add_bos_token", bos), has("tokenizer.ggml.add_eos_token", eos)
 
     def _config(self, vocabulary: Vocabulary) -> dict[str, Any]:
         bos, eos = self._surrounds()

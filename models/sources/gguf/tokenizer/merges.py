@@ -9,6 +9,7 @@ from llmc.models.errors import ModelError
 from llmc.models.sources.gguf.metadata import Metadata
 from llmc.models.tokenizers.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
+_CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
 _PRE, _MERGES, _SCORES = "tokenizer.ggml.pre", "tokenizer.ggml.merges", "tokenizer.ggml.scores"
 
 
@@ -50,3 +51,14 @@ def read_scores(metadata: Metadata, count: int) -> list[float]:
     if odd is not None:
         raise ModelError(f"{metadata.origin}: element {odd} of {_SCORES} is {scores[odd]}, which is no finite number")
     return scores
+
+
+def read_charsmap(metadata: Metadata) -> bytes:
+    """A compiled table of replacements; empty where there is none."""
+    array = metadata.array(_CHARSMAP)
+    if array is None:
+        return b""
+    numbers = array.integers()
+    if not all(0 <= number < 256 for number in numbers):
+        raise metadata.wrong(_CHARSMAP, "a list of bytes")
+    return bytes(numbers)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from llmc.models.brief import brief
 from llmc.models.errors import ModelError
 from llmc.models.sources.gguf.metadata import Metadata
-from llmc.models.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, Vocabulary
+from llmc.models.tokenizers.sentence_piece import SPACE
+from llmc.models.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary
+from llmc.models.tokenizers.word_piece import is_whole
 
 MODEL = "tokenizer.ggml.model"
 TOKENS = "tokenizer.ggml.tokens"
@@ -36,11 +41,32 @@ def read_vocabulary(metadata: Metadata, size: int) -> Vocabulary:
         return metadata.integer(key, minimum=0, maximum=len(texts) - 1)
 
     eos = token("eos")
+    if metadata.text(MODEL, "none") == "bert":
+        # Of which converters name the one that separates texts, and the one that they begin with.
+        return Vocabulary(texts, kinds, origin, _of(token, "cls", "bos"), _of(token, "seperator", "eos"),
+                          token("unknown"), token("padding"))  # fmt: skip
     by_text = [i for i, (text, kind) in enumerate(zip(texts, kinds, strict=True)) if kind == CONTROL and text in _ENDS]
     ends = [i for i in (eos, token("eot"), token("eom"), *by_text) if i is not None]
     return Vocabulary(
         texts, kinds, origin, token("bos"), eos, token("unknown"), token("padding"), tuple(dict.fromkeys(ends))
     )
+
+
+def _of(token: Callable[[str], int | None], name: str, other: str) -> int | None:
+    """The id of a token that has a role, or another one."""
+    return token(other) if (found := token(name)) is None else found
+
+
+def as_pieces(vocabulary: Vocabulary) -> Vocabulary:
+    """Words' first pieces, which a file marks by SentencePiece's space, without it; the other ones as BERT has them."""
+
+    def text(token: int) -> str:
+        found = vocabulary.texts[token]
+        if vocabulary.kinds[token] in (CONTROL, UNKNOWN, USER_DEFINED) or is_whole(found):
+            return found
+        return found.removeprefix(SPACE) if found.startswith(SPACE) else f"##{found}"
+
+    return replace(vocabulary, texts=tuple(map(text, range(len(vocabulary.texts)))))
 
 
 def _kinds(metadata: Metadata, count: int) -> tuple[int, ...]:

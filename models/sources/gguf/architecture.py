@@ -1,0 +1,125 @@
+"""An architecture of llama.cpp: the family that reads it, and what its tensors are called here and there."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from llmc.models.layout import Layout
+from llmc.models.sources.gguf.part_names import LAYER, expert_names, inverse, layer_names, whole_names
+
+_OUR_NUMBER = re.compile(r"\.(\d+)\.", re.ASCII)
+_PAIRED = re.compile(r"blk\.\d+\.attn_[qk]\.(weight|bias)", re.ASCII)
+ROPE_FACTORS = "rope_freqs.weight"
+"""Divisors of the rotary frequencies: no weight, a part of the configuration."""
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+"""The same of longrope, for long and for short texts."""
+NO_WEIGHTS = frozenset({ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS})
+_ONE_ROW = "ffn_gate_inp_shexp.weight"
+"""A matrix of one row, which files have as a vector."""
+_BY_HEAD = frozenset({"attn_k_b.weight", "attn_v_b.weight"})
+"""Matrices of all heads, which are one here."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor of a file, or a part of it. expert: of a tensor of all experts, None: all of it. one_row: it is a
+    matrix of one row, whatever its shape. by_head: it is matrices one below the other."""
+
+    name: str
+    expert: int | None = None
+    one_row: bool = False
+    by_head: bool = False
+
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the part, where the file's tensor has that shape."""
+        if self.expert is not None:
+            return stored[1:]
+        if self.by_head:
+            return (math.prod(stored[:-1]), stored[-1])
+        return (1, *stored) if self.one_row and len(stored) == 1 else stored
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """model_type: of the family. layout: where the file has what; converters take apart or put together what
+    checkpoints have otherwise, so it is not the family's, and its names are Llama's where nothing else counts.
+    paired: rows of q and k are in the order of `HeadRows`. gated: its feed-forward blocks are. others: parts of layers
+    that llama.cpp calls otherwise than it does in most architectures. mixture: what it is where there are experts.
+    truncated: yarn stretches a range of whole elements."""
+
+    name: str
+    model_type: str
+    layout: Layout = field(default_factory=Layout)
+    paired: bool = False
+    gated: bool = True
+    others: Mapping[str, str] = field(default_factory=dict)
+    mixture: Architecture | None = None
+    truncated: bool = True
+
+    def fitted(self, names: Container[str]) -> Architecture:
+        """The same for a file that has these tensors: some have two or three parts as one."""
+        layout = self.layout
+        if "blk.0.attn_qkv.weight" in names:
+            layout = replace(layout, qkv=("self_attn.qkv_proj",))
+        if "blk.0.ffn_up.weight" in names and "blk.0.ffn_gate.weight" not in names and self.gated:
+            layout = replace(layout, gate_up=("mlp.gate_up_proj",))
+        if any(f"blk.{i}.ffn_gate_up_exps.weight" in names for i in (0, 1)):
+            layout = replace(layout, expert_gate_up=("mlp.experts.{}.gate_up_proj.weight",))
+        if "blk.0.attn_norm_2.weight" in names:
+            # Of Falcon's two norms the second is that of attention.
+            others = {"attn_norm": layout.mlp_norm, "attn_norm_2": layout.attention_norm}
+            return replace(self, layout=layout, others=others)
+        return replace(self, layout=replace(layout, parted_latent="blk.0.attn_k_b.weight" in names))
+
+    @cached_property
+    def _whole(self) -> Mapping[str, str]:
+        return whole_names(self.layout)
+
+    @cached_property
+    def layer(self) -> Mapping[str, str]:
+        """What tensors of a layer are called, theirs to ours."""
+        return layer_names(self.layout, self.others, gated=self.gated)
+
+    @cached_property
+    def experts(self) -> Mapping[str, str]:
+        """The same of tensors of all experts, ours with {} for the expert's number."""
+        return expert_names(self.layout)
+
+    def has_paired_rows(self, name: str) -> bool:
+        """Whether the file's tensor `name` has."""
+        return self.paired and _PAIRED.fullmatch(name) is not None
+
+    def places(self, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Place]]:
+        """What we call the file's tensor, or the parts of it; its own name where it has none here."""
+        found = LAYER.fullmatch(name)
+        if found is None:
+            yield self._whole.get(name, name), Place(name)
+            return
+        prefix, part = self.layout.layer.format(found[1]), found[2]
+        if part in self.experts and len(shape) == (2 if part.endswith("bias") else 3):
+            for expert in range(shape[0]):
+                yield f"{prefix}.{self.experts[part].format(expert)}", Place(name, expert)
+        elif part in self.layer:
+            yield f"{prefix}.{self.layer[part]}", Place(name, one_row=part == _ONE_ROW, by_head=part in _BY_HEAD)
+        else:
+            yield name, Place(name)
+
+    @cached_property
+    def _theirs(self) -> Mapping[str, str]:
+        return {**inverse(self.layer), **inverse(self.experts), **inverse(self._whole)}
+
+    @cached_property
+    def _our_layer(self) -> re.Pattern[str]:
+        return re.compile(re.escape(self.layout.layer).replace(r"\{\}", r"(\d+)") + r"\.(.+)", re.ASCII)
+
+    def their_name(self, name: str) -> str:
+        """What the file calls the tensor that we call so."""
+        found = self._our_layer.fullmatch(name)
+        if found is None:
+            return self._theirs.get(name, name)
+        part = self._theirs.get(found[2]) or self._theirs.get(_OUR_NUMBER.sub(".{}.", found[2]))
+        return name if part is None else f"blk.{found[1]}.{part}"

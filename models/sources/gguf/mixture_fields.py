@@ -1,0 +1,240 @@
+"""What the metadata of mixtures of experts and of latent attention say, as config.json has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llmc.models.errors import ModelError
+from llmc.models.sources.gguf.reader import Reader
+
+_SIGMOID = 2  # of expert_gating_func; 1 is a softmax
+_WITHOUT_NORMED_HEADS = 128  # experts of Llama 4 Maverick
+
+
+def _experts(read: Reader) -> dict[str, Any]:
+    """By all names that families have for their number; n_shared_experts: as many as the shared matrices are of."""
+    count, top_k = read.integer("expert_count"), read.integer("expert_used_count")
+    inner = read.integer("expert_feed_forward_length", _inner(read) or None)
+    shared = read.rows("ffn_up_shexp.weight")
+    if shared % inner:
+        raise ModelError(
+            f"{read.metadata.origin}: tensor ffn_up_shexp.weight has {shared} rows, no multiple of the {inner} of an "
+            "expert; convert the model again"
+        )
+    read.metadata.integer(read.key("expert_shared_count"), 0, minimum=0)
+    read.metadata.integer(read.key("expert_shared_feed_forward_length"), 0, minimum=0)
+    return {
+        **read.eps(),
+        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), count),
+        **dict.fromkeys(("num_experts_per_tok", "moe_k"), top_k),
+        "moe_intermediate_size": inner,
+        **dict.fromkeys(("n_shared_experts", "moe_num_shared_experts"), shared // inner),
+    }
+
+
+def _inner(read: Reader) -> int:
+    """Rows of an expert's gate, where no metadata say it."""
+    return read.rows("ffn_gate_exps.weight") or read.rows("ffn_gate_up_exps.weight") // 2
+
+
+def _weights(read: Reader, *, normalised: bool) -> dict[str, Any]:
+    """How scores become weights. normalised: what a file means that does not say."""
+    scale = read.number("expert_weights_scale", 0.0)
+    groups = read.metadata.integer(read.key("expert_group_count"), 1, minimum=0) or 1
+    top = read.metadata.integer(read.key("expert_group_used_count"), 1, minimum=0) or 1
+    return {
+        "norm_topk_prob": read.flag("expert_weights_norm", normalised),
+        "routed_scaling_factor": scale or 1.0,
+        "n_group": groups,
+        "topk_group": top,
+    }
+
+
+def _gating(read: Reader, default: int) -> int:
+    name = read.key("expert_gating_func")
+    return read.metadata.integer(name, default, minimum=0, maximum=_SIGMOID) or default
+
+
+def _only(read: Reader, function: int) -> None:
+    if _gating(read, function) != function:
+        raise read.metadata.wrong(read.key("expert_gating_func"), str(function))
+
+
+def _of_whole_model(read: Reader) -> dict[str, Any]:
+    """Experts in every layer, as wide as the metadata say of all."""
+    read.no_window()
+    return {**_experts(read), "intermediate_size": _inner(read)}
+
+
+def mixtral(read: Reader) -> dict[str, Any]:
+    window = read.window()
+    return {**_experts(read), "intermediate_size": _inner(read)} | ({"sliding_window": window} if window else {})
+
+
+def _granite(read: Reader) -> dict[str, Any]:
+    names = {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+    return {**_of_whole_model(read), **{ours: read.number(theirs, 1.0) for ours, theirs in names.items()}}
+
+
+def _qwen2moe(read: Reader) -> dict[str, Any]:
+    """Weights of the chosen experts stay as they are."""
+    read.no_window()
+    shared = read.rows("ffn_up_shexp.weight")
+    read.integer("expert_shared_feed_forward_length", shared)
+    inner = read.integer("expert_feed_forward_length", _inner(read) or None)
+    return {
+        **read.eps(),
+        "num_experts": read.integer("expert_count"),
+        "num_experts_per_tok": read.integer("expert_used_count"),
+        "moe_intermediate_size": inner,
+        "shared_expert_intermediate_size": shared,
+        "norm_topk_prob": False,
+    }
+
+
+def _qwen3moe(read: Reader) -> dict[str, Any]:
+    """Weights of the chosen experts are normalised."""
+    read.no_window()
+    return {**_experts(read), "norm_topk_prob": True}
+
+
+def _dbrx(read: Reader) -> dict[str, Any]:
+    found = _experts(read)
+    inner = {
+        "ffn_hidden_size": _inner(read),
+        "moe_num_experts": found["num_experts"],
+        "moe_top_k": found["num_experts_per_tok"],
+    }
+    heads = read.metadata.same_integer(read.key("attention.head_count_kv"))
+    attention = {"kv_n_heads": heads, "clip_qkv": read.cap("attention.clamp_kqv")}
+    return {**read.eps(), "attn_config": attention, "ffn_config": inner}
+
+
+def _deepseek(read: Reader) -> dict[str, Any]:
+    read.no_window()
+    _leading(read)
+    _only(read, 1)
+    found = _weights(read, normalised=False)
+    if found["routed_scaling_factor"] != 1.0:
+        raise read.metadata.wrong(read.key("expert_weights_scale"), "1")
+    return {**_experts(read), "norm_topk_prob": found["norm_topk_prob"]}
+
+
+def _leading(read: Reader) -> None:
+    """Which layers have experts tensors say, too."""
+    read.metadata.integer(read.key("leading_dense_block_count"), 0, minimum=0)
+    read.metadata.integer(read.key("interleave_moe_layer_step"), 1, minimum=0)
+
+
+def _latent(read: Reader, *, rotated_halves: bool = False) -> dict[str, Any]:
+    """Sizes of latent attention; where heads are kept apart from the key that all share, those are the first names."""
+    apart = read.metadata.has(read.key("attention.key_length_mla"))
+    key, value = (f"attention.{part}_length{'_mla' if apart else ''}" for part in ("key", "value"))
+    heads, rotated = read.metadata.same_integer(read.key("attention.head_count")), read.integer("rope.dimension_count")
+    query = read.integer(key)
+    if query <= rotated:
+        raise read.metadata.wrong(read.key(key), f"more than rope.dimension_count {rotated}")
+    queries = {"q_lora_rank": read.integer("attention.q_lora_rank")} if read.has("attn_q_a.weight") else {}
+    return {
+        **read.eps(),
+        **queries,
+        "kv_lora_rank": read.integer("attention.kv_lora_rank"),
+        "qk_nope_head_dim": query - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": read.integer(value, read.integer("embedding_length") // heads),
+        "rope_interleave": not rotated_halves,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "partial_rotary_factor": None,
+    }
+
+
+def _deepseek2(read: Reader) -> dict[str, Any]:
+    """V2 and what is like it has a softmax, V3, R1 and Kimi K2 scores of each expert by itself."""
+    read.no_window()
+    _leading(read)
+    if not read.metadata.integer(read.key("expert_count"), 0, minimum=0):
+        return _latent(read)
+    sigmoid = _gating(read, 1) == _SIGMOID
+    found = {**_latent(read), **_experts(read), **_weights(read, normalised=False)}
+    if sigmoid:
+        return {**found, "model_type": "deepseek_v3", "scoring_func": "sigmoid"}
+    limited = "group_limited_greedy" if found["n_group"] > 1 else "greedy"
+    return {**found, "topk_method": limited, "scoring_func": "softmax"}
+
+
+def _minicpm3(read: Reader) -> dict[str, Any]:
+    """Factors that llama.cpp knows of the one model that there is."""
+    read.no_window()
+    return {**_latent(read, rotated_halves=True), "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
+
+
+def _sigmoid(read: Reader) -> dict[str, Any]:
+    read.no_window()
+    _leading(read)
+    _only(read, _SIGMOID)
+    normed = {"use_qk_norm": read.has("attn_q_norm.weight")}
+    return {**_experts(read), **_weights(read, normalised=True), **normed}
+
+
+def _ernie(read: Reader) -> dict[str, Any]:
+    read.no_window()
+    _leading(read)
+    return _experts(read)
+
+
+def _gpt_oss(read: Reader) -> dict[str, Any]:
+    """Every other layer has a window, the first one among them."""
+    window = {"sliding_window": read.integer("attention.sliding_window"), "layer_types": read.kinds(2)}
+    return {**_experts(read), "intermediate_size": _inner(read), **window}
+
+
+def _llama4(read: Reader) -> dict[str, Any]:
+    """Chunks are of 8192 tokens unless the file has none; intermediate_size is that of an expert."""
+    _leading(read)
+    _only(read, _SIGMOID)
+    plain = read.metadata.has(read.key("attention.sliding_window")) and not read.window()
+    found = _experts(read)
+    return {
+        **found,
+        "intermediate_size": found["moe_intermediate_size"],
+        "intermediate_size_mlp": read.integer("feed_forward_length"),
+        "attention_chunk_size": None if plain else 8192,
+        "use_qk_norm": found["num_experts"] != _WITHOUT_NORMED_HEADS,
+    }
+
+
+def _minimax(read: Reader) -> dict[str, Any]:
+    read.no_window()
+    _only(read, _SIGMOID)
+    return {**_experts(read), "intermediate_size": _inner(read)}
+
+
+def _phimoe(read: Reader) -> dict[str, Any]:
+    window = {"sliding_window": read.window()} if read.window() else {}
+    return {**_experts(read), "intermediate_size": _inner(read), "lm_head_bias": "output.bias" in read.shapes, **window}
+
+
+MIXTURES: Mapping[str, Callable[[Reader], dict[str, Any]]] = {
+    "dbrx": _dbrx,
+    "deepseek": _deepseek,
+    "deepseek2": _deepseek2,
+    "dots1": _sigmoid,
+    "ernie4_5-moe": _ernie,
+    "glm4moe": _sigmoid,
+    "gpt-oss": _gpt_oss,
+    "granitemoe": _granite,
+    "llama4": _llama4,
+    "minicpm3": _minicpm3,
+    "minimax-m2": _minimax,
+    "olmoe": _of_whole_model,
+    "phimoe": _phimoe,
+    "qwen2moe": _qwen2moe,
+    "qwen3moe": _qwen3moe,
+}

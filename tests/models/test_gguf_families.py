@@ -1,0 +1,140 @@
+"""GGUF files of every architecture: they have the configuration and every bit of the checkpoints that they are of."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+
+from llmc.models import ModelError, open_source
+from llmc.models.config import Task
+from llmc.models.loader import load_parameters
+from llmc.models.registry import FAMILIES
+from llmc.models.sources.gguf.architectures import ARCHITECTURES
+from llmc.quantize.formats.codes import E8M0, Codes
+
+from support.families import CASES
+from support.gguf_cases import ENCODERS, TOLD, told_fields
+from support.gguf_converter import write_converted
+from support.gguf_models import CASES as OLDER
+from support.tiny_encoders import make_encoder
+from support.tiny_models import make_tiny_model
+
+WITHOUT_FILES = {"codegen", "gptj", "helium", "internlm", "mimo", "opt", "telechat"}
+"""Families that llama.cpp's converter makes no file of."""
+IN_OTHERS = {
+    "chatglm": "chatglm", "gemma3": "gemma3", "internlm3": "llama", "kimi_k2": "deepseek2", "llama4": "llama4",
+    "mistral": "llama", "mixtral": "llama", "roberta": "bert", "xlm-roberta": "bert", "deepseek_v3": "deepseek2",
+}  # fmt: skip
+"""Families whose files are of an architecture that another family reads, or may."""
+
+
+def test_every_family_has_an_architecture_or_none_is_there() -> None:
+    read = {one.model_type for one in ARCHITECTURES.values()}
+    assert read | WITHOUT_FILES | IN_OTHERS.keys() == FAMILIES.keys()
+    assert set(IN_OTHERS.values()) <= ARCHITECTURES.keys()
+    tested = {CASES[case][0] for case in TOLD} | {family for family, _ in OLDER.values()} | ENCODERS.keys()
+    assert read <= tested
+
+
+def rounded(value: Any) -> Any:
+    """With numbers as float32 has them, as files do."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: rounded(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple):
+        return tuple(map(rounded, value))
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def check(model: Path, path: Path, metadata: dict[str, Any], **changes: Any) -> None:
+    """changes: of the configuration that the file implies."""
+    source = open_source(model)
+    expected = source.config()
+    write_converted(model, path, expected, metadata)
+    found = open_source(path)
+    config = found.config()
+    same = replace(expected, eos_token_ids=(), bos_token_id=None, dtype="f32", model_type=config.model_type, **changes)
+    assert rounded(config) == rounded(same)
+    theirs = {p.name: p.value() for p in load_parameters(expected, source.checkpoint(), "f32")}
+    ours = {p.name: p.value() for p in load_parameters(config, found.checkpoint(), "f32")}
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert ours[name].tobytes() == value.tobytes(), name
+
+
+@pytest.mark.parametrize("case", TOLD)
+def test_a_file_is_read_as_its_checkpoint(case: str, tmp_path: Path) -> None:
+    family, sizes = told_fields(case)
+    check(make_tiny_model(tmp_path / "m", family, **sizes), tmp_path / "m.gguf", TOLD[case][1])
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_an_encoder_is_read_as_its_checkpoint(family: str, tmp_path: Path) -> None:
+    make_encoder(tmp_path / "m", family)
+    check(tmp_path / "m", tmp_path / "m.gguf", {"attention.causal": False, **ENCODERS[family]})
+
+
+def test_experts_in_mxfp4_keep_their_numbers(tmp_path: Path) -> None:
+    """As published files of gpt-oss have them."""
+    family, sizes = CASES["gpt_oss"]
+    even = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 20, "swiglu_limit": 7.0}
+    model = make_tiny_model(tmp_path / "m", family, **{**sizes, **even})
+    path = tmp_path / "m.gguf"
+
+    def type(name: str) -> Type:
+        return Type.MXFP4 if name.endswith("_exps.weight") else Type.F32
+
+    stood = write_converted(model, path, open_source(model).config(), type=type)
+    source = open_source(path)
+    parameters = {p.name: p for p in load_parameters(source.config(), source.checkpoint(), "bf16")}
+    down, gate_up = (parameters[f"layers.1.mlp.experts.{name}.weight"] for name in ("down", "gate_up"))
+    for parameter in (down, gate_up):
+        assert parameter.stored is not None
+        assert parameter.stored.format == Codes("e2m1", 32, E8M0)
+    wide = replace(down, dtype="f32").value().reshape(5, 64, 64)
+    assert np.array_equal(wide, stood["blk.1.ffn_down_exps.weight"])
+    both = replace(gate_up, dtype="f32").value().reshape(5, 2, 64, 64)
+    assert np.array_equal(both[:, 0], stood["blk.1.ffn_gate_exps.weight"])
+    assert np.array_equal(both[:, 1], stood["blk.1.ffn_up_exps.weight"])
+
+
+def test_latent_attention_of_an_older_file(tmp_path: Path) -> None:
+    """Whose lengths are of heads, with one matrix for what makes keys and values."""
+    family, sizes = CASES["deepseek_v2"]
+    model = make_tiny_model(tmp_path / "m", family, **sizes)
+    source, path = open_source(model), tmp_path / "m.gguf"
+    latent = source.config().latent
+    assert latent is not None
+    older = {"attention.key_length_mla": None, "attention.value_length_mla": None, "attention.head_count_kv": 3,
+             "attention.key_length": latent.query_dim, "attention.value_length": latent.value_dim}  # fmt: skip
+    write_converted(model, path, source.config(), older, latent_apart=False)
+    theirs = [p.value() for p in load_parameters(source.config(), source.checkpoint(), "f32")]
+    ours = [p.value() for p in load_parameters(open_source(path).config(), open_source(path).checkpoint(), "f32")]
+    assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_reranker_and_what_is_none(tmp_path: Path) -> None:
+    model = make_encoder(tmp_path / "m", "xlm-roberta") or tmp_path / "m"
+    config = open_source(model).config()
+    rng = np.random.default_rng(0)
+    head = {"cls.weight": (60, 60), "cls.bias": (60,), "cls.output.weight": (1, 60), "cls.output.bias": (1,)}
+    more = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in head.items()}
+    metadata = {"attention.causal": False, "pooling_type": 4}
+    write_converted(model, tmp_path / "r.gguf", config, metadata, more=more)
+    source = open_source(tmp_path / "r.gguf")
+    assert source.config().task == Task("rank", "sigmoid")
+    ours = {p.name: p.value() for p in load_parameters(source.config(), source.checkpoint(), "f32")}
+    assert np.array_equal(ours["pooled.dense.1.linear.weight"], more["cls.output.weight"])
+    write_converted(model, tmp_path / "e.gguf", config, {"attention.causal": False, "pooling_type": 1})
+    found = open_source(tmp_path / "e.gguf").config().pooled
+    assert found is not None
+    assert found.pooling == "mean"
+    with pytest.raises(ModelError, match=r"--task rank needs a GGUF file of a reranker, with bert\.pooling_type 4"):
+        open_source(tmp_path / "e.gguf", task="rank").config()
+    write_converted(model, tmp_path / "c.gguf", config, {"attention.causal": True})
+    with pytest.raises(ModelError, match=r"bert\.attention\.causal is True where false was expected"):
+        open_source(tmp_path / "c.gguf").config()

@@ -1,0 +1,87 @@
+"""Tiny models that GGUF files are made of, by cases of `support.families`, and what such a file says of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.families import CASES
+
+LEFT_OUT = object()
+# Of a case of `support.families`: other fields, where a file does not say them or the tiny model is none that
+# llama.cpp knows, then metadata beside those that a configuration implies.
+TOLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "apertus": ({"rope_parameters": {"rope_type": "default", "rope_theta": 12e6}}, {}),
+    "arcee": ({}, {}),
+    "baichuan": ({}, {}),
+    "bloom": ({}, {}),
+    "cohere": ({"tie_word_embeddings": True}, {"logit_scale": 0.0625}),
+    "cohere-qk-norm": ({}, {"logit_scale": 0.0625}),
+    "cohere2": ({}, {"logit_scale": 0.0625}),
+    "dbrx": ({}, {"attention.clamp_kqv": 0.8}),
+    "deepseek": ({}, {"leading_dense_block_count": 1}),
+    "deepseek_v2": ({}, {}),
+    "deepseek_v2-lite": ({}, {}),
+    "deepseek_v3": ({"rope_parameters": LEFT_OUT}, {"nextn_predict_layers": 0}),
+    "dots1": ({"sliding_window": None}, {}),
+    "ernie4_5": ({}, {}),
+    "ernie4_5_moe": ({}, {}),
+    "ernie4_5_moe-some-layers": ({}, {"interleave_moe_layer_step": 2}),
+    "exaone": ({}, {}),
+    "exaone4": ({}, {}),
+    "exaone4-windows": ({}, {"attention.sliding_window_pattern": [True, True, False]}),
+    "falcon": ({}, {}),
+    "falcon-new": ({}, {}),
+    "glm": ({}, {}),
+    "glm4": ({}, {}),
+    "glm4_moe": ({}, {}),
+    "gpt2": ({}, {}),
+    "gpt_bigcode": ({}, {}),
+    "gpt_neox": ({}, {"use_parallel_residual": True}),
+    "gpt_neox-sequential": ({}, {"use_parallel_residual": False}),
+    "gpt_oss": ({"swiglu_limit": 7.0}, {}),
+    "granitemoe": (
+        {},
+        {"attention.scale": 0.3, "embedding_scale": 3.0, "residual_scale": 0.6, "logit_scale": 0.5},
+    ),
+    "hunyuan_v1_dense": ({}, {}),
+    "internlm2": ({}, {}),
+    "kimi_k2": ({}, {}),
+    "llama4_text": (
+        {"attention_chunk_size": 8192, "no_rope_layers": LEFT_OUT, "floor_scale": 8192, "attn_scale": 0.1,
+         "rope_parameters": LEFT_OUT},
+        {"expert_weights_scale": None, "expert_weights_norm": None, "expert_gating_func": 2},
+    ),
+    "minicpm": ({}, {"embedding_scale": 3.0, "residual_scale": 1.4 / 3**0.5, "logit_scale": 3.0}),
+    "minicpm3": ({"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}, {}),
+    "minimax_m2": ({}, {"expert_weights_scale": None, "expert_weights_norm": None}),
+    "mpt-clipped": ({"attn_config": {"clip_qkv": 0.8}}, {"attention.max_alibi_bias": 8.0, "attention.clamp_kqv": 0.8}),
+    "nemotron": ({}, {}),
+    "olmo-clipped": ({}, {"attention.clamp_kqv": 0.7}),
+    "olmoe": ({}, {}),
+    "orion": ({}, {}),
+    "phi": ({}, {}),
+    "phi3": ({}, {}),
+    "phi3-long": ({}, {}),
+    "phimoe": ({"router_jitter_noise": 0.01}, {}),
+    "qwen": ({"use_dynamic_ntk": False, "use_logn_attn": False}, {"feed_forward_length": 200}),
+    "seed_oss": ({}, {}),
+    "smollm3": ({}, {}),
+    "stablelm": ({}, {"use_parallel_residual": False}),
+    "stablelm-parallel": ({}, {"use_parallel_residual": True}),
+    "xverse": ({}, {}),
+}  # fmt: skip
+
+ENCODERS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "nomic_bert": {},
+    "roberta": {},
+    "xlm-roberta": {},
+    "modernbert": {"rope.freq_base_swa": 10000.0, "attention.sliding_window": 14},
+}
+
+
+def told_fields(case: str) -> tuple[str, dict[str, Any]]:
+    """(model_type, fields) of a case of TOLD."""
+    family, sizes = CASES[case]
+    fields = {**sizes, **TOLD[case][0]}
+    return family, {name: value for name, value in fields.items() if value is not LEFT_OUT}
