@@ -90,19 +90,23 @@ def experts(
         rows, places = (ids == expert).nonzero(as_tuple=True)
         first = slice(expert * 2 * inner_size, (expert + 1) * 2 * inner_size)
         second = slice(expert * size, (expert + 1) * size)
-        inner = F.linear(x[rows].float(), gate_up[first].float(), None if gate_up_bias is None else gate_up_bias[first])
-        gate, up = inner.chunk(2, dim=-1)
-        if gate_limit:
-            gate, up = gate.clamp(max=gate_limit), up.clamp(min=-gate_limit, max=gate_limit)
-            made = gate * torch.sigmoid(gate * gate_gain) * (up + 1)
-        else:
-            made = F.silu(gate) * up
+        bias = None if gate_up_bias is None else gate_up_bias[first]
+        made = expert_inner(x[rows], gate_up[first], bias, gate_limit, gate_gain)
         act = made.to(torch_act_dtype(act_dtype))
         results[rows, places] = F.linear(
             act.float(), down[second].float(), None if down_bias is None else down_bias[second]
         )
     out = (results * weights[..., None]).sum(1)
     return out if residual is None else out + residual
+
+
+def expert_inner(x: Tensor, gate_up: Tensor, bias: Tensor | None, gate_limit: float, gate_gain: float) -> Tensor:
+    """The inner activation float32 [T, I] of one expert: x act [T, D], gate_up [2 I, D]; limits as of `experts`."""
+    gate, up = F.linear(x.float(), gate_up.float(), bias).chunk(2, dim=-1)
+    if not gate_limit:
+        return F.silu(gate) * up
+    gate, up = gate.clamp(max=gate_limit), up.clamp(min=-gate_limit, max=gate_limit)
+    return gate * torch.sigmoid(gate * gate_gain) * (up + 1)
 
 
 @experts.register_fake

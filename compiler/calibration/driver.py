@@ -42,10 +42,11 @@ def quantize_checkpoint(config: CalibrationConfig, progress: Progress = no_progr
     progress("layers", 0, 0)
     with work_folder(config.output, task.key()) as work:
         plan, rounded, found = task.plan, work, None
+        told: tuple[str, ...] = ()
         resumed = work.done()
         with workers(config.jobs) as crew:
             if config.target_kl is None:
-                round_layers(task, plan, work, crew, progress)
+                told = round_layers(task, plan, work, crew, progress)
             else:
                 found = find_recipe(task, work, crew, progress)
                 plan, rounded, resumed = found.plan, found.rounded, found.resumed
@@ -59,7 +60,7 @@ def quantize_checkpoint(config: CalibrationConfig, progress: Progress = no_progr
         tokens=task.windows.size,
         seconds=time.monotonic() - start,
         output_bytes=size,
-        notes=task.plan.notes(task.layout) if found is None else (),
+        notes=(*task.plan.notes(task.layout), *told) if found is None else (),
         recipe=None if found is None else found.recipe,
     )
 

@@ -35,8 +35,13 @@ def _rate() -> float:
     return 2 * _SIZE**3 / best
 
 
-def _rounding_operations(config: CalibrationConfig, linear: Linear) -> float:
-    n, k = linear.n, linear.k
+def _rounding_operations(config: CalibrationConfig, linear: Linear, count: int) -> float:
+    """count: matrices that it is, each rounded by itself."""
+    return count * _of_one(config, linear, linear.n // count)
+
+
+def _of_one(config: CalibrationConfig, linear: Linear, n: int) -> float:
+    k = linear.k
     grids = len(SHRINKS) * (2 if linear.format is not None and linear.format.bits == 4 else 1)
     searched = _GRID_OPERATIONS * _ELEMENTWISE * n * k
     if config.method == "gptq":
@@ -44,6 +49,13 @@ def _rounding_operations(config: CalibrationConfig, linear: Linear) -> float:
     if config.method == "awq":
         return (len(ALPHAS) + 1) * 2.0 * n * k * k + (len(ALPHAS) + 2 * grids) * searched
     return float(searched)
+
+
+def _seen(linear: Linear, model: ModelConfig, tokens: int) -> int:
+    """Tokens whose inputs are looked at, of all matrices together; of an expert at least as many as its columns."""
+    if not linear.of_experts or model.experts is None:
+        return tokens
+    return max(tokens * model.experts.top_k, model.experts.count * linear.k)
 
 
 def estimate(
@@ -63,14 +75,17 @@ def estimate(
     wanted = [linear for linear in linears if linear.format is not None]
     of_layer = sum(linear.n * linear.k for linear in linears)
     grams = config.method in ("gptq", "awq")
-    operations = sum(_rounding_operations(config, linear) for linear in wanted)
+    count_of = {linear.kind: model.experts.count if linear.of_experts and model.experts else 1 for linear in linears}
+    operations = sum(_rounding_operations(config, linear, count_of[linear.kind]) for linear in wanted)
     attention = 4.0 * count * length**2 * model.num_heads * model.head_dim
     operations += 2 * (2.0 * of_layer * tokens + attention) if tokens else 0
-    operations += sum(2.0 * linear.k**2 * tokens for linear in wanted) if grams else 0
+    operations += sum(2.0 * linear.k**2 * _seen(linear, model, tokens) for linear in wanted) if grams else 0
     threads = config.jobs or len(os.sched_getaffinity(0))
     stream = 4 * tokens * model.hidden_size
     squares = [4 * linear.k**2 for linear in wanted] if grams else [0]
     inputs = 4 * min(count, 8) * length * sum(linear.k for linear in linears) if tokens else 0
+    if grams and any(linear.of_experts for linear in wanted):
+        inputs += stream  # of every token what goes into the experts
     # A factor of GPTQ has two copies in double precision while it is made.
     extra = 4 * max(squares) if config.method == "gptq" else 0
     output = sum(map(byte_count, tensors.values()))

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
+from llmc.compiler.calibration.experts import Tally, round_experts
 from llmc.compiler.calibration.plan import Plan
 from llmc.compiler.calibration.request import Progress
 from llmc.compiler.calibration.rounding import Rounder
-from llmc.compiler.calibration.running import LayerRunner
+from llmc.compiler.calibration.running import LayerRunner, Moments
 from llmc.compiler.calibration.task import Task
 from llmc.compiler.calibration.threads import Workers
 from llmc.compiler.calibration.work import Work
 from llmc.quantize.checkpoints import StoredTensor
 
 
-def round_layers(task: Task, plan: Plan, work: Work, crew: Workers, progress: Progress) -> None:
-    """Rounds the layers that `work` has not, and keeps them there with what leaves the last one."""
+def round_layers(task: Task, plan: Plan, work: Work, crew: Workers, progress: Progress) -> tuple[str, ...]:
+    """Rounds the layers that `work` has not, and keeps them there with what leaves the last one. Returns notes."""
     windows, model, first = task.windows, task.model, work.done()
     rounder = Rounder(task.config, model, task.layout, crew)
     if not len(windows):
-        return _round_matrices(task, plan, work, rounder, progress)
+        _round_matrices(task, plan, work, rounder, progress)
+        return ()
     runner = LayerRunner(model, windows.shape[1], crew)
     if first:
         stream = work.stream(first)
@@ -28,18 +30,25 @@ def round_layers(task: Task, plan: Plan, work: Work, crew: Workers, progress: Pr
     for index in range(first, model.num_layers):
         progress("layers", index, model.num_layers)
         linears = plan.layers[index]
-        kinds = [kind for kind, linear in linears.items() if linear.format is not None]
+        wanted = [linear for linear in linears.values() if linear.format is not None]
+        kinds = [linear.kind for linear in wanted if not linear.of_experts]
+        routes = rounder.wants_moments and len(kinds) < len(wanted)
         values = task.layer_values(index)
-        moments = {}
+        moments: dict[str, Moments] = {}
+        routed, tally = None, Tally()
         if rounder.wants_moments:
+            some = stream[: task.calibrated]
             with runner.loaded(index, values) as layer:
-                moments = runner.moments(layer, stream[: task.calibrated], kinds, rounder.wants_grams)
+                moments, routed = runner.moments(layer, some, kinds, rounder.wants_grams, routed=routes)
         rounded = rounder.round(linears, values, moments, task.vectors(index))
+        if routed is not None and model.experts is not None:
+            tally = round_experts(rounder, runner, model.experts, linears, rounded, routed)
         with runner.loaded(index, rounded.values) as layer:
             runner.run(layer, stream)
+        work.note(index, tally.record())
         work.keep(index, task.tensors(index, rounded), stream)
     progress("layers", model.num_layers, model.num_layers)
-    return None
+    return sum((Tally.of(work.noted(index)) for index in range(model.num_layers)), Tally()).notes()
 
 
 def _round_matrices(task: Task, plan: Plan, work: Work, rounder: Rounder, progress: Progress) -> None:

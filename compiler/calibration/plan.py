@@ -19,9 +19,12 @@ BEFORE = {
     "attention.out": "attention.qkv",
     "mlp.gate_up": "mlp_norm",
     "mlp.down": "mlp.gate_up",
+    "attention.q": "attention.q_norm",
+    "mlp.shared.down": "mlp.shared.gate_up",
 }
-"""The linear layers of a plain decoder layer, in order, and what makes the input of each, up to what mixes no
-channels."""
+"""What alone makes the input of a linear layer, up to what mixes no channels, and is read by no other one."""
+GATE_UP, DOWN = "mlp.experts.gate_up", "mlp.experts.down"
+"""The matrices of all experts."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,11 @@ class Linear:
     parts: tuple[tuple[str, int], ...]
     format: WeightFormat | None
     rows: Rows | None = field(default=None, compare=False)
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether it is many matrices, each of which sees the tokens that chose its expert."""
+        return self.kind in (GATE_UP, DOWN)
 
     @property
     def n(self) -> int:

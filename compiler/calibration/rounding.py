@@ -32,6 +32,11 @@ class RoundedLayer:
     matrices: dict[str, Quantized] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
 
+    def put(self, kind: str, pieces: list[Quantized]) -> None:
+        """The rounded matrix, in pieces of rows, and its values."""
+        self.matrices[kind] = _joined(pieces)
+        write_values(self.matrices[kind], self.values[f"{kind}.weight"])
+
 
 class Rounder:
     def __init__(self, config: CalibrationConfig, model: ModelConfig, layout: Layout, workers: Workers) -> None:
@@ -47,21 +52,26 @@ class Rounder:
     def wants_grams(self) -> bool:
         return self._config.method in ("gptq", "awq")
 
+    @property
+    def scales(self) -> bool:
+        """Whether columns are scaled by what their inputs are like."""
+        return self._config.method in ("awq", "smoothquant")
+
     def round(
         self, linears: Mapping[str, Linear], values: Values, moments: dict[str, Moments], vectors: Vectors
     ) -> RoundedLayer:
-        """moments: of the quantized kinds, but for rtn; used up. values: overwritten."""
+        """moments: of the quantized kinds, but for rtn, which rounds experts as other matrices; used up. values:
+        overwritten."""
         layer = RoundedLayer(values)
-        wanted = [linear for linear in linears.values() if linear.format is not None]
-        if self._config.method in ("awq", "smoothquant"):
+        apart = self.wants_moments
+        wanted = [one for one in linears.values() if one.format is not None and not (apart and one.of_experts)]
+        if self.scales:
             for linear in wanted:
                 self._scale(linear, linears, layer, moments[linear.kind], vectors)
         for linear in wanted:
             assert linear.format is not None
             name = f"{linear.kind}.weight"
-            found = self.quantized(values[name], linear.format, moments.pop(linear.kind, None))
-            layer.matrices[linear.kind] = found
-            write_values(found, values[name])
+            layer.put(linear.kind, [self.quantized(values[name], linear.format, moments.pop(linear.kind, None))])
         return layer
 
     def quantized(self, weight: Floats, format: WeightFormat, moments: Moments | None) -> Quantized:
@@ -103,23 +113,16 @@ class Rounder:
         self, linear: Linear, linears: Mapping[str, Linear], layer: RoundedLayer, moments: Moments, vectors: Vectors
     ) -> None:
         """Makes columns of the weight larger, and what makes its inputs smaller by as much."""
-        before = BEFORE[linear.kind]
+        before = BEFORE.get(linear.kind, "")
         if before in linears and linears[before].format is None:
             return  # its weight would be rounded to what it is stored in
+        if f"{before}.weight" not in layer.values:
+            return  # something else reads its inputs, too
         weight = layer.values[f"{linear.kind}.weight"]
         shares = self._model.num_heads // self._model.num_kv_heads if linear.kind == "attention.out" else 1
         assert linear.format is not None
         if self._config.method == "awq":
-            assert moments.gram is not None
-            scales = awq.search_scales(
-                weight,
-                moments.gram.numpy(),
-                self._shared(moments.mean, shares, np.mean),
-                linear.format,
-                dtype=self._dtype,
-                largest=moments.largest if self._config.act_bits == 8 else None,
-                each=self._workers.map,
-            )
+            scales = self.searched(weight, linear.format, moments, self._shared(moments.mean, shares, np.mean))
         else:
             inputs = self._shared(moments.largest, shares, np.max)
             scales = smooth_scales(inputs, self._shared(np.abs(weight).max(0), shares, np.max))
@@ -127,6 +130,20 @@ class Rounder:
         weight *= scales
         if moments.gram is not None:
             moments.gram.numpy()[...] /= np.outer(scales, scales)
+
+    def searched(self, weight: Floats, format: WeightFormat, moments: Moments, magnitudes: Floats) -> Floats:
+        """What AWQ finds that columns are to be multiplied by. magnitudes: of the inputs."""
+        assert moments.gram is not None
+        largest = moments.largest if self._config.act_bits == 8 else None
+        return awq.search_scales(
+            weight,
+            moments.gram.numpy(),
+            magnitudes,
+            format,
+            dtype=self._dtype,
+            largest=largest,
+            each=self._workers.map,
+        )
 
     def _shared(self, channels: Floats, shares: int, how: Callable[..., Floats]) -> Floats:
         """Of input channels that are one channel of what makes them, `shares` heads apart: the same for each."""
@@ -140,7 +157,7 @@ class Rounder:
         if shares > 1:
             own = np.ascontiguousarray(scales.reshape(-1, shares, self._model.head_dim)[:, 0]).reshape(-1)
         matrix, vector = f"{before}.weight", f"{before}.bias"
-        if before not in BEFORE:
+        if values[matrix].ndim == 1:
             matrix, vector = "", f"{before}.weight"
         if vector in values:
             rows = slice(len(values[vector]) - len(own), None)

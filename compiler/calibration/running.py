@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llmc.compiler.calibration.plan import BEFORE
 from llmc.compiler.calibration.threads import Workers
 from llmc.compiler.config import CompileError
 from llmc.models.blocks.attention import StepInputs
 from llmc.models.blocks.decoder import DecoderLayer
+from llmc.models.blocks.experts import ExpertMlp
 from llmc.models.blocks.mlp import Mlp
 from llmc.models.config import ModelConfig
 from llmc.models.eager import as_tensor
@@ -32,6 +32,7 @@ Values = dict[str, Floats]
 _BLOCK = 16
 # Sums are of pieces of these sizes, whatever the number of threads.
 _WINDOWS, _GRAM_ROWS, _ROWS = 8, 512, 4096
+_EXPERTS, _ROUTED, _CHOSEN = "mlp.experts", "inputs of experts", "chosen experts"
 
 
 @dataclass
@@ -42,6 +43,14 @@ class Moments:
     gram: Tensor | None
     mean: Floats
     largest: Floats
+
+
+@dataclass
+class Routed:
+    """What goes into a layer's experts. inputs: float32 [T, D]; chosen: int32 [T, 2 k], as `choose_experts` has it."""
+
+    inputs: Floats
+    chosen: NDArray[np.int32]
 
 
 class _OneLayerCache(ReferenceCache):
@@ -61,9 +70,8 @@ def _is_plain(config: ModelConfig) -> bool:
         and config.norm == "rms"
         and config.gated
         and config.activation == "silu"
-        and config.qk_norm in ("none", "head")
+        and config.qk_norm in ("none", "head", "whole")
         and not (config.learned_positions or config.embedding_norm or config.head_bias or config.logit_cap)
-        and config.embedding_multiplier == config.residual_multiplier == config.logit_multiplier == 1.0
     )
 
 
@@ -75,7 +83,7 @@ class LayerRunner:
         with torch.device("meta"):
             self._layers = build_model(config, "f32", length).layers
         for layer in self._layers:
-            if type(layer) is not DecoderLayer or type(layer.mlp) is not Mlp or not _is_plain(config):
+            if type(layer) is not DecoderLayer or type(layer.mlp) not in (Mlp, ExpertMlp) or not _is_plain(config):
                 raise CompileError(
                     f"layers of {config.model_type} are of a kind that llmc quantize -o does not know; llmc compile "
                     "--quant rounds their weights"
@@ -108,6 +116,8 @@ class LayerRunner:
             embedding.read(first, some)
             here = (windows >= first) & (windows < first + len(some))
             out[here] = some[windows[here] - first]
+        if self._config.embedding_multiplier != 1.0:
+            out *= np.float32(self._config.embedding_multiplier)
         return out
 
     @contextmanager
@@ -136,25 +146,36 @@ class LayerRunner:
 
         self._workers.map(work, range(len(stream)))
 
-    def _catch(self, layer: DecoderLayer, x: Floats, kinds: Sequence[str]) -> dict[str, Tensor]:
+    def _catch(self, layer: DecoderLayer, x: Floats) -> dict[str, Tensor]:
         self._caught.inputs = {}
         self._forward(layer, x)
         inputs: dict[str, Tensor] = self._caught.inputs
-        return {kind: inputs[kind] for kind in kinds}
+        return inputs
 
-    def moments(self, layer: DecoderLayer, stream: Floats, kinds: Sequence[str], grams: bool) -> dict[str, Moments]:
-        """Of the inputs of linear layers of these kinds, with those of `grams` or magnitudes alone."""
+    def moments(
+        self, layer: DecoderLayer, stream: Floats, kinds: Sequence[str], grams: bool, *, routed: bool = False
+    ) -> tuple[dict[str, Moments], Routed | None]:
+        """Of the inputs of linear layers of these kinds, with those of `grams` or magnitudes alone; routed: what goes
+        into the experts as well, of every token."""
 
         def catcher(kind: str) -> Any:
             return lambda module, inputs: self._caught.inputs.__setitem__(kind, inputs[0])
 
-        hooks = [layer.get_submodule(kind).register_forward_pre_hook(catcher(kind)) for kind in BEFORE]
+        def experts(module: Any, inputs: tuple[Tensor, ...]) -> None:
+            self._caught.inputs[_ROUTED], self._caught.inputs[_CHOSEN] = inputs[:2]
+
+        hooks = [layer.get_submodule(kind).register_forward_pre_hook(catcher(kind)) for kind in kinds]
+        if routed:
+            hooks.append(layer.get_submodule(_EXPERTS).register_forward_pre_hook(experts))
         found: dict[str, Moments] = {}
+        kept: dict[str, list[NDArray[Any]]] = {_ROUTED: [], _CHOSEN: []}
         try:
             for first in range(0, len(stream), _WINDOWS):
-                batch = self._workers.map(lambda x: self._catch(layer, x, kinds), stream[first : first + _WINDOWS])
+                batch = self._workers.map(lambda x: self._catch(layer, x), stream[first : first + _WINDOWS])
                 for kind in kinds:
                     self._add(found, kind, torch.cat([inputs.pop(kind) for inputs in batch]).float(), grams)
+                for name, arrays in kept.items() if routed else ():
+                    arrays.extend(inputs.pop(name).numpy() for inputs in batch)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -163,7 +184,16 @@ class LayerRunner:
             moments.mean /= np.float32(tokens)
             if moments.gram is not None:
                 moments.gram /= tokens
-        return found
+        return found, Routed(*map(np.concatenate, kept.values())) if routed else None
+
+    def moments_of(self, x: Floats, weights: Floats) -> Moments:
+        """Of inputs [T, K] that count as much as their weights [T] say."""
+        found: dict[str, Moments] = {}
+        share = np.sqrt(weights / weights.sum())[:, None]
+        self._add(found, "", torch.from_numpy(x * share), grams=True)
+        # A mean of magnitudes, which the weights count for once.
+        magnitudes = np.abs(x)
+        return Moments(found[""].gram, (magnitudes * share**2).sum(0), magnitudes.max(0))
 
     def _add(self, found: dict[str, Moments], kind: str, x: Tensor, grams: bool) -> None:
         k = x.shape[1]

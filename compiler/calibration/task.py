@@ -30,7 +30,6 @@ from llmc.quantize.export.bits import stored_scale
 from llmc.quantize.export.gguf import Gguf
 from llmc.quantize.export.registry import get_layout, layout_class
 
-_LAYOUT = "compressed-tensors"
 _MOST_MEASURED = 4096
 """Tokens that divergences are measured on."""
 
@@ -51,13 +50,7 @@ class Task:
         if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
             raise CompileError(f"{output} exists; choose another -o or remove it")
         self.source, self.model = source, source.config()
-        for what, part in (("experts", self.model.experts), ("latent attention", self.model.latent)):
-            if part is not None and (config.method != "rtn" or config.target_kl is not None):
-                raise CompileError(f"{config.model} has {what}, which is not calibrated yet; give --method rtn")
-            if part is not None and config.layout != _LAYOUT:
-                raise CompileError(
-                    f"{config.model} has {what}, which --format {config.layout} does not hold; leave it out"
-                )
+        self._check_parts()
         checkpoint = source.checkpoint()
         assert isinstance(checkpoint, SafetensorsCheckpoint)
         self.checkpoint = checkpoint
@@ -72,6 +65,24 @@ class Task:
                 "or all are skipped; use --format compressed-tensors or another --group-size"
             )
         self.parameters: dict[str, Parameter] = {p.name: p for p in load_parameters(self.model, checkpoint, "f32")}
+
+    def _check_parts(self) -> None:
+        """Raises CompileError for what is not done to mixtures of experts and to latent attention."""
+        config = self.config
+        for what, part in (("experts", self.model.experts), ("latent attention", self.model.latent)):
+            if part is None:
+                continue
+            if config.target_kl is not None:
+                raise CompileError(f"{config.model} has {what}, for which --target-kl chooses nothing; leave it out")
+            if config.method == "smoothquant":
+                raise CompileError(
+                    f"{config.model} has {what}, whose inputs other layers read, too, so --method smoothquant has "
+                    "nothing to move; give --method rtn, gptq or awq"
+                )
+            if config.layout == Gguf.name:
+                raise CompileError(
+                    f"{config.model} has {what}, which --format {config.layout} does not hold; leave it out"
+                )
 
     @cached_property
     def windows(self) -> NDArray[np.int32]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import glob
+import json
 import os
 import re
 import shutil
@@ -33,6 +34,9 @@ class Work:
     def _stream(self, index: int) -> Path:
         return self._folder / f"stream-{index:05}.npy"
 
+    def _note(self, index: int) -> Path:
+        return self._folder / f"note-{index:05}.json"
+
     def done(self) -> int:
         """Layers that are."""
         index = 0
@@ -58,6 +62,14 @@ class Work:
             os.fsync(file.fileno())
         partial.rename(path)
         self._stream(index).unlink(missing_ok=True)
+
+    def note(self, index: int, numbers: list[int]) -> None:
+        """What is to be told of layer `index`, before it is kept."""
+        self._note(index).write_text(json.dumps(numbers), encoding="utf-8")
+
+    def noted(self, index: int) -> list[int]:
+        found: list[int] = json.loads(self._note(index).read_text(encoding="utf-8"))
+        return found
 
     def part(self, name: str) -> Work:
         """A folder of its own within this one."""

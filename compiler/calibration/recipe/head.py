@@ -26,7 +26,7 @@ class Head:
         self._norm = RmsNorm(model.hidden_size, model.norm_eps, "f32")
         self._norm.load_state_dict({"weight": as_tensor(parameters["norm.weight"].value())}, assign=True)
         self._weight = parameters["embed.weight" if model.tie_word_embeddings else "lm_head.weight"]
-        self._workers = workers
+        self._multiplier, self._workers = model.logit_multiplier, workers
 
     def divergence(self, reference: Floats, stream: Floats) -> float:
         """The mean of KL(reference ‖ stream) in nats, of the tokens of two streams [windows, T, D]."""
@@ -52,4 +52,4 @@ class Head:
                 some = piece[: min(_ROWS, count - first)]
                 self._weight.read(first, some)
                 torch.mm(x, torch.from_numpy(some).T, out=logits[:, first : first + len(some)])
-            return torch.log_softmax(logits.double(), -1)
+            return torch.log_softmax(logits.double() * self._multiplier, -1)

@@ -11,7 +11,7 @@ from llmc.compiler.calibration.plan import Linear
 from llmc.compiler.calibration.recipe.head import Head
 from llmc.compiler.calibration.request import Progress
 from llmc.compiler.calibration.rounding import Rounder, write_values
-from llmc.compiler.calibration.running import Floats, LayerRunner
+from llmc.compiler.calibration.running import Floats, LayerRunner, Moments
 from llmc.compiler.calibration.task import Task
 from llmc.compiler.calibration.tensor_files import byte_count
 from llmc.compiler.calibration.threads import Workers
@@ -80,10 +80,10 @@ def _of_layer(
     """By kind, of each of its formats."""
     linears = {kind: linear for kind, linear in task.plan.layers[index].items() if linear.format is not None}
     values = task.layer_values(index)
-    moments = {}
+    moments: dict[str, Moments] = {}
     if rounder.wants_moments:
         with runner.loaded(index, values) as layer:
-            moments = runner.moments(layer, stream[: task.calibrated], list(linears), rounder.wants_grams)
+            moments, _ = runner.moments(layer, stream[: task.calibrated], list(linears), rounder.wants_grams)
     held = stream[len(stream) - task.held_out :]
     costs = {}
     for kind, linear in linears.items():

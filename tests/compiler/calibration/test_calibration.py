@@ -15,15 +15,10 @@ import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme, disable_quantization
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
-from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from llmc.cli.main import main
 from llmc.compiler.calibration import driver
-from llmc.compiler.calibration.request import CalibrationConfig
 from llmc.compiler.calibration.work import Work
 from llmc.compiler.config import CompileError
 from llmc.models.eager import load_model
@@ -32,56 +27,16 @@ from llmc.quantize import QuantConfig
 from llmc.quantize.formats.base import Quantized
 from llmc.quantize.rtn import quantize
 
+from support.calibrated import TEXT, W4A16, divergence, logits, make_model, request_of
+from support.calibrated import quantized as written
 from support.compiled import assert_same_bytes, check_every_bucket, compile_tiny, random_tokens, relative_error
-from support.paged_reference import PagedRunner
-from support.tiny_models import make_tiny_model
 
-TEXT = "It was a truth which nobody cared to deny, that a walk before dinner does no harm at all. " * 12
-W4A16 = QuantConfig("w4a16", group_size=32)
 LADDER = "prefill=[4]x[12],decode=[4]x[64]"
-
-
-def make_model(
-    folder: Path, family: str = "llama", dtype: torch.dtype = torch.float32, intermediate_size: int = 96
-) -> Path:
-    """A tiny random model whose heads share keys, with a tokenizer of bytes."""
-    make_tiny_model(
-        folder, family, dtype=dtype, num_hidden_layers=2, hidden_size=64, intermediate_size=intermediate_size,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-    )  # fmt: skip
-    tokenizer = Tokenizer(BPE({char: index for index, char in enumerate(sorted(ByteLevel.alphabet()))}, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("calibrated") / "model")
-
-
-def request_of(
-    model: Path, output: Path, quant: QuantConfig = W4A16, method: str = "gptq", **more: Any
-) -> CalibrationConfig:
-    more = {"text": TEXT, "samples": 8, "sample_tokens": 64, "jobs": 1, **more}
-    return CalibrationConfig(model, output, quant, method, **more)
-
-
-def written(model: Path, output: Path, *given: Any, **more: Any) -> Path:
-    driver.quantize_checkpoint(request_of(model, output, *given, **more))
-    return output
-
-
-def logits(path: Path, tokens: list[int] | None = None) -> np.ndarray:
-    tokens = tokens or list(Tokenizer.from_file(str(path / "tokenizer.json")).encode(TEXT[:90]).ids)
-    found: np.ndarray = PagedRunner(load_model(path)).step([tokens])[0].numpy()
-    return found
-
-
-def divergence(path: Path, model: Path) -> float:
-    """The mean KL divergence of a checkpoint from its model, on text like that it was calibrated with."""
-    ours, theirs = (torch.log_softmax(torch.from_numpy(logits(p)).double(), -1) for p in (path, model))
-    return float((theirs.exp() * (theirs - ours)).sum(-1).mean())
 
 
 def test_methods_that_look_at_text_are_closer_to_the_model(model: Path, tmp_path: Path) -> None:

@@ -1,23 +1,30 @@
-"""Checkpoints of models with experts and with latent attention that `llmc quantize -o` writes, by rounding alone."""
+"""Checkpoints of models with experts and with latent attention that `llmc quantize -o` writes."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from llmc.compiler.calibration import driver
 from llmc.compiler.calibration.request import CalibrationConfig
+from llmc.compiler.calibration.work import Work
 from llmc.compiler.config import CompileError
 from llmc.models.eager import load_model
 from llmc.models.loader import load_parameters
 from llmc.models.sources.registry import open_source
 from llmc.quantize import QuantConfig
 
-from support.compiled import check_every_bucket, compile_tiny, random_tokens
+from support.calibrated import W4A16, divergence, make_model, quantized, request_of
+from support.compiled import assert_same_bytes, check_every_bucket, compile_tiny, random_tokens, relative_error
 from support.families import CASES
 from support.marks import rare
 from support.new_family import targets_here
@@ -73,10 +80,99 @@ def test_every_matrix_is_rounded_where_it_was(case: str, scheme: str, tmp_path: 
         check_every_bucket(artifact, tokens, expected)
 
 
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+CALIBRATED: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {**EXPERTS, "num_experts": 4, "norm_topk_prob": True},
+    "qwen2_moe": {**EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 64, "mlp_only_layers": [1]},
+    "deepseek_v3": {
+        **EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 1, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16, "v_head_dim": 16, "head_dim": None, "num_key_value_heads": 4,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Tiny models by family, made once."""
+    folder = tmp_path_factory.mktemp("mixtures")
+
+    @cache
+    def model(family: str) -> Path:
+        return make_model(folder / family, family, **CALIBRATED[family])
+
+    return model
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", rare("qwen2_moe")])
+def test_methods_that_look_at_text_are_closer(family: str, calibrated: Callable[[str], Path], tmp_path: Path) -> None:
+    model = calibrated(family)
+    nearest = divergence(quantized(model, tmp_path / "rtn", W4A16, "rtn"), model)
+    assert divergence(quantized(model, tmp_path / "gptq"), model) < 0.7 * nearest
+    assert divergence(quantized(model, tmp_path / "awq", W4A16, "awq"), model) < 0.9 * nearest
+
+
+@pytest.mark.parametrize("method", ["gptq", rare("awq")])
+def test_bytes_depend_neither_on_threads_nor_on_a_kill(
+    method: str, calibrated: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is told of experts is the same, too."""
+    model = calibrated("qwen3_moe")
+    few = {"samples": 2, "sample_tokens": 16}
+    whole = driver.quantize_checkpoint(request_of(model, tmp_path / "one", W4A16, method, **few))
+    quantized(model, tmp_path / "two", W4A16, method, jobs=3, **few)
+    assert_same_bytes(tmp_path / "one", tmp_path / "two")
+    keep = Work.keep
+
+    def killed(self: Work, index: int, *given: Any) -> None:
+        keep(self, index, *given)
+        if index == 0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Work, "keep", killed)
+    request = request_of(model, tmp_path / "three", W4A16, method, **few)
+    with pytest.raises(KeyboardInterrupt):
+        driver.quantize_checkpoint(request)
+    monkeypatch.setattr(Work, "keep", keep)
+    again = driver.quantize_checkpoint(request)
+    assert again.resumed == 1
+    assert_same_bytes(tmp_path / "one", tmp_path / "three")
+    assert whole.notes == again.notes
+    assert "8 of 8 experts saw fewer tokens than their inputs have elements" in whole.notes[0]
+
+
+@pytest.mark.parametrize("layout", ["gptq", "awq"])
+def test_layouts_of_integers_hold_experts(layout: str, calibrated: Callable[[str], Path], tmp_path: Path) -> None:
+    """The same numbers as compressed-tensors has, with scales in f16."""
+    model = calibrated("qwen3_moe")
+    quant = replace(W4A16, asymmetric=layout == "awq")
+    found = {}
+    for name in (layout, "compressed-tensors"):
+        output = quantized(model, tmp_path / name, quant, "rtn", layout=name)
+        source = open_source(output)
+        found[name] = {p.name: p for p in load_parameters(source.config(), source.checkpoint(), "f32")}
+    for name, parameter in found[layout].items():
+        assert (parameter.stored is None) == (found["compressed-tensors"][name].stored is None), name
+        # What lies between two numbers may become the other one.
+        assert (np.abs(parameter.value() - found["compressed-tensors"][name].value()) > 2e-3).mean() < 0.01
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", rare("qwen3_moe")])
+def test_transformers_reads_it(family: str, calibrated: Callable[[str], Path], tmp_path: Path) -> None:
+    output = quantized(calibrated(family), tmp_path / "out")
+    tokens = random_tokens(250, 24)
+    reference = AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32)
+    with torch.no_grad():
+        expected = reference(torch.tensor([tokens])).logits[0].numpy()
+    assert relative_error(PagedRunner(load_model(output)).step([tokens])[0].numpy(), expected) < 1e-3
+
+
 def test_what_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(CompileError, match="has experts, which is not calibrated yet; give --method rtn"):
-        written("qwen2_moe", tmp_path / "gptq", "w4a16", method="gptq", text="A text.")
-    with pytest.raises(CompileError, match="has experts, which --format gptq does not hold; leave it out"):
-        written("qwen2_moe", tmp_path / "format", "w4a16", layout="gptq")
+    with pytest.raises(CompileError, match="has experts, whose inputs other layers read, too, so --method smoothquant"):
+        written("qwen2_moe", tmp_path / "smooth", "w8a8", method="smoothquant", text="A text.")
+    with pytest.raises(CompileError, match="has experts, for which --target-kl chooses nothing; leave it out"):
+        written("qwen2_moe", tmp_path / "target", "w4a16", text="A text.", target_kl=0.1)
+    with pytest.raises(CompileError, match="has latent attention, which --format gguf does not hold; leave it out"):
+        written("minicpm3", tmp_path / "format", "w4a16", layout="gguf")
     with pytest.raises(CompileError, match=r"has .*experts\.gate_up_proj in another shape than a linear layer's"):
         written("gpt_oss", tmp_path / "stacked", "w8a16")

@@ -1,0 +1,149 @@
+"""Rounds a layer's experts, one after another, by the inputs of the tokens that chose each.
+
+Memory is that of one expert's second moments, whatever their number. An expert that few tokens chose is calibrated on
+others as well, which count for less: without them its inputs would span a part of their space alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from llmc.compiler.calibration.plan import DOWN, GATE_UP, Linear
+from llmc.compiler.calibration.rounding import RoundedLayer, Rounder
+from llmc.compiler.calibration.running import Floats, LayerRunner, Moments, Routed, Values
+from llmc.models.config import Experts
+from llmc.models.expert_ops import expert_inner
+from llmc.quantize.formats.base import Quantized
+
+_OF_OTHERS = np.float32(0.1)
+"""What a token counts that did not choose the expert, beside 1 of those that did on average."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Of experts: all that were rounded, those that fewer tokens chose than their inputs have elements, and none."""
+
+    experts: int = 0
+    sparse: int = 0
+    unseen: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.experts + other.experts, self.sparse + other.sparse, self.unseen + other.unseen)
+
+    def record(self) -> list[int]:
+        """As `of` reads it."""
+        return [self.experts, self.sparse, self.unseen]
+
+    @classmethod
+    def of(cls, record: list[int]) -> Tally:
+        return cls(*record)
+
+    def notes(self) -> tuple[str, ...]:
+        if not self.sparse:
+            return ()
+        unseen = f", {self.unseen} of them no token" if self.unseen else ""
+        return (
+            f"{self.sparse} of {self.experts} experts saw fewer tokens than their inputs have elements{unseen}: other "
+            "tokens, which count less, filled them up; a longer text would tell more of them",
+        )
+
+
+def round_experts(
+    rounder: Rounder,
+    runner: LayerRunner,
+    config: Experts,
+    linears: Mapping[str, Linear],
+    layer: RoundedLayer,
+    routed: Routed,
+) -> Tally:
+    """Puts the experts' matrices into the layer. Nothing of them is read but what the float ones make."""
+    found: dict[str, list[Quantized]] = {kind: [] for kind in (GATE_UP, DOWN) if linears[kind].format is not None}
+    tally, columns = Tally(), max(linears[GATE_UP].k, linears[DOWN].k)
+    for expert in range(config.count):
+        one = _Expert(expert, config, layer.values, routed, runner)
+        tally += Tally(1, int(one.seen < columns), int(one.seen == 0))
+        moments = {DOWN: one.of_down()} if DOWN in found else {}
+        # Before gate and up are rounded, and before what AWQ makes of up.
+        if GATE_UP in found:
+            moments[GATE_UP] = one.of_gate_up()
+        if rounder.scales and len(found) == 2 and one.is_linear_in_up:
+            one.scale(rounder, linears[DOWN], moments[DOWN])
+        for kind, pieces in found.items():
+            format = linears[kind].format
+            assert format is not None
+            pieces.append(rounder.quantized(one.weight(kind), format, moments.pop(kind)))
+    for kind, pieces in found.items():
+        layer.put(kind, pieces)
+    return tally
+
+
+class _Expert:
+    """One expert, with the tokens that it is calibrated on."""
+
+    def __init__(self, index: int, config: Experts, values: Values, routed: Routed, runner: LayerRunner) -> None:
+        self._index, self._config, self._values = index, config, values
+        self._routed, self._runner = routed, runner
+        ids, weights = np.split(routed.chosen, 2, axis=1)
+        chosen = ids == index
+        self._tokens = np.flatnonzero(chosen.any(1))
+        self._weights = np.square((weights.view(np.float32) * chosen).sum(1)[self._tokens])
+
+    @property
+    def seen(self) -> int:
+        """Tokens that chose it."""
+        return len(self._tokens)
+
+    @property
+    def is_linear_in_up(self) -> bool:
+        """Whether its result is in proportion to what up makes."""
+        return not self._config.gate_limit and not self._config.biases
+
+    def _rows(self, kind: str) -> slice:
+        rows = len(self._values[f"{kind}.weight"]) // self._config.count
+        return slice(self._index * rows, (self._index + 1) * rows)
+
+    def weight(self, kind: str) -> Floats:
+        """A view."""
+        return self._values[f"{kind}.weight"][self._rows(kind)]
+
+    def _taken(self, least: int) -> tuple[NDArray[np.int64], Floats]:
+        """Tokens, so many at least, and what they count; where more are needed, others at equal distances."""
+        mean = self._weights.mean() if self.seen else np.float32(1)
+        weights = self._weights / mean if mean else np.ones(self.seen, np.float32)
+        if self.seen >= least:
+            return self._tokens, weights.astype(np.float32)
+        others = np.setdiff1d(np.arange(len(self._routed.inputs)), self._tokens, assume_unique=True)
+        count = min(least - self.seen, len(others))
+        filled = others[np.arange(count) * len(others) // max(1, count)]
+        tokens = np.concatenate((self._tokens, filled))
+        return tokens, np.concatenate((weights, np.full(count, _OF_OTHERS))).astype(np.float32)
+
+    def of_gate_up(self) -> Moments:
+        tokens, weights = self._taken(self._routed.inputs.shape[1])
+        return self._runner.moments_of(self._routed.inputs[tokens], weights)
+
+    def of_down(self) -> Moments:
+        tokens, weights = self._taken(self.weight(DOWN).shape[1])
+        bias = self._values.get(f"{GATE_UP}.bias")
+        inner = expert_inner(
+            torch.from_numpy(self._routed.inputs[tokens]),
+            torch.from_numpy(self.weight(GATE_UP)),
+            None if bias is None else torch.from_numpy(bias[self._rows(GATE_UP)]),
+            self._config.gate_limit,
+            self._config.gate_gain,
+        )
+        return self._runner.moments_of(inner.numpy(), weights)
+
+    def scale(self, rounder: Rounder, down: Linear, moments: Moments) -> None:
+        """Makes columns of down larger, and rows of up smaller by as much."""
+        assert down.format is not None
+        assert moments.gram is not None
+        scales = rounder.searched(self.weight(DOWN), down.format, moments, moments.mean)
+        self.weight(DOWN)[...] *= scales
+        self.weight(GATE_UP)[self._config.intermediate_size :] /= scales[:, None]
+        moments.gram.numpy()[...] /= np.outer(scales, scales)
